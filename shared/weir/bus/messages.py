@@ -1,0 +1,174 @@
+"""The typed messages of the control bus. `bus.codec` turns them into MessagePack and back, strictly.
+
+Unknown fields are ignored, so that an older process understands a newer one; a missing or mistyped field is an error.
+Every command is idempotent on (request_id, attempt): whoever gets no answer sends it again.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Outcome(Enum):
+    """How a request ended, as its gateway saw it."""
+
+    FINISHED = "finished"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+class RefusalReason(Enum):
+    """Why a request was not admitted, or was given up. The gateway maps each to an error of `core.errors`."""
+
+    UNKNOWN_MODEL = "unknown_model"
+    UNKNOWN_LANE = "unknown_lane"
+    TOO_LARGE = "too_large"
+    QUEUE_FULL = "queue_full"
+    NO_WORKER = "no_worker"
+    WAITED_TOO_LONG = "waited_too_long"
+    WORKER_LOST = "worker_lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """A request that wants to be queued: lengths only, no tokens."""
+
+    request_id: str
+    gateway_id: str
+    model: str
+    lane: str
+    """Empty: the default lane."""
+    tenant: str
+    num_prompt_tokens: int
+    max_tokens: int
+    deadline_ms: int
+    """Time the client still waits, from now; 0: no deadline."""
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitReply:
+    """Queued, or refused with a reason, a sentence, and when to try again (0: never)."""
+
+    epoch: int
+    queued: bool
+    reason: RefusalReason | None = None
+    message: str = ""
+    retry_after_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a request runs and what is booked there."""
+
+    dispatch: int
+    prefill_worker_id: str
+    prefill_address: str
+    decode_worker_id: str
+    decode_address: str
+    num_booked_pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """The scheduler's word that a request may start. `traceparent` in the headers is the queue span's."""
+
+    epoch: int
+    request_id: str
+    placement: Placement
+
+
+@dataclass(frozen=True, slots=True)
+class GrantReply:
+    """False: the gateway does not hold the request any more; the scheduler frees the booking."""
+
+    accepted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Revoke:
+    """The scheduler gives a request up: queued too long, or its worker is gone."""
+
+    epoch: int
+    request_id: str
+    dispatch: int
+    """0: never granted."""
+    reason: RefusalReason
+    message: str
+    retry_after_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """The client does not want the request any more. Leaves a tombstone, so that a late Submit is refused."""
+
+    request_id: str
+    gateway_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """A granted request ended; its booking is free."""
+
+    request_id: str
+    gateway_id: str
+    dispatch: int
+    outcome: Outcome
+    num_output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """Understood and done, now or before."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeldRequest:
+    """One request that a gateway holds: what a scheduler needs to take it into its books again."""
+
+    submit: Submit
+    placement: Placement | None
+    """None: still queued."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Everything that a gateway holds, said every second; also the sign that it lives.
+
+    `sequence` rises with each message of a gateway, so that a late one is known and dropped.
+    """
+
+    gateway_id: str
+    sequence: int
+    requests: tuple[HeldRequest, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HeldReply:
+    """Requests that the scheduler took into its books because of this message, and those that it refuses."""
+
+    epoch: int
+    num_adopted: int
+    refused_request_ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRecord:
+    """A worker's entry in the registry, put anew every second: its facts and its load."""
+
+    worker_id: str
+    role: str
+    """prefill or decode."""
+    model: str
+    address: str
+    """host:port of its Worker service."""
+    host_id: str
+    """Whoever shares this id shares an arena."""
+    max_context_tokens: int
+    page_tokens: int
+    num_arena_pages: int
+    """Pages of the host's arena that requests may book, counted once a host."""
+    max_num_seqs: int
+    num_running: int
+    num_waiting: int
+    is_draining: bool = False

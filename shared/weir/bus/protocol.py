@@ -1,0 +1,108 @@
+"""What a bus can do. Delivery is at most once: a message can be lost, and a repeated or late one must do no harm."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+Headers = Mapping[str, str]
+
+
+class BusError(Exception):
+    """Base of the errors below."""
+
+
+class BusTimeout(BusError):
+    """No answer came in time: the message, or its answer, may or may not have arrived."""
+
+
+class NoResponder(BusError):
+    """Nobody listens on the subject."""
+
+
+class BusUnavailable(BusError):
+    """No connection to the server now; the bus goes on trying to reconnect."""
+
+
+class KeyConflict(BusError):
+    """The key was changed by somebody else since the revision that was named."""
+
+
+@dataclass(frozen=True, slots=True)
+class BusMessage:
+    """One message as it arrived."""
+
+    subject: str
+    payload: bytes
+    headers: Headers = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class KvEntry:
+    """One value of a bucket. `value` is None when a watcher is told that the key was deleted."""
+
+    key: str
+    value: bytes | None
+    revision: int
+
+
+MessageHandler = Callable[[BusMessage], Awaitable[bytes | None]]
+"""Returns the answer to a request, or None for no answer. An exception is logged and counted, and nothing is sent."""
+
+
+class Subscription(Protocol):
+    """A running subscription. Its queue is bounded; what did not fit is dropped and counted."""
+
+    @property
+    def num_dropped(self) -> int: ...
+
+    @property
+    def num_pending(self) -> int: ...
+
+    async def close(self) -> None: ...
+
+
+class KvBucket(Protocol):
+    """A key-value bucket. Entries vanish `ttl_s` after their last put; expiry is not told to watchers."""
+
+    async def put(self, key: str, value: bytes) -> int:
+        """Returns the new revision."""
+        ...
+
+    async def update(self, key: str, value: bytes, *, revision: int) -> int:
+        """Compare and set; revision 0 means that the key must not exist. Raises KeyConflict."""
+        ...
+
+    async def get(self, key: str) -> KvEntry | None: ...
+
+    async def delete(self, key: str) -> None: ...
+
+    async def list_entries(self) -> list[KvEntry]: ...
+
+    def watch(self) -> AsyncIterator[KvEntry]:
+        """First every present entry, then every change, until the iterator is closed. Survives reconnects."""
+        ...
+
+
+class Bus(Protocol):
+    """Connects to one server (or to one fake) under one namespace of subjects."""
+
+    @property
+    def is_connected(self) -> bool: ...
+
+    async def publish(self, subject: str, payload: bytes, headers: Headers | None = None) -> None: ...
+
+    async def request(
+        self, subject: str, payload: bytes, *, timeout_s: float, headers: Headers | None = None
+    ) -> BusMessage:
+        """Raises BusTimeout, NoResponder or BusUnavailable."""
+        ...
+
+    async def subscribe(self, subject: str, handler: MessageHandler, *, max_pending: int = 4096) -> Subscription:
+        """Calls `handler` for one message at a time, in order of arrival."""
+        ...
+
+    async def bucket(self, name: str, *, ttl_s: float | None = None) -> KvBucket:
+        """Opens the bucket, making it if need be."""
+        ...
+
+    async def close(self) -> None: ...

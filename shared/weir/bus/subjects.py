@@ -1,0 +1,55 @@
+"""Every subject and bucket of the control bus, under one namespace an instance, so that two instances never meet."""
+
+import re
+from dataclasses import dataclass
+
+_NAMESPACE = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Subjects:
+    """Names of one instance. Raises ValueError for a namespace that is not 1 to 64 of [A-Za-z0-9_-]."""
+
+    namespace: str
+
+    def __post_init__(self) -> None:
+        if not _NAMESPACE.fullmatch(self.namespace):
+            raise ValueError(f"namespace {self.namespace!r}: use 1 to 64 characters of A-Z a-z 0-9 _ -")
+
+    @property
+    def submit(self) -> str:
+        """Gateway asks the scheduler to queue a request: Submit -> SubmitReply."""
+        return f"weir.{self.namespace}.scheduler.submit"
+
+    @property
+    def cancel(self) -> str:
+        """Gateway tells the scheduler that a request is not wanted any more: CancelRequest -> Ack."""
+        return f"weir.{self.namespace}.scheduler.cancel"
+
+    @property
+    def finish(self) -> str:
+        """Gateway closes a granted request: Finish -> Ack."""
+        return f"weir.{self.namespace}.scheduler.finish"
+
+    @property
+    def reconcile(self) -> str:
+        """Gateway says every second which requests it holds: Held -> HeldReply."""
+        return f"weir.{self.namespace}.scheduler.reconcile"
+
+    def grant(self, gateway_id: str) -> str:
+        """Scheduler lets a request start: Grant -> GrantReply."""
+        return f"weir.{self.namespace}.gateway.{gateway_id}.grant"
+
+    def revoke(self, gateway_id: str) -> str:
+        """Scheduler gives a request up: Revoke -> Ack."""
+        return f"weir.{self.namespace}.gateway.{gateway_id}.revoke"
+
+    @property
+    def workers_bucket(self) -> str:
+        """Registry of workers with their load: worker id -> WorkerRecord; entries expire."""
+        return f"weir_{self.namespace}_workers"
+
+    @property
+    def leader_bucket(self) -> str:
+        """The key `leader`: who schedules, in which epoch."""
+        return f"weir_{self.namespace}_leader"

@@ -1,0 +1,69 @@
+"""Errors that reach a user.
+
+WeirError
+├── InvalidRequest      a field is wrong; names it                        INVALID_ARGUMENT    400
+├── NotFound            no such model                                     NOT_FOUND           404
+├── Overloaded          a bound is reached; says when to try again        RESOURCE_EXHAUSTED  429
+├── Unavailable         no worker, or it was lost; says when to try again UNAVAILABLE         503
+├── DeadlineExceeded    the client's deadline or a bound on waiting       DEADLINE_EXCEEDED   504
+├── Cancelled           the client cancelled                              CANCELLED           499
+└── InternalError       a defect of Weir                                  INTERNAL            500
+
+The gRPC status and the HTTP status of each live at the edges (`weir.rpc.errors`, the gateway's HTTP door).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class FieldViolation:
+    """One wrong field: its path in the request, and what is wrong with its value, the limit included."""
+
+    field: str
+    description: str
+
+
+class WeirError(Exception):
+    """An error with a message for the user and, where trying again makes sense, when."""
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.retry_after_s = retry_after_s
+
+
+class InvalidRequest(WeirError):
+    """Carries every violation found, not only the first."""
+
+    def __init__(self, violations: Sequence[FieldViolation]) -> None:
+        super().__init__("; ".join(f"{v.field}: {v.description}" for v in violations))
+        self.violations = tuple(violations)
+
+
+class NotFound(WeirError):
+    """No such thing; `field` names where the request asked for it."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class Overloaded(WeirError):
+    """A bound is reached. Always has `retry_after_s`."""
+
+
+class Unavailable(WeirError):
+    """Nobody can serve this now, or whoever did is lost."""
+
+
+class DeadlineExceeded(WeirError):
+    """Waited as long as was allowed."""
+
+
+class Cancelled(WeirError):
+    """The client asked for it, or went away."""
+
+
+class InternalError(WeirError):
+    """A defect of Weir."""

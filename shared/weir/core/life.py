@@ -1,0 +1,63 @@
+"""The life of a request.
+
+    RECEIVED ─┬─> QUEUED ──> GRANTED ──> PREFILLING ──> HANDING_OFF ──> DECODING ─┬─> FINISHED
+              │     │           │            │               │             │      │
+              │     └───────────┴────────────┴───────────────┴─────────────┴──────┼─> CANCELLED
+              └─> REFUSED                                                         └─> FAILED
+
+PREFILLING and HANDING_OFF go straight to FINISHED when the first token is the last. Every request ends in exactly one
+of the four terminal phases, and the gateway that drives it decides which.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Phase(Enum):
+    """Where a request is."""
+
+    RECEIVED = "received"
+    QUEUED = "queued"
+    GRANTED = "granted"
+    PREFILLING = "prefilling"
+    HANDING_OFF = "handing_off"
+    DECODING = "decoding"
+    FINISHED = "finished"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+    REFUSED = "refused"
+
+    @property
+    def is_terminal(self) -> bool:
+        return self in _TERMINAL
+
+
+_TERMINAL = frozenset({Phase.FINISHED, Phase.CANCELLED, Phase.FAILED, Phase.REFUSED})
+
+_NEXT: dict[Phase, frozenset[Phase]] = {
+    Phase.RECEIVED: frozenset({Phase.QUEUED}) | _TERMINAL,
+    Phase.QUEUED: frozenset({Phase.GRANTED}) | _TERMINAL,
+    Phase.GRANTED: frozenset({Phase.PREFILLING, Phase.QUEUED}) | _TERMINAL,
+    Phase.PREFILLING: frozenset({Phase.HANDING_OFF, Phase.DECODING, Phase.QUEUED}) | _TERMINAL,
+    Phase.HANDING_OFF: frozenset({Phase.DECODING, Phase.QUEUED}) | _TERMINAL,
+    Phase.DECODING: frozenset({Phase.QUEUED}) | _TERMINAL,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LifeEvent:
+    """One transition; `at_s` on the recording process's monotonic clock."""
+
+    request_id: str
+    phase: Phase
+    at_s: float
+
+
+class IllegalTransition(Exception):
+    """A defect: the request cannot go there from here."""
+
+
+def check_transition(request_id: str, current: Phase, following: Phase) -> None:
+    """Raises IllegalTransition unless the diagram has an arrow from `current` to `following`."""
+    if following not in _NEXT.get(current, frozenset()):
+        raise IllegalTransition(f"request {request_id}: {current.value} -> {following.value} is not in the diagram")
