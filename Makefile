@@ -1,0 +1,72 @@
+# Two commands for a newcomer: `make up` (run Weir) and `make test` (check it). Everything else serves these.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# cpu keeps gigabytes of CUDA packages away; cuda takes PyTorch's default build.
+TORCH ?= $(if $(shell command -v nvidia-smi),cuda,cpu)
+TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
+UP_FLAGS ?=
+PYTEST_FLAGS ?=
+
+.PHONY: up test check setup setup-dev golden format proto constraints clean
+
+up: setup ## Start a local stack with a real small model; Ctrl-C ends it.
+	$(BIN)/weir up $(UP_FLAGS)
+
+test: check model ## Everything that CI runs.
+	$(BIN)/python -m pytest -m "not golden" $(PYTEST_FLAGS)
+
+check: setup-dev ## Format, lint, types, guard tests.
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/buf lint proto
+	$(BIN)/mypy
+	$(BIN)/mypy tests
+	$(BIN)/python -m pytest tests/guard $(PYTEST_FLAGS)
+
+golden: setup-dev model ## The long exactness runs.
+	$(BIN)/python -m pytest -m golden -s $(PYTEST_FLAGS)
+
+.PHONY: model
+model: setup ## The built-in model, in the model cache.
+	$(BIN)/weir pull smollm2-135m
+
+format: setup-dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+proto: setup-dev ## Generate shared/weir/wire/v1 from proto/.
+	$(BIN)/python -m weir.wire.generate
+
+constraints: setup-dev
+	( head -n 1 constraints.txt; $(BIN)/pip freeze --exclude-editable | sed 's/+cpu//' ) > constraints.new
+	mv constraints.new constraints.txt
+
+setup: $(VENV)/.installed
+setup-dev: $(VENV)/.installed-dev
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), sys.version' \
+		|| { echo "Weir needs Python 3.11 or later; $(PYTHON) is older. Name another: make PYTHON=python3.12 …"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) 2>/dev/null || { \
+		rm -rf $(VENV); \
+		echo "The venv module of $(PYTHON) is incomplete; installing the system's package python3-venv."; \
+		if [ "$$(id -u)" = 0 ]; then apt-get update -q && apt-get install -y -q python3-venv; \
+		else sudo apt-get update -q && sudo apt-get install -y -q python3-venv; fi; \
+		$(PYTHON) -m venv $(VENV); }
+
+$(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
+ifeq ($(TORCH),cpu)
+	$(BIN)/pip install -q --no-deps -c constraints.txt --index-url $(TORCH_CPU_INDEX) --retries 1 torch \
+		|| $(BIN)/pip install -q -c constraints.txt torch
+endif
+	$(BIN)/pip install -q -c constraints.txt -e .
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) dist build
