@@ -26,8 +26,7 @@ class PageGeometry:
 
 @dataclass(frozen=True, slots=True)
 class ArenaGeometry:
-    """Size of one arena: `num_pages` pages of `page_bytes`, and as many sequence records as `num_slots`, each of at most
-    `max_context_tokens`."""
+    """Size of one arena: `num_pages` pages of `page_bytes`, and `num_slots` records of at most `max_context_tokens`."""
 
     page_bytes: int
     num_pages: int
