@@ -1,0 +1,149 @@
+"""A whole Weir of real processes, started as a user would: `weir up --detach`."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+from uuid import uuid4
+
+import grpc
+
+from weir.wire.v1 import admin_pb2, admin_pb2_grpc
+
+START_TIMEOUT_S = 90.0
+COMMAND_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessView:
+    """One process as `weir status --json` shows it."""
+
+    name: str
+    role: str
+    pid: int
+    address: str
+    state: str
+    num_restarts: int
+
+
+def free_port() -> int:
+    """A loopback port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Stack:
+    """One instance on ports of its own, ended on exit; nothing of it may be left then."""
+
+    def __init__(
+        self, runtime_dir: Path, *, num_prefill: int = 1, num_decode: int = 1, flags: Sequence[str] = ()
+    ) -> None:
+        self.instance = f"t{uuid4().hex[:8]}"
+        self.grpc_port = free_port()
+        self.http_port = free_port()
+        self._environ = {**os.environ, "WEIR_RUNTIME_DIR": str(runtime_dir)}
+        self._up_flags = [
+            *("--prefill", str(num_prefill), "--decode", str(num_decode)),
+            *("--http-port", str(self.http_port), "--grpc-port", str(self.grpc_port)),
+            *flags,
+        ]
+
+    @property
+    def grpc_address(self) -> str:
+        return f"127.0.0.1:{self.grpc_port}"
+
+    @property
+    def http_url(self) -> str:
+        return f"http://127.0.0.1:{self.http_port}"
+
+    def weir(self, *arguments: str, timeout_s: float = COMMAND_TIMEOUT_S) -> subprocess.CompletedProcess[str]:
+        """Runs the command line program against nothing in particular."""
+        command = [sys.executable, "-m", "weir.cli.main", *arguments]
+        return subprocess.run(
+            command, env=self._environ, capture_output=True, text=True, timeout=timeout_s, check=False
+        )
+
+    def start(self) -> None:
+        """Returns when the stack is ready. Raises RuntimeError with what `weir up` printed if it is not."""
+        started = self.weir("up", "--detach", "--instance", self.instance, *self._up_flags, timeout_s=START_TIMEOUT_S)
+        if started.returncode != 0:
+            raise RuntimeError(f"weir up ended with {started.returncode}:\n{started.stdout}\n{started.stderr}")
+
+    def stop(self) -> None:
+        """Ends the stack. Raises RuntimeError if something of it is left."""
+        ended = self.weir("down", "--instance", self.instance)
+        if ended.returncode != 0:
+            raise RuntimeError(f"weir down ended with {ended.returncode}:\n{ended.stdout}\n{ended.stderr}")
+        left = [path.name for path in Path("/dev/shm").iterdir() if self.instance in path.name]
+        if left:
+            raise RuntimeError(f"left in /dev/shm after weir down: {left}")
+
+    def status(self) -> dict[str, Any]:
+        """What `weir status --json` prints."""
+        shown = self.weir("status", "--json", "--instance", self.instance)
+        report: dict[str, Any] = json.loads(shown.stdout)
+        return report
+
+    def processes(self, role: str = "") -> list[ProcessView]:
+        """The processes of one role, or all."""
+        views = [
+            ProcessView(
+                name=entry["name"],
+                role=entry["role"],
+                pid=entry["pid"] or 0,
+                address=entry["address"] or "",
+                state=entry["state"],
+                num_restarts=entry["num_restarts"],
+            )
+            for entry in self.status()["processes"]
+        ]
+        return [view for view in views if role in ("", view.role)]
+
+    def describe(self, process: ProcessView) -> admin_pb2.DescribeResponse:
+        """Counters and integrity of one process."""
+        with grpc.insecure_channel(process.address) as channel:
+            return admin_pb2_grpc.AdminStub(channel).Describe(admin_pb2.DescribeRequest(), timeout=5)
+
+    def metric(self, role: str, name: str) -> float:
+        """Sum of a metric over the processes of a role."""
+        return sum(self.describe(process).metrics[name] for process in self.processes(role))
+
+    def integrity_errors(self) -> list[str]:
+        """What check_integrity() finds wrong, in every process that has an Admin service."""
+        return [
+            f"{process.name}: {error}"
+            for process in self.processes()
+            if process.role != "nats"
+            for error in self.describe(process).integrity_errors
+        ]
+
+    def kill(self, process: ProcessView, number: signal.Signals = signal.SIGKILL) -> None:
+        os.kill(process.pid, number)
+
+    def __enter__(self) -> "Stack":
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def wait_until(holds: Callable[[], bool], *, timeout_s: float, what: str, interval_s: float = 0.1) -> None:
+    """Raises TimeoutError naming `what` unless `holds()` becomes true in time."""
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not within {timeout_s} s: {what}")
+        time.sleep(interval_s)
