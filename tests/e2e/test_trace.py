@@ -32,7 +32,9 @@ async def test_a_request_is_one_connected_trace_through_all_processes(
     request_id = "trace-me"
     channel, stub = open_stub(stack.grpc_address)
     async with channel:
-        record = await stream(stub, greedy_request("word " * 600, max_tokens=24, ignore_eos=True, request_id=request_id))
+        record = await stream(
+            stub, greedy_request("word " * 600, max_tokens=24, ignore_eos=True, request_id=request_id)
+        )
     assert record.num_terminal_events == 1, record
 
     def is_complete(spans: Sequence[ReceivedSpan]) -> bool:
