@@ -1,0 +1,102 @@
+"""`weir bench serve`: flags, printed block and JSON keys of `vllm bench serve`, for any OpenAI-style server.
+
+TPOT is (latency - TTFT) / (output tokens - 1); ITL is the gap between two chunks.
+"""
+
+import asyncio
+import json
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from weir.bench.load import LoadConfig, RequestRecord, run_load
+
+_WIDTH = 50
+_METRICS = {
+    "ttft": "Time to First Token",
+    "tpot": "Time per Output Token (excl. 1st token)",
+    "itl": "Inter-token Latency",
+}
+_METRICS["e2el"] = "End-to-end Latency"
+
+
+def main(config: LoadConfig, *, json_output: bool, result_path: Path | None) -> int:
+    """Runs the load and prints the result. Returns 1 if any request failed."""
+    records, duration_s = asyncio.run(run_load(config))
+    result = summarize(records, duration_s)
+    if result_path is not None:
+        result_path.write_text(json.dumps(result, indent=2) + "\n")
+    print(json.dumps(result) if json_output else block(result, config))
+    for error in sorted({record.error for record in records if record.error}):
+        print(f"failed: {error}")
+    return 1 if result["failed"] else 0
+
+
+def summarize(records: Sequence[RequestRecord], duration_s: float) -> dict[str, float]:
+    """The keys of `vllm bench serve`; latencies in ms."""
+    done = [record for record in records if not record.error]
+    num_output = sum(record.output_len for record in done)
+    num_input = sum(record.input_len for record in done)
+    result: dict[str, float] = {
+        "duration": duration_s,
+        "completed": len(done),
+        "failed": len(records) - len(done),
+        "total_input_tokens": num_input,
+        "total_output_tokens": num_output,
+        "request_throughput": len(done) / duration_s,
+        "output_throughput": num_output / duration_s,
+        "total_token_throughput": (num_input + num_output) / duration_s,
+    }
+    series = {
+        "ttft": [record.ttft_s for record in done],
+        "tpot": [
+            (record.latency_s - record.ttft_s) / (record.output_len - 1) for record in done if record.output_len > 1
+        ],
+        "itl": [gap for record in done for gap in record.gaps_s],
+        "e2el": [record.latency_s for record in done],
+    }
+    for name, values_s in series.items():
+        result |= {f"{key}_{name}_ms": 1000 * value for key, value in _statistics(values_s).items()}
+    return result
+
+
+def _statistics(values: Iterable[float]) -> dict[str, float]:
+    ordered = sorted(values)
+    if not ordered:
+        return dict.fromkeys(("mean", "median", "std", "p99"), 0.0)
+    return {
+        "mean": statistics.fmean(ordered),
+        "median": statistics.median(ordered),
+        "std": statistics.pstdev(ordered),
+        "p99": ordered[min(len(ordered) - 1, round(0.99 * (len(ordered) - 1)))],
+    }
+
+
+def block(result: dict[str, float], config: LoadConfig) -> str:
+    """The printed block."""
+    lines = [
+        f"{' Serving Benchmark Result ':=^{_WIDTH}}",
+        _row("Successful requests:", f"{result['completed']:.0f}"),
+        _row("Failed requests:", f"{result['failed']:.0f}"),
+        _row("Maximum request concurrency:", str(config.max_concurrency)),
+        _row("Request rate configured (RPS):", f"{config.request_rate:.2f}"),
+        _row("Benchmark duration (s):", f"{result['duration']:.2f}"),
+        _row("Total input tokens:", f"{result['total_input_tokens']:.0f}"),
+        _row("Total generated tokens:", f"{result['total_output_tokens']:.0f}"),
+        _row("Request throughput (req/s):", f"{result['request_throughput']:.2f}"),
+        _row("Output token throughput (tok/s):", f"{result['output_throughput']:.2f}"),
+        _row("Total token throughput (tok/s):", f"{result['total_token_throughput']:.2f}"),
+    ]
+    for name, title in _METRICS.items():
+        lines.append(f"{title:-^{_WIDTH}}")
+        label = name.upper()
+        lines.extend(
+            _row(f"{key.capitalize()} {label} (ms):", f"{result[f'{key}_{name}_ms']:.2f}")
+            for key in ("mean", "median", "p99")
+        )
+    lines.append("=" * _WIDTH)
+    return "\n".join(lines)
+
+
+def _row(label: str, value: str) -> str:
+    return f"{label:<40}{value:<10}"
