@@ -4,6 +4,7 @@ Unknown fields are ignored, so that an older process understands a newer one; a 
 Every command is idempotent on (request_id, attempt): whoever gets no answer sends it again.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -135,12 +136,26 @@ class HeldRequest:
 class Held:
     """Everything that a gateway holds, said every second; also the sign that it lives.
 
-    `sequence` rises with each message of a gateway, so that a late one is known and dropped.
+    `sequence` rises with each list of a gateway, so that a late one is known and dropped. A list too long for one
+    message goes out in `num_parts` messages of the same sequence; what it lacks is judged when all have come.
     """
 
     gateway_id: str
     sequence: int
     requests: tuple[HeldRequest, ...]
+    part: int = 0
+    num_parts: int = 1
+
+
+def split_held(
+    gateway_id: str, sequence: int, requests: Sequence[HeldRequest], *, max_requests: int = 500
+) -> tuple[Held, ...]:
+    """The messages that say one list: at least one, each short enough for the bus."""
+    starts = range(0, max(len(requests), 1), max_requests)
+    return tuple(
+        Held(gateway_id, sequence, tuple(requests[start : start + max_requests]), part, len(starts))
+        for part, start in enumerate(starts)
+    )
 
 
 @dataclass(frozen=True, slots=True)

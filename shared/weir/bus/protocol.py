@@ -101,8 +101,11 @@ class Bus(Protocol):
         """Calls `handler` for one message at a time, in order of arrival."""
         ...
 
-    async def bucket(self, name: str, *, ttl_s: float | None = None) -> KvBucket:
-        """Opens the bucket, making it if need be."""
+    async def bucket(self, name: str, *, ttl_s: float | None = None, durable: bool = False) -> KvBucket:
+        """Opens the bucket, making it if need be; one that exists keeps the `ttl_s` that it was made with.
+
+        The entries of a bucket that is not durable are gone when the server restarts; it is then made anew by itself.
+        """
         ...
 
     async def close(self) -> None: ...

@@ -23,7 +23,7 @@ class Subjects:
 
     @property
     def cancel(self) -> str:
-        """Gateway tells the scheduler that a request is not wanted any more: CancelRequest -> Ack."""
+        """Gateway tells the scheduler that a request is not wanted any more: Cancel -> Ack."""
         return f"weir.{self.namespace}.scheduler.cancel"
 
     @property
@@ -51,5 +51,20 @@ class Subjects:
 
     @property
     def leader_bucket(self) -> str:
-        """The key `leader`: who schedules, in which epoch."""
+        """The key `leader`: who schedules, in which epoch. Durable, so that an epoch is never given twice."""
         return f"weir_{self.namespace}_leader"
+
+
+WORKER_TTL_S = 3.0
+"""A worker puts its record every second; one that is silent for this long is lost. `ttl_s` of the workers bucket."""
+
+
+def subject_template(subject: str) -> str:
+    """The subject without the ids in it, for names that must be few: those of spans and metrics."""
+    match subject.split("."):
+        case ["weir", _, "scheduler", verb]:
+            return f"weir.{{instance}}.scheduler.{verb}"
+        case ["weir", _, "gateway", _, verb]:
+            return f"weir.{{instance}}.gateway.{{gateway_id}}.{verb}"
+        case _:
+            return "other"

@@ -1,0 +1,157 @@
+"""Every message survives the wire, and nothing that comes over it can raise anything but MalformedMessage."""
+
+import dataclasses
+import enum
+import types
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weir.bus import codec, messages
+from weir.bus.codec import MalformedMessage, MessageTooLarge, check_version, decode, encode, version_headers
+from weir.bus.messages import Ack, Cancel, Finish, Grant, Held, HeldRequest, Outcome, Placement, Submit, SubmitReply
+
+MESSAGE_TYPES = [
+    value for value in vars(messages).values() if isinstance(value, type) and dataclasses.is_dataclass(value)
+]
+SUBMIT = Submit("r1", "gateway-0-1", "m", "interactive", "t", 10, 20, 0)
+PLACEMENT = Placement(1, "p1", "127.0.0.1:1", "d1", "127.0.0.1:2", 3)
+
+
+def values_of(annotation: Any) -> st.SearchStrategy[Any]:
+    scalars = {str: st.text(max_size=24), bool: st.booleans(), int: st.integers(0, codec.MAX_INT)}
+    if annotation in scalars:
+        return scalars[annotation]
+    if get_origin(annotation) is tuple:
+        return st.lists(values_of(get_args(annotation)[0]), max_size=3).map(tuple)
+    if get_origin(annotation) in (Union, types.UnionType):
+        return st.one_of(*(st.none() if a is types.NoneType else values_of(a) for a in get_args(annotation)))
+    if issubclass(annotation, enum.Enum):
+        return st.sampled_from(annotation)
+    return st.builds(annotation, **{name: values_of(hint) for name, hint in get_type_hints(annotation).items()})
+
+
+plain_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(max_size=8) | st.binary(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def test_the_list_of_message_types_is_not_empty() -> None:
+    assert {Submit, Held, Grant, Finish} <= set(MESSAGE_TYPES)
+
+
+@pytest.mark.parametrize("message_type", MESSAGE_TYPES)
+@given(data=st.data())
+def test_every_message_comes_back_as_it_was(message_type: type[Any], data: st.DataObject) -> None:
+    message = data.draw(values_of(message_type))
+    assert decode(message_type, encode(message)) == message
+
+
+@pytest.mark.parametrize("message_type", MESSAGE_TYPES)
+@given(payload=st.binary(max_size=200))
+def test_random_bytes_are_malformed_and_nothing_worse(message_type: type[Any], payload: bytes) -> None:
+    with pytest.raises(MalformedMessage):
+        decode(message_type, payload)
+
+
+@pytest.mark.parametrize("message_type", MESSAGE_TYPES)
+@given(data=st.data(), junk=plain_values)
+def test_one_field_of_a_random_kind_is_named_or_was_right(
+    message_type: type[Any], data: st.DataObject, junk: object
+) -> None:
+    plain = msgpack.unpackb(encode(data.draw(values_of(message_type))))
+    name = data.draw(st.sampled_from(sorted(plain)))
+    plain[name] = junk
+    named: str | None = None
+    try:
+        message = decode(message_type, msgpack.packb(plain))
+    except MalformedMessage as error:
+        named = error.field
+    if named is None:
+        again: object = msgpack.unpackb(encode(message))[name]
+        assert again == junk or isinstance(junk, dict | list)
+    else:
+        assert named.startswith(name)
+
+
+@given(plain=plain_values)
+def test_random_messagepack_never_raises_anything_else(plain: object) -> None:
+    for message_type in MESSAGE_TYPES:
+        try:
+            decode(message_type, msgpack.packb(plain))
+        except MalformedMessage:
+            continue
+
+
+def test_a_missing_field_is_named_with_its_path() -> None:
+    plain = msgpack.unpackb(encode(Held("g", 1, (HeldRequest(SUBMIT, PLACEMENT), HeldRequest(SUBMIT, None)))))
+    del plain["requests"][1]["submit"]["max_tokens"]
+    with pytest.raises(MalformedMessage, match=r"^requests\[1\]\.submit\.max_tokens: is missing$"):
+        decode(Held, msgpack.packb(plain))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "problem"),
+    [
+        ("max_tokens", True, "expected an integer, found bool"),
+        ("max_tokens", 1.0, "expected an integer, found float"),
+        ("max_tokens", -1, "-1 is outside"),
+        ("max_tokens", 2**63, "is outside"),
+        ("tenant", None, "expected a string, found nothing"),
+        ("tenant", b"raw", "expected a string, found bytes"),
+        ("tenant", "x" * 1025, "1025 characters, at most 1024"),
+    ],
+)
+def test_a_wrong_value_is_described(name: str, value: object, problem: str) -> None:
+    plain = msgpack.unpackb(encode(SUBMIT)) | {name: value}
+    with pytest.raises(MalformedMessage, match=problem) as caught:
+        decode(Submit, msgpack.packb(plain))
+    assert caught.value.field == name
+
+
+def test_an_unknown_enum_value_lists_the_known_ones() -> None:
+    plain = msgpack.unpackb(encode(Finish("r", "g", 1, Outcome.FINISHED, 3))) | {"outcome": "exploded"}
+    with pytest.raises(MalformedMessage, match="'exploded' is none of finished, cancelled, failed"):
+        decode(Finish, msgpack.packb(plain))
+
+
+def test_an_unknown_field_is_ignored_and_a_missing_default_is_filled_in() -> None:
+    newer = msgpack.packb({"epoch": 3, "queued": True, "colour": "blue"})
+    assert decode(SubmitReply, newer) == SubmitReply(epoch=3, queued=True)
+
+
+def test_two_messages_in_one_payload_are_malformed() -> None:
+    with pytest.raises(MalformedMessage):
+        decode(Ack, encode(Ack(1)) + encode(Ack(2)))
+
+
+def test_deep_nesting_is_malformed() -> None:
+    with pytest.raises(MalformedMessage):
+        decode(Ack, b"\x91" * 100_000 + b"\x00")
+
+
+def test_a_message_over_the_limit_is_refused_on_both_sides() -> None:
+    with pytest.raises(MessageTooLarge, match="send it in parts"):
+        encode(Held("g", 1, (HeldRequest(SUBMIT, PLACEMENT),) * 5000))
+    with pytest.raises(MalformedMessage, match="at most"):
+        decode(Cancel, b"\x00" * (codec.MAX_MESSAGE_BYTES + 1))
+
+
+def test_a_long_list_of_held_requests_goes_out_in_parts_that_fit() -> None:
+    requests = tuple(HeldRequest(dataclasses.replace(SUBMIT, request_id=f"{i:032x}"), PLACEMENT) for i in range(1201))
+    parts = messages.split_held("g", 7, requests)
+    assert [(held.part, held.num_parts) for held in parts] == [(0, 3), (1, 3), (2, 3)]
+    assert sum((decode(Held, encode(held)).requests for held in parts), ()) == requests
+    assert messages.split_held("g", 8, ()) == (Held("g", 8, ()),)
+
+
+def test_another_version_is_refused_and_silence_is_this_one() -> None:
+    check_version(version_headers())
+    check_version({})
+    with pytest.raises(MalformedMessage, match="header Weir-Version"):
+        check_version({codec.VERSION_HEADER: "2"})
