@@ -1,5 +1,6 @@
 """What a bus can do. Delivery is at most once: a message can be lost, and a repeated or late one must do no harm."""
 
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -45,6 +46,15 @@ class KvEntry:
     revision: int
 
 
+_KEY = re.compile(r"[A-Za-z0-9_=/-]+(\.[A-Za-z0-9_=/-]+)*")
+
+
+def check_key(key: str) -> None:
+    """Raises ValueError for a key of a bucket that no server would take."""
+    if not _KEY.fullmatch(key):
+        raise ValueError(f"key {key!r}: use characters of A-Z a-z 0-9 _ = / - and single dots inside")
+
+
 MessageHandler = Callable[[BusMessage], Awaitable[bytes | None]]
 """Returns the answer to a request, or None for no answer. An exception is logged and counted, and nothing is sent."""
 
@@ -62,7 +72,10 @@ class Subscription(Protocol):
 
 
 class KvBucket(Protocol):
-    """A key-value bucket. Entries vanish `ttl_s` after their last put; expiry is not told to watchers."""
+    """A key-value bucket. Entries vanish `ttl_s` after their last put; expiry is not told to watchers.
+
+    Every method may raise BusTimeout or BusUnavailable, and ValueError for a key that `check_key` refuses.
+    """
 
     async def put(self, key: str, value: bytes) -> int:
         """Returns the new revision."""
@@ -79,17 +92,26 @@ class KvBucket(Protocol):
     async def list_entries(self) -> list[KvEntry]: ...
 
     def watch(self) -> AsyncIterator[KvEntry]:
-        """First every present entry, then every change, until the iterator is closed. Survives reconnects."""
+        """First every present entry, then every change, until the iterator or the bus is closed.
+
+        Survives reconnects; after one, every present entry is told again. Of several quick changes to one key, only
+        the last may be told.
+        """
         ...
 
 
 class Bus(Protocol):
-    """Connects to one server (or to one fake) under one namespace of subjects."""
+    """A connection to one server (or to one fake). Lost, it is sought again for ever; subscriptions come back with it.
+
+    While it is lost, calls fail with BusUnavailable at once: nothing is kept to be sent later.
+    """
 
     @property
     def is_connected(self) -> bool: ...
 
-    async def publish(self, subject: str, payload: bytes, headers: Headers | None = None) -> None: ...
+    async def publish(self, subject: str, payload: bytes, headers: Headers | None = None) -> None:
+        """Raises BusUnavailable."""
+        ...
 
     async def request(
         self, subject: str, payload: bytes, *, timeout_s: float, headers: Headers | None = None
@@ -98,7 +120,10 @@ class Bus(Protocol):
         ...
 
     async def subscribe(self, subject: str, handler: MessageHandler, *, max_pending: int = 4096) -> Subscription:
-        """Calls `handler` for one message at a time, in order of arrival."""
+        """Calls `handler` for one message at a time, in order of arrival. Subjects have no wildcards.
+
+        Works while disconnected: the subscription begins with the connection.
+        """
         ...
 
     async def bucket(self, name: str, *, ttl_s: float | None = None, durable: bool = False) -> KvBucket:

@@ -1,0 +1,188 @@
+"""The bus over a NATS server."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import nats.errors
+import nats.js.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription as ClientSubscription
+
+from weir.bus.nats_kv import NatsBucket, WatchFeed
+from weir.bus.protocol import BusMessage, BusTimeout, BusUnavailable, Headers, MessageHandler, NoResponder
+
+logger = logging.getLogger(__name__)
+
+_RECONNECT_WAIT_S = 0.25
+_PING_INTERVAL_S = 2
+"""With two pings outstanding, a server that hangs without closing its socket is known after about 6 s."""
+
+
+class NatsSubscription:
+    """One handler with its bounded queue."""
+
+    def __init__(self, subscription: ClientSubscription, on_close: Callable[[ClientSubscription], object]) -> None:
+        self._subscription = subscription
+        self._on_close = on_close
+        self._num_dropped = 0
+
+    @property
+    def num_dropped(self) -> int:
+        return self._num_dropped
+
+    @property
+    def num_pending(self) -> int:
+        return self._subscription.pending_msgs
+
+    def count_drop(self) -> None:
+        self._num_dropped += 1
+
+    async def close(self) -> None:
+        self._on_close(self._subscription)
+        try:
+            await self._subscription.unsubscribe()
+        except (nats.errors.ConnectionClosedError, nats.errors.BadSubscriptionError):
+            logger.debug("subscription to %s was closed already", self._subscription.subject)
+
+
+class NatsBus:
+    """A connection that comes back by itself for ever; made with `connect`."""
+
+    def __init__(self, client: Client, url: str) -> None:
+        self._client = client
+        self._url = url
+        self._subscriptions: dict[ClientSubscription, NatsSubscription] = {}
+        self._feeds: set[WatchFeed] = set()
+
+    @classmethod
+    async def connect(cls, url: str, *, name: str, timeout_s: float = 10.0) -> "NatsBus":
+        """Raises BusUnavailable when no server answers in time. `name` is what the server's monitoring shows."""
+        client = Client()
+        bus = cls(client, url)
+        connecting = client.connect(
+            servers=[url],
+            name=name,
+            error_cb=bus._on_error,
+            disconnected_cb=bus._on_disconnected,
+            reconnected_cb=bus._on_reconnected,
+            connect_timeout=2,
+            reconnect_time_wait=_RECONNECT_WAIT_S,  # type: ignore[arg-type]  # a float works; the stub says int
+            max_reconnect_attempts=-1,
+            ping_interval=_PING_INTERVAL_S,
+            max_outstanding_pings=2,
+        )
+        try:
+            await asyncio.wait_for(connecting, timeout_s)
+        except TimeoutError as error:
+            await client.close()
+            raise BusUnavailable(f"no NATS server answers at {url} within {timeout_s} s; is one running?") from error
+        return bus
+
+    @property
+    def is_connected(self) -> bool:
+        return bool(self._client.is_connected)
+
+    @property
+    def is_closed(self) -> bool:
+        return bool(self._client.is_closed)
+
+    async def publish(self, subject: str, payload: bytes, headers: Headers | None = None) -> None:
+        with self.mapped_errors(subject):
+            await self._client.publish(subject, payload, headers=_plain(headers))
+
+    async def request(
+        self, subject: str, payload: bytes, *, timeout_s: float, headers: Headers | None = None
+    ) -> BusMessage:
+        with self.mapped_errors(subject):
+            answer = await self._client.request(subject, payload, timeout=timeout_s, headers=_plain(headers))
+        return BusMessage(subject, answer.data, dict(answer.headers or {}))
+
+    async def subscribe(self, subject: str, handler: MessageHandler, *, max_pending: int = 4096) -> NatsSubscription:
+        async def on_message(message: Msg) -> None:
+            try:
+                payload = await handler(BusMessage(message.subject, message.data, dict(message.headers or {})))
+            except Exception:  # the boundary between the bus and whatever a handler does
+                logger.exception("handler of %s failed", message.subject)
+                return
+            if payload is not None and message.reply:
+                await self._answer(message.reply, payload)
+
+        client_subscription = await self._client.subscribe(subject, cb=on_message, pending_msgs_limit=max_pending)
+        subscription = NatsSubscription(client_subscription, self._forget)
+        self._subscriptions[client_subscription] = subscription
+        if self.is_connected:
+            # Whoever asks after this returns must find the server knowing about the subscription.
+            with self.mapped_errors(subject):
+                await self._client.flush(timeout=2)
+        return subscription
+
+    async def bucket(self, name: str, *, ttl_s: float | None = None, durable: bool = False) -> NatsBucket:
+        bucket = NatsBucket(self._client.jetstream(timeout=2), self, name, ttl_s=ttl_s, durable=durable)
+        await bucket.make()
+        return bucket
+
+    async def close(self) -> None:
+        await self._client.close()
+        for feed in list(self._feeds):
+            feed.mark_stale()
+
+    def add_feed(self, feed: WatchFeed) -> None:
+        self._feeds.add(feed)
+
+    def remove_feed(self, feed: WatchFeed) -> None:
+        self._feeds.discard(feed)
+
+    @contextmanager
+    def mapped_errors(self, subject: str) -> Iterator[None]:
+        """Raises the errors of `protocol` for those of the client; without a connection at once."""
+        if not self.is_connected:
+            raise BusUnavailable(f"not connected to {self._url}")
+        try:
+            yield
+        except nats.errors.NoRespondersError as error:
+            raise NoResponder(f"nobody listens on {subject}") from error
+        except (TimeoutError, nats.errors.TimeoutError, nats.errors.FlushTimeoutError) as error:
+            raise BusTimeout(f"no answer on {subject} in time") from error
+        except (
+            nats.errors.ConnectionClosedError,
+            nats.errors.ConnectionReconnectingError,
+            nats.errors.OutboundBufferLimitError,
+            nats.js.errors.ServiceUnavailableError,
+            ConnectionError,
+        ) as error:
+            raise BusUnavailable(f"{self._url}: {error}") from error
+
+    def _forget(self, subscription: ClientSubscription) -> None:
+        self._subscriptions.pop(subscription, None)
+
+    async def _answer(self, subject: str, payload: bytes) -> None:
+        try:
+            with self.mapped_errors(subject):
+                await self._client.publish(subject, payload)
+        except BusUnavailable:
+            # Delivery is at most once: whoever asked will time out and ask again.
+            logger.debug("an answer was lost with the connection")
+
+    async def _on_error(self, error: Exception) -> None:
+        if isinstance(error, nats.errors.SlowConsumerError):
+            subscription = self._subscriptions.get(error.sub)
+            if subscription is not None:
+                subscription.count_drop()
+            return
+        logger.debug("nats client: %s: %s", type(error).__name__, error)
+
+    async def _on_disconnected(self) -> None:
+        if not self._client.is_closed:
+            logger.warning("lost the connection to NATS at %s; trying again", self._url)
+
+    async def _on_reconnected(self) -> None:
+        logger.info("connected to NATS at %s again", self._url)
+        for feed in self._feeds:
+            feed.mark_stale()
+
+
+def _plain(headers: Headers | None) -> dict[str, str] | None:
+    return dict(headers) if headers else None

@@ -1,0 +1,220 @@
+"""Buckets of the NATS bus: JetStream key-value stores."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractContextManager
+from typing import Protocol, TypeVar
+
+import nats.errors
+import nats.js.errors
+from nats.aio.msg import Msg
+from nats.js import JetStreamContext, api
+from nats.js.kv import KV_OP, KeyValue
+
+from weir.bus.protocol import BusError, KeyConflict, KvEntry, check_key
+
+logger = logging.getLogger(__name__)
+
+_STREAM_NAME_IN_USE = 10058
+_MAX_FEED_ENTRIES = 16_384
+_FEED_CHECK_S = 5.0
+_FEED_RETRY_S = 0.25
+_LIST_TIMEOUT_S = 2.0
+
+ResultT = TypeVar("ResultT")
+
+
+class WatchFeed:
+    """Changes of one bucket as one consumer delivers them; stale when some may have been missed."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self._entries: deque[KvEntry] = deque()
+        self._changed = asyncio.Event()
+        self._next_sequence = 1
+        self.is_stale = False
+
+    def mark_stale(self) -> None:
+        self.is_stale = True
+        self._changed.set()
+
+    async def on_message(self, message: Msg) -> None:
+        sequence = message.metadata.sequence
+        if sequence.consumer != self._next_sequence or len(self._entries) >= _MAX_FEED_ENTRIES:
+            self.mark_stale()
+            return
+        self._next_sequence += 1
+        is_deletion = KV_OP in (message.headers or {})
+        key = message.subject.removeprefix(self._prefix)
+        self._entries.append(KvEntry(key, None if is_deletion else message.data, sequence.stream))
+        self._changed.set()
+
+    def try_take(self) -> KvEntry | None:
+        return self._entries.popleft() if self._entries else None
+
+    async def wait_for_change(self) -> bool:
+        """False: nothing came for a while, so that the consumer's life should be checked."""
+        try:
+            await asyncio.wait_for(self._changed.wait(), _FEED_CHECK_S)
+        except TimeoutError:
+            return False
+        self._changed.clear()
+        return True
+
+
+class Connection(Protocol):
+    """What a bucket needs of its bus."""
+
+    @property
+    def is_closed(self) -> bool: ...
+
+    def mapped_errors(self, subject: str) -> AbstractContextManager[None]: ...
+
+    def add_feed(self, feed: WatchFeed) -> None: ...
+
+    def remove_feed(self, feed: WatchFeed) -> None: ...
+
+
+class NatsBucket:
+    """Made anew whenever the server turns out to have forgotten it."""
+
+    def __init__(
+        self, jetstream: JetStreamContext, connection: Connection, name: str, *, ttl_s: float | None, durable: bool
+    ) -> None:
+        self._jetstream = jetstream
+        self._connection = connection
+        self._name = name
+        self._config = api.KeyValueConfig(
+            bucket=name,
+            history=1,
+            ttl=ttl_s,
+            storage=api.StorageType.FILE if durable else api.StorageType.MEMORY,
+        )
+        self._prefix = f"$KV.{name}."
+
+    async def make(self) -> KeyValue:
+        """Makes the bucket unless it is there."""
+        with self._connection.mapped_errors(self._name):
+            try:
+                return await self._jetstream.create_key_value(self._config)
+            except nats.js.errors.BadRequestError as error:
+                if error.err_code != _STREAM_NAME_IN_USE:
+                    raise
+                return await self._jetstream.key_value(self._name)
+
+    async def put(self, key: str, value: bytes) -> int:
+        check_key(key)
+        return await self._run(lambda store: store.put(key, value))
+
+    async def update(self, key: str, value: bytes, *, revision: int) -> int:
+        check_key(key)
+        try:
+            if revision == 0:
+                return await self._run(lambda store: store.create(key, value))
+            return await self._run(lambda store: store.update(key, value, last=revision))
+        except nats.js.errors.KeyWrongLastSequenceError as error:
+            raise KeyConflict(f"key {key} is not at revision {revision}") from error
+
+    async def get(self, key: str) -> KvEntry | None:
+        check_key(key)
+        try:
+            entry = await self._run(lambda store: store.get(key))
+        except nats.js.errors.KeyNotFoundError:
+            return None
+        return KvEntry(key, entry.value or b"", entry.revision or 0)
+
+    async def delete(self, key: str) -> None:
+        check_key(key)
+        await self._run(lambda store: store.delete(key))
+
+    async def list_entries(self) -> list[KvEntry]:
+        return await self._run(_list_entries)
+
+    async def watch(self) -> AsyncIterator[KvEntry]:
+        while not self._connection.is_closed:
+            feed = WatchFeed(self._prefix)
+            self._connection.add_feed(feed)
+            try:
+                consumer = await self._try_open(feed)
+                if consumer is None:
+                    await asyncio.sleep(_FEED_RETRY_S)
+                    continue
+                try:
+                    async for entry in self._drain(feed, consumer):
+                        yield entry
+                finally:
+                    await _unsubscribe(consumer)
+            finally:
+                self._connection.remove_feed(feed)
+
+    async def _drain(self, feed: WatchFeed, consumer: JetStreamContext.PushSubscription) -> AsyncIterator[KvEntry]:
+        """Ends when the feed is stale."""
+        while not feed.is_stale:
+            while (entry := feed.try_take()) is not None:
+                yield entry
+            if not feed.is_stale and not await feed.wait_for_change() and not await self._is_alive(consumer):
+                return
+
+    async def _try_open(self, feed: WatchFeed) -> JetStreamContext.PushSubscription | None:
+        """None: not now."""
+        config = api.ConsumerConfig(
+            deliver_policy=api.DeliverPolicy.LAST_PER_SUBJECT,
+            ack_policy=api.AckPolicy.NONE,
+            inactive_threshold=60,
+            mem_storage=True,
+        )
+        try:
+            await self.make()
+            with self._connection.mapped_errors(self._name):
+                return await self._jetstream.subscribe(
+                    f"{self._prefix}>", stream=f"KV_{self._name}", cb=feed.on_message, config=config
+                )
+        except (BusError, nats.js.errors.Error) as error:
+            logger.debug("watching bucket %s: %s; trying again", self._name, error)
+            return None
+
+    async def _is_alive(self, consumer: JetStreamContext.PushSubscription) -> bool:
+        try:
+            with self._connection.mapped_errors(self._name):
+                await consumer.consumer_info()
+        except nats.js.errors.NotFoundError:
+            return False
+        except BusError:
+            # Not known now: a reconnect marks the feed stale, and the next look comes by itself.
+            return True
+        return True
+
+    async def _run(self, operation: Callable[[KeyValue], Awaitable[ResultT]]) -> ResultT:
+        store = KeyValue(self._name, f"KV_{self._name}", self._prefix, self._jetstream, False)
+        try:
+            with self._connection.mapped_errors(self._name):
+                return await operation(store)
+        except (nats.js.errors.NoStreamResponseError, nats.js.errors.NotFoundError) as error:
+            if isinstance(error, nats.js.errors.KeyNotFoundError):
+                raise
+            logger.info("bucket %s is gone, as after a restart of the server; making it again", self._name)
+            store = await self.make()
+            with self._connection.mapped_errors(self._name):
+                return await operation(store)
+
+
+async def _list_entries(store: KeyValue) -> list[KvEntry]:
+    entries = []
+    async with asyncio.timeout(_LIST_TIMEOUT_S):
+        watcher = await store.watchall(ignore_deletes=True)
+        try:
+            # The watcher's own sign that everything present has been told is None.
+            while (entry := await anext(watcher)) is not None:
+                entries.append(KvEntry(entry.key, entry.value or b"", entry.revision or 0))
+        finally:
+            await watcher.stop()  # type: ignore[no-untyped-call]
+    return entries
+
+
+async def _unsubscribe(consumer: JetStreamContext.PushSubscription) -> None:
+    try:
+        await consumer.unsubscribe()
+    except (nats.errors.ConnectionClosedError, nats.errors.BadSubscriptionError):
+        logger.debug("the consumer was closed already")

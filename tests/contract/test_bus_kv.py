@@ -1,0 +1,146 @@
+"""What both buses promise about buckets."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+from tests.contract.worlds import BusWorld, eventually
+
+from weir.bus.protocol import Bus, KeyConflict, KvEntry
+
+Connect = Callable[[], Awaitable[Bus]]
+
+
+async def next_entry(watch: AsyncIterator[KvEntry], timeout_s: float = 10.0) -> KvEntry:
+    return await asyncio.wait_for(anext(watch), timeout_s)
+
+
+async def entry_of(watch: AsyncIterator[KvEntry], key: str, value: bytes | None) -> KvEntry:
+    async with asyncio.timeout(15):
+        async for entry in watch:
+            if (entry.key, entry.value) == (key, value):
+                return entry
+    raise AssertionError("the watch ended")
+
+
+async def test_what_is_put_can_be_read_by_another_client(connect: Connect, name: str) -> None:
+    one, other = await (await connect()).bucket(name), await (await connect()).bucket(name)
+    revision = await one.put("a", b"1")
+    assert await other.get("a") == KvEntry("a", b"1", revision)
+    assert await other.get("b") is None
+    assert await one.put("a", b"2") > revision
+
+
+async def test_entries_are_listed_without_the_deleted_ones(connect: Connect, name: str) -> None:
+    bucket = await (await connect()).bucket(name)
+    assert await bucket.list_entries() == []
+    for key in ("a", "b", "c"):
+        await bucket.put(key, key.encode())
+    await bucket.delete("b")
+    assert sorted((entry.key, entry.value) for entry in await bucket.list_entries()) == [("a", b"a"), ("c", b"c")]
+    assert await bucket.get("b") is None
+
+
+async def test_an_update_needs_the_revision_that_is_there(connect: Connect, name: str) -> None:
+    bucket = await (await connect()).bucket(name)
+    first = await bucket.update("leader", b"a", revision=0)
+    with pytest.raises(KeyConflict):
+        await bucket.update("leader", b"b", revision=0)
+    second = await bucket.update("leader", b"b", revision=first)
+    with pytest.raises(KeyConflict):
+        await bucket.update("leader", b"c", revision=first)
+    assert await bucket.get("leader") == KvEntry("leader", b"b", second)
+
+
+async def test_a_deleted_key_can_be_made_again_as_new(connect: Connect, name: str) -> None:
+    bucket = await (await connect()).bucket(name)
+    await bucket.put("leader", b"a")
+    await bucket.delete("leader")
+    await bucket.update("leader", b"b", revision=0)
+    entry = await bucket.get("leader")
+    assert entry is not None
+    assert entry.value == b"b"
+
+
+async def test_of_many_at_once_one_wins_the_compare_and_set(connect: Connect, name: str) -> None:
+    buckets = [await (await connect()).bucket(name) for _ in range(4)]
+    outcomes = await asyncio.gather(
+        *(bucket.update("leader", b"%d" % index, revision=0) for index, bucket in enumerate(buckets)),
+        return_exceptions=True,
+    )
+    assert sum(isinstance(outcome, int) for outcome in outcomes) == 1
+    assert sum(isinstance(outcome, KeyConflict) for outcome in outcomes) == 3
+
+
+async def test_an_entry_vanishes_after_its_time_unless_put_again(connect: Connect, name: str) -> None:
+    bucket = await (await connect()).bucket(name, ttl_s=0.6)
+    await bucket.put("silent", b"")
+    for _ in range(8):
+        await bucket.put("living", b"")
+        await asyncio.sleep(0.2)
+    assert await bucket.get("silent") is None
+    assert [entry.key for entry in await bucket.list_entries()] == ["living"]
+    await bucket.update("silent", b"back", revision=0)
+
+
+async def test_a_bucket_that_exists_can_be_opened_with_other_words(connect: Connect, name: str) -> None:
+    bus = await connect()
+    await (await bus.bucket(name, ttl_s=30)).put("a", b"1")
+    entry = await (await bus.bucket(name, ttl_s=60, durable=True)).get("a")
+    assert entry is not None
+    assert entry.value == b"1"
+
+
+@pytest.mark.parametrize("key", ["", "a b", ".a", "a.", "a..b", "*", ">", "ä"])
+async def test_a_key_that_no_server_would_take_is_refused(connect: Connect, name: str, key: str) -> None:
+    bucket = await (await connect()).bucket(name)
+    with pytest.raises(ValueError, match="key"):
+        await bucket.put(key, b"")
+
+
+async def test_a_watch_tells_what_is_there_and_then_every_change(connect: Connect, name: str) -> None:
+    bucket = await (await connect()).bucket(name)
+    await bucket.put("old", b"0")
+    watch = bucket.watch()
+    told = [await next_entry(watch)]
+    await bucket.put("new", b"1")
+    told.append(await next_entry(watch))
+    await bucket.delete("old")
+    told.append(await next_entry(watch))
+    assert [(entry.key, entry.value) for entry in told] == [("old", b"0"), ("new", b"1"), ("old", None)]
+    assert told[0].revision < told[1].revision < told[2].revision
+
+
+async def test_a_watch_ends_with_its_bus(connect: Connect, name: str) -> None:
+    bus = await connect()
+    bucket = await bus.bucket(name)
+
+    async def watch_all() -> list[str]:
+        return [entry.key async for entry in bucket.watch()]
+
+    await bucket.put("a", b"")
+    watching = asyncio.create_task(watch_all())
+    await asyncio.sleep(0.2)
+    await bus.close()
+    assert await asyncio.wait_for(watching, 10) == ["a"]
+
+
+async def test_watch_and_bucket_survive_a_server_that_forgot_everything(
+    connect: Connect, world: BusWorld, name: str
+) -> None:
+    bus = await connect()
+    bucket, durable = await bus.bucket(name, ttl_s=60), await bus.bucket(f"{name}d", durable=True)
+    await bucket.put("before", b"1")
+    revision = await durable.put("kept", b"2")
+    watch = bucket.watch()
+    assert (await next_entry(watch)).key == "before"
+    world.stop_server()
+    try:
+        await eventually(lambda: not bus.is_connected)
+    finally:
+        world.start_server()
+    await eventually(lambda: bus.is_connected)
+    await bucket.put("after", b"3")
+    await entry_of(watch, "after", b"3")
+    assert await bucket.get("before") is None
+    assert await durable.get("kept") == KvEntry("kept", b"2", revision)

@@ -1,0 +1,90 @@
+"""Two servers of the bus for one contract test: nats-server as a real process, and the in-memory hub."""
+
+import asyncio
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from weir.bus.memory import MemoryHub
+from weir.bus.nats import NatsBus
+from weir.bus.protocol import Bus
+from weir.bus.server import nats_server_command
+
+
+async def eventually(is_so: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    """Raises TimeoutError when it does not become so."""
+    async with asyncio.timeout(timeout_s):
+        while not is_so():  # noqa: ASYNC110  what is waited for has no event
+            await asyncio.sleep(0.01)
+
+
+class BusWorld(Protocol):
+    """Something to connect to, that can die and come back."""
+
+    async def connect(self) -> Bus: ...
+
+    def stop_server(self) -> None: ...
+
+    def start_server(self) -> None: ...
+
+
+class MemoryWorld:
+    def __init__(self) -> None:
+        self.hub = MemoryHub()
+
+    async def connect(self) -> Bus:
+        return self.hub.connect()
+
+    def stop_server(self) -> None:
+        self.hub.stop()
+
+    def start_server(self) -> None:
+        self.hub.start()
+
+
+class NatsServer:
+    """A nats-server on a free port of its own, killed hard."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+        self._port = -1
+
+    @property
+    def url(self) -> str:
+        return f"nats://127.0.0.1:{self._port}"
+
+    def start(self) -> None:
+        command = nats_server_command(self._port, self._folder / "store", ports_file_dir=self._folder)
+        with (self._folder / "nats.log").open("ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+        ports_file = self._folder / f"nats-server_{self._process.pid}.ports"
+        deadline = time.monotonic() + 10
+        while not ports_file.exists() or not ports_file.read_text():
+            if time.monotonic() > deadline or self._process.poll() is not None:
+                raise RuntimeError(f"nats-server did not start: {(self._folder / 'nats.log').read_text()}")
+            time.sleep(0.01)
+        self._port = int(json.loads(ports_file.read_text())["nats"][0].rsplit(":", 1)[1])
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(timeout=10)
+            self._process = None
+
+
+class NatsWorld:
+    def __init__(self, server: NatsServer) -> None:
+        self._server = server
+
+    async def connect(self) -> Bus:
+        return await NatsBus.connect(self._server.url, name="contract-test")
+
+    def stop_server(self) -> None:
+        self._server.kill()
+
+    def start_server(self) -> None:
+        self._server.start()
