@@ -27,6 +27,7 @@ class AttachRequest(_message.Message):
 
     REGISTER_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
+    DETACH_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def register(self) -> Global___Register:
         """Opens the stream."""
@@ -35,17 +36,22 @@ class AttachRequest(_message.Message):
     def heartbeat(self) -> Global___Heartbeat:
         """"I live." """
 
+    @_builtins.property
+    def detach(self) -> Global___Detach:
+        """"I end." """
+
     def __init__(
         self,
         *,
         register: Global___Register | None = ...,
         heartbeat: Global___Heartbeat | None = ...,
+        detach: Global___Detach | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["heartbeat", b"heartbeat", "message", b"message", "register", b"register"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["detach", b"detach", "heartbeat", b"heartbeat", "message", b"message", "register", b"register"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat", b"heartbeat", "message", b"message", "register", b"register"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detach", b"detach", "heartbeat", b"heartbeat", "message", b"message", "register", b"register"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["register", "heartbeat"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["register", "heartbeat", "detach"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -64,6 +70,9 @@ class Register(_message.Message):
     LEASE_ID_FIELD_NUMBER: _builtins.int
     ROLE_FIELD_NUMBER: _builtins.int
     MODEL_DIGEST_FIELD_NUMBER: _builtins.int
+    HELD_PAGE_IDS_FIELD_NUMBER: _builtins.int
+    HELD_SLOTS_FIELD_NUMBER: _builtins.int
+    HANDING_OFF_SLOTS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """The worker's id."""
     pid: _builtins.int
@@ -78,6 +87,22 @@ class Register(_message.Message):
     """prefill or decode."""
     model_digest: _builtins.str
     """Digest of the model's weights, dtype and page layout. All leases of an arena must agree."""
+    @_builtins.property
+    def held_page_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Every page that it holds. The lease keeps these; a page that the lease does not own ends it (FAILED_PRECONDITION).
+        Not named here are pages of sequences in handing_off_slots, and of those that it has not yet been told of.
+        """
+
+    @_builtins.property
+    def held_slots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Every slot that it holds, with the same rule. Slots in neither list are taken back, except handed-off sequences
+        that have a record: these are told of again.
+        """
+
+    @_builtins.property
+    def handing_off_slots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Slots whose HandOff has no answer yet: they stay with their pages if the lease still owns them."""
+
     def __init__(
         self,
         *,
@@ -88,10 +113,13 @@ class Register(_message.Message):
         lease_id: _builtins.int = ...,
         role: _builtins.str = ...,
         model_digest: _builtins.str = ...,
+        held_page_ids: _abc.Iterable[_builtins.int] | None = ...,
+        held_slots: _abc.Iterable[_builtins.int] | None = ...,
+        handing_off_slots: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_id", b"lease_id", "model_digest", b"model_digest", "page_bytes", b"page_bytes", "pid", b"pid", "pid_start_ticks", b"pid_start_ticks", "role", b"role", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handing_off_slots", b"handing_off_slots", "held_page_ids", b"held_page_ids", "held_slots", b"held_slots", "lease_id", b"lease_id", "model_digest", b"model_digest", "page_bytes", b"page_bytes", "pid", b"pid", "pid_start_ticks", b"pid_start_ticks", "role", b"role", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -113,6 +141,25 @@ class Heartbeat(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Heartbeat: _TypeAlias = Heartbeat  # noqa: Y015
+
+@_typing.final
+class Detach(_message.Message):
+    """"I end": the worker does not touch the arena from here on. Frees all that the lease owns, and the process is not
+    killed.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Detach: _TypeAlias = Detach  # noqa: Y015
 
 @_typing.final
 class AttachResponse(_message.Message):
@@ -157,6 +204,7 @@ class Attached(_message.Message):
     HEARTBEAT_INTERVAL_MS_FIELD_NUMBER: _builtins.int
     LEASE_TTL_MS_FIELD_NUMBER: _builtins.int
     HANDED_OFF_SEQUENCES_FIELD_NUMBER: _builtins.int
+    ATTACHMENT_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.int
     """The lease."""
     segment_path: _builtins.str
@@ -165,9 +213,11 @@ class Attached(_message.Message):
     """A Heartbeat is expected this often."""
     lease_ttl_ms: _builtins.int
     """Silence after which the process is killed."""
+    attachment: _builtins.int
+    """Number of this attachment; every call names it."""
     @_builtins.property
     def handed_off_sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___SequenceHandedOff]:
-        """All sequences that the lease owns and that came by hand-off; the worker drops those it has already."""
+        """The sequences that came to the lease by hand-off and that the worker does not name as held."""
 
     def __init__(
         self,
@@ -177,10 +227,11 @@ class Attached(_message.Message):
         heartbeat_interval_ms: _builtins.int = ...,
         lease_ttl_ms: _builtins.int = ...,
         handed_off_sequences: _abc.Iterable[Global___SequenceHandedOff] | None = ...,
+        attachment: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["handed_off_sequences", b"handed_off_sequences", "heartbeat_interval_ms", b"heartbeat_interval_ms", "lease_id", b"lease_id", "lease_ttl_ms", b"lease_ttl_ms", "segment_path", b"segment_path"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attachment", b"attachment", "handed_off_sequences", b"handed_off_sequences", "heartbeat_interval_ms", b"heartbeat_interval_ms", "lease_id", b"lease_id", "lease_ttl_ms", b"lease_ttl_ms", "segment_path", b"segment_path"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -231,22 +282,26 @@ class AcquireRequest(_message.Message):
     LEASE_ID_FIELD_NUMBER: _builtins.int
     NUM_PAGES_FIELD_NUMBER: _builtins.int
     NUM_SLOTS_FIELD_NUMBER: _builtins.int
+    ATTACHMENT_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.int
     """For whom."""
     num_pages: _builtins.int
     """Number of pages."""
     num_slots: _builtins.int
     """Number of sequence slots."""
+    attachment: _builtins.int
+    """The attachment."""
     def __init__(
         self,
         *,
         lease_id: _builtins.int = ...,
         num_pages: _builtins.int = ...,
         num_slots: _builtins.int = ...,
+        attachment: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_id", b"lease_id", "num_pages", b"num_pages", "num_slots", b"num_slots"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attachment", b"attachment", "lease_id", b"lease_id", "num_pages", b"num_pages", "num_slots", b"num_slots"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -291,15 +346,18 @@ class ReleaseRequest(_message.Message):
     LEASE_ID_FIELD_NUMBER: _builtins.int
     PAGE_IDS_FIELD_NUMBER: _builtins.int
     SLOTS_FIELD_NUMBER: _builtins.int
+    ATTACHMENT_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.int
     """By whom."""
+    attachment: _builtins.int
+    """The attachment."""
     @_builtins.property
     def page_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Page ids."""
 
     @_builtins.property
     def slots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Slots."""
+        """Slots. The worker has cleared their records."""
 
     def __init__(
         self,
@@ -307,10 +365,11 @@ class ReleaseRequest(_message.Message):
         lease_id: _builtins.int = ...,
         page_ids: _abc.Iterable[_builtins.int] | None = ...,
         slots: _abc.Iterable[_builtins.int] | None = ...,
+        attachment: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_id", b"lease_id", "page_ids", b"page_ids", "slots", b"slots"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attachment", b"attachment", "lease_id", b"lease_id", "page_ids", b"page_ids", "slots", b"slots"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -344,6 +403,7 @@ class HandOffRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     TO_WORKER_ID_FIELD_NUMBER: _builtins.int
+    ATTACHMENT_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.int
     """The present owner."""
     slot: _builtins.int
@@ -352,6 +412,8 @@ class HandOffRequest(_message.Message):
     """Must equal the record's."""
     to_worker_id: _builtins.str
     """The new owner."""
+    attachment: _builtins.int
+    """The attachment."""
     @_builtins.property
     def attempt(self) -> _types_pb2.Attempt:
         """Must equal the record's."""
@@ -364,10 +426,11 @@ class HandOffRequest(_message.Message):
         request_id: _builtins.str = ...,
         attempt: _types_pb2.Attempt | None = ...,
         to_worker_id: _builtins.str = ...,
+        attachment: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "lease_id", b"lease_id", "request_id", b"request_id", "slot", b"slot", "to_worker_id", b"to_worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attachment", b"attachment", "attempt", b"attempt", "lease_id", b"lease_id", "request_id", b"request_id", "slot", b"slot", "to_worker_id", b"to_worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -63,7 +63,10 @@ class ArenaServicer:
 
     def Attach(self, request_iterator, context):
         """Takes or re-takes a lease and keeps it: the first request is Register, then Heartbeats. A stream that breaks or
-        falls silent starts a countdown at whose end the service kills the process and orphans its sequences.
+        falls silent starts a countdown at whose end the service kills the process and orphans its sequences. Detach ends
+        the lease without a kill. A stream is an attachment; a new one of the same lease ends the one before.
+        The three calls below name the attachment that they belong to, and are refused (ABORTED) once it has ended: the
+        worker attaches again, says what it holds, and what it lost the answer to is healed by that.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -35,7 +35,10 @@ class ArenaStub:
     def __new__(cls, channel: _aio.Channel) -> ArenaAsyncStub: ...
     Attach: _grpc.StreamStreamMultiCallable[_arena_pb2.AttachRequest, _arena_pb2.AttachResponse]
     """Takes or re-takes a lease and keeps it: the first request is Register, then Heartbeats. A stream that breaks or
-    falls silent starts a countdown at whose end the service kills the process and orphans its sequences.
+    falls silent starts a countdown at whose end the service kills the process and orphans its sequences. Detach ends
+    the lease without a kill. A stream is an attachment; a new one of the same lease ends the one before.
+    The three calls below name the attachment that they belong to, and are refused (ABORTED) once it has ended: the
+    worker attaches again, says what it holds, and what it lost the answer to is healed by that.
     """
     Acquire: _grpc.UnaryUnaryMultiCallable[_arena_pb2.AcquireRequest, _arena_pb2.AcquireResponse]
     """Gives free pages and sequence slots to a lease: all of what is asked or nothing (RESOURCE_EXHAUSTED)."""
@@ -51,7 +54,10 @@ class ArenaAsyncStub(ArenaStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Attach: _aio.StreamStreamMultiCallable[_arena_pb2.AttachRequest, _arena_pb2.AttachResponse]  # type: ignore[assignment]
     """Takes or re-takes a lease and keeps it: the first request is Register, then Heartbeats. A stream that breaks or
-    falls silent starts a countdown at whose end the service kills the process and orphans its sequences.
+    falls silent starts a countdown at whose end the service kills the process and orphans its sequences. Detach ends
+    the lease without a kill. A stream is an attachment; a new one of the same lease ends the one before.
+    The three calls below name the attachment that they belong to, and are refused (ABORTED) once it has ended: the
+    worker attaches again, says what it holds, and what it lost the answer to is healed by that.
     """
     Acquire: _aio.UnaryUnaryMultiCallable[_arena_pb2.AcquireRequest, _arena_pb2.AcquireResponse]  # type: ignore[assignment]
     """Gives free pages and sequence slots to a lease: all of what is asked or nothing (RESOURCE_EXHAUSTED)."""
@@ -70,7 +76,10 @@ class ArenaServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_arena_pb2.AttachResponse], _abc.AsyncIterator[_arena_pb2.AttachResponse]]:
         """Takes or re-takes a lease and keeps it: the first request is Register, then Heartbeats. A stream that breaks or
-        falls silent starts a countdown at whose end the service kills the process and orphans its sequences.
+        falls silent starts a countdown at whose end the service kills the process and orphans its sequences. Detach ends
+        the lease without a kill. A stream is an attachment; a new one of the same lease ends the one before.
+        The three calls below name the attachment that they belong to, and are refused (ABORTED) once it has ended: the
+        worker attaches again, says what it holds, and what it lost the answer to is healed by that.
         """
 
     @_abc_1.abstractmethod

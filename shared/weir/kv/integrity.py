@@ -1,0 +1,65 @@
+"""What must hold between the ownership table, the leases and the records, at any moment between two calls."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weir.kv.lease import Lease, LeaseState
+from weir.kv.ownership import NO_LEASE, BlockTableOf, OwnershipTable, PageState, SlotState
+
+
+def check_integrity(table: OwnershipTable, leases: list[Lease], block_table_of: BlockTableOf) -> tuple[str, ...]:
+    """One sentence for each thing that is wrong; none when all is well.
+
+    Workers write their records meanwhile, so what the records show counts only if a second look shows it again.
+    """
+    errors = [
+        *_row_errors("page", table.page_rows, leases),
+        *_row_errors("slot", table.slot_rows, leases),
+        *_refcount_errors(table),
+    ]
+    suspected = list(_record_errors(table, block_table_of))
+    if suspected:
+        confirmed = set(_record_errors(table, block_table_of))
+        errors += [error for error in suspected if error in confirmed]
+    return tuple(errors)
+
+
+def _row_errors(kind: str, rows: NDArray[Any], leases: list[Lease]) -> Iterator[str]:
+    lease_ids = [lease.lease_id for lease in leases]
+    orphaned_ids = [lease.lease_id for lease in leases if lease.state == LeaseState.ORPHANED]
+    leased, orphaned = rows["state"] == PageState.LEASED, rows["state"] == PageState.ORPHANED
+    checks = (
+        ("is free or cached but has an owner", ~leased & ~orphaned & (rows["owner"] != NO_LEASE)),
+        ("is leased to a lease that does not exist", leased & ~np.isin(rows["owner"], lease_ids)),
+        ("is orphaned but its owner is not", orphaned & ~np.isin(rows["owner"], orphaned_ids)),
+        ("has a state that does not exist", rows["state"] > max(PageState)),
+    )
+    for sentence, wrong in checks:
+        for index in np.flatnonzero(wrong).tolist():
+            yield f"{kind} {index} {sentence} (owner {rows['owner'][index]})"
+
+
+def _refcount_errors(table: OwnershipTable) -> Iterator[str]:
+    rows = table.page_rows
+    owned = (rows["state"] == PageState.LEASED) | (rows["state"] == PageState.ORPHANED)
+    for page_id in np.flatnonzero(owned != (rows["refcount"] > 0)).tolist():
+        yield f"page {page_id} has reference count {rows['refcount'][page_id]} in state {rows['state'][page_id]}"
+
+
+def _record_errors(table: OwnershipTable, block_table_of: BlockTableOf) -> Iterator[str]:
+    slot_of_page = np.full(len(table.page_rows), -1, np.int64)
+    for slot in range(len(table.slot_rows)):
+        block_table = block_table_of(slot)
+        if block_table is None:
+            continue
+        if table.slot_rows["state"][slot] == SlotState.FREE:
+            yield f"slot {slot} is free but has a sequence record"
+            continue
+        for page_id in block_table[table.page_rows["owner"][block_table] != table.slot_rows["owner"][slot]].tolist():
+            yield f"page {page_id} is in the block table of slot {slot} but has another owner"
+        for page_id in block_table[slot_of_page[block_table] >= 0].tolist():
+            yield f"page {page_id} is in the block tables of slots {slot_of_page[page_id]} and {slot}"
+        slot_of_page[block_table] = slot

@@ -1,0 +1,172 @@
+"""Where everything lies in a segment.
+
+    0       header           magic, version, geometry, arena id, model digest, CRC; written once
+    4096    counters         the next lease id and attachment; outlive a restart
+            lease table      MAX_LEASES rows of LEASE_DTYPE
+            slot table       num_slots rows of SLOT_DTYPE
+            page table       num_pages rows of PAGE_DTYPE
+            records          num_slots sequence records (`weir.kv.record`)
+            pages            num_pages pages of page_bytes
+
+Every part begins on a 4096-byte boundary. A change of any of this raises LAYOUT_VERSION.
+"""
+
+import struct
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+
+from weir.kv.geometry import ArenaGeometry
+
+LAYOUT_VERSION = 1
+MAX_LEASES = 256
+MAX_DIGEST_BYTES = 128
+
+PAGE_DTYPE = np.dtype(
+    [
+        ("owner", "<u4"),
+        ("generation", "<u4"),
+        ("refcount", "<u4"),
+        ("state", "u1"),
+        ("sealed", "u1"),
+        ("reserved", "<u2"),
+        ("hash", "<u8", (2,)),
+    ]
+)
+SLOT_DTYPE = np.dtype(
+    [
+        ("owner", "<u4"),
+        ("acquirer", "<u4"),
+        ("generation", "<u4"),
+        ("state", "<u4"),
+        ("moved_request_id", "S64"),
+        ("moved_dispatch", "<u4"),
+        ("moved_adoption", "<u4"),
+        ("moved_from", "<u4"),
+        ("moved_num_pages", "<u4"),
+    ]
+)
+LEASE_DTYPE = np.dtype(
+    [
+        ("lease_id", "<u4"),
+        ("state", "<u4"),
+        ("pid", "<u4"),
+        ("reserved", "<u4"),
+        ("pid_start_ticks", "<u8"),
+        ("worker_id", "S64"),
+        ("role", "S16"),
+    ]
+)
+COUNTERS_DTYPE = np.dtype([("next_lease_id", "<u4"), ("reserved", "<u4"), ("next_attachment", "<u8")])
+
+RECORD_HEADER_BYTES = 512
+"""One of the two header slots of a sequence record."""
+
+_MAGIC = b"WEIRARNA"
+_ALIGNMENT_BYTES = 4096
+_HEADER = struct.Struct("<8sI I Q Q Q Q Q 32s 128s")
+_CRC = struct.Struct("<I")
+HEADER_BYTES = _HEADER.size + _CRC.size
+
+
+class SegmentMismatch(Exception):
+    """A file is not a segment of this version, or not of the expected geometry or model; the message says which."""
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentHeader:
+    """What a segment says of itself. `arena_id` is new with every segment and survives a restart over it."""
+
+    geometry: ArenaGeometry
+    arena_id: str
+    model_digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentLayout:
+    """Byte offsets of the parts of a segment."""
+
+    counters: int
+    leases: int
+    slots: int
+    pages: int
+    records: int
+    record_bytes: int
+    page_data: int
+    total_bytes: int
+
+
+def layout_of(geometry: ArenaGeometry) -> SegmentLayout:
+    """The offsets that follow from the geometry."""
+    record_bytes = _aligned(
+        2 * RECORD_HEADER_BYTES + 4 * (geometry.max_context_tokens + geometry.max_pages_per_sequence)
+    )
+    counters = _ALIGNMENT_BYTES
+    leases = counters + _ALIGNMENT_BYTES
+    slots = leases + _aligned(MAX_LEASES * LEASE_DTYPE.itemsize)
+    pages = slots + _aligned(geometry.num_slots * SLOT_DTYPE.itemsize)
+    records = pages + _aligned(geometry.num_pages * PAGE_DTYPE.itemsize)
+    page_data = records + geometry.num_slots * record_bytes
+    total_bytes = page_data + geometry.num_pages * geometry.page_bytes
+    return SegmentLayout(counters, leases, slots, pages, records, record_bytes, page_data, total_bytes)
+
+
+def geometry_within(arena_bytes: int, page_bytes: int, num_slots: int, max_context_tokens: int) -> ArenaGeometry:
+    """The geometry with the most pages whose segment has at most `arena_bytes`.
+
+    Raises ValueError if not even one sequence of `max_context_tokens` would fit.
+    """
+    smallest = ArenaGeometry(page_bytes, 0, num_slots, max_context_tokens)
+    room_bytes = arena_bytes - layout_of(smallest).total_bytes - _ALIGNMENT_BYTES
+    num_pages = room_bytes // (page_bytes + PAGE_DTYPE.itemsize)
+    if num_pages < smallest.max_pages_per_sequence:
+        least = ArenaGeometry(page_bytes, smallest.max_pages_per_sequence + 1, num_slots, max_context_tokens)
+        raise ValueError(
+            f"arena_bytes {arena_bytes}: too small for one sequence of {max_context_tokens} tokens "
+            f"in pages of {page_bytes} bytes; give at least {layout_of(least).total_bytes + _ALIGNMENT_BYTES}"
+        )
+    return ArenaGeometry(page_bytes, num_pages, num_slots, max_context_tokens)
+
+
+def pack_header(header: SegmentHeader) -> bytes:
+    """Raises ValueError for a digest of more than MAX_DIGEST_BYTES bytes."""
+    digest = header.model_digest.encode()
+    if len(digest) > MAX_DIGEST_BYTES:
+        raise ValueError(f"model_digest {header.model_digest!r}: {len(digest)} bytes, at most {MAX_DIGEST_BYTES}")
+    geometry = header.geometry
+    packed = _HEADER.pack(
+        _MAGIC,
+        LAYOUT_VERSION,
+        MAX_LEASES,
+        geometry.page_bytes,
+        geometry.num_pages,
+        geometry.num_slots,
+        geometry.max_context_tokens,
+        layout_of(geometry).total_bytes,
+        header.arena_id.encode(),
+        digest,
+    )
+    return packed + _CRC.pack(zlib.crc32(packed))
+
+
+def unpack_header(data: bytes, file_bytes: int) -> SegmentHeader:
+    """Reads the first HEADER_BYTES of a file that is `file_bytes` long. Raises SegmentMismatch."""
+    if len(data) < HEADER_BYTES or not data.startswith(_MAGIC):
+        raise SegmentMismatch("it is not a segment of Weir (no magic number)")
+    packed = data[: _HEADER.size]
+    _, version, max_leases, page_bytes, num_pages, num_slots, max_context_tokens, total_bytes, arena_id, digest = (
+        _HEADER.unpack(packed)
+    )
+    if (version, max_leases) != (LAYOUT_VERSION, MAX_LEASES):
+        raise SegmentMismatch(f"its layout has version {version}, this program has version {LAYOUT_VERSION}")
+    if _CRC.unpack_from(data, _HEADER.size)[0] != zlib.crc32(packed):
+        raise SegmentMismatch("the checksum of its header is wrong")
+    if file_bytes != total_bytes:
+        raise SegmentMismatch(f"it has {file_bytes} bytes where its header says {total_bytes}")
+    geometry = ArenaGeometry(page_bytes, num_pages, num_slots, max_context_tokens)
+    return SegmentHeader(geometry, arena_id.decode(), digest.rstrip(b"\0").decode())
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES

@@ -1,0 +1,261 @@
+"""The segment: one file in /dev/shm that holds the pages of a host and everything that is known about them.
+
+Made with open + posix_fallocate + mmap. multiprocessing.shared_memory would unlink it when a worker dies; without
+posix_fallocate a full /dev/shm is a SIGBUS at some later write and not an error now.
+"""
+
+import errno
+import fcntl
+import logging
+import mmap
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weir.kv.geometry import ArenaGeometry
+from weir.kv.layout import (
+    COUNTERS_DTYPE,
+    HEADER_BYTES,
+    LEASE_DTYPE,
+    MAX_LEASES,
+    PAGE_DTYPE,
+    SLOT_DTYPE,
+    SegmentHeader,
+    SegmentMismatch,
+    layout_of,
+    pack_header,
+    unpack_header,
+)
+from weir.kv.record import SequenceRecord
+
+_log = logging.getLogger(__name__)
+
+_MADV_POPULATE_WRITE = 23  # Linux 5.14; the mmap module has no name for it
+_POPULATE_STEP_BYTES = 64 << 20  # madvise holds the interpreter lock: other threads get a turn between steps
+_MIB = 1 << 20
+
+
+class SegmentError(Exception):
+    """The segment cannot be made or taken; the message says why and what to do."""
+
+
+def segment_path(instance: str, directory: Path = Path("/dev/shm")) -> Path:
+    """Where the segment of an instance lies."""
+    return directory / f"weir-{instance}-arena"
+
+
+class Segment:
+    """One mapping of the file. Views taken from it stay valid after `close`: the last one to go ends the mapping."""
+
+    def __init__(self, path: Path, header: SegmentHeader, mapping: mmap.mmap, lock_fd: int | None) -> None:
+        self.path = path
+        self.geometry = header.geometry
+        self.arena_id = header.arena_id
+        self.model_digest = header.model_digest
+        self._layout = layout_of(header.geometry)
+        self._memory = memoryview(mapping)
+        self._lock_fd = lock_fd
+
+    @classmethod
+    def create(cls, path: Path, geometry: ArenaGeometry, model_digest: str) -> "Segment":
+        """Makes, pre-faults and locks a new segment, and replaces what was at `path`.
+
+        Raises SegmentError if there is too little room, or if another process holds the lock of a segment there.
+        """
+        header = SegmentHeader(geometry, uuid.uuid4().hex, model_digest)
+        staging = path.with_name(path.name + ".new")
+        lock_fd = _open_locked(staging, os.O_RDWR | os.O_CREAT)
+        with _removed_on_error(staging, lock_fd):
+            _allocate(lock_fd, layout_of(geometry).total_bytes, path)
+            mapping = mmap.mmap(lock_fd, layout_of(geometry).total_bytes)
+            _populate(mapping)
+            packed = pack_header(header)
+            mapping[: len(packed)] = packed
+            segment = cls(path, header, mapping, lock_fd)
+            segment.counters["next_lease_id"] = 1
+            segment.counters["next_attachment"] = 1
+            staging.rename(path)  # the path never names a half-made segment
+        return segment
+
+    @classmethod
+    def open(cls, path: Path) -> "Segment":
+        """Maps an existing segment, pre-faulted. For workers. Raises SegmentMismatch, or OSError if it is not there."""
+        fd = os.open(path, os.O_RDWR)
+        try:
+            header, mapping = _map(fd)
+        finally:
+            os.close(fd)
+        _populate(mapping)
+        return cls(path, header, mapping, lock_fd=None)
+
+    @classmethod
+    def take(cls, path: Path) -> "Segment":
+        """Maps and locks an existing segment. For the transfer service.
+
+        Raises SegmentError while another process holds the lock, SegmentMismatch, or FileNotFoundError.
+        """
+        lock_fd = _open_locked(path, os.O_RDWR)
+        try:
+            header, mapping = _map(lock_fd)
+        except BaseException:
+            os.close(lock_fd)
+            raise
+        return cls(path, header, mapping, lock_fd)
+
+    @property
+    def total_bytes(self) -> int:
+        return self._layout.total_bytes
+
+    @property
+    def counters(self) -> NDArray[Any]:
+        """One row of COUNTERS_DTYPE, shape []."""
+        return self._rows(COUNTERS_DTYPE, self._layout.counters, 1)[0:1].reshape(())
+
+    @property
+    def lease_rows(self) -> NDArray[Any]:
+        """LEASE_DTYPE, shape [MAX_LEASES]."""
+        return self._rows(LEASE_DTYPE, self._layout.leases, MAX_LEASES)
+
+    @property
+    def slot_rows(self) -> NDArray[Any]:
+        """SLOT_DTYPE, shape [num_slots]."""
+        return self._rows(SLOT_DTYPE, self._layout.slots, self.geometry.num_slots)
+
+    @property
+    def page_rows(self) -> NDArray[Any]:
+        """PAGE_DTYPE, shape [num_pages]."""
+        return self._rows(PAGE_DTYPE, self._layout.pages, self.geometry.num_pages)
+
+    @property
+    def pages(self) -> NDArray[np.uint8]:
+        """The pages' bytes: uint8, shape [num_pages, page_bytes]."""
+        shape = (self.geometry.num_pages, self.geometry.page_bytes)
+        return np.frombuffer(self._memory, np.uint8, shape[0] * shape[1], self._layout.page_data).reshape(shape)
+
+    def record(self, slot: int) -> SequenceRecord:
+        """The sequence record of a slot. Raises IndexError for a slot that is not there."""
+        if not 0 <= slot < self.geometry.num_slots:
+            raise IndexError(f"slot {slot}: this arena has {self.geometry.num_slots}")
+        start = self._layout.records + slot * self._layout.record_bytes
+        return SequenceRecord(self._memory[start : start + self._layout.record_bytes], self.geometry)
+
+    def close(self) -> None:
+        """Gives the lock and this object's hold on the mapping back. The file stays."""
+        self._memory = memoryview(b"")
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+            self._lock_fd = None
+
+    def unlink(self) -> None:
+        """Removes the file. For the transfer service, once nobody holds a lease. May be called twice."""
+        self.path.unlink(missing_ok=True)
+
+    def _rows(self, dtype: np.dtype[Any], offset: int, count: int) -> NDArray[Any]:
+        return np.frombuffer(self._memory, dtype, count, offset)
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedSegment:
+    """What `claim_segment` came to; `is_new` is false where a live segment was taken over."""
+
+    segment: Segment
+    is_new: bool
+
+
+def claim_segment(path: Path, geometry: ArenaGeometry, model_digest: str) -> ClaimedSegment:
+    """Takes over the segment at `path` if it has this geometry and model; removes any other and makes a new one.
+
+    Raises SegmentError if another transfer service has it, or if there is too little room.
+    """
+    try:
+        segment = Segment.take(path)
+    except FileNotFoundError:
+        return ClaimedSegment(Segment.create(path, geometry, model_digest), is_new=True)
+    except SegmentMismatch as mismatch:
+        _log.warning("left-over %s removed: %s", path, mismatch)
+    else:
+        difference = _difference(segment, geometry, model_digest)
+        if difference is None:
+            return ClaimedSegment(segment, is_new=False)
+        _log.warning("left-over segment %s of an earlier run removed: %s", path, difference)
+        segment.close()
+    path.unlink()
+    return ClaimedSegment(Segment.create(path, geometry, model_digest), is_new=True)
+
+
+def _difference(segment: Segment, geometry: ArenaGeometry, model_digest: str) -> str | None:
+    if segment.geometry != geometry:
+        return f"it has {segment.geometry}, wanted is {geometry}"
+    if segment.model_digest != model_digest:
+        return f"it is of model {segment.model_digest!r}, wanted is {model_digest!r}"
+    return None
+
+
+def _open_locked(path: Path, flags: int) -> int:
+    """The lock says which transfer service has the file. It goes with its process, however that ends."""
+    fd = os.open(path, flags, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise SegmentError(
+            f"{path} is in use by another transfer service; stop it (`weir down`) or choose another instance name"
+        ) from None
+    if not path.exists() or not os.path.samestat(path.stat(), os.fstat(fd)):
+        os.close(fd)
+        raise SegmentError(f"{path} was replaced while it was being opened: another transfer service starts or stops")
+    return fd
+
+
+@contextmanager
+def _removed_on_error(staging: Path, fd: int) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        staging.unlink(missing_ok=True)
+        os.close(fd)
+        raise
+
+
+def _allocate(fd: int, total_bytes: int, path: Path) -> None:
+    os.ftruncate(fd, 0)  # what a creator that died half-way has left
+    try:
+        os.posix_fallocate(fd, 0, total_bytes)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
+            raise
+        os.ftruncate(fd, 0)
+        file_system = os.fstatvfs(fd)
+        free_bytes = file_system.f_bavail * file_system.f_frsize
+        raise SegmentError(
+            f"{path.parent} is too small: the arena needs {total_bytes / _MIB:.0f} MiB, "
+            f"free are {free_bytes / _MIB:.0f} MiB; make it larger (`mount -o remount,size=… {path.parent}`, "
+            f"or shm_size in Compose), remove left-over files there, or give a smaller --arena-bytes"
+        ) from error
+
+
+def _map(fd: int) -> tuple[SegmentHeader, mmap.mmap]:
+    file_bytes = os.fstat(fd).st_size
+    header = unpack_header(os.pread(fd, HEADER_BYTES, 0), file_bytes)
+    return header, mmap.mmap(fd, file_bytes)
+
+
+def _populate(mapping: mmap.mmap) -> None:
+    """First touch is ten times slower than later ones: it is done here and not in a request's time."""
+    total_bytes = len(mapping)
+    for start in range(0, total_bytes, _POPULATE_STEP_BYTES):
+        length = min(_POPULATE_STEP_BYTES, total_bytes - start)
+        try:
+            mapping.madvise(_MADV_POPULATE_WRITE, start, length)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            # An older kernel. Writing would change a segment in use; reading maps the pages that fallocate made.
+            np.frombuffer(mapping, np.uint8, length, start)[:: mmap.PAGESIZE].max()
