@@ -1,0 +1,59 @@
+"""Which bytes a token of the vocabulary stands for."""
+
+import re
+from typing import Protocol
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_SPACE_MARK = "\u2581"
+
+
+class Spelling(Protocol):
+    """A way of writing bytes as tokens."""
+
+    @property
+    def strips_leading_space(self) -> bool:
+        """Whether the first space of a text was put there by the tokenizer."""
+        ...
+
+    def bytes_of(self, token: str) -> bytes: ...
+
+
+def byte_of_character() -> dict[str, int]:
+    """GPT-2's alphabet: printable Latin-1 characters stand for themselves, the other 68 bytes for U+0100 onwards."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(0x100) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+
+
+class ByteLevelSpelling:
+    """Each character of a token is one byte; a token with any other character (an added one) stands for its text."""
+
+    def __init__(self) -> None:
+        self._byte_of = byte_of_character()
+
+    @property
+    def strips_leading_space(self) -> bool:
+        return False
+
+    def bytes_of(self, token: str) -> bytes:
+        try:
+            return bytes(self._byte_of[character] for character in token)
+        except KeyError:
+            return token.encode()
+
+
+class ByteFallbackSpelling:
+    """SentencePiece: text with U+2581 for a space, and `<0x0A>` for single bytes."""
+
+    def __init__(self, *, strips_leading_space: bool) -> None:
+        self._strips_leading_space = strips_leading_space
+
+    @property
+    def strips_leading_space(self) -> bool:
+        return self._strips_leading_space
+
+    def bytes_of(self, token: str) -> bytes:
+        match = _BYTE_TOKEN.fullmatch(token)
+        if match is not None:
+            return bytes([int(match.group(1), 16)])
+        return token.replace(_SPACE_MARK, " ").encode()
