@@ -1,0 +1,140 @@
+"""`core.errors` as gRPC statuses with google.rpc details, and back on the client's side."""
+
+from collections.abc import Iterable
+from typing import Any, Final, NoReturn
+
+import grpc
+import grpc.aio
+from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.message import DecodeError
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+
+from weir.core.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    FieldViolation,
+    InternalError,
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+    Unavailable,
+    WeirError,
+)
+
+_DETAILS_KEY: Final = "grpc-status-details-bin"
+
+# Trailers beyond 8 KiB are cut off by clients, and the whole status is lost with them.
+_MAX_MESSAGE_CHARS: Final = 1000
+_MAX_DESCRIPTION_CHARS: Final = 200
+_MAX_VIOLATIONS: Final = 16
+
+_CODES: Final[tuple[tuple[type[WeirError], grpc.StatusCode], ...]] = (
+    (InvalidRequest, grpc.StatusCode.INVALID_ARGUMENT),
+    (NotFound, grpc.StatusCode.NOT_FOUND),
+    (Overloaded, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (Unavailable, grpc.StatusCode.UNAVAILABLE),
+    (DeadlineExceeded, grpc.StatusCode.DEADLINE_EXCEEDED),
+    (Cancelled, grpc.StatusCode.CANCELLED),
+    (WeirError, grpc.StatusCode.INTERNAL),
+)
+_BY_CODE: Final[dict[grpc.StatusCode, type[WeirError]]] = {
+    grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,
+    grpc.StatusCode.UNAVAILABLE: Unavailable,
+    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
+    grpc.StatusCode.CANCELLED: Cancelled,
+}
+
+
+def status_code(error: WeirError) -> grpc.StatusCode:
+    """The gRPC code of the table in `core.errors`."""
+    return next(code for kind, code in _CODES if isinstance(error, kind))
+
+
+def status_trailers(error: WeirError) -> tuple[tuple[str, bytes], ...]:
+    """The trailing metadata that carries the google.rpc.Status of `error`: its fields, quota and retry hint."""
+    status = status_pb2.Status(
+        code=code_pb2.Code.Value(status_code(error).name),
+        message=_cut(error.message, _MAX_MESSAGE_CHARS),
+        details=[_packed(detail) for detail in _details(error)],
+    )
+    return ((_DETAILS_KEY, status.SerializeToString()),)
+
+
+async def abort(context: "grpc.aio.ServicerContext[Any, Any]", error: WeirError) -> NoReturn:
+    """Ends the call with the status of `error`. Raises what grpc.aio raises to leave a handler."""
+    await context.abort(
+        status_code(error), _cut(error.message, _MAX_MESSAGE_CHARS), trailing_metadata=status_trailers(error)
+    )
+    raise AssertionError("grpc.aio's abort() returned")
+
+
+def from_rpc_error(error: grpc.RpcError) -> WeirError:
+    """The error that a server meant. A status without details (from the transport, say) keeps its code's meaning."""
+    if not isinstance(error, grpc.Call | grpc.aio.AioRpcError):
+        return Unavailable(f"the call failed before it began: {error}")
+    code = error.code()
+    message = error.details() or code.name
+    violations, retry_after_s = _read_details(error.trailing_metadata() or ())
+    match code:
+        case grpc.StatusCode.INVALID_ARGUMENT:
+            return InvalidRequest(violations or [FieldViolation("request", message)])
+        case grpc.StatusCode.NOT_FOUND:
+            return NotFound(violations[0].field if violations else "", message)
+        case _ if code in _BY_CODE:
+            return _BY_CODE[code](message, retry_after_s=retry_after_s)
+        case _:
+            return InternalError(message if code is grpc.StatusCode.INTERNAL else f"{code.name}: {message}")
+
+
+def _details(error: WeirError) -> list[Any]:
+    details: list[Any] = []
+    if isinstance(error, InvalidRequest):
+        details.append(_bad_request(error.violations[:_MAX_VIOLATIONS]))
+    if isinstance(error, NotFound):
+        details.append(_bad_request([FieldViolation(error.field, error.message)]))
+    if isinstance(error, Overloaded):
+        violation = error_details_pb2.QuotaFailure.Violation(description=_cut(error.message, _MAX_DESCRIPTION_CHARS))
+        details.append(error_details_pb2.QuotaFailure(violations=[violation]))
+    if error.retry_after_s is not None:
+        delay = duration_pb2.Duration()
+        delay.FromMilliseconds(round(error.retry_after_s * 1000))
+        details.append(error_details_pb2.RetryInfo(retry_delay=delay))
+    return details
+
+
+def _bad_request(violations: Iterable[FieldViolation]) -> Any:
+    return error_details_pb2.BadRequest(
+        field_violations=[
+            error_details_pb2.BadRequest.FieldViolation(
+                field=_cut(violation.field, _MAX_DESCRIPTION_CHARS),
+                description=_cut(violation.description, _MAX_DESCRIPTION_CHARS),
+            )
+            for violation in violations
+        ]
+    )
+
+
+def _packed(detail: Any) -> any_pb2.Any:
+    packed = any_pb2.Any()
+    packed.Pack(detail)
+    return packed
+
+
+def _read_details(metadata: Iterable[tuple[str, str | bytes]]) -> tuple[list[FieldViolation], float | None]:
+    raw = next((value for key, value in metadata if key == _DETAILS_KEY), b"")
+    violations: list[FieldViolation] = []
+    retry_after_s: float | None = None
+    bad_request, retry_info = error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
+    try:
+        for detail in status_pb2.Status.FromString(raw).details:
+            if detail.Unpack(bad_request):
+                violations.extend(FieldViolation(v.field, v.description) for v in bad_request.field_violations)
+            elif detail.Unpack(retry_info):
+                retry_after_s = retry_info.retry_delay.ToMilliseconds() / 1000
+    except DecodeError:  # the details are a help; the code and the message stand without them
+        return [], None
+    return violations, retry_after_s
+
+
+def _cut(text: str, max_chars: int) -> str:
+    return text if len(text) <= max_chars else text[: max_chars - 1] + "…"
