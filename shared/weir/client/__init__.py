@@ -1,0 +1,10 @@
+"""Python clients of the gateway's gRPC port: `WeirClient` blocks, `AsyncWeirClient` awaits; both raise `core.errors`.
+
+Requests and answers are plain dataclasses; no protobuf type leaves this room.
+"""
+
+from weir.client.aio import AsyncWeirClient
+from weir.client.messages import Chunk, GenerateOptions, ModelInfo, Turn
+from weir.client.sync import WeirClient
+
+__all__ = ["AsyncWeirClient", "Chunk", "GenerateOptions", "ModelInfo", "Turn", "WeirClient"]

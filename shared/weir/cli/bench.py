@@ -1,0 +1,75 @@
+"""`weir bench`: what this machine and a running stack can do."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from weir.cli import options
+
+app = typer.Typer(help="Measure. Figures depend on the machine and on what else runs on it.", no_args_is_help=True)
+
+
+@app.command()
+def step(
+    model: Annotated[str, typer.Option(help="Known name, GGUF file or Hugging Face folder.")] = "smollm2-135m",
+    num_threads: Annotated[int | None, typer.Option(min=1, help="Threads of the forward pass. Default: cores.")] = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Tokens/s of prefill, and of decode at 1, 8 and 32 sequences: the engine alone, in this process."""
+    from weir.bench import step as bench_step
+
+    raise typer.Exit(bench_step.main(model=model, json_output=as_json, num_threads=num_threads))
+
+
+@app.command()
+def transfer(
+    repeats: Annotated[int, typer.Option(min=1, help="Hand-offs of each size.")] = 200,
+    as_json: options.AsJson = False,
+) -> None:
+    """Time of a hand-off of 100 and of 4,000 tokens, beside the time of copying the same pages."""
+    from weir.bench import transfer as bench_transfer
+
+    raise typer.Exit(bench_transfer.main(json_output=as_json, repeats=repeats))
+
+
+@app.command()
+def serve(
+    base_url: Annotated[str, typer.Option(help="An OpenAI-style server: Weir or any other.")] = "http://127.0.0.1:8000",
+    endpoint: Annotated[str, typer.Option(help="Path of its completions.")] = "/v1/completions",
+    model: Annotated[str, typer.Option(help="Model to ask for.")] = "smollm2-135m",
+    num_prompts: Annotated[int, typer.Option(min=1, help="Requests in all.")] = 64,
+    random_input_len: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 128,
+    random_output_len: Annotated[int, typer.Option(min=1, help="Tokens of an answer.")] = 64,
+    max_concurrency: Annotated[int, typer.Option(min=1, help="Requests in flight.")] = 32,
+    request_rate: Annotated[
+        float, typer.Option(min=0.001, help="Poisson arrivals a second; inf: all at once.")
+    ] = float("inf"),
+    temperature: Annotated[float, typer.Option(min=0, max=2)] = 0.0,
+    seed: Annotated[int, typer.Option(help="Of the random prompts and arrivals.")] = 0,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos/--no-ignore-eos", help="Answers of full length.")] = True,
+    result_filename: Annotated[Path | None, typer.Option(help="Also write the JSON here.")] = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Load a server over HTTP as its clients would. Flags, block and JSON keys are those of `vllm bench serve`.
+
+    \b
+    weir bench serve --max-concurrency 32 --random-input-len 128 --random-output-len 64
+    """
+    from weir.bench import serve as bench_serve
+    from weir.bench.load import LoadConfig
+
+    config = LoadConfig(
+        base_url=base_url,
+        endpoint=endpoint,
+        model=model,
+        num_prompts=num_prompts,
+        input_len=random_input_len,
+        output_len=random_output_len,
+        max_concurrency=max_concurrency,
+        request_rate=request_rate,
+        temperature=temperature,
+        seed=seed,
+        ignore_eos=ignore_eos,
+    )
+    raise typer.Exit(bench_serve.main(config, json_output=as_json, result_path=result_filename))

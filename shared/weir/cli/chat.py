@@ -1,0 +1,77 @@
+"""`weir chat`: a conversation in the terminal."""
+
+from typing import Annotated
+
+import typer
+
+from weir.cli import options
+from weir.cli.console import error_line, stderr, stdout
+from weir.client import GenerateOptions, Turn, WeirClient
+from weir.core.errors import WeirError
+
+
+def chat(
+    system: Annotated[str, typer.Option(help="A system message to begin with.")] = "",
+    address: options.Address = options.DEFAULT_ADDRESS,
+    model: options.ModelName = "",
+    lane: options.Lane = "",
+    temperature: options.Temperature = None,
+    top_p: options.TopP = None,
+    top_k: options.TopK = None,
+    seed: options.Seed = None,
+    max_tokens: options.MaxTokens = None,
+) -> None:
+    """Talk with the model; the conversation is kept. /reset forgets it, /quit or Ctrl-D ends.
+
+    Ctrl-C breaks off an answer. Text from a pipe is taken line by line.
+
+    \b
+    weir chat
+    weir chat --system "Answer in one sentence." --temperature 0
+    """
+    chosen = GenerateOptions(
+        model=model, lane=lane, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, max_tokens=max_tokens
+    )
+    opening = [Turn("system", system)] if system else []
+    turns = list(opening)
+    with WeirClient(address) as client:
+        while (said := _try_read()) is not None:
+            match said:
+                case "":
+                    continue
+                case "/quit":
+                    return
+                case "/reset":
+                    turns = list(opening)
+                    stderr.print("forgotten", style="dim")
+                case _:
+                    answer = _try_answer(client, [*turns, Turn("user", said)], chosen)
+                    if answer is not None:
+                        turns += [Turn("user", said), Turn("assistant", answer)]
+
+
+def _try_read() -> str | None:
+    """One line without its end, or None when there is no more."""
+    try:
+        return stderr.input("[bold]> [/bold]").strip()
+    except (EOFError, KeyboardInterrupt):
+        stderr.print()
+        return None
+
+
+def _try_answer(client: WeirClient, turns: list[Turn], chosen: GenerateOptions) -> str | None:
+    """Streams the answer to stdout. None if it failed or was broken off: the turn is then not kept."""
+    stream = client.chat(turns, chosen)
+    text = ""
+    try:
+        for chunk in stream:
+            text += chunk.text
+            stdout.out(chunk.text, end="", highlight=False)
+    except KeyboardInterrupt:
+        stderr.print("\nbroken off", style="dim")
+        return None
+    except WeirError as error:
+        stderr.print(f"\nerror: {error_line(error)}", style="red", markup=False)
+        return None
+    stdout.out("")
+    return text

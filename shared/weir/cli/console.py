@@ -1,0 +1,29 @@
+"""How commands speak: results to stdout, everything else to stderr."""
+
+from typing import NoReturn
+
+import typer
+from rich.console import Console
+
+from weir.core.errors import WeirError
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_NOT_RUNNING = 3
+EXIT_INTERRUPTED = 130
+
+stderr = Console(stderr=True, highlight=False)
+stdout = Console(highlight=False)
+
+
+def fail(message: str, *, code: int = EXIT_FAILED) -> NoReturn:
+    """Prints one readable line and ends the command."""
+    stderr.print("error:", message, style="red", markup=False, soft_wrap=True)
+    raise typer.Exit(code)
+
+
+def error_line(error: WeirError) -> str:
+    """The message, and when to try again where that is known."""
+    if error.retry_after_s is None:
+        return error.message
+    return f"{error.message} (try again in {error.retry_after_s:.1f} s)"

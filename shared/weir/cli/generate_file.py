@@ -1,0 +1,130 @@
+"""Prompts from a JSONL file, answers into a JSONL file that can be gone on with."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from weir.cli.console import EXIT_FAILED, EXIT_USAGE, error_line, fail, stderr
+from weir.client import AsyncWeirClient, GenerateOptions
+from weir.core.errors import WeirError
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One line of the input; `key` is its id, or its line number from 1."""
+
+    key: str | int
+    prompt: str | list[int]
+
+
+def generate_file(address: str, source: Path, target: Path, chosen: GenerateOptions, concurrency: int) -> int:
+    """Answers every job that `target` has no answer for. Returns the exit code: 1 if any failed."""
+    jobs = read_jobs(source)
+    done = keep_answered(target)
+    left = [job for job in jobs if job.key not in done]
+    num_failed = asyncio.run(_run(address, left, target, chosen, concurrency, len(jobs)))
+    stderr.print(f"{len(jobs) - num_failed} of {len(jobs)} answered, {num_failed} failed: {target}", markup=False)
+    return EXIT_FAILED if num_failed else 0
+
+
+def read_jobs(source: Path) -> list[Job]:
+    """Ends the command, naming the line, on anything that is not a job, and on an id that comes twice."""
+    jobs: list[Job] = []
+    try:
+        lines = source.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        fail(f"--input {source}: {error}", code=EXIT_USAGE)
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            jobs.append(_parse_job(source, number, line))
+    keys = [job.key for job in jobs]
+    if len(set(keys)) != len(keys):
+        twice = next(key for key in keys if keys.count(key) > 1)
+        fail(f"--input {source}: id {twice!r} comes twice", code=EXIT_USAGE)
+    return jobs
+
+
+def _parse_job(source: Path, number: int, line: str) -> Job:
+    try:
+        entry = json.loads(line)
+    except json.JSONDecodeError as error:
+        fail(f"--input {source}, line {number}: not JSON: {error}", code=EXIT_USAGE)
+    prompt = entry.get("prompt") if isinstance(entry, dict) else None
+    is_ids = isinstance(prompt, list) and all(isinstance(item, int) and item >= 0 for item in prompt)
+    if not (isinstance(prompt, str) or is_ids):
+        fail(f'--input {source}, line {number}: "prompt" must be a text or a list of token ids', code=EXIT_USAGE)
+    key = entry.get("id", number)
+    if not isinstance(key, str | int):
+        fail(f'--input {source}, line {number}: "id" must be a text or a whole number', code=EXIT_USAGE)
+    return Job(key, prompt)
+
+
+def keep_answered(target: Path) -> set[str | int]:
+    """Ids that `target` answers. Drops failed and torn lines from the file, in one step."""
+    if not target.exists():
+        return set()
+    kept: dict[str | int, str] = {}
+    for line in target.read_text().splitlines():
+        try:
+            entry = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if isinstance(entry, dict) and "text" in entry and isinstance(entry.get("id"), str | int):
+            kept[entry["id"]] = line
+    scratch = target.with_name(target.name + ".partial")
+    scratch.write_text("".join(f"{line}\n" for line in kept.values()))
+    scratch.replace(target)
+    return set(kept)
+
+
+async def _run(
+    address: str, jobs: list[Job], target: Path, chosen: GenerateOptions, concurrency: int, num_all: int
+) -> int:
+    gate = asyncio.Semaphore(concurrency)
+    num_failed = 0
+    async with AsyncWeirClient(address) as client, _progress(num_all, num_all - len(jobs)) as (bar, task):
+        with target.open("a") as output:
+
+            async def one(job: Job) -> bool:
+                async with gate:
+                    answer = await _answer(client, job, chosen)
+                _write_line(output, answer)
+                bar.advance(task)
+                return "error" in answer
+
+            num_failed = sum(await asyncio.gather(*(one(job) for job in jobs)))
+    return num_failed
+
+
+async def _answer(client: AsyncWeirClient, job: Job, chosen: GenerateOptions) -> dict[str, Any]:
+    text: list[str] = []
+    try:
+        async for chunk in client.generate(job.prompt, chosen):
+            text.append(chunk.text)
+    except WeirError as error:
+        return {"id": job.key, "error": error_line(error)}
+    return {
+        "id": job.key,
+        "text": "".join(text),
+        "finish_reason": chunk.finish_reason,
+        "num_prompt_tokens": chunk.num_prompt_tokens,
+        "num_output_tokens": chunk.num_output_tokens,
+    }
+
+
+def _write_line(output: IO[str], answer: dict[str, Any]) -> None:
+    output.write(json.dumps(answer, ensure_ascii=False) + "\n")
+    output.flush()
+
+
+@asynccontextmanager
+async def _progress(num_all: int, num_done: int) -> AsyncIterator[tuple[Progress, TaskID]]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=stderr) as bar:
+        yield bar, bar.add_task("generating", total=num_all, completed=num_done)

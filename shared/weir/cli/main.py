@@ -1,0 +1,32 @@
+"""The entry point of `weir`."""
+
+import sys
+
+import typer
+
+from weir.cli import bench, chat, generate, pull
+from weir.cli.console import EXIT_INTERRUPTED
+
+app = typer.Typer(
+    help="Weir serves large language models from separate prefill and decode pools.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command()(generate.generate)
+app.command()(chat.chat)
+app.command()(pull.pull)
+app.add_typer(bench.app, name="bench")
+
+
+def main() -> None:
+    """Runs the command line; Ctrl-C ends it quietly."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()
