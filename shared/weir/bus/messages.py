@@ -27,6 +27,8 @@ class RefusalReason(Enum):
     NO_WORKER = "no_worker"
     WAITED_TOO_LONG = "waited_too_long"
     WORKER_LOST = "worker_lost"
+    CANCELLED = "cancelled"
+    """Its own gateway gave it up before; only a message that comes late or twice is told this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,19 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
+class Prefilled:
+    """The first token of a granted request is there: its prefill worker has room for another.
+
+    A hint. The scheduler books prompts a worker only as deep as one or two steps, so that order stays its own; where
+    this message is lost, `HeldRequest.is_prefilled` and the worker's own load say the same about a second later.
+    """
+
+    request_id: str
+    gateway_id: str
+    dispatch: int
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     """A granted request ended; its booking is free."""
 
@@ -130,6 +145,7 @@ class HeldRequest:
     submit: Submit
     placement: Placement | None
     """None: still queued."""
+    is_prefilled: bool = False
 
 
 @dataclass(frozen=True, slots=True)

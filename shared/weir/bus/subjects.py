@@ -27,6 +27,11 @@ class Subjects:
         return f"weir.{self.namespace}.scheduler.cancel"
 
     @property
+    def prefilled(self) -> str:
+        """Gateway has the first token of a granted request: Prefilled -> Ack."""
+        return f"weir.{self.namespace}.scheduler.prefilled"
+
+    @property
     def finish(self) -> str:
         """Gateway closes a granted request: Finish -> Ack."""
         return f"weir.{self.namespace}.scheduler.finish"

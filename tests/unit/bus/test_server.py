@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from weir.bus.server import NatsServerMissing, find_nats_server, nats_server_command
 
 
@@ -20,7 +21,7 @@ def test_a_named_server_wins(tmp_path: Path) -> None:
 
 
 def test_a_named_server_that_is_none_is_an_error_that_names_it(tmp_path: Path) -> None:
-    with pytest.raises(NatsServerMissing, match="WEIR_NATS_SERVER=.*nowhere is not a program"):
+    with pytest.raises(NatsServerMissing, match=r"WEIR_NATS_SERVER=.*nowhere is not a program"):
         find_nats_server({"WEIR_NATS_SERVER": str(tmp_path / "nowhere")})
 
 
