@@ -60,7 +60,7 @@ def status_trailers(error: WeirError) -> tuple[tuple[str, bytes], ...]:
     return ((_DETAILS_KEY, status.SerializeToString()),)
 
 
-async def abort(context: "grpc.aio.ServicerContext[Any, Any]", error: WeirError) -> NoReturn:
+async def abort_with(context: "grpc.aio.ServicerContext[Any, Any]", error: WeirError) -> NoReturn:
     """Ends the call with the status of `error`. Raises what grpc.aio raises to leave a handler."""
     await context.abort(
         status_code(error), _cut(error.message, _MAX_MESSAGE_CHARS), trailing_metadata=status_trailers(error)
