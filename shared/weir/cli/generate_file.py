@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeGuard
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
@@ -56,13 +56,16 @@ def _parse_job(source: Path, number: int, line: str) -> Job:
     except json.JSONDecodeError as error:
         fail(f"--input {source}, line {number}: not JSON: {error}", code=EXIT_USAGE)
     prompt = entry.get("prompt") if isinstance(entry, dict) else None
-    is_ids = isinstance(prompt, list) and all(isinstance(item, int) and item >= 0 for item in prompt)
-    if not (isinstance(prompt, str) or is_ids):
+    if not (isinstance(prompt, str) or _is_token_ids(prompt)):
         fail(f'--input {source}, line {number}: "prompt" must be a text or a list of token ids', code=EXIT_USAGE)
     key = entry.get("id", number)
     if not isinstance(key, str | int):
         fail(f'--input {source}, line {number}: "id" must be a text or a whole number', code=EXIT_USAGE)
     return Job(key, prompt)
+
+
+def _is_token_ids(prompt: object) -> TypeGuard[list[int]]:
+    return isinstance(prompt, list) and all(isinstance(item, int) and item >= 0 for item in prompt)
 
 
 def keep_answered(target: Path) -> set[str | int]:

@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from weir.cli import bench, chat, generate, pull
+from weir.cli import bench, chat, doctor, generate, pull
 from weir.cli.console import EXIT_INTERRUPTED
 
 app = typer.Typer(
@@ -17,6 +17,7 @@ app = typer.Typer(
 app.command()(generate.generate)
 app.command()(chat.chat)
 app.command()(pull.pull)
+app.command()(doctor.doctor)
 app.add_typer(bench.app, name="bench")
 
 

@@ -1,0 +1,141 @@
+"""`weir doctor`: what this machine has, what will be used, and what is in the way."""
+
+import json
+import os
+import platform
+import shutil
+import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+import typer
+
+from weir.bus.server import NatsServerMissing, find_nats_server
+from weir.cli import options
+from weir.cli.console import EXIT_FAILED, stdout
+from weir.model.catalog import CATALOG, model_cache_dir
+
+_GIB = 2**30
+_LEAST_MEMORY_GIB = 4
+_LEAST_SHM_GIB = 2.5
+_PORTS = {"gRPC": 50051, "HTTP": 8000}
+_PACKAGES = ("torch", "numpy", "grpcio", "nats-py", "tokenizers", "opentelemetry-sdk")
+
+Verdict = Literal["ok", "note", "warning", "missing"]
+_STYLES: dict[Verdict, str] = {"ok": "green", "note": "cyan", "warning": "yellow", "missing": "red"}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One fact. `remedy` says what to do where something is in the way."""
+
+    what: str
+    found: str
+    verdict: Verdict = "ok"
+    remedy: str = ""
+
+
+def doctor(as_json: options.AsJson = False) -> None:
+    """Say what this machine has and what Weir will use. Exit code 1 if something needed is missing.
+
+    \b
+    weir doctor
+    weir doctor --json
+    """
+    findings = [*_machine(), *_memory(), *_programs(), *_model(), *_ports()]
+    if as_json:
+        stdout.out(json.dumps([asdict(finding) for finding in findings], indent=2))
+    else:
+        width = max(len(finding.what) for finding in findings)
+        for finding in findings:
+            stdout.print(f"{finding.verdict:<8}", style=_STYLES[finding.verdict], end="")
+            stdout.print(f"{finding.what:<{width}}  {finding.found}", markup=False, soft_wrap=True)
+            if finding.remedy:
+                stdout.print(f"{'':<{width + 10}}{finding.remedy}", style="dim", markup=False, soft_wrap=True)
+    if any(finding.verdict == "missing" for finding in findings):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _machine() -> Iterator[Finding]:
+    yield Finding("Python", f"{platform.python_version()} at {sys.executable}")
+    cores = len(os.sched_getaffinity(0))
+    yield Finding("cores", f"{cores}; the workers of a stack share them", "ok" if cores > 1 else "warning")
+    flags = _cpu_flags()
+    known = [flag for flag in ("avx2", "fma", "f16c", "avx512f", "avx512_vnni", "amx_int8", "asimd") if flag in flags]
+    yield Finding("SIMD", " ".join(known) or f"none of those looked for ({platform.machine()})")
+    has_gpu = shutil.which("nvidia-smi") is not None
+    yield Finding(
+        "GPU", "nvidia-smi is there; this version computes on the CPU all the same" if has_gpu else "none: CPU", "note"
+    )
+    yield Finding("arithmetic", "fp32, by PyTorch's CPU library")
+
+
+def _cpu_flags() -> set[str]:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith(("flags", "Features")):
+            return set(line.partition(":")[2].split())
+    return set()
+
+
+def _memory() -> Iterator[Finding]:
+    fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    available_gib = int(fields["MemAvailable"].split()[0]) * 1024 / _GIB
+    enough = available_gib >= _LEAST_MEMORY_GIB
+    yield Finding(
+        "memory",
+        f"{available_gib:.1f} GiB available",
+        "ok" if enough else "warning",
+        "" if enough else f"a stack of two workers wants about {_LEAST_MEMORY_GIB} GiB; use a smaller --arena-bytes",
+    )
+    shm = shutil.disk_usage("/dev/shm")
+    enough = shm.free / _GIB >= _LEAST_SHM_GIB
+    yield Finding(
+        "/dev/shm",
+        f"{shm.free / _GIB:.1f} GiB free of {shm.total / _GIB:.1f}",
+        "ok" if enough else "warning",
+        "" if enough else "make it larger (mount -o remount,size=4g /dev/shm) or give weir up a smaller --arena-bytes",
+    )
+    left = [path.name for path in Path("/dev/shm").glob("weir-*")]
+    if left:
+        remedy = "of running instances, or of one that was killed: weir down --instance NAME removes it"
+        yield Finding("segments", " ".join(left), "note", remedy)
+
+
+def _programs() -> Iterator[Finding]:
+    for package in _PACKAGES:
+        try:
+            yield Finding(package, metadata.version(package))
+        except metadata.PackageNotFoundError:
+            yield Finding(package, "not installed", "missing", "make setup")
+    try:
+        yield Finding("nats-server", str(find_nats_server()))
+    except NatsServerMissing as error:
+        yield Finding("nats-server", "not found", "missing", str(error))
+
+
+def _model() -> Iterator[Finding]:
+    for name, entry in CATALOG.items():
+        path = entry.path_in(model_cache_dir())
+        if path.is_file():
+            yield Finding(f"model {name}", str(path))
+        else:
+            yield Finding(
+                f"model {name}", f"not in {model_cache_dir()}", "note", f"weir pull {name}; weir up does it too"
+            )
+
+
+def _ports() -> Iterator[Finding]:
+    for name, port in _PORTS.items():
+        with socket.socket() as probe:
+            is_busy = probe.connect_ex(("127.0.0.1", port)) == 0
+        flag = f"--{name.lower()}-port"
+        if is_busy:
+            yield Finding(
+                f"{name} port", f"{port} is in use", "note", f"by a stack that runs, or choose another: {flag}"
+            )
+        else:
+            yield Finding(f"{name} port", f"{port} is free")
