@@ -1,0 +1,74 @@
+"""The files of `weir generate --input --output`."""
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weir.cli.generate_file import Job, keep_answered, read_jobs
+
+
+def answer(key: str | int) -> dict[str, object]:
+    return {"id": key, "text": f"text of {key}", "finish_reason": "stop"}
+
+
+def test_jobs_are_named_by_their_id_or_their_line_number(tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"prompt": "a"}\n\n{"prompt": [1, 2], "id": "x"}\n{"prompt": "b"}\n')
+    assert read_jobs(source) == [Job(1, "a"), Job("x", [1, 2]), Job(4, "b")]
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("{", "not JSON"),
+        ("[]", '"prompt"'),
+        ('{"prompt": 5}', '"prompt"'),
+        ('{"prompt": [-1]}', '"prompt"'),
+        ('{"prompt": "a", "id": 1.5}', '"id"'),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, named: str) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"prompt": "fine"}\n' + line + "\n")
+    with pytest.raises(typer.Exit) as ended:
+        read_jobs(source)
+    assert ended.value.exit_code == 2
+    said = capsys.readouterr().err
+    assert "line 2" in said
+    assert named in said
+
+
+def test_an_id_that_comes_twice_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"prompt": "a", "id": "x"}\n{"prompt": "b", "id": "x"}\n')
+    with pytest.raises(typer.Exit):
+        read_jobs(source)
+    assert "'x' comes twice" in capsys.readouterr().err
+
+
+@given(keys=st.lists(st.integers(0, 50) | st.text(min_size=1, max_size=5), unique=True, max_size=8), data=st.data())
+def test_a_file_cut_anywhere_keeps_exactly_its_whole_answers(
+    tmp_path_factory: pytest.TempPathFactory, keys: list[str | int], data: st.DataObject
+) -> None:
+    target = tmp_path_factory.mktemp("cut") / "out.jsonl"
+    lines = [json.dumps(answer(key)) + "\n" for key in keys]
+    whole = "".join(lines).encode()
+    cut = data.draw(st.integers(0, len(whole)))
+    target.write_bytes(whole[:cut])
+
+    kept = keep_answered(target)
+
+    ends = [len("".join(lines[: number + 1]).encode()) - 1 for number in range(len(lines))]
+    assert kept == {key for key, end in zip(keys, ends, strict=True) if end <= cut}
+    assert [json.loads(line)["id"] for line in target.read_text().splitlines()] == [key for key in keys if key in kept]
+
+
+def test_failed_lines_are_dropped_so_that_they_are_tried_again(tmp_path: Path) -> None:
+    target = tmp_path / "out.jsonl"
+    target.write_text(json.dumps(answer(1)) + "\n" + json.dumps({"id": 2, "error": "no worker"}) + "\n")
+    assert keep_answered(target) == {1}
+    assert "no worker" not in target.read_text()
