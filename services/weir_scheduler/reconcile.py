@@ -1,0 +1,52 @@
+"""One request as its gateway tells it, against the ledger."""
+
+from enum import Enum
+
+from weir.bus.messages import HeldRequest
+from weir_scheduler.ledger import Ledger
+from weir_scheduler.limits import CoreLimits
+
+
+class Verdict(Enum):
+    """What became of it."""
+
+    KNOWN = "known"
+    ADOPTED = "adopted"
+    REFUSED = "refused"
+
+
+def reconcile(entry: HeldRequest, gateway_id: str, ledger: Ledger, limits: CoreLimits, now_s: float) -> Verdict:
+    """Takes the request over if the ledger lacks it; the newer dispatch wins if both have it."""
+    submit, placement = entry.submit, entry.placement
+    if submit.gateway_id != gateway_id:
+        return Verdict.REFUSED
+    request = ledger.try_get(submit.request_id)
+    if request is None:
+        verdict = _take_over(entry, ledger, limits, now_s)
+    else:
+        request.missing_since_s = None
+        verdict = Verdict.KNOWN
+        dispatch = request.placement.dispatch if request.placement else 0
+        if placement is not None and placement.dispatch > dispatch:
+            ledger.place(request, placement, now_s)
+            verdict = Verdict.ADOPTED
+    request = ledger.try_get(submit.request_id)
+    if entry.is_prefilled and request is not None:
+        ledger.book.mark_prefilled(request)
+    return verdict
+
+
+def _take_over(entry: HeldRequest, ledger: Ledger, limits: CoreLimits, now_s: float) -> Verdict:
+    submit = entry.submit
+    if ledger.tombstones.try_reply(submit.request_id, now_s) is not None:
+        return Verdict.REFUSED
+    if entry.placement is not None:
+        ledger.tombstones.remove(submit.request_id)
+        ledger.adopt(submit, entry.placement, now_s)
+        return Verdict.ADOPTED
+    lane = submit.lane or limits.default_lane
+    if lane not in limits.lanes_by_name or ledger.lanes.is_full(lane):
+        return Verdict.REFUSED
+    ledger.tombstones.remove(submit.request_id)
+    ledger.enqueue(submit, now_s, is_ahead=True)
+    return Verdict.ADOPTED
