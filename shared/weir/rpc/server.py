@@ -1,0 +1,164 @@
+"""Servers: limits, keep-alive, and the interceptors that every process has.
+
+    call ─> TraceContext ─> Readiness ─> Errors ─> servicer
+            joins the       refuses until  WeirError -> status with details,
+            caller's trace  warmed up      anything else -> INTERNAL, logged, counted
+
+An interceptor is a `Guard`: an async context manager around the whole handler, unary or streaming.
+"""
+
+import inspect
+import logging
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+from opentelemetry import context as otel_context
+from opentelemetry import trace
+from opentelemetry.trace import SpanKind, Tracer
+
+from weir.core.errors import Unavailable, WeirError
+from weir.rpc.channel import KEEPALIVE_TIME_MS, KEEPALIVE_TIMEOUT_MS, MAX_MESSAGE_BYTES
+from weir.rpc.errors import abort_with
+from weir.runtime.telemetry import extract
+
+if TYPE_CHECKING:  # these are generic in their stubs only
+    ServicerContext = grpc.aio.ServicerContext[Any, Any]
+    Handler = grpc.RpcMethodHandler[Any, Any]
+
+_log = logging.getLogger(__name__)
+_SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    # Below the clients' interval: a client's own keep-alive must not count as abuse.
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", KEEPALIVE_TIME_MS // 2),
+    ("grpc.http2.max_ping_strikes", 0),
+    # A port that is taken must be an error, not a port that two processes share.
+    ("grpc.so_reuseport", 0),
+)
+_STARTING_RETRY_S = 1.0
+
+
+def make_server(interceptors: Sequence[grpc.aio.ServerInterceptor] = ()) -> grpc.aio.Server:
+    """A server with Weir's limits, without services, not bound, not started."""
+    return grpc.aio.server(interceptors=list(interceptors), options=list(_SERVER_OPTIONS))
+
+
+class Guard(grpc.aio.ServerInterceptor):
+    """Wraps every asynchronous handler in `around`, whatever its arity; synchronous ones (none of ours) pass by."""
+
+    @abstractmethod
+    def around(self, method: str, is_unary: bool, context: "ServicerContext") -> AbstractAsyncContextManager[None]:
+        """`method` is the full name, /package.Service/Method; `is_unary` when neither side streams."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], "Awaitable[Handler | None]"],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> "Handler | None":
+        handler: Any = await continuation(handler_call_details)
+        if handler is None:  # no such method; gRPC answers UNIMPLEMENTED
+            return None
+        kind = f"{_arity(handler.request_streaming)}_{_arity(handler.response_streaming)}"
+        function = getattr(handler, kind)
+        is_unary = kind == "unary_unary"
+        make_handler = getattr(grpc, f"{kind}_rpc_method_handler")
+        wrapped = self._wrap(function, handler_call_details.method, is_unary)
+        made: Handler = make_handler(wrapped, handler.request_deserializer, handler.response_serializer)
+        return made
+
+    def _wrap(self, function: Callable[..., Any], method: str, is_unary: bool) -> Callable[..., Any]:
+        if inspect.isasyncgenfunction(function):
+
+            async def stream(request: Any, context: "ServicerContext") -> AsyncIterator[Any]:
+                async with self.around(method, is_unary, context):
+                    async for response in function(request, context):
+                        yield response
+
+            return stream
+        if not inspect.iscoroutinefunction(function):
+            return function
+
+        async def call(request: Any, context: "ServicerContext") -> Any:
+            async with self.around(method, is_unary, context):
+                return await function(request, context)
+
+        return call
+
+
+def _arity(is_streaming: bool) -> str:
+    return "stream" if is_streaming else "unary"
+
+
+class TraceContextGuard(Guard):
+    """Makes the caller's trace context the current one.
+
+    A unary call that belongs to a trace also gets a server span; streams live as long as a connection and would give
+    spans that say nothing, so those who serve them make their own.
+    """
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+
+    @asynccontextmanager
+    async def around(self, method: str, is_unary: bool, context: "ServicerContext") -> AsyncIterator[None]:
+        metadata = context.invocation_metadata() or ()
+        caller = extract({key: value for key, value in metadata if isinstance(value, str)})
+        if not trace.get_current_span(caller).get_span_context().is_valid:
+            yield
+            return
+        # Not detached: every call runs in a task of its own, and a stream may be closed from another one.
+        otel_context.attach(caller)
+        if not is_unary:
+            yield
+            return
+        name = method.removeprefix("/")
+        attributes = {"rpc.system.name": "grpc", "rpc.method": name}
+        with self._tracer.start_as_current_span(name, kind=SpanKind.SERVER, attributes=attributes):
+            yield
+
+
+class ReadinessGuard(Guard):
+    """Refuses calls of the given services until told that the process is ready. Health and Admin always answer."""
+
+    def __init__(self, service_names: Iterable[str]) -> None:
+        self._prefixes = tuple(f"/{name}/" for name in service_names)
+        self._is_ready = False
+
+    def open(self) -> None:
+        self._is_ready = True
+
+    @asynccontextmanager
+    async def around(self, method: str, is_unary: bool, context: "ServicerContext") -> AsyncIterator[None]:
+        del is_unary
+        if not self._is_ready and method.startswith(self._prefixes):
+            await abort_with(context, Unavailable("starting: not ready yet", retry_after_s=_STARTING_RETRY_S))
+        yield
+
+
+class ErrorGuard(Guard):
+    """Turns a WeirError into a rich status, and a defect into INTERNAL with a traceback in the log."""
+
+    def __init__(self) -> None:
+        self.num_internal_errors = 0
+
+    @asynccontextmanager
+    async def around(self, method: str, is_unary: bool, context: "ServicerContext") -> AsyncIterator[None]:
+        del is_unary
+        try:
+            yield
+        except WeirError as error:
+            await abort_with(context, error)
+        except grpc.aio.BaseError:
+            raise  # an abort on its way out
+        except Exception as error:  # noqa: BLE001 - the boundary: logged, counted, and told to the caller
+            self.num_internal_errors += 1
+            _log.exception("%s failed", method)
+            await context.abort(grpc.StatusCode.INTERNAL, f"internal error: {type(error).__name__}; see the log")

@@ -1,0 +1,236 @@
+"""Configuration: defaults < TOML file < `WEIR_*` environment < flags, into one frozen dataclass a service.
+
+A field `grace_s` is `grace_s` in TOML, `WEIR_GRACE_S` in the environment and `--grace-s` as a flag. Every value
+remembers where it came from until the dataclass has checked it, so that an error names the source.
+"""
+
+import argparse
+import math
+import os
+import re
+import sys
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_type_hints
+
+from weir.core.errors import WeirError
+from weir.runtime.parse import choices_of, describe_type, parse_text, parse_toml
+
+ROLES = ("transfer", "scheduler", "prefill", "decode", "gateway")
+
+_INSTANCE = re.compile(r"[A-Za-z0-9_-]{1,40}")
+_ENVIRONMENT_PREFIX = "WEIR_"
+_MAX_UNIX_PATH_BYTES = 107
+_METAVARS: dict[Any, str] = {int: "N", float: "X", Path: "PATH"}
+_ConfigT = TypeVar("_ConfigT")
+_T = TypeVar("_T")
+
+
+class ConfigError(WeirError):
+    """A value that cannot be used; the message names the field, the value and its source."""
+
+
+def setting(default: _T, text: str) -> _T:
+    """A config field with its default and its line of `--help`."""
+    made: _T = field(default=default, metadata={"help": text})
+    return made
+
+
+def default_runtime_dir() -> Path:
+    """$XDG_RUNTIME_DIR/weir, or /tmp/weir-<uid> where the session has none."""
+    session_dir = os.environ.get("XDG_RUNTIME_DIR", "")
+    return Path(session_dir) / "weir" if session_dir else Path(f"/tmp/weir-{os.getuid()}")
+
+
+@dataclass(frozen=True)
+class ServiceConfig:
+    """What every service has. A service extends it with a frozen dataclass of its own."""
+
+    instance: str = setting("default", "Name of the instance that this process belongs to; instances never meet.")
+    index: int = setting(0, "Number of this process among those of its role.")
+    listen: str = setting("127.0.0.1:0", "Address of the gRPC server: HOST:PORT (port 0: any free one) or unix:/PATH.")
+    advertise_host: str = setting("", "Host that others reach this process by. Empty: the one of `listen`.")
+    nats_url: str = setting("nats://127.0.0.1:4222", "NATS server, nats://HOST:PORT.")
+    otlp_endpoint: str = setting("", "OTLP/gRPC collector for traces, http://HOST:4317. Empty: tracing is off.")
+    log_level: Literal["debug", "info", "warning", "error"] = setting("info", "Least severe level that is logged.")
+    log_format: Literal["text", "json"] = setting("text", "Form of the log lines.")
+    ready_file: str = setting("", "File to write when ready. Empty: none.")
+    model: str = setting("smollm2-135m", "Model: a known name, a GGUF file or a Hugging Face folder.")
+    precision: Literal["fp32"] = setting("fp32", "Arithmetic of the model.")
+    grace_s: float = setting(10.0, "Seconds that running work has to end after SIGTERM.")
+    runtime_dir: Path = field(
+        default_factory=default_runtime_dir,
+        metadata={"help": "Folder that holds the folder of each instance: sockets, logs, state."},
+    )
+
+    def __post_init__(self) -> None:
+        if not _INSTANCE.fullmatch(self.instance):
+            raise ValueError(f"instance {self.instance!r}: use 1 to 40 characters of A-Z a-z 0-9 _ -")
+        if not 0 <= self.index < 10_000:
+            raise ValueError(f"index {self.index}: must be in [0, 10000)")
+        if not (math.isfinite(self.grace_s) and 0 <= self.grace_s <= 3600):
+            raise ValueError(f"grace_s {self.grace_s}: must be in [0, 3600]")
+        check_listen("listen", self.listen)
+        if self.otlp_endpoint and not self.otlp_endpoint.startswith(("http://", "https://")):
+            raise ValueError(f"otlp_endpoint {self.otlp_endpoint!r}: must start with http:// or https://")
+
+    @property
+    def instance_dir(self) -> Path:
+        """Folder of this instance's sockets, logs and state."""
+        return self.runtime_dir / self.instance
+
+
+def check_listen(name: str, address: str) -> None:
+    """Raises ValueError, naming the field `name`, for what is neither HOST:PORT nor unix:/PATH."""
+    if address.startswith("unix:"):
+        path = address.removeprefix("unix:")
+        if not path.startswith("/"):
+            raise ValueError(f"{name} {address!r}: the path of a Unix socket must be absolute")
+        if len(os.fsencode(path)) > _MAX_UNIX_PATH_BYTES:
+            limit = f"longer than the {_MAX_UNIX_PATH_BYTES} bytes that a Unix socket's path can have"
+            raise ValueError(f"{name} {address!r}: {limit}; set WEIR_RUNTIME_DIR to a shorter folder")
+        return
+    host, colon, port = address.rpartition(":")
+    if not (colon and host and port.isdecimal() and int(port) <= 65535):
+        raise ValueError(f"{name} {address!r}: must be HOST:PORT with a port of 0 to 65535, or unix:/PATH")
+
+
+@dataclass(frozen=True)
+class _Given:
+    """A value with the words for where it came from."""
+
+    value: Any
+    source: str
+
+
+def load_config(
+    cls: type[_ConfigT],
+    argv: Sequence[str],
+    *,
+    environ: Mapping[str, str],
+    toml_path: Path | None = None,
+) -> _ConfigT:
+    """The configuration of this process. On a bad one prints a line that names value and source, and exits with 2.
+
+    The TOML file is `--config`, else `WEIR_CONFIG`, else `toml_path`. Its top-level keys are for every service; a
+    table named after a role (`[gateway]`) is for that role alone and wins over them. A config class belongs to the
+    role that its package is named after: `weir_gateway.config` reads `[gateway]`.
+    """
+    try:
+        return read_config(cls, argv, environ=environ, toml_path=toml_path)
+    except ConfigError as error:
+        print(f"{_program(cls)}: error: {error.message}", file=sys.stderr)  # noqa: T201 - before logging is set up
+        raise SystemExit(2) from None
+
+
+def read_config(
+    cls: type[_ConfigT],
+    argv: Sequence[str],
+    *,
+    environ: Mapping[str, str],
+    toml_path: Path | None = None,
+) -> _ConfigT:
+    """As `load_config`, but raises ConfigError. Unknown flags and `--help` still end the process, as argparse does."""
+    kinds = {name: kind for name, kind in get_type_hints(cls).items() if name in _config_fields(cls)}
+    flags = vars(_make_parser(cls, kinds).parse_args(argv))
+    named_file = flags.pop("config", None) or environ.get("WEIR_CONFIG") or toml_path
+    given: dict[str, _Given] = {}
+    if named_file:
+        given |= _from_toml(kinds, Path(named_file), _program(cls).removeprefix("weir_"))
+    given |= _from_environment(kinds, environ)
+    given |= _from_flags(kinds, flags)
+    try:
+        return cls(**{name: entry.value for name, entry in given.items()})
+    except ValueError as error:
+        raise ConfigError(f"{error}{_source_of(str(error), given)}") from error
+
+
+def _config_fields(cls: type[Any]) -> dict[str, Field[Any]]:
+    return {entry.name: entry for entry in fields(cls) if entry.init}
+
+
+def _program(cls: type[Any]) -> str:
+    return cls.__module__.partition(".")[0]
+
+
+def _make_parser(cls: type[Any], kinds: Mapping[str, Any]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {_program(cls)}",
+        description=(cls.__doc__ or "").partition("\n")[0],
+        epilog="Every flag can also be set by the environment (--log-level: WEIR_LOG_LEVEL) or in the TOML file.",
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+    )
+    parser.add_argument("--config", metavar="FILE", help="TOML file with any of these settings (or: WEIR_CONFIG).")
+    for name, entry in _config_fields(cls).items():
+        text = f"{entry.metadata.get('help', '')} Default: {_default_text(entry)}".replace("%", "%%").strip()
+        flag = "--" + name.replace("_", "-")
+        if kinds[name] is bool:
+            parser.add_argument(flag, dest=name, action=argparse.BooleanOptionalAction, help=text)
+        else:
+            metavar = "|".join(choices_of(kinds[name])) or _METAVARS.get(kinds[name], "TEXT")
+            parser.add_argument(flag, dest=name, metavar=metavar, help=text)
+    return parser
+
+
+def _default_text(entry: Field[Any]) -> str:
+    default = entry.default_factory() if entry.default_factory is not MISSING else entry.default
+    value = getattr(default, "value", default)
+    return "(must be given)" if default is MISSING else f"{value!r}" if isinstance(value, str) else f"{value}"
+
+
+def _from_toml(kinds: Mapping[str, Any], path: Path, role: str) -> dict[str, _Given]:
+    try:
+        document = tomllib.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"config file {path}: {error}") from error
+    sections = {name: document.pop(name) for name in (*ROLES, "up") if isinstance(document.get(name), dict)}
+    given: dict[str, _Given] = {}
+    for table, prefix in ((document, ""), (sections.get(role, {}), f"[{role}] ")):
+        for key, value in table.items():
+            source = f"{path}: {prefix}{key}"
+            if key not in kinds:
+                raise ConfigError(f"{source}: there is no such setting")
+            try:
+                given[key] = _Given(parse_toml(kinds[key], value), source)
+            except ValueError as error:
+                raise _bad_value(f"{source} = {value!r}", kinds[key]) from error
+    return given
+
+
+def _from_environment(kinds: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, _Given]:
+    # A WEIR_* variable without a field here is no error: it may be meant for a process of another role.
+    names = {_ENVIRONMENT_PREFIX + name.upper(): name for name in kinds}
+    return {
+        names[variable]: _parsed(kinds[names[variable]], text, variable, f"{variable}={text!r}")
+        for variable, text in environ.items()
+        if variable in names
+    }
+
+
+def _from_flags(kinds: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, _Given]:
+    given: dict[str, _Given] = {}
+    for name, value in flags.items():
+        flag = "--" + name.replace("_", "-")
+        is_parsed = isinstance(value, bool)
+        given[name] = _Given(value, flag) if is_parsed else _parsed(kinds[name], value, flag, f"{flag} {value!r}")
+    return given
+
+
+def _parsed(kind: Any, text: str, source: str, shown: str) -> _Given:
+    try:
+        return _Given(parse_text(kind, text), source)
+    except ValueError as error:
+        raise _bad_value(shown, kind) from error
+
+
+def _bad_value(shown: str, kind: Any) -> ConfigError:
+    return ConfigError(f"{shown}: must be {describe_type(kind)}")
+
+
+def _source_of(message: str, given: Mapping[str, _Given]) -> str:
+    """Where the first field that the message names was set; a default has no source to name."""
+    mentioned = [word for word in re.findall(r"\w+", message) if word in given]
+    return f" (from {given[mentioned[0]].source})" if mentioned else ""

@@ -1,0 +1,259 @@
+"""The life of every process.
+
+    bind ─> build component ─> serve (alive) ─> start component ─> SERVING, ready file (ready)
+                                                                        │ SIGTERM, SIGINT, request_shutdown
+    exit <─ flush traces <─ stop server <─ stop component <─ drain <─ NOT_SERVING
+
+A second signal ends the process at once, and so does a shutdown that takes longer than all its parts may.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import threading
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+import grpc.aio
+import uvloop
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from opentelemetry.trace import Tracer
+
+from weir.core.errors import WeirError
+from weir.rpc.server import ErrorGuard, ReadinessGuard, TraceContextGuard, make_server
+from weir.runtime.address import bind
+from weir.runtime.admin import AdminService, Description, Identity, LoopErrors
+from weir.runtime.config import ServiceConfig
+from weir.runtime.logs import setup_logging
+from weir.runtime.telemetry import setup_tracing, shutdown_tracing
+from weir.wire.v1 import admin_pb2, admin_pb2_grpc
+
+__all__ = ["Component", "Description", "ServiceContext", "run_service"]
+
+_log = logging.getLogger(__name__)
+_STOP_S = 5.0
+_SERVER_STOP_S = 1.0
+_TRACE_FLUSH_S = 2.0
+_EXIT_MARGIN_S = 3.0
+_ADMIN_NAME = admin_pb2.DESCRIPTOR.services_by_name["Admin"].full_name
+_ConfigT = TypeVar("_ConfigT", bound=ServiceConfig)
+
+
+class Component(Protocol):
+    """What a service is beside its spine."""
+
+    async def start(self) -> None:
+        """Returns when ready: connected and warmed up. Calls of its services are refused until then."""
+        ...
+
+    async def drain(self, deadline_s: float) -> None:
+        """Takes no new work and lets running work end, for at most `deadline_s` from now."""
+        ...
+
+    async def stop(self) -> None:
+        """Ends everything. Called once, after `drain`, also when `start` failed or was broken off."""
+        ...
+
+    def describe(self) -> Description:
+        """Counters, gauges and integrity; called at any time after the component was built."""
+        ...
+
+
+@dataclass(frozen=True)
+class ServiceContext(Generic[_ConfigT]):
+    """What a component is built from. `grpc_server` is bound but not started: add servicers to it.
+
+    `request_shutdown(reason)` ends the process in order, with exit code 1: for a component that cannot go on.
+    """
+
+    config: _ConfigT
+    role: str
+    process_id: str
+    address: str
+    grpc_server: grpc.aio.Server
+    tracer: Tracer
+    request_shutdown: Callable[[str], None]
+
+
+@dataclass
+class _Ending:
+    """Why and how the process ends; the first reason counts."""
+
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
+    exit_code: int = 0
+
+    def ask(self, reason: str, exit_code: int) -> None:
+        if not self.asked.is_set():
+            _log.info("shutting down: %s", reason)
+            self.exit_code = exit_code
+            self.asked.set()
+
+    def on_signal(self, number: int) -> None:
+        if self.asked.is_set():
+            os._exit(128 + number)
+        self.ask(signal.Signals(number).name, 0)
+
+
+def run_service(
+    role: str,
+    config: _ConfigT,
+    build: Callable[[ServiceContext[_ConfigT]], Awaitable[Component]],
+    service_names: Sequence[str],
+) -> int:
+    """Runs one process from start to end and returns its exit code: 0 after a signal, 1 when it could not go on.
+
+    `service_names` are the full gRPC names that the component serves; health reports each of them.
+    """
+    process_id = f"{role}-{config.index}-{uuid.uuid4().hex[:8]}"
+    setup_logging(role, process_id, level=config.log_level, log_format=config.log_format)
+
+    async def run() -> int:
+        # Made inside the loop: grpc.aio ties a server to the loop that is running then.
+        return await _Service(role, process_id, config, service_names).run(build)
+
+    return uvloop.run(run())
+
+
+class _Service(Generic[_ConfigT]):
+    """The server of one process and the state that its phases share."""
+
+    def __init__(self, role: str, process_id: str, config: _ConfigT, service_names: Sequence[str]) -> None:
+        self._role = role
+        self._process_id = process_id
+        self._config = config
+        self._service_names = tuple(service_names)
+        self._component: Component | None = None
+        self._errors = ErrorGuard()
+        self._loop_errors = LoopErrors()
+        self._ending = _Ending()
+        self._readiness = ReadinessGuard(service_names)
+        self._health = health.aio.HealthServicer()
+        self._tracing = setup_tracing(role, config.instance, process_id, config.otlp_endpoint)
+        self._tracer = self._tracing.get_tracer(f"weir.{role}")
+        self._server = make_server([TraceContextGuard(self._tracer), self._readiness, self._errors])
+
+    async def run(self, build: Callable[[ServiceContext[_ConfigT]], Awaitable[Component]]) -> int:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._loop_errors.handle)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._ending.on_signal, number)
+        asked = asyncio.create_task(self._ending.asked.wait())
+        starting = asyncio.create_task(self._start(build))
+        await asyncio.wait({asked, starting}, return_when=asyncio.FIRST_COMPLETED)
+        if starting.done() and not await self._has_started(starting):
+            self._ending.ask("could not start", 1)
+        await asked
+        await self._shut_down(starting)
+        return self._ending.exit_code
+
+    async def _start(self, build: Callable[[ServiceContext[_ConfigT]], Awaitable[Component]]) -> None:
+        address = bind(self._server, self._config.listen, self._config.advertise_host)
+        await self._add_common_services()
+        self._component = await build(
+            ServiceContext(
+                config=self._config,
+                role=self._role,
+                process_id=self._process_id,
+                address=address,
+                grpc_server=self._server,
+                tracer=self._tracer,
+                request_shutdown=lambda reason: self._ending.ask(reason, 1),
+            )
+        )
+        await self._server.start()
+        _log.info("alive on %s", address)
+        await self._component.start()
+        self._readiness.open()
+        for name in self._service_names:
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        self._write_ready_file(address)
+        _log.info("ready")
+
+    async def _add_common_services(self) -> None:
+        for name in self._service_names:
+            await self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        identity = Identity(self._role, self._process_id, self._config.model)
+        admin_pb2_grpc.add_AdminServicer_to_server(AdminService(identity, self._describe), self._server)
+        names = (*self._service_names, _ADMIN_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._server)
+
+    async def _has_started(self, starting: "asyncio.Task[None]") -> bool:
+        """Collects the start-up's end: a failure is one clear line, with a traceback only if it is a defect."""
+        try:
+            await starting
+        except (WeirError, OSError) as error:
+            _log.error("could not start: %s", error)
+        except Exception:  # noqa: BLE001 - the boundary of the process
+            _log.exception("could not start: unexpected error")
+        else:
+            return True
+        return False
+
+    def _describe(self) -> Description:
+        own = {
+            "rpc_internal_errors_total": float(self._errors.num_internal_errors),
+            "uncollected_errors_total": float(self._loop_errors.num_errors),
+        }
+        if self._component is None:
+            return Description(own)
+        described = self._component.describe()
+        return replace(described, metrics={**described.metrics, **own})
+
+    def _write_ready_file(self, address: str) -> None:
+        if not self._config.ready_file:
+            return
+        path = Path(self._config.ready_file)
+        facts = {"pid": os.getpid(), "address": address, "role": self._role, "process_id": self._process_id}
+        unfinished = path.with_name(f"{path.name}.{os.getpid()}.new")
+        unfinished.write_text(json.dumps(facts))
+        unfinished.replace(path)
+
+    def _remove_ready_file(self) -> None:
+        if self._config.ready_file:
+            Path(self._config.ready_file).unlink(missing_ok=True)
+
+    async def _shut_down(self, starting: "asyncio.Task[None]") -> None:
+        grace_s = self._config.grace_s
+        _exit_hard_after(grace_s + _STOP_S + _SERVER_STOP_S + _TRACE_FLUSH_S + _EXIT_MARGIN_S)
+        await self._health.enter_graceful_shutdown()
+        self._remove_ready_file()
+        if not starting.done():
+            starting.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._has_started(starting)
+        if self._component is not None:
+            await self._bounded("drain", self._component.drain(grace_s), grace_s + 1.0)
+            await self._bounded("stop", self._component.stop(), _STOP_S)
+        await self._bounded("server stop", self._server.stop(_SERVER_STOP_S), _SERVER_STOP_S + 1.0)
+        if not await asyncio.to_thread(shutdown_tracing, self._tracing, _TRACE_FLUSH_S):
+            _log.warning("some traces were not sent within %.0f s", _TRACE_FLUSH_S)
+        _log.info("stopped")
+
+    async def _bounded(self, what: str, work: Coroutine[Any, Any, None], limit_s: float) -> None:
+        """A part of the shutdown that fails or hangs is logged, and does not keep the others from happening."""
+        try:
+            await asyncio.wait_for(work, limit_s)
+        except TimeoutError:
+            _log.error("%s took longer than %.1f s; going on", what, limit_s)
+        except Exception:  # noqa: BLE001 - the boundary of the process
+            _log.exception("%s failed; going on", what)
+
+
+def _exit_hard_after(seconds: float) -> None:
+    """Whatever hangs now, a thread that does not end included: this process will be gone."""
+
+    def exit_hard() -> None:
+        _log.critical("shutdown did not end within %.1f s: exiting hard", seconds)
+        os._exit(1)
+
+    timer = threading.Timer(seconds, exit_hard)
+    timer.daemon = True
+    timer.start()

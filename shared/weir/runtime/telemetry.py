@@ -1,0 +1,107 @@
+"""Traces: the OpenTelemetry SDK with an OTLP/gRPC exporter, and W3C trace context through headers.
+
+Without an endpoint the provider is OpenTelemetry's own no-op one; trace context still passes through, so that a hop
+that does not trace does not cut the trace in two.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider as SdkTracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace import NoOpTracerProvider, Span, TracerProvider
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+import weir
+
+_SCHEDULE_DELAY_MS = 250
+_MAX_QUEUED_SPANS = 8192
+_EXPORT_TIMEOUT_S = 2.0
+_QUIET_S = 60.0
+_EXPORT_LOGGERS = ("opentelemetry.exporter.otlp.proto.grpc.exporter", "opentelemetry.sdk._shared_internal")
+_PROPAGATOR = TraceContextTextMapPropagator()
+
+
+class QuietFilter(logging.Filter):
+    """Lets one record a minute through: a collector that is away is worth a line, not a line a batch."""
+
+    def __init__(self, quiet_s: float = _QUIET_S, now_s: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._quiet_s = quiet_s
+        self._now_s = now_s
+        self._silent_until_s = float("-inf")
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        del record
+        if self._now_s() < self._silent_until_s:
+            return False
+        self._silent_until_s = self._now_s() + self._quiet_s
+        return True
+
+
+def setup_tracing(role: str, instance: str, process_id: str, endpoint: str) -> TracerProvider:
+    """A provider that exports to `endpoint` (http://HOST:PORT, or https:// for TLS); empty: one that does nothing.
+
+    Exporting happens in a thread of its own with a bounded queue: a collector that is away costs spans, never time.
+    """
+    if not endpoint:
+        return NoOpTracerProvider()
+    for name in _EXPORT_LOGGERS:
+        logger = logging.getLogger(name)
+        if not any(isinstance(present, QuietFilter) for present in logger.filters):
+            logger.addFilter(QuietFilter())
+    resource = Resource.create(
+        {
+            "service.name": f"weir-{role}",
+            "service.namespace": instance,
+            "service.instance.id": process_id,
+            "service.version": weir.__version__,
+        }
+    )
+    exporter = OTLPSpanExporter(
+        endpoint=endpoint, insecure=not endpoint.startswith("https://"), timeout=_EXPORT_TIMEOUT_S
+    )
+    provider = SdkTracerProvider(resource=resource, shutdown_on_exit=False)
+    provider.add_span_processor(
+        BatchSpanProcessor(exporter, max_queue_size=_MAX_QUEUED_SPANS, schedule_delay_millis=_SCHEDULE_DELAY_MS)
+    )
+    return provider
+
+
+def shutdown_tracing(provider: TracerProvider, timeout_s: float) -> bool:
+    """Sends what is queued, for at most `timeout_s`. Blocks; returns whether it finished in time."""
+    if not isinstance(provider, SdkTracerProvider):
+        return True
+    # The SDK's own time-out of 30 s cannot be passed through the provider; a daemon thread can be left behind.
+    flusher = threading.Thread(target=provider.shutdown, name="weir-trace-flush", daemon=True)
+    flusher.start()
+    flusher.join(timeout_s)
+    return not flusher.is_alive()
+
+
+def traceparent_of(span: Span) -> str:
+    """The span as a W3C `traceparent`; empty for a span that is not part of a trace."""
+    headers: dict[str, str] = {}
+    _PROPAGATOR.inject(headers, context=trace.set_span_in_context(span, Context()))
+    return headers.get("traceparent", "")
+
+
+def context_of(traceparent: str) -> Context:
+    """The context to start children in; an empty or malformed `traceparent` gives an empty one."""
+    return _PROPAGATOR.extract({"traceparent": traceparent}, context=Context())
+
+
+def inject(headers: dict[str, str], context: Context | None = None) -> None:
+    """Adds `traceparent` (and `tracestate`) of `context`, default the current one, if there is a trace."""
+    _PROPAGATOR.inject(headers, context=context)
+
+
+def extract(headers: Mapping[str, str]) -> Context:
+    """The context that the headers carry; an empty one if they carry none."""
+    return _PROPAGATOR.extract(dict(headers), context=Context())
