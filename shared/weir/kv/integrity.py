@@ -28,12 +28,12 @@ def check_integrity(table: OwnershipTable, leases: list[Lease], block_table_of: 
 
 
 def _row_errors(kind: str, rows: NDArray[Any], leases: list[Lease]) -> Iterator[str]:
-    lease_ids = [lease.lease_id for lease in leases]
+    live_ids = [lease.lease_id for lease in leases if lease.state != LeaseState.ORPHANED]
     orphaned_ids = [lease.lease_id for lease in leases if lease.state == LeaseState.ORPHANED]
     leased, orphaned = rows["state"] == PageState.LEASED, rows["state"] == PageState.ORPHANED
     checks = (
         ("is free or cached but has an owner", ~leased & ~orphaned & (rows["owner"] != NO_LEASE)),
-        ("is leased to a lease that does not exist", leased & ~np.isin(rows["owner"], lease_ids)),
+        ("is leased to a lease that does not live", leased & ~np.isin(rows["owner"], live_ids)),
         ("is orphaned but its owner is not", orphaned & ~np.isin(rows["owner"], orphaned_ids)),
         ("has a state that does not exist", rows["state"] > max(PageState)),
     )

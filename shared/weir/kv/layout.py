@@ -65,7 +65,7 @@ RECORD_HEADER_BYTES = 512
 
 _MAGIC = b"WEIRARNA"
 _ALIGNMENT_BYTES = 4096
-_HEADER = struct.Struct("<8sI I Q Q Q Q Q 32s 128s")
+_HEADER = struct.Struct("<8sI I Q Q Q Q Q Q 32s 128s")
 _CRC = struct.Struct("<I")
 HEADER_BYTES = _HEADER.size + _CRC.size
 
@@ -76,11 +76,15 @@ class SegmentMismatch(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SegmentHeader:
-    """What a segment says of itself. `arena_id` is new with every segment and survives a restart over it."""
+    """What a segment says of itself. `arena_id` is new with every segment and survives a restart over it.
+
+    `pid_namespace` is the one that the pids in the lease table belong to.
+    """
 
     geometry: ArenaGeometry
     arena_id: str
     model_digest: str
+    pid_namespace: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +148,7 @@ def pack_header(header: SegmentHeader) -> bytes:
         geometry.num_slots,
         geometry.max_context_tokens,
         layout_of(geometry).total_bytes,
+        header.pid_namespace,
         header.arena_id.encode(),
         digest,
     )
@@ -155,17 +160,14 @@ def unpack_header(data: bytes, file_bytes: int) -> SegmentHeader:
     if len(data) < HEADER_BYTES or not data.startswith(_MAGIC):
         raise SegmentMismatch("it is not a segment of Weir (no magic number)")
     packed = data[: _HEADER.size]
-    _, version, max_leases, page_bytes, num_pages, num_slots, max_context_tokens, total_bytes, arena_id, digest = (
-        _HEADER.unpack(packed)
-    )
+    _, version, max_leases, *sizes, total_bytes, pid_namespace, arena_id, digest = _HEADER.unpack(packed)
     if (version, max_leases) != (LAYOUT_VERSION, MAX_LEASES):
         raise SegmentMismatch(f"its layout has version {version}, this program has version {LAYOUT_VERSION}")
     if _CRC.unpack_from(data, _HEADER.size)[0] != zlib.crc32(packed):
         raise SegmentMismatch("the checksum of its header is wrong")
     if file_bytes != total_bytes:
         raise SegmentMismatch(f"it has {file_bytes} bytes where its header says {total_bytes}")
-    geometry = ArenaGeometry(page_bytes, num_pages, num_slots, max_context_tokens)
-    return SegmentHeader(geometry, arena_id.decode(), digest.rstrip(b"\0").decode())
+    return SegmentHeader(ArenaGeometry(*sizes), arena_id.decode(), digest.rstrip(b"\0").decode(), pid_namespace)
 
 
 def _aligned(num_bytes: int) -> int:

@@ -73,9 +73,8 @@ class OwnershipTable:
         self.page_rows = page_rows
         self.slot_rows = slot_rows
 
-    @property
-    def num_free_slots(self) -> int:
-        return int(np.count_nonzero(self.slot_rows["state"] == SlotState.FREE))
+    def num_slots(self, state: SlotState) -> int:
+        return int(np.count_nonzero(self.slot_rows["state"] == state))
 
     def num_pages(self, state: PageState) -> int:
         return int(np.count_nonzero(self.page_rows["state"] == state))
@@ -85,6 +84,12 @@ class OwnershipTable:
 
     def slots_of(self, lease_id: int) -> list[int]:
         return [int(slot) for slot in np.flatnonzero(self.slot_rows["owner"] == lease_id)]
+
+    def free_slots(self) -> list[int]:
+        return [int(slot) for slot in np.flatnonzero(self.slot_rows["state"] == SlotState.FREE)]
+
+    def slot_generation(self, slot: int) -> int:
+        return int(self.slot_rows["generation"][slot])
 
     def came_by_hand_off(self, slot: int) -> bool:
         """Whether its owner got it from another lease and did not acquire it."""
@@ -109,25 +114,31 @@ class OwnershipTable:
     def release(self, lease_id: int, page_ids: Collection[int], slots: Collection[int]) -> None:
         """Takes all of them back, or raises NotOwned. The slots' records must have been cleared before."""
         pages = self.check_owned_pages(lease_id, page_ids)
-        checked_slots = _checked_ids("slot", slots, self.slot_rows, lease_id)
+        checked_slots = self.check_owned_slots(lease_id, slots)
         self._free_slots(checked_slots)
         self._free_pages(pages)
 
-    def check_owned_pages(self, lease_id: int, page_ids: Collection[int]) -> PageIds:
+    def check_owned_pages(self, lease_id: int, page_ids: Collection[int] | PageIds) -> PageIds:
         """The ids as an array, or NotOwned: an id that is not there, not the lease's, or named twice."""
         return _checked_ids("page", page_ids, self.page_rows, lease_id)
 
+    def check_owned_slots(self, lease_id: int, slots: Collection[int]) -> PageIds:
+        """As for pages."""
+        return _checked_ids("slot", slots, self.slot_rows, lease_id)
+
     def hand_off(self, slot: int, page_ids: PageIds, move: Move) -> None:
         """Passes the slot and its pages to `move.to_lease_id`, or raises NotOwned. Page ids stay what they are."""
-        _checked_ids("slot", [slot], self.slot_rows, move.from_lease_id)
-        pages = _checked_array("page", page_ids, self.page_rows, move.from_lease_id)
+        self.check_owned_slots(move.from_lease_id, [slot])
+        pages = self.check_owned_pages(move.from_lease_id, page_ids)
         row = self.slot_rows[slot : slot + 1]
         row["moved_request_id"] = move.request_id.encode()
         row["moved_dispatch"] = move.attempt.dispatch
         row["moved_adoption"] = move.attempt.adoption
         row["moved_from"] = move.from_lease_id
         row["moved_num_pages"] = len(pages)
-        row["acquirer"] = NO_LEASE  # whoever owns the slot from here on has it by hand-off, the acquirer itself included
+        row["acquirer"] = (
+            NO_LEASE  # whoever owns the slot from here on has it by hand-off, the acquirer itself included
+        )
         row["owner"] = move.to_lease_id  # the commit point; what follows `rebuild` would do as well
         self.page_rows["owner"][pages] = move.to_lease_id
 
@@ -199,11 +210,8 @@ class OwnershipTable:
         self.page_rows["hash"][pages] = 0
 
 
-def _checked_ids(kind: str, ids: Collection[int], rows: NDArray[Any], lease_id: int) -> PageIds:
-    return _checked_array(kind, np.fromiter(ids, np.int64, len(ids)), rows, lease_id)
-
-
-def _checked_array(kind: str, ids: PageIds, rows: NDArray[Any], lease_id: int) -> PageIds:
+def _checked_ids(kind: str, given: Collection[int] | PageIds, rows: NDArray[Any], lease_id: int) -> PageIds:
+    ids = given if isinstance(given, np.ndarray) else np.fromiter(given, np.int64, len(given))
     if not ids.size:
         return ids
     if ids.min() < 0 or ids.max() >= len(rows):

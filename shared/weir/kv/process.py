@@ -21,6 +21,11 @@ def own_identity() -> ProcessIdentity:
     return ProcessIdentity(os.getpid(), start_ticks)
 
 
+def own_pid_namespace() -> int:
+    """Inode number of the pid namespace of this process: two processes mean the same by a pid if theirs are equal."""
+    return Path("/proc/self/ns/pid").stat().st_ino
+
+
 def try_read_start_ticks(pid: int) -> int | None:
     """Field 22 of /proc/PID/stat; None if there is no such process."""
     try:

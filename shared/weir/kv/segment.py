@@ -33,9 +33,12 @@ from weir.kv.layout import (
     pack_header,
     unpack_header,
 )
+from weir.kv.process import own_pid_namespace
 from weir.kv.record import SequenceRecord
 
 _log = logging.getLogger(__name__)
+
+DEFAULT_DIRECTORY = Path("/dev/shm")
 
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; the mmap module has no name for it
 _POPULATE_STEP_BYTES = 64 << 20  # madvise holds the interpreter lock: other threads get a turn between steps
@@ -46,7 +49,7 @@ class SegmentError(Exception):
     """The segment cannot be made or taken; the message says why and what to do."""
 
 
-def segment_path(instance: str, directory: Path = Path("/dev/shm")) -> Path:
+def segment_path(instance: str, directory: Path = DEFAULT_DIRECTORY) -> Path:
     """Where the segment of an instance lies."""
     return directory / f"weir-{instance}-arena"
 
@@ -59,6 +62,7 @@ class Segment:
         self.geometry = header.geometry
         self.arena_id = header.arena_id
         self.model_digest = header.model_digest
+        self.pid_namespace = header.pid_namespace
         self._layout = layout_of(header.geometry)
         self._memory = memoryview(mapping)
         self._lock_fd = lock_fd
@@ -69,7 +73,7 @@ class Segment:
 
         Raises SegmentError if there is too little room, or if another process holds the lock of a segment there.
         """
-        header = SegmentHeader(geometry, uuid.uuid4().hex, model_digest)
+        header = SegmentHeader(geometry, uuid.uuid4().hex, model_digest, own_pid_namespace())
         staging = path.with_name(path.name + ".new")
         lock_fd = _open_locked(staging, os.O_RDWR | os.O_CREAT)
         with _removed_on_error(staging, lock_fd):
@@ -195,6 +199,8 @@ def _difference(segment: Segment, geometry: ArenaGeometry, model_digest: str) ->
         return f"it has {segment.geometry}, wanted is {geometry}"
     if segment.model_digest != model_digest:
         return f"it is of model {segment.model_digest!r}, wanted is {model_digest!r}"
+    if segment.pid_namespace != own_pid_namespace():
+        return "it is of another pid namespace, whose processes cannot be seen from here"
     return None
 
 

@@ -73,6 +73,7 @@ class Register(_message.Message):
     HELD_PAGE_IDS_FIELD_NUMBER: _builtins.int
     HELD_SLOTS_FIELD_NUMBER: _builtins.int
     HANDING_OFF_SLOTS_FIELD_NUMBER: _builtins.int
+    PID_NAMESPACE_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """The worker's id."""
     pid: _builtins.int
@@ -87,6 +88,8 @@ class Register(_message.Message):
     """prefill or decode."""
     model_digest: _builtins.str
     """Digest of the model's weights, dtype and page layout. All leases of an arena must agree."""
+    pid_namespace: _builtins.int
+    """Inode number of the worker's pid namespace (/proc/self/ns/pid); must be the service's."""
     @_builtins.property
     def held_page_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Every page that it holds. The lease keeps these; a page that the lease does not own ends it (FAILED_PRECONDITION).
@@ -116,10 +119,11 @@ class Register(_message.Message):
         held_page_ids: _abc.Iterable[_builtins.int] | None = ...,
         held_slots: _abc.Iterable[_builtins.int] | None = ...,
         handing_off_slots: _abc.Iterable[_builtins.int] | None = ...,
+        pid_namespace: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["handing_off_slots", b"handing_off_slots", "held_page_ids", b"held_page_ids", "held_slots", b"held_slots", "lease_id", b"lease_id", "model_digest", b"model_digest", "page_bytes", b"page_bytes", "pid", b"pid", "pid_start_ticks", b"pid_start_ticks", "role", b"role", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handing_off_slots", b"handing_off_slots", "held_page_ids", b"held_page_ids", "held_slots", b"held_slots", "lease_id", b"lease_id", "model_digest", b"model_digest", "page_bytes", b"page_bytes", "pid", b"pid", "pid_namespace", b"pid_namespace", "pid_start_ticks", b"pid_start_ticks", "role", b"role", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

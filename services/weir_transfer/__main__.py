@@ -1,0 +1,43 @@
+"""`python -m weir_transfer`: the transfer service of one host."""
+
+import asyncio
+import os
+import sys
+
+from weir.core.errors import Unavailable
+from weir.kv.segment import ClaimedSegment, SegmentError, claim_segment
+from weir.runtime.config import load_config
+from weir.runtime.service import ServiceContext, run_service
+from weir.wire.v1 import arena_pb2
+from weir_transfer.config import TransferConfig, with_model_facts
+from weir_transfer.fence import try_open_process
+from weir_transfer.service import TransferService
+
+_SERVICE_NAME = arena_pb2.DESCRIPTOR.services_by_name["Arena"].full_name
+
+
+def _claim(config: TransferConfig) -> ClaimedSegment:
+    complete = with_model_facts(config)
+    try:
+        return claim_segment(complete.segment_path, complete.geometry, complete.model_digest)
+    except (SegmentError, ValueError) as error:
+        raise Unavailable(str(error)) from error
+
+
+async def _build(context: ServiceContext[TransferConfig]) -> TransferService:
+    # In a thread: pre-faulting takes seconds, in which signals must be heard.
+    claimed = await asyncio.to_thread(_claim, context.config)
+    service = TransferService(
+        claimed.segment, context.config.lease_times, try_open_process, context.tracer, context.request_shutdown
+    )
+    service.add_to(context.grpc_server)
+    return service
+
+
+def main() -> int:
+    config = load_config(TransferConfig, sys.argv[1:], environ=os.environ)
+    return run_service("transfer", config, _build, [_SERVICE_NAME])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

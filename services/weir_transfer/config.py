@@ -1,0 +1,71 @@
+"""Settings of the transfer service."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from weir.kv.geometry import ArenaGeometry
+from weir.kv.layout import geometry_within
+from weir.kv.segment import DEFAULT_DIRECTORY, segment_path
+from weir.model.config import load_model_config
+from weir.model.digest import model_digest
+from weir.model.source import resolve_model
+from weir.runtime.config import ServiceConfig, setting
+from weir_transfer.lease_keeper import LeaseTimes
+
+
+@dataclass(frozen=True)
+class TransferConfig(ServiceConfig):
+    """The transfer service of one host: owns the arena.
+
+    `page_bytes`, `max_context_tokens` and `model_digest` come from the model unless all three are given.
+    """
+
+    arena_bytes: int = setting(2 << 30, "Size of the arena; it is taken from /dev/shm at once.")
+    num_slots: int = setting(512, "Sequences that can be in the arena at a time.")
+    heartbeat_interval_ms: int = setting(200, "How often a worker says that it lives.")
+    lease_ttl_ms: int = setting(2000, "Silence after which a worker's process is killed.")
+    segment_dir: Path = setting(DEFAULT_DIRECTORY, "Where the arena's file is made; must be memory (tmpfs).")
+    page_bytes: int = setting(0, "Bytes of a page. 0: what the model needs.")
+    max_context_tokens: int = setting(0, "Longest sequence. 0: the model's context.")
+    model_digest: str = setting("", "Digest that workers must show. Empty: the model's.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, smallest in (("arena_bytes", 1), ("num_slots", 1), ("heartbeat_interval_ms", 10)):
+            if getattr(self, name) < smallest:
+                raise ValueError(f"{name} {getattr(self, name)}: must be at least {smallest}")
+        if self.lease_ttl_ms < 2 * self.heartbeat_interval_ms:
+            raise ValueError(
+                f"lease_ttl_ms {self.lease_ttl_ms}: must be at least twice the heartbeat_interval_ms "
+                f"of {self.heartbeat_interval_ms}"
+            )
+        explicit = (self.page_bytes > 0, self.max_context_tokens > 0, bool(self.model_digest))
+        if any(explicit) and not all(explicit):
+            raise ValueError("page_bytes, max_context_tokens and model_digest: give all three or none")
+
+    @property
+    def segment_path(self) -> Path:
+        return segment_path(self.instance, self.segment_dir)
+
+    @property
+    def lease_times(self) -> LeaseTimes:
+        return LeaseTimes(self.heartbeat_interval_ms, self.lease_ttl_ms)
+
+    @property
+    def geometry(self) -> ArenaGeometry:
+        """Raises ValueError if not one sequence fits. Only for a config `with_model_facts`."""
+        return geometry_within(self.arena_bytes, self.page_bytes, self.num_slots, self.max_context_tokens)
+
+
+def with_model_facts(config: TransferConfig) -> TransferConfig:
+    """The same with page size, context and digest of the model, read from its files where they are not given."""
+    if config.model_digest:
+        return config
+    source = resolve_model(config.model)
+    model = load_model_config(source)
+    return replace(
+        config,
+        page_bytes=model.page_geometry.page_bytes,
+        max_context_tokens=model.max_context_tokens,
+        model_digest=model_digest(source, config.precision),
+    )

@@ -1,0 +1,218 @@
+"""The gRPC face of the core: conversion, statuses of refusals, one outbox an attachment.
+
+Overloaded passes through: the interceptor that every server has gives it its status and its retry hint.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+from opentelemetry.trace import Tracer
+
+from weir.kv.ownership import NotOwned
+from weir.kv.segment import Segment
+from weir.wire.v1 import arena_pb2, arena_pb2_grpc
+from weir_transfer.convert import handed_off_to_pb, order_from_pb, registration_from_pb
+from weir_transfer.core import Announcement, ArenaCore, Attachment
+from weir_transfer.fence import Fence, OpenProcess, ProcessHandle
+from weir_transfer.lease_keeper import LeaseTimes
+from weir_transfer.outbox import Outbox
+from weir_transfer.refusals import (
+    AttachRefused,
+    ReceiverAway,
+    ReceiverGone,
+    RecordMismatch,
+    Refusal,
+    StaleAttachment,
+)
+
+_log = logging.getLogger(__name__)
+_REGISTER_TIMEOUT_S = 5.0
+_CODES: dict[type[Exception], grpc.StatusCode] = {
+    AttachRefused: grpc.StatusCode.FAILED_PRECONDITION,
+    NotOwned: grpc.StatusCode.FAILED_PRECONDITION,
+    RecordMismatch: grpc.StatusCode.FAILED_PRECONDITION,
+    StaleAttachment: grpc.StatusCode.ABORTED,
+    ReceiverAway: grpc.StatusCode.UNAVAILABLE,
+    ReceiverGone: grpc.StatusCode.NOT_FOUND,
+}
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+_Requests = AsyncIterator[arena_pb2.AttachRequest]
+
+
+class ArenaService(arena_pb2_grpc.ArenaServicer):
+    """`weir.v1.Arena`."""
+
+    def __init__(
+        self,
+        core: ArenaCore,
+        segment: Segment,
+        times: LeaseTimes,
+        fence: Fence,
+        open_process: OpenProcess,
+        tracer: Tracer,
+    ) -> None:
+        self._core = core
+        self._fence = fence
+        self._open_process = open_process
+        self._tracer = tracer
+        self._pid_namespace = segment.pid_namespace
+        self._outbox_size = segment.geometry.num_slots
+        self._outboxes: dict[int, Outbox] = {}
+        self._facts = arena_pb2.Attached(
+            segment_path=str(segment.path),
+            heartbeat_interval_ms=times.heartbeat_interval_ms,
+            lease_ttl_ms=times.lease_ttl_ms,
+        )
+
+    def close(self) -> None:
+        """Ends every stream. The leases stay."""
+        for outbox in self._outboxes.values():
+            outbox.close()
+
+    async def Attach(  # noqa: N802 - names on the wire
+        self, request_iterator: _Requests, context: _Context
+    ) -> AsyncIterator[arena_pb2.AttachResponse]:
+        register = await self._receive_register(request_iterator, context)
+        try:
+            attachment = self._attach(register)
+        except AttachRefused as error:
+            _log.warning("worker %s (pid %s) was refused: %s", register.worker_id, register.pid, error)
+            await _abort(context, error)
+        _log.info("worker %s has lease %d, attachment %d", register.worker_id, attachment.lease_id, attachment.number)
+        outbox = self._replace_outbox(attachment.lease_id)
+        listening = asyncio.create_task(self._listen(request_iterator, attachment, outbox))
+        try:
+            yield arena_pb2.AttachResponse(attached=self._attached_to_pb(attachment))
+            while (message := await outbox.next()) is not None:
+                yield message
+        finally:
+            listening.cancel()
+            self._break_stream(attachment, outbox)
+            with contextlib.suppress(asyncio.CancelledError):
+                await listening
+
+    async def Acquire(  # noqa: N802
+        self, request: arena_pb2.AcquireRequest, context: _Context
+    ) -> arena_pb2.AcquireResponse:
+        try:
+            acquired = self._core.acquire(request.lease_id, request.attachment, request.num_pages, request.num_slots)
+        except Refusal as error:
+            await _abort(context, error)
+        return arena_pb2.AcquireResponse(page_ids=acquired.page_ids, slots=acquired.slots)
+
+    async def Release(  # noqa: N802
+        self, request: arena_pb2.ReleaseRequest, context: _Context
+    ) -> arena_pb2.ReleaseResponse:
+        try:
+            self._core.release(request.lease_id, request.attachment, tuple(request.page_ids), tuple(request.slots))
+        except (Refusal, NotOwned) as error:
+            await _abort(context, error)
+        return arena_pb2.ReleaseResponse()
+
+    async def HandOff(  # noqa: N802
+        self, request: arena_pb2.HandOffRequest, context: _Context
+    ) -> arena_pb2.HandOffResponse:
+        with self._tracer.start_as_current_span("hand_off") as span:
+            try:
+                committed = self._core.hand_off(request.lease_id, request.attachment, order_from_pb(request))
+            except (Refusal, NotOwned) as error:
+                await _abort(context, error)
+            receipt = committed.receipt
+            span.set_attribute("weir.request_id", request.request_id)
+            span.set_attribute("weir.num_pages", receipt.num_pages)
+            span.set_attribute("weir.num_bytes_copied", receipt.num_bytes_copied)
+        if committed.announcement is not None:
+            self._announce(committed.announcement)
+        return arena_pb2.HandOffResponse(num_pages=receipt.num_pages, num_bytes_copied=receipt.num_bytes_copied)
+
+    async def _receive_register(self, requests: _Requests, context: _Context) -> arena_pb2.Register:
+        try:
+            first = await asyncio.wait_for(anext(requests), _REGISTER_TIMEOUT_S)
+        except (TimeoutError, StopAsyncIteration):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"no Register within {_REGISTER_TIMEOUT_S} s")
+        if first.WhichOneof("message") != "register":
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "message: the first one must be Register")
+        return first.register
+
+    def _attach(self, register: arena_pb2.Register) -> Attachment:
+        with self._opened(register) as handle:
+            attachment = self._core.attach(registration_from_pb(register))
+            self._fence.watch(attachment.lease_id, handle)
+        return attachment
+
+    @contextmanager
+    def _opened(self, register: arena_pb2.Register) -> Iterator[ProcessHandle]:
+        """The process that registers; whoever cannot be killed gets no lease."""
+        if register.pid_namespace != self._pid_namespace:
+            raise AttachRefused(
+                f"worker {register.worker_id} runs in another pid namespace ({register.pid_namespace}, the transfer "
+                f"service in {self._pid_namespace}), so it could not be fenced: let them share one "
+                f'(in Compose `pid: "service:…"`, on Kubernetes shareProcessNamespace)'
+            )
+        registration = registration_from_pb(register)
+        handle = self._open_process(registration.process)
+        if handle is None:
+            raise AttachRefused(f"{registration.process} of worker {register.worker_id} does not exist")
+        try:
+            yield handle
+        except BaseException:
+            handle.close()
+            raise
+
+    async def _listen(self, requests: _Requests, attachment: Attachment, outbox: Outbox) -> None:
+        try:
+            async for request in requests:
+                match request.WhichOneof("message"):
+                    case "heartbeat":
+                        self._core.hear(attachment.lease_id, attachment.number)
+                    case "detach":
+                        self._core.detach(attachment.lease_id, attachment.number)
+                        self._fence.forget(attachment.lease_id)
+                        _log.info("lease %d was given up by its worker", attachment.lease_id)
+                        return
+                    case unexpected:
+                        _log.warning("lease %d: %s after Register; stream ended", attachment.lease_id, unexpected)
+                        return
+        except StaleAttachment as error:
+            _log.warning("%s: its Detach came too late", error)
+        finally:
+            outbox.close()
+
+    def _replace_outbox(self, lease_id: int) -> Outbox:
+        replaced = self._outboxes.get(lease_id)
+        if replaced is not None:
+            replaced.close()
+        outbox = self._outboxes[lease_id] = Outbox(self._outbox_size)
+        return outbox
+
+    def _break_stream(self, attachment: Attachment, outbox: Outbox) -> None:
+        self._core.break_stream(attachment.lease_id, attachment.number)
+        if self._outboxes.get(attachment.lease_id) is outbox:
+            del self._outboxes[attachment.lease_id]
+        _log.info("attachment %d of lease %d ended", attachment.number, attachment.lease_id)
+
+    def _announce(self, announcement: Announcement) -> None:
+        outbox = self._outboxes.get(announcement.lease_id)
+        if outbox is not None:  # else the receiver is told when it attaches again
+            message = handed_off_to_pb(announcement.sequence)
+            outbox.push(arena_pb2.AttachResponse(sequence_handed_off=message))
+
+    def _attached_to_pb(self, attachment: Attachment) -> arena_pb2.Attached:
+        attached = arena_pb2.Attached()
+        attached.CopyFrom(self._facts)
+        attached.lease_id = attachment.lease_id
+        attached.attachment = attachment.number
+        attached.handed_off_sequences.extend(handed_off_to_pb(sequence) for sequence in attachment.handed_off)
+        return attached
+
+
+async def _abort(context: _Context, error: Refusal | NotOwned) -> NoReturn:
+    await context.abort(_CODES[type(error)], str(error))
+    raise AssertionError("grpc.aio's abort() returned")

@@ -1,0 +1,97 @@
+"""The transfer process: segment, core, fence and server put together, and the tick that drives them."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+
+import grpc.aio
+from opentelemetry.trace import Tracer
+
+from weir.core.clock import SystemClock
+from weir.kv.segment import Segment
+from weir.mover.same_host import SameHostMover
+from weir.runtime.admin import Description
+from weir.wire.v1 import arena_pb2_grpc
+from weir_transfer.core import ArenaCore
+from weir_transfer.fence import Fence, OpenProcess
+from weir_transfer.lease_keeper import LeaseTimes
+from weir_transfer.server import ArenaService
+
+_log = logging.getLogger(__name__)
+_TICK_S = 0.05
+
+
+class TransferService:
+    """Build it inside the event loop that will serve: what is left of an earlier process is dealt with at once."""
+
+    def __init__(
+        self,
+        segment: Segment,
+        times: LeaseTimes,
+        open_process: OpenProcess,
+        tracer: Tracer,
+        request_shutdown: Callable[[str], None],
+    ) -> None:
+        self._segment = segment
+        self._request_shutdown = request_shutdown
+        self._core = ArenaCore(segment, SameHostMover(segment.pages), SystemClock(), times, _TICK_S)
+        self._fence = Fence(self._on_exit)
+        self._servicer = ArenaService(self._core, segment, times, self._fence, open_process, tracer)
+        self._nobody_left = asyncio.Event()
+        self._ticking: asyncio.Task[None] | None = None
+        for lease in self._core.leases():
+            handle = open_process(lease.process)
+            if handle is None:
+                self._on_exit(lease.lease_id)
+            else:
+                self._fence.watch(lease.lease_id, handle)
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        arena_pb2_grpc.add_ArenaServicer_to_server(self._servicer, server)
+
+    async def start(self) -> None:
+        """Countdowns run from here on."""
+        self._ticking = asyncio.create_task(self._tick_for_ever())
+        self._ticking.add_done_callback(self._on_tick_end)
+
+    async def drain(self, deadline_s: float) -> None:
+        """Waits for the workers to leave: those who end work in an orderly way need the arena while they do."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._nobody_left.wait(), deadline_s)
+
+    async def stop(self) -> None:
+        """Removes the segment, unless somebody still has a lease: then the next transfer service goes on with it."""
+        if self._ticking is not None:
+            self._ticking.cancel()
+        self._servicer.close()
+        self._fence.close()
+        leases = self._core.leases()
+        if leases:
+            _log.warning("%d leases are left: %s stays for the next start", len(leases), self._segment.path)
+        else:
+            self._segment.unlink()
+        self._segment.close()
+
+    def describe(self) -> Description:
+        return Description(metrics=self._core.metrics(), integrity_errors=self._core.integrity_errors())
+
+    async def _tick_for_ever(self) -> None:
+        while True:
+            for lease_id in self._core.tick():
+                _log.warning("lease %d has been silent for too long: its process is killed", lease_id)
+                self._fence.kill(lease_id)
+            if self._core.leases():
+                self._nobody_left.clear()
+            else:
+                self._nobody_left.set()
+            await asyncio.sleep(_TICK_S)
+
+    def _on_tick_end(self, ticking: "asyncio.Task[None]") -> None:
+        if not ticking.cancelled():
+            _log.critical("the lease clock stopped", exc_info=ticking.exception())
+            self._request_shutdown("the lease clock stopped")
+
+    def _on_exit(self, lease_id: int) -> None:
+        _log.info("the process of lease %d has exited", lease_id)
+        self._core.end_lease(lease_id)

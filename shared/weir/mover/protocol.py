@@ -1,0 +1,29 @@
+"""The interface of all movers."""
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Mover(Protocol):
+    """Between one sender's pages and one receiver's, which have the same size and number."""
+
+    @property
+    def receiver_pages(self) -> NDArray[np.uint8]:
+        """Where the receiver reads, shape [num_pages, page_bytes]."""
+        ...
+
+    def move(self, page_ids: NDArray[np.int64]) -> int:
+        """Makes these pages' bytes readable, under the same ids, in `receiver_pages`; returns the bytes copied.
+
+        The sender's pages stay as they are and the sender's to keep, also after an error. May be called again.
+        Raises IndexError, with nothing moved, for a page that is not there.
+        """
+        ...
+
+
+def check_page_ids(page_ids: NDArray[np.int64], num_pages: int) -> None:
+    """Raises IndexError unless all ids are in [0, num_pages)."""
+    if page_ids.size and not 0 <= page_ids.min() <= page_ids.max() < num_pages:
+        raise IndexError(f"page ids {page_ids.min()} to {page_ids.max()}: there are pages 0 to {num_pages - 1}")
