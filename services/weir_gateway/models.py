@@ -1,0 +1,72 @@
+"""What the gateway knows of the models that it serves: limits, tokenizer, chat template. No weights, no torch."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from weir.core.errors import NotFound
+from weir.model.chat_template import load_chat_template
+from weir.model.config import load_model_config
+from weir.model.source import resolve_model
+from weir.model.tokenizer import load_tokenizer
+from weir_gateway.output import Detokenizer
+
+
+class Tokenizer(Protocol):
+    """The part of `weir.model.tokenizer.Tokenizer` that the gateway uses. Called from several threads."""
+
+    def encode(self, text: str, *, add_bos: bool = True, field: str = "prompt") -> list[int]: ...
+
+    def detokenizer(self) -> Detokenizer: ...
+
+
+class ChatTemplate(Protocol):
+    """Turns a conversation into a prompt; raises InvalidRequest for one that the model does not take."""
+
+    def render(self, messages: Sequence[Mapping[str, str]]) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """One model. `max_context_tokens` bounds prompt and output together."""
+
+    name: str
+    max_context_tokens: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate
+
+
+class ModelDirectory:
+    """The models by name."""
+
+    def __init__(self, models: Sequence[ServedModel]) -> None:
+        self._models = {model.name: model for model in models}
+
+    def list_models(self) -> list[ServedModel]:
+        return list(self._models.values())
+
+    def find(self, name: str, field: str) -> ServedModel:
+        """Empty: the only model served. Raises NotFound, naming `field`."""
+        if not name and len(self._models) == 1:
+            return next(iter(self._models.values()))
+        model = self._models.get(name)
+        if model is None:
+            shown = repr(name[:100]) if name else "no name"
+            raise NotFound(field, f"{field}: {shown} is not served here; one of {', '.join(self._models)} is")
+        return model
+
+
+def load_served_model(name_or_path: str) -> ServedModel:
+    """Reads headers, tokenizer and chat template from the model's files. Blocks. Raises ModelError."""
+    source = resolve_model(name_or_path)
+    config = load_model_config(source)
+    return ServedModel(
+        name=source.name,
+        max_context_tokens=config.max_context_tokens,
+        vocab_size=config.vocab_size,
+        eos_token_ids=config.eos_token_ids,
+        tokenizer=load_tokenizer(source),
+        chat_template=load_chat_template(source),
+    )

@@ -1,0 +1,55 @@
+"""Stop strings: text that ends the output and is not part of it, however it is cut into pieces."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class StopResult(NamedTuple):
+    """Text that is certain to be output, and the stop string that was reached, if any."""
+
+    text: str
+    matched: str | None
+
+
+class StopMatcher:
+    """Finds the stop string that is complete first; of several that end at the same character, the longest.
+
+        text so far:  ........ sent ........|-- held: may become a stop string --|
+
+    It holds back only the longest end of the text that begins a stop string, so never more than the longest of them
+    less one character.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(dict.fromkeys(stops))
+        self._prefixes = frozenset(stop[:length] for stop in self._stops for length in range(1, len(stop)))
+        self._max_held = max((len(stop) for stop in self._stops), default=1) - 1
+        self._held = ""
+
+    @property
+    def is_active(self) -> bool:
+        """False without stop strings: then text passes through at once."""
+        return bool(self._stops)
+
+    def push(self, text: str) -> StopResult:
+        """Not to be called again after a match."""
+        if not self._stops:
+            return StopResult(text, None)
+        text = self._held + text
+        found = [(start + len(stop), start, stop) for stop in self._stops if (start := text.find(stop)) >= 0]
+        if found:
+            _, start, stop = min(found)
+            self._held = ""
+            return StopResult(text[:start], stop)
+        num_held = self._num_held(text)
+        self._held = text[len(text) - num_held :]
+        return StopResult(text[: len(text) - num_held], None)
+
+    def finish(self) -> str:
+        """The held text: no stop string can follow any more."""
+        text, self._held = self._held, ""
+        return text
+
+    def _num_held(self, text: str) -> int:
+        lengths = range(min(self._max_held, len(text)), 0, -1)
+        return next((length for length in lengths if text[-length:] in self._prefixes), 0)
