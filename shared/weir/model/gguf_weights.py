@@ -1,0 +1,94 @@
+"""Tensors of a GGUF file of the Llama architecture."""
+
+import re
+from pathlib import Path
+
+import gguf
+import numpy as np
+import torch
+
+from weir.model.config import ModelConfig
+from weir.model.errors import ModelError
+from weir.model.gguf_file import GgufTensor, read_gguf
+
+_SUPPORTED = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0")
+
+_LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_TOP_NAMES = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_LAYER_PATTERN = re.compile(r"blk\.(\d+)\.(\w+)\.weight")
+
+
+class GgufTensors:
+    """Dequantizes on read; the file is mapped, so a tensor's bytes are read once."""
+
+    def __init__(self, path: Path, config: ModelConfig) -> None:
+        self._path = path
+        self._config = config
+        self._tensors = {_canonical_name(name): tensor for name, tensor in read_gguf(path).tensors.items()}
+        self._data = np.memmap(path, dtype=np.uint8, mode="r")
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tensor.shape for name, tensor in self._tensors.items()}
+
+    def read(self, name: str) -> torch.Tensor:
+        tensor = self._tensors[name]
+        values = gguf.dequantize(self._raw(tensor), gguf.GGMLQuantizationType(tensor.type_id)).reshape(tensor.shape)
+        # a copy also of what was F32 already: the file's mapping is read-only and not aligned for vector loads
+        loaded = torch.from_numpy(np.array(values, dtype=np.float32))
+        if name.endswith("q_proj.weight"):
+            return undo_rotary_permutation(loaded, self._config.num_heads)
+        if name.endswith("k_proj.weight"):
+            return undo_rotary_permutation(loaded, self._config.num_kv_heads)
+        return loaded
+
+    def _raw(self, tensor: GgufTensor) -> np.ndarray:
+        """The stored bytes, one row of blocks a row."""
+        try:
+            kind = gguf.GGMLQuantizationType(tensor.type_id)
+        except ValueError:
+            raise self._refuse(tensor, f"unknown type {tensor.type_id}") from None
+        if kind.name not in _SUPPORTED:
+            raise self._refuse(tensor, f"type {kind.name}")
+        block_elements, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+        if tensor.shape[-1] % block_elements:
+            raise self._refuse(tensor, f"rows of {tensor.shape[-1]} values in {kind.name} blocks of {block_elements}")
+        num_bytes = int(np.prod(tensor.shape)) // block_elements * block_bytes
+        raw = self._data[tensor.offset : tensor.offset + num_bytes]
+        if raw.size != num_bytes:
+            raise ModelError(f"{self._path}: cut off inside tensor {tensor.name}")
+        return np.asarray(raw).reshape(*tensor.shape[:-1], -1)
+
+    def _refuse(self, tensor: GgufTensor, what: str) -> ModelError:
+        return ModelError(f"{self._path}: tensor {tensor.name} has {what}; Weir reads {', '.join(_SUPPORTED)}")
+
+
+def undo_rotary_permutation(matrix: torch.Tensor, num_heads: int) -> torch.Tensor:
+    """GGUF Llama files rotate pairs (0, 1), (2, 3) … of a head; here, as in transformers, (0, d/2), (1, d/2 + 1) …
+
+    llama.cpp's converter reorders the rows `[head, half, pair]` to `[head, pair, half]`; this puts them back.
+    """
+    rows, columns = matrix.shape
+    pairs = rows // num_heads // 2
+    return matrix.reshape(num_heads, pairs, 2, columns).swapaxes(1, 2).reshape(rows, columns)
+
+
+def _canonical_name(name: str) -> str:
+    """Names that are not Llama's stay as they are and are refused with the rest."""
+    match = _LAYER_PATTERN.fullmatch(name)
+    if match is not None and match.group(2) in _LAYER_NAMES:
+        return f"model.layers.{match.group(1)}.{_LAYER_NAMES[match.group(2)]}.weight"
+    return _TOP_NAMES.get(name, name)
