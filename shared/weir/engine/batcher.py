@@ -1,0 +1,229 @@
+"""What both batchers share: the sequences of a worker, their pages, and the verbs that end them.
+
+        add                 decide / record                 settled by the shell
+    ──> WAITING ──────────> RUNNING ──────────────────────> HANDING_OFF ──────> forgotten (committed)
+           └───────────────────┴── ended: finished, cancelled, failed ──┘ (refused)
+
+Order is the order of `add`. Every sequence ends in exactly one SequenceEnded or SequenceForgotten.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from weir.engine.counters import Counters
+from weir.engine.messages import (
+    Arrival,
+    ChunkComputed,
+    EndReason,
+    EngineLoad,
+    Event,
+    Failure,
+    FailureReason,
+    PageLot,
+    PagesWanted,
+    SequenceEnded,
+    SequenceForgotten,
+    SequenceKey,
+    TokenDrawn,
+)
+from weir.engine.pages import PageNeed, PagePool
+from weir.engine.plan import ChunkPlan, StepPlan, StepResult
+from weir.engine.sequence import Sequence, Stage
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """Bounds of a step and of waiting."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    chunk_tokens: int
+    """Of one sequence in one step."""
+    max_context_tokens: int
+    vocab_size: int
+    max_stall_s: float = 5.0
+    """A sequence that waits longer than this for a page or slot fails."""
+
+
+class StepDefect(Exception):
+    """What the runner returned is not what the plan asked for."""
+
+
+class Batcher(ABC):
+    """Belongs to one engine thread. Verbs collect events; `take_events` hands them over, in order."""
+
+    def __init__(self, limits: BatchLimits, pool: PagePool) -> None:
+        self.limits = limits
+        self.pool = pool
+        self.counters = Counters()
+        self._sequences: dict[SequenceKey, Sequence] = {}
+        self._events: list[Event] = []
+        self._planned: dict[int, Sequence] = {}  # slot -> sequence, of the step that runs now
+
+    @abstractmethod
+    def add(self, arrival: Arrival) -> None:
+        """Takes a sequence. One that is here already is ignored."""
+
+    @abstractmethod
+    def _plan_chunks(self, now_s: float) -> Iterator[ChunkPlan]:
+        """Gives pages to sequences, as far as there are any, and plans what can be computed."""
+
+    @abstractmethod
+    def need(self) -> PageNeed:
+        """What sequences will take from the pool soon."""
+
+    @abstractmethod
+    def _go_on(self, sequence: Sequence) -> None:
+        """A token was drawn, and it did not end the sequence."""
+
+    def cancel(self, key: SequenceKey) -> None:
+        """Ends and frees a sequence. One that is being handed off is freed if the hand-off is refused."""
+        sequence = self._sequences.get(key)
+        if sequence is None:
+            return
+        if sequence.stage is Stage.HANDING_OFF:
+            sequence.is_cancelled = True
+        else:
+            self._end(sequence, reason=EndReason.CANCELLED)
+
+    def fail(self, key: SequenceKey, failure: Failure) -> None:
+        """Ends and frees a sequence; one that is being handed off because its hand-off was refused."""
+        sequence = self._sequences.get(key)
+        if sequence is None:
+            return
+        if sequence.is_cancelled:
+            self._end(sequence, reason=EndReason.CANCELLED)
+        else:
+            self._end(sequence, failure=failure)
+
+    def fail_all(self, failure: Failure) -> None:
+        """Ends every sequence but those that are being handed off: their pages may be another worker's already."""
+        for sequence in list(self._sequences.values()):
+            if sequence.stage is not Stage.HANDING_OFF:
+                self._end(sequence, failure=failure)
+
+    def forget(self, key: SequenceKey) -> None:
+        """The hand-off is committed: slot, pages and record are another worker's."""
+        sequence = self._sequences.pop(key, None)
+        if sequence is None:
+            return
+        assert sequence.slot is not None, "only a placed sequence is handed off"
+        self.pool.part(sequence.slot, sequence.block_table)
+        self.counters.handed_off += 1
+        self.counters.count_hand_off(key.request_id, sequence.block_table)
+        self._events.append(SequenceForgotten(key))
+
+    def decide(self, now_s: float) -> StepPlan | None:
+        """The next step, or None when nothing can be computed now. Ends one sequence that stalled for too long."""
+        self._end_latest_overdue(now_s)
+        self._planned.clear()
+        chunks = tuple(self._plan_chunks(now_s))
+        if not chunks:
+            return None
+        self.counters.steps += 1
+        return StepPlan(self.counters.steps, chunks)
+
+    def record(self, plan: StepPlan, result: StepResult) -> None:
+        """Takes in what a step computed. Raises StepDefect, having changed nothing, if the result does not fit."""
+        self._check_result(plan, result)
+        before = (self.counters.prompt_tokens_computed, self.counters.output_tokens_computed)
+        for chunk in plan.chunks:
+            self._record_chunk(self._planned[chunk.slot], chunk, result)
+        self.counters.prefill_steps += self.counters.prompt_tokens_computed > before[0]
+        self.counters.decode_steps += self.counters.output_tokens_computed > before[1]
+
+    def fail_step(self, failure: Failure) -> None:
+        """The step did not run: its sequences end, the others go on."""
+        self.counters.failed_steps += 1
+        for sequence in self._planned.values():
+            if sequence.key in self._sequences and sequence.stage is Stage.RUNNING:
+                self._end(sequence, failure=failure)
+
+    def take_events(self) -> tuple[Event, ...]:
+        events = tuple(self._events)
+        self._events.clear()
+        return events
+
+    def wanted(self) -> PagesWanted | None:
+        return self.pool.wanted(self.need())
+
+    def take_surplus(self) -> PageLot:
+        return self.pool.take_surplus(self.need())
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._sequences
+
+    @property
+    def load(self) -> EngineLoad:
+        num_waiting = sum(sequence.stage is Stage.WAITING for sequence in self._sequences.values())
+        return EngineLoad(
+            num_running=len(self._sequences) - num_waiting,
+            num_waiting=num_waiting,
+            num_held_pages=self.pool.num_held_pages,
+            num_free_pages=self.pool.num_free_pages,
+        )
+
+    @property
+    def next_deadline_s(self) -> float | None:
+        """When `decide` has a stalled sequence to end."""
+        stalls = [s.stalled_since_s for s in self._sequences.values() if s.stalled_since_s is not None]
+        return min(stalls) + self.limits.max_stall_s if stalls else None
+
+    def check_integrity(self) -> tuple[str, ...]:
+        """What is wrong with sequences and pages, in sentences; empty when all is well."""
+        page_ids = [page for sequence in self._sequences.values() for page in sequence.block_table]
+        slots = [sequence.slot for sequence in self._sequences.values() if sequence.slot is not None]
+        errors = self.pool.check_integrity(page_ids, slots)
+        for sequence in self._sequences.values():
+            errors += sequence.check_integrity()
+        return tuple(errors)
+
+    def _check_result(self, plan: StepPlan, result: StepResult) -> None:
+        for chunk in plan.chunks:
+            if chunk.sample is None:
+                continue
+            token_id = result.token_ids.get(chunk.slot)
+            if token_id is None or not 0 <= token_id < self.limits.vocab_size:
+                raise StepDefect(f"slot {chunk.slot}: drew {token_id}, the vocabulary has {self.limits.vocab_size}")
+
+    def _record_chunk(self, sequence: Sequence, chunk: ChunkPlan, result: StepResult) -> None:
+        token_id = result.token_ids[chunk.slot] if chunk.sample is not None else None
+        sequence.record_chunk(chunk.end, token_id)
+        self.counters.count_chunk(chunk.start, chunk.end, sequence.num_prompt_tokens)
+        if chunk.start < sequence.num_prompt_tokens:
+            self._events.append(ChunkComputed(sequence.key, chunk.start, len(chunk.token_ids)))
+        if token_id is None:
+            return
+        self.counters.tokens_generated += 1
+        self._events.append(TokenDrawn(sequence.key, sequence.num_output_tokens - 1, token_id))
+        reason = sequence.end_reason(self.limits.max_context_tokens)
+        if reason is None:
+            self._go_on(sequence)
+        else:
+            self._end(sequence, reason=reason)
+
+    def _stall(self, sequence: Sequence, now_s: float) -> None:
+        if sequence.stalled_since_s is None:
+            sequence.stalled_since_s = now_s
+            self.counters.stalls += 1
+
+    def _end_latest_overdue(self, now_s: float) -> None:
+        """One at a time and the latest first: what it frees may let the others go on."""
+        overdue_since_s = now_s - self.limits.max_stall_s
+        for sequence in reversed(self._sequences.values()):
+            if sequence.stalled_since_s is not None and sequence.stalled_since_s <= overdue_since_s:
+                message = f"no page or slot was free for {self.limits.max_stall_s:g} s"
+                self._end(sequence, failure=Failure(FailureReason.NO_CAPACITY, message))
+                return
+
+    def _end(self, sequence: Sequence, *, reason: EndReason | None = None, failure: Failure | None = None) -> None:
+        del self._sequences[sequence.key]
+        if sequence.log is not None:
+            sequence.log.clear()
+        self.pool.put_back(sequence.slot, sequence.block_table)
+        self.counters.failed += failure is not None
+        self.counters.cancelled += reason is EndReason.CANCELLED
+        self.counters.finished += reason in (EndReason.STOP, EndReason.LENGTH)
+        self._events.append(SequenceEnded(sequence.key, reason, failure))

@@ -1,0 +1,48 @@
+"""What a worker has done since it started. The same names on both worker kinds, so that they can be compared."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+
+@dataclass(slots=True)
+class Counters:
+    """Counts from zero; only ever raised."""
+
+    steps: int = 0
+    prefill_steps: int = 0
+    """Steps that computed at least one prompt token."""
+    decode_steps: int = 0
+    """Steps that computed at least one output token."""
+    prompt_tokens_computed: int = 0
+    output_tokens_computed: int = 0
+    tokens_generated: int = 0
+    taken_in: int = 0
+    """Sequences that came by hand-off."""
+    handed_off: int = 0
+    finished: int = 0
+    cancelled: int = 0
+    failed: int = 0
+    stalls: int = 0
+    """Times a sequence began to wait for a page or slot."""
+    failed_steps: int = 0
+    page_fingerprint: int = 0
+    """XOR of `fingerprint_of` all hand-offs. Summed up by XOR, it is the same over all prefill workers as over all
+    decode workers exactly when the same requests went out and came in with the same pages."""
+
+    def count_chunk(self, start: int, end: int, num_prompt_tokens: int) -> None:
+        num_of_prompt = max(0, min(end, num_prompt_tokens) - start)
+        self.prompt_tokens_computed += num_of_prompt
+        self.output_tokens_computed += end - start - num_of_prompt
+
+    def count_hand_off(self, request_id: str, page_ids: Sequence[int]) -> None:
+        self.page_fingerprint ^= fingerprint_of(request_id, page_ids)
+
+    def snapshot(self) -> Mapping[str, int]:
+        return asdict(self)
+
+
+def fingerprint_of(request_id: str, page_ids: Sequence[int]) -> int:
+    """48 bits (exact as a float) that stand for a request and its pages in their order."""
+    said = f"{request_id}:{','.join(map(str, page_ids))}"
+    return int.from_bytes(hashlib.blake2b(said.encode(), digest_size=6).digest(), "big")

@@ -1,0 +1,186 @@
+"""The engine's thread: take commands, decide, run, record, report. It sleeps while there is nothing to do.
+
+inbox (bounded) ──> [ decide ─> run ─> record ] ──> outbox(EngineReport), called in this thread
+"""
+
+import contextlib
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from weir.core.clock import Clock
+from weir.engine.batcher import Batcher, StepDefect
+from weir.engine.messages import (
+    Add,
+    Cancel,
+    Command,
+    EngineReport,
+    Fail,
+    FailAll,
+    Failure,
+    FailureReason,
+    Forget,
+    Give,
+    PageLot,
+    StepTiming,
+)
+from weir.engine.plan import ModelRunner, StepPlan
+
+_log = logging.getLogger(__name__)
+
+
+class InboxFull(Exception):
+    """The engine has more commands waiting than its shell may send: a defect, or a stopped engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoopSettings:
+    """How the loop behaves at its edges."""
+
+    inbox_size: int
+    linger_s: float = 0.5
+    """Free pages are kept this long after the last sequence has ended, then all of them are returned."""
+    max_failed_steps: int = 3
+    """After this many failed steps in a row the engine gives up: the next would fail too."""
+
+
+class EngineLoop:
+    """Owns the thread. `outbox` must not block, and must not call back into this object but by `post`."""
+
+    def __init__(
+        self,
+        batcher: Batcher,
+        runner: ModelRunner,
+        outbox: Callable[[EngineReport], None],
+        settings: LoopSettings,
+        clock: Clock,
+    ) -> None:
+        self._batcher = batcher
+        self._runner = runner
+        self._outbox = outbox
+        self._settings = settings
+        self._clock = clock
+        self._inbox: queue.Queue[Command | None] = queue.Queue(settings.inbox_size)
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._is_stopping = False
+        self._has_worked = False
+        self._num_gives = 0
+        self._num_failed_in_a_row = 0
+        self._fatal = ""
+        self._idle_since_s: float | None = None
+        self._integrity_errors: tuple[str, ...] = ()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def post(self, command: Command) -> None:
+        """From any thread. Raises InboxFull; never waits."""
+        try:
+            self._inbox.put_nowait(command)
+        except queue.Full:
+            raise InboxFull(f"{self._inbox.maxsize} commands wait for the engine") from None
+
+    def stop(self, timeout_s: float) -> bool:
+        """Ends the thread after the running step; the last report has all free pages. False: it still runs."""
+        self._is_stopping = True
+        with contextlib.suppress(queue.Full):  # a full inbox wakes it too
+            self._inbox.put_nowait(None)
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            while not self._is_stopping and not self._fatal:
+                self._take_commands()
+                self._turn()
+            if self._fatal:
+                self._batcher.fail_all(Failure(FailureReason.INTERNAL, self._fatal))
+            self._integrity_errors = self._batcher.check_integrity()
+            self._report(None, self._batcher.pool.take_all_free())
+        except Exception as error:  # noqa: BLE001 - the thread's boundary: logged, and the shell ends the process
+            _log.exception("the engine has stopped")
+            self._outbox(EngineReport(fatal=f"the engine has stopped: {type(error).__name__}: {error}"))
+
+    def _turn(self) -> None:
+        plan = self._batcher.decide(self._clock.now_s())
+        timing = self._run_step(plan) if plan is not None else None
+        self._has_worked = plan is not None
+        self._report(timing, self._take_surplus())
+
+    def _take_commands(self) -> None:
+        """All that wait; blocks for the first one when the last turn had nothing to compute."""
+        try:
+            command = self._inbox.get_nowait() if self._has_worked else self._inbox.get(timeout=self._sleep_s())
+            while True:
+                if command is not None:
+                    self._apply(command)
+                command = self._inbox.get_nowait()
+        except queue.Empty:
+            return
+
+    def _sleep_s(self) -> float | None:
+        """Until the first deadline; None: until a command comes."""
+        deadlines = [] if self._batcher.next_deadline_s is None else [self._batcher.next_deadline_s]
+        if self._idle_since_s is not None and self._batcher.pool.has_free:
+            deadlines.append(self._idle_since_s + self._settings.linger_s)
+        return max(0.0, min(deadlines) - self._clock.now_s()) if deadlines else None
+
+    def _apply(self, command: Command) -> None:
+        match command:
+            case Add(arrival):
+                self._batcher.add(arrival)
+            case Cancel(key):
+                self._batcher.cancel(key)
+            case Fail(key, failure):
+                self._batcher.fail(key, failure)
+            case Forget(key):
+                self._batcher.forget(key)
+            case FailAll(failure):
+                self._batcher.fail_all(failure)
+            case Give(lot):
+                self._num_gives += 1
+                self._batcher.pool.give(lot)
+
+    def _run_step(self, plan: StepPlan) -> StepTiming:
+        started_ns = time.time_ns()
+        try:
+            self._batcher.record(plan, self._runner.run(plan))
+            self._num_failed_in_a_row = 0
+        except Exception as error:  # noqa: BLE001 - a step's boundary: its sequences fail, the engine goes on
+            _log.exception("step %d failed (%d sequences)", plan.step, len(plan.chunks))
+            what = str(error) if isinstance(error, StepDefect) else f"{type(error).__name__}: {error}"
+            self._batcher.fail_step(Failure(FailureReason.INTERNAL, f"step {plan.step} failed: {what}"))
+            self._num_failed_in_a_row += 1
+            if self._num_failed_in_a_row >= self._settings.max_failed_steps:
+                self._fatal = f"{self._num_failed_in_a_row} steps failed in a row, the last with {what}"
+        return StepTiming(plan.step, started_ns, time.time_ns(), len(plan.chunks), plan.num_tokens)
+
+    def _take_surplus(self) -> PageLot:
+        now_s = self._clock.now_s()
+        if not self._batcher.is_idle:
+            self._idle_since_s = None
+            return self._batcher.take_surplus()
+        if self._idle_since_s is None:
+            self._idle_since_s = now_s
+            self._integrity_errors = self._batcher.check_integrity()
+        if now_s < self._idle_since_s + self._settings.linger_s:
+            return PageLot()
+        return self._batcher.pool.take_all_free()
+
+    def _report(self, timing: StepTiming | None, surplus: PageLot) -> None:
+        self._outbox(
+            EngineReport(
+                events=self._batcher.take_events(),
+                timing=timing,
+                wanted=self._batcher.wanted(),
+                num_gives=self._num_gives,
+                surplus=surplus,
+                load=self._batcher.load,
+                counters=self._batcher.counters.snapshot(),
+                integrity_errors=self._integrity_errors,
+                fatal=self._fatal,
+            )
+        )

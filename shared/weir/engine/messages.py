@@ -1,0 +1,235 @@
+"""What goes into an engine (commands) and what comes out of it (one report a turn). All frozen: they cross threads."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple, Protocol
+
+from weir.core.attempt import Attempt
+from weir.kv.record import SequenceFacts
+
+
+class SequenceKey(NamedTuple):
+    """One attempt at one request."""
+
+    request_id: str
+    attempt: Attempt
+
+
+class EndReason(Enum):
+    """How a sequence ended without an error."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+
+
+class FailureReason(Enum):
+    """Why a worker gave a sequence up."""
+
+    NO_CAPACITY = "no_capacity"
+    HAND_OFF_REFUSED = "hand_off_refused"
+    INTERNAL = "internal"
+    DRAINING = "draining"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A reason, and a sentence for people."""
+
+    reason: FailureReason
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class PageLot:
+    """Pages and slots that change hands together."""
+
+    page_ids: tuple[int, ...] = ()
+    slots: tuple[int, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.page_ids or self.slots)
+
+
+class SequenceLog(Protocol):
+    """A sequence's record in the arena, as its writer sees it. What was written counts once it is published."""
+
+    def begin(self, facts: SequenceFacts) -> None: ...
+
+    def set_block_table(self, page_ids: Sequence[int]) -> None: ...
+
+    def append_page(self, page_id: int) -> None: ...
+
+    def append_token(self, token_id: int) -> None: ...
+
+    def publish(self, num_computed_tokens: int) -> None: ...
+
+    def clear(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A sequence that comes to a worker: a prompt, or a handed-off sequence with its slot, its record and its pages.
+
+    From here on the engine's thread is the record's only user.
+    """
+
+    facts: SequenceFacts
+    slot: int | None = None
+    log: SequenceLog | None = None
+    output_token_ids: tuple[int, ...] = ()
+    block_table: tuple[int, ...] = ()
+    num_computed_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """Take a sequence."""
+
+    arrival: Arrival
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """End a sequence as cancelled, and free it. Unknown ones are ignored."""
+
+    key: SequenceKey
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """End a sequence with an error, and free it. Unknown ones are ignored."""
+
+    key: SequenceKey
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """The hand-off of this sequence is committed: its slot and pages belong to somebody else."""
+
+    key: SequenceKey
+
+
+@dataclass(frozen=True, slots=True)
+class FailAll:
+    """End every sequence whose hand-off is not under way."""
+
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Give:
+    """Pages and slots for the pool."""
+
+    lot: PageLot
+
+
+Command = Add | Cancel | Fail | Forget | FailAll | Give
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkComputed:
+    """A part of a prompt is in its pages: `num_tokens` from position `start` on."""
+
+    key: SequenceKey
+    start: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenDrawn:
+    """Output token number `index` (from 0), published in the sequence's record already."""
+
+    key: SequenceKey
+    index: int
+    token_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class HandOffReady:
+    """The prompt is computed and its first token drawn. The engine leaves slot and pages alone until it is told
+    Forget (committed) or Fail (refused)."""
+
+    key: SequenceKey
+    slot: int
+    page_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TakenIn:
+    """A handed-off sequence joined this worker with these pages."""
+
+    key: SequenceKey
+    page_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceEnded:
+    """The last event of a sequence that ended here; its pages are in the pool again. Exactly one field is set."""
+
+    key: SequenceKey
+    reason: EndReason | None = None
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceForgotten:
+    """The last event of a sequence that was handed off."""
+
+    key: SequenceKey
+
+
+Event = ChunkComputed | TokenDrawn | HandOffReady | TakenIn | SequenceEnded | SequenceForgotten
+
+
+@dataclass(frozen=True, slots=True)
+class PagesWanted:
+    """What the pool would like, and the least that lets a sequence go on."""
+
+    num_pages: int
+    num_slots: int
+    least_pages: int
+    least_slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepTiming:
+    """One step on the wall clock (Unix nanoseconds, for spans), and how much it held."""
+
+    step: int
+    started_ns: int
+    ended_ns: int
+    num_sequences: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """Sequences in the batch and before it, and what the pool holds."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_held_pages: int = 0
+    num_free_pages: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReport:
+    """All that one turn of the engine has to tell."""
+
+    events: tuple[Event, ...] = ()
+    timing: StepTiming | None = None
+    """None: no step ran in this turn."""
+    wanted: PagesWanted | None = None
+    num_gives: int = 0
+    """Give commands taken so far: whoever gives pages knows by it whether `wanted` counts the last lot already."""
+    surplus: PageLot = PageLot()
+    """No longer the engine's; to be returned to the arena."""
+    load: EngineLoad = EngineLoad()
+    counters: Mapping[str, int] = field(default_factory=dict)
+    integrity_errors: tuple[str, ...] = ()
+    """Of the last check."""
+    fatal: str = ""
+    """Not empty: the engine has stopped for this reason."""

@@ -1,0 +1,154 @@
+"""The pages and slots that one worker holds: acquired from the arena in bulk, assigned to sequences one by one."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from weir.engine.messages import PageLot, PagesWanted
+
+
+class PageDefect(Exception):
+    """A page or slot was given twice, or returned by somebody who did not have it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageNeed:
+    """Pages and slots that sequences will take soon, and what the first in line needs to go on at all."""
+
+    num_pages: int
+    num_slots: int
+    head_pages: int
+    head_slots: int
+
+
+class PagePool:
+    """Ids only; the bytes are in the arena. Every id held is either free or in use by exactly one sequence.
+
+    `reserve_pages` and `reserve_slots` are what the pool takes beyond a need, and keeps while there is work: large
+    enough that few sequences wait for the arena, small enough that other workers of the host are not starved.
+    """
+
+    def __init__(self, *, reserve_pages: int, reserve_slots: int) -> None:
+        self._reserve_pages = reserve_pages
+        self._reserve_slots = reserve_slots
+        self._free_pages: list[int] = []
+        self._free_slots: list[int] = []
+        self._pages_in_use: set[int] = set()
+        self._slots_in_use: set[int] = set()
+
+    @property
+    def num_free_pages(self) -> int:
+        return len(self._free_pages)
+
+    @property
+    def has_free(self) -> bool:
+        return bool(self._free_pages or self._free_slots)
+
+    @property
+    def num_held_pages(self) -> int:
+        return len(self._free_pages) + len(self._pages_in_use)
+
+    def give(self, lot: PageLot) -> None:
+        """Adds what the arena gave, as free."""
+        self._check_new(lot)
+        self._free_pages.extend(lot.page_ids)
+        self._free_slots.extend(lot.slots)
+
+    def adopt(self, slot: int, page_ids: Sequence[int]) -> None:
+        """Adds what came with a handed-off sequence, as in use."""
+        self._check_new(PageLot(tuple(page_ids), (slot,)))
+        self._pages_in_use.update(page_ids)
+        self._slots_in_use.add(slot)
+
+    def try_take(self, num_pages: int) -> tuple[int, ...] | None:
+        """All of `num_pages` free pages, now in use, or None."""
+        if num_pages > len(self._free_pages):
+            return None
+        taken = tuple(self._free_pages.pop() for _ in range(num_pages))
+        self._pages_in_use.update(taken)
+        return taken
+
+    def try_take_slot(self) -> int | None:
+        if not self._free_slots:
+            return None
+        slot = self._free_slots.pop()
+        self._slots_in_use.add(slot)
+        return slot
+
+    def put_back(self, slot: int | None, page_ids: Iterable[int]) -> None:
+        """Frees what a sequence used."""
+        page_ids = tuple(page_ids)
+        self._leave_use(slot, page_ids)
+        self._free_pages.extend(page_ids)
+        if slot is not None:
+            self._free_slots.append(slot)
+
+    def part(self, slot: int, page_ids: Sequence[int]) -> None:
+        """Forgets what a sequence used: it belongs to another worker now."""
+        self._leave_use(slot, page_ids)
+
+    def wanted(self, need: PageNeed) -> PagesWanted | None:
+        """What to acquire so that the need is free, or None."""
+        short_pages = need.num_pages - len(self._free_pages)
+        short_slots = need.num_slots - len(self._free_slots)
+        if short_pages <= 0 and short_slots <= 0:
+            return None
+        return PagesWanted(
+            num_pages=short_pages + self._reserve_pages if short_pages > 0 else 0,
+            num_slots=short_slots + self._reserve_slots if short_slots > 0 else 0,
+            least_pages=max(0, need.head_pages - len(self._free_pages)),
+            least_slots=max(0, need.head_slots - len(self._free_slots)),
+        )
+
+    def take_surplus(self, need: PageNeed) -> PageLot:
+        """Free pages and slots beyond the need and twice the reserve; the pool holds them no more. What goes is all
+        above one reserve, so that the next sequence that ends does not make a surplus again."""
+        return PageLot(
+            _take_above(self._free_pages, need.num_pages, self._reserve_pages),
+            _take_above(self._free_slots, need.num_slots, self._reserve_slots),
+        )
+
+    def take_all_free(self) -> PageLot:
+        """Everything free; the pool holds it no more."""
+        lot = PageLot(tuple(self._free_pages), tuple(self._free_slots))
+        self._free_pages.clear()
+        self._free_slots.clear()
+        return lot
+
+    def check_integrity(self, page_ids_in_use: Sequence[int], slots_in_use: Sequence[int]) -> list[str]:
+        """Compares the books with what sequences say they use; what is wrong, in sentences."""
+        errors = []
+        for what, free, in_use, said in (
+            ("page", self._free_pages, self._pages_in_use, page_ids_in_use),
+            ("slot", self._free_slots, self._slots_in_use, slots_in_use),
+        ):
+            if len(set(free)) != len(free):
+                errors.append(f"a {what} is free twice")
+            if in_use.intersection(free):
+                errors.append(f"{what}s both free and in use: {sorted(in_use.intersection(free))[:8]}")
+            if len(set(said)) != len(said):
+                errors.append(f"a {what} is used by two sequences")
+            if in_use.symmetric_difference(said):
+                errors.append(f"{what}s in use by nobody, or unbooked: {sorted(in_use.symmetric_difference(said))[:8]}")
+        return errors
+
+    def _check_new(self, lot: PageLot) -> None:
+        held_pages = self._pages_in_use.union(self._free_pages).intersection(lot.page_ids)
+        held_slots = self._slots_in_use.union(self._free_slots).intersection(lot.slots)
+        if held_pages or held_slots:
+            raise PageDefect(f"held already: pages {sorted(held_pages)[:8]}, slots {sorted(held_slots)[:8]}")
+
+    def _leave_use(self, slot: int | None, page_ids: Sequence[int]) -> None:
+        strangers = set(page_ids) - self._pages_in_use
+        if strangers or (slot is not None and slot not in self._slots_in_use):
+            raise PageDefect(f"not in use here: pages {sorted(strangers)[:8]}, slot {slot}")
+        self._pages_in_use.difference_update(page_ids)
+        if slot is not None:
+            self._slots_in_use.discard(slot)
+
+
+def _take_above(free: list[int], need: int, reserve: int) -> tuple[int, ...]:
+    if len(free) <= need + 2 * reserve:
+        return ()
+    taken = tuple(free[need + reserve :])
+    del free[need + reserve :]
+    return taken
