@@ -203,3 +203,16 @@ class WorkerRecord:
     num_running: int
     num_waiting: int
     is_draining: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderRecord:
+    """Who schedules. Written anew every second; a record that stays as it is for a few seconds is that of a dead one.
+
+    It has no time to live in the bucket, so that the next epoch is always known.
+    """
+
+    scheduler_id: str
+    epoch: int
+    is_released: bool = False
+    """The leader left in order: the next one need not wait."""

@@ -1,0 +1,120 @@
+"""The scheduler as a component of a process: leads, or stands by until it can."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from opentelemetry.trace import Tracer
+
+from weir.bus.protocol import Bus, BusError
+from weir.bus.subjects import Subjects
+from weir.core.clock import Clock
+from weir.core.errors import Unavailable
+from weir.runtime.service import Description
+from weir_scheduler.core import SchedulerCore
+from weir_scheduler.leadership import Leadership
+from weir_scheduler.limits import CoreLimits
+from weir_scheduler.shell import SchedulerShell
+
+logger = logging.getLogger(__name__)
+
+_STANDBY_LOOK_S = 0.5
+_RENEW_S = 1.0
+
+
+class SchedulerComponent:
+    """Ready when it leads or knows that another does. A leader that is deposed asks for the process to be ended."""
+
+    def __init__(
+        self,
+        connect: Callable[[], Awaitable[Bus]],
+        instance: str,
+        scheduler_id: str,
+        limits: CoreLimits,
+        *,
+        tracer: Tracer,
+        clock: Clock,
+        request_shutdown: Callable[[str], None],
+    ) -> None:
+        self._connect = connect
+        self._subjects = Subjects(instance)
+        self._scheduler_id = scheduler_id
+        self._limits = limits
+        self._tracer = tracer
+        self._clock = clock
+        self._request_shutdown = request_shutdown
+        self._bus: Bus | None = None
+        self._shell: SchedulerShell | None = None
+        self._leadership: Leadership | None = None
+        self._has_role = asyncio.Event()
+        self._role_task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Raises Unavailable when there is no bus."""
+        try:
+            self._bus = await self._connect()
+            bucket = await self._bus.bucket(self._subjects.leader_bucket, durable=True)
+        except BusError as error:
+            raise Unavailable(str(error)) from error
+        leadership = Leadership(bucket, self._scheduler_id, self._clock)
+        self._role_task = asyncio.create_task(self._guarded(self._bus, leadership))
+        await self._has_role.wait()
+
+    async def drain(self, deadline_s: float) -> None:
+        """Nothing to wait for: whatever is queued or granted is held by gateways, and told to the next leader."""
+        del deadline_s
+
+    async def stop(self) -> None:
+        if self._role_task is not None:
+            self._role_task.cancel()
+            await asyncio.gather(self._role_task, return_exceptions=True)
+        if self._shell is not None:
+            await self._shell.stop()
+        if self._leadership is not None:
+            await self._leadership.release()
+        if self._bus is not None:
+            await self._bus.close()
+
+    def describe(self) -> Description:
+        """A standby has nothing but `is_leader` 0."""
+        if self._shell is None:
+            return Description({"is_leader": 0.0}, ())
+        return Description({**self._shell.metrics(), "is_leader": 1.0}, self._shell.check_integrity())
+
+    async def _guarded(self, bus: Bus, leadership: Leadership) -> None:
+        try:
+            await self._lead(bus, leadership)
+        except Exception:  # the boundary of a task that nobody awaits
+            logger.exception("leading failed")
+            self._request_shutdown("leading failed")
+        finally:
+            self._has_role.set()
+
+    async def _lead(self, bus: Bus, leadership: Leadership) -> None:
+        epoch = await self._wait_for_leadership(leadership)
+        self._leadership = leadership
+        core = SchedulerCore(self._limits, self._clock, epoch)
+        self._shell = SchedulerShell(
+            bus, self._subjects, core, tracer=self._tracer, clock=self._clock, on_failure=self._request_shutdown
+        )
+        await self._shell.start()
+        self._has_role.set()
+        logger.info("leading in epoch %d", epoch)
+        while await leadership.keep():  # noqa: ASYNC110  renewing is what it does, not waiting
+            await asyncio.sleep(_RENEW_S)
+        self._leadership = None
+        self._request_shutdown(f"another scheduler leads after epoch {epoch}")
+
+    async def _wait_for_leadership(self, leadership: Leadership) -> int:
+        while True:
+            try:
+                epoch = await leadership.try_take()
+            except BusError as error:
+                logger.debug("looking at the leader key: %s", error)
+                epoch = None
+            if epoch is not None:
+                return epoch
+            if not self._has_role.is_set():
+                logger.info("another scheduler leads, or did a moment ago: standing by")
+                self._has_role.set()
+            await asyncio.sleep(_STANDBY_LOOK_S)

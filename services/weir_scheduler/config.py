@@ -1,0 +1,43 @@
+"""Settings of the scheduler."""
+
+from dataclasses import dataclass, field
+
+from weir.runtime.config import ServiceConfig, setting
+from weir_scheduler.limits import CoreLimits, parse_lane
+
+
+@dataclass(frozen=True)
+class SchedulerConfig(ServiceConfig):
+    """The scheduler: admits requests, orders them in lanes, places them, books pages and slots."""
+
+    lanes: tuple[str, ...] = setting(
+        ("interactive:4000:60", "standard:8000:120", "batch:16000:600"),
+        "Lanes, most urgent first, each NAME:MAX_QUEUED:MAX_WAIT_S.",
+    )
+    default_lane: str = setting("standard", "Lane of requests that name none.")
+    max_prefills_per_worker: int = setting(8, "Prompts given to a prefill worker before it has read them.")
+    max_prefill_tokens_per_worker: int = setting(
+        2048, "Prompt tokens given to a prefill worker before it has read them."
+    )
+    gather_s: float = setting(1.5, "Seconds after start in which gateways and workers tell what there is.")
+
+    limits: CoreLimits = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.gather_s <= 60:
+            raise ValueError(f"gather_s {self.gather_s}: must be in [0, 60]")
+        # Found now, not when the first request comes.
+        object.__setattr__(self, "limits", self._make_limits())
+
+    def _make_limits(self) -> CoreLimits:
+        for name in ("max_prefills_per_worker", "max_prefill_tokens_per_worker"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} {getattr(self, name)}: must be at least 1")
+        return CoreLimits(
+            lanes=tuple(parse_lane(text) for text in self.lanes),
+            default_lane=self.default_lane,
+            max_prefills=self.max_prefills_per_worker,
+            max_prefill_tokens=self.max_prefill_tokens_per_worker,
+            gather_s=self.gather_s,
+        )

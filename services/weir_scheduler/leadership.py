@@ -1,0 +1,111 @@
+"""Which scheduler leads: one key, changed by compare-and-set only."""
+
+import logging
+import time
+from collections.abc import Callable
+
+from weir.bus.codec import MalformedMessage, decode, encode
+from weir.bus.messages import LeaderRecord
+from weir.bus.protocol import BusError, KeyConflict, KvBucket, KvEntry
+from weir.core.clock import Clock
+
+logger = logging.getLogger(__name__)
+
+LEADER_KEY = "leader"
+LEADER_TTL_S = 3.0
+
+
+class Leadership:
+    """Takes the key when nobody renews it, and renews it.
+
+    A leader is taken for dead when its record has not changed for `ttl_s` on this process's own clock. Epochs only
+    rise: by one, and at least to the seconds since 1970, so that they do even where the server lost the key.
+    """
+
+    def __init__(
+        self,
+        bucket: KvBucket,
+        scheduler_id: str,
+        clock: Clock,
+        *,
+        ttl_s: float = LEADER_TTL_S,
+        unix_time_s: Callable[[], float] = time.time,
+    ) -> None:
+        self._bucket = bucket
+        self._scheduler_id = scheduler_id
+        self._clock = clock
+        self._ttl_s = ttl_s
+        self._unix_time_s = unix_time_s
+        self._seen_revision = 0
+        self._seen_at_s = 0.0
+        self._epoch = 0
+        self._revision = 0
+
+    async def try_take(self) -> int | None:
+        """The epoch that this process leads in now; None while somebody else leads. Raises BusError."""
+        entry = await self._bucket.get(LEADER_KEY)
+        if entry is not None and not self._is_free(entry):
+            return None
+        present = _try_decode(entry)
+        epoch = max((present.epoch if present else self._epoch) + 1, int(self._unix_time_s()))
+        try:
+            self._revision = await self._put(epoch, revision=entry.revision if entry else 0)
+        except KeyConflict:
+            return None
+        self._epoch = epoch
+        return epoch
+
+    async def keep(self) -> bool:
+        """Renews the key. False: somebody else leads. While the bus does not answer nobody can know, so True."""
+        try:
+            try:
+                self._revision = await self._put(self._epoch, revision=self._revision)
+            except KeyConflict:
+                return await self._keep_after_conflict()
+        except BusError as error:
+            logger.debug("could not renew the leader key: %s", error)
+        return True
+
+    async def release(self) -> None:
+        """Lets the next one lead at once."""
+        try:
+            await self._put(self._epoch, revision=self._revision, is_released=True)
+        except BusError as error:
+            logger.info("could not release the leader key, a standby will wait for it: %s", error)
+
+    async def _keep_after_conflict(self) -> bool:
+        """An earlier renewal may have arrived although its answer was lost, or the server may have lost the key."""
+        entry = await self._bucket.get(LEADER_KEY)
+        present = _try_decode(entry)
+        if entry is not None and (present is None or (present.scheduler_id, present.epoch) != self._identity):
+            return False
+        try:
+            self._revision = await self._put(self._epoch, revision=entry.revision if entry else 0)
+        except KeyConflict:
+            return False
+        return True
+
+    @property
+    def _identity(self) -> tuple[str, int]:
+        return self._scheduler_id, self._epoch
+
+    def _is_free(self, entry: KvEntry) -> bool:
+        present = _try_decode(entry)
+        if present is not None and present.is_released:
+            return True
+        now_s = self._clock.now_s()
+        if entry.revision != self._seen_revision:
+            self._seen_revision, self._seen_at_s = entry.revision, now_s
+        return now_s - self._seen_at_s > self._ttl_s
+
+    async def _put(self, epoch: int, *, revision: int, is_released: bool = False) -> int:
+        record = encode(LeaderRecord(self._scheduler_id, epoch, is_released))
+        return await self._bucket.update(LEADER_KEY, record, revision=revision)
+
+
+def _try_decode(entry: KvEntry | None) -> LeaderRecord | None:
+    try:
+        return decode(LeaderRecord, entry.value or b"") if entry else None
+    except MalformedMessage as error:
+        logger.warning("the leader key holds something else: %s", error)
+        return None
