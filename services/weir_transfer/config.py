@@ -1,6 +1,6 @@
 """Settings of the transfer service."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from weir.kv.geometry import ArenaGeometry
@@ -24,7 +24,9 @@ class TransferConfig(ServiceConfig):
     num_slots: int = setting(512, "Sequences that can be in the arena at a time.")
     heartbeat_interval_ms: int = setting(200, "How often a worker says that it lives.")
     lease_ttl_ms: int = setting(2000, "Silence after which a worker's process is killed.")
-    segment_dir: Path = setting(DEFAULT_DIRECTORY, "Where the arena's file is made; must be memory (tmpfs).")
+    segment_dir: Path = field(
+        default=DEFAULT_DIRECTORY, metadata={"help": "Where the arena's file is made; must be memory (tmpfs)."}
+    )
     page_bytes: int = setting(0, "Bytes of a page. 0: what the model needs.")
     max_context_tokens: int = setting(0, "Longest sequence. 0: the model's context.")
     model_digest: str = setting("", "Digest that workers must show. Empty: the model's.")

@@ -1,0 +1,46 @@
+"""What a worker holds, so that it can say so when it attaches again."""
+
+from collections.abc import Iterable
+
+from weir.kv.messages import Claims
+
+
+class Holdings:
+    """Pages, slots, and the slots (with their pages) whose hand-off has no answer yet."""
+
+    def __init__(self) -> None:
+        self._page_ids: set[int] = set()
+        self._slots: set[int] = set()
+        self._handing_off: dict[int, frozenset[int]] = {}
+
+    def claims(self) -> Claims:
+        return Claims(tuple(sorted(self._page_ids)), tuple(sorted(self._slots)), tuple(sorted(self._handing_off)))
+
+    def holds_slot(self, slot: int) -> bool:
+        return slot in self._slots
+
+    def add(self, page_ids: Iterable[int], slots: Iterable[int]) -> None:
+        self._page_ids.update(page_ids)
+        self._slots.update(slots)
+
+    def remove(self, page_ids: Iterable[int], slots: Iterable[int]) -> None:
+        """Raises ValueError, with nothing changed, for anything that is not held."""
+        pages, removed_slots = set(page_ids), set(slots)
+        if not (pages <= self._page_ids and removed_slots <= self._slots):
+            raise ValueError(
+                f"not held: pages {sorted(pages - self._page_ids)}, slots {sorted(removed_slots - self._slots)}"
+            )
+        self._page_ids -= pages
+        self._slots -= removed_slots
+
+    def begin_hand_off(self, slot: int, page_ids: Iterable[int]) -> None:
+        """Raises ValueError, with nothing changed, for anything that is not held."""
+        pages = frozenset(page_ids)
+        self.remove(pages, [slot])
+        self._handing_off[slot] = pages
+
+    def end_hand_off(self, slot: int, *, is_kept: bool) -> None:
+        """The hand-off was refused (`is_kept`), or it is not this worker's sequence any more."""
+        pages = self._handing_off.pop(slot)
+        if is_kept:
+            self.add(pages, [slot])
