@@ -1,13 +1,13 @@
 """Every check of a request that needs no worker. All violations are collected, each under the name the user wrote.
 
-Two steps around tokenizing: `check_fields` is cheap, whatever the client sent; `check_prompt` knows the prompt's length.
+Two steps around tokenizing: `check_fields` is cheap, whatever was sent; `check_prompt` knows the prompt's length.
 """
 
 import hashlib
 import math
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from weir.core.errors import FieldViolation, InvalidRequest
@@ -143,13 +143,14 @@ def _check_prompt_form(found: _Violations, draft: RequestDraft, model: ServedMod
             _check_messages(found, names, messages, limits)
 
 
-def _check_messages(found: _Violations, names: FieldNames, messages: Sequence[object], limits: Limits) -> None:
+def _check_messages(
+    found: _Violations, names: FieldNames, messages: Sequence[Mapping[str, str]], limits: Limits
+) -> None:
     if not 1 <= len(messages) <= limits.max_messages:
         found.add(names.messages, f"has {len(messages)} turns; give from 1 to {limits.max_messages}")
         return
     num_bytes = 0
     for index, message in enumerate(messages):
-        assert isinstance(message, dict)
         role = message["role"]
         expected = f"must be one of {', '.join(_ROLES)}"
         found.check(role in _ROLES, f"{names.messages}[{index}].role", f"is {role[:40]!r}; {expected}")

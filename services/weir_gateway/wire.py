@@ -1,0 +1,67 @@
+"""Between the gateway's words and `weir.v1.Worker`'s messages."""
+
+from weir.bus.messages import Placement
+from weir.core.attempt import Attempt
+from weir.wire.v1 import types_pb2, worker_pb2
+from weir_gateway.tokens import FinishReason
+from weir_gateway.validation import CheckedRequest
+
+_FINISH_REASONS: dict[int, FinishReason] = {
+    types_pb2.FINISH_REASON_STOP: FinishReason.STOP,
+    types_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
+}
+_TO_PB = {
+    FinishReason.STOP: types_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: types_pb2.FINISH_REASON_LENGTH,
+}
+
+
+def attempt_from_pb(attempt: types_pb2.Attempt) -> Attempt:
+    return Attempt(attempt.dispatch, attempt.adoption)
+
+
+def attempt_to_pb(attempt: Attempt) -> types_pb2.Attempt:
+    return types_pb2.Attempt(dispatch=attempt.dispatch, adoption=attempt.adoption)
+
+
+def finish_reason_from_pb(value: int) -> FinishReason | None:
+    """None for the reasons that are no end of an answer: not ended, and cancelled."""
+    return _FINISH_REASONS.get(value)
+
+
+def finish_reason_to_pb(reason: FinishReason) -> types_pb2.FinishReason.ValueType:
+    return _TO_PB[reason]
+
+
+def start_command(
+    request_id: str, checked: CheckedRequest, placement: Placement, traceparent: str
+) -> worker_pb2.ServeRequest:
+    """Everything that the prefill worker needs."""
+    sampling = types_pb2.SamplingParams(
+        temperature=checked.sampling.temperature,
+        top_k=checked.sampling.top_k,
+        top_p=checked.sampling.top_p,
+        seed=checked.sampling.seed,
+    )
+    start = worker_pb2.Start(
+        request_id=request_id,
+        attempt=types_pb2.Attempt(dispatch=placement.dispatch),
+        prompt_token_ids=checked.prompt_token_ids,
+        sampling=sampling,
+        max_tokens=checked.stop_rules.max_tokens,
+        stop_token_ids=checked.stop_rules.stop_token_ids,
+        decode_worker_id=placement.decode_worker_id,
+        traceparent=traceparent,
+        num_booked_pages=placement.num_booked_pages,
+    )
+    return worker_pb2.ServeRequest(start=start)
+
+
+def resume_command(request_id: str, attempt: Attempt, next_index: int) -> worker_pb2.ServeRequest:
+    resume = worker_pb2.Resume(request_id=request_id, attempt=attempt_to_pb(attempt), next_index=next_index)
+    return worker_pb2.ServeRequest(resume=resume)
+
+
+def cancel_command(request_id: str, attempt: Attempt) -> worker_pb2.ServeRequest:
+    cancel = worker_pb2.Cancel(request_id=request_id, attempt=attempt_to_pb(attempt))
+    return worker_pb2.ServeRequest(cancel=cancel)
