@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -51,7 +51,7 @@ class Stack:
         self.instance = f"t{uuid4().hex[:8]}"
         self.grpc_port = free_port()
         self.http_port = free_port()
-        self._environ = {**os.environ, "WEIR_RUNTIME_DIR": str(runtime_dir)}
+        self._environ = {**os.environ, "WEIR_RUNTIME_DIR": str(runtime_dir), **(environ or {})}
         self._up_flags = [
             *("--prefill", str(num_prefill), "--decode", str(num_decode)),
             *("--http-port", str(self.http_port), "--grpc-port", str(self.grpc_port)),
