@@ -124,11 +124,14 @@ class SchedulerCore:
         num_adopted = 0
         refused_ids = []
         for entry in held.requests:
+            was_queued = entry.submit.request_id in self._ledger.lanes
             verdict = reconcile(entry, held.gateway_id, self._ledger, self._limits, now_s)
             if verdict is Verdict.REFUSED:
                 refused_ids.append(entry.submit.request_id)
             elif verdict is Verdict.ADOPTED:
                 num_adopted += 1
+            if verdict is Verdict.ADOPTED and was_queued:
+                self._commands.append(LeftQueue(entry.submit.request_id, "adopted"))
             if verdict is Verdict.ADOPTED and entry.placement is not None:
                 self._workers.expect(entry.placement.prefill_worker_id, now_s)
                 self._workers.expect(entry.placement.decode_worker_id, now_s)

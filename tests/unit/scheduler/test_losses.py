@@ -1,0 +1,258 @@
+"""Workers and gateways that die, messages that are lost, a scheduler that takes over."""
+
+import dataclasses
+
+from tests.unit.scheduler.rig import Rig, make_limits, make_submit, make_worker
+
+from weir.bus.messages import Held, HeldRequest, Outcome, Placement, RefusalReason
+
+GRANTED = Placement(1, "p", "address-of-p", "d", "address-of-d", 2)
+
+
+def test_a_silent_decode_worker_loses_its_requests_within_its_time_to_live() -> None:
+    rig = Rig().start(make_worker("p", "prefill"), make_worker("d", "decode"), make_worker("d2", "decode"))
+    rig.submit("a")
+    rig.submit("b")
+    lost = next(name for name in "ab" if rig.placement(name).decode_worker_id == "d")
+    rig.run(2.5, silent=["d"])
+    assert rig.revoked == {}
+    rig.run(1.0, silent=["d"])
+    revoke = rig.revoked[lost]
+    assert (revoke.reason, revoke.dispatch) == (RefusalReason.WORKER_LOST, 1)
+    assert "worker d is gone" in revoke.message
+    assert rig.metric("granted") == 1
+
+
+def test_a_lost_prefill_worker_takes_only_what_it_had_not_read() -> None:
+    rig = Rig().start(make_worker("p", "prefill", running=9), make_worker("d", "decode"))
+    rig.submit("read")
+    rig.submit("unread")
+    rig.prefilled("read")
+    rig.core.worker_gone("p")
+    rig.decide()
+    assert list(rig.revoked) == ["unread"]
+    assert rig.metric("granted") == 1
+
+
+def test_waiting_requests_wait_for_a_worker_to_come_back() -> None:
+    rig = Rig().start(make_worker("p", "prefill"), make_worker("d", "decode", seqs=1))
+    rig.submit("a")
+    rig.submit("b")
+    del rig.workers["d"]
+    rig.core.worker_gone("d")
+    rig.run(5)
+    assert rig.granted == ["a"]
+    rig.put(make_worker("d-reborn", "decode", seqs=1))
+    rig.decide()
+    assert rig.placement("b").decode_worker_id == "d-reborn"
+
+
+def test_an_entry_that_is_told_again_is_no_sign_of_life() -> None:
+    rig = Rig().start()
+    record = rig.workers.pop("d")
+    rig.core.worker_seen(record, 99)
+    for _ in range(8):
+        rig.clock.advance(0.5)
+        rig.core.worker_seen(record, 99)
+        rig.core.tick()
+    assert rig.submit("a").reason is RefusalReason.NO_WORKER
+
+
+def test_while_the_bus_is_away_nobody_is_judged_nor_for_one_time_to_live_after() -> None:
+    rig = Rig().start()
+    rig.submit("a")
+    rig.core.bus_changed(is_connected=False)
+    rig.run(20, silent=["p", "d", "g"])
+    assert (rig.revoked, rig.metric("granted"), rig.metric("gateways")) == ({}, 1, 1)
+    rig.core.bus_changed(is_connected=True)
+    rig.run(2.5, silent=["p", "d", "g"])
+    assert (rig.revoked, rig.metric("granted")) == ({}, 1)
+    rig.run(1.0, silent=["p", "d"])
+    assert list(rig.revoked) == ["a"]
+
+
+def test_while_the_bus_is_away_nothing_is_granted() -> None:
+    rig = Rig().start()
+    rig.core.bus_changed(is_connected=False)
+    rig.submit("a")
+    assert rig.granted == []
+    rig.core.bus_changed(is_connected=True)
+    rig.decide()
+    assert rig.granted == ["a"]
+
+
+def test_a_scheduler_that_stood_still_itself_judges_nobody_for_that_time() -> None:
+    rig = Rig().start()
+    rig.submit("a")
+    rig.clock.advance(60)
+    rig.core.tick()
+    rig.decide()
+    assert (rig.revoked, rig.metric("granted")) == ({}, 1)
+
+
+def test_a_silent_gateway_loses_what_waits_and_what_runs() -> None:
+    rig = Rig().start(make_worker("p", "prefill"), make_worker("d", "decode", seqs=1))
+    rig.submit("running")
+    rig.submit("waiting")
+    rig.submit("other", gateway="g2")
+    rig.run(4.5, silent=["g"])
+    assert rig.metric("gateways") == 2
+    rig.run(1.0, silent=["g"])
+    assert rig.granted == ["running", "other"]
+    assert (rig.metric("gateways"), rig.metric("queued"), rig.metric("granted")) == (1, 0, 1)
+    assert rig.revoked == {}, "there is nobody to tell"
+
+
+def test_a_gateway_that_was_only_cut_off_brings_its_requests_back() -> None:
+    rig = Rig().start()
+    rig.submit("a")
+    rig.gateways["g"][0] = dataclasses.replace(rig.gateways["g"][0], placement=rig.placement("a"))
+    rig.run(6, silent=["g"])
+    assert rig.core.is_idle
+    rig.say_held()
+    rig.decide()
+    assert (rig.metric("granted"), rig.metric("booked_pages")) == (1, 2)
+
+
+def test_what_its_gateway_does_not_list_for_two_seconds_is_freed() -> None:
+    rig = Rig().start(make_worker("p", "prefill"), make_worker("d", "decode", seqs=1))
+    rig.submit("running")
+    rig.submit("waiting")
+    rig.gateways["g"].clear()
+    rig.run(2.0)
+    assert rig.metric("granted") + rig.metric("queued") == 2
+    rig.run(1.0)
+    assert rig.core.is_idle
+    assert rig.metric("ended_missing_total") == 2
+
+
+def test_a_list_that_crossed_a_submit_frees_nothing() -> None:
+    rig = Rig().start()
+    rig.submit("a")
+    held = list(rig.gateways["g"])
+    rig.gateways["g"].clear()
+    rig.run(1.0)
+    rig.gateways["g"] = held
+    rig.run(1.0)
+    rig.gateways["g"] = []
+    rig.run(2.0)
+    assert rig.metric("granted") == 1, "the two seconds count from the last list that lacked it"
+
+
+def test_a_late_list_says_nothing() -> None:
+    rig = Rig().start()
+    rig.submit("a")
+    rig.run(1.0)
+    for _ in range(10):
+        rig.clock.advance(0.5)
+        assert rig.core.held(Held("g", 1, ())).num_adopted == 0
+        rig.say_held()
+        rig.keep_workers()
+        rig.core.tick()
+    assert rig.metric("granted") == 1
+    stale = HeldRequest(make_submit("ghost"), None)
+    assert rig.core.held(Held("g", 1, (stale,))).num_adopted == 0
+    assert rig.metric("queued") == 0
+
+
+def test_a_list_in_parts_is_judged_when_all_have_come() -> None:
+    rig = Rig().start()
+    rig.submit("a")
+    rig.submit("b")
+    one, two = rig.gateways.pop("g")
+
+    def say(sequences: range, *parts: tuple[int, tuple[HeldRequest, ...]]) -> None:
+        for sequence in sequences:
+            rig.clock.advance(0.5)
+            rig.keep_workers()
+            for part, requests in parts:
+                rig.core.held(Held("g", sequence, requests, part, num_parts=2))
+            rig.core.tick()
+
+    say(range(50, 60), (1, (two,)), (1, (two,)))
+    assert rig.metric("granted") == 2, "part 0 was lost each time"
+    say(range(60, 70), (1, (two,)), (0, (one,)))
+    assert rig.metric("granted") == 2
+    say(range(70, 80), (1, (two,)), (0, ()))
+    assert rig.metric("granted") == 1
+
+
+def test_a_new_scheduler_takes_over_what_gateways_hold_and_keeps_their_order() -> None:
+    rig = Rig(epoch=8)
+    rig.submit("new", "interactive")
+    running = HeldRequest(make_submit("running"), GRANTED)
+    waiting = [HeldRequest(make_submit(f"old-{number}", "interactive"), None) for number in range(2)]
+    rig.put(make_worker("p", "prefill"), make_worker("d", "decode", seqs=2))
+    reply = rig.core.held(Held("g", 41, (running, *waiting, *rig.gateways["g"])))
+    assert (reply.epoch, reply.num_adopted, reply.refused_request_ids) == (8, 3, ())
+    rig.gateways["g"] = [running, *waiting, *rig.gateways["g"]]
+    assert rig.decide() == (), "still gathering"
+    rig.say_held(sequence=42)
+    rig.run(1.5)
+    assert rig.granted == ["old-0"], "one slot of two is taken by what runs already"
+    rig.finish("running")
+    rig.finish("old-0")
+    assert rig.granted == ["old-0", "old-1", "new"]
+
+
+def test_an_adopted_grant_whose_worker_never_shows_itself_is_given_up() -> None:
+    rig = Rig()
+    entry = HeldRequest(make_submit("a"), dataclasses.replace(GRANTED, decode_worker_id="dead"))
+    rig.gateways["g"] = [entry]
+    rig.start()
+    rig.run(5)
+    assert rig.revoked["a"].reason is RefusalReason.WORKER_LOST
+    assert rig.metric("booked_pages") == 0
+
+
+def test_a_list_that_names_what_ended_or_what_cannot_wait_is_answered_with_it() -> None:
+    rig = Rig().start()
+    rig.submit("a")
+    rig.finish("a", Outcome.CANCELLED)
+    ended = HeldRequest(make_submit("a"), GRANTED)
+    strange = HeldRequest(make_submit("b", "vip"), None)
+    foreign = HeldRequest(make_submit("c", gateway="another"), None)
+    full = [HeldRequest(make_submit(f"f{number}", "batch", model="absent"), None) for number in range(5)]
+    reply = rig.core.held(Held("g", 1, (ended, strange, foreign, *full)))
+    assert reply.refused_request_ids == ("a", "b", "c", "f4")
+    assert reply.num_adopted == 4
+    assert rig.core.check_integrity() == ()
+
+
+def test_a_grant_that_another_scheduler_made_wins_over_the_queue() -> None:
+    rig = Rig().start(make_worker("p", "prefill"), make_worker("d", "decode", seqs=1))
+    rig.submit("running")
+    rig.submit("a")
+    reply = rig.core.held(Held("g", 1, (HeldRequest(make_submit("a"), GRANTED, is_prefilled=True),)))
+    assert reply.num_adopted == 1
+    rig.decide()
+    assert (rig.metric("queued"), rig.metric("granted"), rig.metric("prefills_in_flight")) == (0, 2, 1)
+    rig.finish("running")
+    rig.finish("a")
+    assert rig.core.is_idle
+
+
+def test_a_finish_of_an_older_dispatch_frees_nothing() -> None:
+    rig = Rig()
+    rig.gateways["g"] = [HeldRequest(make_submit("a"), dataclasses.replace(GRANTED, dispatch=3))]
+    rig.start()
+    rig.say_held()
+    rig.finish("a", dispatch=2)
+    assert rig.metric("granted") == 1
+    rig.finish("a", dispatch=3)
+    assert rig.core.is_idle
+
+
+def test_a_record_of_an_unknown_role_is_counted_and_ignored() -> None:
+    rig = Rig().start()
+    rig.put(make_worker("x", "juggler", model="new"))
+    assert rig.metric("worker_malformed_total") == 1
+    assert rig.submit("a", model="new").reason is RefusalReason.UNKNOWN_MODEL
+
+
+def test_the_memory_of_models_is_bounded() -> None:
+    rig = Rig(make_limits(max_models=2)).start()
+    for number in range(3):
+        rig.core.worker_seen(make_worker(f"w{number}", "prefill", model=f"m{number}"), 1)
+    assert rig.submit("a").reason is RefusalReason.UNKNOWN_MODEL
+    assert rig.submit("b", model="m2").reason is RefusalReason.NO_WORKER
