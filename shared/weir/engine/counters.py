@@ -17,7 +17,7 @@ class Counters:
     prompt_tokens_computed: int = 0
     output_tokens_computed: int = 0
     tokens_generated: int = 0
-    taken_in: int = 0
+    taken_over: int = 0
     """Sequences that came by hand-off."""
     handed_off: int = 0
     finished: int = 0

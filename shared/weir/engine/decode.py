@@ -6,7 +6,7 @@ A sequence that needs a page which the pool does not have sits a step out, and t
 from collections.abc import Iterator
 
 from weir.engine.batcher import Batcher
-from weir.engine.messages import Arrival, Failure, FailureReason, TakenIn
+from weir.engine.messages import Arrival, Failure, FailureReason, TakenOver
 from weir.engine.pages import PageNeed
 from weir.engine.plan import ChunkPlan
 from weir.engine.sequence import Sequence, Stage
@@ -31,7 +31,7 @@ class DecodeBatcher(Batcher):
             self.pool.put_back(arrival.slot, arrival.block_table)
             return
         self._sequences[sequence.key] = sequence
-        self._take_in(sequence)
+        self._take_over(sequence)
 
     def need(self) -> PageNeed:
         """The pages that running sequences will want within the next tokens; those that want one now come first."""
@@ -59,10 +59,10 @@ class DecodeBatcher(Batcher):
     def _go_on(self, sequence: Sequence) -> None:
         """It stays in the batch."""
 
-    def _take_in(self, sequence: Sequence) -> None:
-        self.counters.taken_in += 1
+    def _take_over(self, sequence: Sequence) -> None:
+        self.counters.taken_over += 1
         self.counters.count_hand_off(sequence.key.request_id, sequence.block_table)
-        self._events.append(TakenIn(sequence.key, sequence.block_table))
+        self._events.append(TakenOver(sequence.key, sequence.block_table))
         errors = sequence.check_integrity()
         reason = sequence.end_reason(self.limits.max_context_tokens)
         if errors or sequence.num_uncomputed == 0:

@@ -158,7 +158,7 @@ class HandOffReady:
 
 
 @dataclass(frozen=True, slots=True)
-class TakenIn:
+class TakenOver:
     """A handed-off sequence joined this worker with these pages."""
 
     key: SequenceKey
@@ -181,7 +181,7 @@ class SequenceForgotten:
     key: SequenceKey
 
 
-Event = ChunkComputed | TokenDrawn | HandOffReady | TakenIn | SequenceEnded | SequenceForgotten
+Event = ChunkComputed | TokenDrawn | HandOffReady | TakenOver | SequenceEnded | SequenceForgotten
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,232 @@
+"""A prefill and a decode engine over one small arena, turned by hand, with every delay and refusal from a seed."""
+
+import random
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from weir.core.attempt import Attempt
+from weir.core.clock import ManualClock
+from weir.core.sampling import SamplingParams, StopRules
+from weir.engine.batcher import Batcher, BatchLimits
+from weir.engine.decode import DecodeBatcher
+from weir.engine.messages import (
+    Arrival,
+    Event,
+    Failure,
+    FailureReason,
+    HandOffReady,
+    PageLot,
+    SequenceEnded,
+    SequenceKey,
+    TokenDrawn,
+)
+from weir.engine.pages import PagePool
+from weir.engine.prefill import PrefillBatcher
+from weir.kv.geometry import ArenaGeometry
+from weir.kv.layout import layout_of
+from weir.kv.record import SequenceFacts, SequenceRecord
+from weir.testing.runner import HashRunner
+
+VOCAB_SIZE = 50
+MAX_CONTEXT_TOKENS = 160
+TICK_S = 0.1
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request of a schedule."""
+
+    prompt_token_ids: tuple[int, ...]
+    max_tokens: int
+    stop_token_ids: tuple[int, ...]
+    seed: int
+    arrives_at: int
+    cancelled_at: int | None
+    num_booked_pages: int
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """All that a run depends on."""
+
+    requests: tuple[Request, ...]
+    num_pages: int
+    num_slots: int
+    prefill_limits: BatchLimits
+    decode_limits: BatchLimits
+    reserve_pages: int
+    seed: int
+
+
+def limits(**changes: int) -> BatchLimits:
+    values = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "chunk_tokens": 32} | changes
+    return BatchLimits(**values, max_context_tokens=MAX_CONTEXT_TOKENS, vocab_size=VOCAB_SIZE, max_stall_s=2.0)
+
+
+def facts(
+    prompt_token_ids: tuple[int, ...],
+    index: int = 0,
+    *,
+    max_tokens: int = 8,
+    stop_token_ids: tuple[int, ...] = (),
+    seed: int = 0,
+    num_booked_pages: int = 10,
+) -> SequenceFacts:
+    return SequenceFacts(
+        request_id=f"{index:032x}",
+        attempt=Attempt(),
+        gateway_id="gateway-0-00000000",
+        prompt_token_ids=prompt_token_ids,
+        sampling=SamplingParams(temperature=0.0, seed=seed),
+        stop=StopRules(max_tokens, stop_token_ids),
+        num_booked_pages=num_booked_pages,
+        traceparent="",
+    )
+
+
+class Records:
+    """The record of each slot, in plain memory."""
+
+    def __init__(self, num_pages: int, num_slots: int) -> None:
+        self._geometry = ArenaGeometry(4096, num_pages, num_slots, MAX_CONTEXT_TOKENS)
+        num_bytes = layout_of(self._geometry).record_bytes
+        self._memory = [memoryview(bytearray(num_bytes)) for _ in range(num_slots)]
+
+    def open(self, slot: int) -> SequenceRecord:
+        return SequenceRecord(self._memory[slot], self._geometry)
+
+
+@dataclass
+class Outcome:
+    """What a gateway saw of one request."""
+
+    token_ids: list[int] = field(default_factory=list)
+    ends: list[SequenceEnded] = field(default_factory=list)
+
+
+class World:
+    """Runs a schedule to its end; `outcomes` tells what came out."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.clock = ManualClock()
+        self.records = Records(schedule.num_pages, schedule.num_slots)
+        self.runner = HashRunner(schedule.num_pages, VOCAB_SIZE)
+        self.free_pages = set(range(schedule.num_pages))
+        self.free_slots = set(range(schedule.num_slots))
+        reserve = schedule.reserve_pages
+        self.prefill = PrefillBatcher(
+            schedule.prefill_limits, PagePool(reserve_pages=reserve, reserve_slots=1), self.records.open
+        )
+        self.decode = DecodeBatcher(schedule.decode_limits, PagePool(reserve_pages=reserve, reserve_slots=0))
+        self.outcomes: dict[SequenceKey, Outcome] = defaultdict(Outcome)
+        self._random = random.Random(schedule.seed)
+        self._cancelled: set[SequenceKey] = set()
+        self._hand_offs: list[HandOffReady] = []
+        self.tick = 0
+
+    def run(self, max_ticks: int = 3000) -> None:
+        last_tick = max((max(r.arrives_at, r.cancelled_at or 0) for r in self.schedule.requests), default=0)
+        while self.tick <= last_tick or not (self.prefill.is_idle and self.decode.is_idle):
+            self._arrive_and_cancel()
+            self._settle_hand_offs()
+            for batcher in (self.prefill, self.decode):
+                self._turn(batcher)
+            self.tick += 1
+            self.clock.advance(TICK_S)
+            assert self.tick < max_ticks, "a sequence never ends"
+        for batcher in (self.prefill, self.decode):
+            self._take_back(batcher.pool.take_all_free())
+
+    def _arrive_and_cancel(self) -> None:
+        for index, request in enumerate(self.schedule.requests):
+            key = SequenceKey(f"{index:032x}", Attempt())
+            if request.arrives_at == self.tick:
+                self.outcomes[key] = Outcome()
+                self.prefill.add(Arrival(self._facts_of(index, request)))
+            if request.cancelled_at == self.tick and request.arrives_at <= self.tick:
+                self._cancelled.add(key)
+                self.prefill.cancel(key)
+                self.decode.cancel(key)
+
+    def _facts_of(self, index: int, request: Request) -> SequenceFacts:
+        return facts(
+            request.prompt_token_ids,
+            index,
+            max_tokens=request.max_tokens,
+            stop_token_ids=request.stop_token_ids,
+            seed=request.seed,
+            num_booked_pages=request.num_booked_pages,
+        )
+
+    def _settle_hand_offs(self) -> None:
+        for ready in [ready for ready in self._hand_offs if self._random.random() < 0.5]:
+            self._hand_offs.remove(ready)
+            if self._random.random() < 0.15:
+                self.prefill.fail(ready.key, Failure(FailureReason.HAND_OFF_REFUSED, "the decode worker is gone"))
+                continue
+            self.prefill.forget(ready.key)
+            record = self.records.open(ready.slot)
+            snapshot = record.read()
+            assert snapshot is not None
+            assert snapshot.block_table == ready.page_ids
+            arrival = Arrival(
+                snapshot.facts,
+                ready.slot,
+                record,
+                snapshot.output_token_ids,
+                snapshot.block_table,
+                snapshot.num_computed_tokens,
+            )
+            self.decode.add(arrival)
+            if ready.key in self._cancelled:
+                self.decode.cancel(ready.key)
+
+    def _turn(self, batcher: Batcher) -> None:
+        self._grant(batcher)
+        plan = batcher.decide(self.clock.now_s())
+        if plan is not None:
+            assert plan.num_tokens <= batcher.limits.max_num_batched_tokens
+            assert all(len(chunk.token_ids) <= batcher.limits.chunk_tokens for chunk in plan.chunks)
+            assert len(plan.chunks) <= batcher.limits.max_num_seqs
+            batcher.record(plan, self.runner.run(plan))
+        for event in batcher.take_events():
+            self._see(event)
+        self._take_back(batcher.take_surplus())
+        assert batcher.check_integrity() == ()
+
+    def _grant(self, batcher: Batcher) -> None:
+        wanted = batcher.wanted()
+        if wanted is None or self._random.random() < 0.3:
+            return
+        for num_pages, num_slots in (
+            (wanted.num_pages, wanted.num_slots),
+            (wanted.least_pages, wanted.least_slots),
+        ):
+            if num_pages <= len(self.free_pages) and num_slots <= len(self.free_slots):
+                pages = tuple(self.free_pages.pop() for _ in range(num_pages))
+                slots = tuple(self.free_slots.pop() for _ in range(num_slots))
+                batcher.pool.give(PageLot(pages, slots))
+                return
+
+    def _take_back(self, lot: PageLot) -> None:
+        assert self.free_pages.isdisjoint(lot.page_ids)
+        assert self.free_slots.isdisjoint(lot.slots)
+        self.runner.spoil(lot.page_ids)
+        self.free_pages.update(lot.page_ids)
+        self.free_slots.update(lot.slots)
+
+    def _see(self, event: Event) -> None:
+        match event:
+            case TokenDrawn(key, index, token_id):
+                assert index == len(self.outcomes[key].token_ids)
+                self.outcomes[key].token_ids.append(token_id)
+            case SequenceEnded(key):
+                self.outcomes[key].ends.append(event)
+            case HandOffReady(key, slot, _):
+                snapshot = self.records.open(slot).read()
+                assert snapshot is not None
+                assert list(snapshot.output_token_ids) == self.outcomes[key].token_ids
+                self._hand_offs.append(event)
+            case _:
+                pass
