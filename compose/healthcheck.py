@@ -1,6 +1,9 @@
-"""Probe of a container's health: exit 0 when the process at ADDRESS says SERVING, else 1 with the reason on stdout.
+"""Probe of a container's health: exit 0 when SERVICE at ADDRESS is SERVING, else 1 with the reason on stdout.
 
-Usage: healthcheck.py ADDRESS, where ADDRESS is HOST:PORT or unix:/PATH.
+Usage: healthcheck.py ADDRESS [SERVICE]
+
+ADDRESS is HOST:PORT or unix:/PATH. A process reports each of its gRPC services as SERVING once it is warmed up and
+NOT_SERVING when it drains; without SERVICE the question is only whether the process is alive.
 """
 
 import sys
@@ -11,25 +14,25 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 TIMEOUT_S = 3.0
 
 
-def probe(address: str) -> tuple[bool, str]:
-    """Whether the whole process (health service name "") is SERVING, and what it said."""
+def probe(address: str, service: str) -> tuple[bool, str]:
+    """Whether `service` is SERVING at `address`, and what was said."""
     with grpc.insecure_channel(address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         try:
-            answer = stub.Check(health_pb2.HealthCheckRequest(service=""), timeout=TIMEOUT_S)
+            answer = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=TIMEOUT_S)
         except grpc.RpcError as error:
             return False, f"{error.code().name}: {error.details()}"
-    return answer.status == health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.ServingStatus.Name(
-        answer.status
-    )
+    status = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+    return status == "SERVING", status
 
 
 def main() -> int:
-    if len(sys.argv) != 2:
+    if len(sys.argv) not in {2, 3}:
         sys.stderr.write(f"{__doc__}\n")
         return 2
-    is_serving, said = probe(sys.argv[1])
-    sys.stdout.write(f"{sys.argv[1]}: {said}\n")
+    address, service = [*sys.argv[1:], ""][:2]
+    is_serving, said = probe(address, service)
+    sys.stdout.write(f"{service or 'process'} at {address}: {said}\n")
     return 0 if is_serving else 1
 
 

@@ -197,7 +197,8 @@ class Link:
                 half.cancel()
             await asyncio.gather(*halves, return_exceptions=True)
         for half in done:
-            half.result()
+            if not half.cancelled():  # grpc.aio cancels the reader of a stream that was cancelled
+                half.result()
         raise _BrokenStream("the stream ended")
 
     async def _read(self, stream: _Stream) -> None:

@@ -1,6 +1,7 @@
 """Where a server listens, and the address that others reach it by."""
 
 import socket
+from pathlib import Path
 
 import grpc.aio
 
@@ -14,7 +15,12 @@ class AddressInUse(WeirError):
 
 
 def bind(server: grpc.aio.Server, listen: str, advertise_host: str = "") -> str:
-    """Binds and returns the address that others reach the server by. Raises AddressInUse."""
+    """Binds and returns the address that others reach the server by. Raises AddressInUse.
+
+    The folder of a Unix socket is made if need be, for this user alone.
+    """
+    if listen.startswith("unix:"):
+        Path(listen.removeprefix("unix:")).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         port = server.add_insecure_port(listen)
     except RuntimeError as error:

@@ -27,6 +27,7 @@ from grpc_reflection.v1alpha import reflection
 from opentelemetry.trace import Tracer
 
 from weir.core.errors import WeirError
+from weir.model.errors import ModelError
 from weir.rpc.server import ErrorGuard, ReadinessGuard, TraceContextGuard, make_server
 from weir.runtime.address import bind
 from weir.runtime.admin import AdminService, Description, Identity, LoopErrors
@@ -189,7 +190,7 @@ class _Service(Generic[_ConfigT]):
         """Collects the start-up's end: a failure is one clear line, with a traceback only if it is a defect."""
         try:
             await starting
-        except (WeirError, OSError) as error:
+        except (WeirError, ModelError, OSError) as error:
             _log.error("could not start: %s", error)
         except Exception:  # noqa: BLE001 - the boundary of the process
             _log.exception("could not start: unexpected error")

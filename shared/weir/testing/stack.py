@@ -46,7 +46,13 @@ class Stack:
     """One instance on ports of its own, ended on exit; nothing of it may be left then."""
 
     def __init__(
-        self, runtime_dir: Path, *, num_prefill: int = 1, num_decode: int = 1, flags: Sequence[str] = ()
+        self,
+        runtime_dir: Path,
+        *,
+        num_prefill: int = 1,
+        num_decode: int = 1,
+        flags: Sequence[str] = (),
+        environ: Mapping[str, str] | None = None,
     ) -> None:
         self.instance = f"t{uuid4().hex[:8]}"
         self.grpc_port = free_port()
