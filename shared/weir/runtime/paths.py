@@ -1,0 +1,86 @@
+"""Where an instance keeps its files: one folder, for this user alone."""
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from weir.core.errors import WeirError
+
+_STATE_NAME = "state.json"
+
+
+class InstanceBusy(WeirError):
+    """Another supervisor holds the instance."""
+
+
+class UnsafeFolder(WeirError):
+    """The runtime folder belongs to somebody else."""
+
+
+@dataclass(frozen=True, slots=True)
+class InstancePaths:
+    """Names inside `<runtime folder>/<instance>`."""
+
+    folder: Path
+
+    @property
+    def state_file(self) -> Path:
+        return self.folder / _STATE_NAME
+
+    @property
+    def arena_socket(self) -> Path:
+        return self.folder / "arena.sock"
+
+    @property
+    def nats_store(self) -> Path:
+        return self.folder / "nats"
+
+    @property
+    def supervisor_log(self) -> Path:
+        return self.log_file("supervisor")
+
+    def log_file(self, name: str) -> Path:
+        return self.folder / "logs" / f"{name}.log"
+
+    def ready_file(self, name: str) -> Path:
+        return self.folder / "ready" / f"{name}.json"
+
+    def make(self) -> None:
+        """Makes the folders, with mode 0700. Raises UnsafeFolder if one is another user's."""
+        for folder in (self.folder.parent, self.folder, self.folder / "logs", self.folder / "ready"):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if folder.stat().st_uid != os.getuid():
+                raise UnsafeFolder(f"{folder} belongs to another user; set WEIR_RUNTIME_DIR to a folder of your own")
+
+    def remove_volatile(self) -> None:
+        """Removes all but the logs and the lock: what a start would trip over and what a stop must not leave."""
+        self.arena_socket.unlink(missing_ok=True)
+        shutil.rmtree(self.folder / "ready", ignore_errors=True)
+        shutil.rmtree(self.nats_store, ignore_errors=True)
+        self.state_file.unlink(missing_ok=True)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Holds the instance: one supervisor, or one clean-up, at a time. Raises InstanceBusy.
+
+        The kernel gives the lock back when the process ends, however it ends.
+        """
+        self.make()
+        with (self.folder / "lock").open("a") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise InstanceBusy(
+                    f"instance {self.folder.name!r} is already running; see `weir status --instance "
+                    f"{self.folder.name}`, or choose other ports"
+                ) from error
+            yield
+
+
+def find_instances(runtime_dir: Path) -> list[str]:
+    """Names of the instances that run, or that were left by a supervisor that was killed."""
+    return sorted(path.parent.name for path in runtime_dir.glob(f"*/{_STATE_NAME}"))

@@ -1,0 +1,72 @@
+"""When a supervised process counts as ready."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any, Protocol
+
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from weir.rpc.channel import make_channel
+
+_PROBE_S = 2.0
+
+
+class Probe(Protocol):
+    """Asked again and again while a process starts."""
+
+    async def try_reach(self, pid: int) -> str | None:
+        """The address of the process once it is ready, else None. Returns within a few seconds."""
+        ...
+
+
+class GrpcProbe:
+    """Ready: the process itself has written its ready file, and its health service says SERVING."""
+
+    def __init__(self, ready_file: Path, service_name: str) -> None:
+        self._ready_file = ready_file
+        self._service_name = service_name
+
+    async def try_reach(self, pid: int) -> str | None:
+        address = self._try_read_address(pid)
+        if address is None:
+            return None
+        async with make_channel(address) as channel:
+            stub: Any = health_pb2_grpc.HealthStub(channel)  # its stubs know no methods
+            request = health_pb2.HealthCheckRequest(service=self._service_name)
+            try:
+                response = await stub.Check(request, timeout=_PROBE_S)
+            except grpc.aio.AioRpcError:
+                return None
+        return address if response.status == health_pb2.HealthCheckResponse.SERVING else None
+
+    def _try_read_address(self, pid: int) -> str | None:
+        try:
+            facts = json.loads(self._ready_file.read_text())
+        except FileNotFoundError:
+            return None
+        # Another pid: left by an earlier process of the same name.
+        return str(facts["address"]) if facts["pid"] == pid else None
+
+
+class NatsProbe:
+    """Ready: the server greets, and says that it has JetStream."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._host = host
+        self._port = port
+
+    async def try_reach(self, pid: int) -> str | None:
+        del pid
+        try:
+            async with asyncio.timeout(_PROBE_S):
+                reader, writer = await asyncio.open_connection(self._host, self._port)
+                try:
+                    greeting = await reader.readline()
+                finally:
+                    writer.close()
+                    await writer.wait_closed()
+        except (OSError, TimeoutError):
+            return None
+        return f"{self._host}:{self._port}" if b'"jetstream":true' in greeting else None

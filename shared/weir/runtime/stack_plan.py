@@ -1,0 +1,164 @@
+"""Which processes make up a stack on one machine, with which flags: plain data, nothing is started here."""
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from weir.bus.server import nats_server_command
+from weir.runtime.config import default_runtime_dir, setting
+from weir.runtime.paths import InstancePaths
+from weir.runtime.readiness import GrpcProbe, NatsProbe, Probe
+from weir.wire.v1 import arena_pb2, inference_pb2, worker_pb2
+
+LOOPBACK = "127.0.0.1"
+STOP_ORDER: tuple[tuple[str, ...], ...] = (
+    ("gateway",),
+    ("prefill", "decode"),
+    ("scheduler",),
+    ("transfer",),
+    ("nats",),
+)
+"""Whoever takes requests goes first, and nobody goes before those who need him."""
+
+_WORKER_NAME = worker_pb2.DESCRIPTOR.services_by_name["Worker"].full_name
+_HEALTH_NAMES = {
+    "gateway": inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name,
+    "transfer": arena_pb2.DESCRIPTOR.services_by_name["Arena"].full_name,
+    "prefill": _WORKER_NAME,
+    "decode": _WORKER_NAME,
+    "scheduler": "",
+}
+_MAX_WORKERS = 64
+
+
+@dataclass(frozen=True)
+class StackConfig:
+    """A stack on this machine, as `weir up` starts it."""
+
+    prefill: int = setting(1, "Number of prefill workers.")
+    decode: int = setting(1, "Number of decode workers.")
+    model: str = setting("smollm2-135m", "Model: a known name, a GGUF file or a Hugging Face folder.")
+    precision: Literal["fp32"] = setting("fp32", "Arithmetic of the model.")
+    host: str = setting(LOOPBACK, "Address that the gateway listens on.")
+    http_port: int = setting(8000, "Port of the OpenAI-style HTTP API.")
+    grpc_port: int = setting(50051, "Port of the gRPC API.")
+    nats: str = setting("", "NATS server to use, nats://HOST:PORT. Empty: start one.")
+    otlp_endpoint: str = setting("", "OTLP/gRPC collector for traces, http://HOST:4317. Empty: tracing is off.")
+    instance: str = setting("", "Name of the instance. Empty: weir-<gRPC port>.")
+    arena_bytes: int = setting(0, "Size of the arena in /dev/shm. 0: the transfer service's default.")
+    log_level: Literal["debug", "info", "warning", "error"] = setting("info", "Least severe level that is logged.")
+    log_format: Literal["text", "json"] = setting("text", "Form of the log lines.")
+    grace_s: float = setting(10.0, "Seconds that running requests have to end after Ctrl-C or `weir down`.")
+    start_timeout_s: float = setting(180.0, "Seconds that the stack has to become ready.")
+    runtime_dir: Path = field(
+        default_factory=default_runtime_dir,
+        metadata={"help": "Folder that holds the folder of each instance: sockets, logs, state."},
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("prefill", "decode"):
+            if not 1 <= getattr(self, name) <= _MAX_WORKERS:
+                raise ValueError(f"{name} {getattr(self, name)}: must be in [1, {_MAX_WORKERS}]")
+        for name in ("http_port", "grpc_port"):
+            if not 1 <= getattr(self, name) <= 65535:
+                raise ValueError(f"{name} {getattr(self, name)}: must be in [1, 65535]")
+        if self.http_port == self.grpc_port:
+            raise ValueError(f"http_port {self.http_port}: is also the grpc_port; they must differ")
+        if self.arena_bytes < 0:
+            raise ValueError(f"arena_bytes {self.arena_bytes}: must not be negative")
+        if not 0 <= self.grace_s <= 600:
+            raise ValueError(f"grace_s {self.grace_s}: must be in [0, 600]")
+        if not 1 <= self.start_timeout_s <= 3600:
+            raise ValueError(f"start_timeout_s {self.start_timeout_s}: must be in [1, 3600]")
+
+    @property
+    def instance_name(self) -> str:
+        return self.instance or default_instance(self.grpc_port)
+
+    @property
+    def paths(self) -> InstancePaths:
+        return InstancePaths(self.runtime_dir.absolute() / self.instance_name)
+
+
+def default_instance(grpc_port: int) -> str:
+    """Two stacks with different ports have different names, and so share neither files nor subjects."""
+    return f"weir-{grpc_port}"
+
+
+@dataclass(frozen=True)
+class ProcessSpec:
+    """How to start one process and to see that it is ready."""
+
+    name: str
+    role: str
+    command: tuple[str, ...]
+    log_path: Path
+    ready_file: Path
+    probe: Probe
+
+
+def plan_stack(config: StackConfig, nats_port: int) -> list[ProcessSpec]:
+    """All processes of the stack. Raises NatsServerMissing. `nats_port` is used unless NATS is elsewhere."""
+    nats_url = config.nats or f"nats://{LOOPBACK}:{nats_port}"
+    arena = f"unix:{config.paths.arena_socket}"
+    threads = ("--num-threads", str(threads_per_worker(config.prefill + config.decode)))
+    worker_flags = ("--arena-address", arena, *threads)
+    gateway_flags = ("--http-host", config.host, "--http-port", str(config.http_port))
+    arena_size = ("--arena-bytes", str(config.arena_bytes)) if config.arena_bytes else ()
+    specs = [] if config.nats else [_nats_spec(config, nats_port)]
+    specs.append(_service_spec(config, nats_url, "transfer", 0, arena, arena_size))
+    specs.append(_service_spec(config, nats_url, "scheduler", 0, f"{LOOPBACK}:0", ()))
+    for role, number in (("prefill", config.prefill), ("decode", config.decode)):
+        for index in range(number):
+            specs.append(_service_spec(config, nats_url, role, index, f"{LOOPBACK}:0", worker_flags))
+    specs.append(_service_spec(config, nats_url, "gateway", 0, f"{config.host}:{config.grpc_port}", gateway_flags))
+    return specs
+
+
+def threads_per_worker(num_workers: int) -> int:
+    """The workers of a stack share the cores; more threads than cores would make every step wait."""
+    return max(1, len(os.sched_getaffinity(0)) // num_workers)
+
+
+def _nats_spec(config: StackConfig, port: int) -> ProcessSpec:
+    return ProcessSpec(
+        name="nats",
+        role="nats",
+        command=tuple(nats_server_command(port, config.paths.nats_store, host=LOOPBACK)),
+        log_path=config.paths.log_file("nats"),
+        ready_file=config.paths.ready_file("nats"),
+        probe=NatsProbe(LOOPBACK, port),
+    )
+
+
+def _service_spec(
+    config: StackConfig, nats_url: str, role: str, index: int, listen: str, own_flags: Sequence[str]
+) -> ProcessSpec:
+    name = f"{role}-{index}"
+    ready_file = config.paths.ready_file(name)
+    flags = {
+        "instance": config.instance_name,
+        "index": index,
+        "listen": listen,
+        "nats-url": nats_url,
+        "otlp-endpoint": config.otlp_endpoint,
+        "log-level": config.log_level,
+        "log-format": config.log_format,
+        "ready-file": ready_file,
+        "model": config.model,
+        "precision": config.precision,
+        "grace-s": config.grace_s,
+        "runtime-dir": config.runtime_dir.absolute(),
+    }
+    common = [text for flag, value in flags.items() for text in (f"--{flag}", str(value))]
+    return ProcessSpec(
+        name=name,
+        role=role,
+        command=(sys.executable, "-m", f"weir_{role}", *common, *own_flags),
+        log_path=config.paths.log_file(name),
+        ready_file=ready_file,
+        probe=GrpcProbe(ready_file, _HEALTH_NAMES[role]),
+    )

@@ -1,0 +1,180 @@
+"""`weir up`: all processes of a stack, from the first start to the last exit."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from weir.core.errors import WeirError
+from weir.kv.process import own_identity
+from weir.runtime.leftovers import Removed, remove_leftovers
+from weir.runtime.paths import InstancePaths
+from weir.runtime.processes import TAG_VARIABLE
+from weir.runtime.stack_plan import STOP_ORDER, ProcessSpec
+from weir.runtime.state import Phase, StackState, read_boot_id, write_state
+from weir.runtime.supervised import StartPolicy, SupervisedProcess
+
+# What a service takes beyond its grace period to stop in order, before it is killed.
+_STOP_MARGIN_S = 4.0
+# Once the gateway is gone no request runs any more.
+_IDLE_GRACE_S = 4.0
+
+
+class NotReadyInTime(WeirError):
+    """Some processes did not become ready; names them."""
+
+
+class Reporter(Protocol):
+    """Tells a user what happens."""
+
+    def found_leftovers(self, removed: Removed) -> None: ...
+
+    def process_ready(self, name: str, after_s: float) -> None: ...
+
+    def process_died(self, name: str, log_path: str) -> None: ...
+
+    def stack_ready(self, endpoints: Mapping[str, str], after_s: float) -> None: ...
+
+    def stopping(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StackLimits:
+    """How long a stack may take to start and its requests to end."""
+
+    start_timeout_s: float = 180.0
+    grace_s: float = 10.0
+
+
+class Supervisor:
+    """Runs one stack. Whatever ends `run`, nothing of the stack is left then.
+
+    Only for who holds the lock of the instance.
+    """
+
+    def __init__(
+        self,
+        paths: InstancePaths,
+        specs: Sequence[ProcessSpec],
+        endpoints: Mapping[str, str],
+        limits: StackLimits,
+        reporter: Reporter,
+        policy: StartPolicy | None = None,
+    ) -> None:
+        self._paths = paths
+        self._endpoints = dict(endpoints)
+        self._limits = limits
+        self._reporter = reporter
+        self._phase: Phase = "starting"
+        self._started_at = time.time()
+        self._boot_id = read_boot_id()
+        self._identity = own_identity()
+        self._asked_to_stop = asyncio.Event()
+        self._hurry = asyncio.Event()
+        environ = {**os.environ, TAG_VARIABLE: str(paths.folder), "PYTHONUNBUFFERED": "1"}
+        start_policy = policy or StartPolicy()
+        self._processes = [SupervisedProcess(spec, start_policy, environ, self._on_change) for spec in specs]
+        self._running: list[asyncio.Task[None]] = []
+
+    async def run(self) -> None:
+        """Returns after SIGINT, SIGTERM or SIGHUP. Raises ProcessFailed or NotReadyInTime if the start fails."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._on_signal)
+        try:
+            self._running = [asyncio.create_task(process.run()) for process in self._processes]
+            if await self._wait_ready():
+                await self._stay()
+        finally:
+            await self._stop()
+
+    async def _wait_ready(self) -> bool:
+        """False if asked to stop meanwhile."""
+        all_ready = asyncio.create_task(self._all_ready())
+        asked = asyncio.create_task(self._asked_to_stop.wait())
+        done = await self._first_of(all_ready, asked, timeout_s=self._limits.start_timeout_s)
+        if not done:
+            late = ", ".join(process.spec.name for process in self._processes if not process.ready.is_set())
+            limit = f"{self._limits.start_timeout_s:.0f} s"
+            raise NotReadyInTime(f"not ready within {limit}: {late}; logs: {self._paths.supervisor_log.parent}")
+        return all_ready in done and asked not in done
+
+    async def _first_of(
+        self, *awaited: "asyncio.Task[Any]", timeout_s: float | None = None
+    ) -> "set[asyncio.Task[Any]]":
+        """Which of `awaited` came first; raises what a process failed with, should that happen before."""
+        try:
+            done, _ = await asyncio.wait(
+                {*awaited, *self._running}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            for task in awaited:
+                task.cancel()
+        for task in done.intersection(self._running):
+            task.result()
+        return done
+
+    async def _all_ready(self) -> None:
+        """One that was ready and died again while others still start counts as not ready."""
+        while waiting := [process for process in self._processes if not process.ready.is_set()]:
+            await waiting[0].ready.wait()
+
+    async def _stay(self) -> None:
+        for process in self._processes:
+            process.restart_for_ever()
+        self._phase = "ready"
+        self._write_state()
+        self._reporter.stack_ready(self._endpoints, time.time() - self._started_at)
+        await self._first_of(asyncio.create_task(self._asked_to_stop.wait()))
+
+    async def _stop(self) -> None:
+        """Stage by stage, each bounded; a second signal cuts all of them short."""
+        self._phase = "stopping"
+        self._reporter.stopping()
+        for process in self._processes:
+            process.end_restarts()
+        hurrying = asyncio.create_task(self._kill_when_hurried())
+        try:
+            for number, roles in enumerate(STOP_ORDER):
+                grace_s = self._limits.grace_s if number == 0 else min(self._limits.grace_s, _IDLE_GRACE_S)
+                stage = [process for process in self._processes if process.spec.role in roles]
+                await asyncio.gather(*(process.stop(grace_s + _STOP_MARGIN_S) for process in stage))
+            await asyncio.gather(*self._running, return_exceptions=True)
+        finally:
+            hurrying.cancel()
+            with suppress(asyncio.CancelledError):
+                await hurrying
+        await remove_leftovers(self._paths, term_s=0.0)
+
+    async def _kill_when_hurried(self) -> None:
+        await self._hurry.wait()
+        await asyncio.gather(*(process.stop(0.0) for process in self._processes))
+
+    def _on_signal(self) -> None:
+        if self._asked_to_stop.is_set():
+            self._hurry.set()
+        self._asked_to_stop.set()
+
+    def _on_change(self, process: SupervisedProcess) -> None:
+        self._write_state()
+        state = process.state
+        if state.phase == "ready":
+            self._reporter.process_ready(state.name, time.time() - state.started_at)
+        if state.phase == "restarting":
+            self._reporter.process_died(state.name, state.log_path)
+
+    def _write_state(self) -> None:
+        state = StackState(
+            instance=self._paths.folder.name,
+            boot_id=self._boot_id,
+            supervisor=self._identity,
+            phase=self._phase,
+            started_at=self._started_at,
+            endpoints=self._endpoints,
+            processes=tuple(process.state for process in self._processes),
+        )
+        write_state(self._paths.state_file, state)
