@@ -264,6 +264,9 @@ class LinkPool:
             )
         return self._links[worker_id]
 
+    def try_get(self, worker_id: str) -> Link | None:
+        return self._links.get(worker_id)
+
     async def close(self) -> None:
         await asyncio.gather(*(link.close() for link in list(self._links.values())))
 

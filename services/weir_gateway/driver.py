@@ -1,0 +1,247 @@
+"""Drives requests: submit, grant, start, stream, close. One task a request, from its acceptance to its last message.
+
+open() ─> submit ─> wait for the grant ─> links, Start ─> tokens ─> ended ─> tell scheduler and workers ─> done
+            └────────────────┴──────────────────┴───────────┴─> cancelled, expired, lost: the same way out
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from opentelemetry.context import Context
+
+from weir.bus.messages import Finish, Outcome, Placement, SubmitReply
+from weir.core.clock import Clock
+from weir.core.errors import InternalError, Overloaded, Unavailable, WeirError
+from weir.core.life import Phase
+from weir_gateway.call import RETRY_AFTER_S, Call
+from weir_gateway.control import SchedulerPort, refusal_error
+from weir_gateway.links import LinkPool
+from weir_gateway.spans import RequestSpan
+from weir_gateway.wire import cancel_command, resume_command
+
+logger = logging.getLogger(__name__)
+
+_OUTCOMES = {Phase.FINISHED: Outcome.FINISHED, Phase.CANCELLED: Outcome.CANCELLED}
+
+
+@dataclass(frozen=True, slots=True)
+class DriverSettings:
+    """`no_progress_s` bounds the time without a token while all links live: above a long prompt's prefill in a queue.
+
+    `overdue_s` is when the decode worker is asked for tokens that should have come, `gap_s` when they count as lost.
+    """
+
+    max_requests: int = 1024
+    max_queue_s: float = 900.0
+    no_progress_s: float = 300.0
+    overdue_s: float = 3.0
+    gap_s: float = 8.0
+    tick_s: float = 1.0
+
+
+class Driver:
+    """Holds every request that was accepted and has not ended, and those whose end is still being told."""
+
+    def __init__(self, port: SchedulerPort, links: LinkPool, settings: DriverSettings, clock: Clock) -> None:
+        self._port = port
+        self._links = links
+        self._settings = settings
+        self._clock = clock
+        self._calls: dict[str, Call] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._is_draining = False
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._calls)
+
+    @property
+    def num_tasks(self) -> int:
+        """Requests in flight, and ended ones whose end is not told yet or whose output is not read yet."""
+        return len(self._tasks)
+
+    def calls(self) -> Iterable[Call]:
+        return tuple(self._calls.values())
+
+    def try_find(self, request_id: str) -> Call | None:
+        return self._calls.get(request_id)
+
+    def check_room(self) -> None:
+        """Raises Overloaded or Unavailable when no request can be accepted now."""
+        if self._is_draining:
+            raise Unavailable("the gateway is shutting down; another one may serve you", retry_after_s=RETRY_AFTER_S)
+        if len(self._tasks) >= self._settings.max_requests:
+            message = f"{len(self._tasks)} requests are in flight, at most {self._settings.max_requests}"
+            raise Overloaded(f"{message}; try again later", retry_after_s=RETRY_AFTER_S)
+
+    def open(self, call: Call, span: RequestSpan) -> None:
+        """Takes charge of a request; `call.released` must be set when its reader is gone."""
+        request_id = call.request.request_id
+        self._calls[request_id] = call
+        task = asyncio.create_task(self._drive(call, span), name=f"request {request_id}")
+        self._tasks[request_id] = task
+        task.add_done_callback(lambda _: self._tasks.pop(request_id, None))
+
+    async def drain(self, deadline_s: float) -> None:
+        """Accepts nothing more, and waits for what runs."""
+        self._is_draining = True
+        if self._tasks:
+            await asyncio.wait(list(self._tasks.values()), timeout=deadline_s)
+
+    async def stop(self, wait_s: float = 2.0) -> None:
+        """Ends what still runs."""
+        self._is_draining = True
+        for call in self.calls():
+            call.lose("the gateway is shutting down")
+        tasks = list(self._tasks.values())
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=wait_s)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+
+    async def watch(self) -> None:
+        """Runs for ever: looks at every request once a tick."""
+        while True:
+            await asyncio.sleep(self._settings.tick_s)
+            for call in self.calls():
+                try:
+                    self._look_at(call)
+                except Exception as error:  # the boundary of one request's check: the others' go on
+                    logger.exception("request %s: check failed", call.request.request_id)
+                    call.fail(InternalError(f"internal error: {type(error).__name__}; see the gateway's log"))
+
+    def check_integrity(self) -> list[str]:
+        errors = [f"request {request_id} has no task" for request_id in self._calls if request_id not in self._tasks]
+        ended = [call.request.request_id for call in self.calls() if call.request.phase.is_terminal]
+        return errors + [f"request {request_id} has ended and is held" for request_id in ended]
+
+    async def _drive(self, call: Call, span: RequestSpan) -> None:
+        timer = self._deadline_timer(call)
+        advancing = asyncio.create_task(self._advance(call, span))
+        try:
+            await asyncio.wait([call.ended])
+        finally:
+            if timer is not None:
+                timer.cancel()
+            advancing.cancel()
+            await asyncio.gather(advancing, return_exceptions=True)
+            call.cancel("the gateway gave the request up")
+            self._calls.pop(call.request.request_id, None)
+            self._cancel_at_workers(call)
+            span.end(call.ended.result(), call.output.num_tokens)
+        await self._tell_scheduler(call, span.context)
+        await call.released.wait()
+
+    def _deadline_timer(self, call: Call) -> asyncio.TimerHandle | None:
+        if call.request.deadline_at_s is None:
+            return None
+        left_s = max(0.0, call.request.deadline_at_s - self._clock.now_s())
+        return asyncio.get_running_loop().call_later(left_s, call.expire)
+
+    async def _advance(self, call: Call, span: RequestSpan) -> None:
+        """Brings the request to where tokens come by themselves, or ends it."""
+        try:
+            await self._submit(call, span)
+            placement = await self._wait_for_grant(call)
+            with span.child("start"):
+                await self._start(call, placement)
+            await call.prefilled
+            await self._port.prefilled(call.request.request_id, placement.dispatch, span.context)
+        except WeirError as error:
+            call.fail(error)
+        except Exception as error:  # the boundary of one request: it ends, the gateway goes on
+            logger.exception("request %s failed", call.request.request_id)
+            call.fail(InternalError(f"internal error: {type(error).__name__}; see the gateway's log"))
+
+    async def _submit(self, call: Call, span: RequestSpan) -> None:
+        """Returns when the request is queued, or granted already: a grant can overtake the answer."""
+        call.submitting()
+        with span.child("submit") as context:
+            asking = asyncio.create_task(self._port.submit(call.request.submit_message(), context))
+            try:
+                await asyncio.wait({asking, call.granted}, return_when=asyncio.FIRST_COMPLETED)
+                if call.granted.done():
+                    return
+                reply: SubmitReply = asking.result()
+            finally:
+                asking.cancel()
+                await asyncio.gather(asking, return_exceptions=True)
+        if not reply.queued:
+            draft = call.request.checked.draft
+            call.refuse(refusal_error(draft, reply.reason, reply.message, reply.retry_after_ms))
+            return
+        call.request.queued()
+
+    async def _wait_for_grant(self, call: Call) -> Placement:
+        try:
+            async with asyncio.timeout(self._settings.max_queue_s):
+                return await call.granted
+        except TimeoutError:
+            message = f"not granted within {self._settings.max_queue_s:g} s"
+            raise Overloaded(message, retry_after_s=RETRY_AFTER_S) from None
+
+    async def _start(self, call: Call, placement: Placement) -> None:
+        request_id = call.request.request_id
+        prefill = self._links.link_to(placement.prefill_worker_id, placement.prefill_address)
+        prefill.subscribe(request_id, call)
+        decode = self._links.link_to(placement.decode_worker_id, placement.decode_address)
+        decode.subscribe(request_id, call)
+        await prefill.wait_connected()
+        await decode.wait_connected()
+        command = call.start()
+        decode.send(resume_command(request_id, call.request.attempt, 0))
+        prefill.send(command)
+
+    def _cancel_at_workers(self, call: Call) -> None:
+        placement = call.request.placement
+        if placement is None:
+            return
+        request_id = call.request.request_id
+        for worker_id in {placement.prefill_worker_id, placement.decode_worker_id}:
+            link = self._links.try_get(worker_id)
+            if link is None:
+                continue
+            if call.is_started and not call.is_over_at_workers:
+                link.send(cancel_command(request_id, call.request.attempt))
+            link.unsubscribe(request_id)
+
+    async def _tell_scheduler(self, call: Call, context: Context) -> None:
+        request, ending = call.request, call.ended.result()
+        if not call.is_known_to_scheduler:
+            return
+        if request.placement is None:
+            await self._port.cancel(request.request_id, context)
+            return
+        outcome = _OUTCOMES.get(ending.phase, Outcome.FAILED)
+        finish = Finish(
+            request_id=request.request_id,
+            gateway_id=request.ids.gateway_id,
+            dispatch=request.placement.dispatch,
+            outcome=outcome,
+            num_output_tokens=call.output.num_tokens,
+        )
+        await self._port.finish(finish, context)
+
+    def _look_at(self, call: Call) -> None:
+        settings = self._settings
+        if call.request.phase is Phase.QUEUED and self._port.is_away:
+            call.fail(self._port.unavailable())
+            return
+        if not call.is_started:
+            return
+        if call.output.has_gap and call.silent_s > settings.gap_s:
+            call.lose(f"token {call.output.next_index} never came, though later ones did")
+        elif call.silent_s > settings.no_progress_s:
+            call.lose(f"no token came for {settings.no_progress_s:g} s")
+        else:
+            self._probe(call)
+
+    def _probe(self, call: Call) -> None:
+        placement = call.request.placement
+        link = None if placement is None else self._links.try_get(placement.decode_worker_id)
+        command = None if link is None else call.try_probe(self._settings.overdue_s)
+        if link is not None and command is not None:
+            link.send(command)

@@ -1,0 +1,104 @@
+"""The request's span and its attributes (GenAI conventions), and the spans of what the gateway does for it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
+
+from weir.core.errors import Cancelled, WeirError
+from weir.runtime.telemetry import traceparent_of
+from weir_gateway.draft import RequestDraft
+from weir_gateway.request import Ending
+from weir_gateway.validation import CheckedRequest
+
+PROVIDER_NAME = "weir"
+
+
+class RequestSpan:
+    """The root of what Weir does for one request; a child of the client's span, if it sent one."""
+
+    def __init__(self, tracer: Tracer, draft: RequestDraft, parent: Context, started_at_s: float) -> None:
+        self._tracer = tracer
+        self._started_at_s = started_at_s
+        self._has_first_chunk = False
+        operation = draft.operation.value
+        self._span: Span = tracer.start_span(f"{operation} {draft.model}".strip(), context=parent, kind=SpanKind.SERVER)
+        self.context = trace.set_span_in_context(self._span, Context())
+        self._span.set_attributes(
+            {
+                "gen_ai.operation.name": operation,
+                "gen_ai.provider.name": PROVIDER_NAME,
+                "gen_ai.request.stream": draft.is_stream,
+            }
+        )
+        if draft.request_id:
+            self._span.set_attribute("weir.request.client_id", draft.request_id)
+        if draft.lane:
+            self._span.set_attribute("weir.request.lane", draft.lane)
+
+    @property
+    def traceparent(self) -> str:
+        return traceparent_of(self._span)
+
+    def describe_request(self, request_id: str, checked: CheckedRequest) -> None:
+        """What is known once the request is checked."""
+        draft, sampling = checked.draft, checked.sampling
+        self._span.update_name(f"{draft.operation.value} {checked.model.name}")
+        self._span.set_attributes(
+            {
+                "weir.request.id": request_id,
+                "gen_ai.request.model": checked.model.name,
+                "gen_ai.response.model": checked.model.name,
+                "gen_ai.response.id": request_id,
+                "gen_ai.request.max_tokens": checked.stop_rules.max_tokens,
+                "gen_ai.request.temperature": sampling.temperature,
+                "gen_ai.request.top_p": sampling.top_p,
+                "gen_ai.request.top_k": sampling.top_k,
+                # an attribute is a signed 64-bit integer, a seed an unsigned one
+                "gen_ai.request.seed": sampling.seed if sampling.seed < 2**63 else str(sampling.seed),
+                "gen_ai.request.stop_sequences": draft.stop,
+                "gen_ai.usage.input_tokens": len(checked.prompt_token_ids),
+            }
+        )
+
+    @contextmanager
+    def child(self, name: str) -> Iterator[Context]:
+        """A span around one thing that the gateway does; yields the context for spans below it."""
+        span = self._tracer.start_span(name, context=self.context)
+        try:
+            yield trace.set_span_in_context(span, Context())
+        except Exception as error:
+            span.set_attribute("error.type", type(error).__name__)
+            span.set_status(Status(StatusCode.ERROR, str(error)[:200]))
+            raise
+        finally:
+            span.end()
+
+    def phase_event(self, phase: str) -> None:
+        self._span.add_event(phase)
+
+    def first_chunk(self, now_s: float) -> None:
+        """Something was sent to the client."""
+        if not self._has_first_chunk:
+            self._has_first_chunk = True
+            self._span.set_attribute("gen_ai.response.time_to_first_chunk", now_s - self._started_at_s)
+
+    def end(self, ending: Ending, num_output_tokens: int) -> None:
+        self._span.set_attribute("gen_ai.usage.output_tokens", num_output_tokens)
+        if ending.finish_reason is not None:
+            self._span.set_attribute("gen_ai.response.finish_reasons", (ending.finish_reason.value,))
+        self._end_with(ending.error)
+
+    def end_refused(self, error: Exception) -> None:
+        """Ends the span of a request that never was accepted."""
+        self._end_with(error)
+
+    def _end_with(self, error: Exception | None) -> None:
+        if error is not None:
+            self._span.set_attribute("error.type", type(error).__name__)
+            message = error.message if isinstance(error, WeirError) else ""
+            if not isinstance(error, Cancelled):
+                self._span.set_status(Status(StatusCode.ERROR, message[:200]))
+        self._span.end()
