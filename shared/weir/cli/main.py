@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from weir.cli import bench, chat, doctor, generate, pull
+from weir.cli import bench, chat, doctor, down, generate, pull, serve, status, up
 from weir.cli.console import EXIT_INTERRUPTED
 
 app = typer.Typer(
@@ -14,6 +14,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.command()(up.up)
+app.command()(down.down)
+app.command()(status.status)
+app.command(context_settings=serve.SETTINGS)(serve.serve)
 app.command()(generate.generate)
 app.command()(chat.chat)
 app.command()(pull.pull)

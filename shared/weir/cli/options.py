@@ -1,5 +1,6 @@
 """Options that several commands share."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -17,5 +18,13 @@ IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on after the m
 Lane = Annotated[str, typer.Option(help="Lane to queue in. Empty: the default lane.")]
 ModelName = Annotated[str, typer.Option(help="Model to ask. Empty: the only one served.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
+
+Instance = Annotated[
+    str, typer.Option(help="Name of the instance. Default: the only one that runs.", envvar="WEIR_INSTANCE")
+]
+InstancePort = Annotated[int | None, typer.Option("--grpc-port", help="Its gRPC port, instead of its name.")]
+RuntimeDir = Annotated[
+    Path | None, typer.Option(help="Folder that holds the folder of each instance.", envvar="WEIR_RUNTIME_DIR")
+]
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"

@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_type_hints
@@ -133,18 +133,45 @@ def read_config(
     toml_path: Path | None = None,
 ) -> _ConfigT:
     """As `load_config`, but raises ConfigError. Unknown flags and `--help` still end the process, as argparse does."""
-    kinds = {name: kind for name, kind in get_type_hints(cls).items() if name in _config_fields(cls)}
-    flags = vars(_make_parser(cls, kinds).parse_args(argv))
+    flags = vars(_make_parser(cls, _kinds_of(cls)).parse_args(argv))
     named_file = flags.pop("config", None) or environ.get("WEIR_CONFIG") or toml_path
+    return resolve_config(
+        cls,
+        _program(cls).removeprefix("weir_"),
+        flags=flags,
+        environ=environ,
+        toml_path=Path(named_file) if named_file else None,
+    )
+
+
+def resolve_config(
+    cls: type[_ConfigT],
+    section: str,
+    *,
+    flags: Mapping[str, Any],
+    environ: Mapping[str, str],
+    toml_path: Path | None,
+    ignored: Collection[str] = (),
+) -> _ConfigT:
+    """The configuration from its sources. Raises ConfigError.
+
+    `flags`: those given, by field name, as text or as the field's type. `section`: the TOML table that is read beside
+    the top level. `ignored`: keys of the top level that are meant for other programs.
+    """
+    kinds = _kinds_of(cls)
     given: dict[str, _Given] = {}
-    if named_file:
-        given |= _from_toml(kinds, Path(named_file), _program(cls).removeprefix("weir_"))
+    if toml_path is not None:
+        given |= _from_toml(kinds, toml_path, section, ignored)
     given |= _from_environment(kinds, environ)
     given |= _from_flags(kinds, flags)
     try:
         return cls(**{name: entry.value for name, entry in given.items()})
     except ValueError as error:
         raise ConfigError(f"{error}{_source_of(str(error), given)}") from error
+
+
+def _kinds_of(cls: type[Any]) -> dict[str, Any]:
+    return {name: kind for name, kind in get_type_hints(cls).items() if name in _config_fields(cls)}
 
 
 def _config_fields(cls: type[Any]) -> dict[str, Field[Any]]:
@@ -181,14 +208,15 @@ def _default_text(entry: Field[Any]) -> str:
     return "(must be given)" if default is MISSING else f"{value!r}" if isinstance(value, str) else f"{value}"
 
 
-def _from_toml(kinds: Mapping[str, Any], path: Path, role: str) -> dict[str, _Given]:
+def _from_toml(kinds: Mapping[str, Any], path: Path, section: str, ignored: Collection[str]) -> dict[str, _Given]:
     try:
         document = tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"config file {path}: {error}") from error
-    sections = {name: document.pop(name) for name in (*ROLES, "up") if isinstance(document.get(name), dict)}
+    tables = {name: document.pop(name) for name in (*ROLES, "up") if isinstance(document.get(name), dict)}
+    document = {key: value for key, value in document.items() if key not in ignored}
     given: dict[str, _Given] = {}
-    for table, prefix in ((document, ""), (sections.get(role, {}), f"[{role}] ")):
+    for table, prefix in ((document, ""), (tables.get(section, {}), f"[{section}] ")):
         for key, value in table.items():
             source = f"{path}: {prefix}{key}"
             if key not in kinds:
@@ -214,8 +242,8 @@ def _from_flags(kinds: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str,
     given: dict[str, _Given] = {}
     for name, value in flags.items():
         flag = "--" + name.replace("_", "-")
-        is_parsed = isinstance(value, bool)
-        given[name] = _Given(value, flag) if is_parsed else _parsed(kinds[name], value, flag, f"{flag} {value!r}")
+        is_text = isinstance(value, str)
+        given[name] = _parsed(kinds[name], value, flag, f"{flag} {value!r}") if is_text else _Given(value, flag)
     return given
 
 

@@ -1,14 +1,16 @@
 """Where an instance keeps its files: one folder, for this user alone."""
 
 import fcntl
+import json
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from weir.core.errors import WeirError
+from weir.kv.process import ProcessIdentity, own_identity
 
 _STATE_NAME = "state.json"
 
@@ -49,6 +51,10 @@ class InstancePaths:
     def ready_file(self, name: str) -> Path:
         return self.folder / "ready" / f"{name}.json"
 
+    @property
+    def _lock_file(self) -> Path:
+        return self.folder / "lock"
+
     def make(self) -> None:
         """Makes the folders, with mode 0700. Raises UnsafeFolder if one is another user's."""
         for folder in (self.folder.parent, self.folder, self.folder / "logs", self.folder / "ready"):
@@ -70,7 +76,7 @@ class InstancePaths:
         The kernel gives the lock back when the process ends, however it ends.
         """
         self.make()
-        with (self.folder / "lock").open("a") as lock:
+        with self._lock_file.open("a") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
@@ -78,7 +84,17 @@ class InstancePaths:
                     f"instance {self.folder.name!r} is already running; see `weir status --instance "
                     f"{self.folder.name}`, or choose other ports"
                 ) from error
+            lock.truncate(0)
+            lock.write(json.dumps(asdict(own_identity())))
+            lock.flush()
             yield
+
+    def try_find_holder(self) -> ProcessIdentity | None:
+        """Who holds the lock, or held it last: the caller checks whether that process still runs."""
+        try:
+            return ProcessIdentity(**json.loads(self._lock_file.read_text()))
+        except (FileNotFoundError, ValueError, TypeError):
+            return None
 
 
 def find_instances(runtime_dir: Path) -> list[str]:

@@ -2,13 +2,13 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from weir.bus.server import nats_server_command
-from weir.runtime.config import default_runtime_dir, setting
+from weir.runtime.config import check_listen, default_runtime_dir, setting
 from weir.runtime.paths import InstancePaths
 from weir.runtime.readiness import GrpcProbe, NatsProbe, Probe
 from weir.wire.v1 import arena_pb2, inference_pb2, worker_pb2
@@ -100,9 +100,31 @@ class ProcessSpec:
     probe: Probe
 
 
-def plan_stack(config: StackConfig, nats_port: int) -> list[ProcessSpec]:
-    """All processes of the stack. Raises NatsServerMissing. `nats_port` is used unless NATS is elsewhere."""
+@dataclass(frozen=True)
+class StackPlan:
+    """All that a supervisor needs to know. `endpoints` are for people: what it is -> where it is."""
+
+    paths: InstancePaths
+    specs: tuple[ProcessSpec, ...]
+    endpoints: Mapping[str, str]
+    start_timeout_s: float
+    grace_s: float
+
+
+def plan_stack(config: StackConfig, nats_port: int) -> StackPlan:
+    """The stack with its NATS at `nats_port`, unless that is elsewhere. Raises NatsServerMissing, ValueError."""
+    check_listen("runtime_dir", f"unix:{config.paths.arena_socket}")
     nats_url = config.nats or f"nats://{LOOPBACK}:{nats_port}"
+    endpoints = {
+        "OpenAI": f"http://{config.host}:{config.http_port}/v1",
+        "gRPC": f"{config.host}:{config.grpc_port}",
+        "NATS": nats_url,
+    }
+    specs = tuple(_plan_processes(config, nats_url, nats_port))
+    return StackPlan(config.paths, specs, endpoints, config.start_timeout_s, config.grace_s)
+
+
+def _plan_processes(config: StackConfig, nats_url: str, nats_port: int) -> list[ProcessSpec]:
     arena = f"unix:{config.paths.arena_socket}"
     threads = ("--num-threads", str(threads_per_worker(config.prefill + config.decode)))
     worker_flags = ("--arena-address", arena, *threads)

@@ -1,20 +1,17 @@
 """`weir up`: all processes of a stack, from the first start to the last exit."""
 
 import asyncio
-import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from weir.core.errors import WeirError
 from weir.kv.process import own_identity
 from weir.runtime.leftovers import Removed, remove_leftovers
-from weir.runtime.paths import InstancePaths
 from weir.runtime.processes import TAG_VARIABLE
-from weir.runtime.stack_plan import STOP_ORDER, ProcessSpec
+from weir.runtime.stack_plan import STOP_ORDER, StackPlan
 from weir.runtime.state import Phase, StackState, read_boot_id, write_state
 from weir.runtime.supervised import StartPolicy, SupervisedProcess
 
@@ -42,14 +39,6 @@ class Reporter(Protocol):
     def stopping(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class StackLimits:
-    """How long a stack may take to start and its requests to end."""
-
-    start_timeout_s: float = 180.0
-    grace_s: float = 10.0
-
-
 class Supervisor:
     """Runs one stack. Whatever ends `run`, nothing of the stack is left then.
 
@@ -58,16 +47,12 @@ class Supervisor:
 
     def __init__(
         self,
-        paths: InstancePaths,
-        specs: Sequence[ProcessSpec],
-        endpoints: Mapping[str, str],
-        limits: StackLimits,
+        plan: StackPlan,
         reporter: Reporter,
+        environ: Mapping[str, str],
         policy: StartPolicy | None = None,
     ) -> None:
-        self._paths = paths
-        self._endpoints = dict(endpoints)
-        self._limits = limits
+        self._plan = plan
         self._reporter = reporter
         self._phase: Phase = "starting"
         self._started_at = time.time()
@@ -75,9 +60,9 @@ class Supervisor:
         self._identity = own_identity()
         self._asked_to_stop = asyncio.Event()
         self._hurry = asyncio.Event()
-        environ = {**os.environ, TAG_VARIABLE: str(paths.folder), "PYTHONUNBUFFERED": "1"}
+        tagged = {**environ, TAG_VARIABLE: str(plan.paths.folder), "PYTHONUNBUFFERED": "1"}
         start_policy = policy or StartPolicy()
-        self._processes = [SupervisedProcess(spec, start_policy, environ, self._on_change) for spec in specs]
+        self._processes = [SupervisedProcess(spec, start_policy, tagged, self._on_change) for spec in plan.specs]
         self._running: list[asyncio.Task[None]] = []
 
     async def run(self) -> None:
@@ -96,11 +81,11 @@ class Supervisor:
         """False if asked to stop meanwhile."""
         all_ready = asyncio.create_task(self._all_ready())
         asked = asyncio.create_task(self._asked_to_stop.wait())
-        done = await self._first_of(all_ready, asked, timeout_s=self._limits.start_timeout_s)
+        done = await self._first_of(all_ready, asked, timeout_s=self._plan.start_timeout_s)
         if not done:
             late = ", ".join(process.spec.name for process in self._processes if not process.ready.is_set())
-            limit = f"{self._limits.start_timeout_s:.0f} s"
-            raise NotReadyInTime(f"not ready within {limit}: {late}; logs: {self._paths.supervisor_log.parent}")
+            limit = f"{self._plan.start_timeout_s:.0f} s"
+            raise NotReadyInTime(f"not ready within {limit}: {late}; logs: {self._plan.paths.supervisor_log.parent}")
         return all_ready in done and asked not in done
 
     async def _first_of(
@@ -128,7 +113,7 @@ class Supervisor:
             process.restart_for_ever()
         self._phase = "ready"
         self._write_state()
-        self._reporter.stack_ready(self._endpoints, time.time() - self._started_at)
+        self._reporter.stack_ready(self._plan.endpoints, time.time() - self._started_at)
         await self._first_of(asyncio.create_task(self._asked_to_stop.wait()))
 
     async def _stop(self) -> None:
@@ -140,7 +125,7 @@ class Supervisor:
         hurrying = asyncio.create_task(self._kill_when_hurried())
         try:
             for number, roles in enumerate(STOP_ORDER):
-                grace_s = self._limits.grace_s if number == 0 else min(self._limits.grace_s, _IDLE_GRACE_S)
+                grace_s = self._plan.grace_s if number == 0 else min(self._plan.grace_s, _IDLE_GRACE_S)
                 stage = [process for process in self._processes if process.spec.role in roles]
                 await asyncio.gather(*(process.stop(grace_s + _STOP_MARGIN_S) for process in stage))
             await asyncio.gather(*self._running, return_exceptions=True)
@@ -148,7 +133,7 @@ class Supervisor:
             hurrying.cancel()
             with suppress(asyncio.CancelledError):
                 await hurrying
-        await remove_leftovers(self._paths, term_s=0.0)
+        await remove_leftovers(self._plan.paths, term_s=0.0)
 
     async def _kill_when_hurried(self) -> None:
         await self._hurry.wait()
@@ -169,12 +154,12 @@ class Supervisor:
 
     def _write_state(self) -> None:
         state = StackState(
-            instance=self._paths.folder.name,
+            instance=self._plan.paths.folder.name,
             boot_id=self._boot_id,
             supervisor=self._identity,
             phase=self._phase,
             started_at=self._started_at,
-            endpoints=self._endpoints,
+            endpoints=self._plan.endpoints,
             processes=tuple(process.state for process in self._processes),
         )
-        write_state(self._paths.state_file, state)
+        write_state(self._plan.paths.state_file, state)

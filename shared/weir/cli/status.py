@@ -1,0 +1,100 @@
+"""`weir status`: every process of an instance."""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+
+import typer
+from rich.table import Table
+
+from weir.cli import options
+from weir.cli.console import EXIT_FAILED, EXIT_NOT_RUNNING, error_line, fail, stderr, stdout
+from weir.core.errors import WeirError
+from weir.runtime.config import default_runtime_dir
+from weir.runtime.instances import choose_instance
+from weir.runtime.observe import ProcessReport, StackReport, try_observe
+
+# What says most about a role; the others are in --json.
+_KEY_METRICS: dict[str, tuple[str, ...]] = {
+    "gateway": ("requests_in_flight", "accepted_total"),
+    "scheduler": ("queued_requests", "booked_pages"),
+    "transfer": ("free_pages", "total_pages", "handoffs_total"),
+    "prefill": ("prompt_tokens_computed_total", "handed_off_total"),
+    "decode": ("decode_steps_total", "taken_over_total"),
+}
+_STYLES = {"ready": "green", "dead": "red", "silent": "red"}
+
+
+def status(
+    instance: options.Instance = "",
+    grpc_port: options.InstancePort = None,
+    as_json: options.AsJson = False,
+    runtime_dir: options.RuntimeDir = None,
+) -> None:
+    """Show every process of a stack. Exit code 0: all is well, 1: something is not, 3: not running.
+
+    \b
+    weir status
+    weir status --json
+    """
+    try:
+        paths = choose_instance(runtime_dir or default_runtime_dir(), instance, grpc_port)
+    except WeirError as error:
+        fail(error_line(error))
+    report = asyncio.run(try_observe(paths))
+    name = paths.folder.name
+    if report is None:
+        if as_json:
+            stdout.out(json.dumps({"instance": name, "state": "not running", "processes": []}))
+        else:
+            stderr.print(f"{name} is not running", markup=False)
+        raise typer.Exit(EXIT_NOT_RUNNING)
+    if as_json:
+        stdout.out(json.dumps(asdict(report), indent=1), highlight=False)
+    else:
+        _print_report(report)
+    if not report.is_well:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _print_report(report: StackReport) -> None:
+    where = ", ".join(f"{what} {address}" for what, address in report.endpoints.items())
+    stdout.print(
+        f"{report.instance}: {report.state} for {report.uptime_s:.0f} s; {where}", markup=False, soft_wrap=True
+    )
+    table = Table(box=None, pad_edge=False)
+    for column in ("process", "state", "pid", "restarts", "uptime", "address", "figures"):
+        table.add_column(column, overflow="fold")
+    for process in report.processes:
+        table.add_row(
+            process.name,
+            f"[{_STYLES.get(process.state, 'yellow')}]{process.state}",
+            str(process.pid or ""),
+            str(process.num_restarts),
+            f"{process.uptime_s:.0f} s",
+            process.address,
+            _figures(process.role, process.metrics),
+        )
+    stdout.print(table)
+    _print_warnings(report)
+
+
+def _print_warnings(report: StackReport) -> None:
+    for process in report.processes:
+        _print_integrity(process)
+    if report.state == "orphaned":
+        stderr.print(
+            "its supervisor was killed: nothing is restarted now; `weir up` replaces it, `weir down` removes it",
+            style="yellow",
+        )
+
+
+def _print_integrity(process: ProcessReport) -> None:
+    for error in process.integrity_errors:
+        stderr.print(f"{process.name}: integrity: {error}", style="red", markup=False, soft_wrap=True)
+
+
+def _figures(role: str, metrics: Mapping[str, float]) -> str:
+    shown = [name for name in _KEY_METRICS.get(role, ()) if name in metrics]
+    return " ".join(f"{name}={metrics[name]:g}" for name in shown)

@@ -1,0 +1,158 @@
+"""`weir up`: a whole stack on this machine."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from weir.cli.console import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, error_line, fail, stderr
+from weir.cli.progress import ConsoleReporter, DetachedProgress, print_endpoints
+from weir.cli.pull import pull_with_progress
+from weir.core.errors import WeirError
+from weir.model.catalog import CATALOG
+from weir.model.errors import ModelError
+from weir.model.source import resolve_model
+from weir.runtime.config import ConfigError, ServiceConfig, resolve_config
+from weir.runtime.instances import run_stack
+from weir.runtime.logfile import rotate
+from weir.runtime.stack_plan import StackConfig
+from weir.runtime.state import StackState, try_read_state
+
+_POLL_S = 0.05
+_STOP_S = 60.0
+_SERVICE_KEYS = frozenset(entry.name for entry in fields(ServiceConfig))
+
+
+def _option(name: str) -> Any:
+    """The option of a StackConfig field; its default lives there, below the TOML file and the environment."""
+    entry = next(entry for entry in fields(StackConfig) if entry.name == name)
+    default = "" if callable(entry.default_factory) or entry.default == "" else f" [default: {entry.default}]"
+    return typer.Option(help=entry.metadata["help"] + default, show_default=False)
+
+
+def up(
+    prefill: Annotated[int | None, _option("prefill")] = None,
+    decode: Annotated[int | None, _option("decode")] = None,
+    model: Annotated[str | None, _option("model")] = None,
+    precision: Annotated[str | None, _option("precision")] = None,
+    host: Annotated[str | None, _option("host")] = None,
+    http_port: Annotated[int | None, _option("http_port")] = None,
+    grpc_port: Annotated[int | None, _option("grpc_port")] = None,
+    nats: Annotated[str | None, _option("nats")] = None,
+    otlp_endpoint: Annotated[str | None, _option("otlp_endpoint")] = None,
+    instance: Annotated[str | None, _option("instance")] = None,
+    arena_bytes: Annotated[int | None, _option("arena_bytes")] = None,
+    log_level: Annotated[str | None, _option("log_level")] = None,
+    log_format: Annotated[str | None, _option("log_format")] = None,
+    grace_s: Annotated[float | None, _option("grace_s")] = None,
+    start_timeout_s: Annotated[float | None, _option("start_timeout_s")] = None,
+    runtime_dir: Annotated[Path | None, _option("runtime_dir")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file: [up] for this command, others for services.")] = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Return when ready; `weir down` ends it.")] = False,
+) -> None:
+    """Start a stack on this machine: NATS, transfer, scheduler, workers, gateway. Ctrl-C ends all of it.
+
+    Gets the model first if it is missing. Each option can also come from WEIR_<NAME> or from the TOML file.
+
+    \b
+    weir up
+    weir up --prefill 2 --decode 2 --grpc-port 50052 --http-port 8001
+    weir up --detach && weir status
+    """
+    given = {name: value for name, value in locals().items() if name in _stack_fields() and value is not None}
+    stack = _resolve(given, config)
+    environ = dict(os.environ) if config is None else {**os.environ, "WEIR_CONFIG": str(config.absolute())}
+    _need_model(stack.model)
+    if detach:
+        raise typer.Exit(_start_detached(stack, environ))
+    try:
+        asyncio.run(run_stack(stack, ConsoleReporter(stack.instance_name), environ))
+    except (WeirError, OSError) as error:
+        fail(error_line(error) if isinstance(error, WeirError) else str(error))
+
+
+def _stack_fields() -> frozenset[str]:
+    return frozenset(entry.name for entry in fields(StackConfig))
+
+
+def _resolve(given: Mapping[str, Any], config: Path | None) -> StackConfig:
+    named = config or (Path(os.environ["WEIR_CONFIG"]) if os.environ.get("WEIR_CONFIG") else None)
+    try:
+        return resolve_config(
+            StackConfig, "up", flags=given, environ=os.environ, toml_path=named, ignored=_SERVICE_KEYS - _stack_fields()
+        )
+    except ConfigError as error:
+        fail(error.message, code=EXIT_USAGE)
+
+
+def _need_model(name: str) -> None:
+    """Pulls a model of the catalog that is not there yet; other names must be there already."""
+    try:
+        entry = CATALOG.get(name)
+        if entry is not None and not _is_pulled(name):
+            stderr.print(f"model {name} is not here yet: getting it", markup=False)
+            pull_with_progress(name)
+        resolve_model(name)
+    except ModelError as error:
+        fail(str(error))
+
+
+def _is_pulled(name: str) -> bool:
+    try:
+        resolve_model(name)
+    except ModelError:
+        return False
+    return True
+
+
+def _start_detached(stack: StackConfig, environ: Mapping[str, str]) -> int:
+    """Starts the supervisor in a session of its own, and follows it by its state file until it is ready."""
+    stack.paths.make()
+    log_path = stack.paths.supervisor_log
+    rotate(log_path)
+    with log_path.open("ab") as log:
+        supervisor = subprocess.Popen(
+            [sys.executable, "-m", "weir.cli.main", "up", *_flags_of(stack)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=dict(environ),
+            start_new_session=True,
+        )
+    try:
+        state = _follow(stack, supervisor)
+    except KeyboardInterrupt:
+        supervisor.send_signal(signal.SIGTERM)
+        supervisor.wait(_STOP_S)
+        return EXIT_INTERRUPTED
+    if state is None:
+        stderr.out(log_path.read_text(errors="replace").rstrip(), style="red", highlight=False)
+        return EXIT_FAILED
+    print_endpoints(state.endpoints, time.time() - state.started_at, stack.instance_name)
+    return 0
+
+
+def _follow(stack: StackConfig, supervisor: "subprocess.Popen[bytes]") -> StackState | None:
+    """The state of the stack once it is ready; None when its supervisor has ended instead."""
+    with DetachedProgress() as progress:
+        while supervisor.poll() is None:
+            state = try_read_state(stack.paths.state_file)
+            if state is not None and state.supervisor.pid == supervisor.pid:
+                progress.show(state)
+                if state.phase == "ready":
+                    return state
+            time.sleep(_POLL_S)
+    return None
+
+
+def _flags_of(stack: StackConfig) -> list[str]:
+    values = {entry.name: getattr(stack, entry.name) for entry in fields(stack)}
+    return [text for name, value in values.items() for text in (f"--{name.replace('_', '-')}", str(value))]

@@ -1,0 +1,114 @@
+"""Beginning and ending an instance from outside: `weir up` before its supervisor runs, and `weir down`."""
+
+import asyncio
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from weir.bus.server import NatsServerMissing
+from weir.core.clock import SystemClock
+from weir.core.errors import NotFound, WeirError
+from weir.runtime.leftovers import Removed, remove_leftovers
+from weir.runtime.paths import InstanceBusy, InstancePaths, find_instances
+from weir.runtime.ports import check_free, find_free_port
+from weir.runtime.processes import is_running, send_signal
+from weir.runtime.stack_plan import LOOPBACK, StackConfig, StackPlan, default_instance, plan_stack
+from weir.runtime.supervised import StartPolicy
+from weir.runtime.supervisor import Reporter, Supervisor
+
+_POLL_S = 0.05
+_LOCK_S = 5.0
+
+
+class CannotStart(WeirError):
+    """Nothing was started; says what is in the way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What `end_instance` did."""
+
+    was_supervised: bool
+    leftovers: Removed
+
+    @property
+    def was_running(self) -> bool:
+        return self.was_supervised or bool(self.leftovers)
+
+
+async def run_stack(config: StackConfig, reporter: Reporter, environ: Mapping[str, str]) -> None:
+    """`weir up` from first to last. Raises WeirError: what is in the way, or which process failed.
+
+    Leftovers of a supervisor that was killed go first; then ports are checked; only then anything starts.
+    """
+
+    def make_plan() -> StackPlan:
+        check_free(config.host, config.grpc_port, "--grpc-port")
+        check_free(config.host, config.http_port, "--http-port")
+        try:
+            return plan_stack(config, find_free_port(LOOPBACK, config.instance_name))
+        except (NatsServerMissing, ValueError) as error:
+            raise CannotStart(str(error)) from error
+
+    await run_planned(config.paths, make_plan, reporter, environ)
+
+
+async def run_planned(
+    paths: InstancePaths,
+    make_plan: Callable[[], StackPlan],
+    reporter: Reporter,
+    environ: Mapping[str, str],
+    policy: StartPolicy | None = None,
+) -> None:
+    """Holds the instance, removes what is left of an earlier run, and only then makes the plan and runs it."""
+    with paths.locked():
+        reporter.found_leftovers(await remove_leftovers(paths))
+        paths.make()
+        await Supervisor(make_plan(), reporter, environ, policy).run()
+
+
+async def end_instance(paths: InstancePaths, *, timeout_s: float) -> Ended:
+    """`weir down`: asks the supervisor, kills it when it takes longer than `timeout_s`, removes what is left.
+
+    Nothing of the instance runs afterwards. Raises StillRunning if something survives SIGKILL.
+    """
+    if not paths.folder.exists():
+        return Ended(False, Removed((), ()))
+    supervisor = paths.try_find_holder()
+    was_supervised = supervisor is not None and send_signal(supervisor, signal.SIGTERM)
+    if supervisor is not None and was_supervised:
+        clock = SystemClock()
+        deadline_s = clock.now_s() + timeout_s
+        # Polled: the exit of a process that is not a child tells nobody.
+        while is_running(supervisor) and clock.now_s() < deadline_s:  # noqa: ASYNC110
+            await asyncio.sleep(_POLL_S)
+        send_signal(supervisor, signal.SIGKILL)
+    return Ended(was_supervised, await _remove_when_unlocked(paths))
+
+
+async def _remove_when_unlocked(paths: InstancePaths) -> Removed:
+    clock = SystemClock()
+    deadline_s = clock.now_s() + _LOCK_S
+    while True:
+        try:
+            with paths.locked():
+                return await remove_leftovers(paths)
+        except InstanceBusy:  # its last holder is on the way out
+            if clock.now_s() > deadline_s:
+                raise
+        await asyncio.sleep(_POLL_S)
+
+
+def choose_instance(runtime_dir: Path, instance: str, grpc_port: int | None) -> InstancePaths:
+    """The instance that is named, or that has the port, or the only one there is.
+
+    Raises NotFound when several run and nothing says which.
+    """
+    if instance or grpc_port is not None:
+        return InstancePaths(runtime_dir.absolute() / (instance or default_instance(grpc_port or 0)))
+    names = find_instances(runtime_dir)
+    if len(names) > 1 and default_instance(StackConfig.grpc_port) not in names:
+        raise NotFound("instance", f"several instances run: {', '.join(names)}; say which with --instance")
+    name = names[0] if len(names) == 1 else default_instance(StackConfig.grpc_port)
+    return InstancePaths(runtime_dir.absolute() / name)
