@@ -57,6 +57,7 @@ class TransferService:
 
     async def drain(self, deadline_s: float) -> None:
         """Waits for the workers to leave: those who end work in an orderly way need the arena while they do."""
+        self._nobody_left.clear()  # the next tick sees how it is now
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._nobody_left.wait(), deadline_s)
 
@@ -81,9 +82,7 @@ class TransferService:
             for lease_id in self._core.tick():
                 _log.warning("lease %d has been silent for too long: its process is killed", lease_id)
                 self._fence.kill(lease_id)
-            if self._core.leases():
-                self._nobody_left.clear()
-            else:
+            if not self._core.leases():
                 self._nobody_left.set()
             await asyncio.sleep(_TICK_S)
 

@@ -147,6 +147,8 @@ class OwnershipTable:
 
         Only for a slot that the asker does not own: then it was committed, whatever became of the slot since.
         """
+        if slot >= len(self.slot_rows):
+            return None
         row = self.slot_rows[slot]
         recorded = (bytes(row["moved_request_id"]).decode(), int(row["moved_dispatch"]), int(row["moved_adoption"]))
         if recorded != (request_id, attempt.dispatch, attempt.adoption):

@@ -78,10 +78,9 @@ class Segment:
         lock_fd = _open_locked(staging, os.O_RDWR | os.O_CREAT)
         with _removed_on_error(staging, lock_fd):
             _allocate(lock_fd, layout_of(geometry).total_bytes, path)
-            mapping = mmap.mmap(lock_fd, layout_of(geometry).total_bytes)
+            os.pwrite(lock_fd, pack_header(header), 0)
+            header, mapping = _map(staging)
             _populate(mapping)
-            packed = pack_header(header)
-            mapping[: len(packed)] = packed
             segment = cls(path, header, mapping, lock_fd)
             segment.counters["next_lease_id"] = 1
             segment.counters["next_attachment"] = 1
@@ -91,11 +90,7 @@ class Segment:
     @classmethod
     def open(cls, path: Path) -> "Segment":
         """Maps an existing segment, pre-faulted. For workers. Raises SegmentMismatch, or OSError if it is not there."""
-        fd = os.open(path, os.O_RDWR)
-        try:
-            header, mapping = _map(fd)
-        finally:
-            os.close(fd)
+        header, mapping = _map(path)
         _populate(mapping)
         return cls(path, header, mapping, lock_fd=None)
 
@@ -107,11 +102,11 @@ class Segment:
         """
         lock_fd = _open_locked(path, os.O_RDWR)
         try:
-            header, mapping = _map(lock_fd)
+            header, mapping = _map(path)
+            return cls(path, header, mapping, lock_fd)
         except BaseException:
             os.close(lock_fd)
             raise
-        return cls(path, header, mapping, lock_fd)
 
     @property
     def total_bytes(self) -> int:
@@ -247,10 +242,14 @@ def _allocate(fd: int, total_bytes: int, path: Path) -> None:
         ) from error
 
 
-def _map(fd: int) -> tuple[SegmentHeader, mmap.mmap]:
-    file_bytes = os.fstat(fd).st_size
-    header = unpack_header(os.pread(fd, HEADER_BYTES, 0), file_bytes)
-    return header, mmap.mmap(fd, file_bytes)
+def _map(path: Path) -> tuple[SegmentHeader, mmap.mmap]:
+    # Not by the descriptor of the lock: a mapping keeps a copy of its descriptor, and the lock with it.
+    fd = os.open(path, os.O_RDWR)
+    try:
+        file_bytes = os.fstat(fd).st_size
+        return unpack_header(os.pread(fd, HEADER_BYTES, 0), file_bytes), mmap.mmap(fd, file_bytes)
+    finally:
+        os.close(fd)
 
 
 def _populate(mapping: mmap.mmap) -> None:

@@ -40,7 +40,7 @@ class LeaseStream:
 
     def __init__(
         self,
-        stub: arena_pb2_grpc.ArenaAsyncStub,
+        stub: "arena_pb2_grpc.ArenaAsyncStub",
         facts: arena_pb2.Register,
         holdings: Holdings,
         on_handed_off: Callable[[HandedOff], None],

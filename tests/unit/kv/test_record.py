@@ -1,0 +1,225 @@
+"""Sequence records: what is published is read, whatever happens to the writing of the next publication."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weir.core.attempt import Attempt
+from weir.core.sampling import SamplingParams, StopRules
+from weir.kv.geometry import ArenaGeometry
+from weir.kv.layout import RECORD_HEADER_BYTES, layout_of
+from weir.kv.record import MAX_STOP_TOKEN_IDS, SequenceFacts, SequenceRecord
+from weir.kv.record_format import PACKED_HEADER_BYTES
+from weir.kv.segment import Segment
+
+_GEOMETRY = ArenaGeometry(page_bytes=4096, num_pages=40, num_slots=1, max_context_tokens=256)
+
+
+def _memory() -> memoryview:
+    return memoryview(bytearray(layout_of(_GEOMETRY).record_bytes))
+
+
+def _published(memory: memoryview, facts: SequenceFacts) -> SequenceRecord:
+    """A record that was published twice: with one output token, then with two."""
+    record = SequenceRecord(memory, _GEOMETRY)
+    record.begin(facts)
+    record.set_block_table([3, 4])
+    record.append_token(11)
+    record.publish(num_computed_tokens=4)
+    record.append_token(12)
+    record.append_page(9)
+    record.publish(num_computed_tokens=5)
+    return record
+
+
+def test_a_fresh_record_has_nothing_to_read() -> None:
+    record = SequenceRecord(_memory(), _GEOMETRY)
+    assert record.read() is None
+    assert record.summarize() is None
+
+
+def test_everything_that_was_published_is_read_in_another_mapping(segment: Segment, facts: SequenceFacts) -> None:
+    record = segment.record(5)
+    record.begin(facts)
+    record.set_block_table([7, 8])
+    record.append_token(99)
+    record.publish(num_computed_tokens=4)
+
+    snapshot = Segment.open(segment.path).record(5).read()
+
+    assert snapshot is not None
+    assert snapshot.facts == facts
+    assert snapshot.output_token_ids == (99,)
+    assert snapshot.block_table == (7, 8)
+    assert snapshot.num_computed_tokens == 4
+    assert snapshot.rng_position == 1
+    assert segment.record(4).read() is None
+
+
+@given(
+    facts=st.builds(
+        SequenceFacts,
+        request_id=st.text("0123456789abcdef", min_size=1, max_size=64),
+        attempt=st.builds(Attempt, st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1)),
+        gateway_id=st.text("abcdef-0123456789", max_size=64),
+        prompt_token_ids=st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=200).map(tuple),
+        sampling=st.builds(
+            SamplingParams,
+            temperature=st.floats(0, 2),
+            top_k=st.integers(0, 2**32 - 1),
+            top_p=st.floats(0, 1),
+            seed=st.integers(0, 2**64 - 1),
+        ),
+        stop=st.builds(
+            StopRules,
+            max_tokens=st.integers(1, 2**32 - 1),
+            stop_token_ids=st.lists(st.integers(0, 2**31 - 1), max_size=MAX_STOP_TOKEN_IDS).map(tuple),
+        ),
+        num_booked_pages=st.integers(0, 2**32 - 1),
+        traceparent=st.text("0123456789abcdef-", max_size=55),
+    ),
+    output=st.lists(st.integers(0, 2**31 - 1), max_size=50),
+)
+def test_facts_and_tokens_come_back_as_they_were(facts: SequenceFacts, output: list[int]) -> None:
+    memory = _memory()
+    record = SequenceRecord(memory, _GEOMETRY)
+    record.begin(facts)
+    for token_id in output:
+        record.append_token(token_id)
+        record.publish(num_computed_tokens=len(facts.prompt_token_ids))
+    record.publish(num_computed_tokens=len(facts.prompt_token_ids))
+    snapshot = SequenceRecord(memory, _GEOMETRY).read()
+    assert snapshot is not None
+    assert (snapshot.facts, snapshot.output_token_ids) == (facts, tuple(output))
+
+
+def test_what_is_not_published_is_not_read(facts: SequenceFacts) -> None:
+    memory = _memory()
+    record = _published(memory, facts)
+    record.append_token(13)
+    record.append_page(10)
+    snapshot = SequenceRecord(memory, _GEOMETRY).read()
+    assert snapshot is not None
+    assert snapshot.output_token_ids == (11, 12)
+    assert snapshot.block_table == (3, 4, 9)
+
+
+@pytest.mark.parametrize("damage", ["torn", "flipped"])
+def test_damage_at_any_byte_of_the_newer_header_leaves_the_older_one(facts: SequenceFacts, damage: str) -> None:
+    memory = _memory()
+    record = SequenceRecord(memory, _GEOMETRY)
+    record.begin(facts)
+    record.append_token(11)
+    record.publish(num_computed_tokens=4)
+    older = SequenceRecord(memory, _GEOMETRY).read()
+    before = bytes(memory)
+    record.append_token(12)
+    record.publish(num_computed_tokens=5)
+    after = bytes(memory)
+    start = next(i for i in (0, RECORD_HEADER_BYTES) if before[i : i + 64] != after[i : i + 64])
+    newer = SequenceRecord(memory, _GEOMETRY).read()
+    assert newer is not None
+    assert newer.output_token_ids == (11, 12)
+
+    num_torn = 0
+    for byte in range(start, start + PACKED_HEADER_BYTES):
+        memory[:] = after
+        if damage == "flipped":
+            memory[byte] ^= 0x40
+        else:
+            memory[byte : start + PACKED_HEADER_BYTES] = before[byte : start + PACKED_HEADER_BYTES]
+            if bytes(memory) == after:
+                continue  # the bytes from here on were the same before: nothing is torn
+        num_torn += 1
+        assert SequenceRecord(memory, _GEOMETRY).read() == older, f"byte {byte - start}"
+    assert num_torn > 30
+
+
+def test_another_object_goes_on_where_the_header_stands(facts: SequenceFacts) -> None:
+    memory = _memory()
+    _published(memory, facts)
+    receiver = SequenceRecord(memory, _GEOMETRY)
+    assert receiver.read() is not None
+    receiver.append_token(13)
+    receiver.append_page(20)
+    receiver.publish(num_computed_tokens=6)
+    snapshot = SequenceRecord(memory, _GEOMETRY).read()
+    assert snapshot is not None
+    assert snapshot.facts == facts
+    assert snapshot.output_token_ids == (11, 12, 13)
+    assert snapshot.block_table == (3, 4, 9, 20)
+    assert snapshot.rng_position == 3
+
+
+def test_reading_does_not_take_back_what_its_writer_has_not_published_yet(facts: SequenceFacts) -> None:
+    memory = _memory()
+    record = _published(memory, facts)
+    record.append_token(13)
+    record.read()
+    record.publish(num_computed_tokens=6)
+    snapshot = SequenceRecord(memory, _GEOMETRY).read()
+    assert snapshot is not None
+    assert snapshot.output_token_ids == (11, 12, 13)
+
+
+def test_a_new_sequence_in_a_used_slot_hides_the_old_one_before_it_is_published(facts: SequenceFacts) -> None:
+    memory = _memory()
+    record = _published(memory, facts)
+    record.begin(replace(facts, request_id="f" * 32))
+    assert SequenceRecord(memory, _GEOMETRY).read() is None
+
+
+def test_a_cleared_record_has_nothing_to_read_and_may_be_cleared_again(facts: SequenceFacts) -> None:
+    memory = _memory()
+    record = _published(memory, facts)
+    record.clear()
+    record.clear()
+    assert SequenceRecord(memory, _GEOMETRY).read() is None
+    with pytest.raises(RuntimeError, match="begin"):
+        record.append_token(1)
+
+
+def test_the_summary_names_request_attempt_and_pages(facts: SequenceFacts) -> None:
+    summary = _published(_memory(), facts).summarize()
+    assert summary is not None
+    assert (summary.request_id, summary.attempt) == (facts.request_id, facts.attempt)
+    assert summary.page_ids.tolist() == [3, 4, 9]
+
+
+def test_a_published_block_table_cannot_change_but_grow(facts: SequenceFacts) -> None:
+    record = _published(_memory(), facts)
+    with pytest.raises(ValueError, match="first 3 entries are published"):
+        record.set_block_table([3, 5, 9])
+    with pytest.raises(ValueError, match="first 3 entries are published"):
+        record.set_block_table([3])
+    record.set_block_table([3, 4, 9, 30])
+
+
+def test_bounds_are_told_with_field_value_and_limit(facts: SequenceFacts) -> None:
+    record = SequenceRecord(_memory(), _GEOMETRY)
+    with pytest.raises(ValueError, match=r"prompt_token_ids: 257 ids, allowed are 1 to 256"):
+        record.begin(replace(facts, prompt_token_ids=(1,) * 257))
+    with pytest.raises(ValueError, match="stop_token_ids: 33 ids"):
+        record.begin(replace(facts, stop=StopRules(1, tuple(range(33)))))
+    with pytest.raises(ValueError, match=r"request_id .*65 bytes, a record holds at most 64"):
+        record.begin(replace(facts, request_id="x" * 65))
+    record.begin(replace(facts, prompt_token_ids=(1,) * 256))
+    with pytest.raises(ValueError, match="token log is full"):
+        record.append_token(1)
+    with pytest.raises(ValueError, match="page 40: this arena has pages 0 to 39"):
+        record.append_page(40)
+    with pytest.raises(ValueError, match="num_computed_tokens 257: allowed are 0 to 256"):
+        record.publish(257)
+    record.set_block_table(list(range(16)))
+    with pytest.raises(ValueError, match="block table is full"):
+        record.append_page(1)
+
+
+def test_a_segment_has_no_record_beyond_its_slots(tmp_path: Path) -> None:
+    segment = Segment.create(tmp_path / "arena", _GEOMETRY, "digest")
+    with pytest.raises(IndexError, match="slot 1: this arena has 1"):
+        segment.record(1)
+    segment.close()

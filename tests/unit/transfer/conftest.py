@@ -1,0 +1,75 @@
+"""An arena core over a small segment, with a clock that stands still."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from weir.core.attempt import Attempt
+from weir.core.clock import ManualClock
+from weir.core.sampling import SamplingParams, StopRules
+from weir.kv.geometry import ArenaGeometry
+from weir.kv.messages import Claims
+from weir.kv.process import ProcessIdentity
+from weir.kv.record import SequenceFacts
+from weir.kv.segment import Segment
+from weir.mover.same_host import SameHostMover
+from weir_transfer.core import ArenaCore
+from weir_transfer.lease_keeper import LeaseTimes, Registration
+
+TICK_S = 0.05
+
+
+class World:
+    """A core, its segment and its clock; `restart` puts a new core over the segment, as a new process would."""
+
+    def __init__(self, path: Path) -> None:
+        geometry = ArenaGeometry(page_bytes=4096, num_pages=40, num_slots=6, max_context_tokens=256)
+        self.segment = Segment.create(path, geometry, "digest")
+        self.clock = ManualClock(1000.0)
+        self.times = LeaseTimes(heartbeat_interval_ms=200, lease_ttl_ms=2000)
+        self.restart()
+
+    def restart(self) -> None:
+        mover = SameHostMover(self.segment.pages)
+        self.core = ArenaCore(self.segment, mover, self.clock, self.times, TICK_S)
+
+    def registration(self, worker_id: str, lease_id: int = 0, claims: Claims | None = None) -> Registration:
+        process = ProcessIdentity(pid=sum(worker_id.encode()), start_ticks=77)
+        return Registration(worker_id, "decode", process, 4096, "digest", lease_id, claims or Claims())
+
+    def write_sequence(self, slot: int, page_ids: tuple[int, ...], request_id: str = "r1") -> None:
+        """What a worker writes: a published record of one output token."""
+        record = self.segment.record(slot)
+        record.begin(
+            SequenceFacts(
+                request_id=request_id,
+                attempt=Attempt(1, 0),
+                gateway_id="gateway-0-00000000",
+                prompt_token_ids=(1, 2, 3),
+                sampling=SamplingParams(),
+                stop=StopRules(max_tokens=8),
+                num_booked_pages=len(page_ids),
+                traceparent="",
+            )
+        )
+        record.set_block_table(page_ids)
+        record.append_token(4)
+        record.publish(num_computed_tokens=3)
+
+    def run(self, seconds: float, on_tick: Callable[[], None] = lambda: None) -> list[int]:
+        """Lets time pass with a tick every TICK_S; returns the leases that were to be fenced."""
+        to_fence: list[int] = []
+        for _ in range(round(seconds / TICK_S)):
+            self.clock.advance(TICK_S)
+            on_tick()
+            to_fence += self.core.tick()
+        return to_fence
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path / "arena")
+    yield made
+    assert made.core.integrity_errors() == ()
+    made.segment.close()
