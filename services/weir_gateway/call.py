@@ -212,8 +212,8 @@ class Call:
     def _end_by_worker(self, worker_id: str, error: worker_pb2.WorkerError) -> None:
         message = f"worker {worker_id} gave the request up: {error.message or 'no reason given'}"
         self._is_over_at_workers = not self._is_prefill(worker_id)
-        if error.reason == _OVERLOAD and self._output.num_tokens == 0:
-            self.fail(Overloaded(message, retry_after_s=RETRY_AFTER_S))
+        if error.reason == _OVERLOAD:
+            self.fail(self._with_count(Overloaded(message, retry_after_s=RETRY_AFTER_S)))
         elif error.reason in _DEFECTS:
             self.fail(self._with_count(InternalError(message)))
         else:
@@ -221,7 +221,7 @@ class Call:
 
     def _with_count(self, error: WeirError) -> WeirError:
         """Once tokens were sent, trying again is for the client to decide: it would see them twice."""
-        if self._output.num_tokens == 0:
+        if self._output.num_tokens == 0 or not self.request.checked.draft.is_stream:
             return error
         counted = f"{error.message}; {self._output.num_tokens} tokens were sent before"
         return type(error)(counted) if isinstance(error, DeadlineExceeded | InternalError) else Unavailable(counted)

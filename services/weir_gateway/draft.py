@@ -60,12 +60,16 @@ Prompt = Text | TokenIds | Conversation
 
 @dataclass(frozen=True, slots=True)
 class RequestDraft:
-    """None and empty: the default. `request_id` is the client's own name for the request."""
+    """None and empty: the default.
+
+    `request_id` is the client's own name for the request, to cancel it by; `correlation_id` is only shown in traces.
+    """
 
     operation: Operation
     prompt: Prompt
     names: FieldNames
     request_id: str = ""
+    correlation_id: str = ""
     model: str = ""
     lane: str = ""
     temperature: float | None = None

@@ -6,8 +6,10 @@ open() ─> submit ─> wait for the grant ─> links, Start ─> tokens ─> en
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from opentelemetry.context import Context
 
@@ -51,6 +53,7 @@ class Driver:
         self._clock = clock
         self._calls: dict[str, Call] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._num_arriving = 0
         self._is_draining = False
 
     @property
@@ -68,13 +71,20 @@ class Driver:
     def try_find(self, request_id: str) -> Call | None:
         return self._calls.get(request_id)
 
-    def check_room(self) -> None:
-        """Raises Overloaded or Unavailable when no request can be accepted now."""
+    @contextmanager
+    def arriving(self) -> Iterator[None]:
+        """Keeps a place for a request while it is checked. Raises Overloaded or Unavailable when there is none."""
         if self._is_draining:
             raise Unavailable("the gateway is shutting down; another one may serve you", retry_after_s=RETRY_AFTER_S)
-        if len(self._tasks) >= self._settings.max_requests:
-            message = f"{len(self._tasks)} requests are in flight, at most {self._settings.max_requests}"
-            raise Overloaded(f"{message}; try again later", retry_after_s=RETRY_AFTER_S)
+        num_held = len(self._tasks) + self._num_arriving
+        if num_held >= self._settings.max_requests:
+            message = f"{num_held} requests are in flight, at most {self._settings.max_requests}; try again later"
+            raise Overloaded(message, retry_after_s=RETRY_AFTER_S)
+        self._num_arriving += 1
+        try:
+            yield
+        finally:
+            self._num_arriving -= 1
 
     def open(self, call: Call, span: RequestSpan) -> None:
         """Takes charge of a request; `call.released` must be set when its reader is gone."""
@@ -162,7 +172,8 @@ class Driver:
         with span.child("submit") as context:
             asking = asyncio.create_task(self._port.submit(call.request.submit_message(), context))
             try:
-                await asyncio.wait({asking, call.granted}, return_when=asyncio.FIRST_COMPLETED)
+                answers: list[asyncio.Future[Any]] = [asking, call.granted]
+                await asyncio.wait(answers, return_when=asyncio.FIRST_COMPLETED)
                 if call.granted.done():
                     return
                 reply: SubmitReply = asking.result()

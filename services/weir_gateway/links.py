@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import contextvars
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable
@@ -82,7 +83,8 @@ class Link:
         self._queue: asyncio.Queue[worker_pb2.ServeRequest] = asyncio.Queue(settings.max_queued_commands)
         self._connected = asyncio.Event()
         self._overflow = asyncio.Event()
-        self._task = asyncio.create_task(self._run(), name=f"link to {worker_id}")
+        # An empty context: the link is not part of the trace of the request that happened to open it.
+        self._task = asyncio.create_task(self._run(), name=f"link to {worker_id}", context=contextvars.Context())
 
     @property
     def is_connected(self) -> bool:

@@ -33,8 +33,9 @@ class RequestSpan:
                 "gen_ai.request.stream": draft.is_stream,
             }
         )
-        if draft.request_id:
-            self._span.set_attribute("weir.request.client_id", draft.request_id)
+        client_id = draft.request_id or draft.correlation_id
+        if client_id:
+            self._span.set_attribute("weir.request.client_id", client_id)
         if draft.lane:
             self._span.set_attribute("weir.request.lane", draft.lane)
 
@@ -91,11 +92,11 @@ class RequestSpan:
             self._span.set_attribute("gen_ai.response.finish_reasons", (ending.finish_reason.value,))
         self._end_with(ending.error)
 
-    def end_refused(self, error: Exception) -> None:
+    def end_refused(self, error: BaseException) -> None:
         """Ends the span of a request that never was accepted."""
         self._end_with(error)
 
-    def _end_with(self, error: Exception | None) -> None:
+    def _end_with(self, error: BaseException | None) -> None:
         if error is not None:
             self._span.set_attribute("error.type", type(error).__name__)
             message = error.message if isinstance(error, WeirError) else ""

@@ -1,0 +1,129 @@
+"""The gRPC door: `weir.v1.Inference`. Errors leave as WeirError; the server's interceptor makes statuses of them."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import Any, TypeVar
+
+import grpc.aio
+from opentelemetry import context as current_context
+
+from weir.wire.v1 import inference_pb2, inference_pb2_grpc, types_pb2
+from weir_gateway.call import Delivery
+from weir_gateway.draft import GRPC_NAMES, Conversation, Operation, Prompt, RequestDraft, Text, TokenIds
+from weir_gateway.intake import Intake, OpenRequest
+from weir_gateway.wire import finish_reason_to_pb
+
+logger = logging.getLogger(__name__)
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+_ResponseT = TypeVar("_ResponseT", inference_pb2.GenerateResponse, inference_pb2.ChatResponse)
+
+
+class InferenceServicer(inference_pb2_grpc.InferenceServicer):
+    """Translates, and writes what comes; a client that does not read is given up after `unread_s`."""
+
+    def __init__(self, intake: Intake, *, unread_s: float = 60.0) -> None:
+        self._intake = intake
+        self._unread_s = unread_s
+
+    async def Generate(  # noqa: N802 - gRPC's name
+        self, request: inference_pb2.GenerateRequest, context: _Context
+    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
+        prompt: Prompt = Text(request.text)
+        if request.WhichOneof("prompt") == "token_ids":
+            prompt = TokenIds(tuple(request.token_ids.ids))
+        draft = draft_from_pb(request.options, prompt, Operation.TEXT_COMPLETION)
+        async for opened, delivery in self._deliveries(draft, context):
+            yield fill(inference_pb2.GenerateResponse(), opened, delivery)
+
+    async def Chat(  # noqa: N802 - gRPC's name
+        self, request: inference_pb2.ChatRequest, context: _Context
+    ) -> AsyncIterator[inference_pb2.ChatResponse]:
+        turns = tuple({"role": message.role, "content": message.content} for message in request.messages)
+        draft = draft_from_pb(request.options, Conversation(turns), Operation.CHAT)
+        async for opened, delivery in self._deliveries(draft, context):
+            yield fill(inference_pb2.ChatResponse(), opened, delivery)
+
+    async def Cancel(  # noqa: N802 - gRPC's name
+        self, request: inference_pb2.CancelRequest, context: _Context
+    ) -> inference_pb2.CancelResponse:
+        del context
+        return inference_pb2.CancelResponse(found=self._intake.cancel(request.request_id))
+
+    async def Tokenize(  # noqa: N802 - gRPC's name
+        self, request: inference_pb2.TokenizeRequest, context: _Context
+    ) -> inference_pb2.TokenizeResponse:
+        del context
+        token_ids = await self._intake.tokenize(request.model, request.text)
+        return inference_pb2.TokenizeResponse(token_ids=token_ids)
+
+    async def ListModels(  # noqa: N802 - gRPC's name
+        self, request: inference_pb2.ListModelsRequest, context: _Context
+    ) -> inference_pb2.ListModelsResponse:
+        del request, context
+        models = [
+            inference_pb2.Model(
+                name=model.name, max_context_tokens=model.max_context_tokens, vocab_size=model.vocab_size
+            )
+            for model in self._intake.models.list_models()
+        ]
+        return inference_pb2.ListModelsResponse(models=models)
+
+    async def _deliveries(self, draft: RequestDraft, context: _Context) -> AsyncIterator[tuple[OpenRequest, Delivery]]:
+        opened = await self._intake.open(draft, current_context.get_current(), context.time_remaining())
+        # The call's end, however it comes, ends the request: a suspended generator is told nothing of it in time.
+        context.add_done_callback(lambda *_: opened.leave())
+        loop, handler = asyncio.get_running_loop(), asyncio.current_task()
+        with opened:
+            while True:
+                delivery = await opened.call.next_piece()
+                unread = loop.call_later(self._unread_s, _give_up_reader, opened, handler)
+                try:
+                    yield opened, delivery
+                finally:
+                    unread.cancel()
+                opened.sent()
+                if delivery.finish_reason is not None:
+                    return
+
+
+def _give_up_reader(opened: OpenRequest, handler: "asyncio.Task[Any] | None") -> None:
+    logger.warning("request %s: its client has not read for long and is given up", opened.call.request.request_id)
+    opened.leave()
+    if handler is not None:
+        handler.cancel()
+
+
+def fill(response: _ResponseT, opened: OpenRequest, delivery: Delivery) -> _ResponseT:
+    """Writes what is delivered into an empty response."""
+    response.request_id = opened.client_id
+    response.first_index = delivery.piece.first_index
+    response.token_ids.extend(delivery.piece.token_ids)
+    response.text = delivery.piece.text
+    if delivery.finish_reason is not None:
+        response.finish_reason = finish_reason_to_pb(delivery.finish_reason)
+        usage = types_pb2.Usage(num_prompt_tokens=opened.num_prompt_tokens, num_output_tokens=opened.num_output_tokens)
+        response.usage.CopyFrom(usage)
+    return response
+
+
+def draft_from_pb(options: inference_pb2.RequestOptions, prompt: Prompt, operation: Operation) -> RequestDraft:
+    """Absent fields become None."""
+    sampling, stop = options.sampling, options.stop_conditions
+    return RequestDraft(
+        operation=operation,
+        prompt=prompt,
+        names=GRPC_NAMES,
+        request_id=options.request_id,
+        model=options.model,
+        lane=options.lane,
+        temperature=sampling.temperature if sampling.HasField("temperature") else None,
+        top_k=sampling.top_k if sampling.HasField("top_k") else None,
+        top_p=sampling.top_p if sampling.HasField("top_p") else None,
+        seed=sampling.seed if sampling.HasField("seed") else None,
+        max_tokens=stop.max_tokens if stop.HasField("max_tokens") else None,
+        stop=tuple(stop.stop),
+        stop_token_ids=tuple(stop.stop_token_ids),
+        ignore_eos=stop.ignore_eos,
+    )

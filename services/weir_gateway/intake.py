@@ -1,0 +1,189 @@
+"""From a draft to a running request: room, checks, tokens, and a driver that takes charge."""
+
+import asyncio
+import uuid
+from collections import Counter
+from concurrent.futures import Executor
+
+from opentelemetry.context import Context
+from opentelemetry.trace import Tracer
+
+from weir.core.clock import Clock
+from weir.core.errors import FieldViolation, InvalidRequest, WeirError
+from weir.core.life import LifeEvent, Phase
+from weir_gateway.call import Call
+from weir_gateway.draft import Conversation, RequestDraft, Text, TokenIds
+from weir_gateway.driver import Driver
+from weir_gateway.models import ModelDirectory, ServedModel
+from weir_gateway.output import Output
+from weir_gateway.request import Request, RequestIds
+from weir_gateway.spans import RequestSpan
+from weir_gateway.stops import StopMatcher
+from weir_gateway.tokens import TokenOrder
+from weir_gateway.validation import CheckedRequest, Limits, check_fields, check_prompt, check_text_size, prompt_field
+
+# Longer texts are tokenized in a thread, so that the loop goes on with the others.
+_MAX_INLINE_BYTES = 2048
+
+
+class OpenRequest:
+    """What a door holds of a request. Leaving the context without having read to the end cancels it."""
+
+    def __init__(self, call: Call, span: RequestSpan, clock: Clock) -> None:
+        self.call = call
+        self._span = span
+        self._clock = clock
+
+    @property
+    def client_id(self) -> str:
+        return self.call.request.ids.client_id
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.call.request.checked.prompt_token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return self.call.output.num_tokens
+
+    def sent(self) -> None:
+        """Something went out to the client."""
+        self._span.first_chunk(self._clock.now_s())
+
+    def leave(self) -> None:
+        """The client is gone, or has everything."""
+        self.call.cancel("the client went away")
+        self.call.released.set()
+
+    def __enter__(self) -> "OpenRequest":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
+
+
+class Intake:
+    """Accepts or refuses requests, and knows the running ones by their clients' names."""
+
+    def __init__(
+        self,
+        models: ModelDirectory,
+        limits: Limits,
+        driver: Driver,
+        tracer: Tracer,
+        clock: Clock,
+        executor: Executor,
+        gateway_id: str,
+    ) -> None:
+        self.models = models
+        self._limits = limits
+        self._driver = driver
+        self._tracer = tracer
+        self._clock = clock
+        self._executor = executor
+        self._gateway_id = gateway_id
+        self._by_client_id: dict[str, Call] = {}
+        self._counts: Counter[str] = Counter()
+
+    async def open(self, draft: RequestDraft, parent: Context, time_left_s: float | None) -> OpenRequest:
+        """Accepts a request whose client waits `time_left_s` more (None: as long as it takes). Raises WeirError."""
+        now_s = self._clock.now_s()
+        deadline_at_s = None if time_left_s is None else now_s + time_left_s
+        span = RequestSpan(self._tracer, draft, parent, now_s)
+        try:
+            with self._driver.arriving():
+                checked = await self._check(draft, span)
+                return self._accept(checked, span, deadline_at_s)
+        except WeirError as error:
+            self._counts["rejected_total"] += 1
+            span.end_refused(error)
+            raise
+        except BaseException as error:
+            span.end_refused(error)
+            raise
+
+    def cancel(self, client_id: str) -> bool:
+        """False: no such request is running."""
+        call = self._by_client_id.get(client_id)
+        if call is not None:
+            call.cancel("cancelled by the client")
+        return call is not None
+
+    async def tokenize(self, model_name: str, text: str) -> list[int]:
+        model = self.models.find(model_name, "model")
+        check_text_size("text", text, self._limits)
+        return await self._encode(model, text, add_bos=True, field="text")
+
+    def metrics(self) -> dict[str, float]:
+        """Counters of life's terminal phases, and of requests that never were accepted."""
+        terminal = (Phase.FINISHED, Phase.CANCELLED, Phase.FAILED, Phase.REFUSED)
+        names = {phase: f"{phase.value}_total" for phase in terminal} | {Phase.RECEIVED: "accepted_total"}
+        counters = {name: float(self._counts[phase.value]) for phase, name in names.items()}
+        others = ("rejected_total", "prompt_tokens_total", "output_tokens_total")
+        return counters | {name: float(self._counts[name]) for name in others}
+
+    def check_integrity(self) -> list[str]:
+        metrics = self.metrics()
+        num_ended = sum(metrics[f"{end}_total"] for end in ("finished", "cancelled", "failed", "refused"))
+        num_running = metrics["accepted_total"] - num_ended
+        held = sum(not call.request.phase.is_terminal for call in self._driver.calls())
+        errors = [] if num_running == held else [f"{num_running:g} accepted requests have not ended, {held} are held"]
+        lost = [name for name, call in self._by_client_id.items() if call.request.phase.is_terminal]
+        return errors + [f"request {name!r} has ended and keeps its name" for name in lost]
+
+    async def _check(self, draft: RequestDraft, span: RequestSpan) -> CheckedRequest:
+        model = self.models.find(draft.model, draft.names.model)
+        check_fields(draft, model, self._limits)
+        self._check_name_is_free(draft)
+        with span.child("tokenize"):
+            token_ids = await self._prompt_token_ids(draft, model)
+        self._check_name_is_free(draft)
+        return check_prompt(draft, model, self._limits, token_ids)
+
+    def _check_name_is_free(self, draft: RequestDraft) -> None:
+        if draft.request_id in self._by_client_id:
+            description = f"{draft.request_id!r} is the id of a request that is running"
+            raise InvalidRequest([FieldViolation(draft.names.request_id, description)])
+
+    async def _prompt_token_ids(self, draft: RequestDraft, model: ServedModel) -> list[int]:
+        match draft.prompt:
+            case TokenIds(ids):
+                return list(ids)
+            case Text(text):
+                return await self._encode(model, text, add_bos=True, field=prompt_field(draft))
+            case Conversation(messages):
+                rendered = model.chat_template.render(messages)
+                # The template writes the beginning-of-sequence token itself.
+                return await self._encode(model, rendered, add_bos=False, field=prompt_field(draft))
+
+    async def _encode(self, model: ServedModel, text: str, *, add_bos: bool, field: str) -> list[int]:
+        def encode() -> list[int]:
+            return model.tokenizer.encode(text, add_bos=add_bos, field=field)
+
+        if len(text) <= _MAX_INLINE_BYTES:
+            return encode()
+        return await asyncio.get_running_loop().run_in_executor(self._executor, encode)
+
+    def _accept(self, checked: CheckedRequest, span: RequestSpan, deadline_at_s: float | None) -> OpenRequest:
+        request_id = uuid.uuid4().hex
+        client_id = checked.draft.request_id or request_id
+        span.describe_request(request_id, checked)
+
+        def on_event(event: LifeEvent) -> None:
+            self._counts[event.phase.value] += 1
+            span.phase_event(event.phase.value)
+
+        ids = RequestIds(request_id, client_id, self._gateway_id)
+        request = Request(ids, checked, deadline_at_s, self._clock, on_event)
+        order = TokenOrder(request.attempt, checked.stop_rules.max_tokens)
+        output = Output(order, checked.model.tokenizer.detokenizer(), StopMatcher(checked.draft.stop))
+        call = Call(request, output, self._clock, span.traceparent)
+        self._by_client_id[client_id] = call
+        call.ended.add_done_callback(lambda _: self._forget(client_id, call))
+        self._counts["prompt_tokens_total"] += len(checked.prompt_token_ids)
+        self._driver.open(call, span)
+        return OpenRequest(call, span, self._clock)
+
+    def _forget(self, client_id: str, call: Call) -> None:
+        self._by_client_id.pop(client_id, None)
+        self._counts["output_tokens_total"] += call.output.num_tokens

@@ -1,0 +1,132 @@
+"""Answers in the forms of OpenAI's API: whole, in chunks, and errors."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from weir.core.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+    Unavailable,
+    WeirError,
+)
+from weir_gateway.draft import Operation
+from weir_gateway.tokens import FinishReason
+
+Json = dict[str, Any]
+
+_MAX_MESSAGE_CHARS = 2000
+
+# error -> HTTP status, `type`, `code`
+_ERRORS: tuple[tuple[type[WeirError], int, str, str], ...] = (
+    (InvalidRequest, 400, "invalid_request_error", "invalid_value"),
+    (NotFound, 404, "not_found_error", "not_found"),
+    (Overloaded, 429, "rate_limit_error", "overloaded"),
+    (Cancelled, 499, "cancelled_error", "cancelled"),
+    (Unavailable, 503, "service_unavailable", "unavailable"),
+    (DeadlineExceeded, 504, "timeout_error", "deadline_exceeded"),
+    (WeirError, 500, "internal_error", "internal"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of one answer."""
+
+    num_prompt_tokens: int
+    num_output_tokens: int
+
+    def to_json(self) -> Json:
+        return {
+            "prompt_tokens": self.num_prompt_tokens,
+            "completion_tokens": self.num_output_tokens,
+            "total_tokens": self.num_prompt_tokens + self.num_output_tokens,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRenderer:
+    """Renders one answer; `created_s` is Unix time."""
+
+    operation: Operation
+    request_id: str
+    model: str
+    created_s: int
+    includes_usage: bool = False
+
+    def whole(self, text: str, finish_reason: FinishReason, usage: Usage) -> Json:
+        """The answer that is not streamed."""
+        if self.operation is Operation.CHAT:
+            content: Json = {"message": {"role": "assistant", "content": text, "refusal": None}}
+        else:
+            content = {"text": text}
+        choice = {"index": 0, **content, "logprobs": None, "finish_reason": finish_reason.value}
+        return {**self._head(is_chunk=False), "choices": [choice], "usage": usage.to_json()}
+
+    def opening(self) -> list[Json]:
+        """What a stream begins with, before any text."""
+        if self.operation is Operation.CHAT:
+            return [self._chunk({"delta": {"role": "assistant", "content": ""}}, None)]
+        return []
+
+    def chunk(self, text: str, finish_reason: FinishReason | None) -> Json:
+        """A piece of the answer; the last one has a finish reason."""
+        if self.operation is Operation.TEXT_COMPLETION:
+            return self._chunk({"text": text}, finish_reason)
+        return self._chunk({"delta": {"content": text} if text else {}}, finish_reason)
+
+    def closing(self, usage: Usage) -> list[Json]:
+        """What follows the last piece: the token counts, if they were asked for."""
+        if not self.includes_usage:
+            return []
+        return [{**self._head(is_chunk=True), "choices": [], "usage": usage.to_json()}]
+
+    def _chunk(self, content: Json, finish_reason: FinishReason | None) -> Json:
+        reason = None if finish_reason is None else finish_reason.value
+        chunk = {
+            **self._head(is_chunk=True),
+            "choices": [{"index": 0, **content, "logprobs": None, "finish_reason": reason}],
+        }
+        return {**chunk, "usage": None} if self.includes_usage else chunk
+
+    def _head(self, *, is_chunk: bool) -> Json:
+        if self.operation is Operation.CHAT:
+            prefix, kind = "chatcmpl", "chat.completion.chunk" if is_chunk else "chat.completion"
+        else:
+            prefix, kind = "cmpl", "text_completion"
+        return {
+            "id": f"{prefix}-{self.request_id}",
+            "object": kind,
+            "created": self.created_s,
+            "model": self.model,
+        }
+
+
+def error_status(error: WeirError) -> int:
+    """The HTTP status of the table in `core.errors`."""
+    return _entry_of(error)[1]
+
+
+def error_body(error: WeirError) -> Json:
+    """The nested form that OpenAI's clients parse; `param` names the first wrong field."""
+    _, _, kind, code = _entry_of(error)
+    param = None
+    if isinstance(error, InvalidRequest):
+        param = error.violations[0].field
+    elif isinstance(error, NotFound):
+        param = error.field
+    return {"error": {"message": error.message[:_MAX_MESSAGE_CHARS], "type": kind, "param": param, "code": code}}
+
+
+def retry_headers(error: WeirError) -> dict[str, str]:
+    """`Retry-After` in whole seconds, at least 1, if trying again makes sense."""
+    if error.retry_after_s is None:
+        return {}
+    return {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
+
+
+def _entry_of(error: WeirError) -> tuple[type[WeirError], int, str, str]:
+    return next(entry for entry in _ERRORS if isinstance(error, entry[0]))
