@@ -63,6 +63,7 @@ async def run_planned(
 ) -> None:
     """Holds the instance, removes what is left of an earlier run, and only then makes the plan and runs it."""
     with paths.locked():
+        paths.name_supervisor()
         reporter.found_leftovers(await remove_leftovers(paths))
         paths.make()
         await Supervisor(make_plan(), reporter, environ, policy).run()
@@ -75,7 +76,7 @@ async def end_instance(paths: InstancePaths, *, timeout_s: float) -> Ended:
     """
     if not paths.folder.exists():
         return Ended(False, Removed((), ()))
-    supervisor = paths.try_find_holder()
+    supervisor = paths.try_find_supervisor()
     was_supervised = supervisor is not None and send_signal(supervisor, signal.SIGTERM)
     if supervisor is not None and was_supervised:
         clock = SystemClock()

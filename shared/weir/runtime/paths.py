@@ -84,13 +84,18 @@ class InstancePaths:
                     f"instance {self.folder.name!r} is already running; see `weir status --instance "
                     f"{self.folder.name}`, or choose other ports"
                 ) from error
-            lock.truncate(0)
-            lock.write(json.dumps(asdict(own_identity())))
-            lock.flush()
+            lock.truncate(0)  # whoever is named in it held the lock before, and is gone
             yield
 
-    def try_find_holder(self) -> ProcessIdentity | None:
-        """Who holds the lock, or held it last: the caller checks whether that process still runs."""
+    def name_supervisor(self) -> None:
+        """Writes into the lock that this process, which holds it, is the instance's supervisor.
+
+        Earlier than the state file can say so: `weir down` must find a supervisor that has just begun.
+        """
+        self._lock_file.write_text(json.dumps(asdict(own_identity())))
+
+    def try_find_supervisor(self) -> ProcessIdentity | None:
+        """The supervisor that was named last: the caller checks whether that process still runs."""
         try:
             return ProcessIdentity(**json.loads(self._lock_file.read_text()))
         except (FileNotFoundError, ValueError, TypeError):

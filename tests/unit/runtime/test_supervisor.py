@@ -1,0 +1,239 @@
+"""A stack's supervisor as a whole, in a process of its own, with real (small) processes to look after."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.unit.runtime.stacks import Driver, FakeProcess, is_alive, wait_until
+
+from weir.kv.segment import segment_path
+from weir.runtime.instances import end_instance
+from weir.runtime.leftovers import find_leftover_processes
+from weir.runtime.paths import InstanceBusy, InstancePaths
+from weir.runtime.state import try_read_state
+
+ALL = tuple(FakeProcess(name) for name in ("nats", "transfer-0", "scheduler-0", "prefill-0", "decode-0", "gateway-0"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """An instance's folder; nothing of the instance may be alive at the end of a test."""
+    folder = tmp_path / f"t{os.getpid()}"
+    yield folder
+    left = find_leftover_processes(InstancePaths(folder))
+    for identity in left:
+        os.kill(identity.pid, signal.SIGKILL)
+    assert left == []
+
+
+def test_a_stack_starts_is_written_down_and_ends_without_a_trace(folder: Path) -> None:
+    socket = folder / "arena.sock"
+    processes = [*ALL[:1], FakeProcess("transfer-0", ("--socket", str(socket))), *ALL[2:]]
+    with Driver(folder, processes) as driver:
+        state = driver.wait_phase("ready")
+        pids = driver.pids()
+        segment = segment_path(folder.name)
+        segment.write_bytes(b"what a transfer service that was killed would leave")
+
+        assert {p.name: p.phase for p in state.processes} == {p.name: "ready" for p in processes}
+        assert [p.address for p in state.processes] == [f"fake:{pids[p.name]}" for p in state.processes]
+        assert all(is_alive(pid) for pid in pids.values())
+        assert socket.exists()
+
+        driver.signal(signal.SIGTERM)
+        code, output = driver.wait()
+
+    assert code == 0, output
+    assert "stack ready" in output
+    assert [name for name, pid in pids.items() if is_alive(pid)] == []
+    assert not segment.exists()
+    assert sorted(path.name for path in folder.iterdir()) == ["lock", "logs"]
+
+
+def test_processes_end_in_the_order_in_which_they_need_each_other(folder: Path, tmp_path: Path) -> None:
+    ended = tmp_path / "ended"
+    processes = [FakeProcess(p.name, ("--ended-file", str(ended))) for p in ALL]
+    with Driver(folder, processes) as driver:
+        driver.wait_phase("ready")
+        names = {str(pid): name for name, pid in driver.pids().items()}
+        driver.signal(signal.SIGINT)
+        code, output = driver.wait()
+    assert code == 0, output
+    order = [names[line.split()[0]] for line in ended.read_text().splitlines()]
+    assert order[0] == "gateway-0"
+    assert sorted(order[1:3]) == ["decode-0", "prefill-0"]
+    assert order[3:] == ["scheduler-0", "transfer-0", "nats"]
+
+
+@pytest.mark.parametrize("name", ["nats", "transfer-0", "decode-0", "gateway-0"])
+def test_a_process_that_is_killed_is_started_again(folder: Path, name: str) -> None:
+    with Driver(folder, ALL) as driver:
+        driver.wait_phase("ready")
+        before = driver.pids()
+        os.kill(before[name], signal.SIGKILL)
+
+        def is_back() -> bool:
+            process = next(p for p in driver.state().processes if p.name == name)
+            return process.phase == "ready" and process.identity is not None and process.num_restarts == 1
+
+        wait_until(is_back)
+        after = driver.pids()
+        assert after[name] != before[name]
+        assert {n: pid for n, pid in after.items() if n != name} == {n: p for n, p in before.items() if n != name}
+        assert driver.state().phase == "ready"
+
+
+def test_after_the_first_readiness_no_number_of_deaths_ends_the_stack(folder: Path) -> None:
+    with Driver(folder, (*ALL[:2], FakeProcess("decode-0", ("--crash-s", "0.3")))) as driver:
+        driver.wait_phase("ready")
+        wait_until(lambda: next(p for p in driver.state().processes if p.name == "decode-0").num_restarts >= 5, 20)
+        assert driver.process.poll() is None
+        assert driver.state().phase == "ready"
+
+
+def test_a_process_that_keeps_failing_ends_the_start_and_its_last_words_are_shown(folder: Path) -> None:
+    failing = FakeProcess("prefill-0", ("--never-ready", "--crash-s", "0.05"))
+    with Driver(folder, (*ALL[:3], failing)) as driver:
+        code, output = driver.wait()
+    assert code == 1
+    assert "prefill-0 ended with exit code 7 (start 3)" in output
+    assert "I cannot go on: the well is dry" in output
+    assert try_read_state(InstancePaths(folder).state_file) is None
+
+
+def test_wrong_usage_is_not_tried_twice(folder: Path) -> None:
+    failing = FakeProcess("prefill-0", ("--never-ready", "--crash-s", "0.05", "--exit-code", "2"))
+    with Driver(folder, (*ALL[:1], failing)) as driver:
+        code, output = driver.wait()
+    assert code == 1
+    assert "prefill-0 ended with exit code 2;" in output
+    assert "died" not in output
+
+
+def test_a_stack_that_is_never_ready_says_who_is_late(folder: Path) -> None:
+    with Driver(folder, (*ALL[:2], FakeProcess("decode-0", ("--never-ready",))), start_timeout_s=1.0) as driver:
+        code, output = driver.wait()
+    assert code == 1
+    assert "not ready within 1 s: decode-0;" in output
+
+
+def test_a_second_signal_does_not_wait_for_anybody(folder: Path) -> None:
+    deaf = [FakeProcess(p.name, ("--ignore-term",)) for p in ALL]
+    with Driver(folder, deaf) as driver:
+        driver.wait_phase("ready")
+        pids = driver.pids()
+        driver.signal(signal.SIGINT)
+        driver.wait_phase("stopping")
+        began = time.monotonic()
+        driver.signal(signal.SIGINT)
+        code, output = driver.wait()
+    assert code == 0, output
+    # One deaf process alone would have taken its grace period and the margin: 6 s.
+    assert time.monotonic() - began < 4
+    assert [name for name, pid in pids.items() if is_alive(pid)] == []
+
+
+def test_a_deaf_process_is_killed_after_its_grace_period(folder: Path) -> None:
+    with Driver(folder, (FakeProcess("gateway-0", ("--ignore-term",)),)) as driver:
+        driver.wait_phase("ready")
+        pid = driver.pids()["gateway-0"]
+        driver.signal(signal.SIGTERM)
+        code, output = driver.wait()
+    assert code == 0, output
+    assert not is_alive(pid)
+
+
+def test_children_outlive_a_killed_supervisor_and_the_next_start_replaces_them(folder: Path) -> None:
+    with Driver(folder, ALL) as first:
+        first.wait_phase("ready")
+        old = first.pids()
+        first.signal(signal.SIGKILL)
+        first.wait()
+        assert all(is_alive(pid) for pid in old.values())
+
+        with Driver(folder, ALL) as second:
+            second.wait_phase("ready")
+            assert [name for name, pid in old.items() if is_alive(pid)] == []
+            assert set(second.pids().values()).isdisjoint(old.values())
+            second.signal(signal.SIGTERM)
+            _, output = second.wait()
+    assert f"leftovers {len(ALL)}" in output
+
+
+def test_down_ends_what_a_killed_supervisor_left(folder: Path) -> None:
+    with Driver(folder, ALL) as driver:
+        driver.wait_phase("ready")
+        pids = driver.pids()
+        segment = segment_path(folder.name)
+        segment.write_bytes(b"pages")
+        driver.signal(signal.SIGKILL)
+        driver.wait()
+
+        ended = asyncio.run(end_instance(driver.paths, timeout_s=10))
+
+    assert not ended.was_supervised
+    assert sorted(ended.leftovers.pids) == sorted(pids.values())
+    assert [name for name, pid in pids.items() if is_alive(pid)] == []
+    assert not segment.exists()
+
+
+def test_leftovers_are_found_without_a_state_file(folder: Path) -> None:
+    with Driver(folder, ALL) as driver:
+        driver.wait_phase("ready")
+        pids = driver.pids()
+        driver.signal(signal.SIGKILL)
+        driver.wait()
+        driver.paths.state_file.write_text('{"half": ')
+
+        ended = asyncio.run(end_instance(driver.paths, timeout_s=10))
+
+    assert sorted(ended.leftovers.pids) == sorted(pids.values())
+
+
+def test_down_ends_a_running_stack_and_then_finds_nothing(folder: Path) -> None:
+    with Driver(folder, ALL) as driver:
+        driver.wait_phase("ready")
+        pids = driver.pids()
+        first = asyncio.run(end_instance(driver.paths, timeout_s=10))
+        code, _ = driver.wait()
+        second = asyncio.run(end_instance(driver.paths, timeout_s=10))
+    assert (first.was_supervised, code) == (True, 0)
+    assert [name for name, pid in pids.items() if is_alive(pid)] == []
+    assert not second.was_running
+
+
+def test_down_does_not_wait_for_ever_for_a_supervisor_that_hangs(folder: Path) -> None:
+    with Driver(folder, ALL) as driver:
+        driver.wait_phase("ready")
+        pids = driver.pids()
+        driver.signal(signal.SIGSTOP)
+        asyncio.run(end_instance(driver.paths, timeout_s=0.5))
+        assert driver.wait()[0] == -signal.SIGKILL
+    assert [name for name, pid in pids.items() if is_alive(pid)] == []
+
+
+def test_an_instance_has_one_supervisor(folder: Path) -> None:
+    with Driver(folder, ALL[:2]) as first:
+        first.wait_phase("ready")
+        with Driver(folder, ALL[:2]) as second:
+            code, output = second.wait()
+        assert code == 1
+        assert "already running" in output
+        with pytest.raises(InstanceBusy), first.paths.locked():
+            pytest.fail("held by two")
+        assert first.state().phase == "ready"
+
+
+def test_two_instances_do_not_meet(folder: Path) -> None:
+    other = folder.with_name(f"{folder.name}b")
+    with Driver(folder, ALL[:3]) as first, Driver(other, ALL[:3]) as second:
+        first.wait_phase("ready")
+        second.wait_phase("ready")
+        asyncio.run(end_instance(second.paths, timeout_s=10))
+        assert second.wait()[0] == 0
+        assert all(is_alive(pid) for pid in first.pids().values())
+        assert first.state().phase == "ready"
