@@ -37,7 +37,7 @@ class DriverSettings:
 
     max_requests: int = 1024
     max_queue_s: float = 900.0
-    no_progress_s: float = 300.0
+    no_progress_s: float = 120.0
     overdue_s: float = 3.0
     gap_s: float = 8.0
     tick_s: float = 1.0

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
 
 import grpc.aio
@@ -21,9 +21,12 @@ _ResponseT = TypeVar("_ResponseT", inference_pb2.GenerateResponse, inference_pb2
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServicer):
-    """Translates, and writes what comes; a client that does not read is given up after `unread_s`."""
+    """Translates, and writes what comes; a client that does not read is given up after `unread_s`.
 
-    def __init__(self, intake: Intake, *, unread_s: float = 60.0) -> None:
+    `intake` is asked for at each call: the servicer is there before what it serves.
+    """
+
+    def __init__(self, intake: Callable[[], Intake], *, unread_s: float = 60.0) -> None:
         self._intake = intake
         self._unread_s = unread_s
 
@@ -49,13 +52,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.CancelRequest, context: _Context
     ) -> inference_pb2.CancelResponse:
         del context
-        return inference_pb2.CancelResponse(found=self._intake.cancel(request.request_id))
+        return inference_pb2.CancelResponse(found=self._intake().cancel(request.request_id))
 
     async def Tokenize(  # noqa: N802 - gRPC's name
         self, request: inference_pb2.TokenizeRequest, context: _Context
     ) -> inference_pb2.TokenizeResponse:
         del context
-        token_ids = await self._intake.tokenize(request.model, request.text)
+        token_ids = await self._intake().tokenize(request.model, request.text)
         return inference_pb2.TokenizeResponse(token_ids=token_ids)
 
     async def ListModels(  # noqa: N802 - gRPC's name
@@ -66,14 +69,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             inference_pb2.Model(
                 name=model.name, max_context_tokens=model.max_context_tokens, vocab_size=model.vocab_size
             )
-            for model in self._intake.models.list_models()
+            for model in self._intake().models.list_models()
         ]
         return inference_pb2.ListModelsResponse(models=models)
 
     async def _deliveries(self, draft: RequestDraft, context: _Context) -> AsyncIterator[tuple[OpenRequest, Delivery]]:
-        opened = await self._intake.open(draft, current_context.get_current(), context.time_remaining())
+        opened = await self._intake().open(draft, current_context.get_current(), context.time_remaining())
         # The call's end, however it comes, ends the request: a suspended generator is told nothing of it in time.
-        context.add_done_callback(lambda *_: opened.leave())
+        context.add_done_callback(lambda _: opened.leave())  # type: ignore[arg-type]  # the stub knows no functions
         loop, handler = asyncio.get_running_loop(), asyncio.current_task()
         with opened:
             while True:

@@ -51,7 +51,7 @@ class StreamOptions(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
-    include_usage: bool = False
+    include_usage: bool | None = None
 
 
 class CommonBody(BaseModel):
@@ -59,7 +59,7 @@ class CommonBody(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow")
 
-    model: str = ""
+    model: str | None = None
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -69,9 +69,9 @@ class CommonBody(BaseModel):
     stop: Any = None
     seed: int | None = None
     top_k: int | None = None
-    ignore_eos: bool = False
+    ignore_eos: bool | None = None
     stop_token_ids: list[int] | None = None
-    lane: str = ""
+    lane: str | None = None
 
     @property
     def is_stream(self) -> bool:
@@ -79,7 +79,7 @@ class CommonBody(BaseModel):
 
     @property
     def includes_usage(self) -> bool:
-        return self.stream_options is not None and self.stream_options.include_usage
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
 
 
 class CompletionBody(CommonBody):
@@ -156,8 +156,8 @@ def _draft(
         prompt=prompt,
         names=_http_names(max_tokens_name),
         correlation_id=correlation_id,
-        model=body.model,
-        lane=body.lane,
+        model=body.model or "",
+        lane=body.lane or "",
         temperature=body.temperature,
         top_k=body.top_k,
         top_p=body.top_p,
@@ -165,7 +165,7 @@ def _draft(
         max_tokens=max_tokens,
         stop=stop,
         stop_token_ids=tuple(body.stop_token_ids or ()),
-        ignore_eos=body.ignore_eos,
+        ignore_eos=bool(body.ignore_eos),
         is_stream=body.is_stream,
     )
 

@@ -1,0 +1,47 @@
+"""`python -m weir_gateway`: one gateway process."""
+
+import os
+import sys
+
+from weir.bus.nats import NatsBus
+from weir.bus.protocol import Bus
+from weir.core.clock import SystemClock
+from weir.runtime.config import load_config
+from weir.runtime.service import ServiceContext, run_service
+from weir.wire.v1 import inference_pb2, inference_pb2_grpc
+from weir_gateway.component import GatewayComponent
+from weir_gateway.config import GatewayConfig
+from weir_gateway.grpc_door import InferenceServicer
+from weir_gateway.models import load_served_model
+
+_CONNECT_TIMEOUT_S = 30.0
+_SERVICE_NAME = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
+
+
+async def build(context: ServiceContext[GatewayConfig]) -> GatewayComponent:
+    config = context.config
+
+    async def connect() -> Bus:
+        return await NatsBus.connect(config.nats_url, name=context.process_id, timeout_s=_CONNECT_TIMEOUT_S)
+
+    component = GatewayComponent(
+        config,
+        context.process_id,
+        connect=connect,
+        load_model=lambda: load_served_model(config.model),
+        tracer=context.tracer,
+        clock=SystemClock(),
+    )
+    servicer = InferenceServicer(component.intake, unread_s=config.unread_s)
+    inference_pb2_grpc.add_InferenceServicer_to_server(servicer, context.grpc_server)
+    return component
+
+
+def main() -> int:
+    """Returns the exit code."""
+    config = load_config(GatewayConfig, sys.argv[1:], environ=os.environ)
+    return run_service("gateway", config, build, service_names=(_SERVICE_NAME,))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

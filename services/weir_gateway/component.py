@@ -1,0 +1,113 @@
+"""The gateway as a component of a process: connects, loads, opens the HTTP port."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from opentelemetry.trace import Tracer
+
+from weir.bus.protocol import Bus, BusError
+from weir.core.clock import Clock
+from weir.core.errors import Unavailable
+from weir.runtime.service import Description
+from weir_gateway.config import GatewayConfig
+from weir_gateway.control import ControlSettings
+from weir_gateway.driver import DriverSettings
+from weir_gateway.gateway import Gateway, GatewaySettings
+from weir_gateway.http_door import HttpDoor, HttpSettings
+from weir_gateway.http_server import HttpServer
+from weir_gateway.intake import Intake
+from weir_gateway.links import LinkSettings
+from weir_gateway.models import ModelDirectory, ServedModel
+from weir_gateway.validation import Limits
+
+
+class GatewayComponent:
+    """Ready when the bus is connected, the model's tokenizer is loaded and the HTTP port is open."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        gateway_id: str,
+        *,
+        connect: Callable[[], Awaitable[Bus]],
+        load_model: Callable[[], ServedModel],
+        tracer: Tracer,
+        clock: Clock,
+    ) -> None:
+        self._config = config
+        self._gateway_id = gateway_id
+        self._connect = connect
+        self._load_model = load_model
+        self._tracer = tracer
+        self._clock = clock
+        self._bus: Bus | None = None
+        self._gateway: Gateway | None = None
+        self._http_door: HttpDoor | None = None
+        self._http: HttpServer | None = None
+
+    @property
+    def http_port(self) -> int:
+        """0 before the start."""
+        return 0 if self._http is None else self._http.port
+
+    def intake(self) -> Intake:
+        """Where requests go. Raises Unavailable before the start is complete."""
+        if self._gateway is None:
+            raise Unavailable("starting: not ready yet", retry_after_s=1.0)
+        return self._gateway.intake
+
+    async def start(self) -> None:
+        """Raises Unavailable without a bus or a free HTTP port, ModelError without the model's files."""
+        config = self._config
+        model = await asyncio.to_thread(self._load_model)
+        try:
+            self._bus = await self._connect()
+        except BusError as error:
+            raise Unavailable(str(error)) from error
+        self._gateway = Gateway(
+            self._gateway_id,
+            config.instance,
+            self._bus,
+            ModelDirectory([model]),
+            gateway_settings(config),
+            tracer=self._tracer,
+            clock=self._clock,
+        )
+        await self._gateway.start()
+        gateway = self._gateway
+        self._http_door = HttpDoor(gateway.intake, HttpSettings(unread_s=config.unread_s), lambda: gateway.is_ready)
+        app = self._http_door.make_app()
+        # Some room above the requests: whoever is too many is told so in OpenAI's form, not by a bare 503.
+        self._http = HttpServer(app, config.http_host, config.http_port, max_connections=2 * config.max_requests + 64)
+        await self._http.start()
+
+    async def drain(self, deadline_s: float) -> None:
+        if self._gateway is not None:
+            await self._gateway.drain(deadline_s)
+
+    async def stop(self) -> None:
+        if self._gateway is not None:
+            await self._gateway.stop()
+        if self._http is not None:
+            await self._http.stop()
+        if self._bus is not None:
+            await self._bus.close()
+
+    def describe(self) -> Description:
+        if self._gateway is None or self._http_door is None:
+            return Description()
+        described = self._gateway.describe()
+        http = {"http_internal_errors_total": float(self._http_door.num_internal_errors)}
+        return Description({**described.metrics, **http}, described.integrity_errors)
+
+
+def gateway_settings(config: GatewayConfig) -> GatewaySettings:
+    """The bounds and waits that the configuration names."""
+    return GatewaySettings(
+        control=ControlSettings(outage_s=config.scheduler_wait_s),
+        driver=DriverSettings(
+            max_requests=config.max_requests, max_queue_s=config.max_queue_s, no_progress_s=config.no_progress_s
+        ),
+        links=LinkSettings(lost_after_s=config.worker_lost_s),
+        limits=Limits(default_max_tokens=config.default_max_tokens, max_prompt_bytes=config.max_prompt_bytes),
+    )

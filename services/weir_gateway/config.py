@@ -1,0 +1,41 @@
+"""Settings of the gateway."""
+
+import math
+from dataclasses import dataclass
+
+from weir.runtime.config import ServiceConfig, setting
+
+_MAX_REQUESTS = 65_536
+
+
+@dataclass(frozen=True)
+class GatewayConfig(ServiceConfig):
+    """The gateway: takes requests by gRPC and HTTP, and drives each to its end."""
+
+    listen: str = setting("127.0.0.1:50051", "Address of the gRPC server: HOST:PORT (port 0: any free one).")
+    http_host: str = setting("127.0.0.1", "Address that the HTTP server listens on.")
+    http_port: int = setting(8000, "Port of the HTTP server; 0: any free one.")
+    max_requests: int = setting(1024, "Requests in flight at most; more are refused with a hint to try again.")
+    default_max_tokens: int = setting(512, "Output tokens of a request that names no max_tokens.")
+    max_prompt_bytes: int = setting(1 << 20, "Bytes of text that are tokenized at most; larger prompts are refused.")
+    scheduler_wait_s: float = setting(8.0, "Seconds that a new request waits for a scheduler that does not answer.")
+    max_queue_s: float = setting(900.0, "Seconds that a request waits for its grant at most.")
+    no_progress_s: float = setting(120.0, "Seconds without a token, though all workers live, that end a request.")
+    worker_lost_s: float = setting(3.0, "Seconds without a stream to a worker after which its requests end.")
+    unread_s: float = setting(60.0, "Seconds after which a client that does not read is given up.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.http_port <= 65535:
+            raise ValueError(f"http_port {self.http_port}: must be in [0, 65535]")
+        if not self.http_host:
+            raise ValueError("http_host is empty: name an address, such as 127.0.0.1")
+        if not 1 <= self.max_requests <= _MAX_REQUESTS:
+            raise ValueError(f"max_requests {self.max_requests}: must be in [1, {_MAX_REQUESTS}]")
+        for name in ("default_max_tokens", "max_prompt_bytes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} {getattr(self, name)}: must be at least 1")
+        for name in ("scheduler_wait_s", "max_queue_s", "no_progress_s", "worker_lost_s", "unread_s"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{name} {value}: must be a positive number of seconds")

@@ -1,0 +1,105 @@
+"""The parts of a gateway, put together around a bus and a model. The doors stand in front of it."""
+
+import asyncio
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from opentelemetry.trace import Tracer
+
+from weir.bus.endpoint import BusEndpoint
+from weir.bus.protocol import Bus
+from weir.bus.subjects import Subjects
+from weir.core.clock import Clock
+from weir.runtime.service import Description
+from weir_gateway.control import ControlSettings, SchedulerPort
+from weir_gateway.driver import Driver, DriverSettings
+from weir_gateway.inbox import SchedulerInbox
+from weir_gateway.intake import Intake
+from weir_gateway.links import LinkPool, LinkSettings
+from weir_gateway.models import ModelDirectory
+from weir_gateway.validation import Limits
+
+_TOKENIZER_THREADS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class GatewaySettings:
+    """Bounds and waits of each part."""
+
+    control: ControlSettings = ControlSettings()
+    driver: DriverSettings = DriverSettings()
+    links: LinkSettings = LinkSettings()
+    limits: Limits = Limits()
+    report_interval_s: float = 1.0
+
+
+class Gateway:
+    """`gateway_id` is new at each start of the process. The bus stays the caller's."""
+
+    def __init__(
+        self,
+        gateway_id: str,
+        instance: str,
+        bus: Bus,
+        models: ModelDirectory,
+        settings: GatewaySettings,
+        *,
+        tracer: Tracer,
+        clock: Clock,
+    ) -> None:
+        self._gateway_id = gateway_id
+        self._subjects = Subjects(instance)
+        self._executor = ThreadPoolExecutor(_TOKENIZER_THREADS, thread_name_prefix="tokenize")
+        self._endpoint = BusEndpoint(bus, tracer)
+        self._port = SchedulerPort(self._endpoint, self._subjects, gateway_id, settings.control, clock)
+        self._links = LinkPool(gateway_id, settings.links, clock)
+        self._driver = Driver(self._port, self._links, settings.driver, clock)
+        self._inbox = SchedulerInbox(self._port, self._driver, report_interval_s=settings.report_interval_s)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._is_ready = False
+        self.intake = Intake(models, settings.limits, self._driver, tracer, clock, self._executor, gateway_id)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether new requests are taken."""
+        return self._is_ready
+
+    async def start(self) -> None:
+        await self._inbox.subscribe(self._endpoint, self._subjects, self._gateway_id)
+        self._spawn(self._driver.watch(), "watch requests")
+        self._spawn(self._inbox.report_for_ever(), "report held requests")
+        self._is_ready = True
+
+    async def drain(self, deadline_s: float) -> None:
+        """Takes no new request, and waits for those that run."""
+        self._is_ready = False
+        await self._driver.drain(deadline_s)
+
+    async def stop(self) -> None:
+        """Ends what still runs, tells everybody, and closes."""
+        self._is_ready = False
+        await self._driver.stop()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._links.close()
+        await self._endpoint.close()
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def describe(self) -> Description:
+        links, bus = self._links.metrics(), self._endpoint.metrics()
+        metrics = {
+            **self.intake.metrics(),
+            **links,
+            **bus,
+            **self._port.metrics(),
+            "requests_in_flight": float(self._driver.num_in_flight),
+            "requests_open": float(self._driver.num_tasks),
+            "malformed_messages_total": bus["bus_malformed_total"] + links["malformed_frames_total"],
+        }
+        return Description(metrics, (*self.intake.check_integrity(), *self._driver.check_integrity()))
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        self._tasks.append(asyncio.create_task(work, name=name))

@@ -1,0 +1,73 @@
+"""uvicorn inside the process's own event loop, on a socket that is bound beforehand."""
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from starlette.applications import Starlette
+
+from weir.core.errors import Unavailable
+
+logger = logging.getLogger(__name__)
+
+_BACKLOG = 2048
+_CLOSE_CONNECTIONS_S = 2
+_KEEP_ALIVE_S = 30
+_LOOK_S = 0.01
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals belong to the service's main function."""
+        yield
+
+
+class HttpServer:
+    """Serves one application from `start` to `stop`. `max_connections` is a bound; more get 503 at once."""
+
+    def __init__(self, app: Starlette, host: str, port: int, *, max_connections: int) -> None:
+        self._host = host
+        self._port = port
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            limit_concurrency=max_connections,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_graceful_shutdown=_CLOSE_CONNECTIONS_S,
+        )
+        self._server = _Server(config)
+        self._task: asyncio.Task[None] | None = None
+        self.port = 0
+
+    async def start(self) -> None:
+        """Returns when connections are taken. Raises Unavailable, naming the address, when it cannot be bound."""
+        listener = self._bind()
+        self.port = listener.getsockname()[1]
+        self._task = asyncio.create_task(self._server.serve(sockets=[listener]), name="http server")
+        while not self._server.started:
+            if self._task.done():
+                self._task.result()
+                raise Unavailable("the HTTP server ended while it started")
+            await asyncio.sleep(_LOOK_S)
+        logger.info("HTTP on %s:%d", self._host, self.port)
+
+    async def stop(self) -> None:
+        """Lets open responses end for a moment, then closes them."""
+        if self._task is not None:
+            self._server.should_exit = True
+            await self._task
+
+    def _bind(self) -> socket.socket:
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        try:
+            return socket.create_server((self._host, self._port), family=family, backlog=_BACKLOG)
+        except OSError as error:
+            raise Unavailable(
+                f"HTTP cannot listen on {self._host}:{self._port} ({error.strerror or error}); choose another --http-port"
+            ) from error
