@@ -1,1 +1,4 @@
-"""The decode service."""
+"""The decode service: takes over sequences whose prompts are computed and draws their tokens, all in one batch.
+
+A thin shell: the engine is `weir.engine`, what a worker is made of is `weir.worker`.
+"""

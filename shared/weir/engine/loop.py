@@ -9,6 +9,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from weir.core.clock import Clock
@@ -65,6 +66,8 @@ class EngineLoop:
         self._clock = clock
         self._inbox: queue.Queue[Command | None] = queue.Queue(settings.inbox_size)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._prepare: Callable[[], None] = _nothing
+        self._prepared: Future[None] = Future()
         self._is_stopping = False
         self._has_worked = False
         self._num_gives = 0
@@ -73,8 +76,11 @@ class EngineLoop:
         self._idle_since_s: float | None = None
         self._integrity_errors: tuple[str, ...] = ()
 
-    def start(self) -> None:
+    def start(self, prepare: Callable[[], None]) -> "Future[None]":
+        """Starts the thread. The future is done when `prepare` (a warm-up, say) has run in it, or failed."""
+        self._prepare = prepare
         self._thread.start()
+        return self._prepared
 
     def post(self, command: Command) -> None:
         """From any thread. Raises InboxFull; never waits."""
@@ -92,6 +98,12 @@ class EngineLoop:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
+        try:
+            self._prepare()
+        except Exception as error:  # noqa: BLE001 - told to whoever waits for the start
+            self._prepared.set_exception(error)
+            return
+        self._prepared.set_result(None)
         try:
             while not self._is_stopping and not self._fatal:
                 self._take_commands()
@@ -184,3 +196,7 @@ class EngineLoop:
                 fatal=self._fatal,
             )
         )
+
+
+def _nothing() -> None:
+    """The default preparation."""

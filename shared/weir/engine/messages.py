@@ -25,8 +25,10 @@ class EndReason(Enum):
 
 
 class FailureReason(Enum):
-    """Why a worker gave a sequence up."""
+    """Why a worker gave a sequence up. The first two are said by the shell alone."""
 
+    UNKNOWN_REQUEST = "unknown_request"
+    STALE_ATTEMPT = "stale_attempt"
     NO_CAPACITY = "no_capacity"
     HAND_OFF_REFUSED = "hand_off_refused"
     INTERNAL = "internal"

@@ -1,0 +1,53 @@
+"""`python -m weir_decode`: a decode worker."""
+
+import asyncio
+import os
+import sys
+
+from weir.kv.segment import Segment
+from weir.runtime.config import load_config
+from weir.runtime.service import ServiceContext, run_service
+from weir.worker.assembly import RoleParts, assemble, read_model_facts, surroundings_of
+from weir.worker.desk import DeskLimits
+from weir.worker.role import LoadedModel, WorkerFacts
+from weir.worker.servicer import SERVICE_NAME
+from weir.worker.shell import WorkerShell
+from weir_decode.config import DecodeConfig
+from weir_decode.role import DecodeRole
+
+_MAX_LIVE = 4096  # hand-offs are bounded by the arena's slots; starts are refused whatever this says
+
+
+async def _build(context: ServiceContext[DecodeConfig]) -> WorkerShell:
+    config = context.config
+    model = await asyncio.to_thread(read_model_facts, config)
+
+    def load(segment: Segment) -> LoadedModel:
+        from weir.model.load import load_runner  # noqa: PLC0415 - torch takes seconds: in a thread, when needed
+
+        runner = load_runner(model.source, segment.pages, config.num_threads_used)
+        return LoadedModel(runner, runner.warm_up)
+
+    def make_role(parts: RoleParts) -> DecodeRole:
+        # One token a sequence: a chunk is longer only where computed tokens were lost.
+        return DecodeRole(parts, model.batch_limits(config, config.max_num_batched_tokens), context.tracer)
+
+    facts = WorkerFacts(
+        worker_id=context.process_id,
+        role=context.role,
+        model=config.model,
+        address=context.address,
+        max_context_tokens=model.config.max_context_tokens,
+        max_num_seqs=config.max_num_seqs,
+    )
+    limits = DeskLimits(max_live=_MAX_LIVE, takes_hand_offs=True)
+    return assemble(context, facts, limits, surroundings_of(context, model, load), make_role)
+
+
+def main() -> int:
+    config = load_config(DecodeConfig, sys.argv[1:], environ=os.environ)
+    return run_service("decode", config, _build, [SERVICE_NAME])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

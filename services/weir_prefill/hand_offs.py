@@ -1,0 +1,93 @@
+"""Hand-offs to decode workers: one call each, a bounded number at a time."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from opentelemetry.trace import Span, Status, StatusCode
+
+from weir.core.errors import DeadlineExceeded, InternalError, Unavailable
+from weir.engine.counters import fingerprint_of
+from weir.engine.messages import Command, Fail, Failure, FailureReason, Forget, HandOffReady
+from weir.worker.arena_keeper import Arena
+from weir.worker.convert import StartOrder
+from weir.worker.desk import Desk
+from weir.worker.spans import PrefillSpans
+
+_log = logging.getLogger(__name__)
+_MAX_AT_A_TIME = 8
+_STOP_TIMEOUT_S = 1.0
+
+
+class HandOffs:
+    """Every HandOffReady is answered with exactly one Forget or Fail."""
+
+    def __init__(self, arena: Arena, desk: Desk, post: Callable[[Command], None], spans: PrefillSpans) -> None:
+        self._arena = arena
+        self._desk = desk
+        self._post = post
+        self._spans = spans
+        self._places = asyncio.Semaphore(_MAX_AT_A_TIME)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._num_bytes_copied = 0
+        self._num_refused = 0
+        self._num_in_doubt = 0
+
+    def begin(self, ready: HandOffReady, order: StartOrder) -> None:
+        task = asyncio.create_task(self._hand_off(ready, order), name=f"hand-off of {ready.key.request_id}")
+        self._tasks.add(task)
+        task.add_done_callback(self._on_end)
+
+    async def stop(self) -> None:
+        """Waits a little for what is under way; what is cut off then is the transfer service's to settle."""
+        if not self._tasks:
+            return
+        _, pending = await asyncio.wait(self._tasks, timeout=_STOP_TIMEOUT_S)
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+
+    def metrics(self) -> dict[str, float]:
+        return {
+            "hand_off_bytes_copied_total": float(self._num_bytes_copied),
+            "hand_offs_refused_total": float(self._num_refused),
+            "hand_offs_in_doubt_total": float(self._num_in_doubt),
+            "hand_offs_under_way": float(len(self._tasks)),
+        }
+
+    async def _hand_off(self, ready: HandOffReady, order: StartOrder) -> None:
+        key = ready.key
+        async with self._places:
+            if not self._desk.is_wanted(key):  # the engine knows, and ends it as cancelled
+                self._post(Fail(key, Failure(FailureReason.HAND_OFF_REFUSED, "cancelled before the hand-off")))
+                return
+            with self._spans.hand_off(order.facts, order.decode_worker_id, len(ready.page_ids)) as span:
+                self._post(await self._settle(ready, order, span))
+
+    async def _settle(self, ready: HandOffReady, order: StartOrder, span: Span) -> Command:
+        key, receiver = ready.key, order.decode_worker_id
+        try:
+            receipt = await self._arena.hand_off(ready.slot, key.request_id, key.attempt, receiver)
+        except (Unavailable, InternalError, ValueError) as error:
+            self._num_refused += 1
+            _log.warning("request %s: not handed off to %s: %s", key.request_id, receiver, error)
+            span.set_status(Status(StatusCode.ERROR, str(error)))
+            return Fail(key, Failure(FailureReason.HAND_OFF_REFUSED, f"worker {receiver} did not take it: {error}"))
+        except DeadlineExceeded as error:
+            # Slot and pages may be another's by now. Should it have arrived, its gateway cancels it there.
+            self._num_in_doubt += 1
+            _log.warning("request %s: whether %s has it is not known: %s", key.request_id, receiver, error)
+            span.set_status(Status(StatusCode.ERROR, str(error)))
+            message = f"the hand-off to worker {receiver} was not confirmed in time"
+            self._desk.give_up(key, Failure(FailureReason.HAND_OFF_REFUSED, message))
+            return Forget(key)
+        self._num_bytes_copied += receipt.num_bytes_copied
+        fingerprint = fingerprint_of(key.request_id, ready.page_ids)
+        _log.debug("request %s: %d pages (%012x) to %s", key.request_id, receipt.num_pages, fingerprint, receiver)
+        return Forget(key)
+
+    def _on_end(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            # Its pages stay with the sequence until this process ends: better lost for a while than used by two.
+            _log.error("%s failed", task.get_name(), exc_info=task.exception())

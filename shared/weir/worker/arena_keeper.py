@@ -1,0 +1,127 @@
+"""Keeps the engine's pool in pages: acquires what it wants, returns what it has too much of."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from weir.core.attempt import Attempt
+from weir.core.errors import Overloaded, Unavailable, WeirError
+from weir.engine.messages import Command, EngineReport, Give, PageLot, PagesWanted
+from weir.kv.messages import HandOffReceipt
+from weir.kv.ownership import Acquired
+from weir.kv.segment import Segment
+
+_log = logging.getLogger(__name__)
+_FIRST_RETRY_S = 0.02
+_MAX_RETRY_S = 0.2
+_STOP_TIMEOUT_S = 2.0
+
+
+class Arena(Protocol):
+    """What a worker needs of `weir.rpc.arena_client.ArenaClient`, which says what each call means and raises."""
+
+    @property
+    def lost(self) -> asyncio.Event: ...
+
+    @property
+    def segment(self) -> Segment: ...
+
+    async def start(self) -> None: ...
+
+    async def acquire(self, num_pages: int, num_slots: int) -> Acquired: ...
+
+    async def release(self, page_ids: Sequence[int], slots: Sequence[int]) -> None: ...
+
+    async def hand_off(self, slot: int, request_id: str, attempt: Attempt, to_worker_id: str) -> HandOffReceipt: ...
+
+    async def close(self) -> None: ...
+
+
+class ArenaKeeper:
+    """One acquisition at a time; what it got is the engine's before it looks again at what the engine wants."""
+
+    def __init__(self, arena: Arena, post: Callable[[Command], None], on_failure: Callable[[str], None]) -> None:
+        self._arena = arena
+        self._post = post
+        self._on_failure = on_failure
+        self._wanted: PagesWanted | None = None
+        self._is_wanted = asyncio.Event()
+        self._num_given = 0
+        self._num_refused = 0
+        self._acquiring: asyncio.Task[None] | None = None
+        self._releases: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        self._acquiring = asyncio.create_task(self._keep_acquiring(), name="arena keeper")
+        self._acquiring.add_done_callback(self._check_end)
+
+    def on_report(self, report: EngineReport) -> None:
+        if report.surplus:
+            self.give_back(report.surplus)
+        if report.num_gives < self._num_given:
+            return  # said before the engine had seen the last lot
+        self._wanted = report.wanted
+        if self._wanted is not None:
+            self._is_wanted.set()
+
+    def give_back(self, lot: PageLot) -> None:
+        """Returns pages and slots to the arena; nobody here may use them any more."""
+        task = asyncio.create_task(self._release(lot), name="release pages")
+        self._releases.add(task)
+        task.add_done_callback(self._releases.discard)
+        task.add_done_callback(self._check_end)
+
+    async def stop(self) -> None:
+        """Ends acquiring, and waits a little for what is being returned."""
+        if self._acquiring is not None:
+            self._acquiring.cancel()
+            await asyncio.gather(self._acquiring, return_exceptions=True)
+        if self._releases:
+            await asyncio.wait(self._releases, timeout=_STOP_TIMEOUT_S)
+
+    def metrics(self) -> dict[str, float]:
+        return {"arena_refusals_total": float(self._num_refused), "releases_under_way": float(len(self._releases))}
+
+    async def _keep_acquiring(self) -> None:
+        retry_s = _FIRST_RETRY_S
+        while True:
+            await self._is_wanted.wait()
+            acquired = await self._try_acquire(self._wanted) if self._wanted is not None else None
+            if acquired is not None:
+                retry_s = _FIRST_RETRY_S
+                self._wanted = None
+                self._num_given += 1
+                self._post(Give(PageLot(acquired.page_ids, acquired.slots)))
+            if self._wanted is None:
+                self._is_wanted.clear()
+            else:  # the arena is full, or away: others have to give back first
+                await asyncio.sleep(retry_s)
+                retry_s = min(2 * retry_s, _MAX_RETRY_S)
+
+    async def _try_acquire(self, wanted: PagesWanted) -> Acquired | None:
+        """All that is wanted; failing that, the least that lets a sequence go on; None when not even that is free."""
+        try:
+            return await self._arena.acquire(wanted.num_pages, wanted.num_slots)
+        except Overloaded:
+            self._num_refused += 1
+        except Unavailable as error:
+            _log.warning("no pages: %s", error)
+            return None
+        if not (wanted.least_pages or wanted.least_slots):
+            return None
+        try:
+            return await self._arena.acquire(wanted.least_pages, wanted.least_slots)
+        except (Overloaded, Unavailable):
+            return None
+
+    async def _release(self, lot: PageLot) -> None:
+        try:
+            await self._arena.release(lot.page_ids, lot.slots)
+        except WeirError as error:  # the client sees to it that they are returned when the service is back
+            _log.warning("%d pages are returned later: %s", len(lot.page_ids), error)
+
+    def _check_end(self, task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and task.exception() is not None:
+            _log.critical("%s failed", task.get_name(), exc_info=task.exception())
+            self._on_failure(f"{task.get_name()} failed: {task.exception()}")

@@ -1,0 +1,143 @@
+"""Puts a worker together from its configuration and its role."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from weir.bus.messages import WorkerRecord
+from weir.bus.nats import NatsBus
+from weir.bus.protocol import Bus
+from weir.bus.subjects import Subjects
+from weir.core.clock import SystemClock
+from weir.engine.batcher import BatchLimits
+from weir.engine.loop import LoopSettings
+from weir.engine.messages import Command, EngineReport
+from weir.kv.messages import HandedOff
+from weir.kv.segment import Segment
+from weir.model.config import ModelConfig, load_model_config
+from weir.model.digest import model_digest
+from weir.model.source import ModelSource, resolve_model
+from weir.rpc.arena_client import ArenaClient
+from weir.runtime.service import ServiceContext
+from weir.wire.v1 import worker_pb2_grpc
+from weir.worker.arena_keeper import Arena, ArenaKeeper
+from weir.worker.config import WorkerConfig
+from weir.worker.convert import ModelLimits
+from weir.worker.desk import Desk, DeskLimits
+from weir.worker.engine_host import EngineHost
+from weir.worker.registry import Registration
+from weir.worker.role import LoadedModel, Role, WorkerFacts
+from weir.worker.servicer import WorkerServicer
+from weir.worker.shell import WorkerParts, WorkerShell
+from weir.worker.streams import StreamHub
+
+INBOX_SIZE = 16_384
+"""A sequence makes at most four commands, and both kinds of worker bound their sequences well below a quarter of it."""
+_BUS_CONNECT_TIMEOUT_S = 2.0
+_ConfigT = TypeVar("_ConfigT", bound=WorkerConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What can be known of a model without loading it."""
+
+    source: ModelSource
+    config: ModelConfig
+    digest: str
+
+    @property
+    def limits(self) -> ModelLimits:
+        return ModelLimits(self.config.vocab_size, self.config.max_context_tokens)
+
+    def batch_limits(self, config: WorkerConfig, chunk_tokens: int) -> BatchLimits:
+        return BatchLimits(
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            chunk_tokens=chunk_tokens,
+            max_context_tokens=self.config.max_context_tokens,
+            vocab_size=self.config.vocab_size,
+            max_stall_s=config.max_stall_s,
+        )
+
+
+def read_model_facts(config: WorkerConfig) -> ModelFacts:
+    """Reads every byte of the weights once, for their digest: call it in a thread. Raises ModelError."""
+    source = resolve_model(config.model)
+    return ModelFacts(source, load_model_config(source), model_digest(source, config.precision))
+
+
+@dataclass(frozen=True)
+class RoleParts:
+    """What a role may use."""
+
+    arena: Arena
+    keeper: ArenaKeeper
+    desk: Desk
+    post: Callable[[Command], None]
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Everything of a worker that lies outside its process."""
+
+    make_arena: Callable[[Callable[[HandedOff], None]], Arena]
+    make_registration: Callable[[Callable[[], WorkerRecord]], Registration]
+    load_model: Callable[[Segment], LoadedModel]
+
+
+def surroundings_of(
+    context: ServiceContext[_ConfigT], model: ModelFacts, load_model: Callable[[Segment], LoadedModel]
+) -> Surroundings:
+    """The real ones."""
+    config = context.config
+
+    async def connect() -> Bus:
+        return await NatsBus.connect(config.nats_url, name=context.process_id, timeout_s=_BUS_CONNECT_TIMEOUT_S)
+
+    return Surroundings(
+        make_arena=lambda on_handed_off: ArenaClient(
+            config.arena_socket_path,
+            context.process_id,
+            context.role,
+            model.config.page_geometry.page_bytes,
+            model.digest,
+            on_handed_off,
+        ),
+        make_registration=lambda make_record: Registration(connect, Subjects(config.instance), make_record),
+        load_model=load_model,
+    )
+
+
+def assemble(
+    context: ServiceContext[_ConfigT],
+    facts: WorkerFacts,
+    limits: DeskLimits,
+    surroundings: Surroundings,
+    make_role: Callable[[RoleParts], Role],
+) -> WorkerShell:
+    """The component of a worker; its servicer is added to the context's server. Call it in the event loop."""
+
+    # Both ends of these two calls need each other: they are made before what they call, and called after.
+    def on_report(report: EngineReport) -> None:
+        shell.on_report(report)
+
+    def on_handed_off(handed_off: HandedOff) -> None:
+        role.on_handed_off(handed_off)
+
+    clock = SystemClock()
+    hub = StreamHub(clock)
+    host = EngineHost(LoopSettings(INBOX_SIZE), clock, on_report)
+    desk = Desk(limits, host.post, hub, clock)
+    arena = surroundings.make_arena(on_handed_off)
+    keeper = ArenaKeeper(arena, host.post, context.request_shutdown)
+    role = make_role(RoleParts(arena, keeper, desk, host.post))
+    shell = WorkerShell(
+        facts,
+        WorkerParts(arena, keeper, host, hub, desk, role),
+        surroundings.load_model,
+        surroundings.make_registration,
+        context.request_shutdown,
+    )
+    servicer = WorkerServicer(facts.worker_id, hub, desk, role.on_start)
+    worker_pb2_grpc.add_WorkerServicer_to_server(servicer, context.grpc_server)
+    return shell

@@ -1,0 +1,34 @@
+"""Settings that both worker kinds have."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from weir.runtime.config import ServiceConfig, setting
+
+
+@dataclass(frozen=True)
+class WorkerConfig(ServiceConfig):
+    """Bounds of a step, of waiting, and of what a worker may use of its machine."""
+
+    arena_socket: str = setting("", "Unix socket of the host's transfer service. Empty: arena.sock of the instance.")
+    max_num_seqs: int = setting(32, "Sequences in the batch.")
+    max_num_batched_tokens: int = setting(2048, "Tokens computed in a step, all sequences together.")
+    max_stall_s: float = setting(5.0, "A sequence that gets no page for this long fails.")
+    num_threads: int = setting(0, "Threads of the forward pass. 0: all cores.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, smallest in (("max_num_seqs", 1), ("max_num_batched_tokens", 1), ("num_threads", 0)):
+            if getattr(self, name) < smallest:
+                raise ValueError(f"{name} {getattr(self, name)}: must be at least {smallest}")
+        if not 0 < self.max_stall_s <= 600:
+            raise ValueError(f"max_stall_s {self.max_stall_s}: must be in (0, 600]")
+
+    @property
+    def arena_socket_path(self) -> Path:
+        return Path(self.arena_socket) if self.arena_socket else self.instance_dir / "arena.sock"
+
+    @property
+    def num_threads_used(self) -> int:
+        return self.num_threads or len(os.sched_getaffinity(0))

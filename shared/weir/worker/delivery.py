@@ -1,0 +1,78 @@
+"""What one gateway has been told of one sequence, and what it has yet to be told.
+
+    output tokens   0 ....... next_index ....... len(token_ids)
+                    |-- sent --|---- news ------|   then the end, once
+
+Every token is kept until some time after the end, so whatever a slow or broken stream missed can be said again; the
+engine never waits for a gateway.
+"""
+
+from dataclasses import dataclass, field
+
+from weir.engine.messages import EndReason, Failure, SequenceKey
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a sequence ended here. Exactly one field is set."""
+
+    reason: EndReason | None = None
+    failure: Failure | None = None
+    is_handed_off: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """News of one sequence."""
+
+    key: SequenceKey
+    first_index: int = 0
+    token_ids: tuple[int, ...] = ()
+    ending: Ending | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Delivery:
+    """Changed by its methods only. `next_index` is None while no stream asked for the sequence."""
+
+    key: SequenceKey
+    gateway_id: str
+    token_ids: list[int] = field(default_factory=list)
+    next_index: int | None = None
+    ending: Ending | None = None
+    ended_at_s: float = 0.0
+    is_cancel_posted: bool = False
+    _is_ending_sent: bool = False
+
+    @property
+    def has_news(self) -> bool:
+        if self.next_index is None:
+            return False
+        return self.next_index < len(self.token_ids) or (self.ending is not None and not self._is_ending_sent)
+
+    def resume(self, next_index: int) -> None:
+        """A stream asks for everything from `next_index` on."""
+        self.next_index = next_index
+        self._is_ending_sent = False
+
+    def pause(self) -> None:
+        """The stream is gone; what it had not read is not known."""
+        self.next_index = None
+
+    def add_token(self, index: int, token_id: int) -> None:
+        assert index == len(self.token_ids), f"token {index} follows {len(self.token_ids)} tokens"
+        self.token_ids.append(token_id)
+
+    def end(self, ending: Ending, now_s: float) -> None:
+        self.ending = ending
+        self.ended_at_s = now_s
+
+    def take_update(self, max_tokens: int) -> Update:
+        """What is new, as sent: at most `max_tokens` tokens, the ending after the last one."""
+        assert self.next_index is not None, "nobody asked for it"
+        first_index = self.next_index
+        token_ids = tuple(self.token_ids[first_index : first_index + max_tokens])
+        self.next_index = first_index + len(token_ids)
+        ending = self.ending if self.next_index >= len(self.token_ids) else None
+        self._is_ending_sent = ending is not None
+        return Update(self.key, first_index, token_ids, ending)

@@ -1,0 +1,207 @@
+"""The process of a worker: engine, arena, streams and registry put together, started and ended in order.
+
+gateways <──> servicer <──> desk <──> engine host <──> engine thread
+                             role         │
+                                          └──> arena keeper <──> transfer service
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from weir.bus.messages import WorkerRecord
+from weir.engine.messages import EngineReport, FailAll, Failure, FailureReason
+from weir.kv.geometry import PAGE_TOKENS
+from weir.kv.segment import Segment
+from weir.runtime.admin import Description
+from weir.worker.arena_keeper import Arena, ArenaKeeper
+from weir.worker.desk import Desk
+from weir.worker.engine_host import EngineHost
+from weir.worker.registry import Registration
+from weir.worker.reserve import num_bookable_pages
+from weir.worker.role import LoadedModel, Role, WorkerFacts
+from weir.worker.streams import StreamHub
+
+_log = logging.getLogger(__name__)
+_REGISTER_TIMEOUT_S = 60.0
+_SWEEP_S = 0.5
+_EXPECTED_S = 2.0
+_LAST_WORDS_S = 1.0
+_ENGINE_STOP_S = 3.0
+
+
+@dataclass(frozen=True)
+class WorkerParts:
+    """What a shell is made of."""
+
+    arena: Arena
+    keeper: ArenaKeeper
+    host: EngineHost
+    hub: StreamHub
+    desk: Desk
+    role: Role
+
+
+class WorkerShell:
+    """Implements `weir.runtime.service.Component`."""
+
+    def __init__(
+        self,
+        facts: WorkerFacts,
+        parts: WorkerParts,
+        load_model: Callable[[Segment], LoadedModel],
+        make_registration: Callable[[Callable[[], WorkerRecord]], Registration],
+        request_shutdown: Callable[[str], None],
+    ) -> None:
+        """`load_model` runs in a thread of its own; it may take seconds."""
+        self._facts = facts
+        self._parts = parts
+        self._load_model = load_model
+        self._registration = make_registration(self._record)
+        self._request_shutdown = request_shutdown
+        self._tasks: list[asyncio.Task[None]] = []
+        self._is_draining = False
+        self._is_broken = False
+        self._has_changed = asyncio.Event()
+
+    async def start(self) -> None:
+        """Returns when warmed up and registered."""
+        parts = self._parts
+        await parts.arena.start()
+        self._tasks.append(asyncio.create_task(self._watch_lease(), name="lease watch"))
+        model = await asyncio.to_thread(self._load_model, parts.arena.segment)
+        await parts.host.start(parts.role.make_batcher(parts.arena.segment), model.runner, model.warm_up)
+        parts.keeper.start()
+        self._tasks.append(asyncio.create_task(self._sweep(), name="sweep"))
+        for task in self._tasks:
+            task.add_done_callback(self._check_end)
+        await self._registration.start(_REGISTER_TIMEOUT_S)
+
+    async def drain(self, deadline_s: float) -> None:
+        """Running sequences end; what has not by the deadline is told so and ends with DRAINING."""
+        loop = asyncio.get_running_loop()
+        ends_at_s = loop.time() + deadline_s
+        self._is_draining = True
+        self._parts.desk.begin_drain()
+        self._registration.put_now()
+        if self._is_broken:
+            return
+        await self._wait_for_expected(min(_EXPECTED_S, deadline_s / 4))
+        try:
+            async with asyncio.timeout(max(0.0, ends_at_s - _LAST_WORDS_S - loop.time())):
+                await self._wait_quiet()
+        except TimeoutError:
+            _log.warning("%d sequences did not end in time", self._parts.desk.num_live)
+            self._parts.host.post(FailAll(Failure(FailureReason.DRAINING, "this worker is shutting down")))
+            try:
+                async with asyncio.timeout(_LAST_WORDS_S):
+                    await self._wait_quiet()
+            except TimeoutError:
+                _log.warning("%d sequences are left behind", self._parts.desk.num_live)
+        self._parts.hub.finish()
+
+    async def stop(self) -> None:
+        """Everything goes back to the arena, unless a step still runs and may write there."""
+        parts = self._parts
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._registration.stop()
+        await parts.role.stop()
+        has_stopped = await parts.host.stop(_ENGINE_STOP_S)
+        await parts.keeper.stop()
+        parts.hub.close()
+        if has_stopped:
+            await parts.arena.close()
+        else:
+            _log.error("a step still runs: the lease is left to the transfer service, which ends this process")
+
+    def on_report(self, report: EngineReport) -> None:
+        """For the engine host."""
+        parts = self._parts
+        step = report.timing.step if report.timing is not None else 0
+        for event in report.events:
+            parts.desk.on_event(event, step)
+        parts.keeper.on_report(report)
+        parts.role.on_report(report)
+        self._has_changed.set()
+        if report.fatal and not self._is_broken:
+            self._break(report.fatal)
+
+    def describe(self) -> Description:
+        report, parts = self._parts.host.report, self._parts
+        counters = {
+            name if name == "page_fingerprint" else f"{name}_total": float(count)
+            for name, count in report.counters.items()
+        }
+        gauges = {
+            "num_running": report.load.num_running,
+            "num_waiting": report.load.num_waiting,
+            "num_held_pages": report.load.num_held_pages,
+            "num_free_pages": report.load.num_free_pages,
+            "num_live": parts.desk.num_live,
+            "num_gateways": parts.hub.num_connected,
+            "registry_failures_total": self._registration.num_failures,
+        }
+        metrics = {**counters, **parts.keeper.metrics(), **parts.role.metrics()}
+        return Description(
+            {**metrics, **{name: float(value) for name, value in gauges.items()}}, report.integrity_errors
+        )
+
+    def _record(self) -> WorkerRecord:
+        facts, load = self._facts, self._parts.host.report.load
+        segment = self._parts.arena.segment
+        return WorkerRecord(
+            worker_id=facts.worker_id,
+            role=facts.role,
+            model=facts.model,
+            address=facts.address,
+            host_id=segment.arena_id,
+            max_context_tokens=min(facts.max_context_tokens, segment.geometry.max_context_tokens),
+            page_tokens=PAGE_TOKENS,
+            num_arena_pages=num_bookable_pages(segment.geometry),
+            max_num_seqs=facts.max_num_seqs,
+            num_running=load.num_running,
+            num_waiting=load.num_waiting,
+            is_draining=self._is_draining,
+        )
+
+    async def _wait_for_expected(self, timeout_s: float) -> None:
+        """What a prefill worker computes for this one now should not be lost for a moment's patience."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._wait_while(lambda: self._parts.desk.num_expected > 0)
+        except TimeoutError:
+            _log.info("%d sequences that were announced did not come", self._parts.desk.num_expected)
+
+    async def _wait_quiet(self) -> None:
+        await self._wait_while(lambda: self._parts.desk.num_live > 0)
+
+    async def _wait_while(self, condition: Callable[[], bool]) -> None:
+        """Looks again after every report of the engine and every sweep."""
+        while condition():
+            self._has_changed.clear()
+            await self._has_changed.wait()
+
+    async def _watch_lease(self) -> None:
+        await self._parts.arena.lost.wait()
+        await self._parts.host.stop(_ENGINE_STOP_S)  # at once: it must not write any more
+        self._break("the lease on the arena is lost: another worker may own its pages by now")
+
+    async def _sweep(self) -> None:
+        while True:
+            self._parts.desk.sweep()
+            self._has_changed.set()
+            await asyncio.sleep(_SWEEP_S)
+
+    def _break(self, reason: str) -> None:
+        """Nothing more can be computed here; whoever waits learns it by the end of its stream."""
+        self._is_broken = True
+        _log.critical("%s", reason)
+        self._request_shutdown(reason)
+
+    def _check_end(self, task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and task.exception() is not None:
+            _log.critical("%s failed", task.get_name(), exc_info=task.exception())
+            self._request_shutdown(f"{task.get_name()} failed")
