@@ -57,7 +57,7 @@ def greedy_request(
 
 
 async def stream(
-    stub: inference_pb2_grpc.InferenceAsyncStub,
+    stub: "inference_pb2_grpc.InferenceAsyncStub",
     request: inference_pb2.GenerateRequest,
     *,
     cancel_after_tokens: int | None = None,
@@ -90,7 +90,7 @@ async def stream(
     return record
 
 
-def open_stub(address: str) -> tuple[grpc.aio.Channel, inference_pb2_grpc.InferenceAsyncStub]:
+def open_stub(address: str) -> "tuple[grpc.aio.Channel, inference_pb2_grpc.InferenceAsyncStub]":
     """The channel is the caller's to close."""
     channel = grpc.aio.insecure_channel(address)
     stub: inference_pb2_grpc.InferenceAsyncStub = inference_pb2_grpc.InferenceStub(channel)
