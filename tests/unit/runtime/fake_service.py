@@ -1,0 +1,89 @@
+"""A service that does next to nothing, on the real spine: `weir.v1.Inference` with Tokenize alone."""
+
+import asyncio
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from opentelemetry import trace
+
+from weir.core.errors import FieldViolation, InvalidRequest, Unavailable
+from weir.runtime.config import ServiceConfig, load_config, setting
+from weir.runtime.service import Description, ServiceContext, run_service
+from weir.wire.v1 import inference_pb2, inference_pb2_grpc
+
+
+@dataclass(frozen=True)
+class FakeConfig(ServiceConfig):
+    """A fake service."""
+
+    start_s: float = setting(0.0, "Seconds of warm-up.")
+    drain_s: float = setting(0.0, "Seconds that draining takes.")
+    fail: str = setting("", "What goes wrong: build, start, defect, drain, stop, thread.")
+    events_file: str = setting("", "Where to write what happens.")
+
+
+class FakeService(inference_pb2_grpc.InferenceServicer):
+    def __init__(self, context: ServiceContext[FakeConfig]) -> None:
+        self._context = context
+        self._config = context.config
+
+    async def Tokenize(  # noqa: N802 - the method's name on the wire
+        self, request: inference_pb2.TokenizeRequest, context: Any
+    ) -> inference_pb2.TokenizeResponse:
+        match request.text:
+            case "bad":
+                raise InvalidRequest([FieldViolation("text", "is bad")])
+            case "defect":
+                raise KeyError("nobody thought of this")
+            case "shut down":
+                self._context.request_shutdown("asked by a request")
+            case "uncollected":
+                asyncio.get_running_loop().call_soon(lambda: 1 // 0)
+        return inference_pb2.TokenizeResponse(token_ids=[len(request.text)])
+
+    async def start(self) -> None:
+        self._note("start")
+        await asyncio.sleep(self._config.start_s)
+        if self._config.fail == "start":
+            raise Unavailable("no arena at unix:/nowhere")
+        if self._config.fail == "defect":
+            raise ZeroDivisionError("a defect")
+
+    async def drain(self, deadline_s: float) -> None:
+        self._note(f"drain {deadline_s:g}")
+        await asyncio.sleep(self._config.drain_s)
+        if self._config.fail == "drain":
+            raise RuntimeError("drain broke")
+
+    async def stop(self) -> None:
+        self._note("stop")
+        with self._context.tracer.start_as_current_span("last words"):
+            self._note(f"recording {trace.get_current_span().is_recording()}")
+
+    def describe(self) -> Description:
+        return Description({"fakes_total": 3.0}, ("one page is missing",))
+
+    def _note(self, event: str) -> None:
+        if self._config.events_file:
+            with Path(self._config.events_file).open("a") as events:
+                events.write(event + "\n")
+
+
+async def build(context: ServiceContext[FakeConfig]) -> FakeService:
+    if context.config.fail == "build":
+        raise Unavailable("the arena cannot be made")
+    service = FakeService(context)  # type: ignore[abstract]  # what it lacks is UNIMPLEMENTED
+    inference_pb2_grpc.add_InferenceServicer_to_server(service, context.grpc_server)
+    return service
+
+
+def main() -> int:
+    config = load_config(FakeConfig, sys.argv[1:], environ=os.environ)
+    return run_service("gateway", config, build, ["weir.v1.Inference"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

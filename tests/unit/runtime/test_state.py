@@ -1,0 +1,64 @@
+"""What a supervisor writes down, read by somebody else."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from weir.kv.process import ProcessIdentity
+from weir.runtime.paths import InstancePaths, UnsafeFolder, find_instances
+from weir.runtime.state import ProcessState, StackState, identities_of, read_boot_id, try_read_state, write_state
+
+STATE = StackState(
+    instance="weir-1",
+    boot_id=read_boot_id(),
+    supervisor=ProcessIdentity(10, 100),
+    phase="ready",
+    started_at=12.5,
+    endpoints={"gRPC": "127.0.0.1:1"},
+    processes=(
+        ProcessState("nats", "nats", "ready", ProcessIdentity(11, 101), 0, 13.0, "127.0.0.1:2", "/log"),
+        ProcessState("decode-0", "decode", "restarting", None, 3, 14.0, "", "/log"),
+    ),
+)
+
+
+def test_a_state_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+    write_state(tmp_path / "state.json", STATE)
+    assert try_read_state(tmp_path / "state.json") == STATE
+    assert identities_of(STATE) == [ProcessIdentity(11, 101)]
+
+
+def test_pids_of_an_earlier_boot_mean_nothing(tmp_path: Path) -> None:
+    write_state(tmp_path / "state.json", replace(STATE, boot_id="before"))
+    assert try_read_state(tmp_path / "state.json") is None
+
+
+@pytest.mark.parametrize("cut", [0, 1, 50, 200])
+def test_a_damaged_state_names_no_process(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "state.json"
+    write_state(path, STATE)
+    path.write_text(path.read_text()[:cut])
+    assert try_read_state(path) is None
+    path.write_text(json.dumps({"instance": "weir-1"}))
+    assert try_read_state(path) is None
+    assert try_read_state(tmp_path / "none") is None
+
+
+def test_instances_are_found_by_their_state(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        paths = InstancePaths(tmp_path / name)
+        paths.make()
+        write_state(paths.state_file, STATE)
+    InstancePaths(tmp_path / "ended").make()
+    assert find_instances(tmp_path) == ["a", "b"]
+
+
+def test_folders_are_for_this_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = InstancePaths(tmp_path / "run" / "a")
+    paths.make()
+    assert [oct(folder.stat().st_mode & 0o777) for folder in (paths.folder.parent, paths.folder)] == ["0o700"] * 2
+    monkeypatch.setattr("os.getuid", lambda: 12345)
+    with pytest.raises(UnsafeFolder, match="belongs to another user"):
+        paths.make()
