@@ -10,8 +10,6 @@ import logging
 import mmap
 import os
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,22 +67,26 @@ class Segment:
 
     @classmethod
     def create(cls, path: Path, geometry: ArenaGeometry, model_digest: str) -> "Segment":
-        """Makes, pre-faults and locks a new segment, and replaces what was at `path`.
+        """Makes, pre-faults and locks a new segment.
 
-        Raises SegmentError if there is too little room, or if another process holds the lock of a segment there.
+        It has no name before it is whole, so a creator that dies leaves nothing. Raises SegmentError if there is too
+        little room, or if there is a file at `path`.
         """
         header = SegmentHeader(geometry, uuid.uuid4().hex, model_digest, own_pid_namespace())
-        staging = path.with_name(path.name + ".new")
-        lock_fd = _open_locked(staging, os.O_RDWR | os.O_CREAT)
-        with _removed_on_error(staging, lock_fd):
+        lock_fd = os.open(path.parent, os.O_TMPFILE | os.O_RDWR, 0o600)
+        try:
+            _lock(lock_fd, path)
             _allocate(lock_fd, layout_of(geometry).total_bytes, path)
             os.pwrite(lock_fd, pack_header(header), 0)
-            header, mapping = _map(staging)
+            mapping = _map(_path_of(lock_fd))[1]
             _populate(mapping)
             segment = cls(path, header, mapping, lock_fd)
             segment.counters["next_lease_id"] = 1
             segment.counters["next_attachment"] = 1
-            staging.rename(path)  # the path never names a half-made segment
+            _give_name(lock_fd, path)
+        except BaseException:
+            os.close(lock_fd)
+            raise
         return segment
 
     @classmethod
@@ -100,9 +102,12 @@ class Segment:
 
         Raises SegmentError while another process holds the lock, SegmentMismatch, or FileNotFoundError.
         """
-        lock_fd = _open_locked(path, os.O_RDWR)
+        lock_fd = os.open(path, os.O_RDWR)
         try:
-            header, mapping = _map(path)
+            _lock(lock_fd, path)
+            if os.fstat(lock_fd).st_nlink == 0:
+                raise FileNotFoundError(errno.ENOENT, "removed by its owner while it was being opened", str(path))
+            header, mapping = _map(_path_of(lock_fd))
             return cls(path, header, mapping, lock_fd)
         except BaseException:
             os.close(lock_fd)
@@ -199,40 +204,34 @@ def _difference(segment: Segment, geometry: ArenaGeometry, model_digest: str) ->
     return None
 
 
-def _open_locked(path: Path, flags: int) -> int:
-    """The lock says which transfer service has the file. It goes with its process, however that ends."""
-    fd = os.open(path, flags, 0o600)
+def _lock(fd: int, path: Path) -> None:
+    """The lock says that a transfer service has the segment. It goes with its process, however that ends."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        os.close(fd)
         raise SegmentError(
             f"{path} is in use by another transfer service; stop it (`weir down`) or choose another instance name"
         ) from None
-    if not path.exists() or not os.path.samestat(path.stat(), os.fstat(fd)):
-        os.close(fd)
-        raise SegmentError(f"{path} was replaced while it was being opened: another transfer service starts or stops")
-    return fd
 
 
-@contextmanager
-def _removed_on_error(staging: Path, fd: int) -> Iterator[None]:
+def _path_of(fd: int) -> Path:
+    return Path(f"/proc/self/fd/{fd}")
+
+
+def _give_name(fd: int, path: Path) -> None:
     try:
-        yield
-    except BaseException:
-        staging.unlink(missing_ok=True)
-        os.close(fd)
-        raise
+        os.link(_path_of(fd), path, src_dir_fd=fd)  # with src_dir_fd os.link follows the link in /proc
+    except FileExistsError:
+        raise SegmentError(f"{path} exists: another transfer service has just made it") from None
 
 
 def _allocate(fd: int, total_bytes: int, path: Path) -> None:
-    os.ftruncate(fd, 0)  # what a creator that died half-way has left
     try:
         os.posix_fallocate(fd, 0, total_bytes)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
             raise
-        os.ftruncate(fd, 0)
+        os.ftruncate(fd, 0)  # what was allocated before it failed counts as free
         file_system = os.fstatvfs(fd)
         free_bytes = file_system.f_bavail * file_system.f_frsize
         raise SegmentError(

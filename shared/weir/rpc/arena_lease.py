@@ -92,17 +92,22 @@ class LeaseStream:
             self._call.cancel()
 
     async def close(self) -> None:
-        """Gives the lease up."""
-        if self._call is not None and self._attachment:
-            with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
-                await self._call.write(arena_pb2.AttachRequest(detach=arena_pb2.Detach()))
-                await asyncio.wait_for(self._call.code(), _DETACH_TIMEOUT_S)
+        """Gives the lease up. A service that stays away is not waited for: it will find the process gone."""
+        if self.lease_id and self._keeping is not None and not self._keeping.done():
+            with suppress(WeirError, grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
+                await asyncio.wait_for(self._detach(), _DETACH_TIMEOUT_S)
         if self._keeping is not None:
             self._keeping.cancel()
             await asyncio.wait([self._keeping])
         if self.segment is not None:
             self.segment.close()
             self.segment = None
+
+    async def _detach(self) -> None:
+        await self.wait_attached(asyncio.get_running_loop().time() + _DETACH_TIMEOUT_S)
+        if self._call is not None:
+            await self._call.write(arena_pb2.AttachRequest(detach=arena_pb2.Detach()))
+            await self._call.code()
 
     async def _keep_attached(self) -> None:
         while not self.lost.is_set():

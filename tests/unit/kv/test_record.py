@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weir.core.attempt import Attempt
@@ -59,6 +59,7 @@ def test_everything_that_was_published_is_read_in_another_mapping(segment: Segme
     assert segment.record(4).read() is None
 
 
+@settings(deadline=None)  # other processes share the machine
 @given(
     facts=st.builds(
         SequenceFacts,

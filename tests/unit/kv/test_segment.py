@@ -136,12 +136,23 @@ def test_a_segment_in_use_is_not_touched(segment: Segment, geometry: ArenaGeomet
     assert Segment.open(segment.path).pages[0, 0] == 5
 
 
-def test_a_half_made_file_of_a_dead_creator_is_no_obstacle(tmp_path: Path, geometry: ArenaGeometry) -> None:
-    (tmp_path / "arena.new").write_bytes(b"x" * 10_000)
-    segment = Segment.create(tmp_path / "arena", geometry, "digest")
-    assert not segment.pages.any()
-    assert list(tmp_path.iterdir()) == [segment.path]
-    segment.close()
+def test_a_segment_that_cannot_be_finished_leaves_nothing(
+    tmp_path: Path, geometry: ArenaGeometry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("weir.kv.segment._populate", die)
+    with pytest.raises(KeyboardInterrupt):
+        Segment.create(tmp_path / "arena", geometry, "digest")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_appears_meanwhile_is_not_replaced(tmp_path: Path, geometry: ArenaGeometry) -> None:
+    (tmp_path / "arena").write_bytes(b"x")
+    with pytest.raises(SegmentError, match="arena exists: another transfer service has just made it"):
+        Segment.create(tmp_path / "arena", geometry, "digest")
+    assert (tmp_path / "arena").read_bytes() == b"x"
 
 
 def test_the_largest_geometry_within_a_size_stays_within_it() -> None:

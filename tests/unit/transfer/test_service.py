@@ -91,7 +91,7 @@ class Host:
     async def close(self) -> None:
         for client in self._clients:
             await client.close()
-        await asyncio.sleep(0.15)
+        await _until(lambda: self.metric("leases") == 0)
         assert self.service.describe().integrity_errors == ()
         assert self.metric("free_pages") == 40
         await self.stop()
