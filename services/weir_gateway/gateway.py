@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from opentelemetry.trace import Tracer
@@ -28,10 +28,10 @@ _TOKENIZER_THREADS = 2
 class GatewaySettings:
     """Bounds and waits of each part."""
 
-    control: ControlSettings = ControlSettings()
-    driver: DriverSettings = DriverSettings()
-    links: LinkSettings = LinkSettings()
-    limits: Limits = Limits()
+    control: ControlSettings = field(default_factory=ControlSettings)
+    driver: DriverSettings = field(default_factory=DriverSettings)
+    links: LinkSettings = field(default_factory=LinkSettings)
+    limits: Limits = field(default_factory=Limits)
     report_interval_s: float = 1.0
 
 

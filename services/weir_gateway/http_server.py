@@ -68,6 +68,5 @@ class HttpServer:
         try:
             return socket.create_server((self._host, self._port), family=family, backlog=_BACKLOG)
         except OSError as error:
-            raise Unavailable(
-                f"HTTP cannot listen on {self._host}:{self._port} ({error.strerror or error}); choose another --http-port"
-            ) from error
+            problem = f"HTTP cannot listen on {self._host}:{self._port} ({error.strerror or error})"
+            raise Unavailable(f"{problem}; choose another --http-port") from error

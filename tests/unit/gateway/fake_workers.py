@@ -1,0 +1,162 @@
+"""Workers that do what a test says, over real gRPC streams."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from weir.wire.v1 import types_pb2, worker_pb2, worker_pb2_grpc
+
+Finish = types_pb2.FinishReason.ValueType
+GOING_ON = types_pb2.FINISH_REASON_UNSPECIFIED
+STOP, LENGTH = types_pb2.FINISH_REASON_STOP, types_pb2.FINISH_REASON_LENGTH
+
+
+class FakeWorker(worker_pb2_grpc.WorkerServicer):
+    """Answers Hello, writes down every command, hands it to `on_command`, and sends what it is told to."""
+
+    def __init__(self, worker_id: str) -> None:
+        self.worker_id = worker_id
+        self.commands: list[worker_pb2.ServeRequest] = []
+        self.on_command: Callable[[worker_pb2.ServeRequest], None] = lambda command: None
+        self.num_streams = 0
+        self.refuses_streams = False
+        self.port = 0
+        self._outboxes: list[asyncio.Queue[worker_pb2.ServeResponse | None]] = []
+        self._server: grpc.aio.Server | None = None
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        """On the port that it had before, if it ran before."""
+        self._server = grpc.aio.server()
+        worker_pb2_grpc.add_WorkerServicer_to_server(self, self._server)
+        self.port = self._server.add_insecure_port(self.address)
+        await self._server.start()
+
+    async def stop(self) -> None:
+        """As kill -9: streams break, the port is closed."""
+        if self._server is not None:
+            await self._server.stop(None)
+            self._server = None
+
+    def break_streams(self) -> None:
+        for outbox in self._outboxes:
+            outbox.put_nowait(None)
+
+    def send(self, *updates: worker_pb2.SequenceUpdate) -> None:
+        """On every stream; without one it is lost."""
+        self.send_raw(worker_pb2.ServeResponse(step_frame=worker_pb2.StepFrame(step=1, updates=updates)))
+
+    def send_raw(self, response: worker_pb2.ServeResponse) -> None:
+        for outbox in self._outboxes:
+            outbox.put_nowait(response)
+
+    def named(self, kind: str) -> list[Any]:
+        """The commands of one kind, in order."""
+        return [getattr(command, kind) for command in self.commands if command.HasField(kind)]  # type: ignore[arg-type]
+
+    async def Serve(  # noqa: N802 - gRPC's name
+        self, request_iterator: Any, context: Any
+    ) -> AsyncIterator[worker_pb2.ServeResponse]:
+        if self.refuses_streams:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
+        outbox: asyncio.Queue[worker_pb2.ServeResponse | None] = asyncio.Queue()
+        self.num_streams += 1
+        reading = asyncio.create_task(self._read(request_iterator))
+        self._outboxes.append(outbox)
+        try:
+            yield worker_pb2.ServeResponse(welcome=worker_pb2.Welcome(worker_id=self.worker_id))
+            while (response := await outbox.get()) is not None:
+                yield response
+        finally:
+            reading.cancel()
+            self._outboxes.remove(outbox)
+
+    async def _read(self, request_iterator: Any) -> None:
+        async for command in request_iterator:
+            self.commands.append(command)
+            self.on_command(command)
+
+
+def update(
+    request_id: str,
+    first_index: int,
+    token_ids: Sequence[int] = (),
+    *,
+    finish: Finish = GOING_ON,
+    handed_off: bool = False,
+    dispatch: int = 1,
+) -> worker_pb2.SequenceUpdate:
+    return worker_pb2.SequenceUpdate(
+        request_id=request_id,
+        attempt=types_pb2.Attempt(dispatch=dispatch),
+        first_index=first_index,
+        token_ids=token_ids,
+        finish_reason=finish,
+        handed_off=handed_off,
+    )
+
+
+def worker_error(request_id: str, reason: worker_pb2.WorkerErrorReason.ValueType) -> worker_pb2.SequenceUpdate:
+    return worker_pb2.SequenceUpdate(
+        request_id=request_id,
+        attempt=types_pb2.Attempt(dispatch=1),
+        error=worker_pb2.WorkerError(reason=reason, message="says the worker"),
+    )
+
+
+@dataclass
+class FakePair:
+    """A prefill and a decode worker that answer every request with `answer` (a text, as bytes), token by token.
+
+    `stops_after`: tokens after which they fall silent, None: they go on to the end.
+    """
+
+    prefill: FakeWorker
+    decode: FakeWorker
+    answer: list[int] = field(default_factory=lambda: list(b"hello world"))
+    stops_after: int | None = None
+    starts: dict[str, worker_pb2.Start] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.prefill.on_command = self._on_prefill_command
+        self.decode.on_command = self._on_decode_command
+
+    def tokens(self, start: worker_pb2.Start) -> tuple[list[int], Finish]:
+        tokens = self.answer[: start.max_tokens]
+        return tokens, LENGTH if len(tokens) == start.max_tokens else STOP
+
+    def _on_prefill_command(self, command: worker_pb2.ServeRequest) -> None:
+        if not command.HasField("start"):
+            return
+        start = command.start
+        self.starts[start.request_id] = start
+        if self.stops_after == 0:
+            return
+        tokens, finish = self.tokens(start)
+        if len(tokens) == 1:
+            self.prefill.send(update(start.request_id, 0, tokens, finish=finish))
+            return
+        self.prefill.send(update(start.request_id, 0, tokens[:1]))
+        self.prefill.send(update(start.request_id, 1, handed_off=True))
+        self._decode_from(start, 1)
+
+    def _decode_from(self, start: worker_pb2.Start, first_index: int) -> None:
+        tokens, finish = self.tokens(start)
+        for index in range(first_index, len(tokens)):
+            if self.stops_after is not None and index >= self.stops_after:
+                return
+            is_last = index == len(tokens) - 1
+            self.decode.send(
+                update(start.request_id, index, tokens[index : index + 1], finish=finish if is_last else GOING_ON)
+            )
+
+    def _on_decode_command(self, command: worker_pb2.ServeRequest) -> None:
+        if command.HasField("resume") and command.resume.next_index > 0:
+            self._decode_from(self.starts[command.resume.request_id], command.resume.next_index)
