@@ -23,6 +23,7 @@ from opentelemetry.trace import SpanKind, Tracer
 from weir.core.errors import Unavailable, WeirError
 from weir.rpc.channel import KEEPALIVE_TIME_MS, KEEPALIVE_TIMEOUT_MS, MAX_MESSAGE_BYTES
 from weir.rpc.errors import abort_with
+from weir.rpc.malformed import refuse_malformed
 from weir.runtime.telemetry import extract
 
 if TYPE_CHECKING:  # these are generic in their stubs only
@@ -58,6 +59,10 @@ class Guard(grpc.aio.ServerInterceptor):
     def around(self, method: str, is_unary: bool, context: "ServicerContext") -> AbstractAsyncContextManager[None]:
         """`method` is the full name, /package.Service/Method; `is_unary` when neither side streams."""
 
+    def prepare(self, handler: "Handler") -> "Handler":
+        """The handler that `around` is put around."""
+        return handler
+
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], "Awaitable[Handler | None]"],
@@ -66,6 +71,7 @@ class Guard(grpc.aio.ServerInterceptor):
         handler: Any = await continuation(handler_call_details)
         if handler is None:  # no such method; gRPC answers UNIMPLEMENTED
             return None
+        handler = self.prepare(handler)
         kind = f"{_arity(handler.request_streaming)}_{_arity(handler.response_streaming)}"
         function = getattr(handler, kind)
         is_unary = kind == "unary_unary"
@@ -148,6 +154,9 @@ class ErrorGuard(Guard):
 
     def __init__(self) -> None:
         self.num_internal_errors = 0
+
+    def prepare(self, handler: "Handler") -> "Handler":
+        return refuse_malformed(handler)
 
     @asynccontextmanager
     async def around(self, method: str, is_unary: bool, context: "ServicerContext") -> AsyncIterator[None]:

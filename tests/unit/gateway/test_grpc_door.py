@@ -155,11 +155,12 @@ async def test_many_requests_at_once_get_their_own_tokens(world: World) -> None:
     assert world.prefill.num_streams == world.decode.num_streams == 1
 
 
-async def test_malformed_protobuf_gets_a_status(world: World) -> None:
+async def test_malformed_protobuf_is_refused_as_such(world: World) -> None:
     async with grpc.aio.insecure_channel(world.grpc_address) as channel:
         call = channel.unary_stream("/weir.v1.Inference/Generate")(b"\xff\xff\xff")
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await call.read()
-    assert refused.value.code() in {grpc.StatusCode.INTERNAL, grpc.StatusCode.INVALID_ARGUMENT}
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "not the protobuf message" in (refused.value.details() or "")
     record = await stream(world.stub, inference_pb2.GenerateRequest(text="x"))
     assert record.text == "hello world"
