@@ -7,6 +7,7 @@ NOT_SERVING when it drains; without SERVICE the question is only whether the pro
 """
 
 import sys
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -17,7 +18,7 @@ TIMEOUT_S = 3.0
 def probe(address: str, service: str) -> tuple[bool, str]:
     """Whether `service` is SERVING at `address`, and what was said."""
     with grpc.insecure_channel(address) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
+        stub: Any = health_pb2_grpc.HealthStub(channel)  # its stubs know no methods
         try:
             answer = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=TIMEOUT_S)
         except grpc.RpcError as error:
