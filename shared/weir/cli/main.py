@@ -28,7 +28,7 @@ app.add_typer(bench.app, name="bench")
 def main() -> None:
     """Runs the command line; Ctrl-C ends it quietly."""
     try:
-        app()
+        app(prog_name="weir")
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
 

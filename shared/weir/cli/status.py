@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import asdict
 
 import typer
-from rich.table import Table
 
 from weir.cli import options
 from weir.cli.console import EXIT_FAILED, EXIT_NOT_RUNNING, error_line, fail, stderr, stdout
@@ -17,11 +16,11 @@ from weir.runtime.observe import ProcessReport, StackReport, try_observe
 
 # What says most about a role; the others are in --json.
 _KEY_METRICS: dict[str, tuple[str, ...]] = {
-    "gateway": ("requests_in_flight", "accepted_total"),
-    "scheduler": ("queued_requests", "booked_pages"),
+    "gateway": ("requests_in_flight", "finished_total", "failed_total"),
+    "scheduler": ("workers", "queued", "granted", "booked_pages"),
     "transfer": ("free_pages", "total_pages", "handoffs_total"),
-    "prefill": ("prompt_tokens_computed_total", "handed_off_total"),
-    "decode": ("decode_steps_total", "taken_over_total"),
+    "prefill": ("num_running", "num_waiting", "prompt_tokens_computed_total"),
+    "decode": ("num_running", "num_waiting", "decode_steps_total"),
 }
 _STYLES = {"ready": "green", "dead": "red", "silent": "red"}
 
@@ -63,21 +62,24 @@ def _print_report(report: StackReport) -> None:
     stdout.print(
         f"{report.instance}: {report.state} for {report.uptime_s:.0f} s; {where}", markup=False, soft_wrap=True
     )
-    table = Table(box=None, pad_edge=False)
-    for column in ("process", "state", "pid", "restarts", "uptime", "address", "figures"):
-        table.add_column(column, overflow="fold")
+    width = max(len(process.address) for process in report.processes)
+    header = f"{'process':<13}{'state':<12}{'pid':>8}{'restarts':>10}{'uptime':>9}  {'address':<{width}}  figures"
+    stdout.print(header, markup=False, soft_wrap=True)
     for process in report.processes:
-        table.add_row(
-            process.name,
-            f"[{_STYLES.get(process.state, 'yellow')}]{process.state}",
-            str(process.pid or ""),
-            str(process.num_restarts),
-            f"{process.uptime_s:.0f} s",
-            process.address,
-            _figures(process.role, process.metrics),
-        )
-    stdout.print(table)
+        _print_process(process, width)
     _print_warnings(report)
+
+
+def _print_process(process: ProcessReport, width: int) -> None:
+    # Not a rich table: that would fold addresses in the middle on a narrow terminal.
+    stdout.print(f"{process.name:<13}", end="", markup=False)
+    stdout.print(f"{process.state:<12}", end="", style=_STYLES.get(process.state, "yellow"))
+    stdout.print(
+        f"{process.pid or '':>8}{process.num_restarts:>10}{process.uptime_s:>7.0f} s  {process.address:<{width}}  "
+        + _figures(process.role, process.metrics),
+        markup=False,
+        soft_wrap=True,
+    )
 
 
 def _print_warnings(report: StackReport) -> None:

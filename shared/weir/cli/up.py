@@ -134,7 +134,9 @@ def _start_detached(stack: StackConfig, environ: Mapping[str, str]) -> int:
         supervisor.wait(_STOP_S)
         return EXIT_INTERRUPTED
     if state is None:
-        stderr.out(log_path.read_text(errors="replace").rstrip(), style="red", highlight=False)
+        said = log_path.read_text(errors="replace")
+        # What comes before the error has been on the terminal already, as progress.
+        stderr.out(said[max(0, said.find("error: ")) :].rstrip(), style="red", highlight=False)
         return EXIT_FAILED
     print_endpoints(state.endpoints, time.time() - state.started_at, stack.instance_name)
     return 0

@@ -66,8 +66,7 @@ class ServiceConfig:
     )
 
     def __post_init__(self) -> None:
-        if not _INSTANCE.fullmatch(self.instance):
-            raise ValueError(f"instance {self.instance!r}: use 1 to 40 characters of A-Z a-z 0-9 _ -")
+        check_instance(self.instance)
         if not 0 <= self.index < 10_000:
             raise ValueError(f"index {self.index}: must be in [0, 10000)")
         if not (math.isfinite(self.grace_s) and 0 <= self.grace_s <= 3600):
@@ -80,6 +79,12 @@ class ServiceConfig:
     def instance_dir(self) -> Path:
         """Folder of this instance's sockets, logs and state."""
         return self.runtime_dir / self.instance
+
+
+def check_instance(instance: str) -> None:
+    """Raises ValueError: a name becomes part of paths, of the segment's name and of subjects."""
+    if not _INSTANCE.fullmatch(instance):
+        raise ValueError(f"instance {instance!r}: use 1 to 40 characters of A-Z a-z 0-9 _ -")
 
 
 def check_listen(name: str, address: str) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from weir.bus.server import NatsServerMissing
 from weir.core.clock import SystemClock
 from weir.core.errors import NotFound, WeirError
+from weir.runtime.config import check_instance
 from weir.runtime.leftovers import Removed, remove_leftovers
 from weir.runtime.paths import InstanceBusy, InstancePaths, find_instances
 from weir.runtime.ports import check_free, find_free_port
@@ -104,8 +105,13 @@ async def _remove_when_unlocked(paths: InstancePaths) -> Removed:
 def choose_instance(runtime_dir: Path, instance: str, grpc_port: int | None) -> InstancePaths:
     """The instance that is named, or that has the port, or the only one there is.
 
-    Raises NotFound when several run and nothing says which.
+    Raises NotFound when several run and nothing says which, or for what cannot be a name.
     """
+    if instance:
+        try:
+            check_instance(instance)
+        except ValueError as error:
+            raise NotFound("instance", str(error)) from error
     if instance or grpc_port is not None:
         return InstancePaths(runtime_dir.absolute() / (instance or default_instance(grpc_port or 0)))
     names = find_instances(runtime_dir)

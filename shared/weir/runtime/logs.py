@@ -8,9 +8,9 @@ from typing import Any, TextIO
 
 from opentelemetry import trace
 
-_STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 # These say at INFO what Weir's own lines say already.
-_CHATTY_LOGGERS = ("nats", "grpc", "uvicorn.access", "asyncio", "httpx")
+_CHATTY_LOGGERS = ("nats", "grpc", "uvicorn", "asyncio", "httpx")
 
 
 class _Formatter(logging.Formatter):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from weir.bus.server import nats_server_command
-from weir.runtime.config import check_listen, default_runtime_dir, setting
+from weir.runtime.config import check_instance, check_listen, default_runtime_dir, setting
 from weir.runtime.paths import InstancePaths
 from weir.runtime.readiness import GrpcProbe, NatsProbe, Probe
 from weir.wire.v1 import arena_pb2, inference_pb2, worker_pb2
@@ -59,6 +59,8 @@ class StackConfig:
     )
 
     def __post_init__(self) -> None:
+        if self.instance:
+            check_instance(self.instance)
         for name in ("prefill", "decode"):
             if not 1 <= getattr(self, name) <= _MAX_WORKERS:
                 raise ValueError(f"{name} {getattr(self, name)}: must be in [1, {_MAX_WORKERS}]")
@@ -127,7 +129,7 @@ def plan_stack(config: StackConfig, nats_port: int) -> StackPlan:
 def _plan_processes(config: StackConfig, nats_url: str, nats_port: int) -> list[ProcessSpec]:
     arena = f"unix:{config.paths.arena_socket}"
     threads = ("--num-threads", str(threads_per_worker(config.prefill + config.decode)))
-    worker_flags = ("--arena-address", arena, *threads)
+    worker_flags = ("--arena-socket", str(config.paths.arena_socket), *threads)
     gateway_flags = ("--http-host", config.host, "--http-port", str(config.http_port))
     arena_size = ("--arena-bytes", str(config.arena_bytes)) if config.arena_bytes else ()
     specs = [] if config.nats else [_nats_spec(config, nats_port)]

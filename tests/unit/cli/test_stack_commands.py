@@ -1,0 +1,209 @@
+"""`weir up`, `down`, `status` and `serve` as a user's shell sees them."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from weir.cli.main import app
+from weir.kv.process import own_identity
+from weir.runtime.paths import InstancePaths
+from weir.runtime.processes import TAG_VARIABLE, try_identify
+from weir.runtime.state import ProcessState, StackState, read_boot_id, write_state
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a command left on the terminal."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def weir(runtime_dir: Path, *arguments: str, **environ: str) -> Shown:
+    """Runs a command in this process, with no settings of the machine it runs on."""
+    unset = {key: None for key in os.environ if key.startswith("WEIR_")}
+    env: dict[str, str | None] = {**unset, "WEIR_RUNTIME_DIR": str(runtime_dir), **environ}
+    result = CliRunner().invoke(app, arguments, env=env, prog_name="weir")
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return Shown(result.exit_code, result.stdout, result.stderr)
+
+
+def weir_process(*arguments: str) -> Shown:
+    """Runs a command in a process of its own."""
+    command = [sys.executable, "-m", "weir.cli.main", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    return Shown(done.returncode, done.stdout, done.stderr)
+
+
+def bystander(folder: Path) -> "subprocess.Popen[bytes]":
+    """A process that carries the tag of the instance in `folder`."""
+    command = [sys.executable, "-S", "-E", "-c", "import time; time.sleep(60)"]
+    return subprocess.Popen(command, env={TAG_VARIABLE: str(folder)})
+
+
+def orphaned_state(instance: str, process: "subprocess.Popen[bytes]") -> StackState:
+    """What a killed supervisor leaves: itself gone, one child alive."""
+    return StackState(
+        instance=instance,
+        boot_id=read_boot_id(),
+        supervisor=replace(own_identity(), start_ticks=1),
+        phase="ready",
+        started_at=0.0,
+        endpoints={"gRPC": "127.0.0.1:1"},
+        processes=(ProcessState("nats", "nats", "ready", try_identify(process.pid), 2, 0.0, "127.0.0.1:2", "/log"),),
+    )
+
+
+@pytest.fixture
+def orphan(tmp_path: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """The instance `a` in `tmp_path`, orphaned, with one process."""
+    paths = InstancePaths(tmp_path / "a")
+    paths.make()
+    process = bystander(paths.folder)
+    write_state(paths.state_file, orphaned_state("a", process))
+    yield process
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "message"),
+    [
+        (("--prefill", "0"), {}, "prefill 0: must be in [1, 64] (from --prefill)"),
+        (("--http-port", "70000"), {}, "http_port 70000: must be in [1, 65535] (from --http-port)"),
+        (("--http-port", "50051"), {}, "http_port 50051: is also the grpc_port; they must differ (from --http-port)"),
+        (("--precision", "fp7"), {}, "--precision 'fp7': must be one of fp32"),
+        ((), {"WEIR_DECODE": "two"}, "WEIR_DECODE='two': must be a whole number"),
+        (("--instance", "a/b"), {}, "instance 'a/b': use 1 to 40 characters of A-Z a-z 0-9 _ -"),
+        (("--config", "none.toml"), {}, "config file none.toml: "),
+    ],
+)
+def test_up_names_a_bad_setting_with_its_source_and_starts_nothing(
+    tmp_path: Path, arguments: tuple[str, ...], environ: dict[str, str], message: str
+) -> None:
+    shown = weir(tmp_path, "up", *arguments, **environ)
+    assert shown.returncode == 2
+    assert shown.stderr.startswith(f"error: {message}"), shown.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_up_reads_its_own_table_and_leaves_those_of_services_alone(tmp_path: Path) -> None:
+    config = tmp_path / "weir.toml"
+    config.write_text('grace_s = 1\nnats_url = "nats://x:1"\n[scheduler]\nlanes = []\n[up]\nprefill = 99\n')
+    shown = weir(tmp_path, "up", "--config", str(config))
+    assert shown.returncode == 2
+    assert shown.stderr.startswith(f"error: prefill 99: must be in [1, 64] (from {config}: [up] prefill)")
+
+
+def test_up_says_which_port_is_busy_before_anything_starts(tmp_path: Path) -> None:
+    model = tmp_path / "m.gguf"
+    model.write_bytes(b"")
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        port = str(busy.getsockname()[1])
+        shown = weir(tmp_path, "up", "--grpc-port", port, "--model", str(model))
+    assert shown.returncode == 1
+    assert shown.stderr.startswith(f"error: --grpc-port {port}: in use on 127.0.0.1")
+    assert list((tmp_path / f"weir-{port}" / "logs").iterdir()) == []
+
+
+def test_up_refuses_a_model_that_is_nowhere(tmp_path: Path) -> None:
+    shown = weir(tmp_path, "up", "--model", "no-such-model")
+    assert shown.returncode == 1
+    assert "no model 'no-such-model'" in shown.stderr
+    assert "weir pull smollm2-135m" in shown.stderr
+
+
+def test_up_refuses_a_folder_whose_sockets_would_not_work(tmp_path: Path) -> None:
+    model = tmp_path / "m.gguf"
+    model.write_bytes(b"")
+    shown = weir(tmp_path / ("d" * 100), "up", "--model", str(model), "--grpc-port", "1", "--http-port", "2")
+    assert shown.returncode == 1
+    assert "set WEIR_RUNTIME_DIR to a shorter folder" in shown.stderr
+
+
+def test_status_of_nothing_is_3(tmp_path: Path) -> None:
+    shown = weir(tmp_path, "status")
+    assert (shown.returncode, shown.stderr) == (3, "weir-50051 is not running\n")
+    as_json = weir(tmp_path, "status", "--json", "--grpc-port", "7")
+    assert as_json.returncode == 3
+    assert json.loads(as_json.stdout) == {"instance": "weir-7", "state": "not running", "processes": []}
+
+
+def test_status_finds_the_only_instance_and_says_that_nobody_looks_after_it(
+    tmp_path: Path, orphan: "subprocess.Popen[bytes]"
+) -> None:
+    shown = weir(tmp_path, "status")
+    assert shown.returncode == 1
+    assert shown.stdout.startswith("a: orphaned")
+    assert "its supervisor was killed" in shown.stderr
+    report = json.loads(weir(tmp_path, "status", "--json").stdout)
+    assert report["supervisor_pid"] is None
+    assert [(p["name"], p["pid"], p["state"], p["num_restarts"]) for p in report["processes"]] == [
+        ("nats", orphan.pid, "ready", 2)
+    ]
+
+
+def test_down_ends_an_orphaned_instance_and_is_content_when_there_is_none(
+    tmp_path: Path, orphan: "subprocess.Popen[bytes]"
+) -> None:
+    ended = weir(tmp_path, "down")
+    assert ended.returncode == 0
+    assert f"ended processes that had no supervisor: {orphan.pid}" in ended.stderr
+    assert "a has ended" in ended.stderr
+    assert orphan.wait(5) == -signal.SIGTERM
+    again = weir(tmp_path, "down", "--instance", "a")
+    assert (again.returncode, again.stderr) == (0, "a was not running\n")
+
+
+def test_status_and_down_ask_which_of_several(tmp_path: Path, orphan: "subprocess.Popen[bytes]") -> None:
+    other = InstancePaths(tmp_path / "b")
+    other.make()
+    write_state(other.state_file, orphaned_state("b", orphan))
+    for command in ("status", "down"):
+        shown = weir(tmp_path, command)
+        assert shown.returncode == 1
+        assert "several instances run: a, b; say which with --instance" in shown.stderr
+    assert orphan.poll() is None
+
+
+def test_serve_becomes_the_service_and_hands_its_flags_on() -> None:
+    shown = weir_process("serve", "scheduler", "--help")
+    assert shown.returncode == 0
+    assert shown.stdout.startswith("usage: python -m weir_scheduler")
+    bad = weir_process("serve", "scheduler", "--grace-s", "x")
+    assert (bad.returncode, bad.stderr) == (2, "weir_scheduler: error: --grace-s 'x': must be a number\n")
+    assert weir_process("serve", "cook").returncode == 2
+
+
+@pytest.mark.parametrize("command", ["status", "down"])
+def test_what_cannot_be_a_name_is_refused(tmp_path: Path, command: str) -> None:
+    shown = weir(tmp_path, command, "--instance", "../elsewhere")
+    assert shown.returncode == 1
+    assert shown.stderr.startswith("error: instance '../elsewhere': use 1 to 40 characters")
+
+
+def test_the_command_line_does_not_load_torch() -> None:
+    code = "import sys, weir.cli.main; sys.exit(any(name.partition('.')[0] == 'torch' for name in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "command", ["", "up", "down", "status", "serve", "generate", "chat", "pull", "doctor", "bench", "bench step"]
+)
+def test_every_command_has_a_help_text(tmp_path: Path, command: str) -> None:
+    shown = weir(tmp_path, *command.split(), "--help")
+    assert shown.returncode == 0
+    assert "Usage: weir" in shown.stdout
