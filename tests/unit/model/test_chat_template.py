@@ -1,0 +1,112 @@
+"""A conversation becomes the prompt that the model's makers meant, and a template can do no harm."""
+
+import json
+from pathlib import Path
+
+import pytest
+import transformers
+
+from weir.core.errors import InvalidRequest
+from weir.model.catalog import SMOLLM2_135M
+from weir.model.chat_template import ChatTemplate, load_chat_template
+from weir.model.errors import ModelError
+from weir.model.source import ModelKind, ModelSource, resolve_model
+
+CONVERSATIONS = [
+    [{"role": "user", "content": "Hi"}],
+    [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why? <|im_end|>"}],
+    [
+        {"role": "user", "content": "a\n"},
+        {"role": "assistant", "content": "{{ b }}"},
+        {"role": "user", "content": "日本"},
+    ],
+]
+
+
+@pytest.mark.parametrize("messages", CONVERSATIONS)
+def test_the_built_in_models_prompt_is_that_of_transformers(
+    messages: list[dict[str, str]], smollm2: transformers.PreTrainedTokenizerBase
+) -> None:
+    expected = smollm2.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    assert load_chat_template(resolve_model(SMOLLM2_135M.name)).render(messages) == expected
+
+
+def template(text: str) -> ChatTemplate:
+    return ChatTemplate("m", text, {"bos_token": "<s>", "eos_token": "</s>"})
+
+
+USER = [{"role": "user", "content": "Hi"}]
+
+
+def test_a_template_sees_the_special_tokens_and_whitespace_is_trimmed_as_transformers_does() -> None:
+    loop = "{% for m in messages %}\n    {% if m.role == 'user' %}\n{{ m.content }}\n    {% endif %}\n{% endfor %}"
+    text = "{{ bos_token }}\n" + loop
+    assert template(text).render(USER) == "<s>\nHi\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ messages.__class__.__mro__ }}", "unsafe"),
+        ("{{ messages.append(1) }}", "unsafe"),
+        ("{% for i in range(1000000) %}{% endfor %}", "Range too big"),
+        ("{{ messages[0].content + 1 }}", "concatenate"),
+        ("{{ messages[7].content }}", "undefined|no element"),
+        ("{{ 1 // 0 }}", "zero"),
+        ("{% include 'x' %}", "loader"),
+    ],
+)
+def test_what_a_template_refuses_or_must_not_do_is_an_error_of_the_messages(text: str, problem: str) -> None:
+    with pytest.raises(InvalidRequest, match=problem) as caught:
+        template(text).render(USER)
+    assert caught.value.violations[0].field == "messages"
+
+
+def test_an_empty_conversation_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="at least one message"):
+        template("x").render([])
+
+
+def test_a_model_without_a_template_refuses_conversations() -> None:
+    with pytest.raises(InvalidRequest, match="no chat template"):
+        ChatTemplate("base", None, {}).render(USER)
+
+
+def test_a_broken_template_is_found_on_load() -> None:
+    with pytest.raises(ModelError, match="line 2"):
+        template("ok\n{% for %}")
+
+
+def test_rendering_leaves_the_messages_as_they_were() -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    with pytest.raises(InvalidRequest):
+        template("{{ messages[0].update({'content': 'x'}) }}").render(messages)
+    assert messages == USER
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"tokenizer_config.json": {"chat_template": "{{ eos_token }}", "eos_token": {"content": "</e>"}}},
+        {
+            "tokenizer_config.json": {
+                "chat_template": [
+                    {"name": "tools", "template": "wrong"},
+                    {"name": "default", "template": "{{ eos_token }}"},
+                ],
+                "eos_token": "</e>",
+            }
+        },
+        {
+            "tokenizer_config.json": {"chat_template": "wrong", "eos_token": "</e>"},
+            "chat_template.jinja": "{{ eos_token }}",
+        },
+    ],
+    ids=["one", "several by name", "a file of its own"],
+)
+def test_a_folders_template_is_found_wherever_it_is_kept(files: dict[str, object], tmp_path: Path) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_text(content if isinstance(content, str) else json.dumps(content))
+    source = ModelSource("folder", tmp_path, ModelKind.HF_FOLDER)
+    assert load_chat_template(source).render(USER) == "</e>"

@@ -1,0 +1,136 @@
+"""Every file form gives the weights that it holds, and says by name what it lacks."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import pytest
+import safetensors.torch
+import torch
+from tests.unit.model.gguf_copy import write_gguf
+from tests.unit.model.tiny import LogitsProbe, TinyLlama, chunk, prompt_ids, save_tiny_llama
+
+from weir.model.config import load_model_config
+from weir.model.errors import ModelError
+from weir.model.source import resolve_model
+from weir.model.weights import load_weights
+
+KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1")
+
+
+def assert_logits_equal(path: Path, tiny: TinyLlama) -> None:
+    ids = prompt_ids(40, seed=3)
+    found = LogitsProbe(resolve_model(str(path))).run(chunk(0, ids, 0, 40, (4, 2, 9)))[0]
+    torch.testing.assert_close(found, tiny.logits(ids)[-1], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_gguf_file_gives_the_logits_of_transformers_on_what_it_holds(kind: str, tied: bool, tmp_path: Path) -> None:
+    tiny = save_tiny_llama(tmp_path / "hf", tied=tied)
+    meant = write_gguf(tiny, tmp_path / "tiny.gguf", gguf.GGMLQuantizationType[kind])
+    state = {name: torch.from_numpy(values.copy()) for name, values in meant.items()}
+    tiny.model.load_state_dict(state, strict=not tied)
+    assert_logits_equal(tmp_path / "tiny.gguf", tiny)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_a_folder_gives_the_logits_of_transformers(dtype: torch.dtype, tied: bool, tmp_path: Path) -> None:
+    assert_logits_equal(tmp_path, save_tiny_llama(tmp_path, tied=tied, dtype=dtype))
+
+
+def test_a_folder_of_several_files_is_one_model(tmp_path: Path) -> None:
+    tiny = save_tiny_llama(tmp_path)
+    rewrite(tmp_path, lambda tensors: None, num_files=3)
+    assert_logits_equal(tmp_path, tiny)
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], None], num_files: int = 1) -> None:
+    path = folder / "model.safetensors"
+    tensors = safetensors.torch.load_file(path)
+    path.unlink()
+    change(tensors)
+    names = sorted(tensors)
+    for number in range(num_files):
+        part = {name: tensors[name] for name in names[number::num_files]}
+        safetensors.torch.save_file(part, folder / f"model-{number}.safetensors")
+
+
+def load_changed(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    save_tiny_llama(folder)
+    rewrite(folder, change)
+    source = resolve_model(str(folder))
+    load_weights(source, load_model_config(source))
+
+
+def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"model\.layers\.1\.mlp\.up_proj\.weight is missing"):
+        load_changed(tmp_path, lambda tensors: tensors.__delitem__("model.layers.1.mlp.up_proj.weight"))
+
+
+def test_an_unknown_tensor_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"model\.layers\.0\.self_attn\.q_proj\.bias is not part of a Llama model"):
+        load_changed(tmp_path, lambda tensors: tensors.update({"model.layers.0.self_attn.q_proj.bias": torch.zeros(4)}))
+
+
+def test_a_misshaped_tensor_is_named_with_both_shapes(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"model\.norm\.weight has shape \[63\], expected \[64\]"):
+        load_changed(tmp_path, lambda tensors: tensors.update({"model.norm.weight": torch.ones(63)}))
+
+
+def test_a_tensor_of_another_type_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"model\.norm\.weight is I32; Weir reads F32, F16, BF16"):
+        load_changed(tmp_path, lambda tensors: tensors.update({"model.norm.weight": torch.ones(64, dtype=torch.int32)}))
+
+
+def test_the_same_tensor_in_two_files_is_refused(tmp_path: Path) -> None:
+    save_tiny_llama(tmp_path)
+    (tmp_path / "copy.safetensors").write_bytes((tmp_path / "model.safetensors").read_bytes())
+    source = resolve_model(str(tmp_path))
+    with pytest.raises(ModelError, match=r"is in copy\.safetensors too"):
+        load_weights(source, load_model_config(source))
+
+
+def test_buffers_that_old_checkpoints_saved_are_passed_over(tmp_path: Path) -> None:
+    load_changed(
+        tmp_path,
+        lambda tensors: tensors.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(16)}),
+    )
+
+
+def test_a_gguf_type_that_weir_does_not_read_is_named(tiny: TinyLlama, tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_gguf(tiny, path, gguf.GGMLQuantizationType.Q5_1)
+    source = resolve_model(str(path))
+    with pytest.raises(ModelError, match=r"tensor token_embd\.weight has type Q5_1; Weir reads F32, F16"):
+        load_weights(source, load_model_config(source))
+
+
+def test_a_cut_off_gguf_file_is_refused_wherever_it_ends(tiny: TinyLlama, tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_gguf(tiny, path, gguf.GGMLQuantizationType.Q8_0)
+    whole = path.read_bytes()
+    for num_bytes in [0, 3, 4, 7, 20, 24, 100, 1000, 4000, len(whole) // 2, len(whole) - 64]:
+        path.write_bytes(whole[:num_bytes])
+        source = resolve_model(str(path))
+        with pytest.raises(ModelError, match=r"tiny\.gguf"):
+            load_weights(source, load_model_config(source))
+
+
+def test_a_broken_safetensors_file_is_refused(tmp_path: Path) -> None:
+    save_tiny_llama(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"\x08\x00\x00\x00\x00\x00\x00\x00{}")
+    source = resolve_model(str(tmp_path))
+    with pytest.raises(ModelError, match="broken safetensors"):
+        load_weights(source, load_model_config(source))
+
+
+def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    save_tiny_llama(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    source = resolve_model(str(tmp_path))
+    with pytest.raises(ModelError, match=r"no \*\.safetensors"):
+        load_weights(source, load_model_config(source))
