@@ -28,7 +28,8 @@ from weir.kv.record_format import (
     SequenceFacts,
     SequenceSnapshot,
     pack_facts,
-    pack_header,
+    pack_lengths,
+    seal_header,
     try_unpack_header,
     unpack_facts,
 )
@@ -122,18 +123,18 @@ class SequenceRecord:
         if not 0 <= num_computed_tokens <= writer.num_tokens:
             raise ValueError(f"num_computed_tokens {num_computed_tokens}: allowed are 0 to {writer.num_tokens}")
         writer.sequence += 1
-        header = RecordHeader(
-            sequence=writer.sequence,
-            attempt=writer.attempt,
-            num_prompt_tokens=writer.num_prompt_tokens,
-            num_tokens=writer.num_tokens,
-            num_computed_tokens=num_computed_tokens,
-            num_pages=writer.num_pages,
-            rng_position=writer.num_tokens - writer.num_prompt_tokens,
-            facts_bytes=writer.facts_bytes,
+        lengths = pack_lengths(
+            writer.sequence,
+            writer.attempt.dispatch,
+            writer.attempt.adoption,
+            writer.num_prompt_tokens,
+            writer.num_tokens,
+            num_computed_tokens,
+            writer.num_pages,
+            writer.num_tokens - writer.num_prompt_tokens,
         )
         start = (writer.sequence & 1) * RECORD_HEADER_BYTES
-        self._headers[start : start + PACKED_HEADER_BYTES] = pack_header(header, writer.facts_crc)
+        self._headers[start : start + PACKED_HEADER_BYTES] = seal_header(lengths, writer.facts_bytes, writer.facts_crc)
         writer.num_published_pages = writer.num_pages
 
     def read(self) -> SequenceSnapshot | None:

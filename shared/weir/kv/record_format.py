@@ -77,19 +77,14 @@ class RecordHeader:
         return _text(self.facts_bytes[:_MAX_TEXT_BYTES])
 
 
-def pack_header(header: RecordHeader, facts_crc: int) -> bytes:
-    """PACKED_HEADER_BYTES bytes. `facts_crc` is `zlib.crc32(header.facts_bytes)`, worked out once a sequence."""
-    lengths = _LENGTHS.pack(
-        header.sequence,
-        header.attempt.dispatch,
-        header.attempt.adoption,
-        header.num_prompt_tokens,
-        header.num_tokens,
-        header.num_computed_tokens,
-        header.num_pages,
-        header.rng_position,
-    )
-    return _CRC.pack(zlib.crc32(lengths, facts_crc)) + lengths + header.facts_bytes
+pack_lengths = _LENGTHS.pack
+"""sequence, attempt's dispatch and adoption, num_prompt_tokens, num_tokens, num_computed_tokens, num_pages,
+rng_position. Bare, because it runs for every token."""
+
+
+def seal_header(lengths: bytes, facts_bytes: bytes, facts_crc: int) -> bytes:
+    """PACKED_HEADER_BYTES bytes. `facts_crc` is `zlib.crc32(facts_bytes)`, worked out once a sequence."""
+    return _CRC.pack(zlib.crc32(lengths, facts_crc)) + lengths + facts_bytes
 
 
 def try_unpack_header(packed: bytes) -> RecordHeader | None:
