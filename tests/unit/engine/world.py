@@ -87,8 +87,8 @@ def facts(
 class Records:
     """The record of each slot, in plain memory."""
 
-    def __init__(self, num_pages: int, num_slots: int) -> None:
-        self._geometry = ArenaGeometry(4096, num_pages, num_slots, MAX_CONTEXT_TOKENS)
+    def __init__(self, num_pages: int, num_slots: int, max_context_tokens: int = MAX_CONTEXT_TOKENS) -> None:
+        self._geometry = ArenaGeometry(4096, num_pages, num_slots, max_context_tokens)
         num_bytes = layout_of(self._geometry).record_bytes
         self._memory = [memoryview(bytearray(num_bytes)) for _ in range(num_slots)]
 

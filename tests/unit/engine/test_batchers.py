@@ -1,0 +1,261 @@
+"""Rules of the two batchers, one at a time."""
+
+import pytest
+from tests.unit.engine.world import MAX_CONTEXT_TOKENS, VOCAB_SIZE, Records, facts, limits
+
+from weir.engine.batcher import Batcher
+from weir.engine.counters import fingerprint_of
+from weir.engine.decode import DecodeBatcher
+from weir.engine.messages import (
+    Arrival,
+    EndReason,
+    Failure,
+    FailureReason,
+    HandOffReady,
+    PageLot,
+    SequenceEnded,
+    SequenceKey,
+    TokenDrawn,
+)
+from weir.engine.pages import PageDefect, PageNeed, PagePool
+from weir.engine.plan import StepPlan
+from weir.engine.prefill import PrefillBatcher
+from weir.kv.record import SequenceFacts
+from weir.testing.runner import HashRunner
+
+NUM_PAGES = 64
+RECORD_SLOTS = 16
+
+
+def prefill(records: Records, num_pages: int = NUM_PAGES, num_slots: int = 8, **changes: int) -> PrefillBatcher:
+    pool = PagePool(reserve_pages=0, reserve_slots=0)
+    pool.give(PageLot(tuple(range(num_pages)), tuple(range(num_slots))))
+    return PrefillBatcher(limits(**changes), pool, records.open)
+
+
+def decode(num_pages: int = NUM_PAGES, **changes: int) -> DecodeBatcher:
+    pool = PagePool(reserve_pages=0, reserve_slots=0)
+    pool.give(PageLot(tuple(range(NUM_PAGES, NUM_PAGES + num_pages))))
+    return DecodeBatcher(limits(**changes), pool)
+
+
+def handed_off(records: Records, slot: int, facts_: SequenceFacts, first_token: int = 7) -> Arrival:
+    """What prefill leaves behind, with pages of its own for each slot."""
+    record = records.open(slot)
+    record.begin(facts_)
+    num_pages = -(-len(facts_.prompt_token_ids) // 16)
+    record.set_block_table(range(slot * 4, slot * 4 + num_pages))
+    record.append_token(first_token)
+    record.publish(len(facts_.prompt_token_ids))
+    snapshot = record.read()
+    assert snapshot is not None
+    return Arrival(facts_, slot, record, (first_token,), snapshot.block_table, snapshot.num_computed_tokens)
+
+
+def step(batcher: Batcher, now_s: float = 0.0) -> StepPlan | None:
+    plan = batcher.decide(now_s)
+    if plan is not None:
+        batcher.record(plan, HashRunner(2 * NUM_PAGES, VOCAB_SIZE).run(plan))
+    return plan
+
+
+@pytest.fixture
+def records() -> Records:
+    return Records(2 * NUM_PAGES, RECORD_SLOTS)
+
+
+def test_prompts_are_computed_in_the_order_of_their_start_within_the_budget(records: Records) -> None:
+    batcher = prefill(records, max_num_batched_tokens=64, chunk_tokens=32)
+    for index in range(3):
+        batcher.add(Arrival(facts(tuple(range(40)), index)))
+    shares = []
+    while (plan := step(batcher)) is not None:
+        shares.append([(chunk.start, len(chunk.token_ids)) for chunk in plan.chunks])
+    assert shares == [[(0, 32), (0, 32)], [(32, 8), (32, 8), (0, 32)], [(32, 8)]]
+
+
+def test_a_prompt_takes_all_its_pages_or_none_and_nobody_overtakes_it(records: Records) -> None:
+    batcher = prefill(records, num_pages=4)
+    batcher.add(Arrival(facts(tuple(range(49)), 1)))
+    batcher.add(Arrival(facts(tuple(range(33)), 2)))
+    batcher.add(Arrival(facts(tuple(range(10)), 3)))
+    plan = step(batcher)
+    assert plan is not None
+    assert len(plan.chunks) == 1
+    assert batcher.load.num_waiting == 2
+    assert batcher.need() == PageNeed(num_pages=4, num_slots=2, head_pages=3, head_slots=1)
+
+
+def test_a_prompt_that_gets_no_pages_fails_after_the_bound(records: Records) -> None:
+    batcher = prefill(records, num_pages=1)
+    batcher.add(Arrival(facts(tuple(range(40)))))
+    assert step(batcher, now_s=10.0) is None
+    assert batcher.next_deadline_s == 12.0
+    assert step(batcher, now_s=11.9) is None
+    assert batcher.take_events() == ()
+    step(batcher, now_s=12.0)
+    (end,) = batcher.take_events()
+    assert isinstance(end, SequenceEnded)
+    assert end.failure is not None
+    assert end.failure.reason is FailureReason.NO_CAPACITY
+    assert "for 2 s" in end.failure.message
+    assert batcher.is_idle
+
+
+def test_a_refused_hand_off_frees_the_pages_and_a_committed_one_parts_with_them(records: Records) -> None:
+    batcher = prefill(records)
+    for index in range(2):
+        batcher.add(Arrival(facts(tuple(range(20)), index)))
+    step(batcher)
+    ready = [event for event in batcher.take_events() if isinstance(event, HandOffReady)]
+    assert step(batcher) is None
+    batcher.fail(ready[0].key, Failure(FailureReason.HAND_OFF_REFUSED, "gone"))
+    batcher.forget(ready[1].key)
+    assert batcher.pool.num_held_pages == batcher.pool.num_free_pages == NUM_PAGES - 2
+    assert records.open(ready[0].slot).read() is None
+    assert records.open(ready[1].slot).read() is not None
+    assert batcher.counters.page_fingerprint == fingerprint_of(ready[1].key.request_id, ready[1].page_ids)
+    with pytest.raises(PageDefect):
+        batcher.pool.part(ready[1].slot, ready[1].page_ids)
+
+
+def test_a_cancel_during_the_hand_off_waits_for_its_outcome(records: Records) -> None:
+    batcher = prefill(records)
+    batcher.add(Arrival(facts(tuple(range(20)))))
+    step(batcher)
+    key = SequenceKey(f"{0:032x}", facts((1,)).attempt)
+    batcher.take_events()
+    batcher.cancel(key)
+    assert batcher.take_events() == ()
+    batcher.fail(key, Failure(FailureReason.HAND_OFF_REFUSED, "gone"))
+    assert batcher.take_events() == (SequenceEnded(key, EndReason.CANCELLED),)
+
+
+def test_failing_all_leaves_hand_offs_alone(records: Records) -> None:
+    batcher = prefill(records)
+    batcher.add(Arrival(facts(tuple(range(20)), 1)))
+    step(batcher)
+    batcher.add(Arrival(facts(tuple(range(20)), 2)))
+    batcher.take_events()
+    batcher.fail_all(Failure(FailureReason.DRAINING, "bye"))
+    assert [event.key.request_id for event in batcher.take_events()] == [f"{2:032x}"]
+    assert batcher.load.num_running == 1
+
+
+def test_decode_sequences_join_and_leave_between_steps(records: Records) -> None:
+    batcher = decode()
+    batcher.add(handed_off(records, 0, facts((1, 2), 0, max_tokens=3)))
+    sizes = [len(plan.chunks) for plan in [step(batcher)] if plan is not None]
+    batcher.add(handed_off(records, 1, facts((3, 4), 1, max_tokens=3)))
+    while (plan := step(batcher)) is not None:
+        sizes.append(len(plan.chunks))
+    assert sizes == [1, 2, 1]
+    assert batcher.counters.finished == 2
+    assert batcher.counters.prompt_tokens_computed == batcher.counters.prefill_steps == 0
+
+
+def test_each_token_is_published_before_it_is_reported(records: Records) -> None:
+    batcher = decode()
+    batcher.add(handed_off(records, 0, facts((1, 2), max_tokens=9)))
+    for _ in range(5):
+        step(batcher)
+        (drawn,) = [event for event in batcher.take_events() if isinstance(event, TokenDrawn)]
+        snapshot = records.open(0).read()
+        assert snapshot is not None
+        assert snapshot.output_token_ids[drawn.index] == drawn.token_id
+        assert len(snapshot.output_token_ids) == drawn.index + 1
+        assert snapshot.num_computed_tokens == 2 + drawn.index
+
+
+def test_a_sequence_without_a_page_sits_out_and_goes_on_when_there_is_one(records: Records) -> None:
+    batcher = decode(num_pages=1)
+    for slot in range(2):
+        batcher.add(handed_off(records, slot, facts(tuple(range(15)), slot, max_tokens=20)))
+    assert [len(plan.chunks) for _ in range(2) if (plan := step(batcher, 0.0)) is not None] == [2, 1]
+    wanted = batcher.wanted()
+    assert wanted is not None
+    assert wanted.least_pages == 1
+    batcher.pool.give(PageLot((2 * NUM_PAGES - 1,)))
+    assert wanted.num_pages >= 1
+    plan = batcher.decide(0.1)
+    assert plan is not None
+    assert len(plan.chunks) == 2
+
+
+def test_of_stalled_sequences_the_latest_fails_and_its_pages_help_the_others(records: Records) -> None:
+    batcher = decode(num_pages=0)
+    for slot in range(2):
+        batcher.add(handed_off(records, slot, facts(tuple(range(16)), slot, max_tokens=40)))
+    assert step(batcher, 0.0) is None
+    plan = step(batcher, 2.0)
+    assert plan is not None
+    assert [chunk.slot for chunk in plan.chunks] == [0]
+    ends = [event for event in batcher.take_events() if isinstance(event, SequenceEnded)]
+    assert [end.key.request_id for end in ends] == [f"{1:032x}"]
+
+
+def test_a_sequence_never_uses_more_pages_than_were_booked(records: Records) -> None:
+    batcher = decode()
+    batcher.add(handed_off(records, 0, facts(tuple(range(15)), max_tokens=40, num_booked_pages=1)))
+    while step(batcher) is not None:
+        pass
+    events = batcher.take_events()
+    end = events[-1]
+    assert isinstance(end, SequenceEnded)
+    assert end.failure is not None
+    assert "1 pages that were booked" in end.failure.message
+    assert sum(isinstance(event, TokenDrawn) for event in events) == 1
+
+
+def test_the_context_limit_ends_a_sequence(records: Records) -> None:
+    batcher = decode()
+    batcher.add(handed_off(records, 0, facts(tuple([1] * (MAX_CONTEXT_TOKENS - 3)), max_tokens=40)))
+    while step(batcher) is not None:
+        pass
+    events = batcher.take_events()
+    assert isinstance(events[-1], SequenceEnded)
+    assert events[-1].reason is EndReason.LENGTH
+    assert sum(isinstance(event, TokenDrawn) for event in events) == 2
+
+
+def test_a_hand_off_that_is_told_twice_counts_once(records: Records) -> None:
+    batcher = decode()
+    arrival = handed_off(records, 0, facts((1, 2)))
+    batcher.add(arrival)
+    batcher.add(arrival)
+    assert batcher.counters.taken_over == 1
+    assert batcher.check_integrity() == ()
+
+
+def test_a_record_that_cannot_be_continued_fails_its_request_alone(records: Records) -> None:
+    batcher = decode()
+    good = handed_off(records, 0, facts((1, 2), 0))
+    bad = handed_off(records, 1, facts(tuple(range(20)), 1))
+    short = Arrival(bad.facts, bad.slot, bad.log, bad.output_token_ids, bad.block_table[:1], bad.num_computed_tokens)
+    batcher.add(good)
+    batcher.add(short)
+    ends = [event for event in batcher.take_events() if isinstance(event, SequenceEnded)]
+    assert [(end.key.request_id, end.failure is not None) for end in ends] == [(f"{1:032x}", True)]
+    assert step(batcher) is not None
+
+
+def test_the_pool_notices_a_page_that_nobody_uses() -> None:
+    pool = PagePool(reserve_pages=0, reserve_slots=0)
+    pool.give(PageLot((1, 2, 3)))
+    assert pool.try_take(2) is not None
+    assert pool.check_integrity([], []) != []
+    with pytest.raises(PageDefect, match="held already"):
+        pool.give(PageLot((3,)))
+
+
+def test_the_pool_keeps_a_reserve_and_returns_what_is_above_twice_of_it() -> None:
+    pool = PagePool(reserve_pages=4, reserve_slots=0)
+    need = PageNeed(num_pages=2, num_slots=0, head_pages=2, head_slots=0)
+    wanted = pool.wanted(need)
+    assert wanted is not None
+    assert (wanted.num_pages, wanted.least_pages) == (6, 2)
+    pool.give(PageLot(tuple(range(10))))
+    assert not pool.take_surplus(need)
+    pool.give(PageLot((10,)))
+    assert len(pool.take_surplus(need).page_ids) == 5
+    assert pool.wanted(need) is None

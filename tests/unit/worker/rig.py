@@ -1,0 +1,264 @@
+"""One prefill and one decode worker in this process: real gRPC servers, a hash for a model, the arena in memory."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import uuid4
+
+import grpc.aio
+from opentelemetry.trace import NoOpTracer, Tracer
+
+from weir.bus.memory import MemoryHub
+from weir.bus.messages import WorkerRecord
+from weir.bus.protocol import Bus
+from weir.bus.subjects import Subjects
+from weir.core.sampling import SamplingParams
+from weir.engine.batcher import BatchLimits
+from weir.engine.plan import StepPlan
+from weir.kv.geometry import ArenaGeometry
+from weir.kv.messages import HandedOff
+from weir.kv.segment import Segment
+from weir.rpc.arena_memory import MemoryArena, MemoryArenaClient
+from weir.rpc.channel import make_channel
+from weir.rpc.server import ErrorGuard, make_server
+from weir.runtime.service import ServiceContext
+from weir.testing.runner import HashRunner, reference_tokens
+from weir.wire.v1 import types_pb2, worker_pb2, worker_pb2_grpc
+from weir.worker.arena_keeper import Arena
+from weir.worker.assembly import RoleParts, Surroundings, assemble
+from weir.worker.config import WorkerConfig
+from weir.worker.convert import ModelLimits
+from weir.worker.desk import DeskLimits
+from weir.worker.registry import Registration
+from weir.worker.role import LoadedModel, Role, WorkerFacts
+from weir.worker.shell import WorkerShell
+from weir_decode.role import DecodeRole
+from weir_prefill.role import PrefillRole
+
+TIMEOUT_S = 10.0
+VOCAB_SIZE = 500
+MAX_CONTEXT_TOKENS = 400
+NUM_PAGES = 128
+NUM_SLOTS = 32
+INSTANCE = "rig"
+
+
+@dataclass
+class RunningWorker:
+    """A worker, the arena client it uses, and what it asked of its process."""
+
+    worker_id: str
+    address: str
+    shell: WorkerShell
+    arena: MemoryArenaClient
+    server: grpc.aio.Server
+    shutdowns: list[str]
+
+    def metrics(self) -> dict[str, float]:
+        description = self.shell.describe()
+        assert description.integrity_errors == ()
+        return dict(description.metrics)
+
+
+@dataclass
+class Rig:
+    """Both workers and everything around them. `on_run` of a role may slow its steps down or make them fail."""
+
+    prefill: RunningWorker
+    decode: RunningWorker
+    arena: MemoryArena
+    hub: MemoryHub
+    on_run: dict[str, Callable[[StepPlan], None]] = field(default_factory=dict)
+
+    async def wait_idle(self) -> None:
+        """Until every page is free again, with everything in order."""
+        geometry = self.arena.segment.geometry
+        await eventually(lambda: self.arena.num_free_pages == geometry.num_pages)
+        await eventually(lambda: self.arena.num_free_slots == geometry.num_slots)
+        for worker in (self.prefill, self.decode):
+            metrics = worker.metrics()
+            assert metrics["num_live"] == metrics["num_running"] == metrics["num_waiting"] == 0
+            assert metrics["num_held_pages"] == 0
+
+
+class Stream:
+    """One `Serve` stream, and what came over it."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        stub: worker_pb2_grpc.WorkerAsyncStub = worker_pb2_grpc.WorkerStub(channel)
+        self.call = stub.Serve()
+        self.frames: list[worker_pb2.StepFrame] = []
+
+    async def greet(self, gateway_id: str) -> str:
+        await self.send(hello=worker_pb2.Hello(gateway_id=gateway_id))
+        response = await asyncio.wait_for(self.call.read(), TIMEOUT_S)
+        assert isinstance(response, worker_pb2.ServeResponse)
+        return response.welcome.worker_id
+
+    async def send(self, **command: Any) -> None:
+        await self.call.write(worker_pb2.ServeRequest(**command))
+
+    async def next_update(self, request_id: str = "") -> worker_pb2.SequenceUpdate:
+        """The next update (of this request); others of the same frames are skipped."""
+        while True:
+            response = await asyncio.wait_for(self.call.read(), TIMEOUT_S)
+            assert isinstance(response, worker_pb2.ServeResponse), "the stream has ended"
+            self.frames.append(response.step_frame)
+            for update in response.step_frame.updates:
+                if request_id in ("", update.request_id):
+                    return update
+
+    async def read_to_end(self, request_id: str) -> "Heard":
+        """All tokens of a request until its sequence has ended on this worker."""
+        heard = Heard()
+        while True:
+            response = await asyncio.wait_for(self.call.read(), TIMEOUT_S)
+            assert isinstance(response, worker_pb2.ServeResponse), "the stream has ended"
+            self.frames.append(response.step_frame)
+            for update in response.step_frame.updates:
+                if update.request_id == request_id:
+                    heard.add(update)
+            if heard.last.finish_reason or heard.last.handed_off or heard.last.HasField("error"):
+                return heard
+
+
+@dataclass
+class Heard:
+    """The tokens of one request by index, and its last update."""
+
+    tokens: dict[int, int] = field(default_factory=dict)
+    last: worker_pb2.SequenceUpdate = field(default_factory=worker_pb2.SequenceUpdate)
+
+    def add(self, update: worker_pb2.SequenceUpdate) -> None:
+        for index, token_id in enumerate(update.token_ids, update.first_index):
+            assert self.tokens.setdefault(index, token_id) == token_id
+        self.last = update
+
+    @property
+    def token_ids(self) -> list[int]:
+        assert sorted(self.tokens) == list(range(len(self.tokens)))
+        return [self.tokens[index] for index in range(len(self.tokens))]
+
+
+def start_command(decode_worker_id: str, **changes: Any) -> worker_pb2.Start:
+    values: dict[str, Any] = {
+        "request_id": uuid4().hex,
+        "attempt": types_pb2.Attempt(dispatch=1),
+        "prompt_token_ids": range(40),
+        "sampling": types_pb2.SamplingParams(temperature=0, top_k=0, top_p=1, seed=1),
+        "max_tokens": 12,
+        "decode_worker_id": decode_worker_id,
+        "num_booked_pages": 25,
+    }
+    return worker_pb2.Start(**(values | changes))
+
+
+def resume_command(start: worker_pb2.Start, next_index: int = 0) -> worker_pb2.Resume:
+    return worker_pb2.Resume(request_id=start.request_id, attempt=start.attempt, next_index=next_index)
+
+
+def cancel_command(start: worker_pb2.Start) -> worker_pb2.Cancel:
+    return worker_pb2.Cancel(request_id=start.request_id, attempt=start.attempt)
+
+
+def expected_tokens(start: worker_pb2.Start) -> list[int]:
+    params = SamplingParams(temperature=0.0, seed=start.sampling.seed)
+    return reference_tokens(tuple(start.prompt_token_ids), params, start.max_tokens, VOCAB_SIZE)
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(TIMEOUT_S):
+        while not condition():  # noqa: ASYNC110 - what it waits for lies in other threads and processes
+            await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def connected(worker: RunningWorker, gateway_id: str) -> AsyncIterator[Stream]:
+    async with make_channel(worker.address) as channel:
+        stream = Stream(channel)
+        assert await stream.greet(gateway_id) == worker.worker_id
+        yield stream
+        stream.call.cancel()
+
+
+@asynccontextmanager
+async def running_rig(tracer: Tracer | None = None, gateway_gone_s: float = 5.0) -> AsyncIterator[Rig]:
+    arena = MemoryArena(ArenaGeometry(64, NUM_PAGES, NUM_SLOTS, MAX_CONTEXT_TOKENS))
+    # Both workers compute in the same pages, as they would in one segment.
+    on_run: dict[str, Callable[[StepPlan], None]] = {}
+    runner = HashRunner(NUM_PAGES, VOCAB_SIZE)
+    hub = MemoryHub()
+    workers = [
+        await _start_worker(role, arena, runner, on_run, hub, tracer or NoOpTracer(), gateway_gone_s)
+        for role in ("prefill", "decode")
+    ]
+    try:
+        yield Rig(workers[0], workers[1], arena, hub, on_run)
+    finally:
+        on_run.clear()
+        for worker in workers:
+            await worker.shell.drain(0.5)
+            await worker.shell.stop()
+            await worker.server.stop(0.5)
+        assert arena.num_free_pages == NUM_PAGES
+        hub.stop()
+
+
+async def _start_worker(
+    role: str,
+    arena: MemoryArena,
+    runner: HashRunner,
+    on_run: dict[str, Callable[[StepPlan], None]],
+    hub: MemoryHub,
+    tracer: Tracer,
+    gateway_gone_s: float,
+) -> RunningWorker:
+    worker_id = f"{role}-0-{uuid4().hex[:8]}"
+    server = make_server([ErrorGuard()])
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    shutdowns: list[str] = []
+    clients: list[MemoryArenaClient] = []
+    context = ServiceContext(WorkerConfig(), role, worker_id, address, server, tracer, shutdowns.append)
+
+    def make_arena(on_handed_off: Callable[[HandedOff], None]) -> Arena:
+        clients.append(MemoryArenaClient(arena, worker_id, on_handed_off))
+        return clients[0]
+
+    async def connect() -> Bus:
+        return hub.connect()
+
+    def make_registration(make_record: Callable[[], WorkerRecord]) -> Registration:
+        return Registration(connect, Subjects(INSTANCE), make_record)
+
+    def load(segment: Segment) -> LoadedModel:
+        del segment
+        return LoadedModel(_Hooked(runner, role, on_run), lambda: None)
+
+    def make_role(parts: RoleParts) -> Role:
+        limits = BatchLimits(8, 64, 32 if role == "prefill" else 64, MAX_CONTEXT_TOKENS, VOCAB_SIZE, max_stall_s=1.0)
+        if role == "prefill":
+            return PrefillRole(parts, limits, ModelLimits(VOCAB_SIZE, MAX_CONTEXT_TOKENS), tracer)
+        return DecodeRole(parts, limits, tracer)
+
+    facts = WorkerFacts(worker_id, role, "hash", address, MAX_CONTEXT_TOKENS, 8)
+    limits = DeskLimits(max_live=16, takes_hand_offs=role == "decode", tail_s=2.0, gateway_gone_s=gateway_gone_s)
+    shell = assemble(context, facts, limits, Surroundings(make_arena, make_registration, load), make_role)
+    await server.start()
+    await shell.start()
+    return RunningWorker(worker_id, address, shell, clients[0], server, shutdowns)
+
+
+@dataclass
+class _Hooked:
+    """The shared runner with a hook for each role's steps."""
+
+    runner: HashRunner
+    role: str
+    on_run: dict[str, Callable[[StepPlan], None]]
+
+    def run(self, plan: StepPlan) -> Any:
+        if self.role in self.on_run:
+            self.on_run[self.role](plan)
+        return self.runner.run(plan)

@@ -1,0 +1,230 @@
+"""Whatever a gateway says, it is told which field is wrong, and nobody else notices."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.unit.engine.world import Records
+from tests.unit.worker.rig import (
+    MAX_CONTEXT_TOKENS,
+    TIMEOUT_S,
+    VOCAB_SIZE,
+    Rig,
+    Stream,
+    connected,
+    expected_tokens,
+    resume_command,
+    running_rig,
+    start_command,
+)
+
+from weir.core.errors import InvalidRequest
+from weir.rpc.channel import make_channel
+from weir.rpc.errors import from_rpc_error
+from weir.wire.v1 import types_pb2, worker_pb2
+from weir.worker.convert import ModelLimits, gateway_id_from_pb, key_from_pb, start_from_pb
+
+GATEWAY = "gateway-0-22222222"
+LIMITS = ModelLimits(VOCAB_SIZE, MAX_CONTEXT_TOKENS)
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[Rig]:
+    async with running_rig() as made:
+        yield made
+
+
+async def read_all(call: Any) -> None:
+    while await call.read() is not grpc.aio.EOF:
+        pass
+
+
+async def error_of(call: Any) -> InvalidRequest:
+    """The error with which the stream ends."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await asyncio.wait_for(read_all(call), TIMEOUT_S)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    error = from_rpc_error(caught.value)
+    assert isinstance(error, InvalidRequest)
+    return error
+
+
+@pytest.mark.parametrize(
+    ("first", "field"),
+    [
+        (worker_pb2.ServeRequest(cancel=worker_pb2.Cancel()), "hello"),
+        (worker_pb2.ServeRequest(), "hello"),
+        (worker_pb2.ServeRequest(hello=worker_pb2.Hello()), "hello.gateway_id"),
+        (worker_pb2.ServeRequest(hello=worker_pb2.Hello(gateway_id="a b")), "hello.gateway_id"),
+        (worker_pb2.ServeRequest(hello=worker_pb2.Hello(gateway_id="g" * 65)), "hello.gateway_id"),
+    ],
+)
+async def test_a_stream_begins_with_a_proper_hello(rig: Rig, first: worker_pb2.ServeRequest, field: str) -> None:
+    async with make_channel(rig.prefill.address) as channel:
+        stream = Stream(channel)
+        await stream.call.write(first)
+        error = await error_of(stream.call)
+        assert [violation.field for violation in error.violations] == [field]
+
+
+@pytest.mark.parametrize(
+    ("command", "field"),
+    [
+        ({}, "command"),
+        ({"hello": worker_pb2.Hello(gateway_id=GATEWAY)}, "hello"),
+        ({"cancel": worker_pb2.Cancel(request_id="X" * 32)}, "cancel.request_id"),
+        ({"cancel": worker_pb2.Cancel(request_id="a" * 32)}, "cancel.attempt.dispatch"),
+        ({"resume": worker_pb2.Resume(request_id="a" * 31)}, "resume.request_id"),
+        (
+            {"resume": worker_pb2.Resume(request_id="a" * 32, attempt=types_pb2.Attempt(dispatch=1), next_index=2**31)},
+            "resume.next_index",
+        ),
+        ({"start": worker_pb2.Start(request_id="../../etc/passwd")}, "start.request_id"),
+    ],
+)
+async def test_a_command_that_no_sane_gateway_sends_ends_its_stream(
+    rig: Rig, command: dict[str, Any], field: str
+) -> None:
+    async with connected(rig.prefill, GATEWAY) as stream:
+        await stream.send(**command)
+        error = await error_of(stream.call)
+        assert [violation.field for violation in error.violations] == [field]
+
+
+async def test_bytes_that_are_no_message_end_the_stream(rig: Rig) -> None:
+    async with make_channel(rig.prefill.address) as channel:
+        call: Any = channel.stream_stream("/weir.v1.Worker/Serve")()
+        await call.write(worker_pb2.ServeRequest(hello=worker_pb2.Hello(gateway_id=GATEWAY)).SerializeToString())
+        await asyncio.wait_for(call.read(), TIMEOUT_S)
+        await call.write(b"\xff\xff\xff\xff")
+        error = await error_of(call)
+        assert [violation.field for violation in error.violations] == ["request"]
+
+
+BAD_STARTS: list[tuple[dict[str, Any], str]] = [
+    ({"prompt_token_ids": []}, "start.prompt_token_ids: 0 tokens: allowed are 1 to 399"),
+    ({"prompt_token_ids": [1] * 400}, "start.prompt_token_ids: 400 tokens"),
+    ({"prompt_token_ids": [1, 2, VOCAB_SIZE]}, "start.prompt_token_ids[2]: 500 is not below the vocabulary's 500"),
+    ({"prompt_token_ids": [2**32 - 1]}, "start.prompt_token_ids[0]"),
+    ({"max_tokens": 0}, "start.max_tokens: 0: allowed are 1 to 400"),
+    ({"max_tokens": 2**32 - 1}, "start.max_tokens"),
+    ({"stop_token_ids": [VOCAB_SIZE]}, "start.stop_token_ids[0]"),
+    ({"stop_token_ids": [1] * 33}, "start.stop_token_ids: 33 ids"),
+    ({"num_booked_pages": 2}, "start.num_booked_pages: 2: allowed are 3"),
+    ({"decode_worker_id": ""}, "start.decode_worker_id"),
+    ({"sampling": types_pb2.SamplingParams(temperature=1)}, "start.sampling.seed: must be given"),
+    (
+        {"sampling": types_pb2.SamplingParams(temperature=float("nan"), top_k=0, top_p=1, seed=1)},
+        "start.sampling.temperature: nan",
+    ),
+    ({"sampling": types_pb2.SamplingParams(temperature=-1, top_k=0, top_p=0, seed=1)}, "start.sampling.top_p: 0.0"),
+]
+
+
+async def test_a_prompt_with_a_wrong_field_is_refused_alone(rig: Rig) -> None:
+    async with connected(rig.prefill, GATEWAY) as prefill, connected(rig.decode, GATEWAY) as decode:
+        for changes, message in BAD_STARTS:
+            start = start_command(**({"decode_worker_id": rig.decode.worker_id} | changes))
+            await prefill.send(start=start)
+            update = await prefill.next_update(start.request_id)
+            assert update.error.reason == worker_pb2.WORKER_ERROR_REASON_INTERNAL
+            assert message in update.error.message
+        good = start_command(rig.decode.worker_id)
+        await decode.send(resume=resume_command(good))
+        await prefill.send(start=good)
+        assert (await decode.read_to_end(good.request_id)).token_ids == expected_tokens(good)
+
+
+async def test_a_prompt_at_a_decode_worker_is_refused(rig: Rig) -> None:
+    async with connected(rig.decode, GATEWAY) as stream:
+        await stream.send(start=start_command(rig.decode.worker_id))
+        assert "decode worker" in (await stream.next_update()).error.message
+
+
+async def test_one_gateway_cannot_touch_the_requests_of_another(rig: Rig) -> None:
+    start = start_command(rig.decode.worker_id)
+    async with connected(rig.prefill, GATEWAY) as owner, connected(rig.prefill, "gateway-1-33333333") as other:
+        await owner.send(start=start)
+        await owner.read_to_end(start.request_id)
+        await other.send(resume=resume_command(start))
+        update = await other.next_update(start.request_id)
+        assert update.error.reason == worker_pb2.WORKER_ERROR_REASON_UNKNOWN_REQUEST
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=200))
+def test_random_bytes_are_refused_or_understood(payload: bytes) -> None:
+    """What parses as a message by chance is checked field by field."""
+    request = worker_pb2.ServeRequest()
+    try:
+        request.ParseFromString(payload)
+    except Exception as error:  # noqa: BLE001 - protobuf has two classes of the same name
+        assert type(error).__name__ == "DecodeError"  # noqa: PT017
+        return
+    check(request)
+
+
+def mostly(usual: st.SearchStrategy[Any], unusual: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.one_of(usual, usual, usual, usual, unusual)
+
+
+UINT32 = st.integers(0, 2**32 - 1)
+TOKEN_IDS = mostly(st.integers(0, VOCAB_SIZE - 1), UINT32)
+STARTS = st.builds(
+    worker_pb2.Start,
+    request_id=st.just("a" * 32),
+    attempt=st.builds(types_pb2.Attempt, dispatch=mostly(st.integers(1, 9), UINT32), adoption=UINT32),
+    prompt_token_ids=st.lists(TOKEN_IDS, min_size=1, max_size=5),
+    sampling=st.builds(
+        types_pb2.SamplingParams,
+        temperature=mostly(st.floats(0, 2, width=32), st.floats(width=32)),
+        top_k=UINT32,
+        top_p=mostly(st.floats(0.125, 1, width=32), st.floats(width=32)),
+        seed=st.integers(0, 2**64 - 1),
+    ),
+    max_tokens=mostly(st.integers(1, MAX_CONTEXT_TOKENS), UINT32),
+    stop_token_ids=st.lists(TOKEN_IDS, max_size=3),
+    decode_worker_id=mostly(st.just("decode-0-00000000"), st.text(max_size=80)),
+    traceparent=st.text(max_size=80) | st.just("00-" + "a" * 32 + "-" + "b" * 16 + "-01"),
+    num_booked_pages=mostly(st.integers(1, 30), UINT32),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(STARTS)
+def test_what_passes_the_checks_is_within_every_limit_and_fits_a_record(start: worker_pb2.Start) -> None:
+    check(worker_pb2.ServeRequest(start=start))
+
+
+def check(request: worker_pb2.ServeRequest) -> None:
+    with contextlib.suppress(InvalidRequest):
+        match request.WhichOneof("command"):
+            case "hello":
+                gateway_id_from_pb(request.hello)
+            case "cancel":
+                key_from_pb("cancel", request.cancel)
+            case "resume":
+                key_from_pb("resume", request.resume)
+            case "start":
+                key_from_pb("start", request.start)
+                facts = start_from_pb(request.start, GATEWAY, LIMITS).facts
+                assert 0 < len(facts.prompt_token_ids) < MAX_CONTEXT_TOKENS
+                assert max(facts.prompt_token_ids) < VOCAB_SIZE
+                assert 0 <= facts.sampling.temperature <= 2
+                assert 0 < facts.sampling.top_p <= 1
+                assert 0 <= facts.sampling.top_k <= VOCAB_SIZE
+                assert 1 <= facts.stop.max_tokens <= MAX_CONTEXT_TOKENS
+                assert len(facts.traceparent) in (0, 55)
+                records = Records(num_pages=8, num_slots=1, max_context_tokens=MAX_CONTEXT_TOKENS)
+                record = records.open(0)
+                record.begin(facts)
+                record.publish(0)
+                snapshot = record.read()
+                assert snapshot is not None
+                assert snapshot.facts == facts
