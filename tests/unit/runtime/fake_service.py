@@ -3,6 +3,7 @@
 import asyncio
 import os
 import sys
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ class FakeConfig(ServiceConfig):
 
     start_s: float = setting(0.0, "Seconds of warm-up.")
     drain_s: float = setting(0.0, "Seconds that draining takes.")
-    fail: str = setting("", "What goes wrong: build, start, defect, drain, stop, thread.")
+    fail: str = setting("", "What goes wrong: build, start, defect, drain, thread.")
     events_file: str = setting("", "Where to write what happens.")
 
 
@@ -60,6 +61,8 @@ class FakeService(inference_pb2_grpc.InferenceServicer):
 
     async def stop(self) -> None:
         self._note("stop")
+        if self._config.fail == "thread":
+            threading.Thread(target=threading.Event().wait).start()
         with self._context.tracer.start_as_current_span("last words"):
             self._note(f"recording {trace.get_current_span().is_recording()}")
 

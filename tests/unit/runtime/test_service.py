@@ -194,6 +194,13 @@ def test_a_second_signal_ends_the_process_at_once(folder: Path) -> None:
     assert "stop" not in service.events
 
 
+def test_a_thread_that_never_ends_does_not_keep_the_process(folder: Path) -> None:
+    service = Service(folder, "--fail", "thread", "--grace-s", "0")
+    service.wait_ready()
+    assert service.end() == 1
+    assert "shutdown did not end within 11.0 s: exiting hard" in service.log
+
+
 @pytest.mark.parametrize(
     ("fail", "line"), [("build", "the arena cannot be made"), ("start", "no arena at unix:/nowhere")]
 )
@@ -275,6 +282,7 @@ def test_traces_are_sent_before_the_process_ends(folder: Path) -> None:
         process_id = service.wait_ready()["process_id"]
         assert service.end() == 0
         spans = receiver.spans
+    assert "some traces were not sent" not in service.log
     assert [(span.name, span.service, span.process_id) for span in spans] == [
         ("last words", "weir-gateway", process_id)
     ]
