@@ -17,9 +17,9 @@ def step(
     as_json: options.AsJson = False,
 ) -> None:
     """Tokens/s of prefill, and of decode at 1, 8 and 32 sequences: the engine alone, in this process."""
-    from weir.bench import step as bench_step
+    from weir.bench.step import main as bench_step
 
-    raise typer.Exit(bench_step.main(model=model, json_output=as_json, num_threads=num_threads))
+    raise typer.Exit(bench_step(model=model, json_output=as_json, num_threads=num_threads))
 
 
 @app.command()
@@ -28,9 +28,9 @@ def transfer(
     as_json: options.AsJson = False,
 ) -> None:
     """Time of a hand-off of 100 and of 4,000 tokens, beside the time of copying the same pages."""
-    from weir.bench import transfer as bench_transfer
+    from weir.bench.transfer import main as bench_transfer
 
-    raise typer.Exit(bench_transfer.main(json_output=as_json, repeats=repeats))
+    raise typer.Exit(bench_transfer(json_output=as_json, repeats=repeats))
 
 
 @app.command()
@@ -56,7 +56,7 @@ def serve(
     \b
     weir bench serve --max-concurrency 32 --random-input-len 128 --random-output-len 64
     """
-    from weir.bench import serve as bench_serve
+    from weir.bench.serve import main as bench_serve
     from weir.bench.load import LoadConfig
 
     config = LoadConfig(
@@ -72,4 +72,4 @@ def serve(
         seed=seed,
         ignore_eos=ignore_eos,
     )
-    raise typer.Exit(bench_serve.main(config, json_output=as_json, result_path=result_filename))
+    raise typer.Exit(bench_serve(config, json_output=as_json, result_path=result_filename))
