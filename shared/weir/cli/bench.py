@@ -56,8 +56,8 @@ def serve(
     \b
     weir bench serve --max-concurrency 32 --random-input-len 128 --random-output-len 64
     """
-    from weir.bench.serve import main as bench_serve
     from weir.bench.load import LoadConfig
+    from weir.bench.serve import main as bench_serve
 
     config = LoadConfig(
         base_url=base_url,
