@@ -72,7 +72,7 @@ class SchedulerShell:
         return {
             **core,
             **bus,
-            "malformed_total": malformed,
+            "malformed_messages_total": malformed,
             "messages_under_way": float(self._delivery.num_under_way),
             "open_queue_spans": float(len(self._spans)),
         }

@@ -54,9 +54,9 @@ def serves(stack: Stack) -> bool:
 def is_clean(stack: Stack) -> bool:
     """Every process answers, holds nothing, and finds its books in order."""
     try:
-        transfer = stack.describe(stack.processes("transfer")[0]).metrics
-        scheduler = stack.describe(stack.processes("scheduler")[0]).metrics
-        gateway = stack.describe(stack.processes("gateway")[0]).metrics
+        transfer = stack.metrics(stack.processes("transfer")[0])
+        scheduler = stack.metrics(stack.processes("scheduler")[0])
+        gateway = stack.metrics(stack.processes("gateway")[0])
         errors = stack.integrity_errors()
     except (grpc.RpcError, IndexError):
         return False
@@ -64,7 +64,7 @@ def is_clean(stack: Stack) -> bool:
         errors == []
         and transfer["free_pages"] + transfer["cached_pages"] == transfer["total_pages"]
         and scheduler["booked_pages"] == 0
-        and scheduler["queued_requests"] == 0
+        and scheduler["queued"] == 0
         and gateway["requests_in_flight"] == 0
     )
 

@@ -75,7 +75,7 @@ def check_split(stack: Stack, prompts: Sequence[Golden], num_runs: int) -> None:
 def page_fingerprint(stack: Stack, role: str) -> int:
     """Of requests and the ids of their pages, over all workers of a role."""
     workers = stack.processes(role)
-    return reduce(xor, (int(stack.describe(worker).metrics["page_fingerprint"]) for worker in workers))
+    return reduce(xor, (int(stack.metrics(worker)["page_fingerprint"]) for worker in workers))
 
 
 @pytest.mark.timeout(300)

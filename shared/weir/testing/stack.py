@@ -120,9 +120,13 @@ class Stack:
         with grpc.insecure_channel(process.address) as channel:
             return admin_pb2_grpc.AdminStub(channel).Describe(admin_pb2.DescribeRequest(), timeout=5)
 
+    def metrics(self, process: ProcessView) -> dict[str, float]:
+        """All metrics of one process; a plain dict, since a protobuf map gives 0 for a name that is not there."""
+        return dict(self.describe(process).metrics)
+
     def metric(self, role: str, name: str) -> float:
-        """Sum of a metric over the processes of a role."""
-        return sum(self.describe(process).metrics[name] for process in self.processes(role))
+        """Sum of a metric over the processes of a role. Raises KeyError for one that a process does not have."""
+        return sum(self.metrics(process)[name] for process in self.processes(role))
 
     def integrity_errors(self) -> list[str]:
         """What check_integrity() finds wrong, in every process that has an Admin service."""
