@@ -1,9 +1,11 @@
-"""An arena core over a small segment, with a clock that stands still."""
+"""An arena core over a small segment with a clock that stands still, and a whole service on a socket."""
 
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.unit.transfer.host import Host
 
 from weir.core.attempt import Attempt
 from weir.core.clock import ManualClock
@@ -73,3 +75,13 @@ def world(tmp_path: Path) -> Iterator[World]:
     yield made
     assert made.core.integrity_errors() == ()
     made.segment.close()
+
+
+@pytest.fixture
+async def host() -> AsyncIterator[Host]:
+    with tempfile.TemporaryDirectory(prefix="weir-") as directory:  # pytest's own paths are too long for a socket
+        made = Host(Path(directory))
+        await made.start()
+        yield made
+        await made.close()
+        assert made.shutdown_reasons == []

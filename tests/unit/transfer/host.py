@@ -1,0 +1,121 @@
+"""A transfer service on a real Unix socket, with real clients; only the processes that hold leases are pretended."""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from weir.core.attempt import Attempt
+from weir.core.sampling import SamplingParams, StopRules
+from weir.kv.geometry import ArenaGeometry
+from weir.kv.process import ProcessIdentity, own_identity
+from weir.kv.record import SequenceFacts
+from weir.kv.segment import claim_segment
+from weir.rpc.arena_client import ArenaClient, HandedOff
+from weir.rpc.server import ErrorGuard, TraceContextGuard, make_server
+from weir_transfer.lease_keeper import LeaseTimes
+from weir_transfer.service import TransferService
+
+_GEOMETRY = ArenaGeometry(page_bytes=4096, num_pages=40, num_slots=6, max_context_tokens=256)
+_TIMES = LeaseTimes(heartbeat_interval_ms=50, lease_ttl_ms=500)
+ATTEMPT = Attempt(1, 0)
+
+
+class PretendedProcess:
+    """A pipe that becomes readable when the process is killed."""
+
+    def __init__(self) -> None:
+        self._read_fd, self._write_fd = os.pipe()
+        self.num_kills = 0
+
+    def fileno(self) -> int:
+        return self._read_fd
+
+    def kill(self) -> None:
+        self.num_kills += 1
+        os.write(self._write_fd, b"x")
+
+    def close(self) -> None:
+        os.close(self._read_fd)
+        os.close(self._write_fd)
+
+
+class Host:
+    """One transfer service after the other on one socket, and clients that are closed at the end."""
+
+    def __init__(self, directory: Path) -> None:
+        self.socket_path = directory / "arena.sock"
+        self.segment_path = directory / "arena"
+        self.spans = InMemorySpanExporter()
+        self.processes: list[PretendedProcess] = []
+        self.is_process_there = True
+        self.shutdown_reasons: list[str] = []
+        self._provider = TracerProvider(shutdown_on_exit=False)
+        self._provider.add_span_processor(SimpleSpanProcessor(self.spans))
+        self._clients: list[ArenaClient] = []
+
+    async def start(self) -> None:
+        claimed = claim_segment(self.segment_path, _GEOMETRY, "digest")
+        tracer = self._provider.get_tracer("test")
+        self.service = TransferService(
+            claimed.segment, _TIMES, self._open_process, tracer, self.shutdown_reasons.append
+        )
+        self._server = make_server([TraceContextGuard(tracer), ErrorGuard()])
+        self.service.add_to(self._server)
+        self._server.add_insecure_port(f"unix:{self.socket_path}")
+        await self._server.start()
+        await self.service.start()
+
+    async def stop(self) -> None:
+        await self.service.stop()
+        await self._server.stop(0)
+
+    async def client(self, worker_id: str, on_handed_off: Callable[[HandedOff], None] = print) -> ArenaClient:
+        made = ArenaClient(self.socket_path, worker_id, "decode", 4096, "digest", on_handed_off)
+        await made.start(5)
+        self._clients.append(made)
+        return made
+
+    async def close(self) -> None:
+        for client in self._clients:
+            await client.close()
+        await until(lambda: self.metric("leases") == 0)
+        assert self.service.describe().integrity_errors == ()
+        assert self.metric("free_pages") == 40
+        await self.stop()
+        assert not self.segment_path.exists()
+
+    def metric(self, name: str) -> float:
+        return self.service.describe().metrics[name]
+
+    def tracer_span(self, name: str) -> contextlib.AbstractContextManager[object]:
+        return self._provider.get_tracer("test").start_as_current_span(name)
+
+    def _open_process(self, identity: ProcessIdentity) -> PretendedProcess | None:
+        assert identity == own_identity()
+        if not self.is_process_there:
+            return None
+        self.processes.append(PretendedProcess())
+        return self.processes[-1]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110 - what is waited for is in books of another task
+            await asyncio.sleep(0.01)
+
+
+def write_sequence(client: ArenaClient, slot: int, page_ids: tuple[int, ...], request_id: str = "r1") -> None:
+    record = client.segment.record(slot)
+    facts = SequenceFacts(
+        request_id, ATTEMPT, "gateway-0", (1, 2, 3), SamplingParams(), StopRules(max_tokens=8), len(page_ids), ""
+    )
+    record.begin(facts)
+    record.set_block_table(page_ids)
+    record.append_token(4)
+    record.publish(num_computed_tokens=3)

@@ -1,0 +1,133 @@
+"""The service and its client when answers get lost, workers fall silent and the service is away."""
+
+import asyncio
+import contextlib
+
+import grpc.aio
+import pytest
+from tests.unit.transfer.host import ATTEMPT, Host, PretendedProcess, until, write_sequence
+
+from weir.core.errors import DeadlineExceeded, InternalError, Unavailable
+from weir.rpc import arena_client
+from weir.wire.v1 import arena_pb2
+
+
+async def test_an_answer_that_got_lost_leaks_nothing(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = await host.client("w")
+    acquire = client._stub.Acquire
+    num_calls = 0
+
+    async def answer_is_lost(request: arena_pb2.AcquireRequest, timeout: float) -> arena_pb2.AcquireResponse:  # noqa: ASYNC109
+        nonlocal num_calls
+        num_calls += 1
+        answer = await acquire(request, timeout=timeout)
+        if num_calls == 1:
+            assert host.metric("leased_pages") == 5
+            raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), "lost")
+        return answer
+
+    monkeypatch.setattr(client._stub, "Acquire", answer_is_lost)
+    acquired = await client.acquire(5, 1)
+    assert num_calls >= 2
+    assert host.metric("leased_pages") == 5
+    assert host.metric("reclaimed_pages_total") == 5
+    await client.release(acquired.page_ids, acquired.slots)
+    assert host.metric("free_pages") == 40
+
+
+async def test_a_cancelled_acquire_leaks_nothing(host: Host) -> None:
+    client = await host.client("w")
+    for delay_s in (0.0, 0.0005, 0.001, 0.002):
+        acquiring = asyncio.create_task(client.acquire(5, 1))
+        await asyncio.sleep(delay_s)
+        acquiring.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            acquired = await acquiring
+            await client.release(acquired.page_ids, acquired.slots)
+    await until(lambda: host.metric("free_pages") == 40)
+    await client.acquire(40, 6)
+
+
+async def test_what_is_not_held_cannot_be_released(host: Host) -> None:
+    client = await host.client("w")
+    with pytest.raises(ValueError, match=r"not held: pages \[3\], slots \[\]"):
+        await client.release([3], [])
+
+
+async def test_a_hand_off_to_nobody_leaves_the_sequence_where_it_is(host: Host) -> None:
+    client = await host.client("w")
+    acquired = await client.acquire(2, 1)
+    write_sequence(client, acquired.slots[0], acquired.page_ids)
+    with pytest.raises(Unavailable, match="worker nobody has no lease"):
+        await client.hand_off(acquired.slots[0], "r1", ATTEMPT, "nobody")
+    with pytest.raises(InternalError, match="has the record of r1"):
+        await client.hand_off(acquired.slots[0], "another", ATTEMPT, "nobody")
+    await client.release(acquired.page_ids, acquired.slots)
+
+
+async def test_a_hand_off_without_an_answer_in_time_is_settled_by_the_service(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = await host.client("w")
+    acquired = await client.acquire(3, 1)
+    write_sequence(client, acquired.slots[0], acquired.page_ids[:2])
+
+    async def no_answer(*_: object, **__: object) -> None:
+        raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), "lost")
+
+    monkeypatch.setattr(arena_client, "_CALL_DEADLINE_S", 0.1)
+    monkeypatch.setattr(client._stub, "HandOff", no_answer)
+    with pytest.raises(DeadlineExceeded):
+        await client.hand_off(acquired.slots[0], "r1", ATTEMPT, "decode")
+    await until(lambda: host.metric("free_slots") == 6)
+    assert host.metric("leased_pages") == 1
+    with pytest.raises(ValueError, match="not held"):
+        await client.release(acquired.page_ids, acquired.slots)
+
+
+async def test_a_silent_worker_is_killed_and_only_its_exit_frees(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = await host.client("w")
+    acquired = await client.acquire(4, 1)
+    write_sequence(client, acquired.slots[0], acquired.page_ids)
+    process = host.processes[0]
+    monkeypatch.setattr(process, "kill", lambda: None)
+    assert client._stream._keeping is not None
+    client._stream._keeping.cancel()
+    await until(lambda: host.metric("fencing_leases") == 1)
+    await asyncio.sleep(0.2)
+    assert host.metric("leased_pages") == 4, "it was killed but has not exited"
+    PretendedProcess.kill(process)
+    await until(lambda: host.metric("free_pages") == 40)
+    assert (host.metric("fenced_total"), host.metric("orphaned_total")) == (1, 1)
+
+
+async def test_a_worker_that_was_fenced_is_told_so_when_it_comes_back(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = await host.client("w")
+    monkeypatch.setattr(host.processes[0], "kill", lambda: None)
+    host.service._core.end_lease(client.lease_id)
+    client._stream.renew()
+    async with asyncio.timeout(5):
+        await client.lost.wait()
+    with pytest.raises(Unavailable, match="refuses this worker"):
+        await client.acquire(1, 0)
+
+
+async def test_leases_that_are_left_keep_the_segment_for_the_next_start(host: Host) -> None:
+    client = await host.client("w")
+    await client.acquire(4, 1)
+    await host.stop()
+    assert host.segment_path.exists()
+    await host.start()
+    await until(lambda: host.metric("suspect_leases") == 0)
+    assert host.metric("leased_pages") == 4
+
+
+async def test_draining_waits_for_the_workers_to_leave(host: Host) -> None:
+    client = await host.client("w")
+    draining = asyncio.create_task(host.service.drain(5))
+    await asyncio.sleep(0.2)
+    assert not draining.done()
+    await client.close()
+    await asyncio.wait_for(draining, 2)
