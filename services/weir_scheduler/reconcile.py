@@ -38,15 +38,13 @@ def reconcile(entry: HeldRequest, gateway_id: str, ledger: Ledger, limits: CoreL
 
 def _take_over(entry: HeldRequest, ledger: Ledger, limits: CoreLimits, now_s: float) -> Verdict:
     submit = entry.submit
-    if ledger.tombstones.try_reply(submit.request_id, now_s) is not None:
+    if submit.request_id in ledger.tombstones:
         return Verdict.REFUSED
     if entry.placement is not None:
-        ledger.tombstones.remove(submit.request_id)
         ledger.adopt(submit, entry.placement, now_s)
         return Verdict.ADOPTED
     lane = submit.lane or limits.default_lane
     if lane not in limits.lanes_by_name or ledger.lanes.is_full(lane):
         return Verdict.REFUSED
-    ledger.tombstones.remove(submit.request_id)
     ledger.enqueue(submit, now_s, is_ahead=True)
     return Verdict.ADOPTED

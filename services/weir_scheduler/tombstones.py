@@ -9,11 +9,12 @@ from weir.bus.messages import SubmitReply
 @dataclass(frozen=True, slots=True)
 class _Tombstone:
     reply: SubmitReply
+    answers_until_s: float
     expires_at_s: float
 
 
 class Tombstones:
-    """At most `max_count`; over the bound the oldest goes first."""
+    """At most `max_count`, each for `ttl_s`; over the bound the oldest goes first."""
 
     def __init__(self, max_count: int, ttl_s: float) -> None:
         self._max_count = max_count
@@ -23,14 +24,17 @@ class Tombstones:
     def __len__(self) -> int:
         return len(self._stones)
 
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._stones
+
     def ids(self) -> list[str]:
         return list(self._stones)
 
     def put(self, request_id: str, reply: SubmitReply, now_s: float) -> None:
         """`reply` answers a Submit of the request from now on; one that says when to try again, until then."""
-        ttl_s = min(self._ttl_s, reply.retry_after_ms / 1000) if reply.retry_after_ms else self._ttl_s
+        answers_for_s = reply.retry_after_ms / 1000 if reply.retry_after_ms else self._ttl_s
         self._stones.pop(request_id, None)
-        self._stones[request_id] = _Tombstone(reply, now_s + ttl_s)
+        self._stones[request_id] = _Tombstone(reply, now_s + answers_for_s, now_s + self._ttl_s)
         if len(self._stones) > self._max_count:
             self._stones.popitem(last=False)
 
@@ -39,9 +43,8 @@ class Tombstones:
 
     def try_reply(self, request_id: str, now_s: float) -> SubmitReply | None:
         stone = self._stones.get(request_id)
-        return stone.reply if stone is not None and now_s < stone.expires_at_s else None
+        return stone.reply if stone is not None and now_s < stone.answers_until_s else None
 
     def expire(self, now_s: float) -> None:
-        """Takes what is over from the front; what ended early behind a later one is ignored until its turn."""
         while self._stones and next(iter(self._stones.values())).expires_at_s <= now_s:
             self._stones.popitem(last=False)

@@ -205,6 +205,17 @@ def test_an_adopted_grant_whose_worker_never_shows_itself_is_given_up() -> None:
     assert rig.metric("booked_pages") == 0
 
 
+def test_what_was_given_up_is_not_taken_over_again_from_a_gateway_that_has_not_heard_of_it() -> None:
+    rig = Rig().start()
+    rig.submit("a")
+    entry = HeldRequest(make_submit("a"), rig.placement("a"))
+    rig.core.worker_gone("d")
+    rig.decide()
+    rig.run(5)
+    assert rig.core.held(Held("g", 99, (entry,))).refused_request_ids == ("a",)
+    assert rig.core.is_idle
+
+
 def test_a_list_that_names_what_ended_or_what_cannot_wait_is_answered_with_it() -> None:
     rig = Rig().start()
     rig.submit("a")
