@@ -74,9 +74,11 @@ def up(
     if detach:
         raise typer.Exit(_start_detached(stack, environ))
     try:
-        asyncio.run(run_stack(stack, ConsoleReporter(stack.instance_name), environ))
+        was_ready = asyncio.run(run_stack(stack, ConsoleReporter(stack.instance_name), environ))
     except (WeirError, OSError) as error:
         fail(error_line(error) if isinstance(error, WeirError) else str(error))
+    if not was_ready:
+        raise typer.Exit(EXIT_INTERRUPTED)
 
 
 def _stack_fields() -> frozenset[str]:

@@ -38,8 +38,10 @@ class Ended:
         return self.was_supervised or bool(self.leftovers)
 
 
-async def run_stack(config: StackConfig, reporter: Reporter, environ: Mapping[str, str]) -> None:
-    """`weir up` from first to last. Raises WeirError: what is in the way, or which process failed.
+async def run_stack(config: StackConfig, reporter: Reporter, environ: Mapping[str, str]) -> bool:
+    """`weir up` from first to last; False if it was broken off before the stack was ready.
+
+    Raises WeirError: what is in the way, or which process failed.
 
     Leftovers of a supervisor that was killed go first; then ports are checked; only then anything starts.
     """
@@ -52,7 +54,7 @@ async def run_stack(config: StackConfig, reporter: Reporter, environ: Mapping[st
         except (NatsServerMissing, ValueError) as error:
             raise CannotStart(str(error)) from error
 
-    await run_planned(config.paths, make_plan, reporter, environ)
+    return await run_planned(config.paths, make_plan, reporter, environ)
 
 
 async def run_planned(
@@ -61,13 +63,13 @@ async def run_planned(
     reporter: Reporter,
     environ: Mapping[str, str],
     policy: StartPolicy | None = None,
-) -> None:
+) -> bool:
     """Holds the instance, removes what is left of an earlier run, and only then makes the plan and runs it."""
     with paths.locked():
         paths.name_supervisor()
         reporter.found_leftovers(await remove_leftovers(paths))
         paths.make()
-        await Supervisor(make_plan(), reporter, environ, policy).run()
+        return await Supervisor(make_plan(), reporter, environ, policy).run()
 
 
 async def end_instance(paths: InstancePaths, *, timeout_s: float) -> Ended:
@@ -113,9 +115,9 @@ def choose_instance(runtime_dir: Path, instance: str, grpc_port: int | None) -> 
         except ValueError as error:
             raise NotFound("instance", str(error)) from error
     if instance or grpc_port is not None:
-        return InstancePaths(runtime_dir.absolute() / (instance or default_instance(grpc_port or 0)))
+        return InstancePaths(runtime_dir.resolve() / (instance or default_instance(grpc_port or 0)))
     names = find_instances(runtime_dir)
     if len(names) > 1 and default_instance(StackConfig.grpc_port) not in names:
         raise NotFound("instance", f"several instances run: {', '.join(names)}; say which with --instance")
     name = names[0] if len(names) == 1 else default_instance(StackConfig.grpc_port)
-    return InstancePaths(runtime_dir.absolute() / name)
+    return InstancePaths(runtime_dir.resolve() / name)

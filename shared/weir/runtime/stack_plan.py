@@ -23,6 +23,9 @@ STOP_ORDER: tuple[tuple[str, ...], ...] = (
 )
 """Whoever takes requests goes first, and nobody goes before those who need him."""
 
+IDLE_GRACE_S = 3.0
+"""For all but the gateway: once it is gone no request is wanted any more."""
+
 _WORKER_NAME = worker_pb2.DESCRIPTOR.services_by_name["Worker"].full_name
 _HEALTH_NAMES = {
     "gateway": inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name,
@@ -82,7 +85,7 @@ class StackConfig:
 
     @property
     def paths(self) -> InstancePaths:
-        return InstancePaths(self.runtime_dir.absolute() / self.instance_name)
+        return InstancePaths(self.runtime_dir.resolve() / self.instance_name)
 
 
 def default_instance(grpc_port: int) -> str:
@@ -174,8 +177,8 @@ def _service_spec(
         "ready-file": ready_file,
         "model": config.model,
         "precision": config.precision,
-        "grace-s": config.grace_s,
-        "runtime-dir": config.runtime_dir.absolute(),
+        "grace-s": config.grace_s if role == "gateway" else min(config.grace_s, IDLE_GRACE_S),
+        "runtime-dir": config.runtime_dir.resolve(),
     }
     common = [text for flag, value in flags.items() for text in (f"--{flag}", str(value))]
     return ProcessSpec(

@@ -11,14 +11,12 @@ from weir.core.errors import WeirError
 from weir.kv.process import own_identity
 from weir.runtime.leftovers import Removed, remove_leftovers
 from weir.runtime.processes import TAG_VARIABLE
-from weir.runtime.stack_plan import STOP_ORDER, StackPlan
+from weir.runtime.stack_plan import IDLE_GRACE_S, STOP_ORDER, StackPlan
 from weir.runtime.state import Phase, StackState, read_boot_id, write_state
 from weir.runtime.supervised import StartPolicy, SupervisedProcess
 
-# What a service takes beyond its grace period to stop in order, before it is killed.
-_STOP_MARGIN_S = 4.0
-# Once the gateway is gone no request runs any more.
-_IDLE_GRACE_S = 4.0
+# What a service may take beyond its grace period to stop in order, before it is killed.
+_STOP_MARGIN_S = 6.0
 
 
 class NotReadyInTime(WeirError):
@@ -60,20 +58,26 @@ class Supervisor:
         self._identity = own_identity()
         self._asked_to_stop = asyncio.Event()
         self._hurry = asyncio.Event()
-        tagged = {**environ, TAG_VARIABLE: str(plan.paths.folder), "PYTHONUNBUFFERED": "1"}
+        # gRPC's own INFO lines tell of every connection that ends.
+        tagged = {"GRPC_VERBOSITY": "ERROR", **environ, TAG_VARIABLE: str(plan.paths.folder), "PYTHONUNBUFFERED": "1"}
         start_policy = policy or StartPolicy()
         self._processes = [SupervisedProcess(spec, start_policy, tagged, self._on_change) for spec in plan.specs]
         self._running: list[asyncio.Task[None]] = []
 
-    async def run(self) -> None:
-        """Returns after SIGINT, SIGTERM or SIGHUP. Raises ProcessFailed or NotReadyInTime if the start fails."""
+    async def run(self) -> bool:
+        """Returns after SIGINT, SIGTERM or SIGHUP: whether the stack was ready before.
+
+        Raises ProcessFailed or NotReadyInTime if the start fails.
+        """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._on_signal)
         try:
             self._running = [asyncio.create_task(process.run()) for process in self._processes]
-            if await self._wait_ready():
+            is_ready = await self._wait_ready()
+            if is_ready:
                 await self._stay()
+            return is_ready
         finally:
             await self._stop()
 
@@ -125,7 +129,7 @@ class Supervisor:
         hurrying = asyncio.create_task(self._kill_when_hurried())
         try:
             for number, roles in enumerate(STOP_ORDER):
-                grace_s = self._plan.grace_s if number == 0 else min(self._plan.grace_s, _IDLE_GRACE_S)
+                grace_s = self._plan.grace_s if number == 0 else min(self._plan.grace_s, IDLE_GRACE_S)
                 stage = [process for process in self._processes if process.spec.role in roles]
                 await asyncio.gather(*(process.stop(grace_s + _STOP_MARGIN_S) for process in stage))
             await asyncio.gather(*self._running, return_exceptions=True)

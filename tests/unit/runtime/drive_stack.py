@@ -44,11 +44,11 @@ def main() -> int:
     specs = [fake_spec(paths, name, *flags) for name, *flags in json.loads(sys.argv[3])]
     plan = fake_plan(paths, specs, start_timeout_s=float(sys.argv[2]))
     try:
-        asyncio.run(run_planned(paths, lambda: plan, LineReporter(), os.environ, FAST))
+        was_ready = asyncio.run(run_planned(paths, lambda: plan, LineReporter(), os.environ, FAST))
     except WeirError as error:
         say("failed:", error.message)
         return 1
-    return 0
+    return 0 if was_ready else 130
 
 
 if __name__ == "__main__":

@@ -121,6 +121,16 @@ def test_a_stack_that_is_never_ready_says_who_is_late(folder: Path) -> None:
     assert "not ready within 1 s: decode-0;" in output
 
 
+def test_a_start_that_is_broken_off_leaves_nothing(folder: Path) -> None:
+    with Driver(folder, (*ALL[:2], FakeProcess("decode-0", ("--never-ready",)))) as driver:
+        wait_until(lambda: driver.paths.state_file.exists() and len(driver.pids()) == 3)
+        pids = driver.pids()
+        driver.signal(signal.SIGINT)
+        code, output = driver.wait()
+    assert code == 130, output
+    assert [name for name, pid in pids.items() if is_alive(pid)] == []
+
+
 def test_a_second_signal_does_not_wait_for_anybody(folder: Path) -> None:
     deaf = [FakeProcess(p.name, ("--ignore-term",)) for p in ALL]
     with Driver(folder, deaf) as driver:
@@ -132,7 +142,7 @@ def test_a_second_signal_does_not_wait_for_anybody(folder: Path) -> None:
         driver.signal(signal.SIGINT)
         code, output = driver.wait()
     assert code == 0, output
-    # One deaf process alone would have taken its grace period and the margin: 6 s.
+    # One deaf process alone would have taken its grace period and the margin: 8 s.
     assert time.monotonic() - began < 4
     assert [name for name, pid in pids.items() if is_alive(pid)] == []
 
