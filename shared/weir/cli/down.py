@@ -15,7 +15,9 @@ from weir.runtime.instances import choose_instance, end_instance
 def down(
     instance: options.Instance = "",
     grpc_port: options.InstancePort = None,
-    timeout_s: Annotated[float, typer.Option(min=0, max=3600, help="Then what still runs is killed.")] = 50.0,
+    timeout_s: Annotated[
+        float | None, typer.Option(min=0, max=3600, help="Then what still runs is killed. Default: --grace-s and more.")
+    ] = None,
     runtime_dir: options.RuntimeDir = None,
 ) -> None:
     """End a stack: running requests may finish, then every process stops, and nothing of it is left.

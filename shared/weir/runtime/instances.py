@@ -15,11 +15,13 @@ from weir.runtime.paths import InstanceBusy, InstancePaths, find_instances
 from weir.runtime.ports import check_free, find_free_port
 from weir.runtime.processes import is_running, send_signal
 from weir.runtime.stack_plan import LOOPBACK, StackConfig, StackPlan, default_instance, plan_stack
+from weir.runtime.state import try_read_state
 from weir.runtime.supervised import StartPolicy
 from weir.runtime.supervisor import Reporter, Supervisor
 
 _POLL_S = 0.05
 _LOCK_S = 5.0
+_STOP_LIMIT_S = 30.0  # of a supervisor that has not written its state yet
 
 
 class CannotStart(WeirError):
@@ -72,8 +74,10 @@ async def run_planned(
         return await Supervisor(make_plan(), reporter, environ, policy).run()
 
 
-async def end_instance(paths: InstancePaths, *, timeout_s: float) -> Ended:
+async def end_instance(paths: InstancePaths, *, timeout_s: float | None = None) -> Ended:
     """`weir down`: asks the supervisor, kills it when it takes longer than `timeout_s`, removes what is left.
+
+    None: as long as the supervisor says it may take.
 
     Nothing of the instance runs afterwards. Raises StillRunning if something survives SIGKILL.
     """
@@ -83,7 +87,9 @@ async def end_instance(paths: InstancePaths, *, timeout_s: float) -> Ended:
     was_supervised = supervisor is not None and send_signal(supervisor, signal.SIGTERM)
     if supervisor is not None and was_supervised:
         clock = SystemClock()
-        deadline_s = clock.now_s() + timeout_s
+        state = try_read_state(paths.state_file)
+        own_limit_s = _STOP_LIMIT_S if state is None else state.stop_limit_s
+        deadline_s = clock.now_s() + (own_limit_s if timeout_s is None else timeout_s)
         # Polled: the exit of a process that is not a child tells nobody.
         while is_running(supervisor) and clock.now_s() < deadline_s:  # noqa: ASYNC110
             await asyncio.sleep(_POLL_S)

@@ -28,13 +28,17 @@ class ProcessState:
 
 @dataclass(frozen=True, slots=True)
 class StackState:
-    """One instance. `boot_id` tells pids of this boot from those of an earlier one."""
+    """One instance. `boot_id` tells pids of this boot from those of an earlier one.
+
+    `stop_limit_s`: how long its supervisor takes at most to end it.
+    """
 
     instance: str
     boot_id: str
     supervisor: ProcessIdentity
     phase: Phase
     started_at: float
+    stop_limit_s: float
     endpoints: Mapping[str, str]
     processes: tuple[ProcessState, ...]
 

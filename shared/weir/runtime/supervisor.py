@@ -129,9 +129,8 @@ class Supervisor:
         hurrying = asyncio.create_task(self._kill_when_hurried())
         try:
             for number, roles in enumerate(STOP_ORDER):
-                grace_s = self._plan.grace_s if number == 0 else min(self._plan.grace_s, IDLE_GRACE_S)
                 stage = [process for process in self._processes if process.spec.role in roles]
-                await asyncio.gather(*(process.stop(grace_s + _STOP_MARGIN_S) for process in stage))
+                await asyncio.gather(*(process.stop(self._stage_limit_s(number)) for process in stage))
             await asyncio.gather(*self._running, return_exceptions=True)
         finally:
             hurrying.cancel()
@@ -142,6 +141,10 @@ class Supervisor:
     async def _kill_when_hurried(self) -> None:
         await self._hurry.wait()
         await asyncio.gather(*(process.stop(0.0) for process in self._processes))
+
+    def _stage_limit_s(self, number: int) -> float:
+        grace_s = self._plan.grace_s if number == 0 else min(self._plan.grace_s, IDLE_GRACE_S)
+        return grace_s + _STOP_MARGIN_S
 
     def _on_signal(self) -> None:
         if self._asked_to_stop.is_set():
@@ -163,6 +166,7 @@ class Supervisor:
             supervisor=self._identity,
             phase=self._phase,
             started_at=self._started_at,
+            stop_limit_s=_STOP_MARGIN_S + sum(self._stage_limit_s(number) for number in range(len(STOP_ORDER))),
             endpoints=self._plan.endpoints,
             processes=tuple(process.state for process in self._processes),
         )

@@ -60,6 +60,7 @@ def orphaned_state(instance: str, process: "subprocess.Popen[bytes]") -> StackSt
         supervisor=replace(own_identity(), start_ticks=1),
         phase="ready",
         started_at=0.0,
+        stop_limit_s=1.0,
         endpoints={"gRPC": "127.0.0.1:1"},
         processes=(ProcessState("nats", "nats", "ready", try_identify(process.pid), 2, 0.0, "127.0.0.1:2", "/log"),),
     )

@@ -16,6 +16,7 @@ STATE = StackState(
     supervisor=ProcessIdentity(10, 100),
     phase="ready",
     started_at=12.5,
+    stop_limit_s=60.0,
     endpoints={"gRPC": "127.0.0.1:1"},
     processes=(
         ProcessState("nats", "nats", "ready", ProcessIdentity(11, 101), 0, 13.0, "127.0.0.1:2", "/log"),

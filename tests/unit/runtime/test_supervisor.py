@@ -208,7 +208,7 @@ def test_down_ends_a_running_stack_and_then_finds_nothing(folder: Path) -> None:
     with Driver(folder, ALL) as driver:
         driver.wait_phase("ready")
         pids = driver.pids()
-        first = asyncio.run(end_instance(driver.paths, timeout_s=10))
+        first = asyncio.run(end_instance(driver.paths))
         code, _ = driver.wait()
         second = asyncio.run(end_instance(driver.paths, timeout_s=10))
     assert (first.was_supervised, code) == (True, 0)
