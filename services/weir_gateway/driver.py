@@ -21,6 +21,7 @@ from weir_gateway.call import RETRY_AFTER_S, Call
 from weir_gateway.control import SchedulerPort, refusal_error
 from weir_gateway.links import LinkPool
 from weir_gateway.spans import RequestSpan
+from weir_gateway.tasks import end_tasks
 from weir_gateway.wire import cancel_command, resume_command
 
 logger = logging.getLogger(__name__)
@@ -108,9 +109,7 @@ class Driver:
         tasks = list(self._tasks.values())
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=wait_s)
-            for task in late:
-                task.cancel()
-            await asyncio.gather(*late, return_exceptions=True)
+            await end_tasks(*late)
 
     async def watch(self) -> None:
         """Runs for ever: looks at every request once a tick."""
@@ -136,8 +135,7 @@ class Driver:
         finally:
             if timer is not None:
                 timer.cancel()
-            advancing.cancel()
-            await asyncio.gather(advancing, return_exceptions=True)
+            await end_tasks(advancing)
             call.cancel("the gateway gave the request up")
             self._calls.pop(call.request.request_id, None)
             self._cancel_at_workers(call)
@@ -178,8 +176,7 @@ class Driver:
                     return
                 reply: SubmitReply = asking.result()
             finally:
-                asking.cancel()
-                await asyncio.gather(asking, return_exceptions=True)
+                await end_tasks(asking)
         if not reply.queued:
             draft = call.request.checked.draft
             call.refuse(refusal_error(draft, reply.reason, reply.message, reply.retry_after_ms))

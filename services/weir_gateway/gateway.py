@@ -19,6 +19,7 @@ from weir_gateway.inbox import SchedulerInbox
 from weir_gateway.intake import Intake
 from weir_gateway.links import LinkPool, LinkSettings
 from weir_gateway.models import ModelDirectory
+from weir_gateway.tasks import end_tasks
 from weir_gateway.validation import Limits
 
 _TOKENIZER_THREADS = 2
@@ -81,9 +82,7 @@ class Gateway:
         """Ends what still runs, tells everybody, and closes."""
         self._is_ready = False
         await self._driver.stop()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(*self._tasks)
         await self._links.close()
         await self._endpoint.close()
         self._executor.shutdown(wait=False, cancel_futures=True)

@@ -15,6 +15,7 @@ import grpc.aio
 from weir.core.clock import Clock
 from weir.rpc.channel import make_channel
 from weir.wire.v1 import worker_pb2, worker_pb2_grpc
+from weir_gateway.tasks import end_tasks
 from weir_gateway.wire import attempt_from_pb, cancel_command
 
 logger = logging.getLogger(__name__)
@@ -117,8 +118,7 @@ class Link:
             self._overflow.set()
 
     async def close(self) -> None:
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await end_tasks(self._task)
 
     async def _run(self) -> None:
         try:
@@ -195,9 +195,7 @@ class Link:
         try:
             done, _ = await asyncio.wait(halves, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for half in halves:
-                half.cancel()
-            await asyncio.gather(*halves, return_exceptions=True)
+            await end_tasks(*halves)
         for half in done:
             if not half.cancelled():  # grpc.aio cancels the reader of a stream that was cancelled
                 half.result()

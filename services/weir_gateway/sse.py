@@ -10,6 +10,8 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from weir_gateway.tasks import end_tasks
+
 logger = logging.getLogger(__name__)
 
 DONE = b"data: [DONE]\n\n"
@@ -33,8 +35,7 @@ async def watched(receive: Receive, on_disconnect: Callable[[], None]) -> AsyncI
     try:
         yield
     finally:
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
+        await end_tasks(watching)
 
 
 class EventStream(Response):
