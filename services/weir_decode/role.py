@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 
 from opentelemetry.trace import Tracer
 
@@ -36,7 +37,9 @@ class DecodeRole:
         self._num_unwanted = 0
 
     def make_batcher(self, segment: Segment) -> Batcher:
-        return DecodeBatcher(self._limits, PagePool(reserve_pages=reserve_pages(segment.geometry), reserve_slots=0))
+        longest = min(self._limits.max_context_tokens, segment.geometry.max_context_tokens)
+        limits = replace(self._limits, max_context_tokens=longest)
+        return DecodeBatcher(limits, PagePool(reserve_pages=reserve_pages(segment.geometry), reserve_slots=0))
 
     def on_start(self, stream: GatewayStream, key: SequenceKey, start: worker_pb2.Start) -> None:
         """The scheduler sends prompts to prefill workers."""

@@ -8,7 +8,7 @@ from opentelemetry.trace import Span, Status, StatusCode
 
 from weir.core.errors import DeadlineExceeded, InternalError, Unavailable
 from weir.engine.counters import fingerprint_of
-from weir.engine.messages import Command, Fail, Failure, FailureReason, Forget, HandOffReady
+from weir.engine.messages import Command, Fail, Failure, FailureReason, Forget, HandOffReady, SequenceKey
 from weir.worker.arena_keeper import Arena
 from weir.worker.convert import StartOrder
 from weir.worker.desk import Desk
@@ -74,20 +74,26 @@ class HandOffs:
             span.set_status(Status(StatusCode.ERROR, str(error)))
             return Fail(key, Failure(FailureReason.HAND_OFF_REFUSED, f"worker {receiver} did not take it: {error}"))
         except DeadlineExceeded as error:
-            # Slot and pages may be another's by now. Should it have arrived, its gateway cancels it there.
-            self._num_in_doubt += 1
             _log.warning("request %s: whether %s has it is not known: %s", key.request_id, receiver, error)
-            span.set_status(Status(StatusCode.ERROR, str(error)))
-            message = f"the hand-off to worker {receiver} was not confirmed in time"
-            self._desk.give_up(key, Failure(FailureReason.HAND_OFF_REFUSED, message))
-            return Forget(key)
+            return self._leave_in_doubt(key, FailureReason.HAND_OFF_REFUSED, "was not confirmed in time", span)
+        except Exception as error:  # noqa: BLE001 - the boundary of a task: its gateway must not wait for ever
+            _log.exception("request %s: the hand-off to %s failed", key.request_id, receiver)
+            return self._leave_in_doubt(key, FailureReason.INTERNAL, f"failed: {type(error).__name__}", span)
         self._num_bytes_copied += receipt.num_bytes_copied
         fingerprint = fingerprint_of(key.request_id, ready.page_ids)
         _log.debug("request %s: %d pages (%012x) to %s", key.request_id, receipt.num_pages, fingerprint, receiver)
         return Forget(key)
 
+    def _leave_in_doubt(self, key: SequenceKey, reason: FailureReason, problem: str, span: Span) -> Command:
+        """Slot and pages may be another's by now. Should the sequence have arrived, its gateway cancels it there."""
+        self._num_in_doubt += 1
+        message = f"the hand-off {problem}"
+        span.set_status(Status(StatusCode.ERROR, message))
+        self._desk.give_up(key, Failure(reason, message))
+        return Forget(key)
+
     def _on_end(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            # Its pages stay with the sequence until this process ends: better lost for a while than used by two.
+            # The engine did not take the answer: its inbox is full, which ends this process by other ways.
             _log.error("%s failed", task.get_name(), exc_info=task.exception())

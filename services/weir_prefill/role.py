@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 
 from opentelemetry.trace import Tracer
 
@@ -48,8 +49,10 @@ class PrefillRole:
         self._hand_offs = HandOffs(parts.arena, parts.desk, parts.post, self._spans)
 
     def make_batcher(self, segment: Segment) -> Batcher:
+        longest = min(self._limits.max_context_tokens, segment.geometry.max_context_tokens)
+        self._model = replace(self._model, max_context_tokens=longest)
         pool = PagePool(reserve_pages=reserve_pages(segment.geometry), reserve_slots=_RESERVE_SLOTS)
-        return PrefillBatcher(self._limits, pool, segment.record)
+        return PrefillBatcher(replace(self._limits, max_context_tokens=longest), pool, segment.record)
 
     def on_start(self, stream: GatewayStream, key: SequenceKey, start: worker_pb2.Start) -> None:
         """A prompt with a wrong field is refused alone: the other requests of its gateway go on."""

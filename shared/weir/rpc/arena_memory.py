@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from weir.core.attempt import Attempt
-from weir.core.errors import DeadlineExceeded, InternalError, Overloaded, Unavailable
+from weir.core.errors import InternalError, Overloaded, Unavailable
 from weir.kv.geometry import ArenaGeometry
 from weir.kv.layout import SegmentHeader, layout_of
 from weir.kv.messages import HandedOff, HandOffReceipt
@@ -127,7 +127,9 @@ class MemoryArenaClient:
             waiting = self._arena.before_hand_off(request_id)
             if asyncio.iscoroutine(waiting):
                 await waiting
-        except DeadlineExceeded:
+        except (Unavailable, InternalError):
+            raise
+        except BaseException:
             self._forget(slot)
             raise
         num_pages = self._arena.hand_off(self._worker_id, slot, request_id, attempt, to_worker_id)

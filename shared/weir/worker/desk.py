@@ -87,7 +87,7 @@ class Desk:
         """Starts a prompt; whatever speaks against it is told to the gateway. One that is here already is resumed."""
         key = SequenceKey(facts.request_id, facts.attempt)
         held = self._ledger.find(key.request_id)
-        if held is not None and held.key == key:
+        if held is not None and held.key == key and held.gateway_id == stream.gateway_id:
             self._resume(stream, held, 0)
             return False
         refusal = self._refusal_of(key, held)
@@ -201,7 +201,7 @@ class Desk:
     def _refusal_of(self, key: SequenceKey, held: Delivery | None) -> Ending | None:
         if self._tombstones.covers(key):
             return Ending(reason=EndReason.CANCELLED)
-        if held is not None and held.key.attempt > key.attempt:
+        if held is not None and held.key.attempt >= key.attempt:
             return _failed(FailureReason.STALE_ATTEMPT, f"attempt {held.key.attempt} is here already")
         if self._is_draining:
             return _failed(FailureReason.DRAINING, "this worker is shutting down")

@@ -119,14 +119,13 @@ class WorkerShell:
 
     def on_report(self, report: EngineReport) -> None:
         """For the engine host."""
-        parts = self._parts
-        step = report.timing.step if report.timing is not None else 0
-        for event in report.events:
-            parts.desk.on_event(event, step)
-        parts.keeper.on_report(report)
-        parts.role.on_report(report)
+        try:
+            self._take_in(report)
+        except Exception as error:  # noqa: BLE001 - the boundary of a callback: what was lost cannot be told any more
+            _log.exception("a report of the engine could not be taken in")
+            self._break(f"a report of the engine could not be taken in: {type(error).__name__}: {error}")
         self._has_changed.set()
-        if report.fatal and not self._is_broken:
+        if report.fatal:
             self._break(report.fatal)
 
     def describe(self) -> Description:
@@ -148,6 +147,13 @@ class WorkerShell:
         return Description(
             {**metrics, **{name: float(value) for name, value in gauges.items()}}, report.integrity_errors
         )
+
+    def _take_in(self, report: EngineReport) -> None:
+        step = report.timing.step if report.timing is not None else 0
+        for event in report.events:
+            self._parts.desk.on_event(event, step)
+        self._parts.keeper.on_report(report)
+        self._parts.role.on_report(report)
 
     def _record(self) -> WorkerRecord:
         facts, load = self._facts, self._parts.host.report.load
@@ -197,6 +203,8 @@ class WorkerShell:
 
     def _break(self, reason: str) -> None:
         """Nothing more can be computed here; whoever waits learns it by the end of its stream."""
+        if self._is_broken:
+            return
         self._is_broken = True
         _log.critical("%s", reason)
         self._request_shutdown(reason)

@@ -50,6 +50,11 @@ async def frame_of(stream: GatewayStream) -> Frame:
     return frame
 
 
+async def has_ended(stream: GatewayStream) -> bool:
+    async with asyncio.timeout(1):
+        return await stream.next_frame() is None
+
+
 async def has_nothing_to_say(stream: GatewayStream) -> bool:
     try:
         async with asyncio.timeout(0.02):
@@ -108,7 +113,7 @@ async def test_a_finished_stream_says_all_it_has_first() -> None:
     stream.answer(Update(KEY))
     stream.finish()
     assert (await frame_of(stream)).updates == (Update(KEY),)
-    assert await stream.next_frame() is None
+    assert await has_ended(stream)
 
 
 async def test_the_first_error_of_a_stream_counts() -> None:
@@ -117,7 +122,7 @@ async def test_the_first_error_of_a_stream_counts() -> None:
     stream.close(error)
     stream.close(WeirError("second"))
     assert stream.error is error
-    assert await stream.next_frame() is None
+    assert await has_ended(stream)
 
 
 async def test_a_new_stream_of_a_gateway_ends_the_old_one_and_waits_to_be_asked() -> None:
@@ -125,7 +130,7 @@ async def test_a_new_stream_of_a_gateway_ends_the_old_one_and_waits_to_be_asked(
     office.desk.try_start(office.stream, facts((1, 2)))
     office.desk.pause(GATEWAY)
     newer = office.hub.attach(GATEWAY)
-    assert await office.stream.next_frame() is None
+    assert await has_ended(office.stream)
     office.desk.on_stream_end(office.stream)
     assert office.hub.get(GATEWAY) is newer
     office.desk.on_event(TokenDrawn(KEY, 0, 7), step=1)
@@ -253,3 +258,11 @@ async def test_a_sequence_of_a_gateway_that_never_connected_is_given_up_too() ->
     office.clock.advance(5.0)
     office.desk.sweep()
     assert office.posted[1:] == [Cancel(KEY)]
+
+
+async def test_an_attempt_that_another_gateway_runs_is_refused() -> None:
+    office = Office(takes_hand_offs=False)
+    office.desk.try_start(office.stream, facts((1, 2)))
+    other = office.hub.attach("gateway-1-00000000")
+    assert not office.desk.try_start(other, facts((1, 2)))
+    assert reason_of((await frame_of(other)).updates[0]) is FailureReason.STALE_ATTEMPT

@@ -136,7 +136,7 @@ async def test_a_start_that_is_said_twice_runs_once(rig: Rig, streams: tuple[Str
     assert rig.prefill.metrics()["tokens_generated_total"] == 1
 
 
-async def test_a_slow_gateway_gets_fewer_larger_frames_and_every_token(rig: Rig) -> None:
+async def test_a_gateway_that_reads_late_gets_every_token(rig: Rig) -> None:
     start = start_command(rig.decode.worker_id, max_tokens=300)
     async with connected(rig.prefill, GATEWAY) as prefill, connected(rig.decode, GATEWAY) as decode_:
         await begin((prefill, decode_), start)
@@ -204,6 +204,18 @@ async def test_a_hand_off_in_doubt_is_told_and_its_pages_are_not_used_again(
     assert heard.last.error.reason == worker_pb2.WORKER_ERROR_REASON_HAND_OFF_REFUSED
     await rig.wait_idle()
     assert rig.prefill.metrics()["hand_offs_in_doubt_total"] == 1
+
+
+async def test_a_hand_off_that_breaks_ends_its_request(rig: Rig, streams: tuple[Stream, Stream]) -> None:
+    def fail(request_id: str) -> None:
+        raise RuntimeError("on purpose")
+
+    rig.arena.before_hand_off = fail
+    start = start_command(rig.decode.worker_id)
+    await streams[0].send(start=start)
+    heard = await streams[0].read_to_end(start.request_id)
+    assert heard.last.error.reason == worker_pb2.WORKER_ERROR_REASON_INTERNAL
+    await rig.wait_idle()
 
 
 async def test_a_step_that_fails_ends_its_sequences_with_an_error(rig: Rig, streams: tuple[Stream, Stream]) -> None:

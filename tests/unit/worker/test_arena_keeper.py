@@ -1,0 +1,114 @@
+"""The keeper between the engine's pool and the arena."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from weir.core.errors import Unavailable
+from weir.engine.messages import Command, EngineReport, Give, PageLot, PagesWanted
+from weir.kv.geometry import ArenaGeometry
+from weir.kv.ownership import Acquired
+from weir.rpc.arena_memory import MemoryArena, MemoryArenaClient
+from weir.worker.arena_keeper import ArenaKeeper
+
+WORKER = "decode-0-00000000"
+
+
+class Bench:
+    """A keeper, its arena, and what it gave to the engine."""
+
+    def __init__(self) -> None:
+        self.arena = MemoryArena(ArenaGeometry(64, num_pages=20, num_slots=4, max_context_tokens=64))
+        self.client = MemoryArenaClient(self.arena, WORKER, lambda handed_off: None)
+        self.posted: list[Command] = []
+        self.failures: list[str] = []
+        self.keeper = ArenaKeeper(self.client, self.posted.append, self.failures.append)
+
+    @property
+    def lots(self) -> list[PageLot]:
+        return [command.lot for command in self.posted if isinstance(command, Give)]
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    made = Bench()
+    made.keeper.start()
+    yield made
+    await made.keeper.stop()
+
+
+def wanted(num_pages: int, least_pages: int = 1) -> PagesWanted:
+    return PagesWanted(num_pages, 0, least_pages, 0)
+
+
+async def settle() -> None:
+    await asyncio.sleep(0.05)
+
+
+async def test_what_was_said_before_the_last_lot_arrived_is_not_acquired_again(bench: Bench) -> None:
+    bench.keeper.on_report(EngineReport(wanted=wanted(4)))
+    await settle()
+    bench.keeper.on_report(EngineReport(wanted=wanted(4), num_gives=0))
+    await settle()
+    assert [len(lot.page_ids) for lot in bench.lots] == [4]
+    bench.keeper.on_report(EngineReport(wanted=wanted(3), num_gives=1))
+    await settle()
+    assert [len(lot.page_ids) for lot in bench.lots] == [4, 3]
+
+
+async def test_of_a_full_arena_it_takes_the_least_that_helps(bench: Bench) -> None:
+    bench.arena.acquire("another", 15, 0)
+    bench.keeper.on_report(EngineReport(wanted=wanted(8, least_pages=2)))
+    await settle()
+    assert [len(lot.page_ids) for lot in bench.lots] == [2]
+    assert bench.keeper.metrics()["arena_refusals_total"] == 1
+
+
+async def test_it_tries_again_until_others_have_given_back(bench: Bench) -> None:
+    held = bench.arena.acquire("another", 20, 0)
+    bench.keeper.on_report(EngineReport(wanted=wanted(8)))
+    await settle()
+    assert bench.lots == []
+    bench.arena.release("another", held.page_ids, ())
+    async with asyncio.timeout(2):
+        while not bench.lots:  # noqa: ASYNC110 - a list has no event
+            await asyncio.sleep(0.01)
+
+
+async def test_it_stops_trying_when_nothing_is_wanted_any_more(bench: Bench) -> None:
+    bench.arena.acquire("another", 20, 0)
+    bench.keeper.on_report(EngineReport(wanted=wanted(8)))
+    await settle()
+    bench.keeper.on_report(EngineReport())
+    await asyncio.sleep(0.3)
+    refusals = bench.keeper.metrics()["arena_refusals_total"]
+    await asyncio.sleep(0.3)
+    assert bench.keeper.metrics()["arena_refusals_total"] == refusals
+    assert bench.lots == []
+
+
+async def test_an_arena_that_is_away_is_asked_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[Unavailable | Acquired] = [Unavailable("away"), Acquired((1, 2), ())]
+
+    async def acquire(num_pages: int, num_slots: int) -> Acquired:
+        answer = answers.pop(0)
+        if isinstance(answer, Unavailable):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(bench.client, "acquire", acquire)
+    bench.keeper.on_report(EngineReport(wanted=wanted(2)))
+    await asyncio.sleep(0.2)
+    assert bench.lots == [PageLot((1, 2))]
+
+
+async def test_surplus_goes_back_and_what_was_never_owned_is_a_failure(bench: Bench) -> None:
+    held = bench.arena.acquire(WORKER, 6, 1)
+    bench.keeper.on_report(EngineReport(surplus=PageLot(held.page_ids, held.slots)))
+    await settle()
+    assert bench.arena.num_free_pages == 20
+    assert bench.failures == []
+    bench.keeper.give_back(PageLot((19,)))
+    await settle()
+    assert "release pages failed" in bench.failures[0]
