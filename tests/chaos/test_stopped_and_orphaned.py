@@ -22,6 +22,10 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+def all_ready(stack: Stack) -> bool:
+    return all(process.state == "ready" for process in stack.processes())
+
+
 async def test_a_decode_worker_stopped_beyond_its_lease_is_dead_when_it_would_wake_up(tmp_path: Path) -> None:
     with Stack(tmp_path) as stack:
         worker = stack.processes("decode")[0]
@@ -43,6 +47,7 @@ async def test_a_decode_worker_stopped_beyond_its_lease_is_dead_when_it_would_wa
             what="the pages of the fenced worker are free",
         )
         assert stack.metric("transfer", "fenced_total") == 1
+        wait_until(lambda: all_ready(stack), timeout_s=60, what="another decode worker has taken its place")
         assert stack.integrity_errors() == []
 
 
