@@ -11,7 +11,7 @@ from typing import IO, Any, TypeGuard
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from weir.cli.console import EXIT_FAILED, EXIT_USAGE, error_line, fail, stderr
-from weir.client import AsyncWeirClient, GenerateOptions
+from weir.client import AsyncWeirClient, Chunk, GenerateOptions
 from weir.core.errors import WeirError
 
 
@@ -26,9 +26,12 @@ class Job:
 def generate_file(address: str, source: Path, target: Path, chosen: GenerateOptions, concurrency: int) -> int:
     """Answers every job that `target` has no answer for. Returns the exit code: 1 if any failed."""
     jobs = read_jobs(source)
-    done = keep_answered(target)
-    left = [job for job in jobs if job.key not in done]
-    num_failed = asyncio.run(_run(address, left, target, chosen, concurrency, len(jobs)))
+    try:
+        done = keep_answered(target)
+        left = [job for job in jobs if job.key not in done]
+        num_failed = asyncio.run(_run(address, left, target, chosen, concurrency, len(jobs)))
+    except OSError as error:
+        fail(f"--output {target}: {error}")
     stderr.print(f"{len(jobs) - num_failed} of {len(jobs)} answered, {num_failed} failed: {target}", markup=False)
     return EXIT_FAILED if num_failed else 0
 
@@ -37,8 +40,8 @@ def read_jobs(source: Path) -> list[Job]:
     """Ends the command, naming the line, on anything that is not a job, and on an id that comes twice."""
     jobs: list[Job] = []
     try:
-        lines = source.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = source.read_bytes().split(b"\n")
+    except OSError as error:
         fail(f"--input {source}: {error}", code=EXIT_USAGE)
     for number, line in enumerate(lines, 1):
         if line.strip():
@@ -50,10 +53,10 @@ def read_jobs(source: Path) -> list[Job]:
     return jobs
 
 
-def _parse_job(source: Path, number: int, line: str) -> Job:
+def _parse_job(source: Path, number: int, line: bytes) -> Job:
     try:
         entry = json.loads(line)
-    except json.JSONDecodeError as error:
+    except ValueError as error:  # no JSON, or no UTF-8
         fail(f"--input {source}, line {number}: not JSON: {error}", code=EXIT_USAGE)
     prompt = entry.get("prompt") if isinstance(entry, dict) else None
     if not (isinstance(prompt, str) or _is_token_ids(prompt)):
@@ -72,16 +75,17 @@ def keep_answered(target: Path) -> set[str | int]:
     """Ids that `target` answers. Drops failed and torn lines from the file, in one step."""
     if not target.exists():
         return set()
-    kept: dict[str | int, str] = {}
-    for line in target.read_text().splitlines():
+    kept: dict[str | int, bytes] = {}
+    # Bytes, and only \n ends a line: an answer may hold other line separators, and may be torn inside a character.
+    for line in target.read_bytes().split(b"\n"):
         try:
             entry = json.loads(line)
-        except json.JSONDecodeError:
+        except ValueError:
             continue
         if isinstance(entry, dict) and "text" in entry and isinstance(entry.get("id"), str | int):
             kept[entry["id"]] = line
     scratch = target.with_name(target.name + ".partial")
-    scratch.write_text("".join(f"{line}\n" for line in kept.values()))
+    scratch.write_bytes(b"".join(line + b"\n" for line in kept.values()))
     scratch.replace(target)
     return set(kept)
 
@@ -91,8 +95,8 @@ async def _run(
 ) -> int:
     gate = asyncio.Semaphore(concurrency)
     num_failed = 0
-    async with AsyncWeirClient(address) as client, _progress(num_all, num_all - len(jobs)) as (bar, task):
-        with target.open("a") as output:
+    with target.open("a", encoding="utf-8") as output:
+        async with AsyncWeirClient(address) as client, _progress(num_all, num_all - len(jobs)) as (bar, task):
 
             async def one(job: Job) -> bool:
                 async with gate:
@@ -107,17 +111,20 @@ async def _run(
 
 async def _answer(client: AsyncWeirClient, job: Job, chosen: GenerateOptions) -> dict[str, Any]:
     text: list[str] = []
+    last: Chunk | None = None
     try:
-        async for chunk in client.generate(job.prompt, chosen):
-            text.append(chunk.text)
+        async for last in client.generate(job.prompt, chosen):
+            text.append(last.text)
     except WeirError as error:
         return {"id": job.key, "error": error_line(error)}
+    if last is None or last.finish_reason is None:
+        return {"id": job.key, "error": "the answer broke off without a reason"}
     return {
         "id": job.key,
         "text": "".join(text),
-        "finish_reason": chunk.finish_reason,
-        "num_prompt_tokens": chunk.num_prompt_tokens,
-        "num_output_tokens": chunk.num_output_tokens,
+        "finish_reason": last.finish_reason,
+        "num_prompt_tokens": last.num_prompt_tokens,
+        "num_output_tokens": last.num_output_tokens,
     }
 
 

@@ -12,7 +12,7 @@ from weir.cli.generate_file import Job, keep_answered, read_jobs
 
 
 def answer(key: str | int) -> dict[str, object]:
-    return {"id": key, "text": f"text of {key}", "finish_reason": "stop"}
+    return {"id": key, "text": f"text of {key}: é\u2028\x85…\n", "finish_reason": "stop"}
 
 
 def test_jobs_are_named_by_their_id_or_their_line_number(tmp_path: Path) -> None:
@@ -25,6 +25,7 @@ def test_jobs_are_named_by_their_id_or_their_line_number(tmp_path: Path) -> None
     ("line", "named"),
     [
         ("{", "not JSON"),
+        ("\xff", "not JSON"),
         ("[]", '"prompt"'),
         ('{"prompt": 5}', '"prompt"'),
         ('{"prompt": [-1]}', '"prompt"'),
@@ -33,7 +34,7 @@ def test_jobs_are_named_by_their_id_or_their_line_number(tmp_path: Path) -> None
 )
 def test_a_bad_line_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, named: str) -> None:
     source = tmp_path / "in.jsonl"
-    source.write_text('{"prompt": "fine"}\n' + line + "\n")
+    source.write_bytes(b'{"prompt": "fine"}\n' + line.encode("latin-1") + b"\n")
     with pytest.raises(typer.Exit) as ended:
         read_jobs(source)
     assert ended.value.exit_code == 2
@@ -50,12 +51,17 @@ def test_an_id_that_comes_twice_is_named(tmp_path: Path, capsys: pytest.CaptureF
     assert "'x' comes twice" in capsys.readouterr().err
 
 
-@given(keys=st.lists(st.integers(0, 50) | st.text(min_size=1, max_size=5), unique=True, max_size=8), data=st.data())
+@given(
+    keys=st.lists(
+        st.integers(0, 50) | st.text(st.characters(codec="utf-8"), min_size=1, max_size=5), unique=True, max_size=8
+    ),
+    data=st.data(),
+)
 def test_a_file_cut_anywhere_keeps_exactly_its_whole_answers(
     tmp_path_factory: pytest.TempPathFactory, keys: list[str | int], data: st.DataObject
 ) -> None:
     target = tmp_path_factory.mktemp("cut") / "out.jsonl"
-    lines = [json.dumps(answer(key)) + "\n" for key in keys]
+    lines = [json.dumps(answer(key), ensure_ascii=False) + "\n" for key in keys]
     whole = "".join(lines).encode()
     cut = data.draw(st.integers(0, len(whole)))
     target.write_bytes(whole[:cut])
@@ -64,7 +70,8 @@ def test_a_file_cut_anywhere_keeps_exactly_its_whole_answers(
 
     ends = [len("".join(lines[: number + 1]).encode()) - 1 for number in range(len(lines))]
     assert kept == {key for key, end in zip(keys, ends, strict=True) if end <= cut}
-    assert [json.loads(line)["id"] for line in target.read_text().splitlines()] == [key for key in keys if key in kept]
+    left = [json.loads(line)["id"] for line in target.read_bytes().splitlines()]
+    assert left == [key for key in keys if key in kept]
 
 
 def test_failed_lines_are_dropped_so_that_they_are_tried_again(tmp_path: Path) -> None:
