@@ -74,8 +74,12 @@ def wait_alive(channel: grpc.Channel) -> None:
     grpc.channel_ready_future(channel).result(timeout=20)
 
 
-def kill_all(folder: Path) -> None:
-    """Ends whatever was started with a path in `folder` among its arguments."""
+def kill_all(folder: Path) -> list[int]:
+    """Kills whatever was started with a path in `folder` among its arguments, and returns its pids.
+
+    Not by the means of the code under test, which may be what is broken.
+    """
+    killed: list[int] = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdecimal():
             continue
@@ -85,3 +89,5 @@ def kill_all(folder: Path) -> None:
             continue
         if str(folder).encode() in command:
             os.kill(int(entry.name), signal.SIGKILL)
+            killed.append(int(entry.name))
+    return killed

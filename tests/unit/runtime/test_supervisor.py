@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.unit.runtime.services import kill_all
 from tests.unit.runtime.stacks import Driver, FakeProcess, is_alive, wait_until
 
 from weir.kv.segment import segment_path
 from weir.runtime.instances import end_instance
-from weir.runtime.leftovers import find_leftover_processes
 from weir.runtime.paths import InstanceBusy, InstancePaths
 from weir.runtime.state import try_read_state
 
@@ -24,10 +24,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     """An instance's folder; nothing of the instance may be alive at the end of a test."""
     folder = tmp_path / f"t{os.getpid()}"
     yield folder
-    left = find_leftover_processes(InstancePaths(folder))
-    for identity in left:
-        os.kill(identity.pid, signal.SIGKILL)
-    assert left == []
+    assert kill_all(folder) == []
 
 
 def test_a_stack_starts_is_written_down_and_ends_without_a_trace(folder: Path) -> None:
