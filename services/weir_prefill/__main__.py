@@ -3,11 +3,14 @@
 import asyncio
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from weir.kv.segment import Segment
+from weir.model.source import resolve_model
 from weir.runtime.config import load_config
 from weir.runtime.service import ServiceContext, run_service
 from weir.worker.assembly import RoleParts, assemble, read_model_facts, surroundings_of
+from weir.worker.background import begin
 from weir.worker.desk import DeskLimits
 from weir.worker.role import LoadedModel, WorkerFacts
 from weir.worker.servicer import SERVICE_NAME
@@ -15,15 +18,26 @@ from weir.worker.shell import WorkerShell
 from weir_prefill.config import PrefillConfig
 from weir_prefill.role import PrefillRole
 
+if TYPE_CHECKING:
+    from weir.model.load import LoadedWeights
+
+_LOAD_TIMEOUT_S = 600.0
+
+
+def _load_weights(config: PrefillConfig) -> "LoadedWeights":
+    from weir.model.load import load_model  # noqa: PLC0415 - torch, in this thread and not before
+
+    return load_model(resolve_model(config.model), config.num_threads_used)
+
 
 async def _build(context: ServiceContext[PrefillConfig]) -> WorkerShell:
     config = context.config
+    # Importing torch and reading the weights takes seconds, in which the transfer service makes its arena.
+    weights = begin(lambda: _load_weights(config), "weights")
     model = await asyncio.to_thread(read_model_facts, config)
 
     def load(segment: Segment) -> LoadedModel:
-        from weir.model.load import load_runner  # noqa: PLC0415 - torch takes seconds: in a thread, when needed
-
-        runner = load_runner(model.source, segment.pages, config.num_threads_used)
+        runner = weights.result(_LOAD_TIMEOUT_S).runner_over(segment.pages)
         return LoadedModel(runner, runner.warm_up)
 
     def make_role(parts: RoleParts) -> PrefillRole:
