@@ -95,7 +95,7 @@ def measure_steps(config: ModelConfig, weights: Weights, floor_ms: float) -> lis
     # zeros are valid keys and values; the time of a step does not depend on what they are
     runner = TorchRunner(config, weights, np.zeros((num_pages, config.page_geometry.page_bytes), dtype=np.uint8))
     steps = []
-    for num_tokens in _PREFILL_TOKENS:
+    for num_tokens in sorted({min(length, config.max_context_tokens) for length in _PREFILL_TOKENS}):
         plan = prefill_plan(num_tokens, config.vocab_size)
         steps.append(time_step(f"prefill, {num_tokens}", plan, runner.run, floor_ms))
     for num_sequences in _DECODE_SEQUENCES:

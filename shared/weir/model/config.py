@@ -79,8 +79,8 @@ def config_from_gguf(gguf: GgufFile) -> ModelConfig:
     head_dim = gguf.find("llama.attention.key_length", int, hidden_size // max(num_heads, 1)) or 0
     _refuse_gguf_variants(gguf, head_dim)
     embedding = gguf.tensors.get("token_embd.weight")
-    if embedding is None:
-        raise ModelError(f"{gguf.path}: has no tensor token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise ModelError(f"{gguf.path}: has no matrix token_embd.weight")
     return ModelConfig(
         vocab_size=embedding.shape[0],
         hidden_size=hidden_size,

@@ -14,8 +14,8 @@ from weir.model.sampler import sample_rows
 from weir.model.step_batch import build_batch
 from weir.model.weights import Weights
 
-_WARM_UP_PREFILL_TOKENS = (512, 64)
-_WARM_UP_DECODE_ROWS = (1, 8, 32)
+_WARM_UP_PREFILL_TOKENS = (128, 16)
+_WARM_UP_DECODE_ROWS = (1, 32)
 
 
 class TorchRunner:

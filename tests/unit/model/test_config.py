@@ -131,14 +131,14 @@ def test_a_header_with_any_byte_changed_is_read_or_refused_and_nothing_else(tiny
     whole = path.read_bytes()
     chance = random.Random(5)
     num_read = 0
-    for _ in range(400):
+    for _ in range(1000):
         data = bytearray(whole)
         data[chance.randrange(3000)] = chance.randrange(256)
         path.write_bytes(data)
         with contextlib.suppress(ModelError):
-            read_gguf(path)
+            load_model_config(resolve_model(str(path)))
             num_read += 1
-    assert 0 < num_read < 400
+    assert 0 < num_read < 1000
 
 
 def test_names_and_paths_are_told_apart(tiny: TinyLlama, tmp_path: Path) -> None:
