@@ -9,7 +9,12 @@ from weir.worker.background import begin
 
 def test_work_runs_before_its_result_is_asked_for() -> None:
     has_run = threading.Event()
-    future = begin(lambda: (has_run.set(), 7)[1], "seven")
+
+    def work() -> int:
+        has_run.set()
+        return 7
+
+    future = begin(work, "seven")
     assert has_run.wait(5)
     assert future.result(5) == 7
 
