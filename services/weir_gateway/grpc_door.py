@@ -1,6 +1,7 @@
 """The gRPC door: `weir.v1.Inference`. Errors leave as WeirError; the server's interceptor makes statuses of them."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
@@ -8,6 +9,8 @@ from typing import Any, TypeVar
 import grpc.aio
 from opentelemetry import context as current_context
 
+from weir.core.errors import Cancelled
+from weir.rpc.errors import abort_with
 from weir.wire.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 from weir_gateway.call import Delivery
 from weir_gateway.draft import GRPC_NAMES, Conversation, Operation, Prompt, RequestDraft, Text, TokenIds
@@ -29,6 +32,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     def __init__(self, intake: Callable[[], Intake], *, unread_s: float = 60.0) -> None:
         self._intake = intake
         self._unread_s = unread_s
+        self._endings: set[asyncio.Task[None]] = set()
 
     async def Generate(  # noqa: N802 - gRPC's name
         self, request: inference_pb2.GenerateRequest, context: _Context
@@ -77,11 +81,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         opened = await self._intake().open(draft, current_context.get_current(), context.time_remaining())
         # The call's end, however it comes, ends the request: a suspended generator is told nothing of it in time.
         context.add_done_callback(lambda _: opened.leave())  # type: ignore[arg-type]  # the stub knows no functions
-        loop, handler = asyncio.get_running_loop(), asyncio.current_task()
+        loop = asyncio.get_running_loop()
         with opened:
             while True:
                 delivery = await opened.call.next_piece()
-                unread = loop.call_later(self._unread_s, _give_up_reader, opened, handler)
+                unread = loop.call_later(self._unread_s, self._give_up_reader, opened, context)
                 try:
                     yield opened, delivery
                 finally:
@@ -90,12 +94,18 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
                 if delivery.finish_reason is not None:
                     return
 
+    def _give_up_reader(self, opened: OpenRequest, context: _Context) -> None:
+        logger.warning("request %s: its client has not read for long and is given up", opened.call.request.request_id)
+        opened.leave()
+        ending = asyncio.create_task(_end_unread(context))
+        self._endings.add(ending)
+        ending.add_done_callback(self._endings.discard)
 
-def _give_up_reader(opened: OpenRequest, handler: "asyncio.Task[Any] | None") -> None:
-    logger.warning("request %s: its client has not read for long and is given up", opened.call.request.request_id)
-    opened.leave()
-    if handler is not None:
-        handler.cancel()
+
+async def _end_unread(context: _Context) -> None:
+    """The status waits behind what was written; both go when the client reads again, or leaves."""
+    with contextlib.suppress(grpc.aio.AbortError, grpc.aio.UsageError):
+        await abort_with(context, Cancelled("the client has not read the answer for too long"))
 
 
 def fill(response: _ResponseT, opened: OpenRequest, delivery: Delivery) -> _ResponseT:

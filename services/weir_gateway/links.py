@@ -226,7 +226,7 @@ class Link:
             return
         last_cancelled_s = self._ended.get(update.request_id)
         if last_cancelled_s is None:
-            self._counts["unexpected_updates_total"] += 1
+            self._counts["unexpected_requests_total"] += 1
             last_cancelled_s = float("-inf")
         is_running = bool(update.token_ids) and not update.finish_reason and not update.HasField("error")
         if is_running and self._clock.now_s() - last_cancelled_s >= _CANCEL_AGAIN_AFTER_S:
@@ -271,7 +271,7 @@ class LinkPool:
         await asyncio.gather(*(link.close() for link in list(self._links.values())))
 
     def metrics(self) -> dict[str, float]:
-        names = ("links_broken_total", "link_failures_total", "malformed_frames_total", "unexpected_updates_total")
+        names = ("links_broken_total", "link_failures_total", "malformed_frames_total", "unexpected_requests_total")
         links = self._links.values()
         return {name: float(self._counts[name]) for name in names} | {
             "links": float(len(links)),

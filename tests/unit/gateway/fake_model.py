@@ -43,8 +43,8 @@ class LineTemplate:
         return "".join(f"{message['role']}: {message['content']}\n" for message in messages)
 
 
-def byte_model(tokenizer: ByteTokenizer | None = None) -> ServedModel:
-    return ServedModel("bytes", MAX_CONTEXT, VOCAB_SIZE, (EOS,), tokenizer or ByteTokenizer(), LineTemplate())
+def byte_model(tokenizer: ByteTokenizer | None = None, *, max_context: int = MAX_CONTEXT) -> ServedModel:
+    return ServedModel("bytes", max_context, VOCAB_SIZE, (EOS,), tokenizer or ByteTokenizer(), LineTemplate())
 
 
 def ids_of(text: str) -> list[int]:

@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from weir.rpc.server import make_server
 from weir.wire.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 
 Finish = types_pb2.FinishReason.ValueType
@@ -34,7 +35,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
 
     async def start(self) -> None:
         """On the port that it had before, if it ran before."""
-        self._server = grpc.aio.server()
+        self._server = make_server()
         worker_pb2_grpc.add_WorkerServicer_to_server(self, self._server)
         self.port = self._server.add_insecure_port(self.address)
         await self._server.start()

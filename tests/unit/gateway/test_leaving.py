@@ -1,14 +1,19 @@
 """Clients that go away, cancel, or run out of time, in every phase: nothing stays behind."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
 import httpx
 import pytest
+from tests.unit.gateway.fake_workers import update
 from tests.unit.gateway.phases import PHASES, assert_everybody_was_told, hold_in
-from tests.unit.gateway.world import FAST, World, open_world
+from tests.unit.gateway.world import World, open_world
 
 from weir.testing.load import greedy_request, stream
+from weir.wire.v1 import inference_pb2_grpc
+from weir_gateway.sse import EventStream
 
 CANCELLED, EXPIRED = grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED
 
@@ -73,17 +78,48 @@ async def test_a_deadline_is_passed_on_to_the_scheduler_and_shrinks_while_the_re
     await world.until_idle()
 
 
-async def test_a_client_that_never_reads_is_given_up() -> None:
-    async with open_world(FAST, unread_s=0.3) as world:
-        world.pair.answer = list(b"x" * 400)
-        reader, writer = await asyncio.open_connection("127.0.0.1", int(world.http_url.rsplit(":", 1)[1]))
-        del reader
-        body = b'{"prompt": "x", "max_tokens": 400, "stream": true}'
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-        sock = writer.get_extra_info("socket")
-        assert sock is not None
-        writer.transport.pause_reading()  # type: ignore[attr-defined]
-        writer.write(head.encode() + body)
-        await world.until(lambda: world.metric("finished_total") == 1, "the answer is complete")
-        await world.until_idle()
-        writer.close()
+async def test_a_grpc_client_that_never_reads_is_given_up() -> None:
+    # A fixed, small flow-control window, so that writes have to wait for the reader.
+    options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65_535)]
+    async with (
+        open_world(unread_s=0.3, max_context=300_000) as world,
+        grpc.aio.insecure_channel(world.grpc_address, options=options) as channel,
+    ):
+        world.pair.stops_after = 1
+        stub: inference_pb2_grpc.InferenceAsyncStub = inference_pb2_grpc.InferenceStub(channel)
+        call = stub.Generate(greedy_request("x", max_tokens=200_000))
+        await anext(aiter(call))
+        [request_id] = world.pair.starts
+        for start in range(1, 200_000, 20_000):
+            world.decode.send(update(request_id, start, [120] * min(20_000, 200_000 - start)))
+            await asyncio.sleep(0.02)
+        await world.until(lambda: world.metric("requests_open") == 0, "given up")
+        assert world.metric("cancelled_total") == 1
+        await world.until(lambda: world.decode.named("cancel"), "the worker is told")
+        with pytest.raises(grpc.aio.AioRpcError) as ended:
+            _ = [response async for response in call]
+        assert ended.value.code() is CANCELLED
+        assert "has not read" in (ended.value.details() or "")
+
+
+async def test_an_http_client_that_never_reads_is_given_up() -> None:
+    num_left = 0
+
+    def leave() -> None:
+        nonlocal num_left
+        num_left += 1
+
+    async def events() -> AsyncIterator[bytes]:
+        yield b"data: 1\n\n"
+        yield b"data: 2\n\n"
+
+    async def never() -> Any:
+        await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        if message.get("body") == b"data: 2\n\n":
+            await never()
+
+    response = EventStream(events(), leave, unread_s=0.05)
+    await asyncio.wait_for(response({"type": "http"}, never, send), 5)
+    assert num_left > 0

@@ -9,7 +9,7 @@ import grpc.aio
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from tests.unit.gateway.fake_model import ByteTokenizer, byte_model
+from tests.unit.gateway.fake_model import MAX_CONTEXT, ByteTokenizer, byte_model
 from tests.unit.gateway.fake_scheduler import INSTANCE, FakeScheduler
 from tests.unit.gateway.fake_workers import FakePair, FakeWorker
 
@@ -76,7 +76,9 @@ class World:
 
 
 @asynccontextmanager
-async def open_world(settings: GatewaySettings = FAST, *, unread_s: float = 60.0) -> AsyncIterator[World]:
+async def open_world(
+    settings: GatewaySettings = FAST, *, unread_s: float = 60.0, max_context: int = MAX_CONTEXT
+) -> AsyncIterator[World]:
     """Checks at the end that nothing is left."""
     hub = MemoryHub()
     exporter = InMemorySpanExporter()
@@ -94,7 +96,7 @@ async def open_world(settings: GatewaySettings = FAST, *, unread_s: float = 60.0
         GATEWAY_ID,
         INSTANCE,
         hub.connect(),
-        ModelDirectory([byte_model(tokenizer)]),
+        ModelDirectory([byte_model(tokenizer, max_context=max_context)]),
         settings,
         tracer=tracer,
         clock=SystemClock(),

@@ -1,0 +1,273 @@
+"""OpenAI's API, with the official client and with bytes that no client would send."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai.types.chat import ChatCompletionChunk
+from tests.unit.gateway.fake_model import ids_of
+from tests.unit.gateway.world import World
+
+from weir.bus.messages import RefusalReason, SubmitReply
+
+
+@pytest.fixture
+async def client(world: World) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=f"{world.http_url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+async def http(world: World) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=world.http_url) as client:
+        yield client
+
+
+def data_of(response: httpx.Response) -> list[str]:
+    return [line.removeprefix("data: ") for line in response.text.splitlines() if line]
+
+
+async def test_a_completion_of_a_text(world: World, client: openai.AsyncOpenAI) -> None:
+    answer = await client.completions.create(model="bytes", prompt="Say hello", max_tokens=5, temperature=0)
+    assert answer.choices[0].text == "hello"
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (9, 5, 14)
+    assert answer.id.startswith("cmpl-")
+
+
+async def test_a_completion_of_token_ids_with_every_parameter(world: World, client: openai.AsyncOpenAI) -> None:
+    extra = {"top_k": 3, "ignore_eos": True, "stop_token_ids": [7], "lane": "batch"}
+    await client.completions.create(
+        model="bytes", prompt=[1, 2, 3], max_tokens=5, temperature=0.5, top_p=0.25, seed=11, extra_body=extra
+    )
+    [start] = world.prefill.named("start")
+    assert list(start.prompt_token_ids) == [1, 2, 3]
+    sampling = start.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed) == (0.5, 0.25, 3, 11)
+    assert list(start.stop_token_ids) == [7]
+    assert world.scheduler.submits[0].lane == "batch"
+
+
+async def test_a_chat(world: World, client: openai.AsyncOpenAI) -> None:
+    answer = await client.chat.completions.create(
+        model="bytes",
+        messages=[
+            {"role": "developer", "content": "Be kind."},
+            {"role": "user", "content": [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]},
+        ],
+        max_completion_tokens=11,
+        stop="o w",
+    )
+    assert answer.choices[0].message.content == "hell"
+    assert answer.choices[0].finish_reason == "stop"
+    [start] = world.prefill.named("start")
+    assert bytes(start.prompt_token_ids) == b"system: Be kind.\nuser: Hello\n"
+
+
+@pytest.mark.parametrize("includes_usage", [True, False])
+async def test_a_streamed_chat_is_the_whole_one_in_pieces(
+    world: World, client: openai.AsyncOpenAI, includes_usage: bool
+) -> None:
+    world.pair.answer = ids_of("héllo 😀!")
+    stream = await client.chat.completions.create(
+        model="bytes",
+        messages=[{"role": "user", "content": "x"}],
+        max_tokens=100,
+        stream=True,
+        stream_options={"include_usage": includes_usage},
+    )
+    chunks: list[ChatCompletionChunk] = [chunk async for chunk in stream]
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == "héllo 😀!"
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
+    assert all(chunk.choices[0].finish_reason is None for chunk in chunks[:-2])
+    assert len({chunk.id for chunk in chunks}) == 1
+    usages = [chunk.usage for chunk in chunks if chunk.usage is not None]
+    assert [usage.completion_tokens for usage in usages] == ([12] if includes_usage else [])
+    assert (chunks[-1].choices == []) == includes_usage
+
+
+async def test_a_stream_ends_with_done(world: World, http: httpx.AsyncClient) -> None:
+    response = await http.post("/v1/completions", json={"prompt": "x", "max_tokens": 3, "stream": True})
+    assert response.headers["content-type"].startswith("text/event-stream")
+    events = data_of(response)
+    assert events[-1] == "[DONE]"
+    assert "".join(json.loads(event)["choices"][0]["text"] for event in events[:-1]) == "hel"
+
+
+async def test_an_error_before_the_first_token_has_its_own_status(world: World, client: openai.AsyncOpenAI) -> None:
+    world.scheduler.refusal = SubmitReply(5, False, RefusalReason.QUEUE_FULL, "lane standard is full", 2100)
+    with pytest.raises(openai.RateLimitError) as refused:
+        await client.completions.create(model="bytes", prompt="x", stream=True)
+    assert refused.value.response.headers["retry-after"] == "3"
+    assert refused.value.type == "rate_limit_error"
+    assert "lane standard is full" in refused.value.message
+
+
+async def test_an_error_after_tokens_is_an_error_event_and_then_the_end(world: World, http: httpx.AsyncClient) -> None:
+    world.pair.stops_after = 4
+    asking = asyncio.create_task(http.post("/v1/completions", json={"prompt": "x", "stream": True}))
+    await world.until(lambda: world.scheduler.prefilled, "runs")
+    await asyncio.sleep(0.05)
+    await world.decode.stop()
+    response = await asking
+    events = data_of(response)
+    assert response.status_code == 200
+    assert events[-1] == "[DONE]"
+    error = json.loads(events[-2])["error"]
+    assert error["type"] == "service_unavailable"
+    assert "4 tokens were sent" in error["message"]
+    assert all(json.loads(event)["choices"][0]["finish_reason"] is None for event in events[:-2])
+
+
+async def test_the_openai_client_raises_when_a_stream_breaks(world: World, client: openai.AsyncOpenAI) -> None:
+    world.pair.stops_after = 4
+    stream = await client.completions.create(model="bytes", prompt="x", stream=True)
+    await world.until(lambda: world.scheduler.prefilled, "runs")
+    await world.decode.stop()
+    with pytest.raises(openai.APIError, match="is lost"):
+        _ = [chunk async for chunk in stream]
+
+
+async def test_an_error_of_a_whole_answer_is_a_status_with_a_hint(world: World, http: httpx.AsyncClient) -> None:
+    world.pair.stops_after = 4
+    asking = asyncio.create_task(http.post("/v1/completions", json={"prompt": "x"}))
+    await world.until(lambda: world.scheduler.prefilled, "runs")
+    await world.decode.stop()
+    response = await asking
+    assert response.status_code == 503
+    assert response.headers["retry-after"] == "1"
+    assert response.json()["error"]["type"] == "service_unavailable"
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [1, 2.5]}, "prompt"),
+        ({"prompt": [True]}, "prompt"),
+        ({"prompt": ["one", "two"]}, "prompt"),
+        ({"prompt": None}, "prompt"),
+        ({"prompt": [257]}, "prompt"),
+        ({"prompt": "x" * 600}, "prompt"),
+        ({"prompt": "x" * 20_000_000}, "prompt"),
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_k": -1}, "top_k"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"max_tokens": 10**30}, "max_tokens"),
+        ({"seed": -1}, "seed"),
+        ({"n": 2}, "n"),
+        ({"stop": [1]}, "stop"),
+        ({"stop": [""]}, "stop[0]"),
+        ({"lane": "a/b"}, "lane"),
+        ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+        ({"logprobs": 0}, "logprobs"),
+        ({"logprobs": True}, "logprobs"),
+        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"tools": [{}]}, "tools"),
+        ({"presence_penalty": 0.5}, "presence_penalty"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"best_of": 3}, "best_of"),
+        ({"echo": True}, "echo"),
+        ({"temprature": 0}, "temprature"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+async def test_a_wrong_or_unserved_field_is_named(http: httpx.AsyncClient, change: dict[str, Any], param: str) -> None:
+    response = await http.post("/v1/completions", json={"model": "bytes", "prompt": "x", **change})
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert (error["param"], error["type"]) == (param, "invalid_request_error")
+    assert param in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        ([], "messages"),
+        ("hello", "messages"),
+        ([{"role": "robot", "content": "x"}], "messages[0].role"),
+        ([{"role": "user"}], "messages[0].content"),
+        ([{"role": "user", "content": None}], "messages[0].content"),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "messages[0].content"),
+    ],
+    ids=str,
+)
+async def test_a_wrong_message_is_named(http: httpx.AsyncClient, messages: Any, param: str) -> None:
+    response = await http.post("/v1/chat/completions", json={"messages": messages})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == param
+
+
+async def test_max_completion_tokens_is_named_as_it_was_written(http: httpx.AsyncClient) -> None:
+    body = {"messages": [{"role": "user", "content": "x"}], "max_completion_tokens": 0}
+    response = await http.post("/v1/chat/completions", json=body)
+    assert response.json()["error"]["param"] == "max_completion_tokens"
+
+
+async def test_fields_that_change_nothing_are_taken(world: World, http: httpx.AsyncClient) -> None:
+    harmless = {"n": 1, "user": "me", "logprobs": None, "logit_bias": {}, "presence_penalty": 0, "echo": False}
+    response = await http.post("/v1/completions", json={"prompt": "x", "best_of": 1, "tools": [], **harmless})
+    assert response.status_code == 200
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"\xff\xfe", b'{"prompt": "\xff"}', b"[]", b"nan", b'{"prompt": "\\ud800"}']
+)
+async def test_bytes_that_are_no_request_are_refused(world: World, http: httpx.AsyncClient, body: bytes) -> None:
+    response = await http.post("/v1/completions", content=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["type"] == "invalid_request_error"
+    assert world.metric("accepted_total") == 0
+
+
+async def test_a_body_over_the_limit_is_refused_whether_or_not_it_says_its_length(http: httpx.AsyncClient) -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        for _ in range(34):
+            yield b"x" * 2**20
+
+    body = b"x" * (32 * 2**20 + 1)
+    for content in (body, chunks()):
+        response = await http.post("/v1/completions", content=content)
+        assert response.status_code == 413
+        assert "larger than 33554432 bytes" in response.json()["error"]["message"]
+
+
+async def test_an_unknown_model_path_or_method_has_the_nested_form(http: httpx.AsyncClient) -> None:
+    unknown_model = await http.post("/v1/completions", json={"model": "gpt-x", "prompt": "x"})
+    assert (unknown_model.status_code, unknown_model.json()["error"]["param"]) == (404, "model")
+    unknown_path = await http.get("/v1/nothing")
+    assert (unknown_path.status_code, unknown_path.json()["error"]["type"]) == (404, "not_found_error")
+    wrong_method = await http.get("/v1/completions")
+    assert (wrong_method.status_code, wrong_method.json()["error"]["type"]) == (405, "invalid_request_error")
+
+
+async def test_the_request_id_comes_back_or_is_made(http: httpx.AsyncClient) -> None:
+    given = await http.get("/v1/models", headers={"X-Request-Id": "mine/7"})
+    assert given.headers["x-request-id"] == "mine/7"
+    made = await http.get("/v1/models", headers={"X-Request-Id": "has spaces in it"})
+    assert len(made.headers["x-request-id"]) == 32
+    refused = await http.post("/v1/completions", content=b"{", headers={"X-Request-Id": "mine/8"})
+    assert refused.headers["x-request-id"] == "mine/8"
+    streamed = await http.post(
+        "/v1/completions", json={"prompt": "x", "stream": True}, headers={"X-Request-Id": "mine/9"}
+    )
+    assert streamed.headers["x-request-id"] == "mine/9"
+
+
+async def test_models_and_health(world: World, client: openai.AsyncOpenAI, http: httpx.AsyncClient) -> None:
+    assert [model.id async for model in client.models.list()] == ["bytes"]
+    assert (await http.get("/health")).json() == {"status": "ok"}
+    await world.gateway.drain(0)
+    assert (await http.get("/health")).status_code == 503
+    refused = await http.post("/v1/completions", json={"prompt": "x"})
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")

@@ -1,0 +1,99 @@
+"""One request is one span with what happened below it, part of the client's trace."""
+
+import httpx
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.trace import SpanKind, StatusCode, format_span_id, format_trace_id
+from tests.unit.gateway.world import World
+
+from weir.bus.messages import RefusalReason, SubmitReply
+from weir.testing.load import greedy_request, stream
+
+TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+TRACEPARENT = f"00-{TRACE_ID}-{PARENT_ID}-01"
+
+
+def named(world: World, name: str) -> list[ReadableSpan]:
+    return [span for span in world.spans.get_finished_spans() if span.name == name]
+
+
+async def test_a_request_has_a_server_span_with_genai_attributes(world: World) -> None:
+    request = greedy_request("Say hello", max_tokens=5, request_id="mine")
+    request.options.stop_conditions.stop.append("zzz")
+    await stream(world.stub, request)
+    await world.until_idle()
+    [span] = named(world, "text_completion bytes")
+    assert span.kind is SpanKind.SERVER
+    assert span.parent is None
+    attributes = dict(span.attributes or {})
+    assert 0 < float(str(attributes.pop("gen_ai.response.time_to_first_chunk"))) < 5
+    request_id = attributes.pop("weir.request.id")
+    assert attributes.pop("gen_ai.response.id") == request_id
+    assert isinstance(attributes.pop("gen_ai.request.seed"), int | str)
+    assert attributes == {
+        "weir.request.client_id": "mine",
+        "gen_ai.operation.name": "text_completion",
+        "gen_ai.provider.name": "weir",
+        "gen_ai.request.stream": True,
+        "gen_ai.request.model": "bytes",
+        "gen_ai.request.max_tokens": 5,
+        "gen_ai.request.temperature": 0.0,
+        "gen_ai.request.top_p": 1.0,
+        "gen_ai.request.top_k": 0,
+        "gen_ai.request.stop_sequences": ("zzz",),
+        "gen_ai.response.model": "bytes",
+        "gen_ai.response.finish_reasons": ("length",),
+        "gen_ai.usage.input_tokens": 9,
+        "gen_ai.usage.output_tokens": 5,
+    }
+    assert [event.name for event in span.events] == [
+        *("received", "queued", "granted", "prefilling", "handing_off", "decoding", "finished")
+    ]
+
+
+async def test_what_the_gateway_does_is_below_the_request_and_workers_are_given_it_as_parent(world: World) -> None:
+    await stream(world.stub, greedy_request("x", max_tokens=5))
+    await world.until_idle()
+    [root] = named(world, "text_completion bytes")
+    root_context = root.context
+    assert root_context is not None
+    for name in ("tokenize", "submit", "start"):
+        [child] = named(world, name)
+        assert child.parent is not None
+        assert child.parent.span_id == root_context.span_id
+    [start] = world.prefill.named("start")
+    ids = f"{format_trace_id(root_context.trace_id)}-{format_span_id(root_context.span_id)}"
+    assert start.traceparent.startswith(f"00-{ids}-")
+    sends = [span for span in world.spans.get_finished_spans() if span.name.startswith("send ")]
+    assert len(sends) >= 3  # submit, prefilled, finish
+    assert {span.context.trace_id for span in sends if span.context is not None} == {root_context.trace_id}
+
+
+async def test_the_clients_trace_goes_on_over_grpc_and_http(world: World) -> None:
+    call = world.stub.Generate(greedy_request("x", max_tokens=2), metadata=(("traceparent", TRACEPARENT),))
+    assert len([response async for response in call]) > 0
+    async with httpx.AsyncClient(base_url=world.http_url) as http:
+        body = {"messages": [{"role": "user", "content": "x"}]}
+        headers = {"traceparent": TRACEPARENT, "X-Request-Id": "mine"}
+        await http.post("/v1/chat/completions", json=body, headers=headers)
+    await world.until_idle()
+    for name in ("text_completion bytes", "chat bytes"):
+        [span] = named(world, name)
+        assert span.parent is not None
+        assert format_span_id(span.parent.span_id) == PARENT_ID
+        assert format_trace_id(span.parent.trace_id) == TRACE_ID
+    assert named(world, "chat bytes")[0].attributes is not None
+    assert dict(named(world, "chat bytes")[0].attributes or {})["weir.request.client_id"] == "mine"
+
+
+async def test_a_refused_request_has_a_span_with_its_error(world: World) -> None:
+    await stream(world.stub, greedy_request("", max_tokens=2))
+    world.scheduler.refusal = SubmitReply(5, False, RefusalReason.QUEUE_FULL, "full", 1000)
+    await stream(world.stub, greedy_request("x", max_tokens=2))
+    await world.until_idle()
+    invalid = named(world, "text_completion")
+    refused = named(world, "text_completion bytes")
+    assert [dict(span.attributes or {})["error.type"] for span in (*invalid, *refused)] == [
+        "InvalidRequest",
+        "Overloaded",
+    ]
+    assert all(span.status.status_code is StatusCode.ERROR for span in (*invalid, *refused))
