@@ -19,6 +19,7 @@ from weir.engine.messages import (
 )
 from weir.engine.pages import PagePool
 from weir.engine.prefill import PrefillBatcher
+from weir.kv.geometry import num_pages_for
 from weir.kv.messages import HandedOff
 from weir.kv.segment import Segment
 from weir.wire.v1 import worker_pb2
@@ -64,6 +65,7 @@ class PrefillRole:
             return
         if self._desk.try_start(stream, order.facts):
             self._orders[key] = order
+            self._keeper.anticipate(num_pages_for(len(order.facts.prompt_token_ids)), num_slots=1)
             self._spans.begin(order.facts)
 
     def on_handed_off(self, handed_off: HandedOff) -> None:

@@ -115,10 +115,10 @@ class Batcher(ABC):
         self._events.append(SequenceForgotten(key))
 
     def decide(self, now_s: float) -> StepPlan | None:
-        """The next step, or None when nothing can be computed now. Ends one sequence that stalled for too long."""
-        self._end_latest_overdue(now_s)
+        """The next step, or None when nothing can be computed now. Ends one sequence that has stalled too long."""
         self._planned.clear()
         chunks = tuple(self._plan_chunks(now_s))
+        self._end_latest_overdue(now_s)
         if not chunks:
             return None
         self.counters.steps += 1
@@ -150,6 +150,10 @@ class Batcher(ABC):
 
     def take_surplus(self) -> PageLot:
         return self.pool.take_surplus(self.need())
+
+    @property
+    def has_events(self) -> bool:
+        return bool(self._events)
 
     @property
     def is_idle(self) -> bool:

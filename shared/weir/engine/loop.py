@@ -118,8 +118,14 @@ class EngineLoop:
 
     def _turn(self) -> None:
         plan = self._batcher.decide(self._clock.now_s())
-        timing = self._run_step(plan) if plan is not None else None
-        self._has_worked = plan is not None
+        # What ended has left pages, with which others may go on at once.
+        self._has_worked = plan is not None or self._batcher.has_events
+        if plan is None:
+            self._report(None, self._take_surplus())
+            return
+        if self._batcher.has_events or self._batcher.wanted() is not None:
+            self._report(None, self._take_surplus())  # a step can be long: pages come meanwhile, ends are told at once
+        timing = self._run_step(plan)
         self._report(timing, self._take_surplus())
 
     def _take_commands(self) -> None:

@@ -46,6 +46,8 @@ class ArenaKeeper:
         self._post = post
         self._on_failure = on_failure
         self._wanted: PagesWanted | None = None
+        self._ahead_pages = 0
+        self._ahead_slots = 0
         self._is_wanted = asyncio.Event()
         self._num_given = 0
         self._num_refused = 0
@@ -64,6 +66,12 @@ class ArenaKeeper:
         self._wanted = report.wanted
         if self._wanted is not None:
             self._is_wanted.set()
+
+    def anticipate(self, num_pages: int, num_slots: int) -> None:
+        """The engine will want this as soon as its running step ends: it is to find it there."""
+        self._ahead_pages += num_pages
+        self._ahead_slots += num_slots
+        self._is_wanted.set()
 
     def give_back(self, lot: PageLot) -> None:
         """Returns pages and slots to the arena; nobody here may use them any more."""
@@ -87,17 +95,26 @@ class ArenaKeeper:
         retry_s = _FIRST_RETRY_S
         while True:
             await self._is_wanted.wait()
-            acquired = await self._try_acquire(self._wanted) if self._wanted is not None else None
+            wanted = self._take_wanted()
+            acquired = await self._try_acquire(wanted) if wanted is not None else None
             if acquired is not None:
                 retry_s = _FIRST_RETRY_S
                 self._wanted = None
                 self._num_given += 1
                 self._post(Give(PageLot(acquired.page_ids, acquired.slots)))
-            if self._wanted is None:
+            if self._wanted is None and not self._ahead_pages:
                 self._is_wanted.clear()
-            else:  # the arena is full, or away: others have to give back first
+            elif acquired is None:  # the arena is full, or away: others have to give back first
                 await asyncio.sleep(retry_s)
                 retry_s = min(2 * retry_s, _MAX_RETRY_S)
+
+    def _take_wanted(self) -> PagesWanted | None:
+        """What the engine says counts; what is anticipated, it will say itself if it is not there in time."""
+        ahead = PagesWanted(self._ahead_pages, self._ahead_slots, least_pages=0, least_slots=0)
+        self._ahead_pages = self._ahead_slots = 0
+        if self._wanted is not None:
+            return self._wanted
+        return ahead if ahead.num_pages else None
 
     async def _try_acquire(self, wanted: PagesWanted) -> Acquired | None:
         """All that is wanted; failing that, the least that lets a sequence go on; None when not even that is free."""

@@ -102,6 +102,14 @@ def test_a_prompt_that_gets_no_pages_fails_after_the_bound(records: Records) -> 
     assert batcher.is_idle
 
 
+def test_pages_that_came_during_a_long_step_are_in_time(records: Records) -> None:
+    batcher = prefill(records, num_pages=0)
+    batcher.add(Arrival(facts(tuple(range(20)))))
+    assert step(batcher, now_s=0.0) is None
+    batcher.pool.give(PageLot((0, 1)))
+    assert step(batcher, now_s=100.0) is not None
+
+
 def test_a_refused_hand_off_frees_the_pages_and_a_committed_one_parts_with_them(records: Records) -> None:
     batcher = prefill(records)
     for index in range(2):
@@ -187,6 +195,7 @@ def test_of_stalled_sequences_the_latest_fails_and_its_pages_help_the_others(rec
     for slot in range(2):
         batcher.add(handed_off(records, slot, facts(tuple(range(16)), slot, max_tokens=40)))
     assert step(batcher, 0.0) is None
+    assert step(batcher, 2.0) is None
     plan = step(batcher, 2.0)
     assert plan is not None
     assert [chunk.slot for chunk in plan.chunks] == [0]

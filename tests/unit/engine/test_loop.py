@@ -175,6 +175,25 @@ def test_a_prompt_is_cancelled_between_two_chunks(engines: list[Engine]) -> None
     assert engine.seen[-1].counters["prompt_tokens_computed"] == 32
 
 
+def test_what_a_waiting_prompt_lacks_is_told_before_a_long_step(engines: list[Engine]) -> None:
+    release = threading.Event()
+
+    def hold(plan: StepPlan) -> None:
+        assert release.wait(TIMEOUT_S)
+
+    engine = Engine(hold)
+    engine.loop.post(Give(PageLot((0, 1), (0,))))
+    engine.loop.post(prompt(1))
+    engine.loop.post(prompt(2))
+    started(engines, engine)
+    report = engine.wait_for(lambda report: report.wanted is not None)
+    assert report.timing is None
+    engine.loop.post(Give(PageLot((2, 3), (1,))))
+    release.set()
+    engine.wait_for(has_ended)
+    engine.wait_for(has_ended)
+
+
 def test_a_full_inbox_is_refused(engines: list[Engine]) -> None:
     engine = Engine(settings=LoopSettings(2))
     engine.loop.post(prompt(1))

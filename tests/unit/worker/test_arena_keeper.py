@@ -112,3 +112,21 @@ async def test_surplus_goes_back_and_what_was_never_owned_is_a_failure(bench: Be
     bench.keeper.give_back(PageLot((19,)))
     await settle()
     assert "release pages failed" in bench.failures[0]
+
+
+async def test_what_is_anticipated_is_acquired_once_and_not_insisted_on(bench: Bench) -> None:
+    bench.keeper.anticipate(3, 1)
+    bench.keeper.anticipate(4, 1)
+    await settle()
+    assert [(len(lot.page_ids), len(lot.slots)) for lot in bench.lots] == [(7, 2)]
+    bench.keeper.anticipate(14, 1)
+    await asyncio.sleep(0.2)
+    assert len(bench.lots) == 1
+    assert bench.keeper.metrics()["arena_refusals_total"] == 1
+
+
+async def test_what_the_engine_wants_includes_what_was_anticipated(bench: Bench) -> None:
+    bench.keeper.anticipate(3, 1)
+    bench.keeper.on_report(EngineReport(wanted=wanted(5)))
+    await settle()
+    assert [len(lot.page_ids) for lot in bench.lots] == [5]

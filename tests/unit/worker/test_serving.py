@@ -181,6 +181,26 @@ async def test_a_worker_with_too_much_to_do_says_so(rig: Rig, streams: tuple[Str
     await rig.wait_idle()
 
 
+async def test_a_prompt_that_comes_during_a_step_has_its_pages_at_the_next(
+    rig: Rig, streams: tuple[Stream, Stream]
+) -> None:
+    in_step, release = threading.Event(), threading.Event()
+
+    def wait(plan: StepPlan) -> None:
+        in_step.set()
+        hold(release)
+
+    rig.on_run["prefill"] = wait
+    starts = [start_command(rig.decode.worker_id, max_tokens=1) for _ in range(2)]
+    await streams[0].send(start=starts[0])
+    await asyncio.to_thread(in_step.wait, TIMEOUT_S)
+    await streams[0].send(start=starts[1])
+    await asyncio.sleep(0.1)
+    release.set()
+    await streams[0].read_to_end(starts[1].request_id)
+    assert rig.prefill.metrics()["steps_total"] == 3  # 32; 8 and 32; 8
+
+
 async def test_a_refused_hand_off_is_told_and_leaves_nothing(rig: Rig, streams: tuple[Stream, Stream]) -> None:
     start = start_command("decode-9-00000000")
     await streams[0].send(start=start)

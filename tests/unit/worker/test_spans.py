@@ -1,5 +1,7 @@
 """What a request leaves in its trace on the two workers."""
 
+import asyncio
+import threading
 from collections.abc import AsyncIterator
 
 import pytest
@@ -7,7 +9,9 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
-from tests.unit.worker.rig import Rig, cancel_command, connected, resume_command, running_rig, start_command
+from tests.unit.worker.rig import TIMEOUT_S, Rig, cancel_command, connected, resume_command, running_rig, start_command
+
+from weir.engine.plan import StepPlan
 
 GATEWAY = "gateway-0-44444444"
 TRACE_ID = 0xA0 << 120 | 1
@@ -90,8 +94,18 @@ async def test_a_cancelled_and_a_failed_prompt_close_their_spans(rig: Rig, expor
         await prefill.send(start=refused)
         await prefill.read_to_end(refused.request_id)
         cancelled = start_command(rig.decode.worker_id, traceparent=TRACEPARENT, prompt_token_ids=range(390))
+        in_step, release = threading.Event(), threading.Event()
+
+        def hold(plan: StepPlan) -> None:
+            in_step.set()
+            assert release.wait(TIMEOUT_S)
+
+        rig.on_run["prefill"] = hold
         await prefill.send(start=cancelled)
+        await asyncio.to_thread(in_step.wait, TIMEOUT_S)
         await prefill.send(cancel=cancel_command(cancelled))
+        await asyncio.sleep(0.05)
+        release.set()
         await prefill.read_to_end(cancelled.request_id)
     await rig.wait_idle()
     assert rig.prefill.metrics()["num_open_spans"] == 0
