@@ -96,10 +96,13 @@ class Call:
         self._last_news_s = self._clock.now_s()
         return self._start_command()
 
-    def try_probe(self, interval_s: float) -> worker_pb2.ServeRequest | None:
-        """A Resume for the decode worker when tokens are overdue: a lost update comes again, a lost sequence shows."""
+    def try_probe(self, overdue_s: float, again_s: float) -> worker_pb2.ServeRequest | None:
+        """A Resume for the decode worker when tokens are overdue: a lost update comes again, a lost sequence shows.
+
+        Repeated after `again_s`, longer than a worker waits for a sequence that it was asked for: it would wait anew.
+        """
         now_s = self._clock.now_s()
-        is_due = min(now_s - self._last_news_s, now_s - self._last_probe_s) >= interval_s
+        is_due = now_s - self._last_news_s >= overdue_s and now_s - self._last_probe_s >= again_s
         may_be_at_decode = self._output.has_gap or self.request.phase is Phase.DECODING
         if not (is_due and may_be_at_decode):
             return None

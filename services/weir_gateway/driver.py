@@ -40,6 +40,7 @@ class DriverSettings:
     max_queue_s: float = 900.0
     no_progress_s: float = 120.0
     overdue_s: float = 3.0
+    probe_again_s: float = 40.0
     gap_s: float = 8.0
     tick_s: float = 1.0
 
@@ -250,6 +251,6 @@ class Driver:
     def _probe(self, call: Call) -> None:
         placement = call.request.placement
         link = None if placement is None else self._links.try_get(placement.decode_worker_id)
-        command = None if link is None else call.try_probe(self._settings.overdue_s)
+        command = None if link is None else call.try_probe(self._settings.overdue_s, self._settings.probe_again_s)
         if link is not None and command is not None:
             link.send(command)

@@ -19,6 +19,8 @@ REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _LANE = re.compile(r"[A-Za-z0-9_.-]{0,64}")
 _ROLES = ("system", "user", "assistant")
 _MAX_TEMPERATURE = 2.0
+# The wire carries 32-bit floats: less would arrive as 0.
+_MIN_TOP_P = 1e-30
 _MAX_SEED = 2**64 - 1
 _MAX_STOPS = 16
 _MAX_STOP_CHARS = 256
@@ -172,8 +174,8 @@ def _check_sampling(found: _Violations, draft: RequestDraft, names: FieldNames) 
         is_good = math.isfinite(temperature) and 0 <= temperature <= _MAX_TEMPERATURE
         found.check(is_good, names.temperature, f"is {temperature}; must be from 0 (greedy) to {_MAX_TEMPERATURE:g}")
     if top_p is not None:
-        is_good = math.isfinite(top_p) and 0 < top_p <= 1
-        found.check(is_good, names.top_p, f"is {top_p}; must be above 0 and at most 1 (all tokens)")
+        is_good = math.isfinite(top_p) and _MIN_TOP_P <= top_p <= 1
+        found.check(is_good, names.top_p, f"is {top_p}; must be from {_MIN_TOP_P:g} to 1 (all tokens)")
     if top_k is not None:
         found.check(0 <= top_k < 2**31, names.top_k, f"is {top_k}; must be from 0 (all tokens) to {2**31 - 1}")
     if seed is not None:
