@@ -8,6 +8,7 @@ from opentelemetry.trace import Tracer
 
 from weir.bus.protocol import Bus, BusError
 from weir.bus.subjects import Subjects
+from weir.bus.tasks import end_tasks
 from weir.core.clock import Clock
 from weir.core.errors import Unavailable
 from weir.runtime.service import Description
@@ -66,8 +67,7 @@ class SchedulerComponent:
 
     async def stop(self) -> None:
         if self._role_task is not None:
-            self._role_task.cancel()
-            await asyncio.gather(self._role_task, return_exceptions=True)
+            await end_tasks([self._role_task])
         if self._shell is not None:
             await self._shell.stop()
         if self._leadership is not None:

@@ -11,6 +11,7 @@ from weir.bus.endpoint import BusEndpoint
 from weir.bus.messages import Ack, GrantReply
 from weir.bus.protocol import BusError
 from weir.bus.subjects import Subjects
+from weir.bus.tasks import end_tasks
 from weir.core.clock import Clock
 from weir_scheduler.commands import SendGrant, SendRevoke
 from weir_scheduler.core import SchedulerCore
@@ -51,9 +52,7 @@ class Delivery:
         self._start(self._send_revoke(command, context))
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(self._tasks)
 
     async def _send_grant(self, command: SendGrant, context: Context) -> None:
         grant, dispatch = command.grant, command.grant.placement.dispatch

@@ -12,6 +12,7 @@ from weir.bus.endpoint import BusEndpoint
 from weir.bus.messages import Ack, Cancel, Finish, Held, HeldReply, Prefilled, Submit, SubmitReply, WorkerRecord
 from weir.bus.protocol import Bus, KvEntry
 from weir.bus.subjects import WORKER_TTL_S, Subjects
+from weir.bus.tasks import end_tasks
 from weir.core.clock import Clock
 from weir_scheduler.commands import EnteredQueue, LeftQueue, SendGrant, SendRevoke
 from weir_scheduler.core import SchedulerCore
@@ -59,9 +60,7 @@ class SchedulerShell:
 
     async def stop(self) -> None:
         await self._endpoint.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(self._tasks)
         await self._delivery.close()
         self._spans.close()
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from weir.bus.faults import Faults, Leg, ScriptedFaults
 from weir.bus.memory_kv import BucketState, MemoryBucket
 from weir.bus.protocol import BusMessage, BusTimeout, BusUnavailable, Headers, MessageHandler, NoResponder
+from weir.bus.tasks import end_tasks
 from weir.core.clock import Clock, SystemClock
 
 logger = logging.getLogger(__name__)
@@ -48,8 +49,7 @@ class MemorySubscription:
 
     async def close(self) -> None:
         self._on_close(self)
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await end_tasks([self._task])
 
     async def _handle_all(self) -> None:
         while True:
@@ -171,7 +171,8 @@ class MemoryBus:
         if self._hub.route(BusMessage(subject, payload, dict(headers or {})), answer) == 0:
             raise NoResponder(f"nobody listens on {subject}")
         try:
-            return BusMessage(subject, await asyncio.wait_for(answered, timeout_s))
+            async with asyncio.timeout(timeout_s):
+                return BusMessage(subject, await answered)
         except TimeoutError as error:
             raise BusTimeout(f"no answer on {subject} within {timeout_s} s") from error
 

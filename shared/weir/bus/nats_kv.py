@@ -57,7 +57,8 @@ class WatchFeed:
     async def wait_for_change(self) -> bool:
         """False: nothing came for a while, so that the consumer's life should be checked."""
         try:
-            await asyncio.wait_for(self._changed.wait(), _FEED_CHECK_S)
+            async with asyncio.timeout(_FEED_CHECK_S):
+                await self._changed.wait()
         except TimeoutError:
             return False
         self._changed.clear()

@@ -1,0 +1,160 @@
+"""One leader at a time, epochs that only rise, and a standby that takes over."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from tests.unit.scheduler.scripted import Stack, eventually
+
+from weir.bus.codec import decode
+from weir.bus.memory import MemoryHub
+from weir.bus.messages import LeaderRecord
+from weir.bus.protocol import KvBucket
+from weir.core.clock import ManualClock
+from weir.core.errors import Unavailable
+from weir_scheduler.leadership import LEADER_KEY, Leadership
+
+
+class Contest:
+    """Schedulers that look at one key, in a world where the year is 1970."""
+
+    def __init__(self) -> None:
+        self.hub = MemoryHub()
+        self.clock = ManualClock()
+        self.bus = self.hub.connect()
+        self.unix_time_s = 5.0
+
+    async def bucket(self) -> KvBucket:
+        return await self.bus.bucket("leader", durable=True)
+
+    async def contender(self, name: str) -> Leadership:
+        return Leadership(await self.bucket(), name, self.clock, unix_time_s=lambda: self.unix_time_s)
+
+    async def record(self) -> LeaderRecord:
+        entry = await (await self.bucket()).get(LEADER_KEY)
+        assert entry is not None
+        return decode(LeaderRecord, entry.value or b"")
+
+
+@pytest.fixture
+async def contest() -> AsyncIterator[Contest]:
+    world = Contest()
+    yield world
+    await world.bus.close()
+
+
+async def test_the_first_one_leads_and_the_second_does_not(contest: Contest) -> None:
+    first, second = await contest.contender("a"), await contest.contender("b")
+    assert await first.try_take() == 5
+    assert await second.try_take() is None
+    assert await contest.record() == LeaderRecord("a", 5)
+
+
+async def test_of_two_at_once_one_leads(contest: Contest) -> None:
+    contenders = [await contest.contender(name) for name in "abcd"]
+    epochs = await asyncio.gather(*(contender.try_take() for contender in contenders))
+    assert sorted(epoch for epoch in epochs if epoch is not None) == [5]
+
+
+async def test_a_leader_that_renews_is_left_alone_and_a_silent_one_is_deposed_in_a_higher_epoch(
+    contest: Contest,
+) -> None:
+    first, second = await contest.contender("a"), await contest.contender("b")
+    await first.try_take()
+    for _ in range(10):
+        contest.clock.advance(1.0)
+        assert await first.keep()
+        assert await second.try_take() is None
+    contest.clock.advance(3.0)
+    assert await second.try_take() is None, "exactly the time to live is not over it"
+    contest.clock.advance(0.1)
+    assert await second.try_take() == 6
+    assert not await first.keep()
+
+
+async def test_a_leader_that_leaves_in_order_is_followed_at_once(contest: Contest) -> None:
+    first, second = await contest.contender("a"), await contest.contender("b")
+    await first.try_take()
+    await first.release()
+    assert await second.try_take() == 6
+
+
+async def test_a_renewal_whose_answer_was_lost_deposes_nobody(contest: Contest) -> None:
+    leader = await contest.contender("a")
+    await leader.try_take()
+    entry = await (await contest.bucket()).get(LEADER_KEY)
+    assert entry is not None
+    assert entry.value is not None
+    await (await contest.bucket()).put(LEADER_KEY, entry.value)
+    assert await leader.keep()
+    assert await leader.keep()
+
+
+async def test_a_server_that_lost_the_key_deposes_nobody_and_no_epoch_comes_twice(contest: Contest) -> None:
+    leader = await contest.contender("a")
+    await leader.try_take()
+    await (await contest.bucket()).delete(LEADER_KEY)
+    assert await leader.keep()
+    assert await contest.record() == LeaderRecord("a", 5)
+    await (await contest.bucket()).delete(LEADER_KEY)
+    contest.unix_time_s = 9.0
+    assert await (await contest.contender("b")).try_take() == 9
+
+
+async def test_while_the_bus_is_away_a_leader_stays_one(contest: Contest) -> None:
+    leader = await contest.contender("a")
+    await leader.try_take()
+    contest.hub.stop()
+    assert await leader.keep()
+    contest.hub.start()
+    assert await leader.keep()
+
+
+async def test_a_key_that_holds_something_else_is_taken_after_a_while(
+    contest: Contest, caplog: pytest.LogCaptureFixture
+) -> None:
+    await (await contest.bucket()).put(LEADER_KEY, b"\xc1 junk")
+    leader = await contest.contender("a")
+    assert await leader.try_take() is None
+    contest.clock.advance(3.1)
+    assert await leader.try_take() == 5
+    assert "holds something else" in caplog.text
+
+
+async def test_a_standby_takes_over_what_runs_and_what_waits() -> None:
+    stack = Stack()
+    first = await stack.add_scheduler("s0")
+    gateway = await stack.add_gateway()
+    await gateway.submit("running")
+    await eventually(lambda: gateway.held["running"].placement is not None)
+    standby = await stack.add_scheduler("s1")
+    assert standby.describe().metrics == {"is_leader": 0.0}
+    await first.stop()
+    await eventually(lambda: standby.describe().metrics.get("granted") == 1)
+    await gateway.submit("next")
+    await eventually(lambda: gateway.grants[-1].request_id == "next")
+    assert gateway.grants[0].epoch < gateway.grants[-1].epoch
+    assert gateway.ends == {}
+    await stack.close()
+
+
+async def test_a_leader_that_was_deposed_asks_for_the_end_of_its_process() -> None:
+    stack = Stack()
+    cut_off = stack.hub.connect()
+    await stack.add_scheduler("s0", cut_off)
+    cut_off.cut_off()
+    second = await stack.add_scheduler("s1")
+    await eventually(lambda: second.describe().metrics["is_leader"] == 1)
+    assert stack.shutdowns == []
+    cut_off.reconnect()
+    await eventually(lambda: len(stack.shutdowns) == 1)
+    assert "another scheduler leads" in stack.shutdowns[0]
+    await stack.close()
+
+
+async def test_without_a_bus_it_does_not_start(contest: Contest) -> None:
+    contest.hub.stop()
+    stack = Stack()
+    with pytest.raises(Unavailable, match="not connected"):
+        await stack.add_scheduler("s0", contest.bus)
+    await stack.close()
