@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 import grpc.aio
@@ -11,7 +11,7 @@ import grpc.aio
 from weir.rpc.server import make_server
 from weir.wire.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 
-Finish = types_pb2.FinishReason.ValueType
+Finish: TypeAlias = "types_pb2.FinishReason.ValueType"
 GOING_ON = types_pb2.FINISH_REASON_UNSPECIFIED
 STOP, LENGTH = types_pb2.FINISH_REASON_STOP, types_pb2.FINISH_REASON_LENGTH
 

@@ -157,7 +157,7 @@ async def test_many_requests_at_once_get_their_own_tokens(world: World) -> None:
 
 async def test_malformed_protobuf_is_refused_as_such(world: World) -> None:
     async with grpc.aio.insecure_channel(world.grpc_address) as channel:
-        call = channel.unary_stream("/weir.v1.Inference/Generate")(b"\xff\xff\xff")
+        call = channel.unary_stream("/weir.v1.Inference/Generate", bytes, bytes)(b"\xff\xff\xff")
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await call.read()
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -1,0 +1,35 @@
+"""What the tests of failures share."""
+
+import asyncio
+
+from tests.unit.gateway.world import World
+
+from weir.client import AsyncWeirClient, GenerateOptions
+from weir.core.errors import WeirError
+from weir.testing.load import StreamRecord, greedy_request, stream
+
+
+def run(world: World, max_tokens: int = 11) -> "asyncio.Task[StreamRecord]":
+    return asyncio.create_task(stream(world.stub, greedy_request("x", max_tokens=max_tokens)))
+
+
+async def error_of(world: World, max_tokens: int = 11) -> tuple[WeirError, str]:
+    """The error that ends a request, and the text before it."""
+    text = ""
+    async with AsyncWeirClient(world.grpc_address) as client:
+        try:
+            async for chunk in client.generate("x", GenerateOptions(max_tokens=max_tokens)):
+                text += chunk.text
+        except WeirError as error:
+            return error, text
+    raise AssertionError(f"no error came, but {text!r}")
+
+
+async def assert_serves(world: World) -> None:
+    world.pair.stops_after = None
+    record = await run(world)
+    assert record.text == "hello world"
+
+
+def request_id_of(world: World) -> str:
+    return next(iter(world.pair.starts))
