@@ -59,11 +59,6 @@ def config_of(document: Any, role: str) -> Any:
     return read_config(config_class(role), service["command"][3:], environ=environ)
 
 
-def mounts(service: Any) -> dict[str, str]:
-    """Target folder -> volume."""
-    return {target: source for source, target in (text.split(":")[:2] for text in service.get("volumes", []))}
-
-
 @pytest.mark.parametrize("role", ROLES)
 def test_every_variable_is_a_setting_of_the_service_with_a_value_that_it_accepts(document: Any, role: str) -> None:
     known = {f"WEIR_{entry.name.upper()}" for entry in fields(config_class(role)) if entry.init}
@@ -87,7 +82,7 @@ def test_transfer_and_workers_share_pid_namespace_and_memory_and_survive_each_ot
     assert services["host"]["command"] == ["sleep", "infinity"]
     assert services["host"]["init"] is True
     for role in ("host", *SHARING):
-        assert mounts(services[role])["/dev/shm"] == "arena"
+        assert services[role]["volumes"] == ["arena:/dev/shm:nocopy"]
     assert {role: services[role].get("pid") for role in ROLES} == {
         role: "service:host" if role in SHARING else None for role in ROLES
     }
