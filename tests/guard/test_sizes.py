@@ -9,7 +9,9 @@ MAX_FUNCTION_LINES = 50
 
 # path: why it may be longer. An entry that is not needed any more fails the test too.
 LONG_FILES: dict[str, str] = {}
-LONG_FUNCTIONS: dict[str, str] = {}
+LONG_FUNCTIONS: dict[str, str] = {
+    "tests/unit/gateway/world.py:open_world": "puts a whole gateway together, in the order of its parts",
+}
 
 
 def own_sources() -> list[Path]:
