@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from opentelemetry.trace import Span, Status, StatusCode
 
+from weir.bus.tasks import end_tasks
 from weir.core.errors import DeadlineExceeded, InternalError, Unavailable
 from weir.engine.counters import fingerprint_of
 from weir.engine.messages import Command, Fail, Failure, FailureReason, Forget, HandOffReady, SequenceKey
@@ -43,9 +44,7 @@ class HandOffs:
         if not self._tasks:
             return
         _, pending = await asyncio.wait(self._tasks, timeout=_STOP_TIMEOUT_S)
-        for task in pending:
-            task.cancel()
-        await asyncio.gather(*pending, return_exceptions=True)
+        await end_tasks(pending)
 
     def metrics(self) -> dict[str, float]:
         return {

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from weir.bus.tasks import end_tasks
 from weir.core.attempt import Attempt
 from weir.core.errors import Overloaded, Unavailable, WeirError
 from weir.engine.messages import Command, EngineReport, Give, PageLot, PagesWanted
@@ -83,8 +84,7 @@ class ArenaKeeper:
     async def stop(self) -> None:
         """Ends acquiring, and waits a little for what is being returned."""
         if self._acquiring is not None:
-            self._acquiring.cancel()
-            await asyncio.gather(self._acquiring, return_exceptions=True)
+            await end_tasks([self._acquiring])
         if self._releases:
             await asyncio.wait(self._releases, timeout=_STOP_TIMEOUT_S)
 

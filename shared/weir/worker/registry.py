@@ -8,6 +8,7 @@ from weir.bus.codec import encode
 from weir.bus.messages import WorkerRecord
 from weir.bus.protocol import Bus, BusError, KvBucket
 from weir.bus.subjects import Subjects
+from weir.bus.tasks import end_tasks
 from weir.core.errors import Unavailable
 
 _log = logging.getLogger(__name__)
@@ -50,8 +51,7 @@ class Registration:
     async def stop(self) -> None:
         """Takes the entry away."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await end_tasks([self._task])
         if self._bus is None:
             return
         try:
@@ -60,7 +60,11 @@ class Registration:
                     await self._bucket.delete(self._make_record().worker_id)
         except (BusError, TimeoutError) as error:
             _log.info("the registry entry is left to expire: %s", error or "no answer")
-        await self._bus.close()
+        try:
+            async with asyncio.timeout(_CALL_TIMEOUT_S):
+                await self._bus.close()
+        except TimeoutError:
+            _log.info("the connection to the bus did not close in time")
 
     async def _keep_putting(self) -> None:
         while True:

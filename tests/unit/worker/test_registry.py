@@ -90,3 +90,50 @@ async def test_it_survives_the_loss_of_the_bus() -> None:
         while not await entries(hub):  # noqa: ASYNC110 - a bucket has no event
             await asyncio.sleep(0.02)
     await registering.stop()
+
+
+class _HoldingBus:
+    """Delays `close` for ever, as a client does whose server has gone."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self.bucket = bus.bucket
+
+    async def close(self) -> None:
+        await asyncio.Event().wait()
+
+
+async def test_a_bus_that_does_not_close_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = MemoryHub()
+    monkeypatch.setattr("weir.worker.registry._CALL_TIMEOUT_S", 0.05)
+
+    async def connect() -> Bus:
+        return _HoldingBus(hub.connect())  # type: ignore[return-value]
+
+    registering = Registration(connect, SUBJECTS, lambda: record(0))
+    await registering.start(1.0)
+    async with asyncio.timeout(1):
+        await registering.stop()
+    assert await entries(hub) == []
+
+
+async def test_stopping_ends_a_put_that_swallows_its_cancellation() -> None:
+    """As asyncio.wait_for does until Python 3.12 when the answer comes in the same moment."""
+    hub = MemoryHub()
+    entered = asyncio.Event()
+
+    async def connect() -> Bus:
+        entered.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return hub.connect()
+        raise AssertionError("cancelled only")
+
+    registering = Registration(connect, SUBJECTS, lambda: record(0))
+    starting = asyncio.create_task(registering.start(30.0))
+    await entered.wait()
+    async with asyncio.timeout(3):
+        await registering.stop()
+    starting.cancel()
+    await asyncio.gather(starting, return_exceptions=True)
