@@ -27,7 +27,10 @@ _CANCEL_AGAIN_AFTER_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class LinkSettings:
-    """`lost_after_s` without a stream gives the worker up: long enough for a hiccup, short enough for a client."""
+    """`lost_after_s` without a stream gives the worker up: long enough for a hiccup, short enough for a client.
+
+    So do more than `max_short_streams` in a row that lasted less: something that is said on them ends them.
+    """
 
     lost_after_s: float = 3.0
     connect_timeout_s: float = 1.0
@@ -35,6 +38,7 @@ class LinkSettings:
     max_backoff_s: float = 0.5
     write_timeout_s: float = 5.0
     max_queued_commands: int = 4096
+    max_short_streams: int = 5
 
 
 class LinkSubscriber(Protocol):
@@ -134,27 +138,32 @@ class Link:
 
     async def _keep_connected(self) -> str:
         """Returns why the link is given up."""
-        lost_at_s = self._clock.now_s() + self._settings.lost_after_s
-        backoff_s = self._settings.first_backoff_s
+        settings = self._settings
+        lost_at_s = self._clock.now_s() + settings.lost_after_s
+        backoff_s = settings.first_backoff_s
+        num_short = 0
         while True:
+            began_s = self._clock.now_s()
             try:
                 await self._run_session()
             except _WorkerReplaced as replaced:
                 return str(replaced)
             except _BrokenStream as broken:
                 reason = str(broken)
+            now_s = self._clock.now_s()
             if self._connected.is_set():
                 self._connected.clear()
                 self._counts["links_broken_total"] += 1
-                lost_at_s = self._clock.now_s() + self._settings.lost_after_s
-                backoff_s = self._settings.first_backoff_s
+                lost_at_s = now_s + settings.lost_after_s
+                num_short = num_short + 1 if now_s - began_s < settings.lost_after_s else 0
+                backoff_s = settings.first_backoff_s
                 logger.info("stream to %s broke: %s", self.worker_id, reason)
             if not self._subscribers:
                 return f"worker {self.worker_id} is not connected"
-            if self._clock.now_s() + backoff_s >= lost_at_s:
+            if now_s + backoff_s >= lost_at_s or num_short > settings.max_short_streams:
                 return f"worker {self.worker_id} is lost: {reason}"
             await asyncio.sleep(backoff_s)
-            backoff_s = min(2 * backoff_s, self._settings.max_backoff_s)
+            backoff_s = min(2 * backoff_s, settings.max_backoff_s)
 
     async def _run_session(self) -> None:
         """From Hello to the end of the stream. Raises _BrokenStream or _WorkerReplaced, never returns."""
@@ -202,7 +211,10 @@ class Link:
         raise _BrokenStream("the stream ended")
 
     async def _read(self, stream: _Stream) -> None:
-        while isinstance(response := await stream.read(), worker_pb2.ServeResponse):
+        while (response := await stream.read()) is not grpc.aio.EOF:
+            if not isinstance(response, worker_pb2.ServeResponse):  # grpc.aio's None for bytes that it cannot decode
+                self._counts["malformed_frames_total"] += 1
+                raise _BrokenStream("the worker sent bytes that are no ServeResponse")
             if not response.HasField("step_frame"):
                 self._counts["malformed_frames_total"] += 1
                 continue

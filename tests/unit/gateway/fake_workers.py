@@ -9,15 +9,18 @@ import grpc
 import grpc.aio
 
 from weir.rpc.server import make_server
-from weir.wire.v1 import types_pb2, worker_pb2, worker_pb2_grpc
+from weir.wire.v1 import types_pb2, worker_pb2
 
 Finish: TypeAlias = "types_pb2.FinishReason.ValueType"
 GOING_ON = types_pb2.FINISH_REASON_UNSPECIFIED
 STOP, LENGTH = types_pb2.FINISH_REASON_STOP, types_pb2.FINISH_REASON_LENGTH
 
 
-class FakeWorker(worker_pb2_grpc.WorkerServicer):
-    """Answers Hello, writes down every command, hands it to `on_command`, and sends what it is told to."""
+class FakeWorker:
+    """Answers Hello, writes down every command, hands it to `on_command`, and sends what it is told to.
+
+    A command of the kind `ends_streams_on` ends every stream.
+    """
 
     def __init__(self, worker_id: str) -> None:
         self.worker_id = worker_id
@@ -26,7 +29,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.num_streams = 0
         self.refuses_streams = False
         self.port = 0
-        self._outboxes: list[asyncio.Queue[worker_pb2.ServeResponse | None]] = []
+        self.ends_streams_on: str = ""
+        self._outboxes: list[asyncio.Queue[worker_pb2.ServeResponse | bytes | None]] = []
         self._server: grpc.aio.Server | None = None
 
     @property
@@ -36,7 +40,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     async def start(self) -> None:
         """On the port that it had before, if it ran before."""
         self._server = make_server()
-        worker_pb2_grpc.add_WorkerServicer_to_server(self, self._server)
+        handler = grpc.stream_stream_rpc_method_handler(self.Serve, worker_pb2.ServeRequest.FromString, _serialize)
+        handlers = grpc.method_handlers_generic_handler("weir.v1.Worker", {"Serve": handler})
+        self._server.add_generic_rpc_handlers((handlers,))
         self.port = self._server.add_insecure_port(self.address)
         await self._server.start()
 
@@ -54,6 +60,11 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         """On every stream; without one it is lost."""
         self.send_raw(worker_pb2.ServeResponse(step_frame=worker_pb2.StepFrame(step=1, updates=updates)))
 
+    def send_garbage(self) -> None:
+        """Bytes that are no message, in place of one."""
+        for outbox in self._outboxes:
+            outbox.put_nowait(b"\xff\xff\xff")
+
     def send_raw(self, response: worker_pb2.ServeResponse) -> None:
         for outbox in self._outboxes:
             outbox.put_nowait(response)
@@ -64,10 +75,10 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
 
     async def Serve(  # noqa: N802 - gRPC's name
         self, request_iterator: Any, context: Any
-    ) -> AsyncIterator[worker_pb2.ServeResponse]:
+    ) -> AsyncIterator[worker_pb2.ServeResponse | bytes]:
         if self.refuses_streams:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
-        outbox: asyncio.Queue[worker_pb2.ServeResponse | None] = asyncio.Queue()
+        outbox: asyncio.Queue[worker_pb2.ServeResponse | bytes | None] = asyncio.Queue()
         self.num_streams += 1
         reading = asyncio.create_task(self._read(request_iterator))
         self._outboxes.append(outbox)
@@ -83,6 +94,12 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         async for command in request_iterator:
             self.commands.append(command)
             self.on_command(command)
+            if command.WhichOneof("command") == self.ends_streams_on:
+                self.break_streams()
+
+
+def _serialize(response: worker_pb2.ServeResponse | bytes) -> bytes:
+    return response if isinstance(response, bytes) else response.SerializeToString()
 
 
 def update(

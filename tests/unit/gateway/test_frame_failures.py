@@ -81,6 +81,17 @@ class TestFrames:
         await world.until(lambda: world.metric("malformed_frames_total") == 2, "counted")
         await assert_serves(world)
 
+    async def test_bytes_that_are_no_frame_break_the_stream_and_nothing_is_lost(self, world: World) -> None:
+        world.pair.stops_after = 4
+        running = run(world)
+        await world.until(lambda: world.scheduler.prefilled, "runs")
+        await asyncio.sleep(0.05)
+        world.pair.stops_after = None
+        world.decode.send_garbage()
+        assert (await running).text == "hello world"
+        assert world.metric("malformed_frames_total") == 1
+        assert world.metric("link_failures_total") == 0
+
     @pytest.mark.parametrize(
         ("reason", "kind", "has_hint"),
         [

@@ -6,7 +6,7 @@ import pytest
 from tests.unit.gateway.failing import assert_serves, error_of, request_id_of, run
 from tests.unit.gateway.fake_model import ids_of
 from tests.unit.gateway.fake_workers import LENGTH, update
-from tests.unit.gateway.world import World
+from tests.unit.gateway.world import FAST, World
 
 from weir.bus.messages import Outcome
 from weir.core.errors import Unavailable
@@ -106,6 +106,14 @@ class TestStreams:
         assert error.retry_after_s is not None
         await world.until_idle()
         assert world.metric("links") == 1
+
+    async def test_a_worker_that_breaks_every_stream_at_once_is_given_up(self, world: World) -> None:
+        world.pair.stops_after = 0
+        world.decode.ends_streams_on = "resume"
+        error, _ = await error_of(world)
+        assert isinstance(error, Unavailable)
+        assert "decode-0-bbbbbbbb is lost" in error.message
+        assert world.decode.num_streams == FAST.links.max_short_streams + 1
 
     async def test_the_idle_link_to_a_worker_that_went_away_is_closed(self, world: World) -> None:
         await run(world)
