@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
 import nats.errors
@@ -12,11 +12,12 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as ClientSubscription
 
 from weir.bus.nats_kv import NatsBucket, WatchFeed
-from weir.bus.protocol import BusMessage, BusTimeout, BusUnavailable, Headers, MessageHandler, NoResponder
+from weir.bus.protocol import BusError, BusMessage, BusTimeout, BusUnavailable, Headers, MessageHandler, NoResponder
 
 logger = logging.getLogger(__name__)
 
 _RECONNECT_WAIT_S = 0.25
+_FLUSH_TIMEOUT_S = 2
 _PING_INTERVAL_S = 2
 """With two pings outstanding, a server that hangs without closing its socket is known after about 6 s."""
 
@@ -24,9 +25,11 @@ _PING_INTERVAL_S = 2
 class NatsSubscription:
     """One handler with its bounded queue."""
 
-    def __init__(self, subscription: ClientSubscription, on_close: Callable[[ClientSubscription], object]) -> None:
+    def __init__(
+        self, subscription: ClientSubscription, unsubscribe: Callable[[ClientSubscription], Awaitable[None]]
+    ) -> None:
         self._subscription = subscription
-        self._on_close = on_close
+        self._unsubscribe = unsubscribe
         self._num_dropped = 0
 
     @property
@@ -41,11 +44,7 @@ class NatsSubscription:
         self._num_dropped += 1
 
     async def close(self) -> None:
-        self._on_close(self._subscription)
-        try:
-            await self._subscription.unsubscribe()
-        except (nats.errors.ConnectionClosedError, nats.errors.BadSubscriptionError):
-            logger.debug("subscription to %s was closed already", self._subscription.subject)
+        await self._unsubscribe(self._subscription)
 
 
 class NatsBus:
@@ -111,12 +110,10 @@ class NatsBus:
                 await self._answer(message.reply, payload)
 
         client_subscription = await self._client.subscribe(subject, cb=on_message, pending_msgs_limit=max_pending)
-        subscription = NatsSubscription(client_subscription, self._forget)
+        subscription = NatsSubscription(client_subscription, self._unsubscribe)
         self._subscriptions[client_subscription] = subscription
         if self.is_connected:
-            # Whoever asks after this returns must find the server knowing about the subscription.
-            with self.mapped_errors(subject):
-                await self._client.flush(timeout=2)
+            await self._settle(subject)
         return subscription
 
     async def bucket(self, name: str, *, ttl_s: float | None = None, durable: bool = False) -> NatsBucket:
@@ -155,8 +152,24 @@ class NatsBus:
         ) as error:
             raise BusUnavailable(f"{self._url}: {error}") from error
 
-    def _forget(self, subscription: ClientSubscription) -> None:
+    async def _unsubscribe(self, subscription: ClientSubscription) -> None:
         self._subscriptions.pop(subscription, None)
+        try:
+            await subscription.unsubscribe()
+            await self._settle(subscription.subject)
+        except (nats.errors.ConnectionClosedError, nats.errors.BadSubscriptionError, BusError) as error:
+            # Without its connection the subscription is gone too, and it does not come back with a new one.
+            logger.debug("unsubscribing from %s: %s", subscription.subject, error)
+
+    async def _settle(self, subject: str) -> None:
+        """Returns when the server has heard everything said so far, so that nobody finds it knowing less.
+
+        Twice, since the client's PING overtakes commands that its flusher has yet to write; those go out while the
+        first PONG is awaited.
+        """
+        with self.mapped_errors(subject):
+            await self._client.flush(timeout=_FLUSH_TIMEOUT_S)
+            await self._client.flush(timeout=_FLUSH_TIMEOUT_S)
 
     async def _answer(self, subject: str, payload: bytes) -> None:
         try:

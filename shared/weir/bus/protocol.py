@@ -122,7 +122,8 @@ class Bus(Protocol):
     async def subscribe(self, subject: str, handler: MessageHandler, *, max_pending: int = 4096) -> Subscription:
         """Calls `handler` for one message at a time, in order of arrival. Subjects have no wildcards.
 
-        Works while disconnected: the subscription begins with the connection.
+        Works while disconnected: the subscription begins with the connection. Just after a reconnect others may find
+        NoResponder for a moment.
         """
         ...
 
