@@ -78,7 +78,7 @@ class ArenaClient:
         """0 before `start` has returned. Never changes after."""
         return self._stream.lease_id
 
-    async def start(self, timeout_s: float = 30.0) -> None:
+    async def start(self, timeout_s: float = 120.0) -> None:
         """Attaches and maps the segment; tries for `timeout_s`. Raises Unavailable, with the service's reason."""
         try:
             await self._stream.start(timeout_s)
