@@ -4,7 +4,7 @@ Requests and answers are plain dataclasses; no protobuf type leaves this room.
 """
 
 from weir.client.aio import AsyncWeirClient
-from weir.client.messages import Chunk, GenerateOptions, ModelInfo, Turn
+from weir.client.messages import Chunk, GenerateOptions, ModelInfo, ProcessDescription, Turn
 from weir.client.sync import WeirClient
 
-__all__ = ["AsyncWeirClient", "Chunk", "GenerateOptions", "ModelInfo", "Turn", "WeirClient"]
+__all__ = ["AsyncWeirClient", "Chunk", "GenerateOptions", "ModelInfo", "ProcessDescription", "Turn", "WeirClient"]

@@ -7,10 +7,18 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from weir.client.messages import Chunk, GenerateOptions, ModelInfo, Turn, chat_request, generate_request
+from weir.client.messages import (
+    Chunk,
+    GenerateOptions,
+    ModelInfo,
+    ProcessDescription,
+    Turn,
+    chat_request,
+    generate_request,
+)
 from weir.rpc.channel import make_channel
 from weir.rpc.errors import from_rpc_error
-from weir.wire.v1 import inference_pb2, inference_pb2_grpc
+from weir.wire.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
 
 DEFAULT_TIMEOUT_S = 600.0
 _UNARY_TIMEOUT_S = 30.0
@@ -26,6 +34,7 @@ class AsyncWeirClient:
         self._timeout_s = timeout_s
         self._channel = make_channel(address)
         self._stub: inference_pb2_grpc.InferenceAsyncStub = inference_pb2_grpc.InferenceStub(self._channel)
+        self._admin: admin_pb2_grpc.AdminAsyncStub = admin_pb2_grpc.AdminStub(self._channel)
 
     def generate(self, prompt: str | Sequence[int], options: GenerateOptions | None = None) -> AsyncIterator[Chunk]:
         """Continues a prompt."""
@@ -62,6 +71,14 @@ class AsyncWeirClient:
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from error
         return [ModelInfo.from_pb(model) for model in response.models]
+
+    async def describe(self) -> ProcessDescription:
+        """Counters and integrity of the gateway."""
+        try:
+            response = await self._admin.Describe(admin_pb2.DescribeRequest(), timeout=_UNARY_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from error
+        return ProcessDescription.from_pb(response)
 
     async def close(self) -> None:
         await self._channel.close()

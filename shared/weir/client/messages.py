@@ -1,10 +1,14 @@
 """What clients say and hear, and its translation from and to protobuf."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from weir.wire.v1 import inference_pb2, types_pb2
+from weir.core.errors import FieldViolation, InvalidRequest
+from weir.wire.v1 import admin_pb2, inference_pb2, types_pb2
+
+_MAX_UINT32 = 2**32 - 1
+_MAX_UINT64 = 2**64 - 1
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -32,6 +36,12 @@ class GenerateOptions:
     ignore_eos: bool = False
 
     def to_pb(self) -> inference_pb2.RequestOptions:
+        """Raises InvalidRequest for numbers that the wire cannot carry; the gateway checks all others."""
+        _check_range("top_k", self.top_k, _MAX_UINT32)
+        _check_range("seed", self.seed, _MAX_UINT64)
+        _check_range("max_tokens", self.max_tokens, _MAX_UINT32)
+        for index, token_id in enumerate(self.stop_token_ids):
+            _check_range(f"stop_token_ids[{index}]", token_id, _MAX_UINT32)
         sampling = types_pb2.SamplingParams(
             temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, seed=self.seed
         )
@@ -96,10 +106,37 @@ class ModelInfo:
         return cls(model.name, model.max_context_tokens, model.vocab_size)
 
 
+@dataclass(frozen=True, slots=True)
+class ProcessDescription:
+    """What one process says about itself: counters (`…_total`) and gauges, and what is wrong with its books."""
+
+    role: str
+    process_id: str
+    pid: int
+    model: str
+    uptime_s: float
+    metrics: Mapping[str, float]
+    integrity_errors: tuple[str, ...]
+
+    @classmethod
+    def from_pb(cls, response: admin_pb2.DescribeResponse) -> "ProcessDescription":
+        return cls(
+            role=response.role,
+            process_id=response.process_id,
+            pid=response.pid,
+            model=response.model,
+            uptime_s=response.uptime_ms / 1000,
+            metrics=dict(response.metrics),
+            integrity_errors=tuple(response.integrity_errors),
+        )
+
+
 def generate_request(prompt: str | Sequence[int], options: GenerateOptions) -> inference_pb2.GenerateRequest:
-    """A text prompt, or ready token ids."""
+    """A text prompt, or ready token ids. Raises InvalidRequest for what the wire cannot carry."""
     if isinstance(prompt, str):
         return inference_pb2.GenerateRequest(options=options.to_pb(), text=prompt)
+    for index, token_id in enumerate(prompt):
+        _check_range(f"token_ids[{index}]", token_id, _MAX_UINT32)
     return inference_pb2.GenerateRequest(options=options.to_pb(), token_ids=inference_pb2.TokenIds(ids=prompt))
 
 
@@ -107,3 +144,8 @@ def chat_request(turns: Sequence[Turn], options: GenerateOptions) -> inference_p
     """The turns, oldest first."""
     messages = [inference_pb2.ChatMessage(role=turn.role, content=turn.content) for turn in turns]
     return inference_pb2.ChatRequest(options=options.to_pb(), messages=messages)
+
+
+def _check_range(field: str, value: int | None, largest: int) -> None:
+    if value is not None and not 0 <= value <= largest:
+        raise InvalidRequest([FieldViolation(field, f"is {value}; must be from 0 to {largest}")])

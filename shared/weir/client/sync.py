@@ -7,10 +7,18 @@ from typing import Any
 import grpc
 
 from weir.client.aio import DEFAULT_TIMEOUT_S
-from weir.client.messages import Chunk, GenerateOptions, ModelInfo, Turn, chat_request, generate_request
+from weir.client.messages import (
+    Chunk,
+    GenerateOptions,
+    ModelInfo,
+    ProcessDescription,
+    Turn,
+    chat_request,
+    generate_request,
+)
 from weir.rpc.channel import MAX_MESSAGE_BYTES
 from weir.rpc.errors import from_rpc_error
-from weir.wire.v1 import inference_pb2, inference_pb2_grpc
+from weir.wire.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
 
 _UNARY_TIMEOUT_S = 30.0
 _OPTIONS = [
@@ -27,6 +35,7 @@ class WeirClient:
         self._timeout_s = timeout_s
         self._channel = grpc.insecure_channel(address, options=_OPTIONS)
         self._stub = inference_pb2_grpc.InferenceStub(self._channel)
+        self._admin = admin_pb2_grpc.AdminStub(self._channel)
 
     def generate(self, prompt: str | Sequence[int], options: GenerateOptions | None = None) -> Iterator[Chunk]:
         """Continues a prompt. Closing the iterator cancels the request."""
@@ -61,6 +70,14 @@ class WeirClient:
         except grpc.RpcError as error:
             raise from_rpc_error(error) from error
         return [ModelInfo.from_pb(model) for model in response.models]
+
+    def describe(self) -> ProcessDescription:
+        """Counters and integrity of the gateway."""
+        try:
+            response = self._admin.Describe(admin_pb2.DescribeRequest(), timeout=_UNARY_TIMEOUT_S)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from error
+        return ProcessDescription.from_pb(response)
 
     def close(self) -> None:
         self._channel.close()
