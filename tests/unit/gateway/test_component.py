@@ -1,0 +1,116 @@
+"""The gateway as a component: what it needs to start, and what it says of itself."""
+
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+from opentelemetry.trace import NoOpTracerProvider
+from tests.unit.gateway.fake_model import byte_model
+
+from weir.bus.memory import MemoryHub
+from weir.bus.protocol import Bus, BusUnavailable
+from weir.core.clock import SystemClock
+from weir.core.errors import Unavailable
+from weir.model.errors import ModelNotFound
+from weir.runtime.config import ConfigError, read_config
+from weir_gateway.component import GatewayComponent, gateway_settings
+from weir_gateway.config import GatewayConfig
+from weir_gateway.models import ServedModel, load_served_model
+
+
+def make_component(
+    config: GatewayConfig, *, hub: MemoryHub | None = None, model: ServedModel | None = None
+) -> GatewayComponent:
+    async def connect() -> Bus:
+        if hub is None:
+            raise BusUnavailable("no NATS server answers")
+        return hub.connect()
+
+    def load_model() -> ServedModel:
+        return model or load_served_model("no/such/model.gguf")
+
+    return GatewayComponent(
+        config,
+        "gateway-0-00000000",
+        connect=connect,
+        load_model=load_model,
+        tracer=NoOpTracerProvider().get_tracer("test"),
+        clock=SystemClock(),
+    )
+
+
+@asynccontextmanager
+async def stopped_at_the_end(component: GatewayComponent) -> AsyncIterator[GatewayComponent]:
+    try:
+        yield component
+    finally:
+        await component.stop()
+
+
+async def test_a_started_component_serves_http_and_describes_itself() -> None:
+    component = make_component(GatewayConfig(http_port=0), hub=MemoryHub(), model=byte_model())
+    async with stopped_at_the_end(component):
+        with pytest.raises(Unavailable, match="not ready yet"):
+            component.intake()
+        assert component.describe().metrics == {}
+        await component.start()
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{component.http_port}") as http:
+            assert (await http.get("/health")).status_code == 200
+        described = component.describe()
+        assert described.integrity_errors == ()
+        assert described.metrics["requests_in_flight"] == described.metrics["accepted_total"] == 0
+        assert component.intake().models.list_models()[0].name == "bytes"
+        await component.drain(1)
+
+
+async def test_without_a_bus_it_does_not_start_and_says_why() -> None:
+    component = make_component(GatewayConfig(http_port=0), model=byte_model())
+    async with stopped_at_the_end(component):
+        with pytest.raises(Unavailable, match="no NATS server answers"):
+            await component.start()
+
+
+async def test_without_the_models_files_it_does_not_start_and_says_what_would_help() -> None:
+    component = make_component(GatewayConfig(http_port=0), hub=MemoryHub())
+    async with stopped_at_the_end(component):
+        with pytest.raises(ModelNotFound, match=r"no model 'no/such/model.gguf'.*weir pull"):
+            await component.start()
+
+
+async def test_an_http_port_that_is_taken_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        component = make_component(GatewayConfig(http_port=port), hub=MemoryHub(), model=byte_model())
+        async with stopped_at_the_end(component):
+            with pytest.raises(Unavailable, match=f"HTTP cannot listen on 127.0.0.1:{port} .*--http-port"):
+                await component.start()
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--http-port", "70000"], "http_port 70000"),
+        (["--max-requests", "0"], "max_requests 0"),
+        (["--default-max-tokens", "0"], "default_max_tokens 0"),
+        (["--scheduler-wait-s", "-1"], "scheduler_wait_s -1.0"),
+        (["--no-progress-s", "nan"], "no_progress_s nan"),
+        (["--http-host", ""], "http_host is empty"),
+    ],
+)
+def test_a_bad_setting_is_named_with_its_flag(flags: list[str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as refused:
+        read_config(GatewayConfig, flags, environ={})
+    assert flags[0] in refused.value.message
+
+
+def test_every_setting_reaches_the_part_that_it_is_for() -> None:
+    config = GatewayConfig(
+        max_requests=7, default_max_tokens=8, max_prompt_bytes=9, scheduler_wait_s=10, max_queue_s=11,
+        no_progress_s=12, worker_lost_s=13,
+    )  # fmt: skip
+    settings = gateway_settings(config)
+    assert (settings.driver.max_requests, settings.driver.max_queue_s, settings.driver.no_progress_s) == (7, 11, 12)
+    assert (settings.limits.default_max_tokens, settings.limits.max_prompt_bytes) == (8, 9)
+    assert (settings.control.outage_s, settings.links.lost_after_s) == (10, 13)

@@ -1,0 +1,61 @@
+"""Whatever bytes come: a draft, or InvalidRequest with named fields."""
+
+import json
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weir.core.errors import InvalidRequest
+from weir_gateway.draft import RequestDraft
+from weir_gateway.openai_schema import ChatBody, CompletionBody, chat_draft, completion_draft, parse_body
+
+NAMES = (
+    *("model", "prompt", "messages", "max_tokens", "temperature", "top_p", "n", "stream", "stream_options", "stop"),
+    *("seed", "top_k", "ignore_eos", "stop_token_ids", "lane", "logprobs", "tools", "logit_bias", "echo", "unheard"),
+)
+values: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def read_completion(raw: bytes) -> RequestDraft:
+    return completion_draft(parse_body(CompletionBody, raw), "id")
+
+
+def read_chat(raw: bytes) -> RequestDraft:
+    return chat_draft(parse_body(ChatBody, raw), "id")
+
+
+def read(raw: bytes) -> tuple[list[RequestDraft], list[InvalidRequest]]:
+    """The drafts that the bytes are, and the refusals; nothing else may be raised on the way."""
+    drafts, refusals = [], []
+    for read_draft in (read_completion, read_chat):
+        try:
+            drafts.append(read_draft(raw))
+        except InvalidRequest as refusal:
+            refusals.append(refusal)
+    return drafts, refusals
+
+
+def assert_refusals_name_fields(raw: bytes) -> None:
+    for refusal in read(raw)[1]:
+        assert refusal.violations
+        assert all(0 < len(violation.field) <= 200 for violation in refusal.violations)
+
+
+@given(st.binary(max_size=200))
+def test_random_bytes_are_refused_or_read(raw: bytes) -> None:
+    assert_refusals_name_fields(raw)
+
+
+@given(st.dictionaries(st.sampled_from(NAMES), values, max_size=8))
+def test_random_fields_are_refused_or_read(body: dict[str, Any]) -> None:
+    assert_refusals_name_fields(json.dumps(body).encode())
+
+
+def test_a_sound_body_is_read() -> None:
+    [draft], _ = read(b'{"prompt": [1, 2], "stop": "x", "stream": true}')
+    assert (draft.stop, draft.is_stream, draft.correlation_id) == (("x",), True, "id")
