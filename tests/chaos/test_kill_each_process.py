@@ -81,8 +81,8 @@ async def test_after_kill_9_requests_end_clearly_and_the_system_serves_again(sta
         assert record.code in CLEAR_CODES, record
         if record.code is not grpc.StatusCode.OK:
             assert record.details, record
-    failed_after_s = [after_s for record, after_s in results if record.code is not grpc.StatusCode.OK]
-    assert all(after_s < MAX_HANG_S for after_s in failed_after_s), failed_after_s
+    late = [(after_s, record) for record, after_s in results if record.code is not grpc.StatusCode.OK]
+    assert [(after_s, record) for after_s, record in late if after_s >= MAX_HANG_S] == []
 
     wait_until(lambda: serves(stack), timeout_s=40, what=f"serves again after {role} was killed")
     wait_until(lambda: is_clean(stack), timeout_s=20, what=f"nothing is left after {role} was killed")

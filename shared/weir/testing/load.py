@@ -74,6 +74,11 @@ async def stream(
     try:
         async for response in call:
             record.add(response)
+            if record.finish_reasons:
+                # It has ended: a cancellation now would be a second end of the client's own making.
+                cancel_after_tokens = None
+                if timer is not None:
+                    timer.cancel()
             if cancel_after_tokens is not None and len(record.token_ids) >= cancel_after_tokens:
                 call.cancel()
     except grpc.aio.AioRpcError as error:
