@@ -36,12 +36,18 @@ class Book:
         self._requests: dict[str, Request] = {}
         self._decode: dict[str, DecodeLoad] = {}
         self._prefill: dict[str, PrefillLoad] = {}
+        self._num_frees = 0
 
     def __len__(self) -> int:
         return len(self._requests)
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._requests
+
+    @property
+    def num_frees(self) -> int:
+        """Rises whenever something becomes free."""
+        return self._num_frees
 
     @property
     def num_pages(self) -> int:
@@ -77,6 +83,7 @@ class Book:
         load = self._prefill.get(placement.prefill_worker_id) if placement else None
         if load is None or load.granted_at_s.pop(request.request_id, None) is None:
             return
+        self._num_frees += 1
         load.num_tokens -= request.submit.num_prompt_tokens
         if placement is not None and not load.granted_at_s:
             del self._prefill[placement.prefill_worker_id]
@@ -93,6 +100,7 @@ class Book:
         placement = request.placement
         if placement is None or self._requests.pop(request.request_id, None) is None:
             return
+        self._num_frees += 1
         load = self._decode[placement.decode_worker_id]
         load.request_ids.discard(request.request_id)
         load.num_pages -= placement.num_booked_pages

@@ -53,6 +53,8 @@ class SchedulerCore:
         self._admission = Admission(limits, self._ledger.lanes, self._workers, self._rate)
         self._commands: list[Command] = []
         self._counts: Counter[str] = Counter()
+        self._blocked: dict[str, tuple[str, int, int]] = {}
+        """model -> the request that did not fit, and when: as long as nothing became free since, it still does not."""
         self._is_bus_away = False
         self._ticked_at_s = clock.now_s()
         self._gather_until_s = clock.now_s() + limits.gather_s
@@ -203,6 +205,9 @@ class SchedulerCore:
     def _grant_from(self, model: str) -> None:
         """In order, until one does not fit: nobody overtakes it, or small requests would keep a large one waiting."""
         while (request := self._ledger.lanes.try_next(model)) is not None:
+            situation = (request.request_id, self._ledger.book.num_frees, self._workers.num_changes)
+            if self._blocked.get(model) == situation:
+                return
             if not self._workers.knows_model(model):
                 self._revoke(request, RefusalReason.UNKNOWN_MODEL, f"no worker ever served model {model!r}", 0)
                 continue
@@ -213,7 +218,9 @@ class SchedulerCore:
                 continue
             placement = try_place(request, hosts, self._ledger.book, self._limits, _DISPATCH)
             if placement is None:
+                self._blocked[model] = situation
                 return
+            self._blocked.pop(model, None)
             self._ledger.place(request, placement, self._clock.now_s())
             self._counts[f"granted_{request.lane}"] += 1
             grant = Grant(self.epoch, request.request_id, placement)

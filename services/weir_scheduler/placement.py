@@ -8,57 +8,62 @@ from weir_scheduler.limits import CoreLimits
 from weir_scheduler.request import Request
 from weir_scheduler.workers import HostView
 
+_Cost = tuple[int, int, str]
+"""Less is better; the worker's id makes it total, so that the same state always gives the same place."""
+
 
 def try_place(
     request: Request, hosts: Sequence[HostView], book: Book, limits: CoreLimits, dispatch: int
 ) -> Placement | None:
     """None: nothing that the request needs is free now."""
-    best: tuple[tuple[int, int, str], WorkerRecord, WorkerRecord] | None = None
+    best: tuple[_Cost, WorkerRecord, WorkerRecord] | None = None
     for host in hosts:
-        decode = _try_pick_decode(request, host, book)
-        if decode is None:
+        prefill = _try_pick_prefill(request, host, book, limits)
+        if prefill is None or (best is not None and best[0] < prefill[0]):
             continue
-        for prefill in host.prefill:
-            load = book.prefill_load(prefill.worker_id)
-            if not _takes_prompt(request, prefill, book, limits):
-                continue
-            cost = (load.num_tokens, load.num_prompts, prefill.worker_id)
-            if best is None or cost < best[0]:
-                best = (cost, prefill, decode)
+        decode = _try_pick_decode(request, host, book)
+        if decode is not None:
+            best = (*prefill, decode)
     if best is None:
         return None
-    _, prefill, decode = best
+    _, prefill_worker, decode_worker = best
     return Placement(
         dispatch=dispatch,
-        prefill_worker_id=prefill.worker_id,
-        prefill_address=prefill.address,
-        decode_worker_id=decode.worker_id,
-        decode_address=decode.address,
+        prefill_worker_id=prefill_worker.worker_id,
+        prefill_address=prefill_worker.address,
+        decode_worker_id=decode_worker.worker_id,
+        decode_address=decode_worker.address,
         num_booked_pages=request.num_pages,
     )
 
 
-def _takes_prompt(request: Request, worker: WorkerRecord, book: Book, limits: CoreLimits) -> bool:
-    load = book.prefill_load(worker.worker_id)
-    if request.num_tokens > worker.max_context_tokens:
-        return False
-    num_tokens = load.num_tokens + request.submit.num_prompt_tokens
-    return load.num_prompts == 0 or (load.num_prompts < limits.max_prefills and num_tokens <= limits.max_prefill_tokens)
+def _try_pick_prefill(
+    request: Request, host: HostView, book: Book, limits: CoreLimits
+) -> tuple[_Cost, WorkerRecord] | None:
+    best: tuple[_Cost, WorkerRecord] | None = None
+    for worker in host.prefill:
+        load = book.prefill_load(worker.worker_id)
+        num_tokens = load.num_tokens + request.submit.num_prompt_tokens
+        is_full = load.num_prompts >= limits.max_prefills or num_tokens > limits.max_prefill_tokens
+        if (is_full and load.num_prompts > 0) or request.num_tokens > worker.max_context_tokens:
+            continue
+        cost = (load.num_tokens, load.num_prompts, worker.worker_id)
+        if best is None or cost < best[0]:
+            best = (cost, worker)
+    return best
 
 
 def _try_pick_decode(request: Request, host: HostView, book: Book) -> WorkerRecord | None:
-    num_booked = sum(book.decode_load(worker_id).num_pages for worker_id in host.all_decode_ids)
-    if num_booked + request.num_pages > host.num_arena_pages:
+    best: tuple[_Cost, WorkerRecord] | None = None
+    for worker in host.decode:
+        load = book.decode_load(worker.worker_id)
+        num_seqs = len(load.request_ids)
+        if num_seqs >= worker.max_num_seqs or request.num_tokens > worker.max_context_tokens:
+            continue
+        cost = (num_seqs, load.num_pages, worker.worker_id)
+        if best is None or cost < best[0]:
+            best = (cost, worker)
+    if best is None:
         return None
-    fitting = [
-        worker
-        for worker in host.decode
-        if len(book.decode_load(worker.worker_id).request_ids) < worker.max_num_seqs
-        and request.num_tokens <= worker.max_context_tokens
-    ]
-    return min(fitting, key=lambda worker: _decode_cost(worker, book), default=None)
-
-
-def _decode_cost(worker: WorkerRecord, book: Book) -> tuple[int, int, str]:
-    load = book.decode_load(worker.worker_id)
-    return len(load.request_ids), load.num_pages, worker.worker_id
+    num_booked_pages = sum(book.decode_load(worker_id).num_pages for worker_id in host.all_decode_ids)
+    return best[1] if num_booked_pages + request.num_pages <= host.num_arena_pages else None

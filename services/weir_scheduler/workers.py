@@ -46,13 +46,15 @@ class Workers:
         self._entries: dict[str, _Entry] = {}
         self._seen_models: dict[str, None] = {}
         self._views: dict[str, tuple[HostView, ...]] = {}
+        self._num_changes = 0
 
     def __len__(self) -> int:
         return sum(entry.record is not None for entry in self._entries.values())
 
-    def try_record(self, worker_id: str) -> WorkerRecord | None:
-        entry = self._entries.get(worker_id)
-        return entry.record if entry else None
+    @property
+    def num_changes(self) -> int:
+        """Rises whenever a worker comes, goes or may have changed."""
+        return self._num_changes
 
     def knows_model(self, model: str) -> bool:
         """Whether a worker of the model was ever seen."""
@@ -68,7 +70,7 @@ class Workers:
         self._seen_models[record.model] = None
         if len(self._seen_models) > self._max_models:
             del self._seen_models[next(iter(self._seen_models))]
-        self._views.clear()
+        self._changed()
         return True
 
     def expect(self, worker_id: str, now_s: float) -> None:
@@ -77,7 +79,7 @@ class Workers:
 
     def remove(self, worker_id: str) -> bool:
         """Whether it was there."""
-        self._views.clear()
+        self._changed()
         return self._entries.pop(worker_id, None) is not None
 
     def expired(self, now_s: float) -> list[str]:
@@ -93,6 +95,10 @@ class Workers:
         if model not in self._views:
             self._views[model] = self._view(model)
         return self._views[model]
+
+    def _changed(self) -> None:
+        self._views.clear()
+        self._num_changes += 1
 
     def _view(self, model: str) -> tuple[HostView, ...]:
         by_host: dict[str, list[WorkerRecord]] = {}
