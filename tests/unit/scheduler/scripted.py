@@ -10,7 +10,7 @@ from tests.unit.scheduler.rig import make_limits, make_worker
 from weir.bus.codec import encode
 from weir.bus.endpoint import BusEndpoint
 from weir.bus.faults import Faults
-from weir.bus.memory import MemoryBus, MemoryHub
+from weir.bus.memory import MemoryHub
 from weir.bus.messages import (
     Ack,
     Cancel,
@@ -45,7 +45,7 @@ async def eventually(is_so: Callable[[], bool], timeout_s: float = 10.0) -> None
 class ScriptedGateway:
     """Holds what it submitted until it is told or decides otherwise; says so every 0.2 s."""
 
-    def __init__(self, bus: MemoryBus, gateway_id: str, tracer: Tracer) -> None:
+    def __init__(self, bus: Bus, gateway_id: str, tracer: Tracer) -> None:
         self.gateway_id = gateway_id
         self.endpoint = BusEndpoint(bus, tracer)
         self.held: dict[str, HeldRequest] = {}

@@ -1,0 +1,66 @@
+"""The scheduler over either bus, through the death of its server."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from opentelemetry import trace
+from tests.contract.worlds import BusWorld, eventually
+from tests.unit.scheduler.rig import make_limits, make_worker
+from tests.unit.scheduler.scripted import SUBJECTS, ScriptedGateway
+
+from weir.bus.codec import encode
+from weir.bus.protocol import Bus, BusError
+from weir.bus.subjects import WORKER_TTL_S
+from weir.bus.tasks import end_tasks
+from weir.core.clock import SystemClock
+from weir_scheduler.component import SchedulerComponent
+
+Connect = Callable[[], Awaitable[Bus]]
+
+
+async def keep_workers(bus: Bus) -> None:
+    """A prefill and a decode worker that live."""
+    while True:
+        try:
+            bucket = await bus.bucket(SUBJECTS.workers_bucket, ttl_s=WORKER_TTL_S)
+            for record in (make_worker("p", "prefill"), make_worker("d", "decode")):
+                await bucket.put(record.worker_id, encode(record))
+        except BusError:
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(0.2)
+
+
+async def test_requests_are_granted_before_and_after_the_server_dies(connect: Connect, world: BusWorld) -> None:
+    shutdowns: list[str] = []
+    scheduler = SchedulerComponent(
+        connect,
+        "test",
+        "s0",
+        make_limits(gather_s=0.2),
+        tracer=trace.NoOpTracer(),
+        clock=SystemClock(),
+        request_shutdown=shutdowns.append,
+    )
+    workers = asyncio.create_task(keep_workers(await connect()))
+    gateway = ScriptedGateway(await connect(), "g0", trace.NoOpTracer())
+    try:
+        await scheduler.start()
+        await gateway.start()
+        await gateway.submit("before")
+        await eventually(lambda: len(gateway.grants) == 1)
+        world.stop_server()
+        submitting = asyncio.create_task(gateway.submit("during"))
+        await asyncio.sleep(0.3)
+        assert not submitting.done()
+        world.start_server()
+        await asyncio.wait_for(submitting, 10)
+        await eventually(lambda: [grant.request_id for grant in gateway.grants] == ["before", "during"])
+        for request_id in ("before", "during"):
+            await gateway.finish(request_id)
+        await eventually(lambda: scheduler.describe().metrics["granted"] == 0)
+        assert (gateway.ends, shutdowns) == ({"before": "finished", "during": "finished"}, [])
+        assert scheduler.describe().integrity_errors == ()
+    finally:
+        await gateway.stop()
+        await scheduler.stop()
+        await end_tasks([workers])
