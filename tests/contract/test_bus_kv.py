@@ -16,7 +16,8 @@ async def next_entry(watch: AsyncIterator[KvEntry], timeout_s: float = 10.0) -> 
 
 
 async def entry_of(watch: AsyncIterator[KvEntry], key: str, value: bytes | None) -> KvEntry:
-    async with asyncio.timeout(15):
+    """Sooner than the watch looks by itself whether its source still lives."""
+    async with asyncio.timeout(4):
         async for entry in watch:
             if (entry.key, entry.value) == (key, value):
                 return entry

@@ -7,7 +7,7 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from tests.unit.scheduler.rig import make_worker
+from tests.unit.scheduler.rig import make_limits, make_worker
 from tests.unit.scheduler.scripted import SUBJECTS, Stack, eventually
 
 from weir.bus.faults import LOST, REPEATED, Leg, RandomFaults, ScriptedFaults
@@ -193,3 +193,19 @@ async def test_while_the_bus_is_away_everything_waits_and_then_goes_on(stack: St
     assert gateway.ends == {}
     assert scheduler.describe().metrics["granted"] == 2
     assert stack.shutdowns == []
+
+
+async def test_silence_while_the_bus_is_away_is_held_against_nobody() -> None:
+    stack = Stack(limits=make_limits(gather_s=0.1, worker_ttl_s=1.0, gateway_ttl_s=1.0))
+    scheduler, gateway = await stack.add_scheduler(), await stack.add_gateway()
+    await gateway.submit("a")
+    await eventually(lambda: gateway.held["a"].placement is not None)
+    stack.hub.stop()
+    await asyncio.sleep(2.0)
+    stack.hub.start()
+    await asyncio.sleep(0.5)
+    metrics = scheduler.describe().metrics
+    assert (metrics["granted"], metrics["workers"], gateway.ends) == (1, 2, {})
+    assert "workers_lost_total" not in metrics
+    assert "gateways_lost_total" not in metrics
+    await stack.close()
