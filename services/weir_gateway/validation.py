@@ -4,7 +4,6 @@ Two steps around tokenizing: `check_fields` is cheap, whatever was sent; `check_
 """
 
 import hashlib
-import math
 import re
 import secrets
 from collections.abc import Mapping, Sequence
@@ -171,10 +170,10 @@ def _check_names(found: _Violations, draft: RequestDraft) -> None:
 def _check_sampling(found: _Violations, draft: RequestDraft, names: FieldNames) -> None:
     temperature, top_p, top_k, seed = draft.temperature, draft.top_p, draft.top_k, draft.seed
     if temperature is not None:
-        is_good = math.isfinite(temperature) and 0 <= temperature <= _MAX_TEMPERATURE
+        is_good = 0 <= temperature <= _MAX_TEMPERATURE  # not a number is in no range
         found.check(is_good, names.temperature, f"is {temperature}; must be from 0 (greedy) to {_MAX_TEMPERATURE:g}")
     if top_p is not None:
-        is_good = math.isfinite(top_p) and _MIN_TOP_P <= top_p <= 1
+        is_good = _MIN_TOP_P <= top_p <= 1
         found.check(is_good, names.top_p, f"is {top_p}; must be from {_MIN_TOP_P:g} to 1 (all tokens)")
     if top_k is not None:
         found.check(0 <= top_k < 2**31, names.top_k, f"is {top_k}; must be from 0 (all tokens) to {2**31 - 1}")

@@ -242,6 +242,14 @@ async def test_a_body_over_the_limit_is_refused_whether_or_not_it_says_its_lengt
         assert "larger than 33554432 bytes" in response.json()["error"]["message"]
 
 
+async def test_a_body_that_is_announced_over_the_limit_is_refused_before_it_is_read(world: World) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(world.http_url.rsplit(":", 1)[1]))
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n")
+    assert b"413" in await asyncio.wait_for(reader.readline(), 5)
+    writer.close()
+    await writer.wait_closed()
+
+
 async def test_an_unknown_model_path_or_method_has_the_nested_form(http: httpx.AsyncClient) -> None:
     unknown_model = await http.post("/v1/completions", json={"model": "gpt-x", "prompt": "x"})
     assert (unknown_model.status_code, unknown_model.json()["error"]["param"]) == (404, "model")

@@ -2,17 +2,21 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
 import httpx
 import pytest
+from opentelemetry.context import Context
 from tests.unit.gateway.fake_workers import update
 from tests.unit.gateway.phases import PHASES, assert_everybody_was_told, hold_in
 from tests.unit.gateway.world import World, open_world
 
+from weir.core.errors import DeadlineExceeded
 from weir.testing.load import greedy_request, stream
 from weir.wire.v1 import inference_pb2_grpc
+from weir_gateway.draft import GRPC_NAMES, Operation, RequestDraft, Text
 from weir_gateway.sse import EventStream
 
 CANCELLED, EXPIRED = grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED
@@ -60,6 +64,17 @@ async def test_an_http_client_that_leaves_frees_everything(world: World, phase: 
     assert world.metric("cancelled_total") == 1
 
 
+@pytest.mark.parametrize("phase", PHASES)
+async def test_a_deadline_holds_without_a_door_that_enforces_it(world: World, phase: str) -> None:
+    is_there = hold_in(world, phase)
+    draft = RequestDraft(Operation.TEXT_COMPLETION, Text("x"), GRPC_NAMES, max_tokens=9)
+    with await world.gateway.intake.open(draft, Context(), 0.3) as opened:
+        await world.until(is_there, f"the request is {phase}")
+        ending = await asyncio.wait_for(opened.call.ended, 5)
+    assert isinstance(ending.error, DeadlineExceeded)
+    await assert_everybody_was_told(world, phase)
+
+
 async def test_a_client_that_cancels_at_once_leaves_nothing(world: World) -> None:
     for _ in range(20):
         running = asyncio.create_task(stream(world.stub, greedy_request("x", max_tokens=9)))
@@ -78,11 +93,13 @@ async def test_a_deadline_is_passed_on_to_the_scheduler_and_shrinks_while_the_re
     await world.until_idle()
 
 
-async def test_a_grpc_client_that_never_reads_is_given_up() -> None:
+@asynccontextmanager
+async def blocked_write(unread_s: float) -> AsyncIterator[tuple[World, Any]]:
+    """A gateway whose client has stopped reading, so that it waits in a write; and the client's call."""
     # A fixed, small flow-control window, so that writes have to wait for the reader.
     options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65_535)]
     async with (
-        open_world(unread_s=0.3, max_context=300_000) as world,
+        open_world(unread_s=unread_s, max_context=300_000) as world,
         grpc.aio.insecure_channel(world.grpc_address, options=options) as channel,
     ):
         world.pair.stops_after = 1
@@ -93,6 +110,11 @@ async def test_a_grpc_client_that_never_reads_is_given_up() -> None:
         for start in range(1, 200_000, 20_000):
             world.decode.send(update(request_id, start, [120] * min(20_000, 200_000 - start)))
             await asyncio.sleep(0.02)
+        yield world, call
+
+
+async def test_a_grpc_client_that_never_reads_is_given_up() -> None:
+    async with blocked_write(unread_s=0.3) as (world, call):
         await world.until(lambda: world.metric("requests_open") == 0, "given up")
         assert world.metric("cancelled_total") == 1
         await world.until(lambda: world.decode.named("cancel"), "the worker is told")
@@ -100,6 +122,14 @@ async def test_a_grpc_client_that_never_reads_is_given_up() -> None:
             _ = [response async for response in call]
         assert ended.value.code() is CANCELLED
         assert "has not read" in (ended.value.details() or "")
+
+
+async def test_a_grpc_client_that_leaves_without_reading_frees_everything() -> None:
+    async with blocked_write(unread_s=60) as (world, call):
+        assert world.metric("requests_in_flight") == 1
+        call.cancel()
+        await world.until_idle()
+        assert world.metric("cancelled_total") == 1
 
 
 async def test_an_http_client_that_never_reads_is_given_up() -> None:

@@ -118,5 +118,6 @@ class TestStreams:
     async def test_the_idle_link_to_a_worker_that_went_away_is_closed(self, world: World) -> None:
         await run(world)
         assert world.metric("links") == 2
-        await world.decode.stop()
+        world.decode.break_streams()
         await world.until(lambda: world.metric("links") == 1, "the link is closed")
+        assert world.decode.num_streams == 1
