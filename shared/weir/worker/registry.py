@@ -7,13 +7,12 @@ from collections.abc import Awaitable, Callable
 from weir.bus.codec import encode
 from weir.bus.messages import WorkerRecord
 from weir.bus.protocol import Bus, BusError, KvBucket
-from weir.bus.subjects import Subjects
+from weir.bus.subjects import WORKER_TTL_S, Subjects
 from weir.bus.tasks import end_tasks
 from weir.core.errors import Unavailable
 
 _log = logging.getLogger(__name__)
 _INTERVAL_S = 1.0
-_TTL_S = 3.0
 _CALL_TIMEOUT_S = 2.0
 
 
@@ -92,6 +91,6 @@ class Registration:
             self._bus = await self._connect()  # has a time-out of its own, and cleans up after it
         async with asyncio.timeout(_CALL_TIMEOUT_S):
             if self._bucket is None:
-                self._bucket = await self._bus.bucket(self._subjects.workers_bucket, ttl_s=_TTL_S)
+                self._bucket = await self._bus.bucket(self._subjects.workers_bucket, ttl_s=WORKER_TTL_S)
             record = self._make_record()
             await self._bucket.put(record.worker_id, encode(record))
