@@ -79,7 +79,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
 
     async def _deliveries(self, draft: RequestDraft, context: _Context) -> AsyncIterator[tuple[OpenRequest, Delivery]]:
         opened = await self._intake().open(draft, current_context.get_current(), context.time_remaining())
-        # The call's end, however it comes, ends the request: a suspended generator is told nothing of it in time.
+        # The call's end ends the request at once, whenever the generator that waits in a write is collected.
         context.add_done_callback(lambda _: opened.leave())  # type: ignore[arg-type]  # the stub knows no functions
         loop = asyncio.get_running_loop()
         with opened:
