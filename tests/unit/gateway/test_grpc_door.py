@@ -50,7 +50,7 @@ async def test_the_scheduler_gets_lengths_and_is_told_the_end(world: World) -> N
     await world.until_idle()
     [submit] = world.scheduler.submits
     assert (submit.lane, submit.model, submit.num_prompt_tokens, submit.max_tokens) == ("batch", "bytes", 9, 4)
-    assert 29_000 < submit.deadline_ms <= 30_000
+    assert 29_000 < submit.deadline_ms < 31_000  # gRPC rounds a timeout up a little
     [finish] = world.scheduler.finishes
     assert (finish.dispatch, finish.outcome, finish.num_output_tokens) == (1, Outcome.FINISHED, 4)
     assert [hint.request_id for hint in world.scheduler.prefilled] == [submit.request_id]
