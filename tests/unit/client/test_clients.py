@@ -46,7 +46,7 @@ def assert_every_option_was_sent(gateway: ScriptedGateway) -> None:
         *(9, ["a", "b"], [1, 2]),
         True,
     )
-    assert 15 < gateway.deadlines_s[0] <= 20
+    assert 15 < gateway.deadlines_s[0] < 21  # gRPC rounds a time-out up on its way
 
 
 def test_the_blocking_client_streams_a_continuation(served: tuple[ScriptedGateway, str], client: WeirClient) -> None:
