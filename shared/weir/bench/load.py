@@ -4,6 +4,7 @@ import asyncio
 import json
 import random
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import httpx
@@ -27,6 +28,8 @@ class LoadConfig:
     timeout_s: float = 600.0
     vocab_low: int = 1000
     vocab_high: int = 40_000
+    extra_body: Mapping[str, object] = field(default_factory=dict)
+    """Fields that only this server knows."""
 
 
 @dataclass(slots=True)
@@ -84,6 +87,7 @@ async def _stream_one(client: httpx.AsyncClient, config: LoadConfig, prompt: lis
         "ignore_eos": config.ignore_eos,
         "stream": True,
         "stream_options": {"include_usage": True},
+        **config.extra_body,
     }
     record = RequestRecord(input_len=len(prompt), started_s=time.monotonic())
     try:

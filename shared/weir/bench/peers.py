@@ -1,0 +1,183 @@
+"""`weir bench serve --peer …`: Weir and another server, in turns on one machine, under the same load over HTTP.
+
+Turns go A B, B A, A B, …, so that a machine that slows down slows both. Each round has prompts of its own, the same for
+both sides: a prefix cache finds nothing.
+"""
+
+import asyncio
+import json
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from weir.bench.load import LoadConfig, run_load
+from weir.bench.peer_process import LlamaServer
+from weir.bench.serve import summarize
+
+_SEED_STRIDE = 1000
+_WARM_UP_PROMPTS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Tokens in and out of each request."""
+
+    input_len: int
+    output_len: int
+
+    @classmethod
+    def parse(cls, text: str) -> "Shape":
+        """Of `128/64`. Raises ValueError."""
+        input_len, _, output_len = text.partition("/")
+        if not (input_len.isdigit() and output_len.isdigit() and int(input_len) > 0 and int(output_len) > 0):
+            raise ValueError(f"shape {text!r}: expected INPUT/OUTPUT in tokens, such as 128/64")
+        return cls(int(input_len), int(output_len))
+
+    def __str__(self) -> str:
+        return f"{self.input_len}/{self.output_len}"
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A server that runs already."""
+
+    name: str
+    base_url: str
+    model: str
+    extra_body: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What is compared. Each cell of shapes x concurrencies is run `rounds` times on both sides."""
+
+    weir: LoadConfig
+    shapes: tuple[Shape, ...]
+    concurrencies: tuple[int, ...]
+    rounds: int
+
+    @property
+    def max_context_tokens(self) -> int:
+        return max(shape.input_len + shape.output_len for shape in self.shapes)
+
+    def loads(self, peer: Peer, shape: Shape, concurrency: int) -> Iterator[tuple[str, LoadConfig]]:
+        """Every run of one cell, in its turn: whose it is, and the load."""
+        for number in range(self.rounds):
+            load = replace(
+                self.weir,
+                input_len=shape.input_len,
+                output_len=shape.output_len,
+                max_concurrency=concurrency,
+                num_prompts=max(2 * concurrency, _WARM_UP_PROMPTS),
+                seed=self.weir.seed + _SEED_STRIDE * number + concurrency,
+            )
+            turns = [
+                ("weir", load),
+                (
+                    peer.name,
+                    replace(load, base_url=peer.base_url, model=peer.model, extra_body=peer.extra_body),
+                ),
+            ]
+            yield from reversed(turns) if number % 2 else turns
+
+
+def parse_comparison(weir: LoadConfig, shapes: str, concurrencies: str, rounds: int) -> Comparison:
+    """Of lists with commas. Raises ValueError naming the bad part."""
+    levels = concurrencies.split(",")
+    for level in levels:
+        if not level.isdigit() or int(level) < 1:
+            raise ValueError(f"concurrencies {concurrencies!r}: {level!r} is not a positive number")
+    return Comparison(
+        weir, tuple(Shape.parse(shape) for shape in shapes.split(",")), tuple(int(level) for level in levels), rounds
+    )
+
+
+def compare(comparison: Comparison, peer: Peer) -> list[dict[str, object]]:
+    """One entry a cell, printed as it is done: medians over the rounds of both sides, and their ratio.
+
+    Raises RuntimeError when a request failed: a figure of half the load says nothing.
+    """
+    print(_HEADER)
+    cells = []
+    for shape in comparison.shapes:
+        for concurrency in comparison.concurrencies:
+            results: dict[str, list[dict[str, float]]] = {"weir": [], peer.name: []}
+            for name, load in comparison.loads(peer, shape, concurrency):
+                records, duration_s = asyncio.run(run_load(load))
+                errors = sorted({record.error for record in records if record.error})
+                if errors:
+                    raise RuntimeError(f"{name} at {shape}, {concurrency} concurrent: {errors[0]}")
+                results[name].append(summarize(records, duration_s))
+            cell = _cell(shape, concurrency, results, peer.name)
+            cells.append(cell)
+            print(_row(cell, results, peer.name), flush=True)
+    return cells
+
+
+def main(
+    comparison: Comparison, peer: str, *, binary: str, model_path: Path | None, peer_url: str, out: Path | None
+) -> int:
+    """`peer` is llama-server (started here, unless `peer_url` is given) or vllm (runs already at `peer_url`)."""
+    with ExitStack() as stack:
+        if peer_url:
+            found = Peer(peer, peer_url, comparison.weir.model, _extra_body(peer))
+        else:
+            if peer != "llama-server":
+                raise ValueError(f"--peer {peer}: start it yourself and say where it is by --peer-url")
+            if model_path is None:
+                raise ValueError("--peer-model: expected the GGUF file that llama-server is to serve")
+            server = LlamaServer(
+                binary,
+                model_path,
+                num_slots=max(comparison.concurrencies),
+                max_context_tokens=comparison.max_context_tokens,
+            )
+            found = Peer(peer, stack.enter_context(server), comparison.weir.model, _extra_body(peer))
+        _warm_up(comparison, found)
+        cells = compare(comparison, found)
+    if out is not None:
+        out.write_text(json.dumps(cells, indent=2) + "\n")
+    return 0
+
+
+def _warm_up(comparison: Comparison, peer: Peer) -> None:
+    for _, load in replace(comparison, rounds=1).loads(peer, Shape(32, 8), _WARM_UP_PROMPTS):
+        asyncio.run(run_load(load))
+
+
+def _extra_body(peer: str) -> dict[str, object]:
+    return {"cache_prompt": False} if peer == "llama-server" else {}
+
+
+def _cell(
+    shape: Shape, concurrency: int, results: Mapping[str, Sequence[dict[str, float]]], peer: str
+) -> dict[str, object]:
+    medians = {
+        name: {key: statistics.median(run[key] for run in runs) for key in runs[0]} for name, runs in results.items()
+    }
+    ratio = medians["weir"]["output_throughput"] / medians[peer]["output_throughput"]
+    return {"shape": str(shape), "concurrency": concurrency, "ratio": ratio, "medians": medians, "runs": dict(results)}
+
+
+_HEADER = (
+    "| in/out | concurrent | side | output tokens/s (runs) | TTFT p50 / p99 ms | ITL p50 / p99 ms | ratio |\n"
+    "|---|---|---|---|---|---|---|"
+)
+
+
+def _row(cell: Mapping[str, object], results: Mapping[str, Sequence[dict[str, float]]], peer: str) -> str:
+    lines = []
+    for name, runs in results.items():
+        rates = ", ".join(f"{run['output_throughput']:.1f}" for run in runs)
+        ttft, itl = (_percentiles(runs, metric) for metric in ("ttft", "itl"))
+        ratio = f"{cell['ratio']:.2f}" if name != peer else ""
+        lines.append(f"| {cell['shape']} | {cell['concurrency']} | {name} | {rates} | {ttft} | {itl} | {ratio} |")
+    return "\n".join(lines)
+
+
+def _percentiles(runs: Sequence[dict[str, float]], metric: str) -> str:
+    return " / ".join(
+        f"{statistics.median(run[f'{key}_{metric}_ms'] for run in runs):.0f}" for key in ("median", "p99")
+    )
