@@ -1,0 +1,178 @@
+"""GPU memory by the driver's virtual memory calls, shared as a file descriptor.
+
+Source: CUDA Driver API, "Virtual Memory Management". Memory that is shared by CUDA IPC dies with the process that made
+it; memory of cuMemCreate lives as long as anybody holds its handle, a mapping or the exported descriptor. Bound by
+ctypes, so that the library needs no package but the driver's own library.
+"""
+
+import ctypes
+import os
+from ctypes import byref, c_char_p, c_int, c_size_t, c_ubyte, c_uint64, c_ushort, c_void_p
+from dataclasses import dataclass
+
+_PINNED = 1
+_ON_DEVICE = 1
+_POSIX_FD = 1
+_READ_WRITE = 3
+_RECOMMENDED = 1
+
+
+class CudaDriverError(Exception):
+    """A call of the driver failed; the message names call and reason."""
+
+
+class _Location(ctypes.Structure):
+    _fields_ = (("type", c_int), ("id", c_int))
+
+
+class _AllocationFlags(ctypes.Structure):
+    _fields_ = (
+        ("compression_type", c_ubyte),
+        ("gpu_direct_rdma_capable", c_ubyte),
+        ("usage", c_ushort),
+        ("reserved", c_ubyte * 4),
+    )
+
+
+class _AllocationProp(ctypes.Structure):
+    """CUmemAllocationProp."""
+
+    _fields_ = (
+        ("type", c_int),
+        ("requested_handle_types", c_int),
+        ("location", _Location),
+        ("win32_handle_meta_data", c_void_p),
+        ("alloc_flags", _AllocationFlags),
+    )
+
+
+class _AccessDesc(ctypes.Structure):
+    """CUmemAccessDesc."""
+
+    _fields_ = (("location", _Location), ("flags", c_int))
+
+
+@dataclass(frozen=True, slots=True)
+class CudaDriver:
+    """libcuda.so.1, initialised."""
+
+    library: ctypes.CDLL
+
+    @classmethod
+    def load(cls) -> "CudaDriver":
+        """Raises CudaDriverError where there is no driver or no GPU."""
+        try:
+            library = ctypes.CDLL("libcuda.so.1")
+        except OSError as error:
+            raise CudaDriverError(f"no CUDA driver here: {error}") from error
+        driver = cls(library)
+        driver.call("cuInit", ctypes.c_uint(0))
+        return driver
+
+    def call(self, name: str, *arguments: object) -> None:
+        code = getattr(self.library, name)(*arguments)
+        if code != 0:
+            text = c_char_p()
+            self.library.cuGetErrorString(c_int(code), byref(text))
+            raise CudaDriverError(f"{name}: {(text.value or b'unknown error').decode()} ({code})")
+
+    def make_context_current(self, device: int) -> None:
+        """The primary context, which PyTorch uses too."""
+        handle, context = c_int(), c_void_p()
+        self.call("cuDeviceGet", byref(handle), c_int(device))
+        self.call("cuDevicePrimaryCtxRetain", byref(context), handle)
+        self.call("cuCtxSetCurrent", context)
+
+
+class CudaMemory:
+    """One mapping of a device's memory into this process. Implements `DeviceMemory`."""
+
+    def __init__(self, driver: CudaDriver, handle: c_uint64, fd: int, num_bytes: int, device: int) -> None:
+        """Maps `handle`, which and whose `fd` are this object's from here on."""
+        self._driver = driver
+        self._handle = handle
+        self._fd = fd
+        self._num_bytes = num_bytes
+        self._pointer = _map(driver, handle, num_bytes, device)
+
+    @classmethod
+    def create(cls, num_bytes: int, device: int = 0) -> "CudaMemory":
+        """At least `num_bytes`, rounded up to the device's granularity. Raises CudaDriverError."""
+        driver = CudaDriver.load()
+        driver.make_context_current(device)
+        prop = _AllocationProp(type=_PINNED, requested_handle_types=_POSIX_FD, location=_Location(_ON_DEVICE, device))
+        granularity = c_size_t()
+        driver.call("cuMemGetAllocationGranularity", byref(granularity), byref(prop), c_int(_RECOMMENDED))
+        rounded = -(-num_bytes // granularity.value) * granularity.value
+        handle, fd = c_uint64(), c_int(-1)
+        driver.call("cuMemCreate", byref(handle), c_size_t(rounded), byref(prop), c_uint64(0))
+        try:
+            driver.call("cuMemExportToShareableHandle", byref(fd), handle, c_int(_POSIX_FD), c_uint64(0))
+            return cls(driver, handle, fd.value, rounded, device)
+        except BaseException:
+            _release(driver, handle, fd.value)
+            raise
+
+    @classmethod
+    def open(cls, fd: int, num_bytes: int, device: int = 0) -> "CudaMemory":
+        """Memory that another process made. `fd` is this object's then. Raises CudaDriverError."""
+        driver = CudaDriver.load()
+        driver.make_context_current(device)
+        handle = c_uint64()
+        driver.call("cuMemImportFromShareableHandle", byref(handle), c_void_p(fd), c_int(_POSIX_FD))
+        try:
+            return cls(driver, handle, fd, num_bytes, device)
+        except BaseException:
+            driver.call("cuMemRelease", handle)
+            raise
+
+    @property
+    def num_bytes(self) -> int:
+        return self._num_bytes
+
+    @property
+    def fd(self) -> int:
+        return self._fd
+
+    @property
+    def pointer(self) -> int:
+        return self._pointer
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, object]:
+        """So that `torch.as_tensor(memory, device="cuda")` is a view: uint8 [num_bytes]."""
+        return {"shape": (self._num_bytes,), "typestr": "|u1", "data": (self._pointer, False), "version": 3}
+
+    def close(self) -> None:
+        """No view of the memory may be used any more."""
+        if self._pointer == 0:
+            return
+        address, size = c_uint64(self._pointer), c_size_t(self._num_bytes)
+        self._pointer = 0
+        self._driver.call("cuCtxSynchronize")
+        self._driver.call("cuMemUnmap", address, size)
+        self._driver.call("cuMemAddressFree", address, size)
+        _release(self._driver, self._handle, self._fd)
+
+
+def _map(driver: CudaDriver, handle: c_uint64, num_bytes: int, device: int) -> int:
+    address, size = c_uint64(), c_size_t(num_bytes)
+    driver.call("cuMemAddressReserve", byref(address), size, c_size_t(0), c_uint64(0), c_uint64(0))
+    try:
+        driver.call("cuMemMap", address, size, c_size_t(0), handle, c_uint64(0))
+        try:
+            access = _AccessDesc(_Location(_ON_DEVICE, device), _READ_WRITE)
+            driver.call("cuMemSetAccess", address, size, byref(access), c_size_t(1))
+        except BaseException:
+            driver.call("cuMemUnmap", address, size)
+            raise
+    except BaseException:
+        driver.call("cuMemAddressFree", address, size)
+        raise
+    return int(address.value)
+
+
+def _release(driver: CudaDriver, handle: c_uint64, fd: int) -> None:
+    driver.call("cuMemRelease", handle)
+    if fd >= 0:
+        os.close(fd)

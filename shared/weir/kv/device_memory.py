@@ -1,0 +1,107 @@
+"""Page memory that several processes map and that no single one of them owns: on a GPU, or its stand-in on the host.
+
+The memory is named by a file descriptor, which is passed over a Unix socket. It lives as long as anybody holds the
+descriptor or a mapping: not with the process that made it, so pages outlive workers.
+"""
+
+import mmap
+import os
+import socket
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+_MAX_FDS = 1
+
+
+class DeviceMemory(Protocol):
+    """One mapping in this process. `close` may be called twice."""
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    @property
+    def fd(self) -> int:
+        """To be passed on. Belongs to this object."""
+        ...
+
+    @property
+    def pointer(self) -> int:
+        """Address of the first byte, on the device."""
+        ...
+
+    def close(self) -> None: ...
+
+
+_MemoryT = TypeVar("_MemoryT", bound=DeviceMemory)
+
+
+class HostMemory:
+    """Anonymous shared memory of the host, for tests and for machines without a GPU."""
+
+    def __init__(self, fd: int, num_bytes: int) -> None:
+        """Maps `fd`, and owns it from here on."""
+        self._fd = fd
+        self._num_bytes = num_bytes
+        self._mapping = mmap.mmap(fd, num_bytes)
+
+    @classmethod
+    def create(cls, num_bytes: int) -> "HostMemory":
+        """Raises OSError when there is too little memory."""
+        fd = os.memfd_create("weir-pages", os.MFD_CLOEXEC)
+        try:
+            os.posix_fallocate(fd, 0, num_bytes)
+            return cls(fd, num_bytes)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    @classmethod
+    def open(cls, fd: int, num_bytes: int) -> "HostMemory":
+        """Raises ValueError if the memory is smaller than that. `fd` is this object's then."""
+        found = os.fstat(fd).st_size
+        if found < num_bytes:
+            raise ValueError(f"num_bytes {num_bytes}: the memory behind the descriptor has {found}")
+        return cls(fd, num_bytes)
+
+    @property
+    def num_bytes(self) -> int:
+        return self._num_bytes
+
+    @property
+    def fd(self) -> int:
+        return self._fd
+
+    @property
+    def pointer(self) -> int:
+        return int(np.frombuffer(self._mapping, np.uint8).ctypes.data)
+
+    @property
+    def buffer(self) -> mmap.mmap:
+        return self._mapping
+
+    def close(self) -> None:
+        """Views of `buffer` keep the mapping until they are gone."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def send_memory(connection: socket.socket, memory: DeviceMemory) -> None:
+    """Passes the memory on over a Unix stream socket. The receiver gets a descriptor of its own."""
+    socket.send_fds(connection, [memory.num_bytes.to_bytes(8, "little")], [memory.fd])
+
+
+def receive_memory(connection: socket.socket, open_memory: Callable[[int, int], _MemoryT]) -> _MemoryT:
+    """What `send_memory` sent, mapped by `open_memory(fd, num_bytes)`. Raises ConnectionError if nothing came."""
+    data, fds, _, _ = socket.recv_fds(connection, 8, _MAX_FDS)
+    if len(data) != 8 or len(fds) != _MAX_FDS:
+        for fd in fds:
+            os.close(fd)
+        raise ConnectionError(f"expected 8 bytes and one descriptor, got {len(data)} bytes and {len(fds)} descriptors")
+    try:
+        return open_memory(fds[0], int.from_bytes(data, "little"))
+    except BaseException:
+        os.close(fds[0])
+        raise
