@@ -2,15 +2,18 @@
 
 import re
 from pathlib import Path
+from typing import TypeVar
 
 import gguf
 import numpy as np
-import torch
+import numpy.typing as npt
 
 from weir.model.config import ModelConfig
 from weir.model.errors import ModelError
 from weir.model.gguf_file import GgufTensor, read_gguf
+from weir.model.quant_blocks import QuantBlocks, try_split_blocks
 
+_ScalarT = TypeVar("_ScalarT", bound=np.generic)
 _SUPPORTED = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0")
 
 _LAYER_NAMES = {
@@ -44,18 +47,26 @@ class GgufTensors:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: tensor.shape for name, tensor in self._tensors.items()}
 
-    def read(self, name: str) -> torch.Tensor:
+    def read(self, name: str) -> npt.NDArray[np.float32]:
         tensor = self._tensors[name]
         values = gguf.dequantize(self._raw(tensor), gguf.GGMLQuantizationType(tensor.type_id)).reshape(tensor.shape)
         # a copy also of what was F32 already: the file's mapping is read-only and not aligned for vector loads
-        loaded = torch.from_numpy(np.array(values, dtype=np.float32))
-        if name.endswith("q_proj.weight"):
-            return undo_rotary_permutation(loaded, self._config.num_heads)
-        if name.endswith("k_proj.weight"):
-            return undo_rotary_permutation(loaded, self._config.num_kv_heads)
-        return loaded
+        return self._in_order(name, np.array(values, dtype=np.float32))
 
-    def _raw(self, tensor: GgufTensor) -> np.ndarray:
+    def try_read_blocks(self, name: str) -> QuantBlocks | None:
+        tensor = self._tensors[name]
+        kind = gguf.GGMLQuantizationType(tensor.type_id).name
+        blocks = try_split_blocks(kind, self._raw(tensor))
+        return None if blocks is None else blocks.map_rows(lambda rows: self._in_order(name, rows))
+
+    def _in_order(self, name: str, rows: npt.NDArray[_ScalarT]) -> npt.NDArray[_ScalarT]:
+        if name.endswith("q_proj.weight"):
+            return undo_rotary_permutation(rows, self._config.num_heads)
+        if name.endswith("k_proj.weight"):
+            return undo_rotary_permutation(rows, self._config.num_kv_heads)
+        return rows
+
+    def _raw(self, tensor: GgufTensor) -> npt.NDArray[np.uint8]:
         """The stored bytes, one row of blocks a row."""
         try:
             kind = gguf.GGMLQuantizationType(tensor.type_id)
@@ -76,7 +87,7 @@ class GgufTensors:
         return ModelError(f"{self._path}: tensor {tensor.name} has {what}; Weir reads {', '.join(_SUPPORTED)}")
 
 
-def undo_rotary_permutation(matrix: torch.Tensor, num_heads: int) -> torch.Tensor:
+def undo_rotary_permutation(matrix: npt.NDArray[_ScalarT], num_heads: int) -> npt.NDArray[_ScalarT]:
     """GGUF Llama files rotate pairs (0, 1), (2, 3) … of a head; here, as in transformers, (0, d/2), (1, d/2 + 1) …
 
     llama.cpp's converter reorders the rows `[head, half, pair]` to `[head, pair, half]`; this puts them back.

@@ -1,11 +1,14 @@
 """Tensors of a Hugging Face folder: one or more safetensors files."""
 
+import json
 from pathlib import Path
 
-import torch
+import numpy as np
+import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
 from weir.model.errors import ModelError
+from weir.model.quant_blocks import QuantBlocks
 
 _SUPPORTED = ("F32", "F16", "BF16")
 
@@ -25,15 +28,28 @@ class SafetensorsFolder:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return dict(self._shapes)
 
-    def read(self, name: str) -> torch.Tensor:
-        with safe_open(self._file_of[name], framework="pt") as file:
-            tensor = file.get_tensor(name)
-            assert isinstance(tensor, torch.Tensor)
-            return tensor.to(torch.float32)
+    def read(self, name: str) -> npt.NDArray[np.float32]:
+        dtype, raw = self._raw(name)
+        if dtype == "BF16":  # the upper half of an fp32 number, which numpy cannot name
+            return (raw.view("<u2").astype(np.uint32) << 16).view(np.float32).reshape(self._shapes[name])
+        return raw.view({"F16": "<f2", "F32": "<f4"}[dtype]).astype(np.float32).reshape(self._shapes[name])
+
+    def try_read_blocks(self, name: str) -> QuantBlocks | None:
+        """None: these files hold floating-point numbers."""
+        return None
+
+    def _raw(self, name: str) -> tuple[str, npt.NDArray[np.uint8]]:
+        """Type and bytes. The file is `length of the header u64 | header, JSON | data`, and was checked when opened."""
+        path = self._file_of[name]
+        with path.open("rb") as file:
+            header_bytes = int.from_bytes(file.read(8), "little")
+            entry = json.loads(file.read(header_bytes))[name]
+        first, last = entry["data_offsets"]
+        return entry["dtype"], np.fromfile(path, np.uint8, count=last - first, offset=8 + header_bytes + first)
 
     def _read_header(self, path: Path) -> None:
         try:
-            with safe_open(path, framework="pt") as file:
+            with safe_open(path, framework="numpy") as file:
                 for name in file.keys():  # noqa: SIM118 - not a mapping
                     header = file.get_slice(name)
                     if name in self._file_of:
