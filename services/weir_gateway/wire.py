@@ -53,6 +53,7 @@ def start_command(
         decode_worker_id=placement.decode_worker_id,
         traceparent=traceparent,
         num_booked_pages=placement.num_booked_pages,
+        lane_priority=placement.lane_priority,
     )
     return worker_pb2.ServeRequest(start=start)
 

@@ -67,6 +67,10 @@ class CoreLimits:
             raise ValueError(f"max_prefills {self.max_prefills}, max_prefill_tokens {self.max_prefill_tokens}: below 1")
         object.__setattr__(self, "lanes_by_name", by_name)
 
+    def lane_priority(self, lane: str) -> int:
+        """0 for the least urgent lane; one more for each that is more urgent."""
+        return len(self.lanes) - 1 - list(self.lanes_by_name).index(lane)
+
 
 def parse_lane(text: str) -> LaneLimits:
     """NAME:MAX_QUEUED:MAX_WAIT_S. Raises ValueError."""

@@ -34,6 +34,7 @@ def try_place(
         decode_worker_id=decode_worker.worker_id,
         decode_address=decode_worker.address,
         num_booked_pages=request.num_pages,
+        lane_priority=limits.lane_priority(request.lane),
     )
 
 

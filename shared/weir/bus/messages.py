@@ -68,6 +68,8 @@ class Placement:
     decode_worker_id: str
     decode_address: str
     num_booked_pages: int
+    lane_priority: int = 0
+    """Higher is more urgent."""
 
 
 @dataclass(frozen=True, slots=True)

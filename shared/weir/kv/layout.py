@@ -19,7 +19,7 @@ import numpy as np
 
 from weir.kv.geometry import ArenaGeometry
 
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 MAX_LEASES = 256
 MAX_DIGEST_BYTES = 128
 
@@ -60,8 +60,10 @@ LEASE_DTYPE = np.dtype(
 )
 COUNTERS_DTYPE = np.dtype([("next_lease_id", "<u4"), ("reserved", "<u4"), ("next_attachment", "<u8")])
 
-RECORD_HEADER_BYTES = 512
+RECORD_HEADER_BYTES = 128
 """One of the two header slots of a sequence record."""
+RECORD_FACTS_BYTES = 4608
+"""The facts of a sequence record; `weir.kv.record_format.MAX_FACTS_BYTES` of them are used at most."""
 
 _MAGIC = b"WEIRARNA"
 _ALIGNMENT_BYTES = 4096
@@ -104,7 +106,9 @@ class SegmentLayout:
 def layout_of(geometry: ArenaGeometry) -> SegmentLayout:
     """The offsets that follow from the geometry."""
     record_bytes = _aligned(
-        2 * RECORD_HEADER_BYTES + 4 * (geometry.max_context_tokens + geometry.max_pages_per_sequence)
+        2 * RECORD_HEADER_BYTES
+        + RECORD_FACTS_BYTES
+        + 4 * (geometry.max_context_tokens + geometry.max_pages_per_sequence)
     )
     counters = _ALIGNMENT_BYTES
     leases = counters + _ALIGNMENT_BYTES

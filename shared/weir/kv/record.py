@@ -1,11 +1,12 @@
 """Sequence records: what another worker needs to go on with a sequence whose worker died.
 
-    0                    header slot 0   CRC | lengths, attempt, random position | facts, fixed at `begin`
+    0                    header slot 0   CRC | lengths, attempt, random position, CRC of the facts
     RECORD_HEADER_BYTES  header slot 1   the same
+                         facts           MAX_FACTS_BYTES bytes           fixed at `begin`
                          token log       int32[max_context_tokens]       prompt, then output; append-only
                          block table     int32[max_pages_per_sequence]   append-only once published
 
-The newest header slot with a right CRC counts; a publication overwrites the other one. Data come first, the header
+The newest header slot with right CRCs counts; a publication overwrites the other one. Data come first, the header
 last, so a header never speaks of data that are not there, and one that was torn leaves its predecessor valid.
 Readers in other processes come after a system call of the writer (a gRPC message, its death), which orders memory.
 """
@@ -19,9 +20,8 @@ import numpy as np
 
 from weir.core.attempt import Attempt
 from weir.kv.geometry import ArenaGeometry
-from weir.kv.layout import RECORD_HEADER_BYTES
+from weir.kv.layout import RECORD_FACTS_BYTES, RECORD_HEADER_BYTES
 from weir.kv.record_format import (
-    MAX_STOP_TOKEN_IDS,
     PACKED_HEADER_BYTES,
     RecordHeader,
     RecordSummary,
@@ -34,7 +34,7 @@ from weir.kv.record_format import (
     unpack_facts,
 )
 
-__all__ = ["MAX_STOP_TOKEN_IDS", "RecordSummary", "SequenceFacts", "SequenceRecord", "SequenceSnapshot"]
+__all__ = ["RecordSummary", "SequenceFacts", "SequenceRecord", "SequenceSnapshot"]
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class _Writer:
     num_tokens: int
     num_pages: int
     num_published_pages: int
-    facts_bytes: bytes
+    num_facts_bytes: int
     facts_crc: int
 
 
@@ -61,9 +61,11 @@ class SequenceRecord:
         self._max_tokens = geometry.max_context_tokens
         self._max_pages = geometry.max_pages_per_sequence
         self._num_arena_pages = geometry.num_pages
-        log_start = 2 * RECORD_HEADER_BYTES
+        facts_start = 2 * RECORD_HEADER_BYTES
+        log_start = facts_start + RECORD_FACTS_BYTES
         table_start = log_start + 4 * self._max_tokens
-        self._headers = memory[:log_start]
+        self._headers = memory[:facts_start]
+        self._facts = memory[facts_start:log_start]
         self._token_log = memory[log_start:table_start].cast("i")
         self._block_table = memory[table_start : table_start + 4 * self._max_pages].cast("i")
         self._writer: _Writer | None = None
@@ -75,6 +77,7 @@ class SequenceRecord:
         if not 1 <= num_prompt_tokens <= self._max_tokens:
             raise ValueError(f"prompt_token_ids: {num_prompt_tokens} ids, allowed are 1 to {self._max_tokens}")
         self.clear()
+        self._facts[: len(facts_bytes)] = facts_bytes
         self._token_log[:num_prompt_tokens] = memoryview(array("i", facts.prompt_token_ids))
         self._writer = _Writer(
             sequence=0,
@@ -83,7 +86,7 @@ class SequenceRecord:
             num_tokens=num_prompt_tokens,
             num_pages=0,
             num_published_pages=0,
-            facts_bytes=facts_bytes,
+            num_facts_bytes=len(facts_bytes),
             facts_crc=zlib.crc32(facts_bytes),
         )
 
@@ -132,9 +135,11 @@ class SequenceRecord:
             num_computed_tokens,
             writer.num_pages,
             writer.num_tokens - writer.num_prompt_tokens,
+            writer.num_facts_bytes,
+            writer.facts_crc,
         )
         start = (writer.sequence & 1) * RECORD_HEADER_BYTES
-        self._headers[start : start + PACKED_HEADER_BYTES] = seal_header(lengths, writer.facts_bytes, writer.facts_crc)
+        self._headers[start : start + PACKED_HEADER_BYTES] = seal_header(lengths)
         writer.num_published_pages = writer.num_pages
 
     def read(self) -> SequenceSnapshot | None:
@@ -196,7 +201,7 @@ class SequenceRecord:
     def _valid_header(self, header_slot: int) -> RecordHeader | None:
         start = header_slot * RECORD_HEADER_BYTES
         # bytes() copies: what is checked is what is used, whoever writes meanwhile.
-        header = try_unpack_header(bytes(self._headers[start : start + PACKED_HEADER_BYTES]))
+        header = try_unpack_header(bytes(self._headers[start : start + PACKED_HEADER_BYTES]), self._facts)
         if header is None or not header.num_prompt_tokens <= header.num_tokens <= self._max_tokens:
             return None
         return header if header.num_pages <= self._max_pages else None
@@ -210,6 +215,6 @@ def _writer_after(header: RecordHeader) -> _Writer:
         num_tokens=header.num_tokens,
         num_pages=header.num_pages,
         num_published_pages=header.num_pages,
-        facts_bytes=header.facts_bytes,
+        num_facts_bytes=len(header.facts_bytes),
         facts_crc=zlib.crc32(header.facts_bytes),
     )

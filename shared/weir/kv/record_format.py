@@ -8,23 +8,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weir.core.attempt import Attempt
-from weir.core.sampling import SamplingParams, StopRules
+from weir.core.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, SamplingParams, StopRules
 
-MAX_STOP_TOKEN_IDS = 32
 _MAX_TEXT_BYTES = 64
+_NOT_ASKED = -1
 
 _CRC = struct.Struct("<I")
-_LENGTHS = struct.Struct("<QIIIIIIQ")
-_FACTS = struct.Struct(f"<64s64s64sddQIIII{MAX_STOP_TOKEN_IDS}i")
-_LENGTHS_END = _CRC.size + _LENGTHS.size
-PACKED_HEADER_BYTES = _LENGTHS_END + _FACTS.size
+_LENGTHS = struct.Struct("<QIIIIIIQII")
+_FACTS = struct.Struct("<64s64s64s6dQIIIIiiiII")
+_STOP_ID = np.dtype("<i4")
+_BIAS = np.dtype([("token_id", "<i4"), ("bias", "<f8")])
+PACKED_HEADER_BYTES = _CRC.size + _LENGTHS.size
+MAX_FACTS_BYTES = _FACTS.size + MAX_STOP_TOKEN_IDS * _STOP_ID.itemsize + MAX_LOGIT_BIAS * _BIAS.itemsize
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceFacts:
     """What does not change while a sequence runs under one attempt.
 
-    The ids are ASCII of at most 64 bytes; `stop` has at most MAX_STOP_TOKEN_IDS ids.
+    The ids are ASCII of at most 64 bytes. Of two sequences that compete for a worker's room the one with the higher
+    `lane_priority` is the more urgent.
     """
 
     request_id: str
@@ -35,6 +38,7 @@ class SequenceFacts:
     stop: StopRules
     num_booked_pages: int
     traceparent: str
+    lane_priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,7 @@ class RecordSummary:
 
 @dataclass(frozen=True, slots=True)
 class RecordHeader:
-    """One publication. `facts_bytes` stay packed: publishing copies them, and most readers want little of them."""
+    """One publication. `facts_bytes` stay packed: most readers want little of them."""
 
     sequence: int
     attempt: Attempt
@@ -79,58 +83,97 @@ class RecordHeader:
 
 pack_lengths = _LENGTHS.pack
 """sequence, attempt's dispatch and adoption, num_prompt_tokens, num_tokens, num_computed_tokens, num_pages,
-rng_position. Bare, because it runs for every token."""
+rng_position, number and CRC of the facts' bytes. Bare, because it runs for every token."""
 
 
-def seal_header(lengths: bytes, facts_bytes: bytes, facts_crc: int) -> bytes:
-    """PACKED_HEADER_BYTES bytes. `facts_crc` is `zlib.crc32(facts_bytes)`, worked out once a sequence."""
-    return _CRC.pack(zlib.crc32(lengths, facts_crc)) + lengths + facts_bytes
+def seal_header(lengths: bytes) -> bytes:
+    """PACKED_HEADER_BYTES bytes."""
+    return _CRC.pack(zlib.crc32(lengths)) + lengths
 
 
-def try_unpack_header(packed: bytes) -> RecordHeader | None:
-    """None if the checksum is wrong: never written, cleared, or torn."""
-    lengths, facts_bytes = packed[_CRC.size : _LENGTHS_END], packed[_LENGTHS_END:PACKED_HEADER_BYTES]
-    if _CRC.unpack_from(packed)[0] != zlib.crc32(lengths, zlib.crc32(facts_bytes)):
+def try_unpack_header(packed: bytes, facts_area: memoryview) -> RecordHeader | None:
+    """None if a checksum is wrong: never written, cleared, or torn. `facts_area` has MAX_FACTS_BYTES bytes."""
+    lengths = packed[_CRC.size : PACKED_HEADER_BYTES]
+    if _CRC.unpack_from(packed)[0] != zlib.crc32(lengths):
         return None
-    sequence, dispatch, adoption, num_prompt, num_tokens, num_computed, num_pages, position = _LENGTHS.unpack(lengths)
+    *numbers, num_facts_bytes, facts_crc = _LENGTHS.unpack(lengths)
+    # bytes() copies: what is checked is what is used, whoever writes meanwhile
+    facts_bytes = bytes(facts_area[:num_facts_bytes])
+    if num_facts_bytes < _FACTS.size or zlib.crc32(facts_bytes) != facts_crc:
+        return None
+    sequence, dispatch, adoption, num_prompt, num_tokens, num_computed, num_pages, position = numbers
     attempt = Attempt(dispatch, adoption)
     return RecordHeader(sequence, attempt, num_prompt, num_tokens, num_computed, num_pages, position, facts_bytes)
 
 
 def pack_facts(facts: SequenceFacts) -> bytes:
-    """All but the prompt, which is in the token log, and the attempt, which may rise. Raises ValueError."""
-    stop_ids = facts.stop.stop_token_ids
-    if len(stop_ids) > MAX_STOP_TOKEN_IDS:
-        raise ValueError(f"stop_token_ids: {len(stop_ids)} ids, a record holds at most {MAX_STOP_TOKEN_IDS}")
-    return _FACTS.pack(
+    """All but the prompt, which is in the token log, and the attempt, which may rise: at most MAX_FACTS_BYTES.
+
+    Raises ValueError for more stop ids or biases than a record holds.
+    """
+    sampling, stop = facts.sampling, facts.stop
+    for field, values, limit in (
+        ("stop_token_ids", stop.stop_token_ids, MAX_STOP_TOKEN_IDS),
+        ("logit_bias", sampling.logit_bias, MAX_LOGIT_BIAS),
+    ):
+        if len(values) > limit:
+            raise ValueError(f"{field}: {len(values)} ids, a record holds at most {limit}")
+    head = _FACTS.pack(
         _text_bytes("request_id", facts.request_id),
         _text_bytes("gateway_id", facts.gateway_id),
         _text_bytes("traceparent", facts.traceparent),
-        facts.sampling.temperature,
-        facts.sampling.top_p,
-        facts.sampling.seed,
-        facts.sampling.top_k,
-        facts.stop.max_tokens,
+        sampling.temperature,
+        sampling.top_p,
+        sampling.min_p,
+        sampling.repetition_penalty,
+        sampling.presence_penalty,
+        sampling.frequency_penalty,
+        sampling.seed,
+        sampling.top_k,
+        stop.max_tokens,
+        stop.min_tokens,
         facts.num_booked_pages,
-        len(stop_ids),
-        *stop_ids,
-        *(0,) * (MAX_STOP_TOKEN_IDS - len(stop_ids)),
+        facts.lane_priority,
+        _NOT_ASKED if sampling.num_logprobs is None else sampling.num_logprobs,
+        _NOT_ASKED if sampling.num_prompt_logprobs is None else sampling.num_prompt_logprobs,
+        len(stop.stop_token_ids),
+        len(sampling.logit_bias),
     )
+    stop_ids = np.array(stop.stop_token_ids, _STOP_ID)
+    return head + stop_ids.tobytes() + np.array(list(sampling.logit_bias), _BIAS).tobytes()
 
 
 def unpack_facts(header: RecordHeader, prompt_token_ids: tuple[int, ...]) -> SequenceFacts:
     """The facts of a publication, with the prompt as the token log has it."""
-    fields = _FACTS.unpack(header.facts_bytes)
-    temperature, top_p, seed, top_k, max_tokens, num_booked_pages, num_stop_ids = fields[3:10]
+    fields = _FACTS.unpack_from(header.facts_bytes)
+    temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty = fields[3:9]
+    seed, top_k, max_tokens, min_tokens, num_booked_pages, lane_priority = fields[9:15]
+    num_logprobs, num_prompt_logprobs = (None if number == _NOT_ASKED else number for number in fields[15:17])
+    num_stop_ids, num_biases = fields[17:]
+    stop_ids = np.frombuffer(header.facts_bytes, _STOP_ID, num_stop_ids, _FACTS.size)
+    biases = np.frombuffer(header.facts_bytes, _BIAS, num_biases, _FACTS.size + stop_ids.nbytes)
     return SequenceFacts(
         request_id=_text(fields[0]),
         attempt=header.attempt,
         gateway_id=_text(fields[1]),
         prompt_token_ids=prompt_token_ids,
-        sampling=SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed),
-        stop=StopRules(max_tokens=max_tokens, stop_token_ids=tuple(fields[10 : 10 + num_stop_ids])),
+        sampling=SamplingParams(
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+            logit_bias=tuple(biases.tolist()),
+            num_logprobs=num_logprobs,
+            num_prompt_logprobs=num_prompt_logprobs,
+        ),
+        stop=StopRules(max_tokens, tuple(stop_ids.tolist()), min_tokens),
         num_booked_pages=num_booked_pages,
         traceparent=_text(fields[2]),
+        lane_priority=lane_priority,
     )
 
 

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 
 from weir.core.attempt import Attempt
 from weir.core.errors import FieldViolation, InvalidRequest
-from weir.core.sampling import SamplingParams, StopRules
+from weir.core.sampling import MAX_STOP_TOKEN_IDS, SamplingParams, StopRules
 from weir.engine.messages import EndReason, FailureReason, SequenceKey
 from weir.kv.geometry import num_pages_for
 from weir.kv.record import SequenceFacts
-from weir.kv.record_format import MAX_STOP_TOKEN_IDS
 from weir.wire.v1 import types_pb2, worker_pb2
 from weir.worker.delivery import Update
 from weir.worker.streams import Frame
@@ -93,6 +92,7 @@ def start_from_pb(start: worker_pb2.Start, gateway_id: str, limits: ModelLimits)
         num_booked_pages=start.num_booked_pages,
         # A trace that cannot be joined is no reason to refuse a prompt.
         traceparent=start.traceparent if _TRACEPARENT.fullmatch(start.traceparent) else "",
+        lane_priority=start.lane_priority,
     )
     return StartOrder(facts, start.decode_worker_id)
 

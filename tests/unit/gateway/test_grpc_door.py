@@ -37,7 +37,7 @@ async def test_the_workers_get_the_prompt_and_every_parameter(world: World) -> N
     assert start.max_tokens == 4
     assert list(start.stop_token_ids) == [256, 5]
     assert start.decode_worker_id == world.decode.worker_id
-    assert start.num_booked_pages == 4
+    assert (start.num_booked_pages, start.lane_priority) == (4, 2)
     [resume] = world.decode.named("resume")
     assert (resume.request_id, resume.next_index) == (start.request_id, 0)
     [hello] = world.prefill.named("hello")

@@ -88,7 +88,7 @@ async def open_world(
     prefill, decode = FakeWorker("prefill-0-aaaaaaaa"), FakeWorker("decode-0-bbbbbbbb")
     await prefill.start()
     await decode.start()
-    placement = Placement(1, prefill.worker_id, prefill.address, decode.worker_id, decode.address, 4)
+    placement = Placement(1, prefill.worker_id, prefill.address, decode.worker_id, decode.address, 4, lane_priority=2)
     scheduler = FakeScheduler(hub.connect(), placement)
     await scheduler.start()
     tokenizer = ByteTokenizer()

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weir.core.attempt import Attempt
-from weir.core.sampling import SamplingParams, StopRules
+from weir.core.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, SamplingParams, StopRules
 from weir.kv.geometry import ArenaGeometry
 from weir.kv.layout import RECORD_HEADER_BYTES, layout_of
-from weir.kv.record import MAX_STOP_TOKEN_IDS, SequenceFacts, SequenceRecord
+from weir.kv.record import SequenceFacts, SequenceRecord
 from weir.kv.record_format import PACKED_HEADER_BYTES
 from weir.kv.segment import Segment
 
@@ -73,14 +73,25 @@ def test_everything_that_was_published_is_read_in_another_mapping(segment: Segme
             top_k=st.integers(0, 2**32 - 1),
             top_p=st.floats(0, 1),
             seed=st.integers(0, 2**64 - 1),
+            min_p=st.floats(0, 1),
+            repetition_penalty=st.floats(0, 2, exclude_min=True),
+            presence_penalty=st.floats(-2, 2),
+            frequency_penalty=st.floats(-2, 2),
+            logit_bias=st.dictionaries(st.integers(0, 2**31 - 1), st.floats(-100, 100), max_size=MAX_LOGIT_BIAS).map(
+                lambda bias: tuple(sorted(bias.items()))
+            ),
+            num_logprobs=st.none() | st.integers(0, 20),
+            num_prompt_logprobs=st.none() | st.integers(0, 20),
         ),
         stop=st.builds(
             StopRules,
             max_tokens=st.integers(1, 2**32 - 1),
             stop_token_ids=st.lists(st.integers(0, 2**31 - 1), max_size=MAX_STOP_TOKEN_IDS).map(tuple),
+            min_tokens=st.integers(0, 2**32 - 1),
         ),
         num_booked_pages=st.integers(0, 2**32 - 1),
         traceparent=st.text("0123456789abcdef-", max_size=55),
+        lane_priority=st.integers(-(2**31), 2**31 - 1),
     ),
     output=st.lists(st.integers(0, 2**31 - 1), max_size=50),
 )
@@ -203,8 +214,10 @@ def test_bounds_are_told_with_field_value_and_limit(facts: SequenceFacts) -> Non
     record = SequenceRecord(_memory(), _GEOMETRY)
     with pytest.raises(ValueError, match=r"prompt_token_ids: 257 ids, allowed are 1 to 256"):
         record.begin(replace(facts, prompt_token_ids=(1,) * 257))
-    with pytest.raises(ValueError, match="stop_token_ids: 33 ids"):
-        record.begin(replace(facts, stop=StopRules(1, tuple(range(33)))))
+    with pytest.raises(ValueError, match="stop_token_ids: 65 ids, a record holds at most 64"):
+        record.begin(replace(facts, stop=StopRules(1, tuple(range(65)))))
+    with pytest.raises(ValueError, match="logit_bias: 301 ids, a record holds at most 300"):
+        record.begin(replace(facts, sampling=SamplingParams(logit_bias=tuple((i, 1.0) for i in range(301)))))
     with pytest.raises(ValueError, match=r"request_id .*65 bytes, a record holds at most 64"):
         record.begin(replace(facts, request_id="x" * 65))
     record.begin(replace(facts, prompt_token_ids=(1,) * 256))

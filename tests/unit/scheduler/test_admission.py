@@ -17,6 +17,14 @@ def test_a_request_is_queued_and_granted_with_its_booking() -> None:
     assert (rig.metric("granted"), rig.metric("booked_pages"), rig.metric("queued")) == (1, 4, 0)
 
 
+def test_a_grant_says_how_urgent_its_lane_is() -> None:
+    rig = Rig().start()
+    for lane in ("batch", "interactive", "", "standard"):
+        rig.submit(f"in-{lane}", lane)
+    priorities = {lane: rig.placement(f"in-{lane}").lane_priority for lane in ("batch", "standard", "", "interactive")}
+    assert priorities == {"batch": 0, "standard": 1, "": 1, "interactive": 2}
+
+
 @pytest.mark.parametrize(
     ("changes", "reason", "words"),
     [

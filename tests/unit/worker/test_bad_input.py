@@ -115,7 +115,7 @@ BAD_STARTS: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": 0}, "start.max_tokens: 0: allowed are 1 to 400"),
     ({"max_tokens": 2**32 - 1}, "start.max_tokens"),
     ({"stop_token_ids": [VOCAB_SIZE]}, "start.stop_token_ids[0]"),
-    ({"stop_token_ids": [1] * 33}, "start.stop_token_ids: 33 ids"),
+    ({"stop_token_ids": [1] * 65}, "start.stop_token_ids: 65 ids"),
     ({"num_booked_pages": 2}, "start.num_booked_pages: 2: allowed are 3"),
     ({"decode_worker_id": ""}, "start.decode_worker_id"),
     ({"sampling": types_pb2.SamplingParams(temperature=1)}, "start.sampling.seed: must be given"),

@@ -141,6 +141,8 @@ class Start(_message.Message):
     DECODE_WORKER_ID_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     NUM_BOOKED_PAGES_FIELD_NUMBER: _builtins.int
+    LANE_PRIORITY_FIELD_NUMBER: _builtins.int
+    MIN_TOKENS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request's id: 32 lower-case hex digits."""
     max_tokens: _builtins.int
@@ -151,6 +153,10 @@ class Start(_message.Message):
     """W3C trace context of the request's span."""
     num_booked_pages: _builtins.int
     """Pages booked for the request; the worker refuses to use more."""
+    lane_priority: _builtins.int
+    """How urgent the request's lane is: higher is more urgent."""
+    min_tokens: _builtins.int
+    """Output tokens before which no stop token is drawn."""
     @_builtins.property
     def attempt(self) -> _types_pb2.Attempt:
         """Its epoch."""
@@ -165,7 +171,7 @@ class Start(_message.Message):
 
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Ids that end the output (the model's own included unless ignored). At most 32."""
+        """Ids that end the output (the model's own included unless ignored). At most 64."""
 
     def __init__(
         self,
@@ -179,10 +185,12 @@ class Start(_message.Message):
         decode_worker_id: _builtins.str = ...,
         traceparent: _builtins.str = ...,
         num_booked_pages: _builtins.int = ...,
+        lane_priority: _builtins.int = ...,
+        min_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "decode_worker_id", b"decode_worker_id", "max_tokens", b"max_tokens", "num_booked_pages", b"num_booked_pages", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "decode_worker_id", b"decode_worker_id", "lane_priority", b"lane_priority", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "num_booked_pages", b"num_booked_pages", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
