@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from weir.engine.batcher import Batcher, BatchLimits
 from weir.engine.messages import Arrival, Failure, FailureReason, HandOffReady
 from weir.engine.pages import PageNeed, PagePool
+from weir.engine.placing import Placer, Unrecordable
 from weir.engine.plan import ChunkPlan
 from weir.engine.sequence import OpenLog, Sequence, Stage
 
@@ -18,7 +19,7 @@ class PrefillBatcher(Batcher):
 
     def __init__(self, limits: BatchLimits, pool: PagePool, open_log: OpenLog) -> None:
         super().__init__(limits, pool)
-        self._open_log = open_log
+        self._placer = Placer(pool, open_log)
 
     def add(self, arrival: Arrival) -> None:
         sequence = Sequence.of_arrival(arrival)
@@ -69,20 +70,12 @@ class PrefillBatcher(Batcher):
                 return
 
     def _try_place(self, sequence: Sequence) -> bool:
-        """Gives a prompt its slot and pages. False: there are too few now, and nothing was taken."""
-        num_pages = sequence.num_missing_pages(sequence.num_uncomputed)
-        if num_pages > self.pool.num_free_pages:
-            return False
-        slot = self.pool.try_take_slot()
-        if slot is None:
-            return False
-        page_ids = self.pool.try_take(num_pages)
-        assert page_ids is not None, "counted above"
+        """False: too little is free now. One that cannot be recorded ends."""
         try:
-            sequence.place(slot, self._open_log(slot), page_ids)
-        except ValueError as error:  # facts that a record cannot hold
-            self.pool.put_back(slot, page_ids)
-            self._end(sequence, failure=Failure(FailureReason.INTERNAL, f"cannot be recorded: {error}"))
+            if not self._placer.try_place(sequence):
+                return False
+        except Unrecordable as error:
+            self._end(sequence, failure=Failure(FailureReason.INTERNAL, str(error)))
         else:
             sequence.stage = Stage.RUNNING
             sequence.stalled_since_s = None
