@@ -3,7 +3,7 @@
 import torch
 from torch.nn import functional
 
-from weir.model.config import ModelConfig
+from weir.model.architecture import ModelConfig
 from weir.model.layers import Rotary, attend, mlp, rms_norm
 from weir.model.paged_kv import PagedKv
 from weir.model.step_batch import StepBatch
@@ -11,7 +11,7 @@ from weir.model.weights import LayerWeights, Weights
 
 
 class Decoder:
-    """A Llama model over paged keys and values. Holds no state of any sequence."""
+    """A Llama, Mistral or Qwen2 model over paged keys and values. Holds no state of any sequence."""
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         self._config = config
@@ -43,9 +43,11 @@ class Decoder:
     ) -> torch.Tensor:
         config = self._config
         normed = rms_norm(hidden, layer.attention_norm, config.rms_norm_eps)
-        heads = functional.linear(normed, layer.query_key_value).view(hidden.shape[0], -1, config.head_dim)
+        projected = functional.linear(normed, layer.query_key_value, layer.query_key_value_bias)
+        heads = projected.view(hidden.shape[0], -1, config.head_dim)
         num_rotated = config.num_heads + config.num_kv_heads
         rotated = self._rotary.rotate(heads[:, :num_rotated], tables)
         kv.write(number, batch.row_index, rotated[:, config.num_heads :], heads[:, num_rotated:])
         attended = attend(number, rotated[:, : config.num_heads], kv, batch)
-        return functional.linear(attended.reshape(hidden.shape[0], -1), layer.attention_output)
+        rows = attended.reshape(hidden.shape[0], -1)
+        return functional.linear(rows, layer.attention_output, layer.attention_output_bias)

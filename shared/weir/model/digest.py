@@ -6,7 +6,7 @@ import xxhash
 
 from weir.kv.geometry import PAGE_TOKENS
 from weir.model.config import load_model_config
-from weir.model.errors import ModelError
+from weir.model.hf_weights import safetensors_files
 from weir.model.source import ModelKind, ModelSource
 
 _CHUNK_BYTES = 1 << 22
@@ -31,7 +31,4 @@ def model_digest(source: ModelSource, precision: str) -> str:
 def _weight_files(source: ModelSource) -> list[Path]:
     if source.kind is ModelKind.GGUF:
         return [source.path]
-    files = sorted(source.path.glob("*.safetensors"))
-    if not files:
-        raise ModelError(f"{source.path}: no *.safetensors file")
-    return files
+    return safetensors_files(source.path)

@@ -1,10 +1,11 @@
-"""The arithmetic of a Llama layer. Rows are tokens of the step's flat batch."""
+"""The arithmetic of a Llama, Mistral or Qwen2 layer. Rows are tokens of the step's flat batch."""
 
 import torch
 from torch.nn import functional
 
-from weir.model.config import ModelConfig
+from weir.model.architecture import ModelConfig
 from weir.model.paged_kv import PagedKv
+from weir.model.rotary import rotary_frequencies
 from weir.model.step_batch import StepBatch
 from weir.model.weights import LayerWeights
 
@@ -13,17 +14,15 @@ class Rotary:
     """Rotates pairs (i, i + head_dim / 2) of queries and keys by position."""
 
     def __init__(self, config: ModelConfig) -> None:
-        exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64).float() / config.head_dim
-        frequencies = 1.0 / (config.rope_theta**exponents)
-        angles = torch.outer(torch.arange(config.max_context_tokens).float(), frequencies)
-        self._cos = torch.cat([angles.cos(), angles.cos()], dim=-1)
-        # the first half of a head takes minus the second half: the sign lives in the table
-        self._sin = torch.cat([-angles.sin(), angles.sin()], dim=-1)
+        self._frequencies = torch.from_numpy(rotary_frequencies(config))
         self._half = config.head_dim // 2
 
     def tables(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and signed sines, each [tokens, 1, head_dim]: made once a step, used in every layer."""
-        return self._cos[positions][:, None], self._sin[positions][:, None]
+        angles = torch.outer(positions.float(), self._frequencies)
+        cos, sin = angles.cos(), angles.sin()
+        # the first half of a head takes minus the second half: the sign lives in the table
+        return torch.cat([cos, cos], dim=-1)[:, None], torch.cat([-sin, sin], dim=-1)[:, None]
 
     def rotate(self, heads: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         """`heads` [tokens, heads, head_dim]."""

@@ -1,13 +1,12 @@
-"""Opens a model's tensors, from a GGUF file or a Hugging Face folder, and checks that they are those of its config."""
+"""A model's tensors by name, wherever they lie. numpy only: not every worker computes with torch."""
 
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from weir.model.config import ModelConfig
+from weir.model.architecture import ModelConfig
 from weir.model.errors import ModelError
-from weir.model.gguf_weights import GgufTensors
 from weir.model.hf_weights import SafetensorsFolder
 from weir.model.quant_blocks import QuantBlocks
 from weir.model.source import ModelKind, ModelSource
@@ -21,50 +20,69 @@ class TensorFile(Protocol):
         ...
 
     def read(self, name: str) -> npt.NDArray[np.float32]:
-        """A copy, dequantized where the file has it quantized."""
+        """A copy of its own, in fp32, with the rows of queries and keys in the order of Hugging Face."""
         ...
 
     def try_read_blocks(self, name: str) -> QuantBlocks | None:
-        """The integers that the file holds for a matrix; None where it holds floating-point numbers."""
+        """The integers that the file holds for a matrix; None where it holds anything that `QuantBlocks` cannot say."""
         ...
 
 
 def open_tensors(source: ModelSource, config: ModelConfig) -> TensorFile:
-    """Reads headers only.
+    """The tensors of `config` and no others; nothing is read yet but headers.
 
     Raises:
         ModelError: names every tensor that is missing, unknown or of another shape than `config` asks for.
     """
-    is_gguf = source.kind is ModelKind.GGUF
-    tensors: TensorFile = GgufTensors(source.path, config) if is_gguf else SafetensorsFolder(source.path)
+    tensors = _open(source, config)
     _check_shapes(source, tensors.shapes(), tensor_shapes(config), config.tie_word_embeddings)
     return tensors
 
 
 def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """The tensors of a model of this configuration."""
+    """The tensors of a model of this configuration, in the order in which a forward pass needs them."""
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, config.hidden_size)}
+    for layer in range(config.num_layers):
+        shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in _layer_shapes(config).items()}
+    shapes["model.norm.weight"] = (config.hidden_size,)
+    if not config.tie_word_embeddings:
+        shapes["lm_head.weight"] = (config.vocab_size, config.hidden_size)
+    return shapes
+
+
+def _layer_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     hidden, inner = config.hidden_size, config.intermediate_size
     query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (config.vocab_size, hidden),
-        "model.norm.weight": (hidden,),
+        "input_layernorm.weight": (hidden,),
+        "self_attn.q_proj.weight": (query, hidden),
+        "self_attn.k_proj.weight": (key, hidden),
+        "self_attn.v_proj.weight": (key, hidden),
     }
-    if not config.tie_word_embeddings:
-        shapes["lm_head.weight"] = (config.vocab_size, hidden)
-    for layer in range(config.num_layers):
-        prefix = f"model.layers.{layer}"
+    if config.query_key_value_bias:
         shapes |= {
-            f"{prefix}.input_layernorm.weight": (hidden,),
-            f"{prefix}.self_attn.q_proj.weight": (query, hidden),
-            f"{prefix}.self_attn.k_proj.weight": (key, hidden),
-            f"{prefix}.self_attn.v_proj.weight": (key, hidden),
-            f"{prefix}.self_attn.o_proj.weight": (hidden, query),
-            f"{prefix}.post_attention_layernorm.weight": (hidden,),
-            f"{prefix}.mlp.gate_proj.weight": (inner, hidden),
-            f"{prefix}.mlp.up_proj.weight": (inner, hidden),
-            f"{prefix}.mlp.down_proj.weight": (hidden, inner),
+            "self_attn.q_proj.bias": (query,),
+            "self_attn.k_proj.bias": (key,),
+            "self_attn.v_proj.bias": (key,),
         }
-    return shapes
+    shapes["self_attn.o_proj.weight"] = (hidden, query)
+    if config.attention_output_bias:
+        shapes["self_attn.o_proj.bias"] = (hidden,)
+    return shapes | {
+        "post_attention_layernorm.weight": (hidden,),
+        "mlp.gate_proj.weight": (inner, hidden),
+        "mlp.up_proj.weight": (inner, hidden),
+        "mlp.down_proj.weight": (hidden, inner),
+    }
+
+
+def _open(source: ModelSource, config: ModelConfig) -> TensorFile:
+    if source.kind is ModelKind.GGUF:
+        # here and not above: a machine without GGUF files need not have their library
+        from weir.model.gguf_weights import GgufTensors  # noqa: PLC0415
+
+        return GgufTensors(source.path, config)
+    return SafetensorsFolder(source.path)
 
 
 def _check_shapes(
@@ -77,7 +95,9 @@ def _check_shapes(
         if not name.endswith(".rotary_emb.inv_freq") and not (tied and name == "lm_head.weight")
     }
     problems = [f"{name} is missing" for name in sorted(expected.keys() - found.keys())]
-    problems += [f"{name} is not part of a Llama model" for name in sorted(found.keys() - expected.keys())]
+    problems += [
+        f"{name} is not part of a Llama, Mistral or Qwen2 model" for name in sorted(found.keys() - expected.keys())
+    ]
     problems += [
         f"{name} has shape {list(found[name])}, expected {list(expected[name])}"
         for name in sorted(found.keys() & expected.keys())

@@ -1,22 +1,26 @@
 """Weights as the decoder wants them, all in fp32, from a GGUF file or a Hugging Face folder."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-from weir.model.config import ModelConfig
+from weir.model.architecture import ModelConfig
 from weir.model.source import ModelSource
-from weir.model.tensor_file import open_tensors
+from weir.model.tensor_file import TensorFile, open_tensors
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """Matrices are `[out, in]`; `query_key_value` and `gate_up` are stacked along `out`: one product does all."""
+    """Matrices are `[out, in]`; `query_key_value` and `gate_up` are stacked along `out`: one product does all.
+
+    Biases are None where the model has none.
+    """
 
     attention_norm: torch.Tensor
     query_key_value: torch.Tensor
+    query_key_value_bias: torch.Tensor | None
     attention_output: torch.Tensor
+    attention_output_bias: torch.Tensor | None
     mlp_norm: torch.Tensor
     gate_up: torch.Tensor
     down: torch.Tensor
@@ -38,6 +42,7 @@ class Weights:
         for layer in self.layers:
             tensors += [layer.attention_norm, layer.query_key_value, layer.attention_output]
             tensors += [layer.mlp_norm, layer.gate_up, layer.down]
+            tensors += [bias for bias in (layer.query_key_value_bias, layer.attention_output_bias) if bias is not None]
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
@@ -48,28 +53,33 @@ def load_weights(source: ModelSource, config: ModelConfig) -> Weights:
         ModelError: names every tensor that is missing, unknown or of another shape than `config` asks for.
     """
     tensors = open_tensors(source, config)
-
-    def read(name: str) -> torch.Tensor:
-        return torch.from_numpy(tensors.read(name))
-
-    embedding = read("model.embed_tokens.weight")
+    embedding = _read(tensors, "model.embed_tokens.weight")
     return Weights(
         embedding=embedding,
-        layers=tuple(_read_layer(read, layer) for layer in range(config.num_layers)),
-        final_norm=read("model.norm.weight"),
-        output=embedding if config.tie_word_embeddings else read("lm_head.weight"),
+        layers=tuple(_read_layer(tensors, config, layer) for layer in range(config.num_layers)),
+        final_norm=_read(tensors, "model.norm.weight"),
+        output=embedding if config.tie_word_embeddings else _read(tensors, "lm_head.weight"),
     )
 
 
-def _read_layer(read_tensor: Callable[[str], torch.Tensor], layer: int) -> LayerWeights:
+def _read_layer(tensors: TensorFile, config: ModelConfig, layer: int) -> LayerWeights:
     def read(name: str) -> torch.Tensor:
-        return read_tensor(f"model.layers.{layer}.{name}.weight")
+        return _read(tensors, f"model.layers.{layer}.{name}")
+
+    def read_bias(*names: str, exists: bool) -> torch.Tensor | None:
+        return torch.cat([read(f"self_attn.{name}.bias") for name in names]) if exists else None
 
     return LayerWeights(
-        attention_norm=read("input_layernorm"),
-        query_key_value=torch.cat([read(f"self_attn.{part}_proj") for part in "qkv"]),
-        attention_output=read("self_attn.o_proj"),
-        mlp_norm=read("post_attention_layernorm"),
-        gate_up=torch.cat([read("mlp.gate_proj"), read("mlp.up_proj")]),
-        down=read("mlp.down_proj"),
+        attention_norm=read("input_layernorm.weight"),
+        query_key_value=torch.cat([read(f"self_attn.{part}_proj.weight") for part in "qkv"]),
+        query_key_value_bias=read_bias("q_proj", "k_proj", "v_proj", exists=config.query_key_value_bias),
+        attention_output=read("self_attn.o_proj.weight"),
+        attention_output_bias=read_bias("o_proj", exists=config.attention_output_bias),
+        mlp_norm=read("post_attention_layernorm.weight"),
+        gate_up=torch.cat([read("mlp.gate_proj.weight"), read("mlp.up_proj.weight")]),
+        down=read("mlp.down_proj.weight"),
     )
+
+
+def _read(tensors: TensorFile, name: str) -> torch.Tensor:
+    return torch.from_numpy(tensors.read(name))

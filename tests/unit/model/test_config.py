@@ -70,11 +70,17 @@ def test_the_ends_of_generation_config_win(tiny: TinyLlama, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"model_type": "gemma"}, "model_type 'gemma'; Weir serves 'llama'"),
+        ({"model_type": "gemma"}, "model_type 'gemma'; Weir serves 'llama', 'mistral', 'qwen2'"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
-        ({"attention_bias": True}, "attention_bias True"),
+        ({"model_type": "mistral", "attention_bias": True}, "attention_bias True is not supported, only False"),
+        ({"attention_bias": "yes"}, "attention_bias is 'yes', expected true or false"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quant_method 'gptq' is not supported.*from GGUF files"),
         ({"mlp_bias": True}, "mlp_bias True"),
-        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1.0}}, "rotary scaling 'llama3'"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type 'yarn' is not supported.*'linear' and 'llama3'"),
+        ({"rope_parameters": None, "rope_scaling": {"type": "dynamic"}}, "rope_type 'dynamic' is not supported"),
+        ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "rotary scaling has no low_freq_factor"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 0}}, "linear rotary scaling: factor is 0"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor 0.5 is not supported, only 1.0"),
         ({"hidden_size": "64"}, "hidden_size is '64', expected an integer"),
         ({"hidden_size": None}, "has no hidden_size"),
         ({"num_hidden_layers": 0}, "num_layers is 0"),
@@ -94,8 +100,10 @@ def test_a_folder_that_cannot_be_served_is_refused(
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"llama.rope.dimension_count": 16}, "partial rotary"),
-        ({"llama.rope.scaling.type": "yarn"}, "rotary scaling"),
+        ({"general.architecture": "gemma"}, "general.architecture 'gemma'; Weir serves 'llama' and 'qwen2'"),
+        ({"llama.rope.dimension_count": 16}, "llama.rope.dimension_count is 16; Weir serves 32"),
+        ({"llama.attention.value_length": 16}, "llama.attention.value_length is 16; Weir serves 32"),
+        ({"llama.rope.scaling.type": "yarn"}, "llama.rope.scaling.type 'yarn' is not supported, only 'none', 'linear'"),
         ({"llama.expert_count": 8}, "mixtures of experts"),
         ({"llama.embedding_length": None}, "has no llama.embedding_length"),
         ({"llama.embedding_length": "64"}, "llama.embedding_length is str '64', expected int"),

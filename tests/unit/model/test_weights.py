@@ -71,7 +71,9 @@ def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
 
 
 def test_an_unknown_tensor_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"model\.layers\.0\.self_attn\.q_proj\.bias is not part of a Llama model"):
+    with pytest.raises(
+        ModelError, match=r"model\.layers\.0\.self_attn\.q_proj\.bias is not part of a Llama, Mistral or Qwen2"
+    ):
         load_changed(tmp_path, lambda tensors: tensors.update({"model.layers.0.self_attn.q_proj.bias": torch.zeros(4)}))
 
 
@@ -100,11 +102,16 @@ def test_buffers_that_old_checkpoints_saved_are_passed_over(tmp_path: Path) -> N
     )
 
 
-def test_a_gguf_type_that_weir_does_not_read_is_named(tiny: TinyLlama, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("type_id", "name"), [(10, "type Q2_K"), (199, "unknown type 199")])
+def test_a_gguf_type_that_weir_does_not_read_is_named(type_id: int, name: str, tiny: TinyLlama, tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
-    write_gguf(tiny, path, gguf.GGMLQuantizationType.Q5_1)
+    write_gguf(tiny, path, gguf.GGMLQuantizationType.F32)
+    data = bytearray(path.read_bytes())
+    entry = data.index(b"token_embd.weight") + len(b"token_embd.weight") + 4 + 2 * 8
+    data[entry : entry + 4] = type_id.to_bytes(4, "little")
+    path.write_bytes(data)
     source = resolve_model(str(path))
-    with pytest.raises(ModelError, match=r"tensor token_embd\.weight has type Q5_1; Weir reads F32, F16"):
+    with pytest.raises(ModelError, match=rf"tensor token_embd\.weight has {name}; Weir reads F32, F16"):
         load_weights(source, load_model_config(source))
 
 

@@ -1,0 +1,121 @@
+"""The numbers that define a decoder. Files are read elsewhere (`config`); nothing here imports torch."""
+
+from dataclasses import dataclass
+
+from weir.kv.geometry import PageGeometry
+from weir.model.errors import ModelError
+
+_POSITIVE = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_layers",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "rms_norm_eps",
+    "rope_theta",
+    "max_context_tokens",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LinearScaling:
+    """Every position counts 1 / `factor`."""
+
+    factor: float
+
+    def __post_init__(self) -> None:
+        _check_positive("linear rotary scaling", factor=self.factor)
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Scaling:
+    """Slow frequencies are divided by `factor`, fast ones kept, with a ramp between (Llama 3.1).
+
+    A frequency is slow if it turns less than `low_freq_factor` times in `original_context_tokens`, and fast if it turns
+    more than `high_freq_factor` times.
+    """
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_context_tokens: int
+
+    def __post_init__(self) -> None:
+        _check_positive(
+            "llama3 rotary scaling",
+            factor=self.factor,
+            low_freq_factor=self.low_freq_factor,
+            original_context_tokens=self.original_context_tokens,
+        )
+        if self.high_freq_factor <= self.low_freq_factor:
+            raise ModelError(
+                f"llama3 rotary scaling: high_freq_factor is {self.high_freq_factor}, "
+                f"expected more than low_freq_factor, {self.low_freq_factor}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class GivenScaling:
+    """A divisor a frequency, head_dim / 2 of them: how GGUF files spell llama3 scaling (`rope_freqs.weight`)."""
+
+    divisors: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        for divisor in self.divisors:
+            _check_positive("rotary scaling given by divisors", divisor=divisor)
+
+
+RotaryScaling = LinearScaling | Llama3Scaling | GivenScaling
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """A decoder of the Llama kind (Llama, Mistral, Qwen2); keys and values in fp32.
+
+    The two flags of biases say that the query, key and value projections (all three) and the output projection of
+    attention add one. `rotary_scaling` None: frequencies as `rope_theta` gives them.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+    max_context_tokens: int
+    tie_word_embeddings: bool
+    eos_token_ids: tuple[int, ...]
+    bos_token_id: int | None
+    query_key_value_bias: bool = False
+    attention_output_bias: bool = False
+    rotary_scaling: RotaryScaling | None = None
+
+    def __post_init__(self) -> None:
+        _check_positive("model configuration", **{name: getattr(self, name) for name in _POSITIVE})
+        if self.num_heads % self.num_kv_heads:
+            raise ModelError(
+                f"model configuration: num_heads {self.num_heads} is no multiple of num_kv_heads {self.num_kv_heads}"
+            )
+        if self.head_dim % 2:
+            raise ModelError(f"model configuration: head_dim is {self.head_dim}, expected an even number")
+        scaling = self.rotary_scaling
+        if isinstance(scaling, GivenScaling) and len(scaling.divisors) != self.head_dim // 2:
+            raise ModelError(
+                f"model configuration: {len(scaling.divisors)} divisors of rotary frequencies, "
+                f"expected head_dim / 2 = {self.head_dim // 2}"
+            )
+
+    @property
+    def page_geometry(self) -> PageGeometry:
+        return PageGeometry(num_layers=self.num_layers, num_kv_heads=self.num_kv_heads, head_dim=self.head_dim)
+
+
+def _check_positive(what: str, **values: float) -> None:
+    for name, value in values.items():
+        if not value > 0:
+            raise ModelError(f"{what}: {name} is {value}, expected more than 0")
