@@ -57,8 +57,8 @@ def emit_constant(value_type: ir.Type, value: float) -> ir.Constant:
 
 
 def emit_splat(builder: ir.IRBuilder, scalar: ir.Value, width: int) -> ir.Value:
-    """A float in every lane of a vector."""
-    undefined = ir.Constant(vector_type(width), ir.Undefined)
+    """A scalar in every lane of a vector."""
+    undefined = ir.Constant(ir.VectorType(scalar.type, width), ir.Undefined)
     first = builder.insert_element(undefined, scalar, ir.Constant(INT32, 0))
     return builder.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(INT32, width), [0] * width))
 

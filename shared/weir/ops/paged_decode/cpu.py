@@ -1,0 +1,213 @@
+"""Decode attention on a CPU, over pages in place.
+
+One work item is a sequence, a key head and a block of BLOCK_TOKENS positions; an item's result (weighted values,
+largest score and sum of weights of the query heads that share the key head) lies in its row of `partials` until the
+items of a sequence and head are merged, in order. Items depend on lengths alone, and so do the bits of a result.
+"""
+
+import numpy as np
+from numba import prange
+from numpy.typing import NDArray
+
+from weir.kv.geometry import PAGE_TOKENS
+from weir.ops.paged_attention.cpu import (
+    BLOCK_PAGES,
+    BLOCK_TOKENS,
+    head_pages,
+    merge_row,
+    score_block,
+    soften_block,
+    softmax_scale,
+    weigh_block,
+)
+from weir.ops.simd.attention import address_of
+from weir.ops.simd.jit import kernel, parallel_kernel
+
+_FLOAT_BYTES = 4
+
+
+@kernel
+def num_decode_items(lengths: NDArray[np.int32], num_kv_heads: int) -> int:
+    """Rows that `items` and `partials` need for sequences of these lengths."""
+    num_blocks = 0
+    for length in lengths:
+        num_blocks += (length + BLOCK_TOKENS - 1) // BLOCK_TOKENS
+    return num_blocks * num_kv_heads
+
+
+@kernel
+def plan_decode(lengths: NDArray[np.int32], num_kv_heads: int, items: NDArray[np.int32]) -> int:
+    """Fills `items` [at least num_decode_items, 3] with (sequence, key head, block); returns their number.
+
+    The items of a sequence and head are neighbours, in order of their blocks. Made once a step, used in every layer.
+    """
+    item = 0
+    for sequence in range(lengths.size):
+        for kv_head in range(num_kv_heads):
+            for block in range((lengths[sequence] + BLOCK_TOKENS - 1) // BLOCK_TOKENS):
+                items[item, 0], items[item, 1], items[item, 2] = sequence, kv_head, block
+                item += 1
+    return item
+
+
+@kernel
+def decode_partial_floats(group_heads: int, head_dim: int) -> int:
+    """Floats of one row of `partials`, for `group_heads` query heads a key head."""
+    return group_heads * (head_dim + 2)
+
+
+@kernel
+def decode_scratch_floats(group_heads: int) -> int:
+    """Floats of a thread's row of `scratch`."""
+    return group_heads * BLOCK_TOKENS
+
+
+@kernel
+def decode_blocks(
+    qkv: NDArray[np.float32],
+    rows: NDArray[np.int32],
+    lengths: NDArray[np.int32],
+    block_tables: NDArray[np.int32],
+    pages: NDArray[np.float32],
+    layer: int,
+    group_heads: int,
+    items: NDArray[np.int32],
+    num_items: int,
+    partials: NDArray[np.float32],
+    scratch: NDArray[np.float32],
+    thread: int,
+    num_threads: int,
+) -> None:
+    """First half of decode attention: this thread's share of the items. All threads end it before any merges.
+
+    Args:
+        qkv: [tokens, …]: rows that begin with the rotated queries, heads in order.
+        rows: [sequences]: which row of `qkv` is a sequence's.
+        lengths: [sequences]: positions to attend to, the query's own included, at least 1.
+        block_tables: [sequences, pages]: page ids in order of position, as many as the length needs.
+        pages: [num_pages, num_layers, 2, num_kv_heads, PAGE_TOKENS * head_dim], see `weir.kv.geometry`.
+        layer: Which layer's pages.
+        group_heads: Query heads a key head.
+        items: [items, 3] of `plan_decode`.
+        num_items: How many of them count.
+        partials: [items, decode_partial_floats]: results.
+        scratch: [num_threads, decode_scratch_floats].
+        thread: In 0 … num_threads - 1.
+        num_threads: Among how many threads the items are shared.
+    """
+    head_dim = pages.shape[4] // PAGE_TOKENS
+    scale = softmax_scale(head_dim)
+    scores = address_of(scratch) + thread * scratch.shape[1] * _FLOAT_BYTES
+    head_bytes = head_dim * _FLOAT_BYTES
+    last = num_items * (thread + 1) // num_threads
+    for item in range(num_items * thread // num_threads, last):
+        sequence, kv_head, block = items[item, 0], items[item, 1], items[item, 2]
+        head = head_pages(pages, layer, kv_head)
+        page_ids = block_tables[sequence, block * BLOCK_PAGES :]
+        num_tokens = min(lengths[sequence] - block * BLOCK_TOKENS, BLOCK_TOKENS)
+        following = min(item + 1, last - 1)
+        ahead = head_pages(pages, layer, items[following, 1])
+        ahead_page = block_tables[items[following, 0], items[following, 2] * BLOCK_PAGES]
+        queries = address_of(qkv) + rows[sequence] * qkv.shape[1] * _FLOAT_BYTES + kv_head * group_heads * head_bytes
+        sums = address_of(partials) + item * partials.shape[1] * _FLOAT_BYTES
+        partials[item, : group_heads * head_dim] = 0.0
+        first_values = head.values + page_ids[0] * head.stride
+        score_block(
+            queries,
+            head_bytes,
+            group_heads,
+            group_heads,
+            num_tokens,
+            head,
+            page_ids,
+            first_values,
+            head_dim,
+            scores,
+        )
+        soften_block(scores, group_heads, group_heads, num_tokens, scale, sums + group_heads * head_bytes)
+        weigh_block(
+            group_heads,
+            group_heads,
+            num_tokens,
+            head,
+            page_ids,
+            ahead.keys + ahead_page * ahead.stride,
+            head_dim,
+            scores,
+            sums,
+        )
+
+
+@kernel
+def decode_merge(
+    rows: NDArray[np.int32],
+    items: NDArray[np.int32],
+    num_items: int,
+    group_heads: int,
+    head_dim: int,
+    partials: NDArray[np.float32],
+    attended: NDArray[np.float32],
+    thread: int,
+    num_threads: int,
+) -> None:
+    """Second half: merges the blocks of each sequence and head into `attended` [tokens, num_heads * head_dim].
+
+    A sequence's row there is that of its query in `qkv`. The other arguments are those of `decode_blocks`.
+    """
+    scale = softmax_scale(head_dim)
+    stats_start = group_heads * head_dim
+    first_row, last_row = rows.size * thread // num_threads, rows.size * (thread + 1) // num_threads
+    for item in range(num_items):
+        if items[item, 2] != 0 or not first_row <= items[item, 0] < last_row:
+            continue
+        row = rows[items[item, 0]]
+        for number in range(group_heads):
+            sums = partials[item, number * head_dim : (number + 1) * head_dim]
+            stats = partials[item, stats_start + number * 2 : stats_start + number * 2 + 2]
+            later = item + 1
+            while later < num_items and items[later, 2] != 0:
+                block_sums = partials[later, number * head_dim : (number + 1) * head_dim]
+                block_stats = partials[later, stats_start + number * 2 : stats_start + number * 2 + 2]
+                merge_row(sums, stats, block_sums, block_stats, scale)
+                later += 1
+            head = items[item, 1] * group_heads + number
+            for dimension in range(head_dim):
+                attended[row, head * head_dim + dimension] = sums[dimension] / stats[1]
+
+
+@parallel_kernel
+def paged_decode(
+    qkv: NDArray[np.float32],
+    rows: NDArray[np.int32],
+    lengths: NDArray[np.int32],
+    block_tables: NDArray[np.int32],
+    pages: NDArray[np.float32],
+    layer: int,
+    group_heads: int,
+    items: NDArray[np.int32],
+    num_items: int,
+    partials: NDArray[np.float32],
+    scratch: NDArray[np.float32],
+    attended: NDArray[np.float32],
+) -> None:
+    """Both halves, on as many of numba's threads as `scratch` has rows. Arguments as those of `decode_blocks`."""
+    num_threads = scratch.shape[0]
+    head_dim = pages.shape[4] // PAGE_TOKENS
+    for thread in prange(num_threads):
+        decode_blocks(
+            qkv,
+            rows,
+            lengths,
+            block_tables,
+            pages,
+            layer,
+            group_heads,
+            items,
+            num_items,
+            partials,
+            scratch,
+            thread,
+            num_threads,
+        )
+    for thread in prange(num_threads):
+        decode_merge(rows, items, num_items, group_heads, head_dim, partials, attended, thread, num_threads)
