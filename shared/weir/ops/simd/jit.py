@@ -24,7 +24,7 @@ _OPS_ROOT = Path(__file__).parents[1]
 
 @cache
 def kernel_cache_directory() -> Path:
-    """`$WEIR_CACHE/kernels/<tier>-<digest>`, with `~/.cache/weir` by default; the digest covers the ops and compiler."""
+    """`$WEIR_CACHE/kernels/<tier>-<digest>` (`~/.cache/weir` by default); the digest: all ops, and the compiler."""
     digest = xxhash.xxh3_64(f"{numba.__version__} {llvmlite.__version__}".encode())
     for source in sorted(_OPS_ROOT.rglob("*.py")):
         digest.update(str(source.relative_to(_OPS_ROOT)).encode() + b"\0" + source.read_bytes())

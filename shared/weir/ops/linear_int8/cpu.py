@@ -1,0 +1,156 @@
+"""Linear layers on CPUs: quantized rows times packed weights.
+
+`linear_range` serves one thread inside another kernel; `linear` spreads the blocks over numba's threads. Any split of
+the blocks gives the same bits.
+"""
+
+from typing import Any
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from weir.ops.linear_int8.pack import ALIGNMENT, BLOCK_OUTPUTS, PackedMatrix, WeightKind
+from weir.ops.linear_int8.tile import TileShape, make_tile
+from weir.ops.quantize.rows import GROUP, RECORD_BYTES, row_bytes
+from weir.ops.simd.features import KernelTier, kernel_tier
+from weir.ops.simd.jit import kernel, parallel_kernel
+
+_TIER = kernel_tier()
+
+
+def _tile(kind: WeightKind, num_rows: int) -> Any:
+    num_vectors = 1 if num_rows > 2 or _TIER in {KernelTier.AVX512_VNNI, KernelTier.PORTABLE} else 2
+    return make_tile(TileShape(kind, _TIER, num_rows, num_vectors, 4096 if num_rows <= 2 else 0))
+
+
+_int4_8_rows, _int4_4_rows, _int4_2_rows, _int4_1_row = (_tile(WeightKind.INT4, rows) for rows in (8, 4, 2, 1))
+_int8_8_rows, _int8_4_rows, _int8_2_rows, _int8_1_row = (_tile(WeightKind.INT8, rows) for rows in (8, 4, 2, 1))
+
+
+@kernel
+def _int4_rows(
+    num_rows: int,
+    scales: int,
+    quants: int,
+    num_groups: int,
+    rows: int,
+    row_stride: int,
+    out: int,
+    out_stride: int,
+    left: int,
+    added: int,
+) -> int:
+    """As many rows as one tile takes; returns their number. All addresses and strides in bytes."""
+    if num_rows >= 8:
+        _int4_8_rows(scales, quants, num_groups, rows, row_stride, out, out_stride, left, added)
+        return 8
+    if num_rows >= 4:
+        _int4_4_rows(scales, quants, num_groups, rows, row_stride, out, out_stride, left, added)
+        return 4
+    if num_rows >= 2:
+        _int4_2_rows(scales, quants, num_groups, rows, row_stride, out, out_stride, left, added)
+        return 2
+    _int4_1_row(scales, quants, num_groups, rows, row_stride, out, out_stride, left, added)
+    return 1
+
+
+@kernel
+def _int8_rows(
+    num_rows: int,
+    scales: int,
+    quants: int,
+    num_groups: int,
+    rows: int,
+    row_stride: int,
+    out: int,
+    out_stride: int,
+    left: int,
+    added: int,
+) -> int:
+    """As `_int4_rows`."""
+    if num_rows >= 8:
+        _int8_8_rows(scales, quants, num_groups, rows, row_stride, out, out_stride, left, added)
+        return 8
+    if num_rows >= 4:
+        _int8_4_rows(scales, quants, num_groups, rows, row_stride, out, out_stride, left, added)
+        return 4
+    if num_rows >= 2:
+        _int8_2_rows(scales, quants, num_groups, rows, row_stride, out, out_stride, left, added)
+        return 2
+    _int8_1_row(scales, quants, num_groups, rows, row_stride, out, out_stride, left, added)
+    return 1
+
+
+@kernel
+def linear_range(
+    rows: NDArray[np.uint8],
+    weights: NDArray[np.uint8],
+    bits: int,
+    out: NDArray[np.float32],
+    is_added: bool,
+    first_block: int,
+    last_block: int,
+) -> None:
+    """Columns [16 * first_block, 16 * last_block) of `out` = rows @ weights.T, or of `out` += that if `is_added`.
+
+    `rows` uint8 [m, row_bytes], `weights` `PackedMatrix.data`, `bits` its kind (4 or 8), `out` float32 [m, outputs],
+    all contiguous; nothing is checked here.
+    """
+    num_rows, num_outputs = out.shape
+    num_groups = rows.shape[1] // RECORD_BYTES
+    head_bytes = num_groups * BLOCK_OUTPUTS * (4 if bits == 4 else 2)
+    head_bytes = (head_bytes + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+    block_bytes = head_bytes + num_groups * (GROUP * BLOCK_OUTPUTS // 8) * bits
+    row_stride, out_stride = rows.shape[1], num_outputs * 4
+    added = 1 if is_added else 0
+    for block in range(first_block, last_block):
+        scales = weights.ctypes.data + block * block_bytes
+        quants = scales + head_bytes
+        left = num_outputs - block * BLOCK_OUTPUTS
+        row = 0
+        while row < num_rows:
+            rows_at = rows.ctypes.data + row * row_stride
+            out_at = out.ctypes.data + row * out_stride + block * (BLOCK_OUTPUTS * 4)
+            if bits == 4:
+                row += _int4_rows(
+                    num_rows - row, scales, quants, num_groups, rows_at, row_stride, out_at, out_stride, left, added
+                )
+            else:
+                row += _int8_rows(
+                    num_rows - row, scales, quants, num_groups, rows_at, row_stride, out_at, out_stride, left, added
+                )
+
+
+@parallel_kernel
+def _linear_threads(
+    rows: NDArray[np.uint8], weights: NDArray[np.uint8], bits: int, out: NDArray[np.float32], is_added: bool
+) -> None:
+    num_blocks = (out.shape[1] + BLOCK_OUTPUTS - 1) // BLOCK_OUTPUTS
+    num_threads = numba.get_num_threads()
+    for thread in numba.prange(num_threads):
+        first, last = num_blocks * thread // num_threads, num_blocks * (thread + 1) // num_threads
+        linear_range(rows, weights, bits, out, is_added, first, last)
+
+
+def linear(
+    rows: NDArray[np.uint8], matrix: PackedMatrix, out: NDArray[np.float32] | None = None, *, is_added: bool = False
+) -> NDArray[np.float32]:
+    """rows @ matrix.T in float32 [m, outputs], on numba's threads; with `is_added`, `out` += that.
+
+    Raises:
+        ValueError: `rows` are not quantized rows of the matrix' inputs, or `out` is no contiguous float32 [m, outputs].
+    """
+    expected = row_bytes(matrix.num_inputs)
+    if rows.dtype != np.uint8 or rows.ndim != 2 or rows.shape[1] != expected or not rows.flags.c_contiguous:
+        raise ValueError(
+            f"rows are {rows.dtype} {rows.shape}; quantized rows of {matrix.num_inputs} inputs are contiguous uint8 "
+            f"[rows, {expected}]"
+        )
+    shape = (rows.shape[0], matrix.num_outputs)
+    if out is None:
+        out = (np.zeros if is_added else np.empty)(shape, dtype=np.float32)
+    elif out.dtype != np.float32 or out.shape != shape or not out.flags.c_contiguous:
+        raise ValueError(f"out is {out.dtype} {out.shape}; expected contiguous float32 {shape}")
+    _linear_threads(rows, matrix.data, int(matrix.kind), out, is_added)
+    return out

@@ -1,0 +1,73 @@
+"""Reads rows of a packed matrix back as floats: the embedding, where it is tied to the output matrix."""
+
+from typing import Any
+
+import numpy as np
+from numba import types
+from numpy.typing import NDArray
+
+from weir.ops.linear_int8.pack import ALIGNMENT, BLOCK_OUTPUTS, PackedMatrix
+from weir.ops.quantize.rows import GROUP
+from weir.ops.simd.features import KernelTier
+from weir.ops.simd.float import INT32
+from weir.ops.simd.integer import emit_load_half
+from weir.ops.simd.jit import kernel, simd
+
+_VECTOR_BYTES = 4 * BLOCK_OUTPUTS
+
+
+@simd
+def _load_half(typing_context: Any, address: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return builder.extract_element(emit_load_half(builder, values[0], 1, KernelTier.PORTABLE), INT32(0))
+
+    return types.float32(types.int64), codegen
+
+
+@kernel
+def embedding_range(
+    weights: NDArray[np.uint8],
+    bits: int,
+    token_ids: NDArray[np.int64],
+    out: NDArray[np.float32],
+    first_row: int,
+    last_row: int,
+) -> None:
+    """Rows [first_row, last_row) of `out` float32 [m, inputs] = rows `token_ids` int64 [m] of the matrix.
+
+    `weights` is `PackedMatrix.data`, `bits` its kind; nothing is checked here, not even the token ids.
+    """
+    num_groups = out.shape[1] // GROUP
+    scale_bytes = BLOCK_OUTPUTS * 4 if bits == 4 else BLOCK_OUTPUTS * 2
+    scales_bytes = (num_groups * scale_bytes + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+    block_bytes = scales_bytes + num_groups * (GROUP * BLOCK_OUTPUTS // 8) * bits
+    for row in range(first_row, last_row):
+        block = token_ids[row] // BLOCK_OUTPUTS * block_bytes
+        lane = token_ids[row] % BLOCK_OUTPUTS
+        for column in range(out.shape[1]):
+            scale_at = weights.ctypes.data + block + column // GROUP * scale_bytes + 2 * lane
+            scale = _load_half(scale_at)
+            quad = column // 4
+            if bits == 4:
+                byte = weights[block + scales_bytes + quad // 2 * _VECTOR_BYTES + 4 * lane + column % 4]
+                quant = byte >> 4 if quad % 2 else byte & 15
+                out[row, column] = scale * np.float32(quant) + _load_half(scale_at + 2 * BLOCK_OUTPUTS)
+            else:
+                byte = weights[block + scales_bytes + quad * _VECTOR_BYTES + 4 * lane + column % 4]
+                out[row, column] = scale * np.float32(np.int32(byte) - 128)
+
+
+def embedding_rows(matrix: PackedMatrix, token_ids: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Rows `token_ids` [m] of the matrix as float32 [m, inputs], exact.
+
+    Raises:
+        ValueError: a token id is not in 0 ... outputs - 1.
+    """
+    token_ids = np.ascontiguousarray(token_ids, dtype=np.int64)
+    if token_ids.size and not (token_ids.min() >= 0 and token_ids.max() < matrix.num_outputs):
+        raise ValueError(
+            f"token ids from {token_ids.min()} to {token_ids.max()}; the matrix has rows 0 ... {matrix.num_outputs - 1}"
+        )
+    out = np.empty((len(token_ids), matrix.num_inputs), dtype=np.float32)
+    embedding_range(matrix.data, int(matrix.kind), token_ids, out, 0, len(token_ids))
+    return out

@@ -1,0 +1,55 @@
+"""Where the bytes of quantized rows lie.
+
+A row is a record for each group of 32 inputs, so that a kernel needs one address for each row and no second stream:
+
+    byte  0  32 int8, in -127 … 127
+         32  float32 scale: input = value * scale
+         36  float32 scale * sum of the values        what the minima of 4-bit weights are multiplied with
+         40  int32   -128 * sum of the values         what makes up for 8-bit weights being stored with 128 added
+         44  4 bytes that nobody reads
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+GROUP = 32
+RECORD_BYTES = 48
+SCALE_OFFSET, SCALED_SUM_OFFSET, CORRECTION_OFFSET = 32, 36, 40
+
+RECORD = np.dtype(
+    {
+        "names": ["values", "scale", "scaled_sum", "correction"],
+        "formats": [(np.int8, (GROUP,)), np.float32, np.float32, np.int32],
+        "offsets": [0, SCALE_OFFSET, SCALED_SUM_OFFSET, CORRECTION_OFFSET],
+        "itemsize": RECORD_BYTES,
+    }
+)
+
+
+def num_groups_of(num_inputs: int) -> int:
+    """Raises ValueError unless `num_inputs` is a positive multiple of 32."""
+    if num_inputs <= 0 or num_inputs % GROUP:
+        raise ValueError(f"rows of {num_inputs} inputs; quantized rows need a positive multiple of {GROUP}")
+    return num_inputs // GROUP
+
+
+def row_bytes(num_inputs: int) -> int:
+    """Of one quantized row of `num_inputs` values."""
+    return num_groups_of(num_inputs) * RECORD_BYTES
+
+
+def empty_rows(num_rows: int, num_inputs: int) -> NDArray[np.uint8]:
+    """Memory for quantized rows, uint8 [num_rows, row_bytes(num_inputs)]."""
+    return np.empty((num_rows, row_bytes(num_inputs)), dtype=np.uint8)
+
+
+def records_of(rows: NDArray[np.uint8]) -> np.ndarray:
+    """Quantized rows as records [rows, groups] of type `RECORD`, in the same memory."""
+    return rows.view(RECORD)
+
+
+def dequantized(rows: NDArray[np.uint8]) -> NDArray[np.float64]:
+    """What quantized rows stand for, [rows, inputs]."""
+    records = records_of(rows)
+    values: NDArray[np.float64] = records["values"] * records["scale"].astype(np.float64)[..., None]
+    return values.reshape(rows.shape[0], -1)
