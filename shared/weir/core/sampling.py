@@ -27,9 +27,9 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
-    num_logprobs: int | None = None
+    logprobs: int | None = None
     """Tell the log-probability of each output token, and of so many most likely ones. None: tell nothing."""
-    num_prompt_logprobs: int | None = None
+    prompt_logprobs: int | None = None
     """The same of each prompt token but the first."""
 
     @property

@@ -134,8 +134,8 @@ def pack_facts(facts: SequenceFacts) -> bytes:
         stop.min_tokens,
         facts.num_booked_pages,
         facts.lane_priority,
-        _NOT_ASKED if sampling.num_logprobs is None else sampling.num_logprobs,
-        _NOT_ASKED if sampling.num_prompt_logprobs is None else sampling.num_prompt_logprobs,
+        _NOT_ASKED if sampling.logprobs is None else sampling.logprobs,
+        _NOT_ASKED if sampling.prompt_logprobs is None else sampling.prompt_logprobs,
         len(stop.stop_token_ids),
         len(sampling.logit_bias),
     )
@@ -148,7 +148,7 @@ def unpack_facts(header: RecordHeader, prompt_token_ids: tuple[int, ...]) -> Seq
     fields = _FACTS.unpack_from(header.facts_bytes)
     temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty = fields[3:9]
     seed, top_k, max_tokens, min_tokens, num_booked_pages, lane_priority = fields[9:15]
-    num_logprobs, num_prompt_logprobs = (None if number == _NOT_ASKED else number for number in fields[15:17])
+    logprobs, prompt_logprobs = (None if number == _NOT_ASKED else number for number in fields[15:17])
     num_stop_ids, num_biases = fields[17:]
     stop_ids = np.frombuffer(header.facts_bytes, _STOP_ID, num_stop_ids, _FACTS.size)
     biases = np.frombuffer(header.facts_bytes, _BIAS, num_biases, _FACTS.size + stop_ids.nbytes)
@@ -167,8 +167,8 @@ def unpack_facts(header: RecordHeader, prompt_token_ids: tuple[int, ...]) -> Seq
             presence_penalty=presence_penalty,
             frequency_penalty=frequency_penalty,
             logit_bias=tuple(biases.tolist()),
-            num_logprobs=num_logprobs,
-            num_prompt_logprobs=num_prompt_logprobs,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
         ),
         stop=StopRules(max_tokens, tuple(stop_ids.tolist()), min_tokens),
         num_booked_pages=num_booked_pages,

@@ -80,8 +80,8 @@ def test_everything_that_was_published_is_read_in_another_mapping(segment: Segme
             logit_bias=st.dictionaries(st.integers(0, 2**31 - 1), st.floats(-100, 100), max_size=MAX_LOGIT_BIAS).map(
                 lambda bias: tuple(sorted(bias.items()))
             ),
-            num_logprobs=st.none() | st.integers(0, 20),
-            num_prompt_logprobs=st.none() | st.integers(0, 20),
+            logprobs=st.none() | st.integers(0, 20),
+            prompt_logprobs=st.none() | st.integers(0, 20),
         ),
         stop=st.builds(
             StopRules,
