@@ -37,11 +37,31 @@ class ChunkPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class PageCopy:
+    """One page of the arena and its place in the swap file."""
+
+    page_id: int
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class SwapPlan:
+    """Pages to copy before the forward pass: first those that leave, then those that come back."""
+
+    outs: tuple[PageCopy, ...] = ()
+    ins: tuple[PageCopy, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.outs or self.ins)
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One forward pass."""
+    """One forward pass, and the pages that are swapped before it. Either may be empty."""
 
     step: int
     chunks: tuple[ChunkPlan, ...]
+    swap: SwapPlan = SwapPlan()
 
     @property
     def num_tokens(self) -> int:
@@ -50,9 +70,14 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The drawn token of each chunk that has a `sample`, by slot."""
+    """The drawn token of each chunk that has a `sample`, by slot.
+
+    `failed_places`: places of the swap file that had no room for a page that leaves, or whose bytes were not those of
+    the page that should come back.
+    """
 
     token_ids: Mapping[int, int]
+    failed_places: frozenset[int] = frozenset()
 
 
 class ModelRunner(Protocol):

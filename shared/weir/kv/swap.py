@@ -1,0 +1,78 @@
+"""The swap file: where the pages of preempted sequences wait, in memory of the host outside the arena.
+
+    places   0 1 2 … num_places - 1     one page each, `page_bytes` apart
+
+The file has no name, so it ends with its process. Its room is taken place by place as it is used and then kept;
+posix_fallocate makes a full file system an answer and not a SIGBUS. Each page is checksummed (xxh3) when it leaves.
+"""
+
+import errno
+import logging
+import mmap
+import os
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+_log = logging.getLogger(__name__)
+_NO_ROOM = (errno.ENOSPC, errno.ENOMEM, errno.EFBIG, errno.EDQUOT)
+
+
+class SwapFile:
+    """Bytes only: who has which place is the engine's to know. Used by the thread that runs steps alone."""
+
+    def __init__(self, directory: Path, page_bytes: int, num_places: int) -> None:
+        """Takes no room yet. Raises OSError if no file can be made in `directory`."""
+        self.num_places = num_places
+        self._page_bytes = page_bytes
+        self._file = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115 - open as long as this object
+        self._file.truncate(page_bytes * num_places)
+        mapping = mmap.mmap(self._file.fileno(), page_bytes * num_places)
+        self._places: npt.NDArray[np.uint8] = np.frombuffer(mapping, np.uint8).reshape(num_places, page_bytes)
+        self._checksums: dict[int, int] = {}
+        self._allocated: set[int] = set()
+
+    def try_store(self, place: int, page: npt.NDArray[np.uint8]) -> bool:
+        """Copies a page [page_bytes] to its place. False: the file system has no room for it."""
+        if not self._try_allocate(place):
+            return False
+        self._places[place] = page
+        self._checksums[place] = _checksum(page)
+        return True
+
+    def try_load(self, place: int, page: npt.NDArray[np.uint8]) -> bool:
+        """Copies a page [page_bytes] back. False: the bytes are not those that were stored; do not use them."""
+        page[:] = self._places[place]
+        return self._checksums.get(place) == _checksum(page)
+
+    def bytes_of(self, place: int) -> npt.NDArray[np.uint8]:
+        """The bytes of a place, [page_bytes]; a view. For tests that spoil them."""
+        found: npt.NDArray[np.uint8] = self._places[place]
+        return found
+
+    def close(self) -> None:
+        """Ends the file; the mapping goes with the last view of it."""
+        self._places = np.empty((0, self._page_bytes), np.uint8)
+        self._file.close()
+
+    def _try_allocate(self, place: int) -> bool:
+        if place in self._allocated:
+            return True
+        try:
+            os.posix_fallocate(self._file.fileno(), place * self._page_bytes, self._page_bytes)
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            _log.warning(
+                "no room for another page in the swap file (%s): preempted sequences are computed again", error
+            )
+            return False
+        self._allocated.add(place)
+        return True
+
+
+def _checksum(page: npt.NDArray[np.uint8]) -> int:
+    return xxhash.xxh3_64_intdigest(page.data)
