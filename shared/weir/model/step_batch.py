@@ -14,10 +14,10 @@ from itertools import groupby
 
 import torch
 
-from weir.core.errors import InternalError
 from weir.engine.plan import ChunkPlan, SampleSpec, StepPlan
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
 from weir.model.paged_kv import PagedKv
+from weir.model.plan_check import ordered_chunks
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +72,7 @@ class StepBatch:
 
 def build_batch(plan: StepPlan, kv: PagedKv, vocab_size: int, max_context_tokens: int) -> StepBatch:
     """Raises InternalError if the plan would read or write where it must not; then nothing was written."""
-    for chunk in plan.chunks:
-        _check(chunk, kv.num_pages, vocab_size, max_context_tokens)
-    _check_slots(plan)
-    decodes = sorted((chunk for chunk in plan.chunks if len(chunk.token_ids) == 1), key=lambda chunk: chunk.end)
-    prefills = [chunk for chunk in plan.chunks if len(chunk.token_ids) > 1]
+    decodes, prefills = ordered_chunks(plan, kv.num_pages, vocab_size, max_context_tokens)
     chunks = [*decodes, *prefills]
     positions = torch.tensor([position for chunk in chunks for position in range(chunk.start, chunk.end)])
     pages = torch.tensor([c.block_table[p // PAGE_TOKENS] for c in chunks for p in range(c.start, c.end)])
@@ -141,25 +137,3 @@ def _sampled_rows(chunks: Sequence[ChunkPlan]) -> tuple[SampledRow, ...]:
         if chunk.sample is not None:
             rows.append(SampledRow(chunk.slot, end - 1, chunk.sample))
     return tuple(rows)
-
-
-def _check(chunk: ChunkPlan, num_pages: int, vocab_size: int, max_context_tokens: int) -> None:
-    def refuse(problem: str) -> InternalError:
-        return InternalError(f"step plan, slot {chunk.slot}: {problem}")
-
-    if not chunk.token_ids or chunk.start < 0:
-        raise refuse(f"{len(chunk.token_ids)} tokens from position {chunk.start}")
-    if chunk.end > max_context_tokens:
-        raise refuse(f"reaches position {chunk.end}, the model's context is {max_context_tokens}")
-    if len(chunk.block_table) < num_pages_for(chunk.end):
-        raise refuse(f"{len(chunk.block_table)} pages for {chunk.end} positions")
-    if min(chunk.block_table) < 0 or max(chunk.block_table) >= num_pages:
-        raise refuse(f"block table {chunk.block_table} with {num_pages} pages")
-    if min(chunk.token_ids) < 0 or max(chunk.token_ids) >= vocab_size:
-        raise refuse(f"a token id is outside the vocabulary of {vocab_size}")
-
-
-def _check_slots(plan: StepPlan) -> None:
-    slots = [chunk.slot for chunk in plan.chunks]
-    if len(set(slots)) != len(slots):
-        raise InternalError(f"step plan: a slot has two chunks (slots {sorted(slots)})")

@@ -1,0 +1,151 @@
+"""A step's plan as arrays for the compiled forward pass, cut into slices of bounded size.
+
+A slice has at most `max_rows` tokens, so that every buffer of the forward pass has a fixed size. Rows of a slice:
+
+    | one-token pieces, shortest context first | piece | piece | …
+
+A piece is the part of a chunk that falls into the slice. Slices are computed one after the other: the keys and values
+that an earlier one has written are in the pages.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from weir.engine.plan import ChunkPlan, SampleSpec
+from weir.kv.geometry import PAGE_TOKENS, num_pages_for
+
+Ints = npt.NDArray[np.int32]
+
+
+class SliceArrays(NamedTuple):
+    """What the compiled code gets, all C-contiguous. Decode pieces come first, in `block_tables` too.
+
+    `token_ids` int64 [rows]; `positions`, `page_ids` [rows]; `decode_lengths` [decodes]: positions that a row attends
+    to; `first_rows`, `num_tokens`, `ends` [prefills]: a piece's rows and the position behind its last token;
+    `block_tables` [decodes + prefills, pages]; `logit_rows` [logits]: the rows whose logits are wanted.
+    """
+
+    token_ids: npt.NDArray[np.int64]
+    positions: Ints
+    page_ids: Ints
+    decode_lengths: Ints
+    first_rows: Ints
+    num_tokens: Ints
+    ends: Ints
+    block_tables: Ints
+    logit_rows: Ints
+
+
+class SampledRow(NamedTuple):
+    """Row `logit` of the slice's logits draws the next token of the sequence in `slot`."""
+
+    slot: int
+    logit: int
+    spec: SampleSpec
+
+
+@dataclass(frozen=True, slots=True)
+class StepSlice:
+    """One pass through all layers."""
+
+    arrays: SliceArrays
+    sampled: tuple[SampledRow, ...]
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.arrays.token_ids)
+
+
+class _Piece(NamedTuple):
+    """Positions [start, end) of a chunk."""
+
+    chunk: ChunkPlan
+    start: int
+    end: int
+
+
+def cut_slices(decodes: Sequence[ChunkPlan], prefills: Sequence[ChunkPlan], max_rows: int) -> Iterator[StepSlice]:
+    """Every token of the chunks, which `weir.model.plan_check` has passed, in exactly one slice."""
+    pieces: list[_Piece] = []
+    num_free = max_rows
+    for chunk in (*decodes, *prefills):
+        start, last = chunk.start, chunk.end
+        while start < last:
+            end = min(last, start + num_free)
+            pieces.append(_Piece(chunk, start, end))
+            num_free -= end - start
+            start = end
+            if not num_free:
+                yield _slice_of(pieces)
+                pieces, num_free = [], max_rows
+    if pieces:
+        yield _slice_of(pieces)
+
+
+def _slice_of(pieces: Sequence[_Piece]) -> StepSlice:
+    decodes = [piece for piece in pieces if piece.end - piece.start == 1]
+    prefills = [piece for piece in pieces if piece.end - piece.start > 1]
+    ordered = decodes + prefills
+    tables = _block_tables(ordered)
+    num_tokens = [piece.end - piece.start for piece in prefills]
+    num_rows = len(decodes) + sum(num_tokens)
+    positions = np.empty(num_rows, np.int32)
+    page_ids = np.empty(num_rows, np.int32)
+    positions[: len(decodes)] = [piece.start for piece in decodes]
+    in_table = positions[: len(decodes)] // PAGE_TOKENS
+    page_ids[: len(decodes)] = tables[np.arange(len(decodes)), in_table]
+    row = len(decodes)
+    for number, piece in enumerate(prefills, len(decodes)):
+        there = np.arange(piece.start, piece.end, dtype=np.int32)
+        positions[row : row + len(there)] = there
+        page_ids[row : row + len(there)] = tables[number, there // PAGE_TOKENS]
+        row += len(there)
+    first_rows = np.cumsum([len(decodes), *num_tokens], dtype=np.int32)[:-1]
+    sampled, logit_rows = _sampled_rows(ordered)
+    return StepSlice(
+        SliceArrays(
+            token_ids=np.array([token_id for piece in ordered for token_id in _token_ids(piece)], np.int64),
+            positions=positions,
+            page_ids=page_ids,
+            decode_lengths=positions[: len(decodes)] + np.int32(1),
+            first_rows=first_rows,
+            num_tokens=np.array(num_tokens, np.int32),
+            ends=np.array([piece.end for piece in prefills], np.int32),
+            block_tables=tables,
+            logit_rows=np.array(logit_rows, np.int32),
+        ),
+        sampled,
+    )
+
+
+def _token_ids(piece: _Piece) -> tuple[int, ...]:
+    chunk = piece.chunk
+    if piece.end - piece.start == len(chunk.token_ids):
+        return chunk.token_ids
+    return chunk.token_ids[piece.start - chunk.start : piece.end - chunk.start]
+
+
+def _block_tables(pieces: Sequence[_Piece]) -> Ints:
+    """Padded with page 0, which nothing reads."""
+    tables = np.zeros((len(pieces), num_pages_for(max(piece.end for piece in pieces))), np.int32)
+    for row, piece in zip(tables, pieces, strict=True):
+        num_pages = num_pages_for(piece.end)
+        row[:num_pages] = piece.chunk.block_table[:num_pages]
+    return tables
+
+
+def _sampled_rows(pieces: Sequence[_Piece]) -> tuple[tuple[SampledRow, ...], list[int]]:
+    sampled: list[SampledRow] = []
+    rows: list[int] = []
+    row = -1
+    for piece in pieces:
+        row += piece.end - piece.start
+        spec = piece.chunk.sample
+        if spec is not None and piece.end == piece.chunk.end:
+            sampled.append(SampledRow(piece.chunk.slot, len(rows), spec))
+            rows.append(row)
+    return tuple(sampled), rows
