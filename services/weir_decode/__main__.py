@@ -28,7 +28,7 @@ _MAX_LIVE = 4096  # hand-offs are bounded by the arena's slots; starts are refus
 def _load_weights(config: DecodeConfig) -> "LoadedWeights":
     from weir.model.load import load_model  # noqa: PLC0415 - torch, in this thread and not before
 
-    return load_model(resolve_model(config.model), config.num_threads_used)
+    return load_model(resolve_model(config.model_reference), config.num_threads_used)
 
 
 async def _build(context: ServiceContext[DecodeConfig]) -> WorkerShell:
@@ -48,7 +48,7 @@ async def _build(context: ServiceContext[DecodeConfig]) -> WorkerShell:
     facts = WorkerFacts(
         worker_id=context.process_id,
         role=context.role,
-        model=config.model,
+        model=model.source.name,
         address=context.address,
         max_context_tokens=model.config.max_context_tokens,
         max_num_seqs=config.max_num_seqs,

@@ -28,7 +28,7 @@ async def build(context: ServiceContext[GatewayConfig]) -> GatewayComponent:
         config,
         context.process_id,
         connect=connect,
-        load_model=lambda: load_served_model(config.model),
+        load_model=lambda: load_served_model(config.model_reference),
         tracer=context.tracer,
         clock=SystemClock(),
     )

@@ -27,7 +27,7 @@ _LOAD_TIMEOUT_S = 600.0
 def _load_weights(config: PrefillConfig) -> "LoadedWeights":
     from weir.model.load import load_model  # noqa: PLC0415 - torch, in this thread and not before
 
-    return load_model(resolve_model(config.model), config.num_threads_used)
+    return load_model(resolve_model(config.model_reference), config.num_threads_used)
 
 
 async def _build(context: ServiceContext[PrefillConfig]) -> WorkerShell:
@@ -46,7 +46,7 @@ async def _build(context: ServiceContext[PrefillConfig]) -> WorkerShell:
     facts = WorkerFacts(
         worker_id=context.process_id,
         role=context.role,
-        model=config.model,
+        model=model.source.name,
         address=context.address,
         max_context_tokens=model.config.max_context_tokens,
         max_num_seqs=config.max_num_seqs,

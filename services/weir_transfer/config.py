@@ -63,7 +63,7 @@ def with_model_facts(config: TransferConfig) -> TransferConfig:
     """The same with page size, context and digest of the model, read from its files where they are not given."""
     if config.model_digest:
         return config
-    source = resolve_model(config.model)
+    source = resolve_model(config.model_reference)
     model = load_model_config(source)
     return replace(
         config,

@@ -42,6 +42,8 @@ def up(
     prefill: Annotated[int | None, _option("prefill")] = None,
     decode: Annotated[int | None, _option("decode")] = None,
     model: Annotated[str | None, _option("model")] = None,
+    load: Annotated[str | None, _option("load")] = None,
+    model_shape: Annotated[str | None, _option("model_shape")] = None,
     precision: Annotated[str | None, _option("precision")] = None,
     host: Annotated[str | None, _option("host")] = None,
     http_port: Annotated[int | None, _option("http_port")] = None,
@@ -65,12 +67,13 @@ def up(
     \b
     weir up
     weir up --prefill 2 --decode 2 --grpc-port 50052 --http-port 8001
+    weir up --load dummy --model-shape llama-3.2-1b
     weir up --detach && weir status
     """
     given = {name: value for name, value in locals().items() if name in _stack_fields() and value is not None}
     stack = _resolve(given, config)
     environ = dict(os.environ) if config is None else {**os.environ, "WEIR_CONFIG": str(config.absolute())}
-    _need_model(stack.model)
+    _need_model(stack.model_reference)
     if detach:
         raise typer.Exit(_start_detached(stack, environ))
     try:

@@ -10,6 +10,7 @@ import jinja2
 import jinja2.sandbox
 
 from weir.core.errors import FieldViolation, InvalidRequest
+from weir.model.dummy_tokenizer import DUMMY_CHAT_TEMPLATE
 from weir.model.errors import ModelError
 from weir.model.gguf_file import read_gguf
 from weir.model.source import ModelKind, ModelSource
@@ -52,6 +53,8 @@ def load_chat_template(source: ModelSource) -> ChatTemplate:
     """
     if source.kind is ModelKind.HF_FOLDER:
         return _from_folder(source)
+    if source.kind is ModelKind.DUMMY:
+        return ChatTemplate(source.name, DUMMY_CHAT_TEMPLATE, {})
     gguf = read_gguf(source.path)
     tokens = gguf.find("tokenizer.ggml.tokens", list, []) or []
     special_tokens = {}

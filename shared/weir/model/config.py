@@ -4,7 +4,8 @@ from weir.model.architecture import ModelConfig
 from weir.model.gguf_config import config_from_gguf
 from weir.model.gguf_file import read_gguf
 from weir.model.hf_config import config_from_hf
-from weir.model.source import ModelKind, ModelSource
+from weir.model.model_shapes import shape_named
+from weir.model.source import DUMMY_PREFIX, ModelKind, ModelSource
 
 __all__ = ["ModelConfig", "load_model_config"]
 
@@ -20,4 +21,6 @@ def load_model_config(source: ModelSource) -> ModelConfig:
     """
     if source.kind is ModelKind.GGUF:
         return config_from_gguf(read_gguf(source.path))
+    if source.kind is ModelKind.DUMMY:
+        return shape_named(source.name.removeprefix(DUMMY_PREFIX))
     return config_from_hf(source.path)

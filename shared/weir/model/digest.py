@@ -4,7 +4,7 @@ from pathlib import Path
 
 import xxhash
 
-from weir.kv.geometry import PAGE_TOKENS
+from weir.kv.geometry import PAGE_LAYOUT, PAGE_TOKENS
 from weir.model.config import load_model_config
 from weir.model.hf_weights import safetensors_files
 from weir.model.source import ModelKind, ModelSource
@@ -19,7 +19,8 @@ def model_digest(source: ModelSource, precision: str) -> str:
     model this takes some 20 ms once the file is cached.
     """
     digest = xxhash.xxh3_128()
-    digest.update(repr((load_model_config(source), precision, PAGE_TOKENS)).encode())
+    # a dummy has no bytes: its kind and its configuration are all that there is to it
+    digest.update(repr((source.kind, load_model_config(source), precision, PAGE_TOKENS, PAGE_LAYOUT)).encode())
     for path in _weight_files(source):
         digest.update(path.stat().st_size.to_bytes(8, "little"))
         with path.open("rb") as file:
@@ -31,4 +32,6 @@ def model_digest(source: ModelSource, precision: str) -> str:
 def _weight_files(source: ModelSource) -> list[Path]:
     if source.kind is ModelKind.GGUF:
         return [source.path]
+    if source.kind is ModelKind.DUMMY:
+        return []
     return safetensors_files(source.path)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from weir.model.catalog import CATALOG, model_cache_dir
 from weir.model.errors import ModelNotFound
+from weir.model.model_shapes import shape_named
 
 
 class ModelKind(enum.Enum):
@@ -13,11 +14,19 @@ class ModelKind(enum.Enum):
 
     GGUF = "gguf"
     HF_FOLDER = "hf_folder"
+    DUMMY = "dummy"
+
+
+DUMMY_PREFIX = "dummy:"
+"""Before the name of a shape: no files, random weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """`path` is the GGUF file, or the folder with config.json, *.safetensors and tokenizer.json."""
+    """`path` is the GGUF file, or the folder with config.json, *.safetensors and tokenizer.json.
+
+    A dummy has no files: its `path` is its name, for messages.
+    """
 
     name: str
     path: Path
@@ -25,13 +34,16 @@ class ModelSource:
 
 
 def resolve_model(name_or_path: str, cache_dir: Path | None = None) -> ModelSource:
-    """A name of the catalog that has been pulled, a GGUF file, or a Hugging Face folder.
+    """A name of the catalog that has been pulled, a GGUF file, a Hugging Face folder, or `dummy:` and a known shape.
 
     A catalog name wins over a file or folder of the same name; write `./name` for the latter.
 
     Raises:
         ModelNotFound: says what was looked for, and which command fetches it.
     """
+    if name_or_path.startswith(DUMMY_PREFIX):
+        shape_named(name_or_path.removeprefix(DUMMY_PREFIX))
+        return ModelSource(name_or_path, Path(name_or_path), ModelKind.DUMMY)
     entry = CATALOG.get(name_or_path)
     if entry is not None:
         path = entry.path_in(cache_dir or model_cache_dir())

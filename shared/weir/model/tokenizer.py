@@ -12,6 +12,8 @@ from pathlib import Path
 import tokenizers
 
 from weir.core.errors import FieldViolation, InvalidRequest
+from weir.model.config import load_model_config
+from weir.model.dummy_tokenizer import dummy_tokenizer
 from weir.model.errors import ModelError
 from weir.model.gguf_file import read_gguf
 from weir.model.gguf_tokenizer import tokenizer_from_gguf
@@ -110,13 +112,15 @@ class Tokenizer:
 
 
 def load_tokenizer(source: ModelSource) -> Tokenizer:
-    """From the GGUF file's own metadata, or the folder's tokenizer.json.
+    """From the GGUF file's own metadata, or the folder's tokenizer.json; for dummy weights, one of bytes.
 
     Raises:
         ModelError: no tokenizer there, or of a kind that Weir does not know.
     """
     if source.kind is ModelKind.GGUF:
         backend = tokenizer_from_gguf(read_gguf(source.path))
+    elif source.kind is ModelKind.DUMMY:
+        backend = dummy_tokenizer(load_model_config(source).vocab_size)
     else:
         backend = _read_tokenizer_json(source.path / "tokenizer.json")
     added = backend.get_added_tokens_decoder()

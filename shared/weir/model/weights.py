@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from weir.model.architecture import ModelConfig
+from weir.model.memory import check_memory
 from weir.model.source import ModelSource
 from weir.model.tensor_file import TensorFile, open_tensors
 
@@ -50,9 +51,11 @@ def load_weights(source: ModelSource, config: ModelConfig) -> Weights:
     """Reads and, where they are quantized, dequantizes all tensors: 1 s for 135 M parameters.
 
     Raises:
-        ModelError: names every tensor that is missing, unknown or of another shape than `config` asks for.
+        ModelError: names every tensor that is missing, unknown or of another shape than `config` asks for; or the
+            memory of this machine is too small for them, which is told before any is read.
     """
     tensors = open_tensors(source, config)
+    check_memory(source, config, bytes_a_weight=4)
     embedding = _read(tensors, "model.embed_tokens.weight")
     return Weights(
         embedding=embedding,

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_type_hints
 
 from weir.core.errors import WeirError
+from weir.runtime.model_choice import LOAD_HELP, MODEL_HELP, MODEL_SHAPE_HELP, check_load, model_reference
 from weir.runtime.parse import choices_of, describe_type, parse_text, parse_toml
 
 ROLES = ("transfer", "scheduler", "prefill", "decode", "gateway")
@@ -57,7 +58,9 @@ class ServiceConfig:
     log_level: Literal["debug", "info", "warning", "error"] = setting("info", "Least severe level that is logged.")
     log_format: Literal["text", "json"] = setting("text", "Form of the log lines.")
     ready_file: str = setting("", "File to write when ready. Empty: none.")
-    model: str = setting("smollm2-135m", "Model: a known name, a GGUF file or a Hugging Face folder.")
+    model: str = setting("smollm2-135m", MODEL_HELP)
+    load: Literal["files", "dummy"] = setting("files", LOAD_HELP)
+    model_shape: str = setting("", MODEL_SHAPE_HELP)
     precision: Literal["fp32"] = setting("fp32", "Arithmetic of the model.")
     grace_s: float = setting(10.0, "Seconds that running work has to end after SIGTERM.")
     runtime_dir: Path = field(
@@ -72,8 +75,14 @@ class ServiceConfig:
         if not (math.isfinite(self.grace_s) and 0 <= self.grace_s <= 3600):
             raise ValueError(f"grace_s {self.grace_s}: must be in [0, 3600]")
         check_listen("listen", self.listen)
+        check_load(self.load, self.model_shape)
         if self.otlp_endpoint and not self.otlp_endpoint.startswith(("http://", "https://")):
             raise ValueError(f"otlp_endpoint {self.otlp_endpoint!r}: must start with http:// or https://")
+
+    @property
+    def model_reference(self) -> str:
+        """What `resolve_model` takes."""
+        return model_reference(self.model, self.load, self.model_shape)
 
     @property
     def instance_dir(self) -> Path:

@@ -181,7 +181,7 @@ class _Service(Generic[_ConfigT]):
         for name in self._service_names:
             await self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        identity = Identity(self._role, self._process_id, self._config.model)
+        identity = Identity(self._role, self._process_id, self._config.model_reference)
         admin_pb2_grpc.add_AdminServicer_to_server(AdminService(identity, self._describe), self._server)
         names = (*self._service_names, _ADMIN_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)

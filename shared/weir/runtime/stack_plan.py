@@ -9,6 +9,7 @@ from typing import Literal
 
 from weir.bus.server import nats_server_command
 from weir.runtime.config import check_instance, check_listen, default_runtime_dir, setting
+from weir.runtime.model_choice import LOAD_HELP, MODEL_HELP, MODEL_SHAPE_HELP, check_load, model_reference
 from weir.runtime.paths import InstancePaths
 from weir.runtime.readiness import GrpcProbe, NatsProbe, Probe
 from weir.wire.v1 import arena_pb2, inference_pb2, worker_pb2
@@ -43,7 +44,9 @@ class StackConfig:
 
     prefill: int = setting(1, "Number of prefill workers.")
     decode: int = setting(1, "Number of decode workers.")
-    model: str = setting("smollm2-135m", "Model: a known name, a GGUF file or a Hugging Face folder.")
+    model: str = setting("smollm2-135m", MODEL_HELP)
+    load: Literal["files", "dummy"] = setting("files", LOAD_HELP)
+    model_shape: str = setting("", MODEL_SHAPE_HELP)
     precision: Literal["fp32"] = setting("fp32", "Arithmetic of the model.")
     host: str = setting(LOOPBACK, "Address that the gateway listens on.")
     http_port: int = setting(8000, "Port of the OpenAI-style HTTP API.")
@@ -74,6 +77,7 @@ class StackConfig:
             raise ValueError(f"http_port {self.http_port}: is also the grpc_port; they must differ")
         if self.arena_bytes < 0:
             raise ValueError(f"arena_bytes {self.arena_bytes}: must not be negative")
+        check_load(self.load, self.model_shape)
         if not 0 <= self.grace_s <= 600:
             raise ValueError(f"grace_s {self.grace_s}: must be in [0, 600]")
         if not 1 <= self.start_timeout_s <= 3600:
@@ -82,6 +86,11 @@ class StackConfig:
     @property
     def instance_name(self) -> str:
         return self.instance or default_instance(self.grpc_port)
+
+    @property
+    def model_reference(self) -> str:
+        """What `resolve_model` takes."""
+        return model_reference(self.model, self.load, self.model_shape)
 
     @property
     def paths(self) -> InstancePaths:
@@ -176,6 +185,8 @@ def _service_spec(
         "log-format": config.log_format,
         "ready-file": ready_file,
         "model": config.model,
+        "load": config.load,
+        "model-shape": config.model_shape,
         "precision": config.precision,
         "grace-s": config.grace_s if role == "gateway" else min(config.grace_s, IDLE_GRACE_S),
         "runtime-dir": config.runtime_dir.resolve(),

@@ -62,7 +62,7 @@ class ModelFacts:
 
 def read_model_facts(config: WorkerConfig) -> ModelFacts:
     """Reads every byte of the weights once, for their digest: call it in a thread. Raises ModelError."""
-    source = resolve_model(config.model)
+    source = resolve_model(config.model_reference)
     return ModelFacts(source, load_model_config(source), model_digest(source, config.precision))
 
 
