@@ -4,6 +4,9 @@ from dataclasses import dataclass
 
 PAGE_TOKENS = 16
 
+PAGE_LAYOUT = "keys [head_dim, token], values [token, head_dim]"
+"""Goes into the model digest, so that pages of another layout are never taken for these."""
+
 
 def num_pages_for(num_tokens: int) -> int:
     """Pages that hold `num_tokens` tokens."""
@@ -12,7 +15,13 @@ def num_pages_for(num_tokens: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PageGeometry:
-    """Layout of one page: `[num_layers, 2 (key, value), num_kv_heads, PAGE_TOKENS, head_dim]` of `dtype_bytes` each."""
+    """Layout of one page: `[num_layers, 2 (keys, values), num_kv_heads, block]` of `dtype_bytes` each number.
+
+    A block is what one layer and head keeps of the page's tokens, in one piece:
+
+        keys    [head_dim, PAGE_TOKENS]     one load is a dimension of all tokens: scores need no sum across lanes
+        values  [PAGE_TOKENS, head_dim]     one load is a part of one token's value, which one weight multiplies
+    """
 
     num_layers: int
     num_kv_heads: int

@@ -8,7 +8,7 @@ from tests.unit.model.tiny import GREEDY, LogitsProbe, TinyLlama, chunk, poisone
 
 from weir.core.errors import InternalError
 from weir.engine.plan import ChunkPlan, StepPlan
-from weir.kv.geometry import num_pages_for
+from weir.kv.geometry import PAGE_TOKENS, num_pages_for
 from weir.model.config import load_model_config
 from weir.model.runner import TorchRunner
 from weir.model.weights import load_weights
@@ -77,14 +77,20 @@ def test_what_lies_behind_a_sequences_end_in_its_last_page_never_matters(tiny: T
     assert torch.equal(logits[0], logits[1])
 
 
+def keys_and_values(probe: LogitsProbe) -> torch.Tensor:
+    """The pages as [pages, layers, 2, kv heads, tokens, head_dim], from the layout that the page geometry names."""
+    config = probe.config
+    shape = (64, config.num_layers, 2, config.num_kv_heads)
+    pages = torch.from_numpy(probe.pages).view(torch.float32)
+    keys = pages.view(*shape, config.head_dim, PAGE_TOKENS)[:, :, 0].transpose(-1, -2)
+    return torch.stack([keys, pages.view(*shape, PAGE_TOKENS, config.head_dim)[:, :, 1]], dim=2)
+
+
 def test_a_step_writes_its_own_positions_and_nothing_else(tiny: TinyLlama) -> None:
     probe = LogitsProbe(tiny.source)
     ids = prompt_ids(30, seed=5)
     probe.run(chunk(0, ids, 0, 18, (7, 3)))
-    config = probe.config
-    pages = (
-        torch.from_numpy(probe.pages).view(torch.float32).view(64, config.num_layers, 2, config.num_kv_heads, 16, 32)
-    )
+    pages = keys_and_values(probe)
     written = ~torch.isnan(pages).any(dim=-1)
     expected = torch.zeros_like(written)
     expected[7] = True
@@ -98,11 +104,8 @@ def test_pages_hold_what_the_page_geometry_says(tiny: TinyLlama) -> None:
     probe.run(chunk(0, ids, 0, 18, (7, 3)))
     with torch.inference_mode():
         cache = tiny.model(torch.tensor([ids]), use_cache=True).past_key_values
-    config = probe.config
-    pages = (
-        torch.from_numpy(probe.pages).view(torch.float32).view(64, config.num_layers, 2, config.num_kv_heads, 16, 32)
-    )
-    for layer in range(config.num_layers):
+    pages = keys_and_values(probe)
+    for layer in range(probe.config.num_layers):
         for kind, reference in enumerate((cache.layers[layer].keys[0], cache.layers[layer].values[0])):
             assert_close(pages[7, layer, kind], reference[:, :16])
             assert_close(pages[3, layer, kind, :, :2], reference[:, 16:])
