@@ -19,6 +19,9 @@ class SchedulerConfig(ServiceConfig):
     max_prefill_tokens_per_worker: int = setting(
         2048, "Prompt tokens given to a prefill worker before it has read them."
     )
+    page_overcommit: float = setting(
+        1.0, "Pages that requests may book for each that there is; above 1 some may be preempted."
+    )
     gather_s: float = setting(1.5, "Seconds after start in which gateways and workers tell what there is.")
 
     limits: CoreLimits = field(init=False, repr=False)
@@ -39,5 +42,6 @@ class SchedulerConfig(ServiceConfig):
             default_lane=self.default_lane,
             max_prefills=self.max_prefills_per_worker,
             max_prefill_tokens=self.max_prefill_tokens_per_worker,
+            page_overcommit=self.page_overcommit,
             gather_s=self.gather_s,
         )

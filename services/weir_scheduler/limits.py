@@ -45,6 +45,9 @@ class CoreLimits:
     default_lane: str = "standard"
     max_prefills: int = 8
     max_prefill_tokens: int = 2048
+    page_overcommit: float = 1.0
+    """Pages that may be booked, for each page that there is. Above 1, requests that all reach their worst case together
+    are more than fit, and decode workers preempt some of them."""
     gather_s: float = 1.5
     worker_ttl_s: float = WORKER_TTL_S
     gateway_ttl_s: float = 5.0
@@ -65,6 +68,8 @@ class CoreLimits:
             raise ValueError(f"default_lane {self.default_lane!r}: is none of {', '.join(by_name)}")
         if self.max_prefills < 1 or self.max_prefill_tokens < 1:
             raise ValueError(f"max_prefills {self.max_prefills}, max_prefill_tokens {self.max_prefill_tokens}: below 1")
+        if not 1 <= self.page_overcommit <= 100:
+            raise ValueError(f"page_overcommit {self.page_overcommit}: must be in [1, 100]")
         object.__setattr__(self, "lanes_by_name", by_name)
 
     def lane_priority(self, lane: str) -> int:

@@ -21,7 +21,7 @@ def try_place(
         prefill = _try_pick_prefill(request, host, book, limits)
         if prefill is None or (best is not None and best[0] < prefill[0]):
             continue
-        decode = _try_pick_decode(request, host, book)
+        decode = _try_pick_decode(request, host, book, limits)
         if decode is not None:
             best = (*prefill, decode)
     if best is None:
@@ -54,7 +54,7 @@ def _try_pick_prefill(
     return best
 
 
-def _try_pick_decode(request: Request, host: HostView, book: Book) -> WorkerRecord | None:
+def _try_pick_decode(request: Request, host: HostView, book: Book, limits: CoreLimits) -> WorkerRecord | None:
     best: tuple[_Cost, WorkerRecord] | None = None
     for worker in host.decode:
         load = book.decode_load(worker.worker_id)
@@ -67,4 +67,5 @@ def _try_pick_decode(request: Request, host: HostView, book: Book) -> WorkerReco
     if best is None:
         return None
     num_booked_pages = sum(book.decode_load(worker_id).num_pages for worker_id in host.all_decode_ids)
-    return best[1] if num_booked_pages + request.num_pages <= host.num_arena_pages else None
+    num_bookable_pages = host.num_arena_pages * limits.page_overcommit
+    return best[1] if num_booked_pages + request.num_pages <= num_bookable_pages else None

@@ -37,5 +37,5 @@ class Request:
 
 
 def num_booked_pages(submit: Submit) -> int:
-    """Pages to book for a request: the worst case, since nothing can be preempted."""
+    """Pages to book for a request: the worst case. `CoreLimits.page_overcommit` says how much of it is risked."""
     return num_pages_for(submit.num_prompt_tokens + submit.max_tokens)

@@ -29,6 +29,7 @@ def test_lanes_come_from_flags_or_environment_in_their_order() -> None:
         ("--lanes", "standard:1:1,standard:2:2", "name at least one, each once"),
         ("--default-lane", "vip", "'vip': is none of interactive, standard, batch"),
         ("--max-prefills-per-worker", "0", "max_prefills_per_worker 0: must be at least 1"),
+        ("--page-overcommit", "0.5", "page_overcommit 0.5: must be in [1, 100]"),
         ("--gather-s", "nan", "gather_s nan: must be in"),
     ],
 )

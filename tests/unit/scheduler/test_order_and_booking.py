@@ -1,6 +1,6 @@
 """Lanes, order inside them, and what a grant needs to be free."""
 
-from tests.unit.scheduler.rig import Rig, make_worker
+from tests.unit.scheduler.rig import Rig, make_limits, make_worker
 
 from weir.bus.messages import RefusalReason
 
@@ -89,6 +89,19 @@ def test_the_pages_of_a_host_are_shared_by_all_its_decode_workers() -> None:
     assert rig.granted == ["a", "b"]
     assert {rig.placement(name).decode_worker_id for name in ("a", "b")} == {"d1", "d2"}
     assert rig.metric("booked_pages") == 8
+
+
+def test_with_overcommit_more_pages_are_booked_than_there_are_but_no_request_alone_is_larger_than_the_arena() -> None:
+    rig = Rig(make_limits(page_overcommit=2.5))
+    rig.start(make_worker("p", "prefill", pages=10), make_worker("d", "decode", pages=10, seqs=99))
+    reply = rig.submit("never", prompt=160, max_tokens=16)
+    assert (reply.queued, reply.reason) == (False, RefusalReason.TOO_LARGE)
+    for number in range(5):
+        rig.submit(f"r{number}", prompt=64, max_tokens=16)
+        rig.prefilled(f"r{number}")
+    rig.submit("one-too-many", prompt=1, max_tokens=1)
+    assert rig.granted == [f"r{number}" for number in range(5)]
+    assert rig.metric("booked_pages") == 25
 
 
 def test_a_prefill_worker_is_given_a_bounded_number_of_prompts_and_tokens() -> None:
