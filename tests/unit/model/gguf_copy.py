@@ -1,8 +1,9 @@
-"""Writes a tiny Llama as a GGUF file, the way llama.cpp's converter does."""
+"""Writes a tiny model of transformers as a GGUF file, the way llama.cpp's converter does."""
 
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -21,51 +22,45 @@ NAMES = {
     "mlp.down_proj": "ffn_down",
 }
 TOP_NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2"}
 
 Array = npt.NDArray[np.float32]
 
 
 def gguf_name(name: str) -> str:
-    name = name.removesuffix(".weight")
+    name, _, kind = name.rpartition(".")
     match = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", name)
     if match is not None:
-        return f"blk.{match.group(1)}.{NAMES[match.group(2)]}.weight"
-    return f"{TOP_NAMES[name]}.weight"
+        return f"blk.{match.group(1)}.{NAMES[match.group(2)]}.{kind}"
+    return f"{TOP_NAMES[name]}.{kind}"
 
 
-def permuted(matrix: Array, num_heads: int) -> Array:
-    """llama.cpp's convert_hf_to_gguf.py: LlamaModel.permute."""
-    heads = matrix.reshape(num_heads, 2, matrix.shape[0] // num_heads // 2, *matrix.shape[1:])
-    return heads.swapaxes(1, 2).reshape(matrix.shape)
+def permuted(rows: Array, num_heads: int) -> Array:
+    """llama.cpp's convert_hf_to_gguf.py: LlamaModel.permute, of weights and of biases."""
+    heads = rows.reshape(num_heads, 2, rows.shape[0] // num_heads // 2, *rows.shape[1:])
+    return heads.swapaxes(1, 2).reshape(rows.shape)
+
+
+def unpermuted(rows: Array, num_heads: int) -> Array:
+    pairs = rows.shape[0] // num_heads // 2
+    return rows.reshape(num_heads, pairs, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
 
 
 def write_gguf(
     tiny: TinyLlama, path: Path, kind: gguf.GGMLQuantizationType, overrides: Mapping[str, object] | None = None
 ) -> dict[str, Array]:
-    """Returns what the file says after dequantizing, by transformers' names, un-permuted. Norms stay F32.
+    """Returns what the file says after dequantizing, by transformers' names, un-permuted. Norms and biases stay F32.
 
-    `overrides`: metadata to change; None leaves a key out.
+    `overrides`: metadata to change; None leaves a key out. `rope_freqs.weight` in it is a tensor.
     """
     config = tiny.model.config
-    writer = gguf.GGUFWriter(path, arch="llama")
-    metadata: dict[str, object] = {
-        "llama.block_count": config.num_hidden_layers,
-        "llama.context_length": config.max_position_embeddings,
-        "llama.embedding_length": config.hidden_size,
-        "llama.feed_forward_length": config.intermediate_size,
-        "llama.attention.head_count": config.num_attention_heads,
-        "llama.attention.head_count_kv": config.num_key_value_heads,
-        "llama.attention.key_length": 32,
-        "llama.attention.layer_norm_rms_epsilon": 1e-5,
-        "llama.rope.freq_base": 5000.0,
-        "llama.rope.dimension_count": 32,
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "smollm",
-        "tokenizer.ggml.tokens": [chr(0x100 + number) for number in range(VOCAB_SIZE)],
-        "tokenizer.ggml.merges": ["\u0100 \u0101"],
-        "tokenizer.ggml.eos_token_id": 2,
-    }
-    for key, value in (metadata | dict(overrides or {})).items():
+    architecture = ARCHITECTURES[config.model_type]
+    writer = gguf.GGUFWriter(path, arch=architecture)
+    overrides = dict(overrides or {})
+    divisors = overrides.pop("rope_freqs.weight", None)
+    if divisors is not None:
+        writer.add_tensor("rope_freqs.weight", np.array(divisors, dtype=np.float32))
+    for key, value in (metadata_of(config, architecture) | overrides).items():
         add_metadata(writer, key, value)
     meant: dict[str, Array] = {}
     for name, parameter in tiny.model.state_dict().items():
@@ -76,6 +71,30 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return meant
+
+
+def metadata_of(config: Any, architecture: str) -> dict[str, object]:
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    numbers = {
+        "block_count": config.num_hidden_layers,
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.key_length": head_dim,
+        "attention.value_length": head_dim,
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "rope.freq_base": config.rope_parameters["rope_theta"],
+        "rope.dimension_count": head_dim,
+    }
+    return {f"{architecture}.{name}": number for name, number in numbers.items()} | {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "smollm",
+        "tokenizer.ggml.tokens": [chr(0x100 + number) for number in range(VOCAB_SIZE)],
+        "tokenizer.ggml.merges": ["\u0100 \u0101"],
+        "tokenizer.ggml.eos_token_id": 2,
+    }
 
 
 def add_metadata(writer: gguf.GGUFWriter, key: str, value: object) -> None:
@@ -93,16 +112,23 @@ def add_metadata(writer: gguf.GGUFWriter, key: str, value: object) -> None:
 
 
 def add_tensor(
-    writer: gguf.GGUFWriter, name: str, values: Array, kind: gguf.GGMLQuantizationType, config: object
+    writer: gguf.GGUFWriter, name: str, values: Array, kind: gguf.GGMLQuantizationType, config: Any
 ) -> Array:
-    num_heads = {"q_proj": 4, "k_proj": 2}.get(name.split(".")[-2])
+    num_heads = num_permuted_heads(name, config)
     stored = permuted(values, num_heads) if num_heads else values
     if values.ndim == 1:
         kind = gguf.GGMLQuantizationType.F32
     raw = gguf.quantize(stored, kind)
     writer.add_tensor(gguf_name(name), raw, raw_dtype=kind)
     read_back: Array = gguf.dequantize(raw, kind).reshape(values.shape).astype(np.float32)
-    if num_heads:
-        pairs = values.shape[0] // num_heads // 2
-        read_back = read_back.reshape(num_heads, pairs, 2, -1).swapaxes(1, 2).reshape(values.shape)
-    return read_back
+    return unpermuted(read_back, num_heads) if num_heads else read_back
+
+
+def num_permuted_heads(name: str, config: Any) -> int:
+    """0: the converter leaves the rows where they are."""
+    if ARCHITECTURES[config.model_type] != "llama":
+        return 0
+    heads: int = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(
+        name.split(".")[-2], 0
+    )
+    return heads

@@ -16,7 +16,7 @@ from weir.model.errors import ModelError
 from weir.model.source import resolve_model
 from weir.model.weights import load_weights
 
-KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1")
+KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
 
 
 def assert_logits_equal(path: Path, tiny: TinyLlama) -> None:

@@ -23,10 +23,10 @@ GREEDY = SampleSpec(SamplingParams(temperature=0.0), 0)
 
 @dataclass(frozen=True)
 class TinyLlama:
-    """The folder holds `model`."""
+    """The folder holds `model`, of any architecture."""
 
     folder: Path
-    model: transformers.LlamaForCausalLM
+    model: transformers.PreTrainedModel
 
     @property
     def source(self) -> ModelSource:
@@ -95,6 +95,12 @@ class LogitsProbe:
             hidden = self._decoder.forward(batch, self._kv)
             logits = self._decoder.logits(hidden)
         return {sampled.slot: logits[sampled.row] for sampled in batch.sampled_rows}
+
+    def run_alone(self, only: ChunkPlan) -> torch.Tensor:
+        """Logits of every position of one chunk: [tokens, vocabulary]."""
+        with torch.inference_mode():
+            batch = build_batch(StepPlan(0, (only,)), self._kv, self.config.vocab_size, self.config.max_context_tokens)
+            return self._decoder.logits(self._decoder.forward(batch, self._kv))
 
 
 def chunk(slot: int, ids: list[int], start: int, end: int, table: tuple[int, ...]) -> ChunkPlan:

@@ -1,0 +1,90 @@
+"""Tiny random models of every architecture that Weir serves, made and saved by transformers' own classes."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tests.unit.model.tiny import TinyLlama
+
+VOCAB_SIZE = 160
+LLAMA3_SCALING = {
+    "rope_type": "llama3",
+    "rope_theta": 5000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+LINEAR_SCALING = {"rope_type": "linear", "rope_theta": 5000.0, "factor": 2.5}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """`changes` to `BASE`."""
+
+    name: str
+    config_class: type[Any]
+    changes: dict[str, Any]
+
+
+BASE: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "initializer_range": 0.2,
+    "eos_token_id": 2,
+    "bos_token_id": 1,
+}
+
+LLAMA, MISTRAL, QWEN2 = transformers.LlamaConfig, transformers.MistralConfig, transformers.Qwen2Config
+VARIANTS = (
+    Variant("llama", LLAMA, {}),
+    Variant("llama-tied", LLAMA, {"tie_word_embeddings": True}),
+    Variant("llama-as-many-key-heads", LLAMA, {"num_key_value_heads": 4}),
+    Variant("llama-one-key-head", LLAMA, {"num_key_value_heads": 1}),
+    Variant("llama-three-queries-a-key", LLAMA, {"hidden_size": 96, "num_attention_heads": 6}),
+    Variant("llama-head-dim-of-its-own", LLAMA, {"hidden_size": 48, "head_dim": 32}),
+    Variant("llama-attention-bias", LLAMA, {"attention_bias": True}),
+    Variant("llama-large-epsilon", LLAMA, {"rms_norm_eps": 0.5}),
+    Variant("llama-linear-scaling", LLAMA, {"rope_parameters": LINEAR_SCALING}),
+    Variant("llama-llama3-scaling", LLAMA, {"rope_parameters": LLAMA3_SCALING}),
+    Variant("mistral", MISTRAL, {"sliding_window": None}),
+    Variant("mistral-head-dim-of-its-own", MISTRAL, {"sliding_window": None, "head_dim": 24}),
+    Variant("mistral-sliding-window", MISTRAL, {"sliding_window": 100}),
+    Variant("qwen2", QWEN2, {}),
+    Variant("qwen2-tied", QWEN2, {"tie_word_embeddings": True, "num_key_value_heads": 1}),
+    Variant("qwen2-linear-scaling", QWEN2, {"rope_parameters": LINEAR_SCALING}),
+    Variant("qwen2-sliding-window", QWEN2, {"use_sliding_window": True, "sliding_window": 100, "max_window_layers": 1}),
+    Variant(
+        "qwen2-sliding-window-past-the-last-layer",
+        QWEN2,
+        {"use_sliding_window": True, "sliding_window": 100, "max_window_layers": 2},
+    ),
+)
+
+
+def save_variant(
+    folder: Path, variant: Variant, dtype: torch.dtype = torch.float32, max_shard_size: str = "1GB", **changes: Any
+) -> TinyLlama:
+    """Seeded; norms and biases are random too, which transformers makes ones and zeros."""
+    torch.manual_seed(11)
+    config = variant.config_class(**(BASE | variant.changes | changes))
+    model = transformers.AutoModelForCausalLM.from_config(config).to(dtype)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("norm.weight"):
+                parameter.uniform_(0.5, 1.5)
+            if name.endswith(".bias"):
+                parameter.normal_(0.0, 0.5)
+    model.save_pretrained(folder, max_shard_size=max_shard_size)
+    # loaded again, because `to(dtype)` has rounded the rotary frequencies too
+    return TinyLlama(folder, transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval())

@@ -1,0 +1,119 @@
+"""Every architecture, in every form that Weir serves, gives the logits of transformers at every position."""
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tests.unit.model.architectures import BASE, VARIANTS, Variant, save_variant
+from tests.unit.model.tiny import LogitsProbe, TinyLlama, chunk, prompt_ids
+
+from weir.model.config import load_model_config
+from weir.model.errors import ModelError
+from weir.model.hf_weights import safetensors_files
+from weir.model.source import resolve_model
+from weir.model.weights import load_weights
+
+TABLE = (9, 2, 31, 4, 17, 40, 8, 33, 50, 21, 5, 60, 12)
+LENGTH = 200
+BY_NAME = {variant.name: variant for variant in VARIANTS}
+
+
+def assert_same_logits(tiny: TinyLlama) -> None:
+    """In one chunk, and in chunks of odd sizes followed by single tokens; far past any original context."""
+    config = load_model_config(tiny.source)
+    length = min(LENGTH, config.max_context_tokens)
+    ids = prompt_ids(length, seed=1)
+    expected = tiny.logits(ids)
+    whole = LogitsProbe(tiny.source).run_alone(chunk(0, ids, 0, length, TABLE))
+    torch.testing.assert_close(whole, expected, atol=1e-4, rtol=0)
+    probe = LogitsProbe(tiny.source)
+    cuts = [0, 1, 18, 65, 66, length - 9, *range(length - 8, length + 1)]
+    pieces = [probe.run_alone(chunk(0, ids, start, end, TABLE)) for start, end in itertools.pairwise(cuts)]
+    torch.testing.assert_close(torch.cat(pieces), expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
+def test_every_position_has_the_logits_of_transformers(variant: Variant, tmp_path: Path) -> None:
+    assert_same_logits(save_variant(tmp_path, variant))
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2"])
+def test_half_precision_weights_are_widened_exactly(name: str, tmp_path: Path) -> None:
+    for dtype in (torch.bfloat16, torch.float16):
+        assert_same_logits(save_variant(tmp_path / str(dtype), BY_NAME[name], dtype))
+
+
+@pytest.mark.parametrize("name", ["llama-tied", "qwen2"])
+def test_a_model_in_shards_is_read_by_its_index(name: str, tmp_path: Path) -> None:
+    tiny = save_variant(tmp_path, BY_NAME[name], max_shard_size="60KB")
+    assert len(safetensors_files(tmp_path)) > 2
+    # Mistral's repositories hold the weights a second time, under other names and in no index
+    (tmp_path / "consolidated.safetensors").write_bytes(b"of no interest")
+    (tmp_path / "stray.safetensors").write_bytes(b"of no interest")
+    assert_same_logits(tiny)
+
+
+def test_without_an_index_a_second_copy_in_mistrals_own_form_is_left_alone(tmp_path: Path) -> None:
+    tiny = save_variant(tmp_path, BY_NAME["mistral"])
+    (tmp_path / "consolidated.safetensors").write_bytes(b"of no interest")
+    assert_same_logits(tiny)
+
+
+@pytest.mark.parametrize(
+    ("index", "problem"),
+    [
+        ({"weight_map": {"a": "gone.safetensors"}}, "names gone.safetensors, which the folder does not have"),
+        ({"weight_map": {"a": "../model.safetensors"}}, r"names \.\./model\.safetensors, which"),
+        ({"weight_map": {}}, "names no file"),
+        ({"weights": {}}, "cannot be read as an index"),
+        ([], "cannot be read as an index"),
+    ],
+)
+def test_an_index_that_cannot_be_followed_is_refused(index: object, problem: str, tmp_path: Path) -> None:
+    tiny = save_variant(tmp_path, BY_NAME["llama"])
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelError, match=problem):
+        load_weights(tiny.source, load_model_config(tiny.source))
+
+
+@pytest.mark.parametrize(
+    ("name", "max_context_tokens"),
+    [
+        ("mistral", 256),
+        ("mistral-sliding-window", 100),
+        ("qwen2-sliding-window", 100),
+        ("qwen2-sliding-window-past-the-last-layer", 256),
+    ],
+)
+def test_a_sliding_window_bounds_the_context(name: str, max_context_tokens: int, tmp_path: Path) -> None:
+    tiny = save_variant(tmp_path, BY_NAME[name])
+    assert load_model_config(tiny.source).max_context_tokens == max_context_tokens
+
+
+def test_a_window_that_is_switched_off_does_not_bound_the_context(tmp_path: Path) -> None:
+    config = BASE | {"model_type": "qwen2", "use_sliding_window": False, "sliding_window": 100, "max_window_layers": 0}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert load_model_config(resolve_model(str(tmp_path))).max_context_tokens == 256
+
+
+def test_mistral_has_a_window_unless_its_configuration_says_no(tmp_path: Path) -> None:
+    config = BASE | {"model_type": "mistral", "max_position_embeddings": 32_768}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert load_model_config(resolve_model(str(tmp_path))).max_context_tokens == 4096
+
+
+def test_biases_that_the_architecture_does_not_have_are_refused(tmp_path: Path) -> None:
+    save_variant(tmp_path, BY_NAME["qwen2"])
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "llama"}))
+    source = resolve_model(str(tmp_path))
+    with pytest.raises(ModelError, match=r"k_proj\.bias is not part of a Llama, Mistral or Qwen2 model"):
+        load_weights(source, load_model_config(source))
+
+
+def test_what_two_files_say_of_the_end_of_a_text_is_taken_once(tmp_path: Path) -> None:
+    save_variant(tmp_path, BY_NAME["llama"])
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 8, 7]}))
+    assert load_model_config(resolve_model(str(tmp_path))).eos_token_ids == (7, 8)
