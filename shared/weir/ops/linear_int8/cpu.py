@@ -4,82 +4,18 @@
 the blocks gives the same bits.
 """
 
-from typing import Any
-
 import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from weir.ops.linear_int8.pack import ALIGNMENT, BLOCK_OUTPUTS, PackedMatrix, WeightKind
-from weir.ops.linear_int8.tile import TileShape, make_tile
+from weir.ops.linear_int8.tile import make_block
 from weir.ops.quantize.rows import GROUP, RECORD_BYTES, row_bytes
-from weir.ops.simd.features import KernelTier, kernel_tier
+from weir.ops.simd.features import kernel_tier
 from weir.ops.simd.jit import kernel, parallel_kernel
 
-_TIER = kernel_tier()
-
-
-def _tile(kind: WeightKind, num_rows: int) -> Any:
-    num_vectors = 1 if num_rows > 2 or _TIER in {KernelTier.AVX512_VNNI, KernelTier.PORTABLE} else 2
-    return make_tile(TileShape(kind, _TIER, num_rows, num_vectors, 4096 if num_rows <= 2 else 0))
-
-
-_int4_8_rows, _int4_4_rows, _int4_2_rows, _int4_1_row = (_tile(WeightKind.INT4, rows) for rows in (8, 4, 2, 1))
-_int8_8_rows, _int8_4_rows, _int8_2_rows, _int8_1_row = (_tile(WeightKind.INT8, rows) for rows in (8, 4, 2, 1))
-
-
-@kernel
-def _int4_rows(
-    num_rows: int,
-    scales: int,
-    quants: int,
-    num_groups: int,
-    rows: int,
-    row_stride: int,
-    out: int,
-    out_stride: int,
-    left: int,
-    added: int,
-) -> int:
-    """As many rows as one tile takes; returns their number. All addresses and strides in bytes."""
-    if num_rows >= 8:
-        _int4_8_rows(scales, quants, num_groups, rows, row_stride, out, out_stride, left, added)
-        return 8
-    if num_rows >= 4:
-        _int4_4_rows(scales, quants, num_groups, rows, row_stride, out, out_stride, left, added)
-        return 4
-    if num_rows >= 2:
-        _int4_2_rows(scales, quants, num_groups, rows, row_stride, out, out_stride, left, added)
-        return 2
-    _int4_1_row(scales, quants, num_groups, rows, row_stride, out, out_stride, left, added)
-    return 1
-
-
-@kernel
-def _int8_rows(
-    num_rows: int,
-    scales: int,
-    quants: int,
-    num_groups: int,
-    rows: int,
-    row_stride: int,
-    out: int,
-    out_stride: int,
-    left: int,
-    added: int,
-) -> int:
-    """As `_int4_rows`."""
-    if num_rows >= 8:
-        _int8_8_rows(scales, quants, num_groups, rows, row_stride, out, out_stride, left, added)
-        return 8
-    if num_rows >= 4:
-        _int8_4_rows(scales, quants, num_groups, rows, row_stride, out, out_stride, left, added)
-        return 4
-    if num_rows >= 2:
-        _int8_2_rows(scales, quants, num_groups, rows, row_stride, out, out_stride, left, added)
-        return 2
-    _int8_1_row(scales, quants, num_groups, rows, row_stride, out, out_stride, left, added)
-    return 1
+_int4_block = make_block(WeightKind.INT4, kernel_tier())
+_int8_block = make_block(WeightKind.INT8, kernel_tier())
 
 
 @kernel
@@ -104,22 +40,16 @@ def linear_range(
     block_bytes = head_bytes + num_groups * (GROUP * BLOCK_OUTPUTS // 8) * bits
     row_stride, out_stride = rows.shape[1], num_outputs * 4
     added = 1 if is_added else 0
+    rows_at = rows.ctypes.data
     for block in range(first_block, last_block):
         scales = weights.ctypes.data + block * block_bytes
         quants = scales + head_bytes
+        out_at = out.ctypes.data + block * (BLOCK_OUTPUTS * 4)
         left = num_outputs - block * BLOCK_OUTPUTS
-        row = 0
-        while row < num_rows:
-            rows_at = rows.ctypes.data + row * row_stride
-            out_at = out.ctypes.data + row * out_stride + block * (BLOCK_OUTPUTS * 4)
-            if bits == 4:
-                row += _int4_rows(
-                    num_rows - row, scales, quants, num_groups, rows_at, row_stride, out_at, out_stride, left, added
-                )
-            else:
-                row += _int8_rows(
-                    num_rows - row, scales, quants, num_groups, rows_at, row_stride, out_at, out_stride, left, added
-                )
+        if bits == 4:
+            _int4_block(scales, quants, num_groups, rows_at, row_stride, num_rows, out_at, out_stride, left, added)
+        else:
+            _int8_block(scales, quants, num_groups, rows_at, row_stride, num_rows, out_at, out_stride, left, added)
 
 
 @parallel_kernel

@@ -1,4 +1,4 @@
-"""The inner loop of a linear layer: some rows times one block of 16 outputs, as LLVM IR.
+"""The inner loops of a linear layer: all rows times one block of 16 outputs, as LLVM IR.
 
 For every group g of 32 inputs in order, with exact integer sums and each operation rounded once to float32:
 
@@ -6,12 +6,12 @@ For every group g of 32 inputs in order, with exact integer sums and each operat
     result = fma(float(total) * weight_scale[g], row_scale[g], result)
     result = fma(weight_minimum[g], row_scaled_sum[g], result)             4-bit weights only
 
-These are the same operations for every tier, number of rows in the tile and kind of row tail, so results are equal to
-the bit. Weights are loaded once a tile and used for all its rows.
+These are the same operations for every tier and every place in a batch, so results are equal to the bit. Rows are taken
+in tiles: weights are loaded once a tile and used for all its rows, whose sums stay in registers.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from llvmlite import ir
@@ -28,28 +28,34 @@ from weir.ops.simd.integer import (
     emit_load_half,
     emit_load_lanes,
     emit_load_splat,
-    emit_nibbles,
+    emit_opaque,
     emit_store_first,
 )
 from weir.ops.simd.jit import simd
 
 _QUADS = GROUP // 4
 _QUAD_BYTES = BLOCK_OUTPUTS * 4
+_PREFETCH_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class TileShape:
-    """`num_vectors` of a block's vectors are computed together, the others after them."""
+    """`num_vectors` of a block's vectors are computed together, the others after them.
+
+    With `is_looped` the eight quads of a group are a loop for LLVM too: unrolled, it orders them such that the sums do
+    not fit the 16 registers of AVX2 any more.
+    """
 
     kind: WeightKind
     tier: KernelTier
     num_rows: int
     num_vectors: int
     prefetch_bytes: int
+    is_looped: bool
 
 
 @dataclass(frozen=True, slots=True)
-class TileArguments:
+class BlockArguments:
     """Addresses and strides in bytes (i64). Outputs from `num_outputs` on are padding and not written."""
 
     scales: ir.Value
@@ -57,49 +63,88 @@ class TileArguments:
     num_groups: ir.Value
     rows: ir.Value
     row_stride: ir.Value
+    num_rows: ir.Value
     out: ir.Value
     out_stride: ir.Value
     num_outputs: ir.Value
     is_added: ir.Value
 
 
-def make_tile(shape: TileShape) -> Callable[..., Any]:
-    """A function for kernels that takes `TileArguments` in order, all int64; 1 in `is_added` adds to what is there."""
+def tile_shapes(kind: WeightKind, tier: KernelTier) -> list[TileShape]:
+    """The tiles for a batch, their numbers of rows falling powers of two down to 1; found by measuring (ADR 0005)."""
+    if tier is KernelTier.AVX512_VNNI:
+        most_rows, num_vectors, is_looped = 8, 1, False
+    elif tier is KernelTier.PORTABLE:
+        most_rows, num_vectors, is_looped = 4, 1, True
+    else:
+        most_rows, is_looped = 4, True
+        num_vectors = 1 if tier is KernelTier.AVX2 and kind is WeightKind.INT8 else 2
+    shapes = [TileShape(kind, tier, most_rows, num_vectors, 0, is_looped)]
+    while shapes[-1].num_rows > 1:
+        num_rows = shapes[-1].num_rows // 2
+        prefetch_bytes = _PREFETCH_BYTES if num_rows <= 2 else 0
+        widest = BLOCK_OUTPUTS // dot_product(tier, kind).width
+        shapes.append(TileShape(kind, tier, num_rows, widest, prefetch_bytes, tier is KernelTier.PORTABLE))
+    return shapes
+
+
+def make_block(kind: WeightKind, tier: KernelTier) -> Callable[..., Any]:
+    """A function for kernels that takes `BlockArguments` in order, all int64; 1 in `is_added` adds to what is there."""
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:
-        _emit_tile(builder, shape, TileArguments(*values))
+        _emit_block(builder, tile_shapes(kind, tier), BlockArguments(*values))
         return context.get_dummy_value()
 
     # numba wants every argument by name
-    def tile(
+    def block(
         typing_context: Any,
         scales: Any,
         weights: Any,
         num_groups: Any,
         rows: Any,
         row_stride: Any,
+        num_rows: Any,
         out: Any,
         out_stride: Any,
         num_outputs: Any,
         is_added: Any,
     ) -> Any:
-        return types.void(*[types.int64] * 9), codegen
+        return types.void(*[types.int64] * 10), codegen
 
-    tile.__name__ = f"tile_{shape.kind.name.lower()}_{shape.num_rows}_rows"
-    return simd(tile)
+    return simd(block)
 
 
-def _emit_tile(builder: ir.IRBuilder, shape: TileShape, arguments: TileArguments) -> None:
-    lanes = dot_product(shape.tier).width * shape.num_vectors
+def _emit_block(builder: ir.IRBuilder, shapes: list[TileShape], arguments: BlockArguments) -> None:
+    """As many of the largest tiles as fit, then one of each size that is in the binary number of the rows left."""
+
+    def emit_at(shape: TileShape, row: ir.Value) -> None:
+        rows = builder.add(arguments.rows, builder.mul(row, arguments.row_stride))
+        out = builder.add(arguments.out, builder.mul(row, arguments.out_stride))
+        _emit_tile(builder, shape, replace(arguments, rows=rows, out=out))
+
+    largest, *smaller = shapes
+    size = ir.Constant(INT64, largest.num_rows)
+    with cgutils.for_range(builder, builder.udiv(arguments.num_rows, size), intp=INT64) as loop:
+        emit_at(largest, builder.mul(loop.index, size))
+    for shape in smaller:
+        bit = builder.and_(arguments.num_rows, ir.Constant(INT64, shape.num_rows))
+        with builder.if_then(builder.icmp_unsigned("!=", bit, ir.Constant(INT64, 0))):
+            emit_at(shape, builder.and_(arguments.num_rows, ir.Constant(INT64, -2 * shape.num_rows)))
+
+
+def _emit_tile(builder: ir.IRBuilder, shape: TileShape, arguments: BlockArguments) -> None:
+    lanes = dot_product(shape.tier, shape.kind).width * shape.num_vectors
     with cgutils.for_range(builder, ir.Constant(INT64, BLOCK_OUTPUTS // lanes), intp=INT64) as part:
         first = builder.mul(part.index, ir.Constant(INT64, lanes))
         results = _emit_groups(builder, shape, arguments, first)
         _emit_results(builder, shape, arguments, first, results)
 
 
-def _emit_groups(builder: ir.IRBuilder, shape: TileShape, arguments: TileArguments, first: ir.Value) -> list[list[Any]]:
+def _emit_groups(
+    builder: ir.IRBuilder, shape: TileShape, arguments: BlockArguments, first: ir.Value
+) -> list[list[Any]]:
     """Memory [rows][vectors] (which LLVM keeps in registers) with the sums over all groups, outputs from `first` on."""
-    width = dot_product(shape.tier).width
+    width = dot_product(shape.tier, shape.kind).width
     zero = ir.Constant(vector_type(width), [ir.Constant(FLOAT, 0.0)] * width)
     results = [
         [cgutils.alloca_once(builder, zero.type) for _ in range(shape.num_vectors)] for _ in range(shape.num_rows)
@@ -129,58 +174,77 @@ def _emit_group(
     builder: ir.IRBuilder, shape: TileShape, scales: ir.Value, weights: ir.Value, rows: list[ir.Value], results: Any
 ) -> None:
     """One group of 32 inputs, all addresses at that group."""
-    dot, is_8_bit = dot_product(shape.tier), shape.kind is WeightKind.INT8
+    dot, is_8_bit = dot_product(shape.tier, shape.kind), shape.kind is WeightKind.INT8
     width, vectors = dot.width, range(shape.num_vectors)
-
-    def offset(address: ir.Value, num_bytes: int) -> ir.Value:
-        return builder.add(address, ir.Constant(INT64, num_bytes))
-
-    totals = []
-    for row in rows:
-        first = emit_load_splat(builder, offset(row, CORRECTION_OFFSET), INT32, width) if is_8_bit else None
-        totals.append([dot.start(builder, first) for _ in vectors])
-    for quad, vector, values in _emit_quads(builder, shape, weights):
-        prepared = dot.prepare(builder, values, is_8_bit)
-        for row, row_totals in zip(rows, totals, strict=True):
-            splat = emit_load_splat(builder, offset(row, 4 * quad), INT32, width)
-            row_totals[vector] = dot.add(builder, row_totals[vector], prepared, splat)
+    firsts = [
+        emit_load_splat(builder, _at(builder, row, CORRECTION_OFFSET), INT32, width) if is_8_bit else None
+        for row in rows
+    ]
+    totals = [[_allocate(builder, dot.start(builder, first)) for _ in vectors] for first in firsts]
+    num_steps = _QUADS * shape.kind // 8
+    if shape.is_looped:
+        with cgutils.for_range(builder, emit_opaque(builder, ir.Constant(INT64, num_steps)), intp=INT64) as loop:
+            step = emit_opaque(builder, loop.index)
+            row_bytes = builder.mul(step, ir.Constant(INT64, GROUP // num_steps))
+            weight_bytes = builder.mul(step, ir.Constant(INT64, _QUAD_BYTES))
+            step_rows = [builder.add(row, row_bytes) for row in rows]
+            _emit_step(builder, shape, builder.add(weights, weight_bytes), step_rows, totals)
+    else:
+        for step in range(num_steps):
+            step_rows = [_at(builder, row, step * GROUP // num_steps) for row in rows]
+            _emit_step(builder, shape, _at(builder, weights, step * _QUAD_BYTES), step_rows, totals)
     for vector in vectors:
-        scale = emit_load_half(builder, offset(scales, 2 * width * vector), width, shape.tier)
-        for row, row_totals, row_results in zip(rows, totals, results, strict=True):
-            total = builder.sitofp(dot.finish(builder, row_totals[vector]), vector_type(width))
-            row_scale = emit_load_splat(builder, offset(row, SCALE_OFFSET), FLOAT, width)
-            result = emit_fma(builder, builder.fmul(total, scale), row_scale, builder.load(row_results[vector]))
+        scale = emit_load_half(builder, _at(builder, scales, 2 * width * vector), width, shape.tier)
+        minimum_at = _at(builder, scales, 2 * (BLOCK_OUTPUTS + width * vector))
+        for row, first, row_totals, row_results in zip(rows, firsts, totals, results, strict=True):
+            total = dot.finish(builder, tuple(builder.load(part) for part in row_totals[vector]), first)
+            scaled = builder.fmul(builder.sitofp(total, vector_type(width)), scale)
+            row_scale = emit_load_splat(builder, _at(builder, row, SCALE_OFFSET), FLOAT, width)
+            result = emit_fma(builder, scaled, row_scale, builder.load(row_results[vector]))
             if not is_8_bit:
-                minimum = emit_load_half(
-                    builder, offset(scales, 2 * (BLOCK_OUTPUTS + width * vector)), width, shape.tier
-                )
-                scaled_sum = emit_load_splat(builder, offset(row, SCALED_SUM_OFFSET), FLOAT, width)
+                minimum = emit_load_half(builder, minimum_at, width, shape.tier)
+                scaled_sum = emit_load_splat(builder, _at(builder, row, SCALED_SUM_OFFSET), FLOAT, width)
                 result = emit_fma(builder, minimum, scaled_sum, result)
             builder.store(result, row_results[vector])
 
 
-def _emit_quads(builder: ir.IRBuilder, shape: TileShape, weights: ir.Value) -> Iterator[tuple[int, int, ir.Value]]:
-    """(quad of inputs, vector of outputs, weights), as they lie in memory."""
-    width = dot_product(shape.tier).width
-    for step in range(_QUADS * shape.kind // 8):
-        for vector in range(shape.num_vectors):
-            address = builder.add(weights, ir.Constant(INT64, _QUAD_BYTES * step + 4 * width * vector))
-            if shape.prefetch_bytes and vector * width == 0:
-                emit_prefetch(builder, builder.add(address, ir.Constant(INT64, shape.prefetch_bytes)))
-            loaded = emit_load_lanes(builder, address, width, align=4 * width)
-            if shape.kind is WeightKind.INT8:
-                yield step, vector, loaded
-            else:
-                low, high = emit_nibbles(builder, loaded)
-                yield 2 * step, vector, low
-                yield 2 * step + 1, vector, high
+def _emit_step(builder: ir.IRBuilder, shape: TileShape, weights: ir.Value, rows: list[ir.Value], totals: Any) -> None:
+    """64 bytes of weights: one quad of inputs, or two of 4 bits."""
+    dot = dot_product(shape.tier, shape.kind)
+    if shape.prefetch_bytes:
+        emit_prefetch(builder, _at(builder, weights, shape.prefetch_bytes))
+    parts = [
+        dot.prepare(
+            builder, emit_load_lanes(builder, _at(builder, weights, 4 * dot.width * vector), dot.width, 4 * dot.width)
+        )
+        for vector in range(shape.num_vectors)
+    ]
+    for quad in range(8 // shape.kind):
+        for row, row_totals in zip(rows, totals, strict=True):
+            splat = emit_load_splat(builder, _at(builder, row, 4 * quad), INT32, dot.width)
+            for quads, memory in zip(parts, row_totals, strict=True):
+                total = tuple(builder.load(part) for part in memory)
+                for part, value in zip(memory, dot.add(builder, total, quads[quad], splat), strict=True):
+                    builder.store(value, part)
+
+
+def _at(builder: ir.IRBuilder, address: ir.Value, num_bytes: int) -> ir.Value:
+    return builder.add(address, ir.Constant(INT64, num_bytes))
+
+
+def _allocate(builder: ir.IRBuilder, values: tuple[ir.Value, ...]) -> list[ir.Value]:
+    """Stack memory that LLVM turns into registers."""
+    memory = [cgutils.alloca_once(builder, value.type) for value in values]
+    for part, value in zip(memory, values, strict=True):
+        builder.store(value, part)
+    return memory
 
 
 def _emit_results(
-    builder: ir.IRBuilder, shape: TileShape, arguments: TileArguments, first: ir.Value, results: list[list[Any]]
+    builder: ir.IRBuilder, shape: TileShape, arguments: BlockArguments, first: ir.Value, results: list[list[Any]]
 ) -> None:
     """Writes them, or adds them to what is there."""
-    width = dot_product(shape.tier).width
+    width = dot_product(shape.tier, shape.kind).width
     is_added = builder.icmp_signed("!=", arguments.is_added, ir.Constant(INT64, 0))
     for row, row_results in enumerate(results):
         for vector, memory in enumerate(row_results):

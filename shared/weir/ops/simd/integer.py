@@ -7,7 +7,7 @@ halves, since a pair of 8-bit products (64,770) would saturate.
 """
 
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Mapping
 
 from llvmlite import ir
 from numba.core import cgutils
@@ -84,6 +84,13 @@ def emit_store_first(builder: ir.IRBuilder, value: ir.Value, address: ir.Value, 
             builder.call(store, [value, pointer, ir.Constant(INT32, 4), mask])
 
 
+def emit_opaque(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+    """`value` (i64), of which LLVM knows nothing any more."""
+    kind = ir.FunctionType(value.type, [value.type])
+    assembly = ir.InlineAsm(kind, "", "=r,0", False)
+    return builder.call(assembly, [value], attrs=("convergent",))
+
+
 def emit_nibbles(builder: ir.IRBuilder, packed: ir.Value) -> tuple[ir.Value, ir.Value]:
     """The low and the high four bits of every byte."""
     mask = emit_int_constant(packed.type, 0x0F0F0F0F)
@@ -91,45 +98,50 @@ def emit_nibbles(builder: ir.IRBuilder, packed: ir.Value) -> tuple[ir.Value, ir.
 
 
 class DotProduct(ABC):
-    """How one tier sums a group's products. A sum is a tuple of vectors, to be handed from call to call."""
+    """How one tier sums a group's products. A sum is a tuple of vectors, handed from call to call."""
 
     width: int
     """Outputs a vector."""
 
-    def prepare(self, builder: ir.IRBuilder, weights: ir.Value, is_8_bit: bool) -> tuple[ir.Value, ...]:
-        """What `add` takes, done once for all rows."""
-        return (weights,)
+    def __init__(self, bits: int) -> None:
+        self._is_4_bit = bits == 4
 
-    @abstractmethod
-    def start(self, builder: ir.IRBuilder, first: ir.Value | None) -> tuple[ir.Value | None, ...]:
+    def prepare(self, builder: ir.IRBuilder, weights: ir.Value) -> list[tuple[ir.Value, ...]]:
+        """Stored weights as `add` takes them, for each quad of inputs that they hold: done once for all rows."""
+        return [(quad,) for quad in (emit_nibbles(builder, weights) if self._is_4_bit else [weights])]
+
+    def start(self, builder: ir.IRBuilder, first: ir.Value | None) -> tuple[ir.Value, ...]:
         """The sum before the first step; `first` is what every lane begins with, None for zero."""
+        return (emit_int_constant(int_vector(self.width), 0) if first is None else first,)
 
     @abstractmethod
     def add(
-        self, builder: ir.IRBuilder, total: tuple[ir.Value | None, ...], weights: tuple[ir.Value, ...], row: ir.Value
-    ) -> tuple[ir.Value | None, ...]:
+        self, builder: ir.IRBuilder, total: tuple[ir.Value, ...], weights: tuple[ir.Value, ...], row: ir.Value
+    ) -> tuple[ir.Value, ...]:
         """The sum after one more step: four inputs of every output."""
 
-    def finish(self, builder: ir.IRBuilder, total: tuple[Any, ...]) -> ir.Value:
-        """The sum in 32 bits."""
+    def finish(self, builder: ir.IRBuilder, total: tuple[ir.Value, ...], first: ir.Value | None) -> ir.Value:
+        """The sum in 32 bits; `first` as in `start`."""
         return total[0]
 
 
-class VnniDot(DotProduct):
-    """One instruction: `vpdpbusd`, of 512 bits (AVX512-VNNI) or 256 (that, or AVX-VNNI)."""
+class Vnni512Dot(DotProduct):
+    """`vpdpbusd`, one instruction for 64 products (AVX512-VNNI)."""
 
-    def __init__(self, width: int) -> None:
-        self.width = width
-
-    def start(self, builder: ir.IRBuilder, first: ir.Value | None) -> tuple[ir.Value | None, ...]:
-        return (emit_int_constant(int_vector(self.width), 0) if first is None else first,)
+    width = 16
 
     def add(
-        self, builder: ir.IRBuilder, total: tuple[ir.Value | None, ...], weights: tuple[ir.Value, ...], row: ir.Value
-    ) -> tuple[ir.Value | None, ...]:
+        self, builder: ir.IRBuilder, total: tuple[ir.Value, ...], weights: tuple[ir.Value, ...], row: ir.Value
+    ) -> tuple[ir.Value, ...]:
         lanes = int_vector(self.width)
         name = f"llvm.x86.avx512.vpdpbusd.{32 * self.width}"
         return (builder.call(_declare(builder, name, lanes, [lanes] * 3), [total[0], weights[0], row]),)
+
+
+class Vnni256Dot(Vnni512Dot):
+    """`vpdpbusd` of 32 products (AVX-VNNI; or AVX512-VNNI with AVX512-VL)."""
+
+    width = 8
 
 
 class Avx2Dot(DotProduct):
@@ -137,32 +149,33 @@ class Avx2Dot(DotProduct):
 
     width = 8
 
-    def prepare(self, builder: ir.IRBuilder, weights: ir.Value, is_8_bit: bool) -> tuple[ir.Value, ...]:
-        return emit_nibbles(builder, weights) if is_8_bit else (weights,)
+    def prepare(self, builder: ir.IRBuilder, weights: ir.Value) -> list[tuple[ir.Value, ...]]:
+        low, high = emit_nibbles(builder, weights)
+        return [(low,), (high,)] if self._is_4_bit else [(low, high)]
 
-    def start(self, builder: ir.IRBuilder, first: ir.Value | None) -> tuple[ir.Value | None, ...]:
-        return (first, None, None)
+    def start(self, builder: ir.IRBuilder, first: ir.Value | None) -> tuple[ir.Value, ...]:
+        zero = emit_int_constant(int_vector(16, 16), 0)
+        return (zero,) if self._is_4_bit else (zero, zero)
 
     def add(
-        self, builder: ir.IRBuilder, total: tuple[ir.Value | None, ...], weights: tuple[ir.Value, ...], row: ir.Value
-    ) -> tuple[ir.Value | None, ...]:
-        first, *sums = total
-        names, pairs, octets = "llvm.x86.avx2.pmadd.ub.sw", int_vector(16, 16), int_vector(32, 8)
-        multiply = _declare(builder, names, pairs, [octets] * 2)
-        added = []
-        for part, weight in zip(sums, weights, strict=False):
-            product = builder.call(multiply, [builder.bitcast(weight, octets), builder.bitcast(row, octets)])
-            added.append(product if part is None else builder.add(part, product))
-        return (first, *added)
+        self, builder: ir.IRBuilder, total: tuple[ir.Value, ...], weights: tuple[ir.Value, ...], row: ir.Value
+    ) -> tuple[ir.Value, ...]:
+        pairs, octets = int_vector(16, 16), int_vector(32, 8)
+        multiply = _declare(builder, "llvm.x86.avx2.pmadd.ub.sw", pairs, [octets] * 2)
+        row = builder.bitcast(row, octets)
+        return tuple(
+            builder.add(part, builder.call(multiply, [builder.bitcast(weight, octets), row]))
+            for part, weight in zip(total, weights, strict=True)
+        )
 
-    def finish(self, builder: ir.IRBuilder, total: tuple[Any, ...]) -> ir.Value:
-        first, *sums = total
+    def finish(self, builder: ir.IRBuilder, total: tuple[ir.Value, ...], first: ir.Value | None) -> ir.Value:
         pairs = int_vector(16, 16)
         widen = _declare(builder, "llvm.x86.avx2.pmadd.wd", int_vector(8), [pairs] * 2)
-        for part, factor in zip(sums, (1, 16), strict=False):
+        value = first
+        for part, factor in zip(total, (1, 16), strict=False):
             wide = builder.call(widen, [part, emit_int_constant(pairs, factor)])
-            first = wide if first is None else builder.add(first, wide)
-        return first
+            value = wide if value is None else builder.add(value, wide)
+        return value
 
 
 class PortableDot(DotProduct):
@@ -170,17 +183,20 @@ class PortableDot(DotProduct):
 
     width = 16
 
-    def prepare(self, builder: ir.IRBuilder, weights: ir.Value, is_8_bit: bool) -> tuple[ir.Value, ...]:
-        mask = emit_int_constant(weights.type, 0xFF)
-        shifted = (builder.lshr(weights, emit_int_constant(weights.type, 8 * byte)) for byte in range(4))
-        return tuple(builder.and_(part, mask) for part in shifted)
-
-    def start(self, builder: ir.IRBuilder, first: ir.Value | None) -> tuple[ir.Value | None, ...]:
-        return (emit_int_constant(int_vector(self.width), 0) if first is None else first,)
+    def prepare(self, builder: ir.IRBuilder, weights: ir.Value) -> list[tuple[ir.Value, ...]]:
+        return [
+            tuple(
+                builder.and_(
+                    builder.lshr(quad, emit_int_constant(quad.type, 8 * byte)), emit_int_constant(quad.type, 0xFF)
+                )
+                for byte in range(4)
+            )
+            for (quad,) in super().prepare(builder, weights)
+        ]
 
     def add(
-        self, builder: ir.IRBuilder, total: tuple[ir.Value | None, ...], weights: tuple[ir.Value, ...], row: ir.Value
-    ) -> tuple[ir.Value | None, ...]:
+        self, builder: ir.IRBuilder, total: tuple[ir.Value, ...], weights: tuple[ir.Value, ...], row: ir.Value
+    ) -> tuple[ir.Value, ...]:
         value = total[0]
         for byte, weight in enumerate(weights):
             raised = builder.shl(row, emit_int_constant(row.type, 24 - 8 * byte))
@@ -189,13 +205,17 @@ class PortableDot(DotProduct):
         return (value,)
 
 
-def dot_product(tier: KernelTier) -> DotProduct:
-    """The dot product of a tier."""
-    if tier is KernelTier.AVX512_VNNI:
-        return VnniDot(16)
-    if tier is KernelTier.AVX_VNNI:
-        return VnniDot(8)
-    return Avx2Dot() if tier is KernelTier.AVX2 else PortableDot()
+_DOT_PRODUCTS: Mapping[KernelTier, type[DotProduct]] = {
+    KernelTier.PORTABLE: PortableDot,
+    KernelTier.AVX2: Avx2Dot,
+    KernelTier.AVX_VNNI: Vnni256Dot,
+    KernelTier.AVX512_VNNI: Vnni512Dot,
+}
+
+
+def dot_product(tier: KernelTier, bits: int) -> DotProduct:
+    """How `tier` sums products of weights of 4 or 8 bits."""
+    return _DOT_PRODUCTS[tier](bits)
 
 
 def _first_lanes(builder: ir.IRBuilder, width: int, count: ir.Value) -> ir.Value:
