@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
 
 from opentelemetry.trace import Span, Status, StatusCode
 
@@ -10,9 +9,8 @@ from weir.bus.tasks import end_tasks
 from weir.core.errors import DeadlineExceeded, InternalError, Unavailable
 from weir.engine.counters import fingerprint_of
 from weir.engine.messages import Command, Fail, Failure, FailureReason, Forget, HandOffReady, SequenceKey
-from weir.worker.arena_keeper import Arena
+from weir.worker.assembly import RoleParts
 from weir.worker.convert import StartOrder
-from weir.worker.desk import Desk
 from weir.worker.spans import PrefillSpans
 
 _log = logging.getLogger(__name__)
@@ -23,10 +21,11 @@ _STOP_TIMEOUT_S = 1.0
 class HandOffs:
     """Every HandOffReady is answered with exactly one Forget or Fail."""
 
-    def __init__(self, arena: Arena, desk: Desk, post: Callable[[Command], None], spans: PrefillSpans) -> None:
-        self._arena = arena
-        self._desk = desk
-        self._post = post
+    def __init__(self, parts: RoleParts, spans: PrefillSpans) -> None:
+        self._arena = parts.arena
+        self._prefixes = parts.prefixes
+        self._desk = parts.desk
+        self._post = parts.post
         self._spans = spans
         self._places = asyncio.Semaphore(_MAX_AT_A_TIME)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -65,8 +64,9 @@ class HandOffs:
 
     async def _settle(self, ready: HandOffReady, order: StartOrder, span: Span) -> Command:
         key, receiver = ready.key, order.decode_worker_id
+        hashes = self._prefixes.hashes_of(key)
         try:
-            receipt = await self._arena.hand_off(ready.slot, key.request_id, key.attempt, receiver)
+            receipt = await self._arena.hand_off(ready.slot, key.request_id, key.attempt, receiver, hashes)
         except (Unavailable, InternalError, ValueError) as error:
             self._num_refused += 1
             _log.warning("request %s: not handed off to %s: %s", key.request_id, receiver, error)

@@ -19,7 +19,6 @@ from weir.engine.messages import (
 )
 from weir.engine.pages import PagePool
 from weir.engine.prefill import PrefillBatcher
-from weir.kv.geometry import num_pages_for
 from weir.kv.messages import HandedOff
 from weir.kv.segment import Segment
 from weir.wire.v1 import worker_pb2
@@ -47,7 +46,7 @@ class PrefillRole:
         self._model = model
         self._spans = PrefillSpans(tracer)
         self._orders: dict[SequenceKey, StartOrder] = {}
-        self._hand_offs = HandOffs(parts.arena, parts.desk, parts.post, self._spans)
+        self._hand_offs = HandOffs(parts, self._spans)
 
     def make_batcher(self, segment: Segment) -> Batcher:
         longest = min(self._limits.max_context_tokens, segment.geometry.max_context_tokens)
@@ -65,7 +64,6 @@ class PrefillRole:
             return
         if self._desk.try_start(stream, order.facts):
             self._orders[key] = order
-            self._keeper.anticipate(num_pages_for(len(order.facts.prompt_token_ids)), num_slots=1)
             self._spans.begin(order.facts)
 
     def on_handed_off(self, handed_off: HandedOff) -> None:

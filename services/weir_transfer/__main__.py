@@ -28,7 +28,12 @@ async def _build(context: ServiceContext[TransferConfig]) -> TransferService:
     # In a thread: pre-faulting takes seconds, in which signals must be heard.
     claimed = await asyncio.to_thread(_claim, context.config)
     service = TransferService(
-        claimed.segment, context.config.lease_times, try_open_process, context.tracer, context.request_shutdown
+        claimed.segment,
+        context.config.lease_times,
+        context.config.prefix_settings,
+        try_open_process,
+        context.tracer,
+        context.request_shutdown,
     )
     service.add_to(context.grpc_server)
     return service

@@ -11,6 +11,7 @@ from weir.model.digest import model_digest
 from weir.model.source import resolve_model
 from weir.runtime.config import ServiceConfig, setting
 from weir_transfer.lease_keeper import LeaseTimes
+from weir_transfer.orders import PrefixSettings
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,8 @@ class TransferConfig(ServiceConfig):
     num_slots: int = setting(512, "Sequences that can be in the arena at a time.")
     heartbeat_interval_ms: int = setting(200, "How often a worker says that it lives.")
     lease_ttl_ms: int = setting(2000, "Silence after which a worker's process is killed.")
+    prefix_cache: bool = setting(True, "Keep computed pages, so that prompts with the same beginning share them.")
+    prefix_wait_ms: int = setting(10_000, "How long a prompt waits for a beginning that another one is computing.")
     segment_dir: Path = field(
         default=DEFAULT_DIRECTORY, metadata={"help": "Where the arena's file is made; must be memory (tmpfs)."}
     )
@@ -33,7 +36,12 @@ class TransferConfig(ServiceConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, smallest in (("arena_bytes", 1), ("num_slots", 1), ("heartbeat_interval_ms", 10)):
+        for name, smallest in (
+            ("arena_bytes", 1),
+            ("num_slots", 1),
+            ("heartbeat_interval_ms", 10),
+            ("prefix_wait_ms", 0),
+        ):
             if getattr(self, name) < smallest:
                 raise ValueError(f"{name} {getattr(self, name)}: must be at least {smallest}")
         if self.lease_ttl_ms < 2 * self.heartbeat_interval_ms:
@@ -52,6 +60,10 @@ class TransferConfig(ServiceConfig):
     @property
     def lease_times(self) -> LeaseTimes:
         return LeaseTimes(self.heartbeat_interval_ms, self.lease_ttl_ms)
+
+    @property
+    def prefix_settings(self) -> PrefixSettings:
+        return PrefixSettings(self.prefix_cache, self.prefix_wait_ms)
 
     @property
     def geometry(self) -> ArenaGeometry:

@@ -1,11 +1,12 @@
-"""Between the wire and the core."""
+"""Between the wire and the core. Hashes of a wrong length raise ValueError."""
 
 from weir.core.attempt import Attempt
-from weir.kv.messages import Claims, HandedOff
+from weir.kv.messages import Claims, HandedOff, PageChain
+from weir.kv.prefix import split_hashes
 from weir.kv.process import ProcessIdentity
 from weir.wire.v1 import arena_pb2, types_pb2
-from weir_transfer.core import HandOffOrder
 from weir_transfer.lease_keeper import Registration
+from weir_transfer.orders import HandOffOrder, MatchOrder
 
 
 def registration_from_pb(register: arena_pb2.Register) -> Registration:
@@ -30,7 +31,21 @@ def order_from_pb(request: arena_pb2.HandOffRequest) -> HandOffOrder:
         request_id=request.request_id,
         attempt=Attempt(request.attempt.dispatch, request.attempt.adoption),
         to_worker_id=request.to_worker_id,
+        hashes=split_hashes(request.page_hashes),
     )
+
+
+def match_from_pb(request: arena_pb2.MatchRequest) -> MatchOrder:
+    return MatchOrder(split_hashes(request.page_hashes), request.num_pages, request.num_slots)
+
+
+def chain_from_pb(chain: arena_pb2.PageChain) -> PageChain:
+    return PageChain(tuple(chain.page_ids), split_hashes(chain.page_hashes))
+
+
+def chains_from_pb(request: arena_pb2.ReleaseRequest) -> list[PageChain]:
+    """Pages that hold nothing of use are a chain without hashes."""
+    return [PageChain(tuple(request.page_ids)), *(chain_from_pb(chain) for chain in request.chains)]
 
 
 def handed_off_to_pb(sequence: HandedOff) -> arena_pb2.SequenceHandedOff:

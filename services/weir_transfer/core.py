@@ -4,88 +4,67 @@ Pure: memory of the segment and an injected clock, no sockets and no processes. 
 returned: leases to fence from `tick`, sequences to announce from `attach` and `hand_off`.
 """
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 
 import numpy as np
 
-from weir.core.attempt import Attempt
-from weir.core.clock import Clock
 from weir.core.errors import Overloaded
+from weir.kv.geometry import PAGE_TOKENS
 from weir.kv.integrity import check_integrity
 from weir.kv.lease import Lease, LeaseState, LeaseTable
-from weir.kv.messages import Claims, HandedOff, HandOffReceipt
-from weir.kv.ownership import Acquired, Move, NotOwned, OwnershipTable, PageIds, PageState, SlotState
+from weir.kv.messages import Acquired, Claims, HandedOff, HandOffReceipt, PageChain, PrefixMatch
+from weir.kv.ownership import Move, OwnershipTable
+from weir.kv.prefix import page_hashes
+from weir.kv.prefix_index import PageIds
 from weir.kv.record import RecordSummary
 from weir.kv.segment import Segment
+from weir.kv.states import NotOwned, PageState, SlotState
 from weir.mover.protocol import Mover
 from weir_transfer.countdown import Countdowns
+from weir_transfer.figures import figures_of
 from weir_transfer.lease_keeper import LeaseKeeper, LeaseTimes, Registration
+from weir_transfer.orders import (
+    Announcement,
+    Attachment,
+    CommittedHandOff,
+    Counters,
+    HandOffOrder,
+    MatchOrder,
+    PrefixSettings,
+)
+from weir_transfer.pending import PendingPrefixes
 from weir_transfer.refusals import AttachRefused, RecordMismatch
 
 _RETRY_AFTER_S = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class Attachment:
-    """A lease in use by one stream; `handed_off` are the sequences that its worker does not know of yet."""
-
-    lease_id: int
-    number: int
-    handed_off: tuple[HandedOff, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class HandOffOrder:
-    """What a worker asks for: its sequence `request_id`, under `attempt`, in `slot`, to another worker."""
-
-    slot: int
-    request_id: str
-    attempt: Attempt
-    to_worker_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class Announcement:
-    """To be told to the worker of `lease_id`."""
-
-    lease_id: int
-    sequence: HandedOff
-
-
-@dataclass(frozen=True, slots=True)
-class CommittedHandOff:
-    """No announcement where an earlier call had committed the hand-off."""
-
-    receipt: HandOffReceipt
-    announcement: Announcement | None
-
-
-@dataclass(slots=True)
-class Counters:
-    """Since the start of this process."""
-
-    handoffs_total: int = 0
-    handoffs_repeated_total: int = 0
-    handoff_pages_total: int = 0
-    handoff_bytes_copied_total: int = 0
-    fenced_total: int = 0
-    orphaned_total: int = 0
-    reclaimed_pages_total: int = 0
-    reclaimed_slots_total: int = 0
+_MIN_PENDING_PAGES = 4
+"""Fewer are computed sooner than waited for."""
 
 
 class ArenaCore:
     """Goes on with the segment as it is: a new one, or one that an earlier process left at any point."""
 
-    def __init__(self, segment: Segment, mover: Mover, clock: Clock, times: LeaseTimes, tick_s: float) -> None:
-        self._geometry = segment.geometry
+    def __init__(
+        self,
+        segment: Segment,
+        mover: Mover,
+        countdowns: Countdowns,
+        times: LeaseTimes,
+        prefix_settings: PrefixSettings,
+        on_settled: Callable[[], None],
+    ) -> None:
+        """`on_settled` is called when a `match` that had to wait may find more now."""
+        self._page_bytes = segment.geometry.page_bytes
         self._model_digest = segment.model_digest
         self._mover = mover
         self._table = OwnershipTable(segment.page_rows, segment.slot_rows)
-        self._keeper = LeaseKeeper(LeaseTable(segment.lease_rows, segment.counters), Countdowns(clock, tick_s), times)
+        self._keeper = LeaseKeeper(LeaseTable(segment.lease_rows, segment.counters), countdowns, times)
         self._records = [segment.record(slot) for slot in range(segment.geometry.num_slots)]
         self._counters = Counters()
+        self._keeps_prefixes = prefix_settings.is_on
+        self._pending = PendingPrefixes(on_settled)
+        self._unclaimed_lease_ids: set[int] = set()
+        """Leases of before a restart that have not said yet what they pin: until then nothing is evicted."""
         self._recover()
 
     def leases(self) -> list[Lease]:
@@ -96,12 +75,14 @@ class ArenaCore:
 
         The caller has made sure that the process is the one it says it is. Raises AttachRefused or Overloaded.
         """
-        if registration.page_bytes != self._geometry.page_bytes:
-            raise AttachRefused(f"page_bytes {registration.page_bytes}: this arena has {self._geometry.page_bytes}")
+        if registration.page_bytes != self._page_bytes:
+            raise AttachRefused(f"page_bytes {registration.page_bytes}: this arena has {self._page_bytes}")
         if registration.model_digest != self._model_digest:
             raise AttachRefused(f"model_digest {registration.model_digest!r}: this arena has {self._model_digest!r}")
         lease_id = self._keeper.find_or_add(registration)
+        self._pending.give_up_all(lease_id)  # the answer to a match may have been lost
         handed_off = self._reconcile(lease_id, registration.claims)
+        self._unclaimed_lease_ids.discard(lease_id)
         return Attachment(lease_id, self._keeper.attach(lease_id), handed_off)
 
     def hear(self, lease_id: int, attachment: int) -> None:
@@ -119,7 +100,9 @@ class ArenaCore:
 
     def end_lease(self, lease_id: int) -> None:
         """Nobody can write under this lease any more: its process has exited, or gave it up. May be called twice."""
+        self._unclaimed_lease_ids.discard(lease_id)
         if self._keeper.try_orphan(lease_id):
+            self._pending.give_up_all(lease_id)
             self._counters.orphaned_total += self._table.orphan(lease_id, self._block_table_of)
 
     def tick(self) -> list[int]:
@@ -134,21 +117,62 @@ class ArenaCore:
     def acquire(self, lease_id: int, attachment: int, num_pages: int, num_slots: int) -> Acquired:
         """All or nothing. Raises Overloaded or StaleAttachment."""
         self._keeper.check_attached(lease_id, attachment)
-        acquired = self._table.try_acquire(lease_id, num_pages, num_slots)
+        acquired = self._try_acquire(lease_id, num_pages, num_slots)
         if acquired is None:
+            num_free = self._table.num_pages(PageState.FREE) + self._table.num_pages(PageState.CACHED)
             raise Overloaded(
-                f"asked for {num_pages} pages and {num_slots} slots, free are "
-                f"{self._table.num_pages(PageState.FREE)} and {self._table.num_slots(SlotState.FREE)}",
+                f"asked for {num_pages} pages and {num_slots} slots, free are {num_free} and "
+                f"{self._table.num_slots(SlotState.FREE)}",
                 retry_after_s=_RETRY_AFTER_S,
             )
         return acquired
 
-    def release(self, lease_id: int, attachment: int, page_ids: tuple[int, ...], slots: tuple[int, ...]) -> None:
-        """All or nothing. Raises NotOwned or StaleAttachment."""
+    def match(self, lease_id: int, attachment: int, order: MatchOrder, *, may_wait: bool) -> PrefixMatch | None:
+        """Pins the longest cached prefix, and acquires what else the prompt needs, if that is free now.
+
+        The rest of the prefix is pending from here on: the lease will seal it, or give the match up. None (only if
+        `may_wait`): another match is about to seal pages of this prefix; nothing was done. Raises StaleAttachment.
+        """
         self._keeper.check_attached(lease_id, attachment)
-        self._table.check_owned_pages(lease_id, page_ids)
+        hashes = order.hashes if self._keeps_prefixes else ()
+        pages = self._table.prefixes.find_prefix(hashes[: order.num_matchable])
+        if may_wait and self._pending.num_leading(hashes[len(pages) : order.num_matchable]) >= _MIN_PENDING_PAGES:
+            self._counters.prefix_waits_total += 1
+            return None
+        self._table.prefixes.pin(lease_id, np.array(pages, np.int64))
+        acquired = self._try_acquire(lease_id, max(0, order.num_pages - len(pages)), order.num_slots)
+        self._counters.prefix_hit_pages_total += len(pages)
+        self._counters.prefix_missed_pages_total += order.num_matchable - len(pages)
+        match_id = self._pending.declare(lease_id, hashes[len(pages) :])
+        return PrefixMatch(match_id, tuple(pages), acquired or Acquired((), ()))
+
+    def seal(self, lease_id: int, attachment: int, chain: PageChain) -> None:
+        """Lets others read pages that the lease has computed and still uses. Raises NotOwned or StaleAttachment."""
+        self._keeper.check_attached(lease_id, attachment)
+        if self._keeps_prefixes:
+            self._table.seal(lease_id, chain)
+            self._pending.settle(chain.hashes)
+
+    def release(
+        self,
+        lease_id: int,
+        attachment: int,
+        chains: Sequence[PageChain],
+        slots: Sequence[int],
+        match_ids: Sequence[int] = (),
+    ) -> None:
+        """All or nothing; pages with a hash stay as reusable prefixes. Raises NotOwned or StaleAttachment."""
+        self._keeper.check_attached(lease_id, attachment)
+        if not self._keeps_prefixes:
+            chains = [PageChain(chain.page_ids) for chain in chains]
+        self._table.check_held_pages(lease_id, [page_id for chain in chains for page_id in chain.page_ids])
         self._table.check_owned_slots(lease_id, slots)
-        self._free(lease_id, page_ids, slots)
+        for slot in slots:
+            self._records[slot].clear()
+        self._table.release(lease_id, chains, slots)
+        for chain in chains:
+            self._pending.settle(chain.hashes)
+        self._pending.give_up(lease_id, match_ids)
 
     def hand_off(self, lease_id: int, attachment: int, order: HandOffOrder) -> CommittedHandOff:
         """Passes a sequence with its pages to another worker; a repeated call finds it done.
@@ -162,10 +186,12 @@ class ArenaCore:
             return self._find_committed(order)
         summary = self._require_record(order)
         to_lease_id = self._keeper.find_receiver(order.to_worker_id)
-        self._table.check_owned_pages(lease_id, summary.page_ids)
+        self._table.check_held_pages(lease_id, summary.page_ids)
+        hashes = order.hashes[: summary.num_computed_tokens // PAGE_TOKENS] if self._keeps_prefixes else ()
         num_bytes_copied = self._mover.move(summary.page_ids)
         move = Move(order.request_id, order.attempt, from_lease_id=lease_id, to_lease_id=to_lease_id)
-        self._table.hand_off(order.slot, summary.page_ids, move)
+        self._table.hand_off(order.slot, summary.page_ids, move, hashes)
+        self._pending.settle(hashes)
         self._counters.handoffs_total += 1
         self._counters.handoff_pages_total += len(summary.page_ids)
         self._counters.handoff_bytes_copied_total += num_bytes_copied
@@ -174,20 +200,10 @@ class ArenaCore:
 
     def metrics(self) -> Mapping[str, float]:
         """Counters (`_total`) and gauges."""
-        states = [lease.state for lease in self._keeper.all()]
         return {
             **{name: float(value) for name, value in asdict(self._counters).items()},
-            "leases": float(len(states)),
-            "suspect_leases": float(states.count(LeaseState.SUSPECT)),
-            "fencing_leases": float(states.count(LeaseState.FENCING)),
-            "total_pages": float(self._geometry.num_pages),
-            "free_pages": float(self._table.num_pages(PageState.FREE)),
-            "leased_pages": float(self._table.num_pages(PageState.LEASED)),
-            "orphaned_pages": float(self._table.num_pages(PageState.ORPHANED)),
-            "cached_pages": float(self._table.num_pages(PageState.CACHED)),
-            "total_slots": float(self._geometry.num_slots),
-            "free_slots": float(self._table.num_slots(SlotState.FREE)),
-            "orphaned_slots": float(self._table.num_slots(SlotState.ORPHANED)),
+            **figures_of(self._table, self._keeper.all()),
+            "prefix_pending": float(len(self._pending)),
         }
 
     def integrity_errors(self) -> tuple[str, ...]:
@@ -202,6 +218,7 @@ class ArenaCore:
         for slot in self._table.free_slots():
             self._records[slot].clear()
         self._keeper.recover()
+        self._unclaimed_lease_ids = {lease.lease_id for lease in leases if lease.state != LeaseState.ORPHANED}
 
     def _reconcile(self, lease_id: int, claims: Claims) -> tuple[HandedOff, ...]:
         """Takes back what the lease owns and its worker does not hold: answers that got lost on their way.
@@ -210,11 +227,12 @@ class ArenaCore:
         pages   held | of the records of the two in the middle            | taken back
         """
         try:
-            held_pages = self._table.check_owned_pages(lease_id, claims.page_ids)
+            self._table.check_held_pages(lease_id, claims.page_ids, is_claim=True)
             self._table.check_owned_slots(lease_id, claims.slots)
         except NotOwned as error:
             raise AttachRefused(f"the worker holds what is not its own: {error}") from error
-        kept_pages, untold, surplus_slots = [held_pages], [], []
+        kept_pages: list[PageIds] = [np.array(claims.page_ids, np.int64)]
+        untold, surplus_slots = [], []
         for slot in self._table.slots_of(lease_id):
             if slot in claims.slots:
                 continue
@@ -226,22 +244,33 @@ class ArenaCore:
             kept_pages.append(summary.page_ids)
             if not is_handing_off:
                 untold.append(self._handed_off(slot, summary))
-        surplus_pages = np.setdiff1d(self._table.pages_of(lease_id), np.concatenate(kept_pages))
-        self._free(lease_id, surplus_pages.tolist(), surplus_slots)
-        self._counters.reclaimed_pages_total += len(surplus_pages)
+        for slot in surplus_slots:
+            self._records[slot].clear()
+        self._table.release(lease_id, [], surplus_slots)
+        self._counters.reclaimed_pages_total += self._table.reconcile(lease_id, np.concatenate(kept_pages))
         self._counters.reclaimed_slots_total += len(surplus_slots)
         return tuple(untold)
 
-    def _free(self, lease_id: int, page_ids: tuple[int, ...] | list[int], slots: tuple[int, ...] | list[int]) -> None:
-        for slot in slots:
-            self._records[slot].clear()
-        self._table.release(lease_id, page_ids, slots)
+    def _try_acquire(self, lease_id: int, num_pages: int, num_slots: int) -> Acquired | None:
+        return self._table.try_acquire(lease_id, num_pages, num_slots, may_evict=not self._unclaimed_lease_ids)
 
     def _free_orphans(self, lease_id: int) -> None:
-        for slot in self._table.slots_of(lease_id):
+        """What they had computed stays as reusable prefixes: whoever goes on with their requests finds it."""
+        slots = self._table.slots_of(lease_id)
+        chains = [self._chain_of(slot) for slot in slots]
+        for slot in slots:
             self._records[slot].clear()
-        self._table.free_orphans(lease_id)
+        self._table.free_orphans(lease_id, chains)
         self._keeper.remove(lease_id)
+
+    def _chain_of(self, slot: int) -> PageChain:
+        """The pages of a dead worker's sequence, as its record has them."""
+        snapshot = self._records[slot].read()
+        if snapshot is None or not (self._keeps_prefixes and snapshot.facts.prefix_seed):
+            return PageChain(())
+        token_ids = (*snapshot.facts.prompt_token_ids, *snapshot.output_token_ids)
+        hashes = page_hashes(token_ids[: snapshot.num_computed_tokens], snapshot.facts.prefix_seed)
+        return PageChain(snapshot.block_table, hashes[: len(snapshot.block_table)])
 
     def _require_record(self, order: HandOffOrder) -> RecordSummary:
         summary = self._records[order.slot].summarize()

@@ -14,13 +14,23 @@ import grpc
 import grpc.aio
 from opentelemetry.trace import Tracer
 
-from weir.kv.ownership import NotOwned
+from weir.kv.messages import PrefixMatch
 from weir.kv.segment import Segment
+from weir.kv.states import NotOwned
 from weir.wire.v1 import arena_pb2, arena_pb2_grpc
-from weir_transfer.convert import handed_off_to_pb, order_from_pb, registration_from_pb
-from weir_transfer.core import Announcement, ArenaCore, Attachment
+from weir_transfer.bell import Bell
+from weir_transfer.convert import (
+    chain_from_pb,
+    chains_from_pb,
+    handed_off_to_pb,
+    match_from_pb,
+    order_from_pb,
+    registration_from_pb,
+)
+from weir_transfer.core import ArenaCore
 from weir_transfer.fence import Fence, OpenProcess, ProcessHandle
 from weir_transfer.lease_keeper import LeaseTimes
+from weir_transfer.orders import Announcement, Attachment, MatchOrder, PrefixSettings
 from weir_transfer.outbox import Outbox
 from weir_transfer.refusals import (
     AttachRefused,
@@ -40,6 +50,7 @@ _CODES: dict[type[Exception], grpc.StatusCode] = {
     StaleAttachment: grpc.StatusCode.ABORTED,
     ReceiverAway: grpc.StatusCode.UNAVAILABLE,
     ReceiverGone: grpc.StatusCode.NOT_FOUND,
+    ValueError: grpc.StatusCode.INVALID_ARGUMENT,
 }
 
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -54,11 +65,16 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
         core: ArenaCore,
         segment: Segment,
         times: LeaseTimes,
+        prefix_settings: PrefixSettings,
+        settled: Bell,
         fence: Fence,
         open_process: OpenProcess,
         tracer: Tracer,
     ) -> None:
+        """`settled` rings when a match that had to wait may find more now."""
         self._core = core
+        self._settled = settled
+        self._prefix_wait_s = prefix_settings.wait_ms / 1000
         self._fence = fence
         self._open_process = open_process
         self._tracer = tracer
@@ -69,6 +85,8 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
             segment_path=str(segment.path),
             heartbeat_interval_ms=times.heartbeat_interval_ms,
             lease_ttl_ms=times.lease_ttl_ms,
+            keeps_prefixes=prefix_settings.is_on,
+            prefix_wait_ms=prefix_settings.wait_ms,
         )
 
     def close(self) -> None:
@@ -111,10 +129,34 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
         self, request: arena_pb2.ReleaseRequest, context: _Context
     ) -> arena_pb2.ReleaseResponse:
         try:
-            self._core.release(request.lease_id, request.attachment, tuple(request.page_ids), tuple(request.slots))
-        except (Refusal, NotOwned) as error:
+            chains, match_ids = chains_from_pb(request), tuple(request.match_ids)
+            self._core.release(request.lease_id, request.attachment, chains, tuple(request.slots), match_ids)
+        except (Refusal, NotOwned, ValueError) as error:
             await _abort(context, error)
         return arena_pb2.ReleaseResponse()
+
+    async def Match(  # noqa: N802
+        self, request: arena_pb2.MatchRequest, context: _Context
+    ) -> arena_pb2.MatchResponse:
+        try:
+            match = await self._match(request.lease_id, request.attachment, match_from_pb(request))
+        except (Refusal, ValueError) as error:
+            await _abort(context, error)
+        return arena_pb2.MatchResponse(
+            matched_page_ids=match.page_ids,
+            page_ids=match.acquired.page_ids,
+            slots=match.acquired.slots,
+            match_id=match.match_id,
+        )
+
+    async def Seal(  # noqa: N802
+        self, request: arena_pb2.SealRequest, context: _Context
+    ) -> arena_pb2.SealResponse:
+        try:
+            self._core.seal(request.lease_id, request.attachment, chain_from_pb(request.chain))
+        except (Refusal, NotOwned, ValueError) as error:
+            await _abort(context, error)
+        return arena_pb2.SealResponse()
 
     async def HandOff(  # noqa: N802
         self, request: arena_pb2.HandOffRequest, context: _Context
@@ -122,7 +164,7 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
         with self._tracer.start_as_current_span("hand_off") as span:
             try:
                 committed = self._core.hand_off(request.lease_id, request.attachment, order_from_pb(request))
-            except (Refusal, NotOwned) as error:
+            except (Refusal, NotOwned, ValueError) as error:
                 await _abort(context, error)
             receipt = committed.receipt
             span.set_attribute("weir.request_id", request.request_id)
@@ -131,6 +173,17 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
         if committed.announcement is not None:
             self._announce(committed.announcement)
         return arena_pb2.HandOffResponse(num_pages=receipt.num_pages, num_bytes_copied=receipt.num_bytes_copied)
+
+    async def _match(self, lease_id: int, attachment: int, order: MatchOrder) -> PrefixMatch:
+        """Waits as long as another request is computing the same pages, holding nothing meanwhile."""
+        loop = asyncio.get_running_loop()
+        ends_at_s = loop.time() + self._prefix_wait_s
+        while True:
+            left_s = ends_at_s - loop.time()
+            match = self._core.match(lease_id, attachment, order, may_wait=left_s > 0)
+            if match is not None:
+                return match
+            await self._settled.wait(left_s)
 
     async def _receive_register(self, requests: _Requests, context: _Context) -> arena_pb2.Register:
         try:
@@ -194,6 +247,7 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
 
     def _break_stream(self, attachment: Attachment, outbox: Outbox) -> None:
         self._core.break_stream(attachment.lease_id, attachment.number)
+        self._settled.ring()  # matches of this attachment have nobody to answer
         if self._outboxes.get(attachment.lease_id) is outbox:
             del self._outboxes[attachment.lease_id]
         _log.info("attachment %d of lease %d ended", attachment.number, attachment.lease_id)
@@ -213,6 +267,6 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
         return attached
 
 
-async def _abort(context: _Context, error: Refusal | NotOwned) -> NoReturn:
+async def _abort(context: _Context, error: Refusal | NotOwned | ValueError) -> NoReturn:
     await context.abort(_CODES[type(error)], str(error))
     raise AssertionError("grpc.aio's abort() returned")

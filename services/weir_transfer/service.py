@@ -13,9 +13,12 @@ from weir.kv.segment import Segment
 from weir.mover.same_host import SameHostMover
 from weir.runtime.admin import Description
 from weir.wire.v1 import arena_pb2_grpc
+from weir_transfer.bell import Bell
 from weir_transfer.core import ArenaCore
+from weir_transfer.countdown import Countdowns
 from weir_transfer.fence import Fence, OpenProcess
 from weir_transfer.lease_keeper import LeaseTimes
+from weir_transfer.orders import PrefixSettings
 from weir_transfer.server import ArenaService
 
 _log = logging.getLogger(__name__)
@@ -29,15 +32,21 @@ class TransferService:
         self,
         segment: Segment,
         times: LeaseTimes,
+        prefix_settings: PrefixSettings,
         open_process: OpenProcess,
         tracer: Tracer,
         request_shutdown: Callable[[str], None],
     ) -> None:
         self._segment = segment
         self._request_shutdown = request_shutdown
-        self._core = ArenaCore(segment, SameHostMover(segment.pages), SystemClock(), times, _TICK_S)
+        settled = Bell()
+        countdowns = Countdowns(SystemClock(), _TICK_S)
+        mover = SameHostMover(segment.pages)
+        self._core = ArenaCore(segment, mover, countdowns, times, prefix_settings, settled.ring)
         self._fence = Fence(self._on_exit)
-        self._servicer = ArenaService(self._core, segment, times, self._fence, open_process, tracer)
+        self._servicer = ArenaService(
+            self._core, segment, times, prefix_settings, settled, self._fence, open_process, tracer
+        )
         self._nobody_left = asyncio.Event()
         self._ticking: asyncio.Task[None] | None = None
         for lease in self._core.leases():

@@ -197,7 +197,7 @@ class Batcher(ABC):
         sequence.record_chunk(chunk.end, token_id)
         self.counters.count_chunk(chunk.start, chunk.end, sequence.num_prompt_tokens)
         if chunk.start < sequence.num_prompt_tokens:
-            self._events.append(ChunkComputed(sequence.key, chunk.start, len(chunk.token_ids)))
+            self._events.append(ChunkComputed(sequence.key, chunk.start, len(chunk.token_ids), chunk.block_table))
         if token_id is None:
             return
         self.counters.tokens_generated += 1
@@ -226,7 +226,9 @@ class Batcher(ABC):
         del self._sequences[sequence.key]
         if sequence.log is not None:
             sequence.log.clear()
-        self.pool.put_back(sequence.slot, sequence.block_table)
+        sequence.is_sound = failure is None or failure.reason is not FailureReason.INTERNAL
+        computed = sequence.token_ids[: sequence.num_computed]
+        self.pool.put_back(sequence.slot, sequence.block_table, computed, sequence.prefix_seed)
         self.counters.failed += failure is not None
         self.counters.cancelled += reason is EndReason.CANCELLED
         self.counters.finished += reason in (EndReason.STOP, EndReason.LENGTH)

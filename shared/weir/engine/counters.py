@@ -15,6 +15,8 @@ class Counters:
     decode_steps: int = 0
     """Steps that computed at least one output token."""
     prompt_tokens_computed: int = 0
+    prompt_tokens_cached: int = 0
+    """Found in pages that others had computed."""
     output_tokens_computed: int = 0
     tokens_generated: int = 0
     taken_over: int = 0

@@ -185,7 +185,7 @@ class EngineLoop:
             self._idle_since_s = now_s
             self._integrity_errors = self._batcher.check_integrity()
         if now_s < self._idle_since_s + self._settings.linger_s:
-            return PageLot()
+            return self._batcher.pool.take_used()
         return self._batcher.pool.take_all_free()
 
     def _report(self, timing: StepTiming | None, surplus: PageLot) -> None:

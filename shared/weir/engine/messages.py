@@ -44,14 +44,32 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
+class UsedPages:
+    """Pages that one sequence used, in the order of its positions; `token_ids` are computed in them, from position 0 on.
+
+    They may serve other sequences as a prefix under `prefix_seed`; empty: they may not.
+    """
+
+    page_ids: tuple[int, ...]
+    token_ids: tuple[int, ...] = ()
+    prefix_seed: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
 class PageLot:
-    """Pages and slots that change hands together."""
+    """Pages and slots that change hands together. `page_ids` hold nothing that anybody wants."""
 
     page_ids: tuple[int, ...] = ()
     slots: tuple[int, ...] = ()
+    used: tuple[UsedPages, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.page_ids or self.slots)
+        return bool(self.page_ids or self.slots or self.used)
+
+    @property
+    def all_page_ids(self) -> tuple[int, ...]:
+        """Those that sequences used included; a page that two of them shared is named twice."""
+        return (*self.page_ids, *(page_id for used in self.used for page_id in used.page_ids))
 
 
 class SequenceLog(Protocol):
@@ -82,7 +100,10 @@ class Arrival:
     log: SequenceLog | None = None
     output_token_ids: tuple[int, ...] = ()
     block_table: tuple[int, ...] = ()
+    """Of a prompt: the pages of its cached prefix, which others read too."""
     num_computed_tokens: int = 0
+    num_shared_pages: int = 0
+    """The first pages of the block table that were others' before: giving them back may free nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +159,8 @@ class ChunkComputed:
     key: SequenceKey
     start: int
     num_tokens: int
+    page_ids: tuple[int, ...] = ()
+    """Of all positions up to there."""
 
 
 @dataclass(frozen=True, slots=True)

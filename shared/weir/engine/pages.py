@@ -1,9 +1,18 @@
-"""The pages and slots that one worker holds: acquired from the arena in bulk, assigned to sequences one by one."""
+"""The pages and slots that one worker holds: acquired from the arena in bulk, assigned to sequences one by one.
 
+    give ──> free ──try_take──> in use ──put_back──> used ──take_surplus──> the arena
+                                  ^ └──put_back_unused──> free
+    adopt (with a sequence) ──────┘
+
+A page that a sequence has used is never given to another one here: it may be shared with sequences of this and other
+workers by now, which the arena alone knows. It goes back there, and what is in it may serve as a prefix.
+"""
+
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from weir.engine.messages import PageLot, PagesWanted
+from weir.engine.messages import PageLot, PagesWanted, UsedPages
 
 
 class PageDefect(Exception):
@@ -21,7 +30,8 @@ class PageNeed:
 
 
 class PagePool:
-    """Ids only; the bytes are in the arena. Every id held is either free or in use by exactly one sequence.
+    """Ids only; the bytes are in the arena. Slots, and pages that were `give`n, are free or in use by one sequence;
+    pages that came with sequences may be in use by several, which only read them.
 
     `reserve_pages` and `reserve_slots` are what the pool takes beyond a need, and keeps while there is work: large
     enough that few sequences wait for the arena, small enough that other workers of the host are not starved.
@@ -32,8 +42,9 @@ class PagePool:
         self._reserve_slots = reserve_slots
         self._free_pages: list[int] = []
         self._free_slots: list[int] = []
-        self._pages_in_use: set[int] = set()
+        self._pages_in_use: Counter[int] = Counter()
         self._slots_in_use: set[int] = set()
+        self._used: list[UsedPages] = []
 
     @property
     def num_free_pages(self) -> int:
@@ -41,7 +52,8 @@ class PagePool:
 
     @property
     def has_free(self) -> bool:
-        return bool(self._free_pages or self._free_slots)
+        """Whether there is anything to give back."""
+        return bool(self._free_pages or self._free_slots or self._used)
 
     @property
     def num_held_pages(self) -> int:
@@ -53,11 +65,12 @@ class PagePool:
         self._free_pages.extend(lot.page_ids)
         self._free_slots.extend(lot.slots)
 
-    def adopt(self, slot: int, page_ids: Sequence[int]) -> None:
-        """Adds what came with a handed-off sequence, as in use."""
-        self._check_new(PageLot(tuple(page_ids), (slot,)))
+    def adopt(self, slot: int | None, page_ids: Sequence[int]) -> None:
+        """Adds what came with a sequence, as in use: by hand-off, or the cached prefix of a prompt (no slot yet)."""
+        self._check_strange(slot, page_ids)
         self._pages_in_use.update(page_ids)
-        self._slots_in_use.add(slot)
+        if slot is not None:
+            self._slots_in_use.add(slot)
 
     def try_take(self, num_pages: int) -> tuple[int, ...] | None:
         """All of `num_pages` free pages, now in use, or None."""
@@ -74,8 +87,24 @@ class PagePool:
         self._slots_in_use.add(slot)
         return slot
 
-    def put_back(self, slot: int | None, page_ids: Iterable[int]) -> None:
-        """Frees what a sequence used."""
+    def put_back(
+        self,
+        slot: int | None,
+        page_ids: Iterable[int],
+        token_ids: Sequence[int] = (),
+        prefix_seed: bytes = b"",
+    ) -> None:
+        """A sequence does not use these any more. The slot is free; the pages go back to the arena with the next
+        surplus, which keeps those that `token_ids` fill from position 0 on as a prefix, unless the seed is empty."""
+        page_ids = tuple(page_ids)
+        self._leave_use(slot, page_ids)
+        if page_ids:
+            self._used.append(UsedPages(page_ids, tuple(token_ids) if prefix_seed else (), prefix_seed))
+        if slot is not None:
+            self._free_slots.append(slot)
+
+    def put_back_unused(self, slot: int | None, page_ids: Iterable[int]) -> None:
+        """Undoes `try_take`: nobody else can know these pages, so they are free at once."""
         page_ids = tuple(page_ids)
         self._leave_use(slot, page_ids)
         self._free_pages.extend(page_ids)
@@ -100,16 +129,21 @@ class PagePool:
         )
 
     def take_surplus(self, need: PageNeed) -> PageLot:
-        """Free pages and slots beyond the need and twice the reserve; the pool holds them no more. What goes is all
-        above one reserve, so that the next sequence that ends does not make a surplus again."""
+        """Used pages, and free pages and slots beyond the need and twice the reserve; the pool holds them no more. What
+        goes is all above one reserve, so that the next slot that becomes free does not make a surplus again."""
         return PageLot(
             _take_above(self._free_pages, need.num_pages, self._reserve_pages),
             _take_above(self._free_slots, need.num_slots, self._reserve_slots),
+            self._take_used(),
         )
 
+    def take_used(self) -> PageLot:
+        """Used pages only."""
+        return PageLot(used=self._take_used())
+
     def take_all_free(self) -> PageLot:
-        """Everything free; the pool holds it no more."""
-        lot = PageLot(tuple(self._free_pages), tuple(self._free_slots))
+        """Everything that no sequence uses; the pool holds it no more."""
+        lot = PageLot(tuple(self._free_pages), tuple(self._free_slots), self._take_used())
         self._free_pages.clear()
         self._free_slots.clear()
         return lot
@@ -119,29 +153,42 @@ class PagePool:
         errors = []
         for what, free, in_use, said in (
             ("page", self._free_pages, self._pages_in_use, page_ids_in_use),
-            ("slot", self._free_slots, self._slots_in_use, slots_in_use),
+            ("slot", self._free_slots, Counter(self._slots_in_use), slots_in_use),
         ):
             if len(set(free)) != len(free):
                 errors.append(f"a {what} is free twice")
-            if in_use.intersection(free):
-                errors.append(f"{what}s both free and in use: {sorted(in_use.intersection(free))[:8]}")
-            if len(set(said)) != len(said):
-                errors.append(f"a {what} is used by two sequences")
-            if in_use.symmetric_difference(said):
-                errors.append(f"{what}s in use by nobody, or unbooked: {sorted(in_use.symmetric_difference(said))[:8]}")
+            if both := in_use.keys() & set(free):
+                errors.append(f"{what}s both free and in use: {sorted(both)[:8]}")
+            counted = Counter(said)
+            if differing := {index for index in in_use | counted if in_use[index] != counted[index]}:
+                errors.append(f"{what}s in use more or less often than booked: {sorted(differing)[:8]}")
         return errors
 
+    def _take_used(self) -> tuple[UsedPages, ...]:
+        used = tuple(self._used)
+        self._used.clear()
+        return used
+
     def _check_new(self, lot: PageLot) -> None:
-        held_pages = self._pages_in_use.union(self._free_pages).intersection(lot.page_ids)
+        held_pages = (self._pages_in_use.keys() | set(self._free_pages)).intersection(lot.page_ids)
         held_slots = self._slots_in_use.union(self._free_slots).intersection(lot.slots)
         if held_pages or held_slots:
             raise PageDefect(f"held already: pages {sorted(held_pages)[:8]}, slots {sorted(held_slots)[:8]}")
 
+    def _check_strange(self, slot: int | None, page_ids: Sequence[int]) -> None:
+        free_pages = set(self._free_pages).intersection(page_ids)
+        is_slot_held = slot in self._slots_in_use or slot in self._free_slots
+        if free_pages or is_slot_held or len(set(page_ids)) < len(page_ids):
+            raise PageDefect(f"held already, or named twice: pages {sorted(free_pages)[:8]}, slot {slot}")
+
     def _leave_use(self, slot: int | None, page_ids: Sequence[int]) -> None:
-        strangers = set(page_ids) - self._pages_in_use
+        strangers = set(page_ids) - self._pages_in_use.keys()
         if strangers or (slot is not None and slot not in self._slots_in_use):
             raise PageDefect(f"not in use here: pages {sorted(strangers)[:8]}, slot {slot}")
-        self._pages_in_use.difference_update(page_ids)
+        for page_id in page_ids:
+            self._pages_in_use[page_id] -= 1
+            if not self._pages_in_use[page_id]:
+                del self._pages_in_use[page_id]
         if slot is not None:
             self._slots_in_use.discard(slot)
 

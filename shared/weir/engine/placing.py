@@ -31,6 +31,6 @@ class Placer:
         try:
             sequence.place(slot, self._open_log(slot), page_ids)
         except ValueError as error:
-            self._pool.put_back(slot, page_ids)
+            self._pool.put_back_unused(slot, page_ids)
             raise Unrecordable(f"cannot be recorded: {error}") from error
         return True

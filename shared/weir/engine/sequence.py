@@ -45,6 +45,8 @@ class Sequence:
     stage: Stage = Stage.WAITING
     stalled_since_s: float | None = None
     is_cancelled: bool = False
+    is_sound: bool = True
+    """False: something went wrong where it was computed, so nobody else is to use what is in its pages."""
     key: SequenceKey = field(init=False)
 
     def __post_init__(self) -> None:
@@ -60,6 +62,11 @@ class Sequence:
             block_table=arrival.block_table,
             num_computed=arrival.num_computed_tokens,
         )
+
+    @property
+    def prefix_seed(self) -> bytes:
+        """Under which its pages may serve others; empty: they may not."""
+        return self.facts.prefix_seed if self.is_sound else b""
 
     @property
     def num_tokens(self) -> int:
@@ -82,11 +89,12 @@ class Sequence:
         return max(0, num_pages_for(self.num_computed + num_ahead) - len(self.block_table))
 
     def place(self, slot: int, log: SequenceLog, page_ids: Seq[int]) -> None:
-        """Gives a new sequence its slot and its first pages, and publishes that much of its record."""
+        """Gives a new sequence its slot and its pages after the cached prefix, and publishes that much of its record."""
+        block_table = (*self.block_table, *page_ids)
         log.begin(self.facts)
-        log.set_block_table(page_ids)
-        log.publish(0)
-        self.slot, self.log, self.block_table = slot, log, tuple(page_ids)
+        log.set_block_table(block_table)
+        log.publish(self.num_computed)
+        self.slot, self.log, self.block_table = slot, log, block_table
 
     def grow(self, page_id: int) -> None:
         """Adds a page; the next publish makes it count."""

@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weir.kv.lease import Lease, LeaseState
-from weir.kv.ownership import NO_LEASE, BlockTableOf, OwnershipTable, PageState, SlotState
+from weir.kv.ownership import BlockTableOf, OwnershipTable
+from weir.kv.states import NO_LEASE, PageState, SlotState
 
 
 def check_integrity(table: OwnershipTable, leases: list[Lease], block_table_of: BlockTableOf) -> tuple[str, ...]:
@@ -19,6 +20,7 @@ def check_integrity(table: OwnershipTable, leases: list[Lease], block_table_of: 
         *_row_errors("page", table.page_rows, leases),
         *_row_errors("slot", table.slot_rows, leases),
         *_refcount_errors(table),
+        *table.prefixes.integrity_errors(),
     ]
     suspected = list(_record_errors(table, block_table_of))
     if suspected:
@@ -45,12 +47,15 @@ def _row_errors(kind: str, rows: NDArray[Any], leases: list[Lease]) -> Iterator[
 def _refcount_errors(table: OwnershipTable) -> Iterator[str]:
     rows = table.page_rows
     owned = (rows["state"] == PageState.LEASED) | (rows["state"] == PageState.ORPHANED)
-    for page_id in np.flatnonzero(owned != (rows["refcount"] > 0)).tolist():
+    wrong = (owned & (rows["refcount"] != 1)) | ((rows["state"] == PageState.FREE) & (rows["refcount"] > 0))
+    for page_id in np.flatnonzero(wrong).tolist():
         yield f"page {page_id} has reference count {rows['refcount'][page_id]} in state {rows['state'][page_id]}"
 
 
 def _record_errors(table: OwnershipTable, block_table_of: BlockTableOf) -> Iterator[str]:
+    """An own page is in one block table, that of its owner; a shared one in no more than its owners pin."""
     slot_of_page = np.full(len(table.page_rows), -1, np.int64)
+    needed_pins: dict[int, NDArray[np.int64]] = {}
     for slot in range(len(table.slot_rows)):
         block_table = block_table_of(slot)
         if block_table is None:
@@ -58,8 +63,16 @@ def _record_errors(table: OwnershipTable, block_table_of: BlockTableOf) -> Itera
         if table.slot_rows["state"][slot] == SlotState.FREE:
             yield f"slot {slot} is free but has a sequence record"
             continue
-        for page_id in block_table[table.page_rows["owner"][block_table] != table.slot_rows["owner"][slot]].tolist():
+        owner = int(table.slot_rows["owner"][slot])
+        is_sealed = table.prefixes.is_sealed(block_table)
+        needed = needed_pins.setdefault(owner, np.zeros(len(table.page_rows), np.int64))
+        needed += np.bincount(block_table[is_sealed], minlength=len(needed))
+        own = block_table[~is_sealed]
+        for page_id in own[table.page_rows["owner"][own] != owner].tolist():
             yield f"page {page_id} is in the block table of slot {slot} but has another owner"
-        for page_id in block_table[slot_of_page[block_table] >= 0].tolist():
+        for page_id in own[slot_of_page[own] >= 0].tolist():
             yield f"page {page_id} is in the block tables of slots {slot_of_page[page_id]} and {slot}"
-        slot_of_page[block_table] = slot
+        slot_of_page[own] = slot
+    for lease_id, needed in needed_pins.items():
+        for page_id in np.flatnonzero(needed > table.prefixes.pins_of(lease_id)).tolist():
+            yield f"page {page_id} is shared by {needed[page_id]} sequences of lease {lease_id}, which pins it less"

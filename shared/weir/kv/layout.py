@@ -19,7 +19,7 @@ import numpy as np
 
 from weir.kv.geometry import ArenaGeometry
 
-LAYOUT_VERSION = 2
+LAYOUT_VERSION = 3
 MAX_LEASES = 256
 MAX_DIGEST_BYTES = 128
 
@@ -28,9 +28,8 @@ PAGE_DTYPE = np.dtype(
         ("owner", "<u4"),
         ("generation", "<u4"),
         ("refcount", "<u4"),
-        ("state", "u1"),
-        ("sealed", "u1"),
-        ("reserved", "<u2"),
+        ("state", "<u4"),
+        ("last_use", "<u8"),
         ("hash", "<u8", (2,)),
     ]
 )

@@ -1,7 +1,7 @@
 """The ownership table: which lease owns which page and which slot. The transfer service alone writes it.
 
-    FREE ──acquire──> LEASED ──release──> FREE            owner = the lease
-                        └──orphan──> ORPHANED ──> FREE    its process is dead
+`weir.kv.states` has the states, `weir.kv.prefix_index` the pages that nobody owns because all may read them. What a
+lease holds is its own or is pinned by it. A worker need not know which: it gives back what it holds.
 
 A page's or slot's generation rises when it is leased and when fencing takes it from a dead owner: whoever remembers
 an older one knows that what he holds is not his any more.
@@ -10,50 +10,20 @@ All operations are vectorised over views of the segment. One writer, whose death
 a slot's owner is the truth about its sequence, and `rebuild` brings everything else into line with it.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from weir.core.attempt import Attempt
+from weir.kv.messages import Acquired, PageChain
+from weir.kv.prefix_index import PageIds, PinCounts, PrefixIndex
+from weir.kv.states import NO_LEASE, NotOwned, PageState, SlotState
 
-NO_LEASE = 0
-
-PageIds = NDArray[np.int64]
 BlockTableOf = Callable[[int], PageIds | None]
 """The published pages of a slot's sequence; None if the slot has no valid record."""
-
-
-class PageState(IntEnum):
-    """CACHED: kept as a reusable prefix, owned by nobody."""
-
-    FREE = 0
-    LEASED = 1
-    ORPHANED = 2
-    CACHED = 3
-
-
-class SlotState(IntEnum):
-    """As for pages."""
-
-    FREE = 0
-    LEASED = 1
-    ORPHANED = 2
-
-
-class NotOwned(Exception):
-    """A lease named pages or slots that it does not own. Nothing was changed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Acquired:
-    """What a lease was given."""
-
-    page_ids: tuple[int, ...]
-    slots: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +42,7 @@ class OwnershipTable:
     def __init__(self, page_rows: NDArray[Any], slot_rows: NDArray[Any]) -> None:
         self.page_rows = page_rows
         self.slot_rows = slot_rows
+        self.prefixes = PrefixIndex(page_rows)
 
     def num_slots(self, state: SlotState) -> int:
         return int(np.count_nonzero(self.slot_rows["state"] == state))
@@ -95,12 +66,18 @@ class OwnershipTable:
         """Whether its owner got it from another lease and did not acquire it."""
         return bool(self.slot_rows["owner"][slot] != self.slot_rows["acquirer"][slot])
 
-    def try_acquire(self, lease_id: int, num_pages: int, num_slots: int) -> Acquired | None:
-        """Gives the lease all of what it asks for, or nothing: None."""
+    def try_acquire(self, lease_id: int, num_pages: int, num_slots: int, *, may_evict: bool = True) -> Acquired | None:
+        """Gives the lease all of what it asks for, or nothing: None. Evicts cached pages where too few are free."""
         page_ids = np.flatnonzero(self.page_rows["state"] == PageState.FREE)[:num_pages]
         slots = np.flatnonzero(self.slot_rows["state"] == SlotState.FREE)[:num_slots]
-        if len(page_ids) < num_pages or len(slots) < num_slots:
+        if len(slots) < num_slots or (len(page_ids) < num_pages and not may_evict):
             return None
+        if len(page_ids) < num_pages:
+            evicted = self.prefixes.try_evict(num_pages - len(page_ids))
+            if evicted is None:
+                return None
+            self._free_pages(evicted)
+            page_ids = np.concatenate([page_ids, evicted])
         self.page_rows["generation"][page_ids] += 1
         self.page_rows["refcount"][page_ids] = 1
         self.page_rows["owner"][page_ids] = lease_id
@@ -111,36 +88,84 @@ class OwnershipTable:
         self.slot_rows["state"][slots] = SlotState.LEASED
         return Acquired(tuple(page_ids.tolist()), tuple(slots.tolist()))
 
-    def release(self, lease_id: int, page_ids: Collection[int], slots: Collection[int]) -> None:
-        """Takes all of them back, or raises NotOwned. The slots' records must have been cleared before."""
-        pages = self.check_owned_pages(lease_id, page_ids)
-        checked_slots = self.check_owned_slots(lease_id, slots)
-        self._free_slots(checked_slots)
-        self._free_pages(pages)
+    def release(self, lease_id: int, chains: Sequence[PageChain], slots: Collection[int]) -> None:
+        """Takes all of them back, or raises NotOwned. The slots' records must have been cleared before.
 
-    def check_owned_pages(self, lease_id: int, page_ids: Collection[int] | PageIds) -> PageIds:
-        """The ids as an array, or NotOwned: an id that is not there, not the lease's, or named twice."""
-        return _checked_ids("page", page_ids, self.page_rows, lease_id)
+        What has a hash is kept as a reusable prefix, unless there is a page with that hash already.
+        """
+        pages = [_as_ids(chain.page_ids) for chain in chains]
+        self.check_held_pages(lease_id, np.concatenate(pages) if pages else _as_ids(()))
+        self._free_slots(self.check_owned_slots(lease_id, slots))
+        for chain, chain_pages in zip(chains, pages, strict=True):
+            is_pinned = self.prefixes.is_sealed(chain_pages)
+            self.prefixes.unpin(lease_id, chain_pages[is_pinned])
+            self._seal_own(NO_LEASE, chain, ~is_pinned)
+            self._free_pages(chain_pages[~is_pinned & ~self.prefixes.is_sealed(chain_pages)])
+            self.prefixes.touch(chain.hashes)
+
+    def seal(self, lease_id: int, chain: PageChain) -> None:
+        """Lets others read what the lease has computed and still uses; it pins these pages. Raises NotOwned."""
+        pages = _as_ids(chain.page_ids)
+        self.check_held_pages(lease_id, pages)
+        self._seal_own(lease_id, chain, ~self.prefixes.is_sealed(pages))
+
+    def check_held_pages(self, lease_id: int, page_ids: Collection[int] | PageIds, *, is_claim: bool = False) -> None:
+        """Raises NotOwned: an id that is not there, neither the lease's nor pinned by it, or named too often.
+
+        A worker that claims sealed pages pins them by that.
+        """
+        ids = _valid_ids("page", page_ids, len(self.page_rows))
+        different, counts = np.unique(ids, return_counts=True)
+        rows = self.page_rows
+        is_own = (rows["owner"][different] == lease_id) & (rows["state"][different] == PageState.LEASED)
+        is_sealed = self.prefixes.is_sealed(different)
+        allowed = np.where(is_own, 1, self.prefixes.pins_of(lease_id)[different])
+        is_fine = (is_sealed & is_claim) | (counts <= allowed)
+        foreign = different[~is_fine & ~is_own]
+        if foreign.size:
+            raise NotOwned(f"lease {lease_id} does not own {foreign.size} of the pages, the first is {foreign[0]}")
+        if not is_fine.all():
+            raise NotOwned(f"page ids must be different, {np.count_nonzero(~is_fine)} are repeated")
 
     def check_owned_slots(self, lease_id: int, slots: Collection[int]) -> PageIds:
-        """As for pages."""
-        return _checked_ids("slot", slots, self.slot_rows, lease_id)
+        """The ids as an array, or NotOwned: an id that is not there, not the lease's, or named twice."""
+        ids = _valid_ids("slot", slots, len(self.slot_rows))
+        foreign = ids[(self.slot_rows["owner"][ids] != lease_id) | (self.slot_rows["state"][ids] != SlotState.LEASED)]
+        if foreign.size:
+            raise NotOwned(f"lease {lease_id} does not own {foreign.size} of the slots, the first is {foreign[0]}")
+        if len(np.unique(ids)) < len(ids):
+            raise NotOwned(f"slot ids must be different, {len(ids) - len(np.unique(ids))} are repeated")
+        return ids
 
-    def hand_off(self, slot: int, page_ids: PageIds, move: Move) -> None:
-        """Passes the slot and its pages to `move.to_lease_id`, or raises NotOwned. Page ids stay what they are."""
+    def reconcile(self, lease_id: int, held: PageIds) -> int:
+        """The lease holds exactly `held` (checked; a page it pins twice is named twice). Returns what was freed."""
+        is_sealed = self.prefixes.is_sealed(held)
+        surplus = np.setdiff1d(self.pages_of(lease_id), held[~is_sealed])
+        self._free_pages(surplus)
+        self.prefixes.replace_pins(lease_id, self._counts(held[is_sealed]))
+        return len(surplus)
+
+    def hand_off(self, slot: int, page_ids: PageIds, move: Move, hashes: Sequence[bytes] = ()) -> None:
+        """Passes the slot and its pages to `move.to_lease_id`, or raises NotOwned. Page ids stay what they are.
+
+        `hashes` are those of the first pages; these are sealed, pinned by the receiver.
+        """
         self.check_owned_slots(move.from_lease_id, [slot])
-        pages = self.check_owned_pages(move.from_lease_id, page_ids)
+        self.check_held_pages(move.from_lease_id, page_ids)
+        is_pinned = self.prefixes.is_sealed(page_ids)
         row = self.slot_rows[slot : slot + 1]
         row["moved_request_id"] = move.request_id.encode()
         row["moved_dispatch"] = move.attempt.dispatch
         row["moved_adoption"] = move.attempt.adoption
         row["moved_from"] = move.from_lease_id
-        row["moved_num_pages"] = len(pages)
+        row["moved_num_pages"] = len(page_ids)
         row["acquirer"] = (
             NO_LEASE  # whoever owns the slot from here on has it by hand-off, the acquirer itself included
         )
         row["owner"] = move.to_lease_id  # the commit point; what follows `rebuild` would do as well
-        self.page_rows["owner"][pages] = move.to_lease_id
+        self.page_rows["owner"][page_ids[~is_pinned]] = move.to_lease_id
+        self.prefixes.move_pins(move.from_lease_id, move.to_lease_id, page_ids[is_pinned])
+        self._seal_own(move.to_lease_id, PageChain(tuple(page_ids.tolist()), tuple(hashes)), ~is_pinned)
 
     def try_find_move(self, slot: int, request_id: str, attempt: Attempt) -> int | None:
         """Number of pages of the slot's last hand-off if it was this one.
@@ -158,9 +183,10 @@ class OwnershipTable:
     def orphan(self, lease_id: int, block_table_of: BlockTableOf) -> int:
         """Its process is dead: sequences and their pages become ORPHANED, everything else of the lease is freed.
 
-        Returns the number of orphaned sequences.
+        What it pinned stays pinned as far as these sequences use it. Returns their number.
         """
         num_orphaned = 0
+        pins = self._counts(_as_ids(()))
         for slot in self.slots_of(lease_id):
             block_table = block_table_of(slot)
             if block_table is None:
@@ -168,28 +194,57 @@ class OwnershipTable:
             own_pages = block_table[self.page_rows["owner"][block_table] == lease_id]
             self.page_rows["state"][own_pages] = PageState.ORPHANED
             self.slot_rows["state"][slot] = SlotState.ORPHANED
+            pins += self._counts(block_table[self.prefixes.is_sealed(block_table)])
             num_orphaned += 1
+        self.prefixes.replace_pins(lease_id, pins)
         self._free_fenced(lease_id, PageState.LEASED, SlotState.LEASED)
         return num_orphaned
 
-    def free_orphans(self, lease_id: int) -> None:
-        """Frees what `orphan` left. The slots' records must have been cleared before."""
+    def free_orphans(self, lease_id: int, chains: Iterable[PageChain] = ()) -> None:
+        """Frees what `orphan` left; pages of its sequences that have a hash in `chains` stay as reusable prefixes.
+
+        The slots' records must have been cleared before.
+        """
+        for chain in chains:
+            pages = _as_ids(chain.page_ids)
+            rows = self.page_rows
+            is_own = (rows["owner"][pages] == lease_id) & (rows["state"][pages] == PageState.ORPHANED)
+            self._seal_own(NO_LEASE, chain, is_own)
+            self.prefixes.touch(chain.hashes)
+        self.prefixes.replace_pins(lease_id, self._counts(_as_ids(())))
         self._free_fenced(lease_id, PageState.ORPHANED, SlotState.ORPHANED)
 
     def rebuild(self, lease_ids: Iterable[int], block_table_of: BlockTableOf) -> None:
-        """Ends what a death of the writer interrupted, given the leases that there are. Changes no complete table."""
+        """Ends what a death of the writer interrupted, given the leases that there are. Changes no complete table.
+
+        Pinned is after that what block tables show; workers claim what else they hold when they attach again.
+        """
         known = np.fromiter(lease_ids, np.uint32)
         for rows in (self.page_rows, self.slot_rows):
             owned = (rows["state"] == PageState.LEASED) | (rows["state"] == PageState.ORPHANED)
             rows["state"][owned & ~np.isin(rows["owner"], known)] = PageState.FREE
         self._free_slots(np.flatnonzero(self.slot_rows["state"] == SlotState.FREE))
         self._free_pages(np.flatnonzero(self.page_rows["state"] == PageState.FREE))
-        for slot in np.flatnonzero(self.slot_rows["state"] == SlotState.LEASED).tolist():
-            block_table = block_table_of(slot) if self.came_by_hand_off(slot) else None
+        self.prefixes.recover()
+        for slot in np.flatnonzero(self.slot_rows["state"] != SlotState.FREE).tolist():
+            block_table = block_table_of(slot)
             if block_table is not None:
-                row = self.slot_rows[slot]
-                left_behind = block_table[self.page_rows["owner"][block_table] == row["moved_from"]]
-                self.page_rows["owner"][left_behind] = row["owner"]
+                self._rebuild_sequence(slot, block_table)
+
+    def _rebuild_sequence(self, slot: int, block_table: PageIds) -> None:
+        row = self.slot_rows[slot]
+        if row["state"] == SlotState.LEASED and self.came_by_hand_off(slot):
+            left_behind = block_table[self.page_rows["owner"][block_table] == row["moved_from"]]
+            self.page_rows["owner"][left_behind] = row["owner"]
+        self.prefixes.pin(int(row["owner"]), block_table[self.prefixes.is_sealed(block_table)])
+
+    def _seal_own(self, lease_id: int, chain: PageChain, is_own: NDArray[np.bool_]) -> None:
+        """Seals the pages of the chain that have a hash and that `is_own` marks."""
+        own = np.flatnonzero(is_own[: len(chain.hashes)])
+        self.prefixes.seal(lease_id, _as_ids(chain.page_ids)[own], [chain.hashes[index] for index in own.tolist()])
+
+    def _counts(self, page_ids: PageIds) -> PinCounts:
+        return np.bincount(page_ids, minlength=len(self.page_rows)).astype(np.uint32)
 
     def _free_fenced(self, lease_id: int, page_state: PageState, slot_state: SlotState) -> None:
         pages = np.flatnonzero((self.page_rows["owner"] == lease_id) & (self.page_rows["state"] == page_state))
@@ -208,19 +263,15 @@ class OwnershipTable:
         self.page_rows["state"][pages] = PageState.FREE
         self.page_rows["owner"][pages] = NO_LEASE
         self.page_rows["refcount"][pages] = 0
-        self.page_rows["sealed"][pages] = 0
         self.page_rows["hash"][pages] = 0
 
 
-def _checked_ids(kind: str, given: Collection[int] | PageIds, rows: NDArray[Any], lease_id: int) -> PageIds:
-    ids = given if isinstance(given, np.ndarray) else np.fromiter(given, np.int64, len(given))
-    if not ids.size:
-        return ids
-    if ids.min() < 0 or ids.max() >= len(rows):
-        raise NotOwned(f"{kind} ids must be 0 to {len(rows) - 1}, given are {ids.min()} to {ids.max()}")
-    foreign = ids[(rows["owner"][ids] != lease_id) | (rows["state"][ids] != PageState.LEASED)]
-    if foreign.size:
-        raise NotOwned(f"lease {lease_id} does not own {foreign.size} of the {kind}s, the first is {foreign[0]}")
-    if len(np.unique(ids)) < len(ids):
-        raise NotOwned(f"{kind} ids must be different, {len(ids) - len(np.unique(ids))} are repeated")
+def _as_ids(given: Collection[int] | PageIds) -> PageIds:
+    return given if isinstance(given, np.ndarray) else np.fromiter(given, np.int64, len(given))
+
+
+def _valid_ids(kind: str, given: Collection[int] | PageIds, num_rows: int) -> PageIds:
+    ids = _as_ids(given)
+    if ids.size and not 0 <= ids.min() <= ids.max() < num_rows:
+        raise NotOwned(f"{kind} ids must be 0 to {num_rows - 1}, given are {ids.min()} to {ids.max()}")
     return ids

@@ -169,7 +169,7 @@ class SequenceRecord:
         page_ids = np.frombuffer(self._block_table, np.int32, header.num_pages).astype(np.int64)
         if page_ids.size and not 0 <= page_ids.min() <= page_ids.max() < self._num_arena_pages:
             return None
-        return RecordSummary(header.request_id, header.attempt, page_ids)
+        return RecordSummary(header.request_id, header.attempt, page_ids, header.num_computed_tokens)
 
     def clear(self) -> None:
         """Ends the sequence: the slot has no valid record any more. May be called twice.

@@ -9,13 +9,14 @@ from numpy.typing import NDArray
 
 from weir.core.attempt import Attempt
 from weir.core.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, SamplingParams, StopRules
+from weir.kv.prefix import HASH_BYTES
 
 _MAX_TEXT_BYTES = 64
 _NOT_ASKED = -1
 
 _CRC = struct.Struct("<I")
 _LENGTHS = struct.Struct("<QIIIIIIQII")
-_FACTS = struct.Struct("<64s64s64s6dQIIIIiiiII")
+_FACTS = struct.Struct(f"<64s64s64s6dQIIIIiiiII{HASH_BYTES}s")
 _STOP_ID = np.dtype("<i4")
 _BIAS = np.dtype([("token_id", "<i4"), ("bias", "<f8")])
 PACKED_HEADER_BYTES = _CRC.size + _LENGTHS.size
@@ -39,6 +40,8 @@ class SequenceFacts:
     num_booked_pages: int
     traceparent: str
     lane_priority: int = 0
+    prefix_seed: bytes = b""
+    """Under which its pages may serve others (`weir.kv.prefix`); empty: they may not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,7 @@ class RecordSummary:
     attempt: Attempt
     page_ids: NDArray[np.int64]
     """The published block table, shape [num_pages]."""
+    num_computed_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +142,7 @@ def pack_facts(facts: SequenceFacts) -> bytes:
         _NOT_ASKED if sampling.prompt_logprobs is None else sampling.prompt_logprobs,
         len(stop.stop_token_ids),
         len(sampling.logit_bias),
+        facts.prefix_seed,
     )
     stop_ids = np.array(stop.stop_token_ids, _STOP_ID)
     return head + stop_ids.tobytes() + np.array(list(sampling.logit_bias), _BIAS).tobytes()
@@ -149,7 +154,7 @@ def unpack_facts(header: RecordHeader, prompt_token_ids: tuple[int, ...]) -> Seq
     temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty = fields[3:9]
     seed, top_k, max_tokens, min_tokens, num_booked_pages, lane_priority = fields[9:15]
     logprobs, prompt_logprobs = (None if number == _NOT_ASKED else number for number in fields[15:17])
-    num_stop_ids, num_biases = fields[17:]
+    num_stop_ids, num_biases, prefix_seed = fields[17:]
     stop_ids = np.frombuffer(header.facts_bytes, _STOP_ID, num_stop_ids, _FACTS.size)
     biases = np.frombuffer(header.facts_bytes, _BIAS, num_biases, _FACTS.size + stop_ids.nbytes)
     return SequenceFacts(
@@ -174,6 +179,7 @@ def unpack_facts(header: RecordHeader, prompt_token_ids: tuple[int, ...]) -> Seq
         num_booked_pages=num_booked_pages,
         traceparent=_text(fields[2]),
         lane_priority=lane_priority,
+        prefix_seed=prefix_seed if any(prefix_seed) else b"",
     )
 
 

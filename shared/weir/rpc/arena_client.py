@@ -14,8 +14,7 @@ import grpc.aio
 
 from weir.core.attempt import Attempt
 from weir.core.errors import DeadlineExceeded, InternalError, Unavailable
-from weir.kv.messages import HandedOff, HandOffReceipt
-from weir.kv.ownership import Acquired
+from weir.kv.messages import Acquired, HandedOff, HandOffReceipt, PageChain, PrefixMatch
 from weir.kv.segment import Segment
 from weir.rpc.arena_holdings import Holdings
 from weir.rpc.arena_lease import LeaseStream
@@ -60,6 +59,7 @@ class ArenaClient:
         self._channel = make_channel(f"unix:{socket_path}")
         self._stub: arena_pb2_grpc.ArenaAsyncStub = arena_pb2_grpc.ArenaStub(self._channel)
         self._holdings = Holdings()
+        self._sealing: set[asyncio.Future[None]] = set()
         self._stream = LeaseStream(self._stub, facts, self._holdings, on_handed_off)
 
     @property
@@ -77,6 +77,11 @@ class ArenaClient:
     def lease_id(self) -> int:
         """0 before `start` has returned. Never changes after."""
         return self._stream.lease_id
+
+    @property
+    def keeps_prefixes(self) -> bool:
+        """Whether the service has a prefix cache. As the newest attachment says."""
+        return self._stream.keeps_prefixes
 
     async def start(self, timeout_s: float = 120.0) -> None:
         """Attaches and maps the segment; tries for `timeout_s`. Raises Unavailable, with the service's reason."""
@@ -101,30 +106,86 @@ class ArenaClient:
                 self._holdings.add(acquired.page_ids, acquired.slots)
                 return acquired
 
-    async def release(self, page_ids: Sequence[int], slots: Sequence[int]) -> None:
-        """Gives pages and slots back and clears the slots' records. Whatever is raised, they are gone.
+    async def match(self, hashes: Sequence[bytes], num_pages: int, num_slots: int) -> PrefixMatch:
+        """Pins what is cached of a prompt with these page hashes, which needs `num_pages` pages and `num_slots` slots.
 
-        Raises ValueError for what is not held (then nothing is gone), Unavailable when the service stays away: it
-        gets them back when it returns.
+        Waits, within the service's bound, for pages that another request computes now. What is free of the rest comes
+        along. The match is given up by `release` unless all its pages get sealed. Raises Unavailable.
         """
-        self._holdings.remove(page_ids, slots)
+        ends_at_s = _now_s() + _CALL_DEADLINE_S + self._stream.prefix_wait_s
+        while True:
+            attachment = await self._stream.wait_attached(ends_at_s)
+            request = arena_pb2.MatchRequest(
+                lease_id=self.lease_id,
+                attachment=attachment,
+                page_hashes=b"".join(hashes),
+                num_pages=num_pages,
+                num_slots=num_slots,
+            )
+            timeout_s = _CALL_TIMEOUT_S + self._stream.prefix_wait_s
+            answer = await self._try_once(attachment, self._stub.Match(request, timeout=timeout_s))
+            if answer is not None and self._stream.is_current(attachment):  # else as in `acquire`
+                acquired = Acquired(tuple(answer.page_ids), tuple(answer.slots))
+                match = PrefixMatch(answer.match_id, tuple(answer.matched_page_ids), acquired)
+                self._holdings.add((*match.page_ids, *acquired.page_ids), acquired.slots)
+                return match
+
+    async def seal(self, chain: PageChain) -> None:
+        """Lets others read full pages that this worker has computed and still uses; it must not write them any more.
+
+        A page for each hash. Raises Unavailable; nothing is lost by that but sharing.
+        """
+        attachment = await self._stream.wait_attached(_now_s() + _CALL_DEADLINE_S)
+        request = arena_pb2.SealRequest(lease_id=self.lease_id, attachment=attachment, chain=_chain_to_pb(chain))
+        sealed = asyncio.get_running_loop().create_future()
+        self._sealing.add(sealed)
+        try:
+            if await self._try_once(attachment, self._stub.Seal(request, timeout=_CALL_TIMEOUT_S)) is None:
+                raise Unavailable("whether pages were sealed is not known")
+        finally:
+            self._sealing.discard(sealed)
+            sealed.set_result(None)
+
+    async def release(
+        self,
+        page_ids: Sequence[int],
+        slots: Sequence[int],
+        chains: Sequence[PageChain] = (),
+        match_ids: Sequence[int] = (),
+    ) -> None:
+        """Gives pages and slots back, clears the slots' records, gives matches up. Whatever is raised, they are gone.
+
+        Pages of `chains` that have a hash are kept as a prefix. Raises ValueError for what is not held (then nothing is
+        gone), Unavailable when the service stays away: it gets them back when it returns.
+        """
+        self._holdings.remove([*page_ids, *(page_id for chain in chains for page_id in chain.page_ids)], slots)
         for slot in slots:
             self.segment.record(slot).clear()
         ends_at_s = _now_s() + _CALL_DEADLINE_S
         try:
+            await self._wait_sealed()
             attachment = await self._stream.wait_attached(ends_at_s)
         except BaseException:
             self._stream.renew()
             raise
         request = arena_pb2.ReleaseRequest(
-            lease_id=self.lease_id, attachment=attachment, page_ids=page_ids, slots=slots
+            lease_id=self.lease_id,
+            attachment=attachment,
+            page_ids=page_ids,
+            slots=slots,
+            chains=[_chain_to_pb(chain) for chain in chains],
+            match_ids=match_ids,
         )
         if await self._try_once(attachment, self._stub.Release(request, timeout=_CALL_TIMEOUT_S)) is None:
             # The next attachment does not name them as held, which releases them.
             await self._stream.wait_attached(ends_at_s)
 
-    async def hand_off(self, slot: int, request_id: str, attempt: Attempt, to_worker_id: str) -> HandOffReceipt:
+    async def hand_off(
+        self, slot: int, request_id: str, attempt: Attempt, to_worker_id: str, hashes: Sequence[bytes] = ()
+    ) -> HandOffReceipt:
         """Passes the published sequence in `slot`, with the pages of its record, to another worker of the host.
+
+        The first pages, those that have `hashes`, may serve others from here on.
 
         Raises Unavailable when the receiver has no lease, InternalError when record and call do not agree: then the
         sequence is still the caller's. Raises DeadlineExceeded when it cannot be known in time whether it was passed
@@ -136,7 +197,16 @@ class ArenaClient:
         self._holdings.begin_hand_off(slot, summary.page_ids.tolist())
         is_kept = False
         try:
-            return await self._hand_off(slot, request_id, attempt, to_worker_id)
+            await self._wait_sealed()
+            return await self._hand_off(
+                arena_pb2.HandOffRequest(
+                    slot=slot,
+                    request_id=request_id,
+                    attempt=types_pb2.Attempt(dispatch=attempt.dispatch, adoption=attempt.adoption),
+                    to_worker_id=to_worker_id,
+                    page_hashes=b"".join(hashes),
+                )
+            )
         except (Unavailable, InternalError):
             is_kept = True
             raise
@@ -151,17 +221,11 @@ class ArenaClient:
         await self._stream.close()
         await self._channel.close()
 
-    async def _hand_off(self, slot: int, request_id: str, attempt: Attempt, to_worker_id: str) -> HandOffReceipt:
+    async def _hand_off(self, request: arena_pb2.HandOffRequest) -> HandOffReceipt:
         """Repeats the call until it has an answer: a repeated one finds it done."""
         ends_at_s = _now_s() + _CALL_DEADLINE_S
         headers: dict[str, str] = {}
         inject(headers)
-        request = arena_pb2.HandOffRequest(
-            slot=slot,
-            request_id=request_id,
-            attempt=types_pb2.Attempt(dispatch=attempt.dispatch, adoption=attempt.adoption),
-            to_worker_id=to_worker_id,
-        )
         while True:
             request.attachment = await self._stream.wait_attached(ends_at_s, DeadlineExceeded)
             request.lease_id = self.lease_id
@@ -178,6 +242,11 @@ class ArenaClient:
             else:
                 return HandOffReceipt(answer.num_pages, answer.num_bytes_copied)
 
+    async def _wait_sealed(self) -> None:
+        """A Seal that came after its pages were given away would name pages that hold something else by then."""
+        if self._sealing:
+            await asyncio.wait(self._sealing)
+
     async def _try_once(self, attachment: int, call: Awaitable[_AnswerT]) -> _AnswerT | None:
         """None: the answer is lost, or the attachment has ended; a new one is under way then."""
         try:
@@ -190,6 +259,10 @@ class ArenaClient:
         except asyncio.CancelledError:
             self._stream.renew(attachment)
             raise
+
+
+def _chain_to_pb(chain: PageChain) -> arena_pb2.PageChain:
+    return arena_pb2.PageChain(page_ids=chain.page_ids, page_hashes=b"".join(chain.hashes))
 
 
 def _now_s() -> float:

@@ -1,20 +1,26 @@
 """What a worker holds, so that it can say so when it attaches again."""
 
+from collections import Counter
 from collections.abc import Iterable
 
 from weir.kv.messages import Claims
 
 
 class Holdings:
-    """Pages, slots, and the slots (with their pages) whose hand-off has no answer yet."""
+    """Pages, slots, and the slots (with their pages) whose hand-off has no answer yet.
+
+    A shared page is held as often as sequences of this worker use it.
+    """
 
     def __init__(self) -> None:
-        self._page_ids: set[int] = set()
+        self._page_ids: Counter[int] = Counter()
         self._slots: set[int] = set()
-        self._handing_off: dict[int, frozenset[int]] = {}
+        self._handing_off: dict[int, tuple[int, ...]] = {}
 
     def claims(self) -> Claims:
-        return Claims(tuple(sorted(self._page_ids)), tuple(sorted(self._slots)), tuple(sorted(self._handing_off)))
+        return Claims(
+            tuple(sorted(self._page_ids.elements())), tuple(sorted(self._slots)), tuple(sorted(self._handing_off))
+        )
 
     def holds_slot(self, slot: int) -> bool:
         return slot in self._slots
@@ -25,17 +31,19 @@ class Holdings:
 
     def remove(self, page_ids: Iterable[int], slots: Iterable[int]) -> None:
         """Raises ValueError, with nothing changed, for anything that is not held."""
-        pages, removed_slots = set(page_ids), set(slots)
-        if not (pages <= self._page_ids and removed_slots <= self._slots):
-            raise ValueError(
-                f"not held: pages {sorted(pages - self._page_ids)}, slots {sorted(removed_slots - self._slots)}"
-            )
-        self._page_ids -= pages
+        pages, removed_slots = Counter(page_ids), set(slots)
+        missing = [page_id for page_id, count in pages.items() if self._page_ids[page_id] < count]
+        if missing or not removed_slots <= self._slots:
+            raise ValueError(f"not held: pages {sorted(missing)}, slots {sorted(removed_slots - self._slots)}")
+        for page_id, count in pages.items():
+            self._page_ids[page_id] -= count
+            if not self._page_ids[page_id]:
+                del self._page_ids[page_id]
         self._slots -= removed_slots
 
     def begin_hand_off(self, slot: int, page_ids: Iterable[int]) -> None:
         """Raises ValueError, with nothing changed, for anything that is not held."""
-        pages = frozenset(page_ids)
+        pages = tuple(page_ids)
         self.remove(pages, [slot])
         self._handing_off[slot] = pages
 

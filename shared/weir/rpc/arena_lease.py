@@ -48,6 +48,8 @@ class LeaseStream:
         self.lost = asyncio.Event()
         self.segment: Segment | None = None
         self.lease_id = 0
+        self.keeps_prefixes = False
+        self.prefix_wait_s = 0.0
         self._stub = stub
         self._facts = facts
         self._holdings = holdings
@@ -152,6 +154,7 @@ class LeaseStream:
             if self.segment is None:
                 self.segment = await _map(Path(attached.segment_path))
             self.lease_id = self._facts.lease_id = attached.lease_id
+            self.keeps_prefixes, self.prefix_wait_s = attached.keeps_prefixes, attached.prefix_wait_ms / 1000
             self._backoff_s = _FIRST_BACKOFF_S
             if self._is_renewal_wanted:
                 return

@@ -1,6 +1,7 @@
 """An arena without processes: `MemoryArena` stands for the transfer service, `MemoryArenaClient` for its client.
 
-It obeys the contract of `weir.rpc.arena_client.ArenaClient`: who owns what, what is refused, and what is raised.
+It obeys the contract of `weir.rpc.arena_client.ArenaClient`: who owns what, what is refused, and what is raised. Its
+`match` never waits.
 """
 
 import asyncio
@@ -9,19 +10,22 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from weir.core.attempt import Attempt
 from weir.core.errors import InternalError, Overloaded, Unavailable
 from weir.kv.geometry import ArenaGeometry
 from weir.kv.layout import SegmentHeader, layout_of
-from weir.kv.messages import HandedOff, HandOffReceipt
-from weir.kv.ownership import Acquired
+from weir.kv.messages import Acquired, HandedOff, HandOffReceipt, PageChain, PrefixMatch
+from weir.kv.ownership import Move, OwnershipTable
 from weir.kv.segment import Segment
+from weir.kv.states import NotOwned, PageState, SlotState
 
 _RETRY_AFTER_S = 0.1
 
 
 class MemoryArena:
-    """Owns a segment in anonymous memory. `owner_of_*` maps an id to a worker id; what is free is in neither.
+    """Owns a segment in anonymous memory.
 
     `before_hand_off` is awaited in each hand-off before it is committed, to wait or to raise what a client raises.
     """
@@ -30,19 +34,24 @@ class MemoryArena:
         header = SegmentHeader(geometry, arena_id="memory", model_digest="", pid_namespace=0)
         mapping = mmap.mmap(-1, layout_of(geometry).total_bytes)
         self.segment = Segment(Path(os.devnull), header, mapping, lock_fd=None)
-        self.owner_of_page: dict[int, str] = {}
-        self.owner_of_slot: dict[int, str] = {}
+        self.table = OwnershipTable(self.segment.page_rows, self.segment.slot_rows)
         self.num_hand_offs = 0
+        self.num_matches = 0
         self.before_hand_off: Callable[[str], object] = _commit_at_once
         self._listeners: dict[str, Callable[[HandedOff], None]] = {}
+        self._lease_ids: dict[str, int] = {}
 
     @property
     def num_free_pages(self) -> int:
-        return self.segment.geometry.num_pages - len(self.owner_of_page)
+        """Those that can be acquired: cached ones are."""
+        return self.table.num_pages(PageState.FREE) + self.table.num_pages(PageState.CACHED)
 
     @property
     def num_free_slots(self) -> int:
-        return self.segment.geometry.num_slots - len(self.owner_of_slot)
+        return self.table.num_slots(SlotState.FREE)
+
+    def lease_id_of(self, worker_id: str) -> int:
+        return self._lease_ids.setdefault(worker_id, len(self._lease_ids) + 1)
 
     def attach(self, worker_id: str, on_handed_off: Callable[[HandedOff], None]) -> None:
         self._listeners[worker_id] = on_handed_off
@@ -50,51 +59,63 @@ class MemoryArena:
     def detach(self, worker_id: str) -> None:
         """Frees all that the worker owns."""
         self._listeners.pop(worker_id, None)
-        for owners in (self.owner_of_page, self.owner_of_slot):
-            for owned in [index for index, owner in owners.items() if owner == worker_id]:
-                del owners[owned]
+        lease_id = self.lease_id_of(worker_id)
+        for slot in self.table.slots_of(lease_id):
+            self.segment.record(slot).clear()
+        self.table.orphan(lease_id, _no_record)
+        self.table.free_orphans(lease_id)
 
     def acquire(self, worker_id: str, num_pages: int, num_slots: int) -> Acquired:
         """All or nothing. Raises Overloaded."""
-        geometry = self.segment.geometry
-        pages = [page for page in range(geometry.num_pages) if page not in self.owner_of_page][:num_pages]
-        slots = [slot for slot in range(geometry.num_slots) if slot not in self.owner_of_slot][:num_slots]
-        if len(pages) < num_pages or len(slots) < num_slots:
+        acquired = self.table.try_acquire(self.lease_id_of(worker_id), num_pages, num_slots)
+        if acquired is None:
             raise Overloaded(f"{num_pages} pages and {num_slots} slots are not free", retry_after_s=_RETRY_AFTER_S)
-        self.owner_of_page.update(dict.fromkeys(pages, worker_id))
-        self.owner_of_slot.update(dict.fromkeys(slots, worker_id))
-        return Acquired(tuple(pages), tuple(slots))
+        return acquired
 
-    def release(self, worker_id: str, page_ids: Sequence[int], slots: Sequence[int]) -> None:
-        """Raises ValueError, with nothing released, for what the worker does not own."""
-        self.check_owner(worker_id, page_ids, slots)
-        for page_id in page_ids:
-            del self.owner_of_page[page_id]
+    def match(self, worker_id: str, hashes: Sequence[bytes], num_pages: int, num_slots: int) -> PrefixMatch:
+        lease_id = self.lease_id_of(worker_id)
+        pages = self.table.prefixes.find_prefix(hashes[: max(0, num_pages - 1)])
+        self.table.prefixes.pin(lease_id, np.array(pages, np.int64))
+        acquired = self.table.try_acquire(lease_id, num_pages - len(pages), num_slots)
+        self.num_matches += 1
+        return PrefixMatch(self.num_matches, tuple(pages), acquired or Acquired((), ()))
+
+    def release(self, worker_id: str, chains: Sequence[PageChain], slots: Sequence[int]) -> None:
+        """Raises ValueError, with nothing released, for what the worker does not hold."""
+        lease_id = self.lease_id_of(worker_id)
+        try:
+            self.table.check_held_pages(lease_id, [page_id for chain in chains for page_id in chain.page_ids])
+            self.table.check_owned_slots(lease_id, slots)
+        except NotOwned as error:
+            raise ValueError(str(error)) from error
         for slot in slots:
             self.segment.record(slot).clear()
-            del self.owner_of_slot[slot]
+        self.table.release(lease_id, chains, slots)
 
-    def hand_off(self, worker_id: str, slot: int, request_id: str, attempt: Attempt, to_worker_id: str) -> int:
-        """The number of pages that changed their owner. Raises Unavailable or InternalError."""
+    def hand_off(
+        self,
+        worker_id: str,
+        slot: int,
+        request_id: str,
+        attempt: Attempt,
+        to_worker_id: str,
+        hashes: Sequence[bytes] = (),
+    ) -> int:
+        """The number of pages that changed hands. Raises Unavailable, InternalError, or NotOwned."""
         listener = self._listeners.get(to_worker_id)
         if listener is None:
             raise Unavailable(f"worker {to_worker_id} has no lease")
         summary = self.segment.record(slot).summarize()
         if summary is None or (summary.request_id, summary.attempt) != (request_id, attempt):
             raise InternalError(f"slot {slot} is not of request {request_id}, {attempt}")
-        page_ids = summary.page_ids.tolist()
-        self.check_owner(worker_id, page_ids, [slot])
-        self.owner_of_page.update(dict.fromkeys(page_ids, to_worker_id))
-        self.owner_of_slot[slot] = to_worker_id
+        move = Move(request_id, attempt, self.lease_id_of(worker_id), self.lease_id_of(to_worker_id))
+        self.table.hand_off(slot, summary.page_ids, move, hashes)
         self.num_hand_offs += 1
         listener(HandedOff(slot, self.num_hand_offs, request_id, attempt))
-        return len(page_ids)
+        return len(summary.page_ids)
 
-    def check_owner(self, worker_id: str, page_ids: Sequence[int], slots: Sequence[int]) -> None:
-        strange_pages = [page for page in page_ids if self.owner_of_page.get(page) != worker_id]
-        strange_slots = [slot for slot in slots if self.owner_of_slot.get(slot) != worker_id]
-        if strange_pages or strange_slots:
-            raise ValueError(f"{worker_id} does not own pages {strange_pages[:8]}, slots {strange_slots[:8]}")
+    def seal(self, worker_id: str, chain: PageChain) -> None:
+        self.table.seal(self.lease_id_of(worker_id), chain)
 
 
 class MemoryArenaClient:
@@ -110,6 +131,10 @@ class MemoryArenaClient:
     def segment(self) -> Segment:
         return self._arena.segment
 
+    @property
+    def keeps_prefixes(self) -> bool:
+        return True
+
     async def start(self) -> None:
         self._arena.attach(self._worker_id, self._on_handed_off)
 
@@ -117,11 +142,28 @@ class MemoryArenaClient:
         await asyncio.sleep(0)
         return self._arena.acquire(self._worker_id, num_pages, num_slots)
 
-    async def release(self, page_ids: Sequence[int], slots: Sequence[int]) -> None:
+    async def match(self, hashes: Sequence[bytes], num_pages: int, num_slots: int) -> PrefixMatch:
         await asyncio.sleep(0)
-        self._arena.release(self._worker_id, page_ids, slots)
+        return self._arena.match(self._worker_id, hashes, num_pages, num_slots)
 
-    async def hand_off(self, slot: int, request_id: str, attempt: Attempt, to_worker_id: str) -> HandOffReceipt:
+    async def seal(self, chain: PageChain) -> None:
+        await asyncio.sleep(0)
+        self._arena.seal(self._worker_id, chain)
+
+    async def release(
+        self,
+        page_ids: Sequence[int],
+        slots: Sequence[int],
+        chains: Sequence[PageChain] = (),
+        match_ids: Sequence[int] = (),
+    ) -> None:
+        del match_ids
+        await asyncio.sleep(0)
+        self._arena.release(self._worker_id, [PageChain(tuple(page_ids)), *chains], slots)
+
+    async def hand_off(
+        self, slot: int, request_id: str, attempt: Attempt, to_worker_id: str, hashes: Sequence[bytes] = ()
+    ) -> HandOffReceipt:
         await asyncio.sleep(0)
         try:
             waiting = self._arena.before_hand_off(request_id)
@@ -132,7 +174,7 @@ class MemoryArenaClient:
         except BaseException:
             self._forget(slot)
             raise
-        num_pages = self._arena.hand_off(self._worker_id, slot, request_id, attempt, to_worker_id)
+        num_pages = self._arena.hand_off(self._worker_id, slot, request_id, attempt, to_worker_id, hashes)
         return HandOffReceipt(num_pages, num_bytes_copied=0)
 
     async def close(self) -> None:
@@ -142,9 +184,13 @@ class MemoryArenaClient:
         """A hand-off in doubt was not committed here; the slot is nobody's claim, and so it is reclaimed."""
         summary = self._arena.segment.record(slot).summarize()
         if summary is not None:
-            self._arena.release(self._worker_id, summary.page_ids.tolist(), [slot])
+            self._arena.release(self._worker_id, [PageChain(tuple(summary.page_ids.tolist()))], [slot])
 
 
 def _commit_at_once(request_id: str) -> None:
     """The default of `before_hand_off`."""
     del request_id
+
+
+def _no_record(slot: int) -> None:
+    del slot

@@ -9,9 +9,9 @@ from weir.bus.tasks import end_tasks
 from weir.core.attempt import Attempt
 from weir.core.errors import Overloaded, Unavailable, WeirError
 from weir.engine.messages import Command, EngineReport, Give, PageLot, PagesWanted
-from weir.kv.messages import HandOffReceipt
-from weir.kv.ownership import Acquired
+from weir.kv.messages import Acquired, HandOffReceipt, PageChain, PrefixMatch
 from weir.kv.segment import Segment
+from weir.worker.hashing import hashes_of
 
 _log = logging.getLogger(__name__)
 _FIRST_RETRY_S = 0.02
@@ -28,13 +28,28 @@ class Arena(Protocol):
     @property
     def segment(self) -> Segment: ...
 
+    @property
+    def keeps_prefixes(self) -> bool: ...
+
     async def start(self) -> None: ...
+
+    async def match(self, hashes: Sequence[bytes], num_pages: int, num_slots: int) -> PrefixMatch: ...
+
+    async def seal(self, chain: PageChain) -> None: ...
 
     async def acquire(self, num_pages: int, num_slots: int) -> Acquired: ...
 
-    async def release(self, page_ids: Sequence[int], slots: Sequence[int]) -> None: ...
+    async def release(
+        self,
+        page_ids: Sequence[int],
+        slots: Sequence[int],
+        chains: Sequence[PageChain] = (),
+        match_ids: Sequence[int] = (),
+    ) -> None: ...
 
-    async def hand_off(self, slot: int, request_id: str, attempt: Attempt, to_worker_id: str) -> HandOffReceipt: ...
+    async def hand_off(
+        self, slot: int, request_id: str, attempt: Attempt, to_worker_id: str, hashes: Sequence[bytes] = ()
+    ) -> HandOffReceipt: ...
 
     async def close(self) -> None: ...
 
@@ -52,6 +67,7 @@ class ArenaKeeper:
         self._is_wanted = asyncio.Event()
         self._num_given = 0
         self._num_refused = 0
+        self._ended_match_ids: list[int] = []
         self._acquiring: asyncio.Task[None] | None = None
         self._releases: set[asyncio.Task[None]] = set()
 
@@ -60,7 +76,7 @@ class ArenaKeeper:
         self._acquiring.add_done_callback(self._check_end)
 
     def on_report(self, report: EngineReport) -> None:
-        if report.surplus:
+        if report.surplus or self._ended_match_ids:
             self.give_back(report.surplus)
         if report.num_gives < self._num_given:
             return  # said before the engine had seen the last lot
@@ -73,6 +89,16 @@ class ArenaKeeper:
         self._ahead_pages += num_pages
         self._ahead_slots += num_slots
         self._is_wanted.set()
+
+    def give(self, acquired: Acquired) -> None:
+        """Gives the engine what came with a match."""
+        if acquired.page_ids or acquired.slots:
+            self._num_given += 1
+            self._post(Give(PageLot(acquired.page_ids, acquired.slots)))
+
+    def end_match(self, match_id: int) -> None:
+        """Its request has ended: nobody is to wait for its pages. Said with the next report's surplus."""
+        self._ended_match_ids.append(match_id)
 
     def give_back(self, lot: PageLot) -> None:
         """Returns pages and slots to the arena; nobody here may use them any more."""
@@ -100,8 +126,7 @@ class ArenaKeeper:
             if acquired is not None:
                 retry_s = _FIRST_RETRY_S
                 self._wanted = None
-                self._num_given += 1
-                self._post(Give(PageLot(acquired.page_ids, acquired.slots)))
+                self.give(acquired)
             if self._wanted is None and not self._ahead_pages:
                 self._is_wanted.clear()
             elif acquired is None:  # the arena is full, or away: others have to give back first
@@ -133,10 +158,16 @@ class ArenaKeeper:
             return None
 
     async def _release(self, lot: PageLot) -> None:
+        match_ids, self._ended_match_ids = self._ended_match_ids, []
+        chains = []
+        for used in lot.used:
+            hashes = await hashes_of(used.token_ids, used.prefix_seed) if self._arena.keeps_prefixes else ()
+            chains.append(PageChain(used.page_ids, hashes))
         try:
-            await self._arena.release(lot.page_ids, lot.slots)
+            await self._arena.release(lot.page_ids, lot.slots, chains, match_ids)
         except WeirError as error:  # the client sees to it that they are returned when the service is back
-            _log.warning("%d pages are returned later: %s", len(lot.page_ids), error)
+            num_pages = len(lot.page_ids) + sum(len(chain.page_ids) for chain in chains)
+            _log.warning("%d pages are returned later: %s", num_pages, error)
 
     def _check_end(self, task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and task.exception() is not None:

@@ -25,6 +25,7 @@ from weir.worker.config import WorkerConfig
 from weir.worker.convert import ModelLimits
 from weir.worker.desk import Desk, DeskLimits
 from weir.worker.engine_host import EngineHost
+from weir.worker.prefixes import Prefixes
 from weir.worker.registry import Registration
 from weir.worker.role import LoadedModel, Role, WorkerFacts
 from weir.worker.servicer import WorkerServicer
@@ -47,7 +48,7 @@ class ModelFacts:
 
     @property
     def limits(self) -> ModelLimits:
-        return ModelLimits(self.config.vocab_size, self.config.max_context_tokens)
+        return ModelLimits(self.config.vocab_size, self.config.max_context_tokens, self.digest)
 
     def batch_limits(self, config: WorkerConfig, chunk_tokens: int) -> BatchLimits:
         return BatchLimits(
@@ -72,6 +73,7 @@ class RoleParts:
 
     arena: Arena
     keeper: ArenaKeeper
+    prefixes: Prefixes
     desk: Desk
     post: Callable[[Command], None]
 
@@ -127,13 +129,14 @@ def assemble(
     clock = SystemClock()
     hub = StreamHub(clock)
     host = EngineHost(LoopSettings(INBOX_SIZE), clock, on_report)
-    desk = Desk(limits, host.post, hub, clock)
     arena = surroundings.make_arena(on_handed_off)
     keeper = ArenaKeeper(arena, host.post, context.request_shutdown)
-    role = make_role(RoleParts(arena, keeper, desk, host.post))
+    prefixes = Prefixes(arena, keeper, host.post, context.request_shutdown)
+    desk = Desk(limits, prefixes.post, hub, clock)
+    role = make_role(RoleParts(arena, keeper, prefixes, desk, host.post))
     shell = WorkerShell(
         facts,
-        WorkerParts(arena, keeper, host, hub, desk, role),
+        WorkerParts(arena, keeper, prefixes, host, hub, desk, role),
         surroundings.load_model,
         surroundings.make_registration,
         context.request_shutdown,

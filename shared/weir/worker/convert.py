@@ -13,6 +13,7 @@ from weir.core.errors import FieldViolation, InvalidRequest
 from weir.core.sampling import MAX_STOP_TOKEN_IDS, SamplingParams, StopRules
 from weir.engine.messages import EndReason, FailureReason, SequenceKey
 from weir.kv.geometry import num_pages_for
+from weir.kv.prefix import prefix_seed
 from weir.kv.record import SequenceFacts
 from weir.wire.v1 import types_pb2, worker_pb2
 from weir.worker.delivery import Update
@@ -45,6 +46,7 @@ class ModelLimits:
 
     vocab_size: int
     max_context_tokens: int
+    model_digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,7 @@ def start_from_pb(start: worker_pb2.Start, gateway_id: str, limits: ModelLimits)
         # A trace that cannot be joined is no reason to refuse a prompt.
         traceparent=start.traceparent if _TRACEPARENT.fullmatch(start.traceparent) else "",
         lane_priority=start.lane_priority,
+        prefix_seed=b"" if start.skips_prefix_cache else prefix_seed(limits.model_digest, salt=start.cache_salt),
     )
     return StartOrder(facts, start.decode_worker_id)
 

@@ -18,6 +18,7 @@ from weir.runtime.admin import Description
 from weir.worker.arena_keeper import Arena, ArenaKeeper
 from weir.worker.desk import Desk
 from weir.worker.engine_host import EngineHost
+from weir.worker.prefixes import Prefixes
 from weir.worker.registry import Registration
 from weir.worker.reserve import num_bookable_pages
 from weir.worker.role import LoadedModel, Role, WorkerFacts
@@ -37,6 +38,7 @@ class WorkerParts:
 
     arena: Arena
     keeper: ArenaKeeper
+    prefixes: Prefixes
     host: EngineHost
     hub: StreamHub
     desk: Desk
@@ -93,7 +95,7 @@ class WorkerShell:
                 await self._wait_quiet()
         except TimeoutError:
             _log.warning("%d sequences did not end in time", self._parts.desk.num_live)
-            self._parts.host.post(FailAll(Failure(FailureReason.DRAINING, "this worker is shutting down")))
+            self._parts.prefixes.post(FailAll(Failure(FailureReason.DRAINING, "this worker is shutting down")))
             try:
                 async with asyncio.timeout(_LAST_WORDS_S):
                     await self._wait_quiet()
@@ -109,6 +111,7 @@ class WorkerShell:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._registration.stop()
         await parts.role.stop()
+        await parts.prefixes.stop()
         has_stopped = await parts.host.stop(_ENGINE_STOP_S)
         await parts.keeper.stop()
         parts.hub.close()
@@ -143,7 +146,7 @@ class WorkerShell:
             "num_gateways": parts.hub.num_connected,
             "registry_failures_total": self._registration.num_failures,
         }
-        metrics = {**counters, **parts.keeper.metrics(), **parts.role.metrics()}
+        metrics = {**counters, **parts.keeper.metrics(), **parts.prefixes.metrics(), **parts.role.metrics()}
         return Description(
             {**metrics, **{name: float(value) for name, value in gauges.items()}}, report.integrity_errors
         )
@@ -152,6 +155,7 @@ class WorkerShell:
         step = report.timing.step if report.timing is not None else 0
         for event in report.events:
             self._parts.desk.on_event(event, step)
+        self._parts.prefixes.on_report(report)
         self._parts.keeper.on_report(report)
         self._parts.role.on_report(report)
 

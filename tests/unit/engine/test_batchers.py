@@ -119,7 +119,9 @@ def test_a_refused_hand_off_frees_the_pages_and_a_committed_one_parts_with_them(
     assert step(batcher) is None
     batcher.fail(ready[0].key, Failure(FailureReason.HAND_OFF_REFUSED, "gone"))
     batcher.forget(ready[1].key)
-    assert batcher.pool.num_held_pages == batcher.pool.num_free_pages == NUM_PAGES - 2
+    assert batcher.pool.num_held_pages == batcher.pool.num_free_pages == NUM_PAGES - 4
+    (used,) = batcher.pool.take_used().used
+    assert used.page_ids == ready[0].page_ids
     assert records.open(ready[0].slot).read() is None
     assert records.open(ready[1].slot).read() is not None
     assert batcher.counters.page_fingerprint == fingerprint_of(ready[1].key.request_id, ready[1].page_ids)
@@ -196,6 +198,7 @@ def test_of_stalled_sequences_the_latest_fails_and_its_pages_help_the_others(rec
         batcher.add(handed_off(records, slot, facts(tuple(range(16)), slot, max_tokens=40)))
     assert step(batcher, 0.0) is None
     assert step(batcher, 2.0) is None
+    batcher.pool.give(PageLot(batcher.take_surplus().all_page_ids))  # what its last report gave back to the arena
     plan = step(batcher, 2.0)
     assert plan is not None
     assert [chunk.slot for chunk in plan.chunks] == [0]

@@ -210,10 +210,10 @@ class World:
                 return
 
     def _take_back(self, lot: PageLot) -> None:
-        assert self.free_pages.isdisjoint(lot.page_ids)
+        assert self.free_pages.isdisjoint(lot.all_page_ids)
         assert self.free_slots.isdisjoint(lot.slots)
-        self.runner.spoil(lot.page_ids)
-        self.free_pages.update(lot.page_ids)
+        self.runner.spoil(lot.all_page_ids)
+        self.free_pages.update(lot.all_page_ids)
         self.free_slots.update(lot.slots)
 
     def _see(self, event: Event) -> None:

@@ -8,8 +8,10 @@ import pytest
 from weir.kv.integrity import check_integrity
 from weir.kv.layout import PAGE_DTYPE, SLOT_DTYPE
 from weir.kv.lease import Lease, LeaseState
-from weir.kv.ownership import OwnershipTable, PageIds, PageState
+from weir.kv.ownership import OwnershipTable
+from weir.kv.prefix_index import PageIds
 from weir.kv.process import ProcessIdentity
+from weir.kv.states import PageState
 
 
 def _no_records(slot: int) -> None:

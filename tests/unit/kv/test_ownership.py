@@ -12,8 +12,11 @@ from weir.core.attempt import Attempt
 from weir.kv.integrity import check_integrity
 from weir.kv.layout import PAGE_DTYPE, SLOT_DTYPE
 from weir.kv.lease import Lease, LeaseState
-from weir.kv.ownership import Move, NotOwned, OwnershipTable, PageIds, PageState, SlotState
+from weir.kv.messages import PageChain
+from weir.kv.ownership import Move, OwnershipTable
+from weir.kv.prefix_index import PageIds
 from weir.kv.process import ProcessIdentity
+from weir.kv.states import NotOwned, PageState, SlotState
 
 _NUM_PAGES = 24
 _NUM_SLOTS = 5
@@ -79,7 +82,7 @@ class OwnershipMachine(RuleBasedStateMachine):
     def release_slot(self, data: st.DataObject) -> None:
         slot = data.draw(st.sampled_from(sorted(self.slots)))
         sequence = self.sequences.pop(slot, [])
-        self.table.release(self.slots.pop(slot), sequence, [slot])
+        self.table.release(self.slots.pop(slot), [PageChain(tuple(sequence))], [slot])
         for page in sequence:
             del self.pages[page]
 
@@ -87,12 +90,12 @@ class OwnershipMachine(RuleBasedStateMachine):
     def release_pages_that_may_be_foreign(self, lease_id: int, page_ids: list[int]) -> None:
         allowed = set(self._free_pages_of(lease_id))
         if set(page_ids) <= allowed and len(set(page_ids)) == len(page_ids):
-            self.table.release(lease_id, page_ids, [])
+            self.table.release(lease_id, [PageChain(tuple(page_ids))], [])
             for page in page_ids:
                 del self.pages[page]
         elif not set(page_ids) <= {page for page, owner in self.pages.items() if owner == lease_id}:
             with pytest.raises(NotOwned):
-                self.table.release(lease_id, page_ids, [])
+                self.table.release(lease_id, [PageChain(tuple(page_ids))], [])
 
     @precondition(lambda self: self.sequences)
     @rule(data=st.data(), to_lease_id=st.sampled_from(_LEASES), dies_after_commit=st.booleans())
@@ -211,7 +214,7 @@ def test_a_committed_hand_off_is_known_even_after_its_slot_was_released() -> Non
     table = _table()
     table.try_acquire(1, 2, 1)
     table.hand_off(0, np.array([0, 1], np.int64), _move(1, 2, "abc"))
-    table.release(2, [0, 1], [0])
+    table.release(2, [PageChain((0, 1))], [0])
     assert table.try_find_move(0, "abc", Attempt(1, 0)) == 2
     assert table.try_find_move(0, "abc", Attempt(2, 0)) is None
     assert table.try_find_move(0, "abd", Attempt(1, 0)) is None
@@ -234,4 +237,4 @@ def test_ids_that_make_no_sense_are_refused(page_ids: Sequence[int], reason: str
     table = _table()
     table.try_acquire(1, 2, 0)
     with pytest.raises(NotOwned, match=reason):
-        table.release(1, page_ids, [])
+        table.release(1, [PageChain(tuple(page_ids))], [])

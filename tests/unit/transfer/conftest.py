@@ -17,7 +17,9 @@ from weir.kv.record import SequenceFacts
 from weir.kv.segment import Segment
 from weir.mover.same_host import SameHostMover
 from weir_transfer.core import ArenaCore
+from weir_transfer.countdown import Countdowns
 from weir_transfer.lease_keeper import LeaseTimes, Registration
+from weir_transfer.orders import PrefixSettings
 
 TICK_S = 0.05
 
@@ -30,11 +32,17 @@ class World:
         self.segment = Segment.create(path, geometry, "digest")
         self.clock = ManualClock(1000.0)
         self.times = LeaseTimes(heartbeat_interval_ms=200, lease_ttl_ms=2000)
+        self.prefix_settings = PrefixSettings()
         self.restart()
 
     def restart(self) -> None:
         mover = SameHostMover(self.segment.pages)
-        self.core = ArenaCore(self.segment, mover, self.clock, self.times, TICK_S)
+        countdowns = Countdowns(self.clock, TICK_S)
+        self.num_rings = 0
+        self.core = ArenaCore(self.segment, mover, countdowns, self.times, self.prefix_settings, self._ring)
+
+    def _ring(self) -> None:
+        self.num_rings += 1
 
     def registration(self, worker_id: str, lease_id: int = 0, claims: Claims | None = None) -> Registration:
         process = ProcessIdentity(pid=sum(worker_id.encode()), start_ticks=77)

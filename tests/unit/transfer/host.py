@@ -19,10 +19,12 @@ from weir.kv.segment import claim_segment
 from weir.rpc.arena_client import ArenaClient, HandedOff
 from weir.rpc.server import ErrorGuard, TraceContextGuard, make_server
 from weir_transfer.lease_keeper import LeaseTimes
+from weir_transfer.orders import PrefixSettings
 from weir_transfer.service import TransferService
 
 _GEOMETRY = ArenaGeometry(page_bytes=4096, num_pages=40, num_slots=6, max_context_tokens=256)
 _TIMES = LeaseTimes(heartbeat_interval_ms=50, lease_ttl_ms=500)
+_PREFIXES = PrefixSettings(wait_ms=2000)
 ATTEMPT = Attempt(1, 0)
 
 
@@ -63,7 +65,7 @@ class Host:
         claimed = claim_segment(self.segment_path, _GEOMETRY, "digest")
         tracer = self._provider.get_tracer("test")
         self.service = TransferService(
-            claimed.segment, _TIMES, self._open_process, tracer, self.shutdown_reasons.append
+            claimed.segment, _TIMES, _PREFIXES, self._open_process, tracer, self.shutdown_reasons.append
         )
         self._server = make_server([TraceContextGuard(tracer), ErrorGuard()])
         self.service.add_to(self._server)

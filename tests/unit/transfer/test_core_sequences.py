@@ -7,10 +7,12 @@ from tests.unit.transfer.conftest import TICK_S, World
 
 from weir.core.attempt import Attempt
 from weir.core.errors import Overloaded
-from weir.kv.messages import Claims, HandedOff, HandOffReceipt
-from weir.kv.ownership import Acquired, NotOwned
+from weir.kv.messages import Acquired, Claims, HandedOff, HandOffReceipt, PageChain
+from weir.kv.states import NotOwned
 from weir.mover.in_memory import InMemoryMover
-from weir_transfer.core import ArenaCore, Attachment, HandOffOrder
+from weir_transfer.core import ArenaCore
+from weir_transfer.countdown import Countdowns
+from weir_transfer.orders import Attachment, HandOffOrder
 from weir_transfer.refusals import AttachRefused, ReceiverAway, ReceiverGone, RecordMismatch, StaleAttachment
 
 _ATTEMPT = Attempt(1, 0)
@@ -56,11 +58,11 @@ def test_release_takes_all_or_nothing_and_clears_records(
     world: World, prefill: Attachment, decode: Attachment, acquired: Acquired
 ) -> None:
     with pytest.raises(NotOwned):
-        world.core.release(prefill.lease_id, prefill.number, (*acquired.page_ids, 39), acquired.slots)
+        world.core.release(prefill.lease_id, prefill.number, [PageChain((*acquired.page_ids, 39))], acquired.slots)
     with pytest.raises(NotOwned):
-        world.core.release(decode.lease_id, decode.number, acquired.page_ids, acquired.slots)
+        world.core.release(decode.lease_id, decode.number, [PageChain(acquired.page_ids)], acquired.slots)
     assert world.segment.record(acquired.slots[0]).read() is not None
-    world.core.release(prefill.lease_id, prefill.number, acquired.page_ids, acquired.slots)
+    world.core.release(prefill.lease_id, prefill.number, [PageChain(acquired.page_ids)], acquired.slots)
     assert world.segment.record(acquired.slots[0]).read() is None
     assert (world.core.metrics()["free_pages"], world.core.metrics()["free_slots"]) == (40, 6)
 
@@ -85,7 +87,9 @@ def test_bytes_copied_are_counted_for_a_mover_that_copies_and_are_none_on_one_ho
     assert world.core.metrics()["handoff_bytes_copied_total"] == 0
 
     mover = InMemoryMover(world.segment.pages)
-    copying = ArenaCore(world.segment, mover, world.clock, world.times, TICK_S)
+    copying = ArenaCore(
+        world.segment, mover, Countdowns(world.clock, TICK_S), world.times, world.prefix_settings, lambda: None
+    )
     held = Claims(page_ids=acquired.page_ids[4:], slots=(acquired.slots[1],))
     sender = copying.attach(world.registration("prefill", prefill.lease_id, held))
     copying.attach(world.registration("decode", decode.lease_id))
@@ -103,7 +107,7 @@ def test_a_hand_off_whose_answer_was_lost_can_be_asked_for_again(
     again = world.core.hand_off(prefill.lease_id, prefill.number, order)
     assert again.receipt.num_pages == 4
     assert again.announcement is None
-    world.core.release(decode.lease_id, decode.number, acquired.page_ids[:4], acquired.slots[:1])
+    world.core.release(decode.lease_id, decode.number, [PageChain(acquired.page_ids[:4])], acquired.slots[:1])
     assert world.core.hand_off(prefill.lease_id, prefill.number, order).receipt.num_pages == 4
     assert world.core.metrics()["handoffs_total"] == 1
 
@@ -173,7 +177,7 @@ def test_a_late_call_of_an_ended_attachment_cannot_take_away_what_was_given_anew
     second = world.core.acquire(again.lease_id, again.number, 5, 0)
     assert second.page_ids == first.page_ids
     with pytest.raises(StaleAttachment):
-        world.core.release(prefill.lease_id, prefill.number, first.page_ids, ())
+        world.core.release(prefill.lease_id, prefill.number, [PageChain(first.page_ids)], ())
     assert world.core.metrics()["leased_pages"] == 5
 
 

@@ -8,7 +8,7 @@ import pytest
 from weir.core.errors import Unavailable
 from weir.engine.messages import Command, EngineReport, Give, PageLot, PagesWanted
 from weir.kv.geometry import ArenaGeometry
-from weir.kv.ownership import Acquired
+from weir.kv.messages import Acquired, PageChain
 from weir.rpc.arena_memory import MemoryArena, MemoryArenaClient
 from weir.worker.arena_keeper import ArenaKeeper
 
@@ -70,7 +70,7 @@ async def test_it_tries_again_until_others_have_given_back(bench: Bench) -> None
     bench.keeper.on_report(EngineReport(wanted=wanted(8)))
     await settle()
     assert bench.lots == []
-    bench.arena.release("another", held.page_ids, ())
+    bench.arena.release("another", [PageChain(held.page_ids)], ())
     async with asyncio.timeout(2):
         while not bench.lots:  # noqa: ASYNC110 - a list has no event
             await asyncio.sleep(0.01)

@@ -92,7 +92,8 @@ class Register(_message.Message):
     """Inode number of the worker's pid namespace (/proc/self/ns/pid); must be the service's."""
     @_builtins.property
     def held_page_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Every page that it holds. The lease keeps these; a page that the lease does not own ends it (FAILED_PRECONDITION).
+        """Every page that it holds, a shared one as often as its sequences use it. The lease keeps these; a page that it
+        neither owns nor can pin ends it (FAILED_PRECONDITION).
         Not named here are pages of sequences in handing_off_slots, and of those that it has not yet been told of.
         """
 
@@ -209,6 +210,8 @@ class Attached(_message.Message):
     LEASE_TTL_MS_FIELD_NUMBER: _builtins.int
     HANDED_OFF_SEQUENCES_FIELD_NUMBER: _builtins.int
     ATTACHMENT_FIELD_NUMBER: _builtins.int
+    KEEPS_PREFIXES_FIELD_NUMBER: _builtins.int
+    PREFIX_WAIT_MS_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.int
     """The lease."""
     segment_path: _builtins.str
@@ -219,6 +222,10 @@ class Attached(_message.Message):
     """Silence after which the process is killed."""
     attachment: _builtins.int
     """Number of this attachment; every call names it."""
+    keeps_prefixes: _builtins.bool
+    """Full pages are kept as reusable prefixes."""
+    prefix_wait_ms: _builtins.int
+    """A Match waits no longer than this."""
     @_builtins.property
     def handed_off_sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___SequenceHandedOff]:
         """The sequences that came to the lease by hand-off and that the worker does not name as held."""
@@ -232,10 +239,12 @@ class Attached(_message.Message):
         lease_ttl_ms: _builtins.int = ...,
         handed_off_sequences: _abc.Iterable[Global___SequenceHandedOff] | None = ...,
         attachment: _builtins.int = ...,
+        keeps_prefixes: _builtins.bool = ...,
+        prefix_wait_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attachment", b"attachment", "handed_off_sequences", b"handed_off_sequences", "heartbeat_interval_ms", b"heartbeat_interval_ms", "lease_id", b"lease_id", "lease_ttl_ms", b"lease_ttl_ms", "segment_path", b"segment_path"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attachment", b"attachment", "handed_off_sequences", b"handed_off_sequences", "heartbeat_interval_ms", b"heartbeat_interval_ms", "keeps_prefixes", b"keeps_prefixes", "lease_id", b"lease_id", "lease_ttl_ms", b"lease_ttl_ms", "prefix_wait_ms", b"prefix_wait_ms", "segment_path", b"segment_path"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -342,6 +351,161 @@ class AcquireResponse(_message.Message):
 Global___AcquireResponse: _TypeAlias = AcquireResponse  # noqa: Y015
 
 @_typing.final
+class MatchRequest(_message.Message):
+    """A prompt."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEASE_ID_FIELD_NUMBER: _builtins.int
+    ATTACHMENT_FIELD_NUMBER: _builtins.int
+    PAGE_HASHES_FIELD_NUMBER: _builtins.int
+    NUM_PAGES_FIELD_NUMBER: _builtins.int
+    NUM_SLOTS_FIELD_NUMBER: _builtins.int
+    lease_id: _builtins.int
+    """For whom."""
+    attachment: _builtins.int
+    """The attachment."""
+    page_hashes: _builtins.bytes
+    """Content hashes of the prompt's full pages, 16 bytes each, one after the other."""
+    num_pages: _builtins.int
+    """Pages that the whole prompt needs. The last one is never matched: the prompt's last token is computed."""
+    num_slots: _builtins.int
+    """Slots that it needs."""
+    def __init__(
+        self,
+        *,
+        lease_id: _builtins.int = ...,
+        attachment: _builtins.int = ...,
+        page_hashes: _builtins.bytes = ...,
+        num_pages: _builtins.int = ...,
+        num_slots: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attachment", b"attachment", "lease_id", b"lease_id", "num_pages", b"num_pages", "num_slots", b"num_slots", "page_hashes", b"page_hashes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MatchRequest: _TypeAlias = MatchRequest  # noqa: Y015
+
+@_typing.final
+class MatchResponse(_message.Message):
+    """What there is of it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MATCHED_PAGE_IDS_FIELD_NUMBER: _builtins.int
+    PAGE_IDS_FIELD_NUMBER: _builtins.int
+    SLOTS_FIELD_NUMBER: _builtins.int
+    MATCH_ID_FIELD_NUMBER: _builtins.int
+    match_id: _builtins.int
+    """Others wait for the prompt's pages from here on, until they are sealed or this id is given up in Release. 0: nobody."""
+    @_builtins.property
+    def matched_page_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The cached pages of its prefix, in order, pinned. Not to be written."""
+
+    @_builtins.property
+    def page_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Pages for the rest; none if too few are free."""
+
+    @_builtins.property
+    def slots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Slots; none if too few are free."""
+
+    def __init__(
+        self,
+        *,
+        matched_page_ids: _abc.Iterable[_builtins.int] | None = ...,
+        page_ids: _abc.Iterable[_builtins.int] | None = ...,
+        slots: _abc.Iterable[_builtins.int] | None = ...,
+        match_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["match_id", b"match_id", "matched_page_ids", b"matched_page_ids", "page_ids", b"page_ids", "slots", b"slots"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MatchResponse: _TypeAlias = MatchResponse  # noqa: Y015
+
+@_typing.final
+class PageChain(_message.Message):
+    """Pages of one sequence in the order of its positions."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PAGE_IDS_FIELD_NUMBER: _builtins.int
+    PAGE_HASHES_FIELD_NUMBER: _builtins.int
+    page_hashes: _builtins.bytes
+    """Content hashes of the first pages, 16 bytes each: full ones, computed, kept as a reusable prefix."""
+    @_builtins.property
+    def page_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Page ids. Those that the lease shares are unpinned, its own are taken back."""
+
+    def __init__(
+        self,
+        *,
+        page_ids: _abc.Iterable[_builtins.int] | None = ...,
+        page_hashes: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_hashes", b"page_hashes", "page_ids", b"page_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PageChain: _TypeAlias = PageChain  # noqa: Y015
+
+@_typing.final
+class SealRequest(_message.Message):
+    """What is computed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEASE_ID_FIELD_NUMBER: _builtins.int
+    ATTACHMENT_FIELD_NUMBER: _builtins.int
+    CHAIN_FIELD_NUMBER: _builtins.int
+    lease_id: _builtins.int
+    """By whom."""
+    attachment: _builtins.int
+    """The attachment."""
+    @_builtins.property
+    def chain(self) -> Global___PageChain:
+        """The pages, as many as hashes."""
+
+    def __init__(
+        self,
+        *,
+        lease_id: _builtins.int = ...,
+        attachment: _builtins.int = ...,
+        chain: Global___PageChain | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chain", b"chain"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attachment", b"attachment", "chain", b"chain", "lease_id", b"lease_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SealRequest: _TypeAlias = SealRequest  # noqa: Y015
+
+@_typing.final
+class SealResponse(_message.Message):
+    """Done."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SealResponse: _TypeAlias = SealResponse  # noqa: Y015
+
+@_typing.final
 class ReleaseRequest(_message.Message):
     """What is given back."""
 
@@ -351,17 +515,27 @@ class ReleaseRequest(_message.Message):
     PAGE_IDS_FIELD_NUMBER: _builtins.int
     SLOTS_FIELD_NUMBER: _builtins.int
     ATTACHMENT_FIELD_NUMBER: _builtins.int
+    CHAINS_FIELD_NUMBER: _builtins.int
+    MATCH_IDS_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.int
     """By whom."""
     attachment: _builtins.int
     """The attachment."""
     @_builtins.property
     def page_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Page ids."""
+        """Page ids that hold nothing of use."""
 
     @_builtins.property
     def slots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Slots. The worker has cleared their records."""
+
+    @_builtins.property
+    def chains(self) -> _containers.RepeatedCompositeFieldContainer[Global___PageChain]:
+        """What sequences used."""
+
+    @_builtins.property
+    def match_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Matches whose requests have ended."""
 
     def __init__(
         self,
@@ -370,10 +544,12 @@ class ReleaseRequest(_message.Message):
         page_ids: _abc.Iterable[_builtins.int] | None = ...,
         slots: _abc.Iterable[_builtins.int] | None = ...,
         attachment: _builtins.int = ...,
+        chains: _abc.Iterable[Global___PageChain] | None = ...,
+        match_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attachment", b"attachment", "lease_id", b"lease_id", "page_ids", b"page_ids", "slots", b"slots"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attachment", b"attachment", "chains", b"chains", "lease_id", b"lease_id", "match_ids", b"match_ids", "page_ids", b"page_ids", "slots", b"slots"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -408,6 +584,7 @@ class HandOffRequest(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     TO_WORKER_ID_FIELD_NUMBER: _builtins.int
     ATTACHMENT_FIELD_NUMBER: _builtins.int
+    PAGE_HASHES_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.int
     """The present owner."""
     slot: _builtins.int
@@ -418,6 +595,8 @@ class HandOffRequest(_message.Message):
     """The new owner."""
     attachment: _builtins.int
     """The attachment."""
+    page_hashes: _builtins.bytes
+    """Content hashes of its first pages, 16 bytes each: full ones, computed, kept as a reusable prefix."""
     @_builtins.property
     def attempt(self) -> _types_pb2.Attempt:
         """Must equal the record's."""
@@ -431,10 +610,11 @@ class HandOffRequest(_message.Message):
         attempt: _types_pb2.Attempt | None = ...,
         to_worker_id: _builtins.str = ...,
         attachment: _builtins.int = ...,
+        page_hashes: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attachment", b"attachment", "attempt", b"attempt", "lease_id", b"lease_id", "request_id", b"request_id", "slot", b"slot", "to_worker_id", b"to_worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attachment", b"attachment", "attempt", b"attempt", "lease_id", b"lease_id", "page_hashes", b"page_hashes", "request_id", b"request_id", "slot", b"slot", "to_worker_id", b"to_worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

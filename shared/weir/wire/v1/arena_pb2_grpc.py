@@ -45,6 +45,16 @@ class ArenaStub:
                 request_serializer=weir_dot_v1_dot_arena__pb2.AcquireRequest.SerializeToString,
                 response_deserializer=weir_dot_v1_dot_arena__pb2.AcquireResponse.FromString,
                 _registered_method=True)
+        self.Match = channel.unary_unary(
+                '/weir.v1.Arena/Match',
+                request_serializer=weir_dot_v1_dot_arena__pb2.MatchRequest.SerializeToString,
+                response_deserializer=weir_dot_v1_dot_arena__pb2.MatchResponse.FromString,
+                _registered_method=True)
+        self.Seal = channel.unary_unary(
+                '/weir.v1.Arena/Seal',
+                request_serializer=weir_dot_v1_dot_arena__pb2.SealRequest.SerializeToString,
+                response_deserializer=weir_dot_v1_dot_arena__pb2.SealResponse.FromString,
+                _registered_method=True)
         self.Release = channel.unary_unary(
                 '/weir.v1.Arena/Release',
                 request_serializer=weir_dot_v1_dot_arena__pb2.ReleaseRequest.SerializeToString,
@@ -65,7 +75,7 @@ class ArenaServicer:
         """Takes or re-takes a lease and keeps it: the first request is Register, then Heartbeats. A stream that breaks or
         falls silent starts a countdown at whose end the service kills the process and orphans its sequences. Detach ends
         the lease without a kill. A stream is an attachment; a new one of the same lease ends the one before.
-        The three calls below name the attachment that they belong to, and are refused (ABORTED) once it has ended: the
+        The calls below name the attachment that they belong to, and are refused (ABORTED) once it has ended: the
         worker attaches again, says what it holds, and what it lost the answer to is healed by that.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -74,6 +84,21 @@ class ArenaServicer:
 
     def Acquire(self, request, context):
         """Gives free pages and sequence slots to a lease: all of what is asked or nothing (RESOURCE_EXHAUSTED).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Match(self, request, context):
+        """Finds a prompt's longest cached prefix, pins it, and acquires what else the prompt needs if that is free now. Waits,
+        within bounds, where another request is computing pages of this prefix.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Seal(self, request, context):
+        """Lets others read full pages that the lease has computed and still uses.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -105,6 +130,16 @@ def add_ArenaServicer_to_server(servicer, server):
                     servicer.Acquire,
                     request_deserializer=weir_dot_v1_dot_arena__pb2.AcquireRequest.FromString,
                     response_serializer=weir_dot_v1_dot_arena__pb2.AcquireResponse.SerializeToString,
+            ),
+            'Match': grpc.unary_unary_rpc_method_handler(
+                    servicer.Match,
+                    request_deserializer=weir_dot_v1_dot_arena__pb2.MatchRequest.FromString,
+                    response_serializer=weir_dot_v1_dot_arena__pb2.MatchResponse.SerializeToString,
+            ),
+            'Seal': grpc.unary_unary_rpc_method_handler(
+                    servicer.Seal,
+                    request_deserializer=weir_dot_v1_dot_arena__pb2.SealRequest.FromString,
+                    response_serializer=weir_dot_v1_dot_arena__pb2.SealResponse.SerializeToString,
             ),
             'Release': grpc.unary_unary_rpc_method_handler(
                     servicer.Release,
@@ -172,6 +207,60 @@ class Arena:
             '/weir.v1.Arena/Acquire',
             weir_dot_v1_dot_arena__pb2.AcquireRequest.SerializeToString,
             weir_dot_v1_dot_arena__pb2.AcquireResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Match(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weir.v1.Arena/Match',
+            weir_dot_v1_dot_arena__pb2.MatchRequest.SerializeToString,
+            weir_dot_v1_dot_arena__pb2.MatchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Seal(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weir.v1.Arena/Seal',
+            weir_dot_v1_dot_arena__pb2.SealRequest.SerializeToString,
+            weir_dot_v1_dot_arena__pb2.SealResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,11 +37,17 @@ class ArenaStub:
     """Takes or re-takes a lease and keeps it: the first request is Register, then Heartbeats. A stream that breaks or
     falls silent starts a countdown at whose end the service kills the process and orphans its sequences. Detach ends
     the lease without a kill. A stream is an attachment; a new one of the same lease ends the one before.
-    The three calls below name the attachment that they belong to, and are refused (ABORTED) once it has ended: the
+    The calls below name the attachment that they belong to, and are refused (ABORTED) once it has ended: the
     worker attaches again, says what it holds, and what it lost the answer to is healed by that.
     """
     Acquire: _grpc.UnaryUnaryMultiCallable[_arena_pb2.AcquireRequest, _arena_pb2.AcquireResponse]
     """Gives free pages and sequence slots to a lease: all of what is asked or nothing (RESOURCE_EXHAUSTED)."""
+    Match: _grpc.UnaryUnaryMultiCallable[_arena_pb2.MatchRequest, _arena_pb2.MatchResponse]
+    """Finds a prompt's longest cached prefix, pins it, and acquires what else the prompt needs if that is free now. Waits,
+    within bounds, where another request is computing pages of this prefix.
+    """
+    Seal: _grpc.UnaryUnaryMultiCallable[_arena_pb2.SealRequest, _arena_pb2.SealResponse]
+    """Lets others read full pages that the lease has computed and still uses."""
     Release: _grpc.UnaryUnaryMultiCallable[_arena_pb2.ReleaseRequest, _arena_pb2.ReleaseResponse]
     """Takes pages and slots back. Ids that the lease does not own are refused (FAILED_PRECONDITION), and none is taken."""
     HandOff: _grpc.UnaryUnaryMultiCallable[_arena_pb2.HandOffRequest, _arena_pb2.HandOffResponse]
@@ -56,11 +62,17 @@ class ArenaAsyncStub(ArenaStub):
     """Takes or re-takes a lease and keeps it: the first request is Register, then Heartbeats. A stream that breaks or
     falls silent starts a countdown at whose end the service kills the process and orphans its sequences. Detach ends
     the lease without a kill. A stream is an attachment; a new one of the same lease ends the one before.
-    The three calls below name the attachment that they belong to, and are refused (ABORTED) once it has ended: the
+    The calls below name the attachment that they belong to, and are refused (ABORTED) once it has ended: the
     worker attaches again, says what it holds, and what it lost the answer to is healed by that.
     """
     Acquire: _aio.UnaryUnaryMultiCallable[_arena_pb2.AcquireRequest, _arena_pb2.AcquireResponse]  # type: ignore[assignment]
     """Gives free pages and sequence slots to a lease: all of what is asked or nothing (RESOURCE_EXHAUSTED)."""
+    Match: _aio.UnaryUnaryMultiCallable[_arena_pb2.MatchRequest, _arena_pb2.MatchResponse]  # type: ignore[assignment]
+    """Finds a prompt's longest cached prefix, pins it, and acquires what else the prompt needs if that is free now. Waits,
+    within bounds, where another request is computing pages of this prefix.
+    """
+    Seal: _aio.UnaryUnaryMultiCallable[_arena_pb2.SealRequest, _arena_pb2.SealResponse]  # type: ignore[assignment]
+    """Lets others read full pages that the lease has computed and still uses."""
     Release: _aio.UnaryUnaryMultiCallable[_arena_pb2.ReleaseRequest, _arena_pb2.ReleaseResponse]  # type: ignore[assignment]
     """Takes pages and slots back. Ids that the lease does not own are refused (FAILED_PRECONDITION), and none is taken."""
     HandOff: _aio.UnaryUnaryMultiCallable[_arena_pb2.HandOffRequest, _arena_pb2.HandOffResponse]  # type: ignore[assignment]
@@ -78,7 +90,7 @@ class ArenaServicer(metaclass=_abc_1.ABCMeta):
         """Takes or re-takes a lease and keeps it: the first request is Register, then Heartbeats. A stream that breaks or
         falls silent starts a countdown at whose end the service kills the process and orphans its sequences. Detach ends
         the lease without a kill. A stream is an attachment; a new one of the same lease ends the one before.
-        The three calls below name the attachment that they belong to, and are refused (ABORTED) once it has ended: the
+        The calls below name the attachment that they belong to, and are refused (ABORTED) once it has ended: the
         worker attaches again, says what it holds, and what it lost the answer to is healed by that.
         """
 
@@ -89,6 +101,24 @@ class ArenaServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_arena_pb2.AcquireResponse, _abc.Awaitable[_arena_pb2.AcquireResponse]]:
         """Gives free pages and sequence slots to a lease: all of what is asked or nothing (RESOURCE_EXHAUSTED)."""
+
+    @_abc_1.abstractmethod
+    def Match(
+        self,
+        request: _arena_pb2.MatchRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_arena_pb2.MatchResponse, _abc.Awaitable[_arena_pb2.MatchResponse]]:
+        """Finds a prompt's longest cached prefix, pins it, and acquires what else the prompt needs if that is free now. Waits,
+        within bounds, where another request is computing pages of this prefix.
+        """
+
+    @_abc_1.abstractmethod
+    def Seal(
+        self,
+        request: _arena_pb2.SealRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_arena_pb2.SealResponse, _abc.Awaitable[_arena_pb2.SealResponse]]:
+        """Lets others read full pages that the lease has computed and still uses."""
 
     @_abc_1.abstractmethod
     def Release(

@@ -143,6 +143,8 @@ class Start(_message.Message):
     NUM_BOOKED_PAGES_FIELD_NUMBER: _builtins.int
     LANE_PRIORITY_FIELD_NUMBER: _builtins.int
     MIN_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
+    SKIPS_PREFIX_CACHE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request's id: 32 lower-case hex digits."""
     max_tokens: _builtins.int
@@ -157,6 +159,10 @@ class Start(_message.Message):
     """How urgent the request's lane is: higher is more urgent."""
     min_tokens: _builtins.int
     """Output tokens before which no stop token is drawn."""
+    cache_salt: _builtins.str
+    """Only prompts with the same salt share cached pages. Empty: shared by all that have none."""
+    skips_prefix_cache: _builtins.bool
+    """The prompt's pages are neither looked up in the prefix cache nor kept there."""
     @_builtins.property
     def attempt(self) -> _types_pb2.Attempt:
         """Its epoch."""
@@ -187,10 +193,12 @@ class Start(_message.Message):
         num_booked_pages: _builtins.int = ...,
         lane_priority: _builtins.int = ...,
         min_tokens: _builtins.int = ...,
+        cache_salt: _builtins.str = ...,
+        skips_prefix_cache: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "decode_worker_id", b"decode_worker_id", "lane_priority", b"lane_priority", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "num_booked_pages", b"num_booked_pages", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cache_salt", b"cache_salt", "decode_worker_id", b"decode_worker_id", "lane_priority", b"lane_priority", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "num_booked_pages", b"num_booked_pages", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "skips_prefix_cache", b"skips_prefix_cache", "stop_token_ids", b"stop_token_ids", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
