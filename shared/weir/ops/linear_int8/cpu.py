@@ -54,10 +54,15 @@ def linear_range(
 
 @parallel_kernel
 def _linear_threads(
-    rows: NDArray[np.uint8], weights: NDArray[np.uint8], bits: int, out: NDArray[np.float32], is_added: bool
+    rows: NDArray[np.uint8],
+    weights: NDArray[np.uint8],
+    bits: int,
+    out: NDArray[np.float32],
+    is_added: bool,
+    # numba.get_num_threads() in here would keep the kernel out of the cache
+    num_threads: int,
 ) -> None:
     num_blocks = (out.shape[1] + BLOCK_OUTPUTS - 1) // BLOCK_OUTPUTS
-    num_threads = numba.get_num_threads()
     for thread in numba.prange(num_threads):
         first, last = num_blocks * thread // num_threads, num_blocks * (thread + 1) // num_threads
         linear_range(rows, weights, bits, out, is_added, first, last)
@@ -82,5 +87,5 @@ def linear(
         out = (np.zeros if is_added else np.empty)(shape, dtype=np.float32)
     elif out.dtype != np.float32 or out.shape != shape or not out.flags.c_contiguous:
         raise ValueError(f"out is {out.dtype} {out.shape}; expected contiguous float32 {shape}")
-    _linear_threads(rows, matrix.data, int(matrix.kind), out, is_added)
+    _linear_threads(rows, matrix.data, int(matrix.kind), out, is_added, numba.get_num_threads())
     return out

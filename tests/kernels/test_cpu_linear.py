@@ -1,0 +1,146 @@
+"""Linear layers on CPUs: exact sums, no saturation, the same bits in every tier, batch and split."""
+
+import itertools
+
+import numba
+import numpy as np
+import pytest
+from tests.kernels.cpu_linear_cases import (
+    KINDS,
+    TIERS,
+    LinearOfTier,
+    make_matrix,
+    make_rows,
+    random_case,
+    random_quants,
+)
+
+from weir.ops.linear_int8.cpu import linear, linear_range
+from weir.ops.linear_int8.pack import WeightKind
+from weir.ops.quantize.cpu import quantize_rows
+from weir.ops.simd.features import KernelTier
+
+NUM_ROWS = (1, 2, 3, 7, 8, 15, 32, 33)
+SHAPES = ((1, 32), (16, 64), (17, 96), (40, 160), (95, 576))
+
+
+@pytest.fixture(scope="module")
+def by_tier() -> dict[KernelTier, LinearOfTier]:
+    return {tier: LinearOfTier(tier) for tier in TIERS}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("tier", TIERS)
+def test_products_are_exact_where_float32_can_hold_them(
+    by_tier: dict[KernelTier, LinearOfTier], tier: KernelTier, kind: WeightKind
+) -> None:
+    random = np.random.default_rng(1)
+    for num_outputs, num_inputs in SHAPES:
+        groups = num_inputs // 32
+        quants = random_quants(random, kind, (num_outputs, num_inputs))
+        scales = (2.0 ** random.integers(-1, 2, (num_outputs, groups))).astype(np.float16)
+        minima = random.integers(-8, 1, scales.shape).astype(np.float16)
+        matrix, weights = make_matrix(kind, quants, scales, minima)
+        for num_rows in NUM_ROWS:
+            values = random.integers(-127, 128, (num_rows, num_inputs)).astype(np.int8)
+            row_scales = (2.0 ** random.integers(-1, 2, (num_rows, groups))).astype(np.float32)
+            inputs = (values.reshape(num_rows, groups, 32) * row_scales[..., None]).reshape(values.shape)
+            expected = inputs.astype(np.float64) @ weights.T
+            found = by_tier[tier](make_rows(values, row_scales), matrix)
+            assert np.array_equal(found, expected), (num_outputs, num_inputs, num_rows)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("tier", TIERS)
+def test_the_largest_sums_do_not_saturate(
+    by_tier: dict[KernelTier, LinearOfTier], tier: KernelTier, kind: WeightKind
+) -> None:
+    extremes = [0, 15] if kind is WeightKind.INT4 else [-127, 127, -1]
+    quants = np.repeat(np.resize(extremes, 16)[:, None], 96, axis=1)
+    ones = np.ones((16, 3), dtype=np.float16)
+    matrix, weights = make_matrix(kind, quants, ones, -8 * ones)
+    values = np.repeat(np.array([127, -127, 0, 1, 127, -127, 127, 127, -127], dtype=np.int8)[:, None], 96, axis=1)
+    found = by_tier[tier](make_rows(values, np.ones((len(values), 3), dtype=np.float32)), matrix)
+    assert np.array_equal(found, values.astype(np.float64) @ weights.T)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_tiers_give_the_same_bits(by_tier: dict[KernelTier, LinearOfTier], kind: WeightKind) -> None:
+    rows, matrix, inputs, weights = random_case(np.random.default_rng(2), kind, 15, 95, 576)
+    expected = inputs @ weights.T
+    results = {tier: by_tier[tier](rows, matrix) for tier in TIERS}
+    tolerance = 2e-6 * np.abs(inputs) @ np.abs(weights).T
+    for tier, found in results.items():
+        assert np.array_equal(found, results[KernelTier.PORTABLE]), tier
+        assert (np.abs(found - expected) <= tolerance).all(), tier
+    assert np.array_equal(linear(rows, matrix), results[KernelTier.PORTABLE])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_row_has_the_same_bits_alone_and_in_any_batch(
+    by_tier: dict[KernelTier, LinearOfTier], tier: KernelTier, kind: WeightKind
+) -> None:
+    random = np.random.default_rng(3)
+    rows, matrix, _, _ = random_case(random, kind, 40, 33, 192)
+    alone = np.concatenate([by_tier[tier](rows[index : index + 1], matrix) for index in range(len(rows))])
+    for num_rows in (2, 7, 32, 33):
+        for _ in range(4):
+            chosen = random.permutation(len(rows))[:num_rows]
+            assert np.array_equal(by_tier[tier](rows[chosen].copy(), matrix), alone[chosen]), num_rows
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("tier", TIERS)
+def test_adding_adds_to_what_is_there_and_nothing_else_is_touched(
+    by_tier: dict[KernelTier, LinearOfTier], tier: KernelTier, kind: WeightKind
+) -> None:
+    random = np.random.default_rng(4)
+    for num_rows, num_outputs in ((1, 17), (3, 9), (7, 31), (9, 40)):
+        rows, matrix, _, _ = random_case(random, kind, num_rows, num_outputs, 64)
+        product = by_tier[tier](rows, matrix)
+        memory = random.standard_normal(num_rows * num_outputs + 32).astype(np.float32)
+        before = memory.copy()
+        out = memory[16 : 16 + num_rows * num_outputs].reshape(num_rows, num_outputs)
+        by_tier[tier](rows, matrix, out, added=1)
+        assert np.array_equal(out, before[16:-16].reshape(out.shape) + product)
+        assert np.array_equal(memory[:16], before[:16])
+        assert np.array_equal(memory[-16:], before[-16:])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("num_rows", [1, 5, 32])
+def test_threads_and_splits_do_not_change_a_bit(kind: WeightKind, num_rows: int) -> None:
+    rows, matrix, _, _ = random_case(np.random.default_rng(5), kind, num_rows, 131, 96)
+    whole = linear(rows, matrix)
+    available = numba.get_num_threads()
+    for num_threads in range(1, available + 1):
+        numba.set_num_threads(num_threads)
+        assert np.array_equal(linear(rows, matrix), whole)
+    numba.set_num_threads(available)
+    for cuts in ([0, 9], [0, 1, 9], [0, 4, 5, 9]):
+        out = np.full_like(whole, np.nan)
+        for first, last in itertools.pairwise(cuts):
+            linear_range(rows, matrix.data, int(kind), out, False, first, last)
+        assert np.array_equal(out, whole)
+
+
+def test_a_row_that_is_not_finite_gives_outputs_that_are_not_finite_and_spares_the_others() -> None:
+    random = np.random.default_rng(6)
+    inputs = random.standard_normal((4, 64)).astype(np.float32)
+    inputs[1, 5], inputs[2, 40] = np.nan, np.inf
+    for kind in KINDS:
+        _, matrix, _, _ = random_case(random, kind, 1, 20, 64)
+        found = linear(quantize_rows(inputs), matrix)
+        assert not np.isfinite(found[1:3]).any()
+        assert np.array_equal(found[[0, 3]], linear(quantize_rows(inputs[[0, 3]]), matrix))
+
+
+def test_wrong_shapes_are_refused_by_name() -> None:
+    rows, matrix, _, _ = random_case(np.random.default_rng(7), WeightKind.INT4, 2, 16, 64)
+    with pytest.raises(ValueError, match=r"rows are uint8 \(2, 48\).*64 inputs.*\[rows, 96\]"):
+        linear(rows[:, :48].copy(), matrix)
+    with pytest.raises(ValueError, match=r"out is float32 \(2, 15\); expected contiguous float32 \(2, 16\)"):
+        linear(rows, matrix, np.empty((2, 15), dtype=np.float32))
+    with pytest.raises(ValueError, match="out is float64"):
+        linear(rows, matrix, np.empty((2, 16)))  # type: ignore[arg-type]
