@@ -49,9 +49,8 @@ class PackedWeights:
 
     @property
     def num_bytes(self) -> int:
-        """What one step reads at least: all matrices but an embedding that is only looked up in, and all arrays."""
-        matrices = (part.data.nbytes for name, parts in self.matrices.items() if name != "embedding" for part in parts)
-        return sum(matrices) + sum(array.nbytes for array in self.arrays.values())
+        """What one step reads at least: all matrices but an embedding that is only looked up in."""
+        return sum(part.data.nbytes for name, parts in self.matrices.items() if name != "embedding" for part in parts)
 
 
 def write_packed(path: Path, matrices: Iterable[tuple[str, Parts]], arrays: Iterable[tuple[str, Floats]]) -> None:

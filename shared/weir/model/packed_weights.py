@@ -9,6 +9,7 @@
     norms                           fp32 [2 num_layers + 1, hidden]: before attention, before the MLP, …, the final one
     query_key_value_bias            fp32 [num_layers, outputs], only where the model has one
     attention_output_bias           fp32 [num_layers, hidden], only where the model has one
+    cosines, sines                  fp32 [max_context_tokens, head_dim / 2] of the rotary embedding
 
 A matrix is one or more packed parts, one below the other: neighbours whose numbers are of the same kind are one part.
 """
@@ -22,6 +23,7 @@ import numpy.typing as npt
 from weir.model.architecture import ModelConfig
 from weir.model.errors import ModelError
 from weir.model.quant_blocks import QuantBlocks
+from weir.model.rotary import rotary_frequencies
 from weir.model.tensor_file import TensorFile
 from weir.ops.linear_int8.pack import BLOCK_OUTPUTS, PackedMatrix, pack_int8, pack_q4_1, pack_q8_0
 
@@ -68,6 +70,10 @@ def pack_arrays(tensors: TensorFile, config: ModelConfig) -> Iterator[tuple[str,
         yield "query_key_value_bias", biases("q_proj", "k_proj", "v_proj")
     if config.attention_output_bias:
         yield "attention_output_bias", biases("o_proj")
+    # angles in fp32 as the fp32 path makes them; their cosines in fp64, so that every machine rounds to the same bits
+    angles = np.outer(np.arange(config.max_context_tokens, dtype=np.float32), rotary_frequencies(config))
+    yield "cosines", np.cos(angles, dtype=np.float64).astype(np.float32)
+    yield "sines", np.sin(angles, dtype=np.float64).astype(np.float32)
 
 
 _LAYER_MATRICES = {

@@ -24,14 +24,16 @@ Ints = npt.NDArray[np.int32]
 class SliceArrays(NamedTuple):
     """What the compiled code gets, all C-contiguous. Decode pieces come first, in `block_tables` too.
 
-    `token_ids` int64 [rows]; `positions`, `page_ids` [rows]; `decode_lengths` [decodes]: positions that a row attends
-    to; `first_rows`, `num_tokens`, `ends` [prefills]: a piece's rows and the position behind its last token;
-    `block_tables` [decodes + prefills, pages]; `logit_rows` [logits]: the rows whose logits are wanted.
+    `token_ids` int64 [rows]; `positions`, `page_ids` [rows]; `decode_rows`, `decode_lengths` [decodes]: a row and the
+    number of positions that it attends to; `first_rows`, `num_tokens`, `ends` [prefills]: a piece's rows, and the
+    position behind its last token; `block_tables` [decodes + prefills, pages]; `logit_rows` [logits]: rows whose logits
+    are wanted.
     """
 
     token_ids: npt.NDArray[np.int64]
     positions: Ints
     page_ids: Ints
+    decode_rows: Ints
     decode_lengths: Ints
     first_rows: Ints
     num_tokens: Ints
@@ -41,19 +43,28 @@ class SliceArrays(NamedTuple):
 
 
 class SampledRow(NamedTuple):
-    """Row `logit` of the slice's logits draws the next token of the sequence in `slot`."""
+    """A row of logits that draws the next token of the sequence in `slot`."""
 
     slot: int
-    logit: int
     spec: SampleSpec
+
+
+class ScoredRows(NamedTuple):
+    """Rows of logits, [first, first + len(next_token_ids)), that say how likely a prompt's own tokens are."""
+
+    slot: int
+    first: int
+    next_token_ids: tuple[int, ...]
+    num_top: int
 
 
 @dataclass(frozen=True, slots=True)
 class StepSlice:
-    """One pass through all layers."""
+    """One pass through all layers. `sampled` are the first rows of the logits, in order."""
 
     arrays: SliceArrays
     sampled: tuple[SampledRow, ...]
+    scored: tuple[ScoredRows, ...]
 
     @property
     def num_rows(self) -> int:
@@ -105,20 +116,23 @@ def _slice_of(pieces: Sequence[_Piece]) -> StepSlice:
         page_ids[row : row + len(there)] = tables[number, there // PAGE_TOKENS]
         row += len(there)
     first_rows = np.cumsum([len(decodes), *num_tokens], dtype=np.int32)[:-1]
-    sampled, logit_rows = _sampled_rows(ordered)
+    sampled, sampled_rows = _sampled_rows(ordered)
+    scored, scored_rows = _scored_rows(ordered, len(sampled))
     return StepSlice(
         SliceArrays(
             token_ids=np.array([token_id for piece in ordered for token_id in _token_ids(piece)], np.int64),
             positions=positions,
             page_ids=page_ids,
+            decode_rows=np.arange(len(decodes), dtype=np.int32),
             decode_lengths=positions[: len(decodes)] + np.int32(1),
             first_rows=first_rows,
             num_tokens=np.array(num_tokens, np.int32),
             ends=np.array([piece.end for piece in prefills], np.int32),
             block_tables=tables,
-            logit_rows=np.array(logit_rows, np.int32),
+            logit_rows=np.array(sampled_rows + scored_rows, np.int32),
         ),
         sampled,
+        scored,
     )
 
 
@@ -146,6 +160,20 @@ def _sampled_rows(pieces: Sequence[_Piece]) -> tuple[tuple[SampledRow, ...], lis
         row += piece.end - piece.start
         spec = piece.chunk.sample
         if spec is not None and piece.end == piece.chunk.end:
-            sampled.append(SampledRow(piece.chunk.slot, len(rows), spec))
+            sampled.append(SampledRow(piece.chunk.slot, spec))
             rows.append(row)
     return tuple(sampled), rows
+
+
+def _scored_rows(pieces: Sequence[_Piece], num_before: int) -> tuple[tuple[ScoredRows, ...], list[int]]:
+    scored: list[ScoredRows] = []
+    rows: list[int] = []
+    row = 0
+    for chunk, start, end in pieces:
+        score = chunk.score
+        if score is not None:
+            next_token_ids = score.next_token_ids[start - chunk.start : end - chunk.start]
+            scored.append(ScoredRows(chunk.slot, num_before + len(rows), next_token_ids, score.num_top))
+            rows += range(row, row + len(next_token_ids))
+        row += end - start
+    return tuple(scored), rows
