@@ -5,7 +5,9 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from weir.engine.swapping import PageMover, SwappingRunner
 from weir.kv.segment import Segment
+from weir.kv.swap import SwapFile, num_swap_places
 from weir.model.source import resolve_model
 from weir.runtime.config import load_config
 from weir.runtime.service import ServiceContext, run_service
@@ -39,11 +41,19 @@ async def _build(context: ServiceContext[DecodeConfig]) -> WorkerShell:
 
     def load(segment: Segment) -> LoadedModel:
         runner = weights.result(_LOAD_TIMEOUT_S).runner_over(segment.pages)
-        return LoadedModel(runner, runner.warm_up)
+        num_places = num_swap_places(config.swap_bytes, segment.geometry)
+        if num_places == 0:
+            return LoadedModel(runner, runner.warm_up)
+        swap_file = SwapFile(config.swap_dir, segment.geometry.page_bytes, num_places)
+        return LoadedModel(SwappingRunner(runner, PageMover(segment.pages, swap_file)), runner.warm_up)
 
     def make_role(parts: RoleParts) -> DecodeRole:
-        # One token a sequence: a chunk is longer only where computed tokens were lost.
-        return DecodeRole(parts, model.batch_limits(config, config.max_num_batched_tokens), context.tracer)
+        return DecodeRole(
+            parts,
+            model.batch_limits(config, config.chunk_tokens),
+            context.tracer,
+            lambda geometry: config.running_settings(num_swap_places(config.swap_bytes, geometry)),
+        )
 
     facts = WorkerFacts(
         worker_id=context.process_id,

@@ -1,10 +1,45 @@
 """Settings of a decode worker."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
 
+from weir.engine.join import Batching, JoinSettings
+from weir.engine.preemption import PreemptionSettings
+from weir.engine.running import RunningSettings
+from weir.kv.segment import DEFAULT_DIRECTORY
+from weir.runtime.config import setting
 from weir.worker.config import WorkerConfig
 
 
 @dataclass(frozen=True)
 class DecodeConfig(WorkerConfig):
     """A decode worker: takes over handed-off sequences and draws their tokens."""
+
+    batching: Literal["continuous", "static", "static-hold", "dynamic"] = setting(
+        "continuous", "When sequences join the batch; all but continuous are for comparison."
+    )
+    batch_window_ms: int = setting(50, "Dynamic batching: how long the first sequence waits for others.")
+    chunk_tokens: int = setting(256, "Tokens of one sequence computed in a step, where computed ones were lost.")
+    max_preemptions: int = setting(3, "Times that one sequence gives its pages up for others. 0: never.")
+    swap_bytes: int = setting(-1, "Memory for the pages of such sequences. -1: a quarter of the arena, 0: none.")
+    swap_dir: Path = field(
+        default=DEFAULT_DIRECTORY, metadata={"help": "Where that memory is taken from, page by page as it is needed."}
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, smallest, largest in (
+            ("batch_window_ms", 1, 10_000),
+            ("chunk_tokens", 1, 2**31 - 1),
+            ("max_preemptions", 0, 1000),
+            ("swap_bytes", -1, 2**63 - 1),
+        ):
+            if not smallest <= getattr(self, name) <= largest:
+                raise ValueError(f"{name} {getattr(self, name)}: must be in [{smallest}, {largest}]")
+
+    def running_settings(self, num_swap_places: int) -> RunningSettings:
+        return RunningSettings(
+            JoinSettings(Batching(self.batching), self.batch_window_ms / 1e3),
+            PreemptionSettings(max_preemptions=self.max_preemptions, num_places=num_swap_places),
+        )

@@ -1,10 +1,11 @@
-"""What both batchers share: the sequences of a worker, their pages, and the verbs that end them.
+"""What all batchers share: the sequences of a worker, their pages, and the verbs that end them.
 
         add                 decide / record                 settled by the shell
     ──> WAITING ──────────> RUNNING ──────────────────────> HANDING_OFF ──────> forgotten (committed)
            └───────────────────┴── ended: finished, cancelled, failed ──┘ (refused)
 
-Order is the order of `add`. Every sequence ends in exactly one SequenceEnded or SequenceForgotten.
+Order is by lane, the most urgent first, and in a lane that of `add`. Every sequence ends in exactly one SequenceEnded
+or SequenceForgotten.
 """
 
 from abc import ABC, abstractmethod
@@ -28,8 +29,9 @@ from weir.engine.messages import (
     TokenDrawn,
 )
 from weir.engine.pages import PageNeed, PagePool
-from weir.engine.plan import ChunkPlan, StepPlan, StepResult
+from weir.engine.plan import ChunkPlan, StepPlan, StepResult, SwapPlan
 from weir.engine.sequence import Sequence, Stage
+from weir.kv.geometry import num_pages_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,7 @@ class Batcher(ABC):
         self._sequences: dict[SequenceKey, Sequence] = {}
         self._events: list[Event] = []
         self._planned: dict[int, Sequence] = {}  # slot -> sequence, of the step that runs now
+        self._decided_at_s = 0.0
 
     @abstractmethod
     def add(self, arrival: Arrival) -> None:
@@ -117,25 +120,33 @@ class Batcher(ABC):
     def decide(self, now_s: float) -> StepPlan | None:
         """The next step, or None when nothing can be computed now. Ends one sequence that has stalled too long."""
         self._planned.clear()
+        self._decided_at_s = now_s
         chunks = tuple(self._plan_chunks(now_s))
+        swap = self._take_swap_plan()
         self._end_latest_overdue(now_s)
-        if not chunks:
+        if not chunks and swap is None:
             return None
         self.counters.steps += 1
-        return StepPlan(self.counters.steps, chunks)
+        return StepPlan(self.counters.steps, chunks, swap or SwapPlan())
 
     def record(self, plan: StepPlan, result: StepResult) -> None:
         """Takes in what a step computed. Raises StepDefect, having changed nothing, if the result does not fit."""
         self._check_result(plan, result)
         before = (self.counters.prompt_tokens_computed, self.counters.output_tokens_computed)
+        self._record_swap(result)
         for chunk in plan.chunks:
-            self._record_chunk(self._planned[chunk.slot], chunk, result)
+            sequence = self._planned.get(chunk.slot)
+            if sequence is not None:
+                self._record_chunk(sequence, chunk, result)
+            else:  # the row of a sequence that has ended
+                self.counters.held_rows_computed += 1
         self.counters.prefill_steps += self.counters.prompt_tokens_computed > before[0]
         self.counters.decode_steps += self.counters.output_tokens_computed > before[1]
 
     def fail_step(self, failure: Failure) -> None:
         """The step did not run: its sequences end, the others go on."""
         self.counters.failed_steps += 1
+        self._undo_swap()
         for sequence in self._planned.values():
             if sequence.key in self._sequences and sequence.stage is Stage.RUNNING:
                 self._end(sequence, failure=failure)
@@ -161,12 +172,15 @@ class Batcher(ABC):
 
     @property
     def load(self) -> EngineLoad:
-        num_waiting = sum(sequence.stage is Stage.WAITING for sequence in self._sequences.values())
+        sequences = self._sequences.values()
+        num_waiting = sum(sequence.stage is Stage.WAITING for sequence in sequences)
         return EngineLoad(
-            num_running=len(self._sequences) - num_waiting,
+            num_running=len(sequences) - num_waiting,
             num_waiting=num_waiting,
             num_held_pages=self.pool.num_held_pages,
             num_free_pages=self.pool.num_free_pages,
+            num_used_pages=sum(len(sequence.block_table) for sequence in sequences),
+            num_filled_pages=sum(num_pages_for(sequence.num_computed) for sequence in sequences),
         )
 
     @property
@@ -177,12 +191,49 @@ class Batcher(ABC):
 
     def check_integrity(self) -> tuple[str, ...]:
         """What is wrong with sequences and pages, in sentences; empty when all is well."""
+        held = self._held_lot()
         page_ids = [page for sequence in self._sequences.values() for page in sequence.block_table]
         slots = [sequence.slot for sequence in self._sequences.values() if sequence.slot is not None]
-        errors = self.pool.check_integrity(page_ids, slots)
+        errors = self.pool.check_integrity([*page_ids, *held.page_ids], [*slots, *held.slots])
         for sequence in self._sequences.values():
             errors += sequence.check_integrity()
         return tuple(errors)
+
+    def _ranked(self) -> list[Sequence]:
+        """All sequences in order."""
+        return sorted(self._sequences.values(), key=_negative_priority)
+
+    def _add_prompt(self, arrival: Arrival) -> None:
+        """Takes a prompt with the pages of its cached prefix. One that is here already is ignored."""
+        sequence = Sequence.of_arrival(arrival)
+        self.pool.adopt(None, arrival.block_table)
+        if sequence.key in self._sequences:
+            self.pool.put_back(None, arrival.block_table)
+            return
+        self._sequences[sequence.key] = sequence
+        self.counters.prompt_tokens_cached += arrival.num_computed_tokens
+
+    # What only batchers that preempt or hold rows have more to do.
+
+    def _take_swap_plan(self) -> SwapPlan | None:
+        """The copies of the step being decided; None if nobody's pages leave or come back."""
+        return None
+
+    def _record_swap(self, result: StepResult) -> None:  # noqa: B027 - most batchers swap nothing
+        """They were made."""
+
+    def _undo_swap(self) -> None:  # noqa: B027
+        """They were not made, or their step failed."""
+
+    def _held_lot(self) -> PageLot:
+        """What is in use though its sequence has ended."""
+        return PageLot()
+
+    def _free(self, sequence: Sequence, reason: EndReason | None) -> None:
+        """The sequence has ended: what it used is free."""
+        del reason
+        computed = sequence.token_ids[: sequence.num_computed]
+        self.pool.put_back(sequence.slot, sequence.block_table, computed, sequence.prefix_seed)
 
     def _check_result(self, plan: StepPlan, result: StepResult) -> None:
         for chunk in plan.chunks:
@@ -195,8 +246,8 @@ class Batcher(ABC):
     def _record_chunk(self, sequence: Sequence, chunk: ChunkPlan, result: StepResult) -> None:
         token_id = result.token_ids[chunk.slot] if chunk.sample is not None else None
         sequence.record_chunk(chunk.end, token_id)
-        self.counters.count_chunk(chunk.start, chunk.end, sequence.num_prompt_tokens)
-        if chunk.start < sequence.num_prompt_tokens:
+        self.counters.count_chunk(chunk.start, chunk.end, sequence.num_prompt_tokens, sequence.num_computed_before)
+        if sequence.num_computed_before <= chunk.start < sequence.num_prompt_tokens:
             self._events.append(ChunkComputed(sequence.key, chunk.start, len(chunk.token_ids), chunk.block_table))
         if token_id is None:
             return
@@ -216,7 +267,7 @@ class Batcher(ABC):
     def _end_latest_overdue(self, now_s: float) -> None:
         """One at a time and the latest first: what it frees may let the others go on."""
         overdue_since_s = now_s - self.limits.max_stall_s
-        for sequence in reversed(self._sequences.values()):
+        for sequence in reversed(self._ranked()):
             if sequence.stalled_since_s is not None and sequence.stalled_since_s <= overdue_since_s:
                 message = f"no page or slot was free for {self.limits.max_stall_s:g} s"
                 self._end(sequence, failure=Failure(FailureReason.NO_CAPACITY, message))
@@ -227,9 +278,12 @@ class Batcher(ABC):
         if sequence.log is not None:
             sequence.log.clear()
         sequence.is_sound = failure is None or failure.reason is not FailureReason.INTERNAL
-        computed = sequence.token_ids[: sequence.num_computed]
-        self.pool.put_back(sequence.slot, sequence.block_table, computed, sequence.prefix_seed)
+        self._free(sequence, reason)
         self.counters.failed += failure is not None
         self.counters.cancelled += reason is EndReason.CANCELLED
         self.counters.finished += reason in (EndReason.STOP, EndReason.LENGTH)
         self._events.append(SequenceEnded(sequence.key, reason, failure))
+
+
+def _negative_priority(sequence: Sequence) -> int:
+    return -sequence.facts.lane_priority

@@ -28,11 +28,26 @@ class Counters:
     stalls: int = 0
     """Times a sequence began to wait for a page or slot."""
     failed_steps: int = 0
+    preemptions: int = 0
+    preemptions_dropped: int = 0
+    """Those for which the swap file had no room."""
+    pages_swapped_out: int = 0
+    pages_swapped_in: int = 0
+    swap_failures: int = 0
+    """Sequences whose pages came back with a wrong checksum: computed again."""
+    tokens_recomputed: int = 0
+    """Computed before, lost by preemption and computed again; not counted as prompt or output tokens a second time."""
+    held_rows_computed: int = 0
+    """Rows of static batches that were computed after their sequences had ended."""
     page_fingerprint: int = 0
     """XOR of `fingerprint_of` all hand-offs. Summed up by XOR, it is the same over all prefill workers as over all
     decode workers exactly when the same requests went out and came in with the same pages."""
 
-    def count_chunk(self, start: int, end: int, num_prompt_tokens: int) -> None:
+    def count_chunk(self, start: int, end: int, num_prompt_tokens: int, num_computed_before: int = 0) -> None:
+        """Positions [start, end) were computed; those below `num_computed_before` not for the first time."""
+        first_new = min(end, max(start, num_computed_before))
+        self.tokens_recomputed += first_new - start
+        start = first_new
         num_of_prompt = max(0, min(end, num_prompt_tokens) - start)
         self.prompt_tokens_computed += num_of_prompt
         self.output_tokens_computed += end - start - num_of_prompt

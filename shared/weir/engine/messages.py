@@ -45,7 +45,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class UsedPages:
-    """Pages that one sequence used, in the order of its positions; `token_ids` are computed in them, from position 0 on.
+    """Pages that one sequence used, in the order of its positions; `token_ids` are computed in them from position 0 on.
 
     They may serve other sequences as a prefix under `prefix_seed`; empty: they may not.
     """
@@ -84,6 +84,8 @@ class SequenceLog(Protocol):
     def append_token(self, token_id: int) -> None: ...
 
     def publish(self, num_computed_tokens: int) -> None: ...
+
+    def drop_pages(self, num_kept: int) -> None: ...
 
     def clear(self) -> None: ...
 
@@ -192,7 +194,8 @@ class TakenOver:
 
 @dataclass(frozen=True, slots=True)
 class SequenceEnded:
-    """The last event of a sequence that ended here; its pages are in the pool again. Exactly one field is set."""
+    """The last event of a sequence that ended here; its pages are in the pool again (those of a row that a static
+    batch holds, once that batch has ended). Exactly one field is set."""
 
     key: SequenceKey
     reason: EndReason | None = None
@@ -238,6 +241,15 @@ class EngineLoad:
     num_waiting: int = 0
     num_held_pages: int = 0
     num_free_pages: int = 0
+    num_used_pages: int = 0
+    """In block tables."""
+    num_filled_pages: int = 0
+    """Of those, the ones in which at least one token is computed."""
+
+    @property
+    def page_waste(self) -> float:
+        """Share of the used pages in which there is nothing yet."""
+        return 1 - self.num_filled_pages / self.num_used_pages if self.num_used_pages else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,13 +22,7 @@ class PrefillBatcher(Batcher):
         self._placer = Placer(pool, open_log)
 
     def add(self, arrival: Arrival) -> None:
-        sequence = Sequence.of_arrival(arrival)
-        self.pool.adopt(None, arrival.block_table)
-        if sequence.key in self._sequences:
-            self.pool.put_back(None, arrival.block_table)
-            return
-        self._sequences[sequence.key] = sequence
-        self.counters.prompt_tokens_cached += arrival.num_computed_tokens
+        self._add_prompt(arrival)
 
     def need(self) -> PageNeed:
         """The pages of all prompts that could be placed now, were there pages."""

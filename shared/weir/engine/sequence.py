@@ -1,4 +1,4 @@
-"""The one mutable record of a sequence in an engine, changed by four methods and nowhere else.
+"""The one mutable record of a sequence in an engine, changed by its methods and nowhere else.
 
     tokens      | prompt ........ | output 0, 1, ... |
     positions   0 ........ num_computed ....... num_tokens
@@ -7,6 +7,10 @@
 The keys and values of [0, num_computed) are in `block_table`'s pages. The last drawn token is never computed when it
 ends the sequence. A token is drawn from the logits of position num_tokens - 1, that is when num_computed reaches
 num_tokens.
+
+A preempted sequence is away: of its pages it keeps those that it shares (the first `num_shared_pages` of its block
+table), and num_computed says no more than they hold. The others wait in `places` of the swap file, or are lost and
+computed again.
 """
 
 from collections.abc import Callable
@@ -34,7 +38,7 @@ class Stage(Enum):
 @dataclass(slots=True, eq=False)
 class Sequence:
     """Reads are free; only the methods below change it, and `stage`, `stalled_since_s`, `is_cancelled` are its
-    batcher's."""
+    batcher's, `places` is given up by whoever keeps the swap file's books."""
 
     facts: SequenceFacts
     token_ids: list[int]
@@ -47,6 +51,14 @@ class Sequence:
     is_cancelled: bool = False
     is_sound: bool = True
     """False: something went wrong where it was computed, so nobody else is to use what is in its pages."""
+    num_shared_pages: int = 0
+    away_since_s: float | None = None
+    places: tuple[int, ...] = ()
+    num_parked: int = 0
+    """Tokens whose keys and values `places` and the shared pages hold."""
+    num_computed_before: int = 0
+    """Positions below this were computed once already, before they were lost."""
+    num_preemptions: int = 0
     key: SequenceKey = field(init=False)
 
     def __post_init__(self) -> None:
@@ -61,6 +73,7 @@ class Sequence:
             log=arrival.log,
             block_table=arrival.block_table,
             num_computed=arrival.num_computed_tokens,
+            num_shared_pages=arrival.num_shared_pages,
         )
 
     @property
@@ -84,12 +97,27 @@ class Sequence:
     def num_uncomputed(self) -> int:
         return self.num_tokens - self.num_computed
 
+    @property
+    def num_sharable_pages(self) -> int:
+        """The first pages of its block table that other sequences may read by now: the full ones of its prompt."""
+        if not self.facts.prefix_seed:
+            return self.num_shared_pages
+        return max(self.num_shared_pages, self.num_prompt_tokens // PAGE_TOKENS)
+
+    @property
+    def is_away(self) -> bool:
+        return self.away_since_s is not None
+
+    @property
+    def private_pages(self) -> tuple[int, ...]:
+        return self.block_table[self.num_shared_pages :]
+
     def num_missing_pages(self, num_ahead: int) -> int:
         """Pages to add before the next `num_ahead` positions can be computed."""
         return max(0, num_pages_for(self.num_computed + num_ahead) - len(self.block_table))
 
     def place(self, slot: int, log: SequenceLog, page_ids: Seq[int]) -> None:
-        """Gives a new sequence its slot and its pages after the cached prefix, and publishes that much of its record."""
+        """Gives a new sequence its slot, and pages after its cached prefix, and publishes that much of its record."""
         block_table = (*self.block_table, *page_ids)
         log.begin(self.facts)
         log.set_block_table(block_table)
@@ -102,10 +130,45 @@ class Sequence:
         self.log.append_page(page_id)
         self.block_table += (page_id,)
 
+    def park(self, places: tuple[int, ...], now_s: float) -> None:
+        """Its private pages were copied to `places`, in order; they are not its own any more when this returns."""
+        self.places, self.num_parked = places, self.num_computed
+        self._leave(now_s)
+
+    def drop(self, now_s: float) -> None:
+        """Its private pages are lost, and not its own any more when this returns."""
+        self.num_computed_before = max(self.num_computed_before, self.num_computed)
+        self._leave(now_s)
+
+    def come_back(self, page_ids: Seq[int], *, is_whole: bool) -> None:
+        """Private pages again; `is_whole`: with what was parked in them. Otherwise they are to be computed again."""
+        assert self.log is not None, "only a placed sequence is preempted"
+        if is_whole:
+            self.num_computed = self.num_parked
+        else:
+            self.num_computed_before = max(self.num_computed_before, self.num_parked)
+        self.places, self.num_parked, self.away_since_s = (), 0, None
+        self.block_table += tuple(page_ids)
+        self.log.set_block_table(self.block_table)
+        self.log.publish(self.num_computed)
+
+    def _leave(self, now_s: float) -> None:
+        """The record comes first: an adopter must not find pages that are somebody else's."""
+        assert self.log is not None, "only a placed sequence is preempted"
+        self.log.drop_pages(self.num_shared_pages)
+        self.block_table = self.block_table[: self.num_shared_pages]
+        self.num_computed = min(self.num_computed, self.num_shared_pages * PAGE_TOKENS)
+        self.num_preemptions += 1
+        self.away_since_s = now_s
+
     def plan_chunk(self, max_tokens: int) -> ChunkPlan:
-        """The next at most `max_tokens` positions; draws a token when they reach the end. Changes nothing."""
+        """The next at most `max_tokens` positions; draws a token when they reach the end. Changes nothing.
+
+        What was lost is computed again by itself, since nothing is told of it a second time.
+        """
         assert self.slot is not None, "only a placed sequence can be computed"
-        end = min(self.num_computed + max_tokens, self.num_tokens)
+        is_again = self.num_computed < self.num_computed_before
+        end = min(self.num_computed + max_tokens, self.num_computed_before if is_again else self.num_tokens)
         is_last = end == self.num_tokens
         return ChunkPlan(
             slot=self.slot,
@@ -136,7 +199,12 @@ class Sequence:
 
     def check_integrity(self) -> list[str]:
         """What is wrong with the ranges above, in sentences."""
+        errors = []
         room = len(self.block_table) * PAGE_TOKENS
-        if 0 <= self.num_computed <= min(room, self.num_tokens):
-            return []
-        return [f"{self.key.request_id}: {self.num_computed} of {self.num_tokens} tokens in room for {room}"]
+        if not 0 <= self.num_computed <= min(room, self.num_tokens):
+            errors.append(f"{self.key.request_id}: {self.num_computed} of {self.num_tokens} tokens in room for {room}")
+        if self.is_away and self.private_pages:
+            errors.append(f"{self.key.request_id}: is away, but has {len(self.private_pages)} pages of its own")
+        if self.places and len(self.places) != num_pages_for(self.num_parked) - self.num_shared_pages:
+            errors.append(f"{self.key.request_id}: {self.num_parked} tokens parked in {len(self.places)} places")
+        return errors

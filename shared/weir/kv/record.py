@@ -4,7 +4,7 @@
     RECORD_HEADER_BYTES  header slot 1   the same
                          facts           MAX_FACTS_BYTES bytes           fixed at `begin`
                          token log       int32[max_context_tokens]       prompt, then output; append-only
-                         block table     int32[max_pages_per_sequence]   append-only once published
+                         block table     int32[max_pages_per_sequence]   append-only once published (see `drop_pages`)
 
 The newest header slot with right CRCs counts; a publication overwrites the other one. Data come first, the header
 last, so a header never speaks of data that are not there, and one that was torn leaves its predecessor valid.
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from weir.core.attempt import Attempt
-from weir.kv.geometry import ArenaGeometry
+from weir.kv.geometry import PAGE_TOKENS, ArenaGeometry
 from weir.kv.layout import RECORD_FACTS_BYTES, RECORD_HEADER_BYTES
 from weir.kv.record_format import (
     PACKED_HEADER_BYTES,
@@ -141,6 +141,20 @@ class SequenceRecord:
         start = (writer.sequence & 1) * RECORD_HEADER_BYTES
         self._headers[start : start + PACKED_HEADER_BYTES] = seal_header(lengths)
         writer.num_published_pages = writer.num_pages
+
+    def drop_pages(self, num_kept: int) -> None:
+        """Takes all but the first `num_kept` pages back, and publishes that before it returns.
+
+        The pages may go to somebody else from then on. What was computed in the kept ones counts. Should the next
+        publication be torn, this one is the one before it, and not one that still names the pages.
+        """
+        writer = self._require_writer()
+        if not 0 <= num_kept <= writer.num_pages:
+            raise ValueError(f"num_kept {num_kept}: the block table has {writer.num_pages} pages")
+        header = self._newest_header()
+        num_computed_tokens = 0 if header is None else header.num_computed_tokens
+        writer.num_pages = num_kept
+        self.publish(min(num_computed_tokens, num_kept * PAGE_TOKENS))
 
     def read(self) -> SequenceSnapshot | None:
         """The newest publication, or None where there is none."""

@@ -11,14 +11,24 @@ import logging
 import mmap
 import os
 import tempfile
+import weakref
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from weir.kv.geometry import ArenaGeometry
+
 _log = logging.getLogger(__name__)
 _NO_ROOM = (errno.ENOSPC, errno.ENOMEM, errno.EFBIG, errno.EDQUOT)
+
+_DEFAULT_SHARE = 4
+
+
+def num_swap_places(swap_bytes: int, geometry: ArenaGeometry) -> int:
+    """Places within `swap_bytes`; negative: for a quarter of the arena's pages."""
+    return geometry.num_pages // _DEFAULT_SHARE if swap_bytes < 0 else swap_bytes // geometry.page_bytes
 
 
 class SwapFile:
@@ -28,12 +38,15 @@ class SwapFile:
         """Takes no room yet. Raises OSError if no file can be made in `directory`."""
         self.num_places = num_places
         self._page_bytes = page_bytes
-        self._file = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115 - open as long as this object
-        self._file.truncate(page_bytes * num_places)
-        mapping = mmap.mmap(self._file.fileno(), page_bytes * num_places)
+        with tempfile.TemporaryFile(dir=directory) as file:
+            file.truncate(page_bytes * num_places)
+            mapping = mmap.mmap(file.fileno(), page_bytes * num_places)
+            self._fd = os.dup(file.fileno())
+        weakref.finalize(self, os.close, self._fd)
         self._places: npt.NDArray[np.uint8] = np.frombuffer(mapping, np.uint8).reshape(num_places, page_bytes)
         self._checksums: dict[int, int] = {}
         self._allocated: set[int] = set()
+        self._is_full_known = False
 
     def try_store(self, place: int, page: npt.NDArray[np.uint8]) -> bool:
         """Copies a page [page_bytes] to its place. False: the file system has no room for it."""
@@ -53,16 +66,11 @@ class SwapFile:
         found: npt.NDArray[np.uint8] = self._places[place]
         return found
 
-    def close(self) -> None:
-        """Ends the file; the mapping goes with the last view of it."""
-        self._places = np.empty((0, self._page_bytes), np.uint8)
-        self._file.close()
-
     def _try_allocate(self, place: int) -> bool:
         if place in self._allocated:
             return True
         try:
-            os.posix_fallocate(self._file.fileno(), place * self._page_bytes, self._page_bytes)
+            os.posix_fallocate(self._fd, place * self._page_bytes, self._page_bytes)
         except OSError as error:
             if error.errno not in _NO_ROOM:
                 raise

@@ -27,6 +27,11 @@ class HashRunner:
         self._on_run = on_run
         self.num_runs = 0
 
+    @property
+    def pages(self) -> npt.NDArray[np.uint8]:
+        """The pages' bytes, [num_pages, page_bytes]; a view."""
+        return self._memory.view(np.uint8)
+
     def run(self, plan: StepPlan) -> StepResult:
         self.num_runs += 1
         if self._on_run is not None:

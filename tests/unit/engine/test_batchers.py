@@ -19,7 +19,9 @@ from weir.engine.messages import (
 )
 from weir.engine.pages import PageDefect, PageNeed, PagePool
 from weir.engine.plan import StepPlan
+from weir.engine.preemption import PreemptionSettings
 from weir.engine.prefill import PrefillBatcher
+from weir.engine.running import RunningSettings
 from weir.kv.record import SequenceFacts
 from weir.testing.runner import HashRunner
 
@@ -193,7 +195,8 @@ def test_a_sequence_without_a_page_sits_out_and_goes_on_when_there_is_one(record
 
 
 def test_of_stalled_sequences_the_latest_fails_and_its_pages_help_the_others(records: Records) -> None:
-    batcher = decode(num_pages=0)
+    pool = PagePool(reserve_pages=0, reserve_slots=0)
+    batcher = DecodeBatcher(limits(), pool, RunningSettings(preemption=PreemptionSettings(max_preemptions=0)))
     for slot in range(2):
         batcher.add(handed_off(records, slot, facts(tuple(range(16)), slot, max_tokens=40)))
     assert step(batcher, 0.0) is None

@@ -1,0 +1,162 @@
+"""One engine that serves alone over an arena with too few pages, turned by hand; delays and refusals from a seed."""
+
+import random
+import tempfile
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.unit.engine.world import TICK_S, VOCAB_SIZE, Outcome, Records
+
+from weir.core.attempt import Attempt
+from weir.core.clock import ManualClock
+from weir.core.sampling import SamplingParams, StopRules
+from weir.engine.batcher import BatchLimits
+from weir.engine.join import JoinSettings
+from weir.engine.local import LocalBatcher
+from weir.engine.messages import Arrival, Event, Failure, FailureReason, PageLot, SequenceEnded, SequenceKey, TokenDrawn
+from weir.engine.pages import PagePool
+from weir.engine.preemption import PreemptionSettings
+from weir.engine.running import RunningSettings
+from weir.engine.swapping import PageMover, SwappingRunner
+from weir.kv.record import SequenceFacts
+from weir.kv.swap import SwapFile
+from weir.testing.runner import HashRunner
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One request; `lane_priority` as the scheduler books it."""
+
+    token_ids: tuple[int, ...]
+    max_tokens: int
+    lane_priority: int
+    arrives_at: int
+    cancelled_at: int | None
+    seed: int
+    prefix_seed: bytes
+
+
+@dataclass(frozen=True)
+class Pressure:
+    """All that a run depends on."""
+
+    prompts: tuple[Prompt, ...]
+    num_pages: int
+    limits: BatchLimits
+    join: JoinSettings
+    preemption: PreemptionSettings
+    refusal_rate: float = 0.0
+    failure_rate: float = 0.0
+    spoil_rate: float = 0.0
+    seed: int = 0
+
+
+class PressedEngine:
+    """Runs to the end of all prompts; `outcomes` tells what came out."""
+
+    def __init__(self, pressure: Pressure) -> None:
+        self.pressure = pressure
+        self.clock = ManualClock()
+        self.records = Records(pressure.num_pages, len(pressure.prompts))
+        self.runner = HashRunner(pressure.num_pages, VOCAB_SIZE)
+        self.swap_file = self._make_swap_file()
+        self.free_pages = set(range(pressure.num_pages))
+        pool = PagePool(reserve_pages=0, reserve_slots=0)
+        pool.give(PageLot((), tuple(range(len(pressure.prompts)))))
+        settings = RunningSettings(pressure.join, pressure.preemption)
+        self.batcher = LocalBatcher(pressure.limits, pool, self.records.open, settings)
+        self.outcomes: dict[SequenceKey, Outcome] = defaultdict(Outcome)
+        self.num_failed_steps = 0
+        self._random = random.Random(pressure.seed)
+        self._tick = 0
+
+    def run(self, max_ticks: int = 5000) -> None:
+        last = max((max(prompt.arrives_at, prompt.cancelled_at or 0) for prompt in self.pressure.prompts), default=0)
+        while self._tick <= last or not self.batcher.is_idle:
+            self._arrive_and_cancel()
+            self._grant()
+            self._step()
+            self._tick += 1
+            self.clock.advance(TICK_S)
+            assert self._tick < max_ticks, "a sequence never ends"
+        self._take_back(self.batcher.pool.take_all_free())
+
+    def key_of(self, index: int) -> SequenceKey:
+        return SequenceKey(f"{index:032x}", Attempt())
+
+    def facts_of(self, index: int) -> SequenceFacts:
+        prompt = self.pressure.prompts[index]
+        return SequenceFacts(
+            request_id=f"{index:032x}",
+            attempt=Attempt(),
+            gateway_id="gateway-0-00000000",
+            prompt_token_ids=prompt.token_ids,
+            sampling=SamplingParams(temperature=0.0, seed=prompt.seed),
+            stop=StopRules(prompt.max_tokens),
+            num_booked_pages=100,
+            traceparent="",
+            lane_priority=prompt.lane_priority,
+            prefix_seed=prompt.prefix_seed,
+        )
+
+    def _make_swap_file(self) -> SwapFile | None:
+        num_places = self.pressure.preemption.num_places
+        page_bytes = self.runner.pages.shape[1]
+        return SwapFile(Path(tempfile.gettempdir()), page_bytes, num_places) if num_places else None
+
+    def _arrive_and_cancel(self) -> None:
+        for index, prompt in enumerate(self.pressure.prompts):
+            if prompt.arrives_at == self._tick:
+                self.outcomes[self.key_of(index)] = Outcome()
+                self.batcher.add(Arrival(self.facts_of(index)))
+            if prompt.cancelled_at == self._tick and prompt.arrives_at <= self._tick:
+                self.batcher.cancel(self.key_of(index))
+
+    def _step(self) -> None:
+        plan = self.batcher.decide(self.clock.now_s())
+        if plan is not None:
+            assert plan.num_tokens <= self.batcher.limits.max_num_batched_tokens
+            if self._random.random() < self.pressure.spoil_rate and plan.swap.ins and self.swap_file is not None:
+                self.swap_file.bytes_of(self._random.choice(plan.swap.ins).place)[0] ^= 1
+            if self._random.random() < self.pressure.failure_rate:
+                self.num_failed_steps += 1
+                self.batcher.fail_step(Failure(FailureReason.INTERNAL, "on purpose"))
+            elif self.swap_file is not None:
+                mover = PageMover(self.runner.pages, self.swap_file)
+                self.batcher.record(plan, SwappingRunner(self.runner, mover).run(plan))
+            else:
+                assert not plan.swap
+                self.batcher.record(plan, self.runner.run(plan))
+        for event in self.batcher.take_events():
+            self._see(event)
+        self._take_back(self.batcher.take_surplus())
+        assert self.batcher.check_integrity() == ()
+
+    def _grant(self) -> None:
+        wanted = self.batcher.wanted()
+        if wanted is None or self._random.random() < self.pressure.refusal_rate:
+            return
+        for num_pages in (wanted.num_pages, wanted.least_pages):
+            if 0 < num_pages <= len(self.free_pages):
+                self.batcher.pool.give(PageLot(tuple(self.free_pages.pop() for _ in range(num_pages))))
+                return
+
+    def _take_back(self, lot: PageLot) -> None:
+        pages = [*lot.page_ids, *(page_id for used in lot.used for page_id in used.page_ids)]
+        assert self.free_pages.isdisjoint(pages)
+        assert len(set(pages)) == len(pages)
+        self.runner.spoil(tuple(pages))
+        self.free_pages.update(pages)
+        if lot.slots:
+            self.batcher.pool.give(PageLot((), lot.slots))
+
+    def _see(self, event: Event) -> None:
+        match event:
+            case TokenDrawn(key, index, token_id):
+                assert index == len(self.outcomes[key].token_ids)
+                self.outcomes[key].token_ids.append(token_id)
+            case SequenceEnded(key):
+                self.outcomes[key].ends.append(event)
+            case _:
+                pass
