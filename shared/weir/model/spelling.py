@@ -4,7 +4,7 @@ import re
 from typing import Protocol
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_SPACE_MARK = "\u2581"
+SPACE_MARK = "\u2581"
 
 
 class Spelling(Protocol):
@@ -56,4 +56,4 @@ class ByteFallbackSpelling:
         match = _BYTE_TOKEN.fullmatch(token)
         if match is not None:
             return bytes([int(match.group(1), 16)])
-        return token.replace(_SPACE_MARK, " ").encode()
+        return token.replace(SPACE_MARK, " ").encode()
