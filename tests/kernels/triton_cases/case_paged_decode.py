@@ -1,0 +1,113 @@
+import pytest
+import torch
+from tests.kernels.triton_cases.support import (
+    DEVICE,
+    DOT_TOLERANCES,
+    Cache,
+    Heads,
+    filled_cache,
+    ints,
+    normal,
+    poisoned,
+)
+
+from weir.ops.paged_decode import reference
+from weir.ops.paged_decode.launch import DecodeTiles, decode_scratch, decode_tiles, paged_decode
+
+ODD_LENGTHS = [1, 15, 17, 63, 500]
+SHAPES = [
+    pytest.param(Heads(9, 3, 64), id="9on3x64"),
+    pytest.param(Heads(32, 8, 128), id="32on8x128"),
+    pytest.param(Heads(4, 4, 80), id="4on4x80"),
+    pytest.param(Heads(20, 1, 64), id="20on1x64"),
+]
+# several splits and blocks in few tokens, so that the merge and its own blocks are passed through
+SMALL = DecodeTiles(split_tokens=32, block_tokens=16, num_warps=4, num_stages=2)
+
+
+def decoded(
+    queries: torch.Tensor, cache: Cache, heads: Heads, tiles: DecodeTiles, max_context_tokens: int = 4096
+) -> torch.Tensor:
+    scratch = decode_scratch(len(queries), heads.num_heads, heads.head_dim, max_context_tokens, tiles, DEVICE)
+    scratch.partial.fill_(float("nan"))
+    scratch.lse.fill_(float("nan"))
+    out = poisoned(*queries.shape, dtype=queries.dtype)
+    tables, lengths = cache.block_tables, cache.lengths
+    paged_decode(queries, cache.keys, cache.values, tables, lengths, heads.scale, out, scratch, tiles)
+    return out
+
+
+@pytest.mark.parametrize(("dtype", "atol", "rtol"), DOT_TOLERANCES)
+@pytest.mark.parametrize("heads", SHAPES)
+def test_it_equals_the_reference_whatever_lies_behind_a_sequence(
+    heads: Heads, dtype: torch.dtype, atol: float, rtol: float
+) -> None:
+    torch.manual_seed(42)
+    cache = filled_cache(heads, ODD_LENGTHS, dtype)
+    queries = normal(len(ODD_LENGTHS), heads.num_heads, heads.head_dim, dtype=dtype)
+    out = decoded(queries, cache, heads, decode_tiles(heads.head_dim, dtype))
+    expected = reference.paged_decode(queries, cache.keys, cache.values, cache.block_tables, cache.lengths, heads.scale)
+    torch.testing.assert_close(out, expected, atol=atol, rtol=rtol)
+
+
+@pytest.mark.parametrize("length", [31, 32, 33, 64, 65, 513, 700])
+def test_splits_add_up_at_every_edge(length: int) -> None:
+    torch.manual_seed(length)
+    heads = Heads(9, 3, 64)
+    cache = filled_cache(heads, [length, 5], torch.float32)
+    queries = normal(2, heads.num_heads, heads.head_dim)
+    out = decoded(queries, cache, heads, SMALL)
+    expected = reference.paged_decode(queries, cache.keys, cache.values, cache.block_tables, cache.lengths, heads.scale)
+    torch.testing.assert_close(out, expected, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("tiles", [SMALL, decode_tiles(64, torch.float32)], ids=["many-splits", "one-split"])
+def test_a_row_is_the_same_to_the_bit_in_every_batch(tiles: DecodeTiles) -> None:
+    torch.manual_seed(7)
+    heads = Heads(9, 3, 64)
+    cache = filled_cache(heads, [300, 1, 17, 129, 64, 700, 33], torch.float32)
+    queries = normal(7, heads.num_heads, heads.head_dim)
+    together = decoded(queries, cache, heads, tiles)
+    for row in range(7):
+        width = -(-int(cache.lengths[row]) // 16)
+        alone = Cache(cache.pages, cache.block_tables[row : row + 1, :width].contiguous(), cache.lengths[row : row + 1])
+        context = max(int(cache.lengths[row]), 1)
+        assert torch.equal(decoded(queries[row : row + 1], alone, heads, tiles, context)[0], together[row]), row
+
+
+def test_queries_may_be_part_of_a_wider_row() -> None:
+    torch.manual_seed(3)
+    heads = Heads(9, 3, 64)
+    cache = filled_cache(heads, [40, 70], torch.float32)
+    wide = normal(2, 15, 64)
+    out = decoded(wide[:, :9], cache, heads, SMALL)
+    assert torch.equal(out, decoded(wide[:, :9].contiguous(), cache, heads, SMALL))
+
+
+def test_a_row_of_no_length_is_zero_and_reads_nothing() -> None:
+    torch.manual_seed(5)
+    heads = Heads(9, 3, 64)
+    cache = filled_cache(heads, [40, 1], torch.float32)
+    empty = Cache(cache.pages, cache.block_tables, ints([40, 0]))
+    out = decoded(normal(2, 9, 64), empty, heads, SMALL)
+    assert torch.equal(out[1], torch.zeros_like(out[1]))
+    assert bool(torch.isfinite(out[0]).all())
+
+
+def test_misfits_are_named() -> None:
+    heads = Heads(9, 3, 64)
+    cache = filled_cache(heads, [40, 1], torch.float32)
+    scratch = decode_scratch(1, 9, 64, 4096, SMALL, DEVICE)
+    queries, out = normal(2, 9, 64), poisoned(2, 9, 64)
+
+    def launch(queries: torch.Tensor = queries, tables: torch.Tensor = cache.block_tables) -> None:
+        paged_decode(queries, cache.keys, cache.values, tables, cache.lengths, 0.125, out, scratch, SMALL)
+
+    with pytest.raises(ValueError, match="room for 1 rows of 128 splits, this batch needs 2"):
+        launch()
+    with pytest.raises(ValueError, match="10 query heads are no multiple of 3 key heads"):
+        launch(queries=normal(2, 10, 64))
+    with pytest.raises(ValueError, match=r"queries has shape \[2, 9, 80\], expected \[any, any, 64\]"):
+        launch(queries=normal(2, 9, 80))
+    with pytest.raises(ValueError, match=r"block_tables is torch.int64, expected torch.int32"):
+        launch(tables=cache.block_tables.long())
