@@ -21,8 +21,17 @@ class HashRunner:
     wait or to raise.
     """
 
-    def __init__(self, num_pages: int, vocab_size: int, on_run: Callable[[StepPlan], None] | None = None) -> None:
-        self._memory: npt.NDArray[np.int64] = np.full((num_pages, PAGE_TOKENS), _GARBAGE, np.int64)
+    def __init__(
+        self,
+        num_pages: int,
+        vocab_size: int,
+        on_run: Callable[[StepPlan], None] | None = None,
+        memory: npt.NDArray[np.int64] | None = None,
+    ) -> None:
+        """`memory` [num_pages, PAGE_TOKENS] may be shared with another runner; without it there is one of its own."""
+        if memory is None:
+            memory = np.full((num_pages, PAGE_TOKENS), _GARBAGE, np.int64)
+        self._memory = memory
         self._vocab_size = vocab_size
         self._on_run = on_run
         self.num_runs = 0
