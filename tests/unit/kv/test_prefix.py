@@ -1,0 +1,51 @@
+"""Page hashes: equal exactly for equal beginnings under one model, adapter and salt."""
+
+import hashlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weir.kv.prefix import HASH_BYTES, num_matchable_pages, page_hashes, prefix_seed, split_hashes
+
+_token_ids = st.lists(st.integers(0, 3), max_size=80)
+
+
+@given(first=_token_ids, second=_token_ids)
+def test_pages_have_one_hash_exactly_as_far_as_two_texts_are_equal(first: list[int], second: list[int]) -> None:
+    hashes = page_hashes(first, b"seed"), page_hashes(second, b"seed")
+    assert [len(found) for found in hashes] == [len(first) // 16, len(second) // 16]
+    for index, (one, other) in enumerate(zip(*hashes, strict=False)):
+        assert (one == other) == (first[: 16 * (index + 1)] == second[: 16 * (index + 1)])
+
+
+def test_a_hash_is_the_digest_of_its_predecessor_and_sixteen_little_endian_ids() -> None:
+    token_ids = [49151, 1, *range(14)]
+    packed = b"".join(token_id.to_bytes(4, "little") for token_id in token_ids)
+    assert page_hashes(token_ids, b"before") == (hashlib.blake2b(b"before" + packed, digest_size=16).digest(),)
+
+
+def test_models_adapters_and_salts_share_nothing() -> None:
+    seeds = [
+        prefix_seed("model"),
+        prefix_seed("model2"),
+        prefix_seed("model", "adapter"),
+        prefix_seed("model", salt="adapter"),
+        prefix_seed("mode", "l"),
+        prefix_seed("", "model"),
+    ]
+    assert len(set(seeds)) == len(seeds)
+    assert {len(seed) for seed in seeds} == {HASH_BYTES}
+    assert prefix_seed("model", "", "salt") == prefix_seed("model", salt="salt")
+
+
+@pytest.mark.parametrize(("num_tokens", "num_pages"), [(1, 0), (16, 0), (17, 1), (32, 1), (33, 2)])
+def test_at_least_the_last_token_is_left_to_compute(num_tokens: int, num_pages: int) -> None:
+    assert num_matchable_pages(num_tokens) == num_pages
+
+
+def test_hashes_on_the_wire_lie_one_after_the_other() -> None:
+    hashes = page_hashes(range(64), b"")
+    assert split_hashes(b"".join(hashes)) == hashes
+    with pytest.raises(ValueError, match="page_hashes: 17 bytes, must be a multiple of 16"):
+        split_hashes(bytes(17))
