@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 
 
 @dataclass(slots=True)
@@ -56,7 +56,10 @@ class Counters:
         self.page_fingerprint ^= fingerprint_of(request_id, page_ids)
 
     def snapshot(self) -> Mapping[str, int]:
-        return asdict(self)
+        return {name: getattr(self, name) for name in _NAMES}
+
+
+_NAMES = tuple(entry.name for entry in fields(Counters))  # asdict takes ten times as long, and this runs every step
 
 
 def fingerprint_of(request_id: str, page_ids: Sequence[int]) -> int:

@@ -17,6 +17,7 @@ from weir.engine.pages import PageNeed, PagePool
 from weir.engine.plan import ChunkPlan, StepResult, SwapPlan
 from weir.engine.preemption import Preemption, PreemptionSettings
 from weir.engine.sequence import Sequence, Stage
+from weir.kv.geometry import PAGE_TOKENS, num_pages_for
 
 LOOKAHEAD_TOKENS = 8
 """Pages are wanted this many tokens before they are needed, so that the arena's answer is here in time."""
@@ -244,7 +245,7 @@ class RunningBatcher(Batcher):
             message = f"needs more than the {num_booked} pages that were booked for it"
             self._end(sequence, failure=Failure(FailureReason.NO_CAPACITY, message))
             return False
-        page_ids = self.pool.try_take(num_missing)
+        page_ids = self.pool.try_take(num_missing) if num_missing else ()
         if page_ids is None:
             self._stall(sequence, now_s)
             return False
@@ -259,5 +260,8 @@ class RunningBatcher(Batcher):
 
     def _num_missing(self, sequence: Sequence, num_ahead: int) -> int:
         """Pages that it lacks for all its tokens and `num_ahead` more, as far as they are booked."""
-        num_unused = sequence.facts.num_booked_pages - len(sequence.block_table)
-        return max(0, min(num_unused, sequence.num_missing_pages(sequence.num_uncomputed + num_ahead)))
+        num_pages = len(sequence.block_table)
+        num_wanted = sequence.num_tokens + num_ahead
+        if num_wanted <= num_pages * PAGE_TOKENS:  # nearly always, and this runs often
+            return 0
+        return max(0, min(sequence.facts.num_booked_pages, num_pages_for(num_wanted)) - num_pages)

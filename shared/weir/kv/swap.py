@@ -46,7 +46,12 @@ class SwapFile:
         self._places: npt.NDArray[np.uint8] = np.frombuffer(mapping, np.uint8).reshape(num_places, page_bytes)
         self._checksums: dict[int, int] = {}
         self._allocated: set[int] = set()
-        self._is_full_known = False
+        self._is_known_full = False
+
+    @property
+    def num_bytes_taken(self) -> int:
+        """Room that the file has taken of its file system so far."""
+        return os.fstat(self._fd).st_blocks * 512
 
     def try_store(self, place: int, page: npt.NDArray[np.uint8]) -> bool:
         """Copies a page [page_bytes] to its place. False: the file system has no room for it."""
@@ -74,9 +79,9 @@ class SwapFile:
         except OSError as error:
             if error.errno not in _NO_ROOM:
                 raise
-            _log.warning(
-                "no room for another page in the swap file (%s): preempted sequences are computed again", error
-            )
+            if not self._is_known_full:
+                _log.warning("the swap file gets no more room (%s): preempted sequences are computed again", error)
+            self._is_known_full = True
             return False
         self._allocated.add(place)
         return True

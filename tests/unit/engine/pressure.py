@@ -68,6 +68,7 @@ class PressedEngine:
         self.batcher = LocalBatcher(pressure.limits, pool, self.records.open, settings)
         self.outcomes: dict[SequenceKey, Outcome] = defaultdict(Outcome)
         self.num_failed_steps = 0
+        self.step_sizes: list[int] = []
         self._random = random.Random(pressure.seed)
         self._tick = 0
 
@@ -117,6 +118,7 @@ class PressedEngine:
         plan = self.batcher.decide(self.clock.now_s())
         if plan is not None:
             assert plan.num_tokens <= self.batcher.limits.max_num_batched_tokens
+            self.step_sizes.append(len(plan.chunks))
             if self._random.random() < self.pressure.spoil_rate and plan.swap.ins and self.swap_file is not None:
                 self.swap_file.bytes_of(self._random.choice(plan.swap.ins).place)[0] ^= 1
             if self._random.random() < self.pressure.failure_rate:
