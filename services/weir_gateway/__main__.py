@@ -28,7 +28,7 @@ async def build(context: ServiceContext[GatewayConfig]) -> GatewayComponent:
         config,
         context.process_id,
         connect=connect,
-        load_model=lambda: load_served_model(config.model_reference),
+        load_model=lambda: load_served_model(config.model_reference, config.max_context_tokens),
         tracer=context.tracer,
         clock=SystemClock(),
     )

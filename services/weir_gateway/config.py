@@ -18,6 +18,7 @@ class GatewayConfig(ServiceConfig):
     max_requests: int = setting(1024, "Requests in flight at most; more are refused with a hint to try again.")
     default_max_tokens: int = setting(512, "Output tokens of a request that names no max_tokens.")
     max_prompt_bytes: int = setting(1 << 20, "Bytes of text that are tokenized at most; larger prompts are refused.")
+    max_context_tokens: int = setting(0, "Prompt and output of a request together. 0: the model's context.")
     scheduler_wait_s: float = setting(8.0, "Seconds that a new request waits for a scheduler that does not answer.")
     max_queue_s: float = setting(900.0, "Seconds that a request waits for its grant at most.")
     no_progress_s: float = setting(120.0, "Seconds without a token, though all workers live, that end a request.")
@@ -35,6 +36,8 @@ class GatewayConfig(ServiceConfig):
         for name in ("default_max_tokens", "max_prompt_bytes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} {getattr(self, name)}: must be at least 1")
+        if self.max_context_tokens < 0:
+            raise ValueError(f"max_context_tokens {self.max_context_tokens}: must not be negative")
         for name in ("scheduler_wait_s", "max_queue_s", "no_progress_s", "worker_lost_s", "unread_s"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):

@@ -58,13 +58,17 @@ class ModelDirectory:
         return model
 
 
-def load_served_model(name_or_path: str) -> ServedModel:
-    """Reads headers, tokenizer and chat template from the model's files. Blocks. Raises ModelError."""
+def load_served_model(name_or_path: str, max_context_tokens: int = 0) -> ServedModel:
+    """Reads headers, tokenizer and chat template from the model's files. Blocks.
+
+    Raises:
+        ModelError: no such model, files that cannot be served, or `max_context_tokens` above the model's (0: its own).
+    """
     source = resolve_model(name_or_path)
     config = load_model_config(source)
     return ServedModel(
         name=source.name,
-        max_context_tokens=config.max_context_tokens,
+        max_context_tokens=config.context_within(max_context_tokens),
         vocab_size=config.vocab_size,
         eos_token_ids=config.eos_token_ids,
         tokenizer=load_tokenizer(source),

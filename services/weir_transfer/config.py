@@ -18,7 +18,7 @@ from weir_transfer.orders import PrefixSettings
 class TransferConfig(ServiceConfig):
     """The transfer service of one host: owns the arena.
 
-    `page_bytes`, `max_context_tokens` and `model_digest` come from the model unless all three are given.
+    `page_bytes` and `model_digest` come from the model unless both are given, together with `max_context_tokens`.
     """
 
     arena_bytes: int = setting(2 << 30, "Size of the arena; it is taken from /dev/shm at once.")
@@ -31,7 +31,7 @@ class TransferConfig(ServiceConfig):
         default=DEFAULT_DIRECTORY, metadata={"help": "Where the arena's file is made; must be memory (tmpfs)."}
     )
     page_bytes: int = setting(0, "Bytes of a page. 0: what the model needs.")
-    max_context_tokens: int = setting(0, "Longest sequence. 0: the model's context.")
+    max_context_tokens: int = setting(0, "Longest sequence; workers keep to it. 0: the model's context.")
     model_digest: str = setting("", "Digest that workers must show. Empty: the model's.")
 
     def __post_init__(self) -> None:
@@ -49,9 +49,11 @@ class TransferConfig(ServiceConfig):
                 f"lease_ttl_ms {self.lease_ttl_ms}: must be at least twice the heartbeat_interval_ms "
                 f"of {self.heartbeat_interval_ms}"
             )
-        explicit = (self.page_bytes > 0, self.max_context_tokens > 0, bool(self.model_digest))
-        if any(explicit) and not all(explicit):
-            raise ValueError("page_bytes, max_context_tokens and model_digest: give all three or none")
+        if self.max_context_tokens < 0:
+            raise ValueError(f"max_context_tokens {self.max_context_tokens}: must not be negative")
+        explicit = (self.page_bytes > 0, bool(self.model_digest))
+        if any(explicit) and not (all(explicit) and self.max_context_tokens):
+            raise ValueError("page_bytes and model_digest: give both, and max_context_tokens with them, or neither")
 
     @property
     def segment_path(self) -> Path:
@@ -72,7 +74,10 @@ class TransferConfig(ServiceConfig):
 
 
 def with_model_facts(config: TransferConfig) -> TransferConfig:
-    """The same with page size, context and digest of the model, read from its files where they are not given."""
+    """The same with page size, context and digest of the model, read from its files where they are not given.
+
+    Raises ModelError: no such model, or `max_context_tokens` is above the model's.
+    """
     if config.model_digest:
         return config
     source = resolve_model(config.model_reference)
@@ -80,6 +85,6 @@ def with_model_facts(config: TransferConfig) -> TransferConfig:
     return replace(
         config,
         page_bytes=model.page_geometry.page_bytes,
-        max_context_tokens=model.max_context_tokens,
+        max_context_tokens=model.context_within(config.max_context_tokens),
         model_digest=model_digest(source, config.precision),
     )

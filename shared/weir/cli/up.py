@@ -52,6 +52,7 @@ def up(
     otlp_endpoint: Annotated[str | None, _option("otlp_endpoint")] = None,
     instance: Annotated[str | None, _option("instance")] = None,
     arena_bytes: Annotated[int | None, _option("arena_bytes")] = None,
+    max_context_tokens: Annotated[int | None, _option("max_context_tokens")] = None,
     log_level: Annotated[str | None, _option("log_level")] = None,
     log_format: Annotated[str | None, _option("log_format")] = None,
     grace_s: Annotated[float | None, _option("grace_s")] = None,

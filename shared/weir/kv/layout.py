@@ -131,7 +131,8 @@ def geometry_within(arena_bytes: int, page_bytes: int, num_slots: int, max_conte
         least = ArenaGeometry(page_bytes, smallest.max_pages_per_sequence + 1, num_slots, max_context_tokens)
         raise ValueError(
             f"arena_bytes {arena_bytes}: too small for one sequence of {max_context_tokens} tokens "
-            f"in pages of {page_bytes} bytes; give at least {layout_of(least).total_bytes + _ALIGNMENT_BYTES}"
+            f"in pages of {page_bytes} bytes; give at least {layout_of(least).total_bytes + _ALIGNMENT_BYTES}, "
+            "or a smaller max_context_tokens"
         )
     return ArenaGeometry(page_bytes, num_pages, num_slots, max_context_tokens)
 

@@ -110,6 +110,14 @@ class ModelConfig:
                 f"expected head_dim / 2 = {self.head_dim // 2}"
             )
 
+    def context_within(self, max_context_tokens: int) -> int:
+        """`max_context_tokens`, or the model's own context for 0. Raises ModelError for more than the model has."""
+        if max_context_tokens > self.max_context_tokens:
+            raise ModelError(
+                f"max_context_tokens {max_context_tokens}: the model's context is {self.max_context_tokens}"
+            )
+        return max_context_tokens or self.max_context_tokens
+
     @property
     def page_geometry(self) -> PageGeometry:
         return PageGeometry(num_layers=self.num_layers, num_kv_heads=self.num_kv_heads, head_dim=self.head_dim)

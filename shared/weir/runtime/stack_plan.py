@@ -55,6 +55,7 @@ class StackConfig:
     otlp_endpoint: str = setting("", "OTLP/gRPC collector for traces, http://HOST:4317. Empty: tracing is off.")
     instance: str = setting("", "Name of the instance. Empty: weir-<gRPC port>.")
     arena_bytes: int = setting(0, "Size of the arena in /dev/shm. 0: the transfer service's default.")
+    max_context_tokens: int = setting(0, "Prompt and output of a request together. 0: the model's context.")
     log_level: Literal["debug", "info", "warning", "error"] = setting("info", "Least severe level that is logged.")
     log_format: Literal["text", "json"] = setting("text", "Form of the log lines.")
     grace_s: float = setting(10.0, "Seconds that running requests have to end after Ctrl-C or `weir down`.")
@@ -78,6 +79,8 @@ class StackConfig:
         if self.arena_bytes < 0:
             raise ValueError(f"arena_bytes {self.arena_bytes}: must not be negative")
         check_load(self.load, self.model_shape)
+        if self.max_context_tokens < 0:
+            raise ValueError(f"max_context_tokens {self.max_context_tokens}: must not be negative")
         if not 0 <= self.grace_s <= 600:
             raise ValueError(f"grace_s {self.grace_s}: must be in [0, 600]")
         if not 1 <= self.start_timeout_s <= 3600:
@@ -142,10 +145,11 @@ def _plan_processes(config: StackConfig, nats_url: str, nats_port: int) -> list[
     arena = f"unix:{config.paths.arena_socket}"
     threads = ("--num-threads", str(threads_per_worker(config.prefill + config.decode)))
     worker_flags = ("--arena-socket", str(config.paths.arena_socket), *threads)
-    gateway_flags = ("--http-host", config.host, "--http-port", str(config.http_port))
+    context = ("--max-context-tokens", str(config.max_context_tokens))
+    gateway_flags = ("--http-host", config.host, "--http-port", str(config.http_port), *context)
     arena_size = ("--arena-bytes", str(config.arena_bytes)) if config.arena_bytes else ()
     specs = [] if config.nats else [_nats_spec(config, nats_port)]
-    specs.append(_service_spec(config, nats_url, "transfer", 0, arena, arena_size))
+    specs.append(_service_spec(config, nats_url, "transfer", 0, arena, (*arena_size, *context)))
     specs.append(_service_spec(config, nats_url, "scheduler", 0, f"{LOOPBACK}:0", ()))
     for role, number in (("prefill", config.prefill), ("decode", config.decode)):
         for index in range(number):

@@ -1,0 +1,55 @@
+"""The model's settings reach every process of a stack as they were given."""
+
+import pytest
+
+from weir.runtime.config import ConfigError, ServiceConfig, read_config
+from weir.runtime.stack_plan import ProcessSpec, StackConfig, plan_stack
+
+
+def flag_of(spec: ProcessSpec, name: str) -> str | None:
+    return spec.command[spec.command.index(name) + 1] if name in spec.command else None
+
+
+def specs_of(config: StackConfig) -> list[ProcessSpec]:
+    return [spec for spec in plan_stack(config, nats_port=4222).specs if spec.role != "nats"]
+
+
+def test_dummy_weights_are_named_by_their_shape() -> None:
+    config = read_config(ServiceConfig, ["--load", "dummy", "--model-shape", "llama-3.1-8b"], environ={})
+    assert config.model_reference == "dummy:llama-3.1-8b"
+    assert ServiceConfig(model="smollm2-135m").model_reference == "smollm2-135m"
+
+
+def test_a_shape_without_dummy_weights_names_its_source() -> None:
+    with pytest.raises(ConfigError, match=r"model_shape 'tiny': is for load 'dummy' only.*WEIR_MODEL_SHAPE"):
+        read_config(ServiceConfig, [], environ={"WEIR_MODEL_SHAPE": "tiny"})
+
+
+def test_every_process_of_a_stack_is_told_of_the_same_weights() -> None:
+    specs = specs_of(StackConfig(load="dummy", model_shape="tiny"))
+    assert {spec.role for spec in specs} == {"transfer", "scheduler", "prefill", "decode", "gateway"}
+    assert {(flag_of(spec, "--load"), flag_of(spec, "--model-shape")) for spec in specs} == {("dummy", "tiny")}
+
+
+def test_a_bound_on_the_context_is_for_those_who_keep_it() -> None:
+    specs = specs_of(StackConfig(max_context_tokens=512))
+    assert {spec.role: flag_of(spec, "--max-context-tokens") for spec in specs} == {
+        "transfer": "512",
+        "gateway": "512",
+        "scheduler": None,
+        "prefill": None,
+        "decode": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"load": "dummy"}, "needs a model_shape"),
+        ({"model_shape": "tiny"}, "is for load 'dummy' only"),
+        ({"max_context_tokens": -5}, "max_context_tokens -5: must not be negative"),
+    ],
+)
+def test_a_stack_refuses_what_its_services_would(settings: dict[str, object], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        StackConfig(**settings)  # type: ignore[arg-type]

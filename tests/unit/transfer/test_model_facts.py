@@ -1,0 +1,61 @@
+"""What the transfer service takes from the model, and what its settings may say instead."""
+
+import pytest
+
+from weir.model.errors import ModelError
+from weir.model.model_shapes import MODEL_SHAPES
+from weir_transfer.config import TransferConfig, with_model_facts
+
+TINY = TransferConfig(load="dummy", model_shape="tiny")
+
+
+def test_page_size_context_and_digest_are_the_models() -> None:
+    complete = with_model_facts(TINY)
+    assert complete.page_bytes == MODEL_SHAPES["tiny"].page_geometry.page_bytes
+    assert complete.max_context_tokens == 2048
+    assert len(complete.model_digest) == 32
+
+
+def test_a_shorter_context_makes_shorter_sequences() -> None:
+    config = TransferConfig(load="dummy", model_shape="tiny", max_context_tokens=160)
+    complete = with_model_facts(config)
+    assert complete.max_context_tokens == 160
+    assert complete.geometry.max_pages_per_sequence == 10
+    assert complete.model_digest == with_model_facts(TINY).model_digest
+
+
+def test_a_longer_context_than_the_models_is_refused() -> None:
+    config = TransferConfig(load="dummy", model_shape="tiny", max_context_tokens=2049)
+    with pytest.raises(ModelError, match="max_context_tokens 2049: the model's context is 2048"):
+        with_model_facts(config)
+
+
+def test_an_arena_too_small_for_the_context_says_what_would_do() -> None:
+    config = with_model_facts(TransferConfig(load="dummy", model_shape="llama-3.1-8b", arena_bytes=1 << 30))
+    with pytest.raises(ValueError, match=r"too small for one sequence of 131072 tokens .*smaller max_context_tokens"):
+        _ = config.geometry
+    shorter = TransferConfig(
+        load="dummy", model_shape="llama-3.1-8b", arena_bytes=1 << 30, num_slots=8, max_context_tokens=2048
+    )
+    assert with_model_facts(shorter).geometry.num_pages > 128
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"page_bytes": 4096}, "page_bytes and model_digest: give both"),
+        ({"page_bytes": 4096, "model_digest": "ab"}, "and max_context_tokens with them"),
+        ({"model_digest": "ab", "max_context_tokens": 64}, "page_bytes and model_digest: give both"),
+        ({"max_context_tokens": -1}, "max_context_tokens -1: must not be negative"),
+        ({"load": "dummy"}, "load 'dummy': needs a model_shape"),
+        ({"model_shape": "tiny"}, "model_shape 'tiny': is for load 'dummy' only"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(settings: dict[str, object], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        TransferConfig(**settings)  # type: ignore[arg-type]
+
+
+def test_facts_that_are_given_are_not_read() -> None:
+    given = TransferConfig(model="no/such/model", page_bytes=4096, max_context_tokens=64, model_digest="ab")
+    assert with_model_facts(given) == given
