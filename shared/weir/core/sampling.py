@@ -8,11 +8,12 @@ MAX_STOP_TOKEN_IDS = 64
 """Ids of `StopRules.stop_token_ids`: what a client may name, and the model's own."""
 MAX_LOGPROBS = 20
 """Tokens beside the chosen one whose log-probabilities are told."""
+_LEAST_TEMPERATURE = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """`temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 keep every token; 1, 0 and 0 penalise nothing.
+    """The defaults change nothing: they keep every token and penalise none. A `temperature` below 1e-5 is greedy.
 
     `seed` (unsigned, 64 bits) keys a counter-based generator: token i of the output is drawn with (seed, i), whatever
     batch or worker draws it. `logit_bias` has (token id, what is added to its logit), by rising id.
@@ -34,7 +35,7 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        return self.temperature == 0.0
+        return self.temperature < _LEAST_TEMPERATURE
 
     @property
     def has_penalties(self) -> bool:

@@ -1,18 +1,47 @@
 """What a step decides (plain data) and what comes out of it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
+from weir.core.logprobs import TokenLogprobs
 from weir.core.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenHistory:
+    """The tokens of a sequence before the one to be drawn, int32: first the prompt's, then the output's."""
+
+    token_ids: NDArray[np.int32]
+    num_prompt_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class SampleSpec:
-    """Draw output token number `output_index` (from 0) from the logits of the chunk's last token."""
+    """Draw output token number `output_index` (from 0) from the logits of the chunk's last token.
+
+    None of `masked_token_ids` may be drawn. `history` is there if the parameters have penalties.
+    """
 
     params: SamplingParams
     output_index: int
+    masked_token_ids: tuple[int, ...] = ()
+    history: TokenHistory | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreSpec:
+    """Tell how likely the prompt's own tokens are: `next_token_ids[i]` after the chunk's token i.
+
+    One entry a token of the chunk, except for the prompt's last one, after which the prompt has none. `num_top` of the
+    most likely tokens are told too.
+    """
+
+    next_token_ids: tuple[int, ...]
+    num_top: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +59,7 @@ class ChunkPlan:
     token_ids: tuple[int, ...]
     block_table: tuple[int, ...]
     sample: SampleSpec | None
+    score: ScoreSpec | None = None
 
     @property
     def end(self) -> int:
@@ -78,6 +108,10 @@ class StepResult:
 
     token_ids: Mapping[int, int]
     failed_places: frozenset[int] = frozenset()
+    logprobs: Mapping[int, TokenLogprobs] = field(default_factory=dict)
+    """By slot, of the drawn tokens whose parameters ask for it."""
+    prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
+    """By slot, of each chunk that has a `score`: one entry a token of `next_token_ids`."""
 
 
 class ModelRunner(Protocol):

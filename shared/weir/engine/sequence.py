@@ -18,8 +18,9 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import Enum
 
+from weir.engine.history import GrowingHistory
 from weir.engine.messages import Arrival, EndReason, SequenceKey, SequenceLog
-from weir.engine.plan import ChunkPlan, SampleSpec
+from weir.engine.plan import ChunkPlan, SampleSpec, ScoreSpec
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
 from weir.kv.record import SequenceFacts
 
@@ -60,9 +61,12 @@ class Sequence:
     """Positions below this were computed once already, before they were lost."""
     num_preemptions: int = 0
     key: SequenceKey = field(init=False)
+    history: GrowingHistory | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.key = SequenceKey(self.facts.request_id, self.facts.attempt)
+        if self.facts.sampling.has_penalties:
+            self.history = GrowingHistory(self.token_ids, self.num_prompt_tokens)
 
     @classmethod
     def of_arrival(cls, arrival: Arrival) -> "Sequence":
@@ -175,8 +179,25 @@ class Sequence:
             start=self.num_computed,
             token_ids=tuple(self.token_ids[self.num_computed : end]),
             block_table=self.block_table[: num_pages_for(end)],
-            sample=SampleSpec(self.facts.sampling, self.num_output_tokens) if is_last else None,
+            sample=self._sample_spec() if is_last else None,
+            score=None if is_again else self._try_score_spec(end),
         )
+
+    def _sample_spec(self) -> SampleSpec:
+        stop, output_index = self.facts.stop, self.num_output_tokens
+        return SampleSpec(
+            self.facts.sampling,
+            output_index,
+            masked_token_ids=stop.stop_token_ids if output_index < stop.min_tokens else (),
+            history=None if self.history is None else self.history.so_far(),
+        )
+
+    def _try_score_spec(self, end: int) -> ScoreSpec | None:
+        """Of the positions up to `end` that are computed now. None if nobody asked, or no prompt token follows."""
+        num_top, num_prompt_tokens = self.facts.sampling.prompt_logprobs, self.num_prompt_tokens
+        if num_top is None or self.num_computed + 1 >= num_prompt_tokens or self.num_output_tokens > 0:
+            return None
+        return ScoreSpec(tuple(self.token_ids[self.num_computed + 1 : min(end + 1, num_prompt_tokens)]), num_top)
 
     def record_chunk(self, end: int, token_id: int | None) -> None:
         """Positions up to `end` are computed, and `token_id` was drawn after them. Published when this returns."""
@@ -184,6 +205,8 @@ class Sequence:
         if token_id is not None:
             self.log.append_token(token_id)
             self.token_ids.append(token_id)
+            if self.history is not None:
+                self.history.append(token_id)
         self.num_computed = end
         self.log.publish(end)
 

@@ -1,17 +1,20 @@
 """Runs a step's plan: the only part of a worker that touches tensors."""
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from weir.core.logprobs import TokenLogprobs
 from weir.core.sampling import SamplingParams
 from weir.engine.plan import ChunkPlan, SampleSpec, StepPlan, StepResult
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
 from weir.model.config import ModelConfig
 from weir.model.decoder import Decoder
 from weir.model.paged_kv import PagedKv
-from weir.model.sampler import sample_rows
-from weir.model.step_batch import build_batch
+from weir.model.sampler import compile_kernels, rows_to_score, sample_step, score_rows
+from weir.model.step_batch import ScoredChunk, build_batch
 from weir.model.weights import Weights
 
 _WARM_UP_PREFILL_TOKENS = (128, 16)
@@ -32,6 +35,7 @@ class TorchRunner:
 
     def warm_up(self) -> None:
         """Prefills and decodes of several sizes in memory of its own, so that no page of the arena is touched."""
+        compile_kernels()
         longest = min(max(_WARM_UP_PREFILL_TOKENS), self._config.max_context_tokens - 1)
         num_pages = num_pages_for(longest + 1)
         scratch = PagedKv(
@@ -53,9 +57,22 @@ class TorchRunner:
         with torch.inference_mode():
             batch = build_batch(plan, kv, self._config.vocab_size, self._config.max_context_tokens)
             hidden = self._decoder.forward(batch, kv)
+            scores = {scored.slot: self._score(hidden, scored) for scored in batch.scored_chunks}
             if not batch.sampled_rows:
-                return StepResult({})
-            logits = self._decoder.logits(hidden[[sampled.row for sampled in batch.sampled_rows]])
-            token_ids = sample_rows(logits, [sampled.spec for sampled in batch.sampled_rows])
-        slots = (sampled.slot for sampled in batch.sampled_rows)
-        return StepResult(dict(zip(slots, token_ids, strict=True)))
+                return StepResult({}, prompt_logprobs=scores)
+            logits = self._decoder.logits(hidden[[sampled.row for sampled in batch.sampled_rows]]).numpy()
+        slots, specs = zip(*((sampled.slot, sampled.spec) for sampled in batch.sampled_rows), strict=True)
+        return replace(sample_step(logits, slots, specs), prompt_logprobs=scores)
+
+    def _score(self, hidden: torch.Tensor, scored: ScoredChunk) -> tuple[TokenLogprobs, ...]:
+        """In slices: the logits of a whole prompt would be gigabytes."""
+        spec = scored.spec
+        return tuple(
+            logprobs
+            for rows in rows_to_score(spec)
+            for logprobs in score_rows(
+                self._decoder.logits(hidden[scored.first_row + rows.start : scored.first_row + rows.stop]).numpy(),
+                spec.next_token_ids[rows],
+                spec.num_top,
+            )
+        )

@@ -1,92 +1,167 @@
-"""Draws tokens from logits. A row's draw depends on its own logits, its parameters and its output index only."""
+"""Draws tokens from logits. A row's draw depends on its own logits, parameters, tokens and output index only.
+
+The order is vLLM's: `logit_bias` is added, tokens of prompt and output get the repetition penalty, tokens of the output
+the frequency and presence penalties, what may not be drawn is masked; then temperature, top-k, top-p and min-p (Hugging
+Face's order; vLLM's V1 engine applies min-p before the other two, which differs only where top-p is used too). Greedy
+draws see bias, penalties and mask as well. Log-probabilities are those of the logits before all that.
+"""
 
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from weir.core.errors import InternalError
+from weir.core.logprobs import TokenLogprobs
 from weir.core.sampling import SamplingParams
-from weir.engine.plan import SampleSpec
+from weir.engine.plan import SampleSpec, ScoreSpec, StepResult, TokenHistory
+from weir.ops.sampling.cpu import draw as draw_row
+from weir.ops.sampling.cpu import penalize, uniform_of
+from weir.ops.sampling.cpu_order import count_above, most_likely
+from weir.ops.sampling.cpu_scan import BLOCK, NOT_A_NUMBER, scan_rows, sum_exp
 
-_FEW = 1024  # a nucleus is nearly always smaller; ordering only so many spares a sort of the vocabulary
+Logits = npt.NDArray[np.float32]
+
+MASKED = np.float32(-3e38)
+"""The logit of a token that may not be drawn. Finite: should all be masked, one is drawn still."""
+_MAX_SCORED_ROWS = 64
 
 
-def sample_rows(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> list[int]:
-    """`logits` fp32 [rows, vocabulary], one spec a row.
+class Scan:
+    """What one pass over rows of logits, fp32 [rows, vocabulary], finds. Raises InternalError for what is no number."""
+
+    def __init__(self, logits: Logits) -> None:
+        num_rows, num_tokens = logits.shape
+        self.logits = logits
+        self.block_maxima = np.empty((num_rows, -(-num_tokens // BLOCK)), np.float32)
+        self.highest = np.empty(num_rows, np.float32)
+        self.argmax = np.empty(num_rows, np.int32)
+        scan_rows(logits, self.block_maxima, self.highest, self.argmax)
+        wrong = np.flatnonzero(self.argmax == NOT_A_NUMBER).tolist()
+        if wrong:
+            raise InternalError(
+                f"the model computed NaN or infinite logits in {len(wrong)} of {num_rows} rows: {wrong[:8]}"
+            )
+
+
+def sample_rows(logits: Logits, specs: Sequence[SampleSpec]) -> list[int]:
+    """`logits` fp32 [rows, vocabulary], C-contiguous, one spec a row; they are not changed.
 
     Raises:
         InternalError: a logit is NaN or infinite; no token of the step may be used then.
     """
-    finite = torch.isfinite(logits).all(dim=-1)
-    if not bool(finite.all()):
-        rows = torch.nonzero(~finite).flatten().tolist()
-        raise InternalError(
-            f"the model computed NaN or infinite logits in {len(rows)} of {len(specs)} rows: {rows[:8]}"
-        )
-    token_ids: list[int] = logits.argmax(dim=-1).tolist()
-    for row, spec in enumerate(specs):
-        if not spec.params.is_greedy:
-            token_ids[row] = draw(logits[row].numpy(), spec.params, spec.output_index)
-    return token_ids
+    return _draw_rows(Scan(logits), specs)
+
+
+def sample_step(logits: Logits, slots: Sequence[int], specs: Sequence[SampleSpec]) -> StepResult:
+    """As `sample_rows`, by slot, with the log-probabilities that the specs ask for."""
+    scan = Scan(logits)
+    token_ids = _draw_rows(scan, specs)
+    logprobs = {
+        slot: _logprobs_of(scan, row, token_id, spec.params.logprobs)
+        for row, (slot, token_id, spec) in enumerate(zip(slots, token_ids, specs, strict=True))
+        if spec.params.logprobs is not None
+    }
+    return StepResult(dict(zip(slots, token_ids, strict=True)), logprobs=logprobs)
+
+
+def score_rows(logits: Logits, next_token_ids: Sequence[int], num_top: int) -> tuple[TokenLogprobs, ...]:
+    """How likely each row's next token is. `logits` fp32 [rows, vocabulary]. Raises InternalError as `sample_rows`."""
+    scan = Scan(logits)
+    return tuple(_logprobs_of(scan, row, token_id, num_top) for row, token_id in enumerate(next_token_ids))
+
+
+def rows_to_score(score: ScoreSpec) -> list[slice]:
+    """A chunk's tokens in slices so small that their logits fit in memory; each is for one call of `score_rows`."""
+    num_rows = len(score.next_token_ids)
+    return [slice(start, min(start + _MAX_SCORED_ROWS, num_rows)) for start in range(0, num_rows, _MAX_SCORED_ROWS)]
+
+
+def compile_kernels() -> None:
+    """Everything that a draw may use, so that no request waits for the compiler."""
+    logits = np.zeros((1, BLOCK), np.float32)
+    params = SamplingParams(top_k=8, top_p=0.5, min_p=0.1, presence_penalty=1.0, logprobs=1)
+    spec = SampleSpec(params, 0, history=TokenHistory(np.zeros(2, np.int32), 1))
+    sample_step(logits, [0], [spec])
 
 
 def uniform(seed: int, output_index: int) -> float:
     """In [0, 1), from Philox keyed by both numbers: any worker can make the number of any position."""
-    key = np.array([seed, output_index], dtype=np.uint64)
-    return float(np.random.Generator(np.random.Philox(key=key)).random())
+    return float(uniform_of(np.uint64(seed), np.uint64(output_index)))
 
 
-def draw(logits: npt.NDArray[np.float32], params: SamplingParams, output_index: int) -> int:
-    """One token of one row, by inverting the cumulative distribution at `uniform(seed, output_index)`.
-
-    Temperature first, then the `top_k` most likely, then the fewest of those whose probability is at least `top_p`.
-    Among equal logits the lower token id is the likelier.
-    """
-    token_ids, weights = _candidates(logits, params)
-    cumulative = np.cumsum(weights)
-    total = cumulative[-1]
-    place = int(np.searchsorted(cumulative, uniform(params.seed, output_index) * total, side="right"))
-    # rounding can carry the product up to the total: take the last token that has any weight
-    place = min(place, int(np.searchsorted(cumulative, total, side="left")))
-    return int(token_ids[place])
+def draw(logits: Logits, params: SamplingParams, output_index: int) -> int:
+    """One token of one row [vocabulary] without bias, penalties and mask."""
+    return _draw_rows(Scan(logits[None]), [SampleSpec(params, output_index)])[0]
 
 
-def _candidates(
-    logits: npt.NDArray[np.float32], params: SamplingParams
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    """Token ids and their unnormalised probabilities; in order of likelihood if anything was left out."""
-    weights = _weights(logits, params.temperature)
-    top_k = params.top_k if 0 < params.top_k < len(weights) else 0
-    if top_k:
-        order = _most_likely(logits, top_k)
-    elif params.top_p < 1.0:
-        order = _most_likely(logits, min(_FEW, len(weights)))
-        if weights[order].sum() < params.top_p * weights.sum():
-            order = _most_likely(logits, len(weights))
-    else:
-        return np.arange(len(weights)), weights
-    if params.top_p < 1.0:
-        cumulative = np.cumsum(weights[order])
-        total = cumulative[-1] if top_k else weights.sum()
-        order = order[: int(np.searchsorted(cumulative, params.top_p * total, side="left")) + 1]
-    return order, weights[order]
+def _draw_rows(scan: Scan, specs: Sequence[SampleSpec]) -> list[int]:
+    token_ids: list[int] = scan.argmax.tolist()
+    keys: npt.NDArray[np.uint64] | None = None
+    for row, spec in enumerate(specs):
+        source, place = scan, row
+        if spec.masked_token_ids or spec.params.logit_bias or spec.params.has_penalties:
+            source, place = Scan(_adjusted(scan.logits[row], spec)[None]), 0
+            token_ids[row] = int(source.argmax[0])
+        if spec.params.is_greedy:
+            continue
+        if keys is None:
+            keys = np.empty((2, scan.logits.shape[1]), np.uint64)
+        token_ids[row] = _draw_row(source, place, spec, keys)
+    return token_ids
 
 
-def _weights(logits: npt.NDArray[np.float32], temperature: float) -> npt.NDArray[np.float64]:
-    """exp((x - max) / temperature): the most likely token weighs 1, so nothing overflows however cold it is."""
-    shifted = logits.astype(np.float64)
-    shifted -= shifted.max()
-    with np.errstate(over="ignore", under="ignore"):
-        return np.exp(shifted / temperature)
+def _draw_row(scan: Scan, row: int, spec: SampleSpec, keys: npt.NDArray[np.uint64]) -> int:
+    params = spec.params
+    return int(
+        draw_row(
+            scan.logits[row],
+            scan.block_maxima[row],
+            scan.highest[row],
+            float(params.temperature),
+            int(params.top_k),
+            float(params.top_p),
+            float(params.min_p),
+            uniform(params.seed, spec.output_index),
+            keys,
+        )
+    )
 
 
-def _most_likely(logits: npt.NDArray[np.float32], count: int) -> npt.NDArray[np.int64]:
-    """Token ids of the `count` greatest logits, greatest first, equal ones by id."""
-    if count < len(logits):
-        least = np.partition(logits, -count)[-count]
-        kept = np.flatnonzero(logits >= least)
-    else:
-        kept = np.arange(len(logits))
-    return kept[np.argsort(-logits[kept], kind="stable")][:count]
+def _adjusted(logits: Logits, spec: SampleSpec) -> Logits:
+    """A copy of a row with its bias, penalties and mask."""
+    adjusted = logits.copy()
+    for token_id, bias in spec.params.logit_bias:
+        adjusted[token_id] += np.float32(bias)
+    if spec.params.has_penalties:
+        _penalize(adjusted, spec.params, spec.history)
+    if spec.masked_token_ids:
+        adjusted[list(spec.masked_token_ids)] = MASKED
+    return adjusted
+
+
+def _penalize(logits: Logits, params: SamplingParams, history: TokenHistory | None) -> None:
+    if history is None:
+        raise InternalError("a draw with penalties was planned without the tokens before it")
+    penalize(
+        logits,
+        history.token_ids,
+        history.num_prompt_tokens,
+        float(params.repetition_penalty),
+        float(params.presence_penalty),
+        float(params.frequency_penalty),
+        np.zeros(len(logits), np.int32),
+    )
+
+
+def _logprobs_of(scan: Scan, row: int, token_id: int, num_top: int) -> TokenLogprobs:
+    logits, block_maxima, highest = scan.logits[row], scan.block_maxima[row], scan.highest[row]
+    total = sum_exp(logits, highest, np.float32(1.0), np.empty(len(block_maxima), np.float64))
+    log_total = float(highest) + float(np.log(total))
+    top_ids = most_likely(logits, block_maxima, num_top)
+    return TokenLogprobs(
+        token_id=token_id,
+        logprob=float(logits[token_id]) - log_total,
+        rank=1 + int(count_above(logits, logits[token_id])),
+        top=tuple((top_id, float(logits[top_id]) - log_total) for top_id in top_ids.tolist()),
+    )

@@ -14,7 +14,7 @@ from itertools import groupby
 
 import torch
 
-from weir.engine.plan import ChunkPlan, SampleSpec, StepPlan
+from weir.engine.plan import ChunkPlan, SampleSpec, ScoreSpec, StepPlan
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
 from weir.model.paged_kv import PagedKv
 from weir.model.plan_check import ordered_chunks
@@ -59,6 +59,15 @@ class SampledRow:
 
 
 @dataclass(frozen=True, slots=True)
+class ScoredChunk:
+    """A chunk of the sequence in `slot` whose tokens are scored; its first token is `first_row` of the flat batch."""
+
+    slot: int
+    first_row: int
+    spec: ScoreSpec
+
+
+@dataclass(frozen=True, slots=True)
 class StepBatch:
     """`token_ids` and `positions` are [tokens], `row_index` [tokens, kv heads]."""
 
@@ -68,6 +77,7 @@ class StepBatch:
     decode_groups: tuple[DecodeGroup, ...]
     prefill_chunks: tuple[PrefillChunk, ...]
     sampled_rows: tuple[SampledRow, ...]
+    scored_chunks: tuple[ScoredChunk, ...]
 
 
 def build_batch(plan: StepPlan, kv: PagedKv, vocab_size: int, max_context_tokens: int) -> StepBatch:
@@ -83,6 +93,7 @@ def build_batch(plan: StepPlan, kv: PagedKv, vocab_size: int, max_context_tokens
         decode_groups=_decode_groups(decodes, kv),
         prefill_chunks=_prefill_chunks(prefills, len(decodes), kv),
         sampled_rows=_sampled_rows(chunks),
+        scored_chunks=_scored_chunks(chunks),
     )
 
 
@@ -137,3 +148,13 @@ def _sampled_rows(chunks: Sequence[ChunkPlan]) -> tuple[SampledRow, ...]:
         if chunk.sample is not None:
             rows.append(SampledRow(chunk.slot, end - 1, chunk.sample))
     return tuple(rows)
+
+
+def _scored_chunks(chunks: Sequence[ChunkPlan]) -> tuple[ScoredChunk, ...]:
+    scored = []
+    first_row = 0
+    for chunk in chunks:
+        if chunk.score is not None:
+            scored.append(ScoredChunk(chunk.slot, first_row, chunk.score))
+        first_row += len(chunk.token_ids)
+    return tuple(scored)
