@@ -59,6 +59,8 @@ class Call:
         self.prefilled: asyncio.Future[None] = loop.create_future()
         self.ended: asyncio.Future[Ending] = loop.create_future()
         self.released = asyncio.Event()
+        self.num_cached_tokens = 0
+        """Of the prompt, as its workers say."""
 
     @property
     def output(self) -> Output:
@@ -194,6 +196,7 @@ class Call:
             self._end_by_worker(worker_id, update.error)
             return
         finish_reason = finish_reason_from_pb(update.finish_reason)
+        self.num_cached_tokens = max(self.num_cached_tokens, update.num_cached_tokens)
         if self._output.push(attempt, update.first_index, update.token_ids, finish_reason):
             self._last_news_s = self._clock.now_s()
             self._news.set()

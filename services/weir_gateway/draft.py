@@ -29,6 +29,7 @@ class FieldNames:
     max_tokens: str = "options.stop_conditions.max_tokens"
     stop: str = "options.stop_conditions.stop"
     stop_token_ids: str = "options.stop_conditions.stop_token_ids"
+    cache_salt: str = "options.cache_salt"
 
 
 GRPC_NAMES = FieldNames()
@@ -80,4 +81,6 @@ class RequestDraft:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    cache_salt: str = ""
+    skips_prefix_cache: bool = False
     is_stream: bool = True

@@ -116,7 +116,11 @@ def fill(response: _ResponseT, opened: OpenRequest, delivery: Delivery) -> _Resp
     response.text = delivery.piece.text
     if delivery.finish_reason is not None:
         response.finish_reason = finish_reason_to_pb(delivery.finish_reason)
-        usage = types_pb2.Usage(num_prompt_tokens=opened.num_prompt_tokens, num_output_tokens=opened.num_output_tokens)
+        usage = types_pb2.Usage(
+            num_prompt_tokens=opened.num_prompt_tokens,
+            num_output_tokens=opened.num_output_tokens,
+            num_cached_tokens=opened.num_cached_tokens,
+        )
         response.usage.CopyFrom(usage)
     return response
 
@@ -139,4 +143,6 @@ def draft_from_pb(options: inference_pb2.RequestOptions, prompt: Prompt, operati
         stop=tuple(stop.stop),
         stop_token_ids=tuple(stop.stop_token_ids),
         ignore_eos=stop.ignore_eos,
+        cache_salt=options.cache_salt,
+        skips_prefix_cache=options.skips_prefix_cache,
     )

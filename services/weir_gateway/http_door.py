@@ -188,7 +188,7 @@ async def _events(opened: OpenRequest, renderer: AnswerRenderer, first: Delivery
 
 
 def _usage_of(opened: OpenRequest) -> Usage:
-    return Usage(opened.num_prompt_tokens, opened.num_output_tokens)
+    return Usage(opened.num_prompt_tokens, opened.num_output_tokens, opened.num_cached_tokens)
 
 
 def _plain_error(message: str, kind: str) -> dict[str, Any]:

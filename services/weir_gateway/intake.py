@@ -43,6 +43,11 @@ class OpenRequest:
         return len(self.call.request.checked.prompt_token_ids)
 
     @property
+    def num_cached_tokens(self) -> int:
+        """Of the prompt, found in the prefix cache."""
+        return self.call.num_cached_tokens
+
+    @property
     def num_output_tokens(self) -> int:
         return self.call.output.num_tokens
 

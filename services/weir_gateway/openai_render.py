@@ -38,12 +38,14 @@ class Usage:
 
     num_prompt_tokens: int
     num_output_tokens: int
+    num_cached_tokens: int
 
     def to_json(self) -> Json:
         return {
             "prompt_tokens": self.num_prompt_tokens,
             "completion_tokens": self.num_output_tokens,
             "total_tokens": self.num_prompt_tokens + self.num_output_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens},
         }
 
 

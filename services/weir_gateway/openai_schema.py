@@ -55,7 +55,8 @@ class StreamOptions(BaseModel):
 
 
 class CommonBody(BaseModel):
-    """What both kinds of request have. `lane`, `ignore_eos`, `top_k` and `stop_token_ids` are extensions."""
+    """What both kinds of request have. `lane`, `ignore_eos`, `top_k`, `stop_token_ids`, `cache_salt` and `cache_prompt`
+    are extensions (vLLM's and llama.cpp's names)."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -72,6 +73,8 @@ class CommonBody(BaseModel):
     ignore_eos: bool | None = None
     stop_token_ids: list[int] | None = None
     lane: str | None = None
+    cache_salt: str | None = None
+    cache_prompt: bool | None = None
 
     @property
     def is_stream(self) -> bool:
@@ -166,6 +169,8 @@ def _draft(
         stop=stop,
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=bool(body.ignore_eos),
+        cache_salt=body.cache_salt or "",
+        skips_prefix_cache=body.cache_prompt is False,
         is_stream=body.is_stream,
     )
 
@@ -184,6 +189,7 @@ def _http_names(max_tokens: str) -> FieldNames:
         max_tokens=max_tokens,
         stop="stop",
         stop_token_ids="stop_token_ids",
+        cache_salt="cache_salt",
     )
 
 

@@ -24,6 +24,7 @@ _MAX_SEED = 2**64 - 1
 _MAX_STOPS = 16
 _MAX_STOP_CHARS = 256
 _MAX_STOP_TOKEN_IDS = 16
+_MAX_SALT_CHARS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +166,8 @@ def _check_names(found: _Violations, draft: RequestDraft) -> None:
         found.add(names.request_id, f"is {draft.request_id[:80]!r}; use 1 to 64 characters of A-Z a-z 0-9 _ -")
     if not _LANE.fullmatch(draft.lane):
         found.add(names.lane, f"is {draft.lane[:80]!r}; use at most 64 characters of A-Z a-z 0-9 _ . -")
+    if len(draft.cache_salt) > _MAX_SALT_CHARS:
+        found.add(names.cache_salt, f"has {len(draft.cache_salt)} characters; at most {_MAX_SALT_CHARS} are allowed")
 
 
 def _check_sampling(found: _Violations, draft: RequestDraft, names: FieldNames) -> None:

@@ -54,6 +54,8 @@ def start_command(
         traceparent=traceparent,
         num_booked_pages=placement.num_booked_pages,
         lane_priority=placement.lane_priority,
+        cache_salt=checked.draft.cache_salt,
+        skips_prefix_cache=checked.draft.skips_prefix_cache,
     )
     return worker_pb2.ServeRequest(start=start)
 

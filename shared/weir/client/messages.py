@@ -34,6 +34,8 @@ class GenerateOptions:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    cache_salt: str = ""
+    skips_prefix_cache: bool = False
 
     def to_pb(self) -> inference_pb2.RequestOptions:
         """Raises InvalidRequest for numbers that the wire cannot carry; the gateway checks all others."""
@@ -57,6 +59,8 @@ class GenerateOptions:
             lane=self.lane,
             sampling=sampling,
             stop_conditions=stop_conditions,
+            cache_salt=self.cache_salt,
+            skips_prefix_cache=self.skips_prefix_cache,
         )
 
 
@@ -79,6 +83,8 @@ class Chunk:
     finish_reason: FinishReason | None
     num_prompt_tokens: int
     num_output_tokens: int
+    num_cached_tokens: int
+    """Of the prompt, found in the prefix cache."""
 
     @classmethod
     def from_pb(cls, response: inference_pb2.GenerateResponse | inference_pb2.ChatResponse) -> "Chunk":
@@ -90,6 +96,7 @@ class Chunk:
             finish_reason=_FINISH_REASONS.get(response.finish_reason),
             num_prompt_tokens=response.usage.num_prompt_tokens,
             num_output_tokens=response.usage.num_output_tokens,
+            num_cached_tokens=response.usage.num_cached_tokens,
         )
 
 

@@ -111,6 +111,7 @@ def _update_to_pb(update: Update) -> worker_pb2.SequenceUpdate:
         attempt=types_pb2.Attempt(dispatch=update.key.attempt.dispatch, adoption=update.key.attempt.adoption),
         first_index=update.first_index,
         token_ids=update.token_ids,
+        num_cached_tokens=update.num_cached_tokens,
     )
     if update.ending is not None:
         message.handed_off = update.ending.is_handed_off

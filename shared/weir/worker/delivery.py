@@ -29,6 +29,7 @@ class Update:
     first_index: int = 0
     token_ids: tuple[int, ...] = ()
     ending: Ending | None = None
+    num_cached_tokens: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -39,6 +40,8 @@ class Delivery:
     gateway_id: str
     token_ids: list[int] = field(default_factory=list)
     next_index: int | None = None
+    num_cached_tokens: int | None = None
+    """Of the prompt, found and not computed; None before its first chunk."""
     ending: Ending | None = None
     ended_at_s: float = 0.0
     is_cancel_posted: bool = False
@@ -63,6 +66,11 @@ class Delivery:
         assert index == len(self.token_ids), f"token {index} follows {len(self.token_ids)} tokens"
         self.token_ids.append(token_id)
 
+    def add_chunk(self, start: int) -> None:
+        """Prompt tokens from `start` on were computed: before the first chunk lies what was cached."""
+        if self.num_cached_tokens is None:
+            self.num_cached_tokens = start
+
     def end(self, ending: Ending, now_s: float) -> None:
         self.ending = ending
         self.ended_at_s = now_s
@@ -75,4 +83,4 @@ class Delivery:
         self.next_index = first_index + len(token_ids)
         ending = self.ending if self.next_index >= len(self.token_ids) else None
         self._is_ending_sent = ending is not None
-        return Update(self.key, first_index, token_ids, ending)
+        return Update(self.key, first_index, token_ids, ending, self.num_cached_tokens or 0)

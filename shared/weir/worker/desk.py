@@ -16,6 +16,7 @@ from weir.engine.messages import (
     Add,
     Arrival,
     Cancel,
+    ChunkComputed,
     Command,
     EndReason,
     Event,
@@ -162,6 +163,9 @@ class Desk:
         if delivery is None or delivery.ending is not None:
             return
         match event:
+            case ChunkComputed(_, start):
+                delivery.add_chunk(start)
+                return
             case TokenDrawn(_, index, token_id):
                 delivery.add_token(index, token_id)
             case SequenceEnded(_, reason, failure):

@@ -62,7 +62,7 @@ class ScriptedGateway(inference_pb2_grpc.InferenceServicer, admin_pb2_grpc.Admin
             token_ids=[6, 7],
             text="two",
             finish_reason=types_pb2.FINISH_REASON_STOP,
-            usage=types_pb2.Usage(num_prompt_tokens=4, num_output_tokens=3),
+            usage=types_pb2.Usage(num_prompt_tokens=4, num_output_tokens=3, num_cached_tokens=2),
         )
 
     def _fail(self, context: Any) -> None:

@@ -14,8 +14,8 @@ OPTIONS = GenerateOptions(
     stop=("a", "b"), stop_token_ids=(1, 2), ignore_eos=True,
 )  # fmt: skip
 CHUNKS = [
-    Chunk("r", 0, (5,), "one ", None, 0, 0),
-    Chunk("r", 1, (6, 7), "two", "stop", 4, 3),
+    Chunk("r", 0, (5,), "one ", None, 0, 0, 0),
+    Chunk("r", 1, (6, 7), "two", "stop", 4, 3, 2),
 ]
 
 

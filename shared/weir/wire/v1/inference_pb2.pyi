@@ -53,17 +53,23 @@ class StopConditions(_message.Message):
     STOP_FIELD_NUMBER: _builtins.int
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
+    MIN_TOKENS_FIELD_NUMBER: _builtins.int
+    INCLUDE_STOP_FIELD_NUMBER: _builtins.int
     max_tokens: _builtins.int
     """At most this many tokens. Default: the gateway's default_max_tokens, cut to the context."""
     ignore_eos: _builtins.bool
     """Go on after the model's own end-of-text token."""
+    min_tokens: _builtins.int
+    """Before so many tokens no stop token is drawn and no stop text ends the output. At most max_tokens. Default 0."""
+    include_stop: _builtins.bool
+    """The stop text that was reached is part of the output."""
     @_builtins.property
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Text that ends the output and is not part of it; may span tokens. At most 16, each 1 to 256 characters."""
 
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Token ids that end the output, beside the model's own. At most 16."""
+        """Token ids that end the output, beside the model's own. At most 32."""
 
     def __init__(
         self,
@@ -72,14 +78,21 @@ class StopConditions(_message.Message):
         stop: _abc.Iterable[_builtins.str] | None = ...,
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         ignore_eos: _builtins.bool = ...,
+        min_tokens: _builtins.int | None = ...,
+        include_stop: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "max_tokens", b"max_tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_min_tokens", b"_min_tokens", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "ignore_eos", b"ignore_eos", "max_tokens", b"max_tokens", "stop", b"stop", "stop_token_ids", b"stop_token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_min_tokens", b"_min_tokens", "ignore_eos", b"ignore_eos", "include_stop", b"include_stop", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "stop", b"stop", "stop_token_ids", b"stop_token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__min_tokens: _TypeAlias = _typing.Literal["min_tokens"]  # noqa: Y015
+    _WhichOneofArgType__min_tokens: _TypeAlias = _typing.Literal["_min_tokens", b"_min_tokens"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_tokens) -> _WhichOneofReturnType__max_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_tokens) -> _WhichOneofReturnType__min_tokens | None: ...
 
 Global___StopConditions: _TypeAlias = StopConditions  # noqa: Y015
 
@@ -94,12 +107,21 @@ class RequestOptions(_message.Message):
     LANE_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     STOP_CONDITIONS_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
+    SKIPS_PREFIX_CACHE_FIELD_NUMBER: _builtins.int
+    N_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Chosen by the client to cancel by; 1 to 64 characters of [A-Za-z0-9_-]. Default: made by the gateway."""
     model: _builtins.str
     """Name of the model. Empty: the only one served."""
     lane: _builtins.str
     """Lane to queue in. Empty: the default lane."""
+    cache_salt: _builtins.str
+    """Only requests with the same salt share cached prompts. At most 64 characters. Empty: shared by all without one."""
+    skips_prefix_cache: _builtins.bool
+    """The prompt is neither looked up in the prefix cache nor kept there."""
+    n: _builtins.int
+    """Answers to the same prompt, each with draws of its own. Range [1, 16]. Default 1."""
     @_builtins.property
     def sampling(self) -> _types_pb2.SamplingParams:
         """How tokens are drawn."""
@@ -116,12 +138,17 @@ class RequestOptions(_message.Message):
         lane: _builtins.str = ...,
         sampling: _types_pb2.SamplingParams | None = ...,
         stop_conditions: Global___StopConditions | None = ...,
+        cache_salt: _builtins.str = ...,
+        skips_prefix_cache: _builtins.bool = ...,
+        n: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling", "stop_conditions", b"stop_conditions"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "n", b"n", "sampling", b"sampling", "stop_conditions", b"stop_conditions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lane", b"lane", "model", b"model", "request_id", b"request_id", "sampling", b"sampling", "stop_conditions", b"stop_conditions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "cache_salt", b"cache_salt", "lane", b"lane", "model", b"model", "n", b"n", "request_id", b"request_id", "sampling", b"sampling", "skips_prefix_cache", b"skips_prefix_cache", "stop_conditions", b"stop_conditions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__n: _TypeAlias = _typing.Literal["n"]  # noqa: Y015
+    _WhichOneofArgType__n: _TypeAlias = _typing.Literal["_n", b"_n"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__n) -> _WhichOneofReturnType__n | None: ...
 
 Global___RequestOptions: _TypeAlias = RequestOptions  # noqa: Y015
 
@@ -173,6 +200,9 @@ class GenerateResponse(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
+    CHOICE_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request's id."""
     first_index: _builtins.int
@@ -180,14 +210,24 @@ class GenerateResponse(_message.Message):
     text: _builtins.str
     """New text: whole characters only, so it can lag behind the tokens."""
     finish_reason: _types_pb2.FinishReason.ValueType
-    """Set in the last response."""
+    """Set in the last response of a choice."""
+    choice: _builtins.int
+    """Which of the n answers this belongs to, from 0."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """New tokens."""
 
     @_builtins.property
     def usage(self) -> _types_pb2.Usage:
-        """Set in the last response."""
+        """Set in the last response of all; output tokens of all choices together."""
+
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.TokenLogprobs]:
+        """Where they were asked for: one entry a token of token_ids."""
+
+    @_builtins.property
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.TokenLogprobs]:
+        """Where they were asked for, in the first response of choice 0: one entry a token of the prompt but the first."""
 
     def __init__(
         self,
@@ -198,10 +238,13 @@ class GenerateResponse(_message.Message):
         text: _builtins.str = ...,
         finish_reason: _types_pb2.FinishReason.ValueType = ...,
         usage: _types_pb2.Usage | None = ...,
+        choice: _builtins.int = ...,
+        logprobs: _abc.Iterable[_types_pb2.TokenLogprobs] | None = ...,
+        prompt_logprobs: _abc.Iterable[_types_pb2.TokenLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "first_index", b"first_index", "request_id", b"request_id", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "finish_reason", b"finish_reason", "first_index", b"first_index", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -275,6 +318,9 @@ class ChatResponse(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
+    CHOICE_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """As in GenerateResponse."""
     first_index: _builtins.int
@@ -283,12 +329,22 @@ class ChatResponse(_message.Message):
     """As in GenerateResponse."""
     finish_reason: _types_pb2.FinishReason.ValueType
     """As in GenerateResponse."""
+    choice: _builtins.int
+    """As in GenerateResponse."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """As in GenerateResponse."""
 
     @_builtins.property
     def usage(self) -> _types_pb2.Usage:
+        """As in GenerateResponse."""
+
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.TokenLogprobs]:
+        """As in GenerateResponse."""
+
+    @_builtins.property
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.TokenLogprobs]:
         """As in GenerateResponse."""
 
     def __init__(
@@ -300,10 +356,13 @@ class ChatResponse(_message.Message):
         text: _builtins.str = ...,
         finish_reason: _types_pb2.FinishReason.ValueType = ...,
         usage: _types_pb2.Usage | None = ...,
+        choice: _builtins.int = ...,
+        logprobs: _abc.Iterable[_types_pb2.TokenLogprobs] | None = ...,
+        prompt_logprobs: _abc.Iterable[_types_pb2.TokenLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "first_index", b"first_index", "request_id", b"request_id", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "finish_reason", b"finish_reason", "first_index", b"first_index", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

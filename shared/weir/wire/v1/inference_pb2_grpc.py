@@ -67,7 +67,7 @@ class InferenceServicer:
     """
 
     def Generate(self, request, context):
-        """Continues a prompt. One response a group of tokens; the last one carries finish_reason and usage.
+        """Continues a prompt. One response a group of tokens of one choice; the last one carries usage.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -34,7 +34,7 @@ class InferenceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> InferenceAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]
-    """Continues a prompt. One response a group of tokens; the last one carries finish_reason and usage."""
+    """Continues a prompt. One response a group of tokens of one choice; the last one carries usage."""
     Chat: _grpc.UnaryStreamMultiCallable[_inference_pb2.ChatRequest, _inference_pb2.ChatResponse]
     """Answers a conversation, rendered with the model's chat template."""
     Cancel: _grpc.UnaryUnaryMultiCallable[_inference_pb2.CancelRequest, _inference_pb2.CancelResponse]
@@ -50,7 +50,7 @@ class InferenceAsyncStub(InferenceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]  # type: ignore[assignment]
-    """Continues a prompt. One response a group of tokens; the last one carries finish_reason and usage."""
+    """Continues a prompt. One response a group of tokens of one choice; the last one carries usage."""
     Chat: _aio.UnaryStreamMultiCallable[_inference_pb2.ChatRequest, _inference_pb2.ChatResponse]  # type: ignore[assignment]
     """Answers a conversation, rendered with the model's chat template."""
     Cancel: _aio.UnaryUnaryMultiCallable[_inference_pb2.CancelRequest, _inference_pb2.CancelResponse]  # type: ignore[assignment]
@@ -69,7 +69,7 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.GenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_inference_pb2.GenerateResponse], _abc.AsyncIterator[_inference_pb2.GenerateResponse]]:
-        """Continues a prompt. One response a group of tokens; the last one carries finish_reason and usage."""
+        """Continues a prompt. One response a group of tokens of one choice; the last one carries usage."""
 
     @_abc_1.abstractmethod
     def Chat(

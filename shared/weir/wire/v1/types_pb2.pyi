@@ -121,7 +121,7 @@ class SamplingParams(_message.Message):
     min_p: _builtins.float
     """Keep the tokens that are at least p times as likely as the most likely one. Range [0, 1]. Default 0."""
     repetition_penalty: _builtins.float
-    """Divides the positive and multiplies the negative logits of tokens in the prompt or the output. Range (0, 2].
+    """Divides the positive and multiplies the negative logits of tokens in the prompt or the output. Range [0.01, 10].
     Default 1.
     """
     presence_penalty: _builtins.float
@@ -199,6 +199,50 @@ class SamplingParams(_message.Message):
 Global___SamplingParams: _TypeAlias = SamplingParams  # noqa: Y015
 
 @_typing.final
+class TokenLogprobs(_message.Message):
+    """How likely a token was: natural logarithms of the softmax of the model's own logits, before logit_bias, penalties,
+    temperature and filters.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_ID_FIELD_NUMBER: _builtins.int
+    LOGPROB_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    TOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
+    token_id: _builtins.int
+    """The token."""
+    logprob: _builtins.float
+    """Its log-probability. -9999 with rank 0: not known any more, since the worker that drew the token has died."""
+    rank: _builtins.int
+    """1 for the most likely token of its place."""
+    @_builtins.property
+    def top_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The most likely tokens of its place, most likely first, as many as were asked for."""
+
+    @_builtins.property
+    def top_logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Their log-probabilities."""
+
+    def __init__(
+        self,
+        *,
+        token_id: _builtins.int = ...,
+        logprob: _builtins.float = ...,
+        rank: _builtins.int = ...,
+        top_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        top_logprobs: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "rank", b"rank", "token_id", b"token_id", "top_logprobs", b"top_logprobs", "top_token_ids", b"top_token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenLogprobs: _TypeAlias = TokenLogprobs  # noqa: Y015
+
+@_typing.final
 class Usage(_message.Message):
     """Token counts of one request."""
 
@@ -206,19 +250,23 @@ class Usage(_message.Message):
 
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     num_prompt_tokens: _builtins.int
     """Tokens of the rendered prompt."""
     num_output_tokens: _builtins.int
     """Tokens sent to the client, a final stop token included."""
+    num_cached_tokens: _builtins.int
+    """Of the prompt's tokens, those that were found in the prefix cache."""
     def __init__(
         self,
         *,
         num_prompt_tokens: _builtins.int = ...,
         num_output_tokens: _builtins.int = ...,
+        num_cached_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_output_tokens", b"num_output_tokens", "num_prompt_tokens", b"num_prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_cached_tokens", b"num_cached_tokens", "num_output_tokens", b"num_output_tokens", "num_prompt_tokens", b"num_prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

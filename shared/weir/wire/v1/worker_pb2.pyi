@@ -359,6 +359,10 @@ class SequenceUpdate(_message.Message):
     HANDED_OFF_FIELD_NUMBER: _builtins.int
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    FIRST_PROMPT_INDEX_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request's id."""
     first_index: _builtins.int
@@ -367,6 +371,10 @@ class SequenceUpdate(_message.Message):
     """Prefill workers: the pages now belong to the decode worker."""
     finish_reason: _types_pb2.FinishReason.ValueType
     """Set when the sequence has ended here."""
+    num_cached_tokens: _builtins.int
+    """Prompt tokens that were found in the prefix cache and not computed."""
+    first_prompt_index: _builtins.int
+    """Index in the prompt of the first of prompt_logprobs; the prompt's first token has none."""
     @_builtins.property
     def attempt(self) -> _types_pb2.Attempt:
         """Its epoch."""
@@ -379,6 +387,14 @@ class SequenceUpdate(_message.Message):
     def error(self) -> Global___WorkerError:
         """Set when the worker gives the sequence up; nothing follows."""
 
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.TokenLogprobs]:
+        """Where they were asked for: one entry a token of token_ids, or none at all."""
+
+    @_builtins.property
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.TokenLogprobs]:
+        """Where they were asked for, before the first token: those of the prompt's tokens from first_prompt_index on."""
+
     def __init__(
         self,
         *,
@@ -389,10 +405,14 @@ class SequenceUpdate(_message.Message):
         handed_off: _builtins.bool = ...,
         finish_reason: _types_pb2.FinishReason.ValueType = ...,
         error: Global___WorkerError | None = ...,
+        num_cached_tokens: _builtins.int = ...,
+        logprobs: _abc.Iterable[_types_pb2.TokenLogprobs] | None = ...,
+        prompt_logprobs: _abc.Iterable[_types_pb2.TokenLogprobs] | None = ...,
+        first_prompt_index: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "error", b"error", "finish_reason", b"finish_reason", "first_index", b"first_index", "handed_off", b"handed_off", "request_id", b"request_id", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "error", b"error", "finish_reason", b"finish_reason", "first_index", b"first_index", "first_prompt_index", b"first_prompt_index", "handed_off", b"handed_off", "logprobs", b"logprobs", "num_cached_tokens", b"num_cached_tokens", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
