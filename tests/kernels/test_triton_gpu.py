@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.kernels.triton_cases.child import CASES, CaseResults, run_cases
+from tests.kernels.triton_cases.child import CASES, CaseResult, run_cases
 
 torch = pytest.importorskip("torch")
 pytestmark = [
@@ -14,11 +14,12 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> CaseResults:
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, CaseResult]:
     return run_cases(tmp_path_factory.mktemp("gpu"), {"TRITON_INTERPRET": "0"})
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.stem)
-def test_on_the_gpu(case: Path, results: CaseResults) -> None:
-    assert results.num_passed(case) > 0, results.output
-    assert results.failures(case) == [], results.output
+def test_on_the_gpu(case: Path, results: dict[Path, CaseResult]) -> None:
+    result = results[case]
+    assert result.failures == (), result.output
+    assert result.num_passed > 0, result.output

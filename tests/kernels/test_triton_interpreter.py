@@ -6,18 +6,19 @@ Triton decides when it is imported whether kernels are interpreted, and other te
 from pathlib import Path
 
 import pytest
-from tests.kernels.triton_cases.child import CASES, CaseResults, run_cases
+from tests.kernels.triton_cases.child import CASES, CaseResult, run_cases
 
 pytest.importorskip("triton", reason="Triton is installed on Linux only")
 pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> CaseResults:
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, CaseResult]:
     return run_cases(tmp_path_factory.mktemp("interpreter"), {"TRITON_INTERPRET": "1"})
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.stem)
-def test_in_the_interpreter(case: Path, results: CaseResults) -> None:
-    assert results.num_passed(case) > 0, results.output
-    assert results.failures(case) == [], results.output
+def test_in_the_interpreter(case: Path, results: dict[Path, CaseResult]) -> None:
+    result = results[case]
+    assert result.failures == (), result.output
+    assert result.num_passed > 0, result.output

@@ -1,8 +1,9 @@
-"""Runs the case files in a pytest of their own and reads what came of them."""
+"""Runs the case files, each in a pytest of its own, and reads what came of them."""
 
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
@@ -14,38 +15,27 @@ TIMEOUT_S = 840
 
 
 @dataclass(frozen=True)
-class CaseResults:
-    """`report` is a JUnit file's root; `output` what the child printed."""
+class CaseResult:
+    """What one file's tests came to; `output` is what its pytest printed."""
 
-    report: ElementTree.Element
+    num_passed: int
+    failures: tuple[str, ...]
     output: str
 
-    def num_passed(self, case: Path) -> int:
-        return sum(len(test) == 0 for test in self._tests(case))
 
-    def failures(self, case: Path) -> list[str]:
-        return [
-            test.attrib["name"]
-            for test in self._tests(case)
-            if test.find("failure") is not None or test.find("error") is not None
-        ]
-
-    def _tests(self, case: Path) -> list[ElementTree.Element]:
-        module = ".".join(case.relative_to(ROOT).with_suffix("").parts)
-        # a file that cannot be collected reports its module as its name
-        return [
-            test
-            for test in self.report.iter("testcase")
-            if test.attrib.get("classname") == module or test.attrib["name"] == module
-        ]
+def run_cases(folder: Path, environment: dict[str, str]) -> dict[Path, CaseResult]:
+    """As many files at a time as there are cores."""
+    with ThreadPoolExecutor(os.cpu_count() or 1) as threads:
+        results = threads.map(lambda case: _run_case(case, folder / f"{case.stem}.xml", environment), CASES)
+        return dict(zip(CASES, results, strict=True))
 
 
-def run_cases(folder: Path, environment: dict[str, str]) -> CaseResults:
-    report = folder / "report.xml"
+def _run_case(case: Path, report: Path, environment: dict[str, str]) -> CaseResult:
     search_path = [str(ROOT), str(ROOT / "shared"), os.environ.get("PYTHONPATH", "")]
+    settings = ["-c", str(HERE.parent / "gpu.ini"), "--rootdir", str(ROOT)]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *CASES],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(search_path)} | environment,
+        [sys.executable, "-m", "pytest", "-q", *settings, f"--junitxml={report}", str(case)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(search_path), "OMP_NUM_THREADS": "1"} | environment,
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -54,5 +44,8 @@ def run_cases(folder: Path, environment: dict[str, str]) -> CaseResults:
         timeout=TIMEOUT_S,
     )
     if not report.exists():
-        raise RuntimeError(f"the cases did not run (exit code {done.returncode}):\n{done.stdout[-8000:]}")
-    return CaseResults(ElementTree.parse(report).getroot(), done.stdout[-8000:])
+        return CaseResult(0, (f"pytest ended with {done.returncode}",), done.stdout[-8000:])
+    tests = list(ElementTree.parse(report).getroot().iter("testcase"))
+    failed = [test for test in tests if test.find("failure") is not None or test.find("error") is not None]
+    names = tuple(test.attrib["name"] for test in failed)
+    return CaseResult(sum(len(test) == 0 for test in tests), names, done.stdout[-8000:])

@@ -75,20 +75,15 @@ def paged_decode(
     """
     group = query_heads_per_kv_head(queries, keys)
     check_kv_pages(keys, values)
-    num_rows, num_heads, head_dim = queries.shape
-    num_kv_heads = keys.shape[1]
     check_shape("out", out, queries.shape)
     check_rows("out", out)
-    check_shape("block_tables", block_tables, (num_rows, None))
-    check_shape("lengths", lengths, (num_rows,))
-    check_dtype("block_tables", block_tables, torch.int32)
-    check_rows("block_tables", block_tables)
-    check_dtype("lengths", lengths, torch.int32)
+    num_rows, _, head_dim = queries.shape
+    _check_index(block_tables, lengths, num_rows)
     num_splits = triton.cdiv(block_tables.shape[1] * PAGE_TOKENS, tiles.split_tokens)
     max_splits = _check_scratch(scratch, queries, num_splits)
     if num_rows == 0:
         return
-    paged_decode_kernel[num_kv_heads, num_rows, num_splits](
+    paged_decode_kernel[keys.shape[1], num_rows, num_splits](
         queries,
         keys,
         values,
@@ -119,21 +114,34 @@ def paged_decode(
         enable_fp_fusion=False,
     )
     if num_splits > 1:
-        merge_splits_kernel[num_heads, num_rows](
-            scratch.partial,
-            scratch.lse,
-            lengths,
-            out,
-            out.stride(0),
-            out.stride(1),
-            max_splits,
-            HEAD_DIM=head_dim,
-            BLOCK_D=triton.next_power_of_2(head_dim),
-            BLOCK_S=_MERGE_BLOCK,
-            SPLIT=tiles.split_tokens,
-            num_warps=4,
-            enable_fp_fusion=False,
-        )
+        _merge_splits(scratch, lengths, out, tiles)
+
+
+def _merge_splits(scratch: DecodeScratch, lengths: torch.Tensor, out: torch.Tensor, tiles: DecodeTiles) -> None:
+    num_rows, num_heads, head_dim = out.shape
+    merge_splits_kernel[num_heads, num_rows](
+        scratch.partial,
+        scratch.lse,
+        lengths,
+        out,
+        out.stride(0),
+        out.stride(1),
+        scratch.lse.shape[2],
+        HEAD_DIM=head_dim,
+        BLOCK_D=triton.next_power_of_2(head_dim),
+        BLOCK_S=_MERGE_BLOCK,
+        SPLIT=tiles.split_tokens,
+        num_warps=4,
+        enable_fp_fusion=False,
+    )
+
+
+def _check_index(block_tables: torch.Tensor, lengths: torch.Tensor, num_rows: int) -> None:
+    check_shape("block_tables", block_tables, (num_rows, None))
+    check_dtype("block_tables", block_tables, torch.int32)
+    check_rows("block_tables", block_tables)
+    check_shape("lengths", lengths, (num_rows,))
+    check_dtype("lengths", lengths, torch.int32)
 
 
 def _check_scratch(scratch: DecodeScratch, queries: torch.Tensor, num_splits: int) -> int:

@@ -1,0 +1,108 @@
+"""`weir bench kernels` up to its clock: what it runs is right, and what it prints is what it measured."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from tests.kernels.triton_cases.support import COMPUTE_CAPABILITY, DEVICE
+
+from weir.bench import gpu_cases as cases
+from weir.bench.gpu_cases import KernelCase, Shape
+from weir.bench.gpu_kernels import KernelReport, as_json, as_lines, measure
+from weir.bench.gpu_timer import Ceilings, Timing
+
+SHAPE = Shape("tiny", 4, 2, 64)
+CEILINGS = Ceilings(copy_bytes_a_second=1e12, matmul_flops_a_second=1e14)
+MAKERS = [
+    pytest.param(partial(cases.decode_case, SHAPE, [64, 64], DEVICE, torch.float16, with_rivals=True), id="decode"),
+    pytest.param(partial(cases.decode_case, SHAPE, [5, 40], DEVICE, torch.float16), id="ragged-decode"),
+    pytest.param(partial(cases.norm_case, 3, 64, DEVICE), id="norm"),
+    pytest.param(partial(cases.silu_case, 3, 64, DEVICE), id="silu"),
+    pytest.param(partial(cases.rotary_case, SHAPE, 5, DEVICE), id="rotary"),
+    pytest.param(partial(cases.page_copy_case, 4096, 3, DEVICE), id="page-copy"),
+    pytest.param(partial(cases.sampling_case, 3, 1000, DEVICE), id="sampling"),
+    pytest.param(
+        partial(cases.prefill_case, SHAPE, 40, [40, 40], DEVICE, COMPUTE_CAPABILITY, torch.float16, with_rivals=True),
+        id="prefill",
+    ),
+    pytest.param(
+        partial(cases.prefill_case, SHAPE, 9, [40, 17], DEVICE, COMPUTE_CAPABILITY, torch.float16), id="chunks"
+    ),
+]
+
+
+class CountedCalls:
+    """A timer that calls once and says 100 us."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+
+    def time(self, call: Callable[[], object]) -> Timing:
+        call()
+        self.num_calls += 1
+        return Timing(100.0, 90.0, 120.0)
+
+
+def without_flex(make: Callable[[], KernelCase]) -> KernelCase:
+    """FlexAttention would compile for half a minute."""
+    case = make()
+    return dataclasses.replace(
+        case, rivals={name: rival for name, rival in case.rivals.items() if not name.startswith("Flex")}
+    )
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_every_case_is_right_and_is_timed(make: Callable[[], KernelCase]) -> None:
+    torch.manual_seed(1)
+    timer = CountedCalls()
+    (kernel,) = measure([partial(without_flex, make)], timer, CEILINGS)
+    assert kernel.error < 2e-2
+    assert kernel.timing == Timing(100.0, 90.0, 120.0)
+    assert kernel.num_bytes > 0
+    assert timer.num_calls == 1 + sum(rival.median_us is not None for rival in kernel.rivals)
+    assert all(rival.problem for rival in kernel.rivals if rival.median_us is None)
+
+
+def test_rivals_compute_the_same() -> None:
+    torch.manual_seed(2)
+    case = cases.decode_case(SHAPE, [64, 64], DEVICE, torch.float16, with_rivals=True)
+    gathered = case.rivals["torch SDPA, gathering"]()()
+    contiguous = case.rivals["torch SDPA, contiguous"]()()
+    assert isinstance(gathered, torch.Tensor)
+    assert isinstance(contiguous, torch.Tensor)
+    torch.testing.assert_close(gathered, contiguous)
+
+
+def test_wrong_results_are_reported_and_not_timed() -> None:
+    timer = CountedCalls()
+    wrong = KernelCase("op", "1 x 1", 8, 0, lambda: None, lambda: float("nan"))
+    (kernel,) = measure([lambda: wrong], timer, CEILINGS)
+    assert kernel.timing is None
+    assert timer.num_calls == 0
+    report = KernelReport("a GPU", "torch", CEILINGS, (kernel,))
+    assert not report.is_right
+    assert "WRONG: off by nan" in as_lines(report)[-1]
+
+
+def test_the_table_and_the_json_hold_the_shares_of_the_floor() -> None:
+    def broken() -> Callable[[], object]:
+        raise ImportError("no such package\nand more")
+
+    case = KernelCase("op", "2 x 3", 50_000_000, 0, lambda: None, lambda: 0.0, {"other": lambda: int, "none": broken})
+    (kernel,) = measure([lambda: case], CountedCalls(), CEILINGS)
+    assert kernel.floor_share == pytest.approx(0.5)
+    report = KernelReport("a GPU", "torch", CEILINGS, (kernel,))
+    line = as_lines(report)[-1]
+    assert "50%" in line
+    assert "other 100.0 (1.00x); none: ImportError: no such package" in line
+    (entry,) = json.loads(json.dumps(as_json(report)))["kernels"]
+    assert entry["floor_share"] == pytest.approx(0.5)
+    assert entry["timing"]["median_us"] == 100.0
+
+
+def test_the_floor_is_what_takes_longer() -> None:
+    assert CEILINGS.floor_us(num_bytes=10**6, num_flops=0) == pytest.approx(1.0)
+    assert CEILINGS.floor_us(num_bytes=10**6, num_flops=10**9) == pytest.approx(10.0)
