@@ -23,6 +23,21 @@ def step(
 
 
 @app.command()
+def kernels(
+    out: Annotated[Path | None, typer.Option(help="Also write the figures here, as JSON.")] = None,
+    sweep: Annotated[bool, typer.Option("--sweep", help="GPU: time paged decode over tile sizes instead.")] = False,
+) -> None:
+    """Each kernel beside the machine's limits and other implementations: the GPU's, or without one the CPU's.
+
+    \b
+    weir bench kernels --out kernels.json
+    """
+    from weir.bench.kernels import main as bench_kernels
+
+    raise typer.Exit(bench_kernels(out, sweep))
+
+
+@app.command()
 def transfer(
     repeats: Annotated[int, typer.Option(min=1, help="Hand-offs of each size.")] = 200,
     as_json: options.AsJson = False,
