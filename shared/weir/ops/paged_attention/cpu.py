@@ -13,16 +13,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weir.kv.geometry import PAGE_TOKENS
-from weir.ops.simd.attention import TILE_ROWS, address_of, score_tile, soften_row, weigh_tile
-from weir.ops.simd.float import exp2, fma
+from weir.ops.simd.attention_rows import soften_row
+from weir.ops.simd.attention_tiles import TILE_ROWS, score_tile, weigh_tile
 from weir.ops.simd.jit import kernel
+from weir.ops.simd.loops import address_of
 
 BLOCK_TOKENS = 128
 BLOCK_PAGES = BLOCK_TOKENS // PAGE_TOKENS
+STATS_FLOATS = 2
+"""A row's largest score and the sum of its weights."""
 
 _FLOAT_BYTES = 4
 _SCORE_STRIDE = BLOCK_TOKENS * _FLOAT_BYTES
-_STATS_STRIDE = 2 * _FLOAT_BYTES
+
 _LOG2_E = 1.4426950408889634
 
 
@@ -100,8 +103,7 @@ def weigh_block(
     weights: int,
     sums: int,
 ) -> None:
-    """Adds the weighted values of one block to `sums` [num_rows, head_dim]. Arguments as those of `score_block`."""
-    sum_stride = head_dim * _FLOAT_BYTES
+    """The weighted values of one block: `sums` [num_rows, head_dim]. Arguments as those of `score_block`."""
     last_tokens = min(num_tokens + (num_rows - 1) // rows_per_token, BLOCK_TOKENS)
     num_pages = (last_tokens + PAGE_TOKENS - 1) // PAGE_TOKENS
     for page in range(num_pages):
@@ -119,8 +121,8 @@ def weigh_block(
                     fetched,
                     head_dim,
                     min(seen, PAGE_TOKENS),
-                    sums + first * sum_stride,
-                    sum_stride,
+                    sums + first * head_dim * _FLOAT_BYTES,
+                    page == 0,
                 )
                 fetched = values
 
@@ -134,22 +136,4 @@ def soften_block(
     num_padded = (last_tokens + PAGE_TOKENS - 1) // PAGE_TOKENS * PAGE_TOKENS
     for row in range(num_rows):
         seen = min(num_tokens + row // rows_per_token, BLOCK_TOKENS)
-        soften_row(scores + row * _SCORE_STRIDE, seen, num_padded, scale, stats + row * _STATS_STRIDE)
-
-
-@kernel
-def merge_row(
-    sums: NDArray[np.float32],
-    stats: NDArray[np.float32],
-    block_sums: NDArray[np.float32],
-    block_stats: NDArray[np.float32],
-    scale: np.float32,
-) -> None:
-    """Adds a later block's result to a row's: `sums` [head_dim], `stats` [2]: largest score, sum of weights."""
-    largest = max(stats[0], block_stats[0])
-    factor = exp2((stats[0] - largest) * scale)
-    block_factor = exp2((block_stats[0] - largest) * scale)
-    stats[0] = largest
-    stats[1] = fma(stats[1], factor, block_stats[1] * block_factor)
-    for dimension in range(sums.size):
-        sums[dimension] = fma(sums[dimension], factor, block_sums[dimension] * block_factor)
+        soften_row(scores + row * _SCORE_STRIDE, seen, num_padded, scale, stats + row * STATS_FLOATS * _FLOAT_BYTES)

@@ -6,22 +6,22 @@ items of a sequence and head are merged, in order. Items depend on lengths alone
 """
 
 import numpy as np
-from numba import prange
 from numpy.typing import NDArray
 
 from weir.kv.geometry import PAGE_TOKENS
 from weir.ops.paged_attention.cpu import (
     BLOCK_PAGES,
     BLOCK_TOKENS,
+    STATS_FLOATS,
     head_pages,
-    merge_row,
     score_block,
     soften_block,
     softmax_scale,
     weigh_block,
 )
-from weir.ops.simd.attention import address_of
-from weir.ops.simd.jit import kernel, parallel_kernel
+from weir.ops.simd.attention_rows import finish_row, merge_row
+from weir.ops.simd.jit import kernel
+from weir.ops.simd.loops import address_of
 
 _FLOAT_BYTES = 4
 
@@ -53,7 +53,7 @@ def plan_decode(lengths: NDArray[np.int32], num_kv_heads: int, items: NDArray[np
 @kernel
 def decode_partial_floats(group_heads: int, head_dim: int) -> int:
     """Floats of one row of `partials`, for `group_heads` query heads a key head."""
-    return group_heads * (head_dim + 2)
+    return group_heads * (head_dim + STATS_FLOATS)
 
 
 @kernel
@@ -110,7 +110,6 @@ def decode_blocks(
         ahead_page = block_tables[items[following, 0], items[following, 2] * BLOCK_PAGES]
         queries = address_of(qkv) + rows[sequence] * qkv.shape[1] * _FLOAT_BYTES + kv_head * group_heads * head_bytes
         sums = address_of(partials) + item * partials.shape[1] * _FLOAT_BYTES
-        partials[item, : group_heads * head_dim] = 0.0
         first_values = head.values + page_ids[0] * head.stride
         score_block(
             queries,
@@ -155,59 +154,20 @@ def decode_merge(
     A sequence's row there is that of its query in `qkv`. The other arguments are those of `decode_blocks`.
     """
     scale = softmax_scale(head_dim)
-    stats_start = group_heads * head_dim
-    first_row, last_row = rows.size * thread // num_threads, rows.size * (thread + 1) // num_threads
+    head_bytes, stats_bytes = head_dim * _FLOAT_BYTES, STATS_FLOATS * _FLOAT_BYTES
+    item_bytes = partials.shape[1] * _FLOAT_BYTES
+    first_sequence, last_sequence = rows.size * thread // num_threads, rows.size * (thread + 1) // num_threads
     for item in range(num_items):
-        if items[item, 2] != 0 or not first_row <= items[item, 0] < last_row:
+        if items[item, 2] != 0 or not first_sequence <= items[item, 0] < last_sequence:
             continue
-        row = rows[items[item, 0]]
-        for number in range(group_heads):
-            sums = partials[item, number * head_dim : (number + 1) * head_dim]
-            stats = partials[item, stats_start + number * 2 : stats_start + number * 2 + 2]
-            later = item + 1
-            while later < num_items and items[later, 2] != 0:
-                block_sums = partials[later, number * head_dim : (number + 1) * head_dim]
-                block_stats = partials[later, stats_start + number * 2 : stats_start + number * 2 + 2]
-                merge_row(sums, stats, block_sums, block_stats, scale)
-                later += 1
-            head = items[item, 1] * group_heads + number
-            for dimension in range(head_dim):
-                attended[row, head * head_dim + dimension] = sums[dimension] / stats[1]
-
-
-@parallel_kernel
-def paged_decode(
-    qkv: NDArray[np.float32],
-    rows: NDArray[np.int32],
-    lengths: NDArray[np.int32],
-    block_tables: NDArray[np.int32],
-    pages: NDArray[np.float32],
-    layer: int,
-    group_heads: int,
-    items: NDArray[np.int32],
-    num_items: int,
-    partials: NDArray[np.float32],
-    scratch: NDArray[np.float32],
-    attended: NDArray[np.float32],
-) -> None:
-    """Both halves, on as many of numba's threads as `scratch` has rows. Arguments as those of `decode_blocks`."""
-    num_threads = scratch.shape[0]
-    head_dim = pages.shape[4] // PAGE_TOKENS
-    for thread in prange(num_threads):
-        decode_blocks(
-            qkv,
-            rows,
-            lengths,
-            block_tables,
-            pages,
-            layer,
-            group_heads,
-            items,
-            num_items,
-            partials,
-            scratch,
-            thread,
-            num_threads,
-        )
-    for thread in prange(num_threads):
-        decode_merge(rows, items, num_items, group_heads, head_dim, partials, attended, thread, num_threads)
+        num_blocks = 1
+        while item + num_blocks < num_items and items[item + num_blocks, 2] != 0:
+            num_blocks += 1
+        merged = address_of(partials) + item * item_bytes
+        row_bytes = rows[items[item, 0]] * attended.shape[1] * _FLOAT_BYTES
+        first_head = address_of(attended) + row_bytes + items[item, 1] * group_heads * head_bytes
+        for head in range(group_heads):
+            sums, stats = merged + head * head_bytes, merged + group_heads * head_bytes + head * stats_bytes
+            for block in range(1, num_blocks):
+                merge_row(sums, stats, sums + block * item_bytes, stats + block * item_bytes, head_dim, scale)
+            finish_row(sums, stats, head_dim, first_head + head * head_bytes)

@@ -5,27 +5,30 @@ each token, so that every key and value read serves up to ITEM_ROWS rows. A row'
 same order: it has the same bits whether its token came alone or in a chunk of any size.
 """
 
+from typing import NamedTuple
+
 import numpy as np
-from numba import prange
 from numpy.typing import NDArray
 
 from weir.kv.geometry import PAGE_TOKENS
 from weir.ops.paged_attention.cpu import (
-    BLOCK_PAGES,
     BLOCK_TOKENS,
+    STATS_FLOATS,
+    HeadPages,
     head_pages,
-    merge_row,
     score_block,
     soften_block,
     softmax_scale,
     weigh_block,
 )
-from weir.ops.simd.attention import address_of
-from weir.ops.simd.jit import kernel, parallel_kernel
+from weir.ops.simd.attention_rows import copy_floats, finish_row, merge_row
+from weir.ops.simd.jit import kernel
+from weir.ops.simd.loops import address_of
 
 ITEM_ROWS = 48
 
 _FLOAT_BYTES = 4
+_STATS_BYTES = STATS_FLOATS * _FLOAT_BYTES
 
 
 @kernel
@@ -61,7 +64,7 @@ def plan_prefill(chunk_tokens: NDArray[np.int32], num_kv_heads: int, group_heads
 @kernel
 def prefill_scratch_floats(group_heads: int, head_dim: int) -> int:
     """Floats of a thread's row of `scratch`: for each row of an item its query, scores, two sums, two stats."""
-    return item_tokens(group_heads) * group_heads * (3 * head_dim + BLOCK_TOKENS + 4)
+    return item_tokens(group_heads) * group_heads * (3 * head_dim + BLOCK_TOKENS + 2 * STATS_FLOATS)
 
 
 @kernel
@@ -116,6 +119,68 @@ def paged_prefill(
         )
 
 
+class _Buffers(NamedTuple):
+    """Addresses of an item's rows: packed queries, weighted values and stats of all blocks and of one, scores."""
+
+    queries: int
+    sums: int
+    stats: int
+    block_sums: int
+    block_stats: int
+    scores: int
+
+
+@kernel
+def _buffers(scratch: NDArray[np.float32], num_rows: int, head_dim: int) -> _Buffers:
+    rows_bytes = num_rows * head_dim * _FLOAT_BYTES
+    queries = address_of(scratch)
+    block_sums = queries + 2 * rows_bytes
+    stats = block_sums + rows_bytes
+    block_stats = stats + num_rows * _STATS_BYTES
+    return _Buffers(
+        queries, queries + rows_bytes, stats, block_sums, block_stats, block_stats + num_rows * _STATS_BYTES
+    )
+
+
+@kernel
+def _attend_block(
+    buffers: _Buffers,
+    num_rows: int,
+    group_heads: int,
+    first_position: int,
+    block_start: int,
+    head: HeadPages,
+    page_ids: NDArray[np.int32],
+    head_dim: int,
+    scale: np.float32,
+) -> None:
+    """One block for the rows that see it: those whose position is not before its first."""
+    hidden_tokens = max(0, block_start - first_position)
+    skipped = hidden_tokens * group_heads
+    shown = num_rows - skipped
+    seen = first_position + hidden_tokens + 1 - block_start
+    row_bytes = head_dim * _FLOAT_BYTES
+    is_first = block_start == 0
+    sums = (buffers.sums if is_first else buffers.block_sums) + skipped * row_bytes
+    stats = (buffers.stats if is_first else buffers.block_stats) + skipped * _STATS_BYTES
+    # read again and again by the other items: no need to fetch ahead of the block
+    ahead = head.keys + page_ids[0] * head.stride
+    queries = buffers.queries + skipped * row_bytes
+    score_block(queries, row_bytes, shown, group_heads, seen, head, page_ids, ahead, head_dim, buffers.scores)
+    soften_block(buffers.scores, shown, group_heads, seen, scale, stats)
+    weigh_block(shown, group_heads, seen, head, page_ids, ahead, head_dim, buffers.scores, sums)
+    if not is_first:
+        for row in range(skipped, num_rows):
+            merge_row(
+                buffers.sums + row * row_bytes,
+                buffers.stats + row * _STATS_BYTES,
+                buffers.block_sums + row * row_bytes,
+                buffers.block_stats + row * _STATS_BYTES,
+                head_dim,
+                scale,
+            )
+
+
 @kernel
 def _attend_item(
     qkv: NDArray[np.float32],
@@ -132,100 +197,20 @@ def _attend_item(
 ) -> None:
     head_dim = pages.shape[4] // PAGE_TOKENS
     num_rows = num_tokens * group_heads
-    query_floats = group_heads * head_dim
-    first_column = kv_head * query_floats
+    row_bytes = head_dim * _FLOAT_BYTES
+    group_bytes = group_heads * row_bytes
     scale = softmax_scale(head_dim)
     head = head_pages(pages, layer, kv_head)
-    size = num_rows * head_dim
-    queries, sums, block_sums = scratch[:size], scratch[size : 2 * size], scratch[2 * size : 3 * size]
-    stats, block_stats = scratch[3 * size :][: 2 * num_rows], scratch[3 * size + 2 * num_rows :][: 2 * num_rows]
-    scores = address_of(scratch) + (3 * size + 4 * num_rows) * _FLOAT_BYTES
+    buffers = _buffers(scratch, num_rows, head_dim)
     for token in range(num_tokens):
-        for column in range(query_floats):
-            queries[token * query_floats + column] = qkv[first_row + token, first_column + column]
+        source = address_of(qkv) + (first_row + token) * qkv.shape[1] * _FLOAT_BYTES + kv_head * group_bytes
+        copy_floats(source, group_heads * head_dim, buffers.queries + token * group_bytes)
     for block_start in range(0, first_position + num_tokens, BLOCK_TOKENS):
-        # rows before the block's first position do not see it
-        skipped = max(0, block_start - first_position) * group_heads
-        seen = first_position + skipped // group_heads + 1 - block_start
-        page_ids = block_table[block_start // PAGE_TOKENS :][:BLOCK_PAGES]
-        here = head.keys + page_ids[0] * head.stride
-        row_bytes = head_dim * _FLOAT_BYTES
-        into = sums if block_start == 0 else block_sums
-        into_stats = stats if block_start == 0 else block_stats
-        into[skipped * head_dim :] = 0.0
-        score_block(
-            address_of(queries) + skipped * row_bytes,
-            row_bytes,
-            num_rows - skipped,
-            group_heads,
-            seen,
-            head,
-            page_ids,
-            here,
-            head_dim,
-            scores,
-        )
-        soften_block(
-            scores, num_rows - skipped, group_heads, seen, scale, address_of(into_stats) + skipped * 2 * _FLOAT_BYTES
-        )
-        weigh_block(
-            num_rows - skipped,
-            group_heads,
-            seen,
-            head,
-            page_ids,
-            here,
-            head_dim,
-            scores,
-            address_of(into) + skipped * row_bytes,
-        )
-        if block_start > 0:
-            for row in range(skipped, num_rows):
-                at = row * head_dim
-                merge_row(
-                    sums[at : at + head_dim],
-                    stats[2 * row : 2 * row + 2],
-                    block_sums[at : at + head_dim],
-                    block_stats[2 * row : 2 * row + 2],
-                    scale,
-                )
+        page_ids = block_table[block_start // PAGE_TOKENS :]
+        _attend_block(buffers, num_rows, group_heads, first_position, block_start, head, page_ids, head_dim, scale)
     for token in range(num_tokens):
-        for column in range(query_floats):
-            at = token * query_floats + column
-            attended[first_row + token, first_column + column] = sums[at] / stats[2 * (at // head_dim) + 1]
-
-
-@parallel_kernel
-def paged_prefill_parallel(
-    qkv: NDArray[np.float32],
-    first_rows: NDArray[np.int32],
-    chunk_tokens: NDArray[np.int32],
-    ends: NDArray[np.int32],
-    block_tables: NDArray[np.int32],
-    pages: NDArray[np.float32],
-    layer: int,
-    group_heads: int,
-    items: NDArray[np.int32],
-    num_items: int,
-    scratch: NDArray[np.float32],
-    attended: NDArray[np.float32],
-) -> None:
-    """`paged_prefill` on as many of numba's threads as `scratch` has rows."""
-    num_threads = scratch.shape[0]
-    for thread in prange(num_threads):
-        paged_prefill(
-            qkv,
-            first_rows,
-            chunk_tokens,
-            ends,
-            block_tables,
-            pages,
-            layer,
-            group_heads,
-            items,
-            num_items,
-            scratch,
-            attended,
-            thread,
-            num_threads,
-        )
+        target = address_of(attended) + (first_row + token) * attended.shape[1] * _FLOAT_BYTES + kv_head * group_bytes
+        for number in range(group_heads):
+            row = token * group_heads + number
+            sums, stats = buffers.sums + row * row_bytes, buffers.stats + row * _STATS_BYTES
+            finish_row(sums, stats, head_dim, target + number * row_bytes)

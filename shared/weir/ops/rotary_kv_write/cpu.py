@@ -1,11 +1,10 @@
 """Rotary embedding and the write of keys and values on a CPU."""
 
 import numpy as np
-from numba import prange
 from numpy.typing import NDArray
 
 from weir.kv.geometry import PAGE_TOKENS
-from weir.ops.simd.jit import kernel, parallel_kernel
+from weir.ops.simd.jit import kernel
 
 
 @kernel
@@ -63,19 +62,3 @@ def rotary_kv_write(
                 page[0, kv_head, dimension * PAGE_TOKENS + place] = qkv[token, first_key + dimension]
             for dimension in range(head_dim):
                 page[1, kv_head, place * head_dim + dimension] = qkv[token, first_value + dimension]
-
-
-@parallel_kernel
-def rotary_kv_write_parallel(
-    qkv: NDArray[np.float32],
-    positions: NDArray[np.int32],
-    page_ids: NDArray[np.int32],
-    cosines: NDArray[np.float32],
-    sines: NDArray[np.float32],
-    pages: NDArray[np.float32],
-    layer: int,
-    num_threads: int,
-) -> None:
-    """`rotary_kv_write` of all tokens on numba's threads."""
-    for thread in prange(num_threads):
-        rotary_kv_write(qkv, positions, page_ids, cosines, sines, pages, layer, thread, num_threads)
