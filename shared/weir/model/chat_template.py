@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import NoReturn
 
 import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
 import jinja2.sandbox
 
 from weir.core.errors import FieldViolation, InvalidRequest
@@ -38,8 +41,13 @@ class ChatTemplate:
         if not messages:
             _refuse("empty; at least one message is needed")
         try:
+            # None, and not undefined: templates ask `tools is not none`
             return self._template.render(
-                messages=[dict(message) for message in messages], add_generation_prompt=True, **self._special_tokens
+                messages=[dict(message) for message in messages],
+                add_generation_prompt=True,
+                tools=None,
+                documents=None,
+                **self._special_tokens,
             )
         except _TEMPLATE_FAILURES as error:
             raise InvalidRequest([_violation(f"the model's chat template refuses them: {error}")]) from error
@@ -99,15 +107,36 @@ def _read_json_object(path: Path) -> dict[str, object]:
 
 def _compile(model_name: str, template: str) -> jinja2.Template:
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationMarks]
     )
-    environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
+    environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
     try:
         return environment.from_string(template)
     except jinja2.TemplateSyntaxError as error:
         raise ModelError(f"model {model_name!r}: chat template, line {error.lineno}: {error.message}") from error
+
+
+class _GenerationMarks(jinja2.ext.Extension):
+    """`{% generation %} … {% endgeneration %}` marks the assistant's words for training: here, what it holds."""
+
+    tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """As transformers has it: Jinja's own escapes for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise_exception(message: str) -> NoReturn:

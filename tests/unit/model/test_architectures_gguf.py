@@ -87,6 +87,14 @@ def test_llama3_scaling_is_read_from_its_tensor_of_divisors(tmp_path: Path) -> N
     assert_same_logits(source, tiny)
 
 
+def test_a_linear_factor_counts_on_top_of_divisors(tmp_path: Path) -> None:
+    keys = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 2.0}
+    tiny = save_variant(tmp_path / "hf", BY_NAME["llama"])
+    write_gguf(tiny, tmp_path / "tiny.gguf", F32, keys | {"rope_freqs.weight": [1.0] * 4 + [3.0] * 4})
+    scaling = load_model_config(resolve_model(str(tmp_path / "tiny.gguf"))).rotary_scaling
+    assert scaling == GivenScaling((2.0,) * 4 + (6.0,) * 4)
+
+
 @pytest.mark.parametrize("divisors", [[1.0] * 7, [1.0] * 7 + [0.0], [1.0] * 7 + [float("nan")]])
 def test_divisors_that_cannot_be_are_refused(divisors: list[float], tmp_path: Path) -> None:
     tiny = save_variant(tmp_path / "hf", BY_NAME["llama"])

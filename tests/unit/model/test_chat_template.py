@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import transformers
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from weir.core.errors import InvalidRequest
 from weir.model.catalog import SMOLLM2_135M
@@ -42,6 +43,29 @@ def test_a_template_sees_the_special_tokens_and_whitespace_is_trimmed_as_transfo
     loop = "{% for m in messages %}\n    {% if m.role == 'user' %}\n{{ m.content }}\n    {% endif %}\n{% endfor %}"
     text = "{{ bos_token }}\n" + loop
     assert template(text).render(USER) == "<s>\nHi\n"
+
+
+# what the templates of Llama, Mistral and Qwen make use of
+FEATURES = [
+    "{% if tools is not none %}tools{% endif %}{% if not documents %}-{% endif %}{{ messages | length }}",
+    "{% if tools is defined and tools %}x{% else %}{{ bos_token + messages[0]['content'] | trim }}{% endif %}",
+    "{%- for m in messages %}{% generation %}[{{ m.content }}]{% endgeneration %}{%- endfor %}",
+    "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
+    "{{ messages | tojson }} {{ messages | tojson(indent=2) }} {{ {'b': 'é<', 'a': 1} | tojson(sort_keys=true) }}",
+    "{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}{{ m.role }}{% break %}{% endfor %}",
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
+    "{%- if messages[0]['role'] == 'system' %}{%- set loop_messages = messages[1:] %}{{ loop_messages[0].content }}"
+    "{%- else %}{{ messages[-1].content.strip() }}{%- endif %}",
+]
+
+
+@pytest.mark.parametrize("messages", CONVERSATIONS)
+@pytest.mark.parametrize("text", FEATURES)
+def test_templates_mean_what_they_mean_to_transformers(text: str, messages: list[dict[str, str]]) -> None:
+    expected, _ = render_jinja_template(
+        [messages], chat_template=text, add_generation_prompt=True, bos_token="<s>", eos_token="</s>"
+    )
+    assert template(text).render(messages) == expected[0]
 
 
 @pytest.mark.parametrize(
