@@ -11,7 +11,7 @@ in tiles: weights are loaded once a tile and used for all its rows, whose sums s
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, fields, replace
 from typing import Any
 
 from llvmlite import ir
@@ -42,16 +42,16 @@ _PREFETCH_BYTES = 4096
 class TileShape:
     """`num_vectors` of a block's vectors are computed together, the others after them.
 
-    With `is_looped` the eight quads of a group are a loop for LLVM too: unrolled, it orders them such that the sums do
-    not fit the 16 registers of AVX2 any more.
+    A group is `num_rounds` of a loop. In one round, which LLVM may order as it likes, the sums of a larger tile do not
+    stay in the 16 registers of AVX2.
     """
 
     kind: WeightKind
     tier: KernelTier
     num_rows: int
     num_vectors: int
+    num_rounds: int
     prefetch_bytes: int
-    is_looped: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,19 +73,14 @@ class BlockArguments:
 def tile_shapes(kind: WeightKind, tier: KernelTier) -> list[TileShape]:
     """The tiles for a batch, their numbers of rows falling powers of two down to 1; found by measuring (ADR 0005)."""
     if tier is KernelTier.AVX512_VNNI:
-        most_rows, num_vectors, is_looped = 8, 1, False
+        tiles = [(8, 1, 1), (4, 1, 1), (2, 1, 1), (1, 1, 1)]
     elif tier is KernelTier.PORTABLE:
-        most_rows, num_vectors, is_looped = 4, 1, True
+        tiles = [(4, 1, 2), (2, 1, 2), (1, 1, 2)]
+    elif tier is KernelTier.AVX2 and kind is WeightKind.INT8:
+        tiles = [(4, 1, 8), (2, 2, 4), (1, 2, 1)]
     else:
-        most_rows, is_looped = 4, True
-        num_vectors = 1 if tier is KernelTier.AVX2 and kind is WeightKind.INT8 else 2
-    shapes = [TileShape(kind, tier, most_rows, num_vectors, 0, is_looped)]
-    while shapes[-1].num_rows > 1:
-        num_rows = shapes[-1].num_rows // 2
-        prefetch_bytes = _PREFETCH_BYTES if num_rows <= 2 else 0
-        widest = BLOCK_OUTPUTS // dot_product(tier, kind).width
-        shapes.append(TileShape(kind, tier, num_rows, widest, prefetch_bytes, tier is KernelTier.PORTABLE))
-    return shapes
+        tiles = [(4, 2, 4), (2, 2, 1), (1, 2, 1)]
+    return [TileShape(kind, tier, *tile, _PREFETCH_BYTES if tile[0] <= 2 else 0) for tile in tiles]
 
 
 def make_block(kind: WeightKind, tier: KernelTier) -> Callable[..., Any]:
@@ -120,7 +115,8 @@ def _emit_block(builder: ir.IRBuilder, shapes: list[TileShape], arguments: Block
     def emit_at(shape: TileShape, row: ir.Value) -> None:
         rows = builder.add(arguments.rows, builder.mul(row, arguments.row_stride))
         out = builder.add(arguments.out, builder.mul(row, arguments.out_stride))
-        _emit_tile(builder, shape, replace(arguments, rows=rows, out=out))
+        here = replace(arguments, rows=rows, out=out)
+        builder.call(_tile_function(builder.module, shape), [getattr(here, field.name) for field in fields(here)])
 
     largest, *smaller = shapes
     size = ir.Constant(INT64, largest.num_rows)
@@ -130,6 +126,22 @@ def _emit_block(builder: ir.IRBuilder, shapes: list[TileShape], arguments: Block
         bit = builder.and_(arguments.num_rows, ir.Constant(INT64, shape.num_rows))
         with builder.if_then(builder.icmp_unsigned("!=", bit, ir.Constant(INT64, 0))):
             emit_at(shape, builder.and_(arguments.num_rows, ir.Constant(INT64, -2 * shape.num_rows)))
+
+
+def _tile_function(module: ir.Module, shape: TileShape) -> ir.Function:
+    """A function of its own for each tile: inlined into one, they would compete for registers."""
+    # one name for one code, also across the modules that numba links
+    name = "_".join(str(value) for value in ("weir_tile", *astuple(shape)))
+    if name in module.globals:
+        return module.globals[name]
+    parameters = [INT64] * len(fields(BlockArguments))
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), parameters), name)
+    function.linkage = "linkonce_odr"
+    function.attributes.add("noinline")
+    builder = ir.IRBuilder(function.append_basic_block("entry"))
+    _emit_tile(builder, shape, BlockArguments(*function.args))
+    builder.ret_void()
+    return function
 
 
 def _emit_tile(builder: ir.IRBuilder, shape: TileShape, arguments: BlockArguments) -> None:
@@ -156,16 +168,10 @@ def _emit_groups(
     scale_bytes = BLOCK_OUTPUTS * 2 * (2 if is_4_bit else 1)
     weight_bytes = BLOCK_OUTPUTS * GROUP * shape.kind // 8
     with cgutils.for_range(builder, arguments.num_groups, intp=INT64) as loop:
-
-        def at(base: ir.Value, stride: int) -> ir.Value:
-            return builder.add(base, builder.mul(loop.index, ir.Constant(INT64, stride)))
-
-        scales = builder.add(at(arguments.scales, scale_bytes), builder.mul(first, ir.Constant(INT64, 2)))
-        weights = builder.add(at(arguments.weights, weight_bytes), builder.mul(first, ir.Constant(INT64, 4)))
-        rows = [
-            builder.add(at(arguments.rows, RECORD_BYTES), builder.mul(arguments.row_stride, ir.Constant(INT64, row)))
-            for row in range(shape.num_rows)
-        ]
+        scales = _at(builder, _at(builder, arguments.scales, loop.index, scale_bytes), first, 2)
+        weights = _at(builder, _at(builder, arguments.weights, loop.index, weight_bytes), first, 4)
+        first_row = _at(builder, arguments.rows, loop.index, RECORD_BYTES)
+        rows = [_at(builder, first_row, arguments.row_stride, row) for row in range(shape.num_rows)]
         _emit_group(builder, shape, scales, weights, rows, results)
     return results
 
@@ -177,33 +183,33 @@ def _emit_group(
     dot, is_8_bit = dot_product(shape.tier, shape.kind), shape.kind is WeightKind.INT8
     width, vectors = dot.width, range(shape.num_vectors)
     firsts = [
-        emit_load_splat(builder, _at(builder, row, CORRECTION_OFFSET), INT32, width) if is_8_bit else None
+        emit_load_splat(builder, _offset(builder, row, CORRECTION_OFFSET), INT32, width) if is_8_bit else None
         for row in rows
     ]
     totals = [[_allocate(builder, dot.start(builder, first)) for _ in vectors] for first in firsts]
     num_steps = _QUADS * shape.kind // 8
-    if shape.is_looped:
-        with cgutils.for_range(builder, emit_opaque(builder, ir.Constant(INT64, num_steps)), intp=INT64) as loop:
-            step = emit_opaque(builder, loop.index)
-            row_bytes = builder.mul(step, ir.Constant(INT64, GROUP // num_steps))
-            weight_bytes = builder.mul(step, ir.Constant(INT64, _QUAD_BYTES))
-            step_rows = [builder.add(row, row_bytes) for row in rows]
-            _emit_step(builder, shape, builder.add(weights, weight_bytes), step_rows, totals)
-    else:
-        for step in range(num_steps):
-            step_rows = [_at(builder, row, step * GROUP // num_steps) for row in rows]
-            _emit_step(builder, shape, _at(builder, weights, step * _QUAD_BYTES), step_rows, totals)
+    steps_a_round = num_steps // shape.num_rounds
+    step_inputs = GROUP // num_steps
+    num_rounds = ir.Constant(INT64, shape.num_rounds)
+    is_loop = shape.num_rounds > 1
+    with cgutils.for_range(builder, emit_opaque(builder, num_rounds) if is_loop else num_rounds, intp=INT64) as loop:
+        number = emit_opaque(builder, loop.index) if is_loop else loop.index
+        round_rows = [_at(builder, row, number, steps_a_round * step_inputs) for row in rows]
+        round_weights = _at(builder, weights, number, steps_a_round * _QUAD_BYTES)
+        for step in range(steps_a_round):
+            step_rows = [_offset(builder, row, step * step_inputs) for row in round_rows]
+            _emit_step(builder, shape, _offset(builder, round_weights, step * _QUAD_BYTES), step_rows, totals)
     for vector in vectors:
-        scale = emit_load_half(builder, _at(builder, scales, 2 * width * vector), width, shape.tier)
-        minimum_at = _at(builder, scales, 2 * (BLOCK_OUTPUTS + width * vector))
+        scale = emit_load_half(builder, _offset(builder, scales, 2 * width * vector), width, shape.tier)
+        minimum_at = _offset(builder, scales, 2 * (BLOCK_OUTPUTS + width * vector))
         for row, first, row_totals, row_results in zip(rows, firsts, totals, results, strict=True):
             total = dot.finish(builder, tuple(builder.load(part) for part in row_totals[vector]), first)
             scaled = builder.fmul(builder.sitofp(total, vector_type(width)), scale)
-            row_scale = emit_load_splat(builder, _at(builder, row, SCALE_OFFSET), FLOAT, width)
+            row_scale = emit_load_splat(builder, _offset(builder, row, SCALE_OFFSET), FLOAT, width)
             result = emit_fma(builder, scaled, row_scale, builder.load(row_results[vector]))
             if not is_8_bit:
                 minimum = emit_load_half(builder, minimum_at, width, shape.tier)
-                scaled_sum = emit_load_splat(builder, _at(builder, row, SCALED_SUM_OFFSET), FLOAT, width)
+                scaled_sum = emit_load_splat(builder, _offset(builder, row, SCALED_SUM_OFFSET), FLOAT, width)
                 result = emit_fma(builder, minimum, scaled_sum, result)
             builder.store(result, row_results[vector])
 
@@ -212,23 +218,28 @@ def _emit_step(builder: ir.IRBuilder, shape: TileShape, weights: ir.Value, rows:
     """64 bytes of weights: one quad of inputs, or two of 4 bits."""
     dot = dot_product(shape.tier, shape.kind)
     if shape.prefetch_bytes:
-        emit_prefetch(builder, _at(builder, weights, shape.prefetch_bytes))
+        emit_prefetch(builder, _offset(builder, weights, shape.prefetch_bytes))
     parts = [
         dot.prepare(
-            builder, emit_load_lanes(builder, _at(builder, weights, 4 * dot.width * vector), dot.width, 4 * dot.width)
+            builder,
+            emit_load_lanes(builder, _offset(builder, weights, 4 * dot.width * vector), dot.width, 4 * dot.width),
         )
         for vector in range(shape.num_vectors)
     ]
     for quad in range(8 // shape.kind):
         for row, row_totals in zip(rows, totals, strict=True):
-            splat = emit_load_splat(builder, _at(builder, row, 4 * quad), INT32, dot.width)
+            splat = emit_load_splat(builder, _offset(builder, row, 4 * quad), INT32, dot.width)
             for quads, memory in zip(parts, row_totals, strict=True):
                 total = tuple(builder.load(part) for part in memory)
                 for part, value in zip(memory, dot.add(builder, total, quads[quad], splat), strict=True):
                     builder.store(value, part)
 
 
-def _at(builder: ir.IRBuilder, address: ir.Value, num_bytes: int) -> ir.Value:
+def _at(builder: ir.IRBuilder, address: ir.Value, index: ir.Value, stride: int) -> ir.Value:
+    return builder.add(address, builder.mul(index, ir.Constant(INT64, stride)))
+
+
+def _offset(builder: ir.IRBuilder, address: ir.Value, num_bytes: int) -> ir.Value:
     return builder.add(address, ir.Constant(INT64, num_bytes))
 
 
