@@ -49,6 +49,29 @@ def transfer(
 
 
 @app.command()
+def prefix(
+    address: options.Address = options.DEFAULT_ADDRESS,
+    model: Annotated[str, typer.Option(help="Model that the stack serves.")] = "smollm2-135m",
+    num_chats: Annotated[int, typer.Option(min=0, help="Chats of two turns, one after the other.")] = 50,
+    answer_tokens: Annotated[int, typer.Option(min=1, help="Longest first answer.")] = 96,
+    num_sharing: Annotated[int, typer.Option(min=1, help="Requests at one time that share a prefix.")] = 32,
+    shared_tokens: Annotated[int, typer.Option(min=16, help="Tokens of that prefix.")] = 512,
+    seed: Annotated[int, typer.Option(help="Of the texts.")] = 0,
+    as_json: options.AsJson = False,
+) -> None:
+    """What the prefix cache of a running stack saves: second turns of chats, and prefixes that many share.
+
+    \b
+    weir bench prefix --num-chats 50
+    """
+    from weir.bench.prefix import PrefixConfig
+    from weir.bench.prefix import main as bench_prefix
+
+    config = PrefixConfig(address, model, num_chats, answer_tokens, num_sharing, shared_tokens, seed)
+    raise typer.Exit(bench_prefix(config, as_json=as_json))
+
+
+@app.command()
 def serve(
     base_url: Annotated[str, typer.Option(help="An OpenAI-style server: Weir or any other.")] = "http://127.0.0.1:8000",
     endpoint: Annotated[str, typer.Option(help="Path of its completions.")] = "/v1/completions",
