@@ -1,5 +1,5 @@
 """The model: where its files are, what they say, and the forward pass that turns a step's plan into tokens.
 
-Importing `source`, `config`, `tokenizer`, `chat_template`, `pull` or `digest` never imports torch; only workers and the
-bench import the others.
+Only the fp32 path (`weights`, `layers`, `paged_kv`, `step_batch`, `decoder`, `runner`) and `dummy_device` import torch;
+what reads a model's files never does.
 """

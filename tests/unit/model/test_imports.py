@@ -1,0 +1,44 @@
+"""Who reads a model's files needs no torch, and who needs no files needs none of the libraries that read them."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import weir.model
+
+MODEL_ROOM = Path(weir.model.__file__).parent
+# of what reads files; the runners are no part of this
+TORCH_FREE = sorted(
+    path.stem
+    for pattern in ("*config*", "*gguf*", "hf_*", "*tokenizer*", "tensor_*", "quant_*", "dummy_[!d]*", "chat_*")
+    for path in MODEL_ROOM.glob(f"{pattern}.py")
+)
+
+
+def run_python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], check=False, timeout=100, capture_output=True, text=True)
+
+
+def test_reading_models_never_imports_torch() -> None:
+    others = ["architecture", "catalog", "digest", "errors", "memory", "model_shapes", "pull", "rotary", "source"]
+    imports = "; ".join(f"import weir.model.{room}" for room in TORCH_FREE + others)
+    done = run_python(f"import sys; {imports}; sys.exit('torch' in sys.modules)")
+    assert done.returncode == 0, done.stderr
+    assert {"hf_weights", "gguf_weights", "tokenizer", "dummy_weights", "tensor_file"} <= set(TORCH_FREE)
+
+
+def test_dummies_run_on_a_machine_without_the_libraries_that_files_need() -> None:
+    done = run_python(
+        "import sys\n"
+        "for name in ('gguf', 'jinja2', 'xxhash', 'nats', 'opentelemetry', 'numba'):\n"
+        "    sys.modules[name] = None\n"
+        "from weir.model.config import load_model_config\n"
+        "from weir.model.dummy_device import dummy_tensors_on\n"
+        "from weir.model.source import resolve_model\n"
+        "from weir.model.tokenizer import load_tokenizer\n"
+        "from weir.model.weights import load_weights\n"
+        "source = resolve_model('dummy:tiny')\n"
+        "config = load_model_config(source)\n"
+        "print(len(load_weights(source, config).layers), load_tokenizer(source).encode('ab'))\n"
+    )
+    assert done.stdout.split("\n")[0] == "2 [97, 98]", done.stderr
