@@ -1,0 +1,62 @@
+"""Exponentials of the CPU kernels."""
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from weir.ops.simd.float import exp, exp2, fma
+from weir.ops.simd.jit import kernel
+
+
+@kernel
+def exponentials(x: NDArray[np.float32], natural: NDArray[np.float32], binary: NDArray[np.float32]) -> None:
+    for index in range(x.size):
+        natural[index] = exp(x[index])
+        binary[index] = exp2(x[index])
+
+
+@kernel
+def fused(a: np.float32, b: np.float32, c: np.float32) -> np.float32:
+    result: np.float32 = fma(a, b, c)
+    return result
+
+
+def both(values: NDArray[np.float32] | list[float]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    x = np.array(values, np.float32)
+    natural, binary = np.empty_like(x), np.empty_like(x)
+    exponentials(x, natural, binary)
+    return natural, binary
+
+
+def test_exponentials_are_right_to_the_last_bit_or_two() -> None:
+    x = np.random.default_rng(1).uniform(-87, 87, 500_000).astype(np.float32)
+    natural, binary = both(x)
+    np.testing.assert_allclose(natural, np.exp(x.astype(np.float64)), rtol=1.2e-7)
+    np.testing.assert_allclose(binary, np.exp2(x.astype(np.float64)), rtol=1.2e-7)
+
+
+def test_the_exponential_of_zero_is_exactly_one() -> None:
+    natural, binary = both([0.0, -0.0])
+    assert natural.tolist() == binary.tolist() == [1.0, 1.0]
+
+
+def test_exponentials_end_at_zero_and_at_a_finite_number() -> None:
+    natural, binary = both([-np.inf, -1e30, -127.5, np.inf, 1e30, 128.0])
+    assert natural.tolist()[:3] == binary.tolist()[:3] == [0.0, 0.0, 0.0]
+    np.testing.assert_allclose(natural[3:], 2.0**127, rtol=1e-4)
+    np.testing.assert_allclose(binary[3:], 2.0**127, rtol=1e-6)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("payload", [0x7FC00000, 0x7F800001, 0x7FFFFFFF])
+def test_what_is_no_number_stays_none(payload: int, sign: float) -> None:
+    x = np.array([payload], np.int32).view(np.float32)
+    natural, binary = both(np.copysign(x, np.float32(sign)))
+    assert np.isnan(natural[0])
+    assert np.isnan(binary[0])
+
+
+def test_fused_multiply_add_rounds_once() -> None:
+    small = np.float32(2.0**-12)
+    one = np.float32(1)
+    assert fused(one + small, one - small, -one) == np.float32(-(2.0**-24))
