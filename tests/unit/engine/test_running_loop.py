@@ -1,0 +1,81 @@
+"""The engine's thread around the running batch: it wakes by itself when a window or a wait is over."""
+
+import queue
+import time
+from collections.abc import Iterator
+
+import pytest
+from tests.unit.engine.world import VOCAB_SIZE, Records, facts, limits
+
+from weir.core.clock import SystemClock
+from weir.engine.join import Batching, JoinSettings
+from weir.engine.local import LocalBatcher
+from weir.engine.loop import EngineLoop, LoopSettings
+from weir.engine.messages import Add, Arrival, EndReason, EngineReport, Give, PageLot, SequenceEnded
+from weir.engine.pages import PagePool
+from weir.engine.preemption import PreemptionSettings
+from weir.engine.running import RunningSettings
+from weir.testing.runner import HashRunner
+
+TIMEOUT_S = 10.0
+NUM_PAGES = 40
+
+
+class Engine:
+    """A local engine in its thread, and what it reports."""
+
+    def __init__(self, settings: RunningSettings) -> None:
+        self.reports: queue.Queue[EngineReport] = queue.Queue()
+        self.batcher = LocalBatcher(
+            limits(), PagePool(reserve_pages=0, reserve_slots=0), Records(NUM_PAGES, 8).open, settings
+        )
+        runner = HashRunner(NUM_PAGES, VOCAB_SIZE)
+        self.loop = EngineLoop(self.batcher, runner, self.reports.put, LoopSettings(64), SystemClock())
+
+    def wait_for_ends(self, num_ends: int) -> list[SequenceEnded]:
+        ends: list[SequenceEnded] = []
+        deadline_s = time.monotonic() + TIMEOUT_S
+        while len(ends) < num_ends:
+            report = self.reports.get(timeout=max(0.01, deadline_s - time.monotonic()))
+            ends += [event for event in report.events if isinstance(event, SequenceEnded)]
+            if report.surplus:  # whoever owns the arena would do so
+                pages = [*report.surplus.page_ids, *(page for used in report.surplus.used for page in used.page_ids)]
+                self.loop.post(Give(PageLot(tuple(pages), report.surplus.slots)))
+        return ends
+
+
+@pytest.fixture
+def engines() -> Iterator[list[Engine]]:
+    made: list[Engine] = []
+    yield made
+    for engine in made:
+        assert engine.loop.stop(TIMEOUT_S)
+
+
+def start(engines: list[Engine], settings: RunningSettings, num_pages: int, *arrivals: Arrival) -> Engine:
+    engine = Engine(settings)
+    engines.append(engine)
+    engine.loop.post(Give(PageLot(tuple(range(num_pages)), tuple(range(8)))))
+    for arrival in arrivals:
+        engine.loop.post(Add(arrival))
+    engine.loop.start(lambda: None).result(TIMEOUT_S)
+    return engine
+
+
+def test_a_dynamic_batch_starts_when_its_window_is_over_although_nothing_comes(engines: list[Engine]) -> None:
+    settings = RunningSettings(JoinSettings(Batching.DYNAMIC, window_s=0.15))
+    started_at_s = time.monotonic()
+    engine = start(engines, settings, 8, Arrival(facts((1, 2), max_tokens=3)))
+    (end,) = engine.wait_for_ends(1)
+    assert end.reason is EndReason.LENGTH
+    assert time.monotonic() - started_at_s >= 0.15
+
+
+def test_sequences_that_all_lack_a_page_make_room_although_nothing_comes(engines: list[Engine]) -> None:
+    """Two that have a page each and need three, with three in all."""
+    settings = RunningSettings(preemption=PreemptionSettings(after_s=0.05))
+    arrivals = [Arrival(facts(tuple(range(15)), index, max_tokens=30, num_booked_pages=3)) for index in range(2)]
+    engine = start(engines, settings, 3, *arrivals)
+    ends = engine.wait_for_ends(2)
+    assert [(end.reason, end.failure) for end in ends] == [(EndReason.LENGTH, None)] * 2
+    assert engine.batcher.counters.preemptions >= 1
