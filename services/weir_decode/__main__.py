@@ -3,44 +3,31 @@
 import asyncio
 import os
 import sys
-from typing import TYPE_CHECKING
 
 from weir.engine.swapping import PageMover, SwappingRunner
 from weir.kv.segment import Segment
 from weir.kv.swap import SwapFile, num_swap_places
-from weir.model.source import resolve_model
 from weir.runtime.config import load_config
 from weir.runtime.service import ServiceContext, run_service
-from weir.worker.assembly import RoleParts, assemble, read_model_facts, surroundings_of
-from weir.worker.background import begin
+from weir.worker.assembly import RoleParts, assemble, facts_of, read_model_facts, surroundings_of
 from weir.worker.desk import DeskLimits
-from weir.worker.role import LoadedModel, WorkerFacts
+from weir.worker.model_loading import begin_loading
+from weir.worker.role import LoadedModel
 from weir.worker.servicer import SERVICE_NAME
 from weir.worker.shell import WorkerShell
 from weir_decode.config import DecodeConfig
 from weir_decode.role import DecodeRole
 
-if TYPE_CHECKING:
-    from weir.model.load import LoadedWeights
-
-_LOAD_TIMEOUT_S = 600.0
 _MAX_LIVE = 4096  # hand-offs are bounded by the arena's slots; starts are refused whatever this says
-
-
-def _load_weights(config: DecodeConfig) -> "LoadedWeights":
-    from weir.model.load import load_model  # noqa: PLC0415 - torch, in this thread and not before
-
-    return load_model(resolve_model(config.model_reference), config.num_threads_used)
 
 
 async def _build(context: ServiceContext[DecodeConfig]) -> WorkerShell:
     config = context.config
-    # Importing torch and reading the weights takes seconds, in which the transfer service makes its arena.
-    weights = begin(lambda: _load_weights(config), "weights")
+    runner_over = begin_loading(config)
     model = await asyncio.to_thread(read_model_facts, config)
 
     def load(segment: Segment) -> LoadedModel:
-        runner = weights.result(_LOAD_TIMEOUT_S).runner_over(segment.pages)
+        runner = runner_over(segment)
         num_places = num_swap_places(config.swap_bytes, segment.geometry)
         if num_places == 0:
             return LoadedModel(runner, runner.warm_up)
@@ -55,16 +42,8 @@ async def _build(context: ServiceContext[DecodeConfig]) -> WorkerShell:
             lambda geometry: config.running_settings(num_swap_places(config.swap_bytes, geometry)),
         )
 
-    facts = WorkerFacts(
-        worker_id=context.process_id,
-        role=context.role,
-        model=model.source.name,
-        address=context.address,
-        max_context_tokens=model.config.max_context_tokens,
-        max_num_seqs=config.max_num_seqs,
-    )
     limits = DeskLimits(max_live=_MAX_LIVE, takes_hand_offs=True)
-    return assemble(context, facts, limits, surroundings_of(context, model, load), make_role)
+    return assemble(context, facts_of(context, model), limits, surroundings_of(context, model, load), make_role)
 
 
 def main() -> int:

@@ -3,56 +3,34 @@
 import asyncio
 import os
 import sys
-from typing import TYPE_CHECKING
 
 from weir.kv.segment import Segment
-from weir.model.source import resolve_model
 from weir.runtime.config import load_config
 from weir.runtime.service import ServiceContext, run_service
-from weir.worker.assembly import RoleParts, assemble, read_model_facts, surroundings_of
-from weir.worker.background import begin
+from weir.worker.assembly import RoleParts, assemble, facts_of, read_model_facts, surroundings_of
 from weir.worker.desk import DeskLimits
-from weir.worker.role import LoadedModel, WorkerFacts
+from weir.worker.model_loading import begin_loading
+from weir.worker.role import LoadedModel
 from weir.worker.servicer import SERVICE_NAME
 from weir.worker.shell import WorkerShell
 from weir_prefill.config import PrefillConfig
 from weir_prefill.role import PrefillRole
 
-if TYPE_CHECKING:
-    from weir.model.load import LoadedWeights
-
-_LOAD_TIMEOUT_S = 600.0
-
-
-def _load_weights(config: PrefillConfig) -> "LoadedWeights":
-    from weir.model.load import load_model  # noqa: PLC0415 - torch, in this thread and not before
-
-    return load_model(resolve_model(config.model_reference), config.num_threads_used)
-
 
 async def _build(context: ServiceContext[PrefillConfig]) -> WorkerShell:
     config = context.config
-    # Importing torch and reading the weights takes seconds, in which the transfer service makes its arena.
-    weights = begin(lambda: _load_weights(config), "weights")
+    runner_over = begin_loading(config)
     model = await asyncio.to_thread(read_model_facts, config)
 
     def load(segment: Segment) -> LoadedModel:
-        runner = weights.result(_LOAD_TIMEOUT_S).runner_over(segment.pages)
+        runner = runner_over(segment)
         return LoadedModel(runner, runner.warm_up)
 
     def make_role(parts: RoleParts) -> PrefillRole:
         return PrefillRole(parts, model.batch_limits(config, config.chunk_tokens), model.limits, context.tracer)
 
-    facts = WorkerFacts(
-        worker_id=context.process_id,
-        role=context.role,
-        model=model.source.name,
-        address=context.address,
-        max_context_tokens=model.config.max_context_tokens,
-        max_num_seqs=config.max_num_seqs,
-    )
     limits = DeskLimits(max_live=config.max_num_seqs + config.max_num_waiting, takes_hand_offs=False)
-    return assemble(context, facts, limits, surroundings_of(context, model, load), make_role)
+    return assemble(context, facts_of(context, model), limits, surroundings_of(context, model, load), make_role)
 
 
 def main() -> int:

@@ -7,9 +7,7 @@ weights' size over the memory bandwidth measured in the same run.
 import dataclasses
 import json
 import os
-import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,37 +15,24 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from weir.core.sampling import SamplingParams
-from weir.engine.plan import ChunkPlan, SampleSpec, StepPlan
+from weir.bench.step_times import (
+    DECODE_CONTEXT,
+    DecodeSplit,
+    StepTime,
+    decode_plan,
+    memory_bandwidth,
+    prefill_plan,
+    time_step,
+)
 from weir.kv.geometry import num_pages_for
-from weir.model.config import ModelConfig, load_model_config
+from weir.model.core_share import FixedShare
 from weir.model.errors import ModelError
-from weir.model.runner import TorchRunner
+from weir.model.load import Int8Weights, LoadedWeights, Runner, load_model
+from weir.model.precision import Precision
 from weir.model.source import resolve_model
-from weir.model.weights import Weights, load_weights
 
 _PREFILL_TOKENS = (128, 512)
 _DECODE_SEQUENCES = (1, 8, 32)
-_DECODE_CONTEXT = 160
-_REPEATS = 9
-_BANDWIDTH_BYTES = 256 << 20
-_GREEDY = SamplingParams(temperature=0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class StepTime:
-    """One kind of step, timed `_REPEATS` times. `floor_ms`: reading every weight once at the measured bandwidth."""
-
-    name: str
-    num_tokens: int
-    median_ms: float
-    fastest_ms: float
-    slowest_ms: float
-    floor_ms: float
-
-    @property
-    def tokens_a_second(self) -> float:
-        return self.num_tokens / self.median_ms * 1e3
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +40,20 @@ class StepReport:
     """What `weir bench step` measured."""
 
     model: str
+    precision: str
     num_threads: int
     weights_bytes: int
     bandwidth_bytes_a_second: float
     steps: tuple[StepTime, ...]
+    splits: tuple[DecodeSplit, ...]
+    """Of int8 only."""
 
 
-def main(model: str, json_output: bool = False, num_threads: int | None = None) -> int:
+def main(model: str, json_output: bool = False, num_threads: int | None = None, precision: Precision = "auto") -> int:
     """Prints a table, or JSON. Returns the exit code: 1 if the model cannot be loaded."""
     console = Console()
     try:
-        report = measure(model, num_threads or os.cpu_count() or 1)
+        report = measure(model, num_threads or len(os.sched_getaffinity(0)), precision)
     except ModelError as error:
         Console(stderr=True).print(f"weir bench step: {error}", markup=False, highlight=False)
         return 1
@@ -73,27 +61,43 @@ def main(model: str, json_output: bool = False, num_threads: int | None = None) 
         print(json.dumps(as_json(report), indent=2))
     else:
         console.print(as_table(report))
+        if report.splits:
+            console.print(split_table(report.splits))
     return 0
 
 
-def measure(model: str, num_threads: int) -> StepReport:
-    """Raises ModelError. Takes some 20 s for the built-in model."""
+def measure(model: str, num_threads: int, precision: Precision = "auto") -> StepReport:
+    """Raises ModelError. Takes some 20 s for the built-in model, and a minute where kernels are compiled first."""
     source = resolve_model(model)
     torch.set_num_threads(num_threads)
-    config = load_model_config(source)
-    weights = load_weights(source, config)
+    weights = load_model(source, precision, FixedShare(num_threads))
     bandwidth = memory_bandwidth()
-    floor_ms = weights.num_bytes / bandwidth * 1e3
-    steps = measure_steps(config, weights, floor_ms)
-    return StepReport(source.name, num_threads, weights.num_bytes, bandwidth, tuple(steps))
+    runner = _make_runner(weights)
+    steps = measure_steps(weights, runner, weights.num_bytes / bandwidth * 1e3)
+    splits: list[DecodeSplit] = []
+    if isinstance(weights, Int8Weights):
+        from weir.bench.step_split import measure_split  # noqa: PLC0415 - compiled kernels, which fp32 does without
+
+        splits = [measure_split(weights, runner, FixedShare(num_threads), number) for number in _DECODE_SEQUENCES]
+    return StepReport(
+        source.name, weights.arithmetic, num_threads, weights.num_bytes, bandwidth, tuple(steps), tuple(splits)
+    )
 
 
-def measure_steps(config: ModelConfig, weights: Weights, floor_ms: float) -> list[StepTime]:
-    """Greedy steps over an arena in this process's memory."""
-    pages_a_sequence = num_pages_for(max(*_PREFILL_TOKENS, _DECODE_CONTEXT + 1))
-    num_pages = max(pages_a_sequence, max(_DECODE_SEQUENCES) * num_pages_for(_DECODE_CONTEXT + 1))
+def _make_runner(weights: LoadedWeights) -> Runner:
+    """Over an arena in this process's memory."""
+    pages_a_sequence = num_pages_for(max(*_PREFILL_TOKENS, DECODE_CONTEXT + 1))
+    num_pages = max(pages_a_sequence, max(_DECODE_SEQUENCES) * num_pages_for(DECODE_CONTEXT + 1))
     # zeros are valid keys and values; the time of a step does not depend on what they are
-    runner = TorchRunner(config, weights, np.zeros((num_pages, config.page_geometry.page_bytes), dtype=np.uint8))
+    pages = np.zeros((num_pages, weights.config.page_geometry.page_bytes), dtype=np.uint8)
+    runner = weights.runner_over(pages)
+    runner.warm_up()
+    return runner
+
+
+def measure_steps(weights: LoadedWeights, runner: Runner, floor_ms: float) -> list[StepTime]:
+    """Greedy steps."""
+    config = weights.config
     steps = []
     for num_tokens in sorted({min(length, config.max_context_tokens) for length in _PREFILL_TOKENS}):
         plan = prefill_plan(num_tokens, config.vocab_size)
@@ -102,46 +106,6 @@ def measure_steps(config: ModelConfig, weights: Weights, floor_ms: float) -> lis
         plan = decode_plan(num_sequences)
         steps.append(time_step(f"decode, {num_sequences}", plan, runner.run, floor_ms))
     return steps
-
-
-def prefill_plan(num_tokens: int, vocab_size: int) -> StepPlan:
-    """One prompt in one chunk."""
-    token_ids = tuple((7 * position) % vocab_size for position in range(num_tokens))
-    table = tuple(range(num_pages_for(num_tokens)))
-    return StepPlan(0, (ChunkPlan(0, 0, token_ids, table, SampleSpec(_GREEDY, 0)),))
-
-
-def decode_plan(num_sequences: int) -> StepPlan:
-    """One token each, behind `_DECODE_CONTEXT` tokens in pages of their own."""
-    num_pages = num_pages_for(_DECODE_CONTEXT + 1)
-    sample = SampleSpec(_GREEDY, 1)
-    chunks = (
-        ChunkPlan(slot, _DECODE_CONTEXT, (1,), tuple(range(slot * num_pages, (slot + 1) * num_pages)), sample)
-        for slot in range(num_sequences)
-    )
-    return StepPlan(0, tuple(chunks))
-
-
-def time_step(name: str, plan: StepPlan, run: Callable[[StepPlan], object], floor_ms: float) -> StepTime:
-    """One step unmeasured, then `_REPEATS` measured ones."""
-    times_ms = timed_ms(lambda: run(plan), _REPEATS)
-    return StepTime(name, plan.num_tokens, statistics.median(times_ms), min(times_ms), max(times_ms), floor_ms=floor_ms)
-
-
-def memory_bandwidth() -> float:
-    """Bytes a second that all threads together read from memory, at best; far more data than any cache holds."""
-    data = torch.ones(_BANDWIDTH_BYTES // 4)
-    return _BANDWIDTH_BYTES / (min(timed_ms(data.sum, _REPEATS)) / 1e3)
-
-
-def timed_ms(call: Callable[[], object], repeats: int) -> list[float]:
-    call()
-    times_ms = []
-    for _ in range(repeats):
-        start_s = time.perf_counter()
-        call()
-        times_ms.append((time.perf_counter() - start_s) * 1e3)
-    return times_ms
 
 
 def as_json(report: StepReport) -> dict[str, object]:
@@ -155,9 +119,9 @@ def as_json(report: StepReport) -> dict[str, object]:
 def as_table(report: StepReport) -> Table:
     """One row a kind of step."""
     table = Table(
-        title=f"{report.model}, {report.num_threads} threads, weights {report.weights_bytes / 1e6:.0f} MB, "
-        f"memory {report.bandwidth_bytes_a_second / 1e9:.1f} GB/s",
-        caption=f"prefill: tokens of one prompt; decode: sequences at {_DECODE_CONTEXT} tokens of context",
+        title=f"{report.model}, {report.precision}, {report.num_threads} threads, "
+        f"weights {report.weights_bytes / 1e6:.0f} MB, memory {report.bandwidth_bytes_a_second / 1e9:.1f} GB/s",
+        caption=f"prefill: tokens of one prompt; decode: sequences at {DECODE_CONTEXT} tokens of context",
     )
     table.add_column("step")
     for column in ("tokens/s", "ms", "fastest", "slowest", "floor ms", "floors"):
@@ -172,4 +136,16 @@ def as_table(report: StepReport) -> Table:
             f"{step.floor_ms:.1f}",
             f"{step.median_ms / step.floor_ms:.1f}",
         )
+    return table
+
+
+def split_table(splits: Sequence[DecodeSplit]) -> Table:
+    """One row a number of sequences."""
+    table = Table(title="where a decode step's milliseconds go")
+    table.add_column("sequences", justify="right")
+    for column in ("linear", "head", "attention", "rest"):
+        table.add_column(column, justify="right")
+    for split in splits:
+        parts = (split.linear_ms, split.head_ms, split.attention_ms, split.rest_ms)
+        table.add_row(str(split.num_sequences), *(f"{part:.2f}" for part in parts))
     return table

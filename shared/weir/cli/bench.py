@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from weir.cli import options
+from weir.model.precision import PRECISION_HELP, Precision
 
 app = typer.Typer(help="Measure. Figures depend on the machine and on what else runs on it.", no_args_is_help=True)
 
@@ -14,12 +15,13 @@ app = typer.Typer(help="Measure. Figures depend on the machine and on what else 
 def step(
     model: Annotated[str, typer.Option(help="Known name, GGUF file or Hugging Face folder.")] = "smollm2-135m",
     num_threads: Annotated[int | None, typer.Option(min=1, help="Threads of the forward pass. Default: cores.")] = None,
+    precision: Annotated[Precision, typer.Option(help=PRECISION_HELP)] = "auto",
     as_json: options.AsJson = False,
 ) -> None:
     """Tokens/s of prefill, and of decode at 1, 8 and 32 sequences: the engine alone, in this process."""
     from weir.bench.step import main as bench_step
 
-    raise typer.Exit(bench_step(model=model, json_output=as_json, num_threads=num_threads))
+    raise typer.Exit(bench_step(model, as_json, num_threads, precision))
 
 
 @app.command()
@@ -133,3 +135,46 @@ def serve(
         )
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
+
+
+@app.command()
+def batching(
+    lengths: Annotated[
+        Path, typer.Option(envvar="WEIR_BENCH_LENGTHS", help="CSV of prompt and output lengths, one request a row.")
+    ],
+    model: Annotated[str, typer.Option(help="Known name, GGUF file or Hugging Face folder.")] = "smollm2-135m",
+    precision: Annotated[Precision, typer.Option(help=PRECISION_HELP)] = "auto",
+    num_jobs: Annotated[int, typer.Option(min=1, help="Requests of a run.")] = 96,
+    max_num_seqs: Annotated[int, typer.Option(min=1, help="Sequences in the batch.")] = 32,
+    prompt_scale: Annotated[float, typer.Option(min=0.01, help="Prompts are this many times shorter.")] = 32.0,
+    output_scale: Annotated[float, typer.Option(min=0.01, help="Answers are this many times shorter.")] = 8.0,
+    rounds: Annotated[int, typer.Option(min=1, help="Runs of each rule, in turns.")] = 3,
+    load: Annotated[float, typer.Option(min=0.01, help="Poisson arrivals, as share of what was served at once.")] = 0.7,
+    window_ms: Annotated[float, typer.Option(min=1, help="Window of dynamic batching.")] = 50.0,
+    num_threads: Annotated[int, typer.Option(min=1, help="Threads of the forward pass.")] = 2,
+    seed: Annotated[int, typer.Option(help="Of the choice of rows, the prompts and the arrivals.")] = 0,
+    as_json: options.AsJson = False,
+) -> None:
+    """Continuous batching against static and dynamic batches: same engine, same requests, real steps.
+
+    \b
+    weir bench batching --lengths lengths.csv
+    """
+    from weir.bench.batching import BatchingConfig
+    from weir.bench.batching import main as bench_batching
+
+    config = BatchingConfig(
+        model=model,
+        lengths_path=lengths,
+        precision=precision,
+        num_jobs=num_jobs,
+        max_num_seqs=max_num_seqs,
+        prompt_scale=prompt_scale,
+        output_scale=output_scale,
+        rounds=rounds,
+        load=load,
+        window_ms=window_ms,
+        num_threads=num_threads,
+        seed=seed,
+    )
+    raise typer.Exit(bench_batching(config, json_output=as_json))

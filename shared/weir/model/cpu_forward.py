@@ -5,12 +5,25 @@ barrier. So the bits of a row depend on that row and its context alone: not on t
 chunks, or the number of threads.
 """
 
-from typing import NamedTuple
-
-import numpy as np
-import numpy.typing as npt
-
-from weir.kv.geometry import PAGE_TOKENS
+from weir.model.cpu_state import (
+    ATTENTION_OUTPUT,
+    BITS,
+    DOWN,
+    EMBEDDING,
+    GATE_UP,
+    HEAD,
+    NUM_BYTES,
+    NUM_OUTPUTS,
+    OFFSET,
+    QUERY_KEY_VALUE,
+    Buffers,
+    Bytes,
+    Extent,
+    Floats,
+    Ints,
+    Longs,
+    Model,
+)
 from weir.model.step_slices import SliceArrays
 from weir.ops.linear_int8.cpu import linear_range
 from weir.ops.linear_int8.embedding import embedding_range
@@ -23,71 +36,7 @@ from weir.ops.rms_norm.cpu import rms_norm_quantize_range
 from weir.ops.rotary_kv_write.cpu import rotary_kv_write
 from weir.ops.silu_mul.cpu import silu_mul_quantize_range
 from weir.ops.simd.barrier import BarrierState, wait_for_all
-from weir.ops.simd.jit import kernel
-
-Floats = npt.NDArray[np.float32]
-Bytes = npt.NDArray[np.uint8]
-Ints = npt.NDArray[np.int32]
-Longs = npt.NDArray[np.int64]
-
-QUERY_KEY_VALUE, ATTENTION_OUTPUT, GATE_UP, DOWN = range(4)
-EMBEDDING, HEAD = range(2)
-BITS, NUM_OUTPUTS, OFFSET, NUM_BYTES = range(4)
-"""Columns of a part's row in `Model.layer_parts` and `Model.end_parts`; unused rows have 0 bits."""
-
-
-class Model(NamedTuple):
-    """What does not change.
-
-    `data` holds all matrices; `layer_parts` [layers, 4 matrices, parts, 4] and `end_parts` [2 matrices, 1, 4] say where
-    their parts are. `norms` [2 layers + 1, hidden]. Biases are [layers, outputs], or [0, 0] where there are none.
-    `cosines`, `sines` [positions, head_dim / 2].
-    """
-
-    data: Bytes
-    layer_parts: Longs
-    end_parts: Longs
-    norms: Floats
-    query_key_value_bias: Floats
-    attention_output_bias: Floats
-    cosines: Floats
-    sines: Floats
-    epsilon: float
-    num_heads: int
-    num_kv_heads: int
-
-
-class Buffers(NamedTuple):
-    """Memory of a slice's numbers; [rows, …] but for what is said.
-
-    `rows_*` are quantized rows. `part` [elements] is for matrices of several parts. `partials`, `*_items` are those of
-    the attention kernels; `*_scratch` [threads, …]. `last_hidden` and `logits` [logits, …].
-    """
-
-    hidden: Floats
-    rows_hidden: Bytes
-    qkv: Floats
-    attended: Floats
-    rows_heads: Bytes
-    gate_up: Floats
-    rows_inner: Bytes
-    part: Floats
-    decode_items: Ints
-    prefill_items: Ints
-    partials: Floats
-    decode_scratch: Floats
-    prefill_scratch: Floats
-    last_hidden: Floats
-    logits: Floats
-
-
-class Extent(NamedTuple):
-    """How much of a slice one call computes: layers [first_layer, last_layer), and logits after the last of all."""
-
-    num_decode_items: int
-    num_prefill_items: int
-    first_layer: int
-    last_layer: int
+from weir.ops.simd.jit import inlined, kernel
 
 
 @kernel
@@ -124,7 +73,7 @@ def forward(
         _logits(model, buffers, arrays.logit_rows, barrier, base, passed, thread, num_threads)
 
 
-@kernel
+@inlined
 def _attention(
     model: Model,
     buffers: Buffers,
@@ -140,13 +89,10 @@ def _attention(
 ) -> int:
     """From quantized normed rows to the residual stream; returns how many barriers are passed."""
     num_rows = arrays.token_ids.size
-    num_decodes = arrays.decode_lengths.size
-    group_heads = model.num_heads // model.num_kv_heads
-    head_dim = pages.shape[4] // PAGE_TOKENS
-    qkv, attended = buffers.qkv[:num_rows], buffers.attended[:num_rows]
-    rows = buffers.rows_heads[:num_rows]
+    qkv, rows = buffers.qkv[:num_rows], buffers.rows_heads[:num_rows]
+    hidden = buffers.hidden[:num_rows]
     parts = model.layer_parts[layer]
-    _linear(
+    linear_share(
         model.data,
         parts[QUERY_KEY_VALUE],
         buffers.rows_hidden[:num_rows],
@@ -164,10 +110,36 @@ def _attention(
         qkv, arrays.positions, arrays.page_ids, model.cosines, model.sines, pages, layer, thread, num_threads
     )
     passed = wait_for_all(barrier, base, passed, num_threads)
-    decode_rows = arrays.decode_rows
+    _attend(model, buffers, arrays, pages, extent, layer, thread, num_threads)
+    passed = wait_for_all(barrier, base, passed, num_threads)
+    _merge(model, buffers, arrays, extent, thread, num_threads)
+    passed = wait_for_all(barrier, base, passed, num_threads)
+    linear_share(model.data, parts[ATTENTION_OUTPUT], rows, hidden, buffers.part, True, thread, num_threads)
+    passed = wait_for_all(barrier, base, passed, num_threads)
+    if model.attention_output_bias.size > 0:
+        _add_bias(hidden, model.attention_output_bias[layer], thread, num_threads)
+        passed = wait_for_all(barrier, base, passed, num_threads)
+    return passed
+
+
+@inlined
+def _attend(
+    model: Model,
+    buffers: Buffers,
+    arrays: SliceArrays,
+    pages: Floats,
+    extent: Extent,
+    layer: int,
+    thread: int,
+    num_threads: int,
+) -> None:
+    """This thread's share of the attention of all rows; that of decode rows is still in blocks."""
+    num_rows, num_decodes = arrays.token_ids.size, arrays.decode_lengths.size
+    group_heads = model.num_heads // model.num_kv_heads
+    qkv = buffers.qkv[:num_rows]
     decode_blocks(
         qkv,
-        decode_rows,
+        arrays.decode_rows,
         arrays.decode_lengths,
         arrays.block_tables[:num_decodes],
         pages,
@@ -192,45 +164,41 @@ def _attention(
         buffers.prefill_items,
         extent.num_prefill_items,
         buffers.prefill_scratch,
-        attended,
+        buffers.attended[:num_rows],
         thread,
         num_threads,
     )
-    passed = wait_for_all(barrier, base, passed, num_threads)
+
+
+@inlined
+def _merge(model: Model, buffers: Buffers, arrays: SliceArrays, extent: Extent, thread: int, num_threads: int) -> None:
+    """Merges this thread's share of the decode rows and quantizes it, and its share of the other rows."""
+    num_rows, num_decodes = arrays.token_ids.size, arrays.decode_lengths.size
+    attended, rows = buffers.attended[:num_rows], buffers.rows_heads[:num_rows]
     decode_merge(
-        decode_rows,
+        arrays.decode_rows,
         buffers.decode_items,
         extent.num_decode_items,
-        group_heads,
-        head_dim,
+        model.num_heads // model.num_kv_heads,
+        attended.shape[1] // model.num_heads,
         buffers.partials,
         attended,
         thread,
         num_threads,
     )
-    # the rows that this thread has merged just now, and its share of the others
     groups_a_row = attended.shape[1] // GROUP
+    first, last = num_decodes * thread // num_threads, num_decodes * (thread + 1) // num_threads
+    quantize_range(attended, rows, first * groups_a_row, last * groups_a_row)
+    first_group, num_groups = num_decodes * groups_a_row, (num_rows - num_decodes) * groups_a_row
     quantize_range(
         attended,
         rows,
-        num_decodes * thread // num_threads * groups_a_row,
-        num_decodes * (thread + 1) // num_threads * groups_a_row,
+        first_group + num_groups * thread // num_threads,
+        first_group + num_groups * (thread + 1) // num_threads,
     )
-    first, num_groups = num_decodes * groups_a_row, (num_rows - num_decodes) * groups_a_row
-    quantize_range(
-        attended, rows, first + num_groups * thread // num_threads, first + num_groups * (thread + 1) // num_threads
-    )
-    passed = wait_for_all(barrier, base, passed, num_threads)
-    hidden = buffers.hidden[:num_rows]
-    _linear(model.data, parts[ATTENTION_OUTPUT], rows, hidden, buffers.part, True, thread, num_threads)
-    passed = wait_for_all(barrier, base, passed, num_threads)
-    if model.attention_output_bias.size > 0:
-        _add_bias(hidden, model.attention_output_bias[layer], thread, num_threads)
-        passed = wait_for_all(barrier, base, passed, num_threads)
-    return passed
 
 
-@kernel
+@inlined
 def _mlp(
     model: Model,
     buffers: Buffers,
@@ -245,18 +213,18 @@ def _mlp(
     """SwiGLU, from quantized normed rows to the residual stream; returns how many barriers are passed."""
     parts = model.layer_parts[layer]
     gate_up, rows = buffers.gate_up[:num_rows], buffers.rows_inner[:num_rows]
-    _linear(
+    linear_share(
         model.data, parts[GATE_UP], buffers.rows_hidden[:num_rows], gate_up, buffers.part, False, thread, num_threads
     )
     passed = wait_for_all(barrier, base, passed, num_threads)
     num_groups = num_rows * gate_up.shape[1] // (2 * GROUP)
     silu_mul_quantize_range(gate_up, rows, num_groups * thread // num_threads, num_groups * (thread + 1) // num_threads)
     passed = wait_for_all(barrier, base, passed, num_threads)
-    _linear(model.data, parts[DOWN], rows, buffers.hidden[:num_rows], buffers.part, True, thread, num_threads)
+    linear_share(model.data, parts[DOWN], rows, buffers.hidden[:num_rows], buffers.part, True, thread, num_threads)
     return wait_for_all(barrier, base, passed, num_threads)
 
 
-@kernel
+@inlined
 def _logits(
     model: Model,
     buffers: Buffers,
@@ -276,12 +244,12 @@ def _logits(
         last_hidden[number] = buffers.hidden[logit_rows[number]]
     rms_norm_quantize_range(last_hidden, model.norms[model.norms.shape[0] - 1], model.epsilon, rows, first, last)
     passed = wait_for_all(barrier, base, passed, num_threads)
-    _linear(model.data, model.end_parts[HEAD], rows, logits, buffers.part, False, thread, num_threads)
+    linear_share(model.data, model.end_parts[HEAD], rows, logits, buffers.part, False, thread, num_threads)
     wait_for_all(barrier, base, passed, num_threads)
 
 
 @kernel
-def _linear(
+def linear_share(
     data: Bytes,
     parts: Longs,
     rows: Bytes,
@@ -314,7 +282,7 @@ def _linear(
         column += num_outputs
 
 
-@kernel
+@inlined
 def _add_bias(out: Floats, bias: Floats, thread: int, num_threads: int) -> None:
     """This thread's share of the rows."""
     num_rows = out.shape[0]

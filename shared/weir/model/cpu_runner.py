@@ -8,14 +8,17 @@ from weir.core.sampling import SamplingParams
 from weir.engine.plan import ChunkPlan, SampleSpec, StepPlan, StepResult
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
 from weir.model.architecture import ModelConfig
-from weir.model.cpu_forward import Extent, Floats, forward
+from weir.model.core_share import CoreShare
+from weir.model.cpu_forward import forward
+from weir.model.cpu_state import Extent, Floats
 from weir.model.cpu_workspace import MAX_SLICE_ROWS, Workspace, make_model
-from weir.model.crew import CoreShare, Crew
+from weir.model.crew import Crew
 from weir.model.packed_file import PackedWeights
 from weir.model.plan_check import ordered_chunks
 from weir.model.sampler import compile_kernels, sample_step, score_rows
 from weir.model.step_slices import SliceArrays, StepSlice, cut_slices
 from weir.ops.simd.barrier import BarrierState
+from weir.ops.simd.jit import compiling_alone
 
 _ROW_LAYERS_A_CALL = 256
 """Rows times layers after which the share of cores is looked at again: some milliseconds."""
@@ -41,7 +44,11 @@ class CpuRunner:
 
     def warm_up(self) -> None:
         """Compiles, or loads what was compiled before, and touches every weight, over pages of its own."""
-        compile_kernels()
+        with compiling_alone():
+            compile_kernels()
+            self._warm_up_passes()
+
+    def _warm_up_passes(self) -> None:
         num_tokens = min(_WARM_UP_TOKENS, self._config.max_context_tokens - 1)
         num_pages = num_pages_for(num_tokens + 1)
         page_bytes = self._config.page_geometry.page_bytes

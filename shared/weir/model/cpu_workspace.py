@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from weir.model.architecture import ModelConfig
-from weir.model.cpu_forward import BITS, NUM_BYTES, NUM_OUTPUTS, OFFSET, Buffers, Extent, Longs, Model
+from weir.model.cpu_state import BITS, NUM_BYTES, NUM_OUTPUTS, OFFSET, Buffers, Extent, Longs, Model
 from weir.model.packed_file import PackedWeights
 from weir.model.packed_weights import Parts
 from weir.model.step_slices import SliceArrays

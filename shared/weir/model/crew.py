@@ -1,48 +1,16 @@
-"""The threads of a worker's forward pass, and how many of them a piece of work may use."""
+"""The threads of a worker's forward pass."""
 
 import logging
 import threading
 from collections.abc import Callable
-from typing import Protocol
 
+from weir.model.core_share import CoreShare
 from weir.ops.simd.barrier import BarrierState, abandon, make_barrier, num_arrivals
 
 _log = logging.getLogger(__name__)
 
 Work = Callable[[BarrierState, int, int, int], None]
 """(barrier, base, thread, num_threads): compiled, without the interpreter's lock; passes the barrier at its end."""
-
-
-class CoreShare(Protocol):
-    """Says how many cores this process may use now."""
-
-    @property
-    def most(self) -> int:
-        """Never more than this."""
-        ...
-
-    def begin(self) -> int:
-        """A piece of work of some milliseconds begins; the threads that it may use, at least 1."""
-        ...
-
-    def end(self) -> None:
-        """It has ended."""
-        ...
-
-
-class FixedShare:
-    """Always the same number of threads."""
-
-    def __init__(self, num_threads: int) -> None:
-        if num_threads < 1:
-            raise ValueError(f"num_threads is {num_threads}, expected at least 1")
-        self.most = num_threads
-
-    def begin(self) -> int:
-        return self.most
-
-    def end(self) -> None:
-        """Nothing was taken."""
 
 
 class CrewFailed(Exception):

@@ -1,38 +1,117 @@
 """From a model's files to something that runs steps."""
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from weir.model.config import ModelConfig, load_model_config
-from weir.model.runner import TorchRunner
+from weir.engine.plan import ModelRunner
+from weir.model.architecture import ModelConfig
+from weir.model.catalog import model_cache_dir
+from weir.model.config import load_model_config
+from weir.model.core_share import CoreShare
+from weir.model.digest import model_digest
+from weir.model.precision import Arithmetic, Precision, choose_arithmetic
 from weir.model.source import ModelSource
-from weir.model.weights import Weights, load_weights
+
+# Each arithmetic imports its own libraries, and only when it is used: torch alone is 200 MB and seconds.
+if TYPE_CHECKING:
+    from weir.model.packed_file import PackedWeights
+    from weir.model.weights import Weights
+
+Pages = npt.NDArray[np.uint8]
+
+
+class Runner(ModelRunner, Protocol):
+    """A runner that is not yet fast."""
+
+    def warm_up(self) -> None:
+        """Compiles and touches everything that steps need; no page of the arena is read or written."""
+        ...
+
+
+class LoadedWeights(Protocol):
+    """A model in memory, not yet at any pages."""
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    @property
+    def arithmetic(self) -> Arithmetic: ...
+
+    @property
+    def num_bytes(self) -> int:
+        """What one step has to read, at least."""
+        ...
+
+    def runner_over(self, pages: Pages) -> Runner:
+        """A runner over `pages` [num_pages, page_bytes]; not warmed up yet. Raises ValueError for a wrong geometry."""
+        ...
+
+
+def load_model(
+    source: ModelSource, precision: Precision, share: CoreShare, cache_dir: Path | None = None
+) -> LoadedWeights:
+    """Reads the weights. Packed ones are kept in `cache_dir`, by default the model cache.
+
+    Raises:
+        ModelError: the files are not a model that Weir serves, or not in this precision.
+    """
+    config = load_model_config(source)
+    if choose_arithmetic(precision, config) == "fp32":
+        return _load_fp32(source, config, share.most)
+    return _load_int8(source, config, share, cache_dir or model_cache_dir())
 
 
 @dataclass(frozen=True)
-class LoadedWeights:
-    """A model in memory, not yet at any pages."""
+class Fp32Weights:
+    """For PyTorch."""
 
     config: ModelConfig
-    weights: Weights
+    weights: "Weights"
+    arithmetic: Arithmetic = "fp32"
 
-    def runner_over(self, pages: npt.NDArray[np.uint8]) -> TorchRunner:
-        """A runner over `pages` [num_pages, page_bytes]; not warmed up yet. Raises ValueError for a wrong geometry."""
+    @property
+    def num_bytes(self) -> int:
+        return self.weights.num_bytes
+
+    def runner_over(self, pages: Pages) -> Runner:
+        from weir.model.runner import TorchRunner  # noqa: PLC0415
+
         return TorchRunner(self.config, self.weights, pages)
 
 
-def load_model(source: ModelSource, num_threads: int) -> LoadedWeights:
-    """Reads the weights; `num_threads` is set for the whole process.
+@dataclass(frozen=True)
+class Int8Weights:
+    """Packed, for the compiled kernels; `share` says on how many cores they run."""
 
-    Raises:
-        ModelError: the files are not a model that Weir serves.
-        ValueError: `num_threads` is not positive.
-    """
-    if num_threads < 1:
-        raise ValueError(f"num_threads is {num_threads}, expected at least 1")
+    config: ModelConfig
+    packed: "PackedWeights"
+    share: CoreShare
+    arithmetic: Arithmetic = "int8"
+
+    @property
+    def num_bytes(self) -> int:
+        return self.packed.num_bytes
+
+    def runner_over(self, pages: Pages) -> Runner:
+        from weir.model.cpu_runner import CpuRunner  # noqa: PLC0415
+
+        return CpuRunner(self.config, self.packed, pages, self.share)
+
+
+def _load_fp32(source: ModelSource, config: ModelConfig, num_threads: int) -> LoadedWeights:
+    import torch  # noqa: PLC0415
+
+    from weir.model.weights import load_weights  # noqa: PLC0415
+
     torch.set_num_threads(num_threads)
-    config = load_model_config(source)
-    return LoadedWeights(config, load_weights(source, config))
+    return Fp32Weights(config, load_weights(source, config))
+
+
+def _load_int8(source: ModelSource, config: ModelConfig, share: CoreShare, cache_dir: Path) -> LoadedWeights:
+    from weir.model.packed_store import load_packed  # noqa: PLC0415
+
+    return Int8Weights(config, load_packed(source, config, model_digest(source, "int8"), cache_dir), share)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_type_hints
 
 from weir.core.errors import WeirError
+from weir.model.precision import PRECISION_HELP
 from weir.runtime.model_choice import LOAD_HELP, MODEL_HELP, MODEL_SHAPE_HELP, check_load, model_reference
 from weir.runtime.parse import choices_of, describe_type, parse_text, parse_toml
 
@@ -61,7 +62,7 @@ class ServiceConfig:
     model: str = setting("smollm2-135m", MODEL_HELP)
     load: Literal["files", "dummy"] = setting("files", LOAD_HELP)
     model_shape: str = setting("", MODEL_SHAPE_HELP)
-    precision: Literal["fp32"] = setting("fp32", "Arithmetic of the model.")
+    precision: Literal["auto", "int8", "fp32"] = setting("auto", PRECISION_HELP)
     grace_s: float = setting(10.0, "Seconds that running work has to end after SIGTERM.")
     runtime_dir: Path = field(
         default_factory=default_runtime_dir,

@@ -1,6 +1,5 @@
 """Which processes make up a stack on one machine, with which flags: plain data, nothing is started here."""
 
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from weir.bus.server import nats_server_command
+from weir.model.precision import PRECISION_HELP
 from weir.runtime.config import check_instance, check_listen, default_runtime_dir, setting
 from weir.runtime.model_choice import LOAD_HELP, MODEL_HELP, MODEL_SHAPE_HELP, check_load, model_reference
 from weir.runtime.paths import InstancePaths
@@ -47,7 +47,7 @@ class StackConfig:
     model: str = setting("smollm2-135m", MODEL_HELP)
     load: Literal["files", "dummy"] = setting("files", LOAD_HELP)
     model_shape: str = setting("", MODEL_SHAPE_HELP)
-    precision: Literal["fp32"] = setting("fp32", "Arithmetic of the model.")
+    precision: Literal["auto", "int8", "fp32"] = setting("auto", PRECISION_HELP)
     host: str = setting(LOOPBACK, "Address that the gateway listens on.")
     http_port: int = setting(8000, "Port of the OpenAI-style HTTP API.")
     grpc_port: int = setting(50051, "Port of the gRPC API.")
@@ -143,8 +143,8 @@ def plan_stack(config: StackConfig, nats_port: int) -> StackPlan:
 
 def _plan_processes(config: StackConfig, nats_url: str, nats_port: int) -> list[ProcessSpec]:
     arena = f"unix:{config.paths.arena_socket}"
-    threads = ("--num-threads", str(threads_per_worker(config.prefill + config.decode)))
-    worker_flags = ("--arena-socket", str(config.paths.arena_socket), *threads)
+    neighbours = ("--workers-on-machine", str(config.prefill + config.decode))
+    worker_flags = ("--arena-socket", str(config.paths.arena_socket), *neighbours)
     context = ("--max-context-tokens", str(config.max_context_tokens))
     gateway_flags = ("--http-host", config.host, "--http-port", str(config.http_port), *context)
     arena_size = ("--arena-bytes", str(config.arena_bytes)) if config.arena_bytes else ()
@@ -156,11 +156,6 @@ def _plan_processes(config: StackConfig, nats_url: str, nats_port: int) -> list[
             specs.append(_service_spec(config, nats_url, role, index, f"{LOOPBACK}:0", worker_flags))
     specs.append(_service_spec(config, nats_url, "gateway", 0, f"{config.host}:{config.grpc_port}", gateway_flags))
     return specs
-
-
-def threads_per_worker(num_workers: int) -> int:
-    """The workers of a stack share the cores; more threads than cores would make every step wait."""
-    return max(1, len(os.sched_getaffinity(0)) // num_workers)
 
 
 def _nats_spec(config: StackConfig, port: int) -> ProcessSpec:

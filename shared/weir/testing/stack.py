@@ -18,7 +18,7 @@ import grpc
 
 from weir.wire.v1 import admin_pb2, admin_pb2_grpc
 
-START_TIMEOUT_S = 90.0
+START_TIMEOUT_S = 180.0  # the first start on a machine compiles the kernels
 COMMAND_TIMEOUT_S = 60.0
 
 

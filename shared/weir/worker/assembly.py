@@ -67,6 +67,18 @@ def read_model_facts(config: WorkerConfig) -> ModelFacts:
     return ModelFacts(source, load_model_config(source), model_digest(source, config.precision))
 
 
+def facts_of(context: ServiceContext[_ConfigT], model: ModelFacts) -> WorkerFacts:
+    """What the registry says of this worker."""
+    return WorkerFacts(
+        worker_id=context.process_id,
+        role=context.role,
+        model=model.source.name,
+        address=context.address,
+        max_context_tokens=model.config.max_context_tokens,
+        max_num_seqs=context.config.max_num_seqs,
+    )
+
+
 @dataclass(frozen=True)
 class RoleParts:
     """What a role may use."""

@@ -1,6 +1,5 @@
 """Settings that both worker kinds have."""
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,11 +14,17 @@ class WorkerConfig(ServiceConfig):
     max_num_seqs: int = setting(32, "Sequences in the batch.")
     max_num_batched_tokens: int = setting(2048, "Tokens computed in a step, all sequences together.")
     max_stall_s: float = setting(5.0, "A sequence that gets no page for this long fails.")
-    num_threads: int = setting(0, "Threads of the forward pass. 0: all cores.")
+    num_threads: int = setting(0, "Threads of the forward pass. 0: int8 what busy workers leave, fp32 an equal share.")
+    workers_on_machine: int = setting(1, "Workers that share this machine's cores, this one among them.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, smallest in (("max_num_seqs", 1), ("max_num_batched_tokens", 1), ("num_threads", 0)):
+        for name, smallest in (
+            ("max_num_seqs", 1),
+            ("max_num_batched_tokens", 1),
+            ("num_threads", 0),
+            ("workers_on_machine", 1),
+        ):
             if getattr(self, name) < smallest:
                 raise ValueError(f"{name} {getattr(self, name)}: must be at least {smallest}")
         if not 0 < self.max_stall_s <= 600:
@@ -30,5 +35,6 @@ class WorkerConfig(ServiceConfig):
         return Path(self.arena_socket) if self.arena_socket else self.instance_dir / "arena.sock"
 
     @property
-    def num_threads_used(self) -> int:
-        return self.num_threads or len(os.sched_getaffinity(0))
+    def core_budget_path(self) -> Path:
+        """Of all workers of this machine, whatever instance they belong to."""
+        return self.runtime_dir / "cores"

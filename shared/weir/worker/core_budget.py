@@ -22,7 +22,7 @@ _FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: type, whence,
 
 
 class CoreBudget:
-    """Implements `weir.model.crew.CoreShare`. `path` is made if it is not there; its folder must be."""
+    """Implements `weir.model.core_share.CoreShare`. `path` is made if it is not there; its folder must be."""
 
     def __init__(self, path: Path, num_cores: int) -> None:
         """Raises OSError if the file cannot be made, or has no free slot."""

@@ -84,7 +84,7 @@ def orphan(tmp_path: Path) -> Iterator["subprocess.Popen[bytes]"]:
         (("--prefill", "0"), {}, "prefill 0: must be in [1, 64] (from --prefill)"),
         (("--http-port", "70000"), {}, "http_port 70000: must be in [1, 65535] (from --http-port)"),
         (("--http-port", "50051"), {}, "http_port 50051: is also the grpc_port; they must differ (from --http-port)"),
-        (("--precision", "fp7"), {}, "--precision 'fp7': must be one of fp32"),
+        (("--precision", "fp7"), {}, "--precision 'fp7': must be one of auto, int8, fp32"),
         ((), {"WEIR_DECODE": "two"}, "WEIR_DECODE='two': must be a whole number"),
         (("--instance", "a/b"), {}, "instance 'a/b': use 1 to 40 characters of A-Z a-z 0-9 _ -"),
         (("--config", "none.toml"), {}, "config file none.toml: "),

@@ -11,7 +11,7 @@ from weir.bench import step
 def test_the_report_names_each_kind_of_step_with_its_tokens_a_second(
     tiny: TinyLlama, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert step.main(str(tiny.folder), json_output=True, num_threads=1) == 0
+    assert step.main(str(tiny.folder), json_output=True, num_threads=1, precision="fp32") == 0
     report = json.loads(capsys.readouterr().out)
     assert [found["name"] for found in report["steps"]] == [
         "prefill, 128",
@@ -29,7 +29,7 @@ def test_the_report_names_each_kind_of_step_with_its_tokens_a_second(
 
 
 def test_the_weights_a_step_reads_are_counted_once(tiny: TinyLlama) -> None:
-    report = step.measure(str(tiny.folder), num_threads=1)
+    report = step.measure(str(tiny.folder), num_threads=1, precision="fp32")
     # tied: the embedding is read as the output matrix, and its rows that are looked up are not counted again
     assert report.weights_bytes == 4 * sum(parameter.numel() for parameter in tiny.model.parameters())
 

@@ -189,7 +189,7 @@ def test_a_digest_changes_with_every_byte_and_the_precision_but_not_the_place(ti
 
 
 def test_reading_models_never_imports_torch() -> None:
-    rooms = "source config tokenizer chat_template pull digest gguf_file"
+    rooms = "source config tokenizer chat_template pull digest gguf_file precision core_share"
     imports = "; ".join(f"import weir.model.{room}" for room in rooms.split())
-    code = f"import sys; {imports}; sys.exit('torch' in sys.modules)"
+    code = f"import sys; {imports}; sys.exit('torch' in sys.modules or 'numba' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

@@ -4,7 +4,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from weir.model.crew import Crew, CrewFailed, FixedShare
+from weir.model.core_share import FixedShare
+from weir.model.crew import Crew, CrewFailed
 from weir.ops.simd.barrier import BarrierState, wait_for_all
 from weir.ops.simd.jit import kernel
 

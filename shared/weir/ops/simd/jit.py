@@ -4,8 +4,10 @@ numba keys a cached kernel by its own source file alone; a kernel here also depe
 on the tier chosen at start. So the cache lies in a folder whose name is made of all of that.
 """
 
+import fcntl
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -20,21 +22,42 @@ from weir.ops.simd.features import kernel_tier
 F = TypeVar("F", bound=Callable[..., Any])
 
 _OPS_ROOT = Path(__file__).parents[1]
+_NOT_FOR_CPUS = frozenset({"kernel.py", "launch.py", "reference.py"})
 
 
 @cache
 def kernel_cache_directory() -> Path:
-    """`$WEIR_CACHE/kernels/<tier>-<digest>` (`~/.cache/weir` by default); the digest: all ops, and the compiler."""
+    """`$WEIR_CACHE/kernels/<tier>-<digest>` (`~/.cache/weir` by default); the digest: sources and the compiler."""
     digest = xxhash.xxh3_64(f"{numba.__version__} {llvmlite.__version__}".encode())
-    for source in sorted(_OPS_ROOT.rglob("*.py")):
-        digest.update(str(source.relative_to(_OPS_ROOT)).encode() + b"\0" + source.read_bytes())
+    ops = (source for source in _OPS_ROOT.rglob("*.py") if source.name not in _NOT_FOR_CPUS)
+    # and what puts the kernels together
+    for source in sorted([*ops, *(_OPS_ROOT.parent / "model").glob("cpu_*.py")]):
+        digest.update(str(source.relative_to(_OPS_ROOT.parent)).encode() + b"\0" + source.read_bytes())
     root = Path(os.environ.get("WEIR_CACHE") or Path.home() / ".cache" / "weir")
     return root / "kernels" / f"{kernel_tier()}-{digest.hexdigest()}"
+
+
+@contextmanager
+def compiling_alone() -> Iterator[None]:
+    """Of several processes that start at once, the first compiles and the others then find everything in the cache.
+
+    numba's own files would survive it otherwise, but not always with every kernel under its own name.
+    """
+    directory = kernel_cache_directory()
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / "lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def kernel(function: F) -> F:
     """Compiles at the first call of each signature, and loads it from the cache at later starts."""
     return cast(F, _jit()(function))
+
+
+def inlined(function: F) -> F:
+    """Becomes part of the kernels that call it and is compiled with them only: once, not once a level of calls."""
+    return cast(F, _jit(inline="always")(function))
 
 
 def parallel_kernel(function: F) -> F:
@@ -47,7 +70,7 @@ def simd(function: Callable[..., Any]) -> Callable[..., Any]:
     return cast(Callable[..., Any], intrinsic(function))
 
 
-def _jit(**options: bool) -> Callable[[Any], Any]:
+def _jit(**options: bool | str) -> Callable[[Any], Any]:
     # read when the decorator looks for a place for its files
     numba.config.CACHE_DIR = str(kernel_cache_directory())
     jit: Callable[[Any], Any] = numba.njit(nogil=True, cache=True, error_model="numpy", boundscheck=False, **options)
