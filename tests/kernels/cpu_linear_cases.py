@@ -13,7 +13,6 @@ from weir.ops.linear_int8.pack import (
     block_bytes,
     pack_q4_1,
     pack_q8_0,
-    scales_bytes,
 )
 from weir.ops.linear_int8.tile import make_block
 from weir.ops.quantize.rows import GROUP, dequantized, empty_rows, num_groups_of, records_of
@@ -81,9 +80,8 @@ class LinearOfTier:
     ) -> NDArray[np.float32]:
         if out is None:
             out = np.full((len(rows), matrix.num_outputs), np.nan, dtype=np.float32)
-        head_bytes, stride = (size(matrix.kind, matrix.num_inputs) for size in (scales_bytes, block_bytes))
-        groups = num_groups_of(matrix.num_inputs)
-        self._drivers[matrix.kind](rows, matrix.data, out, groups, head_bytes, stride, added)
+        stride = block_bytes(matrix.kind, matrix.num_inputs)
+        self._drivers[matrix.kind](rows, matrix.data, out, num_groups_of(matrix.num_inputs), stride, added)
         return out
 
 
@@ -93,17 +91,14 @@ def _driver(block: Any) -> Any:
         data: NDArray[np.uint8],
         out: NDArray[np.float32],
         num_groups: int,
-        head_bytes: int,
         stride: int,
         added: int,
     ) -> None:
         num_rows, num_outputs = out.shape
         for index in range(data.size // stride):
-            scales = data.ctypes.data + index * stride
             first = index * BLOCK_OUTPUTS
             block(
-                scales,
-                scales + head_bytes,
+                data.ctypes.data + index * stride,
                 num_groups,
                 rows.ctypes.data,
                 rows.shape[1],

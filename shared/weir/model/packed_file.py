@@ -24,7 +24,7 @@ import xxhash
 from weir.model.packed_weights import Floats, Parts
 from weir.ops.linear_int8.pack import ALIGNMENT, PackedMatrix, WeightKind
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 _MAGIC = b"WEIRPK" + FORMAT_VERSION.to_bytes(2, "little")
 _HEAD = struct.Struct("<8sIQQI")
 _INDEX_BYTES = 1 << 20

@@ -8,7 +8,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from weir.ops.linear_int8.pack import ALIGNMENT, BLOCK_OUTPUTS, PackedMatrix, WeightKind
+from weir.ops.linear_int8.pack import BLOCK_OUTPUTS, SCALES_BYTES, PackedMatrix, WeightKind
 from weir.ops.linear_int8.tile import make_block
 from weir.ops.quantize.rows import GROUP, RECORD_BYTES, row_bytes
 from weir.ops.simd.features import kernel_tier
@@ -35,21 +35,18 @@ def linear_range(
     """
     num_rows, num_outputs = out.shape
     num_groups = rows.shape[1] // RECORD_BYTES
-    head_bytes = num_groups * BLOCK_OUTPUTS * (4 if bits == 4 else 2)
-    head_bytes = (head_bytes + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
-    block_bytes = head_bytes + num_groups * (GROUP * BLOCK_OUTPUTS // 8) * bits
+    block_bytes = num_groups * (SCALES_BYTES + GROUP * BLOCK_OUTPUTS // 8 * bits)
     row_stride, out_stride = rows.shape[1], num_outputs * 4
     added = 1 if is_added else 0
     rows_at = rows.ctypes.data
     for block in range(first_block, last_block):
-        scales = weights.ctypes.data + block * block_bytes
-        quants = scales + head_bytes
+        block_at = weights.ctypes.data + block * block_bytes
         out_at = out.ctypes.data + block * (BLOCK_OUTPUTS * 4)
         left = num_outputs - block * BLOCK_OUTPUTS
         if bits == 4:
-            _int4_block(scales, quants, num_groups, rows_at, row_stride, num_rows, out_at, out_stride, left, added)
+            _int4_block(block_at, num_groups, rows_at, row_stride, num_rows, out_at, out_stride, left, added)
         else:
-            _int8_block(scales, quants, num_groups, rows_at, row_stride, num_rows, out_at, out_stride, left, added)
+            _int8_block(block_at, num_groups, rows_at, row_stride, num_rows, out_at, out_stride, left, added)
 
 
 @parallel_kernel

@@ -6,10 +6,10 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from weir.ops.linear_int8.pack import ALIGNMENT, BLOCK_OUTPUTS, PackedMatrix
+from weir.ops.linear_int8.pack import BLOCK_OUTPUTS, SCALES_BYTES, PackedMatrix
 from weir.ops.quantize.rows import GROUP
 from weir.ops.simd.features import KernelTier
-from weir.ops.simd.float import INT32
+from weir.ops.simd.float import INT32, emit_load
 from weir.ops.simd.integer import emit_load_half
 from weir.ops.simd.jit import kernel, simd
 
@@ -20,6 +20,14 @@ _VECTOR_BYTES = 4 * BLOCK_OUTPUTS
 def _load_half(typing_context: Any, address: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         return builder.extract_element(emit_load_half(builder, values[0], 1, KernelTier.PORTABLE), INT32(0))
+
+    return types.float32(types.int64), codegen
+
+
+@simd
+def _load_float(typing_context: Any, address: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return emit_load(builder, values[0], 1)
 
     return types.float32(types.int64), codegen
 
@@ -38,23 +46,26 @@ def embedding_range(
     `weights` is `PackedMatrix.data`, `bits` its kind; nothing is checked here, not even the token ids.
     """
     num_groups = out.shape[1] // GROUP
-    scale_bytes = BLOCK_OUTPUTS * 4 if bits == 4 else BLOCK_OUTPUTS * 2
-    scales_bytes = (num_groups * scale_bytes + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
-    block_bytes = scales_bytes + num_groups * (GROUP * BLOCK_OUTPUTS // 8) * bits
+    group_bytes = SCALES_BYTES + GROUP * BLOCK_OUTPUTS // 8 * bits
     for row in range(first_row, last_row):
-        block = token_ids[row] // BLOCK_OUTPUTS * block_bytes
-        lane = token_ids[row] % BLOCK_OUTPUTS
-        for column in range(out.shape[1]):
-            scale_at = weights.ctypes.data + block + column // GROUP * scale_bytes + 2 * lane
-            scale = _load_half(scale_at)
-            quad = column // 4
+        block, lane = token_ids[row] // BLOCK_OUTPUTS, token_ids[row] % BLOCK_OUTPUTS
+        for group in range(num_groups):
+            start = (block * num_groups + group) * group_bytes
+            first = start + SCALES_BYTES + 4 * lane
+            column = group * GROUP
             if bits == 4:
-                byte = weights[block + scales_bytes + quad // 2 * _VECTOR_BYTES + 4 * lane + column % 4]
-                quant = byte >> 4 if quad % 2 else byte & 15
-                out[row, column] = scale * np.float32(quant) + _load_half(scale_at + 2 * BLOCK_OUTPUTS)
+                scale = _load_half(weights.ctypes.data + start + 2 * lane)
+                minimum = _load_half(weights.ctypes.data + start + 2 * (BLOCK_OUTPUTS + lane))
+                for index in range(GROUP):
+                    quad, byte = index // 4, index % 4
+                    pair = weights[first + quad // 2 * _VECTOR_BYTES + byte]
+                    quant = pair >> 4 if quad % 2 else pair & 15
+                    out[row, column + index] = scale * np.float32(quant) + minimum
             else:
-                byte = weights[block + scales_bytes + quad * _VECTOR_BYTES + 4 * lane + column % 4]
-                out[row, column] = scale * np.float32(np.int32(byte) - 128)
+                scale = _load_float(weights.ctypes.data + start + 4 * lane)
+                for index in range(GROUP):
+                    stored = weights[first + index // 4 * _VECTOR_BYTES + index % 4]
+                    out[row, column + index] = scale * np.float32(np.int32(stored) - 128)
 
 
 def embedding_rows(matrix: PackedMatrix, token_ids: NDArray[np.int64]) -> NDArray[np.float32]:

@@ -18,10 +18,10 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from weir.ops.linear_int8.pack import BLOCK_OUTPUTS, WeightKind
+from weir.ops.linear_int8.pack import BLOCK_OUTPUTS, SCALES_BYTES, WeightKind, group_bytes
 from weir.ops.quantize.rows import CORRECTION_OFFSET, GROUP, RECORD_BYTES, SCALE_OFFSET, SCALED_SUM_OFFSET
 from weir.ops.simd.features import KernelTier
-from weir.ops.simd.float import FLOAT, INT32, INT64, emit_fma, emit_prefetch, vector_type
+from weir.ops.simd.float import FLOAT, INT32, INT64, emit_fma, emit_load, emit_prefetch, vector_type
 from weir.ops.simd.integer import (
     dot_product,
     emit_load_first,
@@ -58,7 +58,6 @@ class TileShape:
 class BlockArguments:
     """Addresses and strides in bytes (i64). Outputs from `num_outputs` on are padding and not written."""
 
-    scales: ir.Value
     weights: ir.Value
     num_groups: ir.Value
     rows: ir.Value
@@ -93,7 +92,6 @@ def make_block(kind: WeightKind, tier: KernelTier) -> Callable[..., Any]:
     # numba wants every argument by name
     def block(
         typing_context: Any,
-        scales: Any,
         weights: Any,
         num_groups: Any,
         rows: Any,
@@ -104,7 +102,7 @@ def make_block(kind: WeightKind, tier: KernelTier) -> Callable[..., Any]:
         num_outputs: Any,
         is_added: Any,
     ) -> Any:
-        return types.void(*[types.int64] * 10), codegen
+        return types.void(*[types.int64] * 9), codegen
 
     return simd(block)
 
@@ -164,22 +162,18 @@ def _emit_groups(
     for row_results in results:
         for result in row_results:
             builder.store(zero, result)
-    is_4_bit = shape.kind is WeightKind.INT4
-    scale_bytes = BLOCK_OUTPUTS * 2 * (2 if is_4_bit else 1)
-    weight_bytes = BLOCK_OUTPUTS * GROUP * shape.kind // 8
     with cgutils.for_range(builder, arguments.num_groups, intp=INT64) as loop:
-        scales = _at(builder, _at(builder, arguments.scales, loop.index, scale_bytes), first, 2)
-        weights = _at(builder, _at(builder, arguments.weights, loop.index, weight_bytes), first, 4)
+        group = _at(builder, arguments.weights, loop.index, group_bytes(shape.kind))
         first_row = _at(builder, arguments.rows, loop.index, RECORD_BYTES)
         rows = [_at(builder, first_row, arguments.row_stride, row) for row in range(shape.num_rows)]
-        _emit_group(builder, shape, scales, weights, rows, results)
+        _emit_group(builder, shape, group, first, rows, results)
     return results
 
 
 def _emit_group(
-    builder: ir.IRBuilder, shape: TileShape, scales: ir.Value, weights: ir.Value, rows: list[ir.Value], results: Any
+    builder: ir.IRBuilder, shape: TileShape, group: ir.Value, first_output: ir.Value, rows: list[ir.Value], results: Any
 ) -> None:
-    """One group of 32 inputs, all addresses at that group."""
+    """One group of 32 inputs, outputs from `first_output` on; `group` and `rows` are where its weights and rows are."""
     dot, is_8_bit = dot_product(shape.tier, shape.kind), shape.kind is WeightKind.INT8
     width, vectors = dot.width, range(shape.num_vectors)
     firsts = [
@@ -187,6 +181,7 @@ def _emit_group(
         for row in rows
     ]
     totals = [[_allocate(builder, dot.start(builder, first)) for _ in vectors] for first in firsts]
+    weights = _at(builder, _offset(builder, group, SCALES_BYTES), first_output, 4)
     num_steps = _QUADS * shape.kind // 8
     steps_a_round = num_steps // shape.num_rounds
     step_inputs = GROUP // num_steps
@@ -200,18 +195,30 @@ def _emit_group(
             step_rows = [_offset(builder, row, step * step_inputs) for row in round_rows]
             _emit_step(builder, shape, _offset(builder, round_weights, step * _QUAD_BYTES), step_rows, totals)
     for vector in vectors:
-        scale = emit_load_half(builder, _offset(builder, scales, 2 * width * vector), width, shape.tier)
-        minimum_at = _offset(builder, scales, 2 * (BLOCK_OUTPUTS + width * vector))
+        scale, minimum = _emit_scales(builder, shape, group, _offset(builder, first_output, width * vector))
         for row, first, row_totals, row_results in zip(rows, firsts, totals, results, strict=True):
             total = dot.finish(builder, tuple(builder.load(part) for part in row_totals[vector]), first)
             scaled = builder.fmul(builder.sitofp(total, vector_type(width)), scale)
             row_scale = emit_load_splat(builder, _offset(builder, row, SCALE_OFFSET), FLOAT, width)
             result = emit_fma(builder, scaled, row_scale, builder.load(row_results[vector]))
-            if not is_8_bit:
-                minimum = emit_load_half(builder, minimum_at, width, shape.tier)
+            if minimum is not None:
                 scaled_sum = emit_load_splat(builder, _offset(builder, row, SCALED_SUM_OFFSET), FLOAT, width)
                 result = emit_fma(builder, minimum, scaled_sum, result)
             builder.store(result, row_results[vector])
+
+
+def _emit_scales(
+    builder: ir.IRBuilder, shape: TileShape, group: ir.Value, output: ir.Value
+) -> tuple[ir.Value, ir.Value | None]:
+    """Scales of a vector of outputs, and minima where the kind has them."""
+    width = dot_product(shape.tier, shape.kind).width
+    if shape.kind is WeightKind.INT8:
+        return emit_load(builder, _at(builder, group, output, 4), width), None
+    minima = _offset(builder, group, 2 * BLOCK_OUTPUTS)
+    scale, minimum = (
+        emit_load_half(builder, _at(builder, base, output, 2), width, shape.tier) for base in (group, minima)
+    )
+    return scale, minimum
 
 
 def _emit_step(builder: ir.IRBuilder, shape: TileShape, weights: ir.Value, rows: list[ir.Value], totals: Any) -> None:
