@@ -70,16 +70,16 @@ class BlockArguments:
 
 
 def tile_shapes(kind: WeightKind, tier: KernelTier) -> list[TileShape]:
-    """The tiles for a batch, their numbers of rows falling powers of two down to 1; found by measuring (ADR 0005)."""
+    """The tiles for a batch, largest first; one of each but the first makes any remainder. Measured, see ADR 0005."""
     if tier is KernelTier.AVX512_VNNI:
-        tiles = [(8, 1, 1), (4, 1, 1), (2, 1, 1), (1, 1, 1)]
+        tiles = [(8, 1, 1), (4, 1, 1), (3, 1, 1), (2, 1, 1), (1, 1, 1)]
     elif tier is KernelTier.PORTABLE:
         tiles = [(4, 1, 2), (2, 1, 2), (1, 1, 2)]
     elif tier is KernelTier.AVX2 and kind is WeightKind.INT8:
-        tiles = [(4, 1, 8), (2, 2, 4), (1, 2, 1)]
+        tiles = [(4, 1, 8), (3, 1, 8), (2, 2, 4), (1, 2, 1)]
     else:
-        tiles = [(4, 2, 4), (2, 2, 1), (1, 2, 1)]
-    return [TileShape(kind, tier, *tile, _PREFETCH_BYTES if tile[0] <= 2 else 0) for tile in tiles]
+        tiles = [(4, 2, 4), (3, 2, 1), (2, 2, 1), (1, 2, 1)]
+    return [TileShape(kind, tier, *tile, _PREFETCH_BYTES if tile[0] <= 3 else 0) for tile in tiles]
 
 
 def make_block(kind: WeightKind, tier: KernelTier) -> Callable[..., Any]:
@@ -108,7 +108,7 @@ def make_block(kind: WeightKind, tier: KernelTier) -> Callable[..., Any]:
 
 
 def _emit_block(builder: ir.IRBuilder, shapes: list[TileShape], arguments: BlockArguments) -> None:
-    """As many of the largest tiles as fit, then one of each size that is in the binary number of the rows left."""
+    """As many of the largest tiles as fit, then one of each smaller size that fits into the rows left."""
 
     def emit_at(shape: TileShape, row: ir.Value) -> None:
         rows = builder.add(arguments.rows, builder.mul(row, arguments.row_stride))
@@ -120,10 +120,12 @@ def _emit_block(builder: ir.IRBuilder, shapes: list[TileShape], arguments: Block
     size = ir.Constant(INT64, largest.num_rows)
     with cgutils.for_range(builder, builder.udiv(arguments.num_rows, size), intp=INT64) as loop:
         emit_at(largest, builder.mul(loop.index, size))
+    num_left = cgutils.alloca_once_value(builder, builder.urem(arguments.num_rows, size))
     for shape in smaller:
-        bit = builder.and_(arguments.num_rows, ir.Constant(INT64, shape.num_rows))
-        with builder.if_then(builder.icmp_unsigned("!=", bit, ir.Constant(INT64, 0))):
-            emit_at(shape, builder.and_(arguments.num_rows, ir.Constant(INT64, -2 * shape.num_rows)))
+        left, taken = builder.load(num_left), ir.Constant(INT64, shape.num_rows)
+        with builder.if_then(builder.icmp_unsigned(">=", left, taken)):
+            emit_at(shape, builder.sub(arguments.num_rows, left))
+            builder.store(builder.sub(left, taken), num_left)
 
 
 def _tile_function(module: ir.Module, shape: TileShape) -> ir.Function:
