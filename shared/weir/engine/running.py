@@ -156,13 +156,15 @@ class RunningBatcher(Batcher):
 
         Those behind it give way, the last first. With nobody behind it, it gives way itself: those ahead go on.
         """
+        num_free = self.pool.num_free_pages
         for index, sequence in enumerate(ranked):
-            num_short = self._num_short(sequence, now_s)
-            if num_short == 0:
+            num_wanted = self._num_waited_for(sequence, now_s)
+            if num_wanted <= num_free:
+                num_free -= num_wanted
                 continue
             if self._held.release():
                 return
-            victims = self._preemption.choose(reversed(ranked[index + 1 :]), num_short)
+            victims = self._preemption.choose(reversed(ranked[index + 1 :]), num_wanted - num_free)
             if not victims and not sequence.is_away:
                 victims = self._preemption.choose([sequence], 1)
             for victim in victims:
@@ -170,12 +172,12 @@ class RunningBatcher(Batcher):
                 self._preemption.plan_out(victim)
             return
 
-    def _num_short(self, sequence: Sequence, now_s: float) -> int:
+    def _num_waited_for(self, sequence: Sequence, now_s: float) -> int:
         """Pages that it lacks to go on, once it has waited long enough for them."""
         since_s = sequence.away_since_s if sequence.is_away else sequence.stalled_since_s
         if sequence.stage is not Stage.RUNNING or since_s is None or now_s < since_s + self._preempt_after_s:
             return 0
-        return max(0, self._num_missing(sequence, 0) - self.pool.num_free_pages)
+        return self._num_missing(sequence, 0)
 
     def _bring_back(self, ranked: list[Sequence], now_s: float) -> None:
         """In order, and none past one that still has to wait. Pages that others will want at once are not for it.

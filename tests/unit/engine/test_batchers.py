@@ -1,5 +1,7 @@
 """Rules of the two batchers, one at a time."""
 
+from dataclasses import replace
+
 import pytest
 from tests.unit.engine.world import MAX_CONTEXT_TOKENS, VOCAB_SIZE, Records, facts, limits
 
@@ -51,7 +53,14 @@ def handed_off(records: Records, slot: int, facts_: SequenceFacts, first_token: 
     record.publish(len(facts_.prompt_token_ids))
     snapshot = record.read()
     assert snapshot is not None
-    return Arrival(facts_, slot, record, (first_token,), snapshot.block_table, snapshot.num_computed_tokens)
+    return Arrival(
+        facts=facts_,
+        slot=slot,
+        log=record,
+        output_token_ids=(first_token,),
+        block_table=snapshot.block_table,
+        num_computed_tokens=snapshot.num_computed_tokens,
+    )
 
 
 def step(batcher: Batcher, now_s: float = 0.0) -> StepPlan | None:
@@ -246,7 +255,7 @@ def test_a_record_that_cannot_be_continued_fails_its_request_alone(records: Reco
     batcher = decode()
     good = handed_off(records, 0, facts((1, 2), 0))
     bad = handed_off(records, 1, facts(tuple(range(20)), 1))
-    short = Arrival(bad.facts, bad.slot, bad.log, bad.output_token_ids, bad.block_table[:1], bad.num_computed_tokens)
+    short = replace(bad, block_table=bad.block_table[:1])
     batcher.add(good)
     batcher.add(short)
     ends = [event for event in batcher.take_events() if isinstance(event, SequenceEnded)]

@@ -171,12 +171,12 @@ class World:
             assert snapshot is not None
             assert snapshot.block_table == ready.page_ids
             arrival = Arrival(
-                snapshot.facts,
-                ready.slot,
-                record,
-                snapshot.output_token_ids,
-                snapshot.block_table,
-                snapshot.num_computed_tokens,
+                facts=snapshot.facts,
+                slot=ready.slot,
+                log=record,
+                output_token_ids=snapshot.output_token_ids,
+                block_table=snapshot.block_table,
+                num_computed_tokens=snapshot.num_computed_tokens,
             )
             self.decode.add(arrival)
             if ready.key in self._cancelled:
