@@ -20,7 +20,7 @@ class SchedulerConfig(ServiceConfig):
         2048, "Prompt tokens given to a prefill worker before it has read them."
     )
     page_overcommit: float = setting(
-        1.0, "Pages that requests may book for each that there is; above 1 some may be preempted, and prompts wait longer (max_stall_s)."
+        1.0, "Pages that requests may book for each that there is. Above 1: some are preempted; raise max_stall_s too."
     )
     gather_s: float = setting(1.5, "Seconds after start in which gateways and workers tell what there is.")
 
