@@ -9,7 +9,7 @@ from pathlib import Path
 
 from weir.model.architecture import ModelConfig
 from weir.model.errors import ModelError
-from weir.model.packed_file import PackedFileDefect, PackedWeights, open_packed, write_packed
+from weir.model.packed_file import FORMAT_VERSION, PackedFileDefect, PackedWeights, open_packed, write_packed
 from weir.model.packed_weights import pack_arrays, pack_matrices
 from weir.model.source import ModelSource
 from weir.model.tensor_file import open_tensors
@@ -25,7 +25,7 @@ def load_packed(source: ModelSource, config: ModelConfig, digest: str, cache_dir
     Raises:
         ModelError: the model cannot be packed, or the cache cannot be written.
     """
-    path = cache_dir / "packed" / f"{source.name}-{digest}.weights"
+    path = cache_dir / "packed" / f"{source.name}-{digest}-{FORMAT_VERSION}.weights"
     packed = _try_open(path)
     if packed is not None:
         return packed

@@ -1,0 +1,63 @@
+"""Computes slices of steps on the threads of a crew."""
+
+import numpy as np
+import numpy.typing as npt
+
+from weir.kv.geometry import PAGE_TOKENS
+from weir.model.architecture import ModelConfig
+from weir.model.core_share import CoreShare
+from weir.model.cpu_forward import forward
+from weir.model.cpu_state import Extent, Floats
+from weir.model.cpu_workspace import Workspace, make_model
+from weir.model.crew import Crew
+from weir.model.packed_file import PackedWeights
+from weir.model.step_slices import SliceArrays, StepSlice
+from weir.ops.simd.barrier import BarrierState
+
+_ROW_LAYERS_A_CALL = 256
+"""Rows times layers after which the share of cores is looked at again: some milliseconds."""
+
+
+class CpuDecoder:
+    """A model over paged keys and values in int8 arithmetic. Holds no state of any sequence."""
+
+    def __init__(self, config: ModelConfig, packed: PackedWeights, share: CoreShare) -> None:
+        self._config = config
+        self._model = make_model(config, packed)
+        self._workspace = Workspace(config, share.most)
+        self._crew = Crew(share)
+
+    def compute(self, step_slice: StepSlice, pages: Floats) -> Floats:
+        """Writes keys and values into `pages`, the view that `page_floats` makes.
+
+        Returns the logits [logit rows, vocabulary], which the next call overwrites.
+        """
+        extent = self._workspace.plan_attention(step_slice.arrays)
+        num_layers = self._config.num_layers
+        layers_a_call = max(1, _ROW_LAYERS_A_CALL // step_slice.num_rows)
+        for first in range(0, num_layers, layers_a_call):
+            last = min(first + layers_a_call, num_layers)
+            self._call(step_slice.arrays, pages, extent._replace(first_layer=first, last_layer=last))
+        return self._workspace.buffers.logits[: len(step_slice.arrays.logit_rows)]
+
+    def _call(self, arrays: SliceArrays, pages: Floats, extent: Extent) -> None:
+        model, buffers = self._model, self._workspace.buffers
+
+        def work(barrier: BarrierState, base: int, thread: int, num_threads: int) -> None:
+            forward(model, buffers, arrays, pages, extent, barrier, base, thread, num_threads)
+
+        self._crew.run(work)
+
+
+def page_floats(config: ModelConfig, pages: npt.NDArray[np.uint8]) -> Floats:
+    """`pages` [num_pages, page_bytes] as [num_pages, num_layers, 2, num_kv_heads, PAGE_TOKENS * head_dim].
+
+    The memory is the same. Raises ValueError for pages of another geometry.
+    """
+    page_bytes = config.page_geometry.page_bytes
+    if pages.ndim != 2 or pages.shape[1] != page_bytes:
+        raise ValueError(f"pages have shape {pages.shape}, expected [num_pages, {page_bytes}]")
+    if not pages.flags.c_contiguous or not pages.flags.writeable:
+        raise ValueError("pages must be C-contiguous and writeable")
+    shape = (len(pages), config.num_layers, 2, config.num_kv_heads, PAGE_TOKENS * config.head_dim)
+    return pages.view(np.float32).reshape(shape)

@@ -1,0 +1,106 @@
+"""The int8 path computes the model: close to fp32 in value, and exactly what the plan asks for."""
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from tests.unit.model.gguf_copy import write_gguf
+from tests.unit.model.int8 import Int8Probe
+from tests.unit.model.tiny import LogitsProbe, TinyLlama, chunk, poisoned_pages, prompt_ids, save_tiny_llama
+
+from weir.core.errors import InternalError
+from weir.core.sampling import SamplingParams
+from weir.engine.plan import ChunkPlan, SampleSpec, ScoreSpec, StepPlan
+from weir.model.core_share import FixedShare
+from weir.model.load import load_model
+from weir.model.source import ModelSource, resolve_model
+
+pytestmark = pytest.mark.timeout(600)  # whoever comes first compiles
+
+TOLERANCE = 0.04
+"""Of the logits' range. Rows of 8 bits in groups of 32 lose 0.3 % a product; two layers and a head add that up."""
+TABLE = (9, 2, 31, 4, 17)
+
+
+def relative_error(source: ModelSource, cache_dir: Path, ids: list[int]) -> float:
+    plan = chunk(0, ids, 0, len(ids), TABLE)
+    expected = LogitsProbe(source).run(plan)[0].numpy()
+    found = Int8Probe(source, cache_dir).run(plan)[0]
+    return float(np.abs(found - expected).max() / np.ptp(expected))
+
+
+@pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 70])
+def test_the_logits_are_close_to_those_of_fp32(length: int, tiny: TinyLlama, tmp_path: Path) -> None:
+    assert relative_error(tiny.source, tmp_path, prompt_ids(length, seed=length)) < TOLERANCE
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_0", "Q4_1"])
+def test_quantized_files_are_computed_with_the_values_that_they_hold(kind: str, tied: bool, tmp_path: Path) -> None:
+    tiny = save_tiny_llama(tmp_path / "hf", tied=tied)
+    write_gguf(tiny, tmp_path / "tiny.gguf", gguf.GGMLQuantizationType[kind])
+    source = resolve_model(str(tmp_path / "tiny.gguf"))
+    assert relative_error(source, tmp_path, prompt_ids(40, seed=3)) < TOLERANCE
+
+
+def test_a_step_writes_its_own_positions_and_nothing_else(tiny: TinyLlama, tmp_path: Path) -> None:
+    probe = Int8Probe(tiny.source, tmp_path)
+    probe.run(chunk(0, prompt_ids(30, seed=5), 0, 18, (7, 3)))
+    config = probe.config
+    shape = (64, config.num_layers, 2, config.num_kv_heads)
+    written = ~np.isnan(probe.pages.view(np.float32).reshape(*shape, -1))
+    keys, values = written[:, :, 0], written[:, :, 1]
+    expected = np.zeros((64, 16), dtype=bool)
+    expected[7], expected[3, :2] = True, True
+    by_token = keys.reshape(64, config.num_layers, config.num_kv_heads, config.head_dim, 16)
+    assert (by_token == expected[:, None, None, None, :]).all()
+    by_token = values.reshape(64, config.num_layers, config.num_kv_heads, 16, config.head_dim)
+    assert (by_token == expected[:, None, None, :, None]).all()
+
+
+def test_a_plan_that_makes_no_sense_is_refused_before_anything_is_written(tiny: TinyLlama, tmp_path: Path) -> None:
+    probe = Int8Probe(tiny.source, tmp_path)
+    good = ChunkPlan(1, 0, (1, 2, 3), (0,), None)
+    with pytest.raises(InternalError, match=r"slot 4.*64 pages"):
+        probe.run(good, ChunkPlan(4, 0, (1, 2), (64,), None))
+    assert (probe.pages == 0xFF).all()
+
+
+def test_warming_up_touches_no_page(tiny: TinyLlama, tmp_path: Path) -> None:
+    weights = load_model(tiny.source, "int8", FixedShare(1), tmp_path)
+    pages = poisoned_pages(3, weights.config.page_geometry.page_bytes)
+    weights.runner_over(pages).warm_up()
+    assert (pages == 0xFF).all()
+
+
+def test_pages_of_another_geometry_are_refused(tiny: TinyLlama, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        load_model(tiny.source, "int8", FixedShare(1), tmp_path).runner_over(poisoned_pages(3, 4096))
+
+
+def test_the_runner_draws_and_scores_what_the_plan_asks_for(tiny: TinyLlama, tmp_path: Path) -> None:
+    ids = prompt_ids(200, seed=8)
+    weights = load_model(tiny.source, "int8", FixedShare(1), tmp_path)
+    runner = weights.runner_over(poisoned_pages(64, weights.config.page_geometry.page_bytes))
+    greedy = SampleSpec(SamplingParams(temperature=0.0, logprobs=1), 0)
+    table = tuple(range(20, 40))
+    scored = ChunkPlan(2, 0, tuple(ids), table, greedy, ScoreSpec(tuple(ids[1:]), 0))
+    silent = ChunkPlan(5, 0, (1, 2, 3), (9,), None)
+    result = runner.run(StepPlan(0, (silent, scored)))
+    probe = Int8Probe(tiny.source, tmp_path)
+    expected = probe.run(chunk(2, ids, 0, 200, table))[2]
+    assert dict(result.token_ids) == {2: int(expected.argmax())}
+    assert result.logprobs.keys() == {2}
+    scores = result.prompt_logprobs[2]
+    assert len(scores) == 199, "over both slices of the step"
+    logits = np.stack([probe.run(chunk(0, ids, 0, length, table))[0] for length in (1, 2, 128, 129, 199)])
+    logsumexp = np.log(np.exp(logits.astype(np.float64)).sum(axis=-1))
+    for row, place in enumerate((0, 1, 127, 128, 198)):
+        assert scores[place].logprob == pytest.approx(logits[row, ids[place + 1]] - logsumexp[row], abs=1e-4)
+
+
+def test_an_empty_plan_draws_nothing(tiny: TinyLlama, tmp_path: Path) -> None:
+    weights = load_model(tiny.source, "int8", FixedShare(1), tmp_path)
+    runner = weights.runner_over(poisoned_pages(4, weights.config.page_geometry.page_bytes))
+    assert dict(runner.run(StepPlan(2, ())).token_ids) == {}
