@@ -20,12 +20,13 @@ def tables(head_dim: int, num_positions: int = 600) -> tuple[torch.Tensor, torch
 
 @pytest.mark.parametrize(("dtype", "atol", "rtol"), TOLERANCES)
 @pytest.mark.parametrize("heads", SHAPES)
+@pytest.mark.parametrize("slot_dtype", [torch.int32, torch.int64], ids=["int32", "int64"])
 def test_it_equals_the_reference_and_touches_nothing_else(
-    heads: Heads, dtype: torch.dtype, atol: float, rtol: float
+    heads: Heads, dtype: torch.dtype, atol: float, rtol: float, slot_dtype: torch.dtype
 ) -> None:
     torch.manual_seed(42)
     cos, sin = tables(heads.head_dim)
-    positions, slots = ints([0, 15, 16, 500, 63]), ints([16, 31, 70, 5, -1], torch.int64)
+    positions, slots = ints([0, 15, 16, 500, 63]), ints([16, 31, 70, 5, -1], slot_dtype)
     rows = normal(5, heads.num_heads + 2 * heads.num_kv_heads, heads.head_dim, dtype=dtype)
     pages = poisoned(6, 2, 2, heads.num_kv_heads, 16, heads.head_dim, dtype=dtype)
     expected_rows, expected_pages = rows.clone(), pages.clone()
@@ -61,7 +62,7 @@ def test_misfits_are_named() -> None:
 
     with pytest.raises(ValueError, match="6 heads of 64, expected more than 2 x 3"):
         launch(normal(2, 6, 64), ints([0, 1], torch.int64))
-    with pytest.raises(ValueError, match=r"slots is torch.int32, expected torch.int64"):
-        launch(normal(2, 9, 64), ints([0, 1]))
+    with pytest.raises(ValueError, match=r"slots is torch.float32, expected torch.int32 or torch.int64"):
+        launch(normal(2, 9, 64), normal(2))
     with pytest.raises(ValueError, match=r"slots has shape \[3\], expected \[2\]"):
         launch(normal(2, 9, 64), ints([0, 1, 2], torch.int64))

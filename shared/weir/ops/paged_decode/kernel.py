@@ -9,7 +9,8 @@ import triton.language as tl
 from weir.ops.attention_block import attend_block, load_page_rows
 
 
-@triton.jit
+# a table as wide as the longest sequence must not compile the kernel anew
+@triton.jit(do_not_specialize=["stride_table"])
 def paged_decode_kernel(
     p_queries,
     p_keys,

@@ -19,7 +19,7 @@ def rotary_kv_write(
     keys: torch.Tensor,
     values: torch.Tensor,
 ) -> None:
-    """Shapes and meaning as `reference.rotary_kv_write`; `cos` and `sin` fp32, `positions` int32, `slots` int64.
+    """Shapes and meaning as `reference.rotary_kv_write`. Tables are fp32, `positions` int32, `slots` int32 or int64.
 
     Positions and slots live on the device and are not checked against the tables and pages.
 
@@ -45,7 +45,7 @@ def rotary_kv_write(
     check_shape("positions", positions, (num_rows,))
     check_dtype("positions", positions, torch.int32)
     check_shape("slots", slots, (num_rows,))
-    check_dtype("slots", slots, torch.int64)
+    check_dtype("slots", slots, torch.int32, torch.int64)
     if num_rows == 0:
         return
     num_blocks = triton.cdiv(num_heads, _BLOCK_HEADS) + triton.cdiv(num_kv_heads, _BLOCK_HEADS)

@@ -1,0 +1,94 @@
+"""Runs a step's plan on a GPU."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from weir.core.errors import InternalError
+from weir.core.logprobs import TokenLogprobs
+from weir.engine.plan import StepPlan, StepResult
+from weir.model.architecture import ModelConfig
+from weir.model.sampler import rows_to_score, sample_step, score_rows
+from weir.model.triton_batch import (
+    DeviceBatch,
+    SampledRow,
+    SampleIndex,
+    ScoredRows,
+    TritonLimits,
+    device_batch,
+    host_batch,
+)
+from weir.model.triton_decoder import TritonDecoder
+from weir.model.triton_upload import StepUpload
+from weir.model.weights import Weights
+from weir.ops.sampling.launch import sample, sampling_scratch
+from weir.ops.sampling.reference import NOT_A_NUMBER
+
+
+class TritonRunner:
+    """Implements `weir.engine.plan.ModelRunner` over pages on a device, as `triton_decoder.empty_pages` makes them.
+
+    Greedy draws and draws by temperature alone are made there; the logits of others come to the host.
+    """
+
+    def __init__(self, config: ModelConfig, weights: Weights, pages: torch.Tensor, limits: TritonLimits) -> None:
+        """`weights` and `pages` are on the device, of one type. Raises ValueError for pages of another geometry."""
+        self._config = config
+        self._limits = limits
+        self._num_pages = len(pages)
+        self._decoder = TritonDecoder(config, weights, pages, limits)
+        self._upload = StepUpload(limits.upload_bytes, pages.device)
+        self._scratch = sampling_scratch(limits.max_sequences, config.vocab_size, pages.device)
+        self._token_ids = torch.empty(limits.max_sequences, dtype=torch.int32, device=pages.device)
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Raises InternalError on a plan that makes no sense, or if the logits are not numbers."""
+        if not plan.chunks:
+            return StepResult({})
+        batch = host_batch(plan, self._num_pages, self._config.vocab_size, self._limits)
+        with torch.inference_mode():
+            index = device_batch(batch, self._upload, self._decoder.queries_per_tile)
+            self._decoder.forward(index)
+            scores = {scored.slot: self._score(scored, index) for scored in batch.scored}
+            if index.sample is None:
+                return StepResult({}, prompt_logprobs=scores)
+            result = self._draw(self._decoder.logits(index.sample.rows), batch.sampled, index.sample)
+        return replace(result, prompt_logprobs=scores)
+
+    def _draw(self, logits: torch.Tensor, sampled: Sequence[SampledRow], index: SampleIndex) -> StepResult:
+        token_ids = self._token_ids[: len(sampled)]
+        sample(logits, index.temperatures, index.uniforms, token_ids, self._scratch)
+        drawn: list[int] = token_ids.tolist()
+        wrong = [row for row, token_id in enumerate(drawn) if token_id == NOT_A_NUMBER]
+        if wrong:
+            raise InternalError(
+                f"the model computed NaN or infinite logits in {len(wrong)} of {len(sampled)} rows: {wrong[:8]}"
+            )
+        by_slot = {row.slot: token_id for row, token_id in zip(sampled, drawn, strict=True)}
+        places = [place for place, row in enumerate(sampled) if not row.is_drawn_on_device]
+        if not places:
+            return StepResult(by_slot)
+        host_logits = np.ascontiguousarray(logits[places].cpu().numpy())
+        others = [sampled[place] for place in places]
+        on_host = sample_step(host_logits, [row.slot for row in others], [row.spec for row in others])
+        return StepResult(by_slot | dict(on_host.token_ids), logprobs=on_host.logprobs)
+
+    def _score(self, scored: ScoredRows, index: DeviceBatch) -> tuple[TokenLogprobs, ...]:
+        """In slices: the logits of a whole prompt would be gigabytes."""
+        spec, first = scored.spec, scored.first_row
+        device = index.token_ids.device
+        return tuple(
+            logprobs
+            for rows in rows_to_score(spec)
+            for logprobs in score_rows(
+                self._decoder.logits(
+                    torch.arange(first + rows.start, first + rows.stop, dtype=torch.int32, device=device)
+                )
+                .cpu()
+                .numpy(),
+                spec.next_token_ids[rows],
+                spec.num_top,
+            )
+        )

@@ -1,0 +1,200 @@
+"""A whole model through the Triton path: same tokens as the fp32 path on the CPU, and as many launches as it needs."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.kernels.triton_cases.support import DEVICE, IS_INTERPRETED
+from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.jit import JITFunction
+
+from weir.core.errors import InternalError
+from weir.core.sampling import SamplingParams
+from weir.engine.plan import ChunkPlan, SampleSpec, ScoreSpec, StepPlan
+from weir.kv.geometry import PAGE_TOKENS, num_pages_for
+from weir.model.architecture import ModelConfig
+from weir.model.dummy_device import dummy_tensors_on
+from weir.model.model_shapes import shape_named
+from weir.model.runner import TorchRunner
+from weir.model.triton_batch import TritonLimits
+from weir.model.triton_decoder import empty_pages, weights_on
+from weir.model.triton_runner import TritonRunner
+from weir.model.weights import LayerWeights, Weights
+
+CPU = torch.device("cpu")
+KERNEL_TYPE: Any = InterpretedFunction if IS_INTERPRETED else JITFunction
+CONFIG = replace(shape_named("tiny"), max_context_tokens=256, query_key_value_bias=True)
+LIMITS = TritonLimits(max_rows=64, max_sequences=4, max_context_tokens=256)
+NUM_PAGES = 24
+GREEDY = SamplingParams(temperature=0.0)
+WARM = SamplingParams(temperature=0.8, seed=77)
+FILTERED = SamplingParams(temperature=0.9, top_k=20, top_p=0.8, seed=5, logprobs=2)
+
+
+def random_weights(config: ModelConfig) -> Weights:
+    """Larger than a model's: the logits of random weights lie close together otherwise, and any rounding decides."""
+    tensors = {name: 4 * tensor for name, tensor in dummy_tensors_on(CPU, torch.float32, config)}
+    query_key_value_bias = 0.3 * torch.randn((config.num_heads + 2 * config.num_kv_heads) * config.head_dim)
+
+    def layer(number: int) -> LayerWeights:
+        own = {name.partition(f"layers.{number}.")[2]: tensor for name, tensor in tensors.items()}
+        return LayerWeights(
+            attention_norm=own["input_layernorm.weight"] / 4,
+            query_key_value=torch.cat([own[f"self_attn.{part}_proj.weight"] for part in "qkv"]),
+            query_key_value_bias=query_key_value_bias,
+            attention_output=own["self_attn.o_proj.weight"],
+            attention_output_bias=None,
+            mlp_norm=own["post_attention_layernorm.weight"] / 4,
+            gate_up=torch.cat([own["mlp.gate_proj.weight"], own["mlp.up_proj.weight"]]),
+            down=own["mlp.down_proj.weight"],
+        )
+
+    embedding = tensors["model.embed_tokens.weight"]
+    layers = tuple(layer(number) for number in range(config.num_layers))
+    return Weights(embedding, layers, tensors["model.norm.weight"] / 4, embedding)
+
+
+class Conversation:
+    """Sequences of one runner, stepped together: prompts in chunks, then one token each a step."""
+
+    def __init__(self, runner: TorchRunner | TritonRunner, prompts: Sequence[Sequence[int]]) -> None:
+        self._runner = runner
+        self._tokens = [list(prompt) for prompt in prompts]
+        self._prompt_lengths = [len(prompt) for prompt in prompts]
+        self._computed = [0] * len(prompts)
+        order = np.random.default_rng(3).permutation(NUM_PAGES).tolist()
+        count = NUM_PAGES // len(prompts)
+        self._tables = [tuple(order[slot * count : (slot + 1) * count]) for slot in range(len(prompts))]
+
+    def step(self, params: Sequence[SamplingParams], lengths: Sequence[int]) -> dict[int, int]:
+        """Computes `lengths[slot]` more tokens of each sequence (0: none), and draws where all are computed."""
+        chunks = []
+        for slot, length in enumerate(lengths):
+            tokens, start = self._tokens[slot], self._computed[slot]
+            if not length:
+                continue
+            is_last = start + length == len(tokens)
+            output_index = len(tokens) - self._prompt_lengths[slot]
+            sample = SampleSpec(params[slot], output_index) if is_last else None
+            chunk_ids = tuple(tokens[start : start + length])
+            chunks.append(
+                ChunkPlan(slot, start, chunk_ids, self._tables[slot][: num_pages_for(start + length)], sample)
+            )
+            self._computed[slot] += length
+        drawn = dict(self._runner.run(StepPlan(0, tuple(chunks))).token_ids)
+        for slot, token_id in drawn.items():
+            self._tokens[slot].append(token_id)
+        return drawn
+
+
+PROMPTS = [[7 * i % 1024 for i in range(37)], [5], [(11 * i + 3) % 1024 for i in range(20)]]
+# tokens of each sequence a step: chunked prompts, mixed steps, then decodes
+SCHEDULE = [(20, 1, 0), (16, 1, 20), (1, 1, 1), *[(1, 1, 1)] * 3]
+
+
+def triton_runner(weights: Weights, dtype: torch.dtype = torch.float32) -> TritonRunner:
+    pages = empty_pages(CONFIG, NUM_PAGES, DEVICE, dtype).fill_(float("nan"))
+    return TritonRunner(CONFIG, weights_on(weights, DEVICE, dtype), pages, LIMITS)
+
+
+def torch_runner(weights: Weights) -> TorchRunner:
+    return TorchRunner(CONFIG, weights, np.zeros((NUM_PAGES, CONFIG.page_geometry.page_bytes), np.uint8))
+
+
+@pytest.fixture(scope="module")
+def weights() -> Weights:
+    torch.manual_seed(0)
+    return random_weights(CONFIG)
+
+
+@pytest.mark.parametrize("params", [[GREEDY] * 3, [WARM, GREEDY, FILTERED]], ids=["greedy", "mixed"])
+def test_a_model_of_two_layers_draws_the_ids_of_the_cpu_path(weights: Weights, params: list[SamplingParams]) -> None:
+    expected, found = Conversation(torch_runner(weights), PROMPTS), Conversation(triton_runner(weights), PROMPTS)
+    drawn: set[int] = set()
+    for lengths in SCHEDULE:
+        token_ids = found.step(params, lengths)
+        assert token_ids == expected.step(params, lengths)
+        drawn |= set(token_ids.values())
+    assert len(drawn) > 5, "a model that always says the same would agree with anything"
+
+
+def test_the_last_token_of_a_cut_prompt_is_prefilled_as_its_others_are(weights: Weights, launches: list[str]) -> None:
+    conversation = Conversation(triton_runner(weights), PROMPTS[:1])
+    conversation.step([GREEDY], (36,))
+    conversation.step([GREEDY], (1,))
+    assert launches.count("paged_prefill_kernel") == 4
+    assert "paged_decode_kernel" not in launches
+
+
+def test_a_prompt_cut_anywhere_gives_the_same_keys_and_values(weights: Weights) -> None:
+    prompt = PROMPTS[0]
+    table = tuple(range(3))
+
+    def pages_after(cuts: Sequence[int]) -> torch.Tensor:
+        pages = empty_pages(CONFIG, 3, DEVICE, torch.float32)
+        runner = TritonRunner(CONFIG, weights_on(weights, DEVICE, torch.float32), pages, LIMITS)
+        for start, end in pairwise(cuts):
+            runner.run(StepPlan(0, (ChunkPlan(0, start, tuple(prompt[start:end]), table[: num_pages_for(end)], None),)))
+        return pages
+
+    # the library's products may round differently for other numbers of rows
+    whole, cut = pages_after([0, 37]), pages_after([0, 1, 17, 18, 37])
+    torch.testing.assert_close(whole, cut, atol=1e-5, rtol=1e-5)
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the kernels that are launched, in order."""
+    names: list[str] = []
+    launched = KERNEL_TYPE.run
+
+    def counted(kernel: Any, *args: object, **kwargs: object) -> object:
+        names.append(kernel.fn.__name__)
+        return launched(kernel, *args, **kwargs)
+
+    monkeypatch.setattr(KERNEL_TYPE, "run", counted)
+    return names
+
+
+def test_a_decode_step_launches_five_kernels_a_layer_and_three_more(weights: Weights, launches: list[str]) -> None:
+    conversation = Conversation(triton_runner(weights), PROMPTS)
+    conversation.step([GREEDY] * 3, (37, 1, 20))
+    launches.clear()
+    conversation.step([GREEDY] * 3, (1, 1, 1))
+    layer = ["rms_norm_kernel", "rotary_kv_write_kernel", "paged_decode_kernel", "rms_norm_kernel", "silu_mul_kernel"]
+    assert launches == [*layer * 2, "rms_norm_kernel", "block_weights_kernel", "draw_token_kernel"]
+
+
+def test_prompts_are_scored_as_on_the_cpu_path(weights: Weights) -> None:
+    prompt = tuple(PROMPTS[2])
+    table = tuple(range(num_pages_for(len(prompt))))
+    chunk = ChunkPlan(4, 0, prompt, table, SampleSpec(GREEDY, 0), ScoreSpec(prompt[1:], num_top=2))
+    plan = StepPlan(0, (chunk,))
+    expected, found = torch_runner(weights).run(plan), triton_runner(weights).run(plan)
+    assert found.token_ids == expected.token_ids
+    assert [score.rank for score in found.prompt_logprobs[4]] == [s.rank for s in expected.prompt_logprobs[4]]
+    found_logprobs = [score.logprob for score in found.prompt_logprobs[4]]
+    assert found_logprobs == pytest.approx([score.logprob for score in expected.prompt_logprobs[4]], abs=1e-3)
+
+
+def test_logits_that_are_no_numbers_are_an_error(weights: Weights) -> None:
+    broken = replace(weights, final_norm=torch.full_like(weights.final_norm, float("nan")))
+    chunk = ChunkPlan(0, 0, (1, 2), (0,), SampleSpec(GREEDY, 0))
+    with pytest.raises(InternalError, match="NaN or infinite logits in 1 of 1 rows"):
+        triton_runner(broken).run(StepPlan(0, (chunk,)))
+
+
+def test_a_step_larger_than_the_buffers_is_refused(weights: Weights) -> None:
+    table = tuple(range(num_pages_for(65)))
+    with pytest.raises(InternalError, match="65 tokens of 1 sequences, the runner has room for 64 of 4"):
+        triton_runner(weights).run(StepPlan(0, (ChunkPlan(0, 0, (1,) * 65, table, None),)))
+
+
+def test_pages_of_another_geometry_are_refused(weights: Weights) -> None:
+    pages = torch.zeros(4, CONFIG.num_layers, 2, 1, PAGE_TOKENS, CONFIG.head_dim, device=DEVICE)
+    with pytest.raises(ValueError, match=r"pages are torch.float32 \[4, 2, 2, 1, 16, 32\]"):
+        TritonRunner(CONFIG, weights_on(weights, DEVICE, torch.float32), pages, LIMITS)
