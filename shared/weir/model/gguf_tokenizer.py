@@ -52,13 +52,8 @@ def _pre_tokenization(gguf: GgufFile) -> PreTokenization:
 
 
 def _byte_level(gguf: GgufFile, vocabulary: Vocabulary, pre_tokenization: PreTokenization) -> Tokenizer:
-    merges = [_split_merge(gguf, merge) for merge in strings(gguf, "tokenizer.ggml.merges")]
-    try:
-        model = models.BPE(
-            vocab=dict(vocabulary.id_of), merges=merges, ignore_merges=pre_tokenization.takes_whole_words
-        )
-    except Exception as error:  # the library raises nothing narrower for merges of unknown tokens
-        raise ModelError(f"{gguf.path}: tokenizer.ggml.merges do not fit the vocabulary ({error})") from error
+    merges = [_split_merge(vocabulary, merge) for merge in strings(gguf, "tokenizer.ggml.merges")]
+    model = models.BPE(vocab=dict(vocabulary.id_of), merges=merges, ignore_merges=pre_tokenization.takes_whole_words)
     tokenizer = Tokenizer(model)
     if pre_tokenization.composes:
         tokenizer.normalizer = normalizers.NFC()
@@ -82,8 +77,14 @@ def _set_bos(tokenizer: Tokenizer, gguf: GgufFile, vocabulary: Vocabulary, adds_
     tokenizer.post_processor = processors.TemplateProcessing(single=[bos, "$A"], special_tokens=[(bos, bos_id)])
 
 
-def _split_merge(gguf: GgufFile, merge: str) -> tuple[str, str]:
+def _split_merge(vocabulary: Vocabulary, merge: str) -> tuple[str, str]:
+    """Checked here: the tokenizers library ends the process with a panic over some that do not fit."""
     left, space, right = merge.partition(" ")
     if not space:
-        raise ModelError(f"{gguf.path}: tokenizer.ggml.merges has {merge!r}, expected two tokens and a space")
+        raise ModelError(f"{vocabulary.path}: tokenizer.ggml.merges has {merge!r}, expected two tokens and a space")
+    for token in (left, right, left + right):
+        if token not in vocabulary.id_of:
+            raise ModelError(
+                f"{vocabulary.path}: tokenizer.ggml.merges has {merge!r}, but tokenizer.ggml.tokens has no {token!r}"
+            )
     return left, right

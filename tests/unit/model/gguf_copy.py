@@ -91,7 +91,7 @@ def metadata_of(config: Any, architecture: str) -> dict[str, object]:
     return {f"{architecture}.{name}": number for name, number in numbers.items()} | {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "smollm",
-        "tokenizer.ggml.tokens": [chr(0x100 + number) for number in range(VOCAB_SIZE)],
+        "tokenizer.ggml.tokens": [*(chr(0x100 + number) for number in range(VOCAB_SIZE - 1)), "\u0100\u0101"],
         "tokenizer.ggml.merges": ["\u0100 \u0101"],
         "tokenizer.ggml.eos_token_id": 2,
     }

@@ -211,7 +211,9 @@ def test_a_space_before_the_text_can_be_left_out(tmp_path: Path) -> None:
         ({"token_type": [1, 2]}, f"tokenizer.ggml.token_type has 2 entries for {len(TOKENS)} tokens"),
         ({"tokens": ["a", "a"], "token_type": [1, 1], "scores": [1.0, 1.0]}, "tokens has 1 repeated"),
         ({"model": "gpt2", "merges": ["ab"]}, "tokenizer.ggml.merges has 'ab', expected two tokens and a space"),
-        ({"model": "gpt2", "merges": ["q z"]}, "tokenizer.ggml.merges do not fit the vocabulary"),
+        ({"model": "gpt2", "merges": ["q a"]}, "merges has 'q a', but tokenizer.ggml.tokens has no 'q'"),
+        ({"model": "gpt2", "merges": ["a z"]}, "merges has 'a z', but tokenizer.ggml.tokens has no 'z'"),
+        ({"model": "gpt2", "merges": ["a c"]}, "merges has 'a c', but tokenizer.ggml.tokens has no 'ac'"),
     ],
 )
 def test_a_vocabulary_that_cannot_be_read_is_refused(change: dict[str, object], problem: str, tmp_path: Path) -> None:
