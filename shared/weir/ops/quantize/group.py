@@ -6,15 +6,16 @@ A group whose largest magnitude is below 1e-30 becomes zeros. One with an infini
 so that every output of its row is infinite or NaN too, as it would be in float arithmetic.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from llvmlite import ir
 
 from weir.ops.quantize.rows import CORRECTION_OFFSET, GROUP, SCALE_OFFSET, SCALED_SUM_OFFSET
-from weir.ops.simd.float import FLOAT, INT32, INT64, emit_constant, emit_horizontal, emit_load, emit_splat, emit_store
+from weir.ops.simd.float import INT32, INT64, emit_constant, emit_halves, emit_load, emit_store, vector_type
 from weir.ops.simd.integer import emit_int_constant, int_vector
 
 WIDTH = 16
+_FEW = 4
 _SMALLEST = 1e-30
 # added to |x| < 2**22, this rounds x to an integer, ties to even, and leaves it in the low bits
 _ROUND = 12582912.0
@@ -30,11 +31,12 @@ def emit_load_group(builder: ir.IRBuilder, address: ir.Value) -> list[ir.Value]:
 
 def emit_quantize(builder: ir.IRBuilder, inputs: Sequence[ir.Value], record: ir.Value) -> None:
     """Writes the record at an address (i64)."""
+    # all in vectors of which every lane is the same: general registers are several cycles away
     largest = _largest_magnitude(builder, inputs)
-    is_zero = builder.fcmp_ordered("<", largest, ir.Constant(FLOAT, _SMALLEST))
-    zero, top = ir.Constant(FLOAT, 0.0), ir.Constant(FLOAT, 127.0)
+    is_zero = builder.fcmp_ordered("<", largest, emit_constant(largest.type, _SMALLEST))
+    zero, top = emit_constant(largest.type, 0.0), emit_constant(largest.type, 127.0)
     scale = builder.select(is_zero, zero, builder.fdiv(largest, top))
-    factor = emit_splat(builder, builder.select(is_zero, zero, builder.fdiv(top, largest)), WIDTH)
+    factor = _widened(builder, builder.select(is_zero, zero, builder.fdiv(top, largest)))
     total = None
     for part, vector in enumerate(inputs):
         rounded = builder.fadd(builder.fmul(vector, factor), emit_constant(vector.type, _ROUND))
@@ -43,10 +45,12 @@ def emit_quantize(builder: ir.IRBuilder, inputs: Sequence[ir.Value], record: ir.
         builder.store(values, builder.inttoptr(address, values.type.as_pointer()), align=WIDTH)
         wide = builder.sext(values, int_vector(WIDTH))
         total = wide if total is None else builder.add(total, wide)
-    group_sum = emit_horizontal(builder, total, builder.add)
-    _store(builder, scale, record, SCALE_OFFSET)
-    _store(builder, builder.fmul(scale, builder.sitofp(group_sum, FLOAT)), record, SCALED_SUM_OFFSET)
-    _store(builder, builder.mul(group_sum, ir.Constant(INT32, -128)), record, CORRECTION_OFFSET)
+    group_sum = _combined(builder, total, builder.add)
+    scaled_sum = builder.fmul(scale, builder.sitofp(group_sum, scale.type))
+    _store_first(builder, scale, record, SCALE_OFFSET)
+    _store_first(builder, scaled_sum, record, SCALED_SUM_OFFSET)
+    correction = builder.mul(group_sum, emit_int_constant(group_sum.type, -128))
+    _store_first(builder, correction, record, CORRECTION_OFFSET)
 
 
 def _largest_magnitude(builder: ir.IRBuilder, inputs: Sequence[ir.Value]) -> ir.Value:
@@ -56,12 +60,26 @@ def _largest_magnitude(builder: ir.IRBuilder, inputs: Sequence[ir.Value]) -> ir.
         return builder.select(builder.icmp_signed(">", a, b), a, b)
 
     lanes = int_vector(WIDTH)
-    bits = [builder.and_(builder.bitcast(vector, lanes), emit_int_constant(lanes, 0x7FFFFFFF)) for vector in inputs]
-    combined = bits[0]
-    for other in bits[1:]:
-        combined = larger(combined, other)
-    return builder.bitcast(emit_horizontal(builder, combined, larger), FLOAT)
+    lower, upper = (
+        builder.and_(builder.bitcast(vector, lanes), emit_int_constant(lanes, 0x7FFFFFFF)) for vector in inputs
+    )
+    return builder.bitcast(_combined(builder, larger(lower, upper), larger), vector_type(_FEW))
 
 
-def _store(builder: ir.IRBuilder, value: ir.Value, record: ir.Value, offset: int) -> None:
-    emit_store(builder, value, builder.add(record, ir.Constant(INT64, offset)))
+def _combined(builder: ir.IRBuilder, vector: ir.Value, combine: Callable[[ir.Value, ir.Value], ir.Value]) -> ir.Value:
+    """All lanes combined, in each of 4 lanes."""
+    while vector.type.count > _FEW:
+        vector = combine(*emit_halves(builder, vector))
+    for lanes in ([2, 3, 0, 1], [1, 0, 3, 2]):
+        swapped = builder.shuffle_vector(vector, vector, ir.Constant(int_vector(_FEW), lanes))
+        vector = combine(vector, swapped)
+    return vector
+
+
+def _widened(builder: ir.IRBuilder, vector: ir.Value) -> ir.Value:
+    return builder.shuffle_vector(vector, vector, emit_int_constant(int_vector(WIDTH), 0))
+
+
+def _store_first(builder: ir.IRBuilder, vector: ir.Value, record: ir.Value, offset: int) -> None:
+    scalar = builder.extract_element(vector, INT32(0))
+    emit_store(builder, scalar, builder.add(record, ir.Constant(INT64, offset)))

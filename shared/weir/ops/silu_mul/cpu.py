@@ -41,9 +41,14 @@ def silu_mul_quantize_range(
     """
     inner_bytes = gate_up.shape[1] * 2
     num_groups = inner_bytes // (GROUP * 4)
+    # a division a group would take as long as the group
+    row, index = first_group // num_groups, first_group % num_groups
     for group in range(first_group, last_group):
-        gate = gate_up.ctypes.data + group // num_groups * (2 * inner_bytes) + group % num_groups * (GROUP * 4)
+        gate = gate_up.ctypes.data + row * (2 * inner_bytes) + index * (GROUP * 4)
         _silu_mul_quantize_group(gate, gate + inner_bytes, rows.ctypes.data + group * RECORD_BYTES)
+        index += 1
+        if index == num_groups:
+            row, index = row + 1, 0
 
 
 def silu_mul_quantize(gate_up: NDArray[np.float32]) -> NDArray[np.uint8]:
