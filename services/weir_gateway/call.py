@@ -4,12 +4,11 @@
     workers ──── updates ────────┼──> Request + Output ──┤
     client ───── cancel ─────────┘                       └── ended ─────────> driver
 
-Everything that comes in is a plain call from the event loop; nothing here waits but `next_piece`.
+Everything that comes in is a plain call from the event loop; nothing here waits.
 """
 
 import asyncio
 import logging
-from typing import NamedTuple
 
 from weir.bus.messages import Placement
 from weir.core.clock import Clock
@@ -19,7 +18,7 @@ from weir.wire.v1 import types_pb2, worker_pb2
 from weir_gateway.output import Output, Piece
 from weir_gateway.request import Ending, Request
 from weir_gateway.tokens import FinishReason, TokenConflict
-from weir_gateway.wire import attempt_from_pb, finish_reason_from_pb, resume_command, start_command
+from weir_gateway.wire import attempt_from_pb, finish_reason_from_pb, news_from_pb, resume_command, start_command
 
 logger = logging.getLogger(__name__)
 
@@ -33,22 +32,15 @@ _DEFECTS = (
 )
 
 
-class Delivery(NamedTuple):
-    """What the client gets next; `finish_reason` is set in the last one."""
-
-    piece: Piece
-    finish_reason: FinishReason | None
-
-
 class Call:
-    """`traceparent` is the request's span's, for the workers' spans."""
+    """`traceparent` is the request's span's, for the workers' spans; `news` is set when there is something to take."""
 
-    def __init__(self, request: Request, output: Output, clock: Clock, traceparent: str) -> None:
+    def __init__(self, request: Request, output: Output, clock: Clock, traceparent: str, news: asyncio.Event) -> None:
         self.request = request
         self._output = output
         self._clock = clock
         self._traceparent = traceparent
-        self._news = asyncio.Event()
+        self.news = news
         self._is_started = False
         self._is_known_to_scheduler = False
         self._is_over_at_workers = False
@@ -142,7 +134,7 @@ class Call:
             return
         self.request.end(ending)
         self.ended.set_result(ending)
-        self._news.set()
+        self.news.set()
 
     # What workers say.
 
@@ -173,18 +165,12 @@ class Call:
 
     # What the door reads.
 
-    async def next_piece(self) -> Delivery:
-        """Waits for something to send. Raises the request's error, after everything before it was handed out."""
-        while not self._output.has_pending and not self.ended.done():
-            self._news.clear()
-            await self._news.wait()
-        if self.ended.done():
-            ending = self.ended.result()
-            if ending.error is None:
-                return Delivery(self._output.take(), ending.finish_reason)
-            if not self._output.has_pending:
-                raise ending.error
-        return Delivery(self._output.take(), None)
+    def try_take(self) -> tuple[Piece, FinishReason | None] | None:
+        """What is there to send; the reason in the last piece. None: nothing now, or nothing more after an error."""
+        is_finished = self.ended.done() and self.ended.result().error is None
+        if not (is_finished or self._output.has_pending):
+            return None
+        return self._output.take(), self.ended.result().finish_reason if is_finished else None
 
     def _take_update(self, worker_id: str, update: worker_pb2.SequenceUpdate) -> None:
         attempt = attempt_from_pb(update.attempt)
@@ -197,9 +183,9 @@ class Call:
             return
         finish_reason = finish_reason_from_pb(update.finish_reason)
         self.num_cached_tokens = max(self.num_cached_tokens, update.num_cached_tokens)
-        if self._output.push(attempt, update.first_index, update.token_ids, finish_reason):
+        if self._output.push(news_from_pb(update)):
             self._last_news_s = self._clock.now_s()
-            self._news.set()
+            self.news.set()
         self._note_progress(worker_id, update)
         if self._output.finish_reason is not None:
             self._is_over_at_workers = finish_reason is not None

@@ -109,5 +109,9 @@ def gateway_settings(config: GatewayConfig) -> GatewaySettings:
             max_requests=config.max_requests, max_queue_s=config.max_queue_s, no_progress_s=config.no_progress_s
         ),
         links=LinkSettings(lost_after_s=config.worker_lost_s),
-        limits=Limits(default_max_tokens=config.default_max_tokens, max_prompt_bytes=config.max_prompt_bytes),
+        limits=Limits(
+            default_max_tokens=config.default_max_tokens,
+            max_prompt_bytes=config.max_prompt_bytes,
+            max_prompt_logprobs=config.max_prompt_logprobs,
+        ),
     )

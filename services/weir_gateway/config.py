@@ -19,6 +19,9 @@ class GatewayConfig(ServiceConfig):
     default_max_tokens: int = setting(512, "Output tokens of a request that names no max_tokens.")
     max_prompt_bytes: int = setting(1 << 20, "Bytes of text that are tokenized at most; larger prompts are refused.")
     max_context_tokens: int = setting(0, "Prompt and output of a request together. 0: the model's context.")
+    max_prompt_logprobs: int = setting(
+        65_536, "Log-probabilities told of one prompt at most: its tokens times (1 + prompt_logprobs)."
+    )
     scheduler_wait_s: float = setting(8.0, "Seconds that a new request waits for a scheduler that does not answer.")
     max_queue_s: float = setting(900.0, "Seconds that a request waits for its grant at most.")
     no_progress_s: float = setting(120.0, "Seconds without a token, though all workers live, that end a request.")
@@ -33,7 +36,7 @@ class GatewayConfig(ServiceConfig):
             raise ValueError("http_host is empty: name an address, such as 127.0.0.1")
         if not 1 <= self.max_requests <= _MAX_REQUESTS:
             raise ValueError(f"max_requests {self.max_requests}: must be in [1, {_MAX_REQUESTS}]")
-        for name in ("default_max_tokens", "max_prompt_bytes"):
+        for name in ("default_max_tokens", "max_prompt_bytes", "max_prompt_logprobs"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} {getattr(self, name)}: must be at least 1")
         if self.max_context_tokens < 0:

@@ -162,9 +162,9 @@ def refusal_error(draft: RequestDraft, reason: RefusalReason | None, message: st
     retry_after_s = retry_after_ms / 1000 or _MIN_RETRY_AFTER_S
     match reason:
         case RefusalReason.UNKNOWN_MODEL:
-            return NotFound(draft.names.model, f"{draft.names.model}: {message}")
+            return NotFound(draft.names["model"], f"{draft.names['model']}: {message}")
         case RefusalReason.UNKNOWN_LANE:
-            return InvalidRequest([FieldViolation(draft.names.lane, message)])
+            return InvalidRequest([FieldViolation(draft.names["lane"], message)])
         case RefusalReason.TOO_LARGE:
             return InvalidRequest([FieldViolation(prompt_field(draft), message)])
         case RefusalReason.QUEUE_FULL | RefusalReason.WAITED_TOO_LONG:

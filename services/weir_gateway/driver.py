@@ -74,19 +74,19 @@ class Driver:
         return self._calls.get(request_id)
 
     @contextmanager
-    def arriving(self) -> Iterator[None]:
-        """Keeps a place for a request while it is checked. Raises Overloaded or Unavailable when there is none."""
+    def arriving(self, num_requests: int) -> Iterator[None]:
+        """Keeps places for requests while they are checked. Raises Overloaded or Unavailable when there are none."""
         if self._is_draining:
             raise Unavailable("the gateway is shutting down; another one may serve you", retry_after_s=RETRY_AFTER_S)
         num_held = len(self._tasks) + self._num_arriving
-        if num_held >= self._settings.max_requests:
+        if num_held + num_requests > self._settings.max_requests:
             message = f"{num_held} requests are in flight, at most {self._settings.max_requests}; try again later"
             raise Overloaded(message, retry_after_s=RETRY_AFTER_S)
-        self._num_arriving += 1
+        self._num_arriving += num_requests
         try:
             yield
         finally:
-            self._num_arriving -= 1
+            self._num_arriving -= num_requests
 
     def open(self, call: Call, span: RequestSpan) -> None:
         """Takes charge of a request; `call.released` must be set when its reader is gone."""

@@ -11,8 +11,9 @@ from opentelemetry import context as current_context
 
 from weir.core.errors import Cancelled
 from weir.rpc.errors import abort_with
+from weir.rpc.sampling_pb import logprobs_to_pb, options_from_pb
 from weir.wire.v1 import inference_pb2, inference_pb2_grpc, types_pb2
-from weir_gateway.call import Delivery
+from weir_gateway.choices import Delivery
 from weir_gateway.draft import GRPC_NAMES, Conversation, Operation, Prompt, RequestDraft, Text, TokenIds
 from weir_gateway.intake import Intake, OpenRequest
 from weir_gateway.wire import finish_reason_to_pb
@@ -40,7 +41,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         prompt: Prompt = Text(request.text)
         if request.WhichOneof("prompt") == "token_ids":
             prompt = TokenIds(tuple(request.token_ids.ids))
-        draft = draft_from_pb(request.options, prompt, Operation.TEXT_COMPLETION)
+        draft = RequestDraft(Operation.TEXT_COMPLETION, prompt, GRPC_NAMES, options_from_pb(request.options))
         async for opened, delivery in self._deliveries(draft, context):
             yield fill(inference_pb2.GenerateResponse(), opened, delivery)
 
@@ -48,7 +49,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.ChatRequest, context: _Context
     ) -> AsyncIterator[inference_pb2.ChatResponse]:
         turns = tuple({"role": message.role, "content": message.content} for message in request.messages)
-        draft = draft_from_pb(request.options, Conversation(turns), Operation.CHAT)
+        draft = RequestDraft(Operation.CHAT, Conversation(turns), GRPC_NAMES, options_from_pb(request.options))
         async for opened, delivery in self._deliveries(draft, context):
             yield fill(inference_pb2.ChatResponse(), opened, delivery)
 
@@ -84,18 +85,18 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         loop = asyncio.get_running_loop()
         with opened:
             while True:
-                delivery = await opened.call.next_piece()
+                delivery = await opened.choices.next_piece()
                 unread = loop.call_later(self._unread_s, self._give_up_reader, opened, context)
                 try:
                     yield opened, delivery
                 finally:
                     unread.cancel()
                 opened.sent()
-                if delivery.finish_reason is not None:
+                if delivery.is_last:
                     return
 
     def _give_up_reader(self, opened: OpenRequest, context: _Context) -> None:
-        logger.warning("request %s: its client has not read for long and is given up", opened.call.request.request_id)
+        logger.warning("request %s: its client has not read for long and is given up", opened.ids.request_id)
         opened.leave()
         ending = asyncio.create_task(_end_unread(context))
         self._endings.add(ending)
@@ -114,8 +115,12 @@ def fill(response: _ResponseT, opened: OpenRequest, delivery: Delivery) -> _Resp
     response.first_index = delivery.piece.first_index
     response.token_ids.extend(delivery.piece.token_ids)
     response.text = delivery.piece.text
+    response.choice = delivery.choice
+    response.logprobs.extend(map(logprobs_to_pb, delivery.piece.logprobs))
+    response.prompt_logprobs.extend(map(logprobs_to_pb, delivery.piece.prompt_logprobs))
     if delivery.finish_reason is not None:
         response.finish_reason = finish_reason_to_pb(delivery.finish_reason)
+    if delivery.is_last:
         usage = types_pb2.Usage(
             num_prompt_tokens=opened.num_prompt_tokens,
             num_output_tokens=opened.num_output_tokens,
@@ -123,26 +128,3 @@ def fill(response: _ResponseT, opened: OpenRequest, delivery: Delivery) -> _Resp
         )
         response.usage.CopyFrom(usage)
     return response
-
-
-def draft_from_pb(options: inference_pb2.RequestOptions, prompt: Prompt, operation: Operation) -> RequestDraft:
-    """Absent fields become None."""
-    sampling, stop = options.sampling, options.stop_conditions
-    return RequestDraft(
-        operation=operation,
-        prompt=prompt,
-        names=GRPC_NAMES,
-        request_id=options.request_id,
-        model=options.model,
-        lane=options.lane,
-        temperature=sampling.temperature if sampling.HasField("temperature") else None,
-        top_k=sampling.top_k if sampling.HasField("top_k") else None,
-        top_p=sampling.top_p if sampling.HasField("top_p") else None,
-        seed=sampling.seed if sampling.HasField("seed") else None,
-        max_tokens=stop.max_tokens if stop.HasField("max_tokens") else None,
-        stop=tuple(stop.stop),
-        stop_token_ids=tuple(stop.stop_token_ids),
-        ignore_eos=stop.ignore_eos,
-        cache_salt=options.cache_salt,
-        skips_prefix_cache=options.skips_prefix_cache,
-    )

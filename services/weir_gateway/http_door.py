@@ -17,12 +17,15 @@ from starlette.routing import Route
 
 from weir.core.errors import InternalError, WeirError
 from weir.runtime.telemetry import extract
-from weir_gateway.call import Delivery
+from weir_gateway.choices import Delivery
 from weir_gateway.draft import RequestDraft
 from weir_gateway.intake import Intake, OpenRequest
-from weir_gateway.openai_render import AnswerRenderer, Usage, error_body, error_status, retry_headers
+from weir_gateway.openai_logprobs import LogprobsRenderer
+from weir_gateway.openai_render import AnswerRenderer, Usage, WholeAnswer, error_body, error_status, retry_headers
 from weir_gateway.openai_schema import ChatBody, CompletionBody, chat_draft, completion_draft, parse_body
+from weir_gateway.output import Piece
 from weir_gateway.sse import DONE, EventStream, event, watched
+from weir_gateway.tokens import FinishReason
 
 logger = logging.getLogger(__name__)
 
@@ -141,16 +144,17 @@ class HttpDoor:
         try:
             renderer = AnswerRenderer(
                 operation=draft.operation,
-                request_id=opened.call.request.request_id,
-                model=opened.call.request.checked.model.name,
+                request_id=opened.ids.request_id,
+                model=opened.checked.model.name,
                 created_s=int(time.time()),
                 includes_usage=includes_usage,
+                logprobs=LogprobsRenderer(opened.checked.model.tokenizer.token_bytes),
             )
             async with watched(request.receive, opened.leave):
                 if not draft.is_stream:
                     return JSONResponse(await _whole_answer(opened, renderer))
                 # Before the first piece an error still gets a status of its own.
-                first = await opened.call.next_piece()
+                first = await opened.choices.next_piece()
         except BaseException:
             opened.leave()
             raise
@@ -159,28 +163,45 @@ class HttpDoor:
 
 
 async def _whole_answer(opened: OpenRequest, renderer: AnswerRenderer) -> dict[str, Any]:
-    texts = []
+    pieces: list[list[Piece]] = [[] for _ in opened.choices.calls]
+    reasons: dict[int, FinishReason] = {}
     while True:
-        delivery = await opened.call.next_piece()
-        texts.append(delivery.piece.text)
+        delivery = await opened.choices.next_piece()
+        pieces[delivery.choice].append(delivery.piece)
         if delivery.finish_reason is not None:
-            opened.leave()
-            return renderer.whole("".join(texts), delivery.finish_reason, _usage_of(opened))
+            reasons[delivery.choice] = delivery.finish_reason
+        if delivery.is_last:
+            break
+    opened.leave()
+    answers = [
+        WholeAnswer(
+            text="".join(piece.text for piece in parts),
+            finish_reason=reasons[choice],
+            logprobs=[entry for piece in parts for entry in piece.logprobs],
+            prompt_logprobs=[entry for piece in parts for entry in piece.prompt_logprobs],
+        )
+        for choice, parts in enumerate(pieces)
+    ]
+    return renderer.whole(answers, _usage_of(opened))
 
 
 async def _events(opened: OpenRequest, renderer: AnswerRenderer, first: Delivery) -> AsyncIterator[bytes]:
     """After an error comes an error event, and the end of the stream is seen in either case."""
-    head = b"".join(event(chunk) for chunk in renderer.opening())
+    num_choices = len(opened.choices.calls)
+    head = b"".join(event(chunk) for chunk in renderer.opening(num_choices))
+    num_chars = [0] * num_choices
     delivery = first
     try:
         while True:
-            if delivery.piece.text or delivery.finish_reason is not None:
-                yield head + event(renderer.chunk(delivery.piece.text, delivery.finish_reason))
+            piece = delivery.piece
+            if piece.text or piece.logprobs or delivery.finish_reason is not None:
+                yield head + event(renderer.chunk(delivery, num_chars[delivery.choice]))
                 head = b""
+                num_chars[delivery.choice] += len(piece.text)
                 opened.sent()
-            if delivery.finish_reason is not None:
+            if delivery.is_last:
                 break
-            delivery = await opened.call.next_piece()
+            delivery = await opened.choices.next_piece()
     except WeirError as error:
         yield head + event(error_body(error)) + DONE
         return

@@ -4,6 +4,7 @@ import asyncio
 import uuid
 from collections import Counter
 from concurrent.futures import Executor
+from dataclasses import replace
 
 from opentelemetry.context import Context
 from opentelemetry.trace import Tracer
@@ -11,11 +12,13 @@ from opentelemetry.trace import Tracer
 from weir.core.clock import Clock
 from weir.core.errors import FieldViolation, InvalidRequest, WeirError
 from weir.core.life import LifeEvent, Phase
+from weir.core.options import MAX_CHOICES
 from weir_gateway.call import Call
+from weir_gateway.choices import Choices, choice_of, request_id_of
 from weir_gateway.draft import Conversation, RequestDraft, Text, TokenIds
 from weir_gateway.driver import Driver
 from weir_gateway.models import ModelDirectory, ServedModel
-from weir_gateway.output import Output
+from weir_gateway.output import Output, Wishes
 from weir_gateway.request import Request, RequestIds
 from weir_gateway.spans import RequestSpan
 from weir_gateway.stops import StopMatcher
@@ -29,27 +32,32 @@ _MAX_INLINE_BYTES = 2048
 class OpenRequest:
     """What a door holds of a request. Leaving the context without having read to the end cancels it."""
 
-    def __init__(self, call: Call, span: RequestSpan, clock: Clock) -> None:
-        self.call = call
+    def __init__(
+        self, choices: Choices, checked: CheckedRequest, ids: RequestIds, span: RequestSpan, clock: Clock
+    ) -> None:
+        self.choices = choices
+        self.checked = checked
+        self.ids = ids
         self._span = span
         self._clock = clock
 
     @property
     def client_id(self) -> str:
-        return self.call.request.ids.client_id
+        return self.ids.client_id
 
     @property
     def num_prompt_tokens(self) -> int:
-        return len(self.call.request.checked.prompt_token_ids)
+        return len(self.checked.prompt_token_ids)
 
     @property
     def num_cached_tokens(self) -> int:
         """Of the prompt, found in the prefix cache."""
-        return self.call.num_cached_tokens
+        return self.choices.num_cached_tokens
 
     @property
     def num_output_tokens(self) -> int:
-        return self.call.output.num_tokens
+        """Of all choices."""
+        return self.choices.num_output_tokens
 
     def sent(self) -> None:
         """Something went out to the client."""
@@ -57,8 +65,8 @@ class OpenRequest:
 
     def leave(self) -> None:
         """The client is gone, or has everything."""
-        self.call.cancel("the client went away")
-        self.call.released.set()
+        self.choices.cancel("the client went away")
+        self.choices.release()
 
     def __enter__(self) -> "OpenRequest":
         return self
@@ -87,7 +95,7 @@ class Intake:
         self._clock = clock
         self._executor = executor
         self._gateway_id = gateway_id
-        self._by_client_id: dict[str, Call] = {}
+        self._by_client_id: dict[str, Choices] = {}
         self._counts: Counter[str] = Counter()
 
     async def open(self, draft: RequestDraft, parent: Context, time_left_s: float | None) -> OpenRequest:
@@ -96,7 +104,7 @@ class Intake:
         deadline_at_s = None if time_left_s is None else now_s + time_left_s
         span = RequestSpan(self._tracer, draft, parent, now_s)
         try:
-            with self._driver.arriving():
+            with self._driver.arriving(_num_choices(draft)):
                 checked = await self._check(draft, span)
                 return self._accept(checked, span, deadline_at_s)
         except WeirError as error:
@@ -109,10 +117,10 @@ class Intake:
 
     def cancel(self, client_id: str) -> bool:
         """False: no such request is running."""
-        call = self._by_client_id.get(client_id)
-        if call is not None:
-            call.cancel("cancelled by the client")
-        return call is not None
+        choices = self._by_client_id.get(client_id)
+        if choices is not None:
+            choices.cancel("cancelled by the client")
+        return choices is not None
 
     async def tokenize(self, model_name: str, text: str) -> list[int]:
         model = self.models.find(model_name, "model")
@@ -133,11 +141,11 @@ class Intake:
         num_running = metrics["accepted_total"] - num_ended
         held = sum(not call.request.phase.is_terminal for call in self._driver.calls())
         errors = [] if num_running == held else [f"{num_running:g} accepted requests have not ended, {held} are held"]
-        lost = [name for name, call in self._by_client_id.items() if call.request.phase.is_terminal]
+        lost = [name for name, choices in self._by_client_id.items() if choices.ended.done()]
         return errors + [f"request {name!r} has ended and keeps its name" for name in lost]
 
     async def _check(self, draft: RequestDraft, span: RequestSpan) -> CheckedRequest:
-        model = self.models.find(draft.model, draft.names.model)
+        model = self.models.find(draft.options.model, draft.names["model"])
         check_fields(draft, model, self._limits)
         self._check_name_is_free(draft)
         with span.child("tokenize"):
@@ -146,9 +154,9 @@ class Intake:
         return check_prompt(draft, model, self._limits, token_ids)
 
     def _check_name_is_free(self, draft: RequestDraft) -> None:
-        if draft.request_id in self._by_client_id:
-            description = f"{draft.request_id!r} is the id of a request that is running"
-            raise InvalidRequest([FieldViolation(draft.names.request_id, description)])
+        if draft.options.request_id in self._by_client_id:
+            description = f"{draft.options.request_id!r} is the id of a request that is running"
+            raise InvalidRequest([FieldViolation(draft.names["request_id"], description)])
 
     async def _prompt_token_ids(self, draft: RequestDraft, model: ServedModel) -> list[int]:
         match draft.prompt:
@@ -171,24 +179,57 @@ class Intake:
 
     def _accept(self, checked: CheckedRequest, span: RequestSpan, deadline_at_s: float | None) -> OpenRequest:
         request_id = uuid.uuid4().hex
-        client_id = checked.draft.request_id or request_id
-        span.describe_request(request_id, checked)
+        ids = RequestIds(request_id, checked.draft.options.request_id or request_id, self._gateway_id)
+        num_choices = _num_choices(checked.draft)
+        span.describe_request(request_id, checked, num_choices)
+        news = asyncio.Event()
+        spans = [span] if num_choices == 1 else [span.open_choice(index) for index in range(num_choices)]
+        calls = [
+            self._make_call(
+                choice_of(checked, index), request_id_of(request_id, index), ids, spans[index], deadline_at_s, news
+            )
+            for index in range(num_choices)
+        ]
+        choices = Choices(calls, news)
+        self._by_client_id[ids.client_id] = choices
+        choices.ended.add_done_callback(lambda _: self._on_end(ids.client_id, choices))
+        if num_choices > 1:
+            choices.ended.add_done_callback(lambda ended: span.end(ended.result(), choices.num_output_tokens))
+        self._counts["prompt_tokens_total"] += len(checked.prompt_token_ids)
+        for call, call_span in zip(calls, spans, strict=True):
+            self._driver.open(call, call_span)
+        return OpenRequest(choices, checked, ids, span, self._clock)
 
+    def _make_call(
+        self,
+        checked: CheckedRequest,
+        request_id: str,
+        ids: RequestIds,
+        span: RequestSpan,
+        deadline_at_s: float | None,
+        news: asyncio.Event,
+    ) -> Call:
         def on_event(event: LifeEvent) -> None:
             self._counts[event.phase.value] += 1
             span.phase_event(event.phase.value)
+            news.set()
 
-        ids = RequestIds(request_id, client_id, self._gateway_id)
-        request = Request(ids, checked, deadline_at_s, self._clock, on_event)
-        order = TokenOrder(request.attempt, checked.stop_rules.max_tokens)
-        output = Output(order, checked.model.tokenizer.detokenizer(), StopMatcher(checked.draft.stop))
-        call = Call(request, output, self._clock, span.traceparent)
-        self._by_client_id[client_id] = call
-        call.ended.add_done_callback(lambda _: self._forget(client_id, call))
-        self._counts["prompt_tokens_total"] += len(checked.prompt_token_ids)
-        self._driver.open(call, span)
-        return OpenRequest(call, span, self._clock)
+        request = Request(replace(ids, request_id=request_id), checked, deadline_at_s, self._clock, on_event)
+        options = checked.draft.options
+        output = Output(
+            TokenOrder(request.attempt, checked.stop_rules.max_tokens),
+            checked.model.tokenizer.detokenizer(),
+            StopMatcher(options.stop, is_included=options.include_stop),
+            Wishes(has_logprobs=options.logprobs is not None, min_tokens=checked.stop_rules.min_tokens),
+        )
+        return Call(request, output, self._clock, span.traceparent, news)
 
-    def _forget(self, client_id: str, call: Call) -> None:
+    def _on_end(self, client_id: str, choices: Choices) -> None:
         self._by_client_id.pop(client_id, None)
-        self._counts["output_tokens_total"] += call.output.num_tokens
+        self._counts["output_tokens_total"] += choices.num_output_tokens
+
+
+def _num_choices(draft: RequestDraft) -> int:
+    """Before it is checked: what is out of range is refused later, and takes one place meanwhile."""
+    num_choices = draft.options.n or 1
+    return num_choices if 1 <= num_choices <= MAX_CHOICES else 1

@@ -19,6 +19,8 @@ class Tokenizer(Protocol):
 
     def detokenizer(self) -> Detokenizer: ...
 
+    def token_bytes(self, token_id: int) -> bytes: ...
+
 
 class ChatTemplate(Protocol):
     """Turns a conversation into a prompt; raises InvalidRequest for one that the model does not take."""

@@ -1,6 +1,7 @@
 """Answers in the forms of OpenAI's API: whole, in chunks, and errors."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,10 @@ from weir.core.errors import (
     Unavailable,
     WeirError,
 )
+from weir.core.logprobs import TokenLogprobs
+from weir_gateway.choices import Delivery
 from weir_gateway.draft import Operation
+from weir_gateway.openai_logprobs import LogprobsRenderer
 from weir_gateway.tokens import FinishReason
 
 Json = dict[str, Any]
@@ -50,6 +54,16 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class WholeAnswer:
+    """One choice, complete."""
+
+    text: str
+    finish_reason: FinishReason
+    logprobs: Sequence[TokenLogprobs] = ()
+    prompt_logprobs: Sequence[TokenLogprobs] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class AnswerRenderer:
     """Renders one answer; `created_s` is Unix time."""
 
@@ -58,27 +72,29 @@ class AnswerRenderer:
     model: str
     created_s: int
     includes_usage: bool = False
+    logprobs: LogprobsRenderer | None = None
 
-    def whole(self, text: str, finish_reason: FinishReason, usage: Usage) -> Json:
-        """The answer that is not streamed."""
-        if self.operation is Operation.CHAT:
-            content: Json = {"message": {"role": "assistant", "content": text, "refusal": None}}
-        else:
-            content = {"text": text}
-        choice = {"index": 0, **content, "logprobs": None, "finish_reason": finish_reason.value}
-        return {**self._head(is_chunk=False), "choices": [choice], "usage": usage.to_json()}
+    def whole(self, answers: Sequence[WholeAnswer], usage: Usage) -> Json:
+        """The answer that is not streamed, its choices in order."""
+        choices = [self._whole_choice(index, answer) for index, answer in enumerate(answers)]
+        return {**self._head(is_chunk=False), "choices": choices, "usage": usage.to_json()}
 
-    def opening(self) -> list[Json]:
+    def opening(self, num_choices: int) -> list[Json]:
         """What a stream begins with, before any text."""
         if self.operation is Operation.CHAT:
-            return [self._chunk({"delta": {"role": "assistant", "content": ""}}, None)]
+            content: Json = {"delta": {"role": "assistant", "content": ""}, "logprobs": None}
+            return [self._chunk(choice, content, None) for choice in range(num_choices)]
         return []
 
-    def chunk(self, text: str, finish_reason: FinishReason | None) -> Json:
-        """A piece of the answer; the last one has a finish reason."""
+    def chunk(self, delivery: Delivery, text_offset: int) -> Json:
+        """A piece of a choice, the last one with a finish reason. `text_offset`: characters of the choice before it."""
+        text = delivery.piece.text
+        logprobs = self._logprobs_json(delivery.piece.logprobs, text_offset) if delivery.piece.token_ids else None
         if self.operation is Operation.TEXT_COMPLETION:
-            return self._chunk({"text": text}, finish_reason)
-        return self._chunk({"delta": {"content": text} if text else {}}, finish_reason)
+            content: Json = {"text": text}
+        else:
+            content = {"delta": {"content": text} if text else {}}
+        return self._chunk(delivery.choice, {**content, "logprobs": logprobs}, delivery.finish_reason)
 
     def closing(self, usage: Usage) -> list[Json]:
         """What follows the last piece: the token counts, if they were asked for."""
@@ -86,11 +102,29 @@ class AnswerRenderer:
             return []
         return [{**self._head(is_chunk=True), "choices": [], "usage": usage.to_json()}]
 
-    def _chunk(self, content: Json, finish_reason: FinishReason | None) -> Json:
+    def _whole_choice(self, index: int, answer: WholeAnswer) -> Json:
+        if self.operation is Operation.CHAT:
+            content: Json = {"message": {"role": "assistant", "content": answer.text, "refusal": None}}
+        else:
+            content = {"text": answer.text}
+        logprobs = self._logprobs_json(answer.logprobs, 0)
+        choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": answer.finish_reason.value}
+        if answer.prompt_logprobs and self.logprobs is not None:
+            choice["prompt_logprobs"] = self.logprobs.prompt_json(answer.prompt_logprobs)
+        return choice
+
+    def _logprobs_json(self, logprobs: Sequence[TokenLogprobs], text_offset: int) -> Json | None:
+        if not logprobs or self.logprobs is None:
+            return None
+        if self.operation is Operation.CHAT:
+            return self.logprobs.chat_json(logprobs)
+        return self.logprobs.completion_json(logprobs, text_offset)
+
+    def _chunk(self, choice: int, content: Json, finish_reason: FinishReason | None) -> Json:
         reason = None if finish_reason is None else finish_reason.value
         chunk = {
             **self._head(is_chunk=True),
-            "choices": [{"index": 0, **content, "logprobs": None, "finish_reason": reason}],
+            "choices": [{"index": choice, **content, "finish_reason": reason}],
         }
         return {**chunk, "usage": None} if self.includes_usage else chunk
 

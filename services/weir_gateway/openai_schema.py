@@ -4,42 +4,45 @@ A field that changes the answer and is not served must not be ignored: the clien
 asked for. Such a field is accepted only with the value that changes nothing.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from weir.core.errors import FieldViolation, InvalidRequest
+from weir.core.options import NUMBER_RULES, GenerateOptions, grpc_names
 from weir_gateway.draft import Conversation, FieldNames, Operation, Prompt, RequestDraft, Text, TokenIds
 
+_TOKEN_ID = re.compile(r"[0-9]{1,10}")
 _ModelT = TypeVar("_ModelT", bound="CommonBody")
 
 _MAX_SHOWN_CHARS = 200
 _MAX_INVALID_SHOWN = 16
 
+# The option's own name, but for these.
+HTTP_NAMES: FieldNames = {name: name for name in grpc_names()} | {
+    "text": "prompt",
+    "token_ids": "prompt",
+    "messages": "messages",
+    "request_id": "X-Request-Id",
+    "include_stop": "include_stop_str_in_output",
+}
 # Values with which a field that is not served changes nothing.
 _HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "audio": (),
     "best_of": (1,),
     "echo": (False,),
-    "frequency_penalty": (0,),
     "function_call": ("none",),
     "functions": ([],),
-    "logit_bias": ({},),
-    "logprobs": (False,),
-    "min_p": (0,),
-    "min_tokens": (0,),
     "modalities": (["text"],),
     "parallel_tool_calls": (True, False),
     "prediction": (),
-    "presence_penalty": (0,),
     "reasoning_effort": ("none",),
-    "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
-    "top_logprobs": (0,),
     "web_search_options": (),
 }
 # Fields that never change the answer.
@@ -55,8 +58,7 @@ class StreamOptions(BaseModel):
 
 
 class CommonBody(BaseModel):
-    """What both kinds of request have. `lane`, `ignore_eos`, `top_k`, `stop_token_ids`, `cache_salt` and `cache_prompt`
-    are extensions (vLLM's and llama.cpp's names)."""
+    """What both kinds of request have: OpenAI's fields, vLLM's and llama.cpp's, and `lane`."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -69,8 +71,16 @@ class CommonBody(BaseModel):
     stream_options: StreamOptions | None = None
     stop: Any = None
     seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
     top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    prompt_logprobs: int | None = None
     ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
     stop_token_ids: list[int] | None = None
     lane: str | None = None
     cache_salt: str | None = None
@@ -89,6 +99,7 @@ class CompletionBody(CommonBody):
     """`POST /v1/completions`. `prompt` is a text or a list of token ids."""
 
     prompt: Any
+    logprobs: int | None = None
 
 
 class Message(BaseModel):
@@ -105,6 +116,8 @@ class ChatBody(CommonBody):
 
     messages: list[Message]
     max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
 
 
 def parse_body(body_type: type[_ModelT], raw: bytes) -> _ModelT:
@@ -122,7 +135,8 @@ def completion_draft(body: CompletionBody, correlation_id: str) -> RequestDraft:
     """Raises InvalidRequest for what is not served."""
     violations = _unserved(body)
     prompt = _prompt_of(body.prompt, violations)
-    return _draft(body, Operation.TEXT_COMPLETION, prompt, body.max_tokens, "max_tokens", correlation_id, violations)
+    given = {"max_tokens": body.max_tokens, "logprobs": body.logprobs}
+    return _draft(body, Operation.TEXT_COMPLETION, prompt, given, HTTP_NAMES, correlation_id, violations)
 
 
 def chat_draft(body: ChatBody, correlation_id: str) -> RequestDraft:
@@ -135,68 +149,56 @@ def chat_draft(body: ChatBody, correlation_id: str) -> RequestDraft:
         }
         for index, message in enumerate(body.messages)
     )
-    is_new_name = body.max_completion_tokens is not None
-    max_tokens, name = (
-        (body.max_completion_tokens, "max_completion_tokens") if is_new_name else (body.max_tokens, "max_tokens")
-    )
-    return _draft(body, Operation.CHAT, Conversation(turns), max_tokens, name, correlation_id, violations)
+    if body.top_logprobs and not body.logprobs:
+        violations.append(FieldViolation("top_logprobs", f"is {body.top_logprobs}; give logprobs: true with it"))
+    names = {**HTTP_NAMES, "logprobs": "top_logprobs"}
+    given = {"max_tokens": body.max_tokens, "logprobs": (body.top_logprobs or 0) if body.logprobs else None}
+    if body.max_completion_tokens is not None:
+        names["max_tokens"], given["max_tokens"] = "max_completion_tokens", body.max_completion_tokens
+    return _draft(body, Operation.CHAT, Conversation(turns), given, names, correlation_id, violations)
 
 
 def _draft(
     body: CommonBody,
     operation: Operation,
     prompt: Prompt,
-    max_tokens: int | None,
-    max_tokens_name: str,
+    given: Mapping[str, int | None],
+    names: FieldNames,
     correlation_id: str,
     violations: list[FieldViolation],
 ) -> RequestDraft:
+    """`given`: the numbers whose fields are not the same in both kinds of request."""
     stop = _stop_of(body.stop, violations)
+    logit_bias = _logit_bias_of(body.logit_bias or {}, violations)
+    if body.prompt_logprobs is not None and body.is_stream:
+        violations.append(FieldViolation("prompt_logprobs", "is told in whole answers only; leave stream out"))
     if violations:
         raise InvalidRequest(violations)
+    shared = [rule.name for rule in NUMBER_RULES if rule.name not in given]
+    numbers: dict[str, Any] = {name: getattr(body, name) for name in shared} | dict(given)
     return RequestDraft(
         operation=operation,
         prompt=prompt,
-        names=_http_names(max_tokens_name),
+        names=names,
+        options=GenerateOptions(
+            model=body.model or "",
+            lane=body.lane or "",
+            logit_bias=logit_bias,
+            stop=stop,
+            stop_token_ids=tuple(body.stop_token_ids or ()),
+            include_stop=bool(body.include_stop_str_in_output),
+            ignore_eos=bool(body.ignore_eos),
+            cache_salt=body.cache_salt or "",
+            skips_prefix_cache=body.cache_prompt is False,
+            **numbers,
+        ),
         correlation_id=correlation_id,
-        model=body.model or "",
-        lane=body.lane or "",
-        temperature=body.temperature,
-        top_k=body.top_k,
-        top_p=body.top_p,
-        seed=body.seed,
-        max_tokens=max_tokens,
-        stop=stop,
-        stop_token_ids=tuple(body.stop_token_ids or ()),
-        ignore_eos=bool(body.ignore_eos),
-        cache_salt=body.cache_salt or "",
-        skips_prefix_cache=body.cache_prompt is False,
         is_stream=body.is_stream,
-    )
-
-
-def _http_names(max_tokens: str) -> FieldNames:
-    return FieldNames(
-        text="prompt",
-        token_ids="prompt",
-        request_id="X-Request-Id",
-        model="model",
-        lane="lane",
-        temperature="temperature",
-        top_k="top_k",
-        top_p="top_p",
-        seed="seed",
-        max_tokens=max_tokens,
-        stop="stop",
-        stop_token_ids="stop_token_ids",
-        cache_salt="cache_salt",
     )
 
 
 def _unserved(body: CommonBody) -> list[FieldViolation]:
     violations = []
-    if body.n not in (None, 1):
-        violations.append(FieldViolation("n", f"is {body.n}; only 1 is served"))
     for name, value in (body.model_extra or {}).items():
         if value is None or name in _IGNORED:
             continue
@@ -224,6 +226,15 @@ def _content_of(value: object, field: str, violations: list[FieldViolation]) -> 
     if len(strings) != len(parts):
         violations.append(FieldViolation(field, "must be a text, or a list of parts of type text"))
     return "".join(strings)
+
+
+def _logit_bias_of(biases: Mapping[str, float], violations: list[FieldViolation]) -> tuple[tuple[int, float], ...]:
+    """JSON has texts for keys."""
+    wrong = next((key for key in biases if not _TOKEN_ID.fullmatch(key)), None)
+    if wrong is not None:
+        violations.append(FieldViolation("logit_bias", f"{_cut(wrong)!r} is no token id"))
+        return ()
+    return tuple(sorted((int(key), bias) for key, bias in biases.items()))
 
 
 def _stop_of(value: object, violations: list[FieldViolation]) -> tuple[str, ...]:

@@ -86,7 +86,7 @@ class Request:
             request_id=self.request_id,
             gateway_id=self.ids.gateway_id,
             model=self.checked.model.name,
-            lane=draft.lane,
+            lane=draft.options.lane,
             tenant=DEFAULT_TENANT,
             num_prompt_tokens=len(self.checked.prompt_token_ids),
             max_tokens=self.checked.stop_rules.max_tokens,

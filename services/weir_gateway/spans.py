@@ -21,10 +21,13 @@ class RequestSpan:
 
     def __init__(self, tracer: Tracer, draft: RequestDraft, parent: Context, started_at_s: float) -> None:
         self._tracer = tracer
+        self._draft = draft
         self._started_at_s = started_at_s
         self._has_first_chunk = False
         operation = draft.operation.value
-        self._span: Span = tracer.start_span(f"{operation} {draft.model}".strip(), context=parent, kind=SpanKind.SERVER)
+        self._span: Span = tracer.start_span(
+            f"{operation} {draft.options.model}".strip(), context=parent, kind=SpanKind.SERVER
+        )
         self.context = trace.set_span_in_context(self._span, Context())
         self._span.set_attributes(
             {
@@ -33,17 +36,23 @@ class RequestSpan:
                 "gen_ai.request.stream": draft.is_stream,
             }
         )
-        client_id = draft.request_id or draft.correlation_id
+        client_id = draft.options.request_id or draft.correlation_id
         if client_id:
             self._span.set_attribute("weir.request.client_id", client_id)
-        if draft.lane:
-            self._span.set_attribute("weir.request.lane", draft.lane)
+        if draft.options.lane:
+            self._span.set_attribute("weir.request.lane", draft.options.lane)
 
     @property
     def traceparent(self) -> str:
         return traceparent_of(self._span)
 
-    def describe_request(self, request_id: str, checked: CheckedRequest) -> None:
+    def open_choice(self, index: int) -> "RequestSpan":
+        """The span of one of several answers, below this one."""
+        choice = RequestSpan(self._tracer, self._draft, self.context, self._started_at_s)
+        choice._span.set_attribute("weir.request.choice", index)
+        return choice
+
+    def describe_request(self, request_id: str, checked: CheckedRequest, num_choices: int) -> None:
         """What is known once the request is checked."""
         draft, sampling = checked.draft, checked.sampling
         self._span.update_name(f"{draft.operation.value} {checked.model.name}")
@@ -57,12 +66,16 @@ class RequestSpan:
                 "gen_ai.request.temperature": sampling.temperature,
                 "gen_ai.request.top_p": sampling.top_p,
                 "gen_ai.request.top_k": sampling.top_k,
+                "gen_ai.request.presence_penalty": sampling.presence_penalty,
+                "gen_ai.request.frequency_penalty": sampling.frequency_penalty,
                 # an attribute is a signed 64-bit integer, a seed an unsigned one
                 "gen_ai.request.seed": sampling.seed if sampling.seed < 2**63 else str(sampling.seed),
-                "gen_ai.request.stop_sequences": draft.stop,
+                "gen_ai.request.stop_sequences": draft.options.stop,
                 "gen_ai.usage.input_tokens": len(checked.prompt_token_ids),
             }
         )
+        if num_choices > 1:
+            self._span.set_attribute("gen_ai.request.choice.count", num_choices)
 
     @contextmanager
     def child(self, name: str) -> Iterator[Context]:

@@ -16,14 +16,17 @@ class StopMatcher:
 
         text so far:  ........ sent ........|-- held: may become a stop string --|
 
+    Before it is armed a stop string that is complete does not count, but one that has begun may be completed later.
     It holds back only the longest end of the text that begins a stop string, so never more than the longest of them
     less one character.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, is_included: bool = False) -> None:
+        """`is_included`: the stop string that was reached is output too."""
         self._stops = tuple(dict.fromkeys(stops))
         self._prefixes = frozenset(stop[:length] for stop in self._stops for length in range(1, len(stop)))
         self._max_held = max((len(stop) for stop in self._stops), default=1) - 1
+        self._is_included = is_included
         self._held = ""
 
     @property
@@ -31,16 +34,16 @@ class StopMatcher:
         """False without stop strings: then text passes through at once."""
         return bool(self._stops)
 
-    def push(self, text: str) -> StopResult:
+    def push(self, text: str, *, is_armed: bool = True) -> StopResult:
         """Not to be called again after a match."""
         if not self._stops:
             return StopResult(text, None)
         text = self._held + text
         found = [(start + len(stop), start, stop) for stop in self._stops if (start := text.find(stop)) >= 0]
-        if found:
+        if found and is_armed:
             _, start, stop = min(found)
             self._held = ""
-            return StopResult(text[:start], stop)
+            return StopResult(text[: start + len(stop) if self._is_included else start], stop)
         num_held = self._num_held(text)
         self._held = text[len(text) - num_held :]
         return StopResult(text[: len(text) - num_held], None)

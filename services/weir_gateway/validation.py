@@ -10,20 +10,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from weir.core.errors import FieldViolation, InvalidRequest
-from weir.core.sampling import SamplingParams, StopRules
+from weir.core.options import LOGIT_BIAS_RULE, NUMBER_RULES
+from weir.core.sampling import MAX_LOGIT_BIAS, SamplingParams, StopRules
 from weir_gateway.draft import Conversation, FieldNames, RequestDraft, Text, TokenIds
 from weir_gateway.models import ServedModel
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _LANE = re.compile(r"[A-Za-z0-9_.-]{0,64}")
 _ROLES = ("system", "user", "assistant")
-_MAX_TEMPERATURE = 2.0
-# The wire carries 32-bit floats: less would arrive as 0.
-_MIN_TOP_P = 1e-30
-_MAX_SEED = 2**64 - 1
 _MAX_STOPS = 16
 _MAX_STOP_CHARS = 256
-_MAX_STOP_TOKEN_IDS = 16
+_MAX_STOP_TOKEN_IDS = 32
 _MAX_SALT_CHARS = 64
 
 
@@ -34,6 +31,8 @@ class Limits:
     default_max_tokens: int = 512
     max_prompt_bytes: int = 1 << 20
     max_messages: int = 1024
+    max_prompt_logprobs: int = 65_536
+    """Log-probabilities told of one prompt: its tokens times (1 + `prompt_logprobs`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +67,10 @@ class _Violations:
 def check_fields(draft: RequestDraft, model: ServedModel, limits: Limits) -> None:
     """Raises InvalidRequest with every wrong field. Costs little, however large the prompt is."""
     found = _Violations()
-    names = draft.names
     _check_prompt_form(found, draft, model, limits)
     _check_names(found, draft)
-    _check_sampling(found, draft, names)
-    if draft.max_tokens is not None:
-        found.check(
-            1 <= draft.max_tokens <= model.max_context_tokens,
-            names.max_tokens,
-            f"is {draft.max_tokens}; must be from 1 to {model.max_context_tokens}, the context of {model.name}",
-        )
+    _check_numbers(found, draft, model)
+    _check_logit_bias(found, draft, model)
     _check_stops(found, draft, model)
     found.raise_any()
 
@@ -95,17 +88,22 @@ def check_prompt(
         field,
         f"is {num_prompt} tokens; {model.name} takes at most {context - 1}, so that one token of output fits",
     )
+    options = draft.options
+    max_tokens = min(
+        limits.default_max_tokens if options.max_tokens is None else options.max_tokens, context - num_prompt
+    )
+    _check_prompt_logprobs(found, draft, limits, num_prompt)
     found.raise_any()
-    wanted = limits.default_max_tokens if draft.max_tokens is None else draft.max_tokens
-    eos_ids = () if draft.ignore_eos else model.eos_token_ids
+    eos_ids = () if options.ignore_eos else model.eos_token_ids
     return CheckedRequest(
         draft=draft,
         model=model,
         prompt_token_ids=tuple(prompt_token_ids),
         sampling=_sampling_of(draft),
         stop_rules=StopRules(
-            max_tokens=min(wanted, context - num_prompt),
-            stop_token_ids=tuple(dict.fromkeys((*eos_ids, *draft.stop_token_ids))),
+            max_tokens=max_tokens,
+            stop_token_ids=tuple(dict.fromkeys((*eos_ids, *options.stop_token_ids))),
+            min_tokens=min(options.min_tokens or 0, max_tokens),
         ),
     )
 
@@ -114,11 +112,11 @@ def prompt_field(draft: RequestDraft) -> str:
     """What the client calls the prompt that it sent."""
     match draft.prompt:
         case Text():
-            return draft.names.text
+            return draft.names["text"]
         case TokenIds():
-            return draft.names.token_ids
+            return draft.names["token_ids"]
         case Conversation():
-            return draft.names.messages
+            return draft.names["messages"]
 
 
 def check_text_size(field: str, text: str, limits: Limits) -> None:
@@ -132,15 +130,15 @@ def _check_prompt_form(found: _Violations, draft: RequestDraft, model: ServedMod
     names = draft.names
     match draft.prompt:
         case Text(text):
-            found.check(text != "", names.text, "is empty; give at least one character")
-            _check_bytes(found, names.text, _num_bytes(text), limits)
+            found.check(text != "", names["text"], "is empty; give at least one character")
+            _check_bytes(found, names["text"], _num_bytes(text), limits)
         case TokenIds(ids):
-            found.check(len(ids) > 0, names.token_ids, "is empty; give at least one token id")
+            found.check(len(ids) > 0, names["token_ids"], "is empty; give at least one token id")
             if len(ids) >= model.max_context_tokens:
                 limit = f"{model.name} takes at most {model.max_context_tokens - 1}"
-                found.add(names.token_ids, f"is {len(ids)} tokens; {limit}, so that one token of output fits")
+                found.add(names["token_ids"], f"is {len(ids)} tokens; {limit}, so that one token of output fits")
             else:
-                _check_token_ids(found, names.token_ids, ids, model)
+                _check_token_ids(found, names["token_ids"], ids, model)
         case Conversation(messages):
             _check_messages(found, names, messages, limits)
 
@@ -149,52 +147,79 @@ def _check_messages(
     found: _Violations, names: FieldNames, messages: Sequence[Mapping[str, str]], limits: Limits
 ) -> None:
     if not 1 <= len(messages) <= limits.max_messages:
-        found.add(names.messages, f"has {len(messages)} turns; give from 1 to {limits.max_messages}")
+        found.add(names["messages"], f"has {len(messages)} turns; give from 1 to {limits.max_messages}")
         return
     num_bytes = 0
     for index, message in enumerate(messages):
         role = message["role"]
         expected = f"must be one of {', '.join(_ROLES)}"
-        found.check(role in _ROLES, f"{names.messages}[{index}].role", f"is {role[:40]!r}; {expected}")
+        found.check(role in _ROLES, f"{names['messages']}[{index}].role", f"is {role[:40]!r}; {expected}")
         num_bytes += _num_bytes(message["content"])
-    _check_bytes(found, names.messages, num_bytes, limits)
+    _check_bytes(found, names["messages"], num_bytes, limits)
 
 
 def _check_names(found: _Violations, draft: RequestDraft) -> None:
     names = draft.names
-    if draft.request_id and not REQUEST_ID.fullmatch(draft.request_id):
-        found.add(names.request_id, f"is {draft.request_id[:80]!r}; use 1 to 64 characters of A-Z a-z 0-9 _ -")
-    if not _LANE.fullmatch(draft.lane):
-        found.add(names.lane, f"is {draft.lane[:80]!r}; use at most 64 characters of A-Z a-z 0-9 _ . -")
-    if len(draft.cache_salt) > _MAX_SALT_CHARS:
-        found.add(names.cache_salt, f"has {len(draft.cache_salt)} characters; at most {_MAX_SALT_CHARS} are allowed")
+    if draft.options.request_id and not REQUEST_ID.fullmatch(draft.options.request_id):
+        found.add(
+            names["request_id"], f"is {draft.options.request_id[:80]!r}; use 1 to 64 characters of A-Z a-z 0-9 _ -"
+        )
+    if not _LANE.fullmatch(draft.options.lane):
+        found.add(names["lane"], f"is {draft.options.lane[:80]!r}; use at most 64 characters of A-Z a-z 0-9 _ . -")
+    if len(draft.options.cache_salt) > _MAX_SALT_CHARS:
+        found.add(
+            names["cache_salt"],
+            f"has {len(draft.options.cache_salt)} characters; at most {_MAX_SALT_CHARS} are allowed",
+        )
 
 
-def _check_sampling(found: _Violations, draft: RequestDraft, names: FieldNames) -> None:
-    temperature, top_p, top_k, seed = draft.temperature, draft.top_p, draft.top_k, draft.seed
-    if temperature is not None:
-        is_good = 0 <= temperature <= _MAX_TEMPERATURE  # not a number is in no range
-        found.check(is_good, names.temperature, f"is {temperature}; must be from 0 (greedy) to {_MAX_TEMPERATURE:g}")
-    if top_p is not None:
-        is_good = _MIN_TOP_P <= top_p <= 1
-        found.check(is_good, names.top_p, f"is {top_p}; must be from {_MIN_TOP_P:g} to 1 (all tokens)")
-    if top_k is not None:
-        found.check(0 <= top_k < 2**31, names.top_k, f"is {top_k}; must be from 0 (all tokens) to {2**31 - 1}")
-    if seed is not None:
-        found.check(0 <= seed <= _MAX_SEED, names.seed, f"is {seed}; must be from 0 to {_MAX_SEED}")
+def _check_numbers(found: _Violations, draft: RequestDraft, model: ServedModel) -> None:
+    for rule in NUMBER_RULES:
+        value = getattr(draft.options, rule.name)
+        problem = None if value is None else rule.try_find_problem(value, model.max_context_tokens)
+        if problem is not None:
+            found.add(draft.names[rule.name], problem)
+    max_tokens, min_tokens = draft.options.max_tokens, draft.options.min_tokens
+    if max_tokens is not None and min_tokens is not None and min_tokens > max_tokens:
+        found.add(draft.names["min_tokens"], f"is {min_tokens}; must be at most max_tokens, which is {max_tokens}")
+
+
+def _check_logit_bias(found: _Violations, draft: RequestDraft, model: ServedModel) -> None:
+    biases, name = draft.options.logit_bias, draft.names["logit_bias"]
+    if len(biases) > MAX_LOGIT_BIAS:
+        found.add(name, f"has {len(biases)} tokens; at most {MAX_LOGIT_BIAS}")
+        return
+    for token_id, bias in biases:
+        problem = LOGIT_BIAS_RULE.try_find_problem(bias, model.max_context_tokens)
+        if not 0 <= token_id < model.vocab_size:
+            limit = f"must be from 0 to {model.vocab_size - 1}, the vocabulary of {model.name}"
+            found.add(f"{name}[{token_id}]", f"is of token {token_id}; {limit}")
+        elif problem is not None:
+            found.add(f"{name}[{token_id}]", problem)
+
+
+def _check_prompt_logprobs(found: _Violations, draft: RequestDraft, limits: Limits, num_prompt: int) -> None:
+    num_top = draft.options.prompt_logprobs
+    if num_top is not None and num_prompt * (1 + num_top) > limits.max_prompt_logprobs:
+        num_told = f"{num_prompt} tokens of prompt times 1 + {num_top} are {num_prompt * (1 + num_top)}"
+        found.add(draft.names["prompt_logprobs"], f"is {num_top}; {num_told}, at most {limits.max_prompt_logprobs}")
 
 
 def _check_stops(found: _Violations, draft: RequestDraft, model: ServedModel) -> None:
     names = draft.names
-    found.check(len(draft.stop) <= _MAX_STOPS, names.stop, f"has {len(draft.stop)} strings; at most {_MAX_STOPS}")
-    for index, stop in enumerate(draft.stop[:_MAX_STOPS]):
-        field = f"{names.stop}[{index}]"
+    found.check(
+        len(draft.options.stop) <= _MAX_STOPS,
+        names["stop"],
+        f"has {len(draft.options.stop)} strings; at most {_MAX_STOPS}",
+    )
+    for index, stop in enumerate(draft.options.stop[:_MAX_STOPS]):
+        field = f"{names['stop']}[{index}]"
         found.check(1 <= len(stop) <= _MAX_STOP_CHARS, field, f"has {len(stop)} characters; use 1 to {_MAX_STOP_CHARS}")
-    num_ids = len(draft.stop_token_ids)
+    num_ids = len(draft.options.stop_token_ids)
     if num_ids > _MAX_STOP_TOKEN_IDS:
-        found.add(names.stop_token_ids, f"has {num_ids} ids; at most {_MAX_STOP_TOKEN_IDS}")
+        found.add(names["stop_token_ids"], f"has {num_ids} ids; at most {_MAX_STOP_TOKEN_IDS}")
     else:
-        _check_token_ids(found, names.stop_token_ids, draft.stop_token_ids, model)
+        _check_token_ids(found, names["stop_token_ids"], draft.options.stop_token_ids, model)
 
 
 def _check_token_ids(found: _Violations, field: str, ids: Sequence[int], model: ServedModel) -> None:
@@ -215,19 +240,15 @@ def _num_bytes(text: str) -> int:
 
 
 def _sampling_of(draft: RequestDraft) -> SamplingParams:
-    defaults = SamplingParams()
-    return SamplingParams(
-        temperature=defaults.temperature if draft.temperature is None else draft.temperature,
-        top_k=defaults.top_k if draft.top_k is None else draft.top_k,
-        top_p=defaults.top_p if draft.top_p is None else draft.top_p,
-        seed=_seed_of(draft),
-    )
+    names = [rule.name for rule in NUMBER_RULES if rule.group == "sampling" and rule.name != "seed"]
+    given = {name: value for name in names if (value := getattr(draft.options, name)) is not None}
+    return SamplingParams(**given, seed=_seed_of(draft), logit_bias=tuple(sorted(draft.options.logit_bias)))
 
 
 def _seed_of(draft: RequestDraft) -> int:
     """A client that names its request gets the same tokens when it sends the request again."""
-    if draft.seed is not None:
-        return draft.seed
-    if draft.request_id:
-        return int.from_bytes(hashlib.blake2b(draft.request_id.encode(), digest_size=8).digest())
+    if draft.options.seed is not None:
+        return draft.options.seed
+    if draft.options.request_id:
+        return int.from_bytes(hashlib.blake2b(draft.options.request_id.encode(), digest_size=8).digest())
     return secrets.randbits(64)

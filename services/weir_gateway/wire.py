@@ -2,7 +2,9 @@
 
 from weir.bus.messages import Placement
 from weir.core.attempt import Attempt
+from weir.rpc.sampling_pb import all_logprobs_from_pb, sampling_to_pb
 from weir.wire.v1 import types_pb2, worker_pb2
+from weir_gateway.output import News
 from weir_gateway.tokens import FinishReason
 from weir_gateway.validation import CheckedRequest
 
@@ -33,29 +35,36 @@ def finish_reason_to_pb(reason: FinishReason) -> types_pb2.FinishReason.ValueTyp
     return _TO_PB[reason]
 
 
+def news_from_pb(update: worker_pb2.SequenceUpdate) -> News:
+    return News(
+        attempt=attempt_from_pb(update.attempt),
+        first_index=update.first_index,
+        token_ids=update.token_ids,
+        finish_reason=finish_reason_from_pb(update.finish_reason),
+        logprobs=all_logprobs_from_pb(update.logprobs),
+        prompt_logprobs=all_logprobs_from_pb(update.prompt_logprobs),
+        first_prompt_index=update.first_prompt_index,
+    )
+
+
 def start_command(
     request_id: str, checked: CheckedRequest, placement: Placement, traceparent: str
 ) -> worker_pb2.ServeRequest:
     """Everything that the prefill worker needs."""
-    sampling = types_pb2.SamplingParams(
-        temperature=checked.sampling.temperature,
-        top_k=checked.sampling.top_k,
-        top_p=checked.sampling.top_p,
-        seed=checked.sampling.seed,
-    )
     start = worker_pb2.Start(
         request_id=request_id,
         attempt=types_pb2.Attempt(dispatch=placement.dispatch),
         prompt_token_ids=checked.prompt_token_ids,
-        sampling=sampling,
+        sampling=sampling_to_pb(checked.sampling),
         max_tokens=checked.stop_rules.max_tokens,
+        min_tokens=checked.stop_rules.min_tokens,
         stop_token_ids=checked.stop_rules.stop_token_ids,
         decode_worker_id=placement.decode_worker_id,
         traceparent=traceparent,
         num_booked_pages=placement.num_booked_pages,
         lane_priority=placement.lane_priority,
-        cache_salt=checked.draft.cache_salt,
-        skips_prefix_cache=checked.draft.skips_prefix_cache,
+        cache_salt=checked.draft.options.cache_salt,
+        skips_prefix_cache=checked.draft.options.skips_prefix_cache,
     )
     return worker_pb2.ServeRequest(start=start)
 

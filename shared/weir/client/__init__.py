@@ -4,7 +4,18 @@ Requests and answers are plain dataclasses; no protobuf type leaves this room.
 """
 
 from weir.client.aio import AsyncWeirClient
-from weir.client.messages import Chunk, GenerateOptions, ModelInfo, ProcessDescription, Turn
+from weir.client.messages import Chunk, ModelInfo, ProcessDescription, Turn
 from weir.client.sync import WeirClient
+from weir.core.logprobs import TokenLogprobs
+from weir.core.options import GenerateOptions
 
-__all__ = ["AsyncWeirClient", "Chunk", "GenerateOptions", "ModelInfo", "ProcessDescription", "Turn", "WeirClient"]
+__all__ = [
+    "AsyncWeirClient",
+    "Chunk",
+    "GenerateOptions",
+    "ModelInfo",
+    "ProcessDescription",
+    "TokenLogprobs",
+    "Turn",
+    "WeirClient",
+]

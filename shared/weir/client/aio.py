@@ -9,13 +9,13 @@ import grpc.aio
 
 from weir.client.messages import (
     Chunk,
-    GenerateOptions,
     ModelInfo,
     ProcessDescription,
     Turn,
     chat_request,
     generate_request,
 )
+from weir.core.options import GenerateOptions
 from weir.rpc.channel import make_channel
 from weir.rpc.errors import from_rpc_error
 from weir.wire.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc

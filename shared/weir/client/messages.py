@@ -4,11 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from weir.core.errors import FieldViolation, InvalidRequest
+from weir.core.logprobs import TokenLogprobs
+from weir.core.options import GenerateOptions
+from weir.rpc.sampling_pb import all_logprobs_from_pb, check_token_id, options_to_pb
 from weir.wire.v1 import admin_pb2, inference_pb2, types_pb2
-
-_MAX_UINT32 = 2**32 - 1
-_MAX_UINT64 = 2**64 - 1
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -17,51 +16,6 @@ _FINISH_REASONS: dict[int, FinishReason] = {
     types_pb2.FINISH_REASON_LENGTH: "length",
     types_pb2.FINISH_REASON_CANCELLED: "cancelled",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class GenerateOptions:
-    """None and empty mean the gateway's default; `weir.v1.RequestOptions` says what each is."""
-
-    model: str = ""
-    lane: str = ""
-    request_id: str = ""
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    seed: int | None = None
-    max_tokens: int | None = None
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    cache_salt: str = ""
-    skips_prefix_cache: bool = False
-
-    def to_pb(self) -> inference_pb2.RequestOptions:
-        """Raises InvalidRequest for numbers that the wire cannot carry; the gateway checks all others."""
-        _check_range("top_k", self.top_k, _MAX_UINT32)
-        _check_range("seed", self.seed, _MAX_UINT64)
-        _check_range("max_tokens", self.max_tokens, _MAX_UINT32)
-        for index, token_id in enumerate(self.stop_token_ids):
-            _check_range(f"stop_token_ids[{index}]", token_id, _MAX_UINT32)
-        sampling = types_pb2.SamplingParams(
-            temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, seed=self.seed
-        )
-        stop_conditions = inference_pb2.StopConditions(
-            max_tokens=self.max_tokens,
-            stop=self.stop,
-            stop_token_ids=self.stop_token_ids,
-            ignore_eos=self.ignore_eos,
-        )
-        return inference_pb2.RequestOptions(
-            request_id=self.request_id,
-            model=self.model,
-            lane=self.lane,
-            sampling=sampling,
-            stop_conditions=stop_conditions,
-            cache_salt=self.cache_salt,
-            skips_prefix_cache=self.skips_prefix_cache,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +28,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A few tokens of an answer. The last chunk has `finish_reason` and the counts."""
+    """A few tokens of an answer. The last chunk of a choice has `finish_reason`, the last of all the counts."""
 
     request_id: str
     first_index: int
@@ -85,6 +39,12 @@ class Chunk:
     num_output_tokens: int
     num_cached_tokens: int
     """Of the prompt, found in the prefix cache."""
+    choice: int = 0
+    """Which of the `n` answers this belongs to."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """Where they were asked for: one entry a token."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """Where they were asked for, in the first chunk of choice 0: one entry a token of the prompt but the first."""
 
     @classmethod
     def from_pb(cls, response: inference_pb2.GenerateResponse | inference_pb2.ChatResponse) -> "Chunk":
@@ -97,6 +57,9 @@ class Chunk:
             num_prompt_tokens=response.usage.num_prompt_tokens,
             num_output_tokens=response.usage.num_output_tokens,
             num_cached_tokens=response.usage.num_cached_tokens,
+            choice=response.choice,
+            logprobs=all_logprobs_from_pb(response.logprobs),
+            prompt_logprobs=all_logprobs_from_pb(response.prompt_logprobs),
         )
 
 
@@ -141,18 +104,13 @@ class ProcessDescription:
 def generate_request(prompt: str | Sequence[int], options: GenerateOptions) -> inference_pb2.GenerateRequest:
     """A text prompt, or ready token ids. Raises InvalidRequest for what the wire cannot carry."""
     if isinstance(prompt, str):
-        return inference_pb2.GenerateRequest(options=options.to_pb(), text=prompt)
+        return inference_pb2.GenerateRequest(options=options_to_pb(options), text=prompt)
     for index, token_id in enumerate(prompt):
-        _check_range(f"token_ids[{index}]", token_id, _MAX_UINT32)
-    return inference_pb2.GenerateRequest(options=options.to_pb(), token_ids=inference_pb2.TokenIds(ids=prompt))
+        check_token_id(f"token_ids[{index}]", token_id)
+    return inference_pb2.GenerateRequest(options=options_to_pb(options), token_ids=inference_pb2.TokenIds(ids=prompt))
 
 
 def chat_request(turns: Sequence[Turn], options: GenerateOptions) -> inference_pb2.ChatRequest:
     """The turns, oldest first."""
     messages = [inference_pb2.ChatMessage(role=turn.role, content=turn.content) for turn in turns]
-    return inference_pb2.ChatRequest(options=options.to_pb(), messages=messages)
-
-
-def _check_range(field: str, value: int | None, largest: int) -> None:
-    if value is not None and not 0 <= value <= largest:
-        raise InvalidRequest([FieldViolation(field, f"is {value}; must be from 0 to {largest}")])
+    return inference_pb2.ChatRequest(options=options_to_pb(options), messages=messages)

@@ -9,13 +9,13 @@ import grpc
 from weir.client.aio import DEFAULT_TIMEOUT_S
 from weir.client.messages import (
     Chunk,
-    GenerateOptions,
     ModelInfo,
     ProcessDescription,
     Turn,
     chat_request,
     generate_request,
 )
+from weir.core.options import GenerateOptions
 from weir.rpc.channel import MAX_MESSAGE_BYTES
 from weir.rpc.errors import from_rpc_error
 from weir.wire.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc

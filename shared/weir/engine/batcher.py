@@ -23,6 +23,7 @@ from weir.engine.messages import (
     FailureReason,
     PageLot,
     PagesWanted,
+    PromptScored,
     SequenceEnded,
     SequenceForgotten,
     SequenceKey,
@@ -30,6 +31,7 @@ from weir.engine.messages import (
 )
 from weir.engine.pages import PageNeed, PagePool
 from weir.engine.plan import ChunkPlan, StepPlan, StepResult, SwapPlan
+from weir.engine.result_check import check_result
 from weir.engine.sequence import Sequence, Stage
 from weir.kv.geometry import num_pages_for
 
@@ -46,10 +48,6 @@ class BatchLimits:
     vocab_size: int
     max_stall_s: float = 5.0
     """A sequence that waits longer than this for a page or slot fails."""
-
-
-class StepDefect(Exception):
-    """What the runner returned is not what the plan asked for."""
 
 
 class Batcher(ABC):
@@ -131,7 +129,7 @@ class Batcher(ABC):
 
     def record(self, plan: StepPlan, result: StepResult) -> None:
         """Takes in what a step computed. Raises StepDefect, having changed nothing, if the result does not fit."""
-        self._check_result(plan, result)
+        check_result(plan, result, self.limits.vocab_size)
         before = (self.counters.prompt_tokens_computed, self.counters.output_tokens_computed)
         self._record_swap(result)
         for chunk in plan.chunks:
@@ -235,24 +233,19 @@ class Batcher(ABC):
         computed = sequence.token_ids[: sequence.num_computed]
         self.pool.put_back(sequence.slot, sequence.block_table, computed, sequence.prefix_seed)
 
-    def _check_result(self, plan: StepPlan, result: StepResult) -> None:
-        for chunk in plan.chunks:
-            if chunk.sample is None:
-                continue
-            token_id = result.token_ids.get(chunk.slot)
-            if token_id is None or not 0 <= token_id < self.limits.vocab_size:
-                raise StepDefect(f"slot {chunk.slot}: drew {token_id}, the vocabulary has {self.limits.vocab_size}")
-
     def _record_chunk(self, sequence: Sequence, chunk: ChunkPlan, result: StepResult) -> None:
         token_id = result.token_ids[chunk.slot] if chunk.sample is not None else None
-        sequence.record_chunk(chunk.end, token_id)
+        logprobs = result.logprobs.get(chunk.slot)
+        sequence.record_chunk(chunk.end, token_id, logprobs)
         self.counters.count_chunk(chunk.start, chunk.end, sequence.num_prompt_tokens, sequence.num_computed_before)
         if sequence.num_computed_before <= chunk.start < sequence.num_prompt_tokens:
             self._events.append(ChunkComputed(sequence.key, chunk.start, len(chunk.token_ids), chunk.block_table))
+        if chunk.score is not None:
+            self._events.append(PromptScored(sequence.key, chunk.start + 1, result.prompt_logprobs[chunk.slot]))
         if token_id is None:
             return
         self.counters.tokens_generated += 1
-        self._events.append(TokenDrawn(sequence.key, sequence.num_output_tokens - 1, token_id))
+        self._events.append(TokenDrawn(sequence.key, sequence.num_output_tokens - 1, token_id, logprobs))
         reason = sequence.end_reason(self.limits.max_context_tokens)
         if reason is None:
             self._go_on(sequence)

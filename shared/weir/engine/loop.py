@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from weir.core.clock import Clock
-from weir.engine.batcher import Batcher, StepDefect
+from weir.engine.batcher import Batcher
 from weir.engine.messages import (
     Add,
     Cancel,
@@ -29,6 +29,7 @@ from weir.engine.messages import (
     StepTiming,
 )
 from weir.engine.plan import ModelRunner, StepPlan
+from weir.engine.result_check import StepDefect
 
 _log = logging.getLogger(__name__)
 

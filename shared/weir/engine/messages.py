@@ -6,6 +6,7 @@ from enum import Enum
 from typing import NamedTuple, Protocol
 
 from weir.core.attempt import Attempt
+from weir.core.logprobs import TokenLogprobs
 from weir.kv.record import SequenceFacts
 
 
@@ -83,6 +84,8 @@ class SequenceLog(Protocol):
 
     def append_token(self, token_id: int) -> None: ...
 
+    def keep_logprobs(self, output_index: int, logprobs: TokenLogprobs) -> None: ...
+
     def publish(self, num_computed_tokens: int) -> None: ...
 
     def drop_pages(self, num_kept: int) -> None: ...
@@ -101,6 +104,8 @@ class Arrival:
     slot: int | None = None
     log: SequenceLog | None = None
     output_token_ids: tuple[int, ...] = ()
+    output_logprobs: tuple[TokenLogprobs, ...] = ()
+    """One entry an output token, where the request asks for them."""
     block_table: tuple[int, ...] = ()
     """Of a prompt: the pages of its cached prefix, which others read too."""
     num_computed_tokens: int = 0
@@ -172,6 +177,16 @@ class TokenDrawn:
     key: SequenceKey
     index: int
     token_id: int
+    logprobs: TokenLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScored:
+    """How likely the prompt's tokens from number `first_index` on are; 0 has no place, so it begins with 1."""
+
+    key: SequenceKey
+    first_index: int
+    logprobs: tuple[TokenLogprobs, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +224,7 @@ class SequenceForgotten:
     key: SequenceKey
 
 
-Event = ChunkComputed | TokenDrawn | HandOffReady | TakenOver | SequenceEnded | SequenceForgotten
+Event = ChunkComputed | PromptScored | TokenDrawn | HandOffReady | TakenOver | SequenceEnded | SequenceForgotten
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import Enum
 
+from weir.core.logprobs import TokenLogprobs
 from weir.engine.history import GrowingHistory
 from weir.engine.messages import Arrival, EndReason, SequenceKey, SequenceLog
 from weir.engine.plan import ChunkPlan, SampleSpec, ScoreSpec
@@ -199,10 +200,12 @@ class Sequence:
             return None
         return ScoreSpec(tuple(self.token_ids[self.num_computed + 1 : min(end + 1, num_prompt_tokens)]), num_top)
 
-    def record_chunk(self, end: int, token_id: int | None) -> None:
+    def record_chunk(self, end: int, token_id: int | None, logprobs: TokenLogprobs | None = None) -> None:
         """Positions up to `end` are computed, and `token_id` was drawn after them. Published when this returns."""
         assert self.log is not None, "only a placed sequence can be computed"
         if token_id is not None:
+            if logprobs is not None:
+                self.log.keep_logprobs(self.num_output_tokens, logprobs)
             self.log.append_token(token_id)
             self.token_ids.append(token_id)
             if self.history is not None:

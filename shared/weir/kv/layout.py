@@ -19,7 +19,7 @@ import numpy as np
 
 from weir.kv.geometry import ArenaGeometry
 
-LAYOUT_VERSION = 3
+LAYOUT_VERSION = 4
 MAX_LEASES = 256
 MAX_DIGEST_BYTES = 128
 
@@ -63,6 +63,8 @@ RECORD_HEADER_BYTES = 128
 """One of the two header slots of a sequence record."""
 RECORD_FACTS_BYTES = 4608
 """The facts of a sequence record; `weir.kv.record_format.MAX_FACTS_BYTES` of them are used at most."""
+RECORD_LOGPROBS_BYTES = 2048
+"""Log-probabilities of a sequence's newest tokens; what `weir.kv.record_logprobs` needs of it."""
 
 _MAGIC = b"WEIRARNA"
 _ALIGNMENT_BYTES = 4096
@@ -107,6 +109,7 @@ def layout_of(geometry: ArenaGeometry) -> SegmentLayout:
     record_bytes = _aligned(
         2 * RECORD_HEADER_BYTES
         + RECORD_FACTS_BYTES
+        + RECORD_LOGPROBS_BYTES
         + 4 * (geometry.max_context_tokens + geometry.max_pages_per_sequence)
     )
     counters = _ALIGNMENT_BYTES

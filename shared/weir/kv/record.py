@@ -3,6 +3,7 @@
     0                    header slot 0   CRC | lengths, attempt, random position, CRC of the facts
     RECORD_HEADER_BYTES  header slot 1   the same
                          facts           MAX_FACTS_BYTES bytes           fixed at `begin`
+                         logprobs        RECORD_LOGPROBS_BYTES bytes     of the newest output tokens
                          token log       int32[max_context_tokens]       prompt, then output; append-only
                          block table     int32[max_pages_per_sequence]   append-only once published (see `drop_pages`)
 
@@ -19,8 +20,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from weir.core.attempt import Attempt
+from weir.core.logprobs import TokenLogprobs
 from weir.kv.geometry import PAGE_TOKENS, ArenaGeometry
-from weir.kv.layout import RECORD_FACTS_BYTES, RECORD_HEADER_BYTES
+from weir.kv.layout import RECORD_FACTS_BYTES, RECORD_HEADER_BYTES, RECORD_LOGPROBS_BYTES
 from weir.kv.record_format import (
     PACKED_HEADER_BYTES,
     RecordHeader,
@@ -33,6 +35,7 @@ from weir.kv.record_format import (
     try_unpack_header,
     unpack_facts,
 )
+from weir.kv.record_logprobs import LogprobRing
 
 __all__ = ["RecordSummary", "SequenceFacts", "SequenceRecord", "SequenceSnapshot"]
 
@@ -62,10 +65,12 @@ class SequenceRecord:
         self._max_pages = geometry.max_pages_per_sequence
         self._num_arena_pages = geometry.num_pages
         facts_start = 2 * RECORD_HEADER_BYTES
-        log_start = facts_start + RECORD_FACTS_BYTES
+        logprobs_start = facts_start + RECORD_FACTS_BYTES
+        log_start = logprobs_start + RECORD_LOGPROBS_BYTES
         table_start = log_start + 4 * self._max_tokens
         self._headers = memory[:facts_start]
-        self._facts = memory[facts_start:log_start]
+        self._facts = memory[facts_start:logprobs_start]
+        self._logprobs = LogprobRing(memory[logprobs_start:log_start])
         self._token_log = memory[log_start:table_start].cast("i")
         self._block_table = memory[table_start : table_start + 4 * self._max_pages].cast("i")
         self._writer: _Writer | None = None
@@ -78,6 +83,8 @@ class SequenceRecord:
             raise ValueError(f"prompt_token_ids: {num_prompt_tokens} ids, allowed are 1 to {self._max_tokens}")
         self.clear()
         self._facts[: len(facts_bytes)] = facts_bytes
+        if facts.sampling.logprobs is not None:
+            self._logprobs.clear()
         self._token_log[:num_prompt_tokens] = memoryview(array("i", facts.prompt_token_ids))
         self._writer = _Writer(
             sequence=0,
@@ -97,6 +104,10 @@ class SequenceRecord:
             raise ValueError(f"token log is full: {self._max_tokens} tokens; the sequence must end before")
         self._token_log[writer.num_tokens] = token_id
         writer.num_tokens += 1
+
+    def keep_logprobs(self, output_index: int, logprobs: TokenLogprobs) -> None:
+        """Of the output token that is appended next; the newest MAX_KEPT are read again."""
+        self._logprobs.keep(output_index, logprobs)
 
     def set_block_table(self, page_ids: Sequence[int]) -> None:
         """Sets the whole block table. Raises ValueError if that would change what is published, or does not fit."""
@@ -164,9 +175,12 @@ class SequenceRecord:
         if self._writer is None:
             self._writer = _writer_after(header)
         token_ids = tuple(self._token_log[: header.num_tokens].tolist())
+        facts = unpack_facts(header, token_ids[: header.num_prompt_tokens])
+        output_token_ids = token_ids[header.num_prompt_tokens :]
         return SequenceSnapshot(
-            facts=unpack_facts(header, token_ids[: header.num_prompt_tokens]),
-            output_token_ids=token_ids[header.num_prompt_tokens :],
+            facts=facts,
+            output_token_ids=output_token_ids,
+            output_logprobs=() if facts.sampling.logprobs is None else self._logprobs.read(output_token_ids),
             block_table=tuple(self._block_table[: header.num_pages].tolist()),
             num_computed_tokens=header.num_computed_tokens,
             rng_position=header.rng_position,

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weir.core.attempt import Attempt
+from weir.core.logprobs import TokenLogprobs
 from weir.core.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, SamplingParams, StopRules
 from weir.kv.prefix import HASH_BYTES
 
@@ -50,6 +51,8 @@ class SequenceSnapshot:
 
     facts: SequenceFacts
     output_token_ids: tuple[int, ...]
+    output_logprobs: tuple[TokenLogprobs, ...]
+    """One entry an output token, where the request asks for them."""
     block_table: tuple[int, ...]
     num_computed_tokens: int
     rng_position: int

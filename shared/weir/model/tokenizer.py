@@ -99,9 +99,10 @@ class Tokenizer:
     def spell(self, token_ids: Iterable[int], skip_special: bool) -> bytes:
         """The bytes of the tokens, one after the other."""
         special = self._special_ids if skip_special else frozenset()
-        return b"".join(self._token_bytes(token_id) for token_id in token_ids if token_id not in special)
+        return b"".join(self.token_bytes(token_id) for token_id in token_ids if token_id not in special)
 
-    def _token_bytes(self, token_id: int) -> bytes:
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token spells, special ones too; a token can be a part of a character."""
         spelled = self._bytes_of.get(token_id)
         if spelled is None:
             token = self._backend.id_to_token(token_id)

@@ -3,18 +3,18 @@
 A message that no sane gateway sends ends its stream (InvalidRequest); a prompt that cannot be served is refused alone.
 """
 
-import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from weir.core.attempt import Attempt
 from weir.core.errors import FieldViolation, InvalidRequest
-from weir.core.sampling import MAX_STOP_TOKEN_IDS, SamplingParams, StopRules
+from weir.core.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, StopRules
 from weir.engine.messages import EndReason, FailureReason, SequenceKey
 from weir.kv.geometry import num_pages_for
 from weir.kv.prefix import prefix_seed
 from weir.kv.record import SequenceFacts
+from weir.rpc.sampling_pb import logprobs_to_pb, sampling_from_pb, sampling_problems
 from weir.wire.v1 import types_pb2, worker_pb2
 from weir.worker.delivery import Update
 from weir.worker.streams import Frame
@@ -22,7 +22,6 @@ from weir.worker.streams import Frame
 _REQUEST_ID = re.compile(r"[0-9a-f]{32}")
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
-_MAX_TEMPERATURE = 2.0
 
 _REASONS = {
     None: types_pb2.FINISH_REASON_UNSPECIFIED,
@@ -82,20 +81,22 @@ def start_from_pb(start: worker_pb2.Start, gateway_id: str, limits: ModelLimits)
     violations = [FieldViolation(f"start.{field}", problem) for field, problem in _problems(start, limits)]
     if violations:
         raise InvalidRequest(violations)
-    sampling = start.sampling
-    top_k = min(sampling.top_k, limits.vocab_size)  # more keeps every token too
+    sampling = sampling_from_pb(start.sampling)
+    # Positions that are found in the cache have no logits.
+    is_cacheable = not start.skips_prefix_cache and sampling.prompt_logprobs is None
     facts = SequenceFacts(
         request_id=start.request_id,
         attempt=Attempt(start.attempt.dispatch, start.attempt.adoption),
         gateway_id=gateway_id,
         prompt_token_ids=tuple(start.prompt_token_ids),
-        sampling=SamplingParams(sampling.temperature, top_k, sampling.top_p, sampling.seed),
-        stop=StopRules(start.max_tokens, tuple(start.stop_token_ids)),
+        # a greater top_k keeps every token too
+        sampling=replace(sampling, top_k=min(sampling.top_k, limits.vocab_size)),
+        stop=StopRules(start.max_tokens, tuple(start.stop_token_ids), start.min_tokens),
         num_booked_pages=start.num_booked_pages,
         # A trace that cannot be joined is no reason to refuse a prompt.
         traceparent=start.traceparent if _TRACEPARENT.fullmatch(start.traceparent) else "",
         lane_priority=start.lane_priority,
-        prefix_seed=b"" if start.skips_prefix_cache else prefix_seed(limits.model_digest, salt=start.cache_salt),
+        prefix_seed=prefix_seed(limits.model_digest, salt=start.cache_salt) if is_cacheable else b"",
     )
     return StartOrder(facts, start.decode_worker_id)
 
@@ -112,6 +113,9 @@ def _update_to_pb(update: Update) -> worker_pb2.SequenceUpdate:
         first_index=update.first_index,
         token_ids=update.token_ids,
         num_cached_tokens=update.num_cached_tokens,
+        logprobs=map(logprobs_to_pb, update.logprobs),
+        prompt_logprobs=map(logprobs_to_pb, update.prompt_logprobs),
+        first_prompt_index=update.first_prompt_index,
     )
     if update.ending is not None:
         message.handed_off = update.ending.is_handed_off
@@ -128,26 +132,18 @@ def _problems(start: worker_pb2.Start, limits: ModelLimits) -> list[tuple[str, s
     checks = [
         _range_problem("prompt_token_ids", "tokens", num_prompt_tokens, 1, limits.max_context_tokens - 1),
         _range_problem("max_tokens", "", start.max_tokens, 1, limits.max_context_tokens),
+        _range_problem("min_tokens", "", start.min_tokens, 0, limits.max_context_tokens),
         _range_problem("stop_token_ids", "ids", len(start.stop_token_ids), 0, MAX_STOP_TOKEN_IDS),
         _range_problem("num_booked_pages", "", start.num_booked_pages, num_pages_for(num_prompt_tokens), 2**31 - 1),
         _id_problem("prompt_token_ids", start.prompt_token_ids, limits.vocab_size),
         _id_problem("stop_token_ids", start.stop_token_ids, limits.vocab_size),
+        _range_problem("sampling.logit_bias", "ids", len(start.sampling.logit_bias), 0, MAX_LOGIT_BIAS),
+        _id_problem("sampling.logit_bias", tuple(start.sampling.logit_bias), limits.vocab_size),
     ]
     if not _NAME.fullmatch(start.decode_worker_id):
         checks.append(("decode_worker_id", "must be 1 to 64 characters of A-Z a-z 0-9 _ -"))
-    return [check for check in checks if check is not None] + _sampling_problems(start.sampling)
-
-
-def _sampling_problems(sampling: types_pb2.SamplingParams) -> list[tuple[str, str]]:
-    absent = [name for name in ("temperature", "top_k", "top_p", "seed") if not sampling.HasField(name)]
-    if absent:
-        return [(f"sampling.{name}", "must be given") for name in absent]
-    problems = []
-    if not (math.isfinite(sampling.temperature) and 0 <= sampling.temperature <= _MAX_TEMPERATURE):
-        problems.append(("sampling.temperature", f"{sampling.temperature} is not in [0, {_MAX_TEMPERATURE:g}]"))
-    if not (math.isfinite(sampling.top_p) and 0 < sampling.top_p <= 1):
-        problems.append(("sampling.top_p", f"{sampling.top_p} is not in (0, 1]"))
-    return problems
+    sampling = [(f"sampling.{name}", problem) for name, problem in sampling_problems(start.sampling)]
+    return [check for check in checks if check is not None] + sampling
 
 
 def _range_problem(field: str, unit: str, value: int, low: int, high: int) -> tuple[str, str] | None:

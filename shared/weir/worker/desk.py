@@ -22,6 +22,7 @@ from weir.engine.messages import (
     Event,
     Failure,
     FailureReason,
+    PromptScored,
     SequenceEnded,
     SequenceForgotten,
     SequenceKey,
@@ -149,7 +150,13 @@ class Desk:
             next_index = None
         elif next_index is None:
             next_index = 0
-        delivery = Delivery(key, facts.gateway_id, list(arrival.output_token_ids), next_index)
+        delivery = Delivery(
+            key,
+            facts.gateway_id,
+            token_ids=list(arrival.output_token_ids),
+            next_index=next_index,
+            logprobs=list(arrival.output_logprobs),
+        )
         self._ledger.open(delivery)
         if stream is not None:
             stream.mark(delivery, step=0)
@@ -166,8 +173,10 @@ class Desk:
             case ChunkComputed(_, start):
                 delivery.add_chunk(start)
                 return
-            case TokenDrawn(_, index, token_id):
-                delivery.add_token(index, token_id)
+            case PromptScored(_, first_index, prompt_logprobs):
+                delivery.add_prompt_logprobs(first_index, prompt_logprobs)
+            case TokenDrawn(_, index, token_id, logprobs):
+                delivery.add_token(index, token_id, logprobs)
             case SequenceEnded(_, reason, failure):
                 self._ledger.end(delivery, Ending(reason, failure))
             case SequenceForgotten():

@@ -26,6 +26,7 @@ def read_arrival(segment: Segment, handed_off: HandedOff) -> Arrival:
         slot=handed_off.slot,
         log=record,
         output_token_ids=snapshot.output_token_ids,
+        output_logprobs=snapshot.output_logprobs,
         block_table=snapshot.block_table,
         num_computed_tokens=snapshot.num_computed_tokens,
     )

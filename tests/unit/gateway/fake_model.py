@@ -37,6 +37,9 @@ class ByteTokenizer:
     def detokenizer(self) -> ByteDetokenizer:
         return ByteDetokenizer()
 
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes([token_id]) if token_id < EOS else b"<end>"
+
 
 class LineTemplate:
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:

@@ -37,6 +37,8 @@ class FakeScheduler:
     is_silent: bool = False
     epoch: int = 5
     refusal: SubmitReply | None = None
+    num_accepted: int = 0
+    """Submits that are taken before `refusal` is said."""
     refused_ids: tuple[str, ...] = ()
     submits: list[Submit] = field(default_factory=list)
     cancels: list[Cancel] = field(default_factory=list)
@@ -80,7 +82,7 @@ class FakeScheduler:
         self.submits.append(submit)
         if self.is_silent:
             return None
-        if self.refusal is not None:
+        if self.refusal is not None and len(self.submits) > self.num_accepted:
             return self.refusal
         if self.grants_at_once:
             task = asyncio.create_task(self._grant_quietly(submit))

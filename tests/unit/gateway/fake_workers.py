@@ -110,6 +110,8 @@ def update(
     finish: Finish = GOING_ON,
     handed_off: bool = False,
     dispatch: int = 1,
+    logprobs: Sequence[types_pb2.TokenLogprobs] = (),
+    prompt_logprobs: Sequence[types_pb2.TokenLogprobs] = (),
 ) -> worker_pb2.SequenceUpdate:
     return worker_pb2.SequenceUpdate(
         request_id=request_id,
@@ -118,6 +120,21 @@ def update(
         token_ids=token_ids,
         finish_reason=finish,
         handed_off=handed_off,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        first_prompt_index=1,
+    )
+
+
+def told_of(token_id: int, num_top: int) -> types_pb2.TokenLogprobs:
+    """What a worker says of a token: of id i the logarithm -i / 64, and that smaller ids are likelier."""
+    top = list(range(num_top))
+    return types_pb2.TokenLogprobs(
+        token_id=token_id,
+        logprob=-token_id / 64,
+        rank=token_id + 1,
+        top_token_ids=top,
+        top_logprobs=[-other / 64 for other in top],
     )
 
 
@@ -140,6 +157,8 @@ class FakePair:
     decode: FakeWorker
     answer: list[int] = field(default_factory=lambda: list(b"hello world"))
     stops_after: int | None = None
+    answer_to: Callable[[worker_pb2.Start], list[int]] | None = None
+    """Instead of `answer`, where answers differ."""
     starts: dict[str, worker_pb2.Start] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -147,7 +166,8 @@ class FakePair:
         self.decode.on_command = self._on_decode_command
 
     def tokens(self, start: worker_pb2.Start) -> tuple[list[int], Finish]:
-        tokens = self.answer[: start.max_tokens]
+        answer = self.answer if self.answer_to is None else self.answer_to(start)
+        tokens = answer[: start.max_tokens]
         return tokens, LENGTH if len(tokens) == start.max_tokens else STOP
 
     def _on_prefill_command(self, command: worker_pb2.ServeRequest) -> None:
@@ -158,10 +178,15 @@ class FakePair:
         if self.stops_after == 0:
             return
         tokens, finish = self.tokens(start)
+        if start.sampling.HasField("prompt_logprobs"):
+            told = [told_of(token_id, start.sampling.prompt_logprobs) for token_id in start.prompt_token_ids[1:]]
+            self.prefill.send(update(start.request_id, 0, prompt_logprobs=told))
+        first = update(start.request_id, 0, tokens[:1], logprobs=_told(start, tokens[:1]))
         if len(tokens) == 1:
-            self.prefill.send(update(start.request_id, 0, tokens, finish=finish))
+            first.finish_reason = finish
+            self.prefill.send(first)
             return
-        self.prefill.send(update(start.request_id, 0, tokens[:1]))
+        self.prefill.send(first)
         self.prefill.send(update(start.request_id, 1, handed_off=True))
         self._decode_from(start, 1)
 
@@ -171,10 +196,16 @@ class FakePair:
             if self.stops_after is not None and index >= self.stops_after:
                 return
             is_last = index == len(tokens) - 1
-            self.decode.send(
-                update(start.request_id, index, tokens[index : index + 1], finish=finish if is_last else GOING_ON)
-            )
+            new = tokens[index : index + 1]
+            ending = finish if is_last else GOING_ON
+            self.decode.send(update(start.request_id, index, new, finish=ending, logprobs=_told(start, new)))
 
     def _on_decode_command(self, command: worker_pb2.ServeRequest) -> None:
         if command.HasField("resume") and command.resume.next_index > 0:
             self._decode_from(self.starts[command.resume.request_id], command.resume.next_index)
+
+
+def _told(start: worker_pb2.Start, token_ids: Sequence[int]) -> list[types_pb2.TokenLogprobs]:
+    if not start.sampling.HasField("logprobs"):
+        return []
+    return [told_of(token_id, start.sampling.logprobs) for token_id in token_ids]

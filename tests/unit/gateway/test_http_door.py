@@ -41,15 +41,27 @@ async def test_a_completion_of_a_text(world: World, client: openai.AsyncOpenAI) 
 
 
 async def test_a_completion_of_token_ids_with_every_parameter(world: World, client: openai.AsyncOpenAI) -> None:
-    extra = {"top_k": 3, "ignore_eos": True, "stop_token_ids": [7], "lane": "batch"}
+    extra = {"top_k": 3, "min_p": 0.5, "ignore_eos": True, "stop_token_ids": [7], "lane": "batch"}
     await client.completions.create(
-        model="bytes", prompt=[1, 2, 3], max_tokens=5, temperature=0.5, top_p=0.25, seed=11, extra_body=extra
+        model="bytes",
+        prompt=[1, 2, 3],
+        max_tokens=5,
+        temperature=0.5,
+        top_p=0.25,
+        seed=11,
+        presence_penalty=0.5,
+        frequency_penalty=-0.25,
+        logit_bias={"9": -100, "4": 2.5},  # type: ignore[dict-item]  # numbers of any kind are served
+        extra_body=extra | {"repetition_penalty": 1.5, "min_tokens": 2},
     )
     [start] = world.prefill.named("start")
     assert list(start.prompt_token_ids) == [1, 2, 3]
     sampling = start.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed) == (0.5, 0.25, 3, 11)
-    assert list(start.stop_token_ids) == [7]
+    assert (sampling.min_p, sampling.repetition_penalty) == (0.5, 1.5)
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.5, -0.25)
+    assert dict(sampling.logit_bias) == {4: 2.5, 9: -100.0}
+    assert (list(start.stop_token_ids), start.min_tokens) == ([7], 2)
     assert world.scheduler.submits[0].lane == "batch"
 
 
@@ -165,19 +177,34 @@ async def test_an_error_of_a_whole_answer_is_a_status_with_a_hint(world: World, 
         ({"max_tokens": 1.5}, "max_tokens"),
         ({"max_tokens": 10**30}, "max_tokens"),
         ({"seed": -1}, "seed"),
-        ({"n": 2}, "n"),
+        ({"n": 17}, "n"),
+        ({"n": 0}, "n"),
+        ({"min_p": 1.5}, "min_p"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"presence_penalty": 2.5}, "presence_penalty"),
+        ({"frequency_penalty": -2.5}, "frequency_penalty"),
+        ({"min_tokens": -1}, "min_tokens"),
+        ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
+        ({"stop_token_ids": [1] * 33}, "stop_token_ids"),
         ({"stop": [1]}, "stop"),
         ({"stop": [""]}, "stop[0]"),
         ({"lane": "a/b"}, "lane"),
         ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
-        ({"logprobs": 0}, "logprobs"),
+        ({"logprobs": 21}, "logprobs"),
         ({"logprobs": True}, "logprobs"),
-        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        ({"logit_bias": {"five": 1}}, "logit_bias"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias"),
+        ({"logit_bias": {"5": 101}}, "logit_bias[5]"),
+        ({"logit_bias": {"257": 1}}, "logit_bias[257]"),
+        ({"logit_bias": [5]}, "logit_bias"),
         ({"tools": [{}]}, "tools"),
-        ({"presence_penalty": 0.5}, "presence_penalty"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"best_of": 3}, "best_of"),
         ({"echo": True}, "echo"),
+        ({"suffix": "and"}, "suffix"),
         ({"temprature": 0}, "temprature"),
     ],
     ids=lambda value: str(value)[:40],

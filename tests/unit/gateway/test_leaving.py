@@ -14,6 +14,7 @@ from tests.unit.gateway.phases import PHASES, assert_everybody_was_told, hold_in
 from tests.unit.gateway.world import World, open_world
 
 from weir.core.errors import DeadlineExceeded
+from weir.core.options import GenerateOptions
 from weir.testing.load import greedy_request, stream
 from weir.wire.v1 import inference_pb2_grpc
 from weir_gateway.draft import GRPC_NAMES, Operation, RequestDraft, Text
@@ -67,10 +68,10 @@ async def test_an_http_client_that_leaves_frees_everything(world: World, phase: 
 @pytest.mark.parametrize("phase", PHASES)
 async def test_a_deadline_holds_without_a_door_that_enforces_it(world: World, phase: str) -> None:
     is_there = hold_in(world, phase)
-    draft = RequestDraft(Operation.TEXT_COMPLETION, Text("x"), GRPC_NAMES, max_tokens=9)
+    draft = RequestDraft(Operation.TEXT_COMPLETION, Text("x"), GRPC_NAMES, GenerateOptions(max_tokens=9))
     with await world.gateway.intake.open(draft, Context(), 0.3) as opened:
         await world.until(is_there, f"the request is {phase}")
-        ending = await asyncio.wait_for(opened.call.ended, 5)
+        ending = await asyncio.wait_for(opened.choices.ended, 5)
     assert isinstance(ending.error, DeadlineExceeded)
     await assert_everybody_was_told(world, phase)
 

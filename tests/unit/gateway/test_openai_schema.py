@@ -58,4 +58,4 @@ def test_random_fields_are_refused_or_read(body: dict[str, Any]) -> None:
 
 def test_a_sound_body_is_read() -> None:
     [draft], _ = read(b'{"prompt": [1, 2], "stop": "x", "stream": true}')
-    assert (draft.stop, draft.is_stream, draft.correlation_id) == (("x",), True, "id")
+    assert (draft.options.stop, draft.is_stream, draft.correlation_id) == (("x",), True, "id")

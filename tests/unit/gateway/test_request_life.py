@@ -12,10 +12,12 @@ from weir.bus.messages import Placement
 from weir.core.clock import ManualClock
 from weir.core.errors import Unavailable, WeirError
 from weir.core.life import IllegalTransition, LifeEvent, Phase
+from weir.core.options import GenerateOptions
 from weir.wire.v1 import types_pb2, worker_pb2
 from weir_gateway.call import Call
+from weir_gateway.choices import Choices
 from weir_gateway.draft import GRPC_NAMES, Operation, RequestDraft, Text
-from weir_gateway.output import Output
+from weir_gateway.output import Output, Wishes
 from weir_gateway.request import Ending, Request, RequestIds
 from weir_gateway.stops import StopMatcher
 from weir_gateway.tokens import TokenOrder
@@ -27,33 +29,32 @@ PLACEMENT = Placement(1, "p", "p:1", "d", "d:1", 4)
 
 
 def make_request(events: list[LifeEvent], clock: ManualClock, *, deadline_at_s: float | None = None) -> Request:
-    draft = RequestDraft(Operation.TEXT_COMPLETION, Text("x"), GRPC_NAMES, max_tokens=len(ANSWER))
+    draft = RequestDraft(Operation.TEXT_COMPLETION, Text("x"), GRPC_NAMES, GenerateOptions(max_tokens=len(ANSWER)))
     checked = check_prompt(draft, byte_model(), Limits(), [1, 2, 3])
     return Request(RequestIds(REQUEST_ID, "mine", "g"), checked, deadline_at_s, clock, events.append)
 
 
 def make_call(events: list[LifeEvent], clock: ManualClock) -> Call:
     request = make_request(events, clock)
-    output = Output(TokenOrder(request.attempt, len(ANSWER)), ByteDetokenizer(), StopMatcher(()))
-    return Call(request, output, clock, "")
+    output = Output(TokenOrder(request.attempt, len(ANSWER)), ByteDetokenizer(), StopMatcher(()), Wishes())
+    return Call(request, output, clock, "", asyncio.Event())
 
 
 async def read_all(call: Call) -> str:
-    text = ""
-    while True:
-        delivery = await call.next_piece()
-        text += delivery.piece.text
-        if delivery.finish_reason is not None:
-            return text
+    text, error = await read_until_end(call)
+    assert error is None
+    return text
 
 
 async def read_until_end(call: Call) -> tuple[str, WeirError | None]:
+    choices = Choices([call], call.news)
     text = ""
     try:
         while True:
-            delivery = await call.next_piece()
+            delivery = await choices.next_piece()
             text += delivery.piece.text
-            if delivery.finish_reason is not None:
+            assert delivery.is_last == (delivery.finish_reason is not None)
+            if delivery.is_last:
                 return text, None
     except WeirError as error:
         return text, error

@@ -39,6 +39,8 @@ async def test_a_request_has_a_server_span_with_genai_attributes(world: World) -
         "gen_ai.request.temperature": 0.0,
         "gen_ai.request.top_p": 1.0,
         "gen_ai.request.top_k": 0,
+        "gen_ai.request.presence_penalty": 0.0,
+        "gen_ai.request.frequency_penalty": 0.0,
         "gen_ai.request.stop_sequences": ("zzz",),
         "gen_ai.response.model": "bytes",
         "gen_ai.response.finish_reasons": ("length",),

@@ -22,6 +22,7 @@ from weir.kv.messages import HandedOff
 from weir.kv.segment import Segment
 from weir.rpc.arena_memory import MemoryArena, MemoryArenaClient
 from weir.rpc.channel import make_channel
+from weir.rpc.sampling_pb import sampling_to_pb
 from weir.rpc.server import ErrorGuard, make_server
 from weir.runtime.service import ServiceContext
 from weir.testing.runner import HashRunner, reference_tokens
@@ -150,7 +151,7 @@ def start_command(decode_worker_id: str, **changes: Any) -> worker_pb2.Start:
         "request_id": uuid4().hex,
         "attempt": types_pb2.Attempt(dispatch=1),
         "prompt_token_ids": range(40),
-        "sampling": types_pb2.SamplingParams(temperature=0, top_k=0, top_p=1, seed=1),
+        "sampling": sampling_to_pb(SamplingParams(temperature=0.0, seed=1)),
         "max_tokens": 12,
         "decode_worker_id": decode_worker_id,
         "num_booked_pages": 25,

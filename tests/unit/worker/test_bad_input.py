@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -25,8 +26,10 @@ from tests.unit.worker.rig import (
 )
 
 from weir.core.errors import InvalidRequest
+from weir.core.sampling import SamplingParams
 from weir.rpc.channel import make_channel
 from weir.rpc.errors import from_rpc_error
+from weir.rpc.sampling_pb import sampling_problems, sampling_to_pb
 from weir.wire.v1 import types_pb2, worker_pb2
 from weir.worker.convert import ModelLimits, gateway_id_from_pb, key_from_pb, start_from_pb
 
@@ -107,6 +110,12 @@ async def test_bytes_that_are_no_message_end_the_stream(rig: Rig) -> None:
         assert [violation.field for violation in error.violations] == ["request"]
 
 
+def sampling(**changes: Any) -> types_pb2.SamplingParams:
+    message = sampling_to_pb(SamplingParams(seed=1))
+    message.MergeFrom(types_pb2.SamplingParams(**changes))
+    return message
+
+
 BAD_STARTS: list[tuple[dict[str, Any], str]] = [
     ({"prompt_token_ids": []}, "start.prompt_token_ids: 0 tokens: allowed are 1 to 399"),
     ({"prompt_token_ids": [1] * 400}, "start.prompt_token_ids: 400 tokens"),
@@ -118,12 +127,19 @@ BAD_STARTS: list[tuple[dict[str, Any], str]] = [
     ({"stop_token_ids": [1] * 65}, "start.stop_token_ids: 65 ids"),
     ({"num_booked_pages": 2}, "start.num_booked_pages: 2: allowed are 3"),
     ({"decode_worker_id": ""}, "start.decode_worker_id"),
+    ({"min_tokens": 401}, "start.min_tokens: 401: allowed are 0 to 400"),
     ({"sampling": types_pb2.SamplingParams(temperature=1)}, "start.sampling.seed: must be given"),
-    (
-        {"sampling": types_pb2.SamplingParams(temperature=float("nan"), top_k=0, top_p=1, seed=1)},
-        "start.sampling.temperature: nan",
-    ),
-    ({"sampling": types_pb2.SamplingParams(temperature=-1, top_k=0, top_p=0, seed=1)}, "start.sampling.top_p: 0.0"),
+    ({"sampling": sampling(temperature=math.nan)}, "start.sampling.temperature: is nan"),
+    ({"sampling": sampling(temperature=-1, top_p=0)}, "start.sampling.top_p: is 0.0"),
+    ({"sampling": sampling(min_p=1.5)}, "start.sampling.min_p: is 1.5"),
+    ({"sampling": sampling(repetition_penalty=0)}, "start.sampling.repetition_penalty: is 0.0"),
+    ({"sampling": sampling(presence_penalty=3)}, "start.sampling.presence_penalty: is 3.0"),
+    ({"sampling": sampling(frequency_penalty=math.inf)}, "start.sampling.frequency_penalty: is inf"),
+    ({"sampling": sampling(logprobs=21)}, "start.sampling.logprobs: is 21"),
+    ({"sampling": sampling(prompt_logprobs=2**32 - 1)}, "start.sampling.prompt_logprobs: is 4294967295"),
+    ({"sampling": sampling(logit_bias={1: math.nan})}, "start.sampling.logit_bias[1]: is nan"),
+    ({"sampling": sampling(logit_bias={VOCAB_SIZE: 1})}, "start.sampling.logit_bias[0]: 500 is not below"),
+    ({"sampling": sampling(logit_bias=dict.fromkeys(range(301), 1))}, "start.sampling.logit_bias: 301 ids"),
 ]
 
 
@@ -187,7 +203,16 @@ STARTS = st.builds(
         top_k=UINT32,
         top_p=mostly(st.floats(0.125, 1, width=32), st.floats(width=32)),
         seed=st.integers(0, 2**64 - 1),
+        min_p=mostly(st.floats(0, 1, width=32), st.floats(width=32)),
+        repetition_penalty=mostly(st.floats(0.125, 8, width=32), st.floats(width=32)),
+        presence_penalty=mostly(st.floats(-2, 2, width=32), st.floats(width=32)),
+        frequency_penalty=mostly(st.floats(-2, 2, width=32), st.floats(width=32)),
+        logit_bias=st.dictionaries(TOKEN_IDS, mostly(st.floats(-100, 100, width=32), st.floats(width=32)), max_size=3),
+        logprobs=mostly(st.integers(0, 20), UINT32),
+        prompt_logprobs=st.none() | st.integers(0, 20),
     ),
+    min_tokens=mostly(st.integers(0, MAX_CONTEXT_TOKENS), UINT32),
+    lane_priority=st.integers(-(2**31), 2**31 - 1),
     max_tokens=mostly(st.integers(1, MAX_CONTEXT_TOKENS), UINT32),
     stop_token_ids=st.lists(TOKEN_IDS, max_size=3),
     decode_worker_id=mostly(st.just("decode-0-00000000"), st.text(max_size=80)),
@@ -220,6 +245,9 @@ def check(request: worker_pb2.ServeRequest) -> None:
                 assert 0 < facts.sampling.top_p <= 1
                 assert 0 <= facts.sampling.top_k <= VOCAB_SIZE
                 assert 1 <= facts.stop.max_tokens <= MAX_CONTEXT_TOKENS
+                assert 0 <= facts.stop.min_tokens <= MAX_CONTEXT_TOKENS
+                assert all(token_id < VOCAB_SIZE for token_id, _ in facts.sampling.logit_bias)
+                assert sampling_problems(sampling_to_pb(facts.sampling)) == []
                 assert len(facts.traceparent) in (0, 55)
                 records = Records(num_pages=8, num_slots=1, max_context_tokens=MAX_CONTEXT_TOKENS)
                 record = records.open(0)

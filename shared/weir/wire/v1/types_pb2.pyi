@@ -121,7 +121,7 @@ class SamplingParams(_message.Message):
     min_p: _builtins.float
     """Keep the tokens that are at least p times as likely as the most likely one. Range [0, 1]. Default 0."""
     repetition_penalty: _builtins.float
-    """Divides the positive and multiplies the negative logits of tokens in the prompt or the output. Range [0.01, 10].
+    """Divides the positive and multiplies the negative logits of tokens in the prompt or the output. Range [0.125, 8].
     Default 1.
     """
     presence_penalty: _builtins.float

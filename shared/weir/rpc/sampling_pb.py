@@ -1,0 +1,134 @@
+"""Between options, sampling parameters, log-probabilities and their messages of `weir.v1`, field by field by name."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from weir.core.errors import FieldViolation, InvalidRequest
+from weir.core.logprobs import TokenLogprobs
+from weir.core.options import LOGIT_BIAS_RULE, NUMBER_RULES, GenerateOptions, NumberRule
+from weir.core.sampling import SamplingParams
+from weir.wire.v1 import inference_pb2, types_pb2
+
+_MAX_UINT32 = 2**32 - 1
+_SAMPLING_RULES = tuple(rule for rule in NUMBER_RULES if rule.group == "sampling")
+OPTIONAL_SAMPLING = ("logprobs", "prompt_logprobs")
+"""Parameters that may be absent in `SamplingParams` too."""
+
+
+def options_to_pb(options: GenerateOptions) -> inference_pb2.RequestOptions:
+    """Raises InvalidRequest for numbers that the wire cannot carry; the gateway checks all others."""
+    for index, token_id in enumerate(options.stop_token_ids):
+        check_token_id(f"stop_token_ids[{index}]", token_id)
+    for token_id, _ in options.logit_bias:
+        check_token_id(f"logit_bias[{token_id}]", token_id)
+    message = inference_pb2.RequestOptions(
+        request_id=options.request_id,
+        model=options.model,
+        lane=options.lane,
+        cache_salt=options.cache_salt,
+        skips_prefix_cache=options.skips_prefix_cache,
+        sampling=types_pb2.SamplingParams(logit_bias=dict(options.logit_bias)),
+        stop_conditions=inference_pb2.StopConditions(
+            stop=options.stop,
+            stop_token_ids=options.stop_token_ids,
+            include_stop=options.include_stop,
+            ignore_eos=options.ignore_eos,
+        ),
+    )
+    for rule in NUMBER_RULES:
+        value = getattr(options, rule.name)
+        if value is not None:
+            _set(_message_of(message, rule), rule, value)
+    return message
+
+
+def options_from_pb(message: inference_pb2.RequestOptions) -> GenerateOptions:
+    """Absent fields become None. Checks nothing."""
+    sampling, stop = message.sampling, message.stop_conditions
+    return GenerateOptions(
+        model=message.model,
+        lane=message.lane,
+        request_id=message.request_id,
+        logit_bias=tuple(sorted(sampling.logit_bias.items())),
+        stop=tuple(stop.stop),
+        stop_token_ids=tuple(stop.stop_token_ids),
+        include_stop=stop.include_stop,
+        ignore_eos=stop.ignore_eos,
+        cache_salt=message.cache_salt,
+        skips_prefix_cache=message.skips_prefix_cache,
+        **{rule.name: _try_get(_message_of(message, rule), rule.name) for rule in NUMBER_RULES},
+    )
+
+
+def sampling_to_pb(params: SamplingParams) -> types_pb2.SamplingParams:
+    """Every field present, but those of OPTIONAL_SAMPLING that are None."""
+    message = types_pb2.SamplingParams(logit_bias=dict(params.logit_bias))
+    for rule in _SAMPLING_RULES:
+        value = getattr(params, rule.name)
+        if value is not None:
+            setattr(message, rule.name, value)
+    return message
+
+
+def sampling_from_pb(message: types_pb2.SamplingParams) -> SamplingParams:
+    """Checks nothing: see `sampling_problems`."""
+    values = {rule.name: _try_get(message, rule.name) for rule in _SAMPLING_RULES}
+    return SamplingParams(**values, logit_bias=tuple(sorted(message.logit_bias.items())))
+
+
+def sampling_problems(message: types_pb2.SamplingParams) -> list[tuple[str, str]]:
+    """(field, what is wrong with it): absent, or out of range."""
+    problems = []
+    for rule in _SAMPLING_RULES:
+        if message.HasField(rule.name):  # type: ignore[arg-type]  # names of the table, tested against the message
+            problem = rule.try_find_problem(getattr(message, rule.name), max_context_tokens=0)
+            if problem is not None:
+                problems.append((rule.name, problem))
+        elif rule.name not in OPTIONAL_SAMPLING:
+            problems.append((rule.name, "must be given"))
+    for token_id, bias in message.logit_bias.items():
+        problem = LOGIT_BIAS_RULE.try_find_problem(bias, max_context_tokens=0)
+        if problem is not None:
+            problems.append((f"logit_bias[{token_id}]", problem))
+    return problems
+
+
+def logprobs_to_pb(logprobs: TokenLogprobs) -> types_pb2.TokenLogprobs:
+    return types_pb2.TokenLogprobs(
+        token_id=logprobs.token_id,
+        logprob=logprobs.logprob,
+        rank=logprobs.rank,
+        top_token_ids=[token_id for token_id, _ in logprobs.top],
+        top_logprobs=[logprob for _, logprob in logprobs.top],
+    )
+
+
+def logprobs_from_pb(message: types_pb2.TokenLogprobs) -> TokenLogprobs:
+    top = tuple(zip(message.top_token_ids, message.top_logprobs, strict=False))
+    return TokenLogprobs(message.token_id, message.logprob, message.rank, top)
+
+
+def all_logprobs_from_pb(messages: Sequence[types_pb2.TokenLogprobs]) -> tuple[TokenLogprobs, ...]:
+    return tuple(logprobs_from_pb(message) for message in messages)
+
+
+def check_token_id(field: str, token_id: int) -> None:
+    """Raises InvalidRequest for an id that the wire cannot carry."""
+    if not 0 <= token_id <= _MAX_UINT32:
+        raise InvalidRequest([FieldViolation(field, f"is {token_id}; must be from 0 to {_MAX_UINT32}")])
+
+
+def _set(message: Any, rule: NumberRule, value: float) -> None:
+    try:
+        setattr(message, rule.name, value)
+    except (ValueError, TypeError):
+        problem = rule.try_find_problem(value, _MAX_UINT32) or f"is {value!r}; must be a number of its kind"
+        raise InvalidRequest([FieldViolation(rule.name, problem)]) from None
+
+
+def _message_of(message: inference_pb2.RequestOptions, rule: NumberRule) -> Any:
+    return getattr(message, rule.group) if rule.group else message
+
+
+def _try_get(message: Any, name: str) -> Any:
+    return getattr(message, name) if message.HasField(name) else None
