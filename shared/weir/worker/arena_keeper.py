@@ -75,14 +75,13 @@ class ArenaKeeper:
         self._acquiring = asyncio.create_task(self._keep_acquiring(), name="arena keeper")
         self._acquiring.add_done_callback(self._check_end)
 
-    def on_report(self, report: EngineReport) -> None:
-        if report.surplus or self._ended_match_ids:
-            self.give_back(report.surplus)
-        if report.num_gives < self._num_given:
-            return  # said before the engine had seen the last lot
-        self._wanted = report.wanted
-        if self._wanted is not None:
-            self._is_wanted.set()
+    def on_report(self, report: EngineReport) -> "asyncio.Task[None] | None":
+        """What returns the report's surplus; None if it has none."""
+        if report.num_gives >= self._num_given:  # else it was said before the engine had seen the last lot
+            self._wanted = report.wanted
+            if self._wanted is not None:
+                self._is_wanted.set()
+        return self.give_back(report.surplus) if report.surplus or self._ended_match_ids else None
 
     def anticipate(self, num_pages: int, num_slots: int) -> None:
         """The engine will want this as soon as its running step ends: it is to find it there."""
@@ -100,12 +99,13 @@ class ArenaKeeper:
         """Its request has ended: nobody is to wait for its pages. Said with the next report's surplus."""
         self._ended_match_ids.append(match_id)
 
-    def give_back(self, lot: PageLot) -> None:
+    def give_back(self, lot: PageLot) -> "asyncio.Task[None]":
         """Returns pages and slots to the arena; nobody here may use them any more."""
         task = asyncio.create_task(self._release(lot), name="release pages")
         self._releases.add(task)
         task.add_done_callback(self._releases.discard)
         task.add_done_callback(self._check_end)
+        return task
 
     async def stop(self) -> None:
         """Ends acquiring, and waits a little for what is being returned."""

@@ -24,6 +24,7 @@ from weir.worker.arena_keeper import Arena, ArenaKeeper
 from weir.worker.config import WorkerConfig
 from weir.worker.convert import ModelLimits
 from weir.worker.desk import Desk, DeskLimits
+from weir.worker.endings import Endings
 from weir.worker.engine_host import EngineHost
 from weir.worker.prefixes import Prefixes
 from weir.worker.registry import Registration
@@ -148,7 +149,7 @@ def assemble(
     role = make_role(RoleParts(arena, keeper, prefixes, desk, host.post))
     shell = WorkerShell(
         facts,
-        WorkerParts(arena, keeper, prefixes, host, hub, desk, role),
+        WorkerParts(arena, keeper, prefixes, Endings(desk), host, hub, desk, role),
         surroundings.load_model,
         surroundings.make_registration,
         context.request_shutdown,

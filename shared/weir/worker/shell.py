@@ -17,6 +17,7 @@ from weir.kv.segment import Segment
 from weir.runtime.admin import Description
 from weir.worker.arena_keeper import Arena, ArenaKeeper
 from weir.worker.desk import Desk
+from weir.worker.endings import Endings
 from weir.worker.engine_host import EngineHost
 from weir.worker.prefixes import Prefixes
 from weir.worker.registry import Registration
@@ -39,6 +40,7 @@ class WorkerParts:
     arena: Arena
     keeper: ArenaKeeper
     prefixes: Prefixes
+    endings: Endings
     host: EngineHost
     hub: StreamHub
     desk: Desk
@@ -153,10 +155,8 @@ class WorkerShell:
 
     def _take_in(self, report: EngineReport) -> None:
         step = report.timing.step if report.timing is not None else 0
-        for event in report.events:
-            self._parts.desk.on_event(event, step)
         self._parts.prefixes.on_report(report)
-        self._parts.keeper.on_report(report)
+        self._parts.endings.tell(report, step, self._parts.keeper.on_report(report))
         self._parts.role.on_report(report)
 
     def _record(self) -> WorkerRecord:
