@@ -1,5 +1,7 @@
 """Too few pages: sequences are preempted, and nothing of it shows in what they say."""
 
+import errno
+import os
 from dataclasses import replace
 
 import pytest
@@ -146,6 +148,21 @@ def test_without_a_swap_file_the_lost_tokens_are_computed_again() -> None:
     assert counters.tokens_recomputed > 0
     assert counters.prompt_tokens_computed == 6 * 15
     assert counters.output_tokens_computed == 6 * 47
+
+
+def test_pages_that_a_full_file_system_does_not_take_are_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int, offset: int, length: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    engine = PressedEngine(crowd(6, num_pages=8))
+    engine.run()
+    check(engine)
+    counters = engine.batcher.counters
+    assert counters.finished == 6
+    assert counters.preemptions == counters.preemptions_dropped > 0
+    assert counters.pages_swapped_out == 0
+    assert counters.tokens_recomputed > 0
 
 
 def test_pages_that_come_back_wrong_are_computed_again() -> None:

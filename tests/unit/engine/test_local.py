@@ -1,0 +1,119 @@
+"""One engine that reads prompts and writes answers: mixed steps under one budget."""
+
+import pytest
+from tests.unit.engine.test_batchers import handed_off, step
+from tests.unit.engine.world import VOCAB_SIZE, Records, facts, limits
+
+from weir.core.sampling import SamplingParams
+from weir.engine.batcher import Batcher
+from weir.engine.local import LocalBatcher
+from weir.engine.messages import (
+    Arrival,
+    ChunkComputed,
+    EndReason,
+    FailureReason,
+    PageLot,
+    SequenceEnded,
+    SequenceKey,
+    TokenDrawn,
+)
+from weir.engine.pages import PagePool
+from weir.engine.plan import ChunkPlan, StepPlan
+from weir.testing.runner import HashRunner, reference_tokens
+
+NUM_PAGES = 64
+
+
+def local(records: Records, num_pages: int = NUM_PAGES, **changes: int) -> LocalBatcher:
+    pool = PagePool(reserve_pages=0, reserve_slots=0)
+    pool.give(PageLot(tuple(range(64, 64 + num_pages)), tuple(range(8, 16))))
+    return LocalBatcher(limits(**changes), pool, records.open)
+
+
+def shares(batcher: Batcher) -> list[tuple[int, int]]:
+    """(start, tokens) of each chunk of the next step."""
+    plan = step(batcher)
+    return [] if plan is None else [(chunk.start, len(chunk.token_ids)) for chunk in plan.chunks]
+
+
+@pytest.fixture
+def records() -> Records:
+    return Records(128, 16)
+
+
+def test_decodes_come_first_and_prompts_get_what_is_left_of_the_budget(records: Records) -> None:
+    batcher = local(records, max_num_batched_tokens=20, chunk_tokens=32)
+    batcher.add(Arrival(facts((1, 2, 3), 0, max_tokens=9)))
+    batcher.add(Arrival(facts((4, 5), 1, max_tokens=9)))
+    assert shares(batcher) == [(0, 3), (0, 2)]
+    batcher.add(Arrival(facts(tuple(range(30)), 2, max_tokens=9)))
+    batcher.add(Arrival(facts(tuple(range(10)), 3, max_tokens=9)))
+    assert shares(batcher) == [(3, 1), (2, 1), (0, 18)]
+    assert shares(batcher) == [(4, 1), (3, 1), (18, 12), (0, 6)]
+    assert shares(batcher) == [(5, 1), (4, 1), (30, 1), (6, 4)]
+
+
+def test_a_prompt_is_computed_in_chunks_of_at_most_the_given_size(records: Records) -> None:
+    batcher = local(records, max_num_batched_tokens=64, chunk_tokens=16)
+    batcher.add(Arrival(facts(tuple(range(40)), 0, max_tokens=2)))
+    assert [shares(batcher) for _ in range(4)] == [[(0, 16)], [(16, 16)], [(32, 8)], [(40, 1)]]
+    events = batcher.take_events()
+    assert [(e.start, e.num_tokens) for e in events if isinstance(e, ChunkComputed)] == [(0, 16), (16, 16), (32, 8)]
+    assert [e.index for e in events if isinstance(e, TokenDrawn)] == [0, 1]
+    assert events[-1] == SequenceEnded(SequenceKey(f"{0:032x}", facts((1,)).attempt), EndReason.LENGTH)
+
+
+def test_prompts_and_handed_off_sequences_share_a_batch(records: Records) -> None:
+    batcher = local(records)
+    runner = HashRunner(128, VOCAB_SIZE)
+    split = facts(tuple(range(20)), 1, max_tokens=12, seed=3)
+    (first,) = reference_tokens(split.prompt_token_ids, split.sampling, 1, VOCAB_SIZE)
+    arrival = handed_off(records, 1, split, first_token=first)
+    batcher.add(Arrival(facts(tuple(range(25)), 2, max_tokens=12, seed=4)))
+    batcher.add(arrival)
+    fill(runner, arrival)
+    while (plan := batcher.decide(0.0)) is not None:
+        batcher.record(plan, runner.run(plan))
+    tokens: dict[str, list[int]] = {f"{1:032x}": [first], f"{2:032x}": []}
+    for event in batcher.take_events():
+        if isinstance(event, TokenDrawn):
+            tokens[event.key.request_id].append(event.token_id)
+    for number, length, seed in ((1, 20, 3), (2, 25, 4)):
+        params = SamplingParams(temperature=0.0, seed=seed)
+        assert tokens[f"{number:032x}"] == reference_tokens(tuple(range(length)), params, 12, VOCAB_SIZE)
+    assert batcher.check_integrity() == ()
+
+
+def fill(runner: HashRunner, arrival: Arrival) -> None:
+    """Writes what a prefill worker leaves in the pages of a handed-off sequence."""
+    chunk = ChunkPlan(0, 0, arrival.facts.prompt_token_ids, arrival.block_table, sample=None)
+    runner.run(StepPlan(0, (chunk,)))
+
+
+def test_what_joins_leaves_the_pages_that_the_batch_wants_next(records: Records) -> None:
+    batcher = local(records, num_pages=4)
+    batcher.add(Arrival(facts(tuple(range(15)), 0, max_tokens=9)))
+    assert shares(batcher) == [(0, 15)]
+    batcher.add(Arrival(facts(tuple(range(40)), 1, max_tokens=2)))
+    assert shares(batcher) == [(15, 1)], "three pages are free, and one of them is nearly the first one's"
+    batcher.pool.give(PageLot((1,)))
+    assert shares(batcher) == [(16, 1), (0, 32)]
+
+
+def test_a_prompt_that_gets_no_pages_fails_after_the_bound(records: Records) -> None:
+    batcher = local(records, num_pages=1)
+    batcher.add(Arrival(facts(tuple(range(40)))))
+    assert step(batcher, now_s=10.0) is None
+    assert step(batcher, now_s=12.0) is None
+    (end,) = batcher.take_events()
+    assert isinstance(end, SequenceEnded)
+    assert end.failure is not None
+    assert end.failure.reason is FailureReason.NO_CAPACITY
+
+
+def test_a_prompt_that_is_told_twice_counts_once(records: Records) -> None:
+    batcher = local(records)
+    for _ in range(2):
+        batcher.add(Arrival(facts((1, 2), 0, max_tokens=2)))
+    assert shares(batcher) == [(0, 2)]
+    assert batcher.check_integrity() == ()
