@@ -1,0 +1,89 @@
+"""Which instructions kernels use: what is found, what the environment may ask for, and a machine that has none."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from weir.ops.simd.features import KernelTier, cpu_features, features_from, kernel_tier, parse_features
+
+ROOT = Path(__file__).parents[2]
+
+AVX2 = {"avx2": True, "fma": True, "f16c": True}
+AVX512 = dict.fromkeys(("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni"), True)
+
+# prints a digest of results of every kernel here, after a forced choice of instructions
+DIGEST = """
+import hashlib, numpy as np
+from tests.kernels.cpu_linear_cases import KINDS, random_case
+from weir.ops.linear_int8.cpu import linear_range
+from weir.ops.quantize.cpu import quantize_rows
+from weir.ops.quantize.rows import records_of
+from weir.ops.rms_norm.cpu import rms_norm_quantize
+from weir.ops.silu_mul.cpu import silu_mul_quantize
+digest, random = hashlib.sha256(), np.random.default_rng(1)
+inputs = random.standard_normal((3, 128)).astype(np.float32)
+for rows in (quantize_rows(inputs), rms_norm_quantize(inputs, inputs[0], 1e-5), silu_mul_quantize(inputs * 9)):
+    for field in ("values", "scale", "scaled_sum", "correction"):
+        digest.update(records_of(rows)[field].tobytes())
+for kind in KINDS:
+    rows, matrix, _, _ = random_case(random, kind, 7, 33, 96)
+    out = np.empty((7, 33), np.float32)
+    linear_range(rows, matrix.data, int(kind), out, False, 0, 3)
+    digest.update(out.tobytes())
+print(digest.hexdigest())
+"""
+
+
+@pytest.mark.parametrize(
+    ("features", "fastest"),
+    [
+        ({}, KernelTier.PORTABLE),
+        ({"avx2": True, "fma": True}, KernelTier.PORTABLE),
+        (AVX2, KernelTier.AVX2),
+        (AVX2 | {"avxvnni": True}, KernelTier.AVX_VNNI),
+        (AVX2 | AVX512, KernelTier.AVX512_VNNI),
+        (AVX2 | AVX512 | {"avx512vl": False}, KernelTier.AVX2),
+        (AVX512, KernelTier.PORTABLE),
+    ],
+)
+def test_the_fastest_tier_whose_instructions_are_all_there(features: dict[str, bool], fastest: KernelTier) -> None:
+    assert features_from(features).tiers[-1] is fastest
+    assert features_from(features).tiers[0] is KernelTier.PORTABLE
+
+
+def test_feature_lists_are_read_as_llvm_writes_them() -> None:
+    assert parse_features("+avx2, -avx512f,+sse4.1,") == {"avx2": True, "avx512f": False, "sse4.1": True}
+
+
+def test_the_environment_chooses_among_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WEIR_CPU_KERNELS", raising=False)
+    assert kernel_tier() is cpu_features().tiers[-1]
+    monkeypatch.setenv("WEIR_CPU_KERNELS", "portable")
+    assert kernel_tier() is KernelTier.PORTABLE
+    monkeypatch.setenv("WEIR_CPU_KERNELS", "sse9")
+    with pytest.raises(ValueError, match="WEIR_CPU_KERNELS is 'sse9'; this processor runs portable"):
+        kernel_tier()
+
+
+@pytest.mark.skipif(sys.platform != "linux" or os.uname().machine != "x86_64", reason="names x86-64 instructions")
+def test_a_processor_without_vector_extensions_gives_the_same_bits() -> None:
+    oldest = {"NUMBA_CPU_NAME": "x86-64", "NUMBA_CPU_FEATURES": "+sse,+sse2,+cx8,+cmov,+fxsr,+mmx,+64bit"}
+    assert digest_with(oldest) == digest_with({"WEIR_CPU_KERNELS": "portable"}) == digest_with({})
+
+
+def digest_with(environment: dict[str, str]) -> str:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("NUMBA_CPU", "WEIR_CPU"))}
+    ran = subprocess.run(
+        [sys.executable, "-c", DIGEST],
+        cwd=ROOT,
+        env=kept | environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
