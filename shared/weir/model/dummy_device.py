@@ -1,4 +1,4 @@
-"""Seeded random weights made where they are used: 8 billion parameters in bf16 on a GPU take a second and 16 GB there.
+"""Seeded random weights made where they are used: nothing of them passes through the host's memory.
 
 The numbers are not those of `dummy_weights`, nor equal on two kinds of device: each has a generator of its own.
 """
