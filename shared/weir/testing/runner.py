@@ -6,9 +6,11 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from weir.core.logprobs import TokenLogprobs
 from weir.core.sampling import SamplingParams
-from weir.engine.plan import StepPlan, StepResult
+from weir.engine.plan import ChunkPlan, SampleSpec, ScoreSpec, StepPlan, StepResult, TokenHistory
 from weir.kv.geometry import PAGE_TOKENS
+from weir.model.sampler import sample_step, score_rows
 
 _GARBAGE = -1
 
@@ -49,32 +51,47 @@ class HashRunner:
             for position, token_id in enumerate(chunk.token_ids, chunk.start):
                 page_id = chunk.block_table[position // PAGE_TOKENS]
                 self._memory[page_id, position % PAGE_TOKENS] = _written(position, token_id)
+        results = [self._drawn(chunk) for chunk in plan.chunks if chunk.sample is not None]
         return StepResult(
-            {
-                chunk.slot: _draw(
-                    self._memory[list(chunk.block_table)].reshape(-1)[: chunk.end],
-                    chunk.sample.params,
-                    chunk.sample.output_index,
-                    self._vocab_size,
-                )
-                for chunk in plan.chunks
-                if chunk.sample is not None
-            }
+            {slot: token_id for result in results for slot, token_id in result.token_ids.items()},
+            logprobs={slot: told for result in results for slot, told in result.logprobs.items()},
+            prompt_logprobs={chunk.slot: self._scored(chunk, chunk.score) for chunk in plan.chunks if chunk.score},
         )
 
     def spoil(self, page_ids: tuple[int, ...]) -> None:
         """What happens to pages that their owner gave away: somebody else writes."""
         self._memory[list(page_ids)] = _GARBAGE
 
+    def _drawn(self, chunk: ChunkPlan) -> StepResult:
+        assert chunk.sample is not None, "nothing is drawn after this chunk"
+        return _draw(self._read(chunk), chunk.slot, chunk.sample, self._vocab_size)
+
+    def _scored(self, chunk: ChunkPlan, score: ScoreSpec) -> tuple[TokenLogprobs, ...]:
+        ends = range(chunk.start + 1, chunk.start + 1 + len(score.next_token_ids))
+        logits = np.stack([_logits(self._read(chunk)[:end], self._vocab_size) for end in ends])
+        return score_rows(logits, score.next_token_ids, score.num_top)
+
+    def _read(self, chunk: ChunkPlan) -> npt.NDArray[np.int64]:
+        return self._memory[list(chunk.block_table)].reshape(-1)[: chunk.end]
+
 
 def reference_tokens(
-    prompt_token_ids: tuple[int, ...], params: SamplingParams, num_tokens: int, vocab_size: int
+    prompt_token_ids: tuple[int, ...],
+    params: SamplingParams,
+    num_tokens: int,
+    vocab_size: int,
+    *,
+    stop_token_ids: tuple[int, ...] = (),
+    min_tokens: int = 0,
 ) -> list[int]:
-    """The first `num_tokens` tokens of a request that runs alone, without pages."""
+    """The first `num_tokens` tokens of a request that runs alone, without pages, and does not stop."""
     token_ids = list(prompt_token_ids)
     for output_index in range(num_tokens):
         written = np.array([_written(*entry) for entry in enumerate(token_ids)], np.int64)
-        token_ids.append(_draw(written, params, output_index, vocab_size))
+        history = TokenHistory(np.array(token_ids, np.int32), len(prompt_token_ids))
+        masked = stop_token_ids if output_index < min_tokens else ()
+        result = _draw(written, 0, SampleSpec(params, output_index, masked, history), vocab_size)
+        token_ids.append(result.token_ids[0])
     return token_ids[len(prompt_token_ids) :]
 
 
@@ -82,5 +99,14 @@ def _written(position: int, token_id: int) -> int:
     return (position + 1) * 1_000_003 + token_id
 
 
-def _draw(written: npt.NDArray[np.int64], params: SamplingParams, output_index: int, vocab_size: int) -> int:
-    return (zlib.crc32(written.tobytes()) ^ (params.seed * 31 + output_index)) % vocab_size
+def _draw(written: npt.NDArray[np.int64], slot: int, spec: SampleSpec, vocab_size: int) -> StepResult:
+    """With the real sampler where its parameters say more than seed and temperature."""
+    params = spec.params
+    if not spec.masked_token_ids and params == SamplingParams(params.temperature, seed=params.seed):
+        token_id = (zlib.crc32(written.tobytes()) ^ (params.seed * 31 + spec.output_index)) % vocab_size
+        return StepResult({slot: token_id})
+    return sample_step(_logits(written, vocab_size)[None], [slot], [spec])
+
+
+def _logits(written: npt.NDArray[np.int64], vocab_size: int) -> npt.NDArray[np.float32]:
+    return np.random.default_rng(zlib.crc32(written.tobytes())).normal(0, 3, vocab_size).astype(np.float32)

@@ -2,10 +2,11 @@
 
 import random
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from weir.core.attempt import Attempt
 from weir.core.clock import ManualClock
+from weir.core.logprobs import TokenLogprobs
 from weir.core.sampling import SamplingParams, StopRules
 from weir.engine.batcher import Batcher, BatchLimits
 from weir.engine.decode import DecodeBatcher
@@ -16,6 +17,7 @@ from weir.engine.messages import (
     FailureReason,
     HandOffReady,
     PageLot,
+    PromptScored,
     SequenceEnded,
     SequenceKey,
     TokenDrawn,
@@ -30,6 +32,7 @@ from weir.testing.runner import HashRunner
 VOCAB_SIZE = 50
 MAX_CONTEXT_TOKENS = 160
 TICK_S = 0.1
+GREEDY = SamplingParams(temperature=0.0)
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,9 @@ class Request:
     arrives_at: int
     cancelled_at: int | None
     num_booked_pages: int
+    sampling: SamplingParams = GREEDY
+    """But for the seed."""
+    min_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -71,14 +77,16 @@ def facts(
     stop_token_ids: tuple[int, ...] = (),
     seed: int = 0,
     num_booked_pages: int = 10,
+    sampling: SamplingParams = GREEDY,
+    min_tokens: int = 0,
 ) -> SequenceFacts:
     return SequenceFacts(
         request_id=f"{index:032x}",
         attempt=Attempt(),
         gateway_id="gateway-0-00000000",
         prompt_token_ids=prompt_token_ids,
-        sampling=SamplingParams(temperature=0.0, seed=seed),
-        stop=StopRules(max_tokens, stop_token_ids),
+        sampling=replace(sampling, seed=seed),
+        stop=StopRules(max_tokens, stop_token_ids, min_tokens),
         num_booked_pages=num_booked_pages,
         traceparent="",
     )
@@ -102,6 +110,8 @@ class Outcome:
 
     token_ids: list[int] = field(default_factory=list)
     ends: list[SequenceEnded] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
 
 class World:
@@ -157,6 +167,8 @@ class World:
             stop_token_ids=request.stop_token_ids,
             seed=request.seed,
             num_booked_pages=request.num_booked_pages,
+            sampling=request.sampling,
+            min_tokens=request.min_tokens,
         )
 
     def _settle_hand_offs(self) -> None:
@@ -175,6 +187,7 @@ class World:
                 slot=ready.slot,
                 log=record,
                 output_token_ids=snapshot.output_token_ids,
+                output_logprobs=snapshot.output_logprobs,
                 block_table=snapshot.block_table,
                 num_computed_tokens=snapshot.num_computed_tokens,
             )
@@ -218,9 +231,13 @@ class World:
 
     def _see(self, event: Event) -> None:
         match event:
-            case TokenDrawn(key, index, token_id):
+            case PromptScored(key, first_index, logprobs):
+                assert first_index == len(self.outcomes[key].prompt_logprobs) + 1
+                self.outcomes[key].prompt_logprobs.extend(logprobs)
+            case TokenDrawn(key, index, token_id, told):
                 assert index == len(self.outcomes[key].token_ids)
                 self.outcomes[key].token_ids.append(token_id)
+                self.outcomes[key].logprobs += [] if told is None else [told]
             case SequenceEnded(key):
                 self.outcomes[key].ends.append(event)
             case HandOffReady(key, slot, _):
