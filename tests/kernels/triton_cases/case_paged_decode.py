@@ -61,6 +61,20 @@ def test_splits_add_up_at_every_edge(length: int) -> None:
     torch.testing.assert_close(out, expected, atol=2e-5, rtol=2e-5)
 
 
+@pytest.mark.parametrize("is_rising", [True, False], ids=["rising", "falling"])
+def test_splits_add_up_wherever_the_greatest_scores_are(is_rising: bool) -> None:
+    torch.manual_seed(2)
+    heads = Heads(9, 3, 64)
+    cache = filled_cache(heads, [700], torch.float32)
+    queries = normal(1, heads.num_heads, heads.head_dim)
+    order = cache.block_tables[0, :44].tolist()
+    for index, page in enumerate(order if is_rising else reversed(order)):
+        cache.pages[page, :, 0] *= index / 10
+    out = decoded(queries, cache, heads, SMALL)
+    expected = reference.paged_decode(queries, cache.keys, cache.values, cache.block_tables, cache.lengths, heads.scale)
+    torch.testing.assert_close(out, expected, atol=2e-5, rtol=2e-5)
+
+
 @pytest.mark.parametrize("tiles", [SMALL, decode_tiles(64, torch.float32)], ids=["many-splits", "one-split"])
 def test_a_row_is_the_same_to_the_bit_in_every_batch(tiles: DecodeTiles) -> None:
     torch.manual_seed(7)
