@@ -180,6 +180,25 @@ def test_a_step_that_fails_takes_nobodys_pages(tmp_path: Path) -> None:
     assert decoding.snapshot(1).num_computed_tokens == 16
 
 
+def test_a_step_that_fails_while_a_sequence_comes_back_leaves_it_away_and_its_new_pages_free(tmp_path: Path) -> None:
+    decoding = Decoding(tmp_path, num_free_pages=0)
+    key = decoding.add(0)
+    decoding.add(1)
+    decoding.steps(2, 0.0)
+    decoding.step(0.5)
+    decoding.steps(1, 0.5)
+    decoding.batcher.cancel(key)
+    decoding.batcher.pool.give(PageLot((100, 101)))
+    plan = decoding.batcher.decide(0.6)
+    assert plan is not None
+    assert plan.swap.ins
+    decoding.batcher.fail_step(Failure(FailureReason.INTERNAL, "on purpose"))
+    assert decoding.batcher.check_integrity() == ()
+    assert decoding.batcher.pool.num_free_pages == 2
+    decoding.step(0.7)
+    assert decoding.snapshot(1).num_computed_tokens == 16
+
+
 def test_full_pages_of_a_prompt_go_to_the_arena_and_others_to_whoever_needs_them(tmp_path: Path) -> None:
     """The arena alone knows whether somebody else reads a prompt's pages."""
     decoding = Decoding(tmp_path, num_free_pages=2)
