@@ -158,7 +158,8 @@ class ArenaClient:
         Pages of `chains` that have a hash are kept as a prefix. Raises ValueError for what is not held (then nothing is
         gone), Unavailable when the service stays away: it gets them back when it returns.
         """
-        self._holdings.remove([*page_ids, *(page_id for chain in chains for page_id in chain.page_ids)], slots)
+        released = [*page_ids, *(page_id for chain in chains for page_id in chain.page_ids)]
+        self._holdings.check(released, slots)
         for slot in slots:
             self.segment.record(slot).clear()
         ends_at_s = _now_s() + _CALL_DEADLINE_S
@@ -166,8 +167,11 @@ class ArenaClient:
             await self._wait_sealed()
             attachment = await self._stream.wait_attached(ends_at_s)
         except BaseException:
+            self._holdings.remove(released, slots)
             self._stream.renew()
             raise
+        # Claimed up to here: had the attachment begun without them, this call would name what is given out anew.
+        self._holdings.remove(released, slots)
         request = arena_pb2.ReleaseRequest(
             lease_id=self.lease_id,
             attachment=attachment,

@@ -29,12 +29,16 @@ class Holdings:
         self._page_ids.update(page_ids)
         self._slots.update(slots)
 
+    def check(self, page_ids: Iterable[int], slots: Iterable[int]) -> None:
+        """Raises ValueError for anything that is not held."""
+        missing = [page_id for page_id, count in Counter(page_ids).items() if self._page_ids[page_id] < count]
+        if missing or not self._slots.issuperset(slots):
+            raise ValueError(f"not held: pages {sorted(missing)}, slots {sorted(set(slots) - self._slots)}")
+
     def remove(self, page_ids: Iterable[int], slots: Iterable[int]) -> None:
         """Raises ValueError, with nothing changed, for anything that is not held."""
         pages, removed_slots = Counter(page_ids), set(slots)
-        missing = [page_id for page_id, count in pages.items() if self._page_ids[page_id] < count]
-        if missing or not removed_slots <= self._slots:
-            raise ValueError(f"not held: pages {sorted(missing)}, slots {sorted(removed_slots - self._slots)}")
+        self.check(pages.elements(), removed_slots)
         for page_id, count in pages.items():
             self._page_ids[page_id] -= count
             if not self._page_ids[page_id]:

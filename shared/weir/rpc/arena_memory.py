@@ -27,7 +27,8 @@ _RETRY_AFTER_S = 0.1
 class MemoryArena:
     """Owns a segment in anonymous memory.
 
-    `before_hand_off` is awaited in each hand-off before it is committed, to wait or to raise what a client raises.
+    `before_hand_off` is awaited in each hand-off before it is committed, `before_match` in each match and
+    `before_release` in each release, to wait or to raise what a client raises.
     """
 
     def __init__(self, geometry: ArenaGeometry) -> None:
@@ -38,6 +39,8 @@ class MemoryArena:
         self.num_hand_offs = 0
         self.num_matches = 0
         self.before_hand_off: Callable[[str], object] = _commit_at_once
+        self.before_match: Callable[[], object] = _at_once
+        self.before_release: Callable[[], object] = _at_once
         self._listeners: dict[str, Callable[[HandedOff], None]] = {}
         self._lease_ids: dict[str, int] = {}
 
@@ -143,7 +146,7 @@ class MemoryArenaClient:
         return self._arena.acquire(self._worker_id, num_pages, num_slots)
 
     async def match(self, hashes: Sequence[bytes], num_pages: int, num_slots: int) -> PrefixMatch:
-        await asyncio.sleep(0)
+        await _settle(self._arena.before_match())
         return self._arena.match(self._worker_id, hashes, num_pages, num_slots)
 
     async def seal(self, chain: PageChain) -> None:
@@ -158,17 +161,14 @@ class MemoryArenaClient:
         match_ids: Sequence[int] = (),
     ) -> None:
         del match_ids
-        await asyncio.sleep(0)
+        await _settle(self._arena.before_release())
         self._arena.release(self._worker_id, [PageChain(tuple(page_ids)), *chains], slots)
 
     async def hand_off(
         self, slot: int, request_id: str, attempt: Attempt, to_worker_id: str, hashes: Sequence[bytes] = ()
     ) -> HandOffReceipt:
-        await asyncio.sleep(0)
         try:
-            waiting = self._arena.before_hand_off(request_id)
-            if asyncio.iscoroutine(waiting):
-                await waiting
+            await _settle(self._arena.before_hand_off(request_id))
         except (Unavailable, InternalError):
             raise
         except BaseException:
@@ -190,6 +190,16 @@ class MemoryArenaClient:
 def _commit_at_once(request_id: str) -> None:
     """The default of `before_hand_off`."""
     del request_id
+
+
+def _at_once() -> None:
+    """The default of the other hooks."""
+
+
+async def _settle(waiting: object) -> None:
+    await asyncio.sleep(0)
+    if asyncio.iscoroutine(waiting):
+        await waiting
 
 
 def _no_record(slot: int) -> None:

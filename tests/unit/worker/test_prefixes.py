@@ -1,0 +1,184 @@
+"""Both workers with a prefix cache: what is found is not computed, the tokens stay the same, and nothing leaks."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+from tests.unit.worker.rig import Heard, Rig, Stream, cancel_command, eventually, expected_tokens, start_command
+from tests.unit.worker.serving import begin, hold
+
+from weir.core.errors import Unavailable
+from weir.engine.plan import StepPlan
+from weir.kv.prefix import page_hashes, prefix_seed
+from weir.wire.v1 import types_pb2, worker_pb2
+
+Streams = tuple[Stream, Stream]
+
+
+@pytest.fixture(autouse=True)
+async def nothing_is_left(rig: Rig) -> AsyncIterator[None]:
+    yield
+    await rig.wait_idle()
+    assert list(rig.arena.table.prefixes.integrity_errors()) == []
+
+
+async def answer(streams: Streams, start: worker_pb2.Start) -> Heard:
+    """What both workers say, checked against the model without a cache."""
+    await begin(streams, start)
+    first = await streams[0].read_to_end(start.request_id)
+    if not first.last.handed_off:
+        return first
+    heard = await streams[1].read_to_end(start.request_id)
+    assert heard.token_ids == expected_tokens(start)
+    heard.last.num_cached_tokens = first.last.num_cached_tokens
+    return heard
+
+
+def computed(rig: Rig) -> float:
+    return rig.prefill.metrics()["prompt_tokens_computed_total"]
+
+
+def num_found(rig: Rig, token_ids: list[int], salt: str = "") -> int:
+    hashes = page_hashes(token_ids, prefix_seed("", salt=salt))
+    return len(rig.arena.table.prefixes.find_prefix(hashes))
+
+
+async def test_the_second_turn_computes_its_new_tokens_and_at_most_a_page(rig: Rig, streams: Streams) -> None:
+    first = start_command(rig.decode.worker_id, prompt_token_ids=range(100), max_tokens=50)
+    heard = await answer(streams, first)
+    turn = [*range(100), *heard.token_ids, *range(200, 220)]
+    before = computed(rig)
+
+    second = await answer(streams, start_command(rig.decode.worker_id, prompt_token_ids=turn, max_tokens=10))
+
+    assert len(turn) == 170
+    assert second.last.num_cached_tokens == 16 * ((100 + 50 - 1) // 16)
+    assert computed(rig) - before == 170 - 144
+
+
+async def test_the_end_is_told_once_the_next_turn_would_find_the_pages(rig: Rig, streams: Streams) -> None:
+    async def slowly() -> None:
+        await asyncio.sleep(0.03)
+
+    rig.arena.before_release = slowly
+    start = start_command(rig.decode.worker_id, prompt_token_ids=range(64), max_tokens=33)
+    heard = await answer(streams, start)
+    assert num_found(rig, [*range(64), *heard.token_ids]) == 6
+
+
+async def test_an_arena_that_does_not_answer_delays_no_end_for_long(rig: Rig, streams: Streams) -> None:
+    release = asyncio.Event()
+    rig.arena.before_release = release.wait
+    start = start_command(rig.decode.worker_id, prompt_token_ids=range(64), max_tokens=33)
+    await answer(streams, start)
+    assert num_found(rig, list(range(64))) == 4  # by the hand-off
+    assert not release.is_set()
+    release.set()
+
+
+async def test_a_whole_cached_prompt_computes_its_last_page(rig: Rig, streams: Streams) -> None:
+    for num_cached in (0, 48):
+        start = start_command(rig.decode.worker_id, prompt_token_ids=range(64), max_tokens=5)
+        assert (await answer(streams, start)).last.num_cached_tokens == num_cached
+
+
+@pytest.mark.parametrize(
+    ("changes", "num_cached"), [({"cache_salt": "a"}, 0), ({"skips_prefix_cache": True}, 0), ({}, 96)]
+)
+async def test_salts_and_the_clients_wish_keep_prompts_apart(
+    rig: Rig, streams: Streams, changes: dict[str, object], num_cached: int
+) -> None:
+    prompt = list(range(100))
+    await answer(streams, start_command(rig.decode.worker_id, prompt_token_ids=prompt, max_tokens=2))
+    start = start_command(rig.decode.worker_id, prompt_token_ids=prompt, max_tokens=2, **changes)
+    assert (await answer(streams, start)).last.num_cached_tokens == num_cached
+    await rig.wait_idle()
+    assert num_found(rig, prompt, salt="a") == (6 if "cache_salt" in changes else 0)
+
+
+async def test_a_long_prompt_serves_others_while_its_rest_is_computed(rig: Rig, streams: Streams) -> None:
+    release = threading.Event()
+
+    def hold_second_chunk(plan: StepPlan) -> None:
+        if plan.chunks[0].start >= 32:
+            hold(release)
+
+    rig.on_run["prefill"] = hold_second_chunk
+    start = start_command(rig.decode.worker_id, prompt_token_ids=range(100), max_tokens=2)
+    await begin(streams, start)
+    await eventually(lambda: num_found(rig, list(range(100))) == 2)
+    release.set()
+    await streams[1].read_to_end(start.request_id)
+
+
+async def test_a_cancel_ends_a_prompt_whose_match_is_not_answered(rig: Rig, streams: Streams) -> None:
+    answered = asyncio.Event()
+    rig.arena.before_match = answered.wait
+    start = start_command(rig.decode.worker_id)
+    await streams[0].send(start=start)
+    await eventually(lambda: rig.prefill.metrics()["num_matching"] == 1)
+    await streams[0].send(cancel=cancel_command(start))
+    update = await streams[0].next_update(start.request_id)
+    assert update.finish_reason == types_pb2.FINISH_REASON_CANCELLED
+    answered.set()
+    await rig.wait_idle()
+    assert computed(rig) == 0
+
+
+async def test_a_drain_ends_a_prompt_whose_match_is_not_answered(rig: Rig, streams: Streams) -> None:
+    answered = asyncio.Event()
+    rig.arena.before_match = answered.wait
+    start = start_command(rig.decode.worker_id)
+    await streams[0].send(start=start)
+    await eventually(lambda: rig.prefill.metrics()["num_matching"] == 1)
+    await rig.prefill.shell.drain(1.2)
+    update = await streams[0].next_update(start.request_id)
+    assert update.error.reason == worker_pb2.WORKER_ERROR_REASON_DRAINING
+    answered.set()
+
+
+async def test_without_the_arenas_answer_a_prompt_is_computed_as_a_whole(rig: Rig, streams: Streams) -> None:
+    def fail() -> None:
+        raise Unavailable("the transfer service does not answer")
+
+    rig.arena.before_match = fail
+    for _ in range(2):
+        start = start_command(rig.decode.worker_id, prompt_token_ids=range(64), max_tokens=5)
+        assert (await answer(streams, start)).last.num_cached_tokens == 0
+    assert rig.prefill.metrics()["match_failures_total"] == 2
+
+
+async def test_what_was_computed_before_a_failed_step_is_not_kept(rig: Rig, streams: Streams) -> None:
+    def fail(plan: StepPlan) -> None:
+        if plan.chunks[0].start >= 100:
+            raise RuntimeError("broken")
+
+    rig.on_run["decode"] = fail
+    start = start_command(rig.decode.worker_id, prompt_token_ids=range(64), max_tokens=80)
+    await begin(streams, start)
+    heard = await streams[1].read_to_end(start.request_id)
+    assert heard.last.error.reason == worker_pb2.WORKER_ERROR_REASON_INTERNAL
+    await rig.wait_idle()
+    assert num_found(rig, [*range(64), *expected_tokens(start)]) == 4  # the prompt, by the hand-off
+
+
+async def test_many_turns_at_once_with_cancels_leak_nothing(rig: Rig, streams: Streams) -> None:
+    texts: list[Callable[[int], list[int]]] = [
+        lambda n: list(range(20 + 13 * n)),
+        lambda n: [*range(48), *range(300, 310 + 9 * n)],
+        lambda n: [7] * (16 * n + 1),
+    ]
+    starts = [
+        start_command(
+            rig.decode.worker_id, prompt_token_ids=texts[index % 3](index % 5), max_tokens=3 + 11 * (index % 4)
+        )
+        for index in range(14)
+    ]
+    for index, start in enumerate(starts):
+        await begin(streams, start)
+        if index % 4 == 3:
+            for stream in streams:
+                await stream.send(cancel=cancel_command(start))
+    await rig.wait_idle()
+    assert rig.prefill.metrics()["prompt_tokens_cached_total"] > 0
