@@ -26,10 +26,10 @@ def load_packed(source: ModelSource, config: ModelConfig, digest: str, cache_dir
         ModelError: the model cannot be packed, or the cache cannot be written.
     """
     path = cache_dir / "packed" / f"{source.name}-{digest}-{FORMAT_VERSION}.weights"
-    packed = _try_open(path)
-    if packed is not None:
-        return packed
     try:
+        packed = _try_open(path)
+        if packed is not None:
+            return packed
         with _locked(path):
             packed = _try_open(path)  # somebody else has made it meanwhile
             return _make(path, source, config) if packed is None else packed
