@@ -183,6 +183,17 @@ def test_a_request_that_needs_the_whole_arena_gets_it() -> None:
     assert engine.batcher.counters.finished == 4
 
 
+def test_held_rows_are_given_up_before_anybody_stalls_for_their_pages() -> None:
+    short = Prompt(tuple(range(40)), 2, 0, 0, None, seed=1, prefix_seed=b"")
+    long = Prompt(tuple(range(15)), 60, 0, 0, None, seed=2, prefix_seed=b"")
+    hold, never = JoinSettings(Batching.STATIC_HOLD), PreemptionSettings(after_s=0.0, max_preemptions=0)
+    engine = PressedEngine(Pressure((short, long), 6, limits(2.0, max_num_batched_tokens=64), hold, never))
+    engine.run()
+    check(engine)
+    assert engine.batcher.counters.finished == 2
+    assert engine.batcher.counters.held_rows_computed > 0
+
+
 @pytest.mark.parametrize("max_preemptions", [0, 1])
 def test_who_was_preempted_often_enough_stalls_and_fails_by_the_old_rule(max_preemptions: int) -> None:
     pressure = crowd(6, num_pages=8, max_preemptions=max_preemptions)
