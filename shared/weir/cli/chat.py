@@ -18,8 +18,17 @@ def chat(
     temperature: options.Temperature = None,
     top_p: options.TopP = None,
     top_k: options.TopK = None,
+    min_p: options.MinP = None,
+    repetition_penalty: options.RepetitionPenalty = None,
+    presence_penalty: options.PresencePenalty = None,
+    frequency_penalty: options.FrequencyPenalty = None,
+    logit_bias: options.LogitBias = None,
     seed: options.Seed = None,
     max_tokens: options.MaxTokens = None,
+    min_tokens: options.MinTokens = None,
+    stop: options.Stop = None,
+    stop_token_id: options.StopTokenId = None,
+    include_stop: options.IncludeStop = False,
 ) -> None:
     """Talk with the model; the conversation is kept. /reset forgets it, /quit or Ctrl-D ends.
 
@@ -30,7 +39,22 @@ def chat(
     weir chat --system "Answer in one sentence." --temperature 0
     """
     chosen = GenerateOptions(
-        model=model, lane=lane, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, max_tokens=max_tokens
+        model=model,
+        lane=lane,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        seed=seed,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        logit_bias=options.parse_logit_bias(logit_bias),
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        stop=tuple(stop or ()),
+        stop_token_ids=tuple(stop_token_id or ()),
+        include_stop=include_stop,
     )
     opening = [Turn("system", system)] if system else []
     turns = list(opening)

@@ -10,7 +10,7 @@ from typing import IO, Any, TypeGuard
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from weir.cli.console import EXIT_FAILED, EXIT_USAGE, error_line, fail, stderr
+from weir.cli.console import EXIT_FAILED, EXIT_USAGE, error_line, fail, stderr, stdout
 from weir.client import AsyncWeirClient, Chunk, GenerateOptions
 from weir.core.errors import WeirError
 
@@ -34,6 +34,18 @@ def generate_file(address: str, source: Path, target: Path, chosen: GenerateOpti
         fail(f"--output {target}: {error}")
     stderr.print(f"{len(jobs) - num_failed} of {len(jobs)} answered, {num_failed} failed: {target}", markup=False)
     return EXIT_FAILED if num_failed else 0
+
+
+def generate_json(address: str, prompt: str, chosen: GenerateOptions) -> int:
+    """Prints one answer as a line of an output file. Returns the exit code."""
+
+    async def ask() -> dict[str, Any]:
+        async with AsyncWeirClient(address) as client:
+            return await _answer(client, Job(1, prompt), chosen)
+
+    answer = asyncio.run(ask())
+    stdout.out(json.dumps(answer, ensure_ascii=False), highlight=False)
+    return EXIT_FAILED if "error" in answer else 0
 
 
 def read_jobs(source: Path) -> list[Job]:
@@ -82,7 +94,11 @@ def keep_answered(target: Path) -> set[str | int]:
             entry = json.loads(line)
         except ValueError:
             continue
-        if isinstance(entry, dict) and "text" in entry and isinstance(entry.get("id"), str | int):
+        if (
+            isinstance(entry, dict)
+            and ("text" in entry or "choices" in entry)
+            and isinstance(entry.get("id"), str | int)
+        ):
             kept[entry["id"]] = line
     scratch = target.with_name(target.name + ".partial")
     scratch.write_bytes(b"".join(line + b"\n" for line in kept.values()))
@@ -110,22 +126,30 @@ async def _run(
 
 
 async def _answer(client: AsyncWeirClient, job: Job, chosen: GenerateOptions) -> dict[str, Any]:
-    text: list[str] = []
-    last: Chunk | None = None
     try:
-        async for last in client.generate(job.prompt, chosen):
-            text.append(last.text)
+        chunks = [chunk async for chunk in client.generate(job.prompt, chosen)]
     except WeirError as error:
         return {"id": job.key, "error": error_line(error)}
-    if last is None or last.finish_reason is None:
+    num_choices = chosen.n or 1
+    choices = [_choice([chunk for chunk in chunks if chunk.choice == choice]) for choice in range(num_choices)]
+    if any(choice["finish_reason"] is None for choice in choices):
         return {"id": job.key, "error": "the answer broke off without a reason"}
-    return {
-        "id": job.key,
-        "text": "".join(text),
-        "finish_reason": last.finish_reason,
-        "num_prompt_tokens": last.num_prompt_tokens,
-        "num_output_tokens": last.num_output_tokens,
+    counts = {"num_prompt_tokens": chunks[-1].num_prompt_tokens, "num_output_tokens": chunks[-1].num_output_tokens}
+    answer = choices[0] if num_choices == 1 else {"choices": choices}
+    return {"id": job.key, **answer, **counts}
+
+
+def _choice(chunks: list[Chunk]) -> dict[str, Any]:
+    logprobs = [
+        {"token_id": told.token_id, "logprob": told.logprob, "rank": told.rank, "top": told.top}
+        for chunk in chunks
+        for told in chunk.logprobs
+    ]
+    choice = {
+        "text": "".join(chunk.text for chunk in chunks),
+        "finish_reason": chunks[-1].finish_reason if chunks else None,
     }
+    return choice | ({"logprobs": logprobs} if logprobs else {})
 
 
 def _write_line(output: IO[str], answer: dict[str, Any]) -> None:

@@ -5,12 +5,26 @@ from typing import Annotated
 
 import typer
 
+from weir.cli.console import EXIT_USAGE, fail
+
 Address = Annotated[
     str, typer.Option(help="The gateway's gRPC port, HOST:PORT.", envvar="WEIR_ADDRESS", show_default=True)
 ]
 Temperature = Annotated[float | None, typer.Option(help="0 is greedy; range [0, 2].")]
 TopP = Annotated[float | None, typer.Option(help="Keep the likeliest tokens up to this probability; (0, 1].")]
 TopK = Annotated[int | None, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")]
+MinP = Annotated[float | None, typer.Option(help="Keep tokens this likely, beside the likeliest; [0, 1].")]
+RepetitionPenalty = Annotated[
+    float | None, typer.Option(help="Above 1: fewer tokens of prompt and output again; [0.125, 8].")
+]
+PresencePenalty = Annotated[float | None, typer.Option(help="Taken from tokens of the output; [-2, 2].")]
+FrequencyPenalty = Annotated[float | None, typer.Option(help="As presence, for each time; [-2, 2].")]
+LogitBias = Annotated[list[str] | None, typer.Option(help="ID=BIAS, added to a token's logit; several times.")]
+Logprobs = Annotated[int | None, typer.Option(help="Tell each token's log-probability and so many likely ones.")]
+NumChoices = Annotated[int | None, typer.Option("--n", help="Answers to the same prompt; 1 to 16.")]
+MinTokens = Annotated[int | None, typer.Option(help="No stop before so many tokens.")]
+StopTokenId = Annotated[list[int] | None, typer.Option(help="A token id that ends the answer; several times.")]
+IncludeStop = Annotated[bool, typer.Option("--include-stop", help="The stop text is part of the answer.")]
 Seed = Annotated[int | None, typer.Option(help="The same seed gives the same tokens.")]
 MaxTokens = Annotated[int | None, typer.Option(help="At most this many tokens.")]
 Stop = Annotated[list[str] | None, typer.Option(help="Text that ends the answer; may be given several times.")]
@@ -28,3 +42,15 @@ RuntimeDir = Annotated[
 ]
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
+
+
+def parse_logit_bias(entries: list[str] | None) -> tuple[tuple[int, float], ...]:
+    """Ends the command, naming the option, on what is not ID=BIAS."""
+    biases = []
+    for entry in entries or ():
+        token_id, _, bias = entry.partition("=")
+        try:
+            biases.append((int(token_id), float(bias)))
+        except ValueError:
+            fail(f"--logit-bias {entry}: give ID=BIAS, such as 42=-5", code=EXIT_USAGE)
+    return tuple(biases)

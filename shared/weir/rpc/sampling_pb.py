@@ -121,8 +121,10 @@ def check_token_id(field: str, token_id: int) -> None:
 def _set(message: Any, rule: NumberRule, value: float) -> None:
     try:
         setattr(message, rule.name, value)
-    except (ValueError, TypeError):
-        problem = rule.try_find_problem(value, _MAX_UINT32) or f"is {value!r}; must be a number of its kind"
+    except TypeError:
+        raise InvalidRequest([FieldViolation(rule.name, f"is {value!r}; must be a number of its kind")]) from None
+    except ValueError:
+        problem = rule.try_find_problem(value, _MAX_UINT32) or f"is {value}; the wire cannot carry it"
         raise InvalidRequest([FieldViolation(rule.name, problem)]) from None
 
 

@@ -36,15 +36,32 @@ class ScriptedGateway:
             with self._lock:
                 self._num_running -= 1
             context.abort(grpc.StatusCode.UNAVAILABLE, "no worker")
-        yield from self._answer(inference_pb2.GenerateResponse, request.text)
+        if request.options.n > 1:
+            yield from self._answer_each(request.options.n)
+        else:
+            yield from self._answer(inference_pb2.GenerateResponse, request.text)
         with self._lock:
             self._num_running -= 1
 
     def Chat(self, request: inference_pb2.ChatRequest, context: Any) -> Iterator[Any]:  # noqa: N802
+        self.options.append(request.options)
         self.conversations.append([(turn.role, turn.content) for turn in request.messages])
         if request.messages[-1].content == "fail":
             context.abort(grpc.StatusCode.UNAVAILABLE, "no worker")
         yield from self._answer(inference_pb2.ChatResponse, request.messages[-1].content)
+
+    def _answer_each(self, num_choices: int) -> Iterator[Any]:
+        """Word by word in turn; the last choice ends first."""
+        told = types_pb2.TokenLogprobs(token_id=7, logprob=-0.5, rank=2, top_token_ids=[9], top_logprobs=[-0.25])
+        for choice in range(num_choices):
+            yield inference_pb2.GenerateResponse(choice=choice, text="answer ", token_ids=[7], logprobs=[told])
+        for choice in reversed(range(num_choices)):
+            ended = inference_pb2.GenerateResponse(
+                choice=choice, text=str(choice), finish_reason=types_pb2.FINISH_REASON_STOP
+            )
+            if choice == 0:
+                ended.usage.CopyFrom(types_pb2.Usage(num_prompt_tokens=3, num_output_tokens=2 * num_choices))
+            yield ended
 
     def _answer(self, response: Any, text: str) -> Iterator[Any]:
         for word in reversed(text.split()):
@@ -179,3 +196,73 @@ def test_a_chat_keeps_its_turns_and_forgets_them_on_reset(gateway: ScriptedGatew
 
 def test_a_chat_ends_with_its_input(gateway: ScriptedGateway) -> None:
     assert run("chat", stdin="one two\n")[:2] == (0, "two one \n")
+
+
+SAMPLING = (
+    *("--temperature", "0.5", "--top-k", "7", "--top-p", "0.25", "--min-p", "0.125", "--seed", "9"),
+    *("--repetition-penalty", "1.5", "--presence-penalty", "0.5", "--frequency-penalty", "-0.5"),
+    *("--logit-bias", "5=-100", "--logit-bias", "7=2.5", "--max-tokens", "30", "--min-tokens", "2"),
+    *("--stop", "END", "--stop-token-id", "11", "--stop-token-id", "12", "--include-stop"),
+)
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_every_sampling_option_reaches_the_gateway(gateway: ScriptedGateway, command: str) -> None:
+    if command == "generate":
+        run("generate", *SAMPLING, "--ignore-eos", "--logprobs", "3", "x")
+    else:
+        run("chat", *SAMPLING, stdin="hello\n/quit\n")
+    [options] = gateway.options
+    sampling, stop = options.sampling, options.stop_conditions
+    assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p) == (0.5, 7, 0.25, 0.125)
+    penalties = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty)
+    assert penalties == (1.5, 0.5, -0.5)
+    assert dict(sampling.logit_bias) == {5: -100.0, 7: 2.5}
+    assert (stop.max_tokens, stop.min_tokens, list(stop.stop), list(stop.stop_token_ids)) == (30, 2, ["END"], [11, 12])
+    assert stop.include_stop
+    assert (sampling.seed, stop.ignore_eos, sampling.HasField("logprobs")) == (9, *[command == "generate"] * 2)
+
+
+@pytest.mark.parametrize("entry", ["5", "five=1", "5=much", "=", "5=1=2"])
+def test_a_bias_that_is_none_is_refused_by_name(gateway: ScriptedGateway, entry: str) -> None:
+    code, _, stderr = run("generate", "--logit-bias", entry, "x")
+    assert code == 2
+    assert f"--logit-bias {entry}: give ID=BIAS" in stderr
+    assert gateway.prompts == []
+
+
+def test_several_answers_are_printed_each_when_it_is_complete(gateway: ScriptedGateway) -> None:
+    code, stdout, _ = run("generate", "--n", "3", "x")
+    assert (code, stdout) == (0, "[2] answer 2\n[1] answer 1\n[0] answer 0\n")
+    assert gateway.options[0].n == 3
+
+
+def test_json_has_the_answer_with_what_was_asked_for(gateway: ScriptedGateway) -> None:
+    code, stdout, _ = run("generate", "--json", "one two")
+    assert code == 0
+    assert json.loads(stdout) == {
+        "id": 1,
+        "text": "two one ",
+        "finish_reason": "stop",
+        "num_prompt_tokens": 3,
+        "num_output_tokens": 2,
+    }
+    _, stdout, _ = run("generate", "--json", "--n", "2", "--logprobs", "1", "x")
+    answer = json.loads(stdout)
+    told = [{"token_id": 7, "logprob": -0.5, "rank": 2, "top": [[9, -0.25]]}]
+    assert answer["choices"] == [
+        {"text": "answer 0", "finish_reason": "stop", "logprobs": told},
+        {"text": "answer 1", "finish_reason": "stop", "logprobs": told},
+    ]
+    assert answer["num_output_tokens"] == 4
+    code, stdout, _ = run("generate", "--json", "fail")
+    assert (code, json.loads(stdout)) == (1, {"id": 1, "error": "no worker"})
+
+
+def test_a_file_of_several_answers_each_is_gone_on_with(gateway: ScriptedGateway, tmp_path: Path) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
+    for _ in range(2):
+        assert run("generate", "--n", "2", "--input", str(source), "--output", str(target))[0] == 0
+    assert len(gateway.prompts) == 2
+    assert [len(entry["choices"]) for entry in answers(target).values()] == [2, 2]
