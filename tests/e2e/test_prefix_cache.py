@@ -76,7 +76,7 @@ async def test_what_a_request_computed_before_its_end_serves_the_next(stack: Sta
     ids = prompt(5 if end == "cancelled" else 6, 10 * PAGE_TOKENS + 3)
     channel, stub = open_stub(stack.grpc_address)
     async with channel:
-        request = greedy_request(ids, max_tokens=200, ignore_eos=True)
+        request = greedy_request(ids, max_tokens=200 if end == "cancelled" else 24, ignore_eos=True)
         await stream(stub, request, cancel_after_tokens=20 if end == "cancelled" else None)
     wait_until(lambda: is_settled(stack), timeout_s=20, what="the pages of the ended request are cached")
 

@@ -10,7 +10,7 @@ from weir.testing.stack import Stack
 pytestmark = pytest.mark.stack
 
 COUNTERS = {
-    "prefill": ("prompt_tokens_computed_total", "decode_steps_total", "handed_off_total"),
+    "prefill": ("prompt_tokens_computed_total", "prompt_tokens_cached_total", "decode_steps_total", "handed_off_total"),
     "decode": ("prompt_tokens_computed_total", "decode_steps_total", "taken_over_total"),
     "transfer": ("handoffs_total", "handoff_bytes_copied_total"),
 }
@@ -34,7 +34,8 @@ async def test_counters_prove_the_split_and_that_no_byte_was_copied(stack: Stack
 
     assert change["decode", "prompt_tokens_computed_total"] == 0
     assert change["prefill", "decode_steps_total"] == 0
-    assert change["prefill", "prompt_tokens_computed_total"] == sum(len(ids) for ids in prompts)
+    num_cached = change["prefill", "prompt_tokens_cached_total"]
+    assert change["prefill", "prompt_tokens_computed_total"] + num_cached == sum(len(ids) for ids in prompts)
     assert change["decode", "decode_steps_total"] > 0
     assert change["prefill", "handed_off_total"] == change["decode", "taken_over_total"] == len(prompts)
     assert change["transfer", "handoffs_total"] == len(prompts)
