@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from uuid import uuid4
 
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 from weir.client import Chunk, GenerateOptions, Turn
@@ -124,7 +125,9 @@ async def measure(config: PrefixConfig) -> PrefixReport:
     tokenizer, template = load_tokenizer(source), load_chat_template(source)
     generator = random.Random(config.seed)
     async with AsyncWeirClient(config.address) as client:
-        chats = [await _chat(client, config, generator, tokenizer, template) for _ in range(config.num_chats)]
+        chats = []
+        for _ in track(range(config.num_chats), "chats", console=Console(stderr=True)):
+            chats.append(await _chat(client, config, generator, tokenizer, template))
         shared = await _share(client, config, generator, tokenizer.vocab_size)
     return PrefixReport(tuple(chats), shared)
 
