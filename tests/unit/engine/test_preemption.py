@@ -88,6 +88,19 @@ def test_with_nobody_behind_it_a_sequence_gives_way_itself(tmp_path: Path) -> No
     assert decoding.snapshot(0).block_table != ()
 
 
+def test_while_nothing_can_run_here_the_pages_are_for_other_workers(tmp_path: Path) -> None:
+    """Two workers that each kept what the other one needs would wait for ever."""
+    decoding = Decoding(tmp_path, num_free_pages=0)
+    decoding.add(0)
+    decoding.steps(2, 0.0)
+    decoding.step(0.5)
+    assert decoding.snapshot(0).block_table == ()
+    assert decoding.batcher.take_surplus().page_ids == (0,)
+    wanted = decoding.batcher.wanted()
+    assert wanted is not None
+    assert wanted.least_pages == 2
+
+
 def test_the_record_of_a_preempted_sequence_says_that_its_pages_are_not_there(tmp_path: Path) -> None:
     decoding = Decoding(tmp_path, num_free_pages=0)
     decoding.add(0)
