@@ -95,7 +95,7 @@ def check(engine: PressedEngine) -> None:
     assert counters.preemptions <= engine.pressure.preemption.max_preemptions * len(engine.pressure.prompts)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(PRESSURES)
 def test_whatever_happens_tokens_are_those_of_the_request_alone_and_nothing_leaks(pressure: Pressure) -> None:
     engine = PressedEngine(pressure)
@@ -103,7 +103,7 @@ def test_whatever_happens_tokens_are_those_of_the_request_alone_and_nothing_leak
     check(engine)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(PRESSURES)
 def test_nobody_fails_for_pages_while_everybody_may_be_preempted(pressure: Pressure) -> None:
     may_always_go = replace(pressure.preemption, max_preemptions=10_000)
