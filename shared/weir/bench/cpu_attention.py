@@ -21,6 +21,7 @@ from weir.ops.paged_decode import cpu as decode
 from weir.ops.paged_prefill import cpu as prefill
 from weir.ops.simd.barrier import BarrierState, wait_for_all
 from weir.ops.simd.jit import kernel
+from weir.ops.simd.loops import address_of, prefetch
 
 _GROUP_HEADS, _NUM_KV_HEADS, _HEAD_DIM = 3, 3, 64  # of SmolLM2-135M
 _NUM_HEADS = _GROUP_HEADS * _NUM_KV_HEADS
@@ -29,6 +30,7 @@ _COLD_BYTES = 256 << 20
 _MOST_BYTES = 512 << 20
 _DECODES = ((1, 160), (8, 160), (32, 160), (32, 500), (32, 2000))
 _PREFILLS = ((64, 0), (64, 500), (128, 0))
+_LINE_BYTES, _LINES_AHEAD = 64, 64
 _SECONDS = 1.0
 _LEAST_PASSES = 3
 
@@ -246,20 +248,23 @@ def _random(rows: int, columns: int) -> NDArray[np.float32]:
 
 
 @kernel
-def _sum_words(words: NDArray[np.int64], sums: NDArray[np.int64], thread: int, num_threads: int) -> None:
+def _sum_lines(lines: NDArray[np.int64], sums: NDArray[np.int64], thread: int, num_threads: int) -> None:
+    """`lines` [lines, 8 words]. Hardware fetches ahead up to the end of a memory page only: the rest is asked for."""
     total = 0
-    for index in range(words.size * thread // num_threads, words.size * (thread + 1) // num_threads):
-        total += words[index]
+    for line in range(len(lines) * thread // num_threads, len(lines) * (thread + 1) // num_threads):
+        prefetch(address_of(lines) + (line + _LINES_AHEAD) * _LINE_BYTES)
+        for word in range(8):
+            total += lines[line, word]
     sums[thread] = total
 
 
 def read_bandwidth(num_threads: int) -> float:
     """GB/s of adding up memory that no cache holds, on so many threads; the fastest of some runs."""
-    words, sums = np.ones(_COLD_BYTES // 8, np.int64), np.zeros(num_threads, np.int64)
+    lines, sums = np.ones((_COLD_BYTES // _LINE_BYTES, 8), np.int64), np.zeros(num_threads, np.int64)
     crew = Crew(FixedShare(num_threads))
 
     def work(barrier: BarrierState, base: int, thread: int, threads: int) -> None:
-        _sum_words(words, sums, thread, threads)
+        _sum_lines(lines, sums, thread, threads)
         wait_for_all(barrier, base, 0, threads)
 
     seconds: list[float] = []
@@ -268,7 +273,7 @@ def read_bandwidth(num_threads: int) -> float:
         start = time.perf_counter()
         crew.run(work)
         seconds.append(time.perf_counter() - start)
-    return words.nbytes / min(seconds[1:]) / 1e9
+    return lines.nbytes / min(seconds[1:]) / 1e9
 
 
 def as_lines(times: Sequence[AttentionTime]) -> list[str]:

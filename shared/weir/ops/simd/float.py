@@ -148,13 +148,13 @@ def _emit_one_plus(builder: ir.IRBuilder, fraction: ir.Value, coefficients: tupl
     return value
 
 
-def emit_prefetch(builder: ir.IRBuilder, address: ir.Value) -> None:
-    """Asks for the cache line at a byte address (i64), which need not be readable."""
+def emit_prefetch(builder: ir.IRBuilder, address: ir.Value, cache_level: int = 1) -> None:
+    """Asks for the cache line at a byte address (i64), which need not be readable, in the cache of that level (1-3)."""
     pointer_type = ir.IntType(8).as_pointer()
     kind = ir.FunctionType(ir.VoidType(), [pointer_type, INT32, INT32, INT32])
     function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-    read, keep_in_all_caches, data = (ir.Constant(INT32, value) for value in (0, 3, 1))
-    builder.call(function, [builder.inttoptr(address, pointer_type), read, keep_in_all_caches, data])
+    read, locality, data = (ir.Constant(INT32, value) for value in (0, 4 - cache_level, 1))
+    builder.call(function, [builder.inttoptr(address, pointer_type), read, locality, data])
 
 
 def _llvm_intrinsic(builder: ir.IRBuilder, name: str, value_type: ir.Type, num_arguments: int) -> ir.Function:

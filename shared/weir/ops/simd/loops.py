@@ -6,7 +6,7 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from weir.ops.simd.float import INT64
+from weir.ops.simd.float import INT64, emit_prefetch
 from weir.ops.simd.jit import simd
 
 Values = list[ir.Value]
@@ -80,3 +80,14 @@ def address_of(typing_context: Any, array: Any) -> Any:
         return builder.ptrtoint(data, INT64)
 
     return types.int64(array), generate
+
+
+@simd
+def prefetch(typing_context: Any, address: Any) -> Any:
+    """Asks for the cache line at a byte address, which need not be readable, in the cache of the second level."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Values) -> ir.Value:
+        emit_prefetch(builder, args[0], cache_level=2)
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
