@@ -1,12 +1,12 @@
 """SentencePiece vocabularies in GGUF files (`tokenizer.ggml.model` llama): Llama 2, Mistral 7B."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from tokenizers import Tokenizer, decoders, models, normalizers
 
 from weir.model.errors import ModelError
 from weir.model.gguf_file import GgufFile
-from weir.model.gguf_vocabulary import TokenType, Vocabulary
+from weir.model.gguf_vocabulary import Vocabulary
 from weir.model.spelling import SPACE_MARK
 
 
@@ -20,7 +20,7 @@ def sentencepiece_from_gguf(gguf: GgufFile, vocabulary: Vocabulary) -> Tokenizer
     unknown_id = gguf.find("tokenizer.ggml.unknown_token_id", int, 0) or 0
     model = models.BPE(
         vocab=dict(vocabulary.id_of),
-        merges=merges_by_score(_mergeable(vocabulary, scores)),
+        merges=merges_by_score(dict(zip(vocabulary.tokens, scores, strict=True))),
         unk_token=vocabulary.token("tokenizer.ggml.unknown_token_id", unknown_id),
         fuse_unk=True,
         byte_fallback=True,
@@ -54,15 +54,6 @@ def merges_by_score(score_of: Mapping[str, float]) -> list[tuple[str, str]]:
     ranked.sort()
     tokens = list(score_of)
     return [(tokens[place][:cut], tokens[place][cut:]) for _, place, _, _, cut in ranked]
-
-
-def _mergeable(vocabulary: Vocabulary, scores: Sequence[float]) -> dict[str, float]:
-    """Only these come about by joining; control and user-defined tokens are found in the text as a whole."""
-    return {
-        token: score
-        for token, kind, score in zip(vocabulary.tokens, vocabulary.types, scores, strict=True)
-        if kind == TokenType.NORMAL
-    }
 
 
 def _scores(gguf: GgufFile, num_tokens: int) -> list[float]:

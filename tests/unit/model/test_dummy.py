@@ -103,6 +103,7 @@ def test_weights_are_made_on_a_device_one_by_one(dtype: torch.dtype) -> None:
     assert {tensor.dtype for tensor in made.values()} == {dtype}
     again = dict(dummy_tensors_on(device, dtype, config))
     assert all(torch.equal(tensor, again[name]) for name, tensor in made.items())
+    assert not torch.equal(made["model.layers.0.mlp.up_proj.weight"], made["model.layers.1.mlp.up_proj.weight"])
     embedding = made["model.embed_tokens.weight"].float()
     assert float(embedding.std()) == pytest.approx(0.02, rel=0.01)
     assert (made["model.norm.weight"] == 1).all()
