@@ -14,6 +14,8 @@ from weir.wire.v1 import types_pb2, worker_pb2
 Finish: TypeAlias = "types_pb2.FinishReason.ValueType"
 GOING_ON = types_pb2.FINISH_REASON_UNSPECIFIED
 STOP, LENGTH = types_pb2.FINISH_REASON_STOP, types_pb2.FINISH_REASON_LENGTH
+NUM_CACHED_TOKENS = 3
+"""Of every prompt, so the prefill worker says."""
 
 
 class FakeWorker:
@@ -182,6 +184,7 @@ class FakePair:
             told = [told_of(token_id, start.sampling.prompt_logprobs) for token_id in start.prompt_token_ids[1:]]
             self.prefill.send(update(start.request_id, 0, prompt_logprobs=told))
         first = update(start.request_id, 0, tokens[:1], logprobs=_told(start, tokens[:1]))
+        first.num_cached_tokens = NUM_CACHED_TOKENS
         if len(tokens) == 1:
             first.finish_reason = finish
             self.prefill.send(first)

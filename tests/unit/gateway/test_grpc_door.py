@@ -29,6 +29,7 @@ async def test_the_workers_get_the_prompt_and_every_parameter(world: World) -> N
     request.options.sampling.top_k = 7
     request.options.sampling.seed = 2**63 + 9
     request.options.stop_conditions.stop_token_ids.extend([5, 256])
+    request.options.cache_salt, request.options.skips_prefix_cache = "team", True
     await stream(world.stub, request)
     [start] = world.prefill.named("start")
     assert list(start.prompt_token_ids) == ids_of("Say hello")
@@ -36,6 +37,7 @@ async def test_the_workers_get_the_prompt_and_every_parameter(world: World) -> N
     assert start.sampling.seed == 2**63 + 9
     assert start.max_tokens == 4
     assert list(start.stop_token_ids) == [256, 5]
+    assert (start.cache_salt, start.skips_prefix_cache) == ("team", True)
     assert start.decode_worker_id == world.decode.worker_id
     assert (start.num_booked_pages, start.lane_priority) == (4, 2)
     [resume] = world.decode.named("resume")

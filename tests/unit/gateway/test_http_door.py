@@ -10,6 +10,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionChunk
 from tests.unit.gateway.fake_model import ids_of
+from tests.unit.gateway.fake_workers import NUM_CACHED_TOKENS
 from tests.unit.gateway.world import World
 
 from weir.bus.messages import RefusalReason, SubmitReply
@@ -37,11 +38,14 @@ async def test_a_completion_of_a_text(world: World, client: openai.AsyncOpenAI) 
     assert answer.choices[0].finish_reason == "length"
     assert answer.usage is not None
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (9, 5, 14)
+    assert answer.usage.prompt_tokens_details is not None
+    assert answer.usage.prompt_tokens_details.cached_tokens == NUM_CACHED_TOKENS
     assert answer.id.startswith("cmpl-")
 
 
 async def test_a_completion_of_token_ids_with_every_parameter(world: World, client: openai.AsyncOpenAI) -> None:
     extra = {"top_k": 3, "min_p": 0.5, "ignore_eos": True, "stop_token_ids": [7], "lane": "batch"}
+    extra |= {"cache_salt": "team", "cache_prompt": False}
     await client.completions.create(
         model="bytes",
         prompt=[1, 2, 3],
@@ -62,6 +66,7 @@ async def test_a_completion_of_token_ids_with_every_parameter(world: World, clie
     assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.5, -0.25)
     assert dict(sampling.logit_bias) == {4: 2.5, 9: -100.0}
     assert (list(start.stop_token_ids), start.min_tokens) == ([7], 2)
+    assert (start.cache_salt, start.skips_prefix_cache) == ("team", True)
     assert world.scheduler.submits[0].lane == "batch"
 
 

@@ -53,6 +53,7 @@ def violations_of(draft: RequestDraft) -> dict[str, str]:
         ({"request_id": "x" * 65}, "options.request_id", "1 to 64 characters"),
         ({"lane": "not/a/lane"}, "options.lane", "is 'not/a/lane'"),
         ({"lane": "x" * 65}, "options.lane", "at most 64"),
+        ({"cache_salt": "x" * 65}, "options.cache_salt", "has 65 characters; at most 64"),
         ({"temperature": -0.1}, "options.sampling.temperature", "is -0.1; must be from 0 (greedy) to 2"),
         ({"temperature": 2.1}, "options.sampling.temperature", "is 2.1"),
         ({"temperature": math.nan}, "options.sampling.temperature", "is nan"),

@@ -208,6 +208,19 @@ def test_what_was_used_longest_ago_goes_first_and_of_a_chain_its_end() -> None:
     assert table.prefixes.num_evicted == 4
 
 
+def test_a_prefix_ends_where_a_page_is_missing() -> None:
+    table = OwnershipTable(np.zeros(8, PAGE_DTYPE), np.zeros(1, SLOT_DTYPE))
+    acquired = table.try_acquire(1, 3, 0)
+    assert acquired is not None
+    first, second, third = acquired.page_ids
+    hashes = hashes_of((0, 1, 0))
+    table.seal(1, PageChain((first,), hashes[:1]))
+    table.seal(1, PageChain((third,), hashes[2:]))
+    assert table.prefixes.find_prefix(hashes) == [first]
+    table.seal(1, PageChain((second,), hashes[1:2]))
+    assert table.prefixes.find_prefix(hashes) == [first, second, third]
+
+
 def test_a_prefix_that_another_sequence_computed_too_keeps_the_first_copy_and_frees_the_second() -> None:
     table = OwnershipTable(np.zeros(8, PAGE_DTYPE), np.zeros(1, SLOT_DTYPE))
     first = table.try_acquire(1, 2, 0)
