@@ -18,7 +18,7 @@ from weir.runtime.observe import ProcessReport, StackReport, try_observe
 _KEY_METRICS: dict[str, tuple[str, ...]] = {
     "gateway": ("requests_in_flight", "finished_total", "failed_total"),
     "scheduler": ("workers", "queued", "granted", "booked_pages"),
-    "transfer": ("free_pages", "total_pages", "handoffs_total"),
+    "transfer": ("free_pages", "cached_pages", "total_pages", "prefix_hit_pages_total"),
     "prefill": ("num_running", "num_waiting", "prompt_tokens_computed_total"),
     "decode": ("num_running", "num_waiting", "decode_steps_total"),
 }
