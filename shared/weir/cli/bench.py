@@ -40,6 +40,19 @@ def kernels(
 
 
 @app.command()
+def quality(
+    text: Annotated[Path, typer.Option(help="Plain text to predict; 100 KB take a minute.")],
+    model: Annotated[str, typer.Option(help="Known name, GGUF file or Hugging Face folder.")] = "smollm2-135m",
+    max_tokens: Annotated[int | None, typer.Option(min=2, help="Only the beginning of the text.")] = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """What int8 costs in quality: perplexity of a text in int8 beside fp32."""
+    from weir.bench.quality import main as bench_quality
+
+    raise typer.Exit(bench_quality(model, text, as_json, max_tokens))
+
+
+@app.command()
 def transfer(
     repeats: Annotated[int, typer.Option(min=1, help="Hand-offs of each size.")] = 200,
     as_json: options.AsJson = False,
