@@ -23,7 +23,7 @@ _GIB = 2**30
 _LEAST_MEMORY_GIB = 4
 _LEAST_SHM_GIB = 2.5
 _PORTS = {"gRPC": 50051, "HTTP": 8000}
-_PACKAGES = ("torch", "numpy", "grpcio", "nats-py", "tokenizers", "opentelemetry-sdk")
+_PACKAGES = ("torch", "numba", "numpy", "grpcio", "nats-py", "tokenizers", "opentelemetry-sdk")
 
 Verdict = Literal["ok", "note", "warning", "missing"]
 _STYLES: dict[Verdict, str] = {"ok": "green", "note": "cyan", "warning": "yellow", "missing": "red"}
@@ -71,7 +71,18 @@ def _machine() -> Iterator[Finding]:
     yield Finding(
         "GPU", "nvidia-smi is there; this version computes on the CPU all the same" if has_gpu else "none: CPU", "note"
     )
-    yield Finding("arithmetic", "fp32, by PyTorch's CPU library")
+    yield _arithmetic(cores)
+
+
+def _arithmetic(cores: int) -> Finding:
+    """Of `--precision auto`."""
+    from weir.ops.simd.features import kernel_tier  # loads the compiler's library, which no other command wants
+
+    threads = f"workers share {cores} threads as they are busy"
+    try:
+        return Finding("arithmetic", f"int8, {kernel_tier()} kernels; {threads}")
+    except ValueError as error:
+        return Finding("arithmetic", str(error), "missing", "unset WEIR_CPU_KERNELS")
 
 
 def _cpu_flags() -> set[str]:
