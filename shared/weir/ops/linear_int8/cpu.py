@@ -9,11 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weir.ops.linear_int8.pack import BLOCK_OUTPUTS, SCALES_BYTES, PackedMatrix, WeightKind
-from weir.ops.linear_int8.tile import make_block
+from weir.ops.linear_int8.tile import make_block, most_tile_rows
 from weir.ops.quantize.rows import GROUP, RECORD_BYTES, row_bytes
 from weir.ops.simd.features import kernel_tier
 from weir.ops.simd.jit import kernel, parallel_kernel
 
+_SPAN_BYTES = 128 << 10
+_TILE_ROWS = most_tile_rows(kernel_tier())
 _int4_block = make_block(WeightKind.INT4, kernel_tier())
 _int8_block = make_block(WeightKind.INT8, kernel_tier())
 
@@ -36,17 +38,23 @@ def linear_range(
     num_rows, num_outputs = out.shape
     num_groups = rows.shape[1] // RECORD_BYTES
     block_bytes = num_groups * (SCALES_BYTES + GROUP * BLOCK_OUTPUTS // 8 * bits)
+    # Several blocks for one tile of rows before the next tile: memory is read in long runs, and the other tiles find
+    # the blocks in the second cache.
+    span = max(1, _SPAN_BYTES // block_bytes)
     row_stride, out_stride = rows.shape[1], num_outputs * 4
     added = 1 if is_added else 0
-    rows_at = rows.ctypes.data
-    for block in range(first_block, last_block):
-        block_at = weights.ctypes.data + block * block_bytes
-        out_at = out.ctypes.data + block * (BLOCK_OUTPUTS * 4)
-        left = num_outputs - block * BLOCK_OUTPUTS
-        if bits == 4:
-            _int4_block(block_at, num_groups, rows_at, row_stride, num_rows, out_at, out_stride, left, added)
-        else:
-            _int8_block(block_at, num_groups, rows_at, row_stride, num_rows, out_at, out_stride, left, added)
+    for start in range(first_block, last_block, span):
+        for row in range(0, num_rows, _TILE_ROWS):
+            taken = min(_TILE_ROWS, num_rows - row)
+            rows_at = rows.ctypes.data + row * row_stride
+            for block in range(start, min(start + span, last_block)):
+                block_at = weights.ctypes.data + block * block_bytes
+                out_at = out.ctypes.data + row * out_stride + block * (BLOCK_OUTPUTS * 4)
+                left = num_outputs - block * BLOCK_OUTPUTS
+                if bits == 4:
+                    _int4_block(block_at, num_groups, rows_at, row_stride, taken, out_at, out_stride, left, added)
+                else:
+                    _int8_block(block_at, num_groups, rows_at, row_stride, taken, out_at, out_stride, left, added)
 
 
 @parallel_kernel

@@ -29,6 +29,7 @@ from weir.ops.simd.integer import (
     emit_load_lanes,
     emit_load_splat,
     emit_opaque,
+    emit_prefetch_for_write,
     emit_store_first,
 )
 from weir.ops.simd.jit import simd
@@ -80,6 +81,11 @@ def tile_shapes(kind: WeightKind, tier: KernelTier) -> list[TileShape]:
     else:
         tiles = [(4, 2, 4), (3, 2, 1), (2, 2, 1), (1, 2, 1)]
     return [TileShape(kind, tier, *tile, _PREFETCH_BYTES if tile[0] <= 3 else 0) for tile in tiles]
+
+
+def most_tile_rows(tier: KernelTier) -> int:
+    """Rows of the largest tile: given so many, a block is one call of it."""
+    return max(tile_shapes(kind, tier)[0].num_rows for kind in WeightKind)
 
 
 def make_block(kind: WeightKind, tier: KernelTier) -> Callable[..., Any]:
@@ -146,6 +152,9 @@ def _tile_function(module: ir.Module, shape: TileShape) -> ir.Function:
 
 def _emit_tile(builder: ir.IRBuilder, shape: TileShape, arguments: BlockArguments) -> None:
     lanes = dot_product(shape.tier, shape.kind).width * shape.num_vectors
+    for row in range(shape.num_rows):
+        # results go to a line that no cache holds yet: it is there when the sums are
+        emit_prefetch_for_write(builder, _at(builder, arguments.out, arguments.out_stride, row))
     with cgutils.for_range(builder, ir.Constant(INT64, BLOCK_OUTPUTS // lanes), intp=INT64) as part:
         first = builder.mul(part.index, ir.Constant(INT64, lanes))
         results = _emit_groups(builder, shape, arguments, first)

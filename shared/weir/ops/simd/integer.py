@@ -91,6 +91,14 @@ def emit_opaque(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
     return builder.call(assembly, [value], attrs=("convergent",))
 
 
+def emit_prefetch_for_write(builder: ir.IRBuilder, address: ir.Value) -> None:
+    """Asks for the cache line at an address (i64), to be written: `prefetchw`."""
+    pointer_type = INT8.as_pointer()
+    prefetch = _declare(builder, "llvm.prefetch.p0", ir.VoidType(), [pointer_type, INT32, INT32, INT32])
+    for_write, keep_in_all_caches, data = INT32(1), INT32(3), INT32(1)
+    builder.call(prefetch, [builder.inttoptr(address, pointer_type), for_write, keep_in_all_caches, data])
+
+
 def emit_nibbles(builder: ir.IRBuilder, packed: ir.Value) -> tuple[ir.Value, ir.Value]:
     """The low and the high four bits of every byte."""
     mask = emit_int_constant(packed.type, 0x0F0F0F0F)
