@@ -96,10 +96,10 @@ class CpuKernelReport:
     models: tuple[ModelTime, ...]
 
 
-def run_cpu_kernels(thread_counts: Sequence[int] = (1, 2)) -> CpuKernelReport:
-    """Takes about two minutes and 1 GiB. Leaves numba and torch with the last number of threads."""
+def run_cpu_kernels() -> CpuKernelReport:
+    """On one thread, then on all. Takes some two minutes and 1 GiB; leaves numba and torch with all threads."""
     layers, models = [], []
-    for num_threads in thread_counts:
+    for num_threads in sorted({1, numba.config.NUMBA_NUM_THREADS}):
         numba.set_num_threads(num_threads)
         torch.set_num_threads(num_threads)
         bandwidth = read_bandwidth(num_threads)

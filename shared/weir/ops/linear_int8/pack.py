@@ -1,7 +1,7 @@
 """Weights in the order in which the kernels read them.
 
 A block holds 16 outputs and all inputs. It is one stream of groups of 32 inputs, read from front to back and nowhere
-else: with the scales in a stream of their own, one row read memory at 13 GB/s instead of 34.
+else: with the scales in a stream of their own, one row read memory at 13 GB/s instead of 33.
 
     a group, 4 bits   [16] float16 scales, [16] float16 minima, [4][16 outputs][4 inputs] bytes: byte j of the first
                       64 holds input j of the group in its low nibble and input j + 4 in its high one, and so on
