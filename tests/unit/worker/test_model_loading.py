@@ -1,0 +1,44 @@
+"""A worker takes the threads that it was given, or its share of the machine's cores."""
+
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from weir.model.core_share import FixedShare
+from weir.worker.config import WorkerConfig
+from weir.worker.core_budget import CoreBudget
+from weir.worker.model_loading import core_share_of
+
+
+def test_int8_workers_share_the_cores_of_the_machine_whatever_their_instance(tmp_path: Path) -> None:
+    first, second = (
+        core_share_of(WorkerConfig(runtime_dir=tmp_path / "run", instance=name), "int8") for name in ("a", "b")
+    )
+    assert isinstance(first, CoreBudget)
+    first.begin()
+    assert second.begin() == max(1, len(os.sched_getaffinity(0)) // 2)
+
+
+def test_a_number_of_threads_that_was_set_is_kept(tmp_path: Path) -> None:
+    share = core_share_of(WorkerConfig(runtime_dir=tmp_path, num_threads=3), "int8")
+    assert isinstance(share, FixedShare)
+    assert share.most == 3
+
+
+def test_pytorch_gets_an_equal_part_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    assert core_share_of(WorkerConfig(workers_on_machine=3), "fp32").most == 2
+    assert core_share_of(WorkerConfig(workers_on_machine=20), "fp32").most == 1
+
+
+def test_without_a_place_for_the_budget_a_worker_takes_an_equal_part_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    (tmp_path / "cores").mkdir()
+    with caplog.at_level(logging.WARNING):
+        share = core_share_of(WorkerConfig(runtime_dir=tmp_path, workers_on_machine=2), "int8")
+    assert share.most == 4
+    assert "no common budget of cores" in caplog.text
