@@ -57,6 +57,8 @@ class PairLoad:
     num_output_tokens: int
     num_pages: int
     chunk_tokens: int = 512
+    max_running: int = 256
+    """Sequences in one worker's step. With 1 each runs alone, in both workers."""
     timeout_s: float = 60.0
 
 
@@ -84,8 +86,8 @@ def run_pair(kind: RunnerKind, load: PairLoad) -> PairResult:
         memory = kind.create_memory(load.num_pages * kind.page_bytes)
         stack.callback(memory.close)
         limits = BatchLimits(
-            max_num_seqs=256,
-            max_num_batched_tokens=max(load.chunk_tokens, 256),
+            max_num_seqs=load.max_running,
+            max_num_batched_tokens=max(load.chunk_tokens, load.max_running),
             chunk_tokens=load.chunk_tokens,
             max_context_tokens=longest + 1,
             vocab_size=kind.vocab_size,

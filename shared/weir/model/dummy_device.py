@@ -10,6 +10,7 @@ import torch
 from weir.model.architecture import ModelConfig
 from weir.model.dummy_weights import DUMMY_SEED, SPREAD, is_norm, tensor_seed
 from weir.model.tensor_names import tensor_shapes
+from weir.model.weights import Weights, stack_weights
 
 
 def dummy_tensors_on(
@@ -28,3 +29,9 @@ def dummy_tensor_on(
         return torch.ones(shape, dtype=dtype, device=device)
     generator = torch.Generator(device).manual_seed(tensor_seed(name, seed))
     return torch.empty(shape, dtype=dtype, device=device).uniform_(-SPREAD, SPREAD, generator=generator)
+
+
+def dummy_weights_on(device: torch.device, dtype: torch.dtype, config: ModelConfig, seed: int = DUMMY_SEED) -> Weights:
+    """A whole model there."""
+    shapes = tensor_shapes(config)
+    return stack_weights(lambda name: dummy_tensor_on(device, dtype, name, shapes[name], seed), config)

@@ -136,11 +136,8 @@ def host_batch(plan: StepPlan, num_pages: int, vocab_size: int, limits: TritonLi
 
 def device_batch(batch: HostBatch, upload: StepUpload, queries_per_tile: int) -> DeviceBatch:
     """One copy to the device; the views are valid until the next."""
-    chunks = (*batch.decodes, *batch.prefills)
     arrays = [
-        np.concatenate([np.array(chunk.token_ids, np.int32) for chunk in chunks]),
-        np.concatenate([np.arange(chunk.start, chunk.end, dtype=np.int32) for chunk in chunks]),
-        np.concatenate([_slots(chunk) for chunk in chunks]),
+        *_row_arrays((*batch.decodes, *batch.prefills)),
         *(_decode_arrays(batch.decodes) if batch.decodes else ()),
         *(_prefill_arrays(batch.prefills, queries_per_tile) if batch.prefills else ()),
         *(_sample_arrays(batch.sampled) if batch.sampled else ()),
@@ -153,6 +150,40 @@ def device_batch(batch: HostBatch, upload: StepUpload, queries_per_tile: int) ->
         DecodeIndex(next(views), next(views)) if batch.decodes else None,
         PrefillIndex(next(views), next(views), next(views), next(views)) if batch.prefills else None,
         SampleIndex(next(views), next(views), next(views)) if batch.sampled else None,
+    )
+
+
+def padded_decodes(batch: HostBatch, num_rows: int, table_width: int, upload: StepUpload) -> DeviceBatch:
+    """As `device_batch`, for a batch of decodes alone, filled up to `num_rows` rows and `table_width` pages a row.
+
+    Batches of one such shape lie at the same addresses. A row that fills up writes to no page (slot -1) and reads one
+    position of page 0; what is drawn for it means nothing.
+    """
+    filled = [
+        np.zeros(num_rows, np.int32),  # token ids
+        np.zeros(num_rows, np.int32),  # positions
+        np.full(num_rows, -1, np.int32),  # slots
+        np.zeros((num_rows, table_width), np.int32),
+        np.ones(num_rows, np.int32),  # lengths
+        np.arange(num_rows, dtype=np.int32),
+        np.zeros(num_rows, np.float32),  # temperatures
+        np.zeros(num_rows, np.float64),  # uniforms
+    ]
+    if batch.decodes:
+        tables, lengths = _decode_arrays(batch.decodes)
+        found = [*_row_arrays(batch.decodes), tables, lengths, *_sample_arrays(batch.sampled)]
+        for target, source in zip(filled, found, strict=True):
+            target[tuple(slice(length) for length in source.shape)] = source
+    views = upload.send(filled)
+    return DeviceBatch(*views[:3], DecodeIndex(*views[3:5]), None, SampleIndex(*views[5:]))
+
+
+def _row_arrays(chunks: Sequence[ChunkPlan]) -> tuple[Ints, Ints, Ints]:
+    """Token ids, positions and slots."""
+    return (
+        np.concatenate([np.array(chunk.token_ids, np.int32) for chunk in chunks]),
+        np.concatenate([np.arange(chunk.start, chunk.end, dtype=np.int32) for chunk in chunks]),
+        np.concatenate([_slots(chunk) for chunk in chunks]),
     )
 
 

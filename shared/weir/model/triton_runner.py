@@ -21,6 +21,7 @@ from weir.model.triton_batch import (
     host_batch,
 )
 from weir.model.triton_decoder import TritonDecoder
+from weir.model.triton_graphs import Capture, DecodeGraphs, capture_cuda_graph, graph_shapes
 from weir.model.triton_upload import StepUpload
 from weir.model.weights import Weights
 from weir.ops.sampling.launch import sample, sampling_scratch
@@ -42,6 +43,14 @@ class TritonRunner:
         self._upload = StepUpload(limits.upload_bytes, pages.device)
         self._scratch = sampling_scratch(limits.max_sequences, config.vocab_size, pages.device)
         self._token_ids = torch.empty(limits.max_sequences, dtype=torch.int32, device=pages.device)
+        self._graphs: DecodeGraphs | None = None
+
+    def capture_decodes(self, capture: Capture = capture_cuda_graph) -> None:
+        """From here on steps of decodes alone are replayed. Reads page 0 and writes none."""
+        graphs = DecodeGraphs(graph_shapes(self._limits), self._upload, self._decode_step, capture)
+        with torch.inference_mode():
+            graphs.capture_all()
+        self._graphs = graphs
 
     def run(self, plan: StepPlan) -> StepResult:
         """Raises InternalError on a plan that makes no sense, or if the logits are not numbers."""
@@ -49,6 +58,9 @@ class TritonRunner:
             return StepResult({})
         batch = host_batch(plan, self._num_pages, self._config.vocab_size, self._limits)
         with torch.inference_mode():
+            drawn = self._graphs.try_run(batch) if self._graphs is not None else None
+            if drawn is not None:
+                return StepResult(_checked(drawn.tolist(), batch.sampled))
             index = device_batch(batch, self._upload, self._decoder.queries_per_tile)
             self._decoder.forward(index)
             scores = {scored.slot: self._score(scored, index) for scored in batch.scored}
@@ -57,16 +69,19 @@ class TritonRunner:
             result = self._draw(self._decoder.logits(index.sample.rows), batch.sampled, index.sample)
         return replace(result, prompt_logprobs=scores)
 
-    def _draw(self, logits: torch.Tensor, sampled: Sequence[SampledRow], index: SampleIndex) -> StepResult:
-        token_ids = self._token_ids[: len(sampled)]
+    def _decode_step(self, index: DeviceBatch) -> torch.Tensor:
+        """The drawn tokens, int32 [rows]: what a graph is made of."""
+        assert index.sample is not None, "decodes draw"
+        self._decoder.forward(index)
+        return self._sample(self._decoder.logits(index.sample.rows), index.sample)
+
+    def _sample(self, logits: torch.Tensor, index: SampleIndex) -> torch.Tensor:
+        token_ids = self._token_ids[: len(logits)]
         sample(logits, index.temperatures, index.uniforms, token_ids, self._scratch)
-        drawn: list[int] = token_ids.tolist()
-        wrong = [row for row, token_id in enumerate(drawn) if token_id == NOT_A_NUMBER]
-        if wrong:
-            raise InternalError(
-                f"the model computed NaN or infinite logits in {len(wrong)} of {len(sampled)} rows: {wrong[:8]}"
-            )
-        by_slot = {row.slot: token_id for row, token_id in zip(sampled, drawn, strict=True)}
+        return token_ids
+
+    def _draw(self, logits: torch.Tensor, sampled: Sequence[SampledRow], index: SampleIndex) -> StepResult:
+        by_slot = _checked(self._sample(logits, index).tolist(), sampled)
         places = [place for place, row in enumerate(sampled) if not row.is_drawn_on_device]
         if not places:
             return StepResult(by_slot)
@@ -92,3 +107,13 @@ class TritonRunner:
                 spec.num_top,
             )
         )
+
+
+def _checked(drawn: Sequence[int], sampled: Sequence[SampledRow]) -> dict[int, int]:
+    """The tokens by slot. Rows behind those of `sampled` fill a batch up."""
+    wrong = [row for row, token_id in enumerate(drawn[: len(sampled)]) if token_id == NOT_A_NUMBER]
+    if wrong:
+        raise InternalError(
+            f"the model computed NaN or infinite logits in {len(wrong)} of {len(sampled)} rows: {wrong[:8]}"
+        )
+    return {row.slot: token_id for row, token_id in zip(sampled, drawn, strict=False)}

@@ -1,5 +1,6 @@
 """Weights as the decoder wants them, all in fp32, from a GGUF file or a Hugging Face folder."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -7,7 +8,7 @@ import torch
 from weir.model.architecture import ModelConfig
 from weir.model.memory import check_memory
 from weir.model.source import ModelSource
-from weir.model.tensor_file import TensorFile, open_tensors
+from weir.model.tensor_file import open_tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +57,23 @@ def load_weights(source: ModelSource, config: ModelConfig) -> Weights:
     """
     tensors = open_tensors(source, config)
     check_memory(source, config, bytes_a_weight=4)
-    embedding = _read(tensors, "model.embed_tokens.weight")
+    return stack_weights(lambda name: torch.from_numpy(tensors.read(name)), config)
+
+
+def stack_weights(read_tensor: Callable[[str], torch.Tensor], config: ModelConfig) -> Weights:
+    """Of tensors by the names of `tensor_shapes`, each read once, on the device that they are on."""
+    embedding = read_tensor("model.embed_tokens.weight")
     return Weights(
         embedding=embedding,
-        layers=tuple(_read_layer(tensors, config, layer) for layer in range(config.num_layers)),
-        final_norm=_read(tensors, "model.norm.weight"),
-        output=embedding if config.tie_word_embeddings else _read(tensors, "lm_head.weight"),
+        layers=tuple(_stack_layer(read_tensor, config, layer) for layer in range(config.num_layers)),
+        final_norm=read_tensor("model.norm.weight"),
+        output=embedding if config.tie_word_embeddings else read_tensor("lm_head.weight"),
     )
 
 
-def _read_layer(tensors: TensorFile, config: ModelConfig, layer: int) -> LayerWeights:
+def _stack_layer(read_tensor: Callable[[str], torch.Tensor], config: ModelConfig, layer: int) -> LayerWeights:
     def read(name: str) -> torch.Tensor:
-        return _read(tensors, f"model.layers.{layer}.{name}")
+        return read_tensor(f"model.layers.{layer}.{name}")
 
     def read_bias(*names: str, exists: bool) -> torch.Tensor | None:
         return torch.cat([read(f"self_attn.{name}.bias") for name in names]) if exists else None
@@ -82,7 +88,3 @@ def _read_layer(tensors: TensorFile, config: ModelConfig, layer: int) -> LayerWe
         gate_up=torch.cat([read("mlp.gate_proj.weight"), read("mlp.up_proj.weight")]),
         down=read("mlp.down_proj.weight"),
     )
-
-
-def _read(tensors: TensorFile, name: str) -> torch.Tensor:
-    return torch.from_numpy(tensors.read(name))

@@ -1,6 +1,6 @@
 """A whole model through the Triton path: same tokens as the fp32 path on the CPU, and as many launches as it needs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -22,6 +22,7 @@ from weir.model.model_shapes import shape_named
 from weir.model.runner import TorchRunner
 from weir.model.triton_batch import TritonLimits
 from weir.model.triton_decoder import empty_pages, weights_on
+from weir.model.triton_graphs import capture_cuda_graph, graph_shapes
 from weir.model.triton_runner import TritonRunner
 from weir.model.weights import LayerWeights, Weights
 
@@ -96,8 +97,10 @@ PROMPTS = [[7 * i % 1024 for i in range(37)], [5], [(11 * i + 3) % 1024 for i in
 SCHEDULE = [(20, 1, 0), (16, 1, 20), (1, 1, 1), *[(1, 1, 1)] * 3]
 
 
-def triton_runner(weights: Weights, dtype: torch.dtype = torch.float32) -> TritonRunner:
-    pages = empty_pages(CONFIG, NUM_PAGES, DEVICE, dtype).fill_(float("nan"))
+def triton_runner(
+    weights: Weights, dtype: torch.dtype = torch.float32, unwritten: float = float("nan")
+) -> TritonRunner:
+    pages = empty_pages(CONFIG, NUM_PAGES, DEVICE, dtype).fill_(unwritten)
     return TritonRunner(CONFIG, weights_on(weights, DEVICE, dtype), pages, LIMITS)
 
 
@@ -198,3 +201,32 @@ def test_pages_of_another_geometry_are_refused(weights: Weights) -> None:
     pages = torch.zeros(4, CONFIG.num_layers, 2, 1, PAGE_TOKENS, CONFIG.head_dim, device=DEVICE)
     with pytest.raises(ValueError, match=r"pages are torch.float32 \[4, 2, 2, 1, 16, 32\]"):
         TritonRunner(CONFIG, weights_on(weights, DEVICE, torch.float32), pages, LIMITS)
+
+
+def run_again(step: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+    """In place of a CUDA graph, which no interpreter captures: the same step, on the same memory."""
+    step()
+    return step
+
+
+def test_replayed_decodes_draw_what_steps_of_their_own_draw(weights: Weights) -> None:
+    # a row that fills a batch up reads page 0, and the interpreter's numpy warns of numbers that are none
+    runner = triton_runner(weights, unwritten=0.0)
+    runner.capture_decodes(run_again if IS_INTERPRETED else capture_cuda_graph)
+    expected, found = Conversation(triton_runner(weights), PROMPTS), Conversation(runner, PROMPTS)
+    for lengths in [*SCHEDULE, (1, 0, 1), (0, 1, 0)]:
+        assert found.step([GREEDY, WARM, GREEDY], lengths) == expected.step([GREEDY, WARM, GREEDY], lengths)
+
+
+def test_capturing_writes_to_no_page(weights: Weights) -> None:
+    pages = empty_pages(CONFIG, NUM_PAGES, DEVICE, torch.float32).fill_(7.0)
+    runner = TritonRunner(CONFIG, weights_on(weights, DEVICE, torch.float32), pages, LIMITS)
+    runner.capture_decodes(run_again if IS_INTERPRETED else capture_cuda_graph)
+    assert bool((pages == 7.0).all())
+
+
+def test_a_batch_takes_the_smallest_graph_that_holds_it() -> None:
+    shapes = graph_shapes(TritonLimits(max_rows=64, max_sequences=6, max_context_tokens=4096))
+    assert {shape.num_rows for shape in shapes} == {1, 2, 4, 6}
+    assert {shape.table_width for shape in shapes} == {32, 128, 256}
+    assert list(shapes) == sorted(shapes)
