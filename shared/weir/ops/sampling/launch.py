@@ -71,7 +71,7 @@ def sample(
         logits.stride(0),
         vocab_size,
         BLOCK=_BLOCK,
-        num_warps=4,
+        num_warps=8,
     )
     draw_token_kernel[num_rows,](
         logits,
