@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from weir.ops.quantize.cpu import quantize_range, quantize_rows
-from weir.ops.quantize.rows import GROUP, dequantized, empty_rows, records_of
-from weir.ops.rms_norm.cpu import rms_norm_quantize
-from weir.ops.silu_mul.cpu import silu_mul_quantize
+from weir.ops.quantize.rows import GROUP, dequantized, records_of
+from weir.ops.rms_norm.cpu import rms_norm_quantize, rms_norm_quantize_range
+from weir.ops.silu_mul.cpu import silu_mul_quantize, silu_mul_quantize_range
 
 Floats = NDArray[np.float32]
 
@@ -131,14 +131,35 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch(
             assert np.array_equal(together[field], alone[field][chosen])
 
 
-def test_a_range_writes_its_groups_and_no_others() -> None:
-    inputs = np.random.default_rng(9).standard_normal((3, 96)).astype(np.float32)
-    rows = empty_rows(3, 96)
-    rows[:] = 0xEE
-    quantize_range(inputs, rows, 2, 7)
-    records, whole = records_of(rows).reshape(-1), records_of(quantize_rows(inputs)).reshape(-1)
-    assert np.array_equal(records["values"][2:7], whole["values"][2:7])
-    assert (rows.reshape(9, -1)[[0, 1, 7, 8]] == 0xEE).all()
+@pytest.mark.parametrize(("first", "last"), [(0, 9), (2, 7), (3, 6), (8, 9), (4, 4)])
+def test_a_range_of_groups_writes_those_and_no_others(first: int, last: int) -> None:
+    gate_up = np.random.default_rng(9).standard_normal((3, 192)).astype(np.float32)
+    inputs = gate_up[:, :96].copy()
+    whole = quantize_rows(inputs)
+    rows = np.full_like(whole, 0xEE)
+    quantize_range(inputs, rows, first, last)
+    assert_only(rows, whole, range(first, last))
+    whole = silu_mul_quantize(gate_up)
+    rows = np.full_like(whole, 0xEE)
+    silu_mul_quantize_range(gate_up, rows, first, last)
+    assert_only(rows, whole, range(first, last))
+
+
+def test_a_range_of_rows_writes_those_and_no_others() -> None:
+    inputs = np.random.default_rng(10).standard_normal((4, 96)).astype(np.float32)
+    whole = rms_norm_quantize(inputs, WEIGHT[:96], EPSILON)
+    rows = np.full_like(whole, 0xEE)
+    rms_norm_quantize_range(inputs, WEIGHT[:96], EPSILON, rows, 1, 3)
+    assert_only(rows, whole, range(3, 9))
+
+
+def assert_only(rows: NDArray[np.uint8], whole: NDArray[np.uint8], groups: range) -> None:
+    """`groups` of `rows` are those of `whole`, the others are still filled with 0xEE."""
+    found, expected = records_of(rows).reshape(-1), records_of(whole).reshape(-1)
+    written = np.isin(np.arange(found.size), groups)
+    for field in ("values", "scale", "scaled_sum", "correction"):
+        assert np.array_equal(found[field][written], expected[field][written])
+    assert (rows.reshape(found.size, -1)[~written] == 0xEE).all()
 
 
 def test_rows_that_are_no_multiple_of_32_are_refused() -> None:
