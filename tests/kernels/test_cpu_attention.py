@@ -171,7 +171,7 @@ def test_narrow_tiles_and_the_oldest_processor_give_the_same_bits(environment: d
     child = subprocess.run(
         [sys.executable, "-m", "tests.kernels.cpu_attention_cases"],
         cwd=ROOT,
-        env={**os.environ, **environment},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
         capture_output=True,
         text=True,
         check=False,
