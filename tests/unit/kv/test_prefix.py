@@ -49,3 +49,9 @@ def test_hashes_on_the_wire_lie_one_after_the_other() -> None:
     assert split_hashes(b"".join(hashes)) == hashes
     with pytest.raises(ValueError, match="page_hashes: 17 bytes, must be a multiple of 16"):
         split_hashes(bytes(17))
+
+
+def test_equal_pages_after_different_beginnings_have_different_hashes() -> None:
+    one, other = page_hashes([1] * 16 + [7] * 32, b"seed"), page_hashes([2] * 16 + [7] * 32, b"seed")
+    assert not set(one) & set(other)
+    assert len(set(one)) == 3

@@ -88,6 +88,7 @@ def _cache(world: World, worker: Attachment, num_tokens: int) -> tuple[int, ...]
 
 def test_a_match_pins_what_is_cached_and_acquires_the_rest(world: World, prefill: Attachment) -> None:
     cached = _cache(world, prefill, 64)
+    assert world.core.metrics()["prefix_pending"] == 0
     match = _match(world, prefill, 100)
     assert match.page_ids == cached
     assert (len(match.acquired.page_ids), len(match.acquired.slots)) == (3, 1)
@@ -196,22 +197,25 @@ def test_after_a_restart_nothing_is_evicted_before_all_have_said_what_they_hold(
     world: World, prefill: Attachment, decode: Attachment
 ) -> None:
     _cache(world, prefill, 96)
-    match = _match(world, prefill)
-    _match(world, decode, 33)
+    match = _match(world, decode, 33)  # no record says that decode reads these two pages
     world.restart()
-    again = world.core.attach(world.registration("prefill", prefill.lease_id, _claims(match)))
-    assert len(_match(world, again).page_ids) == 6
+    again = world.core.attach(world.registration("prefill", prefill.lease_id))
+    assert world.core.metrics()["cached_pages"] == 6
     with pytest.raises(Overloaded):
-        world.core.acquire(again.lease_id, again.number, 33, 0)
-    world.core.attach(world.registration("decode", decode.lease_id))
+        world.core.acquire(again.lease_id, again.number, 34, 0)  # 33 are free, decode's third page aside
+    world.core.attach(world.registration("decode", decode.lease_id, _claims(match)))
+    assert len(world.core.acquire(again.lease_id, again.number, 37, 0).page_ids) == 37
+    metrics = world.core.metrics()
+    assert (metrics["shared_pages"], metrics["prefix_evicted_pages_total"]) == (2, 4)
+
+
+def test_a_worker_that_dies_over_a_restart_stops_no_eviction(world: World, prefill: Attachment) -> None:
+    _cache(world, prefill, 96)
     world.restart()
-    world.core.attach(world.registration("decode", decode.lease_id))
     world.core.end_lease(prefill.lease_id)
     world.core.tick()
-    assert world.core.metrics()["cached_pages"] == 6
     other = world.core.attach(world.registration("other"))
     assert len(world.core.acquire(other.lease_id, other.number, 40, 0).page_ids) == 40
-    assert world.core.metrics()["prefix_evicted_pages_total"] == 6
 
 
 def test_a_sequence_keeps_its_shared_pages_over_a_restart_that_its_worker_sleeps_through(
