@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from weir.core.errors import WeirError
-from weir.core.life import Phase
 from weir_gateway.call import Call
 from weir_gateway.output import Piece
 from weir_gateway.request import Ending
@@ -64,27 +63,30 @@ class Choices:
             call.released.set()
 
     async def next_piece(self) -> Delivery:
-        """Waits for something to send. Raises the first error, after everything before it was handed out."""
+        """Waits for something to send. Raises the first error, after everything before it was handed out.
+
+        Nothing is handed out if one of them was not admitted.
+        """
         while (delivery := self._try_next()) is None:
             self._news.clear()
             await self._news.wait()
         return delivery
 
     def _try_next(self) -> Delivery | None:
-        if self._error is None and any(call.request.phase is Phase.RECEIVED for call in self.calls):
-            return None
-        for choice, call in list(self._open.items()):
-            taken = call.try_take()
-            if taken is None:
-                continue
-            piece, finish_reason = taken
-            del self._open[choice]
-            if finish_reason is None:
-                self._open[choice] = call
-            return Delivery(piece, finish_reason, choice, is_last=not self._open)
+        if all(call.request.is_admitted for call in self.calls):
+            for choice, call in list(self._open.items()):
+                taken = call.try_take()
+                if taken is not None:
+                    return self._delivery(choice, *taken)
         if self._error is not None:
             raise self._error
         return None
+
+    def _delivery(self, choice: int, piece: Piece, finish_reason: FinishReason | None) -> Delivery:
+        call = self._open.pop(choice)
+        if finish_reason is None:
+            self._open[choice] = call
+        return Delivery(piece, finish_reason, choice, is_last=not self._open)
 
     def _on_end(self, ended: "asyncio.Future[Ending]") -> None:
         ending = ended.result()

@@ -52,6 +52,7 @@ class Request:
         self._placement: Placement | None = None
         self._ending: Ending | None = None
         self._is_prefilled = False
+        self._is_admitted = False
         self._emit()
 
     @property
@@ -66,6 +67,11 @@ class Request:
     def placement(self) -> Placement | None:
         """Set by the grant."""
         return self._placement
+
+    @property
+    def is_admitted(self) -> bool:
+        """Whether the scheduler took it, however it ended."""
+        return self._is_admitted
 
     @property
     def attempt(self) -> Attempt:
@@ -99,6 +105,7 @@ class Request:
     def queued(self) -> None:
         """The scheduler took it. A grant can overtake this news, which then says nothing new."""
         if self._phase is Phase.RECEIVED:
+            self._is_admitted = True
             self._enter(Phase.QUEUED)
 
     def granted(self, placement: Placement) -> None:

@@ -95,7 +95,7 @@ class RequestSpan:
 
     def first_chunk(self, now_s: float) -> None:
         """Something was sent to the client."""
-        if not self._has_first_chunk:
+        if not self._has_first_chunk and self._span.is_recording():
             self._has_first_chunk = True
             self._span.set_attribute("gen_ai.response.time_to_first_chunk", now_s - self._started_at_s)
 

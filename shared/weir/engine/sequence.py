@@ -198,7 +198,7 @@ class Sequence:
         num_top, num_prompt_tokens = self.facts.sampling.prompt_logprobs, self.num_prompt_tokens
         if num_top is None or self.num_computed + 1 >= num_prompt_tokens or self.num_output_tokens > 0:
             return None
-        return ScoreSpec(tuple(self.token_ids[self.num_computed + 1 : min(end + 1, num_prompt_tokens)]), num_top)
+        return ScoreSpec(tuple(self.token_ids[self.num_computed + 1 : end + 1]), num_top)
 
     def record_chunk(self, end: int, token_id: int | None, logprobs: TokenLogprobs | None = None) -> None:
         """Positions up to `end` are computed, and `token_id` was drawn after them. Published when this returns."""

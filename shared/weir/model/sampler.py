@@ -7,6 +7,7 @@ draws see bias, penalties and mask as well. Log-probabilities are those of the l
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -95,23 +96,39 @@ def draw(logits: Logits, params: SamplingParams, output_index: int) -> int:
     return _draw_rows(Scan(logits[None]), [SampleSpec(params, output_index)])[0]
 
 
+class _Scratch:
+    """Memory for one step's draws, made when the first row needs it: a row's worth is too much to make for each row."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self._num_tokens = num_tokens
+
+    @cached_property
+    def adjusted(self) -> Logits:
+        return np.empty((1, self._num_tokens), np.float32)
+
+    @cached_property
+    def counts(self) -> npt.NDArray[np.int32]:
+        return np.zeros(self._num_tokens, np.int32)
+
+    @cached_property
+    def keys(self) -> npt.NDArray[np.uint64]:
+        return np.empty((2, self._num_tokens), np.uint64)
+
+
 def _draw_rows(scan: Scan, specs: Sequence[SampleSpec]) -> list[int]:
     token_ids: list[int] = scan.argmax.tolist()
-    keys: npt.NDArray[np.uint64] | None = None
+    scratch = _Scratch(scan.logits.shape[1])
     for row, spec in enumerate(specs):
         source, place = scan, row
         if spec.masked_token_ids or spec.params.logit_bias or spec.params.has_penalties:
-            source, place = Scan(_adjusted(scan.logits[row], spec)[None]), 0
+            source, place = Scan(_adjusted(scan.logits[row], spec, scratch)), 0
             token_ids[row] = int(source.argmax[0])
-        if spec.params.is_greedy:
-            continue
-        if keys is None:
-            keys = np.empty((2, scan.logits.shape[1]), np.uint64)
-        token_ids[row] = _draw_row(source, place, spec, keys)
+        if not spec.params.is_greedy:
+            token_ids[row] = _draw_row(source, place, spec, scratch)
     return token_ids
 
 
-def _draw_row(scan: Scan, row: int, spec: SampleSpec, keys: npt.NDArray[np.uint64]) -> int:
+def _draw_row(scan: Scan, row: int, spec: SampleSpec, scratch: _Scratch) -> int:
     params = spec.params
     return int(
         draw_row(
@@ -123,34 +140,35 @@ def _draw_row(scan: Scan, row: int, spec: SampleSpec, keys: npt.NDArray[np.uint6
             float(params.top_p),
             float(params.min_p),
             uniform(params.seed, spec.output_index),
-            keys,
+            scratch.keys,
         )
     )
 
 
-def _adjusted(logits: Logits, spec: SampleSpec) -> Logits:
-    """A copy of a row with its bias, penalties and mask."""
-    adjusted = logits.copy()
+def _adjusted(logits: Logits, spec: SampleSpec, scratch: _Scratch) -> Logits:
+    """A row [1, vocabulary] with bias, penalties and mask, in `scratch.adjusted`."""
+    row = scratch.adjusted[0]
+    row[:] = logits
     for token_id, bias in spec.params.logit_bias:
-        adjusted[token_id] += np.float32(bias)
+        row[token_id] += np.float32(bias)
     if spec.params.has_penalties:
-        _penalize(adjusted, spec.params, spec.history)
+        _penalize(row, spec.params, spec.history, scratch)
     if spec.masked_token_ids:
-        adjusted[list(spec.masked_token_ids)] = MASKED
-    return adjusted
+        row[list(spec.masked_token_ids)] = MASKED
+    return scratch.adjusted
 
 
-def _penalize(logits: Logits, params: SamplingParams, history: TokenHistory | None) -> None:
+def _penalize(row: Logits, params: SamplingParams, history: TokenHistory | None, scratch: _Scratch) -> None:
     if history is None:
         raise InternalError("a draw with penalties was planned without the tokens before it")
     penalize(
-        logits,
+        row,
         history.token_ids,
         history.num_prompt_tokens,
         float(params.repetition_penalty),
         float(params.presence_penalty),
         float(params.frequency_penalty),
-        np.zeros(len(logits), np.int32),
+        scratch.counts,
     )
 
 

@@ -39,6 +39,7 @@ class FakeScheduler:
     refusal: SubmitReply | None = None
     num_accepted: int = 0
     """Submits that are taken before `refusal` is said."""
+    refusal_delay_s: float = 0.0
     refused_ids: tuple[str, ...] = ()
     submits: list[Submit] = field(default_factory=list)
     cancels: list[Cancel] = field(default_factory=list)
@@ -83,6 +84,7 @@ class FakeScheduler:
         if self.is_silent:
             return None
         if self.refusal is not None and len(self.submits) > self.num_accepted:
+            await asyncio.sleep(self.refusal_delay_s)
             return self.refusal
         if self.grants_at_once:
             task = asyncio.create_task(self._grant_quietly(submit))

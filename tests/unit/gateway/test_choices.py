@@ -5,6 +5,7 @@ import asyncio
 import grpc
 import openai
 import pytest
+from opentelemetry.context import Context
 from tests.unit.gateway.fake_model import ids_of
 from tests.unit.gateway.fake_workers import LENGTH, STOP
 from tests.unit.gateway.world import FAST, World, open_world
@@ -14,6 +15,7 @@ from weir.client import AsyncWeirClient, Chunk, GenerateOptions
 from weir.core.errors import Cancelled, Overloaded, Unavailable
 from weir.testing.load import greedy_request
 from weir.wire.v1 import inference_pb2, worker_pb2
+from weir_gateway.draft import GRPC_NAMES, Operation, RequestDraft, Text
 from weir_gateway.driver import DriverSettings
 from weir_gateway.gateway import GatewaySettings
 
@@ -107,13 +109,28 @@ async def test_the_scheduler_sees_each_choice_as_a_request(numbered: World) -> N
 async def test_if_one_is_refused_all_are_and_nothing_was_sent(numbered: World, num_accepted: int) -> None:
     numbered.scheduler.refusal = SubmitReply(5, False, RefusalReason.QUEUE_FULL, "lane standard is full", 2000)
     numbered.scheduler.num_accepted = num_accepted
+    numbered.scheduler.refusal_delay_s = 0.1  # those that were taken have tokens by then
     async with AsyncWeirClient(numbered.grpc_address) as client:
         with pytest.raises(Overloaded, match="lane standard is full") as refused:
             await anext(client.generate("hello", OPTIONS))
     assert refused.value.retry_after_s == 2.0
     await numbered.until_idle()
-    told = len(numbered.scheduler.cancels) + len(numbered.scheduler.finishes)
-    assert told == num_accepted
+    accepted = {submit.request_id for submit in numbered.scheduler.submits[:num_accepted]}
+    told = {cancel.request_id for cancel in numbered.scheduler.cancels}
+    assert accepted <= told | {finish.request_id for finish in numbered.scheduler.finishes}
+
+
+async def test_a_refused_choice_ends_the_others_though_nobody_reads(numbered: World) -> None:
+    numbered.pair.stops_after = 1
+    numbered.scheduler.refusal = SubmitReply(5, False, RefusalReason.QUEUE_FULL, "lane standard is full", 2000)
+    numbered.scheduler.num_accepted = 2
+    draft = RequestDraft(Operation.TEXT_COMPLETION, Text("hello"), GRPC_NAMES, OPTIONS)
+    opened = await numbered.gateway.intake.open(draft, Context(), None)
+    ending = await asyncio.wait_for(opened.choices.ended, 5)
+    assert isinstance(ending.error, Overloaded)
+    phases = sorted(call.request.phase.value for call in opened.choices.calls)
+    assert phases == ["cancelled", "cancelled", "refused"]
+    opened.leave()
 
 
 async def test_there_must_be_places_for_all() -> None:

@@ -70,3 +70,15 @@ def test_of_stop_strings_that_end_together_the_longest_is_cut_out() -> None:
 
 def test_without_stop_strings_text_passes_at_once() -> None:
     assert StopMatcher([]).push("anything") == ("anything", None)
+
+
+def test_a_stop_string_is_output_too_if_it_is_wanted() -> None:
+    matcher = StopMatcher(["END"], is_included=True)
+    assert matcher.push("so E") == ("so ", None)
+    assert matcher.push("ND and more") == ("END", "END")
+
+
+def test_before_it_is_armed_a_stop_string_does_not_count_but_may_begin() -> None:
+    matcher = StopMatcher(["END"])
+    assert matcher.push("END EN", is_armed=False) == ("END ", None)
+    assert matcher.push("D") == ("", "END")

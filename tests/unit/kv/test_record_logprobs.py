@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -109,13 +108,15 @@ def test_every_value_comes_back_as_it_was(entries: list[TokenLogprobs]) -> None:
 
 
 def test_a_death_in_the_middle_of_an_entry_leaves_it_unknown() -> None:
-    memory = memoryview(bytearray(RECORD_LOGPROBS_BYTES))
-    ring = LogprobRing(memory)
+    ring = LogprobRing(memoryview(bytearray(RECORD_LOGPROBS_BYTES)))
     ring.clear()
-    ring.keep(0, told_of(0))
-    # what a writer that died had done: its entry has no token, and half of its numbers
-    np.frombuffer(memory, np.int32, 2)[:] = (-1, 12345)
-    assert ring.read([100]) == (TokenLogprobs.unknown(100),)
+    for index in range(MAX_KEPT):
+        ring.keep(index, told_of(index))
+    with pytest.raises(ValueError, match="broadcast"):  # more than an entry holds: it breaks off where a death could
+        ring.keep(MAX_KEPT, TokenLogprobs(7, -1.0, 1, ((1, -1.0),) * 21))
+    token_ids = [index + 100 for index in range(MAX_KEPT + 1)]
+    kept = [told_of(index) for index in range(1, MAX_KEPT)]
+    assert ring.read(token_ids) == (TokenLogprobs.unknown(100), *kept, TokenLogprobs.unknown(token_ids[-1]))
 
 
 def test_the_ring_fits_its_place_in_the_record() -> None:
