@@ -44,10 +44,11 @@ def test_a_gateway_that_asks_again_gets_them_again() -> None:
 
 def test_those_of_the_prompt_are_news_without_a_token_and_are_sent_once() -> None:
     delivery = begun(0, num_prompt=2)
-    assert delivery.has_news
+    news = [delivery.has_news]
     update = delivery.take_update(100)
     assert (update.token_ids, update.prompt_logprobs) == ((), tuple(TOLD[:2]))
-    assert not delivery.has_news
+    news.append(delivery.has_news)
+    assert news == [True, False]
     delivery.add_prompt_logprobs(3, TOLD[2:4])
     update = delivery.take_update(100)
     assert (update.first_prompt_index, update.prompt_logprobs) == (3, tuple(TOLD[2:4]))
