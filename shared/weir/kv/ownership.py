@@ -99,7 +99,7 @@ class OwnershipTable:
         for chain, chain_pages in zip(chains, pages, strict=True):
             is_pinned = self.prefixes.is_sealed(chain_pages)
             self.prefixes.unpin(lease_id, chain_pages[is_pinned])
-            self._seal_own(NO_LEASE, chain, ~is_pinned)
+            self._seal_own(NO_LEASE, chain_pages, chain.hashes, ~is_pinned)
             self._free_pages(chain_pages[~is_pinned & ~self.prefixes.is_sealed(chain_pages)])
             self.prefixes.touch(chain.hashes)
 
@@ -107,7 +107,7 @@ class OwnershipTable:
         """Lets others read what the lease has computed and still uses; it pins these pages. Raises NotOwned."""
         pages = _as_ids(chain.page_ids)
         self.check_held_pages(lease_id, pages)
-        self._seal_own(lease_id, chain, ~self.prefixes.is_sealed(pages))
+        self._seal_own(lease_id, pages, chain.hashes, ~self.prefixes.is_sealed(pages))
 
     def check_held_pages(self, lease_id: int, page_ids: Collection[int] | PageIds, *, is_claim: bool = False) -> None:
         """Raises NotOwned: an id that is not there, neither the lease's nor pinned by it, or named too often.
@@ -165,7 +165,7 @@ class OwnershipTable:
         row["owner"] = move.to_lease_id  # the commit point; what follows `rebuild` would do as well
         self.page_rows["owner"][page_ids[~is_pinned]] = move.to_lease_id
         self.prefixes.move_pins(move.from_lease_id, move.to_lease_id, page_ids[is_pinned])
-        self._seal_own(move.to_lease_id, PageChain(tuple(page_ids.tolist()), tuple(hashes)), ~is_pinned)
+        self._seal_own(move.to_lease_id, page_ids, hashes, ~is_pinned)
 
     def try_find_move(self, slot: int, request_id: str, attempt: Attempt) -> int | None:
         """Number of pages of the slot's last hand-off if it was this one.
@@ -209,7 +209,7 @@ class OwnershipTable:
             pages = _as_ids(chain.page_ids)
             rows = self.page_rows
             is_own = (rows["owner"][pages] == lease_id) & (rows["state"][pages] == PageState.ORPHANED)
-            self._seal_own(NO_LEASE, chain, is_own)
+            self._seal_own(NO_LEASE, pages, chain.hashes, is_own)
             self.prefixes.touch(chain.hashes)
         self.prefixes.replace_pins(lease_id, self._counts(_as_ids(())))
         self._free_fenced(lease_id, PageState.ORPHANED, SlotState.ORPHANED)
@@ -238,10 +238,10 @@ class OwnershipTable:
             self.page_rows["owner"][left_behind] = row["owner"]
         self.prefixes.pin(int(row["owner"]), block_table[self.prefixes.is_sealed(block_table)])
 
-    def _seal_own(self, lease_id: int, chain: PageChain, is_own: NDArray[np.bool_]) -> None:
-        """Seals the pages of the chain that have a hash and that `is_own` marks."""
-        own = np.flatnonzero(is_own[: len(chain.hashes)])
-        self.prefixes.seal(lease_id, _as_ids(chain.page_ids)[own], [chain.hashes[index] for index in own.tolist()])
+    def _seal_own(self, lease_id: int, pages: PageIds, hashes: Sequence[bytes], is_own: NDArray[np.bool_]) -> None:
+        """Seals the pages that have a hash and that `is_own` marks."""
+        own = np.flatnonzero(is_own[: len(hashes)])
+        self.prefixes.seal(lease_id, pages[own], [hashes[index] for index in own.tolist()])
 
     def _counts(self, page_ids: PageIds) -> PinCounts:
         return np.bincount(page_ids, minlength=len(self.page_rows)).astype(np.uint32)

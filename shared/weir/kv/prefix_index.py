@@ -89,13 +89,12 @@ class PrefixIndex:
         new = [index for index, page_hash in enumerate(hashes) if page_hash not in self._page_of]
         if not new:
             return np.empty(0, np.int64)
-        sealed = pages[new]
-        packed = b"".join([hashes[index] for index in new])
-        self._rows["hash"][sealed] = np.frombuffer(packed, "<u8").reshape(-1, 2)
+        sealed, new_hashes = pages[new], [hashes[index] for index in new]
+        self._rows["hash"][sealed] = np.frombuffer(b"".join(new_hashes), "<u8").reshape(-1, 2)
         self._rows["refcount"][sealed] = 0
         self._rows["state"][sealed] = PageState.CACHED  # the commit point; `recover` does what follows
         self._rows["owner"][sealed] = NO_LEASE
-        self._page_of.update(zip((hashes[index] for index in new), sealed.tolist(), strict=True))
+        self._page_of.update(zip(new_hashes, sealed.tolist(), strict=True))
         if lease_id != NO_LEASE:
             self.pin(lease_id, sealed)
         return sealed
