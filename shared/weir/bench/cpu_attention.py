@@ -16,12 +16,12 @@ from torch.nn import functional
 
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
 from weir.model.core_share import FixedShare
-from weir.model.crew import Crew
+from weir.model.crew import Crew, most_chunks
 from weir.ops.paged_decode import cpu as decode
 from weir.ops.paged_prefill import cpu as prefill
-from weir.ops.simd.barrier import BarrierState, wait_for_all
 from weir.ops.simd.jit import kernel
 from weir.ops.simd.loops import address_of, prefetch
+from weir.ops.simd.phases import PhaseState, chunk_is_done, take_chunk, wait_for_phase
 
 _GROUP_HEADS, _NUM_KV_HEADS, _HEAD_DIM = 3, 3, 64  # of SmolLM2-135M
 _NUM_HEADS = _GROUP_HEADS * _NUM_KV_HEADS
@@ -89,16 +89,16 @@ def measure_decode(batch: int, length: int, num_threads: int, bandwidth_gb_s: fl
     items = np.empty((num_items, 3), np.int32)
     decode.plan_decode(lengths, _NUM_KV_HEADS, items)
     partials = np.empty((num_items, decode.decode_partial_floats(_GROUP_HEADS, _HEAD_DIM)), np.float32)
-    scratch = np.empty((num_threads, decode.decode_scratch_floats(_GROUP_HEADS)), np.float32)
+    scratch = np.empty((most_chunks(num_threads), decode.decode_scratch_floats(_GROUP_HEADS)), np.float32)
     attended = np.empty((batch, _NUM_HEADS * _HEAD_DIM), np.float32)
     crew = Crew(FixedShare(num_threads))
 
     def run_kernel(tables: Tables) -> None:
-        def work(barrier: BarrierState, base: int, thread: int, threads: int) -> None:
+        def work(state: PhaseState, base: int, num_chunks: int) -> None:
             fixed = (qkv, rows, lengths, tables, world.pages, items, partials, scratch, attended)
-            _decode_layers(*fixed, barrier, base, thread, threads)
+            _decode_layers(*fixed, state, base, num_chunks)
 
-        crew.run(work)
+        crew.run(work, batch)
 
     queries = torch.from_numpy(qkv[:, : attended.shape[1]]).view(batch, _NUM_KV_HEADS, _GROUP_HEADS, _HEAD_DIM)
     mask = torch.zeros(batch, 1, 1, num_pages_for(length) * PAGE_TOKENS)
@@ -121,16 +121,16 @@ def measure_prefill(num_new: int, num_cached: int, num_threads: int, bandwidth_g
     first_rows, tokens, ends = (np.array([value], np.int32) for value in (0, num_new, end))
     items = np.empty((prefill.num_prefill_items(tokens, _NUM_KV_HEADS, _GROUP_HEADS), 3), np.int32)
     prefill.plan_prefill(tokens, _NUM_KV_HEADS, _GROUP_HEADS, items)
-    scratch = np.empty((num_threads, prefill.prefill_scratch_floats(_GROUP_HEADS, _HEAD_DIM)), np.float32)
+    scratch = np.empty((most_chunks(num_threads), prefill.prefill_scratch_floats(_GROUP_HEADS, _HEAD_DIM)), np.float32)
     attended = np.empty((num_new, _NUM_HEADS * _HEAD_DIM), np.float32)
     crew = Crew(FixedShare(num_threads))
 
     def run_kernel(tables: Tables) -> None:
-        def work(barrier: BarrierState, base: int, thread: int, threads: int) -> None:
+        def work(state: PhaseState, base: int, num_chunks: int) -> None:
             fixed = (qkv, first_rows, tokens, ends, tables, world.pages, items, scratch, attended)
-            _prefill_layers(*fixed, barrier, base, thread, threads)
+            _prefill_layers(*fixed, state, base, num_chunks)
 
-        crew.run(work)
+        crew.run(work, num_new)
 
     queries = torch.from_numpy(qkv[:, : attended.shape[1]]).view(num_new, -1, _HEAD_DIM).transpose(0, 1)[None]
     mask = torch.ones(num_new, end, dtype=torch.bool).tril_(num_cached)
@@ -156,19 +156,27 @@ def _decode_layers(
     partials: NDArray[np.float32],
     scratch: NDArray[np.float32],
     attended: NDArray[np.float32],
-    barrier: BarrierState,
+    state: PhaseState,
     base: int,
-    thread: int,
-    num_threads: int,
+    num_chunks: int,
 ) -> None:
-    count, group, passed = len(items), _GROUP_HEADS, 0
+    count, group = len(items), _GROUP_HEADS
+    phase = 0
     for layer in range(pages.shape[1]):
-        decode.decode_blocks(
-            qkv, rows, lengths, tables, pages, layer, group, items, count, partials, scratch, thread, num_threads
-        )
-        passed = wait_for_all(barrier, base, passed, num_threads)
-        decode.decode_merge(rows, items, count, group, _HEAD_DIM, partials, attended, thread, num_threads)
-        passed = wait_for_all(barrier, base, passed, num_threads)
+        chunk = take_chunk(state, base, phase, num_chunks)
+        while chunk >= 0:
+            decode.decode_blocks(
+                qkv, rows, lengths, tables, pages, layer, group, items, count, partials, scratch, chunk, num_chunks
+            )
+            chunk_is_done(state)
+            chunk = take_chunk(state, base, phase, num_chunks)
+        phase = wait_for_phase(state, base, phase, num_chunks)
+        chunk = take_chunk(state, base, phase, num_chunks)
+        while chunk >= 0:
+            decode.decode_merge(rows, items, count, group, _HEAD_DIM, partials, attended, chunk, num_chunks)
+            chunk_is_done(state)
+            chunk = take_chunk(state, base, phase, num_chunks)
+        phase = wait_for_phase(state, base, phase, num_chunks)
 
 
 @kernel
@@ -182,18 +190,22 @@ def _prefill_layers(
     items: NDArray[np.int32],
     scratch: NDArray[np.float32],
     attended: NDArray[np.float32],
-    barrier: BarrierState,
+    state: PhaseState,
     base: int,
-    thread: int,
-    num_threads: int,
+    num_chunks: int,
 ) -> None:
-    count, group, passed = len(items), _GROUP_HEADS, 0
+    count, group = len(items), _GROUP_HEADS
     chunks = (first_rows, tokens, ends)
+    phase = 0
     for layer in range(pages.shape[1]):
-        prefill.paged_prefill(
-            qkv, *chunks, tables, pages, layer, group, items, count, scratch, attended, thread, num_threads
-        )
-        passed = wait_for_all(barrier, base, passed, num_threads)
+        chunk = take_chunk(state, base, phase, num_chunks)
+        while chunk >= 0:
+            prefill.paged_prefill(
+                qkv, *chunks, tables, pages, layer, group, items, count, scratch, attended, chunk, num_chunks
+            )
+            chunk_is_done(state)
+            chunk = take_chunk(state, base, phase, num_chunks)
+        phase = wait_for_phase(state, base, phase, num_chunks)
 
 
 def _fastest(world: _World, run_kernel: Pass, run_torch: Pass) -> tuple[float, float]:
@@ -258,20 +270,29 @@ def _sum_lines(lines: NDArray[np.int64], sums: NDArray[np.int64], thread: int, n
     sums[thread] = total
 
 
+@kernel
+def _sum_all(lines: NDArray[np.int64], sums: NDArray[np.int64], state: PhaseState, base: int, num_chunks: int) -> None:
+    chunk = take_chunk(state, base, 0, num_chunks)
+    while chunk >= 0:
+        _sum_lines(lines, sums, chunk, num_chunks)
+        chunk_is_done(state)
+        chunk = take_chunk(state, base, 0, num_chunks)
+    wait_for_phase(state, base, 0, num_chunks)
+
+
 def read_bandwidth(num_threads: int) -> float:
     """GB/s of adding up memory that no cache holds, on so many threads; the fastest of some runs."""
-    lines, sums = np.ones((_COLD_BYTES // _LINE_BYTES, 8), np.int64), np.zeros(num_threads, np.int64)
+    lines, sums = np.ones((_COLD_BYTES // _LINE_BYTES, 8), np.int64), np.zeros(most_chunks(num_threads), np.int64)
     crew = Crew(FixedShare(num_threads))
 
-    def work(barrier: BarrierState, base: int, thread: int, threads: int) -> None:
-        _sum_lines(lines, sums, thread, threads)
-        wait_for_all(barrier, base, 0, threads)
+    def work(state: PhaseState, base: int, num_chunks: int) -> None:
+        _sum_all(lines, sums, state, base, num_chunks)
 
     seconds: list[float] = []
     end = time.perf_counter() + _SECONDS
     while len(seconds) < _LEAST_PASSES or time.perf_counter() < end:
         start = time.perf_counter()
-        crew.run(work)
+        crew.run(work, len(lines))
         seconds.append(time.perf_counter() - start)
     return lines.nbytes / min(seconds[1:]) / 1e9
 

@@ -8,23 +8,26 @@ from weir.model.core_share import CoreShare
 from weir.model.cpu_forward import linear_share
 from weir.model.cpu_state import ATTENTION_OUTPUT, DOWN, GATE_UP, QUERY_KEY_VALUE, Buffers, Model
 from weir.model.cpu_workspace import Workspace, make_model
-from weir.model.crew import Crew
+from weir.model.crew import Crew, most_chunks
 from weir.model.load import Int8Weights, Runner
-from weir.ops.simd.barrier import BarrierState, wait_for_all
 from weir.ops.simd.jit import kernel
+from weir.ops.simd.phases import PhaseState, chunk_is_done, take_chunk, wait_for_phase
 
 _REPEATS = 15
 
 
 def measure_split(weights: Int8Weights, runner: Runner, share: CoreShare, num_sequences: int) -> DecodeSplit:
     """What is a difference of two measurements has the noise of both."""
-    model, buffers = make_model(weights.config, weights.packed), Workspace(weights.config, share.most).buffers
+    model, buffers = (
+        make_model(weights.config, weights.packed),
+        Workspace(weights.config, most_chunks(share.most)).buffers,
+    )
     crew = Crew(share)
 
-    def linears(barrier: BarrierState, base: int, thread: int, num_threads: int) -> None:
-        _linears(model, buffers, num_sequences, barrier, base, thread, num_threads)
+    def linears(state: PhaseState, base: int, num_chunks: int) -> None:
+        _linears(model, buffers, num_sequences, state, base, num_chunks)
 
-    linear_ms = _median_ms(lambda: crew.run(linears))
+    linear_ms = _median_ms(lambda: crew.run(linears, num_sequences))
     whole, headless = decode_plan(num_sequences), decode_plan(num_sequences, is_sampled=False)
     short = decode_plan(num_sequences, context_tokens=1, is_sampled=False)
     whole_ms = _median_ms(lambda: runner.run(whole))
@@ -44,20 +47,32 @@ def _median_ms(call: Callable[[], object]) -> float:
 
 
 @kernel
-def _linears(
-    model: Model, buffers: Buffers, num_rows: int, barrier: BarrierState, base: int, thread: int, num_threads: int
-) -> None:
+def _linears(model: Model, buffers: Buffers, num_rows: int, state: PhaseState, base: int, num_chunks: int) -> None:
     """The linear layers of all layers and nothing else."""
-    rows_hidden, rows_heads = buffers.rows_hidden[:num_rows], buffers.rows_heads[:num_rows]
-    qkv, gate_up, hidden = buffers.qkv[:num_rows], buffers.gate_up[:num_rows], buffers.hidden[:num_rows]
-    data, part = model.data, buffers.part
-    passed = 0
+    hidden, rows_hidden = buffers.hidden[:num_rows], buffers.rows_hidden[:num_rows]
+    phase = 0
     for parts in model.layer_parts:
-        linear_share(data, parts[QUERY_KEY_VALUE], rows_hidden, qkv, part, False, thread, num_threads)
-        passed = wait_for_all(barrier, base, passed, num_threads)
-        linear_share(data, parts[ATTENTION_OUTPUT], rows_heads, hidden, part, True, thread, num_threads)
-        passed = wait_for_all(barrier, base, passed, num_threads)
-        linear_share(data, parts[GATE_UP], rows_hidden, gate_up, part, False, thread, num_threads)
-        passed = wait_for_all(barrier, base, passed, num_threads)
-        linear_share(data, parts[DOWN], buffers.rows_inner[:num_rows], hidden, part, True, thread, num_threads)
-        passed = wait_for_all(barrier, base, passed, num_threads)
+        for matrix in range(4):
+            chunk = take_chunk(state, base, phase, num_chunks)
+            while chunk >= 0:
+                if matrix == QUERY_KEY_VALUE:
+                    rows, out = rows_hidden, buffers.qkv[:num_rows]
+                elif matrix == ATTENTION_OUTPUT:
+                    rows, out = buffers.rows_heads[:num_rows], hidden
+                elif matrix == GATE_UP:
+                    rows, out = rows_hidden, buffers.gate_up[:num_rows]
+                else:
+                    rows, out = buffers.rows_inner[:num_rows], hidden
+                linear_share(
+                    model.data,
+                    parts[matrix],
+                    rows,
+                    out,
+                    buffers.part,
+                    matrix in (ATTENTION_OUTPUT, DOWN),
+                    chunk,
+                    num_chunks,
+                )
+                chunk_is_done(state)
+                chunk = take_chunk(state, base, phase, num_chunks)
+            phase = wait_for_phase(state, base, phase, num_chunks)

@@ -9,10 +9,10 @@ from weir.model.core_share import CoreShare
 from weir.model.cpu_forward import forward
 from weir.model.cpu_state import Extent, Floats
 from weir.model.cpu_workspace import Workspace, make_model
-from weir.model.crew import Crew
+from weir.model.crew import Crew, most_chunks
 from weir.model.packed_file import PackedWeights
 from weir.model.step_slices import SliceArrays, StepSlice
-from weir.ops.simd.barrier import BarrierState
+from weir.ops.simd.phases import PhaseState
 
 _ROW_LAYERS_A_CALL = 256
 """Rows times layers after which the share of cores is looked at again: some milliseconds."""
@@ -24,7 +24,7 @@ class CpuDecoder:
     def __init__(self, config: ModelConfig, packed: PackedWeights, share: CoreShare) -> None:
         self._config = config
         self._model = make_model(config, packed)
-        self._workspace = Workspace(config, share.most)
+        self._workspace = Workspace(config, most_chunks(share.most))
         self._crew = Crew(share)
 
     def compute(self, step_slice: StepSlice, pages: Floats) -> Floats:
@@ -43,10 +43,10 @@ class CpuDecoder:
     def _call(self, arrays: SliceArrays, pages: Floats, extent: Extent) -> None:
         model, buffers = self._model, self._workspace.buffers
 
-        def work(barrier: BarrierState, base: int, thread: int, num_threads: int) -> None:
-            forward(model, buffers, arrays, pages, extent, barrier, base, thread, num_threads)
+        def work(state: PhaseState, base: int, num_chunks: int) -> None:
+            forward(model, buffers, arrays, pages, extent, state, base, num_chunks)
 
-        self._crew.run(work)
+        self._crew.run(work, len(arrays.token_ids))
 
 
 def page_floats(config: ModelConfig, pages: npt.NDArray[np.uint8]) -> Floats:

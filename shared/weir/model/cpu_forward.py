@@ -1,8 +1,8 @@
 """The forward pass of one slice as one compiled function, run by all threads of a crew at once.
 
-Every phase is shared among the threads by work items whose results do not depend on who computes them, and ends at a
-barrier. So the bits of a row depend on that row and its context alone: not on the batch, the cut into slices and
-chunks, or the number of threads.
+Every phase is cut into chunks whose results do not depend on who computes them, nor on how many there are. So the bits
+of a row depend on that row and its context alone: not on the batch, the cut into slices and chunks of prompts, or the
+number of threads.
 """
 
 from weir.model.cpu_state import (
@@ -35,8 +35,10 @@ from weir.ops.quantize.rows import GROUP
 from weir.ops.rms_norm.cpu import rms_norm_quantize_range
 from weir.ops.rotary_kv_write.cpu import rotary_kv_write
 from weir.ops.silu_mul.cpu import silu_mul_quantize_range
-from weir.ops.simd.barrier import BarrierState, wait_for_all
 from weir.ops.simd.jit import inlined, kernel
+from weir.ops.simd.phases import PhaseState, chunk_is_done, take_chunk, wait_for_phase
+
+NORM, QKV, ROTARY, ATTEND, MERGE, OUTPUT, MLP_NORM, GATES, ACTIVATE, MLP_OUTPUT, NUM_STAGES = range(11)
 
 
 @kernel
@@ -46,80 +48,70 @@ def forward(
     arrays: SliceArrays,
     pages: Floats,
     extent: Extent,
-    barrier: BarrierState,
+    state: PhaseState,
     base: int,
-    thread: int,
-    num_threads: int,
+    num_chunks: int,
 ) -> None:
-    """This thread's share. `pages` [num_pages, num_layers, 2, num_kv_heads, PAGE_TOKENS * head_dim]."""
-    num_rows = arrays.token_ids.size
-    first_row, last_row = num_rows * thread // num_threads, num_rows * (thread + 1) // num_threads
-    hidden = buffers.hidden[:num_rows]
-    rows = buffers.rows_hidden[:num_rows]
-    passed = 0
-    if extent.first_layer == 0:
-        embedding = model.end_parts[EMBEDDING, 0]
-        weights = model.data[embedding[OFFSET] : embedding[OFFSET] + embedding[NUM_BYTES]]
-        embedding_range(weights, embedding[BITS], arrays.token_ids, hidden, first_row, last_row)
+    """What one thread of a crew runs. `pages` [num_pages, num_layers, 2, num_kv_heads, PAGE_TOKENS * head_dim]."""
+    phase = 0
     for layer in range(extent.first_layer, extent.last_layer):
-        # rows are shared as the embedding's were: no barrier between
-        rms_norm_quantize_range(hidden, model.norms[2 * layer], model.epsilon, rows, first_row, last_row)
-        passed = wait_for_all(barrier, base, passed, num_threads)
-        passed = _attention(model, buffers, arrays, pages, extent, layer, barrier, base, passed, thread, num_threads)
-        rms_norm_quantize_range(hidden, model.norms[2 * layer + 1], model.epsilon, rows, first_row, last_row)
-        passed = wait_for_all(barrier, base, passed, num_threads)
-        passed = _mlp(model, buffers, num_rows, layer, barrier, base, passed, thread, num_threads)
-    if extent.last_layer == model.layer_parts.shape[0] and arrays.logit_rows.size > 0:
-        _logits(model, buffers, arrays.logit_rows, barrier, base, passed, thread, num_threads)
+        for stage in range(NUM_STAGES):
+            chunk = take_chunk(state, base, phase, num_chunks)
+            while chunk >= 0:
+                if stage <= MERGE:
+                    _attention_stage(stage, model, buffers, arrays, pages, extent, layer, chunk, num_chunks)
+                else:
+                    _mlp_stage(stage, model, buffers, arrays.token_ids.size, layer, chunk, num_chunks)
+                chunk_is_done(state)
+                chunk = take_chunk(state, base, phase, num_chunks)
+            phase = wait_for_phase(state, base, phase, num_chunks)
+    if extent.last_layer < model.layer_parts.shape[0] or arrays.logit_rows.size == 0:
+        return
+    for stage in range(2):
+        chunk = take_chunk(state, base, phase, num_chunks)
+        while chunk >= 0:
+            _logits_stage(stage, model, buffers, arrays.logit_rows, chunk, num_chunks)
+            chunk_is_done(state)
+            chunk = take_chunk(state, base, phase, num_chunks)
+        phase = wait_for_phase(state, base, phase, num_chunks)
 
 
 @inlined
-def _attention(
+def _attention_stage(
+    stage: int,
     model: Model,
     buffers: Buffers,
     arrays: SliceArrays,
     pages: Floats,
     extent: Extent,
     layer: int,
-    barrier: BarrierState,
-    base: int,
-    passed: int,
-    thread: int,
-    num_threads: int,
-) -> int:
-    """From quantized normed rows to the residual stream; returns how many barriers are passed."""
+    chunk: int,
+    num_chunks: int,
+) -> None:
+    """One chunk of a stage from the residual stream to what attention gives."""
     num_rows = arrays.token_ids.size
-    qkv, rows = buffers.qkv[:num_rows], buffers.rows_heads[:num_rows]
-    hidden = buffers.hidden[:num_rows]
-    parts = model.layer_parts[layer]
-    linear_share(
-        model.data,
-        parts[QUERY_KEY_VALUE],
-        buffers.rows_hidden[:num_rows],
-        qkv,
-        buffers.part,
-        False,
-        thread,
-        num_threads,
-    )
-    if model.query_key_value_bias.size > 0:
-        passed = wait_for_all(barrier, base, passed, num_threads)
-        _add_bias(qkv, model.query_key_value_bias[layer], thread, num_threads)
-    passed = wait_for_all(barrier, base, passed, num_threads)
-    rotary_kv_write(
-        qkv, arrays.positions, arrays.page_ids, model.cosines, model.sines, pages, layer, thread, num_threads
-    )
-    passed = wait_for_all(barrier, base, passed, num_threads)
-    _attend(model, buffers, arrays, pages, extent, layer, thread, num_threads)
-    passed = wait_for_all(barrier, base, passed, num_threads)
-    _merge(model, buffers, arrays, extent, thread, num_threads)
-    passed = wait_for_all(barrier, base, passed, num_threads)
-    linear_share(model.data, parts[ATTENTION_OUTPUT], rows, hidden, buffers.part, True, thread, num_threads)
-    passed = wait_for_all(barrier, base, passed, num_threads)
-    if model.attention_output_bias.size > 0:
-        _add_bias(hidden, model.attention_output_bias[layer], thread, num_threads)
-        passed = wait_for_all(barrier, base, passed, num_threads)
-    return passed
+    first_row, last_row = num_rows * chunk // num_chunks, num_rows * (chunk + 1) // num_chunks
+    rows, qkv = buffers.rows_hidden[:num_rows], buffers.qkv[:num_rows]
+    if stage == NORM:
+        hidden = buffers.hidden[:num_rows]
+        if layer == 0:
+            part = model.end_parts[EMBEDDING, 0]
+            weights = model.data[part[OFFSET] : part[OFFSET] + part[NUM_BYTES]]
+            embedding_range(weights, part[BITS], arrays.token_ids, hidden, first_row, last_row)
+        rms_norm_quantize_range(hidden, model.norms[2 * layer], model.epsilon, rows, first_row, last_row)
+    elif stage == QKV:
+        parts = model.layer_parts[layer, QUERY_KEY_VALUE]
+        linear_share(model.data, parts, rows, qkv, buffers.part, False, chunk, num_chunks)
+    elif stage == ROTARY:
+        if model.query_key_value_bias.size > 0:
+            _add_bias(qkv, model.query_key_value_bias[layer], first_row, last_row)
+        rotary_kv_write(
+            qkv, arrays.positions, arrays.page_ids, model.cosines, model.sines, pages, layer, chunk, num_chunks
+        )
+    elif stage == ATTEND:
+        _attend(model, buffers, arrays, pages, extent, layer, chunk, num_chunks)
+    else:
+        _merge(model, buffers, arrays, extent, chunk, num_chunks)
 
 
 @inlined
@@ -130,10 +122,10 @@ def _attend(
     pages: Floats,
     extent: Extent,
     layer: int,
-    thread: int,
-    num_threads: int,
+    chunk: int,
+    num_chunks: int,
 ) -> None:
-    """This thread's share of the attention of all rows; that of decode rows is still in blocks."""
+    """One chunk of the attention of all rows; that of decode rows is still in blocks."""
     num_rows, num_decodes = arrays.token_ids.size, arrays.decode_lengths.size
     group_heads = model.num_heads // model.num_kv_heads
     qkv = buffers.qkv[:num_rows]
@@ -149,8 +141,8 @@ def _attend(
         extent.num_decode_items,
         buffers.partials,
         buffers.decode_scratch,
-        thread,
-        num_threads,
+        chunk,
+        num_chunks,
     )
     paged_prefill(
         qkv,
@@ -165,14 +157,14 @@ def _attend(
         extent.num_prefill_items,
         buffers.prefill_scratch,
         buffers.attended[:num_rows],
-        thread,
-        num_threads,
+        chunk,
+        num_chunks,
     )
 
 
 @inlined
-def _merge(model: Model, buffers: Buffers, arrays: SliceArrays, extent: Extent, thread: int, num_threads: int) -> None:
-    """Merges this thread's share of the decode rows and quantizes it, and its share of the other rows."""
+def _merge(model: Model, buffers: Buffers, arrays: SliceArrays, extent: Extent, chunk: int, num_chunks: int) -> None:
+    """Merges one chunk of the decode rows and quantizes it, and one of the other rows."""
     num_rows, num_decodes = arrays.token_ids.size, arrays.decode_lengths.size
     attended, rows = buffers.attended[:num_rows], buffers.rows_heads[:num_rows]
     decode_merge(
@@ -183,69 +175,62 @@ def _merge(model: Model, buffers: Buffers, arrays: SliceArrays, extent: Extent, 
         attended.shape[1] // model.num_heads,
         buffers.partials,
         attended,
-        thread,
-        num_threads,
+        chunk,
+        num_chunks,
     )
     groups_a_row = attended.shape[1] // GROUP
-    first, last = num_decodes * thread // num_threads, num_decodes * (thread + 1) // num_threads
+    first, last = num_decodes * chunk // num_chunks, num_decodes * (chunk + 1) // num_chunks
     quantize_range(attended, rows, first * groups_a_row, last * groups_a_row)
     first_group, num_groups = num_decodes * groups_a_row, (num_rows - num_decodes) * groups_a_row
     quantize_range(
         attended,
         rows,
-        first_group + num_groups * thread // num_threads,
-        first_group + num_groups * (thread + 1) // num_threads,
+        first_group + num_groups * chunk // num_chunks,
+        first_group + num_groups * (chunk + 1) // num_chunks,
     )
 
 
 @inlined
-def _mlp(
-    model: Model,
-    buffers: Buffers,
-    num_rows: int,
-    layer: int,
-    barrier: BarrierState,
-    base: int,
-    passed: int,
-    thread: int,
-    num_threads: int,
-) -> int:
-    """SwiGLU, from quantized normed rows to the residual stream; returns how many barriers are passed."""
-    parts = model.layer_parts[layer]
-    gate_up, rows = buffers.gate_up[:num_rows], buffers.rows_inner[:num_rows]
-    linear_share(
-        model.data, parts[GATE_UP], buffers.rows_hidden[:num_rows], gate_up, buffers.part, False, thread, num_threads
-    )
-    passed = wait_for_all(barrier, base, passed, num_threads)
-    num_groups = num_rows * gate_up.shape[1] // (2 * GROUP)
-    silu_mul_quantize_range(gate_up, rows, num_groups * thread // num_threads, num_groups * (thread + 1) // num_threads)
-    passed = wait_for_all(barrier, base, passed, num_threads)
-    linear_share(model.data, parts[DOWN], rows, buffers.hidden[:num_rows], buffers.part, True, thread, num_threads)
-    return wait_for_all(barrier, base, passed, num_threads)
-
-
-@inlined
-def _logits(
-    model: Model,
-    buffers: Buffers,
-    logit_rows: Ints,
-    barrier: BarrierState,
-    base: int,
-    passed: int,
-    thread: int,
-    num_threads: int,
+def _mlp_stage(
+    stage: int, model: Model, buffers: Buffers, num_rows: int, layer: int, chunk: int, num_chunks: int
 ) -> None:
-    """Logits of the rows that want them."""
+    """One chunk of a stage from what attention gives to the residual stream, through SwiGLU."""
+    hidden, rows = buffers.hidden[:num_rows], buffers.rows_hidden[:num_rows]
+    gate_up, rows_inner = buffers.gate_up[:num_rows], buffers.rows_inner[:num_rows]
+    if stage == OUTPUT:
+        parts = model.layer_parts[layer, ATTENTION_OUTPUT]
+        linear_share(model.data, parts, buffers.rows_heads[:num_rows], hidden, buffers.part, True, chunk, num_chunks)
+    elif stage == MLP_NORM:
+        first_row, last_row = num_rows * chunk // num_chunks, num_rows * (chunk + 1) // num_chunks
+        if model.attention_output_bias.size > 0:
+            _add_bias(hidden, model.attention_output_bias[layer], first_row, last_row)
+        rms_norm_quantize_range(hidden, model.norms[2 * layer + 1], model.epsilon, rows, first_row, last_row)
+    elif stage == GATES:
+        parts = model.layer_parts[layer, GATE_UP]
+        linear_share(model.data, parts, rows, gate_up, buffers.part, False, chunk, num_chunks)
+    elif stage == ACTIVATE:
+        num_groups = num_rows * gate_up.shape[1] // (2 * GROUP)
+        first_group, last_group = num_groups * chunk // num_chunks, num_groups * (chunk + 1) // num_chunks
+        silu_mul_quantize_range(gate_up, rows_inner, first_group, last_group)
+    else:
+        linear_share(
+            model.data, model.layer_parts[layer, DOWN], rows_inner, hidden, buffers.part, True, chunk, num_chunks
+        )
+
+
+@inlined
+def _logits_stage(stage: int, model: Model, buffers: Buffers, logit_rows: Ints, chunk: int, num_chunks: int) -> None:
+    """Logits of the rows that want them: first their norm, then the head."""
     num_logits = logit_rows.size
     last_hidden, rows = buffers.last_hidden[:num_logits], buffers.rows_hidden[:num_logits]
-    logits = buffers.logits[:num_logits]
-    first, last = num_logits * thread // num_threads, num_logits * (thread + 1) // num_threads
-    for number in range(first, last):
-        last_hidden[number] = buffers.hidden[logit_rows[number]]
-    rms_norm_quantize_range(last_hidden, model.norms[model.norms.shape[0] - 1], model.epsilon, rows, first, last)
-    passed = wait_for_all(barrier, base, passed, num_threads)
-    linear_share(model.data, model.end_parts[HEAD], rows, logits, buffers.part, False, thread, num_threads)
-    wait_for_all(barrier, base, passed, num_threads)
+    if stage == 0:
+        first, last = num_logits * chunk // num_chunks, num_logits * (chunk + 1) // num_chunks
+        for number in range(first, last):
+            last_hidden[number] = buffers.hidden[logit_rows[number]]
+        rms_norm_quantize_range(last_hidden, model.norms[model.norms.shape[0] - 1], model.epsilon, rows, first, last)
+    else:
+        logits = buffers.logits[:num_logits]
+        linear_share(model.data, model.end_parts[HEAD], rows, logits, buffers.part, False, chunk, num_chunks)
 
 
 @kernel
@@ -256,10 +241,10 @@ def linear_share(
     out: Floats,
     part_out: Floats,
     is_added: bool,
-    thread: int,
-    num_threads: int,
+    chunk: int,
+    num_chunks: int,
 ) -> None:
-    """This thread's share of `out` [m, outputs] = or += rows times a matrix of one or more parts [parts, 4]."""
+    """One chunk of `out` [m, outputs] = or += rows times a matrix of one or more parts [parts, 4]."""
     num_rows = out.shape[0]
     column = 0
     for part in parts:
@@ -267,7 +252,7 @@ def linear_share(
             return
         num_outputs = part[NUM_OUTPUTS]
         num_blocks = (num_outputs + BLOCK_OUTPUTS - 1) // BLOCK_OUTPUTS
-        first, last = num_blocks * thread // num_threads, num_blocks * (thread + 1) // num_threads
+        first, last = num_blocks * chunk // num_chunks, num_blocks * (chunk + 1) // num_chunks
         weights = data[part[OFFSET] : part[OFFSET] + part[NUM_BYTES]]
         if num_outputs == out.shape[1]:
             linear_range(rows, weights, part[BITS], out, is_added, first, last)
@@ -283,9 +268,7 @@ def linear_share(
 
 
 @inlined
-def _add_bias(out: Floats, bias: Floats, thread: int, num_threads: int) -> None:
-    """This thread's share of the rows."""
-    num_rows = out.shape[0]
-    for row in range(num_rows * thread // num_threads, num_rows * (thread + 1) // num_threads):
+def _add_bias(out: Floats, bias: Floats, first_row: int, last_row: int) -> None:
+    for row in range(first_row, last_row):
         for column in range(bias.size):
             out[row, column] += bias[column]

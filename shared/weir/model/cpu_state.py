@@ -41,7 +41,7 @@ class Buffers(NamedTuple):
     """Memory of a slice's numbers; [rows, …] but for what is said.
 
     `rows_*` are quantized rows. `part` [elements] is for matrices of several parts. `partials`, `*_items` are those of
-    the attention kernels; `*_scratch` [threads, …]. `last_hidden` and `logits` [logits, …].
+    the attention kernels; `*_scratch` [chunks of a phase, …]. `last_hidden` and `logits` [logits, …].
     """
 
     hidden: Floats

@@ -46,15 +46,15 @@ def make_model(config: ModelConfig, packed: PackedWeights) -> Model:
 
 
 class Workspace:
-    """Buffers for slices of at most MAX_SLICE_ROWS rows on at most `num_threads` threads.
+    """Buffers for slices of at most MAX_SLICE_ROWS rows whose phases have at most `num_chunks` chunks.
 
     Only what decode attention keeps of each block of context grows with the context, by doubling.
     """
 
-    def __init__(self, config: ModelConfig, num_threads: int) -> None:
+    def __init__(self, config: ModelConfig, num_chunks: int) -> None:
         self._num_kv_heads = config.num_kv_heads
         self._group_heads = config.num_heads // config.num_kv_heads
-        self.buffers = _make_buffers(config, num_threads)
+        self.buffers = _make_buffers(config, num_chunks)
 
     def plan_attention(self, arrays: SliceArrays) -> Extent:
         """Lists the work items of the slice's attention in the buffers. Its layers are still none."""
@@ -79,7 +79,7 @@ class Workspace:
             self.buffers = buffers._replace(prefill_items=np.zeros((room, 3), np.int32))
 
 
-def _make_buffers(config: ModelConfig, num_threads: int) -> Buffers:
+def _make_buffers(config: ModelConfig, num_chunks: int) -> Buffers:
     rows, hidden, inner = MAX_SLICE_ROWS, config.hidden_size, config.intermediate_size
     heads = config.num_heads * config.head_dim
     qkv = heads + 2 * config.num_kv_heads * config.head_dim
@@ -100,8 +100,8 @@ def _make_buffers(config: ModelConfig, num_threads: int) -> Buffers:
         decode_items=np.zeros((_FIRST_ITEMS, 3), np.int32),
         prefill_items=np.zeros((_FIRST_ITEMS, 3), np.int32),
         partials=floats(_FIRST_ITEMS, decode_partial_floats(group_heads, config.head_dim)),
-        decode_scratch=floats(num_threads, decode_scratch_floats(group_heads)),
-        prefill_scratch=floats(num_threads, prefill_scratch_floats(group_heads, config.head_dim)),
+        decode_scratch=floats(num_chunks, decode_scratch_floats(group_heads)),
+        prefill_scratch=floats(num_chunks, prefill_scratch_floats(group_heads, config.head_dim)),
         last_hidden=floats(rows, hidden),
         logits=floats(rows, config.vocab_size),
     )

@@ -3,18 +3,35 @@
 import logging
 import threading
 from collections.abc import Callable
+from typing import NamedTuple
 
 from weir.model.core_share import CoreShare
-from weir.ops.simd.barrier import BarrierState, abandon, make_barrier, num_arrivals
+from weir.ops.simd.phases import PhaseState, abandon, make_phases, num_taken
 
 _log = logging.getLogger(__name__)
 
-Work = Callable[[BarrierState, int, int, int], None]
-"""(barrier, base, thread, num_threads): compiled, without the interpreter's lock; passes the barrier at its end."""
+_FEW_CHUNKS_A_THREAD = 2
+_CHUNKS_A_THREAD = 4
+_FEW_ROWS = 4
+
+Work = Callable[[PhaseState, int, int], None]
+"""(state, base, num_chunks): compiled, without the interpreter's lock; takes chunks of its phases until all are done
+(`weir.ops.simd.phases`)."""
 
 
 class CrewFailed(Exception):
     """A thread of the crew could not do its part; the log says why."""
+
+
+class _Call(NamedTuple):
+    work: Work
+    base: int
+    num_chunks: int
+
+
+def most_chunks(num_threads: int) -> int:
+    """Of a phase, on at most so many threads."""
+    return num_threads * _CHUNKS_A_THREAD
 
 
 class Crew:
@@ -25,29 +42,29 @@ class Crew:
 
     def __init__(self, share: CoreShare) -> None:
         self._share = share
-        self._barrier = make_barrier()
-        self._work: Work = _no_work
-        self._base = 0
-        self._num_threads = 1
+        self._state = make_phases()
+        self._call = _Call(_no_work, 0, 1)
         self._has_failed = False
         self._starts = [threading.Semaphore(0) for _ in range(share.most - 1)]
         for number, start in enumerate(self._starts, 1):
             threading.Thread(target=self._help, args=(number, start), name=f"crew {number}", daemon=True).start()
 
-    def run(self, work: Work) -> None:
-        """Returns when all threads have passed the last barrier of `work`.
+    def run(self, work: Work, num_rows: int) -> None:
+        """Returns when the last phase of `work` is done; `num_rows` says how large its phases are.
 
         Raises:
             CrewFailed: a thread has failed, now or earlier: the crew is of no use any more.
         """
         num_threads = self._share.begin()
         try:
-            self._work = work
-            self._num_threads = num_threads
-            self._base = num_arrivals(self._barrier)
+            # more chunks than threads: who is slower takes fewer
+            chunks_a_thread = _FEW_CHUNKS_A_THREAD if num_rows <= _FEW_ROWS else _CHUNKS_A_THREAD
+            num_chunks = num_threads * chunks_a_thread if num_threads > 1 else 1
+            # one reference, set at once: a helper that is still on its way from the last call may see either
+            self._call = call = _Call(work, num_taken(self._state), num_chunks)
             for start in self._starts[: num_threads - 1]:
                 start.release()
-            work(self._barrier, self._base, 0, num_threads)
+            work(self._state, call.base, call.num_chunks)
         except BaseException:
             self._fail()
             raise
@@ -59,16 +76,17 @@ class Crew:
     def _help(self, number: int, start: threading.Semaphore) -> None:
         while True:
             start.acquire()
+            call = self._call
             try:
-                self._work(self._barrier, self._base, number, self._num_threads)
+                call.work(self._state, call.base, call.num_chunks)
             except Exception:  # noqa: BLE001 - a thread's boundary: the others must not wait for it
                 _log.exception("thread %d of the forward pass has failed", number)
                 self._fail()
 
     def _fail(self) -> None:
         self._has_failed = True  # before anybody is let through
-        abandon(self._barrier)
+        abandon(self._state)
 
 
-def _no_work(barrier: BarrierState, base: int, thread: int, num_threads: int) -> None:
-    del barrier, base, thread, num_threads
+def _no_work(state: PhaseState, base: int, num_chunks: int) -> None:
+    del state, base, num_chunks

@@ -1,6 +1,7 @@
 """auto is int8 where the model's shapes fit, fp32 elsewhere; int8 that was asked for and does not fit is an error."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.unit.model.tiny import TinyLlama
@@ -25,7 +26,7 @@ def test_auto_takes_int8_where_the_shapes_fit(tiny: TinyLlama) -> None:
     ],
 )
 def test_shapes_that_do_not_fit_run_in_fp32_unless_int8_is_asked_for(
-    change: dict[str, int], named: str, tiny: TinyLlama
+    change: dict[str, Any], named: str, tiny: TinyLlama
 ) -> None:
     config = replace(load_model_config(tiny.source), **change)
     assert choose_arithmetic("auto", config) == "fp32"
