@@ -167,7 +167,7 @@ def attend_in_float64(
     hidden = np.arange(len(keys)) >= np.array(lengths)[:, None]
     scores[np.broadcast_to(hidden[:, None, None], scores.shape)] = -np.inf
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    attended = np.einsum("rkgt,tkd->rkgd", weights / weights.sum(axis=-1, keepdims=True), values)
+    attended: NDArray[np.float64] = np.einsum("rkgt,tkd->rkgd", weights / weights.sum(axis=-1, keepdims=True), values)
     return attended.reshape(-1, heads.num_heads, heads.head_dim)
 
 

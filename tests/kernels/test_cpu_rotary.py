@@ -44,8 +44,8 @@ def test_a_step_rotates_and_writes_as_the_fp32_path_does(
 ) -> None:
     config = make_config(*shape)
     random = np.random.default_rng(num_tokens)
-    qkv = random.standard_normal((num_tokens, (config.num_heads + 2 * config.num_kv_heads) * config.head_dim))
-    qkv = qkv.astype(np.float32)
+    width = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    qkv = random.standard_normal((num_tokens, width), dtype=np.float32)
     places = random.choice(NUM_PAGES * PAGE_TOKENS, num_tokens, replace=False)  # no two tokens share one
     positions = (random.integers(0, 4096 // PAGE_TOKENS, num_tokens) * PAGE_TOKENS + places % PAGE_TOKENS).astype("i4")
     page_ids = (places // PAGE_TOKENS).astype(np.int32)

@@ -21,7 +21,7 @@ from weir.engine.plan import ChunkPlan, SampleSpec, ScoreSpec, StepPlan
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
 from weir.model.plan_check import ordered_chunks
 from weir.model.sampler import uniform
-from weir.model.triton_upload import StepUpload
+from weir.model.triton_upload import HostArray, StepUpload
 from weir.ops.paged_prefill.launch import tiles_of
 
 Ints = npt.NDArray[np.int32]
@@ -159,7 +159,7 @@ def padded_decodes(batch: HostBatch, num_rows: int, table_width: int, upload: St
     Batches of one such shape lie at the same addresses. A row that fills up writes to no page (slot -1) and reads one
     position of page 0; what is drawn for it means nothing.
     """
-    filled = [
+    filled: list[HostArray] = [
         np.zeros(num_rows, np.int32),  # token ids
         np.zeros(num_rows, np.int32),  # positions
         np.full(num_rows, -1, np.int32),  # slots
@@ -171,11 +171,18 @@ def padded_decodes(batch: HostBatch, num_rows: int, table_width: int, upload: St
     ]
     if batch.decodes:
         tables, lengths = _decode_arrays(batch.decodes)
-        found = [*_row_arrays(batch.decodes), tables, lengths, *_sample_arrays(batch.sampled)]
+        found: list[HostArray] = [*_row_arrays(batch.decodes), tables, lengths, *_sample_arrays(batch.sampled)]
         for target, source in zip(filled, found, strict=True):
             target[tuple(slice(length) for length in source.shape)] = source
-    views = upload.send(filled)
-    return DeviceBatch(*views[:3], DecodeIndex(*views[3:5]), None, SampleIndex(*views[5:]))
+    token_ids, positions, slots, block_tables, ends, rows, temperatures, uniforms = upload.send(filled)
+    return DeviceBatch(
+        token_ids,
+        positions,
+        slots,
+        DecodeIndex(block_tables, ends),
+        None,
+        SampleIndex(rows, temperatures, uniforms),
+    )
 
 
 def _row_arrays(chunks: Sequence[ChunkPlan]) -> tuple[Ints, Ints, Ints]:
