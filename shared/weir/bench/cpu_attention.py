@@ -14,25 +14,21 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
+from weir.bench.cpu_bandwidth import COLD_BYTES, LEAST_PASSES, SECONDS, read_bandwidth
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
 from weir.model.core_share import FixedShare
 from weir.model.crew import Crew, most_chunks
 from weir.ops.paged_decode import cpu as decode
 from weir.ops.paged_prefill import cpu as prefill
 from weir.ops.simd.jit import kernel
-from weir.ops.simd.loops import address_of, prefetch
 from weir.ops.simd.phases import PhaseState, chunk_is_done, take_chunk, wait_for_phase
 
 _GROUP_HEADS, _NUM_KV_HEADS, _HEAD_DIM = 3, 3, 64  # of SmolLM2-135M
 _NUM_HEADS = _GROUP_HEADS * _NUM_KV_HEADS
 _NUM_LAYERS = 30
-_COLD_BYTES = 256 << 20
 _MOST_BYTES = 512 << 20
 _DECODES = ((1, 160), (8, 160), (32, 160), (32, 500), (32, 2000))
 _PREFILLS = ((64, 0), (64, 500), (128, 0))
-_LINE_BYTES, _LINES_AHEAD = 64, 64
-_SECONDS = 1.0
-_LEAST_PASSES = 3
 
 Tables = NDArray[np.int32]
 Pass = Callable[[Tables], None]
@@ -211,8 +207,8 @@ def _prefill_layers(
 def _fastest(world: _World, run_kernel: Pass, run_torch: Pass) -> tuple[float, float]:
     """Seconds a layer, passes in turns over the sets."""
     seconds: tuple[list[float], list[float]] = ([], [])
-    end = time.perf_counter() + _SECONDS
-    while len(seconds[0]) < _LEAST_PASSES or time.perf_counter() < end:
+    end = time.perf_counter() + SECONDS
+    while len(seconds[0]) < LEAST_PASSES or time.perf_counter() < end:
         number = len(seconds[0])
         for run, times, place in zip((run_kernel, run_torch), seconds, (2 * number, 2 * number + 1), strict=True):
             tables = world.block_tables[place % len(world.block_tables)]
@@ -248,7 +244,7 @@ def _make_world(batch: int, length: int) -> _World:
     pages_a_set = batch * num_pages_for(length)
     layer_floats = 2 * _NUM_KV_HEADS * PAGE_TOKENS * _HEAD_DIM
     num_layers = min(_NUM_LAYERS, _MOST_BYTES // (pages_a_set * layer_floats * 4))
-    num_sets = -(-_COLD_BYTES // (pages_a_set * layer_floats * 4 * num_layers))
+    num_sets = -(-COLD_BYTES // (pages_a_set * layer_floats * 4 * num_layers))
     num_pages = num_sets * pages_a_set
     pages = _random(num_pages, num_layers * layer_floats).reshape(num_pages, num_layers, 2, _NUM_KV_HEADS, -1)
     page_ids = np.random.default_rng(1).permutation(num_pages).astype(np.int32)
@@ -257,44 +253,6 @@ def _make_world(batch: int, length: int) -> _World:
 
 def _random(rows: int, columns: int) -> NDArray[np.float32]:
     return np.random.default_rng(0).standard_normal((rows, columns), np.float32)
-
-
-@kernel
-def _sum_lines(lines: NDArray[np.int64], sums: NDArray[np.int64], thread: int, num_threads: int) -> None:
-    """`lines` [lines, 8 words]. Hardware fetches ahead up to the end of a memory page only: the rest is asked for."""
-    total = 0
-    for line in range(len(lines) * thread // num_threads, len(lines) * (thread + 1) // num_threads):
-        prefetch(address_of(lines) + (line + _LINES_AHEAD) * _LINE_BYTES)
-        for word in range(8):
-            total += lines[line, word]
-    sums[thread] = total
-
-
-@kernel
-def _sum_all(lines: NDArray[np.int64], sums: NDArray[np.int64], state: PhaseState, base: int, num_chunks: int) -> None:
-    chunk = take_chunk(state, base, 0, num_chunks)
-    while chunk >= 0:
-        _sum_lines(lines, sums, chunk, num_chunks)
-        chunk_is_done(state)
-        chunk = take_chunk(state, base, 0, num_chunks)
-    wait_for_phase(state, base, 0, num_chunks)
-
-
-def read_bandwidth(num_threads: int) -> float:
-    """GB/s of adding up memory that no cache holds, on so many threads; the fastest of some runs."""
-    lines, sums = np.ones((_COLD_BYTES // _LINE_BYTES, 8), np.int64), np.zeros(most_chunks(num_threads), np.int64)
-    crew = Crew(FixedShare(num_threads))
-
-    def work(state: PhaseState, base: int, num_chunks: int) -> None:
-        _sum_all(lines, sums, state, base, num_chunks)
-
-    seconds: list[float] = []
-    end = time.perf_counter() + _SECONDS
-    while len(seconds) < _LEAST_PASSES or time.perf_counter() < end:
-        start = time.perf_counter()
-        crew.run(work, len(lines))
-        seconds.append(time.perf_counter() - start)
-    return lines.nbytes / min(seconds[1:]) / 1e9
 
 
 def as_lines(times: Sequence[AttentionTime]) -> list[str]:

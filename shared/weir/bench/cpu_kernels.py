@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from weir.bench.cpu_attention import read_bandwidth
+from weir.bench.cpu_bandwidth import read_bandwidth
 from weir.bench.cpu_peak import peak_gmac_s
 from weir.ops.linear_int8.cpu import linear, linear_range
 from weir.ops.linear_int8.pack import (
