@@ -97,7 +97,6 @@ def test_penalties_make_a_greedy_answer_repeat_itself_less(stack: Stack) -> None
 
     plain = num_repeats()
     assert num_repeats(frequency_penalty=2.0) < plain
-    assert num_repeats(presence_penalty=2.0) < plain
     assert num_repeats(repetition_penalty=1.5) < plain
 
 

@@ -1,0 +1,47 @@
+"""What a gateway says of a prompt is what the engine works with."""
+
+from tests.unit.worker.rig import MAX_CONTEXT_TOKENS, VOCAB_SIZE, start_command
+
+from weir.core.sampling import SamplingParams, StopRules
+from weir.rpc.sampling_pb import sampling_to_pb
+from weir.worker.convert import ModelLimits, start_from_pb
+
+LIMITS = ModelLimits(vocab_size=VOCAB_SIZE, max_context_tokens=MAX_CONTEXT_TOKENS, model_digest="digest")
+PARAMS = SamplingParams(
+    0.5,
+    top_k=7,
+    top_p=0.25,
+    seed=2**64 - 1,
+    min_p=0.125,
+    repetition_penalty=1.5,
+    presence_penalty=-0.5,
+    frequency_penalty=0.25,
+    logit_bias=((3, -100.0), (9, 2.5)),
+    logprobs=4,
+)
+
+
+def test_sampling_stop_rules_and_urgency_are_those_of_the_start() -> None:
+    start = start_command(
+        "decode-0-00000000",
+        sampling=sampling_to_pb(PARAMS),
+        max_tokens=30,
+        min_tokens=8,
+        stop_token_ids=[4, 5],
+        lane_priority=2,
+    )
+    facts = start_from_pb(start, "gateway-0-00000000", LIMITS).facts
+    assert facts.sampling == PARAMS
+    assert facts.stop == StopRules(30, (4, 5), 8)
+    assert facts.lane_priority == 2
+    assert facts.prefix_seed != b""
+
+
+def test_more_tokens_than_the_vocabulary_has_are_all_of_them() -> None:
+    start = start_command("decode-0-00000000", sampling=sampling_to_pb(SamplingParams(top_k=2**31 - 1)))
+    assert start_from_pb(start, "g", LIMITS).facts.sampling.top_k == VOCAB_SIZE
+
+
+def test_a_prompt_that_is_scored_has_no_place_in_the_prefix_cache() -> None:
+    start = start_command("decode-0-00000000", sampling=sampling_to_pb(SamplingParams(prompt_logprobs=0)))
+    assert start_from_pb(start, "g", LIMITS).facts.prefix_seed == b""
