@@ -20,9 +20,9 @@ from weir.core.sampling import SamplingParams
 from weir.engine.plan import ChunkPlan, SampleSpec, ScoreSpec, StepPlan
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
 from weir.model.plan_check import ordered_chunks
-from weir.model.sampler import uniform
 from weir.model.triton_upload import HostArray, StepUpload
 from weir.ops.paged_prefill.launch import tiles_of
+from weir.ops.sampling.uniform import philox_uniform
 
 Ints = npt.NDArray[np.int32]
 
@@ -229,7 +229,7 @@ def _sample_arrays(
     return (
         np.array([row.row for row in sampled], np.int32),
         np.array([0.0 if each.is_greedy else each.temperature for each in params], np.float32),
-        np.array([uniform(row.spec.params.seed, row.spec.output_index) for row in sampled], np.float64),
+        np.array([philox_uniform(row.spec.params.seed, row.spec.output_index) for row in sampled], np.float64),
     )
 
 

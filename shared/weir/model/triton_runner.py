@@ -10,7 +10,6 @@ from weir.core.errors import InternalError
 from weir.core.logprobs import TokenLogprobs
 from weir.engine.plan import StepPlan, StepResult
 from weir.model.architecture import ModelConfig
-from weir.model.sampler import rows_to_score, sample_step, score_rows
 from weir.model.triton_batch import (
     DeviceBatch,
     SampledRow,
@@ -85,6 +84,9 @@ class TritonRunner:
         places = [place for place, row in enumerate(sampled) if not row.is_drawn_on_device]
         if not places:
             return StepResult(by_slot)
+        # here and not above: it needs numba, which a machine that draws greedily or by temperature may lack
+        from weir.model.sampler import sample_step  # noqa: PLC0415
+
         host_logits = np.ascontiguousarray(logits[places].cpu().numpy())
         others = [sampled[place] for place in places]
         on_host = sample_step(host_logits, [row.slot for row in others], [row.spec for row in others])
@@ -92,6 +94,8 @@ class TritonRunner:
 
     def _score(self, scored: ScoredRows, index: DeviceBatch) -> tuple[TokenLogprobs, ...]:
         """In slices: the logits of a whole prompt would be gigabytes."""
+        from weir.model.sampler import rows_to_score, score_rows  # noqa: PLC0415 - as for `_draw`
+
         spec, first = scored.spec, scored.first_row
         device = index.token_ids.device
         return tuple(
