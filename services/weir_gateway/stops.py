@@ -38,8 +38,11 @@ class StopMatcher:
         """Not to be called again after a match."""
         if not self._stops:
             return StopResult(text, None)
+        num_old = len(self._held)
         text = self._held + text
-        found = [(start + len(stop), start, stop) for stop in self._stops if (start := text.find(stop)) >= 0]
+        found = [
+            (start + len(stop), start, stop) for stop in self._stops if (start := _find_new(text, stop, num_old)) >= 0
+        ]
         if found and is_armed:
             _, start, stop = min(found)
             self._held = ""
@@ -56,3 +59,8 @@ class StopMatcher:
     def _num_held(self, text: str) -> int:
         lengths = range(min(self._max_held, len(text)), 0, -1)
         return next((length for length in lengths if text[-length:] in self._prefixes), 0)
+
+
+def _find_new(text: str, stop: str, num_old: int) -> int:
+    """Where a stop string begins that was not complete within the first `num_old` characters; -1: nowhere."""
+    return text.find(stop, max(0, num_old - len(stop) + 1))

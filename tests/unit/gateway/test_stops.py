@@ -82,3 +82,10 @@ def test_before_it_is_armed_a_stop_string_does_not_count_but_may_begin() -> None
     matcher = StopMatcher(["END"])
     assert matcher.push("END EN", is_armed=False) == ("END ", None)
     assert matcher.push("D") == ("", "END")
+
+
+def test_what_was_complete_before_it_was_armed_does_not_count_later_either() -> None:
+    matcher = StopMatcher(["E", "END"])
+    assert matcher.push("E", is_armed=False) == ("", None)  # may become END
+    assert matcher.push("x") == ("Ex", None)
+    assert matcher.push("E") == ("", "E")
