@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -166,5 +167,7 @@ def test_the_largest_geometry_within_a_size_stays_within_it() -> None:
 def test_a_size_in_which_no_sequence_fits_is_refused_with_the_least_that_would_do() -> None:
     with pytest.raises(ValueError, match=r"arena_bytes 1000000: too small .* give at least (\d+)") as caught:
         geometry_within(1_000_000, 65536, num_slots=4, max_context_tokens=1024)
-    least = int(str(caught.value).rpartition(" ")[2])
+    named = re.search(r"give at least (\d+)", str(caught.value))
+    assert named is not None
+    least = int(named[1])
     assert geometry_within(least, 65536, 4, 1024).num_pages >= 64
