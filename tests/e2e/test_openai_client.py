@@ -56,7 +56,8 @@ def test_a_streamed_chat_is_the_chat_that_is_not_streamed(client: openai.OpenAI)
     streamed = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert streamed == whole.choices[0].message.content
     usage = chunks[-1].usage
-    assert usage is not None and whole.usage is not None
+    assert usage is not None
+    assert whole.usage is not None
     # what was cached in between is the one difference
     assert (usage.prompt_tokens, usage.completion_tokens) == (whole.usage.prompt_tokens, whole.usage.completion_tokens)
 
