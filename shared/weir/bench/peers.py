@@ -1,7 +1,7 @@
 """`weir bench serve --peer …`: Weir and another server, in turns on one machine, under the same load over HTTP.
 
 Turns go A B, B A, A B, …, so that a machine that slows down slows both. Each round has prompts of its own, the same for
-both sides: a prefix cache finds nothing.
+both sides, and both are asked not to use what they have cached: a prompt may be one of an earlier comparison.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ from weir.bench.peer_process import LlamaServer
 from weir.bench.serve import summarize
 
 _SEED_STRIDE = 1000
+_COLD = {"cache_prompt": False}
 _WARM_UP_PROMPTS = 4
 
 
@@ -90,7 +91,10 @@ def parse_comparison(weir: LoadConfig, shapes: str, concurrencies: str, rounds: 
         if not level.isdigit() or int(level) < 1:
             raise ValueError(f"concurrencies {concurrencies!r}: {level!r} is not a positive number")
     return Comparison(
-        weir, tuple(Shape.parse(shape) for shape in shapes.split(",")), tuple(int(level) for level in levels), rounds
+        replace(weir, extra_body=_COLD),
+        tuple(Shape.parse(shape) for shape in shapes.split(",")),
+        tuple(int(level) for level in levels),
+        rounds,
     )
 
 
@@ -148,7 +152,7 @@ def _warm_up(comparison: Comparison, peer: Peer) -> None:
 
 
 def _extra_body(peer: str) -> dict[str, object]:
-    return {"cache_prompt": False} if peer == "llama-server" else {}
+    return dict(_COLD) if peer == "llama-server" else {}
 
 
 def _cell(

@@ -5,7 +5,7 @@ import pytest
 from weir.bench.load import LoadConfig, random_prompts
 from weir.bench.peers import Comparison, Peer, Shape, parse_comparison
 
-_PEER = Peer("llama-server", "http://peer", "its-model", {"cache_prompt": False})
+_PEER = Peer("llama-server", "http://peer", "its-model", {"its_own": 1})
 
 
 def _comparison(rounds: int) -> Comparison:
@@ -25,15 +25,15 @@ def test_both_sides_of_a_round_get_the_same_prompts_and_no_round_repeats_any() -
     assert len(seen) == 3 * len(prompts[0])
 
 
-def test_only_the_peer_gets_the_fields_that_it_alone_knows() -> None:
+def test_each_side_is_asked_for_cold_prompts_in_its_own_words() -> None:
     loads = dict(_comparison(1).loads(_PEER, Shape(16, 128), 32))
     assert (loads["weir"].base_url, loads["weir"].model, dict(loads["weir"].extra_body)) == (
         "http://weir",
         "smollm2-135m",
-        {},
+        {"cache_prompt": False},
     )
     assert (loads["llama-server"].base_url, loads["llama-server"].model) == ("http://peer", "its-model")
-    assert dict(loads["llama-server"].extra_body) == {"cache_prompt": False}
+    assert dict(loads["llama-server"].extra_body) == {"its_own": 1}
 
 
 def test_every_slot_of_the_peer_holds_the_longest_request() -> None:
