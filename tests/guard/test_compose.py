@@ -82,12 +82,22 @@ def test_transfer_and_workers_share_pid_namespace_and_memory_and_survive_each_ot
     assert services["host"]["command"] == ["sleep", "infinity"]
     assert services["host"]["init"] is True
     for role in ("host", *SHARING):
-        assert services[role]["volumes"] == ["arena:/dev/shm:nocopy"]
+        assert "arena:/dev/shm:nocopy" in services[role]["volumes"]
     assert {role: services[role].get("pid") for role in ROLES} == {
         role: "service:host" if role in SHARING else None for role in ROLES
     }
     segment = config_of(document, "transfer").segment_path
     assert str(segment).startswith("/dev/shm/")
+
+
+def test_workers_share_packed_weights_and_kernels_where_the_image_lets_them_write(document: Any) -> None:
+    dockerfile = (COMPOSE / "Dockerfile").read_text()
+    cache = re.search(r"WEIR_CACHE=(\S+) PYTHONUNBUFFERED", dockerfile)
+    assert cache is not None
+    assert f"--chown=10001:10001 {cache[1]} {cache[1]}" in dockerfile
+    for role in ("prefill", "decode"):
+        assert f"cache:{cache[1]}" in document["services"][role]["volumes"]
+    assert "cache" in document["volumes"]
 
 
 def test_workers_call_the_transfer_service_where_it_listens(document: Any) -> None:
