@@ -56,9 +56,14 @@ def _prompts(count: int, vocab_size: int) -> tuple[tuple[int, ...], ...]:
 
 def _one_process(kind: CudaKind, load: PairLoad) -> list[list[int]]:
     memory = kind.create_memory(load.num_pages * kind.page_bytes)
-    runner, warm_up = kind.make_runner(memory, load.num_pages)
-    warm_up()
-    return [prefill_and_decode(runner, prompt, load.num_output_tokens, load.chunk_tokens) for prompt in load.prompts]
+    try:
+        runner, warm_up = kind.make_runner(memory, load.num_pages)
+        warm_up()
+        return [
+            prefill_and_decode(runner, prompt, load.num_output_tokens, load.chunk_tokens) for prompt in load.prompts
+        ]
+    finally:
+        memory.close()
 
 
 def _figures(result: PairResult) -> dict[str, float | int]:
@@ -70,7 +75,6 @@ def _figures(result: PairResult) -> dict[str, float | int]:
         "first_token_median_ms": 1000 * statistics.median(result.first_token_s.values()),
         "hand_off_median_us": 1e6 * statistics.median(result.hand_off_s),
         "handed_off_pages": result.num_handed_off_pages,
-        "handed_off_bytes_copied": 0,
         "free_pages_at_end": result.num_free_pages_at_end,
     }
 
