@@ -12,9 +12,9 @@ from weir.bus.tasks import end_tasks
 from weir.core.clock import Clock
 from weir.core.errors import Unavailable
 from weir.runtime.service import Description
-from weir_scheduler.core import SchedulerCore
+from weir.scheduling.core import SchedulerCore
+from weir.scheduling.limits import CoreLimits
 from weir_scheduler.leadership import Leadership
-from weir_scheduler.limits import CoreLimits
 from weir_scheduler.shell import SchedulerShell
 
 logger = logging.getLogger(__name__)

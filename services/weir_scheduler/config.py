@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from weir.runtime.config import ServiceConfig, setting
-from weir_scheduler.limits import CoreLimits, parse_lane
+from weir.scheduling.limits import CoreLimits, parse_lane
 
 
 @dataclass(frozen=True)

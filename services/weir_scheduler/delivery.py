@@ -13,8 +13,8 @@ from weir.bus.protocol import BusError
 from weir.bus.subjects import Subjects
 from weir.bus.tasks import end_tasks
 from weir.core.clock import Clock
-from weir_scheduler.commands import SendGrant, SendRevoke
-from weir_scheduler.core import SchedulerCore
+from weir.scheduling.commands import SendGrant, SendRevoke
+from weir.scheduling.core import SchedulerCore
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from weir.bus.protocol import Bus, KvEntry
 from weir.bus.subjects import WORKER_TTL_S, Subjects
 from weir.bus.tasks import end_tasks
 from weir.core.clock import Clock
-from weir_scheduler.commands import EnteredQueue, LeftQueue, SendGrant, SendRevoke
-from weir_scheduler.core import SchedulerCore
+from weir.scheduling.commands import EnteredQueue, LeftQueue, SendGrant, SendRevoke
+from weir.scheduling.core import SchedulerCore
 from weir_scheduler.delivery import Delivery
 from weir_scheduler.queue_spans import QueueSpans
 

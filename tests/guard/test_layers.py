@@ -40,7 +40,7 @@ def test_services_never_import_each_other(service: str) -> None:
     assert offenders((SERVICES / service).rglob("*.py"), others) == []
 
 
-@pytest.mark.parametrize("room", ["core", "engine", "kv"])
+@pytest.mark.parametrize("room", ["core", "engine", "kv", "policy", "scheduling", "sim"])
 def test_pure_rooms_know_no_io_frameworks(room: str) -> None:
     frameworks = ("asyncio", "grpc", "nats", "starlette", "uvicorn")
     assert offenders((LIBRARY / room).rglob("*.py"), frameworks) == []
@@ -52,7 +52,24 @@ def test_pure_cores_of_services_know_no_io_frameworks(service: str) -> None:
     assert offenders(cores, ("asyncio", "grpc", "nats", "starlette", "uvicorn")) == []
 
 
-@pytest.mark.parametrize("room", ["core", "kv", "bus", "rpc", "runtime", "client", "cli", "engine", "worker", "mover"])
+@pytest.mark.parametrize(
+    "room",
+    [
+        "core",
+        "kv",
+        "bus",
+        "rpc",
+        "runtime",
+        "client",
+        "cli",
+        "engine",
+        "worker",
+        "mover",
+        "policy",
+        "scheduling",
+        "sim",
+    ],
+)
 def test_only_the_model_room_and_the_bench_import_torch(room: str) -> None:
     assert offenders((LIBRARY / room).rglob("*.py"), ("torch",)) == []
 

@@ -4,6 +4,8 @@ A missing, mistyped or unbounded field is a MalformedMessage that names it; an u
 older process understands a newer one.
 """
 
+import math
+import sys
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
@@ -123,7 +125,28 @@ def _decode_bool(value: object, path: str) -> bool:
     return value
 
 
-_SCALARS: Mapping[Any, _Decoder] = {str: _decode_str, int: _decode_int, bool: _decode_bool}
+def _decode_float(value: object, path: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise MalformedMessage(path, f"expected a number, found {_kind(value)}")
+    number = float(value) if abs(value) <= sys.float_info.max else math.inf
+    if not math.isfinite(number):
+        raise MalformedMessage(path, f"{value}: is not a finite number")
+    return number
+
+
+def _decode_bytes(value: object, path: str) -> bytes:
+    if not isinstance(value, bytes):
+        raise MalformedMessage(path, f"expected bytes, found {_kind(value)}")
+    return value
+
+
+_SCALARS: Mapping[Any, _Decoder] = {
+    str: _decode_str,
+    int: _decode_int,
+    bool: _decode_bool,
+    float: _decode_float,
+    bytes: _decode_bytes,
+}
 
 
 def _tuple_decoder(annotation: Any) -> _Decoder:

@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+SCHEDULER_HASH_BYTES = 8
+"""The scheduler knows pages by the first bytes of their hashes: a false match costs time, never a wrong token."""
+
 
 class Outcome(Enum):
     """How a request ended, as its gateway saw it."""
@@ -45,6 +48,18 @@ class Submit:
     max_tokens: int
     deadline_ms: int
     """Time the client still waits, from now; 0: no deadline."""
+    ttft_target_ms: int = 0
+    """When the first token is due, from now; 0: the lane's target."""
+    itl_target_ms: int = 0
+    """Between two tokens; 0: the lane's target."""
+    expected_output_tokens: int = 0
+    """The client's word; 0: none."""
+    predicted_output_tokens: float = 0.0
+    """The gateway's predictor's word; 0.0: none."""
+    output_score: float | None = None
+    """Of a ranking predictor: higher is shorter."""
+    page_hashes: bytes = b""
+    """SCHEDULER_HASH_BYTES of each full page of the prompt, chained; empty in lists of held requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +85,14 @@ class Placement:
     num_booked_pages: int
     lane_priority: int = 0
     """Higher is more urgent."""
+    rank: float = 0.0
+    """Inside a lane, lower goes first where a policy preempts."""
+    itl_target_ms: int = 0
+    """Between two tokens; 0: none."""
+    predicted_output_tokens: float = 0.0
+    """0.0: not known."""
+    reason: str = ""
+    """Why there: for the trace."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,9 @@ from weir.bus.messages import (
     WorkerRecord,
 )
 from weir.core.clock import ManualClock
-from weir_scheduler.commands import Command, SendGrant, SendRevoke
-from weir_scheduler.core import SchedulerCore
-from weir_scheduler.limits import CoreLimits, LaneLimits
+from weir.scheduling.commands import Command, SendGrant, SendRevoke
+from weir.scheduling.core import SchedulerCore
+from weir.scheduling.limits import CoreLimits, LaneLimits
 
 LANES = (LaneLimits("interactive", 100, 20.0), LaneLimits("standard", 100, 30.0), LaneLimits("batch", 4, 60.0))
 

@@ -29,8 +29,8 @@ from weir.bus.protocol import Bus, BusError
 from weir.bus.subjects import WORKER_TTL_S, Subjects
 from weir.bus.tasks import end_tasks
 from weir.core.clock import SystemClock
+from weir.scheduling.limits import CoreLimits
 from weir_scheduler.component import SchedulerComponent
-from weir_scheduler.limits import CoreLimits
 
 SUBJECTS = Subjects("test")
 

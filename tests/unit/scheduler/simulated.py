@@ -19,9 +19,9 @@ from weir.bus.messages import (
     WorkerRecord,
 )
 from weir.core.clock import ManualClock
-from weir_scheduler.commands import Command, EnteredQueue, LeftQueue, SendGrant, SendRevoke
-from weir_scheduler.core import SchedulerCore
-from weir_scheduler.limits import CoreLimits
+from weir.scheduling.commands import Command, EnteredQueue, LeftQueue, SendGrant, SendRevoke
+from weir.scheduling.core import SchedulerCore
+from weir.scheduling.limits import CoreLimits
 
 STEP_S = 0.5
 

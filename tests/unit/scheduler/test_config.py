@@ -3,8 +3,8 @@
 import pytest
 
 from weir.runtime.config import ConfigError, read_config
+from weir.scheduling.limits import DEFAULT_LANES, CoreLimits, LaneLimits, parse_lane
 from weir_scheduler.config import SchedulerConfig
-from weir_scheduler.limits import DEFAULT_LANES, CoreLimits, LaneLimits, parse_lane
 
 
 def test_the_defaults_of_config_and_core_are_the_same() -> None:

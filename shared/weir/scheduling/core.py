@@ -25,15 +25,15 @@ from weir.bus.messages import (
     WorkerRecord,
 )
 from weir.core.clock import Clock
-from weir_scheduler.admission import WORKER_RETRY_MS, Admission
-from weir_scheduler.commands import Command, EnteredQueue, LeftQueue, SendGrant, SendRevoke
-from weir_scheduler.ledger import Ledger
-from weir_scheduler.limits import CoreLimits
-from weir_scheduler.placement import try_place
-from weir_scheduler.rate import FinishRate
-from weir_scheduler.reconcile import Verdict, reconcile
-from weir_scheduler.request import Request
-from weir_scheduler.workers import DECODE, PREFILL, Workers
+from weir.scheduling.admission import WORKER_RETRY_MS, Admission
+from weir.scheduling.commands import Command, EnteredQueue, LeftQueue, SendGrant, SendRevoke
+from weir.scheduling.ledger import Ledger
+from weir.scheduling.limits import CoreLimits
+from weir.scheduling.placement import try_place
+from weir.scheduling.rate import FinishRate
+from weir.scheduling.reconcile import Verdict, reconcile
+from weir.scheduling.request import Request
+from weir.scheduling.workers import DECODE, PREFILL, Workers
 
 _REACH_S = 1.0
 """A grant this old has reached its prefill worker, if it ever will."""

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from weir.bus.messages import Placement, WorkerRecord
-from weir_scheduler.book import Book
-from weir_scheduler.limits import CoreLimits
-from weir_scheduler.request import Request
-from weir_scheduler.workers import HostView
+from weir.scheduling.book import Book
+from weir.scheduling.limits import CoreLimits
+from weir.scheduling.request import Request
+from weir.scheduling.workers import HostView
 
 _Cost = tuple[int, int, str]
 """Less is better; the worker's id makes it total, so that the same state always gives the same place."""

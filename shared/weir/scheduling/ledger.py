@@ -1,12 +1,12 @@
 """All requests in the scheduler's care: each is in a queue or in the book, never in both, until it is removed."""
 
 from weir.bus.messages import Placement, Submit, SubmitReply
-from weir_scheduler.book import Book
-from weir_scheduler.gateways import Gateways
-from weir_scheduler.lanes import Lanes
-from weir_scheduler.limits import CoreLimits
-from weir_scheduler.request import Request
-from weir_scheduler.tombstones import Tombstones
+from weir.scheduling.book import Book
+from weir.scheduling.gateways import Gateways
+from weir.scheduling.lanes import Lanes
+from weir.scheduling.limits import CoreLimits
+from weir.scheduling.request import Request
+from weir.scheduling.tombstones import Tombstones
 
 
 class Ledger:

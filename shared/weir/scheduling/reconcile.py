@@ -3,8 +3,8 @@
 from enum import Enum
 
 from weir.bus.messages import HeldRequest
-from weir_scheduler.ledger import Ledger
-from weir_scheduler.limits import CoreLimits
+from weir.scheduling.ledger import Ledger
+from weir.scheduling.limits import CoreLimits
 
 
 class Verdict(Enum):

@@ -3,9 +3,9 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from weir_scheduler.heaps import LazyHeap
-from weir_scheduler.limits import LaneLimits
-from weir_scheduler.request import Rank, Request
+from weir.scheduling.heaps import LazyHeap
+from weir.scheduling.limits import LaneLimits
+from weir.scheduling.request import Rank, Request
 
 
 class Lanes:

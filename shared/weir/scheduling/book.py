@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from weir_scheduler.request import Request
+from weir.scheduling.request import Request
 
 
 @dataclass(slots=True)

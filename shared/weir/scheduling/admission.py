@@ -1,11 +1,11 @@
 """Whether a new request may wait at all."""
 
 from weir.bus.messages import RefusalReason, Submit
-from weir_scheduler.lanes import Lanes
-from weir_scheduler.limits import CoreLimits
-from weir_scheduler.rate import FinishRate
-from weir_scheduler.request import num_booked_pages
-from weir_scheduler.workers import Workers
+from weir.scheduling.lanes import Lanes
+from weir.scheduling.limits import CoreLimits
+from weir.scheduling.rate import FinishRate
+from weir.scheduling.request import num_booked_pages
+from weir.scheduling.workers import Workers
 
 WORKER_RETRY_MS = 2000
 """A worker that died is back, or another has shown itself, after about this long."""
