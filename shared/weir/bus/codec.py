@@ -197,7 +197,10 @@ def _dataclass_decoder(message_type: type["DataclassInstance"]) -> _Decoder:
                 found[name] = decode_field(value[name], prefix + name)
             elif not is_optional:
                 raise MalformedMessage(prefix + name, "is missing")
-        return message_type(**found)
+        try:
+            return message_type(**found)
+        except ValueError as error:
+            raise MalformedMessage(path, str(error)) from error
 
     return decode_dataclass
 

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from weir.core.cost import StepCost
+
 SCHEDULER_HASH_BYTES = 8
 """The scheduler knows pages by the first bytes of their hashes: a false match costs time, never a wrong token."""
 
@@ -171,6 +173,8 @@ class HeldRequest:
     placement: Placement | None
     """None: still queued."""
     is_prefilled: bool = False
+    num_output_tokens: int = 0
+    """That the gateway has by now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +232,14 @@ class WorkerRecord:
     num_running: int
     num_waiting: int
     is_draining: bool = False
+    group: str = ""
+    """The lanes that name this group have the worker to themselves; empty: any lane's."""
+    serves_locally: bool = False
+    """Whether it can read a prompt and write the answer itself."""
+    max_num_batched_tokens: int = 0
+    """Of a step; 0: not told."""
+    cost: StepCost | None = None
+    """Fitted to its own steps; None: too few yet."""
 
 
 @dataclass(frozen=True, slots=True)

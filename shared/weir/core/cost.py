@@ -6,6 +6,7 @@
 The terms are those of DistServe's and Sarathi-Serve's simulators with a term for cached context (Vidur).
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -31,8 +32,8 @@ class StepCost:
 
     def __post_init__(self) -> None:
         for name in ("base_ms", "prefill_token_ms", "prefill_pair_ms", "decode_sequence_ms", "context_token_ms"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} {getattr(self, name)}: must be at least 0")
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} {getattr(self, name)}: must be finite and at least 0")
 
     def step_ms(self, chunks: Iterable[Chunk] = (), num_decodes: int = 0, num_context_tokens: int = 0) -> float:
         """One step over prefill chunks and `num_decodes` sequences that read `num_context_tokens` in all."""

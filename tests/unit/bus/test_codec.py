@@ -12,7 +12,19 @@ from hypothesis import strategies as st
 
 from weir.bus import codec, messages
 from weir.bus.codec import MalformedMessage, MessageTooLarge, check_version, decode, encode, version_headers
-from weir.bus.messages import Ack, Cancel, Finish, Grant, Held, HeldRequest, Outcome, Placement, Submit, SubmitReply
+from weir.bus.messages import (
+    Ack,
+    Cancel,
+    Finish,
+    Grant,
+    Held,
+    HeldRequest,
+    Outcome,
+    Placement,
+    Submit,
+    SubmitReply,
+    WorkerRecord,
+)
 
 MESSAGE_TYPES = [
     value for value in vars(messages).values() if isinstance(value, type) and dataclasses.is_dataclass(value)
@@ -22,7 +34,13 @@ PLACEMENT = Placement(1, "p1", "127.0.0.1:1", "d1", "127.0.0.1:2", 3)
 
 
 def values_of(annotation: Any) -> st.SearchStrategy[Any]:
-    scalars = {str: st.text(max_size=24), bool: st.booleans(), int: st.integers(0, codec.MAX_INT)}
+    scalars: dict[Any, st.SearchStrategy[Any]] = {
+        str: st.text(max_size=24),
+        bool: st.booleans(),
+        int: st.integers(0, codec.MAX_INT),
+        float: st.floats(0, allow_nan=False, allow_infinity=False),
+        bytes: st.binary(max_size=24),
+    }
     if annotation in scalars:
         return scalars[annotation]
     if get_origin(annotation) is tuple:
@@ -155,3 +173,13 @@ def test_another_version_is_refused_and_silence_is_this_one() -> None:
     check_version({})
     with pytest.raises(MalformedMessage, match="header Weir-Version"):
         check_version({codec.VERSION_HEADER: "2"})
+
+
+def test_a_value_that_a_message_itself_refuses_is_malformed() -> None:
+    record = dict.fromkeys(("worker_id", "role", "model", "address", "host_id"), "x") | dict.fromkeys(
+        ("max_context_tokens", "page_tokens", "num_arena_pages", "max_num_seqs", "num_running", "num_waiting"), 1
+    )
+    names = ("base_ms", "prefill_token_ms", "prefill_pair_ms", "decode_sequence_ms", "context_token_ms")
+    cost = dict.fromkeys(names, 1.0) | {"base_ms": -1.0}
+    with pytest.raises(MalformedMessage, match="cost: base_ms -1.0"):
+        decode(WorkerRecord, msgpack.packb(record | {"cost": cost}))
