@@ -65,6 +65,9 @@ def start_command(
         lane_priority=placement.lane_priority,
         cache_salt=checked.draft.options.cache_salt,
         skips_prefix_cache=checked.draft.options.skips_prefix_cache,
+        rank=placement.rank,
+        itl_target_ms=placement.itl_target_ms,
+        predicted_output_tokens=placement.predicted_output_tokens,
     )
     return worker_pb2.ServeRequest(start=start)
 

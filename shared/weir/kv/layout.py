@@ -19,7 +19,7 @@ import numpy as np
 
 from weir.kv.geometry import ArenaGeometry
 
-LAYOUT_VERSION = 4
+LAYOUT_VERSION = 5
 MAX_LEASES = 256
 MAX_DIGEST_BYTES = 128
 

@@ -17,7 +17,7 @@ _NOT_ASKED = -1
 
 _CRC = struct.Struct("<I")
 _LENGTHS = struct.Struct("<QIIIIIIQII")
-_FACTS = struct.Struct(f"<64s64s64s6dQIIIIiiiII{HASH_BYTES}s")
+_FACTS = struct.Struct(f"<64s64s64s6dQIIIIiiiII{HASH_BYTES}sdId")
 _STOP_ID = np.dtype("<i4")
 _BIAS = np.dtype([("token_id", "<i4"), ("bias", "<f8")])
 PACKED_HEADER_BYTES = _CRC.size + _LENGTHS.size
@@ -43,6 +43,12 @@ class SequenceFacts:
     lane_priority: int = 0
     prefix_seed: bytes = b""
     """Under which its pages may serve others (`weir.kv.prefix`); empty: they may not."""
+    rank: float = 0.0
+    """Inside a lane, lower goes first where the worker's policy preempts."""
+    itl_target_ms: int = 0
+    """Between two tokens; 0: none."""
+    predicted_output_tokens: float = 0.0
+    """0.0: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +152,9 @@ def pack_facts(facts: SequenceFacts) -> bytes:
         len(stop.stop_token_ids),
         len(sampling.logit_bias),
         facts.prefix_seed,
+        facts.rank,
+        facts.itl_target_ms,
+        facts.predicted_output_tokens,
     )
     stop_ids = np.array(stop.stop_token_ids, _STOP_ID)
     return head + stop_ids.tobytes() + np.array(list(sampling.logit_bias), _BIAS).tobytes()
@@ -157,7 +166,7 @@ def unpack_facts(header: RecordHeader, prompt_token_ids: tuple[int, ...]) -> Seq
     temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty = fields[3:9]
     seed, top_k, max_tokens, min_tokens, num_booked_pages, lane_priority = fields[9:15]
     logprobs, prompt_logprobs = (None if number == _NOT_ASKED else number for number in fields[15:17])
-    num_stop_ids, num_biases, prefix_seed = fields[17:]
+    num_stop_ids, num_biases, prefix_seed, rank, itl_target_ms, predicted_output_tokens = fields[17:]
     stop_ids = np.frombuffer(header.facts_bytes, _STOP_ID, num_stop_ids, _FACTS.size)
     biases = np.frombuffer(header.facts_bytes, _BIAS, num_biases, _FACTS.size + stop_ids.nbytes)
     return SequenceFacts(
@@ -183,6 +192,9 @@ def unpack_facts(header: RecordHeader, prompt_token_ids: tuple[int, ...]) -> Seq
         traceparent=_text(fields[2]),
         lane_priority=lane_priority,
         prefix_seed=prefix_seed if any(prefix_seed) else b"",
+        rank=rank,
+        itl_target_ms=itl_target_ms,
+        predicted_output_tokens=predicted_output_tokens,
     )
 
 

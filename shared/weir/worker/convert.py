@@ -3,6 +3,7 @@
 A message that no sane gateway sends ends its stream (InvalidRequest); a prompt that cannot be served is refused alone.
 """
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -97,6 +98,9 @@ def start_from_pb(start: worker_pb2.Start, gateway_id: str, limits: ModelLimits)
         traceparent=start.traceparent if _TRACEPARENT.fullmatch(start.traceparent) else "",
         lane_priority=start.lane_priority,
         prefix_seed=prefix_seed(limits.model_digest, salt=start.cache_salt) if is_cacheable else b"",
+        rank=start.rank,
+        itl_target_ms=start.itl_target_ms,
+        predicted_output_tokens=start.predicted_output_tokens,
     )
     return StartOrder(facts, start.decode_worker_id)
 
@@ -140,6 +144,10 @@ def _problems(start: worker_pb2.Start, limits: ModelLimits) -> list[tuple[str, s
         _range_problem("sampling.logit_bias", "ids", len(start.sampling.logit_bias), 0, MAX_LOGIT_BIAS),
         _id_problem("sampling.logit_bias", tuple(start.sampling.logit_bias), limits.vocab_size),
     ]
+    if not math.isfinite(start.rank):
+        checks.append(("rank", f"{start.rank}: must be finite"))
+    if not 0 <= start.predicted_output_tokens < math.inf:
+        checks.append(("predicted_output_tokens", f"{start.predicted_output_tokens}: must be finite and at least 0"))
     if not _NAME.fullmatch(start.decode_worker_id):
         checks.append(("decode_worker_id", "must be 1 to 64 characters of A-Z a-z 0-9 _ -"))
     sampling = [(f"sampling.{name}", problem) for name, problem in sampling_problems(start.sampling)]

@@ -88,7 +88,18 @@ async def open_world(
     prefill, decode = FakeWorker("prefill-0-aaaaaaaa"), FakeWorker("decode-0-bbbbbbbb")
     await prefill.start()
     await decode.start()
-    placement = Placement(1, prefill.worker_id, prefill.address, decode.worker_id, decode.address, 4, lane_priority=2)
+    placement = Placement(
+        dispatch=1,
+        prefill_worker_id=prefill.worker_id,
+        prefill_address=prefill.address,
+        decode_worker_id=decode.worker_id,
+        decode_address=decode.address,
+        num_booked_pages=4,
+        lane_priority=2,
+        rank=-3.5,
+        itl_target_ms=80,
+        predicted_output_tokens=6.25,
+    )
     scheduler = FakeScheduler(hub.connect(), placement)
     await scheduler.start()
     tokenizer = ByteTokenizer()

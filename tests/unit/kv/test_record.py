@@ -92,6 +92,9 @@ def test_everything_that_was_published_is_read_in_another_mapping(segment: Segme
         num_booked_pages=st.integers(0, 2**32 - 1),
         traceparent=st.text("0123456789abcdef-", max_size=55),
         lane_priority=st.integers(-(2**31), 2**31 - 1),
+        rank=st.floats(allow_nan=False),
+        itl_target_ms=st.integers(0, 2**32 - 1),
+        predicted_output_tokens=st.floats(0, allow_infinity=False),
     ),
     output=st.lists(st.integers(0, 2**31 - 1), max_size=50),
 )

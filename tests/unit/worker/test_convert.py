@@ -29,11 +29,15 @@ def test_sampling_stop_rules_and_urgency_are_those_of_the_start() -> None:
         min_tokens=8,
         stop_token_ids=[4, 5],
         lane_priority=2,
+        rank=-1.5,
+        itl_target_ms=70,
+        predicted_output_tokens=12.5,
     )
     facts = start_from_pb(start, "gateway-0-00000000", LIMITS).facts
     assert facts.sampling == PARAMS
     assert facts.stop == StopRules(30, (4, 5), 8)
     assert facts.lane_priority == 2
+    assert (facts.rank, facts.itl_target_ms, facts.predicted_output_tokens) == (-1.5, 70, 12.5)
     assert facts.prefix_seed != b""
 
 

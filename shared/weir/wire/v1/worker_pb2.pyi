@@ -145,6 +145,9 @@ class Start(_message.Message):
     MIN_TOKENS_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     SKIPS_PREFIX_CACHE_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    ITL_TARGET_MS_FIELD_NUMBER: _builtins.int
+    PREDICTED_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request's id: 32 lower-case hex digits."""
     max_tokens: _builtins.int
@@ -163,6 +166,12 @@ class Start(_message.Message):
     """Only prompts with the same salt share cached pages. Empty: shared by all that have none."""
     skips_prefix_cache: _builtins.bool
     """The prompt's pages are neither looked up in the prefix cache nor kept there."""
+    rank: _builtins.float
+    """Inside a lane, lower goes first where the worker's policy preempts. Finite."""
+    itl_target_ms: _builtins.int
+    """Time between two tokens that is asked for. 0: none."""
+    predicted_output_tokens: _builtins.float
+    """How many output tokens are expected. 0: not known."""
     @_builtins.property
     def attempt(self) -> _types_pb2.Attempt:
         """Its epoch."""
@@ -195,10 +204,13 @@ class Start(_message.Message):
         min_tokens: _builtins.int = ...,
         cache_salt: _builtins.str = ...,
         skips_prefix_cache: _builtins.bool = ...,
+        rank: _builtins.float = ...,
+        itl_target_ms: _builtins.int = ...,
+        predicted_output_tokens: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cache_salt", b"cache_salt", "decode_worker_id", b"decode_worker_id", "lane_priority", b"lane_priority", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "num_booked_pages", b"num_booked_pages", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "skips_prefix_cache", b"skips_prefix_cache", "stop_token_ids", b"stop_token_ids", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cache_salt", b"cache_salt", "decode_worker_id", b"decode_worker_id", "itl_target_ms", b"itl_target_ms", "lane_priority", b"lane_priority", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "num_booked_pages", b"num_booked_pages", "predicted_output_tokens", b"predicted_output_tokens", "prompt_token_ids", b"prompt_token_ids", "rank", b"rank", "request_id", b"request_id", "sampling", b"sampling", "skips_prefix_cache", b"skips_prefix_cache", "stop_token_ids", b"stop_token_ids", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
