@@ -59,6 +59,11 @@ class Subjects:
         """The key `leader`: who schedules, in which epoch. Durable, so that an epoch is never given twice."""
         return f"weir_{self.namespace}_leader"
 
+    @property
+    def configuration_bucket(self) -> str:
+        """What the scheduler tells gateways and workers to go by: `weir.bus.configuration`. Durable."""
+        return f"weir_{self.namespace}_configuration"
+
 
 WORKER_TTL_S = 3.0
 """A worker puts its record every second; one that is silent for this long is lost. `ttl_s` of the workers bucket."""
