@@ -18,7 +18,7 @@ from weir.worker.shell import WorkerShell
 from weir_decode.config import DecodeConfig
 from weir_decode.role import DecodeRole
 
-_MAX_LIVE = 4096  # hand-offs are bounded by the arena's slots; starts are refused whatever this says
+_MAX_LIVE = 4096  # hand-offs are bounded by the arena's slots, prompts by the scheduler's booking of decode slots too
 
 
 async def _build(context: ServiceContext[DecodeConfig]) -> WorkerShell:
@@ -37,13 +37,16 @@ async def _build(context: ServiceContext[DecodeConfig]) -> WorkerShell:
     def make_role(parts: RoleParts) -> DecodeRole:
         return DecodeRole(
             parts,
+            context.process_id,
             model.batch_limits(config, config.chunk_tokens),
+            model.limits,
             context.tracer,
             lambda geometry: config.running_settings(num_swap_places(config.swap_bytes, geometry)),
         )
 
     limits = DeskLimits(max_live=_MAX_LIVE, takes_hand_offs=True)
-    return assemble(context, facts_of(context, model), limits, surroundings_of(context, model, load), make_role)
+    facts = facts_of(context, model, serves_locally=True)
+    return assemble(context, facts, limits, surroundings_of(context, model, load), make_role)
 
 
 def main() -> int:

@@ -14,13 +14,13 @@ from weir.worker.config import WorkerConfig
 
 @dataclass(frozen=True)
 class DecodeConfig(WorkerConfig):
-    """A decode worker: takes over handed-off sequences and draws their tokens."""
+    """A decode worker: draws the tokens of handed-off sequences, and serves whole the prompts that it is given."""
 
     batching: Literal["continuous", "static", "static-hold", "dynamic"] = setting(
         "continuous", "When sequences join the batch; all but continuous are for comparison."
     )
     batch_window_ms: int = setting(50, "Dynamic batching: how long the first sequence waits for others.")
-    chunk_tokens: int = setting(256, "Tokens of one sequence computed in a step, where computed ones were lost.")
+    chunk_tokens: int = setting(256, "Tokens of one prompt computed in a step.")
     max_preemptions: int = setting(3, "Times that one sequence gives its pages up for others. 0: never.")
     swap_bytes: int = setting(-1, "Memory for the pages of such sequences. -1: a quarter of the arena, 0: none.")
     swap_dir: Path = field(

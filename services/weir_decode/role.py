@@ -1,4 +1,5 @@
-"""What makes a worker a decode worker: it takes over what is handed to it, and starts nothing itself."""
+"""What makes a worker a decode worker: it takes over what is handed to it, and reads the prompts that the scheduler
+gives to it whole."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -6,21 +7,33 @@ from dataclasses import replace
 
 from opentelemetry.trace import Tracer
 
+from weir.core.errors import FieldViolation, InvalidRequest
 from weir.engine.batcher import Batcher, BatchLimits
 from weir.engine.counters import fingerprint_of
-from weir.engine.decode import DecodeBatcher
-from weir.engine.messages import EngineReport, Failure, FailureReason, PageLot, SequenceKey, TakenOver
+from weir.engine.local import LocalBatcher
+from weir.engine.messages import (
+    EngineReport,
+    Failure,
+    FailureReason,
+    PageLot,
+    SequenceEnded,
+    SequenceKey,
+    TakenOver,
+    TokenDrawn,
+)
 from weir.engine.pages import PagePool
 from weir.engine.running import RunningSettings
 from weir.kv.geometry import ArenaGeometry
 from weir.kv.messages import HandedOff
+from weir.kv.record import SequenceFacts
 from weir.kv.segment import Segment
 from weir.wire.v1 import worker_pb2
 from weir.worker.assembly import RoleParts
+from weir.worker.convert import ModelLimits, StartOrder, start_from_pb
 from weir.worker.delivery import Ending, Update
 from weir.worker.intake import UnreadableRecord, lot_of, read_arrival
 from weir.worker.reserve import reserve_pages
-from weir.worker.spans import DecodeSpans
+from weir.worker.spans import DecodeSpans, PrefillSpans
 from weir.worker.streams import GatewayStream
 
 _log = logging.getLogger(__name__)
@@ -32,7 +45,9 @@ class DecodeRole:
     def __init__(
         self,
         parts: RoleParts,
+        worker_id: str,
         limits: BatchLimits,
+        model: ModelLimits,
         tracer: Tracer,
         settings_over: Callable[[ArenaGeometry], RunningSettings] = lambda geometry: RunningSettings(),
     ) -> None:
@@ -40,9 +55,15 @@ class DecodeRole:
         self._arena = parts.arena
         self._keeper = parts.keeper
         self._desk = parts.desk
+        self._worker_id = worker_id
         self._limits = limits
+        self._model = model
         self._settings_over = settings_over
+        self._prompts: dict[SequenceKey, SequenceFacts] = {}
+        """Of those that started here, until their first token."""
+        self._prompt_spans = PrefillSpans(tracer)
         self._spans = DecodeSpans(tracer)
+        self._num_local = 0
         self._num_unreadable = 0
         self._num_unwanted = 0
         self._counters: Mapping[str, int] = {}
@@ -50,14 +71,22 @@ class DecodeRole:
     def make_batcher(self, segment: Segment) -> Batcher:
         longest = min(self._limits.max_context_tokens, segment.geometry.max_context_tokens)
         limits = replace(self._limits, max_context_tokens=longest)
+        self._model = replace(self._model, max_context_tokens=longest)
         pool = PagePool(reserve_pages=reserve_pages(segment.geometry), reserve_slots=0)
-        return DecodeBatcher(limits, pool, self._settings_over(segment.geometry))
+        return LocalBatcher(limits, pool, segment.record, self._settings_over(segment.geometry))
 
     def on_start(self, stream: GatewayStream, key: SequenceKey, start: worker_pb2.Start) -> None:
-        """The scheduler sends prompts to prefill workers."""
-        del start
-        failure = Failure(FailureReason.INTERNAL, "start: this is a decode worker, prompts go to prefill workers")
-        stream.answer(Update(key, ending=Ending(failure=failure)))
+        """A prompt with a wrong field is refused alone: the other requests of its gateway go on."""
+        try:
+            facts = self._checked(start_from_pb(start, stream.gateway_id, self._model))
+        except InvalidRequest as error:
+            _log.warning("gateway %s: request %s refused: %s", stream.gateway_id, key.request_id, error)
+            stream.answer(Update(key, ending=Ending(failure=Failure(FailureReason.INTERNAL, str(error)))))
+            return
+        if self._desk.try_start(stream, facts):
+            self._num_local += 1
+            self._prompts[key] = facts
+            self._prompt_spans.begin(facts)
 
     def on_handed_off(self, handed_off: HandedOff) -> None:
         """Takes the sequence over, or frees it if nobody wants it any more."""
@@ -77,20 +106,39 @@ class DecodeRole:
 
     def on_report(self, report: EngineReport) -> None:
         self._counters = report.counters
+        self._prompt_spans.on_report(report)
         self._spans.on_report(report)
+        ended = {event.key for event in report.events if isinstance(event, SequenceEnded)}
         for event in report.events:
-            if isinstance(event, TakenOver):
-                fingerprint = fingerprint_of(event.key.request_id, event.page_ids)
-                _log.debug("request %s: %d pages (%012x)", event.key.request_id, len(event.page_ids), fingerprint)
+            match event:
+                case TakenOver(key, page_ids):
+                    fingerprint = fingerprint_of(key.request_id, page_ids)
+                    _log.debug("request %s: %d pages (%012x)", key.request_id, len(page_ids), fingerprint)
+                case TokenDrawn(key) if key in self._prompts:
+                    facts = self._prompts.pop(key)
+                    if key not in ended:
+                        self._spans.begin(facts, num_output_tokens=1)
+                case SequenceEnded(key):
+                    self._prompts.pop(key, None)
+                case _:
+                    pass
 
     async def stop(self) -> None:
         """Nothing of this role waits."""
 
     def metrics(self) -> Mapping[str, float]:
-        num_taken_over = self._counters.get("taken_over", 0)
+        num_served = self._counters.get("taken_over", 0) + self._num_local
         return {
-            "preemption_rate": self._counters.get("preemptions", 0) / max(1, num_taken_over),
+            "preemption_rate": self._counters.get("preemptions", 0) / max(1, num_served),
+            "served_locally_total": float(self._num_local),
             "unreadable_hand_offs_total": float(self._num_unreadable),
             "unwanted_hand_offs_total": float(self._num_unwanted),
-            "num_open_spans": float(self._spans.num_open),
+            "num_open_spans": float(self._spans.num_open + self._prompt_spans.num_open),
         }
+
+    def _checked(self, order: StartOrder) -> SequenceFacts:
+        """Raises InvalidRequest for a prompt that another worker is to decode."""
+        if order.decode_worker_id != self._worker_id:
+            problem = f"{order.decode_worker_id}: this is decode worker {self._worker_id}, which hands nothing off"
+            raise InvalidRequest([FieldViolation("start.decode_worker_id", problem)])
+        return order.facts

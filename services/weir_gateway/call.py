@@ -158,7 +158,9 @@ class Call:
     def commands_to_resume(self, worker_id: str) -> list[worker_pb2.ServeRequest]:
         if not self._is_started or self.request.phase.is_terminal:
             return []
-        if self._is_prefill(worker_id) and self.request.phase is Phase.PREFILLING:
+        placement = self.request.placement
+        starts_here = placement is not None and worker_id == placement.prefill_worker_id
+        if starts_here and self.request.phase is Phase.PREFILLING:
             # Whether Start arrived is not known: both are harmless for a worker that has it.
             return [self._start_command(), self._resume_command()]
         return [self._resume_command()]
@@ -198,7 +200,7 @@ class Call:
         if self._output.next_index > 0 and not self.prefilled.done():
             self.request.prefilled()
             self.prefilled.set_result(None)
-        if update.handed_off or not self._is_prefill(worker_id):
+        if update.handed_off or self._has_decoded(worker_id):
             self.request.handed_off()
 
     def _end_by_worker(self, worker_id: str, error: worker_pb2.WorkerError) -> None:
@@ -218,9 +220,16 @@ class Call:
         counted = f"{error.message}; {self._output.num_tokens} tokens were sent before"
         return type(error)(counted) if isinstance(error, DeadlineExceeded | InternalError) else Unavailable(counted)
 
-    def _is_prefill(self, worker_id: str) -> bool:
+    def _has_decoded(self, worker_id: str) -> bool:
+        """Whether news of this worker say that the prompt is read. Serving locally, it tells of the prompt as well."""
         placement = self.request.placement
-        return placement is not None and worker_id == placement.prefill_worker_id != placement.decode_worker_id
+        is_local = placement is not None and placement.is_local
+        return not self._is_prefill(worker_id) and (not is_local or self._output.next_index > 0)
+
+    def _is_prefill(self, worker_id: str) -> bool:
+        """Whether the worker's part ends with the hand-off."""
+        placement = self.request.placement
+        return placement is not None and not placement.is_local and worker_id == placement.prefill_worker_id
 
     def _start_command(self) -> worker_pb2.ServeRequest:
         placement = self.request.placement

@@ -201,7 +201,8 @@ class Driver:
         await prefill.wait_connected()
         await decode.wait_connected()
         command = call.start()
-        decode.send(resume_command(request_id, call.request.attempt, 0))
+        if decode is not prefill:  # else there is one stream of news, and Start asks for it
+            decode.send(resume_command(request_id, call.request.attempt, 0))
         prefill.send(command)
 
     def _cancel_at_workers(self, call: Call) -> None:

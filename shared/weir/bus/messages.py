@@ -96,6 +96,11 @@ class Placement:
     reason: str = ""
     """Why there: for the trace."""
 
+    @property
+    def is_local(self) -> bool:
+        """One worker reads the prompt and writes the answer."""
+        return self.prefill_worker_id == self.decode_worker_id
+
 
 @dataclass(frozen=True, slots=True)
 class Grant:

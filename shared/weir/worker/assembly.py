@@ -68,7 +68,7 @@ def read_model_facts(config: WorkerConfig) -> ModelFacts:
     return ModelFacts(source, load_model_config(source), model_digest(source, config.precision))
 
 
-def facts_of(context: ServiceContext[_ConfigT], model: ModelFacts) -> WorkerFacts:
+def facts_of(context: ServiceContext[_ConfigT], model: ModelFacts, *, serves_locally: bool = False) -> WorkerFacts:
     """What the registry says of this worker."""
     return WorkerFacts(
         worker_id=context.process_id,
@@ -77,6 +77,9 @@ def facts_of(context: ServiceContext[_ConfigT], model: ModelFacts) -> WorkerFact
         address=context.address,
         max_context_tokens=model.config.max_context_tokens,
         max_num_seqs=context.config.max_num_seqs,
+        max_num_batched_tokens=context.config.max_num_batched_tokens,
+        group=context.config.group,
+        serves_locally=serves_locally,
     )
 
 

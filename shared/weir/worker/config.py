@@ -1,9 +1,12 @@
 """Settings that both worker kinds have."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from weir.runtime.config import ServiceConfig, setting
+
+_GROUP = re.compile(r"[a-z0-9_-]{0,32}")
 
 
 @dataclass(frozen=True)
@@ -15,6 +18,7 @@ class WorkerConfig(ServiceConfig):
     max_num_batched_tokens: int = setting(2048, "Tokens computed in a step, all sequences together.")
     max_stall_s: float = setting(5.0, "A sequence that gets no page for this long fails.")
     num_threads: int = setting(0, "Threads of the forward pass. 0: int8 what busy workers leave, fp32 an equal share.")
+    group: str = setting("", "Lanes that name this group have the worker to themselves. Empty: it serves any lane.")
     workers_on_machine: int = setting(1, "Workers that share this machine's cores, this one among them.")
 
     def __post_init__(self) -> None:
@@ -27,6 +31,8 @@ class WorkerConfig(ServiceConfig):
         ):
             if getattr(self, name) < smallest:
                 raise ValueError(f"{name} {getattr(self, name)}: must be at least {smallest}")
+        if not _GROUP.fullmatch(self.group):
+            raise ValueError(f"group {self.group!r}: must be at most 32 characters of a-z 0-9 _ -")
         if not 0 < self.max_stall_s <= 600:
             raise ValueError(f"max_stall_s {self.max_stall_s}: must be in (0, 600]")
 

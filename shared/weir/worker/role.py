@@ -55,3 +55,6 @@ class WorkerFacts:
     address: str
     max_context_tokens: int
     max_num_seqs: int
+    max_num_batched_tokens: int = 0
+    group: str = ""
+    serves_locally: bool = False

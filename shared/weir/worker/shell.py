@@ -175,6 +175,9 @@ class WorkerShell:
             num_running=load.num_running,
             num_waiting=load.num_waiting,
             is_draining=self._is_draining,
+            group=facts.group,
+            serves_locally=facts.serves_locally,
+            max_num_batched_tokens=facts.max_num_batched_tokens,
         )
 
     async def _wait_for_expected(self, timeout_s: float) -> None:

@@ -244,7 +244,7 @@ async def _start_worker(
         limits = BatchLimits(8, 64, 32 if role == "prefill" else 64, MAX_CONTEXT_TOKENS, VOCAB_SIZE, max_stall_s=1.0)
         if role == "prefill":
             return PrefillRole(parts, limits, ModelLimits(VOCAB_SIZE, MAX_CONTEXT_TOKENS), tracer)
-        return DecodeRole(parts, limits, tracer)
+        return DecodeRole(parts, worker_id, limits, ModelLimits(VOCAB_SIZE, MAX_CONTEXT_TOKENS, "rig"), tracer)
 
     facts = WorkerFacts(worker_id, role, "hash", address, MAX_CONTEXT_TOKENS, 8)
     limits = DeskLimits(max_live=16, takes_hand_offs=role == "decode", tail_s=2.0, gateway_gone_s=gateway_gone_s)

@@ -159,12 +159,6 @@ async def test_a_prompt_with_a_wrong_field_is_refused_alone(rig: Rig) -> None:
         assert (await decode.read_to_end(good.request_id)).token_ids == expected_tokens(good)
 
 
-async def test_a_prompt_at_a_decode_worker_is_refused(rig: Rig) -> None:
-    async with connected(rig.decode, GATEWAY) as stream:
-        await stream.send(start=start_command(rig.decode.worker_id))
-        assert "decode worker" in (await stream.next_update()).error.message
-
-
 async def test_one_gateway_cannot_touch_the_requests_of_another(rig: Rig) -> None:
     start = start_command(rig.decode.worker_id)
     async with connected(rig.prefill, GATEWAY) as owner, connected(rig.prefill, "gateway-1-33333333") as other:
