@@ -59,6 +59,10 @@ class Order(Protocol):
 
     def new_queue(self) -> OrderQueue: ...
 
+    def rank(self, request: Waiting) -> float:
+        """Lower goes first where requests of several queues meet: at a worker whose policy is preemptive."""
+        ...
+
     def finished(self, request: Waiting, num_output_tokens: int, now_s: float) -> None:
         """A request of any of its queues has ended with this many tokens; policies that learn, learn from it."""
         ...
@@ -74,28 +78,38 @@ class Member:
     waits_since_s: float
     """When it came, or was last served."""
     predicted_output_tokens: float | None = None
+    lane_priority: int = 0
+    """Higher is more urgent. Nobody rests for the sake of a lower lane."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchView:
-    """`waiting` in the order in which they would join, `running` in the order of the batch."""
+    """`waiting` in the order in which they would join, `running` in the order of the batch, those that rest included.
+
+    Nobody may be in both.
+    """
 
     waiting: Sequence[Member]
     running: Sequence[Member]
     num_places: int
-    """Sequences that may be in the batch, those that are included."""
+    """Sequences that may be computed in a step: those of the batch that do not rest, and those that join."""
+    num_pool_tokens: int
+    """What all pages of the worker hold."""
+    num_free_tokens: int
+    """Room in free pages."""
 
 
 @dataclass(frozen=True, slots=True)
 class GateDecision:
-    """`num_joining` of the waiting, from the first on; `resting` of the batch are not computed in this step."""
+    """`joining`: indices into `waiting`, in the order in which they join, as far as there are pages; `resting`: indices
+    into `running`, not computed in this step (their pages stay)."""
 
-    num_joining: int
-    resting: Collection[str] = ()
+    joining: Sequence[int]
+    resting: Collection[int] = ()
 
 
 class Gate(Protocol):
-    """Idle never longer than its maximum wait while something waits."""
+    """Computes nothing for its maximum wait at the longest while something waits or rests."""
 
     def decide(self, view: BatchView, now_s: float) -> GateDecision: ...
 
@@ -172,4 +186,5 @@ class Policy:
     step_budget: StepBudget | None
     """None: decodes first, then prompts in order, up to the budget."""
     is_preemptive: bool = False
-    """Whether a request of better rank may take a running one's place in the batch (within a lane)."""
+    """Whether a request of better rank may take a running one's place in the batch (within a lane). Its gate says who
+    rests; the scheduler grants over a worker's places to a request that outranks somebody there."""

@@ -1,0 +1,56 @@
+"""All policies by name. One name selects all three seams, in the scheduler, in the batchers and in the simulator."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from weir.policy import fcfs
+from weir.policy.params import describe, make_params, parse_values
+from weir.policy.seams import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    params: type
+    make: Callable[[Any], Policy]
+
+
+_ENTRIES: Mapping[str, _Entry] = {
+    "fcfs": _Entry(fcfs.FcfsParams, fcfs.make),
+}
+
+
+def policy_names() -> tuple[str, ...]:
+    return tuple(_ENTRIES)
+
+
+def make_policy(name: str, params: Mapping[str, float] | None = None) -> Policy:
+    """A fresh policy; `params` in place of its defaults. Raises ValueError that says what is allowed."""
+    entry = _entry(name)
+    try:
+        return entry.make(make_params(entry.params, params or {}))
+    except ValueError as error:
+        raise ValueError(f"policy {name}: {error}") from error
+
+
+def parse_policy(text: str) -> tuple[str, dict[str, float]]:
+    """`name` or `name:key=value,key=value`, checked as `make_policy` would. Raises ValueError."""
+    name, _, rest = text.strip().partition(":")
+    entry = _entry(name)
+    try:
+        values = parse_values(rest)
+        make_params(entry.params, values)
+    except ValueError as error:
+        raise ValueError(f"policy {name}: {error}") from error
+    return name, values
+
+
+def describe_policy(name: str) -> str:
+    """Its parameters, their limits and defaults."""
+    return describe(_entry(name).params)
+
+
+def _entry(name: str) -> _Entry:
+    if name not in _ENTRIES:
+        raise ValueError(f"policy {name!r}: must be one of {', '.join(_ENTRIES)}")
+    return _ENTRIES[name]
