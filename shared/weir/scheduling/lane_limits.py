@@ -1,0 +1,103 @@
+"""What one lane and what one tenant may take."""
+
+import math
+import re
+from dataclasses import dataclass
+
+_LANE_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
+_TENANT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_GROUP_NAME = re.compile(r"[A-Za-z0-9_-]{0,40}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_MAX_WAIT_S = 86_400
+_MAX_COUNT = 10**9
+_MAX_SLO_MS = 3_600_000
+
+
+@dataclass(frozen=True, slots=True)
+class LaneLimits:
+    """One lane. Raises ValueError that names the field, its value and what it must be.
+
+    `weight` counts against other lanes' where `CoreLimits.lane_order` is weighted. `guaranteed_share` is of the pages
+    of each host: what of it lies idle is lent. A request that waited `ageing_s` counts as one lane more urgent, twice
+    as long as two (0: never). SLOs are the targets of requests that name none (0: none). At most `max_batch` requests
+    of the lane run at a time (0: no bound). `worker_group`: workers that no other lane gets (empty: the common ones).
+    """
+
+    name: str
+    max_queued: int
+    max_wait_s: float
+    weight: float = 1.0
+    guaranteed_share: float = 0.0
+    ageing_s: float = 0.0
+    ttft_slo_ms: int = 0
+    itl_slo_ms: int = 0
+    max_batch: int = 0
+    worker_group: str = ""
+
+    def __post_init__(self) -> None:
+        if not _LANE_NAME.fullmatch(self.name):
+            raise ValueError(f"lane {self.name!r}: a name is 1 to 32 of a-z 0-9 _ and begins with a letter")
+        if self.max_queued < 1:
+            raise ValueError(f"lane {self.name}: max_queued {self.max_queued}, must be at least 1")
+        if not 0 < self.max_wait_s <= _MAX_WAIT_S:
+            raise ValueError(
+                f"lane {self.name}: max_wait_s {self.max_wait_s}, must be over 0 and at most {_MAX_WAIT_S}"
+            )
+        what = f"lane {self.name}"
+        _check_weight(what, self.weight)
+        _check_range(what, "guaranteed_share", self.guaranteed_share, 1)
+        _check_range(what, "ageing_s", self.ageing_s, _MAX_WAIT_S)
+        _check_range(what, "ttft_slo_ms", self.ttft_slo_ms, _MAX_SLO_MS)
+        _check_range(what, "itl_slo_ms", self.itl_slo_ms, _MAX_SLO_MS)
+        _check_range(what, "max_batch", self.max_batch, _MAX_COUNT)
+        if not _GROUP_NAME.fullmatch(self.worker_group):
+            raise ValueError(f"{what}: worker_group {self.worker_group!r}, must be at most 40 of A-Z a-z 0-9 _ -")
+
+
+@dataclass(frozen=True, slots=True)
+class TenantLimits:
+    """One tenant; 0 is no limit. Raises ValueError that names the field, its value and what it must be.
+
+    `weight`: its share of service beside other tenants of a lane. `max_queued` bounds what waits, `max_in_flight` what
+    runs at a time. SLOs go before its lane's, and behind a request's own targets. `isolates_cache`: it shares no
+    prefix with others. `api_key_digests`: SHA-256 of its keys, 64 hex digits each. `lanes`: those it may use; empty:
+    all.
+    """
+
+    name: str
+    weight: float = 1.0
+    requests_per_min: float = 0.0
+    tokens_per_min: float = 0.0
+    max_queued: int = 0
+    max_in_flight: int = 0
+    ttft_slo_ms: int = 0
+    itl_slo_ms: int = 0
+    isolates_cache: bool = False
+    api_key_digests: tuple[str, ...] = ()
+    lanes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not _TENANT_NAME.fullmatch(self.name):
+            raise ValueError(f"tenant {self.name!r}: a name is 1 to 64 of A-Z a-z 0-9 . _ - and begins with no sign")
+        what = f"tenant {self.name}"
+        _check_weight(what, self.weight)
+        for name in ("requests_per_min", "tokens_per_min", "max_queued", "max_in_flight"):
+            _check_range(what, name, getattr(self, name), _MAX_COUNT)
+        for name in ("ttft_slo_ms", "itl_slo_ms"):
+            _check_range(what, name, getattr(self, name), _MAX_SLO_MS)
+        for digest in self.api_key_digests:
+            if not _DIGEST.fullmatch(digest):
+                # Whatever stands there may be a key by mistake, so it is not repeated.
+                raise ValueError(
+                    f"{what}: api_key_digests: one is not 64 hex digits; give the key's SHA-256, not the key"
+                )
+
+
+def _check_weight(what: str, weight: float) -> None:
+    if not (math.isfinite(weight) and 0.001 <= weight <= 1000):
+        raise ValueError(f"{what}: weight {weight}, must be in [0.001, 1000]")
+
+
+def _check_range(what: str, name: str, value: float, highest: float) -> None:
+    if not 0 <= value <= highest:
+        raise ValueError(f"{what}: {name} {value}, must be in [0, {highest}]")
