@@ -32,6 +32,7 @@ async def answers(address: str, prompts: Sequence[Golden], *, at_once: int) -> l
     async def one(prompt: Golden) -> StreamRecord:
         async with gate:
             request = greedy_request(prompt.prompt_ids, max_tokens=len(prompt.expected_ids), ignore_eos=True)
+            request.options.skips_prefix_cache = True  # every run is to compute every prompt
             return await stream(stub, request, timeout_s=600)
 
     async with channel:
