@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 
 _LANE_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
-_TENANT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_TENANT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _GROUP_NAME = re.compile(r"[A-Za-z0-9_-]{0,40}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _MAX_WAIT_S = 86_400
@@ -78,7 +78,7 @@ class TenantLimits:
 
     def __post_init__(self) -> None:
         if not _TENANT_NAME.fullmatch(self.name):
-            raise ValueError(f"tenant {self.name!r}: a name is 1 to 64 of A-Z a-z 0-9 . _ - and begins with no sign")
+            raise ValueError(f"tenant {self.name!r}: a name is 1 to 64 of A-Z a-z 0-9 _ - and begins with no sign")
         what = f"tenant {self.name}"
         _check_weight(what, self.weight)
         for name in ("requests_per_min", "tokens_per_min", "max_queued", "max_in_flight"):

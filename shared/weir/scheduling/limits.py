@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from weir.bus.subjects import WORKER_TTL_S
 from weir.scheduling.lane_limits import LaneLimits, TenantLimits
 
-__all__ = ["DEFAULT_LANES", "CoreLimits", "LaneLimits", "LaneOrder", "TenantLimits", "parse_lane"]
+__all__ = ["DEFAULT_LANES", "DEFAULT_TENANT", "CoreLimits", "LaneLimits", "LaneOrder", "TenantLimits", "parse_lane"]
 
 LaneOrder = Literal["strict", "weighted"]
 

@@ -2,14 +2,12 @@
 
 default_lane = "standard"        # also: lane_order, lent_share, max_queued, slot_overbooking
 
-[[lanes]]                        # from the most to the least urgent
-name = "interactive"
+[lanes.interactive]              # in their order in the file, from the most to the least urgent
 max_queued = 4000
 max_wait_s = 60
 guaranteed_share = 0.3
 
-[[tenants]]
-name = "search"
+[tenants.search]
 weight = 2
 tokens_per_min = 600_000
 
@@ -26,7 +24,7 @@ from typing import Any, get_type_hints
 from weir.core.errors import FieldViolation, InvalidRequest
 from weir.runtime.parse import describe_type, parse_toml
 from weir.scheduling.lane_limits import LaneLimits, TenantLimits
-from weir.scheduling.limits import CoreLimits
+from weir.scheduling.limits import DEFAULT_TENANT, CoreLimits
 
 _SCALARS = ("default_lane", "lane_order", "lent_share", "max_queued", "slot_overbooking")
 _TABLES = ("lanes", "tenants", "default_tenant")
@@ -41,6 +39,11 @@ def parse_limits(text: str, base: CoreLimits) -> CoreLimits:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise _bad("file", f"not TOML: {error}") from error
+    return limits_from_document(document, base)
+
+
+def limits_from_document(document: Mapping[str, Any], base: CoreLimits) -> CoreLimits:
+    """As `parse_limits`, from TOML that is parsed already."""
     changes = _changes(document)
     try:
         return replace(base, **changes)
@@ -52,9 +55,9 @@ def format_limits(limits: CoreLimits) -> str:
     """The file that says these limits; defaults are left out of lanes and tenants."""
     lines = [f"{name} = {json.dumps(getattr(limits, name))}" for name in _SCALARS]
     for lane in limits.lanes:
-        lines += ["", "[[lanes]]", *_format(lane)]
+        lines += ["", f"[lanes.{lane.name}]", *_format(lane)]
     for tenant in limits.tenants:
-        lines += ["", "[[tenants]]", *_format(tenant)]
+        lines += ["", f"[tenants.{tenant.name}]", *_format(tenant)]
     lines += ["", "[default_tenant]", *_format(limits.default_tenant)]
     return "\n".join(lines) + "\n"
 
@@ -68,32 +71,30 @@ def _changes(document: Mapping[str, Any]) -> dict[str, Any]:
     for name, kind in (("lanes", LaneLimits), ("tenants", TenantLimits)):
         if name in document:
             tables = document[name]
-            if not isinstance(tables, list):
-                raise _bad(name, f"must be an array of tables, each begun with [[{name}]]")
-            changes[name] = tuple(_read(f"{name}[{index}]", kind, table) for index, table in enumerate(tables))
+            if not isinstance(tables, dict):
+                raise _bad(name, f"must be tables, each begun with [{name}.NAME]")
+            changes[name] = tuple(_read(f"{name}.{key}", kind, key, table) for key, table in tables.items())
     if "default_tenant" in document:
-        table = document["default_tenant"]
-        if isinstance(table, dict):
-            table = {"name": "default"} | table
-        changes["default_tenant"] = _read("default_tenant", TenantLimits, table)
+        name = DEFAULT_TENANT.name
+        changes["default_tenant"] = _read("default_tenant", TenantLimits, name, document["default_tenant"])
     return changes
 
 
-def _read(path: str, kind: type[Any], table: Any) -> Any:
+def _read(path: str, kind: type[Any], name: str, table: Any) -> Any:
     """One table as `kind`."""
     if not isinstance(table, dict):
         raise _bad(path, "must be a table")
-    known = {each.name: each for each in fields(kind)}
+    known = {each.name: each for each in fields(kind) if each.name != "name"}
     hints = get_type_hints(kind)
     for key in table:
         if key not in known:
             raise _bad(f"{path}.{key}", f"unknown; known are {', '.join(known)}")
-    for name, each in known.items():
-        if name not in table and not _has_default(each):
-            raise _bad(f"{path}.{name}", f"missing, must be {describe_type(hints[name])}")
+    for key, each in known.items():
+        if key not in table and not _has_default(each):
+            raise _bad(f"{path}.{key}", f"missing, must be {describe_type(hints[key])}")
     values = {key: _value(f"{path}.{key}", hints[key], value) for key, value in table.items()}
     try:
-        return kind(**values)
+        return kind(name=name, **values)
     except ValueError as error:
         raise _bad(path, str(error)) from error
 
@@ -114,5 +115,5 @@ def _has_default(each: "Field[Any]") -> bool:
 
 
 def _format(limits: LaneLimits | TenantLimits) -> list[str]:
-    values = ((each.name, each.default, getattr(limits, each.name)) for each in fields(limits))
+    values = ((each.name, each.default, getattr(limits, each.name)) for each in fields(limits) if each.name != "name")
     return [f"{name} = {json.dumps(value)}" for name, default, value in values if value != default]

@@ -12,21 +12,18 @@ from weir.scheduling.limits_file import MAX_FILE_BYTES, format_limits, parse_lim
 FILE = """
 default_lane = "fast"
 lane_order = "weighted"
-[[lanes]]
-name = "fast"
+[lanes.fast]
 max_queued = 10
 max_wait_s = 5
 guaranteed_share = 0.25
 itl_slo_ms = 50
-[[lanes]]
-name = "slow"
+[lanes.slow]
 max_queued = 20
 max_wait_s = 60.5
 weight = 0.5
 max_batch = 4
 worker_group = "spare"
-[[tenants]]
-name = "team.a"
+[tenants.team-a]
 weight = 3
 tokens_per_min = 1_000
 isolates_cache = true
@@ -44,10 +41,10 @@ def test_a_file_says_lanes_in_order_tenants_and_the_default_one() -> None:
         LaneLimits("slow", 20, 60.5, weight=0.5, max_batch=4, worker_group="spare"),
     )
     digests = ("ab" * 32,)
-    team = TenantLimits("team.a", 3.0, 0.0, 1000.0, isolates_cache=True, api_key_digests=digests, lanes=("slow",))
+    team = TenantLimits("team-a", 3.0, 0.0, 1000.0, isolates_cache=True, api_key_digests=digests, lanes=("slow",))
     assert limits.tenants == (team,)
     assert (limits.default_lane, limits.lane_order, limits.max_prefills) == ("fast", "weighted", 3)
-    assert limits.tenant("team.a") == team
+    assert limits.tenant("team-a") == team
     assert limits.tenant("nobody") == limits.tenant("") == TenantLimits("default", requests_per_min=60.0)
     assert [limits.lane_priority(name) for name in ("fast", "slow")] == [1, 0]
 
@@ -64,39 +61,41 @@ def test_limits_written_as_a_file_read_as_themselves() -> None:
     assert parse_limits(format_limits(limits), CoreLimits()) == limits
 
 
-LANE = '[[lanes]]\nname = "standard"\nmax_queued = 1\nmax_wait_s = 1\n'
+LANE = "[lanes.standard]\nmax_queued = 1\nmax_wait_s = 1\n"
 
 
 @pytest.mark.parametrize(
     ("text", "field", "words"),
     [
-        ("lanes = 3", "lanes", "each begun with [[lanes]]"),
-        ("[lanes]\na = 1", "lanes", "array of tables"),
-        ("lanes = [3]", "lanes[0]", "must be a table"),
+        ("lanes = 3", "lanes", "each begun with [lanes.NAME]"),
+        ("[[lanes]]\na = 1", "lanes", "must be tables"),
+        ("[lanes]\na = 1", "lanes.a", "must be a table"),
         ("default_tenant = 1", "default_tenant", "must be a table"),
         ("wieght = 1", "wieght", "unknown; known are default_lane"),
-        (LANE + "max_bacth = 1", "lanes[0].max_bacth", "unknown; known are name, max_queued"),
-        ('[[lanes]]\nname = "a"\nmax_queued = 3', "lanes[0].max_wait_s", "missing, must be a number"),
-        (LANE + LANE, "file", "lanes standard, standard: name at least one, each once"),
-        (LANE + 'weight = "2"', "lanes[0].weight", "'2', must be a number"),
-        (LANE + "max_batch = 1.5", "lanes[0].max_batch", "1.5, must be a whole number"),
-        (LANE + "max_batch = true", "lanes[0].max_batch", "True, must be a whole number"),
-        (LANE + "weight = nan", "lanes[0]", "lane standard: weight nan, must be in [0.001, 1000]"),
-        (LANE + "weight = 0", "lanes[0]", "weight 0.0, must be"),
-        (LANE + "guaranteed_share = 1.1", "lanes[0]", "guaranteed_share 1.1, must be in [0, 1]"),
-        (LANE + "ageing_s = -1", "lanes[0]", "ageing_s -1.0, must be in [0, 86400]"),
-        (LANE + "ttft_slo_ms = -1", "lanes[0]", "ttft_slo_ms -1"),
-        (LANE + 'worker_group = "a b"', "lanes[0]", "worker_group 'a b'"),
+        (LANE + "max_bacth = 1", "lanes.standard.max_bacth", "unknown; known are max_queued"),
+        ("[lanes.a]\nmax_queued = 3", "lanes.a.max_wait_s", "missing, must be a number"),
+        (LANE + LANE, "file", "not TOML"),
+        ("[lanes]", "file", "lanes : name at least one"),
+        (LANE.replace("standard", "Gold"), "lanes.Gold", "lane 'Gold': a name is 1 to 32"),
+        (LANE + 'weight = "2"', "lanes.standard.weight", "'2', must be a number"),
+        (LANE + "max_batch = 1.5", "lanes.standard.max_batch", "1.5, must be a whole number"),
+        (LANE + "max_batch = true", "lanes.standard.max_batch", "True, must be a whole number"),
+        (LANE + "weight = nan", "lanes.standard", "lane standard: weight nan, must be in [0.001, 1000]"),
+        (LANE + "weight = 0", "lanes.standard", "weight 0.0, must be"),
+        (LANE + "guaranteed_share = 1.1", "lanes.standard", "guaranteed_share 1.1, must be in [0, 1]"),
+        (LANE + "ageing_s = -1", "lanes.standard", "ageing_s -1.0, must be in [0, 86400]"),
+        (LANE + "ttft_slo_ms = -1", "lanes.standard", "ttft_slo_ms -1"),
+        (LANE + 'worker_group = "a b"', "lanes.standard", "worker_group 'a b'"),
         ('default_lane = "vip"', "file", "default_lane 'vip': is none of interactive, standard, batch"),
         ('lane_order = "random"', "lane_order", "'random', must be one of strict, weighted"),
         ("lent_share = 2", "file", "lent_share 2.0: must be in [0, 1]"),
         ("slot_overbooking = -1", "file", "slot_overbooking -1.0: must be in [0, 10]"),
         ("max_queued = 0", "file", "max_queued 0: must be in"),
-        ('[[tenants]]\nname = "_"', "tenants[0]", "tenant '_': a name is"),
-        ('[[tenants]]\nname = "a"\n[[tenants]]\nname = "a"', "file", "tenant a: named 2 times"),
-        ('[[tenants]]\nname = "a"\nrequests_per_min = inf', "tenants[0]", "requests_per_min inf, must be in"),
-        ('[[tenants]]\nname = "a"\nmax_in_flight = -2', "tenants[0]", "max_in_flight -2"),
-        ('[[tenants]]\nname = "a"\nlanes = ["gold"]', "file", "tenant a: lanes 'gold', is none of"),
+        ("[tenants._]", "tenants._", "tenant '_': a name is"),
+        ("[tenants.default]", "file", "tenant default: named 2 times"),
+        ("[tenants.a]\nrequests_per_min = inf", "tenants.a", "requests_per_min inf, must be in"),
+        ("[tenants.a]\nmax_in_flight = -2", "tenants.a", "max_in_flight -2"),
+        ('[tenants.a]\nlanes = ["gold"]', "file", "tenant a: lanes 'gold', is none of"),
         ("a = ", "file", "not TOML"),
         ("# " + "x" * MAX_FILE_BYTES, "file", "over 4194304 bytes"),
     ],
@@ -110,22 +109,20 @@ def test_what_is_wrong_in_a_file_is_named_with_its_path_value_and_limit(text: st
 
 
 def test_guarantees_of_all_lanes_are_at_most_everything() -> None:
-    lanes = "".join(
-        f'[[lanes]]\nname = "l{i}"\nmax_queued = 1\nmax_wait_s = 1\nguaranteed_share = 0.4\n' for i in range(3)
-    )
+    lanes = "".join(f"[lanes.l{i}]\nmax_queued = 1\nmax_wait_s = 1\nguaranteed_share = 0.4\n" for i in range(3))
     with pytest.raises(InvalidRequest, match=r"lanes have 1.2 in all, must be at most 1"):
         parse_limits('default_lane = "l0"\n' + lanes, CoreLimits())
 
 
 def test_a_key_instead_of_its_digest_is_refused_and_not_repeated() -> None:
-    text = '[[tenants]]\nname = "a"\napi_key_digests = ["sk-secret"]'
+    text = '[tenants.a]\napi_key_digests = ["sk-secret"]'
     with pytest.raises(InvalidRequest, match="give the key's SHA-256") as caught:
         parse_limits(text, CoreLimits())
     assert "sk-secret" not in caught.value.message
 
 
 def test_two_tenants_cannot_have_one_key() -> None:
-    tenant = '[[tenants]]\nname = "%s"\napi_key_digests = ["' + "0" * 64 + '"]\n'
+    tenant = '[tenants.%s]\napi_key_digests = ["' + "0" * 64 + '"]\n'
     with pytest.raises(InvalidRequest, match="belongs to 2 tenants"):
         parse_limits(tenant % "a" + tenant % "b", CoreLimits())
 
