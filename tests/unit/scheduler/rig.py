@@ -24,7 +24,9 @@ LANES = (LaneLimits("interactive", 100, 20.0), LaneLimits("standard", 100, 30.0)
 
 
 def make_limits(**changes: float) -> CoreLimits:
-    return CoreLimits(lanes=LANES, **{"max_prefills": 4, "max_prefill_tokens": 256} | changes)  # type: ignore[arg-type]
+    """Decode slots are not overbooked unless it says so."""
+    values = {"max_prefills": 4, "max_prefill_tokens": 256, "slot_overbooking": 0.0} | changes
+    return CoreLimits(lanes=LANES, **values)  # type: ignore[arg-type]
 
 
 def make_submit(

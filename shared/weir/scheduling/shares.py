@@ -1,0 +1,36 @@
+"""Guaranteed shares of pages: what of them lies idle is lent, and comes back when its owner wants it.
+
+The rule is the reserved-capacity one of TensorRT-LLM's guaranteed-no-evict scheduler, with lending added.
+"""
+
+from collections.abc import Mapping
+
+from weir.scheduling.limits import CoreLimits
+
+
+def guaranteed_pages(lane: str, num_pages: int, limits: CoreLimits) -> int:
+    """Of one memory of `num_pages`."""
+    lane_limits = limits.lanes_by_name.get(lane)
+    return int(lane_limits.guaranteed_share * num_pages) if lane_limits else 0
+
+
+def pages_open_to(lane: str, used_by_lane: Mapping[str, int], num_pages: int, limits: CoreLimits) -> int:
+    """Pages of one memory that a request of the lane may book now; at least 0.
+
+    Inside its guarantee a lane may book what less urgent lanes have borrowed, even though it is not free yet: decode
+    workers preempt the least urgent first. What more urgent lanes have borrowed comes back as their requests end. Over
+    its guarantee it may book what is free, less the part of others' idle guarantees that is not lent.
+    """
+    num_free = num_pages - sum(used_by_lane.values())
+    num_kept = num_borrowed = 0
+    priority = limits.lane_priorities.get(lane, -1)
+    for other in {*used_by_lane, *limits.lanes_by_name} - {lane}:
+        idle = guaranteed_pages(other, num_pages, limits) - used_by_lane.get(other, 0)
+        if idle > 0:
+            num_kept += idle
+        elif limits.lane_priorities.get(other, -1) < priority:
+            num_borrowed -= idle
+    num_owed = guaranteed_pages(lane, num_pages, limits) - used_by_lane.get(lane, 0)
+    in_guarantee = min(num_owed, num_free + num_borrowed)
+    borrowable = num_free - int(num_kept * (1 - limits.lent_share))
+    return max(in_guarantee, borrowable, 0)
