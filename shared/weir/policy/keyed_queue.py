@@ -30,9 +30,8 @@ class KeyedQueue:
     def ids(self) -> list[str]:
         return list(self._requests)
 
-    def get(self, request_id: str) -> Waiting:
-        """It must be in the queue."""
-        return self._requests[request_id]
+    def try_get(self, request_id: str) -> Waiting | None:
+        return self._requests.get(request_id)
 
     def add(self, request: Waiting) -> None:
         self._heap.push(request.request_id, (*self._key_of(request), request.arrived_at_s))
@@ -46,6 +45,11 @@ class KeyedQueue:
         del now_s
         top = self._heap.try_peek()
         return None if top is None else top[1]
+
+    def try_peek_request(self) -> Waiting | None:
+        """Who is next, itself."""
+        top = self._heap.try_peek()
+        return None if top is None else self._requests[top[1]]
 
     def take(self, request_id: str, now_s: float) -> None:
         del now_s

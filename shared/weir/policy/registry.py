@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from weir.policy import fcfs
+from weir.policy import bucketed, edf, fcfs, hybrid, ltr, magnus, shortest_prompt, slai, srtf, steps
 from weir.policy.params import describe, make_params, parse_values
 from weir.policy.seams import Policy
 
@@ -17,6 +17,16 @@ class _Entry:
 
 _ENTRIES: Mapping[str, _Entry] = {
     "fcfs": _Entry(fcfs.FcfsParams, fcfs.make),
+    "shortest-prompt": _Entry(shortest_prompt.ShortestPromptParams, shortest_prompt.make),
+    "bucketed": _Entry(bucketed.BucketedParams, bucketed.make),
+    "ltr": _Entry(ltr.LtrParams, ltr.make),
+    "magnus": _Entry(magnus.MagnusParams, magnus.make),
+    "srtf": _Entry(srtf.SrtfParams, srtf.make),
+    "edf": _Entry(edf.EdfParams, edf.make),
+    "hybrid": _Entry(hybrid.HybridParams, hybrid.make),
+    "slai": _Entry(slai.SlaiParams, slai.make),
+    "prefill-first": _Entry(steps.StepParams, steps.make_prefill_first),
+    "unchunked": _Entry(steps.StepParams, steps.make_unchunked),
 }
 
 

@@ -80,6 +80,8 @@ class Member:
     predicted_output_tokens: float | None = None
     lane_priority: int = 0
     """Higher is more urgent. Nobody rests for the sake of a lower lane."""
+    num_missing_tokens: int = 0
+    """Of one that waits: room in pages that it takes to join."""
 
 
 @dataclass(frozen=True, slots=True)

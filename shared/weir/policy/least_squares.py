@@ -1,0 +1,56 @@
+"""A linear model that is fitted as observations come, small enough to live in a policy."""
+
+from collections.abc import Sequence
+
+_REFIT_EVERY = 8
+
+
+class LeastSquares:
+    """Weighs an observation `decay` times less with each one that follows; begins with, and is held near, a prior.
+
+    `scales` are typical sizes of the features: the prior counts as one observation of each feature alone at its scale.
+    """
+
+    def __init__(self, prior: Sequence[float], scales: Sequence[float], decay: float) -> None:
+        self._size = len(prior)
+        self._decay = decay
+        self._prior = tuple(prior)
+        self._scales = tuple(scales)
+        self._products = [[0.0] * self._size for _ in range(self._size)]
+        self._targets = [0.0] * self._size
+        self._coefficients = list(prior)
+        self._num_observed = 0
+
+    @property
+    def coefficients(self) -> tuple[float, ...]:
+        return tuple(self._coefficients)
+
+    def predict(self, features: Sequence[float]) -> float:
+        return sum(coefficient * feature for coefficient, feature in zip(self._coefficients, features, strict=True))
+
+    def observe(self, features: Sequence[float], value: float) -> None:
+        for row, left in enumerate(features):
+            self._targets[row] = self._decay * self._targets[row] + left * value
+            products = self._products[row]
+            for column, right in enumerate(features):
+                products[column] = self._decay * products[column] + left * right
+        self._num_observed += 1
+        if self._num_observed % _REFIT_EVERY == 0:
+            self._refit()
+
+    def _refit(self) -> None:
+        """Gaussian elimination of (products + prior weights) x = targets; the matrix is positive definite."""
+        rows = []
+        for index, (products, target) in enumerate(zip(self._products, self._targets, strict=True)):
+            weight = self._scales[index] ** 2
+            row = [*products, target + weight * self._prior[index]]
+            row[index] += weight
+            rows.append(row)
+        for pivot in range(self._size):
+            for below in range(pivot + 1, self._size):
+                factor = rows[below][pivot] / rows[pivot][pivot]
+                for column in range(pivot, self._size + 1):
+                    rows[below][column] -= factor * rows[pivot][column]
+        for pivot in reversed(range(self._size)):
+            known = sum(rows[pivot][column] * self._coefficients[column] for column in range(pivot + 1, self._size))
+            self._coefficients[pivot] = (rows[pivot][self._size] - known) / rows[pivot][pivot]

@@ -1,0 +1,157 @@
+"""Magnus: highest response ratio next over predicted serving times; for static batches, batches of little waste.
+
+Cheng et al., "Enabling Efficient Batch Serving for LMaaS via Generation Length Prediction", arXiv 2406.04785. The
+response ratio (waited + serving) / serving makes the long ones older by and by, so nobody starves. Serving times are
+rounded to buckets; inside a bucket the oldest has the highest ratio, so a pick looks at one head a bucket.
+"""
+
+import math
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Protocol
+
+from weir.policy.keyed_queue import KeyedQueue
+from weir.policy.least_squares import LeastSquares
+from weir.policy.means import RecentMean
+from weir.policy.params import bounded, check_bounds
+from weir.policy.seams import OrderQueue, Policy, Waiting
+from weir.policy.wma import WmaGate, WmaLimits
+
+_MAX_STARTED = 65_536
+_MIN_SERVING_S = 0.001
+
+
+@dataclass(frozen=True, slots=True)
+class MagnusParams:
+    """Serving times begin as prefill_token_ms * uncached tokens + decode_token_ms * predicted output, and are fitted to
+    what requests took. `static_batches`: the worker runs batch after batch, each put together by wasted memory access:
+    less than `max_waste` (tokens read for nothing) in each, at most `max_batch` sequences; a batch that is not full
+    is held back for `max_hold_s` at most."""
+
+    prefill_token_ms: float = bounded(0.02, 0)
+    decode_token_ms: float = bounded(15.0, 0)
+    resolution: float = bounded(0.2, 0.01, 10)
+    """Serving times within this share of each other count as one."""
+    static_batches: bool = False
+    max_waste: float = bounded(50_000, 0)
+    max_batch: int = bounded(64, 1)
+    max_hold_s: float = bounded(0.0, 0)
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+
+
+class ServingTime(Protocol):
+    """Predicts how long a request will be served, and learns from how long it was."""
+
+    def seconds(self, num_uncached_tokens: float, num_output_tokens: float) -> float: ...
+
+    def observe(self, num_uncached_tokens: float, num_output_tokens: float, seconds: float) -> None: ...
+
+
+def make(params: MagnusParams, serving_time: ServingTime | None = None) -> Policy:
+    """`serving_time`: an estimator of one's own instead of the linear one."""
+    limits = WmaLimits(params.max_waste, params.max_batch, params.max_hold_s)
+    gate = WmaGate(limits) if params.static_batches else None
+    order = MagnusOrder(params, serving_time or LinearServingTime(params))
+    return Policy("magnus", order, gate, step_budget=None)
+
+
+class LinearServingTime:
+    """Linear in the tokens to read and to write."""
+
+    def __init__(self, params: MagnusParams) -> None:
+        prior = (0.0, params.prefill_token_ms / 1000, params.decode_token_ms / 1000)
+        self._fit = LeastSquares(prior, scales=(1.0, 1000.0, 200.0), decay=0.99)
+
+    def seconds(self, num_uncached_tokens: float, num_output_tokens: float) -> float:
+        return max(_MIN_SERVING_S, self._fit.predict((1.0, num_uncached_tokens, num_output_tokens)))
+
+    def observe(self, num_uncached_tokens: float, num_output_tokens: float, seconds: float) -> None:
+        self._fit.observe((1.0, num_uncached_tokens, num_output_tokens), seconds)
+
+
+class MagnusOrder:
+    """Learns from every request that ends how long answers are and how long they take."""
+
+    def __init__(self, params: MagnusParams, serving_time: ServingTime) -> None:
+        self._log_step = math.log1p(params.resolution)
+        self._serving_time = serving_time
+        self._lengths = RecentMean()
+        self._started_at_s: OrderedDict[str, float] = OrderedDict()
+
+    def new_queue(self) -> OrderQueue:
+        return _RatioQueue(self)
+
+    def rank(self, request: Waiting) -> float:
+        """Its predicted serving time, in seconds."""
+        return self._serving_time.seconds(request.num_uncached_tokens, self._output_of(request))
+
+    def started(self, request_id: str, now_s: float) -> None:
+        """From here on it is being served."""
+        self._started_at_s[request_id] = now_s
+        if len(self._started_at_s) > _MAX_STARTED:
+            self._started_at_s.popitem(last=False)
+
+    def finished(self, request: Waiting, num_output_tokens: int, now_s: float) -> None:
+        self._lengths.add(num_output_tokens)
+        started_at_s = self._started_at_s.pop(request.request_id, None)
+        if started_at_s is not None:
+            self._serving_time.observe(request.num_uncached_tokens, num_output_tokens, now_s - started_at_s)
+
+    def bucket_of(self, request: Waiting) -> int:
+        return round(math.log(self.rank(request)) / self._log_step)
+
+    def serving_s(self, bucket: int) -> float:
+        """That of every request of the bucket."""
+        return math.exp(bucket * self._log_step)
+
+    def _output_of(self, request: Waiting) -> float:
+        if request.predicted_output_tokens is not None:
+            return request.predicted_output_tokens
+        mean = self._lengths.value
+        return float(request.max_tokens) if mean is None else mean
+
+
+class _RatioQueue:
+    """One queue by arrival for each serving time."""
+
+    def __init__(self, order: MagnusOrder) -> None:
+        self._order = order
+        self._buckets: dict[int, KeyedQueue] = {}
+        self._bucket_by_id: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._bucket_by_id)
+
+    def ids(self) -> list[str]:
+        return list(self._bucket_by_id)
+
+    def add(self, request: Waiting) -> None:
+        if request.request_id in self._bucket_by_id:
+            raise ValueError(f"{request.request_id} is in the queue already")
+        bucket = self._order.bucket_of(request)
+        self._bucket_by_id[request.request_id] = bucket
+        self._buckets.setdefault(bucket, KeyedQueue(lambda _: ())).add(request)
+
+    def discard(self, request_id: str) -> None:
+        bucket = self._bucket_by_id.pop(request_id, None)
+        if bucket is not None:
+            self._buckets[bucket].discard(request_id)
+            if not self._buckets[bucket]:
+                del self._buckets[bucket]
+
+    def try_peek(self, now_s: float) -> str | None:
+        best: tuple[float, float, str] | None = None
+        for bucket, queue in self._buckets.items():
+            head = queue.try_peek_request()
+            assert head is not None, "empty buckets are removed"
+            ratio = (now_s - head.arrived_at_s) / self._order.serving_s(bucket)
+            key = (-ratio, head.arrived_at_s, head.request_id)
+            if best is None or key < best:
+                best = key
+        return None if best is None else best[2]
+
+    def take(self, request_id: str, now_s: float) -> None:
+        self.discard(request_id)
+        self._order.started(request_id, now_s)

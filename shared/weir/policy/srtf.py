@@ -1,0 +1,115 @@
+"""Shortest remaining time first, with TRAIL's limited preemption (Shahout et al., arXiv 2410.01035).
+
+Who waits is ordered by predicted output. In a batch, the sequences with the fewest predicted tokens left are computed;
+one may be put to rest only while it has emitted less than `max_age` of its first prediction, later it runs to its end.
+Pages of who rests stay: dropping and recomputing them costs more than first come, first served.
+"""
+
+import math
+from dataclasses import dataclass
+
+from weir.policy.keyed_queue import KeyedQueue
+from weir.policy.means import RecentMean
+from weir.policy.params import bounded
+from weir.policy.seams import BatchView, GateDecision, Member, OrderQueue, Policy, Waiting
+from weir.policy.starvation import StarvationParams, guarded
+
+
+@dataclass(frozen=True, slots=True)
+class SrtfParams(StarvationParams):
+    """`max_age`: TRAIL's C, a share of the predicted output. `max_rests`: of one sequence. What rests or waits in a
+    worker for `max_rest_s` goes first."""
+
+    max_age: float = bounded(0.8, 0, 1)
+    max_rests: int = bounded(3, 0)
+    max_rest_s: float = bounded(10.0, 0)
+
+
+def make(params: SrtfParams) -> Policy:
+    return Policy("srtf", SrtfOrder(params), SrtfGate(params), step_budget=None, is_preemptive=True)
+
+
+class SrtfOrder:
+    """By predicted output; without a prediction, by the mean of what has ended, and before that by `max_tokens`."""
+
+    def __init__(self, params: SrtfParams) -> None:
+        self._params = params
+        self._lengths = RecentMean()
+
+    def new_queue(self) -> OrderQueue:
+        return guarded(KeyedQueue(lambda request: (self.rank(request),)), self._params)
+
+    def rank(self, request: Waiting) -> float:
+        if request.predicted_output_tokens is not None:
+            return request.predicted_output_tokens
+        mean = self._lengths.value
+        return float(request.max_tokens) if mean is None else mean
+
+    def finished(self, request: Waiting, num_output_tokens: int, now_s: float) -> None:
+        self._lengths.add(num_output_tokens)
+
+
+class SrtfGate:
+    """Fills the places with those that have least left, lane by lane; never idle while anything can be computed."""
+
+    def __init__(self, params: SrtfParams) -> None:
+        self._params = params
+        self._num_rests: dict[str, int] = {}
+        self._resting: frozenset[str] = frozenset()
+
+    def decide(self, view: BatchView, now_s: float) -> GateDecision:
+        """Of equals, those in the batch come before those that wait, in their order."""
+        candidates = sorted(
+            [(self._key(member, now_s, True), 0, index) for index, member in enumerate(view.running)]
+            + [(self._key(member, now_s, False), 1, index) for index, member in enumerate(view.waiting)]
+        )
+        num_places, num_free_tokens = view.num_places, view.num_free_tokens
+        joining: list[int] = []
+        chosen: set[int] = set()
+        is_open = True
+        for _, is_waiting, index in candidates:
+            if num_places <= 0:
+                break
+            if not is_waiting:
+                chosen.add(index)
+                num_places -= 1
+                continue
+            num_free_tokens -= view.waiting[index].num_missing_tokens
+            is_open = is_open and num_free_tokens >= 0
+            if is_open:
+                joining.append(index)
+                num_places -= 1
+        resting = [index for index in range(len(view.running)) if index not in chosen]
+        self._remember(view, resting)
+        return GateDecision(joining, resting)
+
+    @property
+    def next_deadline_s(self) -> float | None:
+        return None
+
+    def _key(self, member: Member, now_s: float, is_running: bool) -> tuple[int, int, float]:
+        """(lane, 0 for those whose turn it is whatever they have left, tokens left)."""
+        if is_running and member.request_id not in self._resting:
+            is_due = self._is_late(member) or self._num_rests.get(member.request_id, 0) >= self._params.max_rests
+        else:
+            is_due = now_s - member.waits_since_s >= self._params.max_rest_s
+        return -member.lane_priority, 0 if is_due else 1, _num_left(member)
+
+    def _is_late(self, member: Member) -> bool:
+        predicted = member.predicted_output_tokens
+        return predicted is not None and member.num_emitted_tokens >= self._params.max_age * predicted
+
+    def _remember(self, view: BatchView, resting: list[int]) -> None:
+        """How often each sequence of the batch was put to rest; those that left are forgotten."""
+        now_resting = frozenset(view.running[index].request_id for index in resting)
+        present = {member.request_id for member in view.running}
+        self._num_rests = {i: n for i, n in self._num_rests.items() if i in present}
+        for request_id in now_resting - self._resting:
+            self._num_rests[request_id] = self._num_rests.get(request_id, 0) + 1
+        self._resting = now_resting
+
+
+def _num_left(member: Member) -> float:
+    if member.predicted_output_tokens is None:
+        return math.inf
+    return max(0.0, member.predicted_output_tokens - member.num_emitted_tokens)
