@@ -251,6 +251,8 @@ class WorkerRecord:
     """Whether it can read a prompt and write the answer itself."""
     max_num_batched_tokens: int = 0
     """Of a step; 0: not told."""
+    num_own_pages: int = 0
+    """Of a memory that no other worker shares; 0: it uses its host's arena."""
     cost: StepCost | None = None
     """Fitted to its own steps; None: too few yet."""
 

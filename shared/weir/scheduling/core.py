@@ -111,7 +111,7 @@ class SchedulerCore:
         """The request's prompt is read: its prefill worker has room for another."""
         request = self._ledger.try_get(prefilled.request_id)
         if request is not None and self.is_granted(prefilled.request_id, prefilled.dispatch):
-            self._ledger.book.mark_prefilled(request)
+            self._ledger.book.mark_prefilled(request, self._clock.now_s())
 
     def grant_answered(self, request_id: str, dispatch: int, *, accepted: bool) -> None:
         """The gateway's answer to a Grant; declined, the booking is free again."""
@@ -150,7 +150,7 @@ class SchedulerCore:
         now_s = self._clock.now_s()
         if self._workers.put(record, revision, now_s) and record.role == PREFILL:
             num_on_worker = record.num_running + record.num_waiting
-            self._ledger.book.settle_prefills(record.worker_id, num_on_worker, now_s - _REACH_S)
+            self._ledger.book.settle_prefills(record.worker_id, num_on_worker, now_s - _REACH_S, now_s)
 
     def worker_gone(self, worker_id: str) -> None:
         """Its registry entry was taken back, or nothing was heard of it for too long."""

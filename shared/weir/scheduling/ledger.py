@@ -45,7 +45,7 @@ class Ledger:
         if request.placement is None:
             self.lanes.remove(request)
         else:
-            self.book.remove(request)
+            self.book.remove(request, now_s)
         request.placement = placement
         self.book.add(request, now_s)
 
@@ -56,7 +56,7 @@ class Ledger:
         if request.placement is None:
             self.lanes.remove(request)
         else:
-            self.book.remove(request)
+            self.book.remove(request, now_s)
         if reply is not None:
             self.tombstones.put(request.request_id, reply, now_s)
 

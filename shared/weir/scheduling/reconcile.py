@@ -32,7 +32,7 @@ def reconcile(entry: HeldRequest, gateway_id: str, ledger: Ledger, limits: CoreL
             verdict = Verdict.ADOPTED
     request = ledger.try_get(submit.request_id)
     if entry.is_prefilled and request is not None:
-        ledger.book.mark_prefilled(request)
+        ledger.book.mark_prefilled(request, now_s)
     return verdict
 
 

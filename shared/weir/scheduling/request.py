@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from weir.bus.messages import Placement, Submit
 from weir.kv.geometry import num_pages_for
+from weir.scheduling.plan import NO_PLAN, PlacementPlan
 
 Rank = tuple[int, int]
 """Order inside a lane: (0 for what an earlier scheduler had queued, else 1; number of arrival)."""
@@ -19,6 +20,8 @@ class Request:
     queued_at_s: float
     expires_at_s: float
     placement: Placement | None = None
+    plan: PlacementPlan = NO_PLAN
+    """Set by the placer, before `placement` is."""
     missing_since_s: float | None = None
     """When its gateway first said a list without it."""
 

@@ -1,6 +1,6 @@
 """The workers that are alive, as their registry entries tell."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from weir.bus.messages import WorkerRecord
 
@@ -8,7 +8,7 @@ PREFILL = "prefill"
 DECODE = "decode"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Entry:
     record: WorkerRecord | None
     """None: an adopted grant names the worker; it has yet to show itself."""
@@ -18,19 +18,25 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True)
 class HostView:
-    """The workers of one model on one host that take new requests, and what its arena can hold."""
+    """The workers of one model and group on one host that take new requests, and what its memories can hold."""
 
     host_id: str
     prefill: tuple[WorkerRecord, ...]
     decode: tuple[WorkerRecord, ...]
+    """Those that no prompt can reach are left out: without prefill workers only those that serve locally are here."""
     all_decode_ids: tuple[str, ...]
-    """Draining ones too: their bookings are in the arena as well."""
+    """Draining ones too, of any model: their bookings are in the arena as well."""
     num_arena_pages: int
+    """Of its largest memory."""
 
     @property
     def max_context_tokens(self) -> int:
-        """The longest sequence for which there is a worker of each role."""
-        return min(max(record.max_context_tokens for record in pool) for pool in (self.prefill, self.decode))
+        """The longest sequence that one of its workers can serve, or two of them can together."""
+        split = max((record.max_context_tokens for record in self.prefill), default=0)
+        return max(
+            record.max_context_tokens if record.serves_locally else min(split, record.max_context_tokens)
+            for record in self.decode
+        )
 
     def can_ever_hold(self, num_tokens: int, num_pages: int) -> bool:
         """Whether a request of this size fits when nothing else runs."""
@@ -45,15 +51,18 @@ class Workers:
         self._max_models = max_models
         self._entries: dict[str, _Entry] = {}
         self._seen_models: dict[str, None] = {}
-        self._views: dict[str, tuple[HostView, ...]] = {}
+        self._views: dict[tuple[str, str], tuple[HostView, ...]] = {}
         self._num_changes = 0
 
     def __len__(self) -> int:
         return sum(entry.record is not None for entry in self._entries.values())
 
+    def __contains__(self, worker_id: str) -> bool:
+        return worker_id in self._entries
+
     @property
     def num_changes(self) -> int:
-        """Rises whenever a worker comes, goes or may have changed."""
+        """Rises whenever a worker comes, goes or says other facts of itself; its load alone is none."""
         return self._num_changes
 
     def knows_model(self, model: str) -> bool:
@@ -65,12 +74,14 @@ class Workers:
         entry = self._entries.get(record.worker_id)
         if entry is not None and entry.record is not None and entry.revision == revision:
             return False
+        before = entry.record if entry is not None else None
         self._entries[record.worker_id] = _Entry(record, revision, now_s)
         self._seen_models.pop(record.model, None)
         self._seen_models[record.model] = None
         if len(self._seen_models) > self._max_models:
             del self._seen_models[next(iter(self._seen_models))]
-        self._changed()
+        if before is None or _facts(before) != _facts(record):
+            self._changed()
         return True
 
     def expect(self, worker_id: str, now_s: float) -> None:
@@ -90,28 +101,38 @@ class Workers:
         for entry in self._entries.values():
             entry.seen_at_s = now_s
 
-    def hosts_of(self, model: str) -> tuple[HostView, ...]:
-        """Hosts that have a worker of each role."""
-        if model not in self._views:
-            self._views[model] = self._view(model)
-        return self._views[model]
+    def hosts_of(self, model: str, group: str = "") -> tuple[HostView, ...]:
+        """Hosts whose workers of the group can serve a request. Where the model has none of the group that take
+        requests, those of no group."""
+        key = (model, group)
+        if key not in self._views:
+            views = self._view(model, group)
+            self._views[key] = views if views or not group else self.hosts_of(model)
+        return self._views[key]
 
     def _changed(self) -> None:
         self._views.clear()
         self._num_changes += 1
 
-    def _view(self, model: str) -> tuple[HostView, ...]:
+    def _view(self, model: str, group: str) -> tuple[HostView, ...]:
         by_host: dict[str, list[WorkerRecord]] = {}
-        for entry in self._entries.values():
-            if entry.record is not None and entry.record.model == model:
+        for _, entry in sorted(self._entries.items()):
+            if entry.record is not None:
                 by_host.setdefault(entry.record.host_id, []).append(entry.record)
         views = []
         for host_id, records in sorted(by_host.items()):
-            taking = [record for record in records if not record.is_draining]
+            taking = [one for one in records if not one.is_draining and (one.model, one.group) == (model, group)]
             prefill = tuple(record for record in taking if record.role == PREFILL)
-            decode = tuple(record for record in taking if record.role == DECODE)
+            decode = tuple(record for record in taking if record.role == DECODE and (prefill or record.serves_locally))
             decode_ids = tuple(record.worker_id for record in records if record.role == DECODE)
-            if prefill and decode:
-                num_pages = min(record.num_arena_pages for record in records)
+            if decode:
+                # An arena that several workers tell of is as large as the most careful of them says.
+                shared = [record.num_arena_pages for record in (*prefill, *decode) if not record.num_own_pages]
+                own = max((record.num_own_pages for record in decode), default=0)
+                num_pages = max(own, min(shared, default=0))
                 views.append(HostView(host_id, prefill, decode, decode_ids, num_pages))
         return tuple(views)
+
+
+def _facts(record: WorkerRecord) -> WorkerRecord:
+    return replace(record, num_running=0, num_waiting=0)

@@ -1,0 +1,47 @@
+"""How requests are placed, and how much memory they are taken to need."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+MemoryTestName = Literal["conservative", "aggressive", "past-future", "predicted"]
+Router = Literal["estimated-ttft", "least-load", "longest-prefix", "random"]
+
+
+@dataclass(frozen=True, slots=True)
+class PlacingLimits:
+    """`router` and `memory_test` beside the defaults are baselines to measure against; `predicted` wants a predictor
+    for every request, and takes its word for the truth."""
+
+    memory_test: MemoryTestName = "conservative"
+    memory_reserve: float = 0.05
+    """Part of a memory that the past-future test leaves free: for what lengths of the past do not tell."""
+    router: Router = "estimated-ttft"
+    small_pool: int = 16
+    """Pools of at most this many workers are looked through; of larger ones a few, drawn at random."""
+    itl_weight: float = 10.0
+    """Milliseconds to the first token that one between two tokens is worth."""
+    hand_off_ms: float = 1.0
+    hand_off_page_ms: float = 0.0
+    """For each page of the prompt; 0 where pages change owner and do not move."""
+    local_harm: float = 0.1
+    """What a millisecond by which each running sequence is delayed counts against one to the first token."""
+    local_gain: float = 0.25
+    """A prompt is read by its decode worker only where that is cheaper by this part."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, known in (("memory_test", get_args(MemoryTestName)), ("router", get_args(Router))):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} {getattr(self, name)!r}: is none of {', '.join(known)}")
+        for name, lowest, highest in (
+            ("memory_reserve", 0, 0.9),
+            ("small_pool", 2, 1024),
+            ("itl_weight", 0, 10_000),
+            ("hand_off_ms", 0, 60_000),
+            ("hand_off_page_ms", 0, 1000),
+            ("local_harm", 0, 100),
+            ("local_gain", 0, 1),
+            ("seed", 0, 2**63 - 1),
+        ):
+            if not lowest <= getattr(self, name) <= highest:
+                raise ValueError(f"{name} {getattr(self, name)}: must be in [{lowest}, {highest}]")
