@@ -9,7 +9,7 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 UP_FLAGS ?=
 PYTEST_FLAGS ?=
 
-.PHONY: up test check setup setup-dev golden gpu format proto constraints clean
+.PHONY: up test check setup setup-dev golden bench-sim gpu format proto constraints clean
 
 up: setup ## Start a local stack with a real small model; Ctrl-C ends it.
 	$(BIN)/weir up $(UP_FLAGS)
@@ -27,6 +27,9 @@ check: setup-dev ## Format, lint, types, guard tests.
 
 golden: setup-dev model ## The long exactness runs.
 	$(BIN)/python -m pytest -m golden -s $(PYTEST_FLAGS)
+
+bench-sim: setup ## Experiments on the simulator, in full; traces from WEIR_TEST_DATA.
+	OMP_NUM_THREADS=1 $(BIN)/weir bench sim --size full --out shared/weir/bench/results
 
 gpu: ## Tests and figures of the GPU path, with the python3 on the PATH as it is; tables go to $OUT (./out).
 	PYTHONPATH=shared $(PYTHON) -m weir.bench.gpu

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from weir.cli import options
+from weir.cli.console import EXIT_USAGE, fail
 from weir.model.precision import PRECISION_HELP, Precision
 
 app = typer.Typer(help="Measure. Figures depend on the machine and on what else runs on it.", no_args_is_help=True)
@@ -191,3 +192,37 @@ def batching(
         seed=seed,
     )
     raise typer.Exit(bench_batching(config, json_output=as_json))
+
+
+@app.command()
+def sim(
+    names: Annotated[list[str] | None, typer.Argument(help="Experiments to run. Default: all.")] = None,
+    size: Annotated[str, typer.Option(help="small: seconds each, coarse. full: minutes each, what is kept.")] = "small",
+    out: Annotated[Path | None, typer.Option(help="Also write NAME.md, NAME.json and plots into this folder.")] = None,
+    processes: Annotated[int, typer.Option(min=1, max=64, help="Runs side by side.")] = 2,
+    list_only: Annotated[bool, typer.Option("--list", help="Only say which experiments there are.")] = False,
+) -> None:
+    """Experiments on the simulator: what each policy claims, over several seeds, beside what it came to.
+
+    Trace files are looked for in the folder `traces` of WEIR_TEST_DATA.
+
+    \b
+    weir bench sim --list
+    weir bench sim vtc-arena --size full --out results
+    """
+    from weir.bench.sim.experiment import Size
+    from weir.bench.sim.main import list_experiments
+    from weir.bench.sim.main import main as bench_sim
+    from weir.bench.sim.registry import experiment_names
+
+    if size not in set(Size):
+        raise typer.BadParameter(f"--size {size}: must be {' or '.join(Size)}")
+    if list_only:
+        list_experiments()
+        return
+    if unknown := set(names or ()).difference(experiment_names()):
+        fail(f"experiment {', '.join(sorted(unknown))}: there are {', '.join(experiment_names())}", code=EXIT_USAGE)
+    try:
+        raise typer.Exit(bench_sim(names or (), Size(size), out, processes))
+    except OSError as error:
+        fail(f"bench sim: {error}")
