@@ -108,6 +108,8 @@ def gateway_settings(config: GatewayConfig) -> GatewaySettings:
         driver=DriverSettings(
             max_requests=config.max_requests, max_queue_s=config.max_queue_s, no_progress_s=config.no_progress_s
         ),
+        is_lower_priority_first=config.openai_priority == "lower-first",
+        access_wait_s=config.scheduler_wait_s,
         links=LinkSettings(lost_after_s=config.worker_lost_s),
         limits=Limits(
             default_max_tokens=config.default_max_tokens,

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from weir.runtime.config import ServiceConfig, setting
 
@@ -26,6 +27,9 @@ class GatewayConfig(ServiceConfig):
     max_queue_s: float = setting(900.0, "Seconds that a request waits for its grant at most.")
     no_progress_s: float = setting(120.0, "Seconds without a token, though all workers live, that end a request.")
     worker_lost_s: float = setting(3.0, "Seconds without a stream to a worker after which its requests end.")
+    openai_priority: Literal["higher-first", "lower-first"] = setting(
+        "higher-first", "Which way the field `priority` of HTTP requests goes: up or down the lanes from the default."
+    )
     unread_s: float = setting(60.0, "Seconds after which a client that does not read is given up.")
 
     def __post_init__(self) -> None:

@@ -26,9 +26,18 @@ from weir.bus.messages import (
 from weir.bus.protocol import BusError
 from weir.bus.subjects import Subjects
 from weir.core.clock import Clock
-from weir.core.errors import FieldViolation, InvalidRequest, NotFound, Overloaded, Unavailable, WeirError
+from weir.core.errors import (
+    FieldViolation,
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+    PermissionDenied,
+    QuotaExceeded,
+    Unavailable,
+    WeirError,
+)
 from weir_gateway.draft import RequestDraft
-from weir_gateway.validation import prompt_field
+from weir_gateway.validation import CheckedRequest, prompt_field
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -36,6 +45,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MIN_RETRY_AFTER_S = 1.0
+_OVERLOADS = frozenset(
+    {RefusalReason.QUEUE_FULL, RefusalReason.WAITED_TOO_LONG, RefusalReason.SHED, RefusalReason.DEADLINE}
+)
 _ReplyT = TypeVar("_ReplyT", SubmitReply, HeldReply, Ack)
 
 
@@ -127,9 +139,14 @@ class SchedulerPort:
             refused.extend(reply.refused_request_ids)
         return tuple(refused)
 
+    def refused(self, reason: RefusalReason | None) -> None:
+        """The scheduler did not take a request, or gave it up."""
+        self._counts[f"refused_{reason.value if reason is not None else 'unknown'}_total"] += 1
+
     def metrics(self) -> dict[str, float]:
+        refused = {name: float(count) for name, count in self._counts.items() if name.startswith("refused_")}
         names = ("stale_epochs_total", "reports_unanswered_total", "ends_unconfirmed_total")
-        return {name: float(self._counts[name]) for name in names} | {"scheduler_epoch": float(self._epoch)}
+        return {name: float(self._counts[name]) for name in names} | refused | {"scheduler_epoch": float(self._epoch)}
 
     async def _tell_end(self, subject: str, message: "DataclassInstance", context: Context) -> None:
         deadline_s = self._clock.now_s() + self._settings.close_wait_s
@@ -157,17 +174,33 @@ class SchedulerPort:
             await asyncio.sleep(self._settings.pause_s)
 
 
-def refusal_error(draft: RequestDraft, reason: RefusalReason | None, message: str, retry_after_ms: int) -> WeirError:
+def refusal_error(
+    checked: CheckedRequest, reason: RefusalReason | None, message: str, retry_after_ms: int
+) -> WeirError:
     """What the client is told; fields by the names that it used."""
     retry_after_s = retry_after_ms / 1000 or _MIN_RETRY_AFTER_S
+    if reason is RefusalReason.QUOTA:
+        return QuotaExceeded(message, retry_after_s=retry_after_s, tenant=checked.standing.tenant)
+    if reason in _OVERLOADS:
+        return Overloaded(message, retry_after_s=retry_after_s)
+    field = _field_of(checked.draft, reason)
+    if field is None:
+        return Unavailable(message or "the scheduler refused the request", retry_after_s=retry_after_s)
+    if reason is RefusalReason.UNKNOWN_MODEL:
+        return NotFound(field, f"{field}: {message}")
+    if reason is RefusalReason.LANE_FORBIDDEN:
+        return PermissionDenied(f"{field}: {message}")
+    return InvalidRequest([FieldViolation(field, message)])
+
+
+def _field_of(draft: RequestDraft, reason: RefusalReason | None) -> str | None:
+    """What the client calls the field that is wrong; None: no field is."""
     match reason:
         case RefusalReason.UNKNOWN_MODEL:
-            return NotFound(draft.names["model"], f"{draft.names['model']}: {message}")
-        case RefusalReason.UNKNOWN_LANE:
-            return InvalidRequest([FieldViolation(draft.names["lane"], message)])
+            return draft.names["model"]
+        case RefusalReason.UNKNOWN_LANE | RefusalReason.LANE_FORBIDDEN:
+            return draft.names["lane"]
         case RefusalReason.TOO_LARGE:
-            return InvalidRequest([FieldViolation(prompt_field(draft), message)])
-        case RefusalReason.QUEUE_FULL | RefusalReason.WAITED_TOO_LONG:
-            return Overloaded(message, retry_after_s=retry_after_s)
+            return prompt_field(draft)
         case _:
-            return Unavailable(message or "the scheduler refused the request", retry_after_s=retry_after_s)
+            return None

@@ -17,7 +17,7 @@ class Operation(Enum):
 FieldNames = Mapping[str, str]
 """What a door's clients call each option, and the forms of a prompt, for errors that name it."""
 
-GRPC_NAMES: FieldNames = grpc_names() | {"text": "text", "token_ids": "token_ids", "messages": "messages"}
+GRPC_NAMES: FieldNames = grpc_names() | {name: name for name in ("text", "token_ids", "messages", "priority")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,3 +56,5 @@ class RequestDraft:
     options: GenerateOptions = field(default_factory=GenerateOptions)
     correlation_id: str = ""
     is_stream: bool = True
+    priority: int | None = None
+    """Another way to name the lane: `access.AccessBook` says which it is."""

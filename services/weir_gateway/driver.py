@@ -179,8 +179,8 @@ class Driver:
             finally:
                 await end_tasks(asking)
         if not reply.queued:
-            draft = call.request.checked.draft
-            call.refuse(refusal_error(draft, reply.reason, reply.message, reply.retry_after_ms))
+            self._port.refused(reply.reason)
+            call.refuse(refusal_error(call.request.checked, reply.reason, reply.message, reply.retry_after_ms))
             return
         call.request.queued()
 

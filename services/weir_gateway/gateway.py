@@ -1,6 +1,7 @@
 """The parts of a gateway, put together around a bus and a model. The doors stand in front of it."""
 
 import asyncio
+import logging
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -13,6 +14,8 @@ from weir.bus.protocol import Bus
 from weir.bus.subjects import Subjects
 from weir.core.clock import Clock
 from weir.runtime.service import Description
+from weir_gateway.access import AccessBook
+from weir_gateway.access_watch import AccessWatch
 from weir_gateway.control import ControlSettings, SchedulerPort
 from weir_gateway.driver import Driver, DriverSettings
 from weir_gateway.inbox import SchedulerInbox
@@ -21,6 +24,8 @@ from weir_gateway.links import LinkPool, LinkSettings
 from weir_gateway.models import ModelDirectory
 from weir_gateway.tasks import end_tasks
 from weir_gateway.validation import Limits
+
+logger = logging.getLogger(__name__)
 
 _TOKENIZER_THREADS = 2
 
@@ -34,6 +39,9 @@ class GatewaySettings:
     links: LinkSettings = field(default_factory=LinkSettings)
     limits: Limits = field(default_factory=Limits)
     report_interval_s: float = 1.0
+    access_wait_s: float = 8.0
+    """Waited at the start for the rules of access; without them it starts, and lets nobody in."""
+    is_lower_priority_first: bool = False
 
 
 class Gateway:
@@ -52,15 +60,19 @@ class Gateway:
     ) -> None:
         self._gateway_id = gateway_id
         self._subjects = Subjects(instance)
+        access = AccessBook(is_lower_priority_first=settings.is_lower_priority_first)
         self._executor = ThreadPoolExecutor(_TOKENIZER_THREADS, thread_name_prefix="tokenize")
         self._endpoint = BusEndpoint(bus, tracer)
         self._port = SchedulerPort(self._endpoint, self._subjects, gateway_id, settings.control, clock)
         self._links = LinkPool(gateway_id, settings.links, clock)
         self._driver = Driver(self._port, self._links, settings.driver, clock)
         self._inbox = SchedulerInbox(self._port, self._driver, report_interval_s=settings.report_interval_s)
+        self._access_watch = AccessWatch(access)
+        self._access_wait_s = settings.access_wait_s
+        self._bus = bus
         self._tasks: list[asyncio.Task[None]] = []
         self._is_ready = False
-        self.intake = Intake(models, settings.limits, self._driver, tracer, clock, self._executor, gateway_id)
+        self.intake = Intake(models, access, settings.limits, self._driver, tracer, clock, self._executor, gateway_id)
 
     @property
     def is_ready(self) -> bool:
@@ -68,9 +80,12 @@ class Gateway:
         return self._is_ready
 
     async def start(self) -> None:
+        self._spawn(self._access_watch.follow(self._bus, self._subjects), "follow the rules of access")
         await self._inbox.subscribe(self._endpoint, self._subjects, self._gateway_id)
         self._spawn(self._driver.watch(), "watch requests")
         self._spawn(self._inbox.report_for_ever(), "report held requests")
+        if not await self._access_watch.wait_known(self._access_wait_s):
+            logger.warning("no rules of access after %g s: nobody is let in until they come", self._access_wait_s)
         self._is_ready = True
 
     async def drain(self, deadline_s: float) -> None:
@@ -94,6 +109,7 @@ class Gateway:
             **links,
             **bus,
             **self._port.metrics(),
+            **self._access_watch.metrics(),
             "requests_in_flight": float(self._driver.num_in_flight),
             "requests_open": float(self._driver.num_tasks),
             "malformed_messages_total": bus["bus_malformed_total"] + links["malformed_frames_total"],

@@ -9,10 +9,12 @@ from typing import Any, TypeVar
 import grpc.aio
 from opentelemetry import context as current_context
 
+from weir.core.api_key import try_read_key
 from weir.core.errors import Cancelled
 from weir.rpc.errors import abort_with
 from weir.rpc.sampling_pb import logprobs_to_pb, options_from_pb
 from weir.wire.v1 import inference_pb2, inference_pb2_grpc, types_pb2
+from weir_gateway.access import Caller
 from weir_gateway.choices import Delivery
 from weir_gateway.draft import GRPC_NAMES, Conversation, Operation, Prompt, RequestDraft, Text, TokenIds
 from weir_gateway.intake import Intake, OpenRequest
@@ -56,30 +58,35 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     async def Cancel(  # noqa: N802 - gRPC's name
         self, request: inference_pb2.CancelRequest, context: _Context
     ) -> inference_pb2.CancelResponse:
-        del context
-        return inference_pb2.CancelResponse(found=self._intake().cancel(request.request_id))
+        intake = self._intake()
+        return inference_pb2.CancelResponse(found=intake.cancel(_caller(intake, context), request.request_id))
 
     async def Tokenize(  # noqa: N802 - gRPC's name
         self, request: inference_pb2.TokenizeRequest, context: _Context
     ) -> inference_pb2.TokenizeResponse:
-        del context
-        token_ids = await self._intake().tokenize(request.model, request.text)
+        intake = self._intake()
+        _caller(intake, context)
+        token_ids = await intake.tokenize(request.model, request.text)
         return inference_pb2.TokenizeResponse(token_ids=token_ids)
 
     async def ListModels(  # noqa: N802 - gRPC's name
         self, request: inference_pb2.ListModelsRequest, context: _Context
     ) -> inference_pb2.ListModelsResponse:
-        del request, context
+        del request
+        intake = self._intake()
+        _caller(intake, context)
         models = [
             inference_pb2.Model(
                 name=model.name, max_context_tokens=model.max_context_tokens, vocab_size=model.vocab_size
             )
-            for model in self._intake().models.list_models()
+            for model in intake.models.list_models()
         ]
         return inference_pb2.ListModelsResponse(models=models)
 
     async def _deliveries(self, draft: RequestDraft, context: _Context) -> AsyncIterator[tuple[OpenRequest, Delivery]]:
-        opened = await self._intake().open(draft, current_context.get_current(), context.time_remaining())
+        intake = self._intake()
+        caller = _caller(intake, context)
+        opened = await intake.open(draft, caller, current_context.get_current(), context.time_remaining())
         # The call's end ends the request at once, whenever the generator that waits in a write is collected.
         context.add_done_callback(lambda _: opened.leave())  # type: ignore[arg-type]  # the stub knows no functions
         loop = asyncio.get_running_loop()
@@ -101,6 +108,12 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         ending = asyncio.create_task(_end_unread(context))
         self._endings.add(ending)
         ending.add_done_callback(self._endings.discard)
+
+
+def _caller(intake: Intake, context: _Context) -> Caller:
+    """Raises Unauthenticated."""
+    metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+    return intake.identify(try_read_key(metadata.get("authorization", ""), metadata.get("x-api-key", "")))
 
 
 async def _end_unread(context: _Context) -> None:

@@ -15,14 +15,16 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from weir.core.api_key import try_read_key
 from weir.core.errors import InternalError, WeirError
 from weir.runtime.telemetry import extract
+from weir_gateway.access import Caller
 from weir_gateway.choices import Delivery
 from weir_gateway.draft import RequestDraft
 from weir_gateway.intake import Intake, OpenRequest
 from weir_gateway.openai_logprobs import LogprobsRenderer
-from weir_gateway.openai_render import AnswerRenderer, Usage, WholeAnswer, error_body, error_status, retry_headers
-from weir_gateway.openai_schema import ChatBody, CompletionBody, chat_draft, completion_draft, parse_body
+from weir_gateway.openai_render import AnswerRenderer, Usage, WholeAnswer, error_body, error_headers, error_status
+from weir_gateway.openai_schema import ChatBody, CommonBody, CompletionBody, chat_draft, completion_draft, parse_body
 from weir_gateway.output import Piece
 from weir_gateway.sse import DONE, EventStream, event, watched
 from weir_gateway.tokens import FinishReason
@@ -50,7 +52,7 @@ class _BadBody(Exception):
         self.status = status
 
 
-_Handler = Callable[[Request, str], Awaitable[Response]]
+_Handler = Callable[[Request, Caller, str], Awaitable[Response]]
 
 
 class HttpDoor:
@@ -78,9 +80,10 @@ class HttpDoor:
             given_id = request.headers.get(_REQUEST_ID_HEADER, "")
             correlation_id = given_id if _REQUEST_ID.fullmatch(given_id) else uuid.uuid4().hex
             try:
-                response = await handler(request, correlation_id)
+                # Before the body is read: nothing is done for somebody who is not known.
+                response = await handler(request, self._identify(request), correlation_id)
             except WeirError as error:
-                response = JSONResponse(error_body(error), error_status(error), headers=retry_headers(error))
+                response = JSONResponse(error_body(error), error_status(error), headers=error_headers(error))
             except _BadBody as error:
                 response = JSONResponse(_plain_error(str(error), "invalid_request_error"), error.status)
             except ClientDisconnect:
@@ -95,13 +98,18 @@ class HttpDoor:
 
         return handle
 
+    def _identify(self, request: Request) -> Caller:
+        """Raises Unauthenticated."""
+        headers = request.headers
+        return self._intake.identify(try_read_key(headers.get("authorization", ""), headers.get("x-api-key", "")))
+
     async def _health(self, request: Request) -> Response:
         del request
         is_ready = self._is_ready()
         return JSONResponse({"status": "ok" if is_ready else "not ready"}, 200 if is_ready else 503)
 
-    async def _models(self, request: Request, correlation_id: str) -> Response:
-        del request, correlation_id
+    async def _models(self, request: Request, caller: Caller, correlation_id: str) -> Response:
+        del request, caller, correlation_id
         models = [
             {
                 "id": model.name,
@@ -114,13 +122,13 @@ class HttpDoor:
         ]
         return JSONResponse({"object": "list", "data": models})
 
-    async def _chat(self, request: Request, correlation_id: str) -> Response:
+    async def _chat(self, request: Request, caller: Caller, correlation_id: str) -> Response:
         body = parse_body(ChatBody, await self._read_body(request))
-        return await self._answer(request, chat_draft(body, correlation_id), includes_usage=body.includes_usage)
+        return await self._answer(request, caller, chat_draft(body, correlation_id), body)
 
-    async def _completions(self, request: Request, correlation_id: str) -> Response:
+    async def _completions(self, request: Request, caller: Caller, correlation_id: str) -> Response:
         body = parse_body(CompletionBody, await self._read_body(request))
-        return await self._answer(request, completion_draft(body, correlation_id), includes_usage=body.includes_usage)
+        return await self._answer(request, caller, completion_draft(body, correlation_id), body)
 
     async def _read_body(self, request: Request) -> bytes:
         limit = self._settings.max_body_bytes
@@ -139,15 +147,16 @@ class HttpDoor:
             raise _BadBody(408, f"the body took longer than {self._settings.body_timeout_s:g} s") from None
         return bytes(body)
 
-    async def _answer(self, request: Request, draft: RequestDraft, *, includes_usage: bool) -> Response:
-        opened = await self._intake.open(draft, extract(dict(request.headers)), None)
+    async def _answer(self, request: Request, caller: Caller, draft: RequestDraft, body: CommonBody) -> Response:
+        time_left_s = None if body.deadline_ms is None else body.deadline_ms / 1000
+        opened = await self._intake.open(draft, caller, extract(dict(request.headers)), time_left_s)
         try:
             renderer = AnswerRenderer(
                 operation=draft.operation,
                 request_id=opened.ids.request_id,
                 model=opened.checked.model.name,
                 created_s=int(time.time()),
-                includes_usage=includes_usage,
+                includes_usage=body.includes_usage,
                 logprobs=LogprobsRenderer(opened.checked.model.tokenizer.token_bytes),
             )
             async with watched(request.receive, opened.leave):

@@ -45,8 +45,8 @@ class SchedulerInbox:
         if self._port.hear(revoke.epoch) and call is not None:
             placement = call.request.placement
             if revoke.dispatch == (0 if placement is None else placement.dispatch):
-                draft = call.request.checked.draft
-                call.give_up(refusal_error(draft, revoke.reason, revoke.message, revoke.retry_after_ms))
+                self._port.refused(revoke.reason)
+                call.give_up(refusal_error(call.request.checked, revoke.reason, revoke.message, revoke.retry_after_ms))
         return Ack(self._port.epoch)
 
     async def report_for_ever(self) -> None:

@@ -13,6 +13,7 @@ from weir.core.clock import Clock
 from weir.core.errors import FieldViolation, InvalidRequest, WeirError
 from weir.core.life import LifeEvent, Phase
 from weir.core.options import MAX_CHOICES
+from weir_gateway.access import AccessBook, Caller
 from weir_gateway.call import Call
 from weir_gateway.choices import Choices, choice_of, request_id_of
 from weir_gateway.draft import Conversation, RequestDraft, Text, TokenIds
@@ -22,11 +23,13 @@ from weir_gateway.output import Output, Wishes
 from weir_gateway.request import Request, RequestIds
 from weir_gateway.spans import RequestSpan
 from weir_gateway.stops import StopMatcher
+from weir_gateway.tenant_counts import TenantCounts
 from weir_gateway.tokens import TokenOrder
 from weir_gateway.validation import CheckedRequest, Limits, check_fields, check_prompt, check_text_size, prompt_field
 
 # Longer texts are tokenized in a thread, so that the loop goes on with the others.
 _MAX_INLINE_BYTES = 2048
+_TENANT_PHASES = {Phase.RECEIVED: "accepted", Phase.FINISHED: "finished", Phase.REFUSED: "refused"}
 
 
 class OpenRequest:
@@ -81,6 +84,7 @@ class Intake:
     def __init__(
         self,
         models: ModelDirectory,
+        access: AccessBook,
         limits: Limits,
         driver: Driver,
         tracer: Tracer,
@@ -89,35 +93,49 @@ class Intake:
         gateway_id: str,
     ) -> None:
         self.models = models
+        self._access = access
         self._limits = limits
         self._driver = driver
         self._tracer = tracer
         self._clock = clock
         self._executor = executor
         self._gateway_id = gateway_id
-        self._by_client_id: dict[str, Choices] = {}
+        self._by_client_id: dict[tuple[str, str], Choices] = {}
+        """(tenant, the client's name for the request): tenants neither see nor cancel each other's."""
+        self._tenants = TenantCounts()
         self._counts: Counter[str] = Counter()
+        self._rejections: set[str] = set()
 
-    async def open(self, draft: RequestDraft, parent: Context, time_left_s: float | None) -> OpenRequest:
+    def identify(self, api_key: str | None) -> Caller:
+        """Who shows this key. Raises Unauthenticated, or Unavailable before it can be known."""
+        try:
+            return self._access.identify(api_key)
+        except WeirError as error:
+            self._count_rejection(error)
+            raise
+
+    async def open(
+        self, draft: RequestDraft, caller: Caller, parent: Context, time_left_s: float | None
+    ) -> OpenRequest:
         """Accepts a request whose client waits `time_left_s` more (None: as long as it takes). Raises WeirError."""
         now_s = self._clock.now_s()
         deadline_at_s = None if time_left_s is None else now_s + time_left_s
         span = RequestSpan(self._tracer, draft, parent, now_s)
         try:
             with self._driver.arriving(_num_choices(draft)):
-                checked = await self._check(draft, span)
+                checked = await self._check(draft, caller, span)
                 return self._accept(checked, span, deadline_at_s)
         except WeirError as error:
-            self._counts["rejected_total"] += 1
+            self._count_rejection(error)
             span.end_refused(error)
             raise
         except BaseException as error:
             span.end_refused(error)
             raise
 
-    def cancel(self, client_id: str) -> bool:
-        """False: no such request is running."""
-        choices = self._by_client_id.get(client_id)
+    def cancel(self, caller: Caller, client_id: str) -> bool:
+        """False: the caller has no such request running."""
+        choices = self._by_client_id.get((caller.tenant, client_id))
         if choices is not None:
             choices.cancel("cancelled by the client")
         return choices is not None
@@ -132,8 +150,8 @@ class Intake:
         terminal = (Phase.FINISHED, Phase.CANCELLED, Phase.FAILED, Phase.REFUSED)
         names = {phase: f"{phase.value}_total" for phase in terminal} | {Phase.RECEIVED: "accepted_total"}
         counters = {name: float(self._counts[phase.value]) for phase, name in names.items()}
-        others = ("rejected_total", "prompt_tokens_total", "output_tokens_total")
-        return counters | {name: float(self._counts[name]) for name in others}
+        others = {"rejected_total", "prompt_tokens_total", "output_tokens_total", *self._rejections}
+        return counters | {name: float(self._counts[name]) for name in others} | self._tenants.metrics()
 
     def check_integrity(self) -> list[str]:
         metrics = self.metrics()
@@ -144,17 +162,24 @@ class Intake:
         lost = [name for name, choices in self._by_client_id.items() if choices.ended.done()]
         return errors + [f"request {name!r} has ended and keeps its name" for name in lost]
 
-    async def _check(self, draft: RequestDraft, span: RequestSpan) -> CheckedRequest:
+    def _count_rejection(self, error: WeirError) -> None:
+        name = f"rejected_{type(error).__name__.lower()}_total"
+        self._rejections.add(name)
+        self._counts.update(("rejected_total", name))
+
+    async def _check(self, draft: RequestDraft, caller: Caller, span: RequestSpan) -> CheckedRequest:
         model = self.models.find(draft.options.model, draft.names["model"])
         check_fields(draft, model, self._limits)
-        self._check_name_is_free(draft)
+        options = draft.options
+        standing = self._access.stand(caller, draft.names, options.lane, draft.priority, options.cache_salt)
+        self._check_name_is_free(draft, caller)
         with span.child("tokenize"):
             token_ids = await self._prompt_token_ids(draft, model)
-        self._check_name_is_free(draft)
-        return check_prompt(draft, model, self._limits, token_ids)
+        self._check_name_is_free(draft, caller)
+        return check_prompt(draft, model, self._limits, token_ids, standing)
 
-    def _check_name_is_free(self, draft: RequestDraft) -> None:
-        if draft.options.request_id in self._by_client_id:
+    def _check_name_is_free(self, draft: RequestDraft, caller: Caller) -> None:
+        if (caller.tenant, draft.options.request_id) in self._by_client_id:
             description = f"{draft.options.request_id!r} is the id of a request that is running"
             raise InvalidRequest([FieldViolation(draft.names["request_id"], description)])
 
@@ -191,11 +216,13 @@ class Intake:
             for index in range(num_choices)
         ]
         choices = Choices(calls, news)
-        self._by_client_id[ids.client_id] = choices
-        choices.ended.add_done_callback(lambda _: self._on_end(ids.client_id, choices))
+        tenant = checked.standing.tenant
+        self._by_client_id[tenant, ids.client_id] = choices
+        choices.ended.add_done_callback(lambda _: self._on_end(tenant, ids.client_id, choices))
         if num_choices > 1:
             choices.ended.add_done_callback(lambda ended: span.end(ended.result(), choices.num_output_tokens))
         self._counts["prompt_tokens_total"] += len(checked.prompt_token_ids)
+        self._tenants.add(tenant, "prompt_tokens", len(checked.prompt_token_ids))
         for call, call_span in zip(calls, spans, strict=True):
             self._driver.open(call, call_span)
         return OpenRequest(choices, checked, ids, span, self._clock)
@@ -211,6 +238,8 @@ class Intake:
     ) -> Call:
         def on_event(event: LifeEvent) -> None:
             self._counts[event.phase.value] += 1
+            if event.phase in _TENANT_PHASES:
+                self._tenants.add(checked.standing.tenant, _TENANT_PHASES[event.phase], 1)
             span.phase_event(event.phase.value)
             news.set()
 
@@ -224,9 +253,10 @@ class Intake:
         )
         return Call(request, output, self._clock, span.traceparent, news)
 
-    def _on_end(self, client_id: str, choices: Choices) -> None:
-        self._by_client_id.pop(client_id, None)
+    def _on_end(self, tenant: str, client_id: str, choices: Choices) -> None:
+        self._by_client_id.pop((tenant, client_id), None)
         self._counts["output_tokens_total"] += choices.num_output_tokens
+        self._tenants.add(tenant, "output_tokens", choices.num_output_tokens)
 
 
 def _num_choices(draft: RequestDraft) -> int:

@@ -11,6 +11,9 @@ from weir.core.errors import (
     InvalidRequest,
     NotFound,
     Overloaded,
+    PermissionDenied,
+    QuotaExceeded,
+    Unauthenticated,
     Unavailable,
     WeirError,
 )
@@ -27,7 +30,10 @@ _MAX_MESSAGE_CHARS = 2000
 # error -> HTTP status, `type`, `code`
 _ERRORS: tuple[tuple[type[WeirError], int, str, str], ...] = (
     (InvalidRequest, 400, "invalid_request_error", "invalid_value"),
+    (Unauthenticated, 401, "authentication_error", "invalid_api_key"),
+    (PermissionDenied, 403, "permission_error", "permission_denied"),
     (NotFound, 404, "not_found_error", "not_found"),
+    (QuotaExceeded, 429, "rate_limit_error", "rate_limit_exceeded"),
     (Overloaded, 429, "rate_limit_error", "overloaded"),
     (Cancelled, 499, "cancelled_error", "cancelled"),
     (Unavailable, 503, "service_unavailable", "unavailable"),
@@ -157,8 +163,10 @@ def error_body(error: WeirError) -> Json:
     return {"error": {"message": error.message[:_MAX_MESSAGE_CHARS], "type": kind, "param": param, "code": code}}
 
 
-def retry_headers(error: WeirError) -> dict[str, str]:
-    """`Retry-After` in whole seconds, at least 1, if trying again makes sense."""
+def error_headers(error: WeirError) -> dict[str, str]:
+    """`Retry-After` in whole seconds, at least 1, if trying again makes sense; for 401 how to say who asks."""
+    if isinstance(error, Unauthenticated):
+        return {"WWW-Authenticate": "Bearer"}
     if error.retry_after_s is None:
         return {}
     return {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}

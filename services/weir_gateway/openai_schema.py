@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from weir.core.errors import FieldViolation, InvalidRequest
-from weir.core.options import NUMBER_RULES, GenerateOptions, grpc_names
+from weir.core.options import MAX_TARGET_MS, NUMBER_RULES, GenerateOptions, grpc_names
 from weir_gateway.draft import Conversation, FieldNames, Operation, Prompt, RequestDraft, Text, TokenIds
 
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
@@ -27,6 +27,7 @@ HTTP_NAMES: FieldNames = {name: name for name in grpc_names()} | {
     "messages": "messages",
     "request_id": "X-Request-Id",
     "include_stop": "include_stop_str_in_output",
+    "priority": "priority",
 }
 # Values with which a field that is not served changes nothing.
 _HARMLESS: Mapping[str, tuple[Any, ...]] = {
@@ -58,7 +59,7 @@ class StreamOptions(BaseModel):
 
 
 class CommonBody(BaseModel):
-    """What both kinds of request have: OpenAI's fields, vLLM's and llama.cpp's, and `lane`."""
+    """What both kinds of request have: OpenAI's fields, vLLM's and llama.cpp's, and Weir's own."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -83,6 +84,11 @@ class CommonBody(BaseModel):
     include_stop_str_in_output: bool | None = None
     stop_token_ids: list[int] | None = None
     lane: str | None = None
+    priority: int | None = None
+    ttft_target_ms: int | None = None
+    itl_target_ms: int | None = None
+    expected_output_tokens: int | None = None
+    deadline_ms: int | None = None
     cache_salt: str | None = None
     cache_prompt: bool | None = None
 
@@ -172,6 +178,9 @@ def _draft(
     logit_bias = _logit_bias_of(body.logit_bias or {}, violations)
     if body.prompt_logprobs is not None and body.is_stream:
         violations.append(FieldViolation("prompt_logprobs", "is told in whole answers only; leave stream out"))
+    if body.deadline_ms is not None and not 1 <= body.deadline_ms <= MAX_TARGET_MS:
+        limit = f"must be from 1 to {MAX_TARGET_MS} (a day)"
+        violations.append(FieldViolation("deadline_ms", f"is {body.deadline_ms}; {limit}"))
     if violations:
         raise InvalidRequest(violations)
     shared = [rule.name for rule in NUMBER_RULES if rule.name not in given]
@@ -194,6 +203,7 @@ def _draft(
         ),
         correlation_id=correlation_id,
         is_stream=body.is_stream,
+        priority=body.priority,
     )
 
 

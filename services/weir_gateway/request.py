@@ -11,8 +11,6 @@ from weir.core.life import LifeEvent, Phase, check_transition
 from weir_gateway.tokens import FinishReason
 from weir_gateway.validation import CheckedRequest
 
-DEFAULT_TENANT = "default"
-
 
 @dataclass(frozen=True, slots=True)
 class Ending:
@@ -87,16 +85,19 @@ class Request:
         left_ms = 0
         if self.deadline_at_s is not None:
             left_ms = max(1, round((self.deadline_at_s - self._clock.now_s()) * 1000))
-        draft = self.checked.draft
+        options, standing = self.checked.draft.options, self.checked.standing
         return Submit(
             request_id=self.request_id,
             gateway_id=self.ids.gateway_id,
             model=self.checked.model.name,
-            lane=draft.options.lane,
-            tenant=DEFAULT_TENANT,
+            lane=standing.lane,
+            tenant=standing.tenant,
             num_prompt_tokens=len(self.checked.prompt_token_ids),
             max_tokens=self.checked.stop_rules.max_tokens,
             deadline_ms=left_ms,
+            ttft_target_ms=options.ttft_target_ms or 0,
+            itl_target_ms=options.itl_target_ms or 0,
+            expected_output_tokens=options.expected_output_tokens or 0,
         )
 
     def held_message(self) -> HeldRequest:

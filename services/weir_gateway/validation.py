@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from weir.core.errors import FieldViolation, InvalidRequest
 from weir.core.options import LOGIT_BIAS_RULE, NUMBER_RULES
 from weir.core.sampling import MAX_LOGIT_BIAS, SamplingParams, StopRules
+from weir_gateway.access import Standing
 from weir_gateway.draft import Conversation, FieldNames, RequestDraft, Text, TokenIds
 from weir_gateway.models import ServedModel
 
@@ -44,6 +45,7 @@ class CheckedRequest:
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
     stop_rules: StopRules
+    standing: Standing
 
 
 class _Violations:
@@ -76,7 +78,7 @@ def check_fields(draft: RequestDraft, model: ServedModel, limits: Limits) -> Non
 
 
 def check_prompt(
-    draft: RequestDraft, model: ServedModel, limits: Limits, prompt_token_ids: Sequence[int]
+    draft: RequestDraft, model: ServedModel, limits: Limits, prompt_token_ids: Sequence[int], standing: Standing
 ) -> CheckedRequest:
     """Raises InvalidRequest for a prompt that is empty or leaves no room in the context."""
     found = _Violations()
@@ -105,6 +107,7 @@ def check_prompt(
             stop_token_ids=tuple(dict.fromkeys((*eos_ids, *options.stop_token_ids))),
             min_tokens=min(options.min_tokens or 0, max_tokens),
         ),
+        standing=standing,
     )
 
 

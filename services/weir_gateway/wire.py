@@ -63,7 +63,7 @@ def start_command(
         traceparent=traceparent,
         num_booked_pages=placement.num_booked_pages,
         lane_priority=placement.lane_priority,
-        cache_salt=checked.draft.options.cache_salt,
+        cache_salt=checked.standing.cache_salt,
         skips_prefix_cache=checked.draft.options.skips_prefix_cache,
         rank=placement.rank,
         itl_target_ms=placement.itl_target_ms,

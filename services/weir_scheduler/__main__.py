@@ -25,6 +25,8 @@ async def build(context: ServiceContext[SchedulerConfig]) -> SchedulerComponent:
         config.instance,
         context.process_id,
         config.limits,
+        limits_file=config.limits_file,
+        policy=config.policy,
         tracer=context.tracer,
         clock=SystemClock(),
         request_shutdown=context.request_shutdown,

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 from opentelemetry.trace import Tracer
 
@@ -15,6 +16,9 @@ from weir.runtime.service import Description
 from weir.scheduling.core import SchedulerCore
 from weir.scheduling.limits import CoreLimits
 from weir_scheduler.leadership import Leadership
+from weir_scheduler.limits_source import LimitsSource
+from weir_scheduler.rule_keeper import RuleKeeper
+from weir_scheduler.rulebook import Rulebook
 from weir_scheduler.shell import SchedulerShell
 
 logger = logging.getLogger(__name__)
@@ -33,6 +37,8 @@ class SchedulerComponent:
         scheduler_id: str,
         limits: CoreLimits,
         *,
+        limits_file: str = "",
+        policy: str = "fcfs",
         tracer: Tracer,
         clock: Clock,
         request_shutdown: Callable[[str], None],
@@ -41,20 +47,24 @@ class SchedulerComponent:
         self._subjects = Subjects(instance)
         self._scheduler_id = scheduler_id
         self._limits = limits
+        self._limits_file = limits_file
+        self._policy = policy
         self._tracer = tracer
         self._clock = clock
         self._request_shutdown = request_shutdown
         self._bus: Bus | None = None
         self._shell: SchedulerShell | None = None
         self._leadership: Leadership | None = None
+        self._rules: RuleKeeper | None = None
         self._has_role = asyncio.Event()
         self._role_task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Raises Unavailable when there is no bus."""
+        """Raises Unavailable when there is no bus, InvalidRequest for a limits file that cannot be used."""
         try:
             self._bus = await self._connect()
             bucket = await self._bus.bucket(self._subjects.leader_bucket, durable=True)
+            await self._load_rules(self._bus, 0)
         except BusError as error:
             raise Unavailable(str(error)) from error
         leadership = Leadership(bucket, self._scheduler_id, self._clock)
@@ -79,7 +89,8 @@ class SchedulerComponent:
         """A standby has nothing but `is_leader` 0."""
         if self._shell is None:
             return Description({"is_leader": 0.0}, ())
-        return Description({**self._shell.metrics(), "is_leader": 1.0}, self._shell.check_integrity())
+        rules = self._rules.metrics() if self._rules is not None else {}
+        return Description({**self._shell.metrics(), **rules, "is_leader": 1.0}, self._shell.check_integrity())
 
     async def _guarded(self, bus: Bus, leadership: Leadership) -> None:
         try:
@@ -93,17 +104,28 @@ class SchedulerComponent:
     async def _lead(self, bus: Bus, leadership: Leadership) -> None:
         epoch = await self._wait_for_leadership(leadership)
         self._leadership = leadership
-        core = SchedulerCore(self._limits, self._clock, epoch)
+        rules = await self._load_rules(bus, epoch)
+        core = SchedulerCore(rules.rulebook.limits, self._clock, epoch)
         self._shell = SchedulerShell(
             bus, self._subjects, core, tracer=self._tracer, clock=self._clock, on_failure=self._request_shutdown
         )
         await self._shell.start()
+        await rules.publish()
+        self._rules = rules
         self._has_role.set()
         logger.info("leading in epoch %d", epoch)
         while await leadership.keep():  # noqa: ASYNC110  renewing is what it does, not waiting
             await asyncio.sleep(_RENEW_S)
         self._leadership = None
         self._request_shutdown(f"another scheduler leads after epoch {epoch}")
+
+    async def _load_rules(self, bus: Bus, epoch: int) -> RuleKeeper:
+        """What is in force now. Raises BusError, and InvalidRequest."""
+        bucket = await bus.bucket(self._subjects.configuration_bucket, durable=True)
+        source = LimitsSource(Path(self._limits_file)) if self._limits_file else None
+        rules = RuleKeeper(Rulebook(self._limits, self._policy), source, bucket, epoch)
+        await rules.load()
+        return rules
 
     async def _wait_for_leadership(self, leadership: Leadership) -> int:
         while True:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from weir.policy.registry import parse_policy
 from weir.runtime.config import ServiceConfig, setting
 from weir.scheduling.limits import CoreLimits, parse_lane
 
@@ -19,6 +20,10 @@ class SchedulerConfig(ServiceConfig):
     max_prefill_tokens_per_worker: int = setting(
         2048, "Prompt tokens given to a prefill worker before it has read them."
     )
+    limits_file: str = setting(
+        "", "TOML file of lanes and tenants; read again when it changes. What it says goes over `lanes`. Empty: none."
+    )
+    policy: str = setting("fcfs", "Policy of the scheduler and of the workers: NAME or NAME:KEY=VALUE,…")
     page_overcommit: float = setting(
         1.0, "Pages that requests may book for each that there is. Above 1: some are preempted; raise max_stall_s too."
     )
@@ -30,6 +35,10 @@ class SchedulerConfig(ServiceConfig):
         super().__post_init__()
         if not 0 <= self.gather_s <= 60:
             raise ValueError(f"gather_s {self.gather_s}: must be in [0, 60]")
+        try:
+            parse_policy(self.policy)
+        except ValueError as error:
+            raise ValueError(f"policy {self.policy!r}: {error}") from error
         # Found now, not when the first request comes.
         object.__setattr__(self, "limits", self._make_limits())
 

@@ -4,14 +4,15 @@ The leader alone writes. Every value is whole, so that a reader never sees half 
 hears of a change at once, and of everything again after a reconnect.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 ACCESS_KEY = "access"
 """-> AccessRules. Read by gateways."""
 POLICY_KEY = "policy"
 """-> PolicyChoice. Read by workers and by the next scheduler."""
-OVERRIDES_KEY = "overrides"
-"""-> LimitsOverrides. Read by the next scheduler."""
+LIMITS_KEY = "limits"
+"""-> LimitsInForce. Read by the next scheduler."""
 
 DIGEST_BYTES = 32
 """Of an API key: its SHA-256. The keys themselves are known to their clients alone."""
@@ -56,6 +57,14 @@ class AccessRules:
     """Of whoever shows no key that is known; it is nobody's once any tenant has keys."""
     tenants: tuple[TenantAccess, ...] = ()
 
+    def __post_init__(self) -> None:
+        names = {lane.name for lane in self.lanes}
+        if self.default_lane not in names:
+            raise ValueError(f"default_lane {self.default_lane!r}: is none of {', '.join(sorted(names))}")
+        for tenant in self.tenants:
+            if not names.issuperset(tenant.lanes):
+                raise ValueError(f"tenant {tenant.name}: lanes {', '.join(tenant.lanes)} are not all lanes")
+
 
 @dataclass(frozen=True, slots=True)
 class PolicyParam:
@@ -85,9 +94,23 @@ class LimitsOverride:
 
 
 @dataclass(frozen=True, slots=True)
-class LimitsOverrides:
-    """What was changed at run time, over which file; once the file says something else, it wins."""
+class LimitsInForce:
+    """The limits file that was read last without a fault, and what was changed at run time over it.
+
+    Once the file says something else it wins. A scheduler that starts beside a faulty file goes on from this one.
+    """
 
     epoch: int
     file_digest: str
-    entries: tuple[LimitsOverride, ...] = ()
+    """SHA-256 of the file; empty: there is none."""
+    file_text: bytes = b""
+    """Empty where it is too long for a message."""
+    overrides: tuple[LimitsOverride, ...] = ()
+
+
+Written = AccessRules | PolicyChoice | LimitsInForce
+MESSAGE_TYPES: Mapping[str, type[AccessRules] | type[PolicyChoice] | type[LimitsInForce]] = {
+    ACCESS_KEY: AccessRules,
+    POLICY_KEY: PolicyChoice,
+    LIMITS_KEY: LimitsInForce,
+}

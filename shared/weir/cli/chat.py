@@ -6,7 +6,7 @@ import typer
 
 from weir.cli import options
 from weir.cli.console import error_line, stderr, stdout
-from weir.client import GenerateOptions, Turn, WeirClient
+from weir.client import DEFAULT_TIMEOUT_S, GenerateOptions, Turn, WeirClient
 from weir.core.errors import WeirError
 
 
@@ -15,6 +15,11 @@ def chat(
     address: options.Address = options.DEFAULT_ADDRESS,
     model: options.ModelName = "",
     lane: options.Lane = "",
+    ttft_target_ms: options.TtftTargetMs = None,
+    itl_target_ms: options.ItlTargetMs = None,
+    expected_output_tokens: options.ExpectedOutputTokens = None,
+    api_key: options.ApiKey = "",
+    timeout_s: options.TimeoutS = DEFAULT_TIMEOUT_S,
     temperature: options.Temperature = None,
     top_p: options.TopP = None,
     top_k: options.TopK = None,
@@ -41,6 +46,9 @@ def chat(
     chosen = GenerateOptions(
         model=model,
         lane=lane,
+        ttft_target_ms=ttft_target_ms,
+        itl_target_ms=itl_target_ms,
+        expected_output_tokens=expected_output_tokens,
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
@@ -58,7 +66,7 @@ def chat(
     )
     opening = [Turn("system", system)] if system else []
     turns = list(opening)
-    with WeirClient(address) as client:
+    with options.Reach(address, timeout_s, api_key).client() as client:
         while (said := _try_read()) is not None:
             match said:
                 case "":

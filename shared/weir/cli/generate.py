@@ -7,7 +7,7 @@ import typer
 
 from weir.cli import options
 from weir.cli.console import EXIT_USAGE, error_line, fail, stdout
-from weir.client import GenerateOptions, WeirClient
+from weir.client import DEFAULT_TIMEOUT_S, GenerateOptions, WeirClient
 from weir.core.errors import WeirError
 
 
@@ -19,6 +19,11 @@ def generate(
     address: options.Address = options.DEFAULT_ADDRESS,
     model: options.ModelName = "",
     lane: options.Lane = "",
+    ttft_target_ms: options.TtftTargetMs = None,
+    itl_target_ms: options.ItlTargetMs = None,
+    expected_output_tokens: options.ExpectedOutputTokens = None,
+    api_key: options.ApiKey = "",
+    timeout_s: options.TimeoutS = DEFAULT_TIMEOUT_S,
     temperature: options.Temperature = None,
     top_p: options.TopP = None,
     top_k: options.TopK = None,
@@ -59,6 +64,9 @@ def generate(
     chosen = GenerateOptions(
         model=model,
         lane=lane,
+        ttft_target_ms=ttft_target_ms,
+        itl_target_ms=itl_target_ms,
+        expected_output_tokens=expected_output_tokens,
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
@@ -77,15 +85,16 @@ def generate(
         logprobs=logprobs,
         ignore_eos=ignore_eos,
     )
+    reach = options.Reach(address, timeout_s, api_key)
     if input_path is not None and output_path is not None:
-        raise typer.Exit(generate_file(address, input_path, output_path, chosen, concurrency))
+        raise typer.Exit(generate_file(reach, input_path, output_path, chosen, concurrency))
     if as_json:
-        raise typer.Exit(generate_json(address, prompt, chosen))
-    _print_answer(address, prompt, chosen)
+        raise typer.Exit(generate_json(reach, prompt, chosen))
+    _print_answer(reach, prompt, chosen)
 
 
-def _print_answer(address: str, prompt: str, chosen: GenerateOptions) -> None:
-    with WeirClient(address) as client:
+def _print_answer(reach: options.Reach, prompt: str, chosen: GenerateOptions) -> None:
+    with reach.client() as client:
         try:
             if chosen.n is not None and chosen.n > 1:
                 _print_choices(client, prompt, chosen)

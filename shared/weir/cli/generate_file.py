@@ -11,6 +11,7 @@ from typing import IO, Any, TypeGuard
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from weir.cli.console import EXIT_FAILED, EXIT_USAGE, error_line, fail, stderr, stdout
+from weir.cli.options import Reach
 from weir.client import AsyncWeirClient, Chunk, GenerateOptions
 from weir.core.errors import WeirError
 
@@ -23,24 +24,24 @@ class Job:
     prompt: str | list[int]
 
 
-def generate_file(address: str, source: Path, target: Path, chosen: GenerateOptions, concurrency: int) -> int:
+def generate_file(reach: Reach, source: Path, target: Path, chosen: GenerateOptions, concurrency: int) -> int:
     """Answers every job that `target` has no answer for. Returns the exit code: 1 if any failed."""
     jobs = read_jobs(source)
     try:
         done = keep_answered(target)
         left = [job for job in jobs if job.key not in done]
-        num_failed = asyncio.run(_run(address, left, target, chosen, concurrency, len(jobs)))
+        num_failed = asyncio.run(_run(reach, left, target, chosen, concurrency, len(jobs)))
     except OSError as error:
         fail(f"--output {target}: {error}")
     stderr.print(f"{len(jobs) - num_failed} of {len(jobs)} answered, {num_failed} failed: {target}", markup=False)
     return EXIT_FAILED if num_failed else 0
 
 
-def generate_json(address: str, prompt: str, chosen: GenerateOptions) -> int:
+def generate_json(reach: Reach, prompt: str, chosen: GenerateOptions) -> int:
     """Prints one answer as a line of an output file. Returns the exit code."""
 
     async def ask() -> dict[str, Any]:
-        async with AsyncWeirClient(address) as client:
+        async with reach.async_client() as client:
             return await _answer(client, Job(1, prompt), chosen)
 
     answer = asyncio.run(ask())
@@ -107,12 +108,12 @@ def keep_answered(target: Path) -> set[str | int]:
 
 
 async def _run(
-    address: str, jobs: list[Job], target: Path, chosen: GenerateOptions, concurrency: int, num_all: int
+    reach: Reach, jobs: list[Job], target: Path, chosen: GenerateOptions, concurrency: int, num_all: int
 ) -> int:
     gate = asyncio.Semaphore(concurrency)
     num_failed = 0
     with target.open("a", encoding="utf-8") as output:
-        async with AsyncWeirClient(address) as client, _progress(num_all, num_all - len(jobs)) as (bar, task):
+        async with reach.async_client() as client, _progress(num_all, num_all - len(jobs)) as (bar, task):
 
             async def one(job: Job) -> bool:
                 async with gate:

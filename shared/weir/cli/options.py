@@ -1,11 +1,12 @@
 """Options that several commands share."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
 from weir.cli.console import EXIT_USAGE, fail
+from weir.client import DEFAULT_TIMEOUT_S, AsyncWeirClient, WeirClient
 
 Address = Annotated[
     str, typer.Option(help="The gateway's gRPC port, HOST:PORT.", envvar="WEIR_ADDRESS", show_default=True)
@@ -30,6 +31,13 @@ MaxTokens = Annotated[int | None, typer.Option(help="At most this many tokens.")
 Stop = Annotated[list[str] | None, typer.Option(help="Text that ends the answer; may be given several times.")]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on after the model's end-of-text token.")]
 Lane = Annotated[str, typer.Option(help="Lane to queue in. Empty: the default lane.")]
+TtftTargetMs = Annotated[int | None, typer.Option(help="When the first token is wanted, in ms from now.")]
+ItlTargetMs = Annotated[int | None, typer.Option(help="Wanted between two tokens, in ms.")]
+ExpectedOutputTokens = Annotated[int | None, typer.Option(help="How long the answer will be, as far as you know.")]
+TimeoutS = Annotated[float, typer.Option(min=0.001, help="Seconds to wait for the whole answer: its deadline.")]
+ApiKey = Annotated[
+    str, typer.Option(help="Who asks, where the gateway wants to know.", envvar="WEIR_API_KEY", show_envvar=True)
+]
 ModelName = Annotated[str, typer.Option(help="Model to ask. Empty: the only one served.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 
@@ -42,6 +50,21 @@ RuntimeDir = Annotated[
 ]
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
+
+
+class Reach(NamedTuple):
+    """Where a gateway is, how long an answer may take, and who asks."""
+
+    address: str
+    timeout_s: float = DEFAULT_TIMEOUT_S
+    api_key: str = ""
+
+    def client(self) -> WeirClient:
+        return WeirClient(self.address, timeout_s=self.timeout_s, api_key=self.api_key)
+
+    def async_client(self) -> AsyncWeirClient:
+        """Within a running loop."""
+        return AsyncWeirClient(self.address, timeout_s=self.timeout_s, api_key=self.api_key)
 
 
 def parse_logit_bias(entries: list[str] | None) -> tuple[tuple[int, float], ...]:

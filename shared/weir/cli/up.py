@@ -51,6 +51,8 @@ def up(
     nats: Annotated[str | None, _option("nats")] = None,
     otlp_endpoint: Annotated[str | None, _option("otlp_endpoint")] = None,
     instance: Annotated[str | None, _option("instance")] = None,
+    limits_file: Annotated[str | None, _option("limits_file")] = None,
+    policy: Annotated[str | None, _option("policy")] = None,
     arena_bytes: Annotated[int | None, _option("arena_bytes")] = None,
     max_context_tokens: Annotated[int | None, _option("max_context_tokens")] = None,
     log_level: Annotated[str | None, _option("log_level")] = None,
@@ -68,6 +70,7 @@ def up(
     \b
     weir up
     weir up --prefill 2 --decode 2 --grpc-port 50052 --http-port 8001
+    weir up --limits-file limits.toml --policy ltr
     weir up --load dummy --model-shape llama-3.2-1b
     weir up --detach && weir status
     """

@@ -3,13 +3,14 @@
 Requests and answers are plain dataclasses; no protobuf type leaves this room.
 """
 
-from weir.client.aio import AsyncWeirClient
+from weir.client.aio import DEFAULT_TIMEOUT_S, AsyncWeirClient
 from weir.client.messages import Chunk, ModelInfo, ProcessDescription, Turn
 from weir.client.sync import WeirClient
 from weir.core.logprobs import TokenLogprobs
 from weir.core.options import GenerateOptions
 
 __all__ = [
+    "DEFAULT_TIMEOUT_S",
     "AsyncWeirClient",
     "Chunk",
     "GenerateOptions",

@@ -114,3 +114,12 @@ def chat_request(turns: Sequence[Turn], options: GenerateOptions) -> inference_p
     """The turns, oldest first."""
     messages = [inference_pb2.ChatMessage(role=turn.role, content=turn.content) for turn in turns]
     return inference_pb2.ChatRequest(options=options_to_pb(options), messages=messages)
+
+
+def key_metadata(api_key: str) -> tuple[tuple[str, str], ...]:
+    """What says who asks. Raises ValueError for a key that no header can carry; it is not repeated."""
+    if not api_key:
+        return ()
+    if not (api_key.isascii() and api_key.isprintable()):
+        raise ValueError("the API key has characters that no header can carry: use printable ASCII")
+    return (("authorization", f"Bearer {api_key}"),)

@@ -14,6 +14,7 @@ from weir.client.messages import (
     Turn,
     chat_request,
     generate_request,
+    key_metadata,
 )
 from weir.core.options import GenerateOptions
 from weir.rpc.channel import MAX_MESSAGE_BYTES
@@ -31,8 +32,9 @@ _OPTIONS = [
 class WeirClient:
     """As `AsyncWeirClient`, blocking. May be used from several threads."""
 
-    def __init__(self, address: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+    def __init__(self, address: str, *, timeout_s: float = DEFAULT_TIMEOUT_S, api_key: str = "") -> None:
         self._timeout_s = timeout_s
+        self._metadata = key_metadata(api_key)
         self._channel = grpc.insecure_channel(address, options=_OPTIONS)
         self._stub = inference_pb2_grpc.InferenceStub(self._channel)
         self._admin = admin_pb2_grpc.AdminStub(self._channel)
@@ -40,18 +42,28 @@ class WeirClient:
     def generate(self, prompt: str | Sequence[int], options: GenerateOptions | None = None) -> Iterator[Chunk]:
         """Continues a prompt. Closing the iterator cancels the request."""
         return _chunks(
-            self._stub.Generate(generate_request(prompt, options or GenerateOptions()), timeout=self._timeout_s)
+            self._stub.Generate(
+                generate_request(prompt, options or GenerateOptions()), timeout=self._timeout_s, metadata=self._metadata
+            )
         )
 
     def chat(self, turns: Sequence[Turn], options: GenerateOptions | None = None) -> Iterator[Chunk]:
         """Answers a conversation. Closing the iterator cancels the request."""
-        return _chunks(self._stub.Chat(chat_request(turns, options or GenerateOptions()), timeout=self._timeout_s))
+        return _chunks(
+            self._stub.Chat(
+                chat_request(turns, options or GenerateOptions()), timeout=self._timeout_s, metadata=self._metadata
+            )
+        )
 
     def cancel(self, request_id: str) -> bool:
         """False when no such request is running."""
         try:
             request = inference_pb2.CancelRequest(request_id=request_id)
-            return self._stub.Cancel(request, timeout=_UNARY_TIMEOUT_S).found
+            return self._stub.Cancel(
+                request,
+                timeout=_UNARY_TIMEOUT_S,
+                metadata=self._metadata,
+            ).found
         except grpc.RpcError as error:
             raise from_rpc_error(error) from error
 
@@ -59,14 +71,22 @@ class WeirClient:
         """Token ids of a text."""
         try:
             request = inference_pb2.TokenizeRequest(model=model, text=text)
-            return list(self._stub.Tokenize(request, timeout=_UNARY_TIMEOUT_S).token_ids)
+            return list(
+                self._stub.Tokenize(
+                    request,
+                    timeout=_UNARY_TIMEOUT_S,
+                    metadata=self._metadata,
+                ).token_ids
+            )
         except grpc.RpcError as error:
             raise from_rpc_error(error) from error
 
     def list_models(self) -> list[ModelInfo]:
         """The models served now."""
         try:
-            response = self._stub.ListModels(inference_pb2.ListModelsRequest(), timeout=_UNARY_TIMEOUT_S)
+            response = self._stub.ListModels(
+                inference_pb2.ListModelsRequest(), timeout=_UNARY_TIMEOUT_S, metadata=self._metadata
+            )
         except grpc.RpcError as error:
             raise from_rpc_error(error) from error
         return [ModelInfo.from_pb(model) for model in response.models]
@@ -74,7 +94,9 @@ class WeirClient:
     def describe(self) -> ProcessDescription:
         """Counters and integrity of the gateway."""
         try:
-            response = self._admin.Describe(admin_pb2.DescribeRequest(), timeout=_UNARY_TIMEOUT_S)
+            response = self._admin.Describe(
+                admin_pb2.DescribeRequest(), timeout=_UNARY_TIMEOUT_S, metadata=self._metadata
+            )
         except grpc.RpcError as error:
             raise from_rpc_error(error) from error
         return ProcessDescription.from_pb(response)

@@ -2,8 +2,11 @@
 
 WeirError
 ├── InvalidRequest      a field is wrong; names it                        INVALID_ARGUMENT    400
+├── Unauthenticated     no API key, or one that nobody has                UNAUTHENTICATED     401
+├── PermissionDenied    the key's tenant may not do that                  PERMISSION_DENIED   403
 ├── NotFound            no such model                                     NOT_FOUND           404
 ├── Overloaded          a bound is reached; says when to try again        RESOURCE_EXHAUSTED  429
+│   └── QuotaExceeded   a bound of one tenant; names the tenant           RESOURCE_EXHAUSTED  429
 ├── Unavailable         no worker, or it was lost; says when to try again UNAVAILABLE         503
 ├── DeadlineExceeded    the client's deadline or a bound on waiting       DEADLINE_EXCEEDED   504
 ├── Cancelled           the client cancelled                              CANCELLED           499
@@ -41,6 +44,14 @@ class InvalidRequest(WeirError):
         self.violations = tuple(violations)
 
 
+class Unauthenticated(WeirError):
+    """Who asks is not known. Never says more of a key than that it is not known."""
+
+
+class PermissionDenied(WeirError):
+    """Who asks is known, and may not have this."""
+
+
 class NotFound(WeirError):
     """No such thing; `field` names where the request asked for it."""
 
@@ -51,6 +62,14 @@ class NotFound(WeirError):
 
 class Overloaded(WeirError):
     """A bound is reached. Always has `retry_after_s`."""
+
+
+class QuotaExceeded(Overloaded):
+    """A bound of one tenant is reached; others are served meanwhile. `tenant` may be empty where it is not known."""
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None, tenant: str = "") -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.tenant = tenant
 
 
 class Unavailable(WeirError):

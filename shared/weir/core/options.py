@@ -13,6 +13,8 @@ Group = Literal["", "sampling", "stop_conditions"]
 
 MAX_CHOICES = 16
 """Of `n`."""
+MAX_TARGET_MS = 86_400_000
+"""A day: a target that is further away is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,9 @@ class GenerateOptions:
     ignore_eos: bool = False
     cache_salt: str = ""
     skips_prefix_cache: bool = False
+    ttft_target_ms: int | None = None
+    itl_target_ms: int | None = None
+    expected_output_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +85,9 @@ NUMBER_RULES = (
     NumberRule("prompt_logprobs", "sampling", 0, MAX_LOGPROBS),
     NumberRule("max_tokens", "stop_conditions", 1, None, at_highest="the model's context"),
     NumberRule("min_tokens", "stop_conditions", 0, None, at_highest="the model's context"),
+    NumberRule("ttft_target_ms", "", 1, MAX_TARGET_MS, at_highest="a day"),
+    NumberRule("itl_target_ms", "", 1, MAX_TARGET_MS, at_highest="a day"),
+    NumberRule("expected_output_tokens", "", 1, None, at_highest="the model's context"),
 )
 LOGIT_BIAS_RULE = NumberRule("logit_bias", "sampling", -100, 100)
 """Of each bias."""

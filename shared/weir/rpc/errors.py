@@ -1,6 +1,7 @@
 """`core.errors` as gRPC statuses with google.rpc details, and back on the client's side."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
 
 import grpc
@@ -17,6 +18,9 @@ from weir.core.errors import (
     InvalidRequest,
     NotFound,
     Overloaded,
+    PermissionDenied,
+    QuotaExceeded,
+    Unauthenticated,
     Unavailable,
     WeirError,
 )
@@ -27,9 +31,12 @@ _DETAILS_KEY: Final = "grpc-status-details-bin"
 _MAX_MESSAGE_CHARS: Final = 1000
 _MAX_DESCRIPTION_CHARS: Final = 200
 _MAX_VIOLATIONS: Final = 16
+_TENANT_SUBJECT: Final = "tenant:"
 
 _CODES: Final[tuple[tuple[type[WeirError], grpc.StatusCode], ...]] = (
     (InvalidRequest, grpc.StatusCode.INVALID_ARGUMENT),
+    (Unauthenticated, grpc.StatusCode.UNAUTHENTICATED),
+    (PermissionDenied, grpc.StatusCode.PERMISSION_DENIED),
     (NotFound, grpc.StatusCode.NOT_FOUND),
     (Overloaded, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (Unavailable, grpc.StatusCode.UNAVAILABLE),
@@ -38,6 +45,8 @@ _CODES: Final[tuple[tuple[type[WeirError], grpc.StatusCode], ...]] = (
     (WeirError, grpc.StatusCode.INTERNAL),
 )
 _BY_CODE: Final[dict[grpc.StatusCode, type[WeirError]]] = {
+    grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
+    grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
     grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,
     grpc.StatusCode.UNAVAILABLE: Unavailable,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
@@ -74,14 +83,16 @@ def from_rpc_error(error: grpc.RpcError) -> WeirError:
         return Unavailable(f"the call failed before it began: {error}")
     code = error.code()
     message = error.details() or code.name
-    violations, retry_after_s = _read_details(error.trailing_metadata() or ())
+    details = _read_details(error.trailing_metadata() or ())
     match code:
         case grpc.StatusCode.INVALID_ARGUMENT:
-            return InvalidRequest(violations or [FieldViolation("request", message)])
+            return InvalidRequest(details.violations or [FieldViolation("request", message)])
         case grpc.StatusCode.NOT_FOUND:
-            return NotFound(violations[0].field if violations else "", message)
+            return NotFound(details.violations[0].field if details.violations else "", message)
+        case grpc.StatusCode.RESOURCE_EXHAUSTED if details.tenant is not None:
+            return QuotaExceeded(message, retry_after_s=details.retry_after_s, tenant=details.tenant)
         case _ if code in _BY_CODE:
-            return _BY_CODE[code](message, retry_after_s=retry_after_s)
+            return _BY_CODE[code](message, retry_after_s=details.retry_after_s)
         case _:
             return InternalError(message if code is grpc.StatusCode.INTERNAL else f"{code.name}: {message}")
 
@@ -92,8 +103,10 @@ def _details(error: WeirError) -> list[Any]:
         details.append(_bad_request(error.violations[:_MAX_VIOLATIONS]))
     if isinstance(error, NotFound):
         details.append(_bad_request([FieldViolation(error.field, error.message)]))
-    if isinstance(error, Overloaded):
-        violation = error_details_pb2.QuotaFailure.Violation(description=_cut(error.message, _MAX_DESCRIPTION_CHARS))
+    if isinstance(error, QuotaExceeded):
+        violation = error_details_pb2.QuotaFailure.Violation(
+            subject=f"{_TENANT_SUBJECT}{error.tenant}", description=_cut(error.message, _MAX_DESCRIPTION_CHARS)
+        )
         details.append(error_details_pb2.QuotaFailure(violations=[violation]))
     if error.retry_after_s is not None:
         delay = duration_pb2.Duration()
@@ -120,20 +133,31 @@ def _packed(detail: Any) -> any_pb2.Any:
     return packed
 
 
-def _read_details(metadata: Iterable[tuple[str, str | bytes]]) -> tuple[list[FieldViolation], float | None]:
-    raw = next((value for key, value in metadata if key == _DETAILS_KEY), b"")
-    violations: list[FieldViolation] = []
+@dataclass(slots=True)
+class _Details:
+    """What the details of a status say. `tenant` is None where no tenant's quota is exceeded."""
+
+    violations: list[FieldViolation] = field(default_factory=list)
     retry_after_s: float | None = None
+    tenant: str | None = None
+
+
+def _read_details(metadata: Iterable[tuple[str, str | bytes]]) -> _Details:
+    raw = next((value for key, value in metadata if key == _DETAILS_KEY), b"")
+    found = _Details()
     bad_request, retry_info = error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
+    quota = error_details_pb2.QuotaFailure()
     try:
         for detail in status_pb2.Status.FromString(raw).details:
             if detail.Unpack(bad_request):
-                violations.extend(FieldViolation(v.field, v.description) for v in bad_request.field_violations)
+                found.violations += [FieldViolation(v.field, v.description) for v in bad_request.field_violations]
             elif detail.Unpack(retry_info):
-                retry_after_s = retry_info.retry_delay.ToMilliseconds() / 1000
+                found.retry_after_s = retry_info.retry_delay.ToMilliseconds() / 1000
+            elif detail.Unpack(quota) and quota.violations:
+                found.tenant = quota.violations[0].subject.removeprefix(_TENANT_SUBJECT)
     except DecodeError:  # the details are a help; the code and the message stand without them
-        return [], None
-    return violations, retry_after_s
+        return _Details()
+    return found
 
 
 def _cut(text: str, max_chars: int) -> str:

@@ -54,6 +54,8 @@ class StackConfig:
     nats: str = setting("", "NATS server to use, nats://HOST:PORT. Empty: start one.")
     otlp_endpoint: str = setting("", "OTLP/gRPC collector for traces, http://HOST:4317. Empty: tracing is off.")
     instance: str = setting("", "Name of the instance. Empty: weir-<gRPC port>.")
+    limits_file: str = setting("", "TOML file of lanes and tenants, followed while it changes. Empty: three lanes.")
+    policy: str = setting("fcfs", "Scheduling policy: NAME or NAME:KEY=VALUE,…")
     arena_bytes: int = setting(0, "Size of the arena in /dev/shm. 0: the transfer service's default.")
     max_context_tokens: int = setting(0, "Prompt and output of a request together. 0: the model's context.")
     log_level: Literal["debug", "info", "warning", "error"] = setting("info", "Least severe level that is logged.")
@@ -150,12 +152,17 @@ def _plan_processes(config: StackConfig, nats_url: str, nats_port: int) -> list[
     arena_size = ("--arena-bytes", str(config.arena_bytes)) if config.arena_bytes else ()
     specs = [] if config.nats else [_nats_spec(config, nats_port)]
     specs.append(_service_spec(config, nats_url, "transfer", 0, arena, (*arena_size, *context)))
-    specs.append(_service_spec(config, nats_url, "scheduler", 0, f"{LOOPBACK}:0", ()))
+    specs.append(_service_spec(config, nats_url, "scheduler", 0, f"{LOOPBACK}:0", _scheduler_flags(config)))
     for role, number in (("prefill", config.prefill), ("decode", config.decode)):
         for index in range(number):
             specs.append(_service_spec(config, nats_url, role, index, f"{LOOPBACK}:0", worker_flags))
     specs.append(_service_spec(config, nats_url, "gateway", 0, f"{config.host}:{config.grpc_port}", gateway_flags))
     return specs
+
+
+def _scheduler_flags(config: StackConfig) -> tuple[str, ...]:
+    limits = ("--limits-file", str(Path(config.limits_file).absolute())) if config.limits_file else ()
+    return (*limits, "--policy", config.policy)
 
 
 def _nats_spec(config: StackConfig, port: int) -> ProcessSpec:

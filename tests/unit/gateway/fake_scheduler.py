@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 from opentelemetry.trace import NoOpTracerProvider
 
+from weir.bus.codec import encode
+from weir.bus.configuration import ACCESS_KEY, AccessRules, LaneAccess
 from weir.bus.endpoint import BusEndpoint
 from weir.bus.messages import (
     Ack,
@@ -23,8 +25,18 @@ from weir.bus.messages import (
 )
 from weir.bus.protocol import Bus
 from weir.bus.subjects import Subjects
+from weir_gateway.access import Caller, Standing
 
 INSTANCE = "test"
+OPEN_RULES = AccessRules(
+    epoch=5,
+    lanes=(LaneAccess("interactive"), LaneAccess("standard"), LaneAccess("batch")),
+    default_lane="standard",
+    default_tenant="default",
+)
+LANE_NAMES = tuple(lane.name for lane in OPEN_RULES.lanes)
+CALLER = Caller("default", LANE_NAMES, "standard", LANE_NAMES)
+STANDING = Standing("default", "standard", "")
 
 
 @dataclass
@@ -40,6 +52,7 @@ class FakeScheduler:
     num_accepted: int = 0
     """Submits that are taken before `refusal` is said."""
     refusal_delay_s: float = 0.0
+    rules: AccessRules | None = OPEN_RULES
     refused_ids: tuple[str, ...] = ()
     submits: list[Submit] = field(default_factory=list)
     cancels: list[Cancel] = field(default_factory=list)
@@ -54,11 +67,17 @@ class FakeScheduler:
 
     async def start(self) -> None:
         subjects = Subjects(INSTANCE)
+        if self.rules is not None:
+            await self.write_rules(self.rules)
         await self._endpoint.serve(subjects.submit, Submit, self._on_submit)
         await self._endpoint.serve(subjects.cancel, Cancel, self._on_cancel)
         await self._endpoint.serve(subjects.finish, Finish, self._on_finish)
         await self._endpoint.serve(subjects.prefilled, Prefilled, self._on_prefilled)
         await self._endpoint.serve(subjects.reconcile, Held, self._on_held)
+
+    async def write_rules(self, rules: AccessRules) -> None:
+        bucket = await self.bus.bucket(Subjects(INSTANCE).configuration_bucket, durable=True)
+        await bucket.put(ACCESS_KEY, encode(rules))
 
     async def stop(self) -> None:
         await self._endpoint.close()

@@ -7,6 +7,7 @@ import openai
 import pytest
 from opentelemetry.context import Context
 from tests.unit.gateway.fake_model import ids_of
+from tests.unit.gateway.fake_scheduler import CALLER
 from tests.unit.gateway.fake_workers import LENGTH, STOP
 from tests.unit.gateway.world import FAST, World, open_world
 
@@ -125,7 +126,7 @@ async def test_a_refused_choice_ends_the_others_though_nobody_reads(numbered: Wo
     numbered.scheduler.refusal = SubmitReply(5, False, RefusalReason.QUEUE_FULL, "lane standard is full", 2000)
     numbered.scheduler.num_accepted = 2
     draft = RequestDraft(Operation.TEXT_COMPLETION, Text("hello"), GRPC_NAMES, OPTIONS)
-    opened = await numbered.gateway.intake.open(draft, Context(), None)
+    opened = await numbered.gateway.intake.open(draft, CALLER, Context(), None)
     ending = await asyncio.wait_for(opened.choices.ended, 5)
     assert isinstance(ending.error, Overloaded)
     phases = sorted(call.request.phase.value for call in opened.choices.calls)

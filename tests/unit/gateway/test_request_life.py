@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 from tests.unit.gateway.fake_model import ByteDetokenizer, byte_model, ids_of
+from tests.unit.gateway.fake_scheduler import STANDING
 from tests.unit.gateway.fake_workers import GOING_ON, LENGTH, update, worker_error
 
 from weir.bus.messages import Placement
@@ -30,7 +31,7 @@ PLACEMENT = Placement(1, "p", "p:1", "d", "d:1", 4)
 
 def make_request(events: list[LifeEvent], clock: ManualClock, *, deadline_at_s: float | None = None) -> Request:
     draft = RequestDraft(Operation.TEXT_COMPLETION, Text("x"), GRPC_NAMES, GenerateOptions(max_tokens=len(ANSWER)))
-    checked = check_prompt(draft, byte_model(), Limits(), [1, 2, 3])
+    checked = check_prompt(draft, byte_model(), Limits(), [1, 2, 3], STANDING)
     return Request(RequestIds(REQUEST_ID, "mine", "g"), checked, deadline_at_s, clock, events.append)
 
 

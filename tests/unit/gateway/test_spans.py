@@ -31,6 +31,8 @@ async def test_a_request_has_a_server_span_with_genai_attributes(world: World) -
     assert isinstance(attributes.pop("gen_ai.request.seed"), int | str)
     assert attributes == {
         "weir.request.client_id": "mine",
+        "weir.tenant": "default",
+        "weir.lane": "standard",
         "gen_ai.operation.name": "text_completion",
         "gen_ai.provider.name": "weir",
         "gen_ai.request.stream": True,

@@ -110,6 +110,9 @@ class RequestOptions(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     SKIPS_PREFIX_CACHE_FIELD_NUMBER: _builtins.int
     N_FIELD_NUMBER: _builtins.int
+    TTFT_TARGET_MS_FIELD_NUMBER: _builtins.int
+    ITL_TARGET_MS_FIELD_NUMBER: _builtins.int
+    EXPECTED_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Chosen by the client to cancel by; 1 to 64 characters of [A-Za-z0-9_-]. Default: made by the gateway."""
     model: _builtins.str
@@ -122,6 +125,12 @@ class RequestOptions(_message.Message):
     """The prompt is neither looked up in the prefix cache nor kept there."""
     n: _builtins.int
     """Answers to the same prompt, each with draws of its own. Range [1, 16]. Default 1."""
+    ttft_target_ms: _builtins.int
+    """When the first token is wanted, in milliseconds from now. At least 1. Default: the tenant's or the lane's target."""
+    itl_target_ms: _builtins.int
+    """Wanted between two tokens, in milliseconds. At least 1. Default: the tenant's or the lane's target."""
+    expected_output_tokens: _builtins.int
+    """How long the client expects the answer to be. A hint for the order of requests. At least 1. Default: none."""
     @_builtins.property
     def sampling(self) -> _types_pb2.SamplingParams:
         """How tokens are drawn."""
@@ -141,14 +150,30 @@ class RequestOptions(_message.Message):
         cache_salt: _builtins.str = ...,
         skips_prefix_cache: _builtins.bool = ...,
         n: _builtins.int | None = ...,
+        ttft_target_ms: _builtins.int | None = ...,
+        itl_target_ms: _builtins.int | None = ...,
+        expected_output_tokens: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "n", b"n", "sampling", b"sampling", "stop_conditions", b"stop_conditions"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_expected_output_tokens", b"_expected_output_tokens", "_itl_target_ms", b"_itl_target_ms", "_n", b"_n", "_ttft_target_ms", b"_ttft_target_ms", "expected_output_tokens", b"expected_output_tokens", "itl_target_ms", b"itl_target_ms", "n", b"n", "sampling", b"sampling", "stop_conditions", b"stop_conditions", "ttft_target_ms", b"ttft_target_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "cache_salt", b"cache_salt", "lane", b"lane", "model", b"model", "n", b"n", "request_id", b"request_id", "sampling", b"sampling", "skips_prefix_cache", b"skips_prefix_cache", "stop_conditions", b"stop_conditions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_output_tokens", b"_expected_output_tokens", "_itl_target_ms", b"_itl_target_ms", "_n", b"_n", "_ttft_target_ms", b"_ttft_target_ms", "cache_salt", b"cache_salt", "expected_output_tokens", b"expected_output_tokens", "itl_target_ms", b"itl_target_ms", "lane", b"lane", "model", b"model", "n", b"n", "request_id", b"request_id", "sampling", b"sampling", "skips_prefix_cache", b"skips_prefix_cache", "stop_conditions", b"stop_conditions", "ttft_target_ms", b"ttft_target_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__expected_output_tokens: _TypeAlias = _typing.Literal["expected_output_tokens"]  # noqa: Y015
+    _WhichOneofArgType__expected_output_tokens: _TypeAlias = _typing.Literal["_expected_output_tokens", b"_expected_output_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__itl_target_ms: _TypeAlias = _typing.Literal["itl_target_ms"]  # noqa: Y015
+    _WhichOneofArgType__itl_target_ms: _TypeAlias = _typing.Literal["_itl_target_ms", b"_itl_target_ms"]  # noqa: Y015
     _WhichOneofReturnType__n: _TypeAlias = _typing.Literal["n"]  # noqa: Y015
     _WhichOneofArgType__n: _TypeAlias = _typing.Literal["_n", b"_n"]  # noqa: Y015
+    _WhichOneofReturnType__ttft_target_ms: _TypeAlias = _typing.Literal["ttft_target_ms"]  # noqa: Y015
+    _WhichOneofArgType__ttft_target_ms: _TypeAlias = _typing.Literal["_ttft_target_ms", b"_ttft_target_ms"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__expected_output_tokens) -> _WhichOneofReturnType__expected_output_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__itl_target_ms) -> _WhichOneofReturnType__itl_target_ms | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__n) -> _WhichOneofReturnType__n | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ttft_target_ms) -> _WhichOneofReturnType__ttft_target_ms | None: ...
 
 Global___RequestOptions: _TypeAlias = RequestOptions  # noqa: Y015
 

@@ -1,0 +1,74 @@
+"""Follows the rules of access as the scheduler writes them."""
+
+import asyncio
+import logging
+
+from weir.bus.codec import MalformedMessage, decode
+from weir.bus.configuration import ACCESS_KEY, AccessRules
+from weir.bus.protocol import Bus, BusError, KvBucket, KvEntry
+from weir.bus.subjects import Subjects
+from weir_gateway.access import AccessBook
+
+logger = logging.getLogger(__name__)
+
+_OPEN_RETRY_S = 0.5
+
+
+class AccessWatch:
+    """Whatever cannot be read changes nothing: the rules that were there go on."""
+
+    def __init__(self, book: AccessBook) -> None:
+        self._book = book
+        self._is_known = asyncio.Event()
+        self._num_malformed = 0
+        self._num_changes = 0
+
+    async def follow(self, bus: Bus, subjects: Subjects) -> None:
+        """Runs for ever."""
+        bucket = await _open(bus, subjects)
+        async for entry in bucket.watch():
+            if entry.key == ACCESS_KEY:
+                self._take(entry)
+
+    async def wait_known(self, timeout_s: float) -> bool:
+        """Whether the rules are known by then."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._is_known.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def metrics(self) -> dict[str, float]:
+        return {
+            "access_rules_known": float(self._is_known.is_set()),
+            "access_rules_changes_total": float(self._num_changes),
+            "access_rules_malformed_total": float(self._num_malformed),
+        }
+
+    def _take(self, entry: KvEntry) -> None:
+        if entry.value is None:
+            logger.warning("the rules of access were deleted from the bucket; those that are known go on")
+            return
+        try:
+            rules = decode(AccessRules, entry.value)
+        except MalformedMessage as error:
+            self._num_malformed += 1
+            logger.error("malformed rules of access, those that are known go on: %s", error)
+            return
+        if self._book.take(rules):
+            self._num_changes += 1
+            self._is_known.set()
+            num_keys = sum(len(tenant.key_digests) for tenant in rules.tenants)
+            logger.info(
+                "rules of access: %d lanes, %d tenants, %d keys", len(rules.lanes), len(rules.tenants), num_keys
+            )
+
+
+async def _open(bus: Bus, subjects: Subjects) -> KvBucket:
+    while True:
+        try:
+            return await bus.bucket(subjects.configuration_bucket, durable=True)
+        except BusError as error:
+            logger.debug("the configuration bucket cannot be opened: %s; again", error)
+            await asyncio.sleep(_OPEN_RETRY_S)

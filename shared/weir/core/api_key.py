@@ -1,0 +1,32 @@
+"""API keys: secrets of clients. Everybody else knows only their SHA-256, which cannot be turned back.
+
+A plain digest is enough for keys that are made here: they hold 256 random bits, so that nobody can try them all.
+"""
+
+import hashlib
+import secrets
+
+MIN_KEY_CHARS = 16
+"""Of keys that are digested for a limits file: shorter ones could be found by trying."""
+
+_MADE_BYTES = 32
+_PREFIX = "weir-"
+_SCHEME = "bearer"
+
+
+def make_key() -> str:
+    """A new key of 256 random bits."""
+    return _PREFIX + secrets.token_urlsafe(_MADE_BYTES)
+
+
+def key_digest(key: str) -> bytes:
+    """The SHA-256 of a key, whatever characters it has."""
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
+
+
+def try_read_key(authorization: str, x_api_key: str) -> str | None:
+    """The key of a request's headers `authorization: Bearer KEY` or, without one, `x-api-key: KEY`."""
+    scheme, _, key = authorization.strip().partition(" ")
+    if scheme.lower() == _SCHEME and key.strip():
+        return key.strip()
+    return x_api_key.strip() or None
