@@ -2,7 +2,7 @@
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 from weir.scheduling.request import Request
@@ -106,7 +106,7 @@ class Book:
         """Charged on a decode worker. To be read only."""
         return self.decode_load(worker_id).pages_by_lane
 
-    def forget_idle(self, known_ids: Collection[str]) -> None:
+    def forget_idle(self, known_ids: Container[str]) -> None:
         """Drops the loads of workers that are not known any more; what is booked on one of them stays booked."""
         for worker_id in [i for i, load in self._decode.items() if i not in known_ids and not load.request_ids]:
             del self._decode[worker_id]

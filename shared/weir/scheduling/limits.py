@@ -7,6 +7,7 @@ from typing import Literal, get_args
 
 from weir.bus.subjects import WORKER_TTL_S
 from weir.scheduling.lane_limits import LaneLimits, TenantLimits
+from weir.scheduling.placing_limits import DEFAULT_PLACING, PlacingLimits
 
 __all__ = ["DEFAULT_LANES", "DEFAULT_TENANT", "CoreLimits", "LaneLimits", "LaneOrder", "TenantLimits", "parse_lane"]
 
@@ -48,6 +49,7 @@ class CoreLimits:
     page_overcommit: float = 1.0
     """Pages that may be booked, for each page that there is. Above 1, requests that all reach their worst case together
     are more than fit, and decode workers preempt some of them."""
+    placing: PlacingLimits = DEFAULT_PLACING
     gather_s: float = 1.5
     worker_ttl_s: float = WORKER_TTL_S
     gateway_ttl_s: float = 5.0

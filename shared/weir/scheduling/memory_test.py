@@ -32,10 +32,11 @@ _ROUNDING_TOKENS = PAGE_TOKENS / 2
 
 @dataclass(slots=True)
 class MemoryUse:
-    """What is booked in one memory of `num_pages`: by the worst case, and by the sequences in it."""
+    """What is booked in one memory: by the worst case, and by the sequences in it."""
 
     memory_id: str
     num_pages: int
+    """That requests of the asking one's lane may come to beside what others use: all, where no share is guaranteed."""
     num_booked_pages: int
     lengths: Sequence[RunningLengths]
     """Of each decode worker that the memory serves."""
@@ -44,9 +45,7 @@ class MemoryUse:
 class MemoryTest(Protocol):
     """A request is granted only if its memory test passes."""
 
-    def fits(self, use: MemoryUse, submit: Submit, num_open_pages: int, now_s: float) -> bool:
-        """`num_open_pages`: what the request's lane may take now; above the free ones it takes back what is lent."""
-        ...
+    def fits(self, use: MemoryUse, submit: Submit, now_s: float) -> bool: ...
 
     def charged_pages(self, submit: Submit) -> int:
         """What the request counts against its lane's share as long as it runs."""
@@ -72,10 +71,9 @@ class Conservative:
     def __init__(self, overcommit: float) -> None:
         self._overcommit = overcommit
 
-    def fits(self, use: MemoryUse, submit: Submit, num_open_pages: int, now_s: float) -> bool:
+    def fits(self, use: MemoryUse, submit: Submit, now_s: float) -> bool:
         del now_s
-        num_pages = num_booked_pages(submit)
-        return num_pages <= num_open_pages and use.num_booked_pages + num_pages <= use.num_pages * self._overcommit
+        return use.num_booked_pages + num_booked_pages(submit) <= use.num_pages * self._overcommit
 
     def charged_pages(self, submit: Submit) -> int:
         return num_booked_pages(submit)
@@ -87,12 +85,11 @@ class Conservative:
 class Aggressive:
     """Whatever fits now. Sequences are evicted when they grow."""
 
-    def fits(self, use: MemoryUse, submit: Submit, num_open_pages: int, now_s: float) -> bool:
+    def fits(self, use: MemoryUse, submit: Submit, now_s: float) -> bool:
         num_held = sum(
             float((one.prompt + one.emitted(now_s)).sum()) + _ROUNDING_TOKENS * len(one) for one in use.lengths
         )
-        num_pages = num_pages_for(submit.num_prompt_tokens + 1)
-        return num_pages <= num_open_pages and num_held / PAGE_TOKENS + num_pages <= use.num_pages
+        return num_held / PAGE_TOKENS + num_pages_for(submit.num_prompt_tokens + 1) <= use.num_pages
 
     def charged_pages(self, submit: Submit) -> int:
         return num_pages_for(submit.num_prompt_tokens + 1)
@@ -162,12 +159,23 @@ class _Future:
         self._peaks_before = np.concatenate([none, np.maximum.accumulate(peaks, axis=1)], axis=1)
         later = np.maximum.accumulate((peaks + longest_first)[:, ::-1], axis=1)[:, ::-1]
         self._peaks_after = np.concatenate([later, none - np.inf], axis=1)
-        self.refused: tuple[int, int] | None = None
-        """Prompt and max_tokens of a request that did not fit."""
+        self._refused: tuple[int, int, int] | None = None
 
     @property
     def num_futures(self) -> int:
         return int(self._ascending.shape[0])
+
+    def refuse(self, submit: Submit, num_pages: int) -> None:
+        """The request did not fit into `num_pages`."""
+        self._refused = submit.num_prompt_tokens, submit.max_tokens, num_pages
+
+    def has_refused(self, submit: Submit, num_pages: int) -> bool:
+        """Whether one that was no larger did not fit into as much."""
+        if self._refused is None:
+            return False
+        num_prompt_tokens, max_tokens, num_refused_pages = self._refused
+        is_larger = submit.num_prompt_tokens >= num_prompt_tokens and submit.max_tokens >= max_tokens
+        return is_larger and num_pages <= num_refused_pages
 
     def peak_with(self, held: float, left: Floats) -> float:
         """The highest peak of all futures with one more sequence, of which future i has `left[i]` to come."""
@@ -194,26 +202,23 @@ class PastFuture:
         self._histories: dict[str, OutputHistory] = {}
         self._futures: dict[str, _Future] = {}
 
-    def fits(self, use: MemoryUse, submit: Submit, num_open_pages: int, now_s: float) -> bool:
-        if self.charged_pages(submit) > num_open_pages:
-            return False
+    def fits(self, use: MemoryUse, submit: Submit, now_s: float) -> bool:
         if not any(use.lengths):
-            return True
+            return self.charged_pages(submit) <= use.num_pages
         future = self._future(use, submit.model, now_s)
-        size = (submit.num_prompt_tokens, submit.max_tokens)
-        if future.refused is not None and size[0] >= future.refused[0] and size[1] >= future.refused[1]:
+        if future.has_refused(submit, use.num_pages):
             return False
         held = submit.num_prompt_tokens + _ROUNDING_TOKENS
         peak = future.peak_with(held, self._sample_new(submit, future.num_futures))
         if peak < use.num_pages * PAGE_TOKENS * (1 - self._reserve):
             return True
-        future.refused = size
+        future.refuse(submit, use.num_pages)
         return False
 
     def charged_pages(self, submit: Submit) -> int:
-        """The prompt and the mean of what outputs came to."""
-        history = self._history(submit.model)
-        return num_pages_for(submit.num_prompt_tokens + int(history.expected(submit.max_tokens)))
+        """The prompt and half of what outputs come to: what it holds on average while it runs."""
+        expected = self._history(submit.model).expected(submit.max_tokens)
+        return num_pages_for(submit.num_prompt_tokens + int(expected / 2))
 
     def finished(self, model: str, num_output_tokens: int) -> None:
         self._history(model).add(num_output_tokens)

@@ -45,3 +45,6 @@ class PlacingLimits:
         ):
             if not lowest <= getattr(self, name) <= highest:
                 raise ValueError(f"{name} {getattr(self, name)}: must be in [{lowest}, {highest}]")
+
+
+DEFAULT_PLACING = PlacingLimits()

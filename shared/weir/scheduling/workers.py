@@ -57,7 +57,7 @@ class Workers:
     def __len__(self) -> int:
         return sum(entry.record is not None for entry in self._entries.values())
 
-    def __contains__(self, worker_id: str) -> bool:
+    def __contains__(self, worker_id: object) -> bool:
         return worker_id in self._entries
 
     @property

@@ -1,0 +1,46 @@
+"""What the owner of pages says of its cache to the scheduler. Hints: a lost message costs time, never a token.
+
+Pages are known by the first SCHEDULER_HASH_BYTES of their hashes, one after the other.
+"""
+
+from dataclasses import dataclass
+
+MAX_HASHES = 100_000
+"""In one message: 800 kB, which the bus takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixChanged:
+    """What came into the cache of a memory and went out of it since the message before.
+
+    Said at least every second, with nothing in it if nothing happened, so that a lost one is soon noticed. A memory
+    that starts anew starts a new incarnation, with sequence 0 and an empty cache before it.
+    """
+
+    memory_id: str
+    """The host's, or the worker's if it has memory of its own."""
+    incarnation: int
+    """Rises with every start."""
+    sequence: int
+    """Rises by one with each message of an incarnation."""
+    num_pages: int | None
+    """Cached, after this change; None: more than were told."""
+    added: bytes = b""
+    evicted: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class AskPrefixes:
+    """The scheduler has missed something: everything, please."""
+
+    memory_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixSnapshot:
+    """All cached pages, as of the PrefixChanged of this sequence."""
+
+    memory_id: str
+    incarnation: int
+    sequence: int
+    hashes: bytes = b""

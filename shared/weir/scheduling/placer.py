@@ -1,0 +1,214 @@
+"""Where a request runs: where its first token is estimated to come soonest, and a decode worker that keeps its pace.
+
+    cost = time until the worker has read what it was given before + time to read what is not cached there
+         + hand-off + itl_weight * time between two tokens on the decode worker
+
+Least cost, not longest prefix: when all prompts begin alike, the longest prefix sends all of them to one worker. The
+rule is that of Mooncake's Conductor (Qin et al., FAST 2025, arXiv 2407.00079). In large pools two workers are drawn
+and compared (Mitzenmacher, "The Power of Two Choices"), beside two of those that have the longest prefix.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from operator import itemgetter
+
+from weir.bus.messages import Placement, Submit
+from weir.scheduling.book import Book
+from weir.scheduling.limits import CoreLimits
+from weir.scheduling.memory_test import MemoryUse, make_memory_test
+from weir.scheduling.plan import PlacementPlan
+from weir.scheduling.pools import DecodeSeat, Memory, Pool, Pools
+from weir.scheduling.prefix_view import Hashes, PrefixView, hashes_from
+from weir.scheduling.request import Request
+from weir.scheduling.routing import Option, Router, kind_of
+from weir.scheduling.shares import pages_open_to
+from weir.scheduling.slots import Seat, has_slot
+from weir.scheduling.workers import Workers
+
+_NUM_DRAWN = 2
+_MAX_HOLDERS = 2
+_SITUATION_S = 0.25
+
+
+class Placer:
+    """Asks the book what is booked, and books nothing itself."""
+
+    def __init__(self, limits: CoreLimits, workers: Workers, book: Book) -> None:
+        self.prefixes = PrefixView()
+        self._workers = workers
+        self._book = book
+        self._pools = Pools(workers, book)
+        self._counts: Counter[str] = Counter()
+        self._limits = limits
+        self._start_over()
+
+    def set_limits(self, limits: CoreLimits) -> None:
+        """Another memory test or router begins without what the one before has learned."""
+        is_new = (limits.placing, limits.page_overcommit) != (self._limits.placing, self._limits.page_overcommit)
+        self._limits = limits
+        if is_new:
+            self._start_over()
+
+    def situation(self, now_s: float) -> tuple[int, ...]:
+        """As long as it stays the same, what did not fit does not fit."""
+        is_timeless = self._limits.placing.memory_test == "conservative"
+        return self._book.num_frees, self._workers.num_changes, 0 if is_timeless else int(now_s / _SITUATION_S)
+
+    def finished(self, request: Request, num_output_tokens: int) -> None:
+        """It came to its own end after so many tokens."""
+        self._memory_test.finished(request.submit.model, num_output_tokens)
+
+    def num_uncached_tokens(self, submit: Submit) -> int:
+        """Of its prompt, where most of it is cached; at least 1."""
+        hashes = hashes_from(submit.page_hashes)
+        holders = self.prefixes.deepest(self._pools.memory_ids(submit.model, ""), hashes) if hashes else ()
+        num_cached = self.prefixes.num_cached_tokens(holders[0], hashes) if holders else 0
+        return max(submit.num_prompt_tokens - num_cached, 1)
+
+    def try_place(self, request: Request, now_s: float, dispatch: int = 1) -> Placement | None:
+        """None: nothing that the request needs is free now. Otherwise `request.plan` says what is expected."""
+        submit, small = request.submit, self._limits.placing.small_pool
+        lane = self._limits.lanes_by_name.get(request.lane)
+        pool = self._pools.pool(submit.model, lane.worker_group if lane else "")
+        hashes = hashes_from(submit.page_hashes)
+        if pool and (len(pool) > small or len(pool[0].decode) > small):
+            drawn = self._draw(pool, hashes)
+            placement = self._try_seats(request, drawn, hashes, now_s, dispatch, is_drawn=True)
+            if placement is not None:
+                return placement
+        return self._try_seats(request, pool, hashes, now_s, dispatch, is_drawn=False)
+
+    def metrics(self) -> dict[str, float]:
+        """Counters (`_total`) and gauges."""
+        counts = {f"placed_{kind}_total": float(count) for kind, count in self._counts.items()}
+        return counts | self.prefixes.metrics()
+
+    def _start_over(self) -> None:
+        placing = self._limits.placing
+        self._memory_test = make_memory_test(placing, self._limits.page_overcommit)
+        self._random = random.Random(placing.seed)
+        self._router = Router(placing)
+        self._is_shared_out = any(lane.guaranteed_share for lane in self._limits.lanes)
+
+    def _draw(self, pool: Pool, hashes: Hashes) -> Pool:
+        drawn = {self._random.randrange(len(pool)) for _ in range(_NUM_DRAWN)}
+        holders = self.prefixes.deepest(tuple({seat.station.memory_id: None for seat in pool}), hashes)
+        if holders:
+            at_holders = [index for index, seat in enumerate(pool) if seat.station.memory_id in holders]
+            drawn |= {at_holders[self._random.randrange(len(at_holders))] for _ in range(_MAX_HOLDERS)}
+        return tuple(pool[index] for index in sorted(drawn))
+
+    def _try_seats(
+        self, request: Request, pool: Pool, hashes: Hashes, now_s: float, dispatch: int, *, is_drawn: bool
+    ) -> Placement | None:
+        options = self._options(request, pool, hashes, now_s, is_drawn=is_drawn)
+        if all(option.is_full for option in options):
+            return None
+        refused: set[str] = set()
+        for option in sorted(options):
+            for decode in option.decodes:
+                memory_id = decode.memory.memory_id
+                if memory_id not in refused and self._has_memory(request, decode.memory, now_s):
+                    self._expect(request, option, options, hashes, now_s)
+                    return self._placement(request, option, decode, kind_of(option, options), dispatch)
+                refused.add(memory_id)
+        return None
+
+    def _options(self, request: Request, pool: Pool, hashes: Hashes, now_s: float, *, is_drawn: bool) -> list[Option]:
+        """Each worker that may read the prompt, with those that would go on.
+
+        One that has been given enough already is among them only for what it has cached: who waits for it there waits
+        less than others would read.
+        """
+        submit, limits = request.submit, self._limits
+        has_choice = bool(pool) and pool[0].is_local != pool[-1].is_local
+        cached_by_memory: dict[str, int] = {}
+        decodes_by_host: dict[int, Sequence[DecodeSeat]] = {}
+        options: list[Option] = []
+        for index, seat in enumerate(pool):
+            station, load = seat.station, seat.station.prefill
+            if request.num_tokens > station.max_context_tokens:
+                continue
+            num_cached = cached_by_memory.get(station.memory_id)
+            if num_cached is None:
+                num_cached = self.prefixes.num_cached_tokens(station.memory_id, hashes)
+                cached_by_memory[station.memory_id] = num_cached = min(num_cached, submit.num_prompt_tokens - 1)
+            num_tokens = load.num_tokens + submit.num_prompt_tokens - num_cached
+            is_full = load.num_prompts > 0 and (
+                load.num_prompts >= limits.max_prefills or num_tokens > limits.max_prefill_tokens
+            )
+            if is_full and (not num_cached or load.num_prompts >= limits.max_prefills):
+                continue
+            decodes = decodes_by_host.get(id(seat.decode))
+            if decodes is None:
+                decodes = decodes_by_host[id(seat.decode)] = self._decodes(request, seat.decode, is_drawn=is_drawn)
+            if decodes:
+                options.append(
+                    self._router.option(
+                        index, seat, decodes, submit, num_cached, now_s, is_full=is_full, has_choice=has_choice
+                    )
+                )
+        return options
+
+    def _decodes(self, request: Request, seats: Sequence[DecodeSeat], *, is_drawn: bool) -> Sequence[DecodeSeat]:
+        """Those with a slot for it, the quickest first if it keeps the target, else the one with the most room."""
+        slot: Seat = (-self._limits.lane_priorities.get(request.lane, 0), request.rank)
+        overbooking = self._limits.slot_overbooking
+        if is_drawn and len(seats) > self._limits.placing.small_pool:
+            seats = self._random.sample(seats, _NUM_DRAWN)
+        free = [
+            seat
+            for seat in seats
+            if request.num_tokens <= seat.station.max_context_tokens
+            and has_slot(slot, seat.station.decode.ranks, seat.station.max_num_seqs, overbooking)
+        ]
+        if len(free) <= 1:
+            return free
+        num_prompt_tokens, target_ms = request.submit.num_prompt_tokens, request.itl_target_ms
+        itls_ms = [(seat.station.itl_ms(num_prompt_tokens), index, seat) for index, seat in enumerate(free)]
+        if target_ms and min(itls_ms)[0] > target_ms:
+            return sorted(free, key=lambda seat: seat.memory.num_booked_pages - seat.memory.num_pages)
+        return [seat for _, _, seat in sorted(itls_ms, key=itemgetter(0, 1))]
+
+    def _has_memory(self, request: Request, memory: Memory, now_s: float) -> bool:
+        num_pages = memory.num_pages
+        if self._is_shared_out:
+            charged = memory.pages_by_lane()
+            num_open = pages_open_to(request.lane, charged, num_pages, self._limits)
+            num_pages = num_open + sum(charged.values())
+        use = MemoryUse(memory.memory_id, num_pages, memory.num_booked_pages, [load.lengths for load in memory.loads])
+        return self._memory_test.fits(use, request.submit, now_s)
+
+    def _expect(
+        self, request: Request, option: Option, options: Sequence[Option], hashes: Hashes, now_s: float
+    ) -> None:
+        kind = kind_of(option, options)
+        self._counts[kind] += 1
+        self.prefixes.place(option.seat.station.memory_id, hashes, now_s)
+        request.plan = PlacementPlan(
+            num_cached_tokens=option.num_cached_tokens,
+            read_ms=option.read_ms,
+            itl_ms=option.itl_ms,
+            num_charged_pages=self._memory_test.charged_pages(request.submit),
+        )
+
+    def _placement(self, request: Request, option: Option, decode: DecodeSeat, kind: str, dispatch: int) -> Placement:
+        submit, reader, writer = request.submit, option.seat.station.record, decode.station.record
+        reason = (
+            f"{kind}: first token in about {option.ttft_ms:.0f} ms, {option.num_cached_tokens} of "
+            f"{submit.num_prompt_tokens} tokens cached"
+        )
+        return Placement(
+            dispatch=dispatch,
+            prefill_worker_id=reader.worker_id,
+            prefill_address=reader.address,
+            decode_worker_id=writer.worker_id,
+            decode_address=writer.address,
+            num_booked_pages=request.num_pages,
+            lane_priority=self._limits.lane_priorities.get(request.lane, 0),
+            rank=request.rank,
+            itl_target_ms=request.itl_target_ms,
+            predicted_output_tokens=submit.predicted_output_tokens,
+            reason=reason,
+        )
