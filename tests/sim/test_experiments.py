@@ -1,0 +1,27 @@
+"""Every experiment, small: it runs, and what it checks at that size holds. Simulated time, so nothing here is timed."""
+
+import pytest
+
+from weir.bench.sim.experiment import Size
+from weir.bench.sim.registry import experiment_names, load_experiment
+from weir.bench.sim.report import bound, measured_checks, show
+from weir.bench.sim.runner import TracesMissing, check_traces, run_experiment
+
+
+@pytest.mark.parametrize("name", experiment_names())
+def test_a_small_run_shows_what_is_claimed(name: str) -> None:
+    experiment = load_experiment(name)
+    try:
+        check_traces(experiment)
+    except TracesMissing as missing:
+        pytest.skip(str(missing))
+    results = run_experiment(experiment, Size.SMALL)
+    checks = measured_checks(experiment, results, Size.SMALL)
+    assert checks, "an experiment without a check cannot fail"
+    missed = [
+        f"{check.claim}: {show(estimate)}, asked {bound(check)}"
+        for check, estimate in checks
+        if not check.is_met(estimate)
+    ]
+    assert missed == []
+    assert all(isinstance(sentence, str) for sentence in experiment.findings(results))
