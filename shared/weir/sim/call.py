@@ -1,0 +1,105 @@
+"""One simulated request on its way: what its gateway knows of it, and the truth that only the modelled workers ask."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from weir.bus.messages import Placement
+from weir.core.attempt import Attempt
+from weir.core.sampling import SamplingParams, StopRules
+from weir.engine.messages import SequenceKey
+from weir.kv.geometry import PAGE_TOKENS
+from weir.kv.record import SequenceFacts
+from weir.sim.outcome import RequestOutcome
+from weir.sim.workload import SimRequest, Workload
+
+GATEWAY_ID = "gateway-0-00000000"
+TOKEN = 0
+LAST_TOKEN = 1
+"""What the modelled model draws: the second where a request's answer ends."""
+VOCAB_SIZE = 2
+_GREEDY = SamplingParams(temperature=0.0)
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """Changed by the simulated gateway, and by the worker that tells it of tokens."""
+
+    request: SimRequest
+    outcome: RequestOutcome
+    hashes: tuple[bytes, ...]
+    expires_ns: int | None
+    placement: Placement | None = None
+    is_over: bool = False
+    """As its gateway sees it."""
+    last_token_ns: int = 0
+
+    @property
+    def key(self) -> SequenceKey:
+        assert self.placement is not None, "only a granted request has an attempt"
+        return SequenceKey(self.request.request_id, Attempt(self.placement.dispatch))
+
+    @property
+    def num_true_tokens(self) -> int:
+        """Of its answer."""
+        return min(self.request.num_output_tokens, self.request.max_tokens)
+
+    def facts(self) -> SequenceFacts:
+        """As its Start says them. `prefix_seed` names the request, so that its pages are known when they come back."""
+        placement = self.placement
+        assert placement is not None, "only a granted request is started"
+        request = self.request
+        return SequenceFacts(
+            request_id=request.request_id,
+            attempt=Attempt(placement.dispatch),
+            gateway_id=GATEWAY_ID,
+            prompt_token_ids=(TOKEN,) * request.num_prompt_tokens,
+            sampling=_GREEDY,
+            stop=StopRules(request.max_tokens, (LAST_TOKEN,)),
+            num_booked_pages=placement.num_booked_pages,
+            traceparent="",
+            lane_priority=placement.lane_priority,
+            prefix_seed=request.request_id.encode() if self.hashes else b"",
+            rank=placement.rank,
+            itl_target_ms=placement.itl_target_ms,
+            predicted_output_tokens=placement.predicted_output_tokens,
+        )
+
+
+class PromptHashes:
+    """Page hashes of prompts that are known by their blocks only: equal leading blocks, equal hashes."""
+
+    def __init__(self, block_tokens: int) -> None:
+        self._pages_per_block = block_tokens // PAGE_TOKENS
+        self._chains: dict[tuple[int, int], int] = {}
+
+    def hashes_of(self, request: SimRequest) -> tuple[bytes, ...]:
+        """One for each full page; as on the wire, 8 bytes of each tell all of them apart."""
+        num_pages = request.num_prompt_tokens // PAGE_TOKENS
+        hashes: list[bytes] = []
+        chain = 0
+        for block in request.prefix_blocks:
+            chain = self._chains.setdefault((chain, block), len(self._chains) + 1)
+            for page in range(min(self._pages_per_block, num_pages - len(hashes))):
+                hashes.append((chain << 16 | page).to_bytes(8, "little") + bytes(8))
+        return tuple(hashes)
+
+
+def check_workload(workload: Workload) -> None:
+    """Raises ValueError, naming request and field."""
+    if workload.block_tokens % PAGE_TOKENS:
+        raise ValueError(f"block_tokens {workload.block_tokens}: must be a multiple of {PAGE_TOKENS}")
+    seen: set[str] = set()
+    last_s = 0.0
+    for request in workload.requests:
+        for name in ("num_prompt_tokens", "num_output_tokens", "max_tokens"):
+            if getattr(request, name) < 1:
+                raise ValueError(f"request {request.request_id}: {name} {getattr(request, name)}, must be at least 1")
+        if request.request_id in seen:
+            raise ValueError(f"request {request.request_id}: is in the workload twice")
+        if request.arrival_s < last_s:
+            raise ValueError(f"request {request.request_id}: arrival_s {request.arrival_s}, after one at {last_s}")
+        seen.add(request.request_id)
+        last_s = request.arrival_s
+
+
+Calls = Mapping[str, Call]

@@ -1,0 +1,273 @@
+"""The workers of a simulated system: made by the spec, started on prompts, joined by hand-offs, killed on time."""
+
+from dataclasses import dataclass
+
+from weir.bus.messages import WorkerRecord
+from weir.engine.batcher import Batcher, BatchLimits
+from weir.engine.decode import DecodeBatcher
+from weir.engine.local import LocalBatcher
+from weir.engine.messages import Arrival, Event, HandOffReady, SequenceEnded, TokenDrawn
+from weir.engine.pages import PagePool
+from weir.engine.prefill import PrefillBatcher
+from weir.engine.running import RunningSettings
+from weir.kv.geometry import PAGE_TOKENS
+from weir.sim.call import VOCAB_SIZE, Call
+from weir.sim.events import Timeline, ns_of_ms, ns_of_s
+from weir.sim.gateway import MODEL, SimGateway
+from weir.sim.hand_offs import HandOffs
+from weir.sim.memory import Memory, PlainMemory
+from weir.sim.scheduler import RECORD_EVERY_S, SimScheduler
+from weir.sim.spec import FailureSpec, PoolSpec, SystemSpec
+from weir.sim.worker import SimWorker, WorkerIdentity
+
+_SPLIT_HOST = "host-split"
+_NEVER_STALLED_S = 1e9
+"""A simulated sequence that waits for pages waits on; what that costs is to be seen in its latency."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """What does not change when a worker dies and comes back."""
+
+    worker_id: str
+    pool: PoolSpec
+    host_id: str
+    memory: Memory
+    owns_memory: bool
+    num_host_pages: int
+
+
+class Fleet:
+    """Implements `weir.sim.worker.WorkerListener`."""
+
+    def __init__(self, spec: SystemSpec, timeline: Timeline) -> None:
+        self._spec = spec
+        self._timeline = timeline
+        self._places = _places_of(spec)
+        self._workers: dict[str, SimWorker] = {}
+        self._all: list[SimWorker] = []
+        self._gateway: SimGateway | None = None
+        self._scheduler: SimScheduler | None = None
+        self._hand_offs = HandOffs(spec, timeline)
+        self._is_stopped = False
+
+    @property
+    def gateway(self) -> SimGateway:
+        assert self._gateway is not None, "begin comes first"
+        return self._gateway
+
+    @property
+    def scheduler(self) -> SimScheduler:
+        assert self._scheduler is not None, "begin comes first"
+        return self._scheduler
+
+    def begin(self, gateway: SimGateway, scheduler: SimScheduler, *, start_ns: int) -> None:
+        """All workers are there; failures count from `start_ns`."""
+        self._gateway, self._scheduler = gateway, scheduler
+        for place in self._places.values():
+            self._make(place)
+            self._report(place)
+        for failure in self._spec.failures:
+            self._plan_failure(failure, start_ns)
+
+    def stop(self) -> None:
+        """Nothing is reported any more."""
+        self._is_stopped = True
+
+    def start(self, call: Call) -> None:
+        """A Start has come to its worker."""
+        placement = call.placement
+        assert placement is not None, "only a granted request is started"
+        if call.is_over:
+            return
+        worker = self._workers.get(placement.prefill_worker_id)
+        if worker is None:
+            self.gateway.on_failure(call, "worker_lost")
+            return
+        facts = call.facts()
+        # At least the last token is computed, for its logits.
+        pages = worker.memory.match(worker.index, call.hashes[: (len(facts.prompt_token_ids) - 1) // PAGE_TOKENS])
+        call.outcome.num_cached_tokens = len(pages) * PAGE_TOKENS
+        arrival = Arrival(
+            facts, block_table=pages, num_computed_tokens=len(pages) * PAGE_TOKENS, num_shared_pages=len(pages)
+        )
+        worker.post(lambda batcher: batcher.add(arrival))
+
+    def cancel(self, call: Call) -> None:
+        """The request is not wanted any more."""
+        placement = call.placement
+        assert placement is not None, "only a granted request is cancelled at workers"
+        key = call.key
+        for worker_id in dict.fromkeys((placement.prefill_worker_id, placement.decode_worker_id)):
+            worker = self._workers.get(worker_id)
+            if worker is not None:
+                worker.post(lambda batcher: batcher.cancel(key))
+
+    def on_events(self, worker: SimWorker, events: tuple[Event, ...]) -> None:
+        calls = self.gateway.calls
+        for event in events:
+            match event:
+                case TokenDrawn(key, index):
+                    call = calls[key.request_id]
+                    self.gateway.on_token(call, is_last=index + 1 == call.num_true_tokens)
+                case HandOffReady():
+                    self._hand_over(worker, event)
+                case SequenceEnded(key, _, failure) if failure is not None:
+                    self.gateway.on_failure(calls[key.request_id], failure.reason.value)
+                case _:
+                    pass
+
+    def on_pages_free(self, memory: Memory) -> None:
+        self._hand_offs.retry(memory)
+        for worker in self._workers.values():
+            if worker.memory is memory:
+                worker.wake()
+
+    def counters(self) -> dict[str, float]:
+        """Summed over all workers that there ever were."""
+        totals: dict[str, float] = {}
+        for worker in self._all:
+            for name, value in worker.counters.items():
+                totals[name] = totals.get(name, 0.0) + value
+            totals["busy_s"] = totals.get("busy_s", 0.0) + worker.busy_ns / 1e9
+        totals.pop("page_fingerprint", None)
+        return totals | self._hand_offs.counters()
+
+    def integrity_errors(self) -> list[str]:
+        """What is not back where it belongs when all requests have ended."""
+        errors = []
+        for worker in self._workers.values():
+            errors += worker.integrity_errors()
+            worker.give_memory_back()
+        memories = {id(place.memory): (place.worker_id, place.memory) for place in self._places.values()}
+        for worker_id, memory in memories.values():
+            errors += [f"memory of {worker_id}: {error}" for error in memory.integrity_errors()]
+        return errors + self._hand_offs.integrity_errors()
+
+    def _make(self, place: _Place) -> None:
+        identity = WorkerIdentity(place.worker_id, len(self._all) + 1, place.owns_memory)
+        worker = SimWorker(
+            identity,
+            self._batcher(place),
+            place.memory,
+            place.pool.profile.step,
+            self.gateway.calls,
+            self._timeline,
+            self,
+        )
+        self._workers[place.worker_id] = worker
+        self._all.append(worker)
+
+    def _batcher(self, place: _Place) -> Batcher:
+        pool = place.pool
+        limits = BatchLimits(
+            max_num_seqs=pool.max_num_seqs,
+            max_num_batched_tokens=pool.max_num_batched_tokens,
+            chunk_tokens=pool.chunk_tokens,
+            max_context_tokens=pool.max_context_tokens,
+            vocab_size=VOCAB_SIZE,
+            max_stall_s=_NEVER_STALLED_S,
+        )
+        reserve = place.memory.num_pages if place.owns_memory else min(32, place.memory.num_pages // 128)
+        page_pool = PagePool(reserve_pages=reserve, reserve_slots=pool.max_num_seqs if place.owns_memory else 0)
+        if pool.role == "prefill":
+            return PrefillBatcher(limits, page_pool, place.memory.record)
+        settings = RunningSettings(self._spec.join, self._spec.preemption)
+        if pool.role == "local" or pool.serves_locally:
+            return LocalBatcher(limits, page_pool, place.memory.record, settings)
+        return DecodeBatcher(limits, page_pool, settings)
+
+    def _report(self, place: _Place) -> None:
+        """Its registry entry, every second while it lives."""
+        worker = self._workers.get(place.worker_id)
+        if self._is_stopped or worker is None:
+            return
+        load = worker.load
+        pool = place.pool
+        record = WorkerRecord(
+            worker_id=place.worker_id,
+            role="prefill" if pool.role == "prefill" else "decode",
+            model=MODEL,
+            address=f"{place.worker_id}:1",
+            host_id=place.host_id,
+            max_context_tokens=pool.max_context_tokens,
+            page_tokens=PAGE_TOKENS,
+            num_arena_pages=place.num_host_pages,
+            max_num_seqs=pool.max_num_seqs,
+            num_running=load.num_running,
+            num_waiting=load.num_waiting,
+            group=pool.group,
+            serves_locally=pool.role == "local" or pool.serves_locally,
+            max_num_batched_tokens=pool.max_num_batched_tokens,
+            num_own_pages=0 if self._spec.link is None else pool.num_worker_pages,
+            cost=pool.profile.step,
+        )
+        self.scheduler.worker_seen(record)
+        self._timeline.after(ns_of_s(RECORD_EVERY_S), lambda: self._report(place))
+
+    def _hand_over(self, worker: SimWorker, ready: HandOffReady) -> None:
+        call = self.gateway.calls[ready.key.request_id]
+        assert call.placement is not None, "only a granted request is handed off"
+        receiver = self._workers.get(call.placement.decode_worker_id)
+        if receiver is None:
+            self.gateway.on_failure(call, "worker_lost")
+            self._hand_offs.refuse(worker, ready)
+            return
+        delay_ns = ns_of_ms(self._places[worker.worker_id].pool.profile.hand_off_ms)
+        self._hand_offs.begin(worker, receiver, ready, call, delay_ns)
+
+    def _plan_failure(self, failure: FailureSpec, start_ns: int) -> None:
+        self._timeline.at(start_ns + ns_of_s(failure.dies_at_s), lambda: self._kill(failure.worker_id))
+        if failure.returns_at_s < float("inf"):
+            place = self._places[failure.worker_id]
+            self._timeline.at(start_ns + ns_of_s(failure.returns_at_s), lambda: self._return(place))
+
+    def _return(self, place: _Place) -> None:
+        self._make(place)
+        self._report(place)
+
+    def _kill(self, worker_id: str) -> None:
+        """Gateways see the stream break; the scheduler misses its registry entry when that is due."""
+        worker = self._workers.pop(worker_id)
+        worker.die()
+        self._hand_offs.forget_worker(worker)
+        for call in self.gateway.calls.values():
+            placement = call.placement
+            if not call.is_over and placement is not None:
+                is_there = placement.decode_worker_id == worker_id or (
+                    placement.prefill_worker_id == worker_id and call.outcome.first_token_s is None
+                )
+                if is_there:
+                    self.gateway.on_failure(call, "worker_lost")
+
+
+def _places_of(spec: SystemSpec) -> dict[str, _Place]:
+    """Colocated workers are hosts by themselves; those of a split system are one, so that any may go with any."""
+    ids = iter(spec.worker_ids)
+    places: dict[str, _Place] = {}
+    split = [pool for pool in spec.pools if pool.role != "local"]
+    common: Memory | None = None
+    if split and spec.link is None:
+        common = _memory(sum(p.num_workers * p.num_worker_pages for p in split), sum(map(_num_slots, split)))
+    num_split_pages = sum(p.num_workers * p.num_worker_pages for p in split if p.role == "decode" or common is not None)
+    for pool in spec.pools:
+        for _ in range(pool.num_workers):
+            worker_id = next(ids)
+            is_local = pool.role == "local"
+            memory = common
+            if is_local or memory is None:
+                memory = _memory(pool.num_worker_pages, _num_slots(pool) // pool.num_workers)
+            host_id = f"host-{worker_id}" if is_local else _SPLIT_HOST
+            num_host_pages = pool.num_worker_pages if is_local else num_split_pages
+            owns_memory = memory is not common and pool.role != "decode"
+            places[worker_id] = _Place(worker_id, pool, host_id, memory, owns_memory, num_host_pages)
+    return places
+
+
+def _num_slots(pool: PoolSpec) -> int:
+    """As an arena has them: enough for what runs, and what is on its way."""
+    return 2 * pool.num_workers * pool.max_num_seqs
+
+
+def _memory(num_pages: int, num_slots: int) -> Memory:
+    return PlainMemory(num_pages, num_slots)

@@ -1,0 +1,192 @@
+"""The gateway of a simulated system: submits requests, starts them where they were granted, and notes what came out."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from weir.bus.messages import Cancel, Finish, Grant, Outcome, Prefilled, Revoke, Submit, SubmitReply
+from weir.sim.call import GATEWAY_ID, Call, PromptHashes
+from weir.sim.events import NS_PER_MS, NS_PER_S, Timeline, ns_of_ms, ns_of_s
+from weir.sim.outcome import RequestOutcome
+from weir.sim.profile import CostProfile
+from weir.sim.scheduler import SimScheduler
+from weir.sim.workload import SimRequest, Workload
+
+MODEL = "model"
+
+
+class SimGateway:
+    """Times are those at which the client would have it: a message's way is added, streams keep their order."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        profile: CostProfile,
+        timeline: Timeline,
+        *,
+        start_ns: int,
+        keeps_prefixes: bool,
+        start: Callable[[Call], None],
+        cancel: Callable[[Call], None],
+    ) -> None:
+        """`start`, `cancel`: to the workers; called when the message is there."""
+        self.calls: dict[str, Call] = {}
+        self.outcomes: list[RequestOutcome] = []
+        self.gap_counts_by_ms: Counter[int] = Counter()
+        self.num_left = len(workload.requests)
+        self._requests: Sequence[SimRequest] = workload.requests
+        self._num_arrived = 0
+        self._hashes = PromptHashes(workload.block_tokens) if keeps_prefixes else None
+        self._timeline = timeline
+        self._start_ns = start_ns
+        self._bus_ns = ns_of_ms(profile.bus_ms)
+        self._stream_ns = ns_of_ms(profile.stream_ms)
+        self._start = start
+        self._cancel = cancel
+        self._scheduler: SimScheduler | None = None
+
+    @property
+    def scheduler(self) -> SimScheduler:
+        assert self._scheduler is not None, "begin comes first"
+        return self._scheduler
+
+    def begin(self, scheduler: SimScheduler) -> None:
+        """From here on requests arrive."""
+        self._scheduler = scheduler
+        self._plan_arrival()
+
+    def on_grant(self, grant: Grant) -> None:
+        call = self.calls[grant.request_id]
+        call.placement = grant.placement
+        if call.is_over:
+            self._say_finish(call, Outcome.CANCELLED)
+            return
+        call.outcome.granted_s = self._seconds(self._timeline.now_ns)
+        call.outcome.is_local = grant.placement.is_local
+        self._timeline.after(self._stream_ns, lambda: self._start(call))
+
+    def on_revoke(self, revoke: Revoke) -> None:
+        call = self.calls[revoke.request_id]
+        if not call.is_over:
+            self._end(call, self._timeline.now_ns, revoke.reason.value)
+            self._cancel_at_workers(call)
+
+    def on_token(self, call: Call, *, is_last: bool) -> None:
+        """A worker has drawn one and sends it now."""
+        now_ns = self._timeline.now_ns + self._stream_ns
+        if call.is_over or (call.expires_ns is not None and now_ns >= call.expires_ns):
+            return
+        outcome = call.outcome
+        outcome.num_output_tokens += 1
+        if outcome.first_token_s is None:
+            outcome.first_token_s = self._seconds(now_ns)
+            self._timeline.at(now_ns + self._bus_ns, lambda: self._say_prefilled(call))
+        else:
+            gap_ns = now_ns - call.last_token_ns
+            outcome.worst_gap_s = max(outcome.worst_gap_s, gap_ns / NS_PER_S)
+            self.gap_counts_by_ms[gap_ns // NS_PER_MS] += 1
+        call.last_token_ns = now_ns
+        outcome.last_token_s = self._seconds(now_ns)
+        if is_last:
+            self._end(call, now_ns, "")
+            self._timeline.at(now_ns + self._bus_ns, lambda: self._say_finish(call, Outcome.FINISHED))
+
+    def on_failure(self, call: Call, reason: str) -> None:
+        """A worker gave it up, or is dead; its stream says so."""
+        self._timeline.after(self._stream_ns, lambda: self._fail(call, reason))
+
+    def _plan_arrival(self) -> None:
+        if self._num_arrived < len(self._requests):
+            arrives_ns = self._start_ns + ns_of_s(self._requests[self._num_arrived].arrival_s)
+            self._timeline.at(arrives_ns, self._arrive)
+
+    def _arrive(self) -> None:
+        request = self._requests[self._num_arrived]
+        self._num_arrived += 1
+        self._plan_arrival()
+        outcome = RequestOutcome(
+            request_id=request.request_id,
+            arrival_s=request.arrival_s,
+            lane=request.lane,
+            tenant=request.tenant,
+            num_prompt_tokens=request.num_prompt_tokens,
+        )
+        hashes = () if self._hashes is None else self._hashes.hashes_of(request)
+        expires_ns = self._timeline.now_ns + ns_of_s(request.deadline_s) if request.deadline_s > 0 else None
+        call = Call(request, outcome, hashes, expires_ns)
+        self.calls[request.request_id] = call
+        self.outcomes.append(outcome)
+        if expires_ns is not None:
+            self._timeline.at(expires_ns, lambda: self._expire(call))
+        self._timeline.after(self._bus_ns, lambda: self._submit(call))
+
+    def _submit(self, call: Call) -> None:
+        reply = self.scheduler.submit(submit_of(call))
+        if not reply.queued:
+            self._timeline.after(self._bus_ns, lambda: self._refuse(call, reply))
+
+    def _refuse(self, call: Call, reply: SubmitReply) -> None:
+        if not call.is_over:
+            assert reply.reason is not None, "a refusal has a reason"
+            self._end(call, self._timeline.now_ns, reply.reason.value)
+
+    def _expire(self, call: Call) -> None:
+        if call.is_over:
+            return
+        self._end(call, self._timeline.now_ns, "deadline")
+        self._cancel_at_workers(call)
+        self._timeline.after(self._bus_ns, lambda: self._say_end(call))
+
+    def _fail(self, call: Call, reason: str) -> None:
+        if not call.is_over:
+            self._end(call, self._timeline.now_ns, reason)
+            self._cancel_at_workers(call)
+            self._timeline.after(self._bus_ns, lambda: self._say_finish(call, Outcome.FAILED))
+
+    def _cancel_at_workers(self, call: Call) -> None:
+        if call.placement is not None:
+            self._timeline.after(self._stream_ns, lambda: self._cancel(call))
+
+    def _end(self, call: Call, now_ns: int, refusal: str) -> None:
+        call.is_over = True
+        call.outcome.ended_s = self._seconds(now_ns)
+        call.outcome.refusal = refusal
+        self.num_left -= 1
+
+    def _say_prefilled(self, call: Call) -> None:
+        assert call.placement is not None, "only a granted request has tokens"
+        self.scheduler.prefilled(Prefilled(call.request.request_id, GATEWAY_ID, call.placement.dispatch))
+
+    def _say_end(self, call: Call) -> None:
+        if call.placement is None:
+            self.scheduler.cancel(Cancel(call.request.request_id, GATEWAY_ID))
+        else:
+            self._say_finish(call, Outcome.CANCELLED)
+
+    def _say_finish(self, call: Call, outcome: Outcome) -> None:
+        assert call.placement is not None, "only a granted request finishes"
+        num_tokens = call.outcome.num_output_tokens
+        finish = Finish(call.request.request_id, GATEWAY_ID, call.placement.dispatch, outcome, num_tokens)
+        self.scheduler.finish(finish)
+
+    def _seconds(self, time_ns: int) -> float:
+        return (time_ns - self._start_ns) / NS_PER_S
+
+
+def submit_of(call: Call) -> Submit:
+    """What the scheduler is told; never the truth about the answer."""
+    request = call.request
+    return Submit(
+        request_id=request.request_id,
+        gateway_id=GATEWAY_ID,
+        model=MODEL,
+        lane=request.lane,
+        tenant=request.tenant,
+        num_prompt_tokens=request.num_prompt_tokens,
+        max_tokens=request.max_tokens,
+        deadline_ms=round(request.deadline_s * 1000),
+        ttft_target_ms=round(request.ttft_target_s * 1000),
+        itl_target_ms=round(request.itl_target_s * 1000),
+        predicted_output_tokens=request.predicted_output_tokens,
+        output_score=request.output_score,
+        page_hashes=b"".join(page_hash[:8] for page_hash in call.hashes),
+    )

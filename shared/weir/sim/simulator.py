@@ -1,0 +1,120 @@
+"""Runs a workload on a simulated system, from the first arrival until every request has ended."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from weir.scheduling.limits import CoreLimits
+from weir.sim.call import check_workload
+from weir.sim.events import NS_PER_S, Timeline, ns_of_s
+from weir.sim.fleet import Fleet
+from weir.sim.gateway import SimGateway
+from weir.sim.outcome import SimResult
+from weir.sim.scheduler import SimScheduler
+from weir.sim.spec import SystemSpec
+from weir.sim.workload import Workload
+
+Progress = Callable[[int, float], None]
+"""Requests ended, and simulated seconds; called about once a simulated second."""
+_SAMPLE_S = 1.0
+_SETTLE_S = 60.0
+"""After the last request has ended: what is under way comes to rest."""
+
+
+class SimulationDefect(Exception):
+    """The simulated system lost a request, a page or a booking: a defect of Weir, not of what was asked."""
+
+
+def simulate(
+    spec: SystemSpec,
+    workload: Workload,
+    *,
+    limits: CoreLimits | None = None,
+    policy: str = "fcfs",
+    policy_params: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    fast_forward: bool = True,
+    on_progress: Progress | None = None,
+) -> SimResult:
+    """The same arguments give the same result, byte for byte. Raises ValueError, SimulationDefect."""
+    check_workload(workload)
+    del policy, policy_params, seed, fast_forward
+    return _Run(spec, workload, limits or CoreLimits(), on_progress).result()
+
+
+class _Run:
+    """One simulation."""
+
+    def __init__(self, spec: SystemSpec, workload: Workload, limits: CoreLimits, on_progress: Progress | None) -> None:
+        self._timeline = Timeline()
+        self._on_progress = on_progress
+        # The core places nothing while it gathers; arrivals begin after that.
+        self._start_ns = ns_of_s(limits.gather_s + 1.0)
+        self._num_requests = len(workload.requests)
+        self._queue_lengths: list[tuple[float, int]] = []
+        self._is_stopped = False
+        profile = spec.pools[0].profile
+        self._fleet = Fleet(spec, self._timeline)
+        self._gateway = SimGateway(
+            workload,
+            profile,
+            self._timeline,
+            start_ns=self._start_ns,
+            keeps_prefixes=spec.keeps_prefixes,
+            start=self._fleet.start,
+            cancel=self._fleet.cancel,
+        )
+        self._scheduler = SimScheduler(limits, profile, self._timeline, self._gateway.on_grant, self._gateway.on_revoke)
+
+    def result(self) -> SimResult:
+        self._fleet.begin(self._gateway, self._scheduler, start_ns=self._start_ns)
+        self._scheduler.start()
+        self._gateway.begin(self._scheduler)
+        self._timeline.at(self._start_ns, self._sample)
+        while self._gateway.num_left:
+            if not self._timeline.step():
+                raise SimulationDefect(f"{self._gateway.num_left} requests never end")
+        ended_ns = self._timeline.now_ns
+        self._settle()
+        self._check()
+        outcomes = tuple(self._gateway.outcomes)
+        first_s = outcomes[0].arrival_s if outcomes else 0.0
+        last_s = max((outcome.ended_s or 0.0 for outcome in outcomes), default=0.0)
+        return SimResult(
+            outcomes=outcomes,
+            duration_s=last_s - first_s,
+            gap_counts_by_ms=dict(sorted(self._gateway.gap_counts_by_ms.items())),
+            queue_lengths=tuple(self._queue_lengths),
+            counters=self._counters(ended_ns),
+        )
+
+    def _settle(self) -> None:
+        """Until nothing is under way any more: messages, cancels, hand-offs."""
+        self._is_stopped = True
+        self._scheduler.stop()
+        self._fleet.stop()
+        ends_ns = self._timeline.now_ns + ns_of_s(_SETTLE_S)
+        while (next_ns := self._timeline.next_ns) is not None and next_ns <= ends_ns:
+            self._timeline.step()
+
+    def _check(self) -> None:
+        errors = [*self._scheduler.core.check_integrity(), *self._fleet.integrity_errors()]
+        if not self._scheduler.core.is_idle:
+            errors.append("the scheduler holds requests when all have ended")
+        unended = sum(outcome.ended_s is None for outcome in self._gateway.outcomes)
+        if unended or len(self._gateway.outcomes) != self._num_requests:
+            errors.append(f"{len(self._gateway.outcomes)} of {self._num_requests} arrived, {unended} did not end")
+        if errors:
+            raise SimulationDefect("; ".join(errors[:5]))
+
+    def _counters(self, ended_ns: int) -> dict[str, float]:
+        core = {f"core_{name}": value for name, value in self._scheduler.core.metrics().items()}
+        return {**self._fleet.counters(), **core, "simulated_s": (ended_ns - self._start_ns) / NS_PER_S}
+
+    def _sample(self) -> None:
+        if self._is_stopped:
+            return
+        at_s = (self._timeline.now_ns - self._start_ns) / NS_PER_S
+        self._queue_lengths.append((at_s, self._scheduler.num_queued))
+        if self._on_progress is not None:
+            self._on_progress(self._num_requests - self._gateway.num_left, at_s)
+        self._timeline.after(ns_of_s(_SAMPLE_S), self._sample)
