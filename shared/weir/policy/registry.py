@@ -4,7 +4,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from weir.policy import bucketed, edf, fcfs, hybrid, ltr, magnus, shortest_prompt, slai, srtf, steps
+from weir.policy import (
+    bucketed,
+    edf,
+    fcfs,
+    hybrid,
+    ltr,
+    magnus,
+    nested_wait,
+    shortest_prompt,
+    slai,
+    srtf,
+    steps,
+    wait,
+)
 from weir.policy.params import describe, make_params, parse_values
 from weir.policy.seams import Policy
 
@@ -25,6 +38,8 @@ _ENTRIES: Mapping[str, _Entry] = {
     "edf": _Entry(edf.EdfParams, edf.make),
     "hybrid": _Entry(hybrid.HybridParams, hybrid.make),
     "slai": _Entry(slai.SlaiParams, slai.make),
+    "wait": _Entry(wait.WaitParams, wait.make),
+    "nested-wait": _Entry(wait.WaitParams, nested_wait.make),
     "prefill-first": _Entry(steps.StepParams, steps.make_prefill_first),
     "unchunked": _Entry(steps.StepParams, steps.make_unchunked),
 }

@@ -1,0 +1,177 @@
+"""Nested WAIT: as WAIT, for answers whose length nobody knows beforehand.
+
+Ao, Luo, Simchi-Levi, Wang, arXiv 2504.11320. Stages (tokens written) are cut into segments at quantiles of the answers
+that have ended. Fewer requests reach a later segment, so its share of the pages is smaller; a sequence that comes to
+the end of a segment rests, with its pages, until the next one has room. A segment runs only if the one before it does
+and enough wait to enter it.
+"""
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from weir.policy.fcfs import fcfs_order
+from weir.policy.fluid import Flow, balanced_step_s, longest_step_s
+from weir.policy.seams import BatchView, GateDecision, Policy
+from weir.policy.traffic import Departures, Traffic
+from weir.policy.wait import WaitParams
+
+_QUANTILES = (0.5, 0.8, 0.95)
+_MIN_LENGTHS = 20
+_REFRESH_S = 1.0
+
+
+def make(params: WaitParams) -> Policy:
+    return Policy("nested-wait", fcfs_order(), NestedWaitGate(params), step_budget=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Tokens (begins, ends] of an answer. `quota`: entrants to wait for; `max_inside`: sequences within it."""
+
+    ends: float
+    quota: int
+    max_inside: int
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """From the first on; the last ends nowhere. `num_a_step`: how many may enter the first one each step."""
+
+    segments: tuple[Segment, ...]
+    num_a_step: float
+
+
+def segments(
+    rate: float, num_prompt_tokens: float, lengths: Sequence[int], params: WaitParams, num_pool_tokens: int
+) -> Segments:
+    """Of answers like `lengths`, that come `rate` times a second."""
+    ordered = sorted(lengths)
+    bounds = sorted({ordered[min(len(ordered) - 1, math.ceil(q * len(ordered)) - 1)] for q in _QUANTILES})
+    flows = [Flow(rate / len(ordered), num_prompt_tokens, length) for length in ordered]
+    longest_s = longest_step_s(flows, num_pool_tokens * (1 - params.safety))
+    step_s = min(longest_s, balanced_step_s(flows, params.base_ms / 1000, params.token_ms / 1000))
+    cut = []
+    for begins, ends in zip([0, *bounds], [*bounds, math.inf], strict=True):
+        survivors = [length for length in ordered if length > begins]
+        reaching = rate * len(survivors) / len(ordered)
+        num_stages = min(ends, ordered[-1]) - begins
+        max_inside = max(1, math.floor(reaching * longest_s * max(1.0, num_stages)))
+        cut.append(Segment(ends, math.floor(reaching * step_s), max_inside))
+    return Segments(tuple(cut), rate * longest_s)
+
+
+@dataclass(slots=True)
+class _Inside:
+    """Indices into the batch (into the waiting, of the first segment's entrants)."""
+
+    members: list[int] = field(default_factory=list)
+    entrants: list[int] = field(default_factory=list)
+
+
+class NestedWaitGate:
+    """Open until enough answers have ended to know their lengths, and while arrivals vary too much."""
+
+    def __init__(self, params: WaitParams) -> None:
+        self._params = params
+        self._traffic = Traffic(params.window_s)
+        self._departures = Departures()
+        self._plan: Segments | None = None
+        self._credit = 1.0
+        self._refresh_at_s = -math.inf
+        self._held_since_s: dict[int, float] = {}
+        self._idle_since_s: float | None = None
+        self._next_deadline_s: float | None = None
+
+    def decide(self, view: BatchView, now_s: float) -> GateDecision:
+        self._next_deadline_s = None
+        self._traffic.observe(view.waiting, now_s)
+        self._departures.observe(view.running)
+        if now_s >= self._refresh_at_s:
+            self._refresh(view.num_pool_tokens, now_s)
+        num_places = max(0, view.num_places - len(view.running))
+        if self._plan is None:
+            return GateDecision(range(min(num_places, len(view.waiting))))
+        decision = self._run_segments(view, self._plan, num_places, now_s)
+        return self._end_of_idleness(view, num_places, now_s) if _is_idle(view, decision) else self._go_on(decision)
+
+    @property
+    def next_deadline_s(self) -> float | None:
+        return self._next_deadline_s
+
+    def _run_segments(self, view: BatchView, plan: Segments, num_places: int, now_s: float) -> GateDecision:
+        self._credit = min(self._credit + plan.num_a_step, max(1.0, plan.num_a_step))
+        inside = _sort_in(view, plan)
+        joining: Sequence[int] = ()
+        resting: set[int] = set()
+        is_running = bool(view.waiting or view.running)
+        for number, segment in enumerate(plan.segments):
+            part = inside[number]
+            num_room = max(0, segment.max_inside - len(part.members))
+            is_short = len(part.entrants) < min(segment.quota, num_room)
+            is_running = is_running and not self._is_held(number, is_short, now_s)
+            if number == 0 and is_running:
+                num_joining = min(num_room, num_places, math.floor(self._credit))
+                joining = part.entrants[: num_joining if view.running else max(1, num_joining)]
+                self._credit = max(0.0, self._credit - len(joining))
+            elif number > 0:
+                resting.update(part.entrants[num_room:] if is_running else part.entrants)
+            if not is_running:
+                resting.update(part.members)
+        return GateDecision(joining, resting)
+
+    def _go_on(self, decision: GateDecision) -> GateDecision:
+        self._idle_since_s = None
+        return decision
+
+    def _end_of_idleness(self, view: BatchView, num_places: int, now_s: float) -> GateDecision:
+        """Segments may be held one after the other; together they hold the batch for `max_wait_s` at the most."""
+        if self._idle_since_s is None:
+            self._idle_since_s = now_s
+        due_s = self._idle_since_s + self._params.max_wait_s
+        if now_s < due_s:
+            self._next_deadline_s = due_s
+            return GateDecision((), range(len(view.running)))
+        self._next_deadline_s = None
+        return self._go_on(GateDecision(range(min(1, num_places, len(view.waiting)))))
+
+    def _is_held(self, number: int, is_short: bool, now_s: float) -> bool:
+        """Whether a segment waits for entrants, for `max_wait_s` at the most."""
+        if not is_short:
+            self._held_since_s.pop(number, None)
+            return False
+        due_s = self._held_since_s.setdefault(number, now_s) + self._params.max_wait_s
+        if now_s >= due_s:
+            del self._held_since_s[number]
+            return False
+        return True
+
+    def _refresh(self, num_pool_tokens: int, now_s: float) -> None:
+        self._refresh_at_s = now_s + _REFRESH_S
+        self._plan = None
+        arrivals, lengths = self._traffic.arrivals, self._departures.lengths
+        if not arrivals or len(lengths) < _MIN_LENGTHS or self._traffic.variation > self._params.max_variation:
+            return
+        rate = len(arrivals) / self._traffic.span_s(now_s)
+        num_prompt_tokens = sum(seen.num_prompt_tokens for seen in arrivals) / len(arrivals)
+        self._plan = segments(rate, num_prompt_tokens, lengths, self._params, num_pool_tokens)
+
+
+def _is_idle(view: BatchView, decision: GateDecision) -> bool:
+    """Whether nothing of what is there would be computed."""
+    return bool(view.waiting or view.running) and not decision.joining and len(decision.resting) == len(view.running)
+
+
+def _sort_in(view: BatchView, plan: Segments) -> list[_Inside]:
+    """Who has written all of a segment's tokens stands before the next one."""
+    bounds = [segment.ends for segment in plan.segments[:-1]]
+    inside = [_Inside() for _ in plan.segments]
+    inside[0].entrants.extend(range(len(view.waiting)))
+    for index, member in enumerate(view.running):
+        number = bisect_left(bounds, member.num_emitted_tokens)
+        if number < len(bounds) and member.num_emitted_tokens == bounds[number]:
+            inside[number + 1].entrants.append(index)
+        else:
+            inside[number].members.append(index)
+    return inside
