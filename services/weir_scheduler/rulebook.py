@@ -18,7 +18,7 @@ from weir.core.errors import FieldViolation, InvalidRequest
 from weir.policy.registry import parse_policy
 from weir.scheduling.limits import CoreLimits
 from weir.scheduling.limits_change import change_limits
-from weir.scheduling.limits_file import parse_limits
+from weir.scheduling.limits_file import format_limits, parse_limits
 
 _MAX_KEPT_BYTES = 512 * 1024
 """Of a file that is kept for the next scheduler: well under what one message may have."""
@@ -63,6 +63,11 @@ class Rulebook:
     def file_digest(self) -> str:
         """SHA-256 of the file that is in force; empty: there is none."""
         return _digest(self._file_text) if self._file_text else ""
+
+    @property
+    def toml(self) -> str:
+        """The limits in force, as a file that would say them."""
+        return format_limits(self.limits)
 
     def take_file(self, text: str) -> bool:
         """A file that says something new goes over everything that was changed at run time. False: it says the same."""

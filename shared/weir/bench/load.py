@@ -1,18 +1,22 @@
-"""Sends a fixed set of prompts to an OpenAI-style HTTP server and measures what its clients see."""
+"""Sends a fixed set of requests to an OpenAI-style HTTP server and measures what its clients see."""
 
 import asyncio
 import json
-import random
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import httpx
 
+from weir.bench.jobs import Job, Mix, TraceReplay, mixed, random_jobs, trace_jobs
+
 
 @dataclass(frozen=True, slots=True)
 class LoadConfig:
-    """One run. `request_rate` in requests/s, infinite: all at once; `max_concurrency` bounds those in flight."""
+    """One run. `request_rate` in requests/s, infinite: all at once; `max_concurrency` bounds those in flight.
+
+    A trace has times and lengths of its own; `api_keys` are those of the tenants, by name, `""`: of the others.
+    """
 
     base_url: str
     model: str
@@ -26,10 +30,12 @@ class LoadConfig:
     temperature: float = 0.0
     seed: int = 0
     timeout_s: float = 600.0
-    vocab_low: int = 1000
-    vocab_high: int = 40_000
     extra_body: Mapping[str, object] = field(default_factory=dict)
     """Fields that only this server knows."""
+    trace: TraceReplay | None = None
+    lanes: Mix = field(default_factory=Mix)
+    tenants: Mix = field(default_factory=Mix)
+    api_keys: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(slots=True)
@@ -44,54 +50,69 @@ class RequestRecord:
     output_len: int = 0
     text: str = ""
     error: str = ""
+    lane: str = ""
+    tenant: str = ""
+    status: int = 0
+    """Of HTTP; 0: no answer."""
 
 
 async def run_load(config: LoadConfig) -> tuple[list[RequestRecord], float]:
-    """Returns one record a prompt, and how long all of them took."""
-    prompts = random_prompts(config)
+    """Returns one record a request, and how long all of them took. Raises TraceError."""
+    return await run_jobs(config, make_jobs(config))
+
+
+def make_jobs(config: LoadConfig) -> list[Job]:
+    """The same for the same configuration. Raises TraceError."""
+    if config.trace is not None:
+        jobs = trace_jobs(config.trace, config.num_prompts, config.seed)
+    else:
+        jobs = random_jobs(config.num_prompts, config.input_len, config.output_len, config.request_rate, config.seed)
+    return mixed(jobs, config.lanes, config.tenants, config.seed)
+
+
+async def run_jobs(
+    config: LoadConfig, jobs: Sequence[Job], transport: httpx.AsyncBaseTransport | None = None
+) -> tuple[list[RequestRecord], float]:
+    """Sends each at its time, or as soon after as there is room below `max_concurrency`. `transport`: for tests."""
     gate = asyncio.Semaphore(config.max_concurrency)
     limits = httpx.Limits(max_connections=config.max_concurrency + 4)
-    arrivals = random.Random(config.seed + 1)
 
-    async with httpx.AsyncClient(base_url=config.base_url, timeout=config.timeout_s, limits=limits) as client:
+    async with httpx.AsyncClient(
+        base_url=config.base_url, timeout=config.timeout_s, limits=limits, transport=transport
+    ) as client:
 
-        async def one(prompt: list[int]) -> RequestRecord:
+        async def one(job: Job) -> RequestRecord:
             async with gate:
-                return await _stream_one(client, config, prompt)
+                return await _stream_one(client, config, job)
 
         started = time.monotonic()
         tasks = []
-        for prompt in prompts:
-            tasks.append(asyncio.create_task(one(prompt)))
-            if config.request_rate != float("inf"):
-                await asyncio.sleep(arrivals.expovariate(config.request_rate))
+        for job in jobs:
+            await asyncio.sleep(max(0.0, started + job.at_s - time.monotonic()))
+            tasks.append(asyncio.create_task(one(job)))
         records = await asyncio.gather(*tasks)
         return records, time.monotonic() - started
 
 
-def random_prompts(config: LoadConfig) -> list[list[int]]:
-    """Token ids, the same for the same seed."""
-    source = random.Random(config.seed)
-    return [
-        [source.randrange(config.vocab_low, config.vocab_high) for _ in range(config.input_len)]
-        for _ in range(config.num_prompts)
-    ]
-
-
-async def _stream_one(client: httpx.AsyncClient, config: LoadConfig, prompt: list[int]) -> RequestRecord:
+async def _stream_one(client: httpx.AsyncClient, config: LoadConfig, job: Job) -> RequestRecord:
     body = {
         "model": config.model,
-        "prompt": prompt,
-        "max_tokens": config.output_len,
+        "prompt": job.prompt,
+        "max_tokens": job.output_len,
         "temperature": config.temperature,
         "ignore_eos": config.ignore_eos,
         "stream": True,
         "stream_options": {"include_usage": True},
+        **({"lane": job.lane} if job.lane else {}),
+        **job.body,
         **config.extra_body,
     }
-    record = RequestRecord(input_len=len(prompt), started_s=time.monotonic())
+    record = RequestRecord(len(job.prompt), time.monotonic(), lane=job.lane, tenant=job.tenant)
+    api_key = config.api_keys.get(job.tenant) or config.api_keys.get("", "")
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     try:
-        async with client.stream("POST", config.endpoint, json=body) as response:
+        async with client.stream("POST", config.endpoint, json=body, headers=headers) as response:
+            record.status = response.status_code
             if response.status_code != httpx.codes.OK:
                 record.error = f"HTTP {response.status_code}: {(await response.aread())[:200].decode(errors='replace')}"
                 return record

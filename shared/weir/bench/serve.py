@@ -6,7 +6,8 @@ TPOT is (latency - TTFT) / (output tokens - 1); ITL is the gap between two chunk
 import asyncio
 import json
 import statistics
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from weir.bench.load import LoadConfig, RequestRecord, run_load
@@ -18,18 +19,63 @@ _METRICS = {
     "itl": "Inter-token Latency",
 }
 _METRICS["e2el"] = "End-to-end Latency"
+_GROUPS: Mapping[str, Callable[[RequestRecord], str]] = {
+    "lanes": lambda record: record.lane,
+    "tenants": lambda record: record.tenant,
+}
+_GROUP_COLUMNS = {
+    "completed": "done",
+    "failed": "failed",
+    "refused": "refused",
+    "output_throughput": "tok/s",
+    "mean_ttft_ms": "mean TTFT",
+    "median_ttft_ms": "median",
+    "p99_ttft_ms": "p99",
+    "median_itl_ms": "med. ITL",
+    "p99_itl_ms": "p99",
+    "p99_e2el_ms": "p99 E2EL",
+}
+_COUNTS = frozenset({"completed", "failed", "refused"})
+_GROUP_WIDTH = 112
+_REFUSED_STATUSES = frozenset({429, 503})
+_MAX_ERRORS_SHOWN = 10
 
 
 def main(config: LoadConfig, *, json_output: bool, result_path: Path | None) -> int:
     """Runs the load and prints the result. Returns 1 if any request failed."""
     records, duration_s = asyncio.run(run_load(config))
     result = summarize(records, duration_s)
+    groups = summarize_groups(records, duration_s)
     if result_path is not None:
-        result_path.write_text(json.dumps(result, indent=2) + "\n")
-    print(json.dumps(result) if json_output else block(result, config))
-    for error in sorted({record.error for record in records if record.error}):
-        print(f"failed: {error}")
+        result_path.write_text(json.dumps({**result, **groups}, indent=2) + "\n")
+    print(json.dumps({**result, **groups}) if json_output else block(result, config, groups))
+    errors = sorted({record.error for record in records if record.error})
+    for error in errors[:_MAX_ERRORS_SHOWN]:
+        print(f"failed: {error}", file=sys.stderr)
+    if len(errors) > _MAX_ERRORS_SHOWN:
+        print(f"failed: {len(errors) - _MAX_ERRORS_SHOWN} more kinds of error", file=sys.stderr)
     return 1 if result["failed"] else 0
+
+
+def summarize_groups(records: Sequence[RequestRecord], duration_s: float) -> dict[str, dict[str, dict[str, float]]]:
+    """The same figures of each lane and of each tenant, where requests named any.
+
+    `refused` of the failed: told at once to come later (429 or 503).
+    """
+    groups: dict[str, dict[str, dict[str, float]]] = {}
+    for key, name_of in _GROUPS.items():
+        names = sorted({name_of(record) for record in records} - {""})
+        if names:
+            groups[key] = {
+                name: _summarize_group([record for record in records if name_of(record) == name], duration_s)
+                for name in names
+            }
+    return groups
+
+
+def _summarize_group(records: Sequence[RequestRecord], duration_s: float) -> dict[str, float]:
+    refused = sum(record.status in _REFUSED_STATUSES for record in records)
+    return {**summarize(records, duration_s), "refused": float(refused)}
 
 
 def summarize(records: Sequence[RequestRecord], duration_s: float) -> dict[str, float]:
@@ -72,8 +118,10 @@ def _statistics(values: Iterable[float]) -> dict[str, float]:
     }
 
 
-def block(result: dict[str, float], config: LoadConfig) -> str:
-    """The printed block."""
+def block(
+    result: dict[str, float], config: LoadConfig, groups: Mapping[str, Mapping[str, Mapping[str, float]]] | None = None
+) -> str:
+    """The printed block, with a row a lane and a tenant where there are any."""
     lines = [
         f"{' Serving Benchmark Result ':=^{_WIDTH}}",
         _row("Successful requests:", f"{result['completed']:.0f}"),
@@ -94,8 +142,20 @@ def block(result: dict[str, float], config: LoadConfig) -> str:
             _row(f"{key.capitalize()} {label} (ms):", f"{result[f'{key}_{name}_ms']:.2f}")
             for key in ("mean", "median", "p99")
         )
+    for key, rows in (groups or {}).items():
+        lines.append(f"{f' {key.capitalize()} (ms) ':-^{_GROUP_WIDTH}}")
+        lines.extend(_group_rows(rows))
     lines.append("=" * _WIDTH)
     return "\n".join(lines)
+
+
+def _group_rows(rows: Mapping[str, Mapping[str, float]]) -> list[str]:
+    width = max(12, *(len(name) + 2 for name in rows))
+    header = f"{'':<{width}}" + "".join(f"{title:>10}" for title in _GROUP_COLUMNS.values())
+    return [header] + [
+        f"{name:<{width}}" + "".join(f"{figures[key]:>10.{0 if key in _COUNTS else 1}f}" for key in _GROUP_COLUMNS)
+        for name, figures in rows.items()
+    ]
 
 
 def _row(label: str, value: str) -> str:

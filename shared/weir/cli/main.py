@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from weir.cli import bench, chat, doctor, down, generate, pull, serve, status, up
+from weir.cli import bench, chat, doctor, down, generate, limits, policy, pull, serve, status, up
 from weir.cli.console import EXIT_INTERRUPTED
 
 app = typer.Typer(
@@ -23,6 +23,8 @@ app.command()(chat.chat)
 app.command()(pull.pull)
 app.command()(doctor.doctor)
 app.add_typer(bench.app, name="bench")
+app.add_typer(limits.app, name="limits")
+app.add_typer(policy.app, name="policy")
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from weir.bench.load import LoadConfig, random_prompts
+from weir.bench.load import LoadConfig, make_jobs
 from weir.bench.peers import Comparison, Peer, Shape, parse_comparison
 
 _PEER = Peer("llama-server", "http://peer", "its-model", {"its_own": 1})
@@ -19,7 +19,7 @@ def test_both_sides_take_turns_and_neither_is_always_first() -> None:
 
 def test_both_sides_of_a_round_get_the_same_prompts_and_no_round_repeats_any() -> None:
     loads = [load for _, load in _comparison(3).loads(_PEER, Shape(128, 64), 8)]
-    prompts = [random_prompts(load) for load in loads]
+    prompts = [[job.prompt for job in make_jobs(load)] for load in loads]
     assert prompts[0] == prompts[1]
     seen = {tuple(prompt) for prompt in (*prompts[0], *prompts[2], *prompts[4])}
     assert len(seen) == 3 * len(prompts[0])

@@ -2,7 +2,8 @@
 
 import pytest
 
-from weir.bench.load import LoadConfig, RequestRecord, random_prompts
+from weir.bench.jobs import random_prompts
+from weir.bench.load import LoadConfig, RequestRecord
 from weir.bench.serve import block, summarize
 
 
@@ -20,6 +21,5 @@ def test_figures_follow_their_definitions() -> None:
 
 
 def test_prompts_repeat_with_the_seed() -> None:
-    config = LoadConfig("http://x", "m", num_prompts=3, input_len=7, seed=4)
-    assert random_prompts(config) == random_prompts(config)
-    assert [len(prompt) for prompt in random_prompts(config)] == [7, 7, 7]
+    assert random_prompts(3, 7, seed=4) == random_prompts(3, 7, seed=4)
+    assert [len(prompt) for prompt in random_prompts(3, 7, seed=4)] == [7, 7, 7]

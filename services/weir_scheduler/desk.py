@@ -1,0 +1,110 @@
+"""Where operators see and change what the leading scheduler goes by: `weir.v1.Scheduling`."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import grpc.aio
+
+from weir.core.errors import FieldViolation, InvalidRequest, Unavailable
+from weir.wire.v1 import scheduling_pb2, scheduling_pb2_grpc
+from weir_scheduler.rule_keeper import RuleKeeper
+
+_STANDBY_RETRY_S = 1.0
+_MAX_SETTINGS = 256
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+_Figures = Mapping[str, Mapping[str, float]]
+
+
+class Figures(Protocol):
+    """The live numbers of a core, by name of lane or tenant."""
+
+    def lane_figures(self) -> _Figures: ...
+
+    def tenant_figures(self) -> _Figures: ...
+
+
+class Desk:
+    """Of one leader."""
+
+    def __init__(self, rules: RuleKeeper, figures: Figures, epoch: int) -> None:
+        self._rules = rules
+        self._figures = figures
+        self._epoch = epoch
+
+    def describe(self) -> scheduling_pb2.DescribeSchedulingResponse:
+        """Everything that is in force, with its live numbers."""
+        rulebook = self._rules.rulebook
+        lanes, tenants = self._figures.lane_figures(), self._figures.tenant_figures()
+        return scheduling_pb2.DescribeSchedulingResponse(
+            epoch=self._epoch,
+            policy=str(rulebook.policy),
+            limits_toml=rulebook.toml,
+            limits_path=str(self._rules.limits_path or ""),
+            limits_digest=rulebook.file_digest,
+            limits_error=self._rules.file_error,
+            overrides=[scheduling_pb2.LimitSetting(key=key, value=value) for key, value in rulebook.overrides.items()],
+            lanes=[
+                scheduling_pb2.LaneDescription(name=lane.name, figures=lanes.get(lane.name, {}))
+                for lane in rulebook.limits.lanes
+            ],
+            tenants=[
+                scheduling_pb2.TenantDescription(name=name, figures=tenants.get(name, {}))
+                for name in sorted(rulebook.limits.tenants_by_name)
+            ],
+        )
+
+    async def set_limits(self, request: scheduling_pb2.SetLimitsRequest) -> scheduling_pb2.SetLimitsResponse:
+        """Raises InvalidRequest, and changes nothing then."""
+        changes = [(setting.key, setting.value) for setting in request.settings]
+        if not 1 <= len(changes) <= _MAX_SETTINGS:
+            raise _bad("settings", f"are {len(changes)}; give from 1 to {_MAX_SETTINGS}")
+        keys = [key for key, _ in changes]
+        twice = next((key for key in keys if keys.count(key) > 1), None)
+        if twice is not None:
+            raise _bad(twice[:100], "comes twice; give each key once")
+        await self._rules.set_limits(changes)
+        return scheduling_pb2.SetLimitsResponse(limits_toml=self._rules.rulebook.toml)
+
+    async def set_policy(self, request: scheduling_pb2.SetPolicyRequest) -> scheduling_pb2.SetPolicyResponse:
+        """Raises InvalidRequest, and changes nothing then."""
+        try:
+            await self._rules.set_policy(request.policy)
+        except ValueError as error:
+            raise _bad("policy", str(error)) from error
+        return scheduling_pb2.SetPolicyResponse(policy=str(self._rules.rulebook.policy))
+
+
+class SchedulingServicer(scheduling_pb2_grpc.SchedulingServicer):
+    """`try_desk` gives nothing while this scheduler does not lead."""
+
+    def __init__(self, try_desk: Callable[[], Desk | None]) -> None:
+        self._try_desk = try_desk
+
+    async def DescribeScheduling(  # noqa: N802 - the method's name on the wire
+        self, request: scheduling_pb2.DescribeSchedulingRequest, context: _Context
+    ) -> scheduling_pb2.DescribeSchedulingResponse:
+        del request, context
+        return self._desk().describe()
+
+    async def SetLimits(  # noqa: N802 - the method's name on the wire
+        self, request: scheduling_pb2.SetLimitsRequest, context: _Context
+    ) -> scheduling_pb2.SetLimitsResponse:
+        del context
+        return await self._desk().set_limits(request)
+
+    async def SetPolicy(  # noqa: N802 - the method's name on the wire
+        self, request: scheduling_pb2.SetPolicyRequest, context: _Context
+    ) -> scheduling_pb2.SetPolicyResponse:
+        del context
+        return await self._desk().set_policy(request)
+
+    def _desk(self) -> Desk:
+        desk = self._try_desk()
+        if desk is None:
+            raise Unavailable("this scheduler stands by; ask the one that leads", retry_after_s=_STANDBY_RETRY_S)
+        return desk
+
+
+def _bad(field: str, description: str) -> InvalidRequest:
+    return InvalidRequest([FieldViolation(field, description)])

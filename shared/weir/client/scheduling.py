@@ -1,0 +1,100 @@
+"""The client of the leading scheduler's operators: lanes, tenants, policy."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import grpc
+
+from weir.core.errors import Unavailable
+from weir.rpc.errors import from_rpc_error
+from weir.wire.v1 import scheduling_pb2, scheduling_pb2_grpc
+
+_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulingView:
+    """What is in force, and the live figures of lanes and tenants by name."""
+
+    epoch: int
+    policy: str
+    limits_toml: str
+    limits_path: str
+    limits_digest: str
+    limits_error: str
+    """Why the file as it is now is not in force. Empty: it is."""
+    overrides: Mapping[str, str]
+    lanes: Mapping[str, Mapping[str, float]]
+    """From the most to the least urgent."""
+    tenants: Mapping[str, Mapping[str, float]]
+
+    @classmethod
+    def from_pb(cls, response: scheduling_pb2.DescribeSchedulingResponse) -> "SchedulingView":
+        return cls(
+            epoch=response.epoch,
+            policy=response.policy,
+            limits_toml=response.limits_toml,
+            limits_path=response.limits_path,
+            limits_digest=response.limits_digest,
+            limits_error=response.limits_error,
+            overrides={setting.key: setting.value for setting in response.overrides},
+            lanes={lane.name: dict(lane.figures) for lane in response.lanes},
+            tenants={tenant.name: dict(tenant.figures) for tenant in response.tenants},
+        )
+
+
+class SchedulingClient:
+    """Talks to whichever of the schedulers leads. Every method raises an error of `weir.core.errors`."""
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        """HOST:PORT of each scheduler: the leader and those that stand by."""
+        options = [("grpc.enable_http_proxy", 0)]
+        self._channels = [grpc.insecure_channel(address, options=options) for address in addresses]
+        self._stubs = [scheduling_pb2_grpc.SchedulingStub(channel) for channel in self._channels]
+
+    def describe(self) -> SchedulingView:
+        return SchedulingView.from_pb(
+            self._ask_leader("DescribeScheduling", scheduling_pb2.DescribeSchedulingRequest())
+        )
+
+    def set_limits(self, changes: Mapping[str, str]) -> str:
+        """Dotted key -> value in TOML. All are changed or none; returns the limits in force, in TOML."""
+        settings = [scheduling_pb2.LimitSetting(key=key, value=value) for key, value in changes.items()]
+        response: scheduling_pb2.SetLimitsResponse = self._ask_leader(
+            "SetLimits", scheduling_pb2.SetLimitsRequest(settings=settings)
+        )
+        return response.limits_toml
+
+    def set_policy(self, policy: str) -> str:
+        """`NAME` or `NAME:KEY=VALUE,…`. Returns the policy in force."""
+        response: scheduling_pb2.SetPolicyResponse = self._ask_leader(
+            "SetPolicy", scheduling_pb2.SetPolicyRequest(policy=policy)
+        )
+        return response.policy
+
+    def close(self) -> None:
+        for channel in self._channels:
+            channel.close()
+
+    def __enter__(self) -> "SchedulingClient":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _ask_leader(self, method: str, request: object) -> Any:
+        """A standby says that it is Unavailable, and the next one is asked."""
+        last = Unavailable("no scheduler is known")
+        for stub in self._stubs:
+            try:
+                return getattr(stub, method)(request, timeout=_TIMEOUT_S)
+            except grpc.RpcError as error:
+                meant = from_rpc_error(error)
+                if not isinstance(meant, Unavailable):
+                    raise meant from error
+                last = meant
+        raise last
