@@ -9,13 +9,12 @@ or SequenceForgotten.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from weir.engine.counters import Counters
 from weir.engine.messages import (
     Arrival,
-    ChunkComputed,
     EndReason,
     EngineLoad,
     Event,
@@ -23,17 +22,17 @@ from weir.engine.messages import (
     FailureReason,
     PageLot,
     PagesWanted,
-    PromptScored,
     SequenceEnded,
     SequenceForgotten,
     SequenceKey,
-    TokenDrawn,
 )
 from weir.engine.pages import PageNeed, PagePool
 from weir.engine.plan import ChunkPlan, StepPlan, StepResult, SwapPlan
+from weir.engine.recording import Recorder
 from weir.engine.result_check import check_result
 from weir.engine.sequence import Sequence, Stage
-from weir.kv.geometry import num_pages_for
+from weir.kv.geometry import PAGE_TOKENS
+from weir.policy.seams import Policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,26 +56,35 @@ class Batcher(ABC):
         self.limits = limits
         self.pool = pool
         self.counters = Counters()
+        self.policy_name = ""
         self._sequences: dict[SequenceKey, Sequence] = {}
         self._events: list[Event] = []
-        self._planned: dict[int, Sequence] = {}  # slot -> sequence, of the step that runs now
+        self._recorder = Recorder(self.counters, self._events, limits.max_context_tokens)
+        self._order: list[Sequence] | None = None  # None: it has changed
+        self._planned: Seq[Sequence | None] = ()  # whose the chunks are of the step that runs now
         self._decided_at_s = 0.0
+        self._may_be_overdue = False
 
     @abstractmethod
     def add(self, arrival: Arrival) -> None:
         """Takes a sequence. One that is here already is ignored."""
 
     @abstractmethod
-    def _plan_chunks(self, now_s: float) -> Iterator[ChunkPlan]:
-        """Gives pages to sequences, as far as there are any, and plans what can be computed."""
+    def _plan_chunks(self, now_s: float) -> tuple[list[ChunkPlan], list[Sequence | None]]:
+        """Gives pages to sequences, as far as there are any, and plans what can be computed, and whose it is."""
 
     @abstractmethod
     def need(self) -> PageNeed:
         """What sequences will take from the pool soon."""
 
     @abstractmethod
-    def _go_on(self, sequence: Sequence) -> None:
-        """A token was drawn, and it did not end the sequence."""
+    def _begun(self, sequence: Sequence) -> None:
+        """The first token of its output was drawn here, and it did not end the sequence."""
+
+    def set_policy(self, policy: Policy) -> None:
+        """From the next step on. What came under another policy goes on under this one."""
+        self.policy_name = policy.name
+        self._order = None
 
     def cancel(self, key: SequenceKey) -> None:
         """Ends and frees a sequence. One that is being handed off is freed if the hand-off is refused."""
@@ -110,6 +118,7 @@ class Batcher(ABC):
         if sequence is None:
             return
         assert sequence.slot is not None, "only a placed sequence is handed off"
+        self._order = None
         self.pool.part(sequence.slot, sequence.block_table)
         self.counters.handed_off += 1
         self.counters.count_hand_off(key.request_id, sequence.block_table)
@@ -117,36 +126,36 @@ class Batcher(ABC):
 
     def decide(self, now_s: float) -> StepPlan | None:
         """The next step, or None when nothing can be computed now. Ends one sequence that has stalled too long."""
-        self._planned.clear()
         self._decided_at_s = now_s
-        chunks = tuple(self._plan_chunks(now_s))
+        chunks, self._planned = self._plan_chunks(now_s)
         swap = self._take_swap_plan()
-        self._end_latest_overdue(now_s)
+        if self._may_be_overdue:
+            self._end_latest_overdue(now_s)
         if not chunks and swap is None:
             return None
         self.counters.steps += 1
-        return StepPlan(self.counters.steps, chunks, swap or SwapPlan())
+        return StepPlan(self.counters.steps, tuple(chunks), swap or SwapPlan())
 
-    def record(self, plan: StepPlan, result: StepResult) -> None:
-        """Takes in what a step computed. Raises StepDefect, having changed nothing, if the result does not fit."""
+    def record(self, plan: StepPlan, result: StepResult, now_s: float | None = None) -> None:
+        """Takes in what the step that was decided last computed, by `now_s`; None: it took no time.
+
+        Raises StepDefect, having changed nothing, if the result does not fit.
+        """
         check_result(plan, result, self.limits.vocab_size)
-        before = (self.counters.prompt_tokens_computed, self.counters.output_tokens_computed)
         self._record_swap(result)
-        for chunk in plan.chunks:
-            sequence = self._planned.get(chunk.slot)
-            if sequence is not None:
-                self._record_chunk(sequence, chunk, result)
-            else:  # the row of a sequence that has ended
-                self.counters.held_rows_computed += 1
-        self.counters.prefill_steps += self.counters.prompt_tokens_computed > before[0]
-        self.counters.decode_steps += self.counters.output_tokens_computed > before[1]
+        ended_at_s = self._decided_at_s if now_s is None else now_s
+        drawn = self._recorder.record(plan, self._planned, result, ended_at_s)
+        for sequence in drawn.begun:
+            self._begun(sequence)
+        for sequence, reason in drawn.ended:
+            self._end(sequence, reason=reason)
 
     def fail_step(self, failure: Failure) -> None:
         """The step did not run: its sequences end, the others go on."""
         self.counters.failed_steps += 1
         self._undo_swap()
-        for sequence in self._planned.values():
-            if sequence.key in self._sequences and sequence.stage is Stage.RUNNING:
+        for sequence in self._planned:
+            if sequence is not None and sequence.key in self._sequences and sequence.stage is Stage.RUNNING:
                 self._end(sequence, failure=failure)
 
     def take_events(self) -> tuple[Event, ...]:
@@ -170,15 +179,18 @@ class Batcher(ABC):
 
     @property
     def load(self) -> EngineLoad:
-        sequences = self._sequences.values()
-        num_waiting = sum(sequence.stage is Stage.WAITING for sequence in sequences)
+        num_waiting = num_used_pages = num_filled_pages = 0
+        for sequence in self._sequences.values():
+            num_waiting += sequence.stage is Stage.WAITING
+            num_used_pages += len(sequence.block_table)
+            num_filled_pages += (sequence.num_computed + PAGE_TOKENS - 1) // PAGE_TOKENS
         return EngineLoad(
-            num_running=len(sequences) - num_waiting,
+            num_running=len(self._sequences) - num_waiting,
             num_waiting=num_waiting,
             num_held_pages=self.pool.num_held_pages,
             num_free_pages=self.pool.num_free_pages,
-            num_used_pages=sum(len(sequence.block_table) for sequence in sequences),
-            num_filled_pages=sum(num_pages_for(sequence.num_computed) for sequence in sequences),
+            num_used_pages=num_used_pages,
+            num_filled_pages=num_filled_pages,
         )
 
     @property
@@ -198,8 +210,19 @@ class Batcher(ABC):
         return tuple(errors)
 
     def _ranked(self) -> list[Sequence]:
-        """All sequences in order."""
-        return sorted(self._sequences.values(), key=_negative_priority)
+        """All sequences in order; not to be changed."""
+        if self._order is None:
+            self._order = sorted(self._sequences.values(), key=self._order_of)
+        return self._order
+
+    def _order_of(self, sequence: Sequence) -> tuple[int, float]:
+        """The smaller goes first; equals in the order of `add`."""
+        return -sequence.facts.lane_priority, 0.0
+
+    def _keep(self, sequence: Sequence) -> None:
+        """It is this worker's from here on."""
+        self._sequences[sequence.key] = sequence
+        self._order = None
 
     def _add_prompt(self, arrival: Arrival) -> None:
         """Takes a prompt with the pages of its cached prefix. One that is here already is ignored."""
@@ -208,7 +231,7 @@ class Batcher(ABC):
         if sequence.key in self._sequences:
             self.pool.put_back(None, arrival.block_table)
             return
-        self._sequences[sequence.key] = sequence
+        self._keep(sequence)
         self.counters.prompt_tokens_cached += arrival.num_computed_tokens
 
     # What only batchers that preempt or hold rows have more to do.
@@ -233,26 +256,8 @@ class Batcher(ABC):
         computed = sequence.token_ids[: sequence.num_computed]
         self.pool.put_back(sequence.slot, sequence.block_table, computed, sequence.prefix_seed)
 
-    def _record_chunk(self, sequence: Sequence, chunk: ChunkPlan, result: StepResult) -> None:
-        token_id = result.token_ids[chunk.slot] if chunk.sample is not None else None
-        logprobs = result.logprobs.get(chunk.slot)
-        sequence.record_chunk(chunk.end, token_id, logprobs)
-        self.counters.count_chunk(chunk.start, chunk.end, sequence.num_prompt_tokens, sequence.num_computed_before)
-        if sequence.num_computed_before <= chunk.start < sequence.num_prompt_tokens:
-            self._events.append(ChunkComputed(sequence.key, chunk.start, len(chunk.token_ids), chunk.block_table))
-        if chunk.score is not None:
-            self._events.append(PromptScored(sequence.key, chunk.start + 1, result.prompt_logprobs[chunk.slot]))
-        if token_id is None:
-            return
-        self.counters.tokens_generated += 1
-        self._events.append(TokenDrawn(sequence.key, sequence.num_output_tokens - 1, token_id, logprobs))
-        reason = sequence.end_reason(self.limits.max_context_tokens)
-        if reason is None:
-            self._go_on(sequence)
-        else:
-            self._end(sequence, reason=reason)
-
     def _stall(self, sequence: Sequence, now_s: float) -> None:
+        self._may_be_overdue = True
         if sequence.stalled_since_s is None:
             sequence.stalled_since_s = now_s
             self.counters.stalls += 1
@@ -260,7 +265,9 @@ class Batcher(ABC):
     def _end_latest_overdue(self, now_s: float) -> None:
         """One at a time and the latest first: what it frees may let the others go on."""
         overdue_since_s = now_s - self.limits.max_stall_s
-        for sequence in reversed(self._ranked()):
+        stalled = [sequence for sequence in self._ranked() if sequence.stalled_since_s is not None]
+        self._may_be_overdue = bool(stalled)
+        for sequence in reversed(stalled):
             if sequence.stalled_since_s is not None and sequence.stalled_since_s <= overdue_since_s:
                 message = f"no page or slot was free for {self.limits.max_stall_s:g} s"
                 self._end(sequence, failure=Failure(FailureReason.NO_CAPACITY, message))
@@ -268,6 +275,7 @@ class Batcher(ABC):
 
     def _end(self, sequence: Sequence, *, reason: EndReason | None = None, failure: Failure | None = None) -> None:
         del self._sequences[sequence.key]
+        self._order = None
         if sequence.log is not None:
             sequence.log.clear()
         sequence.is_sound = failure is None or failure.reason is not FailureReason.INTERNAL
@@ -276,7 +284,3 @@ class Batcher(ABC):
         self.counters.cancelled += reason is EndReason.CANCELLED
         self.counters.finished += reason in (EndReason.STOP, EndReason.LENGTH)
         self._events.append(SequenceEnded(sequence.key, reason, failure))
-
-
-def _negative_priority(sequence: Sequence) -> int:
-    return -sequence.facts.lane_priority

@@ -5,10 +5,11 @@ With it one worker serves alone. It takes over handed-off sequences too, so a wo
 
 from weir.engine.batcher import BatchLimits
 from weir.engine.messages import Arrival, Failure, FailureReason
+from weir.engine.page_room import in_batch, num_growing_pages
 from weir.engine.pages import PagePool
 from weir.engine.placing import Placer, Unrecordable
 from weir.engine.running import RunningBatcher, RunningSettings
-from weir.engine.sequence import OpenLog, Sequence, Stage
+from weir.engine.sequence import OpenLog, Sequence
 
 
 class LocalBatcher(RunningBatcher):
@@ -30,9 +31,8 @@ class LocalBatcher(RunningBatcher):
         """Not with the pages that the batch will want at once: what joins must not drive others out."""
         if sequence.slot is not None:
             return True
-        num_pages = self._num_missing(sequence, 0)
-        num_growing = self._num_growing()
-        if num_pages + num_growing > self.pool.num_free_pages:
+        num_pages = sequence.num_pages_short_of(0)
+        if num_pages + num_growing_pages(in_batch(self._ranked())) > self.pool.num_free_pages:
             return False
         try:
             return self._placer.try_place(sequence)
@@ -41,6 +41,5 @@ class LocalBatcher(RunningBatcher):
             return True
 
     def _need_of_waiting(self) -> list[tuple[int, int]]:
-        num_places = self._max_running - len(self._in_batch())
-        waiting = [s for s in self._ranked() if s.stage is Stage.WAITING and s.slot is None]
-        return [(self._num_missing(sequence, 0), 1) for sequence in waiting[: max(0, num_places)]]
+        waiting = [s for s in self._joinable() if s.slot is None]
+        return [(sequence.num_pages_short_of(0), 1) for sequence in waiting]

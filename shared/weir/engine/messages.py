@@ -170,12 +170,11 @@ class ChunkComputed:
     """Of all positions up to there."""
 
 
-@dataclass(frozen=True, slots=True)
-class TokenDrawn:
+class TokenDrawn(NamedTuple):
     """Output token number `index` (from 0), published in the sequence's record already."""
 
     key: SequenceKey
-    index: int
+    index: int  # type: ignore[assignment]  # hides a method of tuples that nobody calls here
     token_id: int
     logprobs: TokenLogprobs | None = None
 

@@ -87,15 +87,21 @@ class Preemption:
         self._ins.extend(PageCopy(page_id, place) for page_id, place in zip(page_ids, sequence.places, strict=False))
         self._returning.append(_Returning(sequence, page_ids))
 
+    @property
+    def is_any_leaving(self) -> bool:
+        return bool(self._leaving)
+
     def is_leaving(self, sequence: Sequence) -> bool:
         return any(leaving.sequence is sequence for leaving in self._leaving)
 
     def take_plan(self) -> SwapPlan | None:
         """What is to be copied in this step; None if nobody leaves or comes back."""
+        if not self._leaving and not self._returning:
+            return None
         plan = SwapPlan(tuple(self._outs), tuple(self._ins))
         self._outs.clear()
         self._ins.clear()
-        return plan if self._leaving or self._returning else None
+        return plan
 
     def settle(self, failed_places: frozenset[int], now_s: float) -> None:
         """The copies are made, but for those of `failed_places`."""

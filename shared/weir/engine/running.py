@@ -1,34 +1,43 @@
-"""The running batch: sequences that draw a token each step, joined by a rule and bounded in tokens, places and pages.
+"""The running batch: sequences that draw a token each step, bounded in tokens, places and pages.
 
 A step decodes first; what is left of its budget goes to sequences with more to compute: prompts (`local`), and what
-preemption has lost. A sequence that needs a page which the pool does not have sits out, and the pool asks for pages;
-when none come, sequences behind it give theirs up.
+preemption has lost. A policy may decide otherwise (`step_share`), and who joins (`seats`); who is more urgent takes
+another one's place (`rests`). A sequence that needs a page which the pool does not have sits out, and the pool asks
+for pages; when none come, sequences behind it give theirs up.
 """
 
 from abc import abstractmethod
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from weir.engine.batcher import Batcher, BatchLimits
 from weir.engine.held_rows import HeldRows
-from weir.engine.join import JoinSettings, make_join_rule
+from weir.engine.join import JoinSettings, make_gate
 from weir.engine.messages import Arrival, EndReason, Failure, FailureReason, PageLot, TakenOver
+from weir.engine.page_room import PageRoom, in_batch
 from weir.engine.pages import PageNeed, PagePool
-from weir.engine.plan import ChunkPlan, StepResult, SwapPlan
+from weir.engine.plan import ChunkPlan, StepPlan, StepResult, SwapPlan
 from weir.engine.preemption import Preemption, PreemptionSettings
-from weir.engine.sequence import Sequence, Stage
-from weir.kv.geometry import PAGE_TOKENS, num_pages_for
-
-LOOKAHEAD_TOKENS = 8
-"""Pages are wanted this many tokens before they are needed, so that the arena's answer is here in time."""
+from weir.engine.rests import MAX_OVERBOOKING, Rests, RestSettings
+from weir.engine.seats import Queue, Seats
+from weir.engine.sequence import LOOKAHEAD_TOKENS, Sequence, Stage
+from weir.engine.step_planning import StepPlanner
+from weir.engine.step_share import Shares
+from weir.engine.views import Room
+from weir.kv.geometry import PAGE_TOKENS
+from weir.policy.seams import Policy
 
 
 @dataclass(frozen=True, slots=True)
 class RunningSettings:
-    """How sequences join, and what happens when there are too few pages for those that have."""
+    """How sequences join, and what happens when there are too few pages or places for those that have.
+
+    `num_arena_pages`: what the arena has, for policies that look at its use; 0: what the pool holds is all there is.
+    """
 
     join: JoinSettings = field(default_factory=JoinSettings)
     preemption: PreemptionSettings = field(default_factory=PreemptionSettings)
+    rests: RestSettings = field(default_factory=RestSettings)
+    num_arena_pages: int = 0
 
 
 class RunningBatcher(Batcher):
@@ -38,11 +47,17 @@ class RunningBatcher(Batcher):
         super().__init__(limits, pool)
         # Never more than the budget of tokens, so that nobody in the batch starves.
         self._max_running = min(limits.max_num_seqs, limits.max_num_batched_tokens)
-        self._rule = make_join_rule(settings.join, self._max_running)
+        self._own_gate = make_gate(settings.join)
+        # A batch that runs to its end displaces nobody.
+        self._rests = Rests(settings.rests if self._own_gate is None else RestSettings(max_rests=0))
+        self._room = Room(pool, settings.num_arena_pages)
+        self._seats = Seats(self._max_running, self._rests, self._room, self.counters)
+        self._seats.set_gate(self._own_gate)
         self._holds_rows = settings.join.holds_rows
         self._held = HeldRows(pool)
-        self._preempt_after_s = settings.preemption.after_s
+        self._planner = StepPlanner(limits, pool, self._held)
         self._preemption = Preemption(pool, settings.preemption, self.counters)
+        self._page_room = PageRoom(pool, self._preemption, self._held, settings.preemption.after_s)
 
     @abstractmethod
     def _try_admit(self, sequence: Sequence) -> bool:
@@ -52,18 +67,28 @@ class RunningBatcher(Batcher):
     def _need_of_waiting(self) -> list[tuple[int, int]]:
         """(pages, slots) of each waiting sequence that could join now, in order."""
 
+    def set_policy(self, policy: Policy) -> None:
+        """A policy without a gate leaves the worker's own rule in force."""
+        super().set_policy(policy)
+        self._rests.goes_by_rank = policy.is_preemptive and policy.gate is None
+        self._seats.set_gate(policy.gate or self._own_gate)
+        self._planner.shares = Shares(policy.step_budget, self._room, self.counters) if policy.step_budget else None
+
     def need(self) -> PageNeed:
         """The pages that running sequences will want within the next tokens, then what was preempted, then what waits;
         those that want one now come first."""
-        now = soon = 0
+        now = soon = num_waiting = 0
         away = []
+        running = Stage.RUNNING
         for sequence in self._ranked():
-            if sequence.stage is Stage.RUNNING and sequence.is_away:
-                away.append((self._num_missing(sequence, 0), 0))
-            elif sequence.stage is Stage.RUNNING:
-                soon += self._num_missing(sequence, LOOKAHEAD_TOKENS)
-                now += self._num_missing(sequence, 0)
-        others = [*away, *self._need_of_waiting()]
+            if sequence.stage is not running:
+                num_waiting += 1
+            elif sequence.away_since_s is not None:
+                away.append((sequence.num_pages_short_of(0), 0))
+            elif len(sequence.token_ids) + LOOKAHEAD_TOKENS > len(sequence.block_table) * PAGE_TOKENS:
+                soon += sequence.num_pages_short_of(LOOKAHEAD_TOKENS)
+                now += sequence.num_pages_short_of(0)
+        others = [*away, *self._need_of_waiting()] if num_waiting else away
         head_pages, head_slots = (now, 0) if now or not others else others[0]
         return PageNeed(
             num_pages=soon + sum(pages for pages, _ in others),
@@ -74,31 +99,55 @@ class RunningBatcher(Batcher):
 
     def take_surplus(self) -> PageLot:
         """While nothing can run, what preempted sequences wait for may be what another worker of the host needs."""
-        batch = self._in_batch()
-        if batch and all(s.is_away or s.stalled_since_s is not None for s in batch):
-            return self.pool.take_surplus(PageNeed(num_pages=0, num_slots=0, head_pages=0, head_slots=0))
-        return super().take_surplus()
+        is_any = False
+        for sequence in self._ranked():
+            if sequence.stage is Stage.RUNNING:
+                is_any = True
+                if not sequence.is_away and sequence.stalled_since_s is None:
+                    return super().take_surplus()
+        if not is_any:
+            return super().take_surplus()
+        return self.pool.take_surplus(PageNeed(num_pages=0, num_slots=0, head_pages=0, head_slots=0))
 
     @property
     def next_deadline_s(self) -> float | None:
         """When `decide` has something to do although nothing has happened."""
-        waits = [s.away_since_s if s.is_away else s.stalled_since_s for s in self._in_batch()]
-        rooms = [since_s + self._preempt_after_s for since_s in waits if since_s is not None]
-        deadlines = [room_s for room_s in rooms if room_s > self._decided_at_s]
-        deadlines += [at_s for at_s in (super().next_deadline_s, self._rule.next_deadline_s) if at_s is not None]
-        return min(deadlines, default=None)
+        gate = self._seats.gate
+        deadlines = (
+            super().next_deadline_s,
+            self._page_room.next_deadline_s(self._ranked(), self._decided_at_s),
+            gate.next_deadline_s if gate is not None else None,
+        )
+        return min((at_s for at_s in deadlines if at_s is not None), default=None)
 
     def check_integrity(self) -> tuple[str, ...]:
         return (*super().check_integrity(), *self._preemption.check_integrity(self._sequences.values()))
 
-    def _plan_chunks(self, now_s: float) -> Iterator[ChunkPlan]:
-        ranked = self._ranked()
-        self._make_room(ranked, now_s)
-        self._bring_back(ranked, now_s)
-        self._join_waiting(ranked, now_s)
-        yield from self._plan_running(ranked, now_s)
+    def record(self, plan: StepPlan, result: StepResult, now_s: float | None = None) -> None:
+        super().record(plan, result, now_s)
+        shares = self._planner.shares
+        if shares is not None:
+            shares.stepped(0.0 if now_s is None else now_s - self._decided_at_s)
 
-    def _go_on(self, sequence: Sequence) -> None:
+    def _plan_chunks(self, now_s: float) -> tuple[list[ChunkPlan], list[Sequence | None]]:
+        ranked, running = self._ranked(), Stage.RUNNING
+        present = [s for s in ranked if s.stage is running and s.away_since_s is None and s.stalled_since_s is None]
+        if len(present) < len(ranked) or self._seats.gate is not None:
+            self._page_room.make(ranked, now_s)
+            num_present = sum(s.stage is running and s.away_since_s is None for s in ranked)
+            for sequence in self._page_room.bring_back(ranked, self._max_running - num_present):
+                self._stall(sequence, now_s)
+            self._join_waiting(ranked, now_s)
+            present = [s for s in self._ranked() if s.stage is running and s.away_since_s is None]
+        draft = self._planner.plan(self._taking_part(present), now_s)
+        for sequence in draft.stalled:
+            self._stall(sequence, now_s)
+        for sequence in draft.unbooked:
+            message = f"needs more than the {sequence.facts.num_booked_pages} pages that were booked for it"
+            self._end(sequence, failure=Failure(FailureReason.NO_CAPACITY, message))
+        return draft.chunks, draft.owners
+
+    def _begun(self, sequence: Sequence) -> None:
         """It stays in the batch."""
 
     def _take_swap_plan(self) -> SwapPlan | None:
@@ -113,6 +162,9 @@ class RunningBatcher(Batcher):
     def _held_lot(self) -> PageLot:
         return self._held.lot
 
+    def _order_of(self, sequence: Sequence) -> tuple[int, float]:
+        return self._rests.order_of(sequence)
+
     def _free(self, sequence: Sequence, reason: EndReason | None) -> None:
         self._preemption.forget(sequence)
         is_row = self._holds_rows and sequence.stage is Stage.RUNNING and not sequence.is_away
@@ -120,11 +172,8 @@ class RunningBatcher(Batcher):
             self._held.add(sequence)
         else:
             super()._free(sequence, reason)
-        if not self._in_batch():
+        if len(self._held) and not in_batch(self._ranked()):
             self._held.release()
-
-    def _in_batch(self) -> list[Sequence]:
-        return [sequence for sequence in self._sequences.values() if sequence.stage is Stage.RUNNING]
 
     def _add_handed_off(self, arrival: Arrival) -> None:
         """Takes a sequence over with its slot, record and pages."""
@@ -139,7 +188,7 @@ class RunningBatcher(Batcher):
             arrival.log.clear()
             self.pool.put_back(arrival.slot, arrival.block_table)
             return
-        self._sequences[sequence.key] = sequence
+        self._keep(sequence)
         self.counters.taken_over += 1
         self.counters.count_hand_off(sequence.key.request_id, sequence.block_table)
         self._events.append(TakenOver(sequence.key, sequence.block_table))
@@ -151,119 +200,89 @@ class RunningBatcher(Batcher):
         elif reason is not None:
             self._end(sequence, reason=reason)
 
-    def _make_room(self, ranked: list[Sequence], now_s: float) -> None:
-        """For the first that has waited long enough, and for no other in this step: copies take its time.
-
-        Those behind it give way, the last first. With nobody behind it, it gives way itself: those ahead go on.
-        """
-        num_free = self.pool.num_free_pages
-        for index, sequence in enumerate(ranked):
-            num_wanted = self._num_waited_for(sequence, now_s)
-            if num_wanted <= num_free:
-                num_free -= num_wanted
+    def _queue(self) -> Queue:
+        """Nobody overtakes one of the batch that is away."""
+        waiting: list[Sequence] = []
+        batch: list[Sequence] = []
+        num_open = None
+        for sequence in self._ranked():
+            if sequence.stage is not Stage.RUNNING:
+                waiting.append(sequence)
                 continue
-            if self._held.release():
-                return
-            victims = self._preemption.choose(reversed(ranked[index + 1 :]), num_wanted - num_free)
-            if not victims and not sequence.is_away:
-                victims = self._preemption.choose([sequence], 1)
-            for victim in victims:
-                victim.stalled_since_s = None
-                self._preemption.plan_out(victim)
-            return
-
-    def _num_waited_for(self, sequence: Sequence, now_s: float) -> int:
-        """Pages that it lacks to go on, once it has waited long enough for them."""
-        since_s = sequence.away_since_s if sequence.is_away else sequence.stalled_since_s
-        if sequence.stage is not Stage.RUNNING or since_s is None or now_s < since_s + self._preempt_after_s:
-            return 0
-        return self._num_missing(sequence, 0)
-
-    def _bring_back(self, ranked: list[Sequence], now_s: float) -> None:
-        """In order, and none past one that still has to wait. Pages that others will want at once are not for it.
-
-        It waits as long as the batch goes on, for that will leave pages; with nobody to go on it stalls as others do.
-        """
-        present = [s for s in self._in_batch() if not s.is_away]
-        is_going_on = any(s.stalled_since_s is None for s in present)
-        num_places = self._max_running - len(present)
-        num_growing = self._num_growing()
-        may_come = True
-        for sequence in ranked:
-            if sequence.stage is not Stage.RUNNING or not sequence.is_away:
-                continue
-            num_missing = self._num_missing(sequence, 0)
-            may_come = may_come and num_places > 0 and num_missing + num_growing <= self.pool.num_free_pages
-            if may_come:
-                page_ids = self.pool.try_take(num_missing)
-                assert page_ids is not None, "counted above"
-                self._preemption.plan_in(sequence, page_ids)
-                num_places -= 1
-            if may_come or is_going_on:
-                sequence.stalled_since_s = None
-            else:
-                self._stall(sequence, now_s)
+            batch.append(sequence)
+            if sequence.is_away and num_open is None:
+                num_open = len(waiting)
+        return Queue(waiting, batch, len(waiting) if num_open is None else num_open)
 
     def _join_waiting(self, ranked: list[Sequence], now_s: float) -> None:
-        """As many as the rule lets in, in order: nobody overtakes a preempted sequence, or one that lacks pages."""
-        num_waiting = sum(sequence.stage is Stage.WAITING for sequence in ranked)
-        num_joining = self._rule.num_joining(now_s, num_waiting, len(ranked) - num_waiting)
+        """As many as there are places for, and more in the places of less urgent ones; nobody overtakes one that lacks
+        pages."""
+        queue = self._queue()
+        for sequence in queue.waiting:
+            if sequence.came_at_s is None:
+                sequence.came_at_s = sequence.served_at_s = now_s
+        joining = self._seats.choose(queue, now_s)
         is_short = False
-        for sequence in ranked:
-            if sequence.stage is Stage.RUNNING:
-                if sequence.is_away:
-                    num_joining = 0
-            elif num_joining <= 0:
-                sequence.stalled_since_s = None
-            elif is_short or not self._try_admit(sequence):
+        for sequence in joining:
+            if is_short or not self._try_admit(sequence):
                 is_short = True
-                num_joining -= 1
                 self._stall(sequence, now_s)
             else:
-                num_joining -= 1
-                sequence.stage = Stage.RUNNING  # also of one that could not be recorded, and has ended
-                sequence.stalled_since_s = None
+                self._seat(sequence, now_s)
+        num_joined = 0 if is_short else len(joining)
+        others = [s for s in queue.waiting if s.stage is Stage.WAITING and s not in joining]
+        if not is_short and self._seats.num_computed(queue.batch) + num_joined >= self._max_running:
+            others = self._displace(others, queue, now_s)
+        for sequence in others:
+            sequence.stalled_since_s = None
 
-    def _plan_running(self, ranked: list[Sequence], now_s: float) -> Iterator[ChunkPlan]:
-        present = [s for s in ranked if s.stage is Stage.RUNNING and not s.is_away]
-        decodes = [s for s in present if s.num_uncomputed == 1]
-        budget = self.limits.max_num_batched_tokens - len(self._held)
-        yield from self._held.chunks()
-        for sequence in [*decodes, *(s for s in present if s.num_uncomputed > 1)]:
-            if budget <= 0:
-                return
-            num_tokens = min(sequence.num_uncomputed, self.limits.chunk_tokens, budget)
-            if not self._preemption.is_leaving(sequence) and self._try_grow(sequence, num_tokens, now_s):
-                chunk = sequence.plan_chunk(num_tokens)
-                budget -= num_tokens
-                self._planned[chunk.slot] = sequence
-                yield chunk
+    def _displace(self, newcomers: list[Sequence], queue: Queue, now_s: float) -> list[Sequence]:
+        """Seats the most urgent ones in the places of others. Those that still wait."""
+        seated = [sequence for sequence in reversed(queue.batch) if sequence not in self._seats.resting]
+        open_to = set(queue.waiting[: queue.num_open])
+        for index, newcomer in enumerate(newcomers):
+            victim = self._rests.try_choose(newcomer, seated) if newcomer in open_to else None
+            if victim is None or not self._may_overbook(newcomer):
+                return newcomers[index:]
+            if not self._try_admit(newcomer):
+                self._stall(newcomer, now_s)
+                return newcomers[index + 1 :]
+            self._seat(newcomer, now_s)
+            seated.remove(victim)
+            self._rests.begin(victim, now_s)
+            self.counters.rests += 1
+        return []
 
-    def _try_grow(self, sequence: Sequence, num_tokens: int, now_s: float) -> bool:
-        """Gives a sequence the pages for its next tokens. False: it cannot be computed in this step."""
-        num_missing = sequence.num_missing_pages(num_tokens)
-        num_booked = sequence.facts.num_booked_pages
-        if len(sequence.block_table) + num_missing > num_booked:
-            message = f"needs more than the {num_booked} pages that were booked for it"
-            self._end(sequence, failure=Failure(FailureReason.NO_CAPACITY, message))
-            return False
-        page_ids = self.pool.try_take(num_missing) if num_missing else ()
-        if page_ids is None:
-            self._stall(sequence, now_s)
-            return False
-        for page_id in page_ids:
-            sequence.grow(page_id)
-        sequence.stalled_since_s = None
-        return True
+    def _joinable(self) -> list[Sequence]:
+        """Those that wait and could join now, were there pages."""
+        queue = self._queue()
+        num_free = max(0, self._max_running - self._seats.num_computed(queue.batch))
+        joinable, seated = queue.waiting[:num_free], queue.batch[::-1]
+        for newcomer in queue.waiting[num_free:]:
+            victim = self._rests.try_choose(newcomer, seated)
+            if victim is None or not self._may_overbook(newcomer):
+                break
+            seated.remove(victim)
+            joinable.append(newcomer)
+        return joinable
 
-    def _num_growing(self) -> int:
-        """Pages that the batch as it is will want within the next tokens."""
-        return sum(self._num_missing(s, LOOKAHEAD_TOKENS) for s in self._in_batch() if not s.is_away)
+    def _may_overbook(self, newcomer: Sequence) -> bool:
+        """What was handed over has its pages and slot already."""
+        if newcomer.slot is not None:
+            return True
+        num_placed = sum(sequence.slot is not None for sequence in self._sequences.values())
+        return num_placed < MAX_OVERBOOKING * self._max_running
 
-    def _num_missing(self, sequence: Sequence, num_ahead: int) -> int:
-        """Pages that it lacks for all its tokens and `num_ahead` more, as far as they are booked."""
-        num_pages = len(sequence.block_table)
-        num_wanted = sequence.num_tokens + num_ahead
-        if num_wanted <= num_pages * PAGE_TOKENS:  # nearly always, and this runs often
-            return 0
-        return max(0, min(sequence.facts.num_booked_pages, num_pages_for(num_wanted)) - num_pages)
+    def _seat(self, sequence: Sequence, now_s: float) -> None:
+        if sequence.key in self._sequences:  # one that could not be recorded has ended
+            sequence.stage = Stage.RUNNING
+            sequence.stalled_since_s = None
+            self._rests.end(sequence, now_s)
+
+    def _taking_part(self, present: list[Sequence]) -> list[Sequence]:
+        """Of those with pages: not those that a gate lets rest, or whose pages leave in this step, nor more than there
+        are places for (they are more when a policy has just gone that let some rest)."""
+        resting = self._seats.resting
+        if resting or self._preemption.is_any_leaving:
+            present = [s for s in present if s not in resting and not self._preemption.is_leaving(s)]
+        return present[: self._max_running] if len(present) > self._max_running else present

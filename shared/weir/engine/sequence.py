@@ -25,8 +25,14 @@ from weir.engine.plan import ChunkPlan, SampleSpec, ScoreSpec
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
 from weir.kv.record import SequenceFacts
 
+_new = tuple.__new__  # of named tuples: their own constructors look at keywords first
+
 OpenLog = Callable[[int], SequenceLog]
 """The record of a slot, to be begun."""
+
+
+LOOKAHEAD_TOKENS = 8
+"""Pages are wanted this many tokens before they are needed, so that the arena's answer is here in time."""
 
 
 class Stage(Enum):
@@ -61,11 +67,31 @@ class Sequence:
     num_computed_before: int = 0
     """Positions below this were computed once already, before they were lost."""
     num_preemptions: int = 0
+    num_rests: int = 0
+    """Times that it gave its place in the batch to a more urgent one, its pages stayed."""
+    rests_since_s: float | None = None
+    came_at_s: float | None = None
+    """When its batcher first looked at it."""
+    served_at_s: float = 0.0
+    """When its last token was drawn here; before that, when it came."""
+    num_passed_over: int = 0
+    """Steps in a row that had no room for any of its prompt."""
     key: SequenceKey = field(init=False)
+    num_prompt_tokens: int = field(init=False)
+    num_tokens_at_most: int = field(init=False)
+    """Of prompt and output, by its own stop rules."""
     history: GrowingHistory | None = field(init=False, default=None)
+    stop_token_ids: tuple[int, ...] = field(init=False)
+    num_special_draws: int = field(init=False)
+    """Output tokens before this one are drawn with more than the sampling parameters."""
 
     def __post_init__(self) -> None:
-        self.key = SequenceKey(self.facts.request_id, self.facts.attempt)
+        facts = self.facts
+        self.key = SequenceKey(facts.request_id, facts.attempt)
+        self.num_prompt_tokens = len(facts.prompt_token_ids)
+        self.num_tokens_at_most = self.num_prompt_tokens + facts.stop.max_tokens
+        self.stop_token_ids = facts.stop.stop_token_ids
+        self.num_special_draws = self.num_tokens_at_most if facts.sampling.has_penalties else facts.stop.min_tokens
         if self.facts.sampling.has_penalties:
             self.history = GrowingHistory(self.token_ids, self.num_prompt_tokens)
 
@@ -89,10 +115,6 @@ class Sequence:
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        return len(self.facts.prompt_token_ids)
 
     @property
     def num_output_tokens(self) -> int:
@@ -120,6 +142,13 @@ class Sequence:
     def num_missing_pages(self, num_ahead: int) -> int:
         """Pages to add before the next `num_ahead` positions can be computed."""
         return max(0, num_pages_for(self.num_computed + num_ahead) - len(self.block_table))
+
+    def num_pages_short_of(self, num_ahead: int) -> int:
+        """Pages that it lacks for all its tokens and `num_ahead` more, as far as they are booked."""
+        num_pages, num_wanted = len(self.block_table), len(self.token_ids) + num_ahead
+        if num_wanted <= num_pages * PAGE_TOKENS:  # nearly always, and this runs often
+            return 0
+        return max(0, min(self.facts.num_booked_pages, num_pages_for(num_wanted)) - num_pages)
 
     def place(self, slot: int, log: SequenceLog, page_ids: Seq[int]) -> None:
         """Gives a new sequence its slot, and pages after its cached prefix, and publishes that much of its record."""
@@ -184,6 +213,23 @@ class Sequence:
             score=None if is_again else self._try_score_spec(end),
         )
 
+    def plan_decode(self) -> ChunkPlan:
+        """`plan_chunk(1)` of a sequence with one token to compute and a page for it; quicker, for most chunks are this.
+
+        Changes nothing.
+        """
+        start, facts, table = self.num_computed, self.facts, self.block_table
+        output_index = start + 1 - self.num_prompt_tokens
+        sample = (
+            _new(SampleSpec, (facts.sampling, output_index, (), None))
+            if output_index >= self.num_special_draws
+            else self._sample_spec()
+        )
+        num_pages = start // PAGE_TOKENS + 1
+        if len(table) != num_pages:
+            table = table[:num_pages]
+        return _new(ChunkPlan, (self.slot, start, (self.token_ids[start],), table, sample, None))
+
     def _sample_spec(self) -> SampleSpec:
         stop, output_index = self.facts.stop, self.num_output_tokens
         return SampleSpec(
@@ -213,13 +259,24 @@ class Sequence:
         self.num_computed = end
         self.log.publish(end)
 
+    def record_decode(self, end: int, token_id: int) -> None:
+        """`record_chunk` of a token that is drawn without log-probabilities; quicker."""
+        log = self.log
+        assert log is not None, "only a placed sequence can be computed"
+        log.append_token(token_id)
+        self.token_ids.append(token_id)
+        if self.history is not None:
+            self.history.append(token_id)
+        self.num_computed = end
+        log.publish(end)
+
     def end_reason(self, max_context_tokens: int) -> EndReason | None:
         """Why the last drawn token ends the sequence, or None when it goes on."""
         if self.num_output_tokens == 0:
             return None
         if self.token_ids[-1] in self.facts.stop.stop_token_ids:
             return EndReason.STOP
-        if self.num_output_tokens >= self.facts.stop.max_tokens or self.num_tokens >= max_context_tokens:
+        if self.num_tokens >= min(self.num_tokens_at_most, max_context_tokens):
             return EndReason.LENGTH
         return None
 

@@ -6,61 +6,69 @@ from tests.unit.engine.world import MAX_CONTEXT_TOKENS, VOCAB_SIZE
 
 from weir.core.clock import ManualClock
 from weir.engine.batcher import BatchLimits
-from weir.engine.join import Batching, ContinuousJoin, DynamicJoin, JoinSettings, StaticJoin
+from weir.engine.join import Batching, DynamicGate, JoinSettings, StaticGate, make_gate
 from weir.engine.preemption import PreemptionSettings
+from weir.policy.seams import BatchView, Gate, Member
 
 
-def test_continuously_every_free_place_is_filled() -> None:
-    rule = ContinuousJoin(4)
-    assert [rule.num_joining(0.0, 9, in_batch) for in_batch in range(6)] == [4, 3, 2, 1, 0, 0]
+def num_joining(gate: Gate, now_s: float, num_waiting: int, num_in_batch: int, num_places: int = 4) -> int:
+    members = [Member(f"{number:032x}", 4, 0, 0.0) for number in range(num_waiting + num_in_batch)]
+    view = BatchView(members[:num_waiting], members[num_waiting:], num_places, num_pool_tokens=64, num_free_tokens=64)
+    joining = gate.decide(view, now_s).joining
+    assert list(joining) == list(range(len(joining))), "in order"
+    return len(joining)
+
+
+def test_continuously_there_is_no_gate() -> None:
+    assert make_gate(JoinSettings()) is None
 
 
 def test_into_a_static_batch_nobody_joins_before_all_of_it_has_ended() -> None:
-    rule = StaticJoin(4)
-    assert [rule.num_joining(0.0, 9, in_batch) for in_batch in (4, 1, 0)] == [0, 0, 4]
+    gate = StaticGate()
+    assert [num_joining(gate, 0.0, 9, in_batch) for in_batch in (4, 1, 0)] == [0, 0, 4]
 
 
 def test_a_dynamic_batch_starts_at_the_end_of_the_window() -> None:
-    rule, clock = DynamicJoin(4, window_s=0.1), ManualClock(5.0)
-    assert rule.num_joining(clock.now_s(), 0, 0) == 0
-    assert rule.next_deadline_s is None
-    assert rule.num_joining(clock.now_s(), 1, 0) == 0
-    assert rule.next_deadline_s == pytest.approx(5.1)
+    gate, clock = DynamicGate(window_s=0.1), ManualClock(5.0)
+    assert num_joining(gate, clock.now_s(), 0, 0) == 0
+    assert gate.next_deadline_s is None
+    assert num_joining(gate, clock.now_s(), 1, 0) == 0
+    assert gate.next_deadline_s == pytest.approx(5.1)
     clock.advance(0.09)
-    assert rule.num_joining(clock.now_s(), 2, 0) == 0, "the first one's window counts"
+    assert num_joining(gate, clock.now_s(), 2, 0) == 0, "the first one's window counts"
     clock.advance(0.02)
-    assert rule.num_joining(clock.now_s(), 2, 0) == 4
+    assert num_joining(gate, clock.now_s(), 2, 0) == 2
 
 
 def test_a_full_dynamic_batch_does_not_wait() -> None:
-    rule = DynamicJoin(4, window_s=0.1)
-    assert rule.num_joining(0.0, 4, 0) == 4
+    gate = DynamicGate(window_s=0.1)
+    assert num_joining(gate, 0.0, 4, 0) == 4
 
 
 def test_the_window_runs_while_a_dynamic_batch_does() -> None:
-    rule, clock = DynamicJoin(4, window_s=0.1), ManualClock()
-    assert rule.num_joining(clock.now_s(), 1, 3) == 0
-    assert rule.next_deadline_s is None, "the batch's end is what it waits for"
+    gate, clock = DynamicGate(window_s=0.1), ManualClock()
+    assert num_joining(gate, clock.now_s(), 1, 3) == 0
+    assert gate.next_deadline_s is None, "the batch's end is what it waits for"
     clock.advance(0.2)
-    assert rule.num_joining(clock.now_s(), 1, 3) == 0
-    assert rule.num_joining(clock.now_s(), 1, 0) == 4
+    assert num_joining(gate, clock.now_s(), 1, 3) == 0
+    assert num_joining(gate, clock.now_s(), 1, 0) == 1
 
 
 def test_those_left_over_by_a_full_dynamic_batch_have_a_window_of_their_own() -> None:
-    rule, clock = DynamicJoin(4, window_s=0.1), ManualClock()
-    assert rule.num_joining(clock.now_s(), 5, 0) == 4
+    gate, clock = DynamicGate(window_s=0.1), ManualClock()
+    assert num_joining(gate, clock.now_s(), 5, 0) == 4
     clock.advance(0.05)
-    assert rule.num_joining(clock.now_s(), 1, 0) == 0
+    assert num_joining(gate, clock.now_s(), 1, 0) == 0
     clock.advance(0.06)
-    assert rule.num_joining(clock.now_s(), 1, 0) == 4
+    assert num_joining(gate, clock.now_s(), 1, 0) == 1
 
 
 def test_who_waited_once_leaves_no_window_behind() -> None:
-    rule, clock = DynamicJoin(4, window_s=0.1), ManualClock()
-    rule.num_joining(clock.now_s(), 1, 0)
+    gate, clock = DynamicGate(window_s=0.1), ManualClock()
+    num_joining(gate, clock.now_s(), 1, 0)
     clock.advance(1.0)
-    rule.num_joining(clock.now_s(), 0, 0)  # it was cancelled
-    assert rule.num_joining(clock.now_s(), 1, 0) == 0
+    num_joining(gate, clock.now_s(), 0, 0)  # it was cancelled
+    assert num_joining(gate, clock.now_s(), 1, 0) == 0
 
 
 def batch_sizes(batching: Batching, max_num_seqs: int = 3) -> list[int]:

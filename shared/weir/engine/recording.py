@@ -1,0 +1,87 @@
+"""Takes the result of a step into sequences, counters and events; who ends by it, and who goes on, is told."""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+from weir.engine.counters import Counters
+from weir.engine.messages import ChunkComputed, EndReason, Event, PromptScored, TokenDrawn
+from weir.engine.plan import ChunkPlan, StepPlan, StepResult
+from weir.engine.sequence import Sequence
+
+_new = tuple.__new__  # of named tuples: their own constructors look at keywords first
+
+
+@dataclass(slots=True)
+class Drawn:
+    """Sequences that drew a token by which they end, and those that drew their first one here and go on."""
+
+    ended: list[tuple[Sequence, EndReason]] = field(default_factory=list)
+    begun: list[Sequence] = field(default_factory=list)
+
+
+class Recorder:
+    """Writes to `counters` and `events` of its batcher."""
+
+    def __init__(self, counters: Counters, events: list[Event], max_context_tokens: int) -> None:
+        self._counters = counters
+        self._events = events
+        self._max_context_tokens = max_context_tokens
+
+    def record(self, plan: StepPlan, owners: Seq[Sequence | None], result: StepResult, ended_at_s: float) -> Drawn:
+        """`owners` of the chunks; None: of a sequence that has ended. The result has been checked.
+
+        Most chunks are the next token of an output and nothing else: those go a short way.
+        """
+        drawn, counters, events = Drawn(), self._counters, self._events
+        num_prompt, num_output = counters.prompt_tokens_computed, counters.output_tokens_computed
+        token_ids, longest, num_decoded, num_drawn = result.token_ids, self._max_context_tokens, 0, 0
+        for chunk, sequence in zip(plan.chunks, owners, strict=True):
+            if sequence is None:
+                counters.held_rows_computed += 1
+                continue
+            sequence.served_at_s = ended_at_s
+            start, sample = chunk.start, chunk.sample
+            num_prompt_tokens = sequence.num_prompt_tokens
+            is_new = start >= num_prompt_tokens and start >= sequence.num_computed_before
+            if sample is None or not is_new or sample.params.logprobs is not None:
+                self._record_chunk(sequence, chunk, result, drawn)
+                continue
+            end, token_id = start + len(chunk.token_ids), token_ids[chunk.slot]
+            sequence.record_decode(end, token_id)
+            num_decoded += end - start
+            num_drawn += 1
+            events.append(_new(TokenDrawn, (sequence.key, end - num_prompt_tokens, token_id, None)))
+            if token_id in sequence.stop_token_ids or end + 1 >= sequence.num_tokens_at_most or end + 1 >= longest:
+                drawn.ended.append((sequence, _reason_of(sequence, longest)))
+        counters.output_tokens_computed += num_decoded
+        counters.tokens_generated += num_drawn
+        counters.prefill_steps += counters.prompt_tokens_computed > num_prompt
+        counters.decode_steps += counters.output_tokens_computed > num_output
+        return drawn
+
+    def _record_chunk(self, sequence: Sequence, chunk: ChunkPlan, result: StepResult, drawn: Drawn) -> None:
+        token_id = result.token_ids[chunk.slot] if chunk.sample is not None else None
+        logprobs = result.logprobs.get(chunk.slot)
+        sequence.record_chunk(chunk.end, token_id, logprobs)
+        num_before = sequence.num_computed_before
+        self._counters.count_chunk(chunk.start, chunk.end, sequence.num_prompt_tokens, num_before)
+        if num_before <= chunk.start < sequence.num_prompt_tokens:
+            told = ChunkComputed(sequence.key, chunk.start, len(chunk.token_ids), chunk.block_table)
+            self._events.append(told)
+        if chunk.score is not None:
+            self._events.append(PromptScored(sequence.key, chunk.start + 1, result.prompt_logprobs[chunk.slot]))
+        if token_id is None:
+            return
+        self._counters.tokens_generated += 1
+        self._events.append(TokenDrawn(sequence.key, sequence.num_output_tokens - 1, token_id, logprobs))
+        reason = sequence.end_reason(self._max_context_tokens)
+        if reason is not None:
+            drawn.ended.append((sequence, reason))
+        elif chunk.start < sequence.num_prompt_tokens:
+            drawn.begun.append(sequence)
+
+
+def _reason_of(sequence: Sequence, max_context_tokens: int) -> EndReason:
+    reason = sequence.end_reason(max_context_tokens)
+    assert reason is not None, "the short way has found one"
+    return reason
