@@ -75,6 +75,8 @@ class _BucketedQueue:
         return list(self._bucket_by_id)
 
     def add(self, request: Waiting) -> None:
+        if request.request_id in self._bucket_by_id:
+            raise ValueError(f"{request.request_id} is in the queue already")
         bucket = self._bucket_of(request)
         self._buckets[bucket].add(request)
         self._bucket_by_id[request.request_id] = bucket
