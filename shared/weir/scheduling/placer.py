@@ -29,6 +29,7 @@ from weir.scheduling.workers import Workers
 _NUM_DRAWN = 2
 _MAX_HOLDERS = 2
 _SITUATION_S = 0.25
+_BY_COST = itemgetter(0, 1)
 
 
 class Placer:
@@ -105,13 +106,14 @@ class Placer:
         options = self._options(request, pool, hashes, now_s, is_drawn=is_drawn)
         if all(option.is_full for option in options):
             return None
+        options.sort(key=_BY_COST)
         refused: set[str] = set()
-        for option in sorted(options):
+        for option in options:
             for decode in option.decodes:
                 memory_id = decode.memory.memory_id
                 if memory_id not in refused and self._has_memory(request, decode.memory, now_s):
-                    self._expect(request, option, options, hashes, now_s)
-                    return self._placement(request, option, decode, kind_of(option, options), dispatch)
+                    self.prefixes.place(option.seat.station.memory_id, hashes, now_s)
+                    return self._place(request, option, decode, options, now_s, dispatch)
                 refused.add(memory_id)
         return None
 
@@ -121,39 +123,40 @@ class Placer:
         One that has been given enough already is among them only for what it has cached: who waits for it there waits
         less than others would read.
         """
-        submit, limits = request.submit, self._limits
-        has_choice = bool(pool) and pool[0].is_local != pool[-1].is_local
+        submit, num_request_tokens = request.submit, request.num_tokens
+        max_prefills, max_prefill_tokens = self._limits.max_prefills, self._limits.max_prefill_tokens
+        slot: Seat = (-self._limits.lane_priorities.get(request.lane, 0), request.rank)
+        is_choice = bool(pool) and pool[0].is_local != pool[-1].is_local
+        router = self._router
         cached_by_memory: dict[str, int] = {}
-        decodes_by_host: dict[int, Sequence[DecodeSeat]] = {}
+        decodes_by_host: dict[tuple[DecodeSeat, ...], Sequence[DecodeSeat]] = {}
         options: list[Option] = []
-        for index, seat in enumerate(pool):
+        for place, seat in enumerate(pool):
             station, load = seat.station, seat.station.prefill
-            if request.num_tokens > station.max_context_tokens:
+            if num_request_tokens > station.max_context_tokens:
                 continue
-            num_cached = cached_by_memory.get(station.memory_id)
-            if num_cached is None:
-                num_cached = self.prefixes.num_cached_tokens(station.memory_id, hashes)
-                cached_by_memory[station.memory_id] = num_cached = min(num_cached, submit.num_prompt_tokens - 1)
+            memory_id = station.memory_id
+            if memory_id not in cached_by_memory:
+                num_cached = self.prefixes.num_cached_tokens(memory_id, hashes) if hashes else 0
+                cached_by_memory[memory_id] = min(num_cached, submit.num_prompt_tokens - 1)
+            num_cached = cached_by_memory[memory_id]
+            num_prompts = len(load.prompts)
             num_tokens = load.num_tokens + submit.num_prompt_tokens - num_cached
-            is_full = load.num_prompts > 0 and (
-                load.num_prompts >= limits.max_prefills or num_tokens > limits.max_prefill_tokens
-            )
-            if is_full and (not num_cached or load.num_prompts >= limits.max_prefills):
+            is_full = num_prompts > 0 and (num_prompts >= max_prefills or num_tokens > max_prefill_tokens)
+            if is_full and (not num_cached or num_prompts >= max_prefills):
                 continue
-            decodes = decodes_by_host.get(id(seat.decode))
+            decodes = decodes_by_host.get(seat.decode)
             if decodes is None:
-                decodes = decodes_by_host[id(seat.decode)] = self._decodes(request, seat.decode, is_drawn=is_drawn)
+                decodes = decodes_by_host[seat.decode] = self._decodes(request, slot, seat.decode, is_drawn=is_drawn)
             if decodes:
-                options.append(
-                    self._router.option(
-                        index, seat, decodes, submit, num_cached, now_s, is_full=is_full, has_choice=has_choice
-                    )
-                )
+                cost_ms = router.cost_ms(seat, decodes[0], submit, num_cached, now_s, is_choice)
+                options.append(Option(cost_ms, place, seat, decodes, num_cached, is_full))
         return options
 
-    def _decodes(self, request: Request, seats: Sequence[DecodeSeat], *, is_drawn: bool) -> Sequence[DecodeSeat]:
+    def _decodes(
+        self, request: Request, slot: Seat, seats: Sequence[DecodeSeat], *, is_drawn: bool
+    ) -> Sequence[DecodeSeat]:
         """Those with a slot for it, the quickest first if it keeps the target, else the one with the most room."""
-        slot: Seat = (-self._limits.lane_priorities.get(request.lane, 0), request.rank)
         overbooking = self._limits.slot_overbooking
         if is_drawn and len(seats) > self._limits.placing.small_pool:
             seats = self._random.sample(seats, _NUM_DRAWN)
@@ -163,7 +166,7 @@ class Placer:
             if request.num_tokens <= seat.station.max_context_tokens
             and has_slot(slot, seat.station.decode.ranks, seat.station.max_num_seqs, overbooking)
         ]
-        if len(free) <= 1:
+        if len(free) < 2:
             return free
         num_prompt_tokens, target_ms = request.submit.num_prompt_tokens, request.itl_target_ms
         itls_ms = [(seat.station.itl_ms(num_prompt_tokens), index, seat) for index, seat in enumerate(free)]
@@ -180,23 +183,29 @@ class Placer:
         use = MemoryUse(memory.memory_id, num_pages, memory.num_booked_pages, [load.lengths for load in memory.loads])
         return self._memory_test.fits(use, request.submit, now_s)
 
-    def _expect(
-        self, request: Request, option: Option, options: Sequence[Option], hashes: Hashes, now_s: float
-    ) -> None:
-        kind = kind_of(option, options)
+    def _place(
+        self,
+        request: Request,
+        option: Option,
+        decode: DecodeSeat,
+        options: Sequence[Option],
+        now_s: float,
+        dispatch: int,
+    ) -> Placement:
+        submit, reader, writer = request.submit, option.seat.station.record, decode.station.record
+        expected = self._router.expect(option, decode, submit, now_s)
+        split = next((one for one in options if not one.seat.is_local), None) if option.seat.is_local else None
+        beside = self._router.expect(split, split.decodes[0], submit, now_s) if split else None
+        kind = kind_of(option, expected, beside)
         self._counts[kind] += 1
-        self.prefixes.place(option.seat.station.memory_id, hashes, now_s)
         request.plan = PlacementPlan(
             num_cached_tokens=option.num_cached_tokens,
-            read_ms=option.read_ms,
-            itl_ms=option.itl_ms,
-            num_charged_pages=self._memory_test.charged_pages(request.submit),
+            read_ms=expected.read_ms,
+            itl_ms=expected.itl_ms,
+            num_charged_pages=self._memory_test.charged_pages(submit),
         )
-
-    def _placement(self, request: Request, option: Option, decode: DecodeSeat, kind: str, dispatch: int) -> Placement:
-        submit, reader, writer = request.submit, option.seat.station.record, decode.station.record
         reason = (
-            f"{kind}: first token in about {option.ttft_ms:.0f} ms, {option.num_cached_tokens} of "
+            f"{kind}: first token in about {expected.ttft_ms:.0f} ms, {option.num_cached_tokens} of "
             f"{submit.num_prompt_tokens} tokens cached"
         )
         return Placement(

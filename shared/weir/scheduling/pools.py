@@ -12,7 +12,7 @@ from weir.scheduling.workers import HostView, Workers
 _MAX_POOLS = 1024
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Memory:
     """Pages that one or several decode workers book in."""
 
@@ -34,7 +34,7 @@ class Memory:
         return total
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class DecodeSeat:
     """A worker that can write an answer, and where its pages are."""
 
@@ -42,7 +42,7 @@ class DecodeSeat:
     memory: Memory
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ReadSeat:
     """A worker that can read a prompt, and who of its host can go on from there; `is_local`: only itself."""
 

@@ -60,10 +60,12 @@ class PrefixView:
         memory = self._memories.get(memory_id)
         if memory is None or not hashes or not memory.has(hashes[0]):
             return 0
+        told, placed, before = memory.told, memory.placed, memory.placed_before
         found, missing = 0, len(hashes)
         while missing - found > 1:
             middle = (found + missing) // 2
-            if memory.has(hashes[middle]):
+            page_hash = hashes[middle]
+            if page_hash in told or page_hash in placed or page_hash in before:
                 found = middle
             else:
                 missing = middle

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from weir.bus.messages import Submit
@@ -18,14 +19,19 @@ class Option(NamedTuple):
     """In the pool."""
     seat: ReadSeat
     decodes: Sequence[DecodeSeat]
-    """Who may go on from there, the best first."""
+    """Who may go on from there, the best first; never none."""
+    num_cached_tokens: int
+    is_full: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """What an option's cost is made of."""
+
     queue_ms: float
     read_ms: float
     hand_off_ms: float
     itl_ms: float
-    """On the first of `decodes`."""
-    num_cached_tokens: int
-    is_full: bool
 
     @property
     def ttft_ms(self) -> float:
@@ -33,62 +39,68 @@ class Option(NamedTuple):
 
 
 class Router:
-    """Makes options."""
+    """Costs, as the limits' rule counts them."""
 
     def __init__(self, limits: PlacingLimits) -> None:
         self._limits = limits
         self._random = random.Random(limits.seed)
+        self._is_estimating = limits.router == "estimated-ttft"
 
-    def option(
-        self,
-        index: int,
-        seat: ReadSeat,
-        decodes: Sequence[DecodeSeat],
-        submit: Submit,
-        num_cached_tokens: int,
-        now_s: float,
-        *,
-        is_full: bool,
-        has_choice: bool,
-    ) -> Option:
-        """`has_choice`: the prompt could be read by a prefill worker as well as by a decode worker."""
-        limits, station = self._limits, seat.station
-        num_uncached = submit.num_prompt_tokens - num_cached_tokens
-        queue_ms = station.prefill.queue_ms(now_s)
-        itl_ms = decodes[0].station.itl_ms(submit.num_prompt_tokens)
+    def cost_ms(
+        self, seat: ReadSeat, decode: DecodeSeat, submit: Submit, num_cached_tokens: int, now_s: float, is_choice: bool
+    ) -> float:
+        """Less is better. `is_choice`: prefill workers as well as decode workers could read the prompt."""
+        if not self._is_estimating:
+            return self._baseline_cost(seat, decode, submit, num_cached_tokens, now_s)
+        limits, station, num_prompt_tokens = self._limits, seat.station, submit.num_prompt_tokens
+        num_uncached = num_prompt_tokens - num_cached_tokens
+        ttft_ms = station.prefill.queue_ms(now_s) if station.prefill.prompts else 0.0
         if seat.is_local:
             read_ms = station.read_beside_ms(num_uncached, num_cached_tokens)
-            hand_off_ms = 0.0
-            harm_ms = limits.local_harm * read_ms * len(station.decode.ranks)
-            ttft_ms = queue_ms + read_ms + harm_ms
-            if has_choice:
+            ttft_ms += read_ms + limits.local_harm * read_ms * len(station.decode.ranks)
+            if is_choice:
                 ttft_ms /= 1 - limits.local_gain
         else:
-            read_ms = station.read_ms(num_uncached, num_cached_tokens)
-            hand_off_ms = limits.hand_off_ms + limits.hand_off_page_ms * num_pages_for(submit.num_prompt_tokens)
-            ttft_ms = queue_ms + read_ms + hand_off_ms
-        cost_ms = self._cost_ms(ttft_ms, queue_ms, limits.itl_weight * itl_ms, num_cached_tokens)
-        return Option(cost_ms, index, seat, decodes, queue_ms, read_ms, hand_off_ms, itl_ms, num_cached_tokens, is_full)
+            ttft_ms += station.read_ms(num_uncached, num_cached_tokens) + self._hand_off_ms(submit)
+        return ttft_ms + limits.itl_weight * decode.station.itl_ms(num_prompt_tokens)
 
-    def _cost_ms(self, ttft_ms: float, queue_ms: float, itl_cost_ms: float, num_cached_tokens: int) -> float:
+    def expect(self, option: Option, decode: DecodeSeat, submit: Submit, now_s: float) -> Expectation:
+        """Whatever the rule that chose it."""
+        station, num_cached = option.seat.station, option.num_cached_tokens
+        num_uncached = submit.num_prompt_tokens - num_cached
+        read = station.read_beside_ms if option.seat.is_local else station.read_ms
+        return Expectation(
+            queue_ms=station.prefill.queue_ms(now_s),
+            read_ms=read(num_uncached, num_cached),
+            hand_off_ms=0.0 if option.seat.is_local else self._hand_off_ms(submit),
+            itl_ms=decode.station.itl_ms(submit.num_prompt_tokens),
+        )
+
+    def _hand_off_ms(self, submit: Submit) -> float:
+        limits = self._limits
+        if not limits.hand_off_page_ms:
+            return limits.hand_off_ms
+        return limits.hand_off_ms + limits.hand_off_page_ms * num_pages_for(submit.num_prompt_tokens)
+
+    def _baseline_cost(
+        self, seat: ReadSeat, decode: DecodeSeat, submit: Submit, num_cached_tokens: int, now_s: float
+    ) -> float:
         match self._limits.router:
-            case "estimated-ttft":
-                return ttft_ms + itl_cost_ms
-            case "least-load":
-                return queue_ms + itl_cost_ms
             case "longest-prefix":
                 return -num_cached_tokens
             case "random":
                 return self._random.random()
+            case _:
+                queue_ms = seat.station.prefill.queue_ms(now_s)
+                return queue_ms + self._limits.itl_weight * decode.station.itl_ms(submit.num_prompt_tokens)
 
 
-def kind_of(chosen: Option, options: Sequence[Option]) -> str:
-    """One word for why: the metric's label."""
-    if not chosen.seat.is_local:
-        return "split_cached" if chosen.num_cached_tokens else "split"
-    split = min((option for option in options if not option.seat.is_local), default=None)
-    if split is None:
+def kind_of(option: Option, expected: Expectation, beside: Expectation | None) -> str:
+    """One word for why: the metric's label. `beside`: what the best prefill worker would have offered."""
+    if not option.seat.is_local:
+        return "split_cached" if option.num_cached_tokens else "split"
+    if beside is None:
         return "local"
-    if split.queue_ms > chosen.ttft_ms:
+    if beside.queue_ms > expected.ttft_ms:
         return "local_queue"
-    return "local_hand_off" if split.hand_off_ms > split.read_ms else "local_short"
+    return "local_hand_off" if beside.hand_off_ms > beside.read_ms else "local_short"

@@ -110,6 +110,10 @@ class Workers:
             self._views[key] = views if views or not group else self.hosts_of(model)
         return self._views[key]
 
+    def has_group(self, model: str, group: str) -> bool:
+        """Whether workers of the group itself can serve the model now."""
+        return any(record.group == group for host in self.hosts_of(model, group) for record in host.decode)
+
     def _changed(self) -> None:
         self._views.clear()
         self._num_changes += 1
