@@ -10,9 +10,10 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from tests.unit.gateway.fake_model import MAX_CONTEXT, ByteTokenizer, byte_model
-from tests.unit.gateway.fake_scheduler import INSTANCE, FakeScheduler
+from tests.unit.gateway.fake_scheduler import INSTANCE, OPEN_RULES, FakeScheduler
 from tests.unit.gateway.fake_workers import FakePair, FakeWorker
 
+from weir.bus.configuration import AccessRules
 from weir.bus.memory import MemoryHub
 from weir.bus.messages import Placement
 from weir.core.clock import SystemClock
@@ -77,7 +78,11 @@ class World:
 
 @asynccontextmanager
 async def open_world(
-    settings: GatewaySettings = FAST, *, unread_s: float = 60.0, max_context: int = MAX_CONTEXT
+    settings: GatewaySettings = FAST,
+    *,
+    unread_s: float = 60.0,
+    max_context: int = MAX_CONTEXT,
+    rules: AccessRules | None = OPEN_RULES,
 ) -> AsyncIterator[World]:
     """Checks at the end that nothing is left."""
     hub = MemoryHub()
@@ -100,7 +105,7 @@ async def open_world(
         itl_target_ms=80,
         predicted_output_tokens=6.25,
     )
-    scheduler = FakeScheduler(hub.connect(), placement)
+    scheduler = FakeScheduler(hub.connect(), placement, rules=rules)
     await scheduler.start()
     tokenizer = ByteTokenizer()
     gateway = Gateway(
