@@ -1,9 +1,11 @@
 """Whether a new request may wait at all."""
 
+from typing import NamedTuple
+
 from weir.bus.messages import RefusalReason, Submit
-from weir.scheduling.lanes import Lanes
+from weir.scheduling.ledger import Ledger
 from weir.scheduling.limits import CoreLimits
-from weir.scheduling.rate import FinishRate
+from weir.scheduling.rate import Rates
 from weir.scheduling.request import num_booked_pages
 from weir.scheduling.workers import Workers
 
@@ -11,39 +13,44 @@ WORKER_RETRY_MS = 2000
 """A worker that died is back, or another has shown itself, after about this long."""
 
 
+class Refusal(NamedTuple):
+    """Why, in a word and in a sentence, and milliseconds until a retry makes sense (0: never)."""
+
+    reason: RefusalReason
+    message: str
+    retry_after_ms: int = 0
+
+
 class Admission:
     """Refuses at once what can never start, or would wait where there is no room to wait."""
 
-    def __init__(self, limits: CoreLimits, lanes: Lanes, workers: Workers, rate: FinishRate) -> None:
+    def __init__(self, limits: CoreLimits, ledger: Ledger, workers: Workers, rates: Rates) -> None:
         self._limits = limits
-        self._lanes = lanes
+        self._ledger = ledger
         self._workers = workers
-        self._rate = rate
+        self._rates = rates
 
-    def try_refuse(self, submit: Submit, *, is_gathering: bool, now_s: float) -> tuple[RefusalReason, str, int] | None:
-        """Reason, sentence and milliseconds until a retry makes sense (0: never); None: it may wait."""
+    def try_refuse(self, submit: Submit, *, is_gathering: bool, now_s: float) -> Refusal | None:
+        """None: it may wait."""
         name = submit.lane or self._limits.default_lane
-        lane = self._limits.lanes_by_name.get(name)
-        if lane is None:
+        tenant = self._limits.tenant(submit.tenant)
+        if name not in self._limits.lanes_by_name:
             known = ", ".join(self._limits.lanes_by_name)
-            return RefusalReason.UNKNOWN_LANE, f"lane {name!r} is none of {known}", 0
-        if not is_gathering:
-            refusal = self._try_refuse_for_workers(submit)
-            if refusal is not None:
-                return refusal
-        if self._lanes.is_full(name):
-            message = f"lane {name} is full: {lane.max_queued} requests wait"
-            return RefusalReason.QUEUE_FULL, message, self._rate.retry_after_ms(self._lanes.num_ahead(name), now_s)
-        return None
+            return Refusal(RefusalReason.UNKNOWN_LANE, f"lane {name!r} is none of {known}")
+        if tenant.lanes and name not in tenant.lanes:
+            message = f"lane {name!r}: tenant {tenant.name} may use {', '.join(tenant.lanes)}"
+            return Refusal(RefusalReason.LANE_FORBIDDEN, message)
+        refusal = None if is_gathering else self._try_refuse_for_workers(submit, name)
+        return refusal or self._try_refuse_for_room(submit, name, now_s)
 
-    def _try_refuse_for_workers(self, submit: Submit) -> tuple[RefusalReason, str, int] | None:
+    def _try_refuse_for_workers(self, submit: Submit, lane: str) -> Refusal | None:
         model = submit.model
         if not self._workers.knows_model(model):
-            return RefusalReason.UNKNOWN_MODEL, f"no worker ever served model {model!r}", 0
-        hosts = self._workers.hosts_of(model)
+            return Refusal(RefusalReason.UNKNOWN_MODEL, f"no worker ever served model {model!r}")
+        hosts = self._workers.hosts_of(model, self._limits.lanes_by_name[lane].worker_group)
         if not hosts:
-            message = f"no host has both a prefill and a decode worker for model {model!r} now"
-            return RefusalReason.NO_WORKER, message, WORKER_RETRY_MS
+            message = f"no host has workers that can read and answer for model {model!r} now"
+            return Refusal(RefusalReason.NO_WORKER, message, WORKER_RETRY_MS)
         num_tokens, num_pages = submit.num_prompt_tokens + submit.max_tokens, num_booked_pages(submit)
         if not any(host.can_ever_hold(num_tokens, num_pages) for host in hosts):
             message = (
@@ -51,5 +58,21 @@ class Admission:
                 f"({num_pages} pages): the largest host holds {max(host.num_arena_pages for host in hosts)} pages "
                 f"and {max(host.max_context_tokens for host in hosts)} tokens of context; ask for fewer"
             )
-            return RefusalReason.TOO_LARGE, message, 0
+            return Refusal(RefusalReason.TOO_LARGE, message)
         return None
+
+    def _try_refuse_for_room(self, submit: Submit, name: str, now_s: float) -> Refusal | None:
+        lanes, model, tenant = self._ledger.lanes, submit.model, self._limits.tenant(submit.tenant).name
+        if lanes.is_full(name):
+            message = f"lane {name} is full: {self._limits.lanes_by_name[name].max_queued} requests wait"
+            retry_after_ms = self._rates.retry_after_ms(model, lanes.num_ahead(model, name), now_s)
+            return Refusal(RefusalReason.QUEUE_FULL, message, retry_after_ms)
+        over = self._ledger.tenants.try_over_quota(tenant, submit, now_s)
+        if over is None:
+            return None
+        if over.wait_s is None:
+            # One of its own leaves about when as many have left as there are tenants that take turns.
+            retry_after_ms = self._rates.retry_after_ms(model, lanes.num_tenants(model, name), now_s)
+        else:
+            retry_after_ms = int(over.wait_s * 1000) + 1
+        return Refusal(RefusalReason.QUOTA, over.message, retry_after_ms)

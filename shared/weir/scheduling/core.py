@@ -9,55 +9,67 @@ Every event may come late, twice or never: the answer to a repeated one is the s
 said comes with its gateway's list of held requests within a second.
 """
 
-from collections import Counter
-
 from weir.bus.messages import (
     Cancel,
     Finish,
-    Grant,
     Held,
     HeldReply,
+    Outcome,
     Prefilled,
     RefusalReason,
-    Revoke,
     Submit,
     SubmitReply,
     WorkerRecord,
 )
+from weir.bus.prefix_messages import PrefixChanged, PrefixSnapshot
 from weir.core.clock import Clock
-from weir.scheduling.admission import WORKER_RETRY_MS, Admission
-from weir.scheduling.commands import Command, EnteredQueue, LeftQueue, SendGrant, SendRevoke
+from weir.policy.registry import make_policy
+from weir.policy.seams import Policy
+from weir.scheduling.admission import WORKER_RETRY_MS, Admission, Refusal
+from weir.scheduling.commands import Command, LeftQueue
+from weir.scheduling.endings import Endings, Outbox
+from weir.scheduling.figures import lane_figures
+from weir.scheduling.granting import Granted, Granter
+from weir.scheduling.integrity import check_ledger
 from weir.scheduling.ledger import Ledger
 from weir.scheduling.limits import CoreLimits
-from weir.scheduling.placement import try_place
-from weir.scheduling.rate import FinishRate
+from weir.scheduling.placer import Placer
+from weir.scheduling.rate import Rates
 from weir.scheduling.reconcile import Verdict, reconcile
-from weir.scheduling.request import Request
+from weir.scheduling.shedding import Shedding
 from weir.scheduling.workers import DECODE, PREFILL, Workers
 
 _REACH_S = 1.0
 """A grant this old has reached its prefill worker, if it ever will."""
-_DISPATCH = 1
 
 
 class SchedulerCore:
     """Feed it events; after each, `decide` says what is to be done."""
 
-    def __init__(self, limits: CoreLimits, clock: Clock, epoch: int) -> None:
+    def __init__(self, limits: CoreLimits, clock: Clock, epoch: int, policy: Policy | None = None) -> None:
+        """`policy`: first come first served, if none is given. It must be used by nobody else."""
         self.epoch = epoch
         self._limits = limits
+        self._policy = policy or make_policy("fcfs")
         self._clock = clock
-        self._ledger = Ledger(limits)
+        self._ledger = Ledger(limits, self._policy, clock.now_s())
         self._workers = Workers(limits.worker_ttl_s, limits.max_models)
-        self._rate = FinishRate()
-        self._admission = Admission(limits, self._ledger.lanes, self._workers, self._rate)
-        self._commands: list[Command] = []
-        self._counts: Counter[str] = Counter()
-        self._blocked: dict[str, tuple[str, int, int]] = {}
-        """model -> the request that did not fit, and when: as long as nothing became free since, it still does not."""
+        self._placer = Placer(limits, self._workers, self._ledger.book)
+        self._rates = Rates(limits.max_models)
+        self._outbox = Outbox(epoch)
+        self._endings = Endings(self._ledger, self._outbox)
         self._is_bus_away = False
         self._ticked_at_s = clock.now_s()
         self._gather_until_s = clock.now_s() + limits.gather_s
+        self._apply(limits)
+
+    @property
+    def limits(self) -> CoreLimits:
+        return self._limits
+
+    @property
+    def policy_name(self) -> str:
+        return self._policy.name
 
     @property
     def is_gathering(self) -> bool:
@@ -83,29 +95,43 @@ class SchedulerCore:
         earlier_reply = self._ledger.tombstones.try_reply(submit.request_id, now_s)
         if earlier_reply is not None:
             return earlier_reply
-        self._counts["submitted"] += 1
+        self._outbox.counts["submitted"] += 1
         refusal = self._admission.try_refuse(submit, is_gathering=self.is_gathering, now_s=now_s)
+        refusal = refusal or self._shedding.try_refuse(submit, self._ledger.intake.lane_of(submit), now_s)
+        refusal = refusal or self._try_make_room(submit, now_s)
         if refusal is not None:
-            reply = self._refuse(*refusal)
+            reply = self._outbox.refuse(refusal)
             self._ledger.tombstones.put(submit.request_id, reply, now_s)
             return reply
         self._ledger.tombstones.remove(submit.request_id)
-        request = self._ledger.enqueue(submit, now_s)
-        self._commands.append(EnteredQueue(request.request_id, request.lane))
+        request = self._ledger.enqueue(submit, now_s, self._placer.num_uncached_tokens(submit))
+        self._ledger.tenants.pay(request.tenant, submit, now_s)
+        self._outbox.entered(request)
         return SubmitReply(self.epoch, queued=True)
 
     def cancel(self, cancel: Cancel) -> None:
         """Drops the request wherever it is, and refuses a Submit of it that comes late."""
-        self._end(cancel.request_id, "cancelled")
+        self._endings.end(cancel.request_id, "cancelled", self._clock.now_s())
 
     def finish(self, finish: Finish) -> None:
         """The gateway closed the request."""
         request = self._ledger.try_get(finish.request_id)
         if request is not None and request.placement is not None and request.placement.dispatch > finish.dispatch:
             return
+        now_s = self._clock.now_s()
         if request is not None:
-            self._rate.add(self._clock.now_s())
-        self._end(finish.request_id, finish.outcome.value)
+            self._rates.add(request.submit.model, now_s)
+            self._ledger.progressed(request, finish.num_output_tokens, now_s)
+        if request is not None and request.placement is not None and finish.outcome is Outcome.FINISHED:
+            self._placer.finished(request, finish.num_output_tokens)
+            self._policy.order.finished(request.waiting, finish.num_output_tokens, now_s)
+        self._endings.end(finish.request_id, finish.outcome.value, now_s)
+
+    def progressed(self, request_id: str, num_output_tokens: int) -> None:
+        """So many tokens of a granted request are delivered by now."""
+        request = self._ledger.try_get(request_id)
+        if request is not None:
+            self._ledger.progressed(request, num_output_tokens, self._clock.now_s())
 
     def prefilled(self, prefilled: Prefilled) -> None:
         """The request's prompt is read: its prefill worker has room for another."""
@@ -116,7 +142,7 @@ class SchedulerCore:
     def grant_answered(self, request_id: str, dispatch: int, *, accepted: bool) -> None:
         """The gateway's answer to a Grant; declined, the booking is free again."""
         if not accepted and self.is_granted(request_id, dispatch):
-            self._end(request_id, "declined")
+            self._endings.end(request_id, "declined", self._clock.now_s())
 
     def held(self, held: Held) -> HeldReply:
         """Takes over what the gateway holds, and frees what it does not hold any more."""
@@ -133,19 +159,31 @@ class SchedulerCore:
             elif verdict is Verdict.ADOPTED:
                 num_adopted += 1
             if verdict is Verdict.ADOPTED and was_queued:
-                self._commands.append(LeftQueue(entry.submit.request_id, "adopted"))
+                self._outbox.add(LeftQueue(entry.submit.request_id, "adopted"))
             if verdict is Verdict.ADOPTED and entry.placement is not None:
                 self._workers.expect(entry.placement.prefill_worker_id, now_s)
                 self._workers.expect(entry.placement.decode_worker_id, now_s)
         for request_id in self._ledger.gateways.missing_from(held):
-            self._judge_missing(request_id, now_s)
-        self._counts["adopted"] += num_adopted
+            self._endings.judge_missing(request_id, self._limits.missing_s, now_s)
+        self._outbox.counts["adopted"] += num_adopted
         return HeldReply(self.epoch, num_adopted, tuple(refused_ids))
+
+    def prefixes_changed(self, message: PrefixChanged) -> None:
+        """Pages with these hashes came into an arena, or went."""
+        self._placer.prefixes.change(message, self._clock.now_s())
+
+    def prefixes_told(self, snapshot: PrefixSnapshot) -> None:
+        """All pages with a hash that an arena has."""
+        self._placer.prefixes.replace(snapshot, self._clock.now_s())
+
+    def unknown_prefixes(self) -> tuple[str, ...]:
+        """Arenas whose changes were not understood: they are to tell everything."""
+        return self._placer.prefixes.take_unknown(self._clock.now_s())
 
     def worker_seen(self, record: WorkerRecord, revision: int) -> None:
         """A registry entry was told; only one of a new revision is a sign of life."""
         if record.role not in (PREFILL, DECODE):
-            self._counts["worker_malformed"] += 1
+            self._outbox.counts["worker_malformed"] += 1
             return
         now_s = self._clock.now_s()
         if self._workers.put(record, revision, now_s) and record.role == PREFILL:
@@ -154,10 +192,12 @@ class SchedulerCore:
 
     def worker_gone(self, worker_id: str) -> None:
         """Its registry entry was taken back, or nothing was heard of it for too long."""
+        now_s = self._clock.now_s()
         if self._workers.remove(worker_id):
-            self._counts["workers_lost"] += 1
+            self._outbox.counts["workers_lost"] += 1
         for request in self._ledger.book.requests_on(worker_id):
-            self._revoke(request, RefusalReason.WORKER_LOST, f"worker {worker_id} is gone", WORKER_RETRY_MS)
+            refusal = Refusal(RefusalReason.WORKER_LOST, f"worker {worker_id} is gone", WORKER_RETRY_MS)
+            self._endings.revoke(request, refusal, now_s)
 
     def bus_changed(self, *, is_connected: bool) -> None:
         """While the bus is away nobody can be heard, so nobody is judged by silence; nor for one time to live after."""
@@ -172,105 +212,91 @@ class SchedulerCore:
             self._excuse_silence()
         self._ticked_at_s = now_s
         self._ledger.tombstones.expire(now_s)
+        self._placer.prefixes.forget_silent(now_s)
         for request in self._ledger.lanes.expired(now_s):
             message = f"lane {request.lane} had no room for it within {now_s - request.queued_at_s:.1f} s"
-            retry_after_ms = self._rate.retry_after_ms(self._ledger.lanes.num_ahead(request.lane), now_s)
-            self._revoke(request, RefusalReason.WAITED_TOO_LONG, message, retry_after_ms)
+            num_ahead = self._ledger.lanes.num_ahead(request.submit.model, request.lane)
+            retry_after_ms = self._rates.retry_after_ms(request.submit.model, num_ahead, now_s)
+            self._endings.revoke(request, Refusal(RefusalReason.WAITED_TOO_LONG, message, retry_after_ms), now_s)
+        for request, refusal in self._shedding.overdue(now_s):
+            self._endings.revoke(request, refusal, now_s)
         if self._is_bus_away:
             return
         for worker_id in self._workers.expired(now_s):
             self.worker_gone(worker_id)
         for gateway_id in self._ledger.gateways.expired(now_s):
-            self._drop_gateway(gateway_id)
+            self._endings.drop_gateway(gateway_id, now_s)
 
     def decide(self) -> tuple[Command, ...]:
         """Grants whatever can start now; returns everything to be done since the last call."""
         if not self.is_gathering and not self._is_bus_away:
             for model in self._ledger.lanes.models():
                 self._grant_from(model)
-        commands = tuple(self._commands)
-        self._commands.clear()
-        return commands
+        return self._outbox.take()
 
     def metrics(self) -> dict[str, float]:
         """Counters (`_total`) and gauges."""
-        counts = {f"{name}_total": float(count) for name, count in self._counts.items()}
+        counts = {f"{name}_total": float(count) for name, count in self._outbox.counts.items()}
         own = {"workers": len(self._workers), "epoch": self.epoch, "is_gathering": self.is_gathering}
-        return counts | self._ledger.metrics() | {name: float(value) for name, value in own.items()}
+        return (
+            counts
+            | self._ledger.metrics()
+            | self._placer.metrics()
+            | {name: float(value) for name, value in own.items()}
+        )
+
+    def lane_figures(self) -> dict[str, dict[str, float]]:
+        """lane -> figure -> value."""
+        return lane_figures(self._ledger, self._limits, self._outbox.counts, self._clock.now_s())
+
+    def tenant_figures(self) -> dict[str, dict[str, float]]:
+        """tenant -> figure -> value; of those that were heard of."""
+        return self._ledger.tenants.figures(self._clock.now_s())
 
     def check_integrity(self) -> tuple[str, ...]:
         """What does not add up in the books; empty when all is well."""
-        return self._ledger.check_integrity()
+        return check_ledger(self._ledger)
+
+    def set_limits(self, limits: CoreLimits) -> None:
+        """From now on; nothing that waits or runs is lost. If anything raises, the earlier ones stay."""
+        self._ledger.set_rules(limits, self._policy, self._clock.now_s())
+        self._apply(limits)
+
+    def set_policy(self, policy: Policy) -> None:
+        """From now on, also for what waits already. It must be used by nobody else. If anything raises, the earlier
+        one stays."""
+        self._ledger.set_rules(self._limits, policy, self._clock.now_s())
+        self._policy = policy
+        self._apply(self._limits)
+
+    def _apply(self, limits: CoreLimits) -> None:
+        self._limits = limits
+        self._placer.set_limits(limits)
+        self._admission = Admission(limits, self._ledger, self._workers, self._rates)
+        self._shedding = Shedding(limits, self._ledger, self._rates)
+        self._granter = Granter(limits, self._ledger, self._workers, self._placer)
 
     def _grant_from(self, model: str) -> None:
-        """In order, until one does not fit: nobody overtakes it, or small requests would keep a large one waiting."""
-        while (request := self._ledger.lanes.try_next(model)) is not None:
-            situation = (request.request_id, self._ledger.book.num_frees, self._workers.num_changes)
-            if self._blocked.get(model) == situation:
-                return
-            if not self._workers.knows_model(model):
-                self._revoke(request, RefusalReason.UNKNOWN_MODEL, f"no worker ever served model {model!r}", 0)
-                continue
-            hosts = self._workers.hosts_of(model)
-            if hosts and not any(host.can_ever_hold(request.num_tokens, request.num_pages) for host in hosts):
-                message = f"no worker that is left can hold its {request.num_pages} pages"
-                self._revoke(request, RefusalReason.NO_WORKER, message, WORKER_RETRY_MS)
-                continue
-            placement = try_place(request, hosts, self._ledger.book, self._limits, _DISPATCH)
-            if placement is None:
-                self._blocked[model] = situation
-                return
-            self._blocked.pop(model, None)
-            self._ledger.place(request, placement, self._clock.now_s())
-            self._counts[f"granted_{request.lane}"] += 1
-            grant = Grant(self.epoch, request.request_id, placement)
-            self._commands.append(SendGrant(request.submit.gateway_id, grant))
-
-    def _revoke(self, request: Request, reason: RefusalReason, message: str, retry_after_ms: int) -> None:
-        dispatch = request.placement.dispatch if request.placement else 0
-        self._counts[f"revoked_{reason.value}"] += 1
-        reply = SubmitReply(self.epoch, False, reason, message, retry_after_ms)
-        self._ledger.remove(request, reply, self._clock.now_s())
-        revoke = Revoke(self.epoch, request.request_id, dispatch, reason, message, retry_after_ms)
-        self._commands.append(SendRevoke(request.submit.gateway_id, revoke))
-
-    def _refuse(self, reason: RefusalReason, message: str, retry_after_ms: int) -> SubmitReply:
-        self._counts[f"refused_{reason.value}"] += 1
-        return SubmitReply(self.epoch, False, reason, message, retry_after_ms)
-
-    def _end(self, request_id: str, outcome: str) -> None:
-        """Nobody wants the request any more, known or not."""
+        """As long as somebody can start."""
         now_s = self._clock.now_s()
-        reply = SubmitReply(self.epoch, False, RefusalReason.CANCELLED, f"the request is over: {outcome}")
-        request = self._ledger.try_get(request_id)
-        if request is not None:
-            self._drop(request, outcome, reply)
-        else:
-            self._ledger.tombstones.put(request_id, reply, now_s)
+        while (decision := self._granter.try_decide(model, now_s)) is not None:
+            request = decision.request
+            if not isinstance(decision, Granted):
+                self._endings.revoke(request, decision.refusal, now_s)
+                continue
+            self._ledger.place(request, decision.placement, now_s)
+            self._outbox.granted(request, decision.placement)
 
-    def _drop(self, request: Request, outcome: str, reply: SubmitReply | None) -> None:
-        self._counts[f"ended_{outcome}"] += 1
-        if request.placement is None:
-            self._commands.append(LeftQueue(request.request_id, outcome))
-        self._ledger.remove(request, reply, self._clock.now_s())
-
-    def _judge_missing(self, request_id: str, now_s: float) -> None:
-        request = self._ledger.try_get(request_id)
-        if request is None:
-            return
-        if request.missing_since_s is None:
-            request.missing_since_s = now_s
-        elif now_s - request.missing_since_s > self._limits.missing_s:
-            self._drop(request, "missing", None)
-
-    def _drop_gateway(self, gateway_id: str) -> None:
-        """Not buried: a gateway that was only cut off lists its requests again when it is back."""
-        self._counts["gateways_lost"] += 1
-        for request_id in self._ledger.gateways.requests_of(gateway_id):
-            request = self._ledger.try_get(request_id)
-            if request is not None:
-                self._drop(request, "gateway_lost", None)
-        self._ledger.gateways.remove(gateway_id)
+    def _try_make_room(self, submit: Submit, now_s: float) -> Refusal | None:
+        """Where all queues together are full, somebody less urgent is given up for it. None: there is room."""
+        if not self._shedding.is_full():
+            return None
+        lane = self._ledger.intake.lane_of(submit)
+        victim = self._shedding.try_victim(lane)
+        if victim is None:
+            return self._shedding.full(submit, lane, now_s)
+        self._endings.revoke(victim, self._shedding.full(victim.submit, victim.lane, now_s), now_s)
+        return None
 
     def _excuse_silence(self) -> None:
         now_s = self._clock.now_s()

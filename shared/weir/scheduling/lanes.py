@@ -1,23 +1,52 @@
-"""The queues: strict priority between lanes, first come first served inside one."""
+"""The queues: by model, then by lane. Which lane goes next is said here, who of it by its queue."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 
-from weir.scheduling.heaps import LazyHeap
-from weir.scheduling.limits import LaneLimits
-from weir.scheduling.request import Rank, Request
+from weir.core.heaps import LazyHeap
+from weir.policy.seams import Order
+from weir.scheduling.fairness import Fairness, VirtualCounters
+from weir.scheduling.lane_queue import LaneQueue
+from weir.scheduling.limits import CoreLimits
+from weir.scheduling.request import Request
+
+_EVERYBODY = ""
+"""Key of the one queue of a lane whose tenants go by arrival alone."""
+
+
+class _ModelQueues:
+    """Of one model; lanes from the most urgent on."""
+
+    def __init__(self, model: str, limits: CoreLimits, order: Order, fairness: Fairness) -> None:
+        self.lanes = {
+            lane.name: LaneQueue(lane, limits.lane_priority(lane.name), order, fairness.group(model, lane.name))
+            for lane in limits.lanes
+        }
+        self.service = VirtualCounters()
+        """Of lanes, where they share by weight."""
+
+    def least_service(self) -> float | None:
+        return min((self.service[name] for name, queue in self.lanes.items() if queue), default=None)
 
 
 class Lanes:
     """Requests that wait. A model has queues of its own, so that one whose workers are full holds up no other."""
 
-    def __init__(self, lanes: Sequence[LaneLimits]) -> None:
-        self._limits = {lane.name: lane for lane in lanes}
-        self._queues: dict[str, dict[str, LazyHeap[Rank]]] = {}
-        """model -> lane -> queue, lanes from the most urgent on; a model without requests has no entry."""
+    def __init__(self, limits: CoreLimits, order: Order, fairness: Fairness, is_over: Callable[[str], bool]) -> None:
+        """`is_over`: whether a tenant must have no more in flight."""
+        self._limits = limits
+        self._order = order
+        self._fairness = fairness
+        self._is_over = is_over
+        self._models: dict[str, _ModelQueues] = {}
+        """A model without requests has no entry."""
         self._requests: dict[str, Request] = {}
-        self._counts: Counter[str] = Counter()
+        self._counts: Counter[tuple[str, str]] = Counter()
+        """(model, lane) -> requests."""
+        self._lane_counts: Counter[str] = Counter()
         self._expiry: LazyHeap[tuple[float]] = LazyHeap()
+        self._parked: dict[str, list[LaneQueue]] = {}
+        self._ages = any(lane.ageing_s for lane in limits.lanes)
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -25,54 +54,101 @@ class Lanes:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._requests
 
-    def num_queued(self, lane: str) -> int:
-        return self._counts[lane]
+    def requests(self) -> Iterator[Request]:
+        """In the order in which they came."""
+        yield from self._requests.values()
 
-    def num_ahead(self, lane: str) -> int:
-        """How many a new request of the lane would wait for."""
+    def num_queued(self, lane: str) -> int:
+        return self._lane_counts[lane]
+
+    def num_ahead(self, model: str, lane: str) -> int:
+        """How many of the model a new request of the lane would wait for."""
         total = 0
-        for name in self._limits:
-            total += self._counts[name]
+        for name in self._limits.lanes_by_name:
+            total += self._counts[model, name]
             if name == lane:
                 break
         return total
 
+    def num_tenants(self, model: str, lane: str) -> int:
+        """How many of the lane wait for the model."""
+        queues = self._models.get(model)
+        return queues.lanes[lane].num_tenants if queues else 0
+
     def is_full(self, lane: str) -> bool:
-        return self._counts[lane] >= self._limits[lane].max_queued
+        return self._lane_counts[lane] >= self._limits.lanes_by_name[lane].max_queued
 
     def models(self) -> list[str]:
-        return list(self._queues)
+        return list(self._models)
 
-    def requests_of(self, model: str) -> list[Request]:
-        """In no order."""
-        queues = self._queues.get(model, {})
-        return [self._requests[request_id] for queue in queues.values() for request_id in queue.ids()]
-
-    def add(self, request: Request) -> None:
+    def add(self, request: Request, *, lifts: bool = True) -> None:
+        """`lifts`: False where its tenant waited before already."""
         model = request.submit.model
-        if model not in self._queues:
-            self._queues[model] = {name: LazyHeap() for name in self._limits}
-        self._queues[model][request.lane].push(request.request_id, request.rank)
+        queues = self._models.get(model)
+        if queues is None:
+            queues = self._models[model] = _ModelQueues(model, self._limits, self._order, self._fairness)
+        queue = queues.lanes[request.lane]
+        if not queue:
+            queues.service.lift(request.lane, queues.least_service())
+        queue.add(request, self._key(request), lifts=lifts)
         self._expiry.push(request.request_id, (request.expires_at_s,))
         self._requests[request.request_id] = request
-        self._counts[request.lane] += 1
+        self._counts[model, request.lane] += 1
+        self._lane_counts[request.lane] += 1
 
-    def remove(self, request: Request) -> None:
+    def remove(self, request: Request, taken_at_s: float | None = None) -> None:
+        """`taken_at_s`: when it was granted; None: it leaves unserved."""
+        model, lane = request.submit.model, request.lane
         del self._requests[request.request_id]
-        self._counts[request.lane] -= 1
         self._expiry.discard(request.request_id)
-        queues = self._queues[request.submit.model]
-        queues[request.lane].discard(request.request_id)
-        if not any(queues.values()):
-            del self._queues[request.submit.model]
+        self._models[model].lanes[lane].remove(request, self._key(request), taken_at_s)
+        self._lane_counts[lane] -= 1
+        self._counts[model, lane] -= 1
+        if not self._counts[model, lane]:
+            del self._counts[model, lane]
+            queues = self._models[model]
+            queues.service.leave(lane)
+            if not any(queues.lanes.values()):
+                del self._models[model]
 
-    def try_next(self, model: str) -> Request | None:
-        """The first of the most urgent lane that has one."""
-        for queue in self._queues.get(model, {}).values():
-            top = queue.try_peek()
-            if top is not None:
-                return self._requests[top[1]]
-        return None
+    def in_order(self, model: str, now_s: float) -> list[LaneQueue]:
+        """The lanes that have requests of the model, the next to be served first."""
+        queues = self._models.get(model)
+        if queues is None:
+            return []
+        waiting = [queue for queue in queues.lanes.values() if queue]
+        if self._limits.lane_order == "weighted":
+            waiting.sort(key=lambda queue: queues.service[queue.name])
+        elif self._ages and len(waiting) > 1:
+            waiting.sort(key=lambda queue: self._urgency(queue, now_s))
+        return waiting
+
+    def try_next(self, queue: LaneQueue, now_s: float) -> Request | None:
+        """Who of the lane is next; None: all its tenants have as much in flight as they may."""
+        return queue.try_next(now_s, self._is_over, lambda key: self._parked.setdefault(key, []).append(queue))
+
+    def served(self, request: Request, service: float) -> None:
+        """Its lane was given `service`, tokens by their price."""
+        queues = self._models.get(request.submit.model)
+        lane = self._limits.lanes_by_name.get(request.lane)
+        if queues is not None and lane is not None:
+            queues.service.charge(lane.name, service / lane.weight)
+
+    def reopen(self, tenant: str) -> None:
+        """The tenant may have more in flight again."""
+        for queue in self._parked.pop(tenant, ()):
+            queue.reopen(tenant)
+
+    def oldest_wait_s(self, lane: str, now_s: float) -> float:
+        """How long the one that came first has waited, of any model; 0.0: nobody waits."""
+        since = [queues.lanes[lane].oldest().queued_at_s for queues in self._models.values() if queues.lanes[lane]]
+        return now_s - min(since) if since else 0.0
+
+    def newest_of(self, lane: str, model: str | None = None) -> Request | None:
+        """The one that came last; of any model, if none is named."""
+        models = self._models.values() if model is None else [self._models[model]] if model in self._models else []
+        newest = [queues.lanes[lane].newest() for queues in models if queues.lanes[lane]]
+        return max(newest, key=lambda request: (request.queued_at_s, request.request_id), default=None)
 
     def expired(self, now_s: float) -> Iterator[Request]:
         """Those whose time is over, earliest first; the caller removes each before it takes the next."""
@@ -81,15 +157,35 @@ class Lanes:
 
     def check_integrity(self) -> list[str]:
         """What does not add up."""
-        errors = []
+        errors = [
+            error
+            for queues in self._models.values()
+            for queue in queues.lanes.values()
+            for error in queue.check_integrity()
+        ]
         queued = [
-            request_id for queues in self._queues.values() for queue in queues.values() for request_id in queue.ids()
+            request.request_id
+            for queues in self._models.values()
+            for queue in queues.lanes.values()
+            for request in queue.requests()
         ]
         if sorted(queued) != sorted(self._requests):
             errors.append(f"queues hold {len(queued)} requests, their index {len(self._requests)}")
         if sorted(self._expiry.ids()) != sorted(self._requests):
             errors.append(f"the expiry heap holds {len(self._expiry)} requests, the index {len(self._requests)}")
-        counted = Counter(request.lane for request in self._requests.values())
-        if counted != +self._counts:
+        counted = Counter((request.submit.model, request.lane) for request in self._requests.values())
+        if counted != +self._counts or Counter(r.lane for r in self._requests.values()) != +self._lane_counts:
             errors.append(f"lanes count {dict(self._counts)}, there are {dict(counted)}")
         return errors
+
+    def _key(self, request: Request) -> str:
+        return request.tenant if self._limits.tenant_order == "fair" else _EVERYBODY
+
+    def _urgency(self, queue: LaneQueue, now_s: float) -> tuple[int, float, int]:
+        """Smallest first: its oldest request counts as one lane up for each `ageing_s` that it waited, at most as the
+        most urgent lane; among equals whoever was as urgent first."""
+        since_s, ageing_s = queue.oldest().queued_at_s, queue.limits.ageing_s
+        num_up = 0
+        if ageing_s:
+            num_up = min(int((now_s - since_s) / ageing_s), len(self._limits.lanes) - 1 - queue.priority)
+        return -(queue.priority + num_up), since_s + num_up * ageing_s, -queue.priority

@@ -1,64 +1,114 @@
 """All requests in the scheduler's care: each is in a queue or in the book, never in both, until it is removed."""
 
+from collections.abc import Mapping
+
 from weir.bus.messages import Placement, Submit, SubmitReply
+from weir.policy.seams import Policy
 from weir.scheduling.book import Book
+from weir.scheduling.fairness import DECODE_PRICE, PREFILL_PRICE, Fairness
 from weir.scheduling.gateways import Gateways
+from weir.scheduling.intake import Intake
 from weir.scheduling.lanes import Lanes
 from weir.scheduling.limits import CoreLimits
 from weir.scheduling.request import Request
+from weir.scheduling.tenants import Tenants
 from weir.scheduling.tombstones import Tombstones
+from weir.scheduling.usage import Usage
 
 
 class Ledger:
     """The index of requests, and the few steps that change several collections at once."""
 
-    def __init__(self, limits: CoreLimits) -> None:
-        self.lanes = Lanes(limits.lanes)
+    def __init__(self, limits: CoreLimits, policy: Policy, now_s: float) -> None:
         self.book = Book()
         self.gateways = Gateways(limits.gateway_ttl_s)
         self.tombstones = Tombstones(limits.max_tombstones, limits.tombstone_ttl_s)
+        self.fairness = Fairness()
+        self.usage = Usage()
+        self.tenants = Tenants(limits)
+        self.lanes = Lanes(limits, policy.order, self.fairness, self.tenants.is_over_in_flight)
+        self.intake = Intake(limits, policy, now_s)
         self._limits = limits
+        self._started_at_s = now_s
         self._requests: dict[str, Request] = {}
-        self._num_arrivals = 0
+        self._num_ahead = 0
 
     def __len__(self) -> int:
         return len(self._requests)
 
+    @property
+    def requests(self) -> Mapping[str, Request]:
+        """All of them, by id."""
+        return self._requests
+
     def try_get(self, request_id: str) -> Request | None:
         return self._requests.get(request_id)
 
-    def enqueue(self, submit: Submit, now_s: float, *, is_ahead: bool = False) -> Request:
+    def enqueue(self, submit: Submit, now_s: float, num_uncached_tokens: int, *, is_ahead: bool = False) -> Request:
         """`is_ahead`: it was queued before everything that is submitted now. The lane must exist."""
-        request = self._new_request(submit, now_s, is_ahead=is_ahead)
-        self.lanes.add(request)
+        lane = self.intake.lane_of(submit)
+        self._num_ahead += is_ahead
+        arrived_at_s = self.intake.arrival_s(now_s, self._num_ahead if is_ahead else 0)
+        request = self.intake.request(submit, lane, now_s, arrived_at_s, num_uncached_tokens)
+        # Whoever waited before the scheduler changed keeps the counter that was restored.
+        knows_counter = request.tenant in self.fairness.group(submit.model, lane)
+        self.lanes.add(request, lifts=not (is_ahead and knows_counter))
+        self.tenants.count_queued(request.tenant, 1, now_s)
+        self._index(request, now_s)
         return request
 
-    def adopt(self, submit: Submit, placement: Placement, now_s: float) -> Request:
+    def adopt(self, submit: Submit, placement: Placement, num_output_tokens: int, now_s: float) -> Request:
         """Books a request that an earlier scheduler granted, even over what is free: it is there already."""
-        request = self._new_request(submit, now_s, is_ahead=True)
-        request.placement = placement
-        self.book.add(request, now_s)
+        request = self.intake.request(submit, self.intake.lane_of(submit), now_s, now_s, submit.num_prompt_tokens)
+        request.placement, request.num_output_tokens = placement, num_output_tokens
+        self._index(request, now_s)
+        self._book(request, now_s)
         return request
 
     def place(self, request: Request, placement: Placement, now_s: float) -> None:
-        """From its queue, or from an older booking, into the book."""
-        if request.placement is None:
-            self.lanes.remove(request)
-        else:
-            self.book.remove(request, now_s)
+        """From its queue, or from an older booking, into the book. What it takes to read its prompt is charged."""
+        self._take_out(request, now_s, taken_at_s=now_s)
         request.placement = placement
-        self.book.add(request, now_s)
+        self._book(request, now_s)
+        num_computed = max(1, request.submit.num_prompt_tokens - request.plan.num_cached_tokens)
+        self._charge(request, PREFILL_PRICE * num_computed, now_s)
+
+    def progressed(self, request: Request, num_output_tokens: int, now_s: float) -> None:
+        """So many tokens of a granted request are delivered; what is new of it is charged."""
+        num_new = num_output_tokens - request.num_output_tokens
+        if request.placement is None or num_new <= 0:
+            return
+        request.num_output_tokens = num_output_tokens
+        self._charge(request, DECODE_PRICE * num_new, now_s)
+        self.book.progressed(request.request_id, num_output_tokens, now_s)
 
     def remove(self, request: Request, reply: SubmitReply | None, now_s: float) -> None:
         """Out of everything. `reply` is what a late Submit will be told; None: the request may come back."""
         del self._requests[request.request_id]
         self.gateways.remove_request(request.submit.gateway_id, request.request_id)
-        if request.placement is None:
-            self.lanes.remove(request)
-        else:
-            self.book.remove(request, now_s)
+        self._take_out(request, now_s)
+        self.tenants.give_back(request, now_s)
         if reply is not None:
             self.tombstones.put(request.request_id, reply, now_s)
+
+    def set_rules(self, limits: CoreLimits, policy: Policy, now_s: float) -> None:
+        """Everything that waits waits on under them, in the order in which it came. If anything raises, nothing has
+        changed."""
+        tenants = Tenants(limits)
+        intake = Intake(limits, policy, self._started_at_s)
+        lanes = Lanes(limits, policy.order, self.fairness, tenants.is_over_in_flight)
+        queued = [intake.again(request) for request in self.lanes.requests()]
+        for request in queued:
+            lanes.add(request, lifts=request.tenant not in self.fairness.group(request.submit.model, request.lane))
+            tenants.count_queued(request.tenant, 1, now_s)
+        tenants.carry_over(self.tenants, now_s)
+        self._requests |= {request.request_id: request for request in queued}
+        self._limits, self.tenants, self.intake, self.lanes = limits, tenants, intake, lanes
+        for request in self._requests.values():
+            if request.placement is not None:
+                request.tenant = limits.tenant(request.submit.tenant).name
+                tenants.count_in_flight(request.tenant, 1, now_s)
+        self.fairness.keep_only(limits.lanes_by_name, limits.tenants_by_name)
 
     def metrics(self) -> dict[str, float]:
         gauges = {
@@ -68,33 +118,34 @@ class Ledger:
             "prefills_in_flight": self.book.num_prefills,
             "gateways": len(self.gateways),
             "tombstones": len(self.tombstones),
+            "tenant_counters": len(self.fairness),
         } | {f"queued_{lane.name}": self.lanes.num_queued(lane.name) for lane in self._limits.lanes}
         return {name: float(value) for name, value in gauges.items()}
 
-    def check_integrity(self) -> tuple[str, ...]:
-        """What does not add up; empty when all is well."""
-        errors = [*self.lanes.check_integrity(), *self.book.check_integrity()]
-        for request_id, request in self._requests.items():
-            places = (request_id in self.lanes, request_id in self.book)
-            if places != (request.placement is None, request.placement is not None):
-                errors.append(f"request {request_id}: (queued, booked) is {places}, its placement {request.placement}")
-            if not self.gateways.has_request(request.submit.gateway_id, request_id):
-                errors.append(f"request {request_id} is not among those of gateway {request.submit.gateway_id}")
-        if len(self.lanes) + len(self.book) != len(self._requests):
-            errors.append(f"{len(self.lanes)} queued + {len(self.book)} granted are not {len(self._requests)}")
-        if self.gateways.num_requests != len(self._requests):
-            errors.append(f"gateways have {self.gateways.num_requests} requests, there are {len(self._requests)}")
-        errors += [f"request {i} lives and is buried" for i in self.tombstones.ids() if i in self._requests]
-        return tuple(errors)
-
-    def _new_request(self, submit: Submit, now_s: float, *, is_ahead: bool) -> Request:
-        name = submit.lane or self._limits.default_lane
-        # An adopted grant may name a lane that is configured no more; it waits in none.
-        lane = self._limits.lanes_by_name.get(name)
-        max_wait_s = lane.max_wait_s if lane else 0.0
-        wait_s = min(max_wait_s, submit.deadline_ms / 1000) if submit.deadline_ms else max_wait_s
-        self._num_arrivals += 1
-        request = Request(submit, name, (0 if is_ahead else 1, self._num_arrivals), now_s, now_s + wait_s)
+    def _index(self, request: Request, now_s: float) -> None:
         self._requests[request.request_id] = request
-        self.gateways.add_request(submit.gateway_id, request.request_id, now_s)
-        return request
+        self.gateways.add_request(request.submit.gateway_id, request.request_id, now_s)
+
+    def _book(self, request: Request, now_s: float) -> None:
+        self.book.add(request, now_s)
+        self.usage.add(request)
+        self.tenants.count_in_flight(request.tenant, 1, now_s)
+
+    def _take_out(self, request: Request, now_s: float, taken_at_s: float | None = None) -> None:
+        """Of its queue or of the book."""
+        if request.placement is None:
+            self.lanes.remove(request, taken_at_s)
+            self.tenants.count_queued(request.tenant, -1, now_s)
+        else:
+            self.book.remove(request, now_s)
+            self.usage.remove(request)
+            self.tenants.count_in_flight(request.tenant, -1, now_s)
+            self.lanes.reopen(request.tenant)
+
+    def _charge(self, request: Request, service: float, now_s: float) -> None:
+        if request.lane not in self._limits.lanes_by_name:
+            return
+        self.lanes.served(request, service)
+        self.tenants.count_service(request.tenant, service, now_s)
+        counters = self.fairness.group(request.submit.model, request.lane)
+        counters.charge(request.tenant, service / self._limits.tenant(request.tenant).weight)

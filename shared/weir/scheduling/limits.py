@@ -9,9 +9,19 @@ from weir.bus.subjects import WORKER_TTL_S
 from weir.scheduling.lane_limits import LaneLimits, TenantLimits
 from weir.scheduling.placing_limits import DEFAULT_PLACING, PlacingLimits
 
-__all__ = ["DEFAULT_LANES", "DEFAULT_TENANT", "CoreLimits", "LaneLimits", "LaneOrder", "TenantLimits", "parse_lane"]
+__all__ = [
+    "DEFAULT_LANES",
+    "DEFAULT_TENANT",
+    "CoreLimits",
+    "LaneLimits",
+    "LaneOrder",
+    "TenantLimits",
+    "TenantOrder",
+    "parse_lane",
+]
 
 LaneOrder = Literal["strict", "weighted"]
+TenantOrder = Literal["fair", "arrival"]
 
 DEFAULT_LANES = (
     LaneLimits("interactive", 4000, 60.0),
@@ -37,6 +47,9 @@ class CoreLimits:
     default_tenant: TenantLimits = DEFAULT_TENANT
     lane_order: LaneOrder = "strict"
     """Among lanes over their guarantees: the most urgent first, or served tokens in proportion to weights."""
+    tenant_order: TenantOrder = "fair"
+    """Inside a lane: by virtual token counters, or in one queue whosever the requests are, to compare with; there
+    `max_in_flight` of tenants is not held."""
     lent_share: float = 1.0
     """Of a guarantee that lies idle, what others may borrow."""
     max_queued: int = 50_000
@@ -102,6 +115,8 @@ class CoreLimits:
             raise ValueError(f"default_lane {self.default_lane!r}: is none of {', '.join(names)}")
         if self.lane_order not in get_args(LaneOrder):
             raise ValueError(f"lane_order {self.lane_order!r}: is none of {', '.join(get_args(LaneOrder))}")
+        if self.tenant_order not in get_args(TenantOrder):
+            raise ValueError(f"tenant_order {self.tenant_order!r}: is none of {', '.join(get_args(TenantOrder))}")
         total = sum(lane.guaranteed_share for lane in self.lanes)
         if total > 1 + 1e-9:
             raise ValueError(f"guaranteed_share: lanes have {total:g} in all, must be at most 1")

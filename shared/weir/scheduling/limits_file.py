@@ -1,6 +1,6 @@
 """The file of lanes and tenants: TOML, read strictly, so that a slip of the pen is an error and not a default.
 
-default_lane = "standard"        # also: lane_order, lent_share, max_queued, slot_overbooking
+default_lane = "standard"        # also: lane_order, tenant_order, lent_share, max_queued, slot_overbooking
 
 [lanes.interactive]              # in their order in the file, from the most to the least urgent
 max_queued = 4000
@@ -26,7 +26,7 @@ from weir.runtime.parse import describe_type, parse_toml
 from weir.scheduling.lane_limits import LaneLimits, TenantLimits
 from weir.scheduling.limits import DEFAULT_TENANT, CoreLimits
 
-_SCALARS = ("default_lane", "lane_order", "lent_share", "max_queued", "slot_overbooking")
+_SCALARS = ("default_lane", "lane_order", "tenant_order", "lent_share", "max_queued", "slot_overbooking")
 _TABLES = ("lanes", "tenants", "default_tenant")
 MAX_FILE_BYTES = 4 * 1024 * 1024
 

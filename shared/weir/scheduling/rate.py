@@ -1,9 +1,10 @@
 """How soon it makes sense to try again."""
 
-from collections import deque
+from collections import OrderedDict, deque
 
 _WINDOW_S = 30.0
 _MAX_FINISHES = 4096
+_MIN_FINISHES = 20
 _UNKNOWN_RETRY_MS = 1000
 _MIN_RETRY_MS = 100
 _MAX_RETRY_MS = 30_000
@@ -18,17 +19,42 @@ class FinishRate:
     def add(self, now_s: float) -> None:
         self._finished_at_s.append(now_s)
 
-    def per_s(self, now_s: float) -> float:
-        """0.0: not known."""
+    def per_s(self, now_s: float, *, min_finishes: int = 2) -> float:
+        """0.0: not known, by fewer than `min_finishes`."""
         while self._finished_at_s and self._finished_at_s[0] < now_s - _WINDOW_S:
             self._finished_at_s.popleft()
-        if len(self._finished_at_s) < 2:
+        if len(self._finished_at_s) < min_finishes:
             return 0.0
         return len(self._finished_at_s) / max(now_s - self._finished_at_s[0], 0.001)
 
-    def retry_after_ms(self, num_ahead: int, now_s: float) -> int:
+
+class Rates:
+    """Of each model, of `max_models` at the most."""
+
+    def __init__(self, max_models: int) -> None:
+        self._max_models = max_models
+        self._rates: OrderedDict[str, FinishRate] = OrderedDict()
+
+    def add(self, model: str, now_s: float) -> None:
+        """A request of the model ended."""
+        rate = self._rates.get(model)
+        if rate is None:
+            rate = self._rates[model] = FinishRate()
+            if len(self._rates) > self._max_models:
+                self._rates.popitem(last=False)
+        self._rates.move_to_end(model)
+        rate.add(now_s)
+
+    def retry_after_ms(self, model: str, num_ahead: float, now_s: float) -> int:
         """When `num_ahead` requests will have ended, at the rate of the last 30 s; between 0.1 and 30 s."""
-        rate = self.per_s(now_s)
-        if rate == 0.0:
+        rate = self._rates.get(model)
+        per_s = rate.per_s(now_s) if rate else 0.0
+        if per_s == 0.0:
             return _UNKNOWN_RETRY_MS
-        return int(min(max(1000 * num_ahead / rate, _MIN_RETRY_MS), _MAX_RETRY_MS))
+        return int(min(max(1000 * num_ahead / per_s, _MIN_RETRY_MS), _MAX_RETRY_MS))
+
+    def wait_s(self, model: str, num_ahead: int, now_s: float) -> float:
+        """How long `num_ahead` requests take; 0.0: too few have ended lately to say."""
+        rate = self._rates.get(model)
+        per_s = rate.per_s(now_s, min_finishes=_MIN_FINISHES) if rate else 0.0
+        return num_ahead / per_s if per_s else 0.0

@@ -31,8 +31,10 @@ def reconcile(entry: HeldRequest, gateway_id: str, ledger: Ledger, limits: CoreL
             ledger.place(request, placement, now_s)
             verdict = Verdict.ADOPTED
     request = ledger.try_get(submit.request_id)
-    if entry.is_prefilled and request is not None:
-        ledger.book.mark_prefilled(request, now_s)
+    if request is not None:
+        ledger.progressed(request, entry.num_output_tokens, now_s)
+        if entry.is_prefilled:
+            ledger.book.mark_prefilled(request, now_s)
     return verdict
 
 
@@ -41,10 +43,10 @@ def _take_over(entry: HeldRequest, ledger: Ledger, limits: CoreLimits, now_s: fl
     if submit.request_id in ledger.tombstones:
         return Verdict.REFUSED
     if entry.placement is not None:
-        ledger.adopt(submit, entry.placement, now_s)
+        ledger.adopt(submit, entry.placement, entry.num_output_tokens, now_s)
         return Verdict.ADOPTED
     lane = submit.lane or limits.default_lane
     if lane not in limits.lanes_by_name or ledger.lanes.is_full(lane):
         return Verdict.REFUSED
-    ledger.enqueue(submit, now_s, is_ahead=True)
+    ledger.enqueue(submit, now_s, submit.num_prompt_tokens, is_ahead=True)
     return Verdict.ADOPTED

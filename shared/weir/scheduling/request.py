@@ -4,10 +4,8 @@ from dataclasses import dataclass
 
 from weir.bus.messages import Placement, Submit
 from weir.kv.geometry import num_pages_for
+from weir.policy.seams import Waiting
 from weir.scheduling.plan import NO_PLAN, PlacementPlan
-
-Rank = tuple[int, int]
-"""Order inside a lane: (0 for what an earlier scheduler had queued, else 1; number of arrival)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -16,12 +14,22 @@ class Request:
 
     submit: Submit
     lane: str
-    rank: Rank
+    lane_priority: int
+    """-1: of a lane that is configured no more."""
+    tenant: str
+    """A configured one's name, or the default one's."""
     queued_at_s: float
     expires_at_s: float
+    waiting: Waiting
+    """What the policy knows of it."""
+    itl_target_ms: int = 0
+    rank: float = 0.0
+    """Inside its lane, lower goes first where the policy preempts."""
     placement: Placement | None = None
     plan: PlacementPlan = NO_PLAN
     """Set by the placer, before `placement` is."""
+    num_output_tokens: int = 0
+    """Delivered, as far as the scheduler was told."""
     missing_since_s: float | None = None
     """When its gateway first said a list without it."""
 

@@ -121,7 +121,9 @@ class SimulatedSystem:
         self.grants: dict[str, Placement] = {}
         """Placements of the present core's own making, until it frees them."""
         self.waiting: dict[str, Submit] = {}
-        """What this core put in a queue, in order of arrival."""
+        """What this core put in a queue."""
+        self._arrived: dict[str, tuple[float, str]] = {}
+        """Time and id: who of one lane and tenant is before whom."""
         self.is_bus_away = False
         self._unanswered: list[SendGrant | SendRevoke] = []
         self._submits: dict[str, Submit] = {}
@@ -203,6 +205,7 @@ class SimulatedSystem:
         match command:
             case EnteredQueue(request_id):
                 self.waiting[request_id] = self._submits[request_id]
+                self._arrived[request_id] = (self.clock.now_s(), request_id)
             case LeftQueue(request_id):
                 self.waiting.pop(request_id, None)
             case SendGrant(_, grant):
@@ -220,13 +223,12 @@ class SimulatedSystem:
         """Nobody of a more urgent lane waits, nor anybody of the same lane who came earlier."""
         lanes = [lane.name for lane in self.limits.lanes]
         granted = self._submits[granted_id]
-        arrivals = list(self.waiting)
         for request_id, submit in self.waiting.items():
             if submit.model != granted.model or request_id == granted_id:
                 continue
             assert lanes.index(submit.lane) >= lanes.index(granted.lane), f"{granted_id} overtook {request_id}"
             if submit.lane == granted.lane and granted_id in self.waiting:
-                assert arrivals.index(granted_id) < arrivals.index(request_id), f"{granted_id} before {request_id}"
+                assert self._arrived[granted_id] < self._arrived[request_id], f"{granted_id} before {request_id}"
 
     def _check_capacity(self, grant: Grant) -> None:
         self.grants[grant.request_id] = grant.placement

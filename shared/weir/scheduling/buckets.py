@@ -1,0 +1,36 @@
+"""A token bucket: so much a minute, and at most one minute's worth at once."""
+
+
+class Bucket:
+    """Full at first. What is larger than the bucket passes when it is full, and is paid off afterwards."""
+
+    def __init__(self, per_min: float, now_s: float) -> None:
+        self._per_min = per_min
+        self._level = per_min
+        self._at_s = now_s
+
+    def level(self, now_s: float) -> float:
+        """Below 0: being paid off."""
+        self._refill(now_s)
+        return self._level
+
+    def wait_s(self, amount: float, now_s: float) -> float:
+        """How long until `amount` may be taken; 0.0: now."""
+        self._refill(now_s)
+        lacking = min(amount, self._per_min) - self._level
+        return max(0.0, lacking * 60 / self._per_min)
+
+    def take(self, amount: float, now_s: float) -> None:
+        """Also a negative amount: something is given back."""
+        self._refill(now_s)
+        self._level = min(self._level - amount, self._per_min)
+
+    def set_rate(self, per_min: float, now_s: float) -> None:
+        """What was used up stays used up."""
+        self._refill(now_s)
+        self._level += per_min - self._per_min
+        self._per_min = per_min
+
+    def _refill(self, now_s: float) -> None:
+        self._level = min(self._per_min, self._level + (now_s - self._at_s) * self._per_min / 60)
+        self._at_s = now_s

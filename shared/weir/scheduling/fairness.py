@@ -1,0 +1,89 @@
+"""Virtual token counters: how much service each tenant of a lane has had.
+
+After Sheng et al., "Fairness in Serving Large Language Models" (VTC, OSDI 2024, arXiv 2401.00588): of those that wait,
+the one with the least counter is served next; one that begins to wait is lifted to the least of those that wait,
+so that nobody saves up service while away. For two tenants that wait all the time the service that they get differs by
+at most 2 * max(PREFILL_PRICE * longest prompt, DECODE_PRICE * tokens that fit in the fleet).
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+
+PREFILL_PRICE = 1.0
+"""Of a prompt token that is computed; one that is in a cache costs nothing."""
+DECODE_PRICE = 2.0
+"""Of an output token."""
+_MAX_GROUPS = 4096
+
+GroupKey = tuple[str, str]
+"""(model, lane): tenants compete for the same workers."""
+
+
+class VirtualCounters:
+    """One group's counters. They only rise."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, float] = {}
+        self._floor = 0.0
+        """Counter of the last that stopped waiting."""
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._values
+
+    def __getitem__(self, name: str) -> float:
+        return self._values.get(name, 0.0)
+
+    @property
+    def values(self) -> Mapping[str, float]:
+        return self._values
+
+    def lift(self, name: str, least_waiting: float | None) -> None:
+        """`name` begins to wait; `least_waiting`: the least counter of the others that wait, None: nobody does."""
+        floor = self._floor if least_waiting is None else least_waiting
+        self._values[name] = max(self[name], floor)
+
+    def leave(self, name: str) -> None:
+        """`name` does not wait any more."""
+        self._floor = self[name]
+
+    def charge(self, name: str, service: float) -> None:
+        """`service`: tokens by their price, over the weight of `name`."""
+        self._values[name] = self[name] + service
+
+    def restore(self, values: Mapping[str, float]) -> None:
+        """What an earlier scheduler had counted."""
+        for name, value in values.items():
+            self._values[name] = max(self[name], value)
+
+    def keep_only(self, names: Collection[str]) -> None:
+        for name in [name for name in self._values if name not in names]:
+            del self._values[name]
+
+
+class Fairness:
+    """The counters of all groups; the groups are bounded, the one that was used least recently goes first."""
+
+    def __init__(self) -> None:
+        self._groups: dict[GroupKey, VirtualCounters] = {}
+
+    def __len__(self) -> int:
+        return sum(len(counters.values) for counters in self._groups.values())
+
+    def group(self, model: str, lane: str) -> VirtualCounters:
+        """Made when it is first asked for."""
+        counters = self._groups.get((model, lane))
+        return counters if counters is not None else self._add((model, lane))
+
+    def items(self) -> Iterator[tuple[GroupKey, VirtualCounters]]:
+        yield from self._groups.items()
+
+    def keep_only(self, lanes: Collection[str], tenants: Collection[str]) -> None:
+        """Forgets lanes and tenants that are configured no more."""
+        self._groups = {key: counters for key, counters in self._groups.items() if key[1] in lanes}
+        for counters in self._groups.values():
+            counters.keep_only(tenants)
+
+    def _add(self, key: GroupKey) -> VirtualCounters:
+        if len(self._groups) >= _MAX_GROUPS:
+            del self._groups[next(iter(self._groups))]
+        self._groups[key] = VirtualCounters()
+        return self._groups[key]

@@ -1,0 +1,140 @@
+"""Who is granted next: lanes in their order, inside a lane its next request, and a place for it."""
+
+from dataclasses import dataclass
+
+from weir.bus.messages import Placement, RefusalReason
+from weir.scheduling.admission import WORKER_RETRY_MS, Refusal
+from weir.scheduling.lane_queue import LaneQueue
+from weir.scheduling.ledger import Ledger
+from weir.scheduling.limits import CoreLimits
+from weir.scheduling.placer import Placer
+from weir.scheduling.request import Request
+from weir.scheduling.workers import Workers
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """It can start there now."""
+
+    request: Request
+    placement: Placement
+
+
+@dataclass(frozen=True, slots=True)
+class Hopeless:
+    """It can never start."""
+
+    request: Request
+    refusal: Refusal
+
+
+class Granter:
+    """Decides one request at a time, and changes nothing.
+
+    Nobody overtakes inside a lane, and no lane one that is before it, or small requests would keep a large one waiting;
+    with one exception: a lane that is inside its guaranteed share of the pages goes before those that are over theirs,
+    and past any that wait. A lane with workers of its own waits for these alone.
+    """
+
+    def __init__(self, limits: CoreLimits, ledger: Ledger, workers: Workers, placer: Placer) -> None:
+        self._limits = limits
+        self._ledger = ledger
+        self._workers = workers
+        self._placer = placer
+        self._has_guarantees = any(lane.guaranteed_share for lane in limits.lanes)
+        self._blocked: dict[tuple[str, str], tuple[object, ...]] = {}
+        """(model, lane) -> the request that did not fit, and when: as long as nothing became free since, it still does
+        not."""
+        self._num_pages: dict[tuple[str, str], int] = {}
+        self._num_changes = -1
+
+    def try_decide(self, model: str, now_s: float) -> Granted | Hopeless | None:
+        """None: nobody can start now."""
+        queues = self._ledger.lanes.in_order(model, now_s)
+        if self._has_guarantees:
+            return self._try_with_guarantees(model, queues, now_s)
+        blocked_groups: set[str] = set()
+        for queue in queues:
+            if self._group(model, queue) in blocked_groups or self._is_at_most(queue):
+                continue
+            request = self._ledger.lanes.try_next(queue, now_s)
+            if request is None:
+                continue
+            decision = self._try_start(queue, request, now_s)
+            if decision is not None:
+                return decision
+            blocked_groups.add(self._group(model, queue))
+        return None
+
+    def _try_with_guarantees(self, model: str, queues: list[LaneQueue], now_s: float) -> Granted | Hopeless | None:
+        """Those inside their guarantees first. One of these that does not fit holds up only who comes after it."""
+        heads = []
+        for place, queue in enumerate(queues):
+            request = None if self._is_at_most(queue) else self._ledger.lanes.try_next(queue, now_s)
+            if request is not None:
+                heads.append((not self._is_owed(model, queue, request), place, queue, request))
+        first_blocked: dict[str, int] = {}
+        for is_over, place, queue, request in sorted(heads, key=lambda head: head[:2]):
+            group = self._group(model, queue)
+            if is_over and place > first_blocked.get(group, len(queues)):
+                continue
+            decision = self._try_start(queue, request, now_s)
+            if decision is not None:
+                return decision
+            first_blocked[group] = min(place, first_blocked.get(group, len(queues)))
+        return None
+
+    def _try_start(self, queue: LaneQueue, request: Request, now_s: float) -> Granted | Hopeless | None:
+        key = request.submit.model, queue.name
+        situation = (request.request_id, *self._placer.situation(now_s))
+        if self._blocked.get(key) == situation:
+            return None
+        hopeless = self._try_give_up(request, queue.limits.worker_group)
+        if hopeless is not None:
+            return hopeless
+        placement = self._placer.try_place(request, now_s)
+        if placement is None:
+            self._blocked[key] = situation
+            return None
+        self._blocked.pop(key, None)
+        return Granted(request, placement)
+
+    def _try_give_up(self, request: Request, group: str) -> Hopeless | None:
+        model = request.submit.model
+        if not self._workers.knows_model(model):
+            refusal = Refusal(RefusalReason.UNKNOWN_MODEL, f"no worker ever served model {model!r}")
+            return Hopeless(request, refusal)
+        hosts = self._workers.hosts_of(model, group)
+        if hosts and not any(host.can_ever_hold(request.num_tokens, request.num_pages) for host in hosts):
+            message = f"no worker that is left can hold its {request.num_pages} pages"
+            return Hopeless(request, Refusal(RefusalReason.NO_WORKER, message, WORKER_RETRY_MS))
+        return None
+
+    def _is_at_most(self, queue: LaneQueue) -> bool:
+        """Whether the lane must have no more running."""
+        return 0 < queue.limits.max_batch <= self._ledger.usage.num_running(queue.name)
+
+    def _is_owed(self, model: str, queue: LaneQueue, request: Request) -> bool:
+        """Whether the request is inside its lane's guarantee."""
+        share = queue.limits.guaranteed_share
+        if not share:
+            return False
+        num_used = self._ledger.usage.num_pages(model, queue.name)
+        return num_used + request.num_pages <= share * self._all_pages(model, queue.limits.worker_group)
+
+    def _all_pages(self, model: str, group: str) -> int:
+        """Of the memories that the group's workers book in."""
+        if self._num_changes != self._workers.num_changes:
+            self._num_changes = self._workers.num_changes
+            self._num_pages.clear()
+        if (model, group) not in self._num_pages:
+            hosts = self._workers.hosts_of(model, group)
+            own = {record.worker_id: record.num_own_pages for host in hosts for record in host.decode}
+            self._num_pages[model, group] = sum(own.values()) or sum(host.num_arena_pages for host in hosts)
+        return self._num_pages[model, group]
+
+    def _group(self, model: str, queue: LaneQueue) -> str:
+        """Whose workers the lane waits for."""
+        group = queue.limits.worker_group
+        common = self._workers.hosts_of(model)
+        return group if group and self._workers.hosts_of(model, group) is not common else ""

@@ -1,0 +1,145 @@
+"""The requests of one model that wait in one lane: tenants by their counters, inside a tenant the policy's order."""
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+
+from weir.policy.seams import Order, OrderQueue
+from weir.scheduling.fairness import VirtualCounters
+from weir.scheduling.limits import LaneLimits
+from weir.scheduling.request import Request
+
+
+class _TenantQueue:
+    """One tenant's: in the policy's order, but whoever waited `ageing_s` goes first, oldest first."""
+
+    def __init__(self, queue: OrderQueue) -> None:
+        self.queue = queue
+        self.by_age: OrderedDict[str, Request] = OrderedDict()
+
+    def try_next(self, ageing_s: float, now_s: float) -> Request | None:
+        if ageing_s and self.by_age:
+            oldest = next(iter(self.by_age.values()))
+            if now_s - oldest.queued_at_s >= ageing_s:
+                return oldest
+        request_id = self.queue.try_peek(now_s)
+        return None if request_id is None else self.by_age[request_id]
+
+
+class LaneQueue:
+    """Nobody is passed over: while the next one does not fit, its tenant waits, and so do the others of the lane."""
+
+    def __init__(self, limits: LaneLimits, priority: int, order: Order, counters: VirtualCounters) -> None:
+        self.limits = limits
+        self.priority = priority
+        self._order = order
+        self._counters = counters
+        self._tenants: dict[str, _TenantQueue] = {}
+        """Those that have requests here."""
+        self._parked: set[str] = set()
+        """Of these, those that must have no more in flight: passed over until `reopen`."""
+        self._heap: list[tuple[float, str]] = []
+        """(counter, tenant). A counter that has risen since is put right when it comes to the top; so is a tenant that
+        is gone or parked."""
+        self._in_heap: set[str] = set()
+        self._by_age: OrderedDict[str, Request] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._by_age)
+
+    @property
+    def name(self) -> str:
+        return self.limits.name
+
+    @property
+    def num_tenants(self) -> int:
+        return len(self._tenants)
+
+    def requests(self) -> Iterator[Request]:
+        """By age, oldest first."""
+        yield from self._by_age.values()
+
+    def oldest(self) -> Request:
+        return next(iter(self._by_age.values()))
+
+    def newest(self) -> Request:
+        return next(reversed(self._by_age.values()))
+
+    def add(self, request: Request, key: str, *, lifts: bool) -> None:
+        """`key`: whose queue it waits in. `lifts`: its coming may lift the tenant's counter."""
+        tenant = self._tenants.get(key)
+        if tenant is None:
+            if lifts:
+                self._counters.lift(key, self._least_counter())
+            tenant = self._tenants[key] = _TenantQueue(self._order.new_queue())
+            self._push(key)
+        tenant.queue.add(request.waiting)
+        tenant.by_age[request.request_id] = self._by_age[request.request_id] = request
+
+    def remove(self, request: Request, key: str, taken_at_s: float | None = None) -> None:
+        """`taken_at_s`: when it was granted; None: it leaves unserved."""
+        tenant, request_id = self._tenants[key], request.request_id
+        del self._by_age[request_id], tenant.by_age[request_id]
+        if taken_at_s is not None and tenant.queue.try_peek(taken_at_s) == request_id:
+            tenant.queue.take(request_id, taken_at_s)
+        else:
+            tenant.queue.discard(request_id)
+        if not tenant.by_age:
+            del self._tenants[key]
+            self._parked.discard(key)
+            self._counters.leave(key)
+
+    def try_next(self, now_s: float, is_over: Callable[[str], bool], on_park: Callable[[str], None]) -> Request | None:
+        """Who is next. Tenants that `is_over` says may have no more in flight are parked, and told to `on_park`."""
+        while (key := self._try_least()) is not None:
+            if not is_over(key):
+                return self._tenants[key].try_next(self.limits.ageing_s, now_s)
+            self._parked.add(key)
+            on_park(key)
+        return None
+
+    def reopen(self, key: str) -> None:
+        """The tenant may have more in flight again. While it could not, it saved up nothing."""
+        if key in self._parked:
+            self._parked.discard(key)
+            self._counters.lift(key, self._least_counter())
+            self._push(key)
+
+    def check_integrity(self) -> list[str]:
+        """What does not add up."""
+        errors = []
+        by_tenant = [request_id for tenant in self._tenants.values() for request_id in tenant.by_age]
+        if sorted(by_tenant) != sorted(self._by_age):
+            errors.append(f"lane {self.name}: tenants hold {len(by_tenant)} requests, the lane {len(self._by_age)}")
+        for key, tenant in self._tenants.items():
+            if sorted(tenant.queue.ids()) != sorted(tenant.by_age) or not tenant.by_age:
+                errors.append(f"lane {self.name}: the order of {key!r} holds {len(tenant.queue)}, {len(tenant.by_age)}")
+            if (key in self._parked) == (key in self._in_heap and key not in self._parked):
+                errors.append(f"lane {self.name}: tenant {key!r} is neither parked nor in the heap")
+        if sorted(key for _, key in self._heap) != sorted(self._in_heap):
+            errors.append(f"lane {self.name}: the heap holds {len(self._heap)}, its index {len(self._in_heap)}")
+        return errors
+
+    def _push(self, key: str) -> None:
+        if key not in self._in_heap:
+            self._in_heap.add(key)
+            heapq.heappush(self._heap, (self._counters[key], key))
+
+    def _try_least(self) -> str | None:
+        """Of the tenants that may be served, the one with the least counter; ties by name."""
+        heap = self._heap
+        while heap:
+            counter, key = heap[0]
+            current = self._counters[key]
+            if key not in self._tenants or key in self._parked:
+                heapq.heappop(heap)
+                self._in_heap.discard(key)
+            elif counter < current:
+                heapq.heapreplace(heap, (current, key))
+            else:
+                return key
+        return None
+
+    def _least_counter(self) -> float | None:
+        key = self._try_least()
+        return None if key is None else self._counters[key]
