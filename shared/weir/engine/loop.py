@@ -26,6 +26,7 @@ from weir.engine.messages import (
     Forget,
     Give,
     PageLot,
+    SetPolicy,
     StepTiming,
 )
 from weir.engine.plan import ModelRunner, StepPlan
@@ -118,7 +119,8 @@ class EngineLoop:
             self._outbox(EngineReport(fatal=f"the engine has stopped: {type(error).__name__}: {error}"))
 
     def _turn(self) -> None:
-        plan = self._batcher.decide(self._clock.now_s())
+        decided_at_s = self._clock.now_s()
+        plan = self._batcher.decide(decided_at_s)
         # What ended has left pages, with which others may go on at once.
         self._has_worked = plan is not None or self._batcher.has_events
         if plan is None:
@@ -126,7 +128,7 @@ class EngineLoop:
             return
         if self._batcher.has_events or self._batcher.wanted() is not None:
             self._report(None, self._take_surplus())  # a step can be long: pages come meanwhile, ends are told at once
-        timing = self._run_step(plan)
+        timing = self._run_step(plan, decided_at_s)
         self._report(timing, self._take_surplus())
 
     def _take_commands(self) -> None:
@@ -159,14 +161,17 @@ class EngineLoop:
                 self._batcher.forget(key)
             case FailAll(failure):
                 self._batcher.fail_all(failure)
+            case SetPolicy(policy):
+                self._batcher.set_policy(policy)
             case Give(lot):
                 self._num_gives += 1
                 self._batcher.pool.give(lot)
 
-    def _run_step(self, plan: StepPlan) -> StepTiming:
+    def _run_step(self, plan: StepPlan, decided_at_s: float) -> StepTiming:
         started_ns = time.time_ns()
         try:
-            self._batcher.record(plan, self._runner.run(plan))
+            result = self._runner.run(plan)
+            self._batcher.record(plan, result, self._clock.now_s())
             self._num_failed_in_a_row = 0
         except Exception as error:  # noqa: BLE001 - a step's boundary: its sequences fail, the engine goes on
             _log.exception("step %d failed (%d sequences)", plan.step, len(plan.chunks))
@@ -175,7 +180,15 @@ class EngineLoop:
             self._num_failed_in_a_row += 1
             if self._num_failed_in_a_row >= self._settings.max_failed_steps:
                 self._fatal = f"{self._num_failed_in_a_row} steps failed in a row, the last with {what}"
-        return StepTiming(plan.step, started_ns, time.time_ns(), len(plan.chunks), plan.num_tokens)
+        return StepTiming(
+            plan.step,
+            started_ns,
+            time.time_ns(),
+            len(plan.chunks),
+            plan.num_tokens,
+            plan.load,
+            self._clock.now_s() - decided_at_s,
+        )
 
     def _take_surplus(self) -> PageLot:
         now_s = self._clock.now_s()
@@ -199,6 +212,7 @@ class EngineLoop:
                 surplus=surplus,
                 load=self._batcher.load,
                 counters=self._batcher.counters.snapshot(),
+                policy=self._batcher.policy_name,
                 integrity_errors=self._integrity_errors,
                 fatal=self._fatal,
             )

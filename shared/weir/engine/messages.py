@@ -7,7 +7,9 @@ from typing import NamedTuple, Protocol
 
 from weir.core.attempt import Attempt
 from weir.core.logprobs import TokenLogprobs
+from weir.engine.plan import NO_LOAD, StepLoad
 from weir.kv.record import SequenceFacts
+from weir.policy.seams import Policy
 
 
 class SequenceKey(NamedTuple):
@@ -156,7 +158,14 @@ class Give:
     lot: PageLot
 
 
-Command = Add | Cancel | Fail | Forget | FailAll | Give
+@dataclass(frozen=True, slots=True)
+class SetPolicy:
+    """Make batches by this policy, from the next step on. It is the engine's own from here on."""
+
+    policy: Policy
+
+
+Command = Add | Cancel | Fail | Forget | FailAll | Give | SetPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +254,9 @@ class StepTiming:
     ended_ns: int
     num_sequences: int
     num_tokens: int
+    load: StepLoad = NO_LOAD
+    duration_s: float = 0.0
+    """From its decision to its record: what the next step had to wait for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +292,8 @@ class EngineReport:
     """No longer the engine's; to be returned to the arena."""
     load: EngineLoad = EngineLoad()
     counters: Mapping[str, int] = field(default_factory=dict)
+    policy: str = ""
+    """The name of the policy by which batches are made; empty: none was set."""
     integrity_errors: tuple[str, ...] = ()
     """Of the last check."""
     fatal: str = ""

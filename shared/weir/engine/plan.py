@@ -86,6 +86,20 @@ class SwapPlan:
         return bool(self.outs or self.ins)
 
 
+class StepLoad(NamedTuple):
+    """What a step computed, in the terms of `weir.core.cost`: a chunk of one token counts as a decode."""
+
+    num_prefill_tokens: int = 0
+    num_prefill_pairs: float = 0.0
+    """Each token of a prompt with each one before it."""
+    num_decodes: int = 0
+    num_context_tokens: int = 0
+    """That the decodes read."""
+
+
+NO_LOAD = StepLoad()
+
+
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """One forward pass, and the pages that are swapped before it. Either may be empty."""
@@ -97,6 +111,20 @@ class StepPlan:
     @property
     def num_tokens(self) -> int:
         return sum(len(chunk.token_ids) for chunk in self.chunks)
+
+    @property
+    def load(self) -> StepLoad:
+        num_prefill_tokens = num_decodes = num_context_tokens = 0
+        num_pairs = 0.0
+        for chunk in self.chunks:
+            num_tokens = len(chunk.token_ids)
+            if num_tokens == 1:
+                num_decodes += 1
+                num_context_tokens += chunk.start + 1
+            else:
+                num_prefill_tokens += num_tokens
+                num_pairs += num_tokens * (chunk.start + num_tokens / 2)
+        return StepLoad(num_prefill_tokens, num_pairs, num_decodes, num_context_tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ StepBudget  batcher, once a step: which decodes run, and how many prompt tokens 
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +68,7 @@ class Order(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(NamedTuple):
     """A sequence as a Gate sees it."""
 
     request_id: str
@@ -121,8 +120,7 @@ class Gate(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Decode:
+class Decode(NamedTuple):
     """A sequence of the batch that draws one token a step."""
 
     num_context_tokens: int
@@ -133,8 +131,7 @@ class Decode:
     num_emitted_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Prefill:
+class Prefill(NamedTuple):
     """A sequence of the batch with more than one token to compute."""
 
     num_left_tokens: int
