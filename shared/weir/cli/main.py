@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from weir.cli import bench, chat, doctor, down, generate, limits, policy, pull, serve, status, up
+from weir.cli import bench, chat, doctor, down, generate, limits, plan, policy, pull, serve, status, up
 from weir.cli.console import EXIT_INTERRUPTED
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app.command()(generate.generate)
 app.command()(chat.chat)
 app.command()(pull.pull)
 app.command()(doctor.doctor)
+app.command()(plan.plan)
 app.add_typer(bench.app, name="bench")
 app.add_typer(limits.app, name="limits")
 app.add_typer(policy.app, name="policy")
