@@ -88,12 +88,13 @@ class SrtfGate:
         return None
 
     def _key(self, member: Member, now_s: float, is_running: bool) -> tuple[int, int, float]:
-        """(lane, 0 for those whose turn it is whatever they have left, tokens left)."""
+        """(lane, 0 for those that run to their end and 1 for those that waited long enough, tokens left)."""
         if is_running and member.request_id not in self._resting:
-            is_due = self._is_late(member) or self._num_rests.get(member.request_id, 0) >= self._params.max_rests
+            may_rest = self._num_rests.get(member.request_id, 0) < self._params.max_rests and not self._is_late(member)
+            turn = 2 if may_rest else 0
         else:
-            is_due = now_s - member.waits_since_s >= self._params.max_rest_s
-        return -member.lane_priority, 0 if is_due else 1, _num_left(member)
+            turn = 1 if now_s - member.waits_since_s >= self._params.max_rest_s else 2
+        return -member.lane_priority, turn, _num_left(member)
 
     def _is_late(self, member: Member) -> bool:
         predicted = member.predicted_output_tokens

@@ -1,0 +1,174 @@
+"""Each gate's own rule, on cases small enough to work out by hand."""
+
+import math
+
+import pytest
+from tests.contract.gate_world import GateWorld, Job
+
+from weir.policy.fluid import Flow, balanced_step_s, longest_step_s
+from weir.policy.nested_wait import segments
+from weir.policy.registry import make_policy
+from weir.policy.seams import BatchView, Gate, Member
+from weir.policy.wait import WaitParams, shares
+from weir.policy.wma import Shape, WmaGate, WmaLimits, waste
+
+
+def gate_of(name: str, **params: float) -> Gate:
+    gate = make_policy(name, params).gate
+    assert gate is not None
+    return gate
+
+
+def member(request_id: str, predicted: float | None, emitted: int = 0, *, lane: int = 0, since_s: float = 0) -> Member:
+    return Member(request_id, 100, emitted, since_s, predicted, lane)
+
+
+def view(waiting: list[Member], running: list[Member], places: int, free: int = 10**6) -> BatchView:
+    return BatchView(waiting, running, places, 10**6, free)
+
+
+def test_the_balance_of_the_fluid_is_that_of_the_paper() -> None:
+    """10 a second, 100 tokens in, 9 out: W = 10 * (100 + 101 + .. + 109) = 10,450; tau* = d0 / (1 - d1 W)."""
+    flow = Flow(rate=10.0, num_prompt_tokens=100, num_output_tokens=9)
+    assert flow.work == 10 * sum(100 + k for k in range(10))
+    assert balanced_step_s([flow], 0.01, 1e-5) == pytest.approx(0.01 / (1 - 1e-5 * 10_450))
+    assert balanced_step_s([flow], 0.01, 1e-4) == math.inf
+    assert longest_step_s([flow], 5225.0) == pytest.approx(0.5)
+
+
+def test_a_fluid_that_runs_step_by_step_settles_at_the_balance() -> None:
+    """Each step takes d0 + d1 * (tokens in pages), and brings rate * (its time) requests, which move on together."""
+    rate, prompt, output, base_s, token_s = 40.0, 120, 30, 0.008, 3e-6
+    stages = [0.0] * (output + 1)
+    step_s = base_s
+    for _ in range(2000):
+        stages = [rate * step_s, *stages[:-1]]
+        step_s = base_s + token_s * sum(count * (prompt + k) for k, count in enumerate(stages))
+    assert step_s == pytest.approx(balanced_step_s([Flow(rate, prompt, output)], base_s, token_s), rel=1e-6)
+
+
+def test_wait_gives_each_type_what_arrives_in_a_step() -> None:
+    """W = 50 * 11 * (100 + 5) + 10 * 11 * 105 = 69,300; tau* = 0.1 / (1 - 1e-6 * 69,300) = 0.10745 s."""
+    flows = {(1, 0): Flow(50.0, 100, 10), (2, 0): Flow(10.0, 100, 10)}
+    given = shares(flows, WaitParams(base_ms=100, token_ms=0.001, safety=0), num_pool_tokens=69_300)
+    assert [share.quota for share in given.values()] == [5, 1]
+    assert [share.num_a_step for share in given.values()] == pytest.approx([50.0, 10.0])
+    assert [share.max_in_batch for share in given.values()] == [550, 110]
+
+
+def test_wait_holds_the_batch_until_a_types_share_waits_or_its_time_is_over() -> None:
+    gate = gate_of("wait", base_ms=100, max_wait_s=0.5)
+    arrivals = [member(f"a{n}", 10.0, since_s=n / 50) for n in range(50)]
+    for now_s, count in ((0.0, 0), (0.5, 25), (0.99, 50)):
+        gate.decide(view(arrivals[:count], [], 0), now_s)
+    gate.decide(view([], [], 64), 1.0)  # 50 a second of one type, a step of 0.1 s: 5 at a time
+    running = [member("r", 10.0, 3)]
+    four, five = [member(f"b{n}", 10.0) for n in range(4)], [member(f"b{n}", 10.0) for n in range(5)]
+    held = gate.decide(view(four, running, 64), 1.1)
+    assert (list(held.joining), list(held.resting)) == ([], [0])
+    assert gate.next_deadline_s == pytest.approx(1.6)
+    started = gate.decide(view(five, running, 64), 1.2)
+    assert (list(started.joining), list(started.resting)) == ([0, 1, 2, 3, 4], [])
+    gate.decide(view(four, running, 64), 1.3)
+    assert gate.next_deadline_s == pytest.approx(1.8)
+    late = gate.decide(view(four, running, 64), 1.8)
+    assert list(late.resting) == []
+    assert gate.next_deadline_s is None
+
+
+def test_wait_keeps_the_pages_within_the_fluid_and_an_open_gate_does_not() -> None:
+    """Each comes to 150 tokens and a pool holds 3,000; 40 places would need up to 6,000."""
+
+    def run(**params: float) -> GateWorld:
+        jobs = [Job(f"j{n}", 0.02 * n, 100, 50, 50.0) for n in range(400)]
+        world = GateWorld(gate_of("wait", **params), jobs, num_places=40, num_pool_tokens=3000)
+        world.run()
+        return world
+
+    world = run()
+    assert len(world.ended) == 400
+    assert world.peak_tokens <= 3000 * 0.9 + 150
+    assert run(max_variation=0).peak_tokens > 3000
+
+
+def test_nested_wait_cuts_answers_at_their_quantiles() -> None:
+    """Of 10, 20, .. 100 tokens: cut at 50, 80 and 100; all, half and a fifth of the requests get that far."""
+    plan = segments(20.0, 100, range(10, 101, 10), WaitParams(safety=0), num_pool_tokens=10**5)
+    assert [segment.ends for segment in plan.segments] == [50, 80, 100, math.inf]
+    inside = [segment.max_inside for segment in plan.segments]
+    a_step = plan.num_a_step
+    assert inside[:3] == [math.floor(a_step * share * stages) for share, stages in ((1, 50), (0.5, 30), (0.2, 20))]
+
+
+def test_a_sequence_at_the_end_of_a_segment_rests_until_the_next_has_room() -> None:
+    """Twenty answers of 10 tokens, then long ones: of four that stand at 10 tokens only one may go on at a time."""
+    gate = gate_of("nested-wait", max_variation=1000)
+    lengths = [10] * 18 + [30] * 2
+    gone = [member(f"g{n}", None, length - 1) for n, length in enumerate(lengths)]
+    gate.decide(BatchView([], gone, 64, 400, 400), 0.0)
+    gate.decide(BatchView([member("w", None, since_s=0.5)], [], 0, 400, 400), 0.5)
+    at_the_end = [member(f"m{n}", None, 10) for n in range(4)]
+    decision = gate.decide(BatchView([], at_the_end, 64, 400, 400), 2.0)
+    assert sorted(decision.resting) == [1, 2, 3]
+
+
+def test_srtf_computes_those_with_least_left_whether_they_run_or_wait() -> None:
+    running = [member("long", 100.0, 10), member("short", 50.0, 30)]
+    decision = gate_of("srtf").decide(view([member("new", 60.0)], running, 2), 1.0)
+    assert (list(decision.joining), list(decision.resting)) == ([0], [0])
+
+
+def test_srtf_never_stops_a_sequence_late_in_its_life() -> None:
+    """0.8 of 1,000 predicted tokens: at 800 it runs to its end, at 799 it may be stopped."""
+    newcomer = [member("new", 60.0, since_s=-100.0)]
+    assert list(gate_of("srtf").decide(view(newcomer, [member("old", 1000.0, 800)], 1), 1.0).resting) == []
+    assert list(gate_of("srtf").decide(view(newcomer, [member("old", 1000.0, 799)], 1), 1.0).resting) == [0]
+
+
+def test_srtf_stops_a_sequence_a_bounded_number_of_times_and_for_a_bounded_time() -> None:
+    gate = gate_of("srtf", max_rests=1, max_rest_s=5)
+    old, other = member("old", 100.0, 5, since_s=1.0), member("other", 50.0, 5, since_s=1.0)
+    assert list(gate.decide(view([], [old, other], 1), 2.0).resting) == [0]
+    assert list(gate.decide(view([], [old, other], 1), 5.9).resting) == [0]
+    assert list(gate.decide(view([], [old, other], 1), 6.0).resting) == [1]
+    assert list(gate.decide(view([member("new", 5.0, since_s=6.0)], [old], 1), 6.1).resting) == []
+
+
+def test_srtf_stops_nobody_for_a_lower_lane_or_for_one_that_finds_no_pages() -> None:
+    urgent, short = member("urgent", 100.0, 5, lane=1), member("short", 5.0)
+    assert list(gate_of("srtf").decide(view([short], [urgent], 1), 1.0).resting) == []
+    large = Member("large", 500, 0, 0.0, 5.0, 0, num_missing_tokens=500)
+    decision = gate_of("srtf").decide(view([large], [member("old", 100.0, 5)], 1, free=499), 1.0)
+    assert (list(decision.joining), list(decision.resting)) == ([], [])
+
+
+def test_wasted_memory_access_is_that_of_the_paper() -> None:
+    """L = 20, G = 8. (10, 5): padding 5 * 10 = 50, waiting 25 + 26 + 27 = 78. (20, 8): none."""
+    assert waste([Shape(10, 5), Shape(20, 8)]) == 128
+    assert waste([Shape(20, 8)] * 3) == 0
+
+
+def test_a_static_batch_is_of_similar_requests_and_starts_with_the_first() -> None:
+    short, long = [member(f"s{n}", 10.0) for n in range(3)], [member(f"l{n}", 900.0) for n in range(2)]
+    mixed = [long[0], short[0], long[1], short[1], short[2]]
+    gate = WmaGate(WmaLimits(max_waste=50_000, max_batch=8, max_hold_s=0))
+    assert gate.decide(view(mixed, [], 8), 0.0).joining == [0, 2]
+    assert gate.decide(view(mixed[1:], [], 8), 0.0).joining == [0, 2, 3]
+    assert gate.decide(view(mixed, [member("r", 5.0)], 8), 0.0).joining == ()
+
+
+def test_a_static_batch_holds_no_more_than_the_pages_do() -> None:
+    """Two of 100 + 900 tokens fit into 2,500, three do not."""
+    gate = WmaGate(WmaLimits(max_waste=50_000, max_batch=8, max_hold_s=0))
+    three = [member(f"l{n}", 900.0) for n in range(3)]
+    assert gate.decide(BatchView(three, [], 8, 2500, 2500), 0.0).joining == [0, 1]
+
+
+def test_a_static_batch_that_is_not_full_is_held_back_for_a_while() -> None:
+    gate = WmaGate(WmaLimits(max_waste=50_000, max_batch=2, max_hold_s=1))
+    one = [member("a", 10.0, since_s=3.0)]
+    assert gate.decide(view(one, [], 8), 3.5).joining == ()
+    assert gate.next_deadline_s == 4.0
+    assert gate.decide(view(one, [], 8), 4.0).joining == [0]
+    two = [*one, member("b", 10.0, since_s=3.0)]
+    assert gate.decide(view(two, [], 8), 3.5).joining == [0, 1]

@@ -1,0 +1,91 @@
+"""Each step budget's own rule, on cases small enough to work out by hand."""
+
+import pytest
+
+from weir.policy.dynamic_chunk import DynamicChunk
+from weir.policy.registry import make_policy
+from weir.policy.seams import Decode, Prefill, StepBudget, StepShare, StepView
+from weir.policy.slai import LastSchedulableTime, SlaiParams
+
+
+def view(
+    decodes: list[Decode], prompts: list[int], max_tokens: int = 512, *, page_use: float = 0.5, free: int = 10**6
+) -> StepView:
+    return StepView(100.0, max_tokens, decodes, [Prefill(left, 0) for left in prompts], page_use, free)
+
+
+def token_at(last_token_at_s: float, itl_target_s: float = 0.0) -> Decode:
+    return Decode(1000, last_token_at_s, itl_target_s)
+
+
+def after_steps(budget: StepBudget, duration_s: float) -> StepBudget:
+    for _ in range(4):
+        budget.stepped(duration_s, StepShare((), 0))
+    return budget
+
+
+def test_slai_runs_decodes_at_their_last_schedulable_time_and_not_before_prompts() -> None:
+    """Steps of 20 ms, offset 5: due 0.2 - 5 * 0.02 = 0.1 s after the last token. 99.89 was due, 99.91 is not yet."""
+    budget = after_steps(LastSchedulableTime(SlaiParams()), 0.02)
+    share = budget.plan(view([token_at(99.91), token_at(99.89)], [9000]))
+    assert (list(share.decodes), share.num_prefill_tokens) == ([1], 511)
+
+
+def test_slai_gives_what_prompts_leave_to_the_most_urgent_decodes() -> None:
+    """Room for two beside 510 prompt tokens; a target of its own makes the last the most urgent."""
+    budget = after_steps(LastSchedulableTime(SlaiParams()), 0.02)
+    decodes = [token_at(99.95), token_at(99.96), token_at(99.99, itl_target_s=0.115)]
+    share = budget.plan(view(decodes, [510]))
+    assert (list(share.decodes), share.num_prefill_tokens) == ([0, 2], 510)
+
+
+def test_slai_runs_decodes_earlier_when_pages_are_short() -> None:
+    """At 96 % the offset is 10 steps: 0.2 - 10 * 0.02 = 0, so all are due."""
+    budget = after_steps(LastSchedulableTime(SlaiParams()), 0.02)
+    decodes = [token_at(100.0), token_at(99.95)]
+    assert list(budget.plan(view(decodes, [9000], page_use=0.96)).decodes) == [0, 1]
+    assert list(budget.plan(view(decodes, [9000], page_use=0.95)).decodes) == []
+
+
+def learnt(default_itl_s: float = 0.2) -> DynamicChunk:
+    """Has seen that a step takes 5 ms and 0.1 ms a prompt token."""
+    budget = DynamicChunk(default_itl_s)
+    for number in range(4000):
+        share = StepShare((), 128 * (number % 16))
+        budget.stepped(0.005 + 0.0001 * share.num_prefill_tokens, share)
+    return budget
+
+
+def test_chunks_are_as_large_as_the_slack_allows() -> None:
+    """Slack 60 ms: 1.2 * (5 + 0.1 * tokens) <= 60 up to 450 tokens, of which the grid has 384."""
+    decodes = [Decode(0, 99.86, 0.0), Decode(0, 99.96, 0.0)]
+    share = learnt().plan(view(decodes, [9000], 4096))
+    assert (list(share.decodes), share.num_prefill_tokens) == ([0, 1], 384 - 2)
+
+
+def test_without_decodes_beside_it_a_chunk_is_as_large_as_they_get() -> None:
+    assert learnt().plan(view([], [9000], 4096)).num_prefill_tokens == 2552
+    assert learnt().plan(view([], [9000], 1000)).num_prefill_tokens == 1000
+
+
+def test_chunks_are_small_while_pages_are_short_and_never_nothing() -> None:
+    assert learnt().plan(view([], [9000], 4096, free=31_999)).num_prefill_tokens == 512
+    assert learnt().plan(view([token_at(90.0)], [9000], 4096)).num_prefill_tokens == 127
+
+
+@pytest.mark.parametrize(
+    ("name", "num_prefill_tokens", "num_decodes"), [("prefill-first", 510, 2), ("unchunked", 300, 3)]
+)
+def test_baselines_put_prompts_before_decodes(name: str, num_prefill_tokens: int, num_decodes: int) -> None:
+    """Of prompts with 300 and 210 tokens beside three decodes in 512, the second does not fit whole."""
+    budget = make_policy(name).step_budget
+    assert budget is not None
+    share = budget.plan(view([token_at(99.0)] * 3, [300, 210]))
+    assert (share.num_prefill_tokens, len(share.decodes)) == (num_prefill_tokens, num_decodes)
+
+
+def test_unchunked_reads_a_long_prompt_at_once_and_decodes_wait() -> None:
+    budget = make_policy("unchunked").step_budget
+    assert budget is not None
+    share = budget.plan(view([token_at(99.0)] * 3, [512]))
+    assert (share.num_prefill_tokens, len(share.decodes)) == (512, 0)
