@@ -1,0 +1,84 @@
+"""From a prompt's tokens to a vector of fixed length, with nothing but a token table.
+
+[0] log1p(tokens)   [1] ends with "?"   [2] log1p(numbers)   [3] log1p(largest number)   [4] log1p(asked length)
+[5 …]               SIGNS: log1p(count) of punctuation, whether a word is there
+[… num_features)    mean of the tokens' vectors
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from weir.policy.predictors.token_table import NUM_PUNCTUATION, SIGNS, UNIT_SIGNS, TokenTable
+
+Floats = npt.NDArray[np.float32]
+
+NUM_PLAIN = 5
+LENGTH_FEATURE = 0
+_HALF_WINDOW = 512
+_MAX_DIGIT_TOKENS = 64
+_MAX_NUMBER = 999_999
+_ENDING_TOKENS = 3
+
+
+class PromptFeatures:
+    """Bounded work: of a long prompt the first and the last 512 tokens are looked at."""
+
+    def __init__(self, table: TokenTable) -> None:
+        self.table = table
+        self._prefix = np.array(table.prefix, np.int64)
+        self._suffix = np.array(table.suffix, np.int64)
+
+    @property
+    def num_features(self) -> int:
+        return NUM_PLAIN + len(SIGNS) + self.table.num_dims
+
+    def of(self, prompts: Sequence[Sequence[int]]) -> Floats:
+        """[prompts, num_features]. Ids past the vocabulary are left out; a prompt may be empty."""
+        features = np.zeros((len(prompts), self.num_features), np.float32)
+        for row, prompt in zip(features, prompts, strict=True):
+            self._fill(row, prompt)
+        return features
+
+    def _fill(self, row: Floats, prompt: Sequence[int]) -> None:
+        table = self.table
+        ids = self._without_frame(np.asarray(prompt, np.int64).reshape(-1))
+        row[LENGTH_FEATURE] = math.log1p(len(ids))
+        if len(ids) > 2 * _HALF_WINDOW:
+            ids = np.concatenate([ids[:_HALF_WINDOW], ids[-_HALF_WINDOW:]])
+        ids = ids[(ids >= 0) & (ids < table.vocab_size)]
+        if not len(ids):
+            return
+        signs = table.sign_of[ids]
+        row[1] = bool((signs[-_ENDING_TOKENS:] == 1).any())
+        row[2:NUM_PLAIN] = self._numbers(ids, signs)
+        counts = np.bincount(signs, minlength=len(SIGNS) + 1)[1:]
+        end = NUM_PLAIN + len(SIGNS)
+        row[NUM_PLAIN : NUM_PLAIN + NUM_PUNCTUATION] = np.log1p(counts[:NUM_PUNCTUATION])
+        row[NUM_PLAIN + NUM_PUNCTUATION : end] = counts[NUM_PUNCTUATION:] > 0
+        row[end:] = table.vectors[ids].mean(axis=0, dtype=np.float32) * table.scales
+
+    def _without_frame(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Without what the chat template wrote; a prompt that is nothing else stays as it is."""
+        start, end = 0, len(ids)
+        if len(self._prefix) and np.array_equal(ids[: len(self._prefix)], self._prefix):
+            start = len(self._prefix)
+        if len(self._suffix) and np.array_equal(ids[-len(self._suffix) :], self._suffix):
+            end -= len(self._suffix)
+        return ids[start:end] if start < end else ids
+
+    def _numbers(self, ids: npt.NDArray[np.int64], signs: npt.NDArray[np.uint8]) -> tuple[float, float, float]:
+        """log1p of how many numbers there are, of the largest, and of the largest right before a unit of length."""
+        places = np.flatnonzero(self.table.digits_of[ids])[:_MAX_DIGIT_TOKENS].tolist()
+        count, largest, asked, value, end = 0, 0, 0, 0, -1
+        for place in places:
+            number, digits = int(self.table.number_of[ids[place]]), int(self.table.digits_of[ids[place]])
+            value = min(_MAX_NUMBER, value * 10**digits + number) if place == end else number
+            count += place != end
+            end = place + 1
+            largest = max(largest, value)
+            if end < len(ids) and int(signs[end]) - 1 in UNIT_SIGNS:
+                asked = max(asked, value)
+        return math.log1p(count), math.log1p(largest), math.log1p(asked)

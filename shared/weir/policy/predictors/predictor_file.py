@@ -1,0 +1,112 @@
+"""A predictor as one file: numpy's .npz with a JSON header, and no pickle in it.
+
+header            JSON: format, version, kind, model, tokenizer_digest, num_training, held_out_tau
+table.NAME        arrays of the token table
+head.NAME         arrays of the ranking network or the forest
+"""
+
+import json
+import os
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from weir.policy.predictors.features import PromptFeatures
+from weir.policy.predictors.forest import Forest
+from weir.policy.predictors.predictor import Head, Predictor, PredictorFacts, PredictorFileError
+from weir.policy.predictors.ranker import Ranker
+from weir.policy.predictors.token_table import table_from_arrays
+
+FORMAT = "weir-predictor"
+VERSION = 1
+_MAX_BYTES = 1 << 28
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+
+def save_predictor(path: Path, predictor: Predictor) -> None:
+    """Written under another name first: nobody sees half of it. Raises OSError."""
+    facts, table = predictor.facts, predictor.features.table
+    header = {
+        "format": FORMAT,
+        "version": VERSION,
+        "kind": predictor.head.kind,
+        "model": facts.model,
+        "tokenizer_digest": table.tokenizer_digest,
+        "num_training": facts.num_training,
+        "held_out_tau": facts.held_out_tau,
+    }
+    arrays: dict[str, npt.NDArray[Any]] = {"header": np.frombuffer(json.dumps(header).encode(), np.uint8)}
+    arrays |= {f"table.{name}": array for name, array in table.arrays().items()}
+    arrays |= {f"head.{name}": array for name, array in predictor.head.arrays().items()}
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
+    try:
+        with temporary.open("wb") as file:
+            np.savez_compressed(file, allow_pickle=False, **arrays)
+        temporary.rename(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def load_predictor(path: Path, tokenizer_digest: str | None = None) -> Predictor:
+    """`tokenizer_digest`: of the tokenizer whose ids it will see (`digest_of_tokens`); None: not checked.
+
+    Raises:
+        PredictorFileError: no such file, not a whole predictor of this version, or made for another tokenizer.
+    """
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise PredictorFileError(path, f"has {path.stat().st_size} bytes, at most {_MAX_BYTES} are read")
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+    except OSError as error:
+        raise PredictorFileError(path, f"cannot be read ({error.strerror or error})") from error
+    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+        raise PredictorFileError(path, f"is not a predictor, or is damaged ({error})") from error
+    header = _header(path, arrays)
+    if tokenizer_digest not in (None, header["tokenizer_digest"]):
+        raise PredictorFileError(path, f"was made for another tokenizer than that of this model ({header['model']!r})")
+    try:
+        table = table_from_arrays(header["tokenizer_digest"], _part(arrays, "table"))
+        head = _HEADS[header["kind"]](_part(arrays, "head"))
+        facts = PredictorFacts(header["model"], int(header["num_training"]), float(header["held_out_tau"]))
+        return Predictor(PromptFeatures(table), head, facts)
+    except KeyError as error:
+        raise PredictorFileError(path, f"lacks {error}") from error
+    except (ValueError, TypeError, AttributeError) as error:
+        raise PredictorFileError(path, f"is damaged: {error}") from error
+
+
+def _header(path: Path, arrays: Arrays) -> dict[str, Any]:
+    try:
+        header = json.loads(arrays["header"].astype(np.uint8).tobytes())
+        found = (header["format"], header["version"])
+    except (KeyError, ValueError, TypeError) as error:
+        raise PredictorFileError(path, "has no header of a predictor") from error
+    if found != (FORMAT, VERSION):
+        raise PredictorFileError(path, f"is {found[0]!r} version {found[1]!r}; this is {FORMAT!r} version {VERSION}")
+    if header.get("kind") not in _HEADS:
+        raise PredictorFileError(path, f"is of kind {header.get('kind')!r}; known are {', '.join(_HEADS)}")
+    return dict(header)
+
+
+def _part(arrays: Arrays, part: str) -> dict[str, npt.NDArray[Any]]:
+    return {name.removeprefix(f"{part}."): array for name, array in arrays.items() if name.startswith(f"{part}.")}
+
+
+def _forest(arrays: Arrays) -> Forest:
+    names = ("feature", "threshold", "left", "right", "value", "roots")
+    parts: dict[str, Any] = {name: arrays[name] for name in names}
+    return Forest(**parts, num_features=int(arrays["num_features"]))
+
+
+def _ranker(arrays: Arrays) -> Ranker:
+    return Ranker(*(arrays[name] for name in ("means", "deviations", "w1", "b1", "w2", "score_knots", "token_knots")))
+
+
+_HEADS: Mapping[str, Callable[[Arrays], Head]] = {"ranking": _ranker, "forest": _forest}
