@@ -11,12 +11,13 @@ from weir.bus.subjects import Subjects
 from weir.core.clock import SystemClock
 from weir.engine.batcher import BatchLimits
 from weir.engine.loop import LoopSettings
-from weir.engine.messages import Command, EngineReport
+from weir.engine.messages import Command, EngineReport, SetPolicy
 from weir.kv.messages import HandedOff
 from weir.kv.segment import Segment
 from weir.model.config import ModelConfig, load_model_config
 from weir.model.digest import model_digest
 from weir.model.source import ModelSource, resolve_model
+from weir.policy.seams import Policy
 from weir.rpc.arena_client import ArenaClient
 from weir.runtime.service import ServiceContext
 from weir.wire.v1 import worker_pb2_grpc
@@ -26,6 +27,7 @@ from weir.worker.convert import ModelLimits
 from weir.worker.desk import Desk, DeskLimits
 from weir.worker.endings import Endings
 from weir.worker.engine_host import EngineHost
+from weir.worker.policy_watch import PolicyWatch
 from weir.worker.prefixes import Prefixes
 from weir.worker.registry import Registration
 from weir.worker.role import LoadedModel, Role, WorkerFacts
@@ -100,6 +102,7 @@ class Surroundings:
 
     make_arena: Callable[[Callable[[HandedOff], None]], Arena]
     make_registration: Callable[[Callable[[], WorkerRecord]], Registration]
+    make_policy_watch: Callable[[Callable[[Policy], None]], PolicyWatch]
     load_model: Callable[[Segment], LoadedModel]
 
 
@@ -122,6 +125,7 @@ def surroundings_of(
             on_handed_off,
         ),
         make_registration=lambda make_record: Registration(connect, Subjects(config.instance), make_record),
+        make_policy_watch=lambda on_policy: PolicyWatch(connect, Subjects(config.instance), on_policy),
         load_model=load_model,
     )
 
@@ -149,10 +153,11 @@ def assemble(
     keeper = ArenaKeeper(arena, host.post, context.request_shutdown)
     prefixes = Prefixes(arena, keeper, host.post, context.request_shutdown)
     desk = Desk(limits, prefixes.post, hub, clock)
+    policy_watch = surroundings.make_policy_watch(lambda policy: host.post(SetPolicy(policy)))
     role = make_role(RoleParts(arena, keeper, prefixes, desk, host.post))
     shell = WorkerShell(
         facts,
-        WorkerParts(arena, keeper, prefixes, Endings(desk), host, hub, desk, role),
+        WorkerParts(arena, keeper, prefixes, Endings(desk), host, hub, desk, role, policy_watch),
         surroundings.load_model,
         surroundings.make_registration,
         context.request_shutdown,

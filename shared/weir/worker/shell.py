@@ -19,6 +19,7 @@ from weir.worker.arena_keeper import Arena, ArenaKeeper
 from weir.worker.desk import Desk
 from weir.worker.endings import Endings
 from weir.worker.engine_host import EngineHost
+from weir.worker.policy_watch import PolicyWatch
 from weir.worker.prefixes import Prefixes
 from weir.worker.registry import Registration
 from weir.worker.reserve import num_bookable_pages
@@ -45,6 +46,7 @@ class WorkerParts:
     hub: StreamHub
     desk: Desk
     role: Role
+    policy_watch: PolicyWatch
 
 
 class WorkerShell:
@@ -77,6 +79,7 @@ class WorkerShell:
         model = await asyncio.to_thread(self._load_model, parts.arena.segment)
         await parts.host.start(parts.role.make_batcher(parts.arena.segment), model.runner, model.warm_up)
         parts.keeper.start()
+        parts.policy_watch.start()
         self._tasks.append(asyncio.create_task(self._sweep(), name="sweep"))
         for task in self._tasks:
             task.add_done_callback(self._check_end)
@@ -111,6 +114,7 @@ class WorkerShell:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await parts.policy_watch.stop()
         await self._registration.stop()
         await parts.role.stop()
         await parts.prefixes.stop()
@@ -121,6 +125,11 @@ class WorkerShell:
             await parts.arena.close()
         else:
             _log.error("a step still runs: the lease is left to the transfer service, which ends this process")
+
+    @property
+    def policy(self) -> str:
+        """By which the engine makes its batches; empty: no scheduler has said any."""
+        return self._parts.host.report.policy
 
     def on_report(self, report: EngineReport) -> None:
         """For the engine host."""
@@ -148,7 +157,8 @@ class WorkerShell:
             "num_gateways": parts.hub.num_connected,
             "registry_failures_total": self._registration.num_failures,
         }
-        metrics = {**counters, **parts.keeper.metrics(), **parts.prefixes.metrics(), **parts.role.metrics()}
+        makers = (parts.keeper, parts.prefixes, parts.role, parts.policy_watch)
+        metrics = counters | {name: value for maker in makers for name, value in maker.metrics().items()}
         return Description(
             {**metrics, **{name: float(value) for name, value in gauges.items()}}, report.integrity_errors
         )

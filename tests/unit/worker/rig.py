@@ -20,6 +20,7 @@ from weir.engine.plan import StepPlan
 from weir.kv.geometry import ArenaGeometry
 from weir.kv.messages import HandedOff
 from weir.kv.segment import Segment
+from weir.policy.seams import Policy
 from weir.rpc.arena_memory import MemoryArena, MemoryArenaClient
 from weir.rpc.channel import make_channel
 from weir.rpc.sampling_pb import sampling_to_pb
@@ -32,6 +33,7 @@ from weir.worker.assembly import RoleParts, Surroundings, assemble
 from weir.worker.config import WorkerConfig
 from weir.worker.convert import ModelLimits
 from weir.worker.desk import DeskLimits
+from weir.worker.policy_watch import PolicyWatch
 from weir.worker.registry import Registration
 from weir.worker.role import LoadedModel, Role, WorkerFacts
 from weir.worker.shell import WorkerShell
@@ -236,6 +238,9 @@ async def _start_worker(
     def make_registration(make_record: Callable[[], WorkerRecord]) -> Registration:
         return Registration(connect, Subjects(INSTANCE), make_record)
 
+    def make_policy_watch(on_policy: Callable[[Policy], None]) -> PolicyWatch:
+        return PolicyWatch(connect, Subjects(INSTANCE), on_policy)
+
     def load(segment: Segment) -> LoadedModel:
         del segment
         return LoadedModel(_Hooked(runner, role, on_run), lambda: None)
@@ -248,7 +253,9 @@ async def _start_worker(
 
     facts = WorkerFacts(worker_id, role, "hash", address, MAX_CONTEXT_TOKENS, 8)
     limits = DeskLimits(max_live=16, takes_hand_offs=role == "decode", tail_s=2.0, gateway_gone_s=gateway_gone_s)
-    shell = assemble(context, facts, limits, Surroundings(make_arena, make_registration, load), make_role)
+    shell = assemble(
+        context, facts, limits, Surroundings(make_arena, make_registration, make_policy_watch, load), make_role
+    )
     await server.start()
     await shell.start()
     return RunningWorker(worker_id, address, shell, clients[0], server, shutdowns)

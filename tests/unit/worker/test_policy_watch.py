@@ -1,0 +1,115 @@
+"""Workers take the policy that the scheduler chose, once a change, from whoever is the latest scheduler."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from tests.unit.worker.rig import INSTANCE, Rig, eventually
+
+from weir.bus.codec import encode
+from weir.bus.configuration import POLICY_KEY, PolicyChoice, PolicyParam
+from weir.bus.memory import MemoryHub
+from weir.bus.protocol import Bus, BusUnavailable
+from weir.bus.subjects import Subjects
+from weir.policy.seams import Policy
+from weir.worker.policy_watch import PolicyWatch
+
+SUBJECTS = Subjects("watch")
+
+
+async def test_the_engine_of_a_worker_goes_by_the_choice(rig: Rig) -> None:
+    await say(rig.hub, PolicyChoice(1, "edf"), Subjects(INSTANCE))
+    await eventually(lambda: {rig.prefill.shell.policy, rig.decode.shell.policy} == {"edf"})
+
+
+async def say(hub: MemoryHub, choice: PolicyChoice | bytes, subjects: Subjects = SUBJECTS) -> None:
+    bus = hub.connect()
+    bucket = await bus.bucket(subjects.configuration_bucket, durable=True)
+    await bucket.put(POLICY_KEY, choice if isinstance(choice, bytes) else encode(choice))
+    await bus.close()
+
+
+@asynccontextmanager
+async def watching(hub: MemoryHub, taken: list[Policy]) -> AsyncIterator[PolicyWatch]:
+    async def connect() -> Bus:
+        if not hub.is_up:
+            raise BusUnavailable("the hub is down")
+        return hub.connect()
+
+    watch = PolicyWatch(connect, SUBJECTS, taken.append)
+    watch.start()
+    yield watch
+    await watch.stop()
+
+
+async def test_the_present_choice_and_each_later_one_are_taken() -> None:
+    hub, taken = MemoryHub(), list[Policy]()
+    await say(hub, PolicyChoice(1, "fcfs"))
+    async with watching(hub, taken) as watch:
+        await eventually(lambda: [policy.name for policy in taken] == ["fcfs"])
+        await say(hub, PolicyChoice(1, "slai", (PolicyParam("default_itl_s", 0.1),)))
+        await eventually(lambda: [policy.name for policy in taken] == ["fcfs", "slai"])
+        assert watch.policy_name == "slai"
+    hub.stop()
+
+
+async def test_a_choice_that_is_told_again_is_taken_once() -> None:
+    hub, taken = MemoryHub(), list[Policy]()
+    async with watching(hub, taken) as watch:
+        await say(hub, PolicyChoice(1, "edf"))
+        await eventually(lambda: watch.policy_name == "edf")
+        await say(hub, PolicyChoice(2, "edf"))
+        await asyncio.sleep(0.05)
+        await say(hub, PolicyChoice(2, "fcfs"))
+        await eventually(lambda: watch.policy_name == "fcfs")
+        assert [policy.name for policy in taken] == ["edf", "fcfs"]
+    hub.stop()
+
+
+async def test_a_scheduler_that_was_replaced_is_not_heard() -> None:
+    hub, taken = MemoryHub(), list[Policy]()
+    async with watching(hub, taken) as watch:
+        await say(hub, PolicyChoice(5, "edf"))
+        await eventually(lambda: watch.policy_name == "edf")
+        await say(hub, PolicyChoice(4, "fcfs"))
+        await say(hub, PolicyChoice(6, "srtf"))
+        await eventually(lambda: watch.policy_name == "srtf")
+        assert [policy.name for policy in taken] == ["edf", "srtf"]
+    hub.stop()
+
+
+async def test_a_choice_that_cannot_be_taken_is_counted_and_changes_nothing() -> None:
+    hub, taken = MemoryHub(), list[Policy]()
+    async with watching(hub, taken) as watch:
+        await say(hub, PolicyChoice(1, "edf"))
+        await eventually(lambda: watch.policy_name == "edf")
+        await say(hub, PolicyChoice(1, "no-such-policy"))
+        await eventually(lambda: watch.metrics()["policy_choices_refused_total"] == 1)
+        await say(hub, b"\xc1")
+        await eventually(lambda: watch.metrics()["policy_choices_refused_total"] == 2)
+        assert [policy.name for policy in taken] == ["edf"]
+    hub.stop()
+
+
+async def test_it_hears_of_changes_after_the_bus_was_away() -> None:
+    hub, taken = MemoryHub(), list[Policy]()
+    async with watching(hub, taken) as watch:
+        await say(hub, PolicyChoice(1, "edf"))
+        await eventually(lambda: watch.policy_name == "edf")
+        hub.stop()
+        await asyncio.sleep(0.05)
+        hub.start()
+        await say(hub, PolicyChoice(1, "fcfs"))
+        await eventually(lambda: watch.policy_name == "fcfs")
+    hub.stop()
+
+
+async def test_a_worker_that_starts_without_a_bus_hears_later() -> None:
+    hub, taken = MemoryHub(), list[Policy]()
+    hub.stop()
+    async with watching(hub, taken) as watch:
+        await asyncio.sleep(0.05)
+        hub.start()
+        await say(hub, PolicyChoice(1, "edf"))
+        await eventually(lambda: watch.policy_name == "edf")
+    hub.stop()
