@@ -32,6 +32,8 @@ class Call:
     is_over: bool = False
     """As its gateway sees it."""
     last_token_ns: int = 0
+    num_sealed_pages: int = 0
+    """Of its prompt, at the worker that reads it: others can use them already."""
 
     @property
     def key(self) -> SequenceKey:

@@ -9,6 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
+import numpy as np
+from numpy.typing import NDArray
+
 from weir.sim.outcome import RequestOutcome, SimResult
 
 Interval = tuple[float, float]
@@ -42,6 +45,32 @@ def widest_gap(result: SimResult, weights: Mapping[str, float] | None = None) ->
             if service > widest.service:
                 widest = Gap(service, (one, other), began_s, ended_s)
     return widest
+
+
+def delivered_service(
+    outcomes: Sequence[RequestOutcome], *, sample_s: float = 1.0, prompt_price: float = 1.0, output_price: float = 2.0
+) -> dict[str, list[tuple[float, float]]]:
+    """tenant -> (time, service so far) from what became of its requests, whatever the scheduler itself counted.
+
+    A prompt counts when it is granted, less what was cached; output tokens evenly between the first and the last.
+    """
+    if not sample_s > 0:
+        raise ValueError(f"sample_s {sample_s}: must be over 0")
+    last_s = max((outcome.ended_s or 0.0 for outcome in outcomes), default=0.0)
+    times = np.arange(int(np.ceil(last_s / sample_s)) + 1) * sample_s
+    totals: dict[str, NDArray[np.float64]] = {}
+    for outcome in outcomes:
+        total = totals.setdefault(outcome.tenant, np.zeros(len(times)))
+        if outcome.granted_s is not None:
+            granted = np.searchsorted(times, outcome.granted_s)
+            total[granted:] += prompt_price * (outcome.num_prompt_tokens - outcome.num_cached_tokens)
+        if outcome.first_token_s is not None and outcome.last_token_s is not None:
+            first, last = np.searchsorted(times, (outcome.first_token_s, outcome.last_token_s))
+            service = output_price * outcome.num_output_tokens
+            ends = (outcome.first_token_s, max(outcome.last_token_s, outcome.first_token_s + 1e-9))
+            total[first:last] += np.interp(times[first:last], ends, (0.0, service))
+            total[last:] += service
+    return {tenant: list(zip(times.tolist(), total.tolist(), strict=True)) for tenant, total in sorted(totals.items())}
 
 
 def backlogged(outcomes: Sequence[RequestOutcome]) -> dict[str, list[Interval]]:

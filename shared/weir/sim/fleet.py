@@ -1,28 +1,40 @@
 """The workers of a simulated system: made by the spec, started on prompts, joined by hand-offs, killed on time."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from weir.bus.messages import WorkerRecord
 from weir.engine.batcher import Batcher, BatchLimits
 from weir.engine.decode import DecodeBatcher
 from weir.engine.local import LocalBatcher
-from weir.engine.messages import Arrival, Event, HandOffReady, SequenceEnded, TokenDrawn
+from weir.engine.messages import Arrival, ChunkComputed, Event, HandOffReady, SequenceEnded, TokenDrawn
 from weir.engine.pages import PagePool
 from weir.engine.prefill import PrefillBatcher
 from weir.engine.running import RunningSettings
 from weir.kv.geometry import PAGE_TOKENS
+from weir.policy.registry import make_policy
 from weir.sim.call import VOCAB_SIZE, Call
-from weir.sim.events import Timeline, ns_of_ms, ns_of_s
+from weir.sim.events import NS_PER_S, Timeline, ns_of_ms, ns_of_s
+from weir.sim.exact_engine import ExactEngine
 from weir.sim.gateway import MODEL, SimGateway
 from weir.sim.hand_offs import HandOffs
 from weir.sim.memory import Memory, PlainMemory
+from weir.sim.prefix_memory import PrefixMemory
 from weir.sim.scheduler import RECORD_EVERY_S, SimScheduler
 from weir.sim.spec import FailureSpec, PoolSpec, SystemSpec
-from weir.sim.worker import SimWorker, WorkerIdentity
+from weir.sim.worker import SimWorker
 
 _SPLIT_HOST = "host-split"
 _NEVER_STALLED_S = 1e9
 """A simulated sequence that waits for pages waits on; what that costs is to be seen in its latency."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyChoice:
+    """Its state is made anew for each of its users."""
+
+    name: str = "fcfs"
+    params: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +52,11 @@ class _Place:
 class Fleet:
     """Implements `weir.sim.worker.WorkerListener`."""
 
-    def __init__(self, spec: SystemSpec, timeline: Timeline) -> None:
+    def __init__(self, spec: SystemSpec, timeline: Timeline, policy: PolicyChoice, *, keeps_prefixes: bool) -> None:
         self._spec = spec
         self._timeline = timeline
-        self._places = _places_of(spec)
+        self._policy = policy
+        self._places = _places_of(spec, keeps_prefixes=keeps_prefixes)
         self._workers: dict[str, SimWorker] = {}
         self._all: list[SimWorker] = []
         self._gateway: SimGateway | None = None
@@ -88,10 +101,11 @@ class Fleet:
         # At least the last token is computed, for its logits.
         pages = worker.memory.match(worker.index, call.hashes[: (len(facts.prompt_token_ids) - 1) // PAGE_TOKENS])
         call.outcome.num_cached_tokens = len(pages) * PAGE_TOKENS
+        call.num_sealed_pages = len(pages)
         arrival = Arrival(
             facts, block_table=pages, num_computed_tokens=len(pages) * PAGE_TOKENS, num_shared_pages=len(pages)
         )
-        worker.post(lambda batcher: batcher.add(arrival))
+        worker.post(lambda engine: engine.add(arrival))
 
     def cancel(self, call: Call) -> None:
         """The request is not wanted any more."""
@@ -101,7 +115,7 @@ class Fleet:
         for worker_id in dict.fromkeys((placement.prefill_worker_id, placement.decode_worker_id)):
             worker = self._workers.get(worker_id)
             if worker is not None:
-                worker.post(lambda batcher: batcher.cancel(key))
+                worker.post(lambda engine: engine.cancel(key))
 
     def on_events(self, worker: SimWorker, events: tuple[Event, ...]) -> None:
         calls = self.gateway.calls
@@ -110,6 +124,8 @@ class Fleet:
                 case TokenDrawn(key, index):
                     call = calls[key.request_id]
                     self.gateway.on_token(call, is_last=index + 1 == call.num_true_tokens)
+                case ChunkComputed() if calls[event.key.request_id].hashes:
+                    _seal(worker, calls[event.key.request_id], event)
                 case HandOffReady():
                     self._hand_over(worker, event)
                 case SequenceEnded(key, _, failure) if failure is not None:
@@ -127,9 +143,9 @@ class Fleet:
         """Summed over all workers that there ever were."""
         totals: dict[str, float] = {}
         for worker in self._all:
-            for name, value in worker.counters.items():
+            for name, value in worker.engine.counters().items():
                 totals[name] = totals.get(name, 0.0) + value
-            totals["busy_s"] = totals.get("busy_s", 0.0) + worker.busy_ns / 1e9
+            totals["busy_s"] = totals.get("busy_s", 0.0) + worker.engine.busy_ns / NS_PER_S
         totals.pop("page_fingerprint", None)
         return totals | self._hand_offs.counters()
 
@@ -137,24 +153,27 @@ class Fleet:
         """What is not back where it belongs when all requests have ended."""
         errors = []
         for worker in self._workers.values():
-            errors += worker.integrity_errors()
-            worker.give_memory_back()
+            errors += [f"{worker.worker_id}: {error}" for error in worker.engine.integrity_errors()]
+            worker.engine.give_memory_back()
         memories = {id(place.memory): (place.worker_id, place.memory) for place in self._places.values()}
         for worker_id, memory in memories.values():
             errors += [f"memory of {worker_id}: {error}" for error in memory.integrity_errors()]
         return errors + self._hand_offs.integrity_errors()
 
     def _make(self, place: _Place) -> None:
-        identity = WorkerIdentity(place.worker_id, len(self._all) + 1, place.owns_memory)
-        worker = SimWorker(
-            identity,
-            self._batcher(place),
-            place.memory,
+        worker = SimWorker(place.worker_id, len(self._all) + 1, place.memory, self._timeline)
+        batcher = self._batcher(place)
+        batcher.set_policy(make_policy(self._policy.name, self._policy.params))
+        engine = ExactEngine(
+            worker,
+            batcher,
             place.pool.profile.step,
             self.gateway.calls,
             self._timeline,
             self,
+            owns_memory=place.owns_memory,
         )
+        worker.begin(engine)
         self._workers[place.worker_id] = worker
         self._all.append(worker)
 
@@ -171,10 +190,10 @@ class Fleet:
         reserve = place.memory.num_pages if place.owns_memory else min(32, place.memory.num_pages // 128)
         page_pool = PagePool(reserve_pages=reserve, reserve_slots=pool.max_num_seqs if place.owns_memory else 0)
         if pool.role == "prefill":
-            return PrefillBatcher(limits, page_pool, place.memory.record)
+            return PrefillBatcher(limits, page_pool, place.memory.records.__getitem__)
         settings = RunningSettings(self._spec.join, self._spec.preemption)
         if pool.role == "local" or pool.serves_locally:
-            return LocalBatcher(limits, page_pool, place.memory.record, settings)
+            return LocalBatcher(limits, page_pool, place.memory.records.__getitem__, settings)
         return DecodeBatcher(limits, page_pool, settings)
 
     def _report(self, place: _Place) -> None:
@@ -182,7 +201,6 @@ class Fleet:
         worker = self._workers.get(place.worker_id)
         if self._is_stopped or worker is None:
             return
-        load = worker.load
         pool = place.pool
         record = WorkerRecord(
             worker_id=place.worker_id,
@@ -194,8 +212,8 @@ class Fleet:
             page_tokens=PAGE_TOKENS,
             num_arena_pages=place.num_host_pages,
             max_num_seqs=pool.max_num_seqs,
-            num_running=load.num_running,
-            num_waiting=load.num_waiting,
+            num_running=worker.engine.num_running,
+            num_waiting=worker.engine.num_waiting,
             group=pool.group,
             serves_locally=pool.role == "local" or pool.serves_locally,
             max_num_batched_tokens=pool.max_num_batched_tokens,
@@ -241,14 +259,23 @@ class Fleet:
                     self.gateway.on_failure(call, "worker_lost")
 
 
-def _places_of(spec: SystemSpec) -> dict[str, _Place]:
+def _seal(worker: SimWorker, call: Call, chunk: ChunkComputed) -> None:
+    """As `weir.worker.prefixes` does it after each chunk: others may go on from here."""
+    first, end = call.num_sealed_pages, min((chunk.start + chunk.num_tokens) // PAGE_TOKENS, len(call.hashes))
+    if end > first:
+        call.num_sealed_pages = end
+        worker.memory.seal(worker.index, chunk.page_ids[first:end], call.hashes[first:end])
+
+
+def _places_of(spec: SystemSpec, *, keeps_prefixes: bool) -> dict[str, _Place]:
     """Colocated workers are hosts by themselves; those of a split system are one, so that any may go with any."""
     ids = iter(spec.worker_ids)
+    new_memory = PrefixMemory if keeps_prefixes else PlainMemory
     places: dict[str, _Place] = {}
     split = [pool for pool in spec.pools if pool.role != "local"]
     common: Memory | None = None
     if split and spec.link is None:
-        common = _memory(sum(p.num_workers * p.num_worker_pages for p in split), sum(map(_num_slots, split)))
+        common = new_memory(sum(p.num_workers * p.num_worker_pages for p in split), sum(map(_num_slots, split)))
     num_split_pages = sum(p.num_workers * p.num_worker_pages for p in split if p.role == "decode" or common is not None)
     for pool in spec.pools:
         for _ in range(pool.num_workers):
@@ -256,10 +283,10 @@ def _places_of(spec: SystemSpec) -> dict[str, _Place]:
             is_local = pool.role == "local"
             memory = common
             if is_local or memory is None:
-                memory = _memory(pool.num_worker_pages, _num_slots(pool) // pool.num_workers)
+                memory = new_memory(pool.num_worker_pages, _num_slots(pool) // pool.num_workers)
             host_id = f"host-{worker_id}" if is_local else _SPLIT_HOST
             num_host_pages = pool.num_worker_pages if is_local else num_split_pages
-            owns_memory = memory is not common and pool.role != "decode"
+            owns_memory = memory is not common and pool.role != "decode" and not keeps_prefixes
             places[worker_id] = _Place(worker_id, pool, host_id, memory, owns_memory, num_host_pages)
     return places
 
@@ -267,7 +294,3 @@ def _places_of(spec: SystemSpec) -> dict[str, _Place]:
 def _num_slots(pool: PoolSpec) -> int:
     """As an arena has them: enough for what runs, and what is on its way."""
     return 2 * pool.num_workers * pool.max_num_seqs
-
-
-def _memory(num_pages: int, num_slots: int) -> Memory:
-    return PlainMemory(num_pages, num_slots)

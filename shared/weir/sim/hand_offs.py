@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from weir.engine.messages import Arrival, Failure, FailureReason, HandOffReady
+from weir.engine.messages import Arrival, Failure, FailureReason, HandOffReady, PageLot, UsedPages
 from weir.kv.geometry import num_pages_for
 from weir.sim.call import TOKEN, Call
 from weir.sim.events import Timeline
@@ -45,7 +45,7 @@ class HandOffs:
     def refuse(self, sender: SimWorker, ready: HandOffReady) -> None:
         """The receiver is gone."""
         failure = Failure(FailureReason.HAND_OFF_REFUSED, "the decode worker is gone")
-        sender.post(lambda batcher: batcher.fail(ready.key, failure))
+        sender.post(lambda engine: engine.fail(ready.key, failure))
 
     def retry(self, memory: Memory) -> None:
         """Pages have become free."""
@@ -78,7 +78,7 @@ class HandOffs:
         self._num_under_way -= 1
         hashes = transfer.call.hashes
         sender.memory.hand_off(ready.slot, ready.page_ids, hashes, (sender.index, receiver.index))
-        sender.post(lambda batcher: batcher.forget(ready.key))
+        sender.post(lambda engine: engine.forget(ready.key, None))
         self._deliver(transfer, ready.slot, ready.page_ids)
 
     def _reserve(self, transfer: _Transfer) -> None:
@@ -107,18 +107,21 @@ class HandOffs:
         sender, receiver = transfer.sender, transfer.receiver
         if not (sender.is_alive and receiver.is_alive):
             if receiver.is_alive:
-                receiver.give_back(slot, page_ids)
+                receiver.memory.release(receiver.index, PageLot(page_ids, (slot,)), ())
+                self.retry(receiver.memory)
             self._give_up(transfer)
             return
         self._num_under_way -= 1
-        sender.post(lambda batcher: batcher.forget(transfer.ready.key))
-        sender.free_handed_off(transfer.ready.slot, transfer.ready.page_ids)
+        key, num_tokens = transfer.ready.key, transfer.call.request.num_prompt_tokens
+        seed = transfer.call.request.request_id.encode() if transfer.call.hashes else b""
+        used = UsedPages(transfer.ready.page_ids, (TOKEN,) * num_tokens if seed else (), seed)
+        sender.post(lambda engine: engine.forget(key, PageLot((), (transfer.ready.slot,), (used,))))
         self._deliver(transfer, slot, page_ids)
 
     def _deliver(self, transfer: _Transfer, slot: int, page_ids: tuple[int, ...]) -> None:
         receiver, call = transfer.receiver, transfer.call
         assert call.placement is not None, "it was granted"
-        record = receiver.memory.record(slot)
+        record = receiver.memory.records[slot]
         facts = call.facts()
         record.begin(facts)
         arrival = Arrival(
@@ -129,10 +132,10 @@ class HandOffs:
             block_table=page_ids,
             num_computed_tokens=call.request.num_prompt_tokens,
         )
-        receiver.post(lambda batcher: batcher.add(arrival))
+        receiver.post(lambda engine: engine.add(arrival))
         if call.is_over:
             key = call.key
-            receiver.post(lambda batcher: batcher.cancel(key))
+            receiver.post(lambda engine: engine.cancel(key))
 
     def _give_up(self, transfer: _Transfer) -> None:
         self._num_under_way -= 1

@@ -11,8 +11,13 @@ class Memory(Protocol):
     """Of one worker, or of all workers between which pages change hands in place."""
 
     num_pages: int
+    records: Sequence[SimRecord]
+    """By slot."""
 
-    def record(self, slot: int) -> SimRecord: ...
+    @property
+    def num_free_pages(self) -> int:
+        """That somebody may acquire now."""
+        ...
 
     def match(self, worker: int, hashes: Sequence[bytes]) -> tuple[int, ...]:
         """Pins the pages of the longest known prefix for a worker."""
@@ -24,6 +29,10 @@ class Memory(Protocol):
 
     def take_all(self, worker: int) -> PageLot:
         """Everything that is free."""
+        ...
+
+    def seal(self, worker: int, page_ids: Sequence[int], hashes: Sequence[bytes]) -> None:
+        """These pages are computed: others may go on from them."""
         ...
 
     def hand_off(self, slot: int, page_ids: Sequence[int], hashes: Sequence[bytes], workers: tuple[int, int]) -> None:
@@ -52,10 +61,11 @@ class PlainMemory:
         self._owner_of_slot = [0] * num_slots
         self._free_pages = list(range(num_pages - 1, -1, -1))
         self._free_slots = list(range(num_slots - 1, -1, -1))
-        self._records = [SimRecord() for _ in range(num_slots)]
+        self.records: Sequence[SimRecord] = [SimRecord() for _ in range(num_slots)]
 
-    def record(self, slot: int) -> SimRecord:
-        return self._records[slot]
+    @property
+    def num_free_pages(self) -> int:
+        return len(self._free_pages)
 
     def match(self, worker: int, hashes: Sequence[bytes]) -> tuple[int, ...]:
         del worker, hashes
@@ -77,6 +87,9 @@ class PlainMemory:
         assert lot is not None, "as many as are free"
         return lot
 
+    def seal(self, worker: int, page_ids: Sequence[int], hashes: Sequence[bytes]) -> None:
+        """Nobody looks for them."""
+
     def hand_off(self, slot: int, page_ids: Sequence[int], hashes: Sequence[bytes], workers: tuple[int, int]) -> None:
         del hashes
         self._owner_of_slot[slot] = workers[1]
@@ -97,7 +110,7 @@ class PlainMemory:
         pages = tuple(page for page, owner in enumerate(self._owner_of_page) if owner == worker)
         slots = tuple(slot for slot, owner in enumerate(self._owner_of_slot) if owner == worker)
         for slot in slots:
-            self._records[slot].clear()
+            self.records[slot].clear()
         self.release(worker, PageLot(pages, slots), ())
 
     def integrity_errors(self) -> list[str]:

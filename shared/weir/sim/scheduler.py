@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from weir.bus.messages import Cancel, Finish, Grant, Prefilled, Revoke, Submit, SubmitReply, WorkerRecord
+from weir.policy.seams import Policy
 from weir.scheduling.commands import SendGrant, SendRevoke
 from weir.scheduling.core import SchedulerCore
 from weir.scheduling.limits import CoreLimits
@@ -21,6 +22,7 @@ class SimScheduler:
     def __init__(
         self,
         limits: CoreLimits,
+        policy: Policy,
         profile: CostProfile,
         timeline: Timeline,
         on_grant: Callable[[Grant], None],
@@ -30,7 +32,7 @@ class SimScheduler:
         self._bus_ns = ns_of_ms(profile.bus_ms)
         self._decision_ns = round(profile.decision_us * 1000)
         # There is one gateway, which lives as long as the simulation, and no message is lost.
-        self.core = SchedulerCore(replace(limits, gateway_ttl_s=float("inf")), timeline, epoch=1)
+        self.core = SchedulerCore(replace(limits, gateway_ttl_s=float("inf")), timeline, epoch=1, policy=policy)
         self._on_grant = on_grant
         self._on_revoke = on_revoke
         self._busy_until_ns = 0

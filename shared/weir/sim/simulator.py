@@ -1,12 +1,12 @@
 """Runs a workload on a simulated system, from the first arrival until every request has ended."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
+from weir.policy.registry import make_policy
 from weir.scheduling.limits import CoreLimits
 from weir.sim.call import check_workload
 from weir.sim.events import NS_PER_S, Timeline, ns_of_s
-from weir.sim.fleet import Fleet
+from weir.sim.fleet import Fleet, PolicyChoice
 from weir.sim.gateway import SimGateway
 from weir.sim.outcome import SimResult
 from weir.sim.scheduler import SimScheduler
@@ -30,21 +30,29 @@ def simulate(
     *,
     limits: CoreLimits | None = None,
     policy: str = "fcfs",
-    policy_params: Mapping[str, Any] | None = None,
+    policy_params: Mapping[str, float] | None = None,
     seed: int = 0,
     fast_forward: bool = True,
     on_progress: Progress | None = None,
 ) -> SimResult:
     """The same arguments give the same result, byte for byte. Raises ValueError, SimulationDefect."""
     check_workload(workload)
-    del policy, policy_params, seed, fast_forward
-    return _Run(spec, workload, limits or CoreLimits(), on_progress).result()
+    del seed, fast_forward
+    choice = PolicyChoice(policy, policy_params or {})
+    return _Run(spec, workload, limits or CoreLimits(), choice, on_progress).result()
 
 
 class _Run:
     """One simulation."""
 
-    def __init__(self, spec: SystemSpec, workload: Workload, limits: CoreLimits, on_progress: Progress | None) -> None:
+    def __init__(
+        self,
+        spec: SystemSpec,
+        workload: Workload,
+        limits: CoreLimits,
+        policy: PolicyChoice,
+        on_progress: Progress | None,
+    ) -> None:
         self._timeline = Timeline()
         self._on_progress = on_progress
         # The core places nothing while it gathers; arrivals begin after that.
@@ -53,17 +61,25 @@ class _Run:
         self._queue_lengths: list[tuple[float, int]] = []
         self._is_stopped = False
         profile = spec.pools[0].profile
-        self._fleet = Fleet(spec, self._timeline)
+        keeps_prefixes = spec.keeps_prefixes and any(request.prefix_blocks for request in workload.requests)
+        self._fleet = Fleet(spec, self._timeline, policy, keeps_prefixes=keeps_prefixes)
         self._gateway = SimGateway(
             workload,
             profile,
             self._timeline,
             start_ns=self._start_ns,
-            keeps_prefixes=spec.keeps_prefixes,
+            keeps_prefixes=keeps_prefixes,
             start=self._fleet.start,
             cancel=self._fleet.cancel,
         )
-        self._scheduler = SimScheduler(limits, profile, self._timeline, self._gateway.on_grant, self._gateway.on_revoke)
+        self._scheduler = SimScheduler(
+            limits,
+            make_policy(policy.name, policy.params),
+            profile,
+            self._timeline,
+            self._gateway.on_grant,
+            self._gateway.on_revoke,
+        )
 
     def result(self) -> SimResult:
         self._fleet.begin(self._gateway, self._scheduler, start_ns=self._start_ns)

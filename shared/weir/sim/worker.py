@@ -1,21 +1,62 @@
-"""A simulated worker: the batcher that workers run, turned as the engine's loop turns it, over modelled steps.
+"""A simulated worker: an engine that is turned as the real loop turns its batcher, one step after the other.
 
 turn     commands taken ─> decide ─> the step takes its time ─> record ─> told ─> the next turn
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from weir.core.cost import Chunk, StepCost
-from weir.engine.batcher import Batcher
-from weir.engine.messages import EngineLoad, Event, PageLot, PagesWanted
-from weir.engine.plan import StepPlan, StepResult
-from weir.sim.call import LAST_TOKEN, TOKEN, Calls
-from weir.sim.events import Timeline, ns_of_ms, ns_of_s
+from weir.engine.messages import Arrival, Event, Failure, PageLot, SequenceKey
+from weir.sim.events import Timeline, ns_of_s
 from weir.sim.memory import Memory
 
-Command = Callable[[Batcher], None]
+
+class Engine(Protocol):
+    """What a worker turns: the real batcher (`exact_engine`), or its equal for steady stretches (`fast_engine`)."""
+
+    num_steps: int
+    busy_ns: int
+
+    def add(self, arrival: Arrival) -> None: ...
+
+    def cancel(self, key: SequenceKey) -> None: ...
+
+    def fail(self, key: SequenceKey, failure: Failure) -> None: ...
+
+    def forget(self, key: SequenceKey, copied: PageLot | None) -> None:
+        """It is handed off; `copied`: what it had here, which is free now."""
+        ...
+
+    def begin_step(self) -> int | None:
+        """Decides; nanoseconds that the step takes, or None: there is nothing to compute now."""
+        ...
+
+    def end_step(self) -> None:
+        """The step ends now; what came out is told."""
+        ...
+
+    def try_skip(self, duration_ns: int) -> int:
+        """Does steps in which nothing can happen but the next token of each; how long the first one left takes."""
+        ...
+
+    @property
+    def next_deadline_s(self) -> float | None: ...
+
+    @property
+    def num_running(self) -> int: ...
+
+    @property
+    def num_waiting(self) -> int: ...
+
+    def counters(self) -> Mapping[str, float]: ...
+
+    def integrity_errors(self) -> list[str]:
+        """What is wrong when all requests have ended, in sentences."""
+        ...
+
+    def give_memory_back(self) -> None:
+        """At the end of a run."""
+        ...
 
 
 class WorkerListener(Protocol):
@@ -26,62 +67,38 @@ class WorkerListener(Protocol):
     def on_pages_free(self, memory: Memory) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerIdentity:
-    """`index` counts from 1; the memory knows the worker by it."""
-
-    worker_id: str
-    index: int
-    owns_memory: bool
-    """No other worker uses the memory, and it keeps no prefixes: all of it is in the batcher's pool."""
+Command = Callable[[Engine], None]
 
 
 class SimWorker:
-    """Lives from its making to `die`."""
+    """Lives from its making to `die`. `index` counts from 1; its memory knows it by that."""
 
-    def __init__(
-        self,
-        identity: WorkerIdentity,
-        batcher: Batcher,
-        memory: Memory,
-        cost: StepCost,
-        calls: Calls,
-        timeline: Timeline,
-        listener: WorkerListener,
-    ) -> None:
-        self.worker_id = identity.worker_id
-        self.index = identity.index
+    def __init__(self, worker_id: str, index: int, memory: Memory, timeline: Timeline) -> None:
+        self.worker_id = worker_id
+        self.index = index
         self.memory = memory
         self.is_alive = True
-        self.num_steps = 0
-        self.busy_ns = 0
-        self._owns_memory = identity.owns_memory
-        self._batcher = batcher
-        self._cost = cost
-        self._calls = calls
         self._timeline = timeline
-        self._listener = listener
+        self._engine: Engine | None = None
         self._inbox: list[Command] = []
         self._is_stepping = False
         self._is_turning = False
         self._wake_number = 0
-        if self._owns_memory:
-            self._take_all_memory()
 
     @property
-    def load(self) -> EngineLoad:
-        return self._batcher.load
+    def engine(self) -> Engine:
+        assert self._engine is not None, "a worker is begun before it is used"
+        return self._engine
 
-    @property
-    def counters(self) -> dict[str, int]:
-        return dict(self._batcher.counters.snapshot())
+    def begin(self, engine: Engine) -> None:
+        """With the engine that it turns from here on."""
+        self._engine = engine
 
     def post(self, command: Command) -> None:
         """Done before the next step is decided."""
-        if not self.is_alive:
-            return
-        self._inbox.append(command)
-        self.wake()
+        if self.is_alive:
+            self._inbox.append(command)
+            self.wake()
 
     def wake(self) -> None:
         """Something may go on: at once, or after the step that runs."""
@@ -94,73 +111,33 @@ class SimWorker:
         self.is_alive = False
         self.memory.release_all(self.index)
 
-    def integrity_errors(self) -> list[str]:
-        """What is wrong when all requests have ended, in sentences."""
-        errors = [f"{self.worker_id}: {error}" for error in self._batcher.check_integrity()]
-        if not self._batcher.is_idle:
-            errors.append(f"{self.worker_id}: has sequences when all requests have ended")
-        return errors
-
-    def give_memory_back(self) -> None:
-        """At the end of a run."""
-        self._release(self._batcher.pool.take_all_free())
-
-    def give_back(self, slot: int, page_ids: tuple[int, ...]) -> None:
-        """Was reserved for a hand-off that did not come."""
-        self.memory.release(self.index, PageLot(page_ids, (slot,)), ())
-        self._listener.on_pages_free(self.memory)
-
-    def free_handed_off(self, slot: int, page_ids: tuple[int, ...]) -> None:
-        """The receiver has copied them; the batcher forgets the sequence with the next turn."""
-        self.memory.release(self.index, PageLot(page_ids, (slot,)), ())
-        if self._owns_memory:
-            self.post(lambda batcher: self._take_all_memory())
-        else:
-            self._listener.on_pages_free(self.memory)
-
     def _turn(self) -> None:
         self._is_turning = False
         if not self.is_alive or self._is_stepping:
             return
-        commands, self._inbox = self._inbox, []
-        for command in commands:
-            command(self._batcher)
-        self._supply()
-        plan = self._batcher.decide(self._timeline.now_s())
-        self._tell()
-        if plan is None:
+        self._wake_number += 1
+        if self._inbox:
+            commands, self._inbox = self._inbox, []
+            for command in commands:
+                command(self.engine)
+        duration_ns = self.engine.begin_step()
+        if duration_ns is None:
             self._sleep()
             return
-        duration_ns = ns_of_ms(self._cost_ms(plan))
         self._is_stepping = True
-        self.num_steps += 1
-        self.busy_ns += duration_ns
-        self._timeline.after(duration_ns, lambda: self._end_step(plan))
+        duration_ns = self.engine.try_skip(duration_ns)
+        self._timeline.after(duration_ns, self._end_step)
 
-    def _end_step(self, plan: StepPlan) -> None:
+    def _end_step(self) -> None:
         if not self.is_alive:
             return
         self._is_stepping = False
-        self._batcher.record(plan, self._draw(plan))
-        self._tell()
+        self.engine.end_step()
         self._turn()
-
-    def _tell(self) -> None:
-        if self._batcher.has_events:
-            self._listener.on_events(self, self._batcher.take_events())
-        surplus = self._batcher.pool.take_used() if self._owns_memory else self._batcher.take_surplus()
-        if not surplus:
-            return
-        self._release(surplus)
-        if self._owns_memory:
-            self._take_all_memory()
-        else:
-            self._listener.on_pages_free(self.memory)
 
     def _sleep(self) -> None:
         """Until a command comes, or the batcher's deadline."""
-        self._wake_number += 1
-        deadline_s = self._batcher.next_deadline_s
+        deadline_s = self.engine.next_deadline_s
         if deadline_s is None:
             return
         number = self._wake_number
@@ -170,52 +147,3 @@ class SimWorker:
     def _wake_at_deadline(self, number: int) -> None:
         if number == self._wake_number:
             self.wake()
-
-    def _cost_ms(self, plan: StepPlan) -> float:
-        """A chunk of one token is a decode, as `weir profile` counts them."""
-        chunks, num_decodes, num_context_tokens = [], 0, 0
-        for chunk in plan.chunks:
-            num_tokens = len(chunk.token_ids)
-            if num_tokens == 1:
-                num_decodes += 1
-                num_context_tokens += chunk.start + 1
-            else:
-                chunks.append(Chunk(num_tokens, chunk.start))
-        return self._cost.step_ms(chunks, num_decodes, num_context_tokens)
-
-    def _draw(self, plan: StepPlan) -> StepResult:
-        token_ids = {}
-        for chunk in plan.chunks:
-            if chunk.sample is None:
-                continue
-            facts = self.memory.record(chunk.slot).facts
-            # A row that a static batch holds after its end belongs to nobody.
-            is_last = facts is not None and (
-                chunk.sample.output_index + 1 == self._calls[facts.request_id].num_true_tokens
-            )
-            token_ids[chunk.slot] = LAST_TOKEN if is_last else TOKEN
-        return StepResult(token_ids)
-
-    def _supply(self) -> None:
-        wanted = None if self._owns_memory else self._batcher.wanted()
-        if wanted is None:
-            return
-        lot = self._try_acquire(wanted)
-        if lot is not None:
-            self._batcher.pool.give(lot)
-
-    def _try_acquire(self, wanted: PagesWanted) -> PageLot | None:
-        lot = self.memory.try_acquire(self.index, wanted.num_pages, wanted.num_slots)
-        return lot or self.memory.try_acquire(self.index, wanted.least_pages, wanted.least_slots)
-
-    def _take_all_memory(self) -> None:
-        lot = self.memory.take_all(self.index)
-        self._batcher.pool.give(lot)
-
-    def _release(self, lot: PageLot) -> None:
-        hashes = []
-        for used in lot.used:
-            call = self._calls[used.prefix_seed.decode()] if used.prefix_seed else None
-            num_pages = len(used.token_ids) // 16
-            hashes.append(() if call is None else call.hashes[:num_pages])
-        self.memory.release(self.index, lot, hashes)

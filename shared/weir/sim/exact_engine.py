@@ -1,0 +1,162 @@
+"""The batcher that workers run in earnest, over modelled steps."""
+
+from collections.abc import Mapping
+
+from weir.core.cost import Chunk, StepCost
+from weir.engine.batcher import Batcher
+from weir.engine.messages import Arrival, Failure, PageLot, PagesWanted, SequenceKey
+from weir.engine.plan import StepPlan, StepResult
+from weir.sim.call import LAST_TOKEN, TOKEN, Calls
+from weir.sim.events import Timeline, ns_of_ms
+from weir.sim.worker import SimWorker, WorkerListener
+
+
+class ExactEngine:
+    """Implements `weir.sim.worker.Engine`. `owns_memory`: no other worker uses the memory, and it keeps no prefixes, so
+    all of it is in the batcher's pool."""
+
+    def __init__(
+        self,
+        worker: SimWorker,
+        batcher: Batcher,
+        cost: StepCost,
+        calls: Calls,
+        timeline: Timeline,
+        listener: WorkerListener,
+        *,
+        owns_memory: bool,
+    ) -> None:
+        self.num_steps = 0
+        self.busy_ns = 0
+        self._worker = worker
+        self._memory = worker.memory
+        self._batcher = batcher
+        self._cost = cost
+        self._calls = calls
+        self._timeline = timeline
+        self._listener = listener
+        self._owns_memory = owns_memory
+        self._plan: StepPlan | None = None
+        if owns_memory:
+            self._take_all_memory()
+
+    def add(self, arrival: Arrival) -> None:
+        self._batcher.add(arrival)
+
+    def cancel(self, key: SequenceKey) -> None:
+        self._batcher.cancel(key)
+
+    def fail(self, key: SequenceKey, failure: Failure) -> None:
+        self._batcher.fail(key, failure)
+
+    def forget(self, key: SequenceKey, copied: PageLot | None) -> None:
+        self._batcher.forget(key)
+        if copied is not None:
+            self._release(copied)
+            self._pages_are_free()
+
+    def begin_step(self) -> int | None:
+        self._supply()
+        plan = self._plan = self._batcher.decide(self._timeline.now_s())
+        self._tell()
+        if plan is None:
+            return None
+        duration_ns = ns_of_ms(self._cost_ms(plan))
+        self.num_steps += 1
+        self.busy_ns += duration_ns
+        return duration_ns
+
+    def end_step(self) -> None:
+        plan = self._plan
+        assert plan is not None, "a step was begun"
+        self._batcher.record(plan, self._draw(plan), now_s=self._timeline.now_s())
+        self._tell()
+
+    def try_skip(self, duration_ns: int) -> int:
+        return duration_ns
+
+    @property
+    def next_deadline_s(self) -> float | None:
+        return self._batcher.next_deadline_s
+
+    @property
+    def num_running(self) -> int:
+        return self._batcher.load.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        return self._batcher.load.num_waiting
+
+    def counters(self) -> Mapping[str, float]:
+        return {name: float(value) for name, value in self._batcher.counters.snapshot().items()}
+
+    def integrity_errors(self) -> list[str]:
+        errors = list(self._batcher.check_integrity())
+        if not self._batcher.is_idle:
+            errors.append("has sequences when all requests have ended")
+        return errors
+
+    def give_memory_back(self) -> None:
+        self._release(self._batcher.pool.take_all_free())
+
+    def _tell(self) -> None:
+        if self._batcher.has_events:
+            self._listener.on_events(self._worker, self._batcher.take_events())
+        surplus = self._batcher.pool.take_used() if self._owns_memory else self._batcher.take_surplus()
+        if surplus:
+            self._release(surplus)
+            self._pages_are_free()
+
+    def _pages_are_free(self) -> None:
+        if self._owns_memory:
+            self._take_all_memory()
+        else:
+            self._listener.on_pages_free(self._memory)
+
+    def _cost_ms(self, plan: StepPlan) -> float:
+        """A chunk of one token is a decode, as `weir profile` counts them."""
+        chunks, num_decodes, num_context_tokens = [], 0, 0
+        for chunk in plan.chunks:
+            num_tokens = len(chunk.token_ids)
+            if num_tokens == 1:
+                num_decodes += 1
+                num_context_tokens += chunk.start + 1
+            else:
+                chunks.append(Chunk(num_tokens, chunk.start))
+        return self._cost.step_ms(chunks, num_decodes, num_context_tokens)
+
+    def _draw(self, plan: StepPlan) -> StepResult:
+        token_ids = {}
+        records, calls = self._memory.records, self._calls
+        for chunk in plan.chunks:
+            sample = chunk.sample
+            if sample is None:
+                continue
+            facts = records[chunk.slot].facts
+            # A row that a static batch holds after its end belongs to nobody.
+            is_last = facts is not None and sample.output_index + 1 == calls[facts.request_id].num_true_tokens
+            token_ids[chunk.slot] = LAST_TOKEN if is_last else TOKEN
+        return StepResult(token_ids)
+
+    def _supply(self) -> None:
+        wanted = None if self._owns_memory else self._batcher.wanted()
+        if wanted is None:
+            return
+        lot = self._try_acquire(wanted)
+        if lot is not None:
+            self._batcher.pool.give(lot)
+
+    def _try_acquire(self, wanted: PagesWanted) -> PageLot | None:
+        index = self._worker.index
+        lot = self._memory.try_acquire(index, wanted.num_pages, wanted.num_slots)
+        return lot or self._memory.try_acquire(index, wanted.least_pages, wanted.least_slots)
+
+    def _take_all_memory(self) -> None:
+        self._batcher.pool.give(self._memory.take_all(self._worker.index))
+
+    def _release(self, lot: PageLot) -> None:
+        hashes = []
+        for used in lot.used:
+            call = self._calls[used.prefix_seed.decode()] if used.prefix_seed else None
+            hashes.append(() if call is None else call.hashes[: len(used.token_ids) // 16])
+        self._memory.release(self._worker.index, lot, hashes)
