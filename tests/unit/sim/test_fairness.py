@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weir.sim.fairness import backlogged, common, jain_index, widest_gap
+from weir.sim.fairness import backlogged, common, delivered_service, jain_index, widest_gap
 from weir.sim.outcome import RequestOutcome, SimResult
 
 
@@ -87,3 +87,20 @@ def test_jains_index_of_equal_shares_is_1_and_of_one_taking_all_its_share() -> N
     assert jain_index([5.0, 5.0, 5.0]) == pytest.approx(1.0)
     assert jain_index([9.0, 0.0, 0.0]) == pytest.approx(1 / 3)
     assert jain_index([0.0, 0.0]) == 1.0
+
+
+def test_service_is_the_prompt_at_its_grant_and_then_two_a_token() -> None:
+    one = RequestOutcome("a", 0.0, "", "a", 100, 11, 40, 2.0, 3.0, 8.0, 8.0)
+    never = RequestOutcome("b", 0.0, "", "b", 100, ended_s=9.0, refusal="full")
+    service = delivered_service([one, never], sample_s=1.0)
+    assert [amount for _, amount in service["a"]] == pytest.approx(
+        [0, 0, 60, 60, 60 + 4.4, 60 + 8.8, 60 + 13.2, 60 + 17.6, 60 + 22, 60 + 22]
+    )
+    assert [amount for _, amount in service["b"]] == [0.0] * 10
+
+
+def test_a_request_of_one_token_has_its_service_at_once() -> None:
+    (samples,) = delivered_service([RequestOutcome("a", 0.0, "", "a", 5, 1, 0, 0.0, 1.5, 1.5, 1.5)]).values()
+    assert samples == [(0.0, 5.0), (1.0, 5.0), (2.0, 7.0)]
+    with pytest.raises(ValueError, match="sample_s 0"):
+        delivered_service([], sample_s=0)
