@@ -3,14 +3,21 @@
 import asyncio
 import os
 import sys
+import time
 
+from weir.bus.nats import NatsBus
+from weir.bus.protocol import Bus
+from weir.bus.subjects import Subjects
+from weir.core.clock import SystemClock
 from weir.core.errors import Unavailable
+from weir.kv.prefix_index import PrefixIndex
 from weir.kv.segment import ClaimedSegment, SegmentError, claim_segment
 from weir.runtime.config import load_config
 from weir.runtime.service import ServiceContext, run_service
 from weir.wire.v1 import arena_pb2
 from weir_transfer.config import TransferConfig, with_model_facts
 from weir_transfer.fence import try_open_process
+from weir_transfer.prefix_news import PrefixNews
 from weir_transfer.service import TransferService
 
 _SERVICE_NAME = arena_pb2.DESCRIPTOR.services_by_name["Arena"].full_name
@@ -27,6 +34,15 @@ def _claim(config: TransferConfig) -> ClaimedSegment:
 async def _build(context: ServiceContext[TransferConfig]) -> TransferService:
     # In a thread: pre-faulting takes seconds, in which signals must be heard.
     claimed = await asyncio.to_thread(_claim, context.config)
+    subjects, arena_id = Subjects(context.config.instance), claimed.segment.arena_id
+
+    async def connect() -> Bus:
+        return await NatsBus.connect(context.config.nats_url, name=context.process_id)
+
+    def make_news(index: PrefixIndex) -> PrefixNews:
+        incarnation = time.time_ns()
+        return PrefixNews(connect, subjects, arena_id, incarnation, index, context.tracer, SystemClock())
+
     service = TransferService(
         claimed.segment,
         context.config.lease_times,
@@ -34,6 +50,7 @@ async def _build(context: ServiceContext[TransferConfig]) -> TransferService:
         try_open_process,
         context.tracer,
         context.request_shutdown,
+        make_news,
     )
     service.add_to(context.grpc_server)
     return service

@@ -16,7 +16,7 @@ from weir.kv.lease import Lease, LeaseState, LeaseTable
 from weir.kv.messages import Acquired, Claims, HandedOff, HandOffReceipt, PageChain, PrefixMatch
 from weir.kv.ownership import Move, OwnershipTable
 from weir.kv.prefix import page_hashes
-from weir.kv.prefix_index import PageIds
+from weir.kv.prefix_index import PageIds, PrefixIndex
 from weir.kv.record import RecordSummary
 from weir.kv.segment import Segment
 from weir.kv.states import NotOwned, PageState, SlotState
@@ -66,6 +66,11 @@ class ArenaCore:
         self._unclaimed_lease_ids: set[int] = set()
         """Leases of before a restart that have not said yet what they pin: until then nothing is evicted."""
         self._recover()
+
+    @property
+    def prefixes(self) -> PrefixIndex:
+        """To be read only."""
+        return self._table.prefixes
 
     def leases(self) -> list[Lease]:
         return self._keeper.all()

@@ -9,6 +9,7 @@ import grpc.aio
 from opentelemetry.trace import Tracer
 
 from weir.core.clock import SystemClock
+from weir.kv.prefix_index import PrefixIndex
 from weir.kv.segment import Segment
 from weir.mover.same_host import SameHostMover
 from weir.runtime.admin import Description
@@ -19,6 +20,7 @@ from weir_transfer.countdown import Countdowns
 from weir_transfer.fence import Fence, OpenProcess
 from weir_transfer.lease_keeper import LeaseTimes
 from weir_transfer.orders import PrefixSettings
+from weir_transfer.prefix_news import PrefixNews
 from weir_transfer.server import ArenaService
 
 _log = logging.getLogger(__name__)
@@ -36,7 +38,9 @@ class TransferService:
         open_process: OpenProcess,
         tracer: Tracer,
         request_shutdown: Callable[[str], None],
+        make_news: Callable[[PrefixIndex], PrefixNews] | None = None,
     ) -> None:
+        """`make_news`: of whoever tells the scheduler what is cached."""
         self._segment = segment
         self._request_shutdown = request_shutdown
         settled = Bell()
@@ -47,6 +51,7 @@ class TransferService:
         self._servicer = ArenaService(
             self._core, segment, times, prefix_settings, settled, self._fence, open_process, tracer
         )
+        self._news = make_news(self._core.prefixes) if make_news is not None and prefix_settings.is_on else None
         self._nobody_left = asyncio.Event()
         self._ticking: asyncio.Task[None] | None = None
         for lease in self._core.leases():
@@ -63,6 +68,8 @@ class TransferService:
         """Countdowns run from here on."""
         self._ticking = asyncio.create_task(self._tick_for_ever())
         self._ticking.add_done_callback(self._on_tick_end)
+        if self._news is not None:
+            self._news.start()
 
     async def drain(self, deadline_s: float) -> None:
         """Waits for the workers to leave: those who end work in an orderly way need the arena while they do."""
@@ -74,6 +81,8 @@ class TransferService:
         """Removes the segment, unless somebody still has a lease: then the next transfer service goes on with it."""
         if self._ticking is not None:
             self._ticking.cancel()
+        if self._news is not None:
+            await self._news.stop()
         self._servicer.close()
         self._fence.close()
         leases = self._core.leases()
@@ -84,7 +93,8 @@ class TransferService:
         self._segment.close()
 
     def describe(self) -> Description:
-        return Description(metrics=self._core.metrics(), integrity_errors=self._core.integrity_errors())
+        news = self._news.metrics() if self._news is not None else {}
+        return Description({**self._core.metrics(), **news}, self._core.integrity_errors())
 
     async def _tick_for_ever(self) -> None:
         while True:

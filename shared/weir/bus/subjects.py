@@ -41,6 +41,15 @@ class Subjects:
         """Gateway says every second which requests it holds: Held -> HeldReply."""
         return f"weir.{self.namespace}.scheduler.reconcile"
 
+    @property
+    def prefixes(self) -> str:
+        """The owner of a memory says what its prefix cache gained and lost: PrefixChanged, not answered."""
+        return f"weir.{self.namespace}.scheduler.prefixes"
+
+    def prefixes_of(self, memory_id: str) -> str:
+        """Scheduler asks for the whole of a prefix cache: AskPrefixes -> PrefixSnapshot."""
+        return f"weir.{self.namespace}.memory.{memory_id}.prefixes"
+
     def grant(self, gateway_id: str) -> str:
         """Scheduler lets a request start: Grant -> GrantReply."""
         return f"weir.{self.namespace}.gateway.{gateway_id}.grant"
@@ -74,6 +83,8 @@ def subject_template(subject: str) -> str:
     match subject.split("."):
         case ["weir", _, "scheduler", verb]:
             return f"weir.{{instance}}.scheduler.{verb}"
+        case ["weir", _, "memory", _, verb]:
+            return f"weir.{{instance}}.memory.{{memory_id}}.{verb}"
         case ["weir", _, "gateway", _, verb]:
             return f"weir.{{instance}}.gateway.{{gateway_id}}.{verb}"
         case _:

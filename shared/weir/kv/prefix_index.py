@@ -4,12 +4,13 @@ Rows of sealed pages (`weir.kv.states`) are written here alone. Hash, use number
 index and who pins what are derived, after a restart from block tables and from what workers say they hold.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from weir.kv.prefix_changes import PrefixChanges
 from weir.kv.states import NO_LEASE, PageState
 
 PageIds = NDArray[np.int64]
@@ -26,12 +27,17 @@ class PrefixIndex:
         self._pins: dict[int, PinCounts] = {}
         self._next_use = 1
         self.num_evicted = 0
+        self.changes = PrefixChanges()
 
     def __len__(self) -> int:
         return len(self._page_of)
 
     def __contains__(self, page_hash: bytes) -> bool:
         return page_hash in self._page_of
+
+    def hashes(self) -> Collection[bytes]:
+        """Of all sealed pages. Not to be changed."""
+        return self._page_of.keys()
 
     def find_prefix(self, hashes: Sequence[bytes]) -> list[int]:
         """The pages of the longest prefix of `hashes` that is here."""
@@ -95,6 +101,7 @@ class PrefixIndex:
         self._rows["state"][sealed] = PageState.CACHED  # the commit point; `recover` does what follows
         self._rows["owner"][sealed] = NO_LEASE
         self._page_of.update(zip(new_hashes, sealed.tolist(), strict=True))
+        self.changes.add(new_hashes)
         if lease_id != NO_LEASE:
             self.pin(lease_id, sealed)
         return sealed
@@ -116,8 +123,10 @@ class PrefixIndex:
             return None
         if len(cached) > num_pages:
             cached = cached[np.argpartition(self._rows["last_use"][cached], num_pages)[:num_pages]]
-        for page_hash in self._hashes_of(cached):
+        evicted = self._hashes_of(cached)
+        for page_hash in evicted:
             del self._page_of[page_hash]
+        self.changes.evict(evicted)
         self.num_evicted += num_pages
         return cached
 
@@ -131,6 +140,7 @@ class PrefixIndex:
         rows["hash"][~sealed] = 0
         pages = np.flatnonzero(sealed)
         self._page_of = dict(zip(self._hashes_of(pages), pages.tolist(), strict=True))
+        self.changes.lose_count()
         self._pins.clear()
         self._next_use = int(rows["last_use"].max(initial=0)) + 1
 

@@ -1,0 +1,142 @@
+"""Tells the scheduler what the arena's prefix cache has, so that prompts go where their beginning is.
+
+Hints alone: without a bus nothing is told, nothing waits, and prompts are placed by load.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from itertools import islice
+
+from opentelemetry.trace import Tracer
+
+from weir.bus.codec import encode, version_headers
+from weir.bus.endpoint import BusEndpoint
+from weir.bus.messages import SCHEDULER_HASH_BYTES
+from weir.bus.prefix_messages import MAX_HASHES, AskPrefixes, PrefixChanged, PrefixSnapshot
+from weir.bus.protocol import Bus, BusError
+from weir.bus.subjects import Subjects
+from weir.bus.tasks import end_tasks
+from weir.core.clock import Clock
+from weir.kv.prefix_index import PrefixIndex
+
+_log = logging.getLogger(__name__)
+_PERIOD_S = 0.1
+_SILENCE_S = 1.0
+_CONNECT_AGAIN_S = 2.0
+_CLOSE_TIMEOUT_S = 2.0
+
+
+class PrefixNews:
+    """One message a tenth of a second at most, one a second at least; the whole on demand."""
+
+    def __init__(
+        self,
+        connect: Callable[[], Awaitable[Bus]],
+        subjects: Subjects,
+        memory_id: str,
+        incarnation: int,
+        index: PrefixIndex,
+        tracer: Tracer,
+        clock: Clock,
+    ) -> None:
+        """`incarnation` is higher than that of any earlier process of this memory."""
+        self._connect = connect
+        self._subjects = subjects
+        self._memory_id = memory_id
+        self._incarnation = incarnation
+        self._index = index
+        self._tracer = tracer
+        self._clock = clock
+        self._bus: Bus | None = None
+        self._endpoint: BusEndpoint | None = None
+        self._next_sequence = 0
+        self._told_at_s = clock.now_s()
+        self._num_told = 0
+        self._num_failures = 0
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Returns at once; the bus is sought for ever."""
+        self._task = asyncio.create_task(self._keep_telling(), name="prefix news")
+        self._task.add_done_callback(_log_failure)
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            await end_tasks([self._task])
+        try:
+            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+                if self._endpoint is not None:
+                    await self._endpoint.close()
+                if self._bus is not None:
+                    await self._bus.close()
+        except (BusError, TimeoutError) as error:
+            _log.info("the connection to the bus did not close in order: %s", error or "no answer")
+
+    def metrics(self) -> dict[str, float]:
+        return {
+            "prefix_news_total": float(self._num_told),
+            "prefix_news_failures_total": float(self._num_failures),
+        }
+
+    async def _keep_telling(self) -> None:
+        while True:
+            try:
+                bus = await self._bus_with_service()
+                await self._tell(bus)
+            except (BusError, TimeoutError) as error:
+                self._num_failures += 1
+                if self._num_failures == 1:
+                    _log.warning("the scheduler is not told of cached prefixes: %s (further ones are counted)", error)
+                await asyncio.sleep(_CONNECT_AGAIN_S)
+            else:
+                await asyncio.sleep(_PERIOD_S)
+
+    async def _bus_with_service(self) -> Bus:
+        if self._bus is None:
+            self._bus = await self._connect()
+        if self._endpoint is None:
+            endpoint = BusEndpoint(self._bus, self._tracer)
+            await endpoint.serve(self._subjects.prefixes_of(self._memory_id), AskPrefixes, self._on_ask)
+            self._endpoint = endpoint
+        return self._bus
+
+    async def _on_ask(self, ask: AskPrefixes) -> PrefixSnapshot | None:
+        if ask.memory_id != self._memory_id or self._bus is None:
+            return None
+        await self._tell(self._bus, at_once=True)
+        hashes = _packed(islice(self._index.hashes(), MAX_HASHES))
+        return PrefixSnapshot(self._memory_id, self._incarnation, self._next_sequence - 1, hashes)
+
+    async def _tell(self, bus: Bus, *, at_once: bool = False) -> None:
+        """Whatever becomes of the message, its number is used: the next one shows the gap."""
+        now_s = self._clock.now_s()
+        changes = self._index.changes.take()
+        if not (changes is None or changes or at_once or now_s - self._told_at_s >= _SILENCE_S):
+            return
+        num_pages = len(self._index)
+        is_first = self._next_sequence == 0
+        if changes is None and not is_first:
+            self._next_sequence += 1  # this number is never said
+        added = islice(self._index.hashes(), MAX_HASHES) if is_first else iter(changes.added if changes else ())
+        message = PrefixChanged(
+            memory_id=self._memory_id,
+            incarnation=self._incarnation,
+            sequence=self._next_sequence,
+            num_pages=num_pages if num_pages <= MAX_HASHES else None,
+            added=_packed(added),
+            evicted=_packed(changes.evicted if changes and not is_first else ()),
+        )
+        self._next_sequence += 1
+        self._told_at_s = now_s
+        await bus.publish(self._subjects.prefixes, encode(message), version_headers())
+        self._num_told += 1
+
+
+def _log_failure(task: "asyncio.Task[None]") -> None:
+    if not task.cancelled() and task.exception() is not None:
+        _log.critical("the scheduler is told of cached prefixes no more", exc_info=task.exception())
+
+
+def _packed(hashes: Iterable[bytes]) -> bytes:
+    return b"".join(page_hash[:SCHEDULER_HASH_BYTES] for page_hash in hashes)

@@ -1,0 +1,132 @@
+"""What the arena caches, as the scheduler comes to know it over the bus."""
+
+import asyncio
+from collections.abc import Sequence
+
+import numpy as np
+from opentelemetry.sdk.trace import TracerProvider
+from tests.unit.transfer.host import until
+
+from weir.bus.endpoint import BusEndpoint
+from weir.bus.memory import MemoryHub
+from weir.bus.prefix_messages import AskPrefixes, PrefixChanged, PrefixSnapshot
+from weir.bus.protocol import Bus, BusUnavailable
+from weir.bus.subjects import Subjects
+from weir.core.clock import SystemClock
+from weir.kv.geometry import PAGE_TOKENS
+from weir.kv.layout import PAGE_DTYPE
+from weir.kv.prefix import page_hashes, prefix_seed
+from weir.kv.prefix_index import PrefixIndex
+from weir.kv.states import NO_LEASE, PageState
+from weir.scheduling.prefix_view import PrefixView, hashes_from
+from weir_transfer.prefix_news import PrefixNews
+
+SUBJECTS = Subjects("test")
+TRACER = TracerProvider(shutdown_on_exit=False).get_tracer("test")
+PROMPT = page_hashes(tuple(range(10 * PAGE_TOKENS)), prefix_seed("digest"))
+PACKED = b"".join(page_hash[:8] for page_hash in PROMPT)
+
+
+class Listener:
+    """The scheduler's side: a view, fed from the bus."""
+
+    def __init__(self, bus: Bus) -> None:
+        self.view = PrefixView()
+        self.num_heard = 0
+        self.endpoint = BusEndpoint(bus, TRACER)
+
+    async def start(self) -> None:
+        await self.endpoint.serve(SUBJECTS.prefixes, PrefixChanged, self._on_change)
+
+    async def ask_for_unknown(self) -> None:
+        for memory_id in self.view.take_unknown(1e9):
+            subject = SUBJECTS.prefixes_of(memory_id)
+            told = await self.endpoint.ask(subject, AskPrefixes(memory_id), PrefixSnapshot, timeout_s=1.0)
+            self.view.replace(told, 0.0)
+
+    def num_cached_pages(self) -> int:
+        return self.view.num_cached_tokens("arena", hashes_from(PACKED)) // PAGE_TOKENS
+
+    async def _on_change(self, message: PrefixChanged) -> None:
+        self.num_heard += 1
+        self.view.change(message, 0.0)
+
+
+class Arena:
+    """An index of ten pages, and news of it."""
+
+    def __init__(self, hub: MemoryHub) -> None:
+        self.hub = hub
+        self.index = PrefixIndex(np.zeros(10, PAGE_DTYPE))
+        self.is_reachable = True
+        self.news = PrefixNews(self.connect, SUBJECTS, "arena", 1, self.index, TRACER, SystemClock())
+
+    async def connect(self) -> Bus:
+        if not self.is_reachable:
+            raise BusUnavailable("no server")
+        return self.hub.connect()
+
+    def seal(self, pages: Sequence[int]) -> None:
+        self.index.seal(NO_LEASE, np.array(pages), [PROMPT[page] for page in pages])
+        self.index.touch(PROMPT)
+
+    def evict(self, num_pages: int) -> None:
+        evicted = self.index.try_evict(num_pages)
+        assert evicted is not None
+        self.index._rows["state"][evicted] = PageState.FREE
+
+
+async def test_the_scheduler_learns_what_is_sealed_and_what_is_evicted() -> None:
+    hub = MemoryHub()
+    listener, arena = Listener(hub.connect()), Arena(hub)
+    await listener.start()
+    arena.seal([0, 1])
+    arena.news.start()
+    await until(lambda: listener.num_cached_pages() == 2)
+    arena.seal([2, 3, 4])
+    await until(lambda: listener.num_cached_pages() == 5)
+    arena.evict(2)
+    await until(lambda: listener.num_cached_pages() == 3)
+    assert listener.view.metrics()["prefix_gaps_total"] == 0
+    await arena.news.stop()
+
+
+async def test_a_scheduler_that_comes_later_asks_for_the_whole() -> None:
+    hub = MemoryHub()
+    arena = Arena(hub)
+    arena.news.start()
+    arena.seal(range(7))
+    await until(lambda: arena.news.metrics()["prefix_news_total"] >= 2)
+    listener = Listener(hub.connect())
+    await listener.start()
+    await until(lambda: listener.num_heard >= 1)
+    assert listener.num_cached_pages() == 0
+    await listener.ask_for_unknown()
+    assert listener.num_cached_pages() == 7
+    arena.seal([7])
+    await until(lambda: listener.num_cached_pages() == 8)
+    await arena.news.stop()
+
+
+async def test_more_changes_than_are_kept_are_a_gap_that_the_whole_fills() -> None:
+    hub = MemoryHub()
+    listener, arena = Listener(hub.connect()), Arena(hub)
+    await listener.start()
+    arena.news.start()
+    await until(lambda: listener.num_heard >= 1)
+    arena.seal(range(6))
+    arena.index.changes.lose_count()
+    await until(lambda: listener.view.metrics()["prefix_gaps_total"] == 1)
+    await listener.ask_for_unknown()
+    assert listener.num_cached_pages() == 6
+    await arena.news.stop()
+
+
+async def test_without_a_bus_the_arena_goes_on_and_stops_in_time() -> None:
+    arena = Arena(MemoryHub())
+    arena.is_reachable = False
+    arena.news.start()
+    await until(lambda: arena.news.metrics()["prefix_news_failures_total"] == 1)
+    arena.seal([0])
+    async with asyncio.timeout(1):
+        await arena.news.stop()
