@@ -14,8 +14,9 @@ PYTEST_FLAGS ?=
 up: setup ## Start a local stack with a real small model; Ctrl-C ends it.
 	$(BIN)/weir up $(UP_FLAGS)
 
-test: check model ## Everything that CI runs.
-	$(BIN)/python -m pytest -m "not golden" $(PYTEST_FLAGS)
+test: check model ## Everything that CI runs: two at a time, but for whole stacks, which want the machine for themselves.
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not golden and not stack" --ignore tests/guard $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest -m "stack and not golden" $(PYTEST_FLAGS)
 
 check: setup-dev ## Format, lint, types, guard tests.
 	$(BIN)/ruff format --check .
