@@ -40,7 +40,7 @@ class PagePool:
     def __init__(self, *, reserve_pages: int, reserve_slots: int) -> None:
         self._reserve_pages = reserve_pages
         self._reserve_slots = reserve_slots
-        self._free_pages: list[int] = []
+        self._free_pages: dict[int, None] = {}  # the one that came last is taken first
         self._free_slots: list[int] = []
         self._pages_in_use: Counter[int] = Counter()
         self._slots_in_use: set[int] = set()
@@ -62,7 +62,7 @@ class PagePool:
     def give(self, lot: PageLot) -> None:
         """Adds what the arena gave, as free."""
         self._check_new(lot)
-        self._free_pages.extend(lot.page_ids)
+        self._free_pages.update(dict.fromkeys(lot.page_ids))
         self._free_slots.extend(lot.slots)
 
     def adopt(self, slot: int | None, page_ids: Sequence[int]) -> None:
@@ -76,7 +76,7 @@ class PagePool:
         """All of `num_pages` free pages, now in use, or None."""
         if num_pages > len(self._free_pages):
             return None
-        taken = tuple(self._free_pages.pop() for _ in range(num_pages))
+        taken = tuple(self._free_pages.popitem()[0] for _ in range(num_pages))
         self._pages_in_use.update(taken)
         return taken
 
@@ -107,7 +107,7 @@ class PagePool:
         """Undoes `try_take`: nobody else can know these pages, so they are free at once."""
         page_ids = tuple(page_ids)
         self._leave_use(slot, page_ids)
-        self._free_pages.extend(page_ids)
+        self._free_pages.update(dict.fromkeys(page_ids))
         if slot is not None:
             self._free_slots.append(slot)
 
@@ -132,7 +132,7 @@ class PagePool:
         """Used pages, and free pages and slots beyond the need and twice the reserve; the pool holds them no more. What
         goes is all above one reserve, so that the next slot that becomes free does not make a surplus again."""
         return PageLot(
-            _take_above(self._free_pages, need.num_pages, self._reserve_pages),
+            self._take_free_pages_above(need.num_pages),
             _take_above(self._free_slots, need.num_slots, self._reserve_slots),
             self._take_used(),
         )
@@ -152,7 +152,7 @@ class PagePool:
         """Compares the books with what sequences say they use; what is wrong, in sentences."""
         errors = []
         for what, free, in_use, said in (
-            ("page", self._free_pages, self._pages_in_use, page_ids_in_use),
+            ("page", list(self._free_pages), self._pages_in_use, page_ids_in_use),
             ("slot", self._free_slots, Counter(self._slots_in_use), slots_in_use),
         ):
             if len(set(free)) != len(free):
@@ -164,25 +164,34 @@ class PagePool:
                 errors.append(f"{what}s in use more or less often than booked: {sorted(differing)[:8]}")
         return errors
 
+    def _take_free_pages_above(self, need: int) -> tuple[int, ...]:
+        num_surplus = len(self._free_pages) - need - self._reserve_pages
+        if num_surplus <= self._reserve_pages:
+            return ()
+        return tuple(self._free_pages.popitem()[0] for _ in range(num_surplus))
+
     def _take_used(self) -> tuple[UsedPages, ...]:
         used = tuple(self._used)
         self._used.clear()
         return used
 
     def _check_new(self, lot: PageLot) -> None:
-        held_pages = (self._pages_in_use.keys() | set(self._free_pages)).intersection(lot.page_ids)
-        held_slots = self._slots_in_use.union(self._free_slots).intersection(lot.slots)
-        if held_pages or held_slots:
-            raise PageDefect(f"held already: pages {sorted(held_pages)[:8]}, slots {sorted(held_slots)[:8]}")
+        in_use, free = self._pages_in_use, self._free_pages
+        held_pages = [page_id for page_id in lot.page_ids if page_id in free or page_id in in_use]
+        held_slots = [slot for slot in lot.slots if slot in self._slots_in_use or slot in self._free_slots]
+        if held_pages or held_slots or len(set(lot.page_ids)) < len(lot.page_ids):
+            raise PageDefect(
+                f"held already, or named twice: pages {sorted(held_pages)[:8]}, slots {sorted(held_slots)[:8]}"
+            )
 
     def _check_strange(self, slot: int | None, page_ids: Sequence[int]) -> None:
-        free_pages = set(self._free_pages).intersection(page_ids)
+        free_pages = [page_id for page_id in page_ids if page_id in self._free_pages]
         is_slot_held = slot in self._slots_in_use or slot in self._free_slots
         if free_pages or is_slot_held or len(set(page_ids)) < len(page_ids):
             raise PageDefect(f"held already, or named twice: pages {sorted(free_pages)[:8]}, slot {slot}")
 
     def _leave_use(self, slot: int | None, page_ids: Sequence[int]) -> None:
-        strangers = set(page_ids) - self._pages_in_use.keys()
+        strangers = [page_id for page_id in page_ids if page_id not in self._pages_in_use]
         if strangers or (slot is not None and slot not in self._slots_in_use):
             raise PageDefect(f"not in use here: pages {sorted(strangers)[:8]}, slot {slot}")
         for page_id in page_ids:

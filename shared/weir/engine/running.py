@@ -10,6 +10,7 @@ from abc import abstractmethod
 from dataclasses import dataclass, field
 
 from weir.engine.batcher import Batcher, BatchLimits
+from weir.engine.fast_forward import FastForward
 from weir.engine.held_rows import HeldRows
 from weir.engine.join import JoinSettings, make_gate
 from weir.engine.messages import Arrival, EndReason, Failure, FailureReason, PageLot, TakenOver
@@ -18,7 +19,7 @@ from weir.engine.pages import PageNeed, PagePool
 from weir.engine.plan import ChunkPlan, StepPlan, StepResult, SwapPlan
 from weir.engine.preemption import Preemption, PreemptionSettings
 from weir.engine.rests import MAX_OVERBOOKING, Rests, RestSettings
-from weir.engine.seats import Queue, Seats
+from weir.engine.seats import Queue, Seats, queue_of
 from weir.engine.sequence import LOOKAHEAD_TOKENS, Sequence, Stage
 from weir.engine.step_planning import StepPlanner
 from weir.engine.step_share import Shares
@@ -56,6 +57,7 @@ class RunningBatcher(Batcher):
         self._holds_rows = settings.join.holds_rows
         self._held = HeldRows(pool)
         self._planner = StepPlanner(limits, pool, self._held)
+        self._fast_forward = FastForward(pool, self.counters, limits.max_context_tokens)
         self._preemption = Preemption(pool, settings.preemption, self.counters)
         self._page_room = PageRoom(pool, self._preemption, self._held, settings.preemption.after_s)
 
@@ -137,7 +139,7 @@ class RunningBatcher(Batcher):
             num_present = sum(s.stage is running and s.away_since_s is None for s in ranked)
             for sequence in self._page_room.bring_back(ranked, self._max_running - num_present):
                 self._stall(sequence, now_s)
-            self._join_waiting(ranked, now_s)
+            self._join_waiting(now_s)
             present = [s for s in self._ranked() if s.stage is running and s.away_since_s is None]
         draft = self._planner.plan(self._taking_part(present), now_s)
         for sequence in draft.stalled:
@@ -146,6 +148,23 @@ class RunningBatcher(Batcher):
             message = f"needs more than the {sequence.facts.num_booked_pages} pages that were booked for it"
             self._end(sequence, failure=Failure(FailureReason.NO_CAPACITY, message))
         return draft.chunks, draft.owners
+
+    def advance(self, token_id: int, max_steps: int, decided_at_s: float, ended_at_s: float) -> int:
+        """Does up to `max_steps` steps at once in which everybody draws `token_id`, and says how many it did.
+
+        0 where a single step is due: when somebody waits, ends, or lacks a page, or a policy has a say in each step.
+        The last one is decided at `decided_at_s` and ends at `ended_at_s`. No tokens are told.
+        """
+        batch = self._ranked()
+        has_say = self._seats.gate is not None or self._planner.shares is not None or len(self._held) > 0
+        limit = min(self._max_running, self.limits.max_num_batched_tokens)
+        if not batch or has_say or len(batch) > limit or self._preemption.is_any_leaving:
+            return 0
+        num_steps = self._fast_forward.num_steps(batch, token_id, max_steps)
+        if num_steps > 0:
+            self._fast_forward.run(batch, token_id, num_steps, ended_at_s)
+            self._decided_at_s = decided_at_s
+        return num_steps
 
     def _begun(self, sequence: Sequence) -> None:
         """It stays in the batch."""
@@ -200,24 +219,10 @@ class RunningBatcher(Batcher):
         elif reason is not None:
             self._end(sequence, reason=reason)
 
-    def _queue(self) -> Queue:
-        """Nobody overtakes one of the batch that is away."""
-        waiting: list[Sequence] = []
-        batch: list[Sequence] = []
-        num_open = None
-        for sequence in self._ranked():
-            if sequence.stage is not Stage.RUNNING:
-                waiting.append(sequence)
-                continue
-            batch.append(sequence)
-            if sequence.is_away and num_open is None:
-                num_open = len(waiting)
-        return Queue(waiting, batch, len(waiting) if num_open is None else num_open)
-
-    def _join_waiting(self, ranked: list[Sequence], now_s: float) -> None:
+    def _join_waiting(self, now_s: float) -> None:
         """As many as there are places for, and more in the places of less urgent ones; nobody overtakes one that lacks
         pages."""
-        queue = self._queue()
+        queue = queue_of(self._ranked())
         for sequence in queue.waiting:
             if sequence.came_at_s is None:
                 sequence.came_at_s = sequence.served_at_s = now_s
@@ -255,7 +260,7 @@ class RunningBatcher(Batcher):
 
     def _joinable(self) -> list[Sequence]:
         """Those that wait and could join now, were there pages."""
-        queue = self._queue()
+        queue = queue_of(self._ranked())
         num_free = max(0, self._max_running - self._seats.num_computed(queue.batch))
         joinable, seated = queue.waiting[:num_free], queue.batch[::-1]
         for newcomer in queue.waiting[num_free:]:

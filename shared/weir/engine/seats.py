@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from weir.engine.counters import Counters
 from weir.engine.rests import MAX_OVERBOOKING, Rests
-from weir.engine.sequence import Sequence
+from weir.engine.sequence import Sequence, Stage
 from weir.engine.views import Room, batch_view
 from weir.policy.seams import BatchView, Gate, GateDecision
 
@@ -25,6 +25,21 @@ class Queue:
     waiting: list[Sequence]
     batch: list[Sequence]
     num_open: int
+
+
+def queue_of(ranked: list[Sequence]) -> Queue:
+    """All sequences of a batcher."""
+    waiting: list[Sequence] = []
+    batch: list[Sequence] = []
+    num_open = None
+    for sequence in ranked:
+        if sequence.stage is not Stage.RUNNING:
+            waiting.append(sequence)
+            continue
+        batch.append(sequence)
+        if sequence.is_away and num_open is None:
+            num_open = len(waiting)
+    return Queue(waiting, batch, len(waiting) if num_open is None else num_open)
 
 
 class Seats:

@@ -92,7 +92,7 @@ class Sequence:
         self.num_tokens_at_most = self.num_prompt_tokens + facts.stop.max_tokens
         self.stop_token_ids = facts.stop.stop_token_ids
         self.num_special_draws = self.num_tokens_at_most if facts.sampling.has_penalties else facts.stop.min_tokens
-        if self.facts.sampling.has_penalties:
+        if facts.sampling.has_penalties:
             self.history = GrowingHistory(self.token_ids, self.num_prompt_tokens)
 
     @classmethod
@@ -249,18 +249,16 @@ class Sequence:
     def record_chunk(self, end: int, token_id: int | None, logprobs: TokenLogprobs | None = None) -> None:
         """Positions up to `end` are computed, and `token_id` was drawn after them. Published when this returns."""
         assert self.log is not None, "only a placed sequence can be computed"
-        if token_id is not None:
-            if logprobs is not None:
-                self.log.keep_logprobs(self.num_output_tokens, logprobs)
-            self.log.append_token(token_id)
-            self.token_ids.append(token_id)
-            if self.history is not None:
-                self.history.append(token_id)
-        self.num_computed = end
-        self.log.publish(end)
+        if token_id is None:
+            self.num_computed = end
+            self.log.publish(end)
+            return
+        if logprobs is not None:
+            self.log.keep_logprobs(self.num_output_tokens, logprobs)
+        self.record_decode(end, token_id)
 
     def record_decode(self, end: int, token_id: int) -> None:
-        """`record_chunk` of a token that is drawn without log-probabilities; quicker."""
+        """`record_chunk` of a token that comes without log-probabilities; quicker."""
         log = self.log
         assert log is not None, "only a placed sequence can be computed"
         log.append_token(token_id)
@@ -269,6 +267,15 @@ class Sequence:
             self.history.append(token_id)
         self.num_computed = end
         log.publish(end)
+
+    def record_decodes(self, token_ids: Seq[int]) -> None:
+        """`record_decode` of one after the other, published once."""
+        assert self.log is not None, "only a placed sequence can be computed"
+        for token_id in token_ids:
+            self.log.append_token(token_id)
+        self.token_ids.extend(token_ids)
+        self.num_computed += len(token_ids)
+        self.log.publish(self.num_computed)
 
     def end_reason(self, max_context_tokens: int) -> EndReason | None:
         """Why the last drawn token ends the sequence, or None when it goes on."""
