@@ -34,7 +34,8 @@ def started(prompts: list[tuple[int, int, int, bool]], num_free_pages: int) -> L
         batcher.add(Arrival(replace(made, num_booked_pages=3 + num_booked_pages)))
     for _ in range(6):
         single_step(batcher, 0.0)
-    pool._free_pages = pool._free_pages[:num_free_pages]
+    lot = pool.take_all_free()
+    pool.give(PageLot(lot.page_ids[:num_free_pages], lot.slots))
     batcher.take_events()
     return batcher
 
