@@ -8,10 +8,13 @@ from weir.bus.protocol import Bus
 from weir.core.clock import SystemClock
 from weir.runtime.config import load_config
 from weir.runtime.service import ServiceContext, run_service
+from weir.wire.v1 import scheduling_pb2, scheduling_pb2_grpc
 from weir_scheduler.component import SchedulerComponent
 from weir_scheduler.config import SchedulerConfig
+from weir_scheduler.desk import SchedulingServicer
 
 _CONNECT_TIMEOUT_S = 30.0
+_SERVICE_NAME = scheduling_pb2.DESCRIPTOR.services_by_name["Scheduling"].full_name
 
 
 async def build(context: ServiceContext[SchedulerConfig]) -> SchedulerComponent:
@@ -20,7 +23,7 @@ async def build(context: ServiceContext[SchedulerConfig]) -> SchedulerComponent:
     async def connect() -> Bus:
         return await NatsBus.connect(config.nats_url, name=context.process_id, timeout_s=_CONNECT_TIMEOUT_S)
 
-    return SchedulerComponent(
+    component = SchedulerComponent(
         connect,
         config.instance,
         context.process_id,
@@ -31,12 +34,15 @@ async def build(context: ServiceContext[SchedulerConfig]) -> SchedulerComponent:
         clock=SystemClock(),
         request_shutdown=context.request_shutdown,
     )
+    servicer = SchedulingServicer(component.try_desk)
+    scheduling_pb2_grpc.add_SchedulingServicer_to_server(servicer, context.grpc_server)
+    return component
 
 
 def main() -> int:
     """Returns the exit code."""
     config = load_config(SchedulerConfig, sys.argv[1:], environ=os.environ)
-    return run_service("scheduler", config, build, service_names=())
+    return run_service("scheduler", config, build, service_names=(_SERVICE_NAME,))
 
 
 if __name__ == "__main__":

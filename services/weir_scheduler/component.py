@@ -15,6 +15,7 @@ from weir.core.errors import Unavailable
 from weir.runtime.service import Description
 from weir.scheduling.core import SchedulerCore
 from weir.scheduling.limits import CoreLimits
+from weir_scheduler.desk import Desk
 from weir_scheduler.leadership import Leadership
 from weir_scheduler.limits_source import LimitsSource
 from weir_scheduler.rule_keeper import RuleKeeper
@@ -56,6 +57,8 @@ class SchedulerComponent:
         self._shell: SchedulerShell | None = None
         self._leadership: Leadership | None = None
         self._rules: RuleKeeper | None = None
+        self._rules_task: asyncio.Task[None] | None = None
+        self._desk: Desk | None = None
         self._has_role = asyncio.Event()
         self._role_task: asyncio.Task[None] | None = None
 
@@ -75,9 +78,14 @@ class SchedulerComponent:
         """Nothing to wait for: whatever is queued or granted is held by gateways, and told to the next leader."""
         del deadline_s
 
+    def try_desk(self) -> Desk | None:
+        """None while another scheduler leads, or may."""
+        return self._desk if self._leadership is not None else None
+
     async def stop(self) -> None:
-        if self._role_task is not None:
-            await end_tasks([self._role_task])
+        tasks = [task for task in (self._rules_task, self._role_task) if task is not None]
+        if tasks:
+            await end_tasks(tasks)
         if self._shell is not None:
             await self._shell.stop()
         if self._leadership is not None:
@@ -105,19 +113,43 @@ class SchedulerComponent:
         epoch = await self._wait_for_leadership(leadership)
         self._leadership = leadership
         rules = await self._load_rules(bus, epoch)
-        core = SchedulerCore(rules.rulebook.limits, self._clock, epoch)
+        rulebook = rules.rulebook
+        core = SchedulerCore(rulebook.limits, self._clock, epoch, rulebook.policy.make())
         self._shell = SchedulerShell(
             bus, self._subjects, core, tracer=self._tracer, clock=self._clock, on_failure=self._request_shutdown
         )
         await self._shell.start()
-        await rules.publish()
-        self._rules = rules
+        await self._follow_rules(rules, core, self._shell)
         self._has_role.set()
         logger.info("leading in epoch %d", epoch)
         while await leadership.keep():  # noqa: ASYNC110  renewing is what it does, not waiting
             await asyncio.sleep(_RENEW_S)
         self._leadership = None
         self._request_shutdown(f"another scheduler leads after epoch {epoch}")
+
+    async def _follow_rules(self, rules: RuleKeeper, core: SchedulerCore, shell: SchedulerShell) -> None:
+        """Returns when gateways and workers can know them."""
+
+        def limits_changed() -> None:
+            core.set_limits(rules.rulebook.limits)
+            shell.act()
+
+        def policy_changed() -> None:
+            core.set_policy(rules.rulebook.policy.make())
+            shell.act()
+
+        rules.attach(limits_changed, policy_changed)
+        await rules.publish()
+        self._rules = rules
+        self._desk = Desk(rules, core, core.epoch)
+        self._rules_task = asyncio.create_task(self._guarded_keep(rules))
+
+    async def _guarded_keep(self, rules: RuleKeeper) -> None:
+        try:
+            await rules.keep()
+        except Exception:  # the boundary of a task that nobody awaits
+            logger.exception("following the rules failed")
+            self._request_shutdown("following the rules failed")
 
     async def _load_rules(self, bus: Bus, epoch: int) -> RuleKeeper:
         """What is in force now. Raises BusError, and InvalidRequest."""

@@ -15,7 +15,8 @@ from weir.bus.configuration import (
     TenantAccess,
 )
 from weir.core.errors import FieldViolation, InvalidRequest
-from weir.policy.registry import parse_policy
+from weir.policy.registry import make_policy, parse_policy
+from weir.policy.seams import Policy
 from weir.scheduling.limits import CoreLimits
 from weir.scheduling.limits_change import change_limits
 from weir.scheduling.limits_file import format_limits, parse_limits
@@ -35,6 +36,10 @@ class PolicySpec:
     def parse(cls, text: str) -> "PolicySpec":
         """`NAME` or `NAME:KEY=VALUE,…`. Raises ValueError."""
         return cls(*parse_policy(text))
+
+    def make(self) -> Policy:
+        """A fresh one, for one user."""
+        return make_policy(self.name, self.params)
 
     def __str__(self) -> str:
         params = ",".join(f"{name}={value!r}" for name, value in sorted(self.params.items()))

@@ -43,7 +43,7 @@ class SchedulerShell:
         self._on_failure = on_failure
         self._endpoint = BusEndpoint(bus, tracer)
         self._spans = QueueSpans(tracer)
-        self._delivery = Delivery(self._endpoint, subjects, core, clock, self._act)
+        self._delivery = Delivery(self._endpoint, subjects, core, clock, self.act)
         self._tasks: list[asyncio.Task[None]] = []
         self._num_malformed_records = 0
 
@@ -81,12 +81,12 @@ class SchedulerShell:
 
     async def _on_submit(self, submit: Submit) -> SubmitReply:
         reply = self._core.submit(submit)
-        self._act()
+        self.act()
         return reply
 
     async def _on_held(self, held: Held) -> HeldReply:
         reply = self._core.held(held)
-        self._act()
+        self.act()
         return reply
 
     async def _on_cancel(self, cancel: Cancel) -> Ack:
@@ -102,10 +102,10 @@ class SchedulerShell:
         return self._done()
 
     def _done(self) -> Ack:
-        self._act()
+        self.act()
         return Ack(self._core.epoch)
 
-    def _act(self) -> None:
+    def act(self) -> None:
         """Does what the core wants done now."""
         for command in self._core.decide():
             match command:
@@ -126,7 +126,7 @@ class SchedulerShell:
                 self._core.worker_gone(entry.key)
             else:
                 self._take_record(entry.key, entry.value, entry.revision)
-            self._act()
+            self.act()
 
     def _take_record(self, key: str, value: bytes, revision: int) -> None:
         try:
@@ -144,7 +144,7 @@ class SchedulerShell:
         while True:
             self._core.bus_changed(is_connected=self._bus.is_connected)
             self._core.tick()
-            self._act()
+            self.act()
             await asyncio.sleep(_TICK_S)
 
     def _run(self, what: str, work: Coroutine[Any, Any, None]) -> None:

@@ -45,7 +45,7 @@ def set_(
 
     \b
     weir policy set ltr
-    weir policy set srtf:c=0.8
+    weir policy set srtf:max_age=0.5
     """
     from weir.policy.registry import parse_policy
 

@@ -1,0 +1,98 @@
+"""What follows a limits file: a keeper of rules alone, and the operators' calls of whole schedulers."""
+
+import asyncio
+from pathlib import Path
+
+from tests.unit.scheduler.rig import make_limits
+from tests.unit.scheduler.scripted import SUBJECTS
+
+from weir.bus.codec import decode
+from weir.bus.configuration import MESSAGE_TYPES, Written
+from weir.bus.memory import MemoryHub
+from weir.client.scheduling import SchedulingClient, SchedulingView
+from weir.rpc.server import ErrorGuard, make_server
+from weir.wire.v1 import scheduling_pb2_grpc
+from weir_scheduler.component import SchedulerComponent
+from weir_scheduler.desk import SchedulingServicer
+from weir_scheduler.limits_source import LimitsSource
+from weir_scheduler.rule_keeper import RuleKeeper
+from weir_scheduler.rulebook import Rulebook
+
+FILE = "[tenants.acme]\nweight = 2\n"
+OTHER_FILE = "[tenants.acme]\nweight = 4\n"
+
+
+def write(path: Path, content: str | bytes | None) -> None:
+    """None: the file is gone."""
+    if content is None:
+        path.unlink()
+    else:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+class Keeping:
+    """A keeper over the in-memory bus, and what it told the core."""
+
+    def __init__(self, hub: MemoryHub, path: Path | None, *, epoch: int = 1, policy: str = "fcfs") -> None:
+        self._hub = hub
+        self._path = path
+        self._epoch = epoch
+        self._policy = policy
+        self.told: list[str] = []
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> "Keeping":
+        self.bucket = await self._hub.connect().bucket(SUBJECTS.configuration_bucket, durable=True)
+        source = None if self._path is None else LimitsSource(self._path)
+        book = Rulebook(make_limits(), self._policy)
+        self.keeper = RuleKeeper(book, source, self.bucket, self._epoch, look_s=0.02)
+        await self.keeper.load()
+        self.keeper.attach(lambda: self.told.append("limits"), lambda: self.told.append("policy"))
+        await self.keeper.publish()
+        self._task = asyncio.create_task(self.keeper.keep())
+        return self
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    def weight(self) -> float:
+        return self.keeper.rulebook.limits.tenants_by_name["acme"].weight
+
+    async def published(self, key: str) -> Written:
+        entry = await self.bucket.get(key)
+        assert entry is not None
+        assert entry.value is not None
+        return decode(MESSAGE_TYPES[key], entry.value)
+
+
+class Served:
+    """The operators' calls of schedulers, over real gRPC."""
+
+    def __init__(self, *components: SchedulerComponent) -> None:
+        self._components = components
+
+    async def __aenter__(self) -> "Served":
+        self._servers = [make_server([ErrorGuard()]) for _ in self._components]
+        addresses = []
+        for server, component in zip(self._servers, self._components, strict=True):
+            scheduling_pb2_grpc.add_SchedulingServicer_to_server(SchedulingServicer(component.try_desk), server)
+            addresses.append(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
+            await server.start()
+        self._client = SchedulingClient(addresses)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._client.close()
+        for server in self._servers:
+            await server.stop(None)
+
+    async def describe(self) -> SchedulingView:
+        return await asyncio.to_thread(self._client.describe)
+
+    async def set_limits(self, changes: dict[str, str]) -> str:
+        return await asyncio.to_thread(self._client.set_limits, changes)
+
+    async def set_policy(self, policy: str) -> str:
+        return await asyncio.to_thread(self._client.set_policy, policy)

@@ -1,0 +1,155 @@
+"""The limits file and the configuration bucket, around a keeper of rules."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from tests.unit.scheduler.keeping import FILE, OTHER_FILE, Keeping, write
+from tests.unit.scheduler.scripted import eventually
+
+from weir.bus.configuration import ACCESS_KEY, LIMITS_KEY, POLICY_KEY, AccessRules, PolicyChoice
+from weir.bus.memory import MemoryHub
+from weir.core.errors import InvalidRequest
+
+
+@pytest.fixture
+def limits_path(tmp_path: Path) -> Path:
+    path = tmp_path / "limits.toml"
+    path.write_text(FILE)
+    return path
+
+
+@pytest.fixture
+async def keep() -> AsyncIterator[Callable[..., "asyncio.Future[Keeping]"]]:
+    hub = MemoryHub()
+    made: list[Keeping] = []
+
+    def start(path: Path | None, **options: object) -> "asyncio.Future[Keeping]":
+        keeping = Keeping(hub, path, **options)  # type: ignore[arg-type]
+        made.append(keeping)
+        return asyncio.ensure_future(keeping.start())
+
+    yield start
+    for keeping in made:
+        await keeping.stop()
+
+
+Keep = Callable[..., "asyncio.Future[Keeping]"]
+
+
+async def test_a_change_of_the_file_is_in_force_without_a_restart(keep: Keep, limits_path: Path) -> None:
+    keeping = await keep(limits_path)
+    assert (keeping.weight(), keeping.told) == (2, [])
+    write(limits_path, OTHER_FILE)
+    await eventually(lambda: keeping.told == ["limits"])
+    assert keeping.weight() == 4
+    metrics = keeping.keeper.metrics()
+    assert (metrics["limits_reloads_total"], metrics["limits_reload_errors_total"]) == (1, 0)
+
+
+async def test_a_file_of_the_same_size_and_time_is_still_read_while_it_is_young(keep: Keep, limits_path: Path) -> None:
+    keeping = await keep(limits_path)
+    found = os.stat(limits_path)  # noqa: PTH116  a path's own stat() blocks
+    write(limits_path, OTHER_FILE)
+    os.utime(limits_path, ns=(found.st_atime_ns, found.st_mtime_ns))
+    await eventually(lambda: keeping.weight() == 4)
+
+
+async def test_a_file_that_is_replaced_by_an_older_one_is_read(keep: Keep, limits_path: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.toml"
+    other.write_text(OTHER_FILE)
+    os.utime(other, (1_000_000, 1_000_000))
+    os.utime(limits_path, (2_000_000, 2_000_000))
+    keeping = await keep(limits_path)
+    other.replace(limits_path)
+    await eventually(lambda: keeping.weight() == 4)
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        ("[tenants.acme]\nwieght = 2\n", "tenants.acme.wieght"),
+        ("[tenants.acme]\nweight = 'two'\n", "tenants.acme.weight"),
+        ("[lanes", "not TOML"),
+        ("\x80".encode("latin-1"), "cannot be read"),
+        (None, "cannot be read"),
+    ],
+)
+async def test_a_bad_file_keeps_the_old_and_is_named_and_counted_once(
+    keep: Keep, limits_path: Path, content: str | bytes | None, named: str
+) -> None:
+    keeping = await keep(limits_path)
+    write(limits_path, content)
+    await eventually(lambda: keeping.keeper.file_error != "")
+    await asyncio.sleep(0.1)
+    assert named in keeping.keeper.file_error
+    assert (keeping.weight(), keeping.told) == (2, [])
+    metrics = keeping.keeper.metrics()
+    assert (metrics["limits_reload_errors_total"], metrics["limits_file_is_wrong"]) == (1, 1)
+    write(limits_path, OTHER_FILE)
+    await eventually(lambda: keeping.weight() == 4)
+    assert (keeping.keeper.file_error, keeping.keeper.metrics()["limits_file_is_wrong"]) == ("", 0)
+
+
+async def test_gateways_workers_and_the_next_scheduler_find_what_is_in_force(keep: Keep, limits_path: Path) -> None:
+    keeping = await keep(limits_path)
+    access = await keeping.published(ACCESS_KEY)
+    assert isinstance(access, AccessRules)
+    assert [tenant.name for tenant in access.tenants] == ["acme", "default"]
+    await keeping.keeper.set_limits([("tenants.acme.lanes", '["batch"]')])
+    await keeping.keeper.set_policy("srtf:max_age=0.5")
+    access, policy = await keeping.published(ACCESS_KEY), await keeping.published(POLICY_KEY)
+    assert isinstance(access, AccessRules)
+    assert isinstance(policy, PolicyChoice)
+    assert access.tenants[0].lanes == ("batch",)
+    assert (policy.name, [(param.name, param.value) for param in policy.params]) == ("srtf", [("max_age", 0.5)])
+    assert keeping.told == ["limits", "policy"]
+
+    await keeping.stop()
+    follower = await keep(limits_path, epoch=2)
+    assert follower.keeper.rulebook.limits == keeping.keeper.rulebook.limits
+    assert str(follower.keeper.rulebook.policy) == "srtf:max_age=0.5"
+    assert (await follower.published(ACCESS_KEY)).epoch == 2
+
+
+async def test_a_scheduler_that_was_replaced_does_not_write_over_its_follower(keep: Keep, limits_path: Path) -> None:
+    deposed = await keep(limits_path, epoch=1)
+    follower = await keep(limits_path, epoch=2)
+    await deposed.keeper.set_policy("srtf")
+    assert await follower.published(POLICY_KEY) == PolicyChoice(2, "fcfs", (), "fcfs")
+
+
+async def test_what_was_lost_from_the_bucket_is_written_again(keep: Keep, limits_path: Path) -> None:
+    keeping = await keep(limits_path)
+    await keeping.bucket.delete(ACCESS_KEY)
+    async with asyncio.timeout(5):
+        while await keeping.bucket.get(ACCESS_KEY) is None:  # noqa: ASYNC110  what is waited for has no event
+            await asyncio.sleep(0.02)
+    assert (await keeping.published(ACCESS_KEY)).epoch == 1
+
+
+async def test_what_cannot_be_read_in_the_bucket_is_written_anew(keep: Keep, limits_path: Path) -> None:
+    keeping = await keep(limits_path)
+    await keeping.stop()
+    for key in (ACCESS_KEY, POLICY_KEY, LIMITS_KEY):
+        await keeping.bucket.put(key, b"\x93nonsense")
+    follower = await keep(limits_path, epoch=2)
+    assert (await follower.published(LIMITS_KEY)).epoch == 2
+
+
+async def test_a_bad_file_at_the_start_is_refused_unless_the_last_right_one_is_known(
+    keep: Keep, limits_path: Path
+) -> None:
+    bad = "[tenants.acme]\nweight = -1\n"
+    write(limits_path, bad)
+    with pytest.raises(InvalidRequest, match="weight"):
+        await keep(limits_path)
+    write(limits_path, FILE)
+    keeping = await keep(limits_path)
+    await keeping.stop()
+    write(limits_path, bad)
+    follower = await keep(limits_path, epoch=2)
+    assert follower.weight() == 2
+    assert "weight -1" in follower.keeper.file_error
