@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from weir.bus.messages import RefusalReason, Submit
+from weir.scheduling.capacity import Capacity
 from weir.scheduling.ledger import Ledger
 from weir.scheduling.limits import CoreLimits
 from weir.scheduling.rate import Rates
@@ -24,10 +25,11 @@ class Refusal(NamedTuple):
 class Admission:
     """Refuses at once what can never start, or would wait where there is no room to wait."""
 
-    def __init__(self, limits: CoreLimits, ledger: Ledger, workers: Workers, rates: Rates) -> None:
+    def __init__(self, limits: CoreLimits, ledger: Ledger, workers: Workers, capacity: Capacity, rates: Rates) -> None:
         self._limits = limits
         self._ledger = ledger
         self._workers = workers
+        self._capacity = capacity
         self._rates = rates
 
     def try_refuse(self, submit: Submit, *, is_gathering: bool, now_s: float) -> Refusal | None:
@@ -47,16 +49,17 @@ class Admission:
         model = submit.model
         if not self._workers.knows_model(model):
             return Refusal(RefusalReason.UNKNOWN_MODEL, f"no worker ever served model {model!r}")
-        hosts = self._workers.hosts_of(model, self._limits.lanes_by_name[lane].worker_group)
-        if not hosts:
+        pool = self._capacity.of(model, self._limits.lanes_by_name[lane].worker_group)
+        if not pool.hosts:
             message = f"no host has workers that can read and answer for model {model!r} now"
             return Refusal(RefusalReason.NO_WORKER, message, WORKER_RETRY_MS)
         num_tokens, num_pages = submit.num_prompt_tokens + submit.max_tokens, num_booked_pages(submit)
-        if not any(host.can_ever_hold(num_tokens, num_pages) for host in hosts):
+        if not pool.can_ever_hold(num_tokens, num_pages):
+            most_pages, most_tokens = (max(sizes) for sizes in zip(*pool.hosts, strict=True))
             message = (
                 f"prompt {submit.num_prompt_tokens} + max_tokens {submit.max_tokens} = {num_tokens} tokens "
-                f"({num_pages} pages): the largest host holds {max(host.num_arena_pages for host in hosts)} pages "
-                f"and {max(host.max_context_tokens for host in hosts)} tokens of context; ask for fewer"
+                f"({num_pages} pages): the largest host holds {most_pages} pages "
+                f"and {most_tokens} tokens of context; ask for fewer"
             )
             return Refusal(RefusalReason.TOO_LARGE, message)
         return None

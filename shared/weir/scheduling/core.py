@@ -26,6 +26,7 @@ from weir.core.clock import Clock
 from weir.policy.registry import make_policy
 from weir.policy.seams import Policy
 from weir.scheduling.admission import WORKER_RETRY_MS, Admission, Refusal
+from weir.scheduling.capacity import Capacity
 from weir.scheduling.commands import Command, LeftQueue
 from weir.scheduling.endings import Endings, Outbox
 from weir.scheduling.figures import lane_figures
@@ -271,10 +272,11 @@ class SchedulerCore:
 
     def _apply(self, limits: CoreLimits) -> None:
         self._limits = limits
+        capacity = Capacity(self._workers)
         self._placer.set_limits(limits)
-        self._admission = Admission(limits, self._ledger, self._workers, self._rates)
+        self._admission = Admission(limits, self._ledger, self._workers, capacity, self._rates)
         self._shedding = Shedding(limits, self._ledger, self._rates)
-        self._granter = Granter(limits, self._ledger, self._workers, self._placer)
+        self._granter = Granter(limits, self._ledger, self._workers, capacity, self._placer)
 
     def _grant_from(self, model: str) -> None:
         """As long as somebody can start."""

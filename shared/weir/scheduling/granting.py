@@ -4,12 +4,16 @@ from dataclasses import dataclass
 
 from weir.bus.messages import Placement, RefusalReason
 from weir.scheduling.admission import WORKER_RETRY_MS, Refusal
+from weir.scheduling.capacity import Capacity
 from weir.scheduling.lane_queue import LaneQueue
 from weir.scheduling.ledger import Ledger
 from weir.scheduling.limits import CoreLimits
 from weir.scheduling.placer import Placer
 from weir.scheduling.request import Request
 from weir.scheduling.workers import Workers
+
+_LOOK_AGAIN_S = 0.25
+"""With time alone other lanes may come first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,65 +40,86 @@ class Granter:
     and past any that wait. A lane with workers of its own waits for these alone.
     """
 
-    def __init__(self, limits: CoreLimits, ledger: Ledger, workers: Workers, placer: Placer) -> None:
+    def __init__(
+        self, limits: CoreLimits, ledger: Ledger, workers: Workers, capacity: Capacity, placer: Placer
+    ) -> None:
         self._limits = limits
         self._ledger = ledger
         self._workers = workers
+        self._capacity = capacity
         self._placer = placer
         self._has_guarantees = any(lane.guaranteed_share for lane in limits.lanes)
         self._blocked: dict[tuple[str, str], tuple[object, ...]] = {}
         """(model, lane) -> the request that did not fit, and when: as long as nothing became free since, it still does
         not."""
-        self._num_pages: dict[tuple[str, str], int] = {}
-        self._num_changes = -1
+        self._quiet: dict[str, tuple[object, ...]] = {}
+        """model -> when nobody of it could start."""
 
     def try_decide(self, model: str, now_s: float) -> Granted | Hopeless | None:
         """None: nobody can start now."""
+        situation = self._placer.situation(now_s)
+        quiet = (self._ledger.lanes.num_head_changes(model), int(now_s / _LOOK_AGAIN_S), *situation)
+        if self._quiet.get(model) == quiet:
+            return None
         queues = self._ledger.lanes.in_order(model, now_s)
-        if self._has_guarantees:
-            return self._try_with_guarantees(model, queues, now_s)
+        choose = self._try_with_guarantees if self._has_guarantees else self._try_in_order
+        decision = choose(model, queues, situation, now_s)
+        if decision is None:
+            self._quiet[model] = quiet
+        else:
+            self._quiet.pop(model, None)
+        return decision
+
+    def _try_in_order(
+        self, model: str, queues: list[LaneQueue], situation: tuple[int, ...], now_s: float
+    ) -> Granted | Hopeless | None:
         blocked_groups: set[str] = set()
         for queue in queues:
             if self._group(model, queue) in blocked_groups or self._is_at_most(queue):
                 continue
-            request = self._ledger.lanes.try_next(queue, now_s)
+            request = self._ledger.lanes.try_next(model, queue, now_s)
             if request is None:
                 continue
-            decision = self._try_start(queue, request, now_s)
+            decision = self._try_start(queue, request, situation, now_s)
             if decision is not None:
                 return decision
             blocked_groups.add(self._group(model, queue))
         return None
 
-    def _try_with_guarantees(self, model: str, queues: list[LaneQueue], now_s: float) -> Granted | Hopeless | None:
+    def _try_with_guarantees(
+        self, model: str, queues: list[LaneQueue], situation: tuple[int, ...], now_s: float
+    ) -> Granted | Hopeless | None:
         """Those inside their guarantees first. One of these that does not fit holds up only who comes after it."""
-        heads = []
+        owed: list[tuple[int, LaneQueue, Request]] = []
+        others: list[tuple[int, LaneQueue, Request]] = []
         for place, queue in enumerate(queues):
-            request = None if self._is_at_most(queue) else self._ledger.lanes.try_next(queue, now_s)
+            request = None if self._is_at_most(queue) else self._ledger.lanes.try_next(model, queue, now_s)
             if request is not None:
-                heads.append((not self._is_owed(model, queue, request), place, queue, request))
+                is_owed = self._is_owed(model, queue, request)
+                (owed if is_owed else others).append((place, queue, request))
         first_blocked: dict[str, int] = {}
-        for is_over, place, queue, request in sorted(heads, key=lambda head: head[:2]):
+        for number, (place, queue, request) in enumerate((*owed, *others)):
             group = self._group(model, queue)
-            if is_over and place > first_blocked.get(group, len(queues)):
+            if number >= len(owed) and place > first_blocked.get(group, len(queues)):
                 continue
-            decision = self._try_start(queue, request, now_s)
+            decision = self._try_start(queue, request, situation, now_s)
             if decision is not None:
                 return decision
             first_blocked[group] = min(place, first_blocked.get(group, len(queues)))
         return None
 
-    def _try_start(self, queue: LaneQueue, request: Request, now_s: float) -> Granted | Hopeless | None:
+    def _try_start(
+        self, queue: LaneQueue, request: Request, situation: tuple[int, ...], now_s: float
+    ) -> Granted | Hopeless | None:
         key = request.submit.model, queue.name
-        situation = (request.request_id, *self._placer.situation(now_s))
-        if self._blocked.get(key) == situation:
+        if self._blocked.get(key) == (request.request_id, situation):
             return None
         hopeless = self._try_give_up(request, queue.limits.worker_group)
         if hopeless is not None:
             return hopeless
         placement = self._placer.try_place(request, now_s)
         if placement is None:
-            self._blocked[key] = situation
+            self._blocked[key] = (request.request_id, situation)
             return None
         self._blocked.pop(key, None)
         return Granted(request, placement)
@@ -104,8 +129,8 @@ class Granter:
         if not self._workers.knows_model(model):
             refusal = Refusal(RefusalReason.UNKNOWN_MODEL, f"no worker ever served model {model!r}")
             return Hopeless(request, refusal)
-        hosts = self._workers.hosts_of(model, group)
-        if hosts and not any(host.can_ever_hold(request.num_tokens, request.num_pages) for host in hosts):
+        pool = self._capacity.of(model, group)
+        if pool.hosts and not pool.can_ever_hold(request.num_tokens, request.num_pages):
             message = f"no worker that is left can hold its {request.num_pages} pages"
             return Hopeless(request, Refusal(RefusalReason.NO_WORKER, message, WORKER_RETRY_MS))
         return None
@@ -120,21 +145,9 @@ class Granter:
         if not share:
             return False
         num_used = self._ledger.usage.num_pages(model, queue.name)
-        return num_used + request.num_pages <= share * self._all_pages(model, queue.limits.worker_group)
-
-    def _all_pages(self, model: str, group: str) -> int:
-        """Of the memories that the group's workers book in."""
-        if self._num_changes != self._workers.num_changes:
-            self._num_changes = self._workers.num_changes
-            self._num_pages.clear()
-        if (model, group) not in self._num_pages:
-            hosts = self._workers.hosts_of(model, group)
-            own = {record.worker_id: record.num_own_pages for host in hosts for record in host.decode}
-            self._num_pages[model, group] = sum(own.values()) or sum(host.num_arena_pages for host in hosts)
-        return self._num_pages[model, group]
+        return num_used + request.num_pages <= share * self._capacity.of(model, queue.limits.worker_group).num_pages
 
     def _group(self, model: str, queue: LaneQueue) -> str:
         """Whose workers the lane waits for."""
         group = queue.limits.worker_group
-        common = self._workers.hosts_of(model)
-        return group if group and self._workers.hosts_of(model, group) is not common else ""
+        return group if group and self._capacity.of(model, group).has_own_group else ""

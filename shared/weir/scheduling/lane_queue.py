@@ -2,7 +2,7 @@
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from weir.policy.seams import Order, OrderQueue
 from weir.scheduling.fairness import VirtualCounters
@@ -65,9 +65,11 @@ class LaneQueue:
     def newest(self) -> Request:
         return next(reversed(self._by_age.values()))
 
-    def add(self, request: Request, key: str, *, lifts: bool) -> None:
-        """`key`: whose queue it waits in. `lifts`: its coming may lift the tenant's counter."""
+    def add(self, request: Request, key: str, *, lifts: bool) -> bool:
+        """`key`: whose queue it waits in. `lifts`: its coming may lift the tenant's counter. Whether it may be the next
+        one now."""
         tenant = self._tenants.get(key)
+        is_new = tenant is None
         if tenant is None:
             if lifts:
                 self._counters.lift(key, self._least_counter())
@@ -75,6 +77,7 @@ class LaneQueue:
             self._push(key)
         tenant.queue.add(request.waiting)
         tenant.by_age[request.request_id] = self._by_age[request.request_id] = request
+        return is_new or tenant.queue.try_peek(request.queued_at_s) == request.request_id
 
     def remove(self, request: Request, key: str, taken_at_s: float | None = None) -> None:
         """`taken_at_s`: when it was granted; None: it leaves unserved."""
@@ -89,14 +92,28 @@ class LaneQueue:
             self._parked.discard(key)
             self._counters.leave(key)
 
-    def try_next(self, now_s: float, is_over: Callable[[str], bool], on_park: Callable[[str], None]) -> Request | None:
-        """Who is next. Tenants that `is_over` says may have no more in flight are parked, and told to `on_park`."""
-        while (key := self._try_least()) is not None:
-            if not is_over(key):
-                return self._tenants[key].try_next(self.limits.ageing_s, now_s)
-            self._parked.add(key)
-            on_park(key)
+    def try_least(self) -> str | None:
+        """Of the tenants that may be served, the one with the least counter; ties by name."""
+        heap = self._heap
+        while heap:
+            counter, key = heap[0]
+            current = self._counters[key]
+            if key not in self._tenants or key in self._parked:
+                heapq.heappop(heap)
+                self._in_heap.discard(key)
+            elif counter < current:
+                heapq.heapreplace(heap, (current, key))
+            else:
+                return key
         return None
+
+    def next_of(self, key: str, now_s: float) -> Request | None:
+        """Who of the tenant is next."""
+        return self._tenants[key].try_next(self.limits.ageing_s, now_s)
+
+    def park(self, key: str) -> None:
+        """The tenant must have no more in flight: it is passed over until `reopen`."""
+        self._parked.add(key)
 
     def reopen(self, key: str) -> None:
         """The tenant may have more in flight again. While it could not, it saved up nothing."""
@@ -125,21 +142,6 @@ class LaneQueue:
             self._in_heap.add(key)
             heapq.heappush(self._heap, (self._counters[key], key))
 
-    def _try_least(self) -> str | None:
-        """Of the tenants that may be served, the one with the least counter; ties by name."""
-        heap = self._heap
-        while heap:
-            counter, key = heap[0]
-            current = self._counters[key]
-            if key not in self._tenants or key in self._parked:
-                heapq.heappop(heap)
-                self._in_heap.discard(key)
-            elif counter < current:
-                heapq.heapreplace(heap, (current, key))
-            else:
-                return key
-        return None
-
     def _least_counter(self) -> float | None:
-        key = self._try_least()
+        key = self.try_least()
         return None if key is None else self._counters[key]

@@ -24,6 +24,7 @@ class _ModelQueues:
         }
         self.service = VirtualCounters()
         """Of lanes, where they share by weight."""
+        self.num_head_changes = 0
 
     def least_service(self) -> float | None:
         return min((self.service[name] for name, queue in self.lanes.items() if queue), default=None)
@@ -45,7 +46,7 @@ class Lanes:
         """(model, lane) -> requests."""
         self._lane_counts: Counter[str] = Counter()
         self._expiry: LazyHeap[tuple[float]] = LazyHeap()
-        self._parked: dict[str, list[LaneQueue]] = {}
+        self._parked: dict[str, list[tuple[str, LaneQueue]]] = {}
         self._ages = any(lane.ageing_s for lane in limits.lanes)
 
     def __len__(self) -> int:
@@ -90,7 +91,8 @@ class Lanes:
         queue = queues.lanes[request.lane]
         if not queue:
             queues.service.lift(request.lane, queues.least_service())
-        queue.add(request, self._key(request), lifts=lifts)
+        if queue.add(request, self._key(request), lifts=lifts):
+            queues.num_head_changes += 1
         self._expiry.push(request.request_id, (request.expires_at_s,))
         self._requests[request.request_id] = request
         self._counts[model, request.lane] += 1
@@ -102,6 +104,7 @@ class Lanes:
         del self._requests[request.request_id]
         self._expiry.discard(request.request_id)
         self._models[model].lanes[lane].remove(request, self._key(request), taken_at_s)
+        self._models[model].num_head_changes += 1
         self._lane_counts[lane] -= 1
         self._counts[model, lane] -= 1
         if not self._counts[model, lane]:
@@ -110,6 +113,11 @@ class Lanes:
             queues.service.leave(lane)
             if not any(queues.lanes.values()):
                 del self._models[model]
+
+    def num_head_changes(self, model: str) -> int:
+        """As long as it stays the same, the same requests are next in the lanes of the model, but for ageing."""
+        queues = self._models.get(model)
+        return queues.num_head_changes if queues else 0
 
     def in_order(self, model: str, now_s: float) -> list[LaneQueue]:
         """The lanes that have requests of the model, the next to be served first."""
@@ -123,9 +131,14 @@ class Lanes:
             waiting.sort(key=lambda queue: self._urgency(queue, now_s))
         return waiting
 
-    def try_next(self, queue: LaneQueue, now_s: float) -> Request | None:
+    def try_next(self, model: str, queue: LaneQueue, now_s: float) -> Request | None:
         """Who of the lane is next; None: all its tenants have as much in flight as they may."""
-        return queue.try_next(now_s, self._is_over, lambda key: self._parked.setdefault(key, []).append(queue))
+        while (key := queue.try_least()) is not None:
+            if not self._is_over(key):
+                return queue.next_of(key, now_s)
+            queue.park(key)
+            self._parked.setdefault(key, []).append((model, queue))
+        return None
 
     def served(self, request: Request, service: float) -> None:
         """Its lane was given `service`, tokens by their price."""
@@ -136,8 +149,10 @@ class Lanes:
 
     def reopen(self, tenant: str) -> None:
         """The tenant may have more in flight again."""
-        for queue in self._parked.pop(tenant, ()):
+        for model, queue in self._parked.pop(tenant, ()):
             queue.reopen(tenant)
+            if model in self._models:
+                self._models[model].num_head_changes += 1
 
     def oldest_wait_s(self, lane: str, now_s: float) -> float:
         """How long the one that came first has waited, of any model; 0.0: nobody waits."""

@@ -1,0 +1,195 @@
+"""`weir bench scheduler`: what a decision costs the scheduler's core, with every policy, by how many requests wait.
+
+A decision is all that one request makes it do: it comes (submit), another ends and the next one is picked and placed
+(finish), whose prompt is then read (prefilled); after each, `decide`. All workers are busy and the queue stays as long
+as it is. Garbage collection is on, as in service. The figures are processor time of the deciding thread, so that what
+else runs on the machine does not count.
+"""
+
+import gc
+import json
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from rich.console import Console
+from rich.table import Table
+
+from weir.bus.messages import Finish, Outcome, Prefilled, Submit, WorkerRecord
+from weir.core.clock import ManualClock
+from weir.core.cost import StepCost
+from weir.policy.registry import make_policy
+from weir.scheduling.commands import Command, SendGrant
+from weir.scheduling.core import SchedulerCore
+from weir.scheduling.limits import CoreLimits, LaneLimits, TenantLimits
+
+_COST = StepCost(5.75, 0.02, 1.1e-6, 0.006, 5e-5)
+_MAX_NUM_SEQS = 64
+_ARENA_PAGES = 60_000
+_STEP_S = 0.002
+_RENEW_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerBenchConfig:
+    """`pairs`: of a prefill and a decode worker, each pair on a host of its own."""
+
+    policies: tuple[str, ...]
+    queued: tuple[int, ...] = (100, 1000, 10_000)
+    pairs: tuple[int, ...] = (1, 16)
+    num_tenants: int = 8
+    num_decisions: int = 5000
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionCost:
+    """Microseconds."""
+
+    policy: str
+    num_pairs: int
+    num_queued: int
+    median_us: float
+    p99_us: float
+    max_us: float
+
+
+class _Bench:
+    """One core with a queue of a given length."""
+
+    def __init__(self, policy: str, num_pairs: int, config: SchedulerBenchConfig) -> None:
+        lanes = tuple(
+            LaneLimits(name, 10**6, 86_400.0, ttft_slo_ms=slo_ms, guaranteed_share=share)
+            for name, slo_ms, share in (("interactive", 500, 0.3), ("standard", 5000, 0.1), ("batch", 60_000, 0.0))
+        )
+        tenants = tuple(TenantLimits(f"tenant-{number}") for number in range(config.num_tenants))
+        limits = CoreLimits(lanes=lanes, tenants=tenants, max_queued=10**6, gather_s=0.0)
+        self._clock = ManualClock(1000.0)
+        self._core = SchedulerCore(limits, self._clock, 1, make_policy(policy))
+        self._random = random.Random(config.seed)
+        self._names = [(lane.name, tenant.name) for lane in lanes for tenant in tenants]
+        self._num_pairs = num_pairs
+        self._num_made = 0
+        self._renewed_at_s = 0.0
+        self._running: list[str] = []
+        self._keep_workers()
+
+    def fill(self, num_queued: int) -> None:
+        """All slots are taken, and so many wait."""
+        while len(self._running) < self._num_pairs * _MAX_NUM_SEQS:
+            self._core.submit(self._submit())
+            self._take_grants()
+        for _ in range(num_queued):
+            self._core.submit(self._submit())
+        self._take_grants()
+
+    def decide_once(self) -> float:
+        """Seconds of processor time that it took."""
+        self._clock.advance(_STEP_S)
+        self._keep_workers()
+        submit = self._submit()
+        ended = self._running.pop(self._random.randrange(len(self._running)))
+        finish = Finish(ended, "gateway", 1, Outcome.FINISHED, self._random.randint(1, 400))
+        core = self._core
+        granted: list[Command] = []
+        begin = time.thread_time()
+        core.submit(submit)
+        granted += core.decide()
+        core.finish(finish)
+        granted += core.decide()
+        for command in granted:
+            if isinstance(command, SendGrant):
+                core.prefilled(Prefilled(command.grant.request_id, "gateway", 1))
+        granted += core.decide()
+        duration_s = time.thread_time() - begin
+        self._running += [command.grant.request_id for command in granted if isinstance(command, SendGrant)]
+        return duration_s
+
+    def _take_grants(self) -> None:
+        while granted := [command for command in self._core.decide() if isinstance(command, SendGrant)]:
+            for command in granted:
+                self._core.prefilled(Prefilled(command.grant.request_id, "gateway", 1))
+                self._running.append(command.grant.request_id)
+
+    def _submit(self) -> Submit:
+        self._num_made += 1
+        lane, tenant = self._random.choice(self._names)
+        num_prompt_tokens, num_output_tokens = self._random.randint(16, 2000), self._random.randint(1, 400)
+        return Submit(
+            request_id=f"request-{self._num_made:09d}",
+            gateway_id="gateway",
+            model="model",
+            lane=lane,
+            tenant=tenant,
+            num_prompt_tokens=num_prompt_tokens,
+            max_tokens=512,
+            deadline_ms=0,
+            predicted_output_tokens=float(num_output_tokens),
+            output_score=-float(num_output_tokens),
+        )
+
+    def _keep_workers(self) -> None:
+        if self._clock.now_s() - self._renewed_at_s < _RENEW_S:
+            return
+        self._renewed_at_s = self._clock.now_s()
+        for number in range(self._num_pairs):
+            for role in ("prefill", "decode"):
+                self._core.worker_seen(_record(number, role), int(self._renewed_at_s * 1000))
+        self._core.tick()
+
+
+def measure(policy: str, num_pairs: int, num_queued: int, config: SchedulerBenchConfig) -> DecisionCost:
+    """After a tenth of the decisions, which are not counted."""
+    bench = _Bench(policy, num_pairs, config)
+    bench.fill(num_queued)
+    for _ in range(config.num_decisions // 10):
+        bench.decide_once()
+    gc.collect()
+    durations_us = sorted(bench.decide_once() * 1e6 for _ in range(config.num_decisions))
+    p99_us = durations_us[int(len(durations_us) * 0.99)]
+    return DecisionCost(policy, num_pairs, num_queued, statistics.median(durations_us), p99_us, durations_us[-1])
+
+
+def main(config: SchedulerBenchConfig, *, as_json: bool) -> int:
+    """Returns the exit code."""
+    costs = [
+        measure(policy, num_pairs, num_queued, config)
+        for policy in config.policies
+        for num_pairs in config.pairs
+        for num_queued in config.queued
+    ]
+    if as_json:
+        print(json.dumps({"config": asdict(config), "costs": [asdict(cost) for cost in costs]}, indent=2))
+    else:
+        Console().print(_table(costs))
+    return 0
+
+
+def _table(costs: Sequence[DecisionCost]) -> Table:
+    table = Table(title="One arrival, one finish, one pick and its prompt read: microseconds")
+    for name in ("policy", "pairs of workers", "queued", "median", "p99", "max"):
+        table.add_column(name, justify="left" if name == "policy" else "right")
+    for cost in costs:
+        figures = (f"{cost.median_us:.0f}", f"{cost.p99_us:.0f}", f"{cost.max_us:.0f}")
+        table.add_row(cost.policy, str(cost.num_pairs), f"{cost.num_queued:,}", *figures)
+    return table
+
+
+def _record(number: int, role: str) -> WorkerRecord:
+    return WorkerRecord(
+        worker_id=f"{role}-{number:03d}",
+        role=role,
+        model="model",
+        address=f"host-{number}:1",
+        host_id=f"host-{number:03d}",
+        max_context_tokens=8192,
+        page_tokens=16,
+        num_arena_pages=_ARENA_PAGES,
+        max_num_seqs=_MAX_NUM_SEQS,
+        num_running=0,
+        num_waiting=0,
+        max_num_batched_tokens=2048,
+        cost=_COST,
+    )
