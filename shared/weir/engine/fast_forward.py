@@ -4,6 +4,8 @@ Such steps differ in nothing but the pages that sequences grow by. What is left 
 by page; only the tokens are not told as events.
 """
 
+from bisect import bisect_right
+
 from weir.engine.counters import Counters
 from weir.engine.pages import PagePool
 from weir.engine.sequence import Sequence, Stage
@@ -28,9 +30,9 @@ class FastForward:
             num_at_most = min(sequence.num_tokens_at_most, self._max_context_tokens) - 1
             num_steps = min(num_steps, num_at_most - sequence.num_tokens, num_booked_tokens - sequence.num_computed)
         num_free = self._pool.num_free_pages
-        while num_steps > 0 and _num_missing(batch, num_steps) > num_free:
-            num_steps = min(num_steps - 1, num_steps * 3 // 4)
-        return max(0, num_steps)
+        if num_steps <= 0 or _num_missing(batch, num_steps) <= num_free:
+            return max(0, num_steps)
+        return bisect_right(range(num_steps), num_free, key=lambda number: _num_missing(batch, number)) - 1
 
     def run(self, batch: list[Sequence], token_id: int, num_steps: int, ended_at_s: float) -> None:
         """`num_steps` was said by `num_steps` for this batch."""
