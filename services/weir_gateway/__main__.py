@@ -12,6 +12,7 @@ from weir.wire.v1 import inference_pb2, inference_pb2_grpc
 from weir_gateway.component import GatewayComponent
 from weir_gateway.config import GatewayConfig
 from weir_gateway.grpc_door import InferenceServicer
+from weir_gateway.lengths_loading import load_lengths
 from weir_gateway.models import load_served_model
 
 _CONNECT_TIMEOUT_S = 30.0
@@ -29,6 +30,7 @@ async def build(context: ServiceContext[GatewayConfig]) -> GatewayComponent:
         context.process_id,
         connect=connect,
         load_model=lambda: load_served_model(config.model_reference, config.max_context_tokens),
+        load_lengths=lambda: load_lengths(config),
         tracer=context.tracer,
         clock=SystemClock(),
     )

@@ -16,6 +16,7 @@ from weir_gateway.gateway import Gateway, GatewaySettings
 from weir_gateway.http_door import HttpDoor, HttpSettings
 from weir_gateway.http_server import HttpServer
 from weir_gateway.intake import Intake
+from weir_gateway.lengths import OutputLengths
 from weir_gateway.links import LinkSettings
 from weir_gateway.models import ModelDirectory, ServedModel
 from weir_gateway.validation import Limits
@@ -31,6 +32,7 @@ class GatewayComponent:
         *,
         connect: Callable[[], Awaitable[Bus]],
         load_model: Callable[[], ServedModel],
+        load_lengths: Callable[[], OutputLengths] = OutputLengths,
         tracer: Tracer,
         clock: Clock,
     ) -> None:
@@ -38,6 +40,7 @@ class GatewayComponent:
         self._gateway_id = gateway_id
         self._connect = connect
         self._load_model = load_model
+        self._load_lengths = load_lengths
         self._tracer = tracer
         self._clock = clock
         self._bus: Bus | None = None
@@ -60,6 +63,7 @@ class GatewayComponent:
         """Raises Unavailable without a bus or a free HTTP port, ModelError without the model's files."""
         config = self._config
         model = await asyncio.to_thread(self._load_model)
+        lengths = await asyncio.to_thread(self._load_lengths)
         try:
             self._bus = await self._connect()
         except BusError as error:
@@ -72,6 +76,7 @@ class GatewayComponent:
             gateway_settings(config),
             tracer=self._tracer,
             clock=self._clock,
+            lengths=lengths,
         )
         await self._gateway.start()
         gateway = self._gateway

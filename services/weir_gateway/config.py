@@ -7,6 +7,7 @@ from typing import Literal
 from weir.runtime.config import ServiceConfig, setting
 
 _MAX_REQUESTS = 65_536
+_MAX_LOG_MB = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,11 @@ class GatewayConfig(ServiceConfig):
     )
     unread_s: float = setting(60.0, "Seconds after which a client that does not read is given up.")
 
+    predictor: str = setting("", "File of `weir train-predictor` that predicts output lengths. Empty: none.")
+    request_log: str = setting("", "File to log ended requests to, to train a predictor on. Empty: none.")
+    request_log_text: bool = setting(False, "Log prompts' tokens, which are their text; else their pooled features.")
+    request_log_mb: int = setting(64, "Size of the request log at most, in MiB, with the part that is rotated out.")
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.http_port <= 65535:
@@ -43,6 +49,8 @@ class GatewayConfig(ServiceConfig):
         for name in ("default_max_tokens", "max_prompt_bytes", "max_prompt_logprobs"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} {getattr(self, name)}: must be at least 1")
+        if not 1 <= self.request_log_mb <= _MAX_LOG_MB:
+            raise ValueError(f"request_log_mb {self.request_log_mb}: must be in [1, {_MAX_LOG_MB}]")
         if self.max_context_tokens < 0:
             raise ValueError(f"max_context_tokens {self.max_context_tokens}: must not be negative")
         for name in ("scheduler_wait_s", "max_queue_s", "no_progress_s", "worker_lost_s", "unread_s"):

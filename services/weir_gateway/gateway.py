@@ -20,6 +20,7 @@ from weir_gateway.control import ControlSettings, SchedulerPort
 from weir_gateway.driver import Driver, DriverSettings
 from weir_gateway.inbox import SchedulerInbox
 from weir_gateway.intake import Intake
+from weir_gateway.lengths import OutputLengths
 from weir_gateway.links import LinkPool, LinkSettings
 from weir_gateway.models import ModelDirectory
 from weir_gateway.tasks import end_tasks
@@ -57,6 +58,7 @@ class Gateway:
         *,
         tracer: Tracer,
         clock: Clock,
+        lengths: OutputLengths | None = None,
     ) -> None:
         self._gateway_id = gateway_id
         self._subjects = Subjects(instance)
@@ -72,7 +74,10 @@ class Gateway:
         self._bus = bus
         self._tasks: list[asyncio.Task[None]] = []
         self._is_ready = False
-        self.intake = Intake(models, access, settings.limits, self._driver, tracer, clock, self._executor, gateway_id)
+        self._lengths = lengths or OutputLengths()
+        self.intake = Intake(
+            models, access, settings.limits, self._driver, tracer, clock, self._executor, self._lengths, gateway_id
+        )
 
     @property
     def is_ready(self) -> bool:
@@ -101,6 +106,7 @@ class Gateway:
         await self._links.close()
         await self._endpoint.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
+        await asyncio.to_thread(self._lengths.close)
 
     def describe(self) -> Description:
         links, bus = self._links.metrics(), self._endpoint.metrics()

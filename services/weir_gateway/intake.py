@@ -18,6 +18,7 @@ from weir_gateway.call import Call
 from weir_gateway.choices import Choices, choice_of, request_id_of
 from weir_gateway.draft import Conversation, RequestDraft, Text, TokenIds
 from weir_gateway.driver import Driver
+from weir_gateway.lengths import OutputLengths
 from weir_gateway.models import ModelDirectory, ServedModel
 from weir_gateway.output import Output, Wishes
 from weir_gateway.request import Request, RequestIds
@@ -90,6 +91,7 @@ class Intake:
         tracer: Tracer,
         clock: Clock,
         executor: Executor,
+        lengths: OutputLengths,
         gateway_id: str,
     ) -> None:
         self.models = models
@@ -99,6 +101,7 @@ class Intake:
         self._tracer = tracer
         self._clock = clock
         self._executor = executor
+        self._lengths = lengths
         self._gateway_id = gateway_id
         self._by_client_id: dict[tuple[str, str], Choices] = {}
         """(tenant, the client's name for the request): tenants neither see nor cancel each other's."""
@@ -123,7 +126,8 @@ class Intake:
         span = RequestSpan(self._tracer, draft, parent, now_s)
         try:
             with self._driver.arriving(_num_choices(draft)):
-                checked = await self._check(draft, caller, span)
+                checked = await self._lengths.predicted(await self._check(draft, caller, span))
+                self._check_name_is_free(draft, caller)
                 return self._accept(checked, span, deadline_at_s)
         except WeirError as error:
             self._count_rejection(error)
@@ -151,7 +155,8 @@ class Intake:
         names = {phase: f"{phase.value}_total" for phase in terminal} | {Phase.RECEIVED: "accepted_total"}
         counters = {name: float(self._counts[phase.value]) for phase, name in names.items()}
         others = {"rejected_total", "prompt_tokens_total", "output_tokens_total", *self._rejections}
-        return counters | {name: float(self._counts[name]) for name in others} | self._tenants.metrics()
+        found = {name: float(self._counts[name]) for name in others}
+        return counters | found | self._tenants.metrics() | self._lengths.metrics()
 
     def check_integrity(self) -> list[str]:
         metrics = self.metrics()
@@ -175,7 +180,6 @@ class Intake:
         self._check_name_is_free(draft, caller)
         with span.child("tokenize"):
             token_ids = await self._prompt_token_ids(draft, model)
-        self._check_name_is_free(draft, caller)
         return check_prompt(draft, model, self._limits, token_ids, standing)
 
     def _check_name_is_free(self, draft: RequestDraft, caller: Caller) -> None:
@@ -251,7 +255,9 @@ class Intake:
             StopMatcher(options.stop, is_included=options.include_stop),
             Wishes(has_logprobs=options.logprobs is not None, min_tokens=checked.stop_rules.min_tokens),
         )
-        return Call(request, output, self._clock, span.traceparent, news)
+        call = Call(request, output, self._clock, span.traceparent, news)
+        call.ended.add_done_callback(lambda _: self._lengths.ended(call))
+        return call
 
     def _on_end(self, tenant: str, client_id: str, choices: Choices) -> None:
         self._by_client_id.pop((tenant, client_id), None)

@@ -98,6 +98,8 @@ class Request:
             ttft_target_ms=options.ttft_target_ms or 0,
             itl_target_ms=options.itl_target_ms or 0,
             expected_output_tokens=options.expected_output_tokens or 0,
+            predicted_output_tokens=self.checked.prediction.num_tokens,
+            output_score=self.checked.prediction.score,
         )
 
     def held_message(self) -> HeldRequest:

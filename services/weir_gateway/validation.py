@@ -15,6 +15,7 @@ from weir.core.sampling import MAX_LOGIT_BIAS, SamplingParams, StopRules
 from weir_gateway.access import Standing
 from weir_gateway.draft import Conversation, FieldNames, RequestDraft, Text, TokenIds
 from weir_gateway.models import ServedModel
+from weir_gateway.prediction import NO_PREDICTION, OutputPrediction
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _LANE = re.compile(r"[A-Za-z0-9_.-]{0,64}")
@@ -46,6 +47,7 @@ class CheckedRequest:
     sampling: SamplingParams
     stop_rules: StopRules
     standing: Standing
+    prediction: OutputPrediction = NO_PREDICTION
 
 
 class _Violations:

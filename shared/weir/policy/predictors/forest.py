@@ -4,6 +4,7 @@ The length regressor of Magnus: Cheng et al., "Enabling Efficient Batch Serving 
 Prediction", arXiv 2406.04785.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,6 +55,9 @@ class Forest:
             at = np.where(inner, np.where(goes_left, self.left[at], self.right[at]), at)
         logs = self.value[at].mean(axis=1, dtype=np.float32)
         return Predictions(-logs, np.maximum(1, np.expm1(np.clip(logs, 0, 20))).astype(np.float32))
+
+    def score_of(self, num_output_tokens: float) -> float:
+        return -math.log1p(num_output_tokens)
 
     def arrays(self) -> dict[str, npt.NDArray[np.generic]]:
         sizes = {"num_features": np.array(self.num_features, np.int64)}

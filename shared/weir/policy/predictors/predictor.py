@@ -30,6 +30,10 @@ class Head(Protocol):
 
     def predict(self, features: Floats) -> Predictions: ...
 
+    def score_of(self, num_output_tokens: float) -> float:
+        """The score that an answer of this length would have got."""
+        ...
+
     def arrays(self) -> dict[str, npt.NDArray[np.generic]]:
         """For a file."""
         ...

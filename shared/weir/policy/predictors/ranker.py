@@ -62,6 +62,9 @@ class Ranker:
         tokens = np.interp(scores, self.score_knots, self.token_knots).astype(np.float32)
         return Predictions(scores, tokens)
 
+    def score_of(self, num_output_tokens: float) -> float:
+        return float(np.interp(-num_output_tokens, -self.token_knots, self.score_knots))
+
     def arrays(self) -> dict[str, npt.NDArray[np.generic]]:
         return {name: getattr(self, name) for name in _NAMES}
 
