@@ -47,6 +47,8 @@ class Lanes:
         self._lane_counts: Counter[str] = Counter()
         self._expiry: LazyHeap[tuple[float]] = LazyHeap()
         self._parked: dict[str, list[tuple[str, LaneQueue]]] = {}
+        self._num_head_changes = 0
+        """Of all models, so that one whose queues are made anew never comes to a number that it had."""
         self._ages = any(lane.ageing_s for lane in limits.lanes)
 
     def __len__(self) -> int:
@@ -92,7 +94,7 @@ class Lanes:
         if not queue:
             queues.service.lift(request.lane, queues.least_service())
         if queue.add(request, self._key(request), lifts=lifts):
-            queues.num_head_changes += 1
+            self._mark_changed(queues)
         self._expiry.push(request.request_id, (request.expires_at_s,))
         self._requests[request.request_id] = request
         self._counts[model, request.lane] += 1
@@ -104,7 +106,7 @@ class Lanes:
         del self._requests[request.request_id]
         self._expiry.discard(request.request_id)
         self._models[model].lanes[lane].remove(request, self._key(request), taken_at_s)
-        self._models[model].num_head_changes += 1
+        self._mark_changed(self._models[model])
         self._lane_counts[lane] -= 1
         self._counts[model, lane] -= 1
         if not self._counts[model, lane]:
@@ -152,7 +154,7 @@ class Lanes:
         for model, queue in self._parked.pop(tenant, ()):
             queue.reopen(tenant)
             if model in self._models:
-                self._models[model].num_head_changes += 1
+                self._mark_changed(self._models[model])
 
     def oldest_wait_s(self, lane: str, now_s: float) -> float:
         """How long the one that came first has waited, of any model; 0.0: nobody waits."""
@@ -192,6 +194,10 @@ class Lanes:
         if counted != +self._counts or Counter(r.lane for r in self._requests.values()) != +self._lane_counts:
             errors.append(f"lanes count {dict(self._counts)}, there are {dict(counted)}")
         return errors
+
+    def _mark_changed(self, queues: _ModelQueues) -> None:
+        self._num_head_changes += 1
+        queues.num_head_changes = self._num_head_changes
 
     def _key(self, request: Request) -> str:
         return request.tenant if self._limits.tenant_order == "fair" else _EVERYBODY

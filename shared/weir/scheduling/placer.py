@@ -71,7 +71,10 @@ class Placer:
         """None: nothing that the request needs is free now. Otherwise `request.plan` says what is expected."""
         submit, small = request.submit, self._limits.placing.small_pool
         lane = self._limits.lanes_by_name.get(request.lane)
-        pool = self._pools.pool(submit.model, lane.worker_group if lane else "")
+        group = lane.worker_group if lane else ""
+        if not self._has_any_slot(request, group):
+            return None
+        pool = self._pools.pool(submit.model, group)
         hashes = hashes_from(submit.page_hashes)
         if pool and (len(pool) > small or len(pool[0].decode) > small):
             drawn = self._draw(pool, hashes)
@@ -91,6 +94,17 @@ class Placer:
         self._random = random.Random(placing.seed)
         self._router = Router(placing)
         self._is_shared_out = any(lane.guaranteed_share for lane in self._limits.lanes)
+
+    def _has_any_slot(self, request: Request, group: str) -> bool:
+        """The quickest of all questions, and when workers are busy the answer is mostly no."""
+        slot, overbooking = self._slot(request), self._limits.slot_overbooking
+        return any(
+            has_slot(slot, station.decode.ranks, station.max_num_seqs, overbooking)
+            for station in self._pools.writers(request.submit.model, group)
+        )
+
+    def _slot(self, request: Request) -> Seat:
+        return -self._limits.lane_priorities.get(request.lane, 0), request.rank
 
     def _draw(self, pool: Pool, hashes: Hashes) -> Pool:
         drawn = {self._random.randrange(len(pool)) for _ in range(_NUM_DRAWN)}
@@ -125,7 +139,7 @@ class Placer:
         """
         submit, num_request_tokens = request.submit, request.num_tokens
         max_prefills, max_prefill_tokens = self._limits.max_prefills, self._limits.max_prefill_tokens
-        slot: Seat = (-self._limits.lane_priorities.get(request.lane, 0), request.rank)
+        slot = self._slot(request)
         is_choice = bool(pool) and pool[0].is_local != pool[-1].is_local
         router = self._router
         cached_by_memory: dict[str, int] = {}

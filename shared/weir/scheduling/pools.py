@@ -62,6 +62,7 @@ class Pools:
         self._book = book
         self._pools: dict[tuple[str, str], Pool] = {}
         self._memory_ids: dict[tuple[str, str], tuple[str, ...]] = {}
+        self._writers: dict[tuple[str, str], tuple[Station, ...]] = {}
         self._num_changes = -1
 
     def pool(self, model: str, group: str) -> Pool:
@@ -71,8 +72,19 @@ class Pools:
         if pool is None:
             if len(self._pools) >= _MAX_POOLS:
                 self._pools.clear()
+                self._memory_ids.clear()
+                self._writers.clear()
             pool = self._pools[key] = self._make(model, group)
         return pool
+
+    def writers(self, model: str, group: str) -> tuple[Station, ...]:
+        """The workers that write answers, each once."""
+        pool = self.pool(model, group)
+        writers = self._writers.get((model, group))
+        if writers is None:
+            by_id = {seat.station.worker_id: seat.station for one in pool for seat in one.decode}
+            writers = self._writers[model, group] = tuple(by_id.values())
+        return writers
 
     def memory_ids(self, model: str, group: str) -> tuple[str, ...]:
         """Of the workers that read prompts, each once."""
@@ -87,6 +99,7 @@ class Pools:
             self._num_changes = self._workers.num_changes
             self._pools.clear()
             self._memory_ids.clear()
+            self._writers.clear()
             self._book.forget_idle(self._workers)
 
     def _make(self, model: str, group: str) -> Pool:
