@@ -29,11 +29,11 @@ def started(prompts: list[tuple[int, int, int, bool]], num_free_pages: int) -> L
     pool.give(PageLot(tuple(range(NUM_PAGES)), tuple(range(8))))
     batcher = LocalBatcher(limits(max_num_seqs=5), pool, Records(NUM_PAGES, 8).open)
     for index, (num_tokens, max_tokens, num_booked_pages, ends) in enumerate(prompts):
-        stop_token_ids = (TOKEN,) if ends and max_tokens < 5 else ()
+        stop_token_ids = (TOKEN,) if ends else ()
         made = facts(tuple(range(num_tokens)), index, max_tokens=max_tokens, stop_token_ids=stop_token_ids)
         batcher.add(Arrival(replace(made, num_booked_pages=3 + num_booked_pages)))
     for _ in range(6):
-        single_step(batcher, 0.0)
+        single_step(batcher, 0.0, token_id=TOKEN + 1)
     lot = pool.take_all_free()
     pool.give(PageLot(lot.page_ids[:num_free_pages], lot.slots))
     batcher.take_events()
