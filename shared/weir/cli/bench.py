@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from weir.cli import bench_serve, options
+from weir.cli import bench_lanes, bench_serve, options
 from weir.cli.console import EXIT_USAGE, fail
 from weir.model.precision import PRECISION_HELP, Precision
 
@@ -88,6 +88,7 @@ def prefix(
 
 
 app.command()(bench_serve.serve)
+app.command()(bench_lanes.lanes)
 
 
 @app.command()

@@ -129,7 +129,7 @@ def _print_view(view: SchedulingView) -> None:
 
 
 def _print_figures(what: str, rows: Mapping[str, Mapping[str, float]]) -> None:
-    names = list(dict.fromkeys(name for figures in rows.values() for name in figures))
+    names = sorted({name for figures in rows.values() for name in figures})
     widths = [max(len(name), 9) + 2 for name in names]
     first = max(len(what), *(len(row) for row in rows), 0) + 2
     stdout.print()
