@@ -90,22 +90,29 @@ class Granter:
         self, model: str, queues: list[LaneQueue], situation: tuple[int, ...], now_s: float
     ) -> Granted | Hopeless | None:
         """Those inside their guarantees first. One of these that does not fit holds up only who comes after it."""
-        owed: list[tuple[int, LaneQueue, Request]] = []
-        others: list[tuple[int, LaneQueue, Request]] = []
-        for place, queue in enumerate(queues):
-            request = None if self._is_at_most(queue) else self._ledger.lanes.try_next(model, queue, now_s)
-            if request is not None:
-                is_owed = self._is_owed(model, queue, request)
-                (owed if is_owed else others).append((place, queue, request))
+        owed: set[str] = set()
         first_blocked: dict[str, int] = {}
-        for number, (place, queue, request) in enumerate((*owed, *others)):
-            group = self._group(model, queue)
-            if number >= len(owed) and place > first_blocked.get(group, len(queues)):
+        for place, queue in enumerate(queues):
+            if not queue.limits.guaranteed_share or self._is_at_most(queue):
                 continue
+            request = self._ledger.lanes.try_next(model, queue, now_s)
+            if request is None or not self._is_owed(model, queue, request):
+                continue
+            owed.add(queue.name)
             decision = self._try_start(queue, request, situation, now_s)
             if decision is not None:
                 return decision
-            first_blocked[group] = min(place, first_blocked.get(group, len(queues)))
+            first_blocked.setdefault(self._group(model, queue), place)
+        for place, queue in enumerate(queues):
+            group = self._group(model, queue)
+            if queue.name in owed or place > first_blocked.get(group, place) or self._is_at_most(queue):
+                continue
+            request = self._ledger.lanes.try_next(model, queue, now_s)
+            decision = self._try_start(queue, request, situation, now_s) if request else None
+            if decision is not None:
+                return decision
+            if request is not None:
+                first_blocked[group] = place
         return None
 
     def _try_start(

@@ -1,6 +1,6 @@
 """The scheduler's record of one request."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from weir.bus.messages import Placement, Submit
 from weir.kv.geometry import num_pages_for
@@ -33,18 +33,15 @@ class Request:
     missing_since_s: float | None = None
     """When its gateway first said a list without it."""
 
-    @property
-    def request_id(self) -> str:
-        return self.submit.request_id
+    request_id: str = field(init=False)
+    num_tokens: int = field(init=False)
+    """The most that it can come to."""
+    num_pages: int = field(init=False)
 
-    @property
-    def num_tokens(self) -> int:
-        """The most that it can come to."""
-        return self.submit.num_prompt_tokens + self.submit.max_tokens
-
-    @property
-    def num_pages(self) -> int:
-        return num_booked_pages(self.submit)
+    def __post_init__(self) -> None:
+        self.request_id = self.submit.request_id
+        self.num_tokens = self.submit.num_prompt_tokens + self.submit.max_tokens
+        self.num_pages = num_booked_pages(self.submit)
 
 
 def num_booked_pages(submit: Submit) -> int:
