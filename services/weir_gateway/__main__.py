@@ -29,7 +29,9 @@ async def build(context: ServiceContext[GatewayConfig]) -> GatewayComponent:
         config,
         context.process_id,
         connect=connect,
-        load_model=lambda: load_served_model(config.model_reference, config.max_context_tokens),
+        load_model=lambda: load_served_model(
+            config.model_reference, config.max_context_tokens, config.precision if config.prefix_hints else None
+        ),
         load_lengths=lambda: load_lengths(config),
         tracer=context.tracer,
         clock=SystemClock(),

@@ -24,6 +24,9 @@ class GatewayConfig(ServiceConfig):
     max_prompt_logprobs: int = setting(
         65_536, "Log-probabilities told of one prompt at most: its tokens times (1 + prompt_logprobs)."
     )
+    prefix_hints: bool = setting(
+        True, "Tell the scheduler hashes of prompts' pages, so that it finds what is cached. Reads the weights once."
+    )
     scheduler_wait_s: float = setting(8.0, "Seconds that a new request waits for a scheduler that does not answer.")
     max_queue_s: float = setting(900.0, "Seconds that a request waits for its grant at most.")
     no_progress_s: float = setting(120.0, "Seconds without a token, though all workers live, that end a request.")

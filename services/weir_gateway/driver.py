@@ -20,6 +20,7 @@ from weir.core.life import Phase
 from weir_gateway.call import RETRY_AFTER_S, Call
 from weir_gateway.control import SchedulerPort, refusal_error
 from weir_gateway.links import LinkPool
+from weir_gateway.prompt_pages import pages_of
 from weir_gateway.spans import RequestSpan
 from weir_gateway.tasks import end_tasks
 from weir_gateway.wire import cancel_command, resume_command
@@ -169,7 +170,8 @@ class Driver:
         """Returns when the request is queued, or granted already: a grant can overtake the answer."""
         call.submitting()
         with span.child("submit") as context:
-            asking = asyncio.create_task(self._port.submit(call.request.submit_message(), context))
+            message = call.request.submit_message(await pages_of(call.request.checked))
+            asking = asyncio.create_task(self._port.submit(message, context))
             try:
                 answers: list[asyncio.Future[Any]] = [asking, call.granted]
                 await asyncio.wait(answers, return_when=asyncio.FIRST_COMPLETED)

@@ -58,8 +58,9 @@ class SchedulerInbox:
                 logger.exception("the report of held requests failed")
 
     async def _report(self) -> None:
-        held = [call.request for call in self._driver.calls() if call.request.phase in _HELD]
-        for request_id in await self._port.report(request.held_message() for request in held):
+        held = [call for call in self._driver.calls() if call.request.phase in _HELD]
+        messages = [call.request.held_message(call.output.num_tokens) for call in held]
+        for request_id in await self._port.report(messages):
             call = self._driver.try_find(request_id)
             if call is not None:
                 call.give_up(Unavailable("the scheduler does not know the request", retry_after_s=RETRY_AFTER_S))

@@ -7,6 +7,8 @@ from typing import Protocol
 from weir.core.errors import NotFound
 from weir.model.chat_template import load_chat_template
 from weir.model.config import load_model_config
+from weir.model.digest import model_digest
+from weir.model.precision import Precision
 from weir.model.source import resolve_model
 from weir.model.tokenizer import load_tokenizer
 from weir_gateway.output import Detokenizer
@@ -38,6 +40,8 @@ class ServedModel:
     eos_token_ids: tuple[int, ...]
     tokenizer: Tokenizer
     chat_template: ChatTemplate
+    digest: str = ""
+    """Of the weights as the workers compute with them; empty: not known."""
 
 
 class ModelDirectory:
@@ -60,8 +64,11 @@ class ModelDirectory:
         return model
 
 
-def load_served_model(name_or_path: str, max_context_tokens: int = 0) -> ServedModel:
-    """Reads headers, tokenizer and chat template from the model's files. Blocks.
+def load_served_model(
+    name_or_path: str, max_context_tokens: int = 0, digest_precision: Precision | None = None
+) -> ServedModel:
+    """Reads headers, tokenizer and chat template from the model's files; and all of its weights, once, for the digest
+    in the workers' `digest_precision` (None: no digest). Blocks.
 
     Raises:
         ModelError: no such model, files that cannot be served, or `max_context_tokens` above the model's (0: its own).
@@ -75,4 +82,5 @@ def load_served_model(name_or_path: str, max_context_tokens: int = 0) -> ServedM
         eos_token_ids=config.eos_token_ids,
         tokenizer=load_tokenizer(source),
         chat_template=load_chat_template(source),
+        digest=model_digest(source, digest_precision) if digest_precision is not None else "",
     )

@@ -80,7 +80,7 @@ class Request:
     def ending(self) -> Ending | None:
         return self._ending
 
-    def submit_message(self) -> Submit:
+    def submit_message(self, page_hashes: bytes = b"") -> Submit:
         """What the scheduler has to know; the deadline counts from now."""
         left_ms = 0
         if self.deadline_at_s is not None:
@@ -100,10 +100,12 @@ class Request:
             expected_output_tokens=options.expected_output_tokens or 0,
             predicted_output_tokens=self.checked.prediction.num_tokens,
             output_score=self.checked.prediction.score,
+            page_hashes=page_hashes,
         )
 
-    def held_message(self) -> HeldRequest:
-        return HeldRequest(self.submit_message(), self._placement, self._is_prefilled)
+    def held_message(self, num_output_tokens: int) -> HeldRequest:
+        """`num_output_tokens`: that have come."""
+        return HeldRequest(self.submit_message(), self._placement, self._is_prefilled, num_output_tokens)
 
     def queued(self) -> None:
         """The scheduler took it. A grant can overtake this news, which then says nothing new."""

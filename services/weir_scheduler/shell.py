@@ -17,6 +17,7 @@ from weir.core.clock import Clock
 from weir.scheduling.commands import EnteredQueue, LeftQueue, SendGrant, SendRevoke
 from weir.scheduling.core import SchedulerCore
 from weir_scheduler.delivery import Delivery
+from weir_scheduler.prefix_watch import PrefixWatch
 from weir_scheduler.queue_spans import QueueSpans
 
 logger = logging.getLogger(__name__)
@@ -44,6 +45,7 @@ class SchedulerShell:
         self._endpoint = BusEndpoint(bus, tracer)
         self._spans = QueueSpans(tracer)
         self._delivery = Delivery(self._endpoint, subjects, core, clock, self.act)
+        self._prefixes = PrefixWatch(self._endpoint, subjects, core)
         self._tasks: list[asyncio.Task[None]] = []
         self._num_malformed_records = 0
 
@@ -56,11 +58,13 @@ class SchedulerShell:
         await self._endpoint.serve(self._subjects.cancel, Cancel, self._on_cancel)
         await self._endpoint.serve(self._subjects.prefilled, Prefilled, self._on_prefilled)
         await self._endpoint.serve(self._subjects.finish, Finish, self._on_finish)
+        await self._prefixes.start()
         self._run("ticking", self._tick())
 
     async def stop(self) -> None:
         await self._endpoint.close()
         await end_tasks(self._tasks)
+        await self._prefixes.stop()
         await self._delivery.close()
         self._spans.close()
 
@@ -144,6 +148,7 @@ class SchedulerShell:
         while True:
             self._core.bus_changed(is_connected=self._bus.is_connected)
             self._core.tick()
+            self._prefixes.ask_for_unknown()
             self.act()
             await asyncio.sleep(_TICK_S)
 

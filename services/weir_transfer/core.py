@@ -60,17 +60,13 @@ class ArenaCore:
         self._table = OwnershipTable(segment.page_rows, segment.slot_rows)
         self._keeper = LeaseKeeper(LeaseTable(segment.lease_rows, segment.counters), countdowns, times)
         self._records = [segment.record(slot) for slot in range(segment.geometry.num_slots)]
+        self.prefixes: PrefixIndex = self._table.prefixes
         self._counters = Counters()
         self._keeps_prefixes = prefix_settings.is_on
         self._pending = PendingPrefixes(on_settled)
         self._unclaimed_lease_ids: set[int] = set()
         """Leases of before a restart that have not said yet what they pin: until then nothing is evicted."""
         self._recover()
-
-    @property
-    def prefixes(self) -> PrefixIndex:
-        """To be read only."""
-        return self._table.prefixes
 
     def leases(self) -> list[Lease]:
         return self._keeper.all()

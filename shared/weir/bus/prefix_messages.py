@@ -3,10 +3,20 @@
 Pages are known by the first SCHEDULER_HASH_BYTES of their hashes, one after the other.
 """
 
+import re
 from dataclasses import dataclass
 
 MAX_HASHES = 100_000
 """In one message: 800 kB, which the bus takes."""
+
+
+_MEMORY_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
+
+
+def _check_memory_id(memory_id: str) -> None:
+    """It is part of a subject."""
+    if not _MEMORY_ID.fullmatch(memory_id):
+        raise ValueError(f"memory_id {memory_id[:64]!r}: use 1 to 128 characters of A-Z a-z 0-9 _ -")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +37,9 @@ class PrefixChanged:
     """Cached, after this change; None: more than were told."""
     added: bytes = b""
     evicted: bytes = b""
+
+    def __post_init__(self) -> None:
+        _check_memory_id(self.memory_id)
 
 
 @dataclass(frozen=True, slots=True)
