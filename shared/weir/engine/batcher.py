@@ -124,6 +124,12 @@ class Batcher(ABC):
         self.counters.count_hand_off(key.request_id, sequence.block_table)
         self._events.append(SequenceForgotten(key))
 
+    def note_passed_over(self, key: SequenceKey, num_steps: int) -> None:
+        """A half-read prompt that comes from elsewhere got nothing there in its last so many steps."""
+        sequence = self._sequences.get(key)
+        if sequence is not None:
+            sequence.num_passed_over = num_steps
+
     def decide(self, now_s: float) -> StepPlan | None:
         """The next step, or None when nothing can be computed now. Ends one sequence that has stalled too long."""
         self._decided_at_s = now_s

@@ -1,22 +1,30 @@
 """Whose prompt is next in a step: in order, the most urgent lane first, but nobody is passed over for ever."""
 
 from collections.abc import Iterable
+from typing import Protocol, TypeVar
 
-from weir.engine.sequence import Sequence
+
+class Prompt(Protocol):
+    """What there is to know of one here."""
+
+    num_passed_over: int
+
+
+_PromptT = TypeVar("_PromptT", bound=Prompt)
 
 MAX_PASSED_OVER = 32
 """Steps in a row in which a prompt with pages may get nothing; in the next one it goes first. So while urgent prompts
 keep coming, another one still computes a chunk in every 32 steps and those of others that wait as long."""
 
 
-def in_turn(prompts: list[Sequence]) -> list[Sequence]:
+def in_turn(prompts: list[_PromptT]) -> list[_PromptT]:
     """Those that were passed over too often first, the longest of them first of all."""
     if not any(sequence.num_passed_over >= MAX_PASSED_OVER for sequence in prompts):
         return prompts
     return sorted(prompts, key=_turn)
 
 
-def note_turn(prompts: Iterable[Sequence], served: Iterable[Sequence]) -> None:
+def note_turn(prompts: Iterable[Prompt], served: Iterable[Prompt]) -> None:
     """`served` of them were in the step."""
     for sequence in prompts:
         sequence.num_passed_over += 1
@@ -24,6 +32,6 @@ def note_turn(prompts: Iterable[Sequence], served: Iterable[Sequence]) -> None:
         sequence.num_passed_over = 0
 
 
-def _turn(sequence: Sequence) -> int:
+def _turn(sequence: Prompt) -> int:
     num_passed_over = sequence.num_passed_over
     return -num_passed_over if num_passed_over >= MAX_PASSED_OVER else 0

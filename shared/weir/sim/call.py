@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from weir.bus.messages import Placement
 from weir.core.attempt import Attempt
@@ -20,6 +21,12 @@ VOCAB_SIZE = 2
 _GREEDY = SamplingParams(temperature=0.0)
 
 
+class Settle(Protocol):
+    """`is_over`: nothing that comes later counts."""
+
+    def __call__(self, call: "Call", *, is_over: bool) -> None: ...
+
+
 @dataclass(slots=True, eq=False)
 class Call:
     """Changed by the simulated gateway, and by the worker that tells it of tokens."""
@@ -32,6 +39,8 @@ class Call:
     is_over: bool = False
     """As its gateway sees it."""
     last_token_ns: int = 0
+    settle: Settle | None = None
+    """Tells what a fast engine has not told of it yet."""
     num_sealed_pages: int = 0
     """Of its prompt, at the worker that reads it: others can use them already."""
 

@@ -38,6 +38,12 @@ class Timeline:
         """When something happens next."""
         return self._heap[0][0] if self._heap else None
 
+    def skip_to(self, time_ns: int) -> None:
+        """Nothing is planned up to then, and nothing happened in between."""
+        if self._heap and self._heap[0][0] <= time_ns:
+            raise ValueError(f"something is planned for {self._heap[0][0]} ns, before {time_ns} ns")
+        self.now_ns = time_ns
+
     def step(self) -> bool:
         """Does what is next. False: nothing is."""
         if not self._heap:

@@ -43,6 +43,10 @@ class ExactEngine:
     def add(self, arrival: Arrival) -> None:
         self._batcher.add(arrival)
 
+    def note_passed_over(self, arrival: Arrival, num_steps: int) -> None:
+        """Of a prompt that was half read elsewhere."""
+        self._batcher.note_passed_over(SequenceKey(arrival.facts.request_id, arrival.facts.attempt), num_steps)
+
     def cancel(self, key: SequenceKey) -> None:
         self._batcher.cancel(key)
 
@@ -86,6 +90,13 @@ class ExactEngine:
     @property
     def num_waiting(self) -> int:
         return self._batcher.load.num_waiting
+
+    @property
+    def is_idle(self) -> bool:
+        return self._batcher.is_idle
+
+    def settle_all(self) -> None:
+        """It has told everything."""
 
     def counters(self) -> Mapping[str, float]:
         return {name: float(value) for name, value in self._batcher.counters.snapshot().items()}

@@ -1,62 +1,28 @@
 """The workers of a simulated system: made by the spec, started on prompts, joined by hand-offs, killed on time."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-
 from weir.bus.messages import WorkerRecord
-from weir.engine.batcher import Batcher, BatchLimits
-from weir.engine.decode import DecodeBatcher
-from weir.engine.local import LocalBatcher
 from weir.engine.messages import Arrival, ChunkComputed, Event, HandOffReady, SequenceEnded, TokenDrawn
-from weir.engine.pages import PagePool
-from weir.engine.prefill import PrefillBatcher
-from weir.engine.running import RunningSettings
 from weir.kv.geometry import PAGE_TOKENS
-from weir.policy.registry import make_policy
-from weir.sim.call import VOCAB_SIZE, Call
+from weir.sim.call import Call
+from weir.sim.engines import EngineMaker
 from weir.sim.events import NS_PER_S, Timeline, ns_of_ms, ns_of_s
-from weir.sim.exact_engine import ExactEngine
 from weir.sim.gateway import MODEL, SimGateway
 from weir.sim.hand_offs import HandOffs
-from weir.sim.memory import Memory, PlainMemory
-from weir.sim.prefix_memory import PrefixMemory
+from weir.sim.memory import Memory
+from weir.sim.places import Place, places_of
 from weir.sim.scheduler import RECORD_EVERY_S, SimScheduler
-from weir.sim.spec import FailureSpec, PoolSpec, SystemSpec
+from weir.sim.spec import FailureSpec, SystemSpec
 from weir.sim.worker import SimWorker
-
-_SPLIT_HOST = "host-split"
-_NEVER_STALLED_S = 1e9
-"""A simulated sequence that waits for pages waits on; what that costs is to be seen in its latency."""
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyChoice:
-    """Its state is made anew for each of its users."""
-
-    name: str = "fcfs"
-    params: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """What does not change when a worker dies and comes back."""
-
-    worker_id: str
-    pool: PoolSpec
-    host_id: str
-    memory: Memory
-    owns_memory: bool
-    num_host_pages: int
 
 
 class Fleet:
     """Implements `weir.sim.worker.WorkerListener`."""
 
-    def __init__(self, spec: SystemSpec, timeline: Timeline, policy: PolicyChoice, *, keeps_prefixes: bool) -> None:
+    def __init__(self, spec: SystemSpec, timeline: Timeline, engines: EngineMaker, *, keeps_prefixes: bool) -> None:
         self._spec = spec
         self._timeline = timeline
-        self._policy = policy
-        self._places = _places_of(spec, keeps_prefixes=keeps_prefixes)
+        self._engines = engines
+        self._places = places_of(spec, keeps_prefixes=keeps_prefixes)
         self._workers: dict[str, SimWorker] = {}
         self._all: list[SimWorker] = []
         self._gateway: SimGateway | None = None
@@ -133,11 +99,25 @@ class Fleet:
                 case _:
                     pass
 
+    def on_token(self, call: Call, *, is_last: bool) -> None:
+        self.gateway.on_token(call, is_last=is_last)
+
+    def on_tokens(self, call: Call, num_tokens: int, last_ns: int, longest_gap_ns: int) -> None:
+        self.gateway.on_tokens(call, num_tokens, last_ns, longest_gap_ns)
+
+    def on_gaps(self, gap_ns: int, num_gaps: int) -> None:
+        self.gateway.on_gaps(gap_ns, num_gaps)
+
     def on_pages_free(self, memory: Memory) -> None:
         self._hand_offs.retry(memory)
         for worker in self._workers.values():
             if worker.memory is memory:
                 worker.wake()
+
+    def settle_all(self) -> None:
+        """What was drawn is told."""
+        for worker in self._workers.values():
+            worker.engine.settle_all()
 
     def counters(self) -> dict[str, float]:
         """Summed over all workers that there ever were."""
@@ -160,43 +140,13 @@ class Fleet:
             errors += [f"memory of {worker_id}: {error}" for error in memory.integrity_errors()]
         return errors + self._hand_offs.integrity_errors()
 
-    def _make(self, place: _Place) -> None:
+    def _make(self, place: Place) -> None:
         worker = SimWorker(place.worker_id, len(self._all) + 1, place.memory, self._timeline)
-        batcher = self._batcher(place)
-        batcher.set_policy(make_policy(self._policy.name, self._policy.params))
-        engine = ExactEngine(
-            worker,
-            batcher,
-            place.pool.profile.step,
-            self.gateway.calls,
-            self._timeline,
-            self,
-            owns_memory=place.owns_memory,
-        )
-        worker.begin(engine)
+        worker.begin(self._engines.make(worker, place, self.gateway.calls, self))
         self._workers[place.worker_id] = worker
         self._all.append(worker)
 
-    def _batcher(self, place: _Place) -> Batcher:
-        pool = place.pool
-        limits = BatchLimits(
-            max_num_seqs=pool.max_num_seqs,
-            max_num_batched_tokens=pool.max_num_batched_tokens,
-            chunk_tokens=pool.chunk_tokens,
-            max_context_tokens=pool.max_context_tokens,
-            vocab_size=VOCAB_SIZE,
-            max_stall_s=_NEVER_STALLED_S,
-        )
-        reserve = place.memory.num_pages if place.owns_memory else min(32, place.memory.num_pages // 128)
-        page_pool = PagePool(reserve_pages=reserve, reserve_slots=pool.max_num_seqs if place.owns_memory else 0)
-        if pool.role == "prefill":
-            return PrefillBatcher(limits, page_pool, place.memory.records.__getitem__)
-        settings = RunningSettings(self._spec.join, self._spec.preemption)
-        if pool.role == "local" or pool.serves_locally:
-            return LocalBatcher(limits, page_pool, place.memory.records.__getitem__, settings)
-        return DecodeBatcher(limits, page_pool, settings)
-
-    def _report(self, place: _Place) -> None:
+    def _report(self, place: Place) -> None:
         """Its registry entry, every second while it lives."""
         worker = self._workers.get(place.worker_id)
         if self._is_stopped or worker is None:
@@ -240,7 +190,7 @@ class Fleet:
             place = self._places[failure.worker_id]
             self._timeline.at(start_ns + ns_of_s(failure.returns_at_s), lambda: self._return(place))
 
-    def _return(self, place: _Place) -> None:
+    def _return(self, place: Place) -> None:
         self._make(place)
         self._report(place)
 
@@ -265,32 +215,3 @@ def _seal(worker: SimWorker, call: Call, chunk: ChunkComputed) -> None:
     if end > first:
         call.num_sealed_pages = end
         worker.memory.seal(worker.index, chunk.page_ids[first:end], call.hashes[first:end])
-
-
-def _places_of(spec: SystemSpec, *, keeps_prefixes: bool) -> dict[str, _Place]:
-    """Colocated workers are hosts by themselves; those of a split system are one, so that any may go with any."""
-    ids = iter(spec.worker_ids)
-    new_memory = PrefixMemory if keeps_prefixes else PlainMemory
-    places: dict[str, _Place] = {}
-    split = [pool for pool in spec.pools if pool.role != "local"]
-    common: Memory | None = None
-    if split and spec.link is None:
-        common = new_memory(sum(p.num_workers * p.num_worker_pages for p in split), sum(map(_num_slots, split)))
-    num_split_pages = sum(p.num_workers * p.num_worker_pages for p in split if p.role == "decode" or common is not None)
-    for pool in spec.pools:
-        for _ in range(pool.num_workers):
-            worker_id = next(ids)
-            is_local = pool.role == "local"
-            memory = common
-            if is_local or memory is None:
-                memory = new_memory(pool.num_worker_pages, _num_slots(pool) // pool.num_workers)
-            host_id = f"host-{worker_id}" if is_local else _SPLIT_HOST
-            num_host_pages = pool.num_worker_pages if is_local else num_split_pages
-            owns_memory = memory is not common and pool.role != "decode" and not keeps_prefixes
-            places[worker_id] = _Place(worker_id, pool, host_id, memory, owns_memory, num_host_pages)
-    return places
-
-
-def _num_slots(pool: PoolSpec) -> int:
-    """As an arena has them: enough for what runs, and what is on its way."""
-    return 2 * pool.num_workers * pool.max_num_seqs

@@ -35,6 +35,8 @@ class SimGateway:
         self.num_left = len(workload.requests)
         self._requests: Sequence[SimRequest] = workload.requests
         self._num_arrived = 0
+        self._granted: dict[str, Call] = {}
+        """Those that were over a moment ago included."""
         self._hashes = PromptHashes(workload.block_tokens) if keeps_prefixes else None
         self._timeline = timeline
         self._start_ns = start_ns
@@ -60,6 +62,7 @@ class SimGateway:
         if call.is_over:
             self._say_finish(call, Outcome.CANCELLED)
             return
+        self._granted[grant.request_id] = call
         call.outcome.granted_s = self._seconds(self._timeline.now_ns)
         call.outcome.is_local = grant.placement.is_local
         self._timeline.after(self._stream_ns, lambda: self._start(call))
@@ -89,6 +92,30 @@ class SimGateway:
         if is_last:
             self._end(call, now_ns, "")
             self._timeline.at(now_ns + self._bus_ns, lambda: self._say_finish(call, Outcome.FINISHED))
+
+    def on_tokens(self, call: Call, num_tokens: int, last_ns: int, longest_gap_ns: int) -> None:
+        """Several, none of which is its first or its last."""
+        outcome = call.outcome
+        outcome.num_output_tokens += num_tokens
+        outcome.worst_gap_s = max(outcome.worst_gap_s, longest_gap_ns / NS_PER_S)
+        call.last_token_ns = last_ns + self._stream_ns
+        outcome.last_token_s = self._seconds(call.last_token_ns)
+
+    def on_gaps(self, gap_ns: int, num_gaps: int) -> None:
+        """Of the tokens that `on_tokens` tells."""
+        self.gap_counts_by_ms[gap_ns // NS_PER_MS] += num_gaps
+
+    def report_progress(self) -> None:
+        """What its list of held requests says every second: how far each has come."""
+        over = []
+        for request_id, call in self._granted.items():
+            num_tokens = call.outcome.num_output_tokens
+            if call.is_over:
+                over.append(request_id)
+            elif num_tokens:
+                self.scheduler.progressed(request_id, num_tokens)
+        for request_id in over:
+            del self._granted[request_id]
 
     def on_failure(self, call: Call, reason: str) -> None:
         """A worker gave it up, or is dead; its stream says so."""
@@ -147,6 +174,8 @@ class SimGateway:
             self._timeline.after(self._stream_ns, lambda: self._cancel(call))
 
     def _end(self, call: Call, now_ns: int, refusal: str) -> None:
+        if call.settle is not None:
+            call.settle(call, is_over=True)
         call.is_over = True
         call.outcome.ended_s = self._seconds(now_ns)
         call.outcome.refusal = refusal

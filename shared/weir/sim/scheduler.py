@@ -59,6 +59,10 @@ class SimScheduler:
         self.core.finish(finish)
         self._act()
 
+    def progressed(self, request_id: str, num_output_tokens: int) -> None:
+        """Changes what is charged and expected, and starts nothing by itself."""
+        self.core.progressed(request_id, num_output_tokens)
+
     def cancel(self, cancel: Cancel) -> None:
         self.core.cancel(cancel)
         self._act()

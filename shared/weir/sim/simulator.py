@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Mapping
 
-from weir.policy.registry import make_policy
 from weir.scheduling.limits import CoreLimits
 from weir.sim.call import check_workload
+from weir.sim.engines import EngineMaker, PolicyChoice
 from weir.sim.events import NS_PER_S, Timeline, ns_of_s
-from weir.sim.fleet import Fleet, PolicyChoice
+from weir.sim.fleet import Fleet
 from weir.sim.gateway import SimGateway
 from weir.sim.outcome import SimResult
 from weir.sim.scheduler import SimScheduler
@@ -37,9 +37,9 @@ def simulate(
 ) -> SimResult:
     """The same arguments give the same result, byte for byte. Raises ValueError, SimulationDefect."""
     check_workload(workload)
-    del seed, fast_forward
+    del seed
     choice = PolicyChoice(policy, policy_params or {})
-    return _Run(spec, workload, limits or CoreLimits(), choice, on_progress).result()
+    return _Run(spec, workload, limits or CoreLimits(), choice, on_progress, fast_forward=fast_forward).result()
 
 
 class _Run:
@@ -52,6 +52,8 @@ class _Run:
         limits: CoreLimits,
         policy: PolicyChoice,
         on_progress: Progress | None,
+        *,
+        fast_forward: bool,
     ) -> None:
         self._timeline = Timeline()
         self._on_progress = on_progress
@@ -62,7 +64,8 @@ class _Run:
         self._is_stopped = False
         profile = spec.pools[0].profile
         keeps_prefixes = spec.keeps_prefixes and any(request.prefix_blocks for request in workload.requests)
-        self._fleet = Fleet(spec, self._timeline, policy, keeps_prefixes=keeps_prefixes)
+        engines = EngineMaker(spec, policy, self._timeline, fast_forward)
+        self._fleet = Fleet(spec, self._timeline, engines, keeps_prefixes=keeps_prefixes)
         self._gateway = SimGateway(
             workload,
             profile,
@@ -74,7 +77,7 @@ class _Run:
         )
         self._scheduler = SimScheduler(
             limits,
-            make_policy(policy.name, policy.params),
+            policy.make(),
             profile,
             self._timeline,
             self._gateway.on_grant,
@@ -129,6 +132,8 @@ class _Run:
     def _sample(self) -> None:
         if self._is_stopped:
             return
+        self._fleet.settle_all()
+        self._gateway.report_progress()
         at_s = (self._timeline.now_ns - self._start_ns) / NS_PER_S
         self._queue_lengths.append((at_s, self._scheduler.num_queued))
         if self._on_progress is not None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from weir.engine.messages import Arrival, Event, Failure, PageLot, SequenceKey
+from weir.sim.call import Call
 from weir.sim.events import Timeline, ns_of_s
 from weir.sim.memory import Memory
 
@@ -14,8 +15,11 @@ from weir.sim.memory import Memory
 class Engine(Protocol):
     """What a worker turns: the real batcher (`exact_engine`), or its equal for steady stretches (`fast_engine`)."""
 
-    num_steps: int
-    busy_ns: int
+    @property
+    def num_steps(self) -> int: ...
+
+    @property
+    def busy_ns(self) -> int: ...
 
     def add(self, arrival: Arrival) -> None: ...
 
@@ -50,6 +54,10 @@ class Engine(Protocol):
 
     def counters(self) -> Mapping[str, float]: ...
 
+    def settle_all(self) -> None:
+        """Tells what every sequence has drawn so far."""
+        ...
+
     def integrity_errors(self) -> list[str]:
         """What is wrong when all requests have ended, in sentences."""
         ...
@@ -65,6 +73,18 @@ class WorkerListener(Protocol):
     def on_events(self, worker: "SimWorker", events: tuple[Event, ...]) -> None: ...
 
     def on_pages_free(self, memory: Memory) -> None: ...
+
+    def on_token(self, call: Call, *, is_last: bool) -> None:
+        """Drawn now."""
+        ...
+
+    def on_tokens(self, call: Call, num_tokens: int, last_ns: int, longest_gap_ns: int) -> None:
+        """The next of one that goes on, the last of them drawn at `last_ns`. Their gaps are told by `on_gaps`."""
+        ...
+
+    def on_gaps(self, gap_ns: int, num_gaps: int) -> None:
+        """Between the tokens of so many sequences."""
+        ...
 
 
 Command = Callable[[Engine], None]
