@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from weir.cli import bench, chat, doctor, down, generate, limits, plan, policy, pull, serve, status, up
+from weir.cli import bench, chat, doctor, down, generate, limits, plan, policy, pull, serve, status, train_predictor, up
 from weir.cli.console import EXIT_INTERRUPTED
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ app.command()(chat.chat)
 app.command()(pull.pull)
 app.command()(doctor.doctor)
 app.command()(plan.plan)
+app.command()(train_predictor.train_predictor)
 app.add_typer(bench.app, name="bench")
 app.add_typer(limits.app, name="limits")
 app.add_typer(policy.app, name="policy")

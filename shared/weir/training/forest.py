@@ -16,6 +16,7 @@ from sklearn.ensemble import RandomForestRegressor
 from weir.policy.predictors.features import Floats
 from weir.policy.predictors.forest import Forest
 from weir.training.samples import Samples
+from weir.training.tau import tau
 
 MIN_SAMPLES = 20
 
@@ -56,6 +57,21 @@ def fit_forest(samples: Samples, settings: ForestSettings | None = None) -> Fore
     )
     regressor.fit(samples.features, np.log1p(samples.num_output_tokens))
     return _as_arrays(regressor, samples.features.shape[1])
+
+
+def held_out_tau(samples: Samples, settings: ForestSettings | None = None, num_parts: int = 5) -> float:
+    """Kendall's tau where each part is predicted by a forest that has not seen it.
+
+    Raises ValueError as `fit_forest`.
+    """
+    settings = settings or ForestSettings()
+    part_of = np.random.default_rng(settings.seed).permutation(len(samples)) % num_parts
+    predicted = np.zeros(len(samples), np.float32)
+    for part in range(num_parts):
+        forest = fit_forest(samples.take(np.flatnonzero(part_of != part)), settings)
+        left_out = np.flatnonzero(part_of == part)
+        predicted[left_out] = forest.predict(samples.features[left_out]).output_tokens
+    return tau(predicted, samples.num_output_tokens)
 
 
 class LearningForest:

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy.stats import kendalltau
 
 from weir.policy.predictors.features import Floats
 from weir.policy.predictors.ranker import Ranker
 from weir.training.listmle import labels_of, listmle_loss
 from weir.training.samples import Samples
+from weir.training.tau import tau
 
 MIN_SAMPLES = 100
 
@@ -73,12 +73,6 @@ def train_ranker(samples: Samples, settings: RankingSettings | None = None) -> T
         token_knots=token_knots,
     )
     return TrainedRanker(ranker, tau(-held_out, samples.num_output_tokens))
-
-
-def tau(lengths_like: npt.NDArray[np.floating], num_output_tokens: npt.NDArray[np.int64]) -> float:
-    """Kendall's tau-b; 0 where all are equal, so that nothing can be ranked."""
-    value = float(kendalltau(lengths_like, num_output_tokens).statistic)
-    return 0.0 if np.isnan(value) else value
 
 
 def knots_of(scores: Floats, num_output_tokens: npt.NDArray[np.int64], num_knots: int) -> tuple[Floats, Floats]:
