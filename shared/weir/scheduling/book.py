@@ -32,6 +32,7 @@ class _Prompt:
     granted_at_s: float
     num_tokens: int
     read_ms: float
+    lane_priority: int
 
 
 @dataclass(slots=True)
@@ -48,6 +49,11 @@ class PrefillLoad:
     @property
     def num_prompts(self) -> int:
         return len(self.prompts)
+
+    def ahead_of(self, lane_priority: int) -> tuple[int, int]:
+        """(prompts, tokens) of lanes at least as urgent: a worker reads an urgent prompt before all others."""
+        ahead = [prompt.num_tokens for prompt in self.prompts.values() if prompt.lane_priority >= lane_priority]
+        return len(ahead), sum(ahead)
 
     def queue_ms(self, now_s: float) -> float:
         """Until all of them are read, by estimate."""
@@ -132,7 +138,7 @@ class Book:
         if not prefill.prompts:
             prefill.moved_at_s = now_s
         num_tokens = max(0, submit.num_prompt_tokens - plan.num_cached_tokens)
-        prefill.prompts[request.request_id] = _Prompt(now_s, num_tokens, plan.read_ms)
+        prefill.prompts[request.request_id] = _Prompt(now_s, num_tokens, plan.read_ms, placement.lane_priority)
         prefill.num_tokens += num_tokens
         prefill.read_ms += plan.read_ms
 

@@ -37,8 +37,8 @@ _MAX_TENANTS = 4096
 class CoreLimits:
     """All bounds. `lanes` from the most to the least urgent; a tenant that is none of `tenants` is `default_tenant`.
 
-    A prefill worker is given prompts until `max_prefills` or `max_prefill_tokens` are on it (one prompt always fits):
-    enough for its next two steps. What is queued there has left the lanes' order for good.
+    A prefill worker is given prompts of a lane until `max_prefills` or `max_prefill_tokens` of that lane and more
+    urgent ones are on it (one prompt always fits): enough for its next two steps.
     """
 
     lanes: tuple[LaneLimits, ...] = DEFAULT_LANES

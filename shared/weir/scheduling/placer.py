@@ -154,8 +154,10 @@ class Placer:
                 num_cached = self.prefixes.num_cached_tokens(memory_id, hashes) if hashes else 0
                 cached_by_memory[memory_id] = min(num_cached, submit.num_prompt_tokens - 1)
             num_cached = cached_by_memory[memory_id]
-            num_prompts = len(load.prompts)
-            num_tokens = load.num_tokens + submit.num_prompt_tokens - num_cached
+            num_prompts, num_tokens = len(load.prompts), load.num_tokens
+            if num_prompts >= max_prefills or num_tokens + submit.num_prompt_tokens > max_prefill_tokens:
+                num_prompts, num_tokens = load.ahead_of(-slot[0])
+            num_tokens += submit.num_prompt_tokens - num_cached
             is_full = num_prompts > 0 and (num_prompts >= max_prefills or num_tokens > max_prefill_tokens)
             if is_full and (not num_cached or num_prompts >= max_prefills):
                 continue

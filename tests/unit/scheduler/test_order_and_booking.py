@@ -120,13 +120,17 @@ def test_a_prefill_worker_is_given_a_bounded_number_of_prompts_and_tokens() -> N
     assert rig.granted[-1] == "next"
 
 
-def test_an_urgent_request_waits_behind_no_more_than_what_the_worker_was_given() -> None:
+def test_an_urgent_request_does_not_wait_for_what_the_worker_was_given_of_less_urgent_lanes() -> None:
     rig = Rig().start(make_worker("p", "prefill"), make_worker("d", "decode", seqs=99))
     for number in range(10):
         rig.submit(f"bulk-{number}", prompt=100)
-    rig.submit("urgent", "interactive", prompt=100)
+    for number in range(3):
+        rig.submit(f"urgent-{number}", "interactive", prompt=100)
+    assert rig.granted == ["bulk-0", "bulk-1", "urgent-0", "urgent-1"], "of its own lane a bounded number"
     rig.prefilled("bulk-0")
-    assert rig.granted == ["bulk-0", "bulk-1", "urgent"]
+    assert len(rig.granted) == 4, "what is more urgent counts against bulk"
+    rig.prefilled("urgent-1")
+    assert rig.granted[-1] == "urgent-2"
 
 
 def test_without_the_hint_the_workers_own_load_frees_its_place() -> None:
