@@ -10,6 +10,8 @@ from weir.sim.gateway import MODEL, SimGateway
 from weir.sim.hand_offs import HandOffs
 from weir.sim.memory import Memory
 from weir.sim.places import Place, places_of
+from weir.sim.prefix_memory import PrefixMemory
+from weir.sim.prefix_news import PrefixNews
 from weir.sim.scheduler import RECORD_EVERY_S, SimScheduler
 from weir.sim.spec import FailureSpec, SystemSpec
 from weir.sim.worker import SimWorker
@@ -23,6 +25,12 @@ class Fleet:
         self._timeline = timeline
         self._engines = engines
         self._places = places_of(spec, keeps_prefixes=keeps_prefixes)
+        memories = {place.memory_id: place.memory for place in self._places.values()}
+        self._news = [
+            PrefixNews(memory_id, memory, timeline)
+            for memory_id, memory in memories.items()
+            if isinstance(memory, PrefixMemory)
+        ]
         self._workers: dict[str, SimWorker] = {}
         self._all: list[SimWorker] = []
         self._gateway: SimGateway | None = None
@@ -46,12 +54,16 @@ class Fleet:
         for place in self._places.values():
             self._make(place)
             self._report(place)
+        for news in self._news:
+            news.begin(scheduler)
         for failure in self._spec.failures:
             self._plan_failure(failure, start_ns)
 
     def stop(self) -> None:
         """Nothing is reported any more."""
         self._is_stopped = True
+        for news in self._news:
+            news.stop()
 
     def start(self, call: Call) -> None:
         """A Start has come to its worker."""
@@ -135,9 +147,9 @@ class Fleet:
         for worker in self._workers.values():
             errors += [f"{worker.worker_id}: {error}" for error in worker.engine.integrity_errors()]
             worker.engine.give_memory_back()
-        memories = {id(place.memory): (place.worker_id, place.memory) for place in self._places.values()}
-        for worker_id, memory in memories.values():
-            errors += [f"memory of {worker_id}: {error}" for error in memory.integrity_errors()]
+        memories = {place.memory_id: place.memory for place in self._places.values()}
+        for memory_id, memory in memories.items():
+            errors += [f"memory of {memory_id}: {error}" for error in memory.integrity_errors()]
         return errors + self._hand_offs.integrity_errors()
 
     def _make(self, place: Place) -> None:
@@ -167,7 +179,7 @@ class Fleet:
             group=pool.group,
             serves_locally=pool.role == "local" or pool.serves_locally,
             max_num_batched_tokens=pool.max_num_batched_tokens,
-            num_own_pages=0 if self._spec.link is None else pool.num_worker_pages,
+            num_own_pages=place.num_own_pages,
             cost=pool.profile.step,
         )
         self.scheduler.worker_seen(record)

@@ -20,6 +20,13 @@ class Place:
     owns_memory: bool
     """Nobody else takes pages of it, and it keeps no prefixes."""
     num_host_pages: int
+    num_own_pages: int
+    """0: the memory is the host's."""
+
+    @property
+    def memory_id(self) -> str:
+        """As the scheduler knows it."""
+        return self.worker_id if self.num_own_pages else self.host_id
 
 
 def places_of(spec: SystemSpec, *, keeps_prefixes: bool) -> dict[str, Place]:
@@ -47,6 +54,7 @@ def places_of(spec: SystemSpec, *, keeps_prefixes: bool) -> dict[str, Place]:
                 # Hand-offs reserve pages of a decode worker behind its back.
                 owns_memory=memory is not common and pool.role != "decode" and not keeps_prefixes,
                 num_host_pages=pool.num_worker_pages if is_local else num_split_pages,
+                num_own_pages=0 if is_local or memory is common else pool.num_worker_pages,
             )
     return places
 

@@ -9,6 +9,7 @@ from weir.engine.messages import PageLot
 from weir.kv.layout import PAGE_DTYPE, SLOT_DTYPE
 from weir.kv.messages import PageChain
 from weir.kv.ownership import Move, OwnershipTable
+from weir.kv.prefix_index import PrefixIndex
 from weir.kv.states import PageState, SlotState
 from weir.sim.records import SimRecord
 
@@ -24,6 +25,10 @@ class PrefixMemory:
     @property
     def num_free_pages(self) -> int:
         return self._table.num_pages(PageState.FREE) + self._table.num_pages(PageState.CACHED)
+
+    @property
+    def prefixes(self) -> PrefixIndex:
+        return self._table.prefixes
 
     def match(self, worker: int, hashes: Sequence[bytes]) -> tuple[int, ...]:
         pages = self._table.prefixes.find_prefix(hashes)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from weir.bus.messages import Cancel, Finish, Grant, Prefilled, Revoke, Submit, SubmitReply, WorkerRecord
+from weir.bus.prefix_messages import PrefixChanged
 from weir.policy.seams import Policy
 from weir.scheduling.commands import SendGrant, SendRevoke
 from weir.scheduling.core import SchedulerCore
@@ -65,6 +66,10 @@ class SimScheduler:
 
     def cancel(self, cancel: Cancel) -> None:
         self.core.cancel(cancel)
+        self._act()
+
+    def prefixes_changed(self, message: PrefixChanged) -> None:
+        self.core.prefixes_changed(message)
         self._act()
 
     def worker_seen(self, record: WorkerRecord) -> None:
