@@ -1,6 +1,7 @@
 """One stack of real processes, with traces on, shared by the tests of this folder."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +16,16 @@ def otlp_receiver() -> Iterator[OtlpReceiver]:
 
 
 @pytest.fixture(scope="session")
-def stack(otlp_receiver: OtlpReceiver, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def limits_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Empty, which means the limits that the flags say, but for tests that write it."""
+    path = tmp_path_factory.mktemp("limits") / "limits.toml"
+    path.write_text("")
+    return path
+
+
+@pytest.fixture(scope="session")
+def stack(otlp_receiver: OtlpReceiver, limits_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     runtime_dir = tmp_path_factory.mktemp("run")
-    with Stack(runtime_dir, flags=("--otlp-endpoint", otlp_receiver.endpoint)) as stack:
+    flags = ("--otlp-endpoint", otlp_receiver.endpoint, "--limits-file", str(limits_path))
+    with Stack(runtime_dir, flags=flags) as stack:
         yield stack
