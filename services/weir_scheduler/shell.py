@@ -16,6 +16,7 @@ from weir.bus.tasks import end_tasks
 from weir.core.clock import Clock
 from weir.scheduling.commands import EnteredQueue, LeftQueue, SendGrant, SendRevoke
 from weir.scheduling.core import SchedulerCore
+from weir_scheduler.counters_store import CountersStore
 from weir_scheduler.delivery import Delivery
 from weir_scheduler.prefix_watch import PrefixWatch
 from weir_scheduler.queue_spans import QueueSpans
@@ -46,11 +47,13 @@ class SchedulerShell:
         self._spans = QueueSpans(tracer)
         self._delivery = Delivery(self._endpoint, subjects, core, clock, self.act)
         self._prefixes = PrefixWatch(self._endpoint, subjects, core)
+        self._counters = CountersStore(bus, subjects, core)
         self._tasks: list[asyncio.Task[None]] = []
         self._num_malformed_records = 0
 
     async def start(self) -> None:
         """Returns when requests are heard. Raises BusError."""
+        await self._counters.restore()
         workers = await self._bus.bucket(self._subjects.workers_bucket, ttl_s=WORKER_TTL_S)
         self._run("watching workers", self._watch_workers(workers.watch()))
         await self._endpoint.serve(self._subjects.reconcile, Held, self._on_held)
@@ -60,10 +63,12 @@ class SchedulerShell:
         await self._endpoint.serve(self._subjects.finish, Finish, self._on_finish)
         await self._prefixes.start()
         self._run("ticking", self._tick())
+        self._run("saving counters", self._counters.keep())
 
     async def stop(self) -> None:
         await self._endpoint.close()
         await end_tasks(self._tasks)
+        await self._counters.save()
         await self._prefixes.stop()
         await self._delivery.close()
         self._spans.close()
@@ -75,6 +80,7 @@ class SchedulerShell:
         return {
             **core,
             **bus,
+            **self._counters.metrics(),
             "malformed_messages_total": malformed,
             "messages_under_way": float(self._delivery.num_under_way),
             "open_queue_spans": float(len(self._spans)),

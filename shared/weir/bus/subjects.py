@@ -73,6 +73,11 @@ class Subjects:
         """What the scheduler tells gateways and workers to go by: `weir.bus.configuration`. Durable."""
         return f"weir_{self.namespace}_configuration"
 
+    @property
+    def counters_bucket(self) -> str:
+        """What tenants were served: a key for each model and lane -> LaneCounters. Durable."""
+        return f"weir_{self.namespace}_counters"
+
 
 WORKER_TTL_S = 3.0
 """A worker puts its record every second; one that is silent for this long is lost. `ttl_s` of the workers bucket."""

@@ -9,6 +9,8 @@ Every event may come late, twice or never: the answer to a repeated one is the s
 said comes with its gateway's list of held requests within a second.
 """
 
+from collections.abc import Mapping
+
 from weir.bus.messages import (
     Cancel,
     Finish,
@@ -29,6 +31,7 @@ from weir.scheduling.admission import WORKER_RETRY_MS, Admission, Refusal
 from weir.scheduling.capacity import Capacity
 from weir.scheduling.commands import Command, LeftQueue
 from weir.scheduling.endings import Endings, Outbox
+from weir.scheduling.fairness import GroupKey
 from weir.scheduling.figures import lane_figures
 from weir.scheduling.granting import Granted, Granter
 from weir.scheduling.integrity import check_ledger
@@ -98,8 +101,7 @@ class SchedulerCore:
             return earlier_reply
         self._outbox.counts["submitted"] += 1
         refusal = self._admission.try_refuse(submit, is_gathering=self.is_gathering, now_s=now_s)
-        refusal = refusal or self._shedding.try_refuse(submit, self._ledger.intake.lane_of(submit), now_s)
-        refusal = refusal or self._try_make_room(submit, now_s)
+        refusal = refusal or self._shedding.try_refuse(submit, now_s)
         if refusal is not None:
             reply = self._outbox.refuse(refusal)
             self._ledger.tombstones.put(submit.request_id, reply, now_s)
@@ -214,13 +216,7 @@ class SchedulerCore:
         self._ticked_at_s = now_s
         self._ledger.tombstones.expire(now_s)
         self._placer.prefixes.forget_silent(now_s)
-        for request in self._ledger.lanes.expired(now_s):
-            message = f"lane {request.lane} had no room for it within {now_s - request.queued_at_s:.1f} s"
-            num_ahead = self._ledger.lanes.num_ahead(request.submit.model, request.lane)
-            retry_after_ms = self._rates.retry_after_ms(request.submit.model, num_ahead, now_s)
-            self._endings.revoke(request, Refusal(RefusalReason.WAITED_TOO_LONG, message, retry_after_ms), now_s)
-        for request, refusal in self._shedding.overdue(now_s):
-            self._endings.revoke(request, refusal, now_s)
+        self._shedding.give_up(now_s)
         if self._is_bus_away:
             return
         for worker_id in self._workers.expired(now_s):
@@ -254,6 +250,14 @@ class SchedulerCore:
         """tenant -> figure -> value; of those that were heard of."""
         return self._ledger.tenants.figures(self._clock.now_s())
 
+    def tenant_counters(self) -> dict[GroupKey, dict[str, float]]:
+        """(model, lane) -> tenant -> service by virtual token counter: to be kept for the next scheduler."""
+        return self._ledger.fairness.values()
+
+    def restore_tenant_counters(self, counters: Mapping[GroupKey, Mapping[str, float]]) -> None:
+        """What an earlier scheduler counted; of lanes and tenants that are configured now."""
+        self._ledger.fairness.restore(counters, self._limits.lanes_by_name, self._limits.tenants_by_name)
+
     def check_integrity(self) -> tuple[str, ...]:
         """What does not add up in the books; empty when all is well."""
         return check_ledger(self._ledger)
@@ -275,7 +279,7 @@ class SchedulerCore:
         capacity = Capacity(self._workers)
         self._placer.set_limits(limits)
         self._admission = Admission(limits, self._ledger, self._workers, capacity, self._rates)
-        self._shedding = Shedding(limits, self._ledger, self._rates)
+        self._shedding = Shedding(limits, self._ledger, self._rates, self._endings)
         self._granter = Granter(limits, self._ledger, self._workers, capacity, self._placer)
 
     def _grant_from(self, model: str) -> None:
@@ -288,17 +292,6 @@ class SchedulerCore:
                 continue
             self._ledger.place(request, decision.placement, now_s)
             self._outbox.granted(request, decision.placement)
-
-    def _try_make_room(self, submit: Submit, now_s: float) -> Refusal | None:
-        """Where all queues together are full, somebody less urgent is given up for it. None: there is room."""
-        if not self._shedding.is_full():
-            return None
-        lane = self._ledger.intake.lane_of(submit)
-        victim = self._shedding.try_victim(lane)
-        if victim is None:
-            return self._shedding.full(submit, lane, now_s)
-        self._endings.revoke(victim, self._shedding.full(victim.submit, victim.lane, now_s), now_s)
-        return None
 
     def _excuse_silence(self) -> None:
         now_s = self._clock.now_s()

@@ -7,6 +7,7 @@ at most 2 * max(PREFILL_PRICE * longest prompt, DECODE_PRICE * tokens that fit i
 """
 
 from collections.abc import Collection, Iterator, Mapping
+from math import inf
 
 PREFILL_PRICE = 1.0
 """Of a prompt token that is computed; one that is in a cache costs nothing."""
@@ -50,9 +51,10 @@ class VirtualCounters:
         self._values[name] = self[name] + service
 
     def restore(self, values: Mapping[str, float]) -> None:
-        """What an earlier scheduler had counted."""
+        """What an earlier scheduler had counted. What is no amount of service is left out."""
         for name, value in values.items():
-            self._values[name] = max(self[name], value)
+            if 0 <= value < inf:
+                self._values[name] = max(self[name], value)
 
     def keep_only(self, names: Collection[str]) -> None:
         for name in [name for name in self._values if name not in names]:
@@ -60,9 +62,10 @@ class VirtualCounters:
 
 
 class Fairness:
-    """The counters of all groups; the groups are bounded, the one that was used least recently goes first."""
+    """The counters of all groups; the groups are bounded, the one that was made first goes first."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_groups: int = _MAX_GROUPS) -> None:
+        self._max_groups = max_groups
         self._groups: dict[GroupKey, VirtualCounters] = {}
 
     def __len__(self) -> int:
@@ -76,6 +79,19 @@ class Fairness:
     def items(self) -> Iterator[tuple[GroupKey, VirtualCounters]]:
         yield from self._groups.items()
 
+    def values(self) -> dict[GroupKey, dict[str, float]]:
+        """Of groups that have any."""
+        return {key: dict(counters.values) for key, counters in self._groups.items() if counters.values}
+
+    def restore(
+        self, values: Mapping[GroupKey, Mapping[str, float]], lanes: Collection[str], tenants: Collection[str]
+    ) -> None:
+        """What an earlier scheduler had counted, of these lanes and tenants."""
+        for (model, lane), counters in sorted(values.items()):
+            if lane in lanes and len(self._groups) < self._max_groups:
+                known = {name: value for name, value in counters.items() if name in tenants}
+                self.group(model, lane).restore(known)
+
     def keep_only(self, lanes: Collection[str], tenants: Collection[str]) -> None:
         """Forgets lanes and tenants that are configured no more."""
         self._groups = {key: counters for key, counters in self._groups.items() if key[1] in lanes}
@@ -83,7 +99,7 @@ class Fairness:
             counters.keep_only(tenants)
 
     def _add(self, key: GroupKey) -> VirtualCounters:
-        if len(self._groups) >= _MAX_GROUPS:
+        if len(self._groups) >= self._max_groups:
             del self._groups[next(iter(self._groups))]
         self._groups[key] = VirtualCounters()
         return self._groups[key]
