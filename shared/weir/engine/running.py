@@ -54,7 +54,7 @@ class RunningBatcher(Batcher):
         self._room = Room(pool, settings.num_arena_pages)
         self._seats = Seats(self._max_running, self._rests, self._room, self.counters)
         self._seats.set_gate(self._own_gate)
-        self._holds_rows = settings.join.holds_rows
+        self._has_held_rows = self._holds_rows = settings.join.holds_rows
         self._held = HeldRows(pool)
         self._planner = StepPlanner(limits, pool, self._held)
         self._fast_forward = FastForward(pool, self.counters, limits.max_context_tokens)
@@ -74,6 +74,9 @@ class RunningBatcher(Batcher):
         super().set_policy(policy)
         self._rests.goes_by_rank = policy.is_preemptive and policy.gate is None
         self._seats.set_gate(policy.gate or self._own_gate)
+        self._holds_rows = self._has_held_rows and policy.gate is None
+        if not self._holds_rows:
+            self._held.release()
         self._planner.shares = Shares(policy.step_budget, self._room, self.counters) if policy.step_budget else None
 
     def need(self) -> PageNeed:
@@ -290,4 +293,7 @@ class RunningBatcher(Batcher):
         resting = self._seats.resting
         if resting or self._preemption.is_any_leaving:
             present = [s for s in present if s not in resting and not self._preemption.is_leaving(s)]
-        return present[: self._max_running] if len(present) > self._max_running else present
+        if len(present) + len(self._held) > self._max_running:
+            self._held.release()
+            return present[: self._max_running]
+        return present

@@ -3,7 +3,7 @@
 import random
 import tempfile
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.unit.engine.world import TICK_S, VOCAB_SIZE, Outcome, Records
@@ -17,16 +17,18 @@ from weir.engine.local import LocalBatcher
 from weir.engine.messages import Arrival, Event, Failure, FailureReason, PageLot, SequenceEnded, SequenceKey, TokenDrawn
 from weir.engine.pages import PagePool
 from weir.engine.preemption import PreemptionSettings
+from weir.engine.rests import RestSettings
 from weir.engine.running import RunningSettings
 from weir.engine.swapping import PageMover, SwappingRunner
 from weir.kv.record import SequenceFacts
 from weir.kv.swap import SwapFile
+from weir.policy.registry import make_policy
 from weir.testing.runner import HashRunner
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One request; `lane_priority` as the scheduler books it."""
+    """One request; `lane_priority` and `rank` as the scheduler books them."""
 
     token_ids: tuple[int, ...]
     max_tokens: int
@@ -35,6 +37,9 @@ class Prompt:
     cancelled_at: int | None
     seed: int
     prefix_seed: bytes
+    rank: float = 0.0
+    predicted_output_tokens: float = 0.0
+    itl_target_ms: int = 0
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,9 @@ class Pressure:
     failure_rate: float = 0.0
     spoil_rate: float = 0.0
     seed: int = 0
+    policies: tuple[tuple[int, str], ...] = ()
+    """(tick, policy from then on)."""
+    rests: RestSettings = field(default_factory=RestSettings)
 
 
 class PressedEngine:
@@ -64,7 +72,7 @@ class PressedEngine:
         self.free_pages = set(range(pressure.num_pages))
         pool = PagePool(reserve_pages=0, reserve_slots=0)
         pool.give(PageLot((), tuple(range(len(pressure.prompts)))))
-        settings = RunningSettings(pressure.join, pressure.preemption)
+        settings = RunningSettings(pressure.join, pressure.preemption, pressure.rests, pressure.num_pages)
         self.batcher = LocalBatcher(pressure.limits, pool, self.records.open, settings)
         self.outcomes: dict[SequenceKey, Outcome] = defaultdict(Outcome)
         self.num_failed_steps = 0
@@ -76,6 +84,9 @@ class PressedEngine:
         last = max((max(prompt.arrives_at, prompt.cancelled_at or 0) for prompt in self.pressure.prompts), default=0)
         while self._tick <= last or not self.batcher.is_idle:
             self._arrive_and_cancel()
+            for tick, name in self.pressure.policies:
+                if tick == self._tick:
+                    self.batcher.set_policy(make_policy(name))
             self._grant()
             self._step()
             self._tick += 1
@@ -99,6 +110,9 @@ class PressedEngine:
             traceparent="",
             lane_priority=prompt.lane_priority,
             prefix_seed=prompt.prefix_seed,
+            rank=prompt.rank,
+            predicted_output_tokens=prompt.predicted_output_tokens,
+            itl_target_ms=prompt.itl_target_ms,
         )
 
     def _make_swap_file(self) -> SwapFile | None:
@@ -118,6 +132,7 @@ class PressedEngine:
         plan = self.batcher.decide(self.clock.now_s())
         if plan is not None:
             assert plan.num_tokens <= self.batcher.limits.max_num_batched_tokens
+            assert len(plan.chunks) <= self.batcher.limits.max_num_seqs
             self.step_sizes.append(len(plan.chunks))
             if self._random.random() < self.pressure.spoil_rate and plan.swap.ins and self.swap_file is not None:
                 self.swap_file.bytes_of(self._random.choice(plan.swap.ins).place)[0] ^= 1
@@ -126,14 +141,17 @@ class PressedEngine:
                 self.batcher.fail_step(Failure(FailureReason.INTERNAL, "on purpose"))
             elif self.swap_file is not None:
                 mover = PageMover(self.runner.pages, self.swap_file)
-                self.batcher.record(plan, SwappingRunner(self.runner, mover).run(plan))
+                self.batcher.record(plan, SwappingRunner(self.runner, mover).run(plan), self._ended_at_s())
             else:
                 assert not plan.swap
-                self.batcher.record(plan, self.runner.run(plan))
+                self.batcher.record(plan, self.runner.run(plan), self._ended_at_s())
         for event in self.batcher.take_events():
             self._see(event)
         self._take_back(self.batcher.take_surplus())
         assert self.batcher.check_integrity() == ()
+
+    def _ended_at_s(self) -> float:
+        return self.clock.now_s() + TICK_S
 
     def _grant(self) -> None:
         wanted = self.batcher.wanted()

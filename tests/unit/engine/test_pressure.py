@@ -15,7 +15,9 @@ from weir.engine.batcher import BatchLimits
 from weir.engine.join import Batching, JoinSettings
 from weir.engine.messages import EndReason, FailureReason
 from weir.engine.preemption import PreemptionSettings
+from weir.engine.rests import RestSettings
 from weir.kv.geometry import num_pages_for
+from weir.policy.registry import policy_names
 from weir.testing.runner import reference_tokens
 
 NEVER_S = 1e6
@@ -34,6 +36,9 @@ def prompts(draw: st.DrawFn) -> Prompt:
         cancelled_at=draw(st.sampled_from([None, None, None, arrives_at + 3, arrives_at + 25])),
         seed=draw(st.integers(0, 2**64 - 1)),
         prefix_seed=draw(st.sampled_from([b"", b"seed"])),
+        rank=draw(st.sampled_from([0.0, 5.0, 50.0])),
+        predicted_output_tokens=draw(st.sampled_from([0.0, 5.0, 50.0])),
+        itl_target_ms=draw(st.sampled_from([0, 100, 1000])),
     )
 
 
@@ -67,6 +72,8 @@ PRESSURES = st.builds(
     failure_rate=st.sampled_from([0.0, 0.0, 0.02]),
     spoil_rate=st.sampled_from([0.0, 0.5]),
     seed=st.integers(0, 2**32),
+    policies=st.lists(st.tuples(st.integers(0, 30), st.sampled_from(policy_names())), max_size=3).map(tuple),
+    rests=st.builds(RestSettings, st.sampled_from([0, 1, 3]), st.sampled_from([0.0, 0.5, 10.0])),
 )
 
 
@@ -93,6 +100,8 @@ def check(engine: PressedEngine) -> None:
     assert engine.free_pages == set(range(engine.pressure.num_pages))
     counters = engine.batcher.counters
     assert counters.preemptions <= engine.pressure.preemption.max_preemptions * len(engine.pressure.prompts)
+    assert counters.rests <= engine.pressure.rests.max_rests * len(engine.pressure.prompts)
+    assert counters.policy_defects == 0
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])

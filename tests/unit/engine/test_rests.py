@@ -9,7 +9,7 @@ from tests.unit.engine.world import VOCAB_SIZE, Records, facts, limits
 from weir.engine.decode import DecodeBatcher
 from weir.engine.join import Batching, JoinSettings
 from weir.engine.local import LocalBatcher
-from weir.engine.messages import Arrival, PageLot
+from weir.engine.messages import Arrival, PageLot, TokenDrawn
 from weir.engine.pages import PagePool
 from weir.engine.rests import RestSettings
 from weir.engine.running import RunningBatcher, RunningSettings
@@ -96,8 +96,8 @@ def test_who_rests_goes_on_with_the_tokens_that_it_has_alone() -> None:
         [
             event.token_id
             for event in world.batcher.take_events()
-            if getattr(event, "token_id", None) is not None and event.key.request_id == f"{1:032x}"
-        ]  # type: ignore[union-attr]
+            if isinstance(event, TokenDrawn) and event.key.request_id == f"{1:032x}"
+        ]
         for world in (crowd, alone)
     ]
     assert tokens[0] == tokens[1]
