@@ -11,11 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from weir.bus.messages import WorkerRecord
+from weir.core.clock import SystemClock
 from weir.engine.messages import EngineReport, FailAll, Failure, FailureReason
 from weir.kv.geometry import PAGE_TOKENS
 from weir.kv.segment import Segment
 from weir.runtime.admin import Description
 from weir.worker.arena_keeper import Arena, ArenaKeeper
+from weir.worker.cost_meter import CostMeter
 from weir.worker.desk import Desk
 from weir.worker.endings import Endings
 from weir.worker.engine_host import EngineHost
@@ -67,6 +69,7 @@ class WorkerShell:
         self._registration = make_registration(self._record)
         self._request_shutdown = request_shutdown
         self._tasks: list[asyncio.Task[None]] = []
+        self._cost_meter = CostMeter(SystemClock(), must_decode=facts.role != "prefill")
         self._is_draining = False
         self._is_broken = False
         self._has_changed = asyncio.Event()
@@ -157,7 +160,7 @@ class WorkerShell:
             "num_gateways": parts.hub.num_connected,
             "registry_failures_total": self._registration.num_failures,
         }
-        makers = (parts.keeper, parts.prefixes, parts.role, parts.policy_watch)
+        makers = (parts.keeper, parts.prefixes, parts.role, parts.policy_watch, self._cost_meter)
         metrics = counters | {name: value for maker in makers for name, value in maker.metrics().items()}
         return Description(
             {**metrics, **{name: float(value) for name, value in gauges.items()}}, report.integrity_errors
@@ -165,6 +168,7 @@ class WorkerShell:
 
     def _take_in(self, report: EngineReport) -> None:
         step = report.timing.step if report.timing is not None else 0
+        self._cost_meter.on_report(report)
         self._parts.prefixes.on_report(report)
         self._parts.endings.tell(report, step, self._parts.keeper.on_report(report))
         self._parts.role.on_report(report)
@@ -188,6 +192,7 @@ class WorkerShell:
             group=facts.group,
             serves_locally=facts.serves_locally,
             max_num_batched_tokens=facts.max_num_batched_tokens,
+            cost=self._cost_meter.cost(),
         )
 
     async def _wait_for_expected(self, timeout_s: float) -> None:

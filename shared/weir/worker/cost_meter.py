@@ -1,0 +1,47 @@
+"""What a worker's steps cost, fitted to the newest of them: for the registry, for metrics, and for `weir profile`."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+
+from weir.core.clock import Clock
+from weir.core.cost import StepCost
+from weir.core.cost_fit import CostFit, try_fit_cost
+from weir.engine.messages import EngineReport
+from weir.engine.step_log import StepLog
+
+_EVERY_S = 5.0
+METRIC_PREFIX = "step_cost_"
+
+
+class CostMeter:
+    """Fits at most every few seconds, and only to steps that tell the terms apart; until then there is no cost."""
+
+    def __init__(self, clock: Clock, *, must_decode: bool) -> None:
+        """`must_decode`: False for a worker that only reads prompts."""
+        self._clock = clock
+        self._must_decode = must_decode
+        self._log = StepLog()
+        self._fit: CostFit | None = None
+        self._fitted_at_s = clock.now_s()
+        self._num_fitted = 0
+
+    def on_report(self, report: EngineReport) -> None:
+        if report.timing is not None:
+            self._log.add(report.timing)
+
+    def cost(self) -> StepCost | None:
+        """The newest; None until steps have been various enough."""
+        now_s = self._clock.now_s()
+        if self._log.num_added > self._num_fitted and now_s >= self._fitted_at_s + _EVERY_S:
+            self._fitted_at_s, self._num_fitted = now_s, self._log.num_added
+            self._fit = try_fit_cost(self._log.samples(), must_decode=self._must_decode) or self._fit
+        return None if self._fit is None else self._fit.cost
+
+    def metrics(self) -> Mapping[str, float]:
+        """Coefficients in milliseconds and how well they fit; empty while there is no cost."""
+        fit = self._fit
+        if fit is None:
+            return {}
+        coefficients = {METRIC_PREFIX + entry.name: getattr(fit.cost, entry.name) for entry in fields(StepCost)}
+        quality = {"steps": fit.num_samples, "r2": fit.r2, "error_p05": fit.error_p05, "error_p95": fit.error_p95}
+        return coefficients | {METRIC_PREFIX + name: float(value) for name, value in quality.items()}

@@ -1,0 +1,50 @@
+"""A worker says what its steps cost, once it knows, and not more often than every few seconds."""
+
+import random
+
+from weir.core.clock import ManualClock
+from weir.core.cost import Chunk, StepCost
+from weir.engine.messages import EngineReport, StepTiming
+from weir.engine.plan import StepLoad
+from weir.worker.cost_meter import CostMeter
+
+COST = StepCost(4.0, 0.1, 0.0, 0.5, 0.001)
+
+
+def report(chance: random.Random, cost: StepCost) -> EngineReport:
+    num_prefill, num_decodes = chance.choice([0, 0, 16, 128]), chance.randint(1, 16)
+    chunks = [Chunk(num_prefill)] if num_prefill else []
+    duration_s = cost.step_ms(chunks, num_decodes, 100 * num_decodes) / 1e3
+    load = StepLoad(num_prefill, num_prefill**2 / 2, num_decodes, 100 * num_decodes)
+    return EngineReport(timing=StepTiming(1, 0, 1, 1, 1, load, duration_s))
+
+
+def test_the_cost_of_various_steps_is_told_and_follows_the_machine() -> None:
+    clock, chance = ManualClock(), random.Random(3)
+    meter = CostMeter(clock, must_decode=True)
+    meter.on_report(EngineReport())
+    for _ in range(200):
+        meter.on_report(report(chance, COST))
+    assert meter.cost() is None, "not asked for long enough"
+    assert meter.metrics() == {}
+    clock.advance(5.0)
+    first = meter.cost()
+    assert first is not None
+    assert abs(first.prefill_token_ms - COST.prefill_token_ms) < 1e-3
+    assert meter.metrics()["step_cost_base_ms"] == first.base_ms
+    for _ in range(5000):
+        meter.on_report(report(chance, StepCost(8.0, 0.2, 0.0, 1.0, 0.002)))
+    assert meter.cost() is first
+    clock.advance(5.0)
+    second = meter.cost()
+    assert second is not None
+    assert abs(second.prefill_token_ms - 0.2) < 1e-3, "old steps are forgotten"
+
+
+def test_steps_that_are_all_alike_tell_nothing() -> None:
+    clock = ManualClock()
+    meter = CostMeter(clock, must_decode=True)
+    for _ in range(500):
+        meter.on_report(EngineReport(timing=StepTiming(1, 0, 1, 1, 1, StepLoad(0, 0.0, 1, 50), 0.01)))
+    clock.advance(5.0)
+    assert meter.cost() is None
