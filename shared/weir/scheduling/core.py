@@ -58,7 +58,7 @@ class SchedulerCore:
         self._clock = clock
         self._ledger = Ledger(limits, self._policy, clock.now_s())
         self._workers = Workers(limits.worker_ttl_s, limits.max_models)
-        self._placer = Placer(limits, self._workers, self._ledger.book)
+        self._placer = Placer(limits, self._workers, self._ledger.book, self._ledger.has_queued)
         self._rates = Rates(limits.max_models)
         self._outbox = Outbox(epoch)
         self._endings = Endings(self._ledger, self._outbox)

@@ -64,6 +64,9 @@ class Lanes:
     def num_queued(self, lane: str) -> int:
         return self._lane_counts[lane]
 
+    def num_queued_of(self, model: str, lane: str) -> int:
+        return self._counts[model, lane]
+
     def num_ahead(self, model: str, lane: str) -> int:
         """How many of the model a new request of the lane would wait for."""
         total = 0

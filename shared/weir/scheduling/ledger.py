@@ -44,6 +44,10 @@ class Ledger:
     def try_get(self, request_id: str) -> Request | None:
         return self._requests.get(request_id)
 
+    def has_queued(self, model: str, lane: str) -> bool:
+        """Whether requests of the model wait in the lane."""
+        return self.lanes.num_queued_of(model, lane) > 0
+
     def enqueue(self, submit: Submit, now_s: float, num_uncached_tokens: int, *, is_ahead: bool = False) -> Request:
         """`is_ahead`: it was queued before everything that is submitted now. The lane must exist."""
         lane = self.intake.lane_of(submit)

@@ -10,7 +10,7 @@ and compared (Mitzenmacher, "The Power of Two Choices"), beside two of those tha
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 
 from weir.bus.messages import Placement, Submit
@@ -35,7 +35,15 @@ _BY_COST = itemgetter(0, 1)
 class Placer:
     """Asks the book what is booked, and books nothing itself."""
 
-    def __init__(self, limits: CoreLimits, workers: Workers, book: Book) -> None:
+    def __init__(
+        self,
+        limits: CoreLimits,
+        workers: Workers,
+        book: Book,
+        has_queued: Callable[[str, str], bool] = lambda model, lane: False,
+    ) -> None:
+        """`has_queued`: whether requests of the model wait in the lane."""
+        self._has_queued = has_queued
         self.prefixes = PrefixView()
         self._workers = workers
         self._book = book
@@ -48,6 +56,7 @@ class Placer:
         """Another memory test or router begins without what the one before has learned."""
         is_new = (limits.placing, limits.page_overcommit) != (self._limits.placing, self._limits.page_overcommit)
         self._limits = limits
+        self._is_shared_out = any(lane.guaranteed_share for lane in limits.lanes)
         if is_new:
             self._start_over()
 
@@ -194,7 +203,9 @@ class Placer:
         num_pages = memory.num_pages
         if self._is_shared_out:
             charged = memory.pages_by_lane()
-            num_open = pages_open_to(request.lane, charged, num_pages, self._limits)
+            model = request.submit.model
+            wanting = [lane.name for lane in self._limits.lanes if self._has_queued(model, lane.name)]
+            num_open = pages_open_to(request.lane, charged, num_pages, self._limits, wanting)
             num_pages = num_open + sum(charged.values())
         use = MemoryUse(memory.memory_id, num_pages, memory.num_booked_pages, [load.lengths for load in memory.loads])
         return self._memory_test.fits(use, request.submit, now_s)

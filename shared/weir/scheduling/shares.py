@@ -3,7 +3,7 @@
 The rule is the reserved-capacity one of TensorRT-LLM's guaranteed-no-evict scheduler, with lending added.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from weir.scheduling.limits import CoreLimits
 
@@ -14,23 +14,27 @@ def guaranteed_pages(lane: str, num_pages: int, limits: CoreLimits) -> int:
     return int(lane_limits.guaranteed_share * num_pages) if lane_limits else 0
 
 
-def pages_open_to(lane: str, used_by_lane: Mapping[str, int], num_pages: int, limits: CoreLimits) -> int:
+def pages_open_to(
+    lane: str, used_by_lane: Mapping[str, int], num_pages: int, limits: CoreLimits, wanting: Collection[str] = ()
+) -> int:
     """Pages of one memory that a request of the lane may book now; at least 0.
 
     Inside its guarantee a lane may book what less urgent lanes have borrowed, even though it is not free yet: decode
     workers preempt the least urgent first. What more urgent lanes have borrowed comes back as their requests end. Over
-    its guarantee it may book what is free, less the part of others' idle guarantees that is not lent.
+    its guarantee it may book what is free, less what is kept of others' idle guarantees: all of it for those that are
+    `wanting`, who have requests waiting; else the part that is not lent.
     """
     num_free = num_pages - sum(used_by_lane.values())
-    num_kept = num_borrowed = 0
+    num_kept = 0.0
+    num_borrowed = 0
     priority = limits.lane_priorities.get(lane, -1)
     for other in {*used_by_lane, *limits.lanes_by_name} - {lane}:
         idle = guaranteed_pages(other, num_pages, limits) - used_by_lane.get(other, 0)
         if idle > 0:
-            num_kept += idle
+            num_kept += idle if other in wanting else idle * (1 - limits.lent_share)
         elif limits.lane_priorities.get(other, -1) < priority:
             num_borrowed -= idle
     num_owed = guaranteed_pages(lane, num_pages, limits) - used_by_lane.get(lane, 0)
     in_guarantee = min(num_owed, num_free + num_borrowed)
-    borrowable = num_free - int(num_kept * (1 - limits.lent_share))
+    borrowable = num_free - int(num_kept)
     return max(in_guarantee, borrowable, 0)

@@ -39,6 +39,7 @@ def test_what_is_not_lent_stays_idle() -> None:
     limits = make_limits(0.3, 0.1, 0.0, lent_share=0.0)
     assert [pages_open_to(lane, {}, 100, limits) for lane in ("high", "middle", "low")] == [90, 70, 60]
     assert pages_open_to("low", {"high": 20}, 100, limits) == 60
+    assert pages_open_to("low", {"high": 20}, 100, make_limits(0.3, 0.1, 0.0), wanting=("high", "low")) == 70
     half = make_limits(0.3, 0.1, 0.0, lent_share=0.5)
     assert pages_open_to("low", {}, 100, half) == 80
 

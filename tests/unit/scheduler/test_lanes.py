@@ -1,0 +1,182 @@
+"""Lanes: guarantees, slots over a worker's number, ageing, weights, bounds on what runs, workers of their own."""
+
+import dataclasses
+
+from tests.unit.scheduler.rig import Rig, make_worker
+
+from weir.bus.messages import WorkerRecord
+from weir.policy.registry import make_policy
+from weir.scheduling.limits import CoreLimits, LaneLimits
+
+
+def make_rig(*lanes: LaneLimits, workers: tuple[WorkerRecord, ...] = (), **changes: float | str) -> Rig:
+    """Lanes named high and low are enough for most."""
+    values = {"max_prefills": 100, "max_prefill_tokens": 10**6, "slot_overbooking": 0.0} | changes
+    limits = CoreLimits(lanes=lanes, default_lane=lanes[0].name, **values)  # type: ignore[arg-type]
+    return Rig(limits).start(*(workers or (make_worker("p", "prefill"), make_worker("d", "decode", seqs=1))))
+
+
+def lane(name: str, **changes: float | str) -> LaneLimits:
+    return LaneLimits(name, 100, 3600.0, **changes)  # type: ignore[arg-type]
+
+
+def granted_in_turn(rig: Rig) -> list[str]:
+    """The order in which what waits is granted, one at a time."""
+    before = len(rig.granted)
+    while rig.metric("granted"):
+        rig.finish(rig.granted[-1])
+    return rig.granted[before:]
+
+
+def pair(pages: int, seqs: int = 99) -> tuple[WorkerRecord, ...]:
+    return make_worker("p", "prefill", pages=pages), make_worker("d", "decode", pages=pages, seqs=seqs)
+
+
+def test_a_lane_takes_its_guarantee_back_from_less_urgent_borrowers_at_once() -> None:
+    rig = make_rig(lane("high", guaranteed_share=0.3), lane("low"), workers=pair(100))
+    for number in range(11):
+        rig.submit(f"low-{number}", "low", prompt=150, max_tokens=10)
+    assert rig.granted == [f"low-{number}" for number in range(10)], "all of it is lent while nobody wants it"
+    for number in range(4):
+        rig.submit(f"high-{number}", "high", prompt=150, max_tokens=10)
+    assert rig.granted[10:] == ["high-0", "high-1", "high-2"], "30 of 100 pages, 10 each"
+    assert rig.metric("booked_pages") == 130, "decode workers preempt the borrowers"
+
+
+def test_what_a_more_urgent_lane_has_borrowed_comes_back_as_its_requests_end() -> None:
+    rig = make_rig(lane("high"), lane("low", guaranteed_share=0.2), workers=pair(100))
+    for number in range(30):
+        rig.submit(f"high-{number:02d}", "high", prompt=150, max_tokens=10)
+    rig.submit("low-0", "low", prompt=150, max_tokens=10)
+    rig.submit("low-1", "low", prompt=150, max_tokens=10)
+    rig.submit("low-2", "low", prompt=150, max_tokens=10)
+    assert len(rig.granted) == 10
+    rig.finish("high-00")
+    assert rig.granted[10:] == ["low-0"]
+    rig.finish("high-01")
+    assert rig.granted[11:] == ["low-1"]
+    rig.finish("high-02")
+    assert rig.granted[12:] == ["high-10"], "beyond its guarantee the more urgent lane is before it"
+
+
+def test_an_idle_guarantee_is_kept_while_its_owner_waits_for_it() -> None:
+    rig = make_rig(lane("high"), lane("low", guaranteed_share=0.2), workers=pair(100))
+    for number in range(10):
+        rig.submit(f"high-{number}", "high", prompt=150, max_tokens=10)
+    rig.submit("high-next", "high", prompt=150, max_tokens=10)
+    rig.submit("low-large", "low", prompt=310, max_tokens=10)
+    rig.finish("high-0")
+    assert len(rig.granted) == 10, "10 free pages are half of what the owner's request needs"
+    rig.finish("high-1")
+    assert rig.granted[10:] == ["low-large"]
+
+
+def test_an_urgent_request_gets_a_slot_at_once_when_all_are_booked_by_less_urgent_ones() -> None:
+    rig = make_rig(lane("high"), lane("low"), workers=pair(1000, seqs=4), slot_overbooking=0.5)
+    for number in range(6):
+        rig.submit(f"low-{number}", "low")
+    for number in range(5):
+        rig.submit(f"high-{number}", "high")
+    assert rig.granted == ["low-0", "low-1", "low-2", "low-3", "high-0", "high-1"], "at most half as many again"
+    rig.finish("low-0")
+    assert rig.granted[6:] == ["high-2"]
+    rig.finish("high-0")
+    assert rig.granted[7:] == ["high-3"]
+
+
+def test_a_request_that_waited_long_counts_as_one_lane_more_urgent() -> None:
+    rig = make_rig(lane("high"), lane("middle"), lane("low", ageing_s=10.0))
+    rig.submit("running", "high")
+    rig.submit("low-0", "low")
+    rig.run(5)
+    rig.submit("low-1", "low")
+    rig.submit("middle-0", "middle")
+    rig.submit("high-0", "high")
+    rig.run(4)
+    assert granted_in_turn(rig) == ["high-0", "middle-0", "low-0", "low-1"]
+
+
+def test_after_twice_that_time_it_counts_as_two_and_goes_by_when_it_came_to_be_as_urgent() -> None:
+    rig = make_rig(lane("high"), lane("middle"), lane("low", ageing_s=10.0))
+    rig.submit("running", "high")
+    rig.submit("low-0", "low")
+    rig.run(12)
+    rig.submit("middle-late", "middle")
+    rig.finish("running")
+    assert rig.granted[-1] == "low-0", "one lane up since 2 s"
+    rig.submit("low-1", "low")
+    rig.run(15)
+    rig.submit("middle-0", "middle")
+    rig.submit("high-0", "high")
+    rig.run(6)
+    rig.submit("high-1", "high")
+    rig.finish("low-0")
+    # low-1 has been as urgent as the highest lane for 1 s: later than high-0, earlier than high-1.
+    assert granted_in_turn(rig) == ["low-1", "high-1", "middle-late", "middle-0"]
+    assert rig.granted[2] == "high-0"
+
+
+def test_inside_a_lane_whoever_waited_longer_than_ageing_goes_before_the_policys_choice() -> None:
+    rig = make_rig(lane("only", ageing_s=10.0))
+    rig.core.set_policy(make_policy("shortest-prompt"))
+    rig.submit("running")
+    rig.submit("long", prompt=500)
+    rig.run(11)
+    rig.submit("short", prompt=1)
+    assert granted_in_turn(rig) == ["long", "short"]
+
+
+def test_weighted_lanes_share_what_is_served_by_their_weights() -> None:
+    rig = make_rig(lane("high", weight=1.0), lane("low", weight=3.0), lane_order="weighted")
+    rig.submit("running", "high")
+    for number in range(12):
+        rig.submit(f"high-{number:02d}", "high")
+        rig.submit(f"low-{number:02d}", "low")
+    first = granted_in_turn(rig)[:12]
+    assert sum(name.startswith("low") for name in first) == 9
+
+
+def test_no_more_of_a_lane_run_than_may_and_others_pass_it() -> None:
+    rig = make_rig(lane("high", max_batch=2), lane("low"), workers=pair(1000, seqs=5))
+    for number in range(4):
+        rig.submit(f"high-{number}", "high")
+    rig.submit("low-0", "low")
+    assert rig.granted == ["high-0", "high-1", "low-0"]
+    rig.finish("high-0")
+    assert rig.granted[3:] == ["high-2"]
+
+
+def test_a_lane_with_workers_of_its_own_uses_them_alone_and_holds_up_nobody() -> None:
+    own = [
+        dataclasses.replace(make_worker(f"{role}-own", role, host="h2", seqs=1), group="fast")
+        for role in ("prefill", "decode")
+    ]
+    common = (make_worker("p", "prefill"), make_worker("d", "decode", seqs=1))
+    rig = make_rig(lane("high", worker_group="fast"), lane("low"), workers=(*common, *own))
+    for name, where in (("high-0", "high"), ("high-1", "high"), ("low-0", "low"), ("low-1", "low")):
+        rig.submit(name, where)
+    assert rig.granted == ["high-0", "low-0"]
+    assert rig.placement("high-0").decode_worker_id == "decode-own"
+    assert rig.placement("low-0").decode_worker_id == "d"
+    for record in own:
+        del rig.workers[record.worker_id]
+        rig.core.worker_gone(record.worker_id)
+    rig.finish("low-0")
+    assert rig.granted[2:] == ["high-1"], "with its own workers gone it goes to the common ones"
+    assert rig.placement("high-1").decode_worker_id == "d"
+
+
+def test_figures_of_lanes_say_what_waits_runs_and_for_how_long() -> None:
+    rig = make_rig(lane("high"), lane("low"))
+    rig.submit("a", "low")
+    rig.submit("b", "low")
+    rig.run(3)
+    figures = rig.core.lane_figures()
+    assert figures["low"] == {
+        "queued": 1.0,
+        "in_flight": 1.0,
+        "granted_total": 1.0,
+        "oldest_wait_s": 3.0,
+        "priority": 0.0,
+    }
+    assert figures["high"]["queued"] == 0.0
