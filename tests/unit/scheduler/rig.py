@@ -1,6 +1,7 @@
 """A core with a clock that stands still, and short words for what happens to it."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from weir.bus.messages import (
     Cancel,
@@ -38,8 +39,11 @@ def make_submit(
     model: str = "m",
     deadline_ms: int = 0,
     gateway: str = "g",
+    tenant: str = "tenant",
+    **hints: float,
 ) -> Submit:
-    return Submit(request_id, gateway, model, lane, "tenant", prompt, max_tokens, deadline_ms)
+    whole = Submit(request_id, gateway, model, lane, tenant, prompt, max_tokens, deadline_ms)
+    return replace(whole, **hints)  # type: ignore[arg-type]
 
 
 def make_worker(
@@ -94,7 +98,7 @@ class Rig:
         assert self.core.check_integrity() == ()
         return decided
 
-    def submit(self, request_id: str, lane: str = "", **changes: int | str) -> SubmitReply:
+    def submit(self, request_id: str, lane: str = "", **changes: float | str) -> SubmitReply:
         """Submitted, and held by its gateway from then on if it was queued."""
         submit = make_submit(request_id, lane, **changes)  # type: ignore[arg-type]
         reply = self.core.submit(submit)
@@ -103,9 +107,15 @@ class Rig:
         self.decide()
         return reply
 
-    def finish(self, request_id: str, outcome: Outcome = Outcome.FINISHED, dispatch: int = 1) -> None:
+    def finish(
+        self,
+        request_id: str,
+        outcome: Outcome = Outcome.FINISHED,
+        dispatch: int = 1,
+        num_output_tokens: int = 3,
+    ) -> None:
         self.forget(request_id)
-        self.core.finish(Finish(request_id, "g", dispatch, outcome, 3))
+        self.core.finish(Finish(request_id, "g", dispatch, outcome, num_output_tokens))
         self.decide()
 
     def cancel(self, request_id: str) -> None:

@@ -1,0 +1,167 @@
+"""Tenants: quotas and their hints, bounds on what waits and what runs, targets, lanes that they may use."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.scheduler.rig import Rig, make_submit, make_worker
+
+from weir.bus.messages import Held, HeldRequest, Outcome, Placement, RefusalReason, SubmitReply
+from weir.scheduling.buckets import Bucket
+from weir.scheduling.limits import CoreLimits, LaneLimits, TenantLimits
+
+LANES = (LaneLimits("high", 100, 60.0, ttft_slo_ms=500, itl_slo_ms=50), LaneLimits("low", 100, 60.0))
+
+
+def make_rig(*tenants: TenantLimits, seqs: int = 1) -> Rig:
+    limits = CoreLimits(lanes=LANES, default_lane="high", tenants=tenants, slot_overbooking=0.0)
+    return Rig(limits).start(make_worker("p", "prefill", pages=1000), make_worker("d", "decode", pages=1000, seqs=seqs))
+
+
+def refusal(reply: SubmitReply) -> tuple[RefusalReason | None, int]:
+    return reply.reason, reply.retry_after_ms
+
+
+def test_over_its_requests_a_minute_a_tenant_is_told_when_there_is_room_again() -> None:
+    rig = make_rig(TenantLimits("a", requests_per_min=2))
+    assert rig.submit("r1", tenant="a").queued
+    assert rig.submit("r2", tenant="a").queued
+    reply = rig.submit("r3", tenant="a")
+    assert refusal(reply) == (RefusalReason.QUOTA, 30_001)
+    assert "tenant a: over 2 requests a minute, its requests_per_min" in reply.message
+    assert rig.submit("other").queued, "another tenant's bucket is its own"
+    rig.run(30.5)
+    assert rig.submit("r3", tenant="a").queued
+
+
+def test_tokens_are_taken_for_prompt_and_most_that_may_be_answered_and_what_was_not_answered_is_given_back() -> None:
+    rig = make_rig(TenantLimits("a", tokens_per_min=600), seqs=9)
+    assert rig.submit("r1", tenant="a", prompt=100, max_tokens=400).queued
+    reply = rig.submit("r2", tenant="a", prompt=100, max_tokens=100)
+    assert refusal(reply) == (RefusalReason.QUOTA, 10_001)
+    rig.finish("r1", num_output_tokens=50)
+    assert rig.core.tenant_figures()["a"]["tokens_left"] == 450
+    assert rig.submit("r3", tenant="a", prompt=100, max_tokens=350).queued
+    rig.cancel("r3")
+    assert rig.core.tenant_figures()["a"]["tokens_left"] == 450 - 100, "it had been granted: its prompt was read"
+
+
+def test_what_is_refused_or_repeated_costs_nothing_and_what_never_ran_is_given_back() -> None:
+    rig = make_rig(TenantLimits("a", tokens_per_min=600, requests_per_min=100))
+    rig.submit("running")
+    rig.submit("r1", tenant="a", prompt=100, max_tokens=100)
+    rig.submit("r1", tenant="a", prompt=100, max_tokens=100)
+    rig.submit("no-such-lane", "gold", tenant="a")
+    figures = rig.core.tenant_figures()["a"]
+    assert (figures["tokens_left"], figures["requests_left"]) == (400, 99)
+    rig.cancel("r1")
+    assert rig.core.tenant_figures()["a"]["tokens_left"] == 600
+
+
+def test_a_request_larger_than_the_bucket_passes_when_it_is_full_and_is_paid_off() -> None:
+    rig = make_rig(TenantLimits("a", tokens_per_min=60))
+    assert rig.submit("large", tenant="a", prompt=100, max_tokens=20).queued
+    assert rig.core.tenant_figures()["a"]["tokens_left"] == -60
+    assert refusal(rig.submit("next", tenant="a", prompt=10, max_tokens=20)) == (RefusalReason.QUOTA, 90_001)
+
+
+@given(
+    st.floats(1, 1e6),
+    st.lists(st.tuples(st.floats(0.1, 1e6), st.floats(0, 100)), min_size=1, max_size=30),
+)
+def test_a_bucket_never_gives_more_than_its_rate_and_its_hint_is_neither_early_nor_late(
+    per_min: float, asks: list[tuple[float, float]]
+) -> None:
+    bucket, now_s, taken = Bucket(per_min, 0.0), 0.0, 0.0
+    for amount, pause_s in asks:
+        now_s += pause_s
+        wait_s = bucket.wait_s(amount, now_s)
+        if wait_s > 0:
+            assert bucket.wait_s(amount, now_s + 0.9 * wait_s) > 0
+            now_s += wait_s * (1 + 1e-9) + 1e-6
+            assert bucket.wait_s(amount, now_s) == pytest.approx(0, abs=1e-6)
+        bucket.take(amount, now_s)
+        taken += amount
+        assert taken <= per_min * (1 + now_s / 60) * (1 + 1e-6) + max(0.0, amount - per_min) + 1e-3
+
+
+def test_no_more_of_a_tenant_wait_than_may() -> None:
+    rig = make_rig(TenantLimits("a", max_queued=2))
+    rig.submit("running")
+    assert [rig.submit(f"a{number}", tenant="a").queued for number in range(3)] == [True, True, False]
+    assert rig.submit("b").queued
+    rig.cancel("a0")
+    assert rig.submit("a3", tenant="a").queued
+
+
+def test_over_its_number_in_flight_a_tenant_waits_and_others_pass() -> None:
+    rig = make_rig(TenantLimits("a", max_in_flight=2), seqs=4)
+    for number in range(4):
+        rig.submit(f"a{number}", tenant="a")
+    rig.submit("b0")
+    assert rig.granted == ["a0", "a1", "b0"]
+    rig.finish("a0")
+    assert rig.granted[3:] == ["a2"]
+    rig.cancel("a3")
+    rig.finish("a1")
+    rig.submit("a4", tenant="a")
+    assert rig.granted[4:] == ["a4"]
+
+
+def test_a_tenant_that_could_have_no_more_in_flight_has_saved_nothing_up() -> None:
+    rig = make_rig(TenantLimits("a", max_in_flight=1), TenantLimits("b"), seqs=2)
+    for number in range(4):
+        rig.submit(f"a{number}", tenant="a", prompt=100)
+    for number in range(9):
+        rig.submit(f"b{number}", tenant="b", prompt=100)
+    for number in range(6):
+        rig.finish(f"b{number}")
+    counters = rig.core.tenant_counters()["m", "high"]
+    assert counters["b"] > 600
+    rig.finish("a0")
+    assert rig.granted[-1] == "a1"
+    assert rig.core.tenant_counters()["m", "high"]["a"] >= 600
+
+
+def test_a_lane_that_a_tenant_may_not_use_is_named() -> None:
+    rig = make_rig(TenantLimits("a", lanes=("low",)))
+    reply = rig.submit("r1", "high", tenant="a")
+    assert refusal(reply) == (RefusalReason.LANE_FORBIDDEN, 0)
+    assert reply.message == "lane 'high': tenant a may use low"
+    assert rig.submit("r2", "low", tenant="a").queued
+
+
+@pytest.mark.parametrize(
+    ("lane", "tenant", "own_ms", "target_ms"),
+    [("low", "", 0, 0), ("high", "", 0, 50), ("high", "slow", 0, 200), ("low", "slow", 0, 200), ("high", "slow", 7, 7)],
+)
+def test_a_requests_own_target_goes_before_its_tenants_and_that_before_its_lanes(
+    lane: str, tenant: str, own_ms: int, target_ms: int
+) -> None:
+    rig = make_rig(TenantLimits("slow", itl_slo_ms=200))
+    rig.submit("r", lane, tenant=tenant, itl_target_ms=own_ms)
+    assert rig.placement("r").itl_target_ms == target_ms
+
+
+def test_service_is_charged_as_it_is_delivered_and_what_another_scheduler_charged_is_not_charged_again() -> None:
+    rig = make_rig(TenantLimits("a", weight=2.0), seqs=4)
+    rig.submit("r1", tenant="a", prompt=100, max_tokens=100)
+    assert rig.core.tenant_counters()["m", "high"]["a"] == 100 / 2
+    rig.core.progressed("r1", 10)
+    rig.core.progressed("r1", 10)
+    rig.core.progressed("r1", 4)
+    assert rig.core.tenant_counters()["m", "high"]["a"] == (100 + 2 * 10) / 2
+    rig.finish("r1", num_output_tokens=25)
+    assert rig.core.tenant_counters()["m", "high"]["a"] == (100 + 2 * 25) / 2
+    placement = Placement(1, "p", "address-of-p", "d", "address-of-d", 2)
+    adopted = HeldRequest(make_submit("old", "high", tenant="a"), placement, num_output_tokens=40)
+    rig.core.held(Held("g", 99, (adopted,)))
+    assert rig.core.tenant_counters()["m", "high"]["a"] == 75
+    rig.core.progressed("old", 45)
+    assert rig.core.tenant_counters()["m", "high"]["a"] == 75 + 2 * 5 / 2
+
+
+def test_an_unfinished_request_is_given_up_without_learning_from_its_length() -> None:
+    rig = make_rig()
+    rig.submit("r1")
+    rig.finish("r1", Outcome.FAILED, num_output_tokens=9)
+    assert rig.core.tenant_figures()["default"]["in_flight"] == 0
