@@ -93,6 +93,34 @@ app.command()(bench_lanes.lanes)
 
 
 @app.command()
+def scheduler(
+    policy: Annotated[list[str] | None, typer.Option(help="Only these; repeat it for several. Default: all.")] = None,
+    queued: Annotated[list[int] | None, typer.Option(help="Requests that wait. Default: 100, 1000, 10000.")] = None,
+    pairs: Annotated[list[int] | None, typer.Option(help="Pairs of workers. Default: 1, 16.")] = None,
+    num_decisions: Annotated[int, typer.Option(min=100, help="Of each run.")] = 5000,
+    seed: Annotated[int, typer.Option(help="Of the requests.")] = 0,
+    as_json: options.AsJson = False,
+) -> None:
+    """What a decision costs the scheduler: one arrival, one end, one pick; median and p99 in microseconds.
+
+    \b
+    weir bench scheduler --policy fcfs --policy ltr --queued 10000
+    """
+    from weir.bench.scheduler import SchedulerBenchConfig
+    from weir.bench.scheduler import main as bench_scheduler
+    from weir.policy.registry import policy_names
+
+    config = SchedulerBenchConfig(
+        policies=tuple(policy or policy_names()),
+        queued=tuple(queued or (100, 1000, 10_000)),
+        pairs=tuple(pairs or (1, 16)),
+        num_decisions=num_decisions,
+        seed=seed,
+    )
+    raise typer.Exit(bench_scheduler(config, as_json=as_json))
+
+
+@app.command()
 def batching(
     lengths: Annotated[
         Path, typer.Option(envvar="WEIR_BENCH_LENGTHS", help="CSV of prompt and output lengths, one request a row.")
