@@ -10,7 +10,7 @@ from weir.engine.messages import Arrival, Failure, FailureReason, HandOffReady
 from weir.engine.pages import PageNeed, PagePool
 from weir.engine.placing import Placer, Unrecordable
 from weir.engine.plan import ChunkPlan
-from weir.engine.prompts import in_turn, note_turn
+from weir.engine.prompts import in_turn, is_below, note_turn
 from weir.engine.rests import MAX_OVERBOOKING
 from weir.engine.sequence import OpenLog, Sequence, Stage
 
@@ -40,10 +40,10 @@ class PrefillBatcher(Batcher):
         budget = self.limits.max_num_batched_tokens
         chunks: list[ChunkPlan] = []
         owners: list[Sequence | None] = []
-        served = []
+        served: list[Sequence] = []
         prompts = [sequence for sequence in self._ranked() if sequence.stage is Stage.RUNNING]
         for sequence in in_turn(prompts)[: self.limits.max_num_seqs]:
-            if budget <= 0:
+            if budget <= 0 or is_below(sequence, served):
                 break
             chunk = sequence.plan_chunk(min(budget, self.limits.chunk_tokens))
             budget -= len(chunk.token_ids)

@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from typing import Protocol, TypeVar
 
+from weir.engine.sequence import Sequence
+
 
 class Prompt(Protocol):
     """What there is to know of one here."""
@@ -22,6 +24,12 @@ def in_turn(prompts: list[_PromptT]) -> list[_PromptT]:
     if not any(sequence.num_passed_over >= MAX_PASSED_OVER for sequence in prompts):
         return prompts
     return sorted(prompts, key=_turn)
+
+
+def is_below(sequence: Sequence, served: list[Sequence]) -> bool:
+    """Less urgent than a prompt that is in the step already: that one does not wait until this one's chunk, which
+    would only fill the step, is computed too."""
+    return bool(served) and sequence.facts.lane_priority < served[-1].facts.lane_priority
 
 
 def note_turn(prompts: Iterable[Prompt], served: Iterable[Prompt]) -> None:

@@ -6,7 +6,7 @@ from weir.engine.batcher import BatchLimits
 from weir.engine.held_rows import HeldRows
 from weir.engine.pages import PagePool
 from weir.engine.plan import ChunkPlan
-from weir.engine.prompts import in_turn, note_turn
+from weir.engine.prompts import in_turn, is_below, note_turn
 from weir.engine.sequence import Sequence
 from weir.engine.step_share import Shares
 from weir.kv.geometry import PAGE_TOKENS
@@ -61,9 +61,9 @@ class StepPlanner:
         return draft
 
     def _plan_prompts(self, prompts: list[Sequence], budget: int, draft: Draft) -> None:
-        served = []
+        served: list[Sequence] = []
         for sequence in in_turn(prompts):
-            if budget <= 0:
+            if budget <= 0 or is_below(sequence, served):
                 break
             num_tokens = min(sequence.num_uncomputed, self._limits.chunk_tokens, budget)
             if self._try_grow(sequence, num_tokens, draft):

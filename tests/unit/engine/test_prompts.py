@@ -1,0 +1,62 @@
+"""Whose prompt is computed in a step, where lanes differ: the same in a prefill worker and in one that does both."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from tests.unit.engine.test_batchers import prefill, step
+from tests.unit.engine.test_local import local
+from tests.unit.engine.world import Records, facts
+
+from weir.engine.batcher import Batcher
+from weir.engine.messages import Arrival
+from weir.engine.prompts import MAX_PASSED_OVER
+
+MakeBatcher = Callable[..., Batcher]
+
+
+@pytest.fixture
+def records() -> Records:
+    return Records(128, 16)
+
+
+def add(batcher: Batcher, number: int, num_tokens: int, lane_priority: int) -> None:
+    """Its tokens are its number, so that a chunk says whose it is."""
+    made = facts((number,) * num_tokens, number, max_tokens=1)
+    batcher.add(Arrival(replace(made, lane_priority=lane_priority)))
+
+
+def prompts_of(batcher: Batcher) -> list[tuple[int, int]]:
+    """(number, tokens) of each chunk in the next step."""
+    plan = step(batcher)
+    return [] if plan is None else [(chunk.token_ids[0], len(chunk.token_ids)) for chunk in plan.chunks]
+
+
+@pytest.mark.parametrize("make", [prefill, local])
+def test_an_urgent_prompt_does_not_wait_for_less_urgent_ones_in_its_own_step(
+    records: Records, make: MakeBatcher
+) -> None:
+    batcher = make(records, max_num_batched_tokens=64, chunk_tokens=64)
+    add(batcher, 0, 100, lane_priority=0)
+    assert prompts_of(batcher) == [(0, 64)]
+    add(batcher, 1, 10, lane_priority=2)
+    add(batcher, 2, 10, lane_priority=2)
+    assert prompts_of(batcher) == [(1, 10), (2, 10)], "they share a step with their own lane only"
+    assert prompts_of(batcher) == [(0, 36)]
+
+
+@pytest.mark.parametrize("make", [prefill, local])
+def test_prompts_of_one_lane_fill_the_step(records: Records, make: MakeBatcher) -> None:
+    batcher = make(records, max_num_batched_tokens=64, chunk_tokens=64)
+    for number in range(4):
+        add(batcher, number, 20, lane_priority=1)
+    assert prompts_of(batcher) == [(0, 20), (1, 20), (2, 20), (3, 4)]
+
+
+@pytest.mark.parametrize("make", [prefill, local])
+def test_a_long_urgent_prompt_does_not_stop_a_less_urgent_one(records: Records, make: MakeBatcher) -> None:
+    batcher = make(records, max_num_batched_tokens=2, chunk_tokens=2)
+    add(batcher, 0, 4, lane_priority=0)
+    add(batcher, 1, 158, lane_priority=1)
+    whose = [prompts_of(batcher)[0][0] for _ in range(2 * MAX_PASSED_OVER + 2)]
+    assert [index for index, number in enumerate(whose) if number == 0] == [MAX_PASSED_OVER, 2 * MAX_PASSED_OVER + 1]
