@@ -24,6 +24,8 @@ class RequestOutcome:
     """Between two tokens."""
     num_preemptions: int = 0
     is_local: bool = False
+    prefill_worker_id: str = ""
+    """Who read the prompt, or was to; empty: never granted."""
     refusal: str = ""
     """Not empty: refused, or given up, for this reason."""
 
