@@ -1,6 +1,5 @@
 """What a batcher can tell of its traffic from those that wait: rates and lengths of the last minute."""
 
-import itertools
 import math
 from collections import deque
 from collections.abc import Sequence
@@ -51,15 +50,21 @@ class Traffic:
 
     @property
     def variation(self) -> float:
-        """Standard deviation of the times between arrivals over their mean: 1 for Poisson, 0 while there are few."""
+        """Square root of (variance of arrivals a second over their mean): 1 for Poisson, as large as the coefficient of
+        variation of the gaps for burstier renewals, but blind to clumps within a second; 0 while little was seen."""
         if len(self._seen) < 16:
             return 0.0
-        times = [seen.at_s for seen in self._seen]
-        gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
-        mean = sum(gaps) / len(gaps)
-        if mean == 0:
-            return math.inf
-        return math.sqrt(sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) / mean
+        first_s = min(seen.at_s for seen in self._seen)
+        last_s = max(seen.at_s for seen in self._seen)
+        num_bins = int(last_s - first_s)
+        if num_bins < 4:
+            return 0.0
+        counts = [0] * num_bins
+        for seen in self._seen:
+            if seen.at_s - first_s < num_bins:
+                counts[int(seen.at_s - first_s)] += 1
+        mean = sum(counts) / num_bins
+        return math.sqrt(sum((count - mean) ** 2 for count in counts) / num_bins / mean)
 
 
 class Departures:

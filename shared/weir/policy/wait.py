@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from weir.policy.fcfs import fcfs_order
 from weir.policy.fluid import Flow, balanced_step_s, longest_step_s
@@ -166,5 +167,6 @@ class WaitGate:
         return self._departures.mean or _SHORTEST
 
 
+@lru_cache(maxsize=4096)
 def _bucket(num_tokens: float) -> int:
     return max(0, math.ceil(math.log2(max(1.0, num_tokens) / _SHORTEST)))

@@ -80,7 +80,7 @@ def test_wait_keeps_the_pages_within_the_fluid_and_an_open_gate_does_not() -> No
     """Each comes to 150 tokens and a pool holds 3,000; 40 places would need up to 6,000."""
 
     def run(**params: float) -> GateWorld:
-        jobs = [Job(f"j{n}", 0.02 * n, 100, 50, 50.0) for n in range(400)]
+        jobs = [Job(f"j{n}", 0.02 * n + 0.15 * math.sin(n / 30), 100, 50, 50.0) for n in range(400)]
         world = GateWorld(gate_of("wait", **params), jobs, num_places=40, num_pool_tokens=3000)
         world.run()
         return world
