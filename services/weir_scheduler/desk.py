@@ -6,6 +6,7 @@ from typing import Any, Protocol
 import grpc.aio
 
 from weir.core.errors import FieldViolation, InvalidRequest, Unavailable
+from weir.scheduling.fairness import GroupKey
 from weir.wire.v1 import scheduling_pb2, scheduling_pb2_grpc
 from weir_scheduler.rule_keeper import RuleKeeper
 
@@ -23,6 +24,10 @@ class Figures(Protocol):
 
     def tenant_figures(self) -> _Figures: ...
 
+    def tenant_counters(self) -> Mapping[GroupKey, Mapping[str, float]]:
+        """(model, lane) -> tenant -> virtual token counter."""
+        ...
+
 
 class Desk:
     """Of one leader."""
@@ -35,7 +40,7 @@ class Desk:
     def describe(self) -> scheduling_pb2.DescribeSchedulingResponse:
         """Everything that is in force, with its live numbers."""
         rulebook = self._rules.rulebook
-        lanes, tenants = self._figures.lane_figures(), self._figures.tenant_figures()
+        lanes, tenants = self._figures.lane_figures(), self._tenant_figures()
         return scheduling_pb2.DescribeSchedulingResponse(
             epoch=self._epoch,
             policy=str(rulebook.policy),
@@ -53,6 +58,16 @@ class Desk:
                 for name in sorted(rulebook.limits.tenants_by_name)
             ],
         )
+
+    def _tenant_figures(self) -> dict[str, dict[str, float]]:
+        """With the virtual token counter of each lane, over all models: who has the least of a lane is served next."""
+        tenants = {name: dict(figures) for name, figures in self._figures.tenant_figures().items()}
+        for (_, lane), counters in self._figures.tenant_counters().items():
+            for tenant, value in counters.items():
+                figures = tenants.setdefault(tenant, {})
+                name = f"virtual_tokens_{lane}"
+                figures[name] = figures.get(name, 0.0) + value
+        return tenants
 
     async def set_limits(self, request: scheduling_pb2.SetLimitsRequest) -> scheduling_pb2.SetLimitsResponse:
         """Raises InvalidRequest, and changes nothing then."""

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -63,7 +64,7 @@ def limits(stack: Stack, limits_path: Path) -> Iterator[Limits]:
     limits = Limits(stack, limits_path)
     yield limits
     if limits_path.read_text():
-        limits.write("")
+        Limits(stack, limits_path).write("")  # the scheduler may be another one by now
 
 
 def assert_nothing_is_lost(records: list[StreamRecord], num_tokens: int) -> None:
@@ -142,7 +143,7 @@ async def test_an_urgent_request_passes_a_flood_that_came_before_it(stack: Stack
                 first_tokens.append(name)
 
     async with channel:
-        flood = [asyncio.create_task(one(f"flood {number}", "batch", 24)) for number in range(64)]
+        flood = [asyncio.create_task(one(f"flood {number}", "batch", 16)) for number in range(48)]
         await asyncio.to_thread(
             wait_until, lambda: stack.metrics(scheduler)["queued"] > 16, timeout_s=30, what="the flood waits"
         )
@@ -150,9 +151,9 @@ async def test_an_urgent_request_passes_a_flood_that_came_before_it(stack: Stack
         num_before = first_tokens.index("urgent")
         num_waiting = sum(not task.done() for task in flood)
         await asyncio.gather(*flood)
-    assert len(first_tokens) == 65
-    assert num_before < 64, "somebody of the flood came after it"
-    assert num_waiting > 16
+    assert len(first_tokens) == 49
+    assert num_before < 48, "somebody of the flood came after it"
+    assert num_waiting > 8
 
 
 def hash_id(name: str) -> int:
@@ -203,3 +204,20 @@ def test_the_commands_of_operators(stack: Stack, limits: Limits, tmp_path: Path)
     assert weir("policy", "show").stdout.strip() == "fcfs"
     limits.write("# nothing\n")
     assert json.loads(weir("limits", "show", "--json").stdout)["overrides"] == {}
+
+
+def test_what_tenants_had_and_operators_changed_outlives_the_scheduler(stack: Stack, limits: Limits) -> None:
+    limits.write("# outlives\n")
+    with limits.scheduling() as scheduling:
+        scheduling.set_limits({"tenants.acme.weight": "3"})
+        generate(stack, options=GenerateOptions(max_tokens=4, lane="batch"))
+        served = scheduling.describe().tenants["default"]["virtual_tokens_batch"]
+    assert served > 0
+    time.sleep(1.5)  # counters are saved once a second
+    stack.kill(stack.processes("scheduler")[0])
+    generate(stack, options=GenerateOptions(max_tokens=1, lane="interactive"))
+    with SchedulingClient([stack.processes("scheduler")[0].address]) as scheduling:
+        view = scheduling.describe()
+    assert view.overrides == {"tenants.acme.weight": "3"}
+    assert view.tenants["default"]["virtual_tokens_batch"] == pytest.approx(served)
+    assert stack.integrity_errors() == []
