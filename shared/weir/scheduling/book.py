@@ -74,6 +74,7 @@ class Book:
         self._decode: dict[str, DecodeLoad] = {}
         self._prefill: dict[str, PrefillLoad] = {}
         self._num_frees = 0
+        self._num_ends = 0
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -85,6 +86,11 @@ class Book:
     def num_frees(self) -> int:
         """Rises whenever something becomes free."""
         return self._num_frees
+
+    @property
+    def num_ends(self) -> int:
+        """Rises whenever a decode slot becomes free."""
+        return self._num_ends
 
     @property
     def num_pages(self) -> int:
@@ -178,6 +184,7 @@ class Book:
         if placement is None or self._requests.pop(request.request_id, None) is None:
             return
         self._num_frees += 1
+        self._num_ends += 1
         load = self.decode_load(placement.decode_worker_id)
         load.request_ids.discard(request.request_id)
         del load.ranks[bisect_left(load.ranks, _seat_rank(request))]

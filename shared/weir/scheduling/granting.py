@@ -12,6 +12,8 @@ from weir.scheduling.placer import Placer
 from weir.scheduling.request import Request
 from weir.scheduling.workers import Workers
 
+_Situation = tuple[int, ...]
+"""The placer's: of three numbers, or of two where only slots matter."""
 _LOOK_AGAIN_S = 0.25
 """With time alone other lanes may come first."""
 
@@ -49,29 +51,32 @@ class Granter:
         self._capacity = capacity
         self._placer = placer
         self._has_guarantees = any(lane.guaranteed_share for lane in limits.lanes)
-        self._blocked: dict[tuple[str, str], tuple[object, ...]] = {}
+        self._blocked: dict[tuple[str, str], tuple[str, _Situation]] = {}
         """(model, lane) -> the request that did not fit, and when: as long as nothing became free since, it still does
         not."""
-        self._quiet: dict[str, tuple[object, ...]] = {}
+        self._quiet: dict[str, tuple[int, int, _Situation]] = {}
         """model -> when nobody of it could start."""
+        self._is_for_slots = True
+        """Whether all that did not fit, of those that were tried for this decision, lacked a slot."""
 
     def try_decide(self, model: str, now_s: float) -> Granted | Hopeless | None:
         """None: nobody can start now."""
-        situation = self._placer.situation(now_s)
-        quiet = (self._ledger.lanes.num_head_changes(model), int(now_s / _LOOK_AGAIN_S), *situation)
-        if self._quiet.get(model) == quiet:
+        situation, slots = self._placer.situation(now_s), self._placer.slot_situation()
+        heads = self._ledger.lanes.num_head_changes(model), int(now_s / _LOOK_AGAIN_S)
+        if self._quiet.get(model) in ((*heads, situation), (*heads, slots)):
             return None
+        self._is_for_slots = True
         queues = self._ledger.lanes.in_order(model, now_s)
         choose = self._try_with_guarantees if self._has_guarantees else self._try_in_order
         decision = choose(model, queues, situation, now_s)
         if decision is None:
-            self._quiet[model] = quiet
+            self._quiet[model] = (*heads, slots if self._is_for_slots else situation)
         else:
             self._quiet.pop(model, None)
         return decision
 
     def _try_in_order(
-        self, model: str, queues: list[LaneQueue], situation: tuple[int, ...], now_s: float
+        self, model: str, queues: list[LaneQueue], situation: _Situation, now_s: float
     ) -> Granted | Hopeless | None:
         blocked_groups: set[str] = set()
         for queue in queues:
@@ -87,7 +92,7 @@ class Granter:
         return None
 
     def _try_with_guarantees(
-        self, model: str, queues: list[LaneQueue], situation: tuple[int, ...], now_s: float
+        self, model: str, queues: list[LaneQueue], situation: _Situation, now_s: float
     ) -> Granted | Hopeless | None:
         """Those inside their guarantees first. One of these that does not fit holds up only who comes after it."""
         owed: set[str] = set()
@@ -116,17 +121,20 @@ class Granter:
         return None
 
     def _try_start(
-        self, queue: LaneQueue, request: Request, situation: tuple[int, ...], now_s: float
+        self, queue: LaneQueue, request: Request, situation: _Situation, now_s: float
     ) -> Granted | Hopeless | None:
-        key = request.submit.model, queue.name
-        if self._blocked.get(key) == (request.request_id, situation):
+        key, slots = (request.submit.model, queue.name), self._placer.slot_situation()
+        blocked = self._blocked.get(key)
+        if blocked is not None and blocked[0] == request.request_id and blocked[1] in (situation, slots):
+            self._is_for_slots &= len(blocked[1]) == len(slots)
             return None
         hopeless = self._try_give_up(request, queue.limits.worker_group)
         if hopeless is not None:
             return hopeless
         placement = self._placer.try_place(request, now_s)
         if placement is None:
-            self._blocked[key] = (request.request_id, situation)
+            self._is_for_slots &= self._placer.lacks_slot
+            self._blocked[key] = request.request_id, slots if self._placer.lacks_slot else situation
             return None
         self._blocked.pop(key, None)
         return Granted(request, placement)

@@ -15,6 +15,7 @@ from operator import itemgetter
 
 from weir.bus.messages import Placement, Submit
 from weir.scheduling.book import Book
+from weir.scheduling.foresight import Foresight
 from weir.scheduling.limits import CoreLimits
 from weir.scheduling.memory_test import MemoryUse, make_memory_test
 from weir.scheduling.plan import PlacementPlan
@@ -44,6 +45,8 @@ class Placer:
     ) -> None:
         """`has_queued`: whether requests of the model wait in the lane."""
         self._has_queued = has_queued
+        self.lacks_slot = False
+        """Why the last request was not placed: there was no slot for it, whatever else."""
         self.prefixes = PrefixView()
         self._workers = workers
         self._book = book
@@ -59,6 +62,14 @@ class Placer:
         self._is_shared_out = any(lane.guaranteed_share for lane in limits.lanes)
         if is_new:
             self._start_over()
+
+    def slot_situation(self) -> tuple[int, int]:
+        """As long as it stays the same, what found no slot finds none."""
+        return self._book.num_ends, self._workers.num_changes
+
+    def foresight(self) -> Foresight:
+        """By the limits of now."""
+        return Foresight(self._limits, self._pools, self.prefixes)
 
     def situation(self, now_s: float) -> tuple[int, ...]:
         """As long as it stays the same, what did not fit does not fit."""
@@ -81,7 +92,8 @@ class Placer:
         submit, small = request.submit, self._limits.placing.small_pool
         lane = self._limits.lanes_by_name.get(request.lane)
         group = lane.worker_group if lane else ""
-        if not self._has_any_slot(request, group):
+        self.lacks_slot = not self._has_any_slot(request, group)
+        if self.lacks_slot:
             return None
         pool = self._pools.pool(submit.model, group)
         hashes = hashes_from(submit.page_hashes)

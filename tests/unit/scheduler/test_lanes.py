@@ -71,6 +71,17 @@ def test_an_idle_guarantee_is_kept_while_its_owner_waits_for_it() -> None:
     assert rig.granted[10:] == ["low-large"]
 
 
+def test_over_its_guarantee_a_lane_that_waits_is_overtaken_by_no_less_urgent_one() -> None:
+    rig = make_rig(lane("high", guaranteed_share=0.1), lane("low"), workers=pair(100))
+    for number in range(9):
+        rig.submit(f"high-{number}", "high", prompt=150, max_tokens=10)
+    rig.submit("high-large", "high", prompt=310, max_tokens=10)
+    rig.submit("low-tiny", "low", prompt=1, max_tokens=1)
+    assert rig.granted[9:] == []
+    rig.finish("high-0")
+    assert rig.granted[9:] == ["high-large"]
+
+
 def test_an_urgent_request_gets_a_slot_at_once_when_all_are_booked_by_less_urgent_ones() -> None:
     rig = make_rig(lane("high"), lane("low"), workers=pair(1000, seqs=4), slot_overbooking=0.5)
     for number in range(6):
@@ -114,6 +125,18 @@ def test_after_twice_that_time_it_counts_as_two_and_goes_by_when_it_came_to_be_a
     # low-1 has been as urgent as the highest lane for 1 s: later than high-0, earlier than high-1.
     assert granted_in_turn(rig) == ["low-1", "high-1", "middle-late", "middle-0"]
     assert rig.granted[2] == "high-0"
+
+
+def test_nobody_comes_to_be_more_urgent_than_the_most_urgent_lane() -> None:
+    rig = make_rig(lane("high"), lane("low", ageing_s=10.0))
+    rig.submit("running", "high")
+    rig.submit("low-0", "low")
+    rig.run(5)
+    rig.submit("high-0", "high")
+    rig.run(10)
+    rig.submit("high-1", "high")
+    rig.run(10)
+    assert granted_in_turn(rig) == ["high-0", "low-0", "high-1"]
 
 
 def test_inside_a_lane_whoever_waited_longer_than_ageing_goes_before_the_policys_choice() -> None:
