@@ -12,6 +12,7 @@ from weir.runtime.service import ServiceContext, run_service
 from weir.worker.assembly import RoleParts, assemble, facts_of, read_model_facts, surroundings_of
 from weir.worker.desk import DeskLimits
 from weir.worker.model_loading import begin_loading
+from weir.worker.reserve import num_bookable_pages
 from weir.worker.role import LoadedModel
 from weir.worker.servicer import SERVICE_NAME
 from weir.worker.shell import WorkerShell
@@ -41,7 +42,9 @@ async def _build(context: ServiceContext[DecodeConfig]) -> WorkerShell:
             model.batch_limits(config, config.chunk_tokens),
             model.limits,
             context.tracer,
-            lambda geometry: config.running_settings(num_swap_places(config.swap_bytes, geometry)),
+            lambda geometry: config.running_settings(
+                num_swap_places(config.swap_bytes, geometry), num_bookable_pages(geometry)
+            ),
         )
 
     limits = DeskLimits(max_live=_MAX_LIVE, takes_hand_offs=True)

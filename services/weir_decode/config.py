@@ -6,6 +6,8 @@ from typing import Literal
 
 from weir.engine.join import Batching, JoinSettings
 from weir.engine.preemption import PreemptionSettings
+from weir.engine.prefill_batches import PrefillBatchSettings
+from weir.engine.rests import RestSettings
 from weir.engine.running import RunningSettings
 from weir.kv.segment import DEFAULT_DIRECTORY
 from weir.runtime.config import setting
@@ -21,6 +23,8 @@ class DecodeConfig(WorkerConfig):
     )
     batch_window_ms: int = setting(50, "Dynamic batching: how long the first sequence waits for others.")
     chunk_tokens: int = setting(256, "Tokens of one prompt computed in a step.")
+    prefill_batches: bool = setting(False, "Read prompts in batches of their own while they are long, answers short.")
+    max_rests: int = setting(3, "Times that a sequence gives its place up for a more urgent one. 0: never.")
     max_preemptions: int = setting(3, "Times that one sequence gives its pages up for others. 0: never.")
     swap_bytes: int = setting(-1, "Memory for the pages of such sequences. -1: a quarter of the arena, 0: none.")
     swap_dir: Path = field(
@@ -32,14 +36,18 @@ class DecodeConfig(WorkerConfig):
         for name, smallest, largest in (
             ("batch_window_ms", 1, 10_000),
             ("chunk_tokens", 1, 2**31 - 1),
+            ("max_rests", 0, 1000),
             ("max_preemptions", 0, 1000),
             ("swap_bytes", -1, 2**63 - 1),
         ):
             if not smallest <= getattr(self, name) <= largest:
                 raise ValueError(f"{name} {getattr(self, name)}: must be in [{smallest}, {largest}]")
 
-    def running_settings(self, num_swap_places: int) -> RunningSettings:
+    def running_settings(self, num_swap_places: int, num_arena_pages: int) -> RunningSettings:
         return RunningSettings(
             JoinSettings(Batching(self.batching), self.batch_window_ms / 1e3),
             PreemptionSettings(max_preemptions=self.max_preemptions, num_places=num_swap_places),
+            RestSettings(max_rests=self.max_rests),
+            num_arena_pages=num_arena_pages,
+            prefill_batches=PrefillBatchSettings() if self.prefill_batches else None,
         )

@@ -7,38 +7,28 @@ for pages; when none come, sequences behind it give theirs up.
 """
 
 from abc import abstractmethod
-from dataclasses import dataclass, field
 
 from weir.engine.batcher import Batcher, BatchLimits
 from weir.engine.fast_forward import FastForward
 from weir.engine.held_rows import HeldRows
-from weir.engine.join import JoinSettings, make_gate
+from weir.engine.join import make_gate
 from weir.engine.messages import Arrival, EndReason, Failure, FailureReason, PageLot, TakenOver
 from weir.engine.page_room import PageRoom, in_batch
 from weir.engine.pages import PageNeed, PagePool
 from weir.engine.plan import ChunkPlan, StepPlan, StepResult, SwapPlan
-from weir.engine.preemption import Preemption, PreemptionSettings
+from weir.engine.preemption import Preemption
+from weir.engine.prefill_batches import PrefillBatches
 from weir.engine.rests import MAX_OVERBOOKING, Rests, RestSettings
+from weir.engine.running_settings import RunningSettings
 from weir.engine.seats import Queue, Seats, queue_of
 from weir.engine.sequence import LOOKAHEAD_TOKENS, Sequence, Stage
 from weir.engine.step_planning import StepPlanner
 from weir.engine.step_share import Shares
 from weir.engine.views import Room
 from weir.kv.geometry import PAGE_TOKENS
-from weir.policy.seams import Policy
+from weir.policy.seams import Gate, Policy, StepBudget
 
-
-@dataclass(frozen=True, slots=True)
-class RunningSettings:
-    """How sequences join, and what happens when there are too few pages or places for those that have.
-
-    `num_arena_pages`: what the arena has, for policies that look at its use; 0: what the pool holds is all there is.
-    """
-
-    join: JoinSettings = field(default_factory=JoinSettings)
-    preemption: PreemptionSettings = field(default_factory=PreemptionSettings)
-    rests: RestSettings = field(default_factory=RestSettings)
-    num_arena_pages: int = 0
+__all__ = ["RunningBatcher", "RunningSettings"]
 
 
 class RunningBatcher(Batcher):
@@ -53,13 +43,14 @@ class RunningBatcher(Batcher):
         self._rests = Rests(settings.rests if self._own_gate is None else RestSettings(max_rests=0))
         self._room = Room(pool, settings.num_arena_pages)
         self._seats = Seats(self._max_running, self._rests, self._room, self.counters)
-        self._seats.set_gate(self._own_gate)
+        self._prefill_batches = PrefillBatches(settings.prefill_batches) if settings.prefill_batches else None
         self._has_held_rows = self._holds_rows = settings.join.holds_rows
         self._held = HeldRows(pool)
         self._planner = StepPlanner(limits, pool, self._held)
         self._fast_forward = FastForward(pool, self.counters, limits.max_context_tokens)
         self._preemption = Preemption(pool, settings.preemption, self.counters)
         self._page_room = PageRoom(pool, self._preemption, self._held, settings.preemption.after_s)
+        self._follow(gate=None, step_budget=None)
 
     @abstractmethod
     def _try_admit(self, sequence: Sequence) -> bool:
@@ -73,11 +64,18 @@ class RunningBatcher(Batcher):
         """A policy without a gate leaves the worker's own rule in force."""
         super().set_policy(policy)
         self._rests.goes_by_rank = policy.is_preemptive and policy.gate is None
-        self._seats.set_gate(policy.gate or self._own_gate)
         self._holds_rows = self._has_held_rows and policy.gate is None
         if not self._holds_rows:
             self._held.release()
-        self._planner.shares = Shares(policy.step_budget, self._room, self.counters) if policy.step_budget else None
+        self._follow(policy.gate, policy.step_budget)
+
+    def _follow(self, gate: Gate | None, step_budget: StepBudget | None) -> None:
+        """What nobody has a say in is the worker's own to decide."""
+        is_free = gate is None and step_budget is None and self._own_gate is None
+        if is_free and self._prefill_batches is not None:
+            gate, step_budget = self._prefill_batches, self._prefill_batches
+        self._seats.set_gate(gate or self._own_gate)
+        self._planner.shares = Shares(step_budget, self._room, self.counters) if step_budget else None
 
     def need(self) -> PageNeed:
         """The pages that running sequences will want within the next tokens, then what was preempted, then what waits;
@@ -189,6 +187,8 @@ class RunningBatcher(Batcher):
 
     def _free(self, sequence: Sequence, reason: EndReason | None) -> None:
         self._preemption.forget(sequence)
+        if self._prefill_batches is not None and reason in (EndReason.STOP, EndReason.LENGTH):
+            self._prefill_batches.ended(sequence.num_output_tokens)
         is_row = self._holds_rows and sequence.stage is Stage.RUNNING and not sequence.is_away
         if is_row and reason in (EndReason.STOP, EndReason.LENGTH):
             self._held.add(sequence)

@@ -81,6 +81,7 @@ def facts_of(context: ServiceContext[_ConfigT], model: ModelFacts, *, serves_loc
         max_num_seqs=context.config.max_num_seqs,
         max_num_batched_tokens=context.config.max_num_batched_tokens,
         group=context.config.group,
+        policy=context.config.policy,
         serves_locally=serves_locally,
     )
 

@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from weir.policy.registry import parse_policy
 from weir.runtime.config import ServiceConfig, setting
 
 _GROUP = re.compile(r"[a-z0-9_-]{0,32}")
@@ -19,6 +20,7 @@ class WorkerConfig(ServiceConfig):
     max_stall_s: float = setting(5.0, "A sequence that gets no page for this long fails.")
     num_threads: int = setting(0, "Threads of the forward pass. 0: int8 what busy workers leave, fp32 an equal share.")
     group: str = setting("", "Lanes that name this group have the worker to themselves. Empty: it serves any lane.")
+    policy: str = setting("", "NAME or NAME:KEY=VALUE,…: makes the batches until the scheduler says which does.")
     workers_on_machine: int = setting(1, "Workers that share this machine's cores, this one among them.")
 
     def __post_init__(self) -> None:
@@ -31,6 +33,8 @@ class WorkerConfig(ServiceConfig):
         ):
             if getattr(self, name) < smallest:
                 raise ValueError(f"{name} {getattr(self, name)}: must be at least {smallest}")
+        if self.policy:
+            parse_policy(self.policy)
         if not _GROUP.fullmatch(self.group):
             raise ValueError(f"group {self.group!r}: must be at most 32 characters of a-z 0-9 _ -")
         if not 0 < self.max_stall_s <= 600:

@@ -57,4 +57,6 @@ class WorkerFacts:
     max_num_seqs: int
     max_num_batched_tokens: int = 0
     group: str = ""
+    policy: str = ""
+    """NAME or NAME:KEY=VALUE,…; empty: none until the scheduler says one."""
     serves_locally: bool = False

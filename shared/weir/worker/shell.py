@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 from weir.bus.messages import WorkerRecord
 from weir.core.clock import SystemClock
-from weir.engine.messages import EngineReport, FailAll, Failure, FailureReason
+from weir.engine.messages import EngineReport, FailAll, Failure, FailureReason, SetPolicy
 from weir.kv.geometry import PAGE_TOKENS
 from weir.kv.segment import Segment
+from weir.policy.registry import make_policy, parse_policy
 from weir.runtime.admin import Description
 from weir.worker.arena_keeper import Arena, ArenaKeeper
 from weir.worker.cost_meter import CostMeter
@@ -81,6 +82,8 @@ class WorkerShell:
         self._tasks.append(asyncio.create_task(self._watch_lease(), name="lease watch"))
         model = await asyncio.to_thread(self._load_model, parts.arena.segment)
         await parts.host.start(parts.role.make_batcher(parts.arena.segment), model.runner, model.warm_up)
+        if self._facts.policy:
+            parts.host.post(SetPolicy(make_policy(*parse_policy(self._facts.policy))))
         parts.keeper.start()
         parts.policy_watch.start()
         self._tasks.append(asyncio.create_task(self._sweep(), name="sweep"))

@@ -6,13 +6,16 @@ import pytest
 
 from weir.engine.join import Batching, JoinSettings
 from weir.engine.preemption import PreemptionSettings
+from weir.engine.prefill_batches import PrefillBatchSettings
+from weir.engine.rests import RestSettings
 from weir.runtime.config import ConfigError, read_config
 from weir_decode.config import DecodeConfig
 
 
 def test_by_default_batches_are_continuous_and_a_sequence_is_preempted_three_times_at_most() -> None:
     config = read_config(DecodeConfig, [], environ={})
-    settings = config.running_settings(num_swap_places=7)
+    settings = config.running_settings(num_swap_places=7, num_arena_pages=90)
+    assert (settings.num_arena_pages, settings.prefill_batches) == (90, None)
     assert settings.join.batching is Batching.CONTINUOUS
     assert settings.preemption == PreemptionSettings(max_preemptions=3, num_places=7)
     assert config.swap_dir == Path("/dev/shm")
@@ -20,8 +23,16 @@ def test_by_default_batches_are_continuous_and_a_sequence_is_preempted_three_tim
 
 def test_rule_and_window_come_from_flags() -> None:
     config = read_config(DecodeConfig, ["--batching", "dynamic", "--batch-window-ms", "120"], environ={})
-    assert config.running_settings(0).join == JoinSettings(Batching.DYNAMIC, window_s=0.12)
-    assert read_config(DecodeConfig, [], environ={"WEIR_BATCHING": "static-hold"}).running_settings(0).join.holds_rows
+    assert config.running_settings(0, 9).join == JoinSettings(Batching.DYNAMIC, window_s=0.12)
+    held = read_config(DecodeConfig, [], environ={"WEIR_BATCHING": "static-hold"})
+    assert held.running_settings(0, 9).join.holds_rows
+
+
+def test_rests_and_prefill_batches_come_from_flags() -> None:
+    config = read_config(DecodeConfig, ["--max-rests", "0"], environ={"WEIR_PREFILL_BATCHES": "true"})
+    settings = config.running_settings(0, 9)
+    assert settings.rests == RestSettings(max_rests=0)
+    assert settings.prefill_batches == PrefillBatchSettings()
 
 
 @pytest.mark.parametrize(
@@ -31,6 +42,8 @@ def test_rule_and_window_come_from_flags() -> None:
         ("--batch-window-ms", "0", "batch_window_ms 0: must be in [1, 10000]"),
         ("--max-preemptions", "-1", "max_preemptions -1: must be in [0, 1000]"),
         ("--swap-bytes", "-2", "swap_bytes -2: must be in [-1,"),
+        ("--max-rests", "-1", "max_rests -1: must be in [0, 1000]"),
+        ("--policy", "luck", "policy 'luck': must be one of"),
         ("--chunk-tokens", "0", "chunk_tokens 0: must be in [1,"),
     ],
 )

@@ -1,0 +1,127 @@
+"""Prefill-batch mode: where prompts are long and answers very short, read a batch of prompts, then write all answers.
+
+    mixed     what a worker does otherwise: each step has the decodes and a part of some prompt beside them
+    reading   prompts join and are read, nobody decodes, until none is left, no place is, or the batch is large enough
+    writing   the batch decodes to its end together, nobody joins
+
+A worker goes from `mixed` to prefill batches when, over a window, more than `enter_share` of the tokens computed were
+prompts' and answers had fewer than `max_mean_output` tokens in the mean; back when the share is below `leave_share`.
+(LightLLM merges prefills only every few decode steps for the same reason; the switch with hysteresis is Weir's.)
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+from weir.policy.seams import BatchView, GateDecision, StepShare, StepView
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillBatchSettings:
+    """`max_batch_tokens`: prompt tokens that are read before their answers are written."""
+
+    window_s: float = 10.0
+    enter_share: float = 0.9
+    leave_share: float = 0.8
+    max_mean_output: float = 30.0
+    max_batch_tokens: int = 8192
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.leave_share <= self.enter_share <= 1:
+            raise ValueError(
+                f"leave_share {self.leave_share}, enter_share {self.enter_share}: must be in order, in [0, 1]"
+            )
+        if self.window_s <= 0 or self.max_batch_tokens < 1:
+            raise ValueError(f"window_s {self.window_s}, max_batch_tokens {self.max_batch_tokens}: must be above 0")
+
+
+class Phase(Enum):
+    """Where a worker is."""
+
+    MIXED = "mixed"
+    READING = "reading"
+    WRITING = "writing"
+
+
+class _Computed(NamedTuple):
+    at_s: float
+    num_prefill: int
+    num_decode: int
+
+
+class PrefillBatches:
+    """A gate and a step budget in one. In the mixed phase it decides as a worker without a policy does."""
+
+    def __init__(self, settings: PrefillBatchSettings) -> None:
+        self._settings = settings
+        self.phase = Phase.MIXED
+        self._steps: deque[_Computed] = deque()
+        self._num_prefill = 0
+        self._num_decode = 0
+        self._outputs: deque[tuple[float, int]] = deque()
+        self._sum_outputs = 0
+        self._num_read = 0
+        self._now_s = 0.0
+
+    def ended(self, num_output_tokens: int) -> None:
+        """A sequence has ended by itself with so many tokens."""
+        self._outputs.append((self._now_s, num_output_tokens))
+        self._sum_outputs += num_output_tokens
+
+    def decide(self, view: BatchView, now_s: float) -> GateDecision:
+        self._forget(now_s)
+        self._switch()
+        if self.phase is Phase.WRITING and view.running:
+            return GateDecision(())
+        if self.phase is Phase.WRITING:
+            self.phase, self._num_read = Phase.READING, 0
+        num_free = max(0, view.num_places - len(view.running))
+        num_joining = min(num_free, len(view.waiting))
+        if self.phase is Phase.READING and self._num_read >= self._settings.max_batch_tokens:
+            num_joining = 0
+        return GateDecision(range(num_joining))
+
+    @property
+    def next_deadline_s(self) -> float | None:
+        return None
+
+    def plan(self, view: StepView) -> StepShare:
+        if self.phase is Phase.READING and not view.prefills:
+            self.phase = Phase.WRITING
+        decodes = range(0 if self.phase is Phase.READING else min(len(view.decodes), view.max_tokens))
+        num_left = sum(prefill.num_left_tokens for prefill in view.prefills)
+        share = StepShare(decodes, min(num_left, view.max_tokens - len(decodes)))
+        self._note(view.now_s, share)
+        return share
+
+    def stepped(self, duration_s: float, share: StepShare) -> None:
+        """Tokens are counted when they are planned."""
+
+    def _note(self, now_s: float, share: StepShare) -> None:
+        self._steps.append(_Computed(now_s, share.num_prefill_tokens, len(share.decodes)))
+        self._num_prefill += share.num_prefill_tokens
+        self._num_decode += len(share.decodes)
+        self._num_read += share.num_prefill_tokens
+
+    def _switch(self) -> None:
+        num_tokens = self._num_prefill + self._num_decode
+        if num_tokens == 0:
+            return
+        share, settings = self._num_prefill / num_tokens, self._settings
+        if self.phase is not Phase.MIXED:
+            if share < settings.leave_share:
+                self.phase = Phase.MIXED
+        elif share > settings.enter_share and self._sum_outputs < settings.max_mean_output * len(self._outputs):
+            self.phase, self._num_read = Phase.READING, 0
+
+    def _forget(self, now_s: float) -> None:
+        """What is older than the window: one entry a step and one an answer, so the window bounds their number."""
+        self._now_s = now_s
+        oldest_s = now_s - self._settings.window_s
+        while self._steps and self._steps[0].at_s < oldest_s:
+            step = self._steps.popleft()
+            self._num_prefill -= step.num_prefill
+            self._num_decode -= step.num_decode
+        while self._outputs and self._outputs[0][0] < oldest_s:
+            self._sum_outputs -= self._outputs.popleft()[1]

@@ -1,0 +1,153 @@
+"""Where prompts are long and answers short: a batch of prompts is read, then all answers are written."""
+
+import pytest
+from tests.unit.engine.world import VOCAB_SIZE, Records, facts, limits
+
+from weir.engine.join import Batching, JoinSettings
+from weir.engine.local import LocalBatcher
+from weir.engine.messages import Arrival, EndReason, PageLot, SequenceEnded, TokenDrawn
+from weir.engine.pages import PagePool
+from weir.engine.prefill_batches import Phase, PrefillBatches, PrefillBatchSettings
+from weir.engine.running import RunningSettings
+from weir.policy.registry import make_policy
+from weir.policy.seams import BatchView, Decode, Member, Prefill, StepView
+from weir.testing.runner import HashRunner, reference_tokens
+
+MEMBER = Member("a", 100, 0, 0.0)
+
+
+def gate_view(num_waiting: int, num_running: int) -> BatchView:
+    return BatchView([MEMBER] * num_waiting, [MEMBER] * num_running, 4, num_pool_tokens=999, num_free_tokens=999)
+
+
+def step_view(num_decodes: int, *prompts: int, now_s: float = 0.0) -> StepView:
+    decodes = [Decode(100, 0.0, 0.0)] * num_decodes
+    return StepView(now_s, 512, decodes, [Prefill(left, 0) for left in prompts], page_use=0.5, num_free_tokens=999)
+
+
+def switched(**changes: float) -> PrefillBatches:
+    """Has seen 400 prompt tokens and one short answer, and reads."""
+    mode = PrefillBatches(PrefillBatchSettings(**changes))  # type: ignore[arg-type]
+    mode.decide(gate_view(1, 0), 0.0)
+    mode.plan(step_view(0, 400))
+    mode.ended(5)
+    mode.decide(gate_view(1, 0), 0.1)
+    assert mode.phase is Phase.READING
+    return mode
+
+
+def test_it_begins_only_with_many_prompt_tokens_and_short_answers() -> None:
+    for num_decodes, num_output, phase in ((10, 5, Phase.READING), (60, 5, Phase.MIXED), (10, 40, Phase.MIXED)):
+        mode = PrefillBatches(PrefillBatchSettings())
+        mode.decide(gate_view(1, 0), 0.0)
+        share = mode.plan(step_view(num_decodes, 400))
+        assert (len(share.decodes), share.num_prefill_tokens) == (num_decodes, 400), "mixed at first"
+        mode.ended(num_output)
+        mode.decide(gate_view(1, 0), 0.1)
+        assert mode.phase is phase
+
+
+def test_reading_computes_prompts_alone_and_writing_lets_nobody_join() -> None:
+    mode = switched()
+    assert list(mode.decide(gate_view(2, 1), 0.2).joining) == [0, 1]
+    share = mode.plan(step_view(3, 100))
+    assert (len(share.decodes), share.num_prefill_tokens) == (0, 100)
+    share = mode.plan(step_view(3))
+    assert (len(share.decodes), share.num_prefill_tokens) == (3, 0)
+    assert list(mode.decide(gate_view(2, 3), 0.3).joining) == []
+    assert list(mode.decide(gate_view(2, 0), 0.4).joining) == [0, 1], "the batch has ended"
+    assert mode.phase is Phase.READING
+
+
+def test_a_batch_of_prompts_is_bounded() -> None:
+    mode = switched(max_batch_tokens=300)
+    mode.plan(step_view(0, 200))
+    assert list(mode.decide(gate_view(1, 1), 0.2).joining) == [0]
+    mode.plan(step_view(1, 200))
+    assert list(mode.decide(gate_view(1, 2), 0.3).joining) == []
+
+
+def test_it_ends_below_the_lower_share_and_not_before() -> None:
+    mode = switched()
+    mode.plan(step_view(0))
+    for now_s, num_decodes, phase in ((0.2, 60, Phase.WRITING), (0.3, 50, Phase.MIXED)):
+        mode.plan(step_view(num_decodes, now_s=now_s))
+        mode.decide(gate_view(0, 60), now_s)
+        assert mode.phase is phase, "0.87, then 0.78 of the tokens are prompts'"
+
+
+def test_what_is_older_than_the_window_does_not_count() -> None:
+    mode = switched(window_s=1.0)
+    mode.plan(step_view(9, now_s=2.0))
+    mode.decide(gate_view(0, 9), 2.0)
+    assert mode.phase is Phase.MIXED
+
+
+@pytest.mark.parametrize("changes", [{"leave_share": 0.95}, {"enter_share": 1.1}, {"window_s": 0.0}])
+def test_settings_that_make_no_sense_are_refused(changes: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        PrefillBatchSettings(**changes)  # type: ignore[arg-type]
+
+
+def local(settings: RunningSettings) -> LocalBatcher:
+    pool = PagePool(reserve_pages=0, reserve_slots=0)
+    pool.give(PageLot(tuple(range(80)), tuple(range(20))))
+    return LocalBatcher(limits(max_num_seqs=4), pool, Records(80, 20).open, settings)
+
+
+def shapes(batcher: LocalBatcher, number: int) -> tuple[list[tuple[int, int]], dict[str, list[int]]]:
+    """(decodes, prompt tokens) of each step that serves so many prompts, and what was said."""
+    runner, steps = HashRunner(80, VOCAB_SIZE), []
+    tokens: dict[str, list[int]] = {}
+    for index in range(number):
+        batcher.add(Arrival(facts(tuple(range(index, index + 60)), index, max_tokens=3)))
+    now_s, num_ended = 0.0, 0
+    while num_ended < number:
+        now_s += 0.1
+        assert now_s < 60, "a sequence never ends"
+        plan = batcher.decide(now_s)
+        if plan is not None:
+            load = plan.load
+            steps.append((load.num_decodes, load.num_prefill_tokens))
+            batcher.record(plan, runner.run(plan), now_s)
+        for event in batcher.take_events():
+            if isinstance(event, SequenceEnded):
+                assert event.reason is EndReason.LENGTH
+                num_ended += 1
+            elif isinstance(event, TokenDrawn):
+                tokens.setdefault(event.key.request_id, []).append(event.token_id)
+        assert batcher.check_integrity() == ()
+        lot = batcher.pool.take_all_free()
+        batcher.pool.give(PageLot(lot.all_page_ids, lot.slots))
+    return steps, tokens
+
+
+def test_an_engine_goes_over_to_it_and_says_the_same_tokens() -> None:
+    mixed, as_usual = shapes(local(RunningSettings()), 6)
+    steps, tokens = shapes(local(RunningSettings(prefill_batches=PrefillBatchSettings(enter_share=0.8))), 6)
+    assert tokens == as_usual
+    for index in range(6):
+        made = facts((1,), index)
+        prompt = tuple(range(index, index + 60))
+        assert tokens[f"{index:032x}"] == reference_tokens(prompt, made.sampling, 3, VOCAB_SIZE)
+    assert sum(decodes > 0 and prefill > 0 for decodes, prefill in steps) < sum(
+        decodes > 0 and prefill > 0 for decodes, prefill in mixed
+    )
+
+
+def has_mode(batcher: LocalBatcher) -> bool:
+    return isinstance(batcher._seats.gate, PrefillBatches) and batcher._planner.shares is not None
+
+
+def test_a_policy_with_a_say_and_a_static_batch_have_no_such_mode() -> None:
+    settings = RunningSettings(prefill_batches=PrefillBatchSettings())
+    batcher = local(settings)
+    assert has_mode(batcher)
+    found = []
+    for name in ("slai", "wait", "fcfs"):
+        batcher.set_policy(make_policy(name))
+        found.append(has_mode(batcher))
+    assert found == [False, False, True]
+    assert not has_mode(
+        local(RunningSettings(join=JoinSettings(Batching.STATIC), prefill_batches=PrefillBatchSettings()))
+    )
