@@ -104,11 +104,10 @@ class AccessBook:
 
 
 def _caller(tenant: TenantAccess, rules: AccessRules) -> Caller:
-    names = tuple(lane.name for lane in rules.lanes)
-    lanes = tuple(name for name in names if not tenant.lanes or name in tenant.lanes)
+    lanes = tuple(name for name in rules.lanes if not tenant.lanes or name in tenant.lanes)
     is_default_open = not tenant.lanes or rules.default_lane in tenant.lanes
     default_lane = rules.default_lane if is_default_open else tenant.lanes[0]
-    return Caller(tenant.name, lanes, default_lane, names, tenant.isolates_cache)
+    return Caller(tenant.name, lanes, default_lane, rules.lanes, tenant.isolates_cache)
 
 
 def _tenant_salt(tenant: str, own_salt: str) -> str:

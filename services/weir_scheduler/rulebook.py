@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from weir.bus.codec import MessageTooLarge, encode
 from weir.bus.configuration import (
     AccessRules,
-    LaneAccess,
     LimitsInForce,
     LimitsOverride,
     PolicyChoice,
@@ -126,7 +125,7 @@ class Rulebook:
 
 
 def _access_rules(limits: CoreLimits, epoch: int) -> AccessRules:
-    lanes = tuple(LaneAccess(lane.name, lane.ttft_slo_ms, lane.itl_slo_ms) for lane in limits.lanes)
+    lanes = tuple(lane.name for lane in limits.lanes)
     tenants = tuple(
         TenantAccess(
             tenant.name,

@@ -131,7 +131,7 @@ async def test_limits_change_under_load_and_a_bad_file_changes_nothing(
 
 
 async def test_an_urgent_request_passes_a_flood_that_came_before_it(stack: Stack) -> None:
-    """Order, not time: it has its whole answer while most of the flood has no token yet."""
+    """Order, not time: it has its whole answer while others that came before it still wait for their first token."""
     channel, stub = open_stub(stack.grpc_address)
     first_tokens: list[str] = []
     scheduler = stack.processes("scheduler")[0]

@@ -19,15 +19,6 @@ DIGEST_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
-class LaneAccess:
-    """One lane as gateways know it."""
-
-    name: str
-    ttft_slo_ms: int = 0
-    itl_slo_ms: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class TenantAccess:
     """Who a client is that shows one of these keys, and what it may ask for."""
 
@@ -50,7 +41,7 @@ class AccessRules:
 
     epoch: int
     """Of the scheduler that wrote it."""
-    lanes: tuple[LaneAccess, ...]
+    lanes: tuple[str, ...]
     """From the most to the least urgent."""
     default_lane: str
     default_tenant: str
@@ -58,7 +49,7 @@ class AccessRules:
     tenants: tuple[TenantAccess, ...] = ()
 
     def __post_init__(self) -> None:
-        names = {lane.name for lane in self.lanes}
+        names = set(self.lanes)
         if self.default_lane not in names:
             raise ValueError(f"default_lane {self.default_lane!r}: is none of {', '.join(sorted(names))}")
         for tenant in self.tenants:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from opentelemetry.trace import NoOpTracerProvider
 
 from weir.bus.codec import encode
-from weir.bus.configuration import ACCESS_KEY, AccessRules, LaneAccess
+from weir.bus.configuration import ACCESS_KEY, AccessRules
 from weir.bus.endpoint import BusEndpoint
 from weir.bus.messages import (
     Ack,
@@ -30,12 +30,11 @@ from weir_gateway.access import Caller, Standing
 INSTANCE = "test"
 OPEN_RULES = AccessRules(
     epoch=5,
-    lanes=(LaneAccess("interactive"), LaneAccess("standard"), LaneAccess("batch")),
+    lanes=("interactive", "standard", "batch"),
     default_lane="standard",
     default_tenant="default",
 )
-LANE_NAMES = tuple(lane.name for lane in OPEN_RULES.lanes)
-CALLER = Caller("default", LANE_NAMES, "standard", LANE_NAMES)
+CALLER = Caller("default", OPEN_RULES.lanes, "standard", OPEN_RULES.lanes)
 STANDING = Standing("default", "standard", "")
 
 

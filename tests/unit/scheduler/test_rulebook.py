@@ -147,7 +147,7 @@ def test_gateways_are_told_digests_lanes_and_the_default_tenant() -> None:
     book.take_file(FILE + "\n[default_tenant]\nlanes = ['standard']\n")
     rules = decode(AccessRules, encode(book.access_rules(9)))
     assert (rules.epoch, rules.default_lane, rules.default_tenant) == (9, "standard", "default")
-    assert [lane.name for lane in rules.lanes] == ["interactive", "standard", "batch"]
+    assert rules.lanes == ("interactive", "standard", "batch")
     acme, default = rules.tenants
     assert (acme.name, acme.key_digests, acme.lanes) == ("acme", (bytes.fromhex(DIGEST),), ("batch",))
     assert acme.isolates_cache
