@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-_REFIT_EVERY = 8
+_REFIT_EVERY = 32
 
 
 class LeastSquares:
