@@ -51,7 +51,7 @@ def serve(
     \b
     weir bench serve --max-concurrency 32 --random-input-len 128 --random-output-len 64
     weir bench serve --lane-mix interactive=0.2,batch=0.8 --tenant-mix a=1,b=3 --api-keys keys.txt
-    weir bench serve --trace azure_2023_conv.csv --num-prompts 200 --time-scale 2 --prompt-scale 16
+    weir bench serve --trace azure_2023_code.csv --num-prompts 100 --time-scale 4 --prompt-scale 16
     weir bench serve --peer llama-server --peer-model smollm2-q4_0.gguf
     """
     from weir.bench.api_keys import check_keys, read_keys
