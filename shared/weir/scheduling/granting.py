@@ -128,11 +128,11 @@ class Granter:
         if blocked is not None and blocked[0] == request.request_id and blocked[1] in (situation, slots):
             self._is_for_slots &= len(blocked[1]) == len(slots)
             return None
-        hopeless = self._try_give_up(request, queue.limits.worker_group)
-        if hopeless is not None:
-            return hopeless
         placement = self._placer.try_place(request, now_s)
         if placement is None:
+            hopeless = self._try_give_up(request, queue.limits.worker_group)
+            if hopeless is not None:
+                return hopeless
             self._is_for_slots &= self._placer.lacks_slot
             self._blocked[key] = request.request_id, slots if self._placer.lacks_slot else situation
             return None

@@ -118,10 +118,15 @@ class Placer:
 
     def _has_any_slot(self, request: Request, group: str) -> bool:
         """The quickest of all questions, and when workers are busy the answer is mostly no."""
+        writers = self._pools.writers(request.submit.model, group)
+        for station in writers:
+            if len(station.decode.ranks) < station.max_num_seqs:
+                return True
         slot, overbooking = self._slot(request), self._limits.slot_overbooking
         return any(
             has_slot(slot, station.decode.ranks, station.max_num_seqs, overbooking)
-            for station in self._pools.writers(request.submit.model, group)
+            for station in writers
+            if station.decode.ranks and slot < station.decode.ranks[-1]
         )
 
     def _slot(self, request: Request) -> Seat:
@@ -201,7 +206,10 @@ class Placer:
             seat
             for seat in seats
             if request.num_tokens <= seat.station.max_context_tokens
-            and has_slot(slot, seat.station.decode.ranks, seat.station.max_num_seqs, overbooking)
+            and (
+                len(seat.station.decode.ranks) < seat.station.max_num_seqs
+                or has_slot(slot, seat.station.decode.ranks, seat.station.max_num_seqs, overbooking)
+            )
         ]
         if len(free) < 2:
             return free

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from math import ceil
 
 from weir.bus.messages import (
     Cancel,
@@ -109,8 +110,10 @@ class GatewayModel:
 class SimulatedSystem:
     """`wire` holds what is under way; whoever drives the test decides what arrives, twice, late or never."""
 
-    def __init__(self, limits: CoreLimits) -> None:
+    def __init__(self, limits: CoreLimits, *, is_plain: bool = True) -> None:
+        """`is_plain`: lanes in strict order, one tenant, first come first served, nothing overbooked."""
         self.limits = limits
+        self._is_plain = is_plain
         self.clock = ManualClock(100.0)
         self.epoch = 1
         self.core = SchedulerCore(limits, self.clock, self.epoch)
@@ -209,7 +212,8 @@ class SimulatedSystem:
             case LeftQueue(request_id):
                 self.waiting.pop(request_id, None)
             case SendGrant(_, grant):
-                self._check_order(grant.request_id)
+                if self._is_plain:
+                    self._check_order(grant.request_id)
                 self.waiting.pop(grant.request_id, None)
                 self._check_capacity(grant)
                 self._unanswered.append(command)
@@ -235,9 +239,14 @@ class SimulatedSystem:
         self.grants = {i: p for i, p in self.grants.items() if self.core.is_granted(i, p.dispatch)}
         worker = self.workers_ever[grant.placement.decode_worker_id]
         mine = [p for p in self.grants.values() if p.decode_worker_id == worker.worker_id]
-        assert len(mine) <= worker.max_num_seqs
         on_host = [p for p in self.grants.values() if self.workers_ever[p.decode_worker_id].host_id == worker.host_id]
-        assert sum(p.num_booked_pages for p in on_host) <= worker.num_arena_pages
+        num_pages = sum(p.num_booked_pages for p in on_host)
+        if self._is_plain:
+            assert len(mine) <= worker.max_num_seqs
+            assert num_pages <= worker.num_arena_pages
+        else:
+            assert len(mine) <= worker.max_num_seqs + ceil(worker.max_num_seqs * self.limits.slot_overbooking)
+            assert num_pages <= 2 * worker.num_arena_pages
 
 
 def reborn(record: WorkerRecord, number: int) -> WorkerRecord:

@@ -7,6 +7,8 @@ from tests.unit.scheduler.rig import LANES, make_limits, make_worker
 from tests.unit.scheduler.simulated import SimulatedSystem, State, reborn
 
 from weir.bus.messages import Outcome, Prefilled, Submit
+from weir.policy.registry import make_policy, policy_names
+from weir.scheduling.limits import CoreLimits, LaneLimits, TenantLimits
 
 lane_names = st.sampled_from([lane.name for lane in LANES])
 picks = st.integers(0, 10**6)
@@ -15,11 +17,16 @@ picks = st.integers(0, 10**6)
 class SchedulerMachine(RuleBasedStateMachine):
     """The wire is a list of messages; the rules pick what becomes of each."""
 
+    tenants: tuple[str, ...] = ("t",)
+
     def __init__(self) -> None:
         super().__init__()
-        self.system = SimulatedSystem(make_limits(gather_s=1.0, tombstone_ttl_s=20.0))
+        self.system = self.make_system()
         self.num_requests = 0
         self.num_births = 0
+
+    def make_system(self) -> SimulatedSystem:
+        return SimulatedSystem(make_limits(gather_s=1.0, tombstone_ttl_s=20.0))
 
     @initialize()
     def begin(self) -> None:
@@ -42,7 +49,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         model = "absent" if is_other % 20 == 0 else "m"
         self.num_requests += 1
         gateway_id = gateway_ids[gateway % len(gateway_ids)]
-        self.system.submit(Submit(f"r{self.num_requests}", gateway_id, model, lane, "t", prompt, max_tokens, 0))
+        tenant = self.tenants[is_other % len(self.tenants)]
+        self.system.submit(Submit(f"r{self.num_requests}", gateway_id, model, lane, tenant, prompt, max_tokens, 0))
 
     @precondition(lambda self: self.system.wire)
     @rule(pick=picks)
@@ -138,7 +146,48 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert not system.waiting
 
 
+TENANTS = (TenantLimits("a", 2.0, max_in_flight=2), TenantLimits("b", max_queued=5, tokens_per_min=5000))
+FULL_LANES = (
+    LaneLimits("interactive", 100, 20.0, guaranteed_share=0.3),
+    LaneLimits("standard", 100, 30.0, ageing_s=5.0, guaranteed_share=0.2),
+    LaneLimits("batch", 4, 60.0, ageing_s=3.0, max_batch=3),
+)
+
+
+def full_limits(**changes: float | str) -> CoreLimits:
+    values = {"gather_s": 1.0, "tombstone_ttl_s": 20.0, "max_queued": 40, "max_prefills": 4, "max_prefill_tokens": 256}
+    return CoreLimits(lanes=FULL_LANES, tenants=TENANTS, **values | changes)  # type: ignore[arg-type]
+
+
+class FullMachine(SchedulerMachine):
+    """With guarantees, ageing, tenants, slots over the number, and rules that change while it runs."""
+
+    tenants = ("a", "b", "stranger")
+
+    def make_system(self) -> SimulatedSystem:
+        return SimulatedSystem(full_limits(), is_plain=False)
+
+    @rule(name=st.sampled_from(policy_names()))
+    def the_policy_changes(self, name: str) -> None:
+        self.system.core.set_policy(make_policy(name))
+        self.system.decide()
+
+    @rule(lane_order=st.sampled_from(["strict", "weighted"]), tenant_order=st.sampled_from(["fair", "arrival"]))
+    def the_limits_change(self, lane_order: str, tenant_order: str) -> None:
+        self.system.limits = full_limits(lane_order=lane_order, tenant_order=tenant_order)
+        self.system.core.set_limits(self.system.limits)
+        self.system.decide()
+
+    @rule(pick=picks, num_tokens=st.integers(0, 60))
+    def tokens_are_delivered(self, pick: int, num_tokens: int) -> None:
+        granted = sorted(self.system.grants)
+        if granted:
+            self.system.core.progressed(granted[pick % len(granted)], num_tokens)
+
+
 SchedulerMachine.TestCase.settings = settings(
     max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 TestScheduler = SchedulerMachine.TestCase
+FullMachine.TestCase.settings = SchedulerMachine.TestCase.settings
+TestFullScheduler = FullMachine.TestCase
