@@ -11,10 +11,21 @@ from weir.core.clock import SystemClock
 from weir.engine.join import Batching, JoinSettings
 from weir.engine.local import LocalBatcher
 from weir.engine.loop import EngineLoop, LoopSettings
-from weir.engine.messages import Add, Arrival, EndReason, EngineReport, Give, PageLot, SequenceEnded
+from weir.engine.messages import (
+    Add,
+    Arrival,
+    EndReason,
+    EngineReport,
+    Give,
+    PageLot,
+    SequenceEnded,
+    SetPolicy,
+    StepTiming,
+)
 from weir.engine.pages import PagePool
 from weir.engine.preemption import PreemptionSettings
 from weir.engine.running import RunningSettings
+from weir.policy.registry import make_policy
 from weir.testing.runner import HashRunner
 
 TIMEOUT_S = 10.0
@@ -26,6 +37,8 @@ class Engine:
 
     def __init__(self, settings: RunningSettings) -> None:
         self.reports: queue.Queue[EngineReport] = queue.Queue()
+        self.last_report = EngineReport()
+        self.last_timing: StepTiming | None = None
         self.batcher = LocalBatcher(
             limits(), PagePool(reserve_pages=0, reserve_slots=0), Records(NUM_PAGES, 8).open, settings
         )
@@ -37,6 +50,7 @@ class Engine:
         deadline_s = time.monotonic() + TIMEOUT_S
         while len(ends) < num_ends:
             report = self.reports.get(timeout=max(0.01, deadline_s - time.monotonic()))
+            self.last_report, self.last_timing = report, report.timing or self.last_timing
             ends += [event for event in report.events if isinstance(event, SequenceEnded)]
             if report.surplus:  # whoever owns the arena would do so
                 pages = [*report.surplus.page_ids, *(page for used in report.surplus.used for page in used.page_ids)]
@@ -69,6 +83,21 @@ def test_a_dynamic_batch_starts_when_its_window_is_over_although_nothing_comes(e
     (end,) = engine.wait_for_ends(1)
     assert end.reason is EndReason.LENGTH
     assert time.monotonic() - started_at_s >= 0.15
+
+
+def test_a_policy_is_taken_between_steps_and_named_in_reports(engines: list[Engine]) -> None:
+    arrivals = [Arrival(facts((1, 2, index), index, max_tokens=40)) for index in range(4)]
+    engine = start(engines, RunningSettings(), 30, *arrivals)
+    names = ("slai", "srtf", "wait", "fcfs")
+    for name in names:
+        engine.loop.post(SetPolicy(make_policy(name)))
+    ends = engine.wait_for_ends(4)
+    assert [end.reason for end in ends] == [EndReason.LENGTH] * 4
+    assert engine.last_report.policy == "fcfs"
+    timing = engine.last_timing
+    assert timing is not None
+    assert timing.duration_s > 0
+    assert timing.load.num_decodes + timing.load.num_prefill_tokens == timing.num_tokens
 
 
 def test_sequences_that_all_lack_a_page_make_room_although_nothing_comes(engines: list[Engine]) -> None:

@@ -1,0 +1,100 @@
+"""Prompts are read in the order of their lanes, between any two chunks, and nobody is passed over for ever."""
+
+from dataclasses import replace
+
+from tests.unit.engine.world import VOCAB_SIZE, Records, facts, limits
+
+from weir.engine.messages import Arrival, Failure, FailureReason, HandOffReady, PageLot
+from weir.engine.pages import PagePool
+from weir.engine.prefill import PrefillBatcher
+from weir.engine.prompts import MAX_PASSED_OVER
+from weir.policy.registry import make_policy
+from weir.testing.runner import HashRunner
+
+
+def prefill(num_slots: int = 8, **changes: int) -> PrefillBatcher:
+    pool = PagePool(reserve_pages=0, reserve_slots=0)
+    pool.give(PageLot(tuple(range(100)), tuple(range(num_slots))))
+    return PrefillBatcher(limits(**changes), pool, Records(100, 8).open)
+
+
+def add(batcher: PrefillBatcher, number: int, num_tokens: int, lane: int = 0) -> None:
+    batcher.add(Arrival(replace(facts(tuple(range(num_tokens)), number), lane_priority=lane)))
+
+
+def step(batcher: PrefillBatcher) -> list[tuple[int, int]]:
+    """(prompt, tokens) of each chunk."""
+    plan = batcher.decide(0.0)
+    if plan is None:
+        return []
+    owners = [int(owner.key.request_id, 16) for owner in batcher._planned if owner is not None]
+    batcher.record(plan, HashRunner(100, VOCAB_SIZE).run(plan))
+    assert batcher.check_integrity() == ()
+    return [(owner, len(chunk.token_ids)) for owner, chunk in zip(owners, plan.chunks, strict=True)]
+
+
+def test_a_later_urgent_prompt_goes_first_in_the_next_step() -> None:
+    batcher = prefill(max_num_batched_tokens=32)
+    add(batcher, 1, 90)
+    assert step(batcher) == [(1, 32)]
+    add(batcher, 2, 40, lane=1)
+    assert step(batcher) == [(2, 32)]
+    assert step(batcher) == [(2, 8)], "nor does it wait for a chunk that would only fill its step"
+    assert step(batcher) == [(1, 32)]
+
+
+def test_an_urgent_prompt_has_a_place_at_once_where_less_urgent_ones_have_them_all() -> None:
+    batcher = prefill(max_num_seqs=2, max_num_batched_tokens=32)
+    add(batcher, 1, 90)
+    add(batcher, 2, 90)
+    step(batcher)
+    add(batcher, 3, 20)
+    add(batcher, 4, 20, lane=1)
+    assert step(batcher) == [(4, 20)]
+    placed = [int(s.key.request_id, 16) for s in batcher._ranked() if s.slot is not None]
+    assert placed == [4, 1, 2], "3 waits for a place"
+
+
+def test_urgent_prompts_have_twice_the_places_at_most_and_only_over_those_being_read() -> None:
+    batcher = prefill(max_num_seqs=2, max_num_batched_tokens=16)
+    add(batcher, 1, 90)
+    add(batcher, 2, 90)
+    step(batcher)
+    for number in range(3, 8):
+        add(batcher, number, 90, lane=1)
+    step(batcher)
+    assert sum(sequence.slot is not None for sequence in batcher._ranked()) == 4
+    finished = prefill(max_num_seqs=1)
+    add(finished, 1, 10)
+    step(finished)
+    add(finished, 2, 10, lane=1)
+    assert step(finished) == [], "the one before is being handed off, and counts"
+
+
+def test_under_a_stream_of_urgent_prompts_another_one_is_still_read() -> None:
+    batcher = prefill(max_num_batched_tokens=16)
+    add(batcher, 1, 40)
+    num_steps, number = 0, 10
+    when: list[int] = []
+    while len(when) < 3:
+        if not any(sequence.facts.lane_priority for sequence in batcher._ranked()):
+            number += 1
+            add(batcher, number, 60, lane=1)
+        served = [prompt for prompt, _ in step(batcher)]
+        num_steps += 1
+        when += [num_steps] * (1 in served and served[0] == 1)
+        for event in batcher.take_events():
+            if isinstance(event, HandOffReady):
+                batcher.fail(event.key, Failure(FailureReason.HAND_OFF_REFUSED, "on purpose"))
+        assert num_steps < 10 * MAX_PASSED_OVER, "it starves"
+    gaps = [later - earlier for earlier, later in zip([0, *when], when, strict=False)]
+    assert max(gaps) <= MAX_PASSED_OVER + 1
+
+
+def test_prompts_of_one_lane_go_in_their_order_whatever_the_policy() -> None:
+    batcher = prefill(max_num_batched_tokens=16)
+    batcher.set_policy(make_policy("srtf"))
+    add(batcher, 1, 40)
+    add(batcher, 2, 4)
+    assert step(batcher) == [(1, 16)]
+    assert batcher.policy_name == "srtf"
