@@ -1,10 +1,12 @@
 """Settings of the scheduler."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from weir.policy.registry import parse_policy
 from weir.runtime.config import ServiceConfig, setting
 from weir.scheduling.limits import CoreLimits, parse_lane
+from weir.scheduling.placing_limits import PlacingLimits
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,11 @@ class SchedulerConfig(ServiceConfig):
     page_overcommit: float = setting(
         1.0, "Pages that requests may book for each that there is. Above 1: some are preempted; raise max_stall_s too."
     )
+    memory_test: Literal["conservative", "aggressive", "past-future", "predicted"] = setting(
+        "conservative",
+        "Whether one more request fits: by the worst case; by what runs now; by the lengths of past outputs; or by "
+        "predicted lengths.",
+    )
     gather_s: float = setting(1.5, "Seconds after start in which gateways and workers tell what there is.")
 
     limits: CoreLimits = field(init=False, repr=False)
@@ -46,11 +53,16 @@ class SchedulerConfig(ServiceConfig):
         for name in ("max_prefills_per_worker", "max_prefill_tokens_per_worker"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} {getattr(self, name)}: must be at least 1")
+        if self.page_overcommit > 1 and self.memory_test != "conservative":
+            raise ValueError(
+                f"page_overcommit {self.page_overcommit}: is for memory_test conservative, not {self.memory_test}"
+            )
         return CoreLimits(
             lanes=tuple(parse_lane(text) for text in self.lanes),
             default_lane=self.default_lane,
             max_prefills=self.max_prefills_per_worker,
             max_prefill_tokens=self.max_prefill_tokens_per_worker,
             page_overcommit=self.page_overcommit,
+            placing=PlacingLimits(memory_test=self.memory_test),
             gather_s=self.gather_s,
         )

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from weir.bus.messages import RefusalReason, Submit
 from weir.scheduling.capacity import Capacity
+from weir.scheduling.foresight import Foresight
 from weir.scheduling.ledger import Ledger
 from weir.scheduling.limits import CoreLimits
 from weir.scheduling.rate import Rates
@@ -25,12 +26,21 @@ class Refusal(NamedTuple):
 class Admission:
     """Refuses at once what can never start, or would wait where there is no room to wait."""
 
-    def __init__(self, limits: CoreLimits, ledger: Ledger, workers: Workers, capacity: Capacity, rates: Rates) -> None:
+    def __init__(
+        self,
+        limits: CoreLimits,
+        ledger: Ledger,
+        workers: Workers,
+        capacity: Capacity,
+        rates: Rates,
+        foresight: Foresight,
+    ) -> None:
         self._limits = limits
         self._ledger = ledger
         self._workers = workers
         self._capacity = capacity
         self._rates = rates
+        self._foresight = foresight
 
     def try_refuse(self, submit: Submit, *, is_gathering: bool, now_s: float) -> Refusal | None:
         """None: it may wait."""
@@ -43,7 +53,8 @@ class Admission:
             message = f"lane {name!r}: tenant {tenant.name} may use {', '.join(tenant.lanes)}"
             return Refusal(RefusalReason.LANE_FORBIDDEN, message)
         refusal = None if is_gathering else self._try_refuse_for_workers(submit, name)
-        return refusal or self._try_refuse_for_room(submit, name, now_s)
+        refusal = refusal or self._try_refuse_for_room(submit, name, now_s)
+        return refusal if refusal or is_gathering else self._try_refuse_for_time(submit, name, now_s)
 
     def _try_refuse_for_workers(self, submit: Submit, lane: str) -> Refusal | None:
         model = submit.model
@@ -63,6 +74,14 @@ class Admission:
             )
             return Refusal(RefusalReason.TOO_LARGE, message)
         return None
+
+    def _try_refuse_for_time(self, submit: Submit, name: str, now_s: float) -> Refusal | None:
+        if not submit.deadline_ms:
+            return None
+        num_ahead = self._ledger.lanes.num_ahead(submit.model, name)
+        wait_ms = 1000 * self._rates.wait_s(submit.model, num_ahead, now_s)
+        late = self._foresight.try_late(submit, name, wait_ms, now_s)
+        return Refusal(RefusalReason.DEADLINE, late.message, late.retry_after_ms) if late else None
 
     def _try_refuse_for_room(self, submit: Submit, name: str, now_s: float) -> Refusal | None:
         lanes, model, tenant = self._ledger.lanes, submit.model, self._limits.tenant(submit.tenant).name

@@ -278,7 +278,8 @@ class SchedulerCore:
         self._limits = limits
         capacity = Capacity(self._workers)
         self._placer.set_limits(limits)
-        self._admission = Admission(limits, self._ledger, self._workers, capacity, self._rates)
+        foresight = self._placer.foresight()
+        self._admission = Admission(limits, self._ledger, self._workers, capacity, self._rates, foresight)
         self._shedding = Shedding(limits, self._ledger, self._rates, self._endings)
         self._granter = Granter(limits, self._ledger, self._workers, capacity, self._placer)
 

@@ -20,6 +20,8 @@ class PlacingLimits:
     """Pools of at most this many workers are looked through; of larger ones a few, drawn at random."""
     itl_weight: float = 10.0
     """Milliseconds to the first token that one between two tokens is worth."""
+    read_weight: float = 0.2
+    """What a millisecond of a worker's reading counts against one to the first token: others wait for it."""
     hand_off_ms: float = 1.0
     hand_off_page_ms: float = 0.0
     """For each page of the prompt; 0 where pages change owner and do not move."""
@@ -37,6 +39,7 @@ class PlacingLimits:
             ("memory_reserve", 0, 0.9),
             ("small_pool", 2, 1024),
             ("itl_weight", 0, 10_000),
+            ("read_weight", 0, 100),
             ("hand_off_ms", 0, 60_000),
             ("hand_off_page_ms", 0, 1000),
             ("local_harm", 0, 100),

@@ -61,8 +61,9 @@ class Router:
             if is_choice:
                 ttft_ms /= 1 - limits.local_gain
         else:
-            ttft_ms += station.read_ms(num_uncached, num_cached_tokens) + self._hand_off_ms(submit)
-        return ttft_ms + limits.itl_weight * decode.station.itl_ms(num_prompt_tokens)
+            read_ms = station.read_ms(num_uncached, num_cached_tokens)
+            ttft_ms += read_ms + self._hand_off_ms(submit)
+        return ttft_ms + limits.read_weight * read_ms + limits.itl_weight * decode.station.itl_ms(num_prompt_tokens)
 
     def expect(self, option: Option, decode: DecodeSeat, submit: Submit, now_s: float) -> Expectation:
         """Whatever the rule that chose it."""

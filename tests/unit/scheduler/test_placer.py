@@ -1,0 +1,215 @@
+"""Where requests go: by the soonest first token, with what is cached counted, and who may not go where."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from tests.unit.scheduler.rig import Rig, make_limits, make_submit, make_worker
+
+from weir.bus.messages import RefusalReason, Submit, WorkerRecord
+from weir.bus.prefix_messages import PrefixChanged
+from weir.core.cost import StepCost
+from weir.scheduling.placing_limits import PlacingLimits
+
+COST = StepCost(5.0, 0.1, 0.0, 0.01, 0.0)
+
+
+def pairs(num: int) -> list[WorkerRecord]:
+    return [
+        replace(
+            make_worker(f"{role[0]}{number:02}", role, host=f"h{number:02}", context=100_000, pages=9000), cost=COST
+        )
+        for number in range(num)
+        for role in ("prefill", "decode")
+    ]
+
+
+def local(worker_id: str, host: str = "h", **changes: int) -> WorkerRecord:
+    record = make_worker(worker_id, "decode", host=host, context=100_000, pages=9000, **changes)  # type: ignore[arg-type]
+    return replace(record, serves_locally=True, cost=COST, max_num_batched_tokens=512)
+
+
+def make_rig(*workers: WorkerRecord, placing: PlacingLimits | None = None, max_prefill_tokens: int = 100_000) -> Rig:
+    limits = replace(make_limits(max_prefill_tokens=max_prefill_tokens), placing=placing or PlacingLimits())
+    return Rig(limits).start(*workers)
+
+
+def packed(pages: Sequence[int]) -> bytes:
+    return b"".join(page.to_bytes(8, "little") for page in pages)
+
+
+def tell(rig: Rig, memory_id: str, pages: Sequence[int], sequence: int = 0) -> None:
+    rig.core.prefixes_changed(PrefixChanged(memory_id, 1, sequence, None, packed(pages)))
+
+
+def send(rig: Rig, request_id: str, pages: Sequence[int] = (), **changes: int) -> str:
+    """Submits a prompt of 1,600 tokens, or of these pages and one token more; says which worker reads it."""
+    prompt = changes.pop("prompt", 16 * len(pages) + 1 if pages else 1600)
+    submit = replace(make_submit(request_id, prompt=prompt, **changes), page_hashes=packed(pages))  # type: ignore[arg-type]
+    assert rig.core.submit(submit).queued
+    rig.decide()
+    return rig.placement(request_id).prefill_worker_id
+
+
+def test_a_prompt_goes_where_its_beginning_is_cached() -> None:
+    rig = make_rig(*pairs(4))
+    for number in range(4):
+        tell(rig, f"h{number:02}", [1, 2, 3] if number == 2 else [])
+    assert send(rig, "a", [1, 2, 3, 4]) == "p02"
+    assert rig.placement("a").reason.startswith("split_cached: first token in about")
+    assert rig.metric("placed_split_cached_total") == 1
+
+
+def test_it_goes_elsewhere_when_the_wait_there_is_longer_than_reading_it_anew() -> None:
+    rig = make_rig(*pairs(2))
+    tell(rig, "h00", [])
+    tell(rig, "h01", range(1, 11))
+    assert [send(rig, f"r{number}", range(1, 21)) for number in range(2)] == ["p01", "p01"], "together, and half cached"
+    send(rig, "long", prompt=6000)
+    on_cached = send(rig, "more", prompt=6000)
+    assert {rig.placement("long").prefill_worker_id, on_cached} == {"p00", "p01"}
+    assert send(rig, "same", [100, 101]) in ("p00", "p01")
+
+
+def test_a_burst_with_one_new_beginning_goes_together() -> None:
+    rig = make_rig(*pairs(4))
+    for number in range(4):
+        tell(rig, f"h{number:02}", [])
+    pages = list(range(1, 61))
+    assert len({send(rig, f"r{number}", [*pages, 100 + number]) for number in range(3)}) == 1
+
+
+def test_longest_prefix_herds_and_the_estimate_does_not() -> None:
+    spread = {}
+    for router in ("longest-prefix", "estimated-ttft"):
+        rig = make_rig(*pairs(4), placing=PlacingLimits(router=router))
+        for number in range(4):
+            tell(rig, f"h{number:02}", [1] if number == 3 else [])
+        spread[router] = {
+            send(rig, f"r{number}", [1, *range(100 * number + 2, 100 * number + 60)]) for number in range(4)
+        }
+    assert spread["longest-prefix"] == {"p03"}
+    assert len(spread["estimated-ttft"]) >= 3
+
+
+def test_a_worker_that_was_given_enough_takes_another_only_for_what_it_has_cached() -> None:
+    rig = make_rig(*pairs(2), max_prefill_tokens=256)
+    tell(rig, "h00", range(1, 200))
+    tell(rig, "h01", [])
+    assert send(rig, "first", prompt=200) in ("p00", "p01")
+    other = {"p00": "p01", "p01": "p00"}[rig.placement("first").prefill_worker_id]
+    cached = send(rig, "cached", [*range(1, 151), *range(900, 920)])
+    assert cached == "p00", f"though {other} is idle, or p00 is over its bound"
+
+
+def test_pools_of_many_workers_are_placed_by_a_few_drawn_ones_and_the_holders_of_the_prefix() -> None:
+    rig = make_rig(*pairs(40))
+    for number in range(40):
+        tell(rig, f"h{number:02}", range(1, 30) if number == 33 else [])
+    assert send(rig, "cached", range(1, 31)) == "p33"
+    loads = [send(rig, f"r{number}") for number in range(80)]
+    assert max(loads.count(worker) for worker in set(loads)) <= 5
+    assert len(set(loads)) > 25
+
+
+def test_the_same_events_give_the_same_places() -> None:
+    def places() -> list[str]:
+        rig = make_rig(*pairs(30))
+        return [send(rig, f"r{number}") for number in range(40)]
+
+    assert places() == places()
+
+
+def test_a_worker_without_prefill_workers_reads_its_prompts_itself() -> None:
+    rig = make_rig(local("d"))
+    assert send(rig, "a") == "d"
+    assert rig.placement("a").is_local
+    assert rig.placement("a").reason.startswith("local:")
+
+
+def test_a_decode_worker_reads_a_prompt_when_the_prefill_queue_is_long_and_not_otherwise() -> None:
+    prefill = replace(make_worker("p", "prefill", context=100_000, pages=9000), cost=COST)
+    rig = make_rig(prefill, local("d"))
+    assert send(rig, "first", prompt=6000) == "p"
+    assert send(rig, "short", prompt=200) == "d"
+    assert rig.placement("short").reason.startswith("local_queue:")
+    rig.prefilled("first")
+    rig.prefilled("short")
+    assert send(rig, "third", prompt=6000) == "p", "it would hold up what runs there"
+
+
+def test_pages_of_workers_with_memory_of_their_own_are_booked_there() -> None:
+    prefill = replace(make_worker("p", "prefill", seqs=99), num_own_pages=50)
+    decodes = [replace(make_worker(f"d{number}", "decode", seqs=99), num_own_pages=10) for number in range(2)]
+    rig = make_rig(prefill, *decodes)
+    for number in range(5):
+        rig.submit(f"r{number}", prompt=64, max_tokens=16)
+    assert sorted(rig.placement(name).decode_worker_id for name in rig.granted) == ["d0", "d0", "d1", "d1"]
+
+
+def test_where_no_decode_worker_keeps_the_pace_the_one_with_the_most_room_is_taken() -> None:
+    small = replace(make_worker("d1", "decode"), num_own_pages=20, cost=COST)
+    large = replace(make_worker("d2", "decode"), num_own_pages=99, cost=replace(COST, base_ms=9.0))
+    prefill = replace(make_worker("p", "prefill"), cost=COST)
+    rig = make_rig(prefill, small, large)
+    for target_ms, expected in ((0, "d1"), (8, "d1"), (2, "d2")):
+        submit = replace(make_submit(f"r{target_ms}", prompt=16, max_tokens=16), itl_target_ms=target_ms)
+        assert rig.core.submit(submit).queued
+        rig.decide()
+        assert rig.placement(f"r{target_ms}").decode_worker_id == expected
+
+
+def test_past_future_grants_more_than_the_worst_case_once_it_has_seen_short_outputs() -> None:
+    counts = {}
+    for name in ("conservative", "past-future"):
+        placing = PlacingLimits(memory_test=name)
+        rig = make_rig(*[replace(one, num_arena_pages=200, max_num_seqs=999) for one in pairs(1)], placing=placing)
+        for number in range(200):
+            send(rig, f"past{number}", prompt=16, max_tokens=1000)
+            rig.prefilled(f"past{number}")
+            rig.finish(f"past{number}")
+        for number in range(20):
+            rig.submit(f"r{number}", prompt=160, max_tokens=1000)
+            rig.prefilled(f"r{number}")
+        counts[name] = int(rig.metric("granted"))
+    assert counts["conservative"] == 2
+    assert counts["past-future"] >= 10
+
+
+def with_deadline(deadline_ms: int, *, ttft_ms: int = 0, expected: int = 0) -> Submit:
+    submit = make_submit("late", prompt=1000, max_tokens=500, deadline_ms=deadline_ms)
+    return replace(submit, ttft_target_ms=ttft_ms, expected_output_tokens=expected)
+
+
+@pytest.mark.parametrize(
+    ("submit", "is_queued", "may_come_again"),
+    [
+        (with_deadline(0, ttft_ms=1), True, False),
+        (with_deadline(2000), True, False),
+        (with_deadline(2000, ttft_ms=50), False, False),
+        (with_deadline(50), False, False),
+        (with_deadline(1000, expected=300), False, False),
+        (with_deadline(3000, expected=300), True, False),
+    ],
+)
+def test_what_cannot_meet_its_deadline_is_refused_at_once(
+    submit: Submit, is_queued: bool, may_come_again: bool
+) -> None:
+    rig = make_rig(*pairs(1))
+    reply = rig.core.submit(submit)
+    assert (reply.queued, reply.retry_after_ms > 0) == (is_queued, may_come_again)
+    assert reply.reason is (None if is_queued else RefusalReason.DEADLINE)
+
+
+def test_what_would_be_in_time_without_the_others_is_told_when_to_come_again() -> None:
+    rig = make_rig(*pairs(1))
+    send(rig, "before", prompt=6000)
+    reply = rig.core.submit(with_deadline(300))
+    assert (reply.queued, reply.reason) == (False, RefusalReason.DEADLINE)
+    assert 400 <= reply.retry_after_ms <= 600
+    assert "its deadline is in 300 ms" in reply.message
+
+
+def test_workers_that_have_not_told_their_cost_are_given_the_benefit_of_the_doubt() -> None:
+    rig = make_rig(*[replace(one, cost=None) for one in pairs(1)])
+    assert rig.core.submit(with_deadline(1)).queued
