@@ -88,3 +88,12 @@ def test_every_package_says_what_it_is_for() -> None:
         if "wire/v1" not in str(path) and len(ast.get_docstring(ast.parse(path.read_text())) or "") < 40
     ]
     assert silent == []
+
+
+def test_what_serves_trains_nothing() -> None:
+    training = ("weir.training", "sklearn", "scipy")
+    serving = [path for name in SERVICE_NAMES for path in (SERVICES / name).rglob("*.py")]
+    serving += [
+        path for room in ("policy", "scheduling", "engine", "worker") for path in (LIBRARY / room).rglob("*.py")
+    ]
+    assert offenders(iter(serving), training) == []

@@ -9,7 +9,7 @@ it has the noise of two draws, a prediction only that of one.
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -78,11 +78,13 @@ class Cost:
     p99_ms: float
 
 
-def measure_group(sets: Sequence[DataSet], table: TokenTable, num_splits: int) -> list[SetResult]:
+def measure_group(
+    sets: Sequence[DataSet], table: TokenTable, num_splits: int, settings: RankingSettings | None = None
+) -> list[SetResult]:
     """Sets of one model: one predictor a split, trained on all of them, looked at within each."""
     features = PromptFeatures(table)
     rows = [features.of(data_set.prompts) for data_set in sets]
-    splits = [_measure_split(sets, rows, table, split) for split in range(num_splits)]
+    splits = [_measure_split(sets, rows, table, split, settings or RankingSettings()) for split in range(num_splits)]
     return [_result(data_set, [split[i] for split in splits]) for i, data_set in enumerate(sets)]
 
 
@@ -122,7 +124,9 @@ class ScoredLength:
     predicted_output_tokens: float
 
 
-def scored_lengths(data_set: DataSet, table: TokenTable, num_parts: int = 5, seed: int = 0) -> list[ScoredLength]:
+def scored_lengths(
+    data_set: DataSet, table: TokenTable, num_parts: int = 5, seed: int = 0, settings: RankingSettings | None = None
+) -> list[ScoredLength]:
     """Every prompt of a set, each part scored by a predictor that was trained on the other parts.
 
     Parts are scored by different networks, so scores are told in deviations from the mean of their part.
@@ -133,7 +137,8 @@ def scored_lengths(data_set: DataSet, table: TokenTable, num_parts: int = 5, see
     scores, predicted = np.zeros(len(lengths)), np.zeros(len(lengths))
     for part in range(num_parts):
         kept, left_out = np.flatnonzero(part_of != part), np.flatnonzero(part_of == part)
-        ranker = train_ranker(Samples(rows[kept], lengths[kept]), RankingSettings(seed=seed * 10 + part)).ranker
+        part_settings = replace(settings or RankingSettings(), seed=seed * 10 + part)
+        ranker = train_ranker(Samples(rows[kept], lengths[kept]), part_settings).ranker
         found = ranker.predict(rows[left_out])
         predicted[left_out] = found.output_tokens
         scores[left_out] = (found.scores - found.scores.mean()) / max(1e-9, float(found.scores.std()))
@@ -144,7 +149,7 @@ def scored_lengths(data_set: DataSet, table: TokenTable, num_parts: int = 5, see
 
 
 def _measure_split(
-    sets: Sequence[DataSet], rows: Sequence[Floats], table: TokenTable, split: int
+    sets: Sequence[DataSet], rows: Sequence[Floats], table: TokenTable, split: int, settings: RankingSettings
 ) -> list[dict[str, float]]:
     """One predictor of each kind, and the figures of each set's held-out prompts."""
     parts = [_split(len(data_set.prompts), split) for data_set in sets]
@@ -152,7 +157,7 @@ def _measure_split(
         np.concatenate([row[kept] for row, (kept, _) in zip(rows, parts, strict=True)]),
         np.concatenate([s.num_output_tokens[kept] for s, (kept, _) in zip(sets, parts, strict=True)]),
     )
-    settings = RankingSettings(seed=split)
+    settings = replace(settings, seed=split)
     ranker = train_ranker(training, settings).ranker
     small_table, small = compress(table, ranker, FILE_DIMS)
     signs = train_ranker(_columns(training, slice(0, _NUM_SIGNS)), settings).ranker

@@ -133,10 +133,17 @@ def _as_arrays(regressor: RandomForestRegressor, num_features: int) -> Forest:
     is_leaf = np.concatenate([tree.children_left < 0 for tree in trees])
     return Forest(
         feature=np.where(is_leaf, -1, np.concatenate(joined("feature", False))).astype(np.int32),
-        threshold=np.where(is_leaf, 0.0, np.concatenate(joined("threshold", False))).astype(np.float32),
+        threshold=_rounded_down(np.where(is_leaf, 0.0, np.concatenate(joined("threshold", False)))),
         left=np.where(is_leaf, -1, np.concatenate(joined("children_left", True))).astype(np.int32),
         right=np.where(is_leaf, -1, np.concatenate(joined("children_right", True))).astype(np.int32),
         value=np.concatenate([tree.value.reshape(-1) for tree in trees]).astype(np.float32),
         roots=roots,
         num_features=num_features,
     )
+
+
+def _rounded_down(thresholds: npt.NDArray[np.float64]) -> Floats:
+    """To float32, so that a float32 is at most the result exactly if it is at most the threshold."""
+    rounded = thresholds.astype(np.float32)
+    down: Floats = np.where(rounded > thresholds, np.nextafter(rounded, np.float32(-np.inf)), rounded)
+    return down.astype(np.float32)

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -66,13 +66,18 @@ def train_from_logs(
 
 
 def train_predictor(
-    table: TokenTable, samples: Samples, model: str, kind: Kind = "ranking", seed: int = 0
+    table: TokenTable,
+    samples: Samples,
+    model: str,
+    kind: Kind = "ranking",
+    seed: int = 0,
+    settings: RankingSettings | None = None,
 ) -> Predictor:
     """Over features of `table`, which must be the whole one. Raises ValueError for too few samples."""
     if kind == "forest":
-        settings = ForestSettings(seed=seed)
-        facts = PredictorFacts(model, len(samples), held_out_tau(samples, settings))
-        return Predictor(PromptFeatures(table), fit_forest(samples, settings), facts)
-    trained = train_ranker(samples, RankingSettings(seed=seed))
+        forest_settings = ForestSettings(seed=seed)
+        facts = PredictorFacts(model, len(samples), held_out_tau(samples, forest_settings))
+        return Predictor(PromptFeatures(table), fit_forest(samples, forest_settings), facts)
+    trained = train_ranker(samples, replace(settings or RankingSettings(), seed=seed))
     small_table, ranker = compress(table, trained.ranker, FILE_DIMS)
     return Predictor(PromptFeatures(small_table), ranker, PredictorFacts(model, len(samples), trained.held_out_tau))

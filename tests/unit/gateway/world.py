@@ -25,6 +25,7 @@ from weir_gateway.gateway import Gateway, GatewaySettings
 from weir_gateway.grpc_door import InferenceServicer
 from weir_gateway.http_door import HttpDoor, HttpSettings
 from weir_gateway.http_server import HttpServer
+from weir_gateway.lengths import OutputLengths
 from weir_gateway.links import LinkSettings
 from weir_gateway.models import ModelDirectory
 
@@ -83,6 +84,7 @@ async def open_world(
     unread_s: float = 60.0,
     max_context: int = MAX_CONTEXT,
     rules: AccessRules | None = OPEN_RULES,
+    lengths: OutputLengths | None = None,
 ) -> AsyncIterator[World]:
     """Checks at the end that nothing is left."""
     hub = MemoryHub()
@@ -116,6 +118,7 @@ async def open_world(
         settings,
         tracer=tracer,
         clock=SystemClock(),
+        lengths=lengths,
     )
     await gateway.start()
     door = HttpDoor(gateway.intake, HttpSettings(unread_s=unread_s), lambda: gateway.is_ready)

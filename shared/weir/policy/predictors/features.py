@@ -28,8 +28,6 @@ class PromptFeatures:
 
     def __init__(self, table: TokenTable) -> None:
         self.table = table
-        self._prefix = np.array(table.prefix, np.int64)
-        self._suffix = np.array(table.suffix, np.int64)
 
     @property
     def num_features(self) -> int:
@@ -44,10 +42,13 @@ class PromptFeatures:
 
     def _fill(self, row: Floats, prompt: Sequence[int]) -> None:
         table = self.table
-        ids = self._without_frame(np.asarray(prompt, np.int64).reshape(-1))
-        row[LENGTH_FEATURE] = math.log1p(len(ids))
-        if len(ids) > 2 * _HALF_WINDOW:
-            ids = np.concatenate([ids[:_HALF_WINDOW], ids[-_HALF_WINDOW:]])
+        start, end = self._message_of(prompt)
+        row[LENGTH_FEATURE] = math.log1p(end - start)
+        if end - start > 2 * _HALF_WINDOW:
+            seen = [*prompt[start : start + _HALF_WINDOW], *prompt[end - _HALF_WINDOW : end]]
+        else:
+            seen = list(prompt[start:end])
+        ids = np.array(seen, np.int64)
         ids = ids[(ids >= 0) & (ids < table.vocab_size)]
         if not len(ids):
             return
@@ -60,14 +61,14 @@ class PromptFeatures:
         row[NUM_PLAIN + NUM_PUNCTUATION : end] = counts[NUM_PUNCTUATION:] > 0
         row[end:] = table.vectors[ids].mean(axis=0, dtype=np.float32) * table.scales
 
-    def _without_frame(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Without what the chat template wrote; a prompt that is nothing else stays as it is."""
-        start, end = 0, len(ids)
-        if len(self._prefix) and np.array_equal(ids[: len(self._prefix)], self._prefix):
-            start = len(self._prefix)
-        if len(self._suffix) and np.array_equal(ids[-len(self._suffix) :], self._suffix):
-            end -= len(self._suffix)
-        return ids[start:end] if start < end else ids
+    def _message_of(self, prompt: Sequence[int]) -> tuple[int, int]:
+        """Where it begins and ends in what the chat template wrote; a prompt that is nothing else counts whole."""
+        prefix, suffix = self.table.prefix, self.table.suffix
+        start = len(prefix) if tuple(prompt[: len(prefix)]) == prefix else 0
+        end = len(prompt)
+        if suffix and tuple(prompt[-len(suffix) :]) == suffix:
+            end -= len(suffix)
+        return (start, end) if start < end else (0, len(prompt))
 
     def _numbers(self, ids: npt.NDArray[np.int64], signs: npt.NDArray[np.uint8]) -> tuple[float, float, float]:
         """log1p of how many numbers there are, of the largest, and of the largest right before a unit of length."""

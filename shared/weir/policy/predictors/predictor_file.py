@@ -5,6 +5,7 @@ table.NAME        arrays of the token table
 head.NAME         arrays of the ranking network or the forest
 """
 
+import io
 import json
 import os
 import zipfile
@@ -60,14 +61,12 @@ def load_predictor(path: Path, tokenizer_digest: str | None = None) -> Predictor
         PredictorFileError: no such file, not a whole predictor of this version, or made for another tokenizer.
     """
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise PredictorFileError(path, f"has {path.stat().st_size} bytes, at most {_MAX_BYTES} are read")
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
+        content = path.read_bytes() if path.stat().st_size <= _MAX_BYTES else None
     except OSError as error:
         raise PredictorFileError(path, f"cannot be read ({error.strerror or error})") from error
-    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
-        raise PredictorFileError(path, f"is not a predictor, or is damaged ({error})") from error
+    if content is None:
+        raise PredictorFileError(path, f"has more than the {_MAX_BYTES} bytes that are read at most")
+    arrays = _arrays_of(path, content)
     header = _header(path, arrays)
     if tokenizer_digest not in (None, header["tokenizer_digest"]):
         raise PredictorFileError(path, f"was made for another tokenizer than that of this model ({header['model']!r})")
@@ -80,6 +79,16 @@ def load_predictor(path: Path, tokenizer_digest: str | None = None) -> Predictor
         raise PredictorFileError(path, f"lacks {error}") from error
     except (ValueError, TypeError, AttributeError) as error:
         raise PredictorFileError(path, f"is damaged: {error}") from error
+
+
+def _arrays_of(path: Path, content: bytes) -> Arrays:
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)):  # numpy leaves what is no archive open
+            pass
+        with np.load(io.BytesIO(content), allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:
+        raise PredictorFileError(path, f"is not a predictor, or is damaged ({error})") from error
 
 
 def _header(path: Path, arrays: Arrays) -> dict[str, Any]:

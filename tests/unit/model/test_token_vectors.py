@@ -1,0 +1,57 @@
+"""Token tables from a model's own embeddings."""
+
+import numpy as np
+
+from weir.model.chat_template import load_chat_template
+from weir.model.source import resolve_model
+from weir.model.token_vectors import frame_of, load_token_table, principal_parts
+from weir.model.tokenizer import load_tokenizer
+from weir.policy.predictors.features import PromptFeatures
+
+
+def test_principal_parts_keep_what_differs_most() -> None:
+    source = np.random.default_rng(0)
+    wide = source.normal(size=(500, 2)) @ source.normal(size=(2, 8)) * 10
+    embeddings = (wide + 0.01 * source.normal(size=(500, 8)) + 5).astype(np.float32)
+    parts = principal_parts(embeddings, 2)
+    centred = embeddings - embeddings.mean(axis=0)
+    left = centred - parts @ np.linalg.lstsq(parts, centred, rcond=None)[0]
+    assert np.abs(left).max() < 0.2
+    np.testing.assert_allclose(parts.std(axis=0), 1, rtol=1e-3)
+
+
+def test_more_dimensions_than_there_are_give_those_there_are() -> None:
+    embeddings = np.random.default_rng(0).normal(size=(50, 6)).astype(np.float32)
+    assert principal_parts(embeddings, 100).shape == (50, 6)
+
+
+def test_the_table_of_a_model_is_always_the_same_and_leaves_its_template_out() -> None:
+    source = resolve_model("dummy:tiny")
+    tokenizer, template = load_tokenizer(source), load_chat_template(source)
+    table = load_token_table(source, tokenizer, template, num_dims=8)
+    assert table.digest == load_token_table(source, tokenizer, template, num_dims=8).digest
+    assert (table.vocab_size, table.num_dims) == (tokenizer.vocab_size, 8)
+    asked = tokenizer.encode(template.render([{"role": "user", "content": "Why?"}]), add_bos=False)
+    bare = tokenizer.encode("Why?", add_bos=False)
+    assert len(asked) > len(bare)
+    features = PromptFeatures(table).of([asked, bare])
+    np.testing.assert_array_equal(features[0], features[1])
+
+
+def test_the_frame_is_what_all_rendered_messages_share() -> None:
+    class Letters:
+        vocab_size = 128
+
+        def encode(self, text: str, *, add_bos: bool = True, field: str = "prompt") -> list[int]:
+            del add_bos, field
+            return list(text.encode())
+
+        def token_bytes(self, token_id: int) -> bytes:
+            return bytes([token_id])
+
+    class Around:
+        def render(self, messages: object) -> str:
+            assert isinstance(messages, list)
+            return f"<<{messages[0]['content']}>>"
+
+    assert frame_of(Letters(), Around()) == (list(b"<<"), list(b">>"))
