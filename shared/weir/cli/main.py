@@ -4,7 +4,23 @@ import sys
 
 import typer
 
-from weir.cli import bench, chat, doctor, down, generate, limits, plan, policy, pull, serve, status, train_predictor, up
+from weir.cli import (
+    bench,
+    chat,
+    doctor,
+    down,
+    generate,
+    limits,
+    plan,
+    policy,
+    profile,
+    pull,
+    serve,
+    simulate,
+    status,
+    train_predictor,
+    up,
+)
 from weir.cli.console import EXIT_INTERRUPTED
 
 app = typer.Typer(
@@ -22,7 +38,9 @@ app.command()(generate.generate)
 app.command()(chat.chat)
 app.command()(pull.pull)
 app.command()(doctor.doctor)
+app.command()(simulate.simulate)
 app.command()(plan.plan)
+app.command()(profile.profile)
 app.command()(train_predictor.train_predictor)
 app.add_typer(bench.app, name="bench")
 app.add_typer(limits.app, name="limits")

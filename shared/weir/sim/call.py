@@ -41,6 +41,7 @@ class Call:
     last_token_ns: int = 0
     settle: Settle | None = None
     """Tells what a fast engine has not told of it yet."""
+    num_reported_tokens: int = 0
     num_sealed_pages: int = 0
     """Of its prompt, at the worker that reads it: others can use them already."""
 

@@ -26,7 +26,6 @@ class ExactEngine:
         *,
         owns_memory: bool,
     ) -> None:
-        self.num_steps = 0
         self.busy_ns = 0
         self._worker = worker
         self._memory = worker.memory
@@ -56,17 +55,16 @@ class ExactEngine:
     def forget(self, key: SequenceKey, copied: PageLot | None) -> None:
         self._batcher.forget(key)
         if copied is not None:
-            self._release(copied)
-            self._pages_are_free()
+            self._return(copied)
 
     def begin_step(self) -> int | None:
+        self._return(self._batcher.pool.take_used())  # of what was cancelled
         self._supply()
         plan = self._plan = self._batcher.decide(self._timeline.now_s())
         self._tell()
         if plan is None:
             return None
         duration_ns = ns_of_ms(self._cost_ms(plan))
-        self.num_steps += 1
         self.busy_ns += duration_ns
         return duration_ns
 
@@ -113,12 +111,12 @@ class ExactEngine:
     def _tell(self) -> None:
         if self._batcher.has_events:
             self._listener.on_events(self._worker, self._batcher.take_events())
-        surplus = self._batcher.pool.take_used() if self._owns_memory else self._batcher.take_surplus()
-        if surplus:
-            self._release(surplus)
-            self._pages_are_free()
+        self._return(self._batcher.pool.take_used() if self._owns_memory else self._batcher.take_surplus())
 
-    def _pages_are_free(self) -> None:
+    def _return(self, lot: PageLot) -> None:
+        if not lot:
+            return
+        self._release(lot)
         if self._owns_memory:
             self._take_all_memory()
         else:

@@ -11,14 +11,23 @@ from collections.abc import Mapping
 
 from weir.core.cost import Chunk, StepCost
 from weir.engine.messages import Arrival, SequenceKey
-from weir.engine.prompts import in_turn, note_turn
 from weir.kv.geometry import PAGE_TOKENS
 from weir.sim.call import Call, Calls
 from weir.sim.events import Timeline, ns_of_ms
 from weir.sim.fast_pages import FastPages
-from weir.sim.fast_rows import Gaps, Row
+from weir.sim.fast_rows import Gaps, Row, plan_prompts
 from weir.sim.spec import PoolSpec
 from weir.sim.worker import WorkerListener
+
+_COUNTED: tuple[str, ...] = (
+    "steps",
+    "prefill_steps",
+    "decode_steps",
+    "prompt_tokens_computed",
+    "output_tokens_computed",
+)
+_COUNTED += ("tokens_generated", "taken_over", "finished", "cancelled")
+"""Of `weir.engine.counters`, all that can rise here."""
 
 
 class FastEngine:
@@ -27,7 +36,6 @@ class FastEngine:
     def __init__(
         self, pool: PoolSpec, pages: FastPages, calls: Calls, timeline: Timeline, listener: WorkerListener
     ) -> None:
-        self.num_steps = 0
         self.busy_ns = 0
         self._cost: StepCost = pool.profile.step
         self._max_tokens = pool.max_num_batched_tokens
@@ -56,9 +64,7 @@ class FastEngine:
         self._last_end_ns = 0
         self._num_arrivals = 0
         self._gaps = Gaps()
-        self._counts = dict.fromkeys(
-            ("steps", "prefill_steps", "decode_steps", "prompt_tokens_computed", "output_tokens_computed"), 0
-        ) | {"tokens_generated": 0, "taken_over": 0, "finished": 0, "cancelled": 0}
+        self._counts = dict.fromkeys(_COUNTED, 0)
 
     @property
     def rows(self) -> Mapping[SequenceKey, Row]:
@@ -131,7 +137,7 @@ class FastEngine:
             num_decodes += num_singles
             num_context_tokens += num_single_tokens
         duration_ns = ns_of_ms(self._cost.step_ms(chunks, num_decodes, num_context_tokens))
-        self.num_steps += 1
+        self._counts["steps"] += 1
         self.busy_ns += duration_ns
         return duration_ns
 
@@ -218,18 +224,7 @@ class FastEngine:
 
     def _plan_prompts(self) -> tuple[list[Chunk], int, int]:
         """Chunks of more than one token; how many have one, and the tokens that those read."""
-        longer = [row for row in self._prompts if row.num_uncomputed > 1]
-        planned = [(row, 1) for row in self._prompts if row.num_uncomputed == 1]
-        budget = self._max_tokens - self._num_decodes - len(planned)
-        served = []
-        for row in in_turn(longer):
-            if budget <= 0:
-                break
-            num_tokens = min(row.num_uncomputed, self._chunk_tokens, budget)
-            budget -= num_tokens
-            planned.append((row, num_tokens))
-            served.append(row)
-        note_turn(longer, served)
+        planned = plan_prompts(self._prompts, self._max_tokens - self._num_decodes, self._chunk_tokens)
         self._chunks = planned
         singles = [row.num_computed + 1 for row, num_tokens in planned if num_tokens == 1]
         chunks = [Chunk(num_tokens, row.num_computed) for row, num_tokens in planned if num_tokens > 1]
@@ -279,7 +274,6 @@ class FastEngine:
 
     def _count_step(self) -> None:
         counts = self._counts
-        counts["steps"] += 1
         counts["decode_steps"] += self._num_decodes > 0
         counts["output_tokens_computed"] += self._num_decodes
         counts["tokens_generated"] += self._num_decodes

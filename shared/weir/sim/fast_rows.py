@@ -4,6 +4,7 @@ from bisect import bisect_left
 from dataclasses import dataclass
 
 from weir.engine.messages import Arrival
+from weir.engine.prompts import in_turn, note_turn
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
 from weir.sim.call import Call
 
@@ -77,3 +78,20 @@ class Gaps:
     def clear(self) -> None:
         self._steps.clear()
         self._gaps_ns.clear()
+
+
+def plan_prompts(prompts: list[Row], budget: int, chunk_tokens: int) -> list[tuple[Row, int]]:
+    """Who computes how many tokens in a step: first those that lack one token, which count as decodes."""
+    longer = [row for row in prompts if row.num_uncomputed > 1]
+    planned = [(row, 1) for row in prompts if row.num_uncomputed == 1]
+    budget -= len(planned)
+    served = []
+    for row in in_turn(longer):
+        if budget <= 0:
+            break
+        num_tokens = min(row.num_uncomputed, chunk_tokens, budget)
+        budget -= num_tokens
+        planned.append((row, num_tokens))
+        served.append(row)
+    note_turn(longer, served)
+    return planned

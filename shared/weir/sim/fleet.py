@@ -35,7 +35,7 @@ class Fleet:
         self._all: list[SimWorker] = []
         self._gateway: SimGateway | None = None
         self._scheduler: SimScheduler | None = None
-        self._hand_offs = HandOffs(spec, timeline)
+        self._hand_offs = HandOffs(spec, timeline, self._lose)
         self._is_stopped = False
 
     @property
@@ -52,8 +52,7 @@ class Fleet:
         """All workers are there; failures count from `start_ns`."""
         self._gateway, self._scheduler = gateway, scheduler
         for place in self._places.values():
-            self._make(place)
-            self._report(place)
+            self._report(place, self._make(place))
         for news in self._news:
             news.begin(scheduler)
         for failure in self._spec.failures:
@@ -73,7 +72,7 @@ class Fleet:
             return
         worker = self._workers.get(placement.prefill_worker_id)
         if worker is None:
-            self.gateway.on_failure(call, "worker_lost")
+            self._lose(call)
             return
         facts = call.facts()
         # At least the last token is computed, for its logits.
@@ -141,6 +140,12 @@ class Fleet:
         totals.pop("page_fingerprint", None)
         return totals | self._hand_offs.counters()
 
+    def note_preemptions(self) -> None:
+        """In the outcomes, at the end of a run."""
+        for memory in {place.memory_id: place.memory for place in self._places.values()}.values():
+            for request_id, num_preemptions in memory.preemptions.items():
+                self.gateway.calls[request_id].outcome.num_preemptions += num_preemptions
+
     def integrity_errors(self) -> list[str]:
         """What is not back where it belongs when all requests have ended."""
         errors = []
@@ -152,16 +157,16 @@ class Fleet:
             errors += [f"memory of {memory_id}: {error}" for error in memory.integrity_errors()]
         return errors + self._hand_offs.integrity_errors()
 
-    def _make(self, place: Place) -> None:
+    def _make(self, place: Place) -> SimWorker:
         worker = SimWorker(place.worker_id, len(self._all) + 1, place.memory, self._timeline)
         worker.begin(self._engines.make(worker, place, self.gateway.calls, self))
         self._workers[place.worker_id] = worker
         self._all.append(worker)
+        return worker
 
-    def _report(self, place: Place) -> None:
+    def _report(self, place: Place, worker: SimWorker) -> None:
         """Its registry entry, every second while it lives."""
-        worker = self._workers.get(place.worker_id)
-        if self._is_stopped or worker is None:
+        if self._is_stopped or not worker.is_alive:
             return
         pool = place.pool
         record = WorkerRecord(
@@ -183,18 +188,21 @@ class Fleet:
             cost=pool.profile.step,
         )
         self.scheduler.worker_seen(record)
-        self._timeline.after(ns_of_s(RECORD_EVERY_S), lambda: self._report(place))
+        self._timeline.after(ns_of_s(RECORD_EVERY_S), lambda: self._report(place, worker))
 
     def _hand_over(self, worker: SimWorker, ready: HandOffReady) -> None:
         call = self.gateway.calls[ready.key.request_id]
         assert call.placement is not None, "only a granted request is handed off"
         receiver = self._workers.get(call.placement.decode_worker_id)
         if receiver is None:
-            self.gateway.on_failure(call, "worker_lost")
+            self._lose(call)
             self._hand_offs.refuse(worker, ready)
             return
         delay_ns = ns_of_ms(self._places[worker.worker_id].pool.profile.hand_off_ms)
         self._hand_offs.begin(worker, receiver, ready, call, delay_ns)
+
+    def _lose(self, call: Call) -> None:
+        self.gateway.on_failure(call, "worker_lost")
 
     def _plan_failure(self, failure: FailureSpec, start_ns: int) -> None:
         self._timeline.at(start_ns + ns_of_s(failure.dies_at_s), lambda: self._kill(failure.worker_id))
@@ -203,12 +211,12 @@ class Fleet:
             self._timeline.at(start_ns + ns_of_s(failure.returns_at_s), lambda: self._return(place))
 
     def _return(self, place: Place) -> None:
-        self._make(place)
-        self._report(place)
+        self._report(place, self._make(place))
 
     def _kill(self, worker_id: str) -> None:
         """Gateways see the stream break; the scheduler misses its registry entry when that is due."""
         worker = self._workers.pop(worker_id)
+        worker.engine.settle_all()
         worker.die()
         self._hand_offs.forget_worker(worker)
         for call in self.gateway.calls.values():
@@ -218,7 +226,7 @@ class Fleet:
                     placement.prefill_worker_id == worker_id and call.outcome.first_token_s is None
                 )
                 if is_there:
-                    self.gateway.on_failure(call, "worker_lost")
+                    self._lose(call)
 
 
 def _seal(worker: SimWorker, call: Call, chunk: ChunkComputed) -> None:

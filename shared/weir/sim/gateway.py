@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from weir.bus.messages import Cancel, Finish, Grant, Outcome, Prefilled, Revoke, Submit, SubmitReply
+from weir.scheduling.fairness import DECODE_PRICE, PREFILL_PRICE
 from weir.sim.call import GATEWAY_ID, Call, PromptHashes
 from weir.sim.events import NS_PER_MS, NS_PER_S, Timeline, ns_of_ms, ns_of_s
 from weir.sim.outcome import RequestOutcome
@@ -35,6 +36,8 @@ class SimGateway:
         self.num_left = len(workload.requests)
         self._requests: Sequence[SimRequest] = workload.requests
         self._num_arrived = 0
+        self.service: dict[str, float] = {}
+        """By tenant, as the last report found it."""
         self._granted: dict[str, Call] = {}
         """Those that were over a moment ago included."""
         self._hashes = PromptHashes(workload.block_tokens) if keeps_prefixes else None
@@ -65,6 +68,7 @@ class SimGateway:
         self._granted[grant.request_id] = call
         call.outcome.granted_s = self._seconds(self._timeline.now_ns)
         call.outcome.is_local = grant.placement.is_local
+        call.outcome.prefill_worker_id = grant.placement.prefill_worker_id
         self._timeline.after(self._stream_ns, lambda: self._start(call))
 
     def on_revoke(self, revoke: Revoke) -> None:
@@ -110,12 +114,22 @@ class SimGateway:
         over = []
         for request_id, call in self._granted.items():
             num_tokens = call.outcome.num_output_tokens
+            if num_tokens > call.num_reported_tokens:
+                self._note_service(call, num_tokens)
+                if not call.is_over:
+                    self.scheduler.progressed(request_id, num_tokens)
             if call.is_over:
                 over.append(request_id)
-            elif num_tokens:
-                self.scheduler.progressed(request_id, num_tokens)
         for request_id in over:
             del self._granted[request_id]
+
+    def _note_service(self, call: Call, num_tokens: int) -> None:
+        service = DECODE_PRICE * (num_tokens - call.num_reported_tokens)
+        if call.num_reported_tokens == 0:
+            service += PREFILL_PRICE * (call.request.num_prompt_tokens - call.outcome.num_cached_tokens)
+        call.num_reported_tokens = num_tokens
+        tenant = call.request.tenant
+        self.service[tenant] = self.service.get(tenant, 0.0) + service
 
     def on_failure(self, call: Call, reason: str) -> None:
         """A worker gave it up, or is dead; its stream says so."""

@@ -27,7 +27,9 @@ class _Transfer:
 class HandOffs:
     """Books of what is between two workers."""
 
-    def __init__(self, spec: SystemSpec, timeline: Timeline) -> None:
+    def __init__(self, spec: SystemSpec, timeline: Timeline, on_lost: Callable[[Call], None]) -> None:
+        """`on_lost`: one of the two workers is dead, and nobody else knows of the request."""
+        self._on_lost = on_lost
         self._timeline = timeline
         profile = next((pool.profile for pool in spec.pools if pool.role == "decode"), None)
         self._link = None if spec.link is None or profile is None else Link(spec.link, profile.kv_bytes_per_token)
@@ -139,5 +141,6 @@ class HandOffs:
 
     def _give_up(self, transfer: _Transfer) -> None:
         self._num_under_way -= 1
+        self._on_lost(transfer.call)
         if transfer.sender.is_alive:
             self.refuse(transfer.sender, transfer.ready)

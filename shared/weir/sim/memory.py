@@ -1,5 +1,6 @@
 """The page memory of simulated workers: whole ids, given out in bulk as an arena does."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -13,6 +14,8 @@ class Memory(Protocol):
     num_pages: int
     records: Sequence[SimRecord]
     """By slot."""
+    preemptions: Counter[str]
+    """By request."""
 
     @property
     def num_free_pages(self) -> int:
@@ -61,7 +64,8 @@ class PlainMemory:
         self._owner_of_slot = [0] * num_slots
         self._free_pages = list(range(num_pages - 1, -1, -1))
         self._free_slots = list(range(num_slots - 1, -1, -1))
-        self.records: Sequence[SimRecord] = [SimRecord() for _ in range(num_slots)]
+        self.preemptions: Counter[str] = Counter()
+        self.records: Sequence[SimRecord] = [SimRecord(self.preemptions) for _ in range(num_slots)]
 
     @property
     def num_free_pages(self) -> int:

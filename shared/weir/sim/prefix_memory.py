@@ -1,5 +1,6 @@
 """A simulated memory that keeps prefixes: the ownership table and the prefix index of the transfer service."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -19,7 +20,8 @@ class PrefixMemory:
 
     def __init__(self, num_pages: int, num_slots: int) -> None:
         self.num_pages = num_pages
-        self.records: Sequence[SimRecord] = [SimRecord() for _ in range(num_slots)]
+        self.preemptions: Counter[str] = Counter()
+        self.records: Sequence[SimRecord] = [SimRecord(self.preemptions) for _ in range(num_slots)]
         self._table = OwnershipTable(np.zeros(num_pages, PAGE_DTYPE), np.zeros(num_slots, SLOT_DTYPE))
 
     @property

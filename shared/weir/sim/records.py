@@ -1,5 +1,6 @@
 """Sequence records of a simulated memory: nothing is written, but who is in which slot is known."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from weir.core.logprobs import TokenLogprobs
@@ -9,10 +10,12 @@ from weir.kv.record import SequenceFacts
 class SimRecord:
     """Implements `weir.engine.messages.SequenceLog`. The modelled model asks it whose chunk it computes."""
 
-    __slots__ = ("facts",)
+    __slots__ = ("_preemptions", "facts")
 
-    def __init__(self) -> None:
+    def __init__(self, preemptions: Counter[str]) -> None:
+        """`preemptions`: by request, counted here."""
         self.facts: SequenceFacts | None = None
+        self._preemptions = preemptions
 
     def begin(self, facts: SequenceFacts) -> None:
         self.facts = facts
@@ -33,7 +36,10 @@ class SimRecord:
         """As above."""
 
     def drop_pages(self, num_kept: int) -> None:
-        """As above."""
+        """A sequence gives its pages up when it is preempted, and then alone."""
+        del num_kept
+        if self.facts is not None:
+            self._preemptions[self.facts.request_id] += 1
 
     def clear(self) -> None:
         self.facts = None

@@ -61,6 +61,7 @@ class _Run:
         self._start_ns = ns_of_s(limits.gather_s + 1.0)
         self._num_requests = len(workload.requests)
         self._queue_lengths: list[tuple[float, int]] = []
+        self._tenant_service: dict[str, list[tuple[float, float]]] = {}
         self._is_stopped = False
         profile = spec.pools[0].profile
         keeps_prefixes = spec.keeps_prefixes and any(request.prefix_blocks for request in workload.requests)
@@ -93,8 +94,12 @@ class _Run:
             if not self._timeline.step():
                 raise SimulationDefect(f"{self._gateway.num_left} requests never end")
         ended_ns = self._timeline.now_ns
+        self._fleet.settle_all()
+        self._gateway.report_progress()
+        self._note_service()
         self._settle()
         self._check()
+        self._fleet.note_preemptions()
         outcomes = tuple(self._gateway.outcomes)
         first_s = outcomes[0].arrival_s if outcomes else 0.0
         last_s = max((outcome.ended_s or 0.0 for outcome in outcomes), default=0.0)
@@ -103,6 +108,7 @@ class _Run:
             duration_s=last_s - first_s,
             gap_counts_by_ms=dict(sorted(self._gateway.gap_counts_by_ms.items())),
             queue_lengths=tuple(self._queue_lengths),
+            tenant_service=self._tenant_service,
             counters=self._counters(ended_ns),
         )
 
@@ -129,11 +135,17 @@ class _Run:
         core = {f"core_{name}": value for name, value in self._scheduler.core.metrics().items()}
         return {**self._fleet.counters(), **core, "simulated_s": (ended_ns - self._start_ns) / NS_PER_S}
 
+    def _note_service(self) -> None:
+        at_s = (self._timeline.now_ns - self._start_ns) / NS_PER_S
+        for tenant, service in sorted(self._gateway.service.items()):
+            self._tenant_service.setdefault(tenant, []).append((at_s, service))
+
     def _sample(self) -> None:
         if self._is_stopped:
             return
         self._fleet.settle_all()
         self._gateway.report_progress()
+        self._note_service()
         at_s = (self._timeline.now_ns - self._start_ns) / NS_PER_S
         self._queue_lengths.append((at_s, self._scheduler.num_queued))
         if self._on_progress is not None:

@@ -30,10 +30,6 @@ class SwitchingEngine:
         pages.open()
 
     @property
-    def num_steps(self) -> int:
-        return self._fast.num_steps + sum(engine.num_steps for engine in self._all_exact())
-
-    @property
     def busy_ns(self) -> int:
         return self._fast.busy_ns + sum(engine.busy_ns for engine in self._all_exact())
 
@@ -143,6 +139,7 @@ class SwitchingEngine:
     def _moved(self, row: Row) -> Arrival:
         """As the batcher takes a sequence that has begun elsewhere."""
         if row.is_waiting:
+            self._num_moved += row.arrival.slot is not None
             return row.arrival
         facts, num_prompt_tokens = row.arrival.facts, row.num_prompt_tokens
         num_tokens = row.context(self._fast.num_done_steps + 1) if row.first_step else num_prompt_tokens

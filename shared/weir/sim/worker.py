@@ -16,9 +16,6 @@ class Engine(Protocol):
     """What a worker turns: the real batcher (`exact_engine`), or its equal for steady stretches (`fast_engine`)."""
 
     @property
-    def num_steps(self) -> int: ...
-
-    @property
     def busy_ns(self) -> int: ...
 
     def add(self, arrival: Arrival) -> None: ...
