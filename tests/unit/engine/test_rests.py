@@ -198,6 +198,18 @@ def test_urgent_prompts_have_slots_and_pages_over_the_places_but_not_over_twice_
     assert [s.stage.value for s in batcher._ranked()[: min(2, num_urgent)]] == ["running"] * min(2, num_urgent)
 
 
+def test_ever_more_urgent_prompts_do_not_fill_the_arena() -> None:
+    pool = PagePool(reserve_pages=0, reserve_slots=0)
+    pool.give(PageLot(tuple(range(40)), tuple(range(8))))
+    batcher = LocalBatcher(limits(max_num_seqs=2), pool, Records(40, 8).open)
+    runner = HashRunner(40, VOCAB_SIZE)
+    for lane in range(4):
+        for number in range(2):
+            batcher.add(Arrival(replace(facts((4, 5), 2 * lane + number, max_tokens=50), lane_priority=lane)))
+        computed(batcher, runner, 0.1 * lane)
+    assert sum(sequence.slot is not None for sequence in batcher._ranked()) == 4, "twice the places"
+
+
 @pytest.mark.parametrize("changes", [{"max_rests": -1}, {"max_rest_s": -1.0}, {"max_age": 1.5}])
 def test_settings_that_make_no_sense_are_refused(changes: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="must be at least 0"):
