@@ -9,7 +9,7 @@ and enough wait to enter it.
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from weir.policy.fcfs import fcfs_order
 from weir.policy.fluid import Flow, balanced_step_s, longest_step_s
@@ -71,7 +71,7 @@ class _Inside:
 
 
 class NestedWaitGate:
-    """Open until enough answers have ended to know their lengths, and while arrivals vary too much."""
+    """Open until enough answers have ended to know their lengths; waits for nobody while arrivals vary too much."""
 
     def __init__(self, params: WaitParams) -> None:
         self._params = params
@@ -151,11 +151,14 @@ class NestedWaitGate:
         self._refresh_at_s = now_s + _REFRESH_S
         self._plan = None
         arrivals, lengths = self._traffic.arrivals, self._departures.lengths
-        if not arrivals or len(lengths) < _MIN_LENGTHS or self._traffic.variation > self._params.max_variation:
+        if not arrivals or len(lengths) < _MIN_LENGTHS:
             return
         rate = len(arrivals) / self._traffic.span_s(now_s)
         num_prompt_tokens = sum(seen.num_prompt_tokens for seen in arrivals) / len(arrivals)
         self._plan = segments(rate, num_prompt_tokens, lengths, self._params, num_pool_tokens)
+        if self._traffic.variation > self._params.max_variation:
+            parts = tuple(replace(segment, quota=0) for segment in self._plan.segments)
+            self._plan = replace(self._plan, segments=parts)
 
 
 def _is_idle(view: BatchView, decision: GateDecision) -> bool:

@@ -3,13 +3,14 @@
 Ao, Luo, Simchi-Levi, Wang, arXiv 2504.11320 (`fluid` has the balance). A type is a pair of doubling buckets, of prompt
 and of predicted output. In balance n_j = lambda_j * tau* of type j come within a step, so a step that waits for n_j of
 each holds nobody up for long, and pages never hold more than the fluid does. Rates are those of the last minute, so a
-burst is not known before it is there: when arrivals vary too much, the gate stands open.
+burst is not known before it is there: when arrivals vary too much, no step waits for a share; that none takes more than
+its share stays, for it depends on the mix of types, not on how fast they come.
 """
 
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from weir.policy.fcfs import fcfs_order
@@ -26,7 +27,7 @@ _REFRESH_S = 1.0
 @dataclass(frozen=True, slots=True)
 class WaitParams:
     """`base_ms`, `token_ms`: d0 and d1 of the model of a step. `max_wait_s`: no step is held back longer. `safety`: the
-    share of the pages that the fluid leaves free. Above `max_variation` of times between arrivals the gate opens."""
+    share of the pages that the fluid leaves free. Above `max_variation` of arrivals a second no step waits."""
 
     base_ms: float = bounded(6.0, 0.001)
     token_ms: float = bounded(5e-5, 0)
@@ -136,9 +137,9 @@ class WaitGate:
 
     def _refresh(self, num_pool_tokens: int, now_s: float) -> None:
         self._refresh_at_s = now_s + _REFRESH_S
-        self._shares = {}
-        if self._traffic.variation <= self._params.max_variation:
-            self._shares = shares(self._flows(now_s), self._params, num_pool_tokens)
+        self._shares = shares(self._flows(now_s), self._params, num_pool_tokens)
+        if self._traffic.variation > self._params.max_variation:
+            self._shares = {kind: replace(share, quota=0) for kind, share in self._shares.items()}
         self._credits = {kind: credit for kind, credit in self._credits.items() if kind in self._shares}
 
     def _flows(self, now_s: float) -> dict[Type, Flow]:

@@ -8,7 +8,7 @@ from tests.contract.gate_world import GateWorld, Job
 from weir.policy.fluid import Flow, balanced_step_s, longest_step_s
 from weir.policy.nested_wait import segments
 from weir.policy.registry import make_policy
-from weir.policy.seams import BatchView, Gate, Member
+from weir.policy.seams import BatchView, Gate, GateDecision, Member
 from weir.policy.wait import WaitParams, shares
 from weir.policy.wma import Shape, WmaGate, WmaLimits, waste
 
@@ -76,19 +76,29 @@ def test_wait_holds_the_batch_until_a_types_share_waits_or_its_time_is_over() ->
     assert gate.next_deadline_s is None
 
 
-def test_wait_keeps_the_pages_within_the_fluid_and_an_open_gate_does_not() -> None:
+class OpenGate:
+    """Whoever finds a place joins."""
+
+    next_deadline_s = None
+
+    def decide(self, view: BatchView, now_s: float) -> GateDecision:
+        return GateDecision(range(min(len(view.waiting), view.num_places - len(view.running))))
+
+
+@pytest.mark.parametrize("max_variation", [0.0, 2.0])
+def test_wait_keeps_the_pages_within_the_fluid_and_an_open_gate_does_not(max_variation: float) -> None:
     """Each comes to 150 tokens and a pool holds 3,000; 40 places would need up to 6,000."""
 
-    def run(**params: float) -> GateWorld:
+    def run(gate: Gate) -> GateWorld:
         jobs = [Job(f"j{n}", 0.02 * n + 0.15 * math.sin(n / 30), 100, 50, 50.0) for n in range(400)]
-        world = GateWorld(gate_of("wait", **params), jobs, num_places=40, num_pool_tokens=3000)
+        world = GateWorld(gate, jobs, num_places=40, num_pool_tokens=3000)
         world.run()
         return world
 
-    world = run()
+    world = run(gate_of("wait", max_variation=max_variation))
     assert len(world.ended) == 400
     assert world.peak_tokens <= 3000 * 0.9 + 150
-    assert run(max_variation=0).peak_tokens > 3000
+    assert run(OpenGate()).peak_tokens > 3000
 
 
 def test_nested_wait_cuts_answers_at_their_quantiles() -> None:

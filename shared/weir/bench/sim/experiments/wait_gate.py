@@ -26,7 +26,7 @@ _BURST_CV = 8.0
 _LIGHT, _NEAR, _OVER, _BURSTS = "0.5x", "0.9x", "1.5x", "0.8x, bursts"
 _LOADS = {_LIGHT: 0.5, _NEAR: 0.9, _OVER: 1.5, _BURSTS: 0.8}
 _FCFS, _WAIT, _NESTED, _PAST_FUTURE = "fcfs", "wait", "nested-wait", "fcfs, past-future admission"
-_STUBBORN = "wait, never opens"
+_STUBBORN = "wait, always waits"
 _ARMS: Mapping[str, tuple[str, Mapping[str, float], MemoryTestName]] = {
     _FCFS: ("fcfs", {}, "aggressive"),
     _WAIT: ("wait", {}, "aggressive"),
@@ -103,8 +103,8 @@ EXPERIMENT = Experiment(
         f"One colocated {_PROFILE} with {_NUM_PAGES} pages; prompts of 50 and 100 tokens with answers of 156 and 171, "
         f"167 to 31, at multiples of {_SATURATION_A_S:g} requests/s; bursts are Gamma arrivals with CV {_BURST_CV:g}. "
         "The scheduler admits as long as pages are free now (aggressive): the gate alone guards them. `wait` is "
-        "told true lengths, `nested-wait` none; both open when arrivals vary too much, `never opens` does not. Beside "
-        "them the past-future admission that Weir has for this."
+        "told true lengths, `nested-wait` none; neither waits when arrivals vary too much, `always waits` does. "
+        "Beside them the past-future admission that Weir has for this."
     ),
     cases=_cases,
     figures=(
