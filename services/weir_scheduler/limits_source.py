@@ -12,24 +12,35 @@ _SETTLED_S = 2.0
 
 
 class LimitsSource:
-    """Reads the file, and again when it has changed. Errors are InvalidRequest, as those of its content."""
+    """Reads the file, and again when it has changed. Errors are InvalidRequest, as those of its content.
+
+    A change counts once two looks have found the same: whoever writes a file in place empties it first, and a file
+    without keys would let everybody in.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._stamp: tuple[int, ...] = ()
+        self._seen: str | None = None
+        """At the last look; None: it could not be read, or was told already."""
 
     async def read(self) -> str:
         return await asyncio.to_thread(self._read)
 
     async def try_read_changed(self) -> str | None:
-        """None: it is as it was when it was read last, whether that went well or not."""
+        """None: nothing has changed, or not for two looks yet."""
         return await asyncio.to_thread(self._try_read_changed)
 
     def _try_read_changed(self) -> str | None:
         stamp = self._stamp_now()
-        if stamp and stamp == self._stamp:
+        if stamp and stamp == self._stamp and self._seen is None:
             return None
-        return self._read()
+        seen, self._seen = self._seen, None
+        text = self._read()
+        if text != seen:
+            self._seen = text
+            return None
+        return text
 
     def _read(self) -> str:
         self._stamp = self._stamp_now()

@@ -12,6 +12,7 @@ from tests.unit.scheduler.scripted import eventually
 from weir.bus.configuration import ACCESS_KEY, LIMITS_KEY, POLICY_KEY, AccessRules, PolicyChoice
 from weir.bus.memory import MemoryHub
 from weir.core.errors import InvalidRequest
+from weir_scheduler.limits_source import LimitsSource
 
 
 @pytest.fixture
@@ -153,3 +154,25 @@ async def test_a_bad_file_at_the_start_is_refused_unless_the_last_right_one_is_k
     follower = await keep(limits_path, epoch=2)
     assert follower.weight() == 2
     assert "weight -1" in follower.keeper.file_error
+
+
+async def test_a_file_that_is_half_written_is_not_taken(limits_path: Path) -> None:
+    source = LimitsSource(limits_path)
+    assert await source.read() == FILE
+    write(limits_path, "")
+    assert await source.try_read_changed() is None
+    write(limits_path, OTHER_FILE)
+    assert await source.try_read_changed() is None
+    assert await source.try_read_changed() == OTHER_FILE
+
+
+async def test_a_young_file_is_read_at_every_look_and_an_old_one_when_it_has_changed(limits_path: Path) -> None:
+    source = LimitsSource(limits_path)
+    await source.read()
+    found = os.stat(limits_path)  # noqa: PTH116  a path's own stat() blocks
+    write(limits_path, OTHER_FILE)
+    os.utime(limits_path, ns=(found.st_atime_ns, found.st_mtime_ns))
+    assert [await source.try_read_changed() for _ in range(2)] == [None, OTHER_FILE]
+    os.utime(limits_path, (1_000_000, 1_000_000))
+    looks = [await source.try_read_changed() for _ in range(4)]
+    assert looks[-2:] == [None, None]
