@@ -73,6 +73,14 @@ def test_a_lost_message_is_noticed_by_the_next_and_the_whole_is_asked_for_once_a
     assert view.take_unknown(9.0) == ()
 
 
+def test_a_lost_message_is_noticed_by_its_number_even_if_the_count_of_pages_is_right() -> None:
+    view, owner = PrefixView(), Owner()
+    view.change(owner.change({1}), 0.0)
+    owner.change({2})
+    view.change(owner.change({2, 3}), 1.0)
+    assert view.take_unknown(1.0) == ("a",)
+
+
 def test_a_new_scheduler_asks_for_what_it_has_not_heard() -> None:
     view, owner = PrefixView(), Owner()
     owner.change({1, 2})
