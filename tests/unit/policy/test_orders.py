@@ -100,6 +100,19 @@ def test_serving_times_are_learnt_from_requests_that_ended() -> None:
     assert fit.seconds(1000, 100) == pytest.approx(2.5, rel=0.02)
 
 
+def test_what_ends_tells_the_order_how_long_it_was_served_since_it_was_taken() -> None:
+    """Each token takes 30 ms, not the 15 ms that the estimator begins with."""
+    order = make_policy("magnus").order
+    queue = order.new_queue()
+    for number in range(640):
+        request = waiting("a", 0.0, prompt=10, output=10.0 + number % 9 * 50)
+        queue.add(request)
+        queue.take("a", 100.0)
+        num_output_tokens = 10 + number % 9 * 50
+        order.finished(request, num_output_tokens, 100.0 + 0.03 * num_output_tokens)
+    assert order.rank(waiting("b", prompt=10, output=200.0)) == pytest.approx(6.0, rel=0.05)
+
+
 def test_the_earliest_deadline_goes_first_and_who_has_none_is_due_by_default() -> None:
     requests = [waiting("a", 0.0), waiting("b", 0.0, due_s=31.0), waiting("c", 5.0, due_s=6.0)]
     assert order_of("edf", requests, 5.0) == "cab"
