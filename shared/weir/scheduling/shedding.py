@@ -70,9 +70,7 @@ class Shedding:
         wait_s = self._rates.wait_s(model, num_ahead, now_s)
         if wait_s <= _DOUBT * max_wait_s:
             return None
-        message = (
-            f"lane {lane}: {num_ahead} requests first take about {wait_s:.0f} s, it may wait {max_wait_s:.0f} s"
-        )
+        message = f"lane {lane}: {num_ahead} requests first take about {wait_s:.0f} s, it may wait {max_wait_s:.0f} s"
         num_too_many = num_ahead * (1 - max_wait_s / wait_s)
         return Refusal(RefusalReason.SHED, message, self._rates.retry_after_ms(model, num_too_many, now_s))
 
