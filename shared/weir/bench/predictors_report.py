@@ -46,9 +46,9 @@ def as_markdown(report: PredictorsReport) -> str:
     lines = [
         "# Output-length predictors",
         "",
-        "`WEIR_TEST_DATA=... weir bench predictors --out shared/weir/bench/results`; sets of the built-in model are its",
-        "own answers (`--generate`, temperature 1, at most 512 tokens). Those to alpaca_eval are not kept beside the code",
-        "(`--generate own.json --sets alpaca_eval`, then `--answers own.json` beside the kept ones).",
+        "`WEIR_TEST_DATA=... weir bench predictors --out shared/weir/bench/results`; sets of the built-in model are",
+        "its own answers (`--generate`, temperature 1, at most 512 tokens). Those to alpaca_eval are not kept beside",
+        "the code (`--generate own.json --sets alpaca_eval`, then `--answers own.json` beside the kept ones).",
         "",
         "Kendall's tau-b with the true lengths, within each data set, on held-out prompts (20 %), mean ± deviation",
         f"over {report.splits} splits. One predictor a model and split, trained on the other 80 % of all its sets.",
