@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tests.unit.predictors.words import NUM_WORDS, PREFIX, SUFFIX, spell, word_table
 
-from weir.policy.predictors.features import NUM_PLAIN, PromptFeatures
+from weir.policy.predictors.features import NUM_PLAIN, Floats, PromptFeatures
 from weir.policy.predictors.token_table import SIGNS, TokenTable, digest_of_tokens, make_token_table
 
 TABLE = word_table()
@@ -14,8 +14,9 @@ FEATURES = PromptFeatures(TABLE)
 QUESTION, LIST, WRITE, WORDS, FIVE, ZERO, CODE = 4, 5, 6, 7, 8, 9, 10
 
 
-def features(*tokens: int) -> np.ndarray:
-    return FEATURES.of([tokens])[0]
+def features(*tokens: int) -> Floats:
+    row: Floats = FEATURES.of([tokens])[0]
+    return row
 
 
 def sign(row: np.ndarray, name: str) -> float:

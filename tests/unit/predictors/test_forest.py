@@ -79,7 +79,7 @@ def test_serving_times_are_learned_from_neighbours() -> None:
     assert estimator.seconds(1000, 100) == pytest.approx(1.52), "the prior"
     source = np.random.default_rng(0)
     for _ in range(200):
-        prompt, output = source.integers(10, 2000), source.integers(1, 400)
+        prompt, output = int(source.integers(10, 2000)), int(source.integers(1, 400))
         now_s[0] += 10
         estimator.observe(prompt, output, 0.1 + 0.001 * prompt + 0.05 * output)
     now_s[0] += 1000
@@ -89,8 +89,7 @@ def test_serving_times_are_learned_from_neighbours() -> None:
 
 
 def test_serving_times_are_not_refitted_while_they_are_right() -> None:
-    fits = []
-    estimator = NearestServingTime(lambda: float(len(fits)), NeighbourSettings(least=2, refit_s=0))
+    estimator = NearestServingTime(lambda: 0.0, NeighbourSettings(least=2, refit_s=0))
     for _ in range(3):
         estimator.observe(100, 100, 5.0)
     fitted = estimator._fitted

@@ -29,7 +29,7 @@ def test_the_gradient_of_listmle_is_that_of_numerical_differences() -> None:
     generator = torch.Generator().manual_seed(5)
     scores = torch.randn(9, generator=generator, dtype=torch.float64, requires_grad=True)
     labels = torch.randint(0, 5, (9,), generator=generator)
-    listmle_loss(scores, labels).backward()
+    listmle_loss(scores, labels).backward()  # type: ignore[no-untyped-call]
     assert scores.grad is not None
     step = 1e-6
     for index in range(9):

@@ -1,6 +1,7 @@
 """Fast-forward changes nothing but the time that it takes: the same outcomes, the same floats."""
 
 from dataclasses import replace
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,7 +17,7 @@ from weir.sim.workload import SimRequest, Workload
 def systems(draw: st.DrawFn) -> SystemSpec:
     """Some with too little memory, small steps and few places, so that both engines have to do with it."""
     max_num_seqs = draw(st.sampled_from([2, 5, 64]))
-    sizes = {
+    sizes: dict[str, Any] = {
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": draw(st.sampled_from([max_num_seqs, 64, 2048])),
         "chunk_tokens": draw(st.sampled_from([1, 16, 2048])),
