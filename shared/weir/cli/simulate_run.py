@@ -146,7 +146,6 @@ def _simulate(spec: SystemSpec, workload: Workload, limits: CoreLimits, options:
             limits=limits,
             policy=policy,
             policy_params=params,
-            seed=options.seed,
             fast_forward=not options.is_step_exact,
             on_progress=advanced,
         )

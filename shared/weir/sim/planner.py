@@ -63,7 +63,6 @@ def run_once(job: PlanJob, pools: Pools, seed: int) -> Summary:
         limits=job.limits,
         policy=job.policy,
         policy_params=job.policy_params,
-        seed=seed,
     )
     return summarize(result, job.slos)
 

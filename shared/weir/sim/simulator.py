@@ -31,13 +31,11 @@ def simulate(
     limits: CoreLimits | None = None,
     policy: str = "fcfs",
     policy_params: Mapping[str, float] | None = None,
-    seed: int = 0,
     fast_forward: bool = True,
     on_progress: Progress | None = None,
 ) -> SimResult:
     """The same arguments give the same result, byte for byte. Raises ValueError, SimulationDefect."""
     check_workload(workload)
-    del seed
     choice = PolicyChoice(policy, policy_params or {})
     return _Run(spec, workload, limits or CoreLimits(), choice, on_progress, fast_forward=fast_forward).result()
 

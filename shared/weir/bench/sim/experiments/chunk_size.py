@@ -32,7 +32,7 @@ def _run(arm: str, num_tokens: int, num: int, seed: int) -> Mapping[str, float]:
     if arm == _HYBRID:
         params = {"default_itl_s": 0.05}
     limits = open_limits(max_prefill_tokens=2 * num_tokens)
-    result = simulate(spec, workload, limits=limits, policy=policy, policy_params=params, seed=seed)
+    result = simulate(spec, workload, limits=limits, policy=policy, policy_params=params)
     values = figures(result)
     return values | {
         "p99_itl_ms": 1000 * gap_percentile_s(result, 99),

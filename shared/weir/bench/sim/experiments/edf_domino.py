@@ -46,7 +46,7 @@ def _run(arm: str, load: float, num: int, seed: int) -> Mapping[str, float]:
     policy, params = _ARMS[arm]
     workload = _workload(load * _SATURATION_A_S, num, seed)
     spec = SystemSpec.colocated(1, load_profile(_PROFILE))
-    result = simulate(spec, workload, limits=open_limits(), policy=policy, policy_params=params, seed=seed)
+    result = simulate(spec, workload, limits=open_limits(), policy=policy, policy_params=params)
     targets = {request.request_id: request.ttft_target_s for request in workload.requests}
     counted = after_warmup(result.outcomes)
     times = [(ttft_s(outcome), targets[outcome.request_id]) for outcome in counted]

@@ -52,7 +52,7 @@ def _run(arm: str, point: str, num: int, seed: int) -> Mapping[str, float]:
     spread = _SPREADS[_ARENA if point == _ARENA_BURST else SHAREGPT] if is_noisy else 0.0
     workload = with_predictions(_workload(point, num, seed), spread, seed)
     spec = SystemSpec.colocated(1, load_profile(_PROFILE))
-    result = simulate(spec, workload, limits=open_limits(), policy=policy, policy_params=params, seed=seed)
+    result = simulate(spec, workload, limits=open_limits(), policy=policy, policy_params=params)
     return figures(result, predicts=policy != "fcfs") | {"tau": kendall_tau(workload) if policy == "ltr" else 0.0}
 
 

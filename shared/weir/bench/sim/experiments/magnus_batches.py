@@ -54,7 +54,7 @@ def _run(name: str, num: int, seed: int) -> Mapping[str, float]:
     pool = PoolSpec("local", 1, load_profile(_PROFILE), arm.max_num_seqs)
     spec = SystemSpec((pool,), join=JoinSettings(arm.batching))
     limits = open_limits(max_prefill_tokens=1_000_000)
-    result = simulate(spec, workload, limits=limits, policy=arm.policy, policy_params=arm.params, seed=seed)
+    result = simulate(spec, workload, limits=limits, policy=arm.policy, policy_params=arm.params)
     values = figures(result, predicts=arm.policy == "magnus")
     return values | {"requests_a_s": num / values["makespan_s"], "tau": kendall_tau(workload)}
 

@@ -67,7 +67,7 @@ def _run(router: Router, num: int, num_instances: int, seed: int) -> Mapping[str
         chunk_tokens=8192 // _UNIT_TOKENS,
         num_pages=_NUM_BLOCKS * _BLOCK_UNITS // _PAGE_UNITS,
     )
-    result = simulate(spec, _workload(num, seed), limits=limits, seed=seed)
+    result = simulate(spec, _workload(num, seed), limits=limits)
     summary = summarize(result)
     loads = Counter(outcome.prefill_worker_id for outcome in result.outcomes)
     return {

@@ -84,7 +84,7 @@ def _run(arm: str, system: str, duration_s: float, seed: int) -> Mapping[str, fl
     workload = _workload(arm, duration_s, seed)
     if arm not in (_NO_LANE, _IDLE_NO_LANE):
         workload = _in_lanes(workload)
-    result = simulate(_system(system), workload, limits=_limits(arm), seed=seed)
+    result = simulate(_system(system), workload, limits=_limits(arm))
     everyone = summarize(result)
     who = "urgent" if arm in (_ALONE, _LANES, _NO_LANE) else "flood"
     of_them = summarize(result, wanted=lambda outcome: outcome.tenant == who)

@@ -51,7 +51,7 @@ def _run(arm: str, profile: str, load: float, num: int, seed: int) -> Mapping[st
     workload = _workload(load * _SATURATION_A_S[profile], num, seed)
     sizes = {"max_num_seqs": _NUM_SEQS, "max_num_batched_tokens": _BUDGET, "chunk_tokens": _BUDGET}
     spec = SystemSpec.colocated(1, load_profile(profile), **sizes)
-    result = simulate(spec, workload, limits=open_limits(), policy=policy, policy_params=params, seed=seed)
+    result = simulate(spec, workload, limits=open_limits(), policy=policy, policy_params=params)
     targets = {request.request_id: request.itl_target_s for request in workload.requests}
     num_met = sum(outcome.worst_gap_s <= targets[outcome.request_id] for outcome in result.outcomes)
     return figures(result) | {

@@ -91,7 +91,7 @@ def _run(arm: str, trace: str, duration_s: float, seed: int) -> Mapping[str, flo
         source = np.random.default_rng(seed)
         arrivals_s = poisson(rate_a_s, round(rate_a_s * duration_s), source)
         workload = draw(lengths, arrivals_s, source, name=trace)
-        return simulate(system, workload, seed=seed)
+        return simulate(system, workload)
 
     sweep = _Sweep(simulate_at, _LOWEST_A_S[trace])
     return {slo: sweep.capacity_a_s(slo) / _NUM_GPUS for slo in _SLOS}

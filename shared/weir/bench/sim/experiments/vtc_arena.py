@@ -59,7 +59,7 @@ def _run(arm: str, rate_a_s: float, num_requests: int, seed: int) -> Mapping[str
     counts = Counter(request.tenant for request in workload.requests)
     heavy = {tenant for tenant, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:_NUM_HEAVY]}
     spec = SystemSpec.colocated(1, load_profile("h100-llama3-8b"), max_num_seqs=_MAX_NUM_SEQS)
-    result = simulate(spec, workload, limits=_limits(arm, sorted(counts)), seed=seed)
+    result = simulate(spec, workload, limits=_limits(arm, sorted(counts)))
     result = dataclasses.replace(result, tenant_service=delivered_service(result.outcomes, sample_s=0.25))
     light = summarize(result, wanted=lambda outcome: outcome.tenant not in heavy)
     heaviest = summarize(result, wanted=lambda outcome: outcome.tenant in heavy)

@@ -56,7 +56,7 @@ def _run(arm: str, point: str, num: int, seed: int) -> Mapping[str, float]:
     spec = SystemSpec.colocated(1, load_profile(_PROFILE), num_pages=_NUM_PAGES, max_num_seqs=256)
     limits = open_limits(memory_test, max_prefill_tokens=8192)
     workload = _workload(arm, point, num, seed)
-    result = simulate(spec, workload, limits=limits, policy=policy, policy_params=params, seed=seed)
+    result = simulate(spec, workload, limits=limits, policy=policy, policy_params=params)
     values = figures(result)
     return values | {
         "preempted_pct": 100 * result.counters["preemptions"] / num,
