@@ -1,0 +1,70 @@
+"""`weir simulate`: options in, tables or JSON out."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from weir.cli.main import app
+
+POISSON = ("simulate", "--rate", "20", "--num-requests", "40", "--prompt-tokens", "100", "--output-tokens", "20")
+
+
+def weir(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, list(arguments))
+    return result.exit_code, result.output
+
+
+def simulated(*arguments: str) -> dict[str, Any]:
+    result = CliRunner().invoke(app, [*arguments, "--json"])
+    assert result.exit_code == 0, result.output
+    told: dict[str, Any] = json.loads(result.stdout)
+    return told
+
+
+def test_a_poisson_load_is_told_as_tables() -> None:
+    code, output = weir(*POISSON)
+    assert code == 0
+    assert "requests/s" in output
+    assert "longest queue" in output
+
+
+def test_json_is_the_same_every_time_and_another_with_another_seed() -> None:
+    told = simulated(*POISSON)
+    assert told == simulated(*POISSON)
+    assert told != simulated(*POISSON, "--seed", "1")
+
+
+def test_a_trace_is_replayed(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    rows = "".join(f"{i},t,{10 + i},{5 + i}\n" for i in range(12))
+    trace.write_text("arrival_s,tenant,prompt_len,output_len\n" + rows)
+    told = simulated("simulate", str(trace), "--prefill", "1", "--decode", "1")
+    # The first tenth counts as warm-up.
+    assert (told["all"]["num_finished"], told["all"]["local_share"]) == (11, 0.0)
+
+
+def test_a_worker_that_fails_loses_what_is_on_it() -> None:
+    load = (*POISSON, "--local", "2")
+    assert simulated(*load)["all"]["num_refused"] == 0
+    assert simulated(*load, "--fail", "local-0@0.5")["all"]["num_refused"] > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("simulate",), "--rate 0"),
+        ((*POISSON, "--arrivals", "sometimes"), "--arrivals sometimes"),
+        ((*POISSON, "--prefill", "1"), "--prefill 1, --decode 0"),
+        ((*POISSON, "--profile", "none"), "'none'"),
+        ((*POISSON, "--policy", "none"), "none"),
+        ((*POISSON, "--fail", "local-0"), "--fail local-0"),
+        ((*POISSON, "--fail", "local-7@1"), "local-7"),
+        (("simulate", "no-such-file.csv"), "no-such-file.csv"),
+    ],
+)
+def test_an_option_that_cannot_be_used_is_named(options: tuple[str, ...], said: str) -> None:
+    code, output = weir(*options)
+    assert (code, said in output.replace("\n", " ")) == (2, True), output
