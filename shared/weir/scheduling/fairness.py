@@ -24,8 +24,10 @@ class VirtualCounters:
 
     def __init__(self) -> None:
         self._values: dict[str, float] = {}
-        self._floor = 0.0
-        """Counter of the last that stopped waiting."""
+        self._last = ""
+        """Who was the last to stop waiting."""
+        self._last_value = 0.0
+        """Its counter then: it may be forgotten since."""
 
     def __contains__(self, name: str) -> bool:
         return name in self._values
@@ -39,12 +41,13 @@ class VirtualCounters:
 
     def lift(self, name: str, least_waiting: float | None) -> None:
         """`name` begins to wait; `least_waiting`: the least counter of the others that wait, None: nobody does."""
-        floor = self._floor if least_waiting is None else least_waiting
+        # What the last one still runs is charged to it after it has stopped waiting, and counts as well.
+        floor = max(self._last_value, self[self._last]) if least_waiting is None else least_waiting
         self._values[name] = max(self[name], floor)
 
     def leave(self, name: str) -> None:
         """`name` does not wait any more."""
-        self._floor = self[name]
+        self._last, self._last_value = name, self[name]
 
     def charge(self, name: str, service: float) -> None:
         """`service`: tokens by their price, over the weight of `name`."""

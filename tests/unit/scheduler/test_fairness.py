@@ -133,6 +133,12 @@ def test_a_counter_is_lifted_to_the_least_of_those_that_wait_or_to_the_last_that
     counters.leave("new")
     counters.lift("third", None)
     assert counters["third"] == 70.0
+    counters.charge("new", 100.0)
+    counters.lift("fourth", None)
+    assert counters["fourth"] == 170.0, "what the last one was given after it had left its queue counts"
+    counters.keep_only(("third", "fourth"))
+    counters.lift("fifth", None)
+    assert counters["fifth"] == 70.0
 
 
 def test_groups_of_counters_are_bounded_and_those_of_unknown_lanes_and_tenants_are_dropped() -> None:
