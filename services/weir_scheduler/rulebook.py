@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from weir.bus.codec import MessageTooLarge, encode
+from weir.bus.codec import MAX_STRING_CHARS, MessageTooLarge, encode
 from weir.bus.configuration import (
     AccessRules,
     LimitsInForce,
@@ -86,8 +86,9 @@ class Rulebook:
     def change(self, changes: Sequence[tuple[str, str]]) -> None:
         """(dotted key, value in TOML): all of them, or none."""
         overrides = self._overrides | dict(changes)
-        self.limits = _checked(change_limits(self._file_limits, list(overrides.items())))
-        self._overrides = overrides
+        limits = _checked(change_limits(self._file_limits, list(overrides.items())))
+        self._check_keepable(overrides)
+        self.limits, self._overrides = limits, overrides
 
     def choose_policy(self, text: str) -> None:
         self.policy = PolicySpec.parse(text)
@@ -119,9 +120,26 @@ class Rulebook:
 
     def limits_in_force(self, epoch: int) -> LimitsInForce:
         """For the next scheduler."""
+        return self._kept(epoch, self._overrides)
+
+    def _kept(self, epoch: int, overrides: Mapping[str, str]) -> LimitsInForce:
         text = self._file_text.encode()
-        entries = tuple(LimitsOverride(key, value) for key, value in self._overrides.items())
+        entries = tuple(LimitsOverride(key, value) for key, value in overrides.items())
         return LimitsInForce(epoch, self.file_digest, text if len(text) <= _MAX_KEPT_BYTES else b"", entries)
+
+    def _check_keepable(self, overrides: Mapping[str, str]) -> None:
+        """Raises InvalidRequest for what the next scheduler could not read: it would start without any change."""
+        for key, value in overrides.items():
+            if len(value) > MAX_STRING_CHARS:
+                problem = (
+                    f"{len(value)} characters, at most {MAX_STRING_CHARS} at run time; put it into the limits file"
+                )
+                raise InvalidRequest([FieldViolation(key, problem)])
+        try:
+            encode(self._kept(0, overrides))
+        except MessageTooLarge as error:
+            problem = f"too many changes at run time, put them into the limits file: {error}"
+            raise InvalidRequest([FieldViolation("settings", problem)]) from error
 
 
 def _access_rules(limits: CoreLimits, epoch: int) -> AccessRules:

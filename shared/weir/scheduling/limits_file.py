@@ -103,7 +103,9 @@ def _value(path: str, kind: Any, value: Any) -> Any:
     try:
         return parse_toml(kind, value)
     except ValueError:
-        raise _bad(path, f"{value!r}, must be {describe_type(kind)}") from None
+        # What stands in place of digests may be a key by mistake, so it is not repeated.
+        shown = "what is there" if path.endswith(".api_key_digests") else repr(value)
+        raise _bad(path, f"{shown}, must be {describe_type(kind)}") from None
 
 
 def _bad(path: str, description: str) -> InvalidRequest:

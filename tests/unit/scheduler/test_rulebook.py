@@ -162,6 +162,30 @@ def test_more_keys_than_a_message_holds_are_refused_before_anything_changes() ->
     assert book.limits == CoreLimits()
 
 
+def test_changes_that_the_next_scheduler_could_not_read_are_refused_before_anything_changes() -> None:
+    book = rulebook()
+    book.change([("lanes.batch.weight", "2")])
+    digests = ", ".join(f'"{number:064x}"' for number in range(16))
+    with pytest.raises(InvalidRequest, match="put it into the limits file") as refused:
+        book.change([("tenants.acme.api_key_digests", f"[{digests}]")])
+    assert field_of(refused) == "tenants.acme.api_key_digests"
+    many = [(f"tenants.t{number:04}.weight", "2 # " + "x" * 1000) for number in range(1000)]
+    with pytest.raises(InvalidRequest, match="too many changes at run time"):
+        book.change(many)
+    assert dict(book.overrides) == {"lanes.batch.weight": "2"}
+    kept = decode(LimitsInForce, encode(book.limits_in_force(7)))
+    follower = rulebook()
+    follower.go_on_from(kept, has_read_file=True)
+    assert follower.limits == book.limits
+
+
+@pytest.mark.parametrize("value", ['"sk-secret"', '["sk-secret"]', "[1234567890]"])
+def test_a_key_that_stands_where_its_digest_should_is_not_repeated(value: str) -> None:
+    with pytest.raises(InvalidRequest, match="api_key_digests") as refused:
+        rulebook().take_file(f"[tenants.acme]\napi_key_digests = {value}\n")
+    assert value.strip('[]"') not in refused.value.message
+
+
 @pytest.mark.parametrize("text", ["fcfs", "srtf:max_age=0.5", "ltr"])
 def test_a_policy_is_written_as_it_is_read(text: str) -> None:
     assert str(PolicySpec.parse(text)) == text
