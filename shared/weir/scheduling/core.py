@@ -123,7 +123,7 @@ class SchedulerCore:
             return
         now_s = self._clock.now_s()
         if request is not None:
-            self._rates.add(request.submit.model, now_s)
+            self._rates.add(request.submit.model, now_s, is_backlogged=self._ledger.is_backlogged(request.submit.model))
             self._ledger.progressed(request, finish.num_output_tokens, now_s)
         if request is not None and request.placement is not None and finish.outcome is Outcome.FINISHED:
             self._placer.finished(request, finish.num_output_tokens)

@@ -48,6 +48,10 @@ class Ledger:
         """Whether requests of the model wait in the lane."""
         return self.lanes.num_queued_of(model, lane) > 0
 
+    def is_backlogged(self, model: str) -> bool:
+        """Whether requests of the model wait."""
+        return any(self.lanes.num_queued_of(model, lane) for lane in self._limits.lanes_by_name)
+
     def enqueue(self, submit: Submit, now_s: float, num_uncached_tokens: int, *, is_ahead: bool = False) -> Request:
         """`is_ahead`: it was queued before everything that is submitted now. The lane must exist."""
         lane = self.intake.lane_of(submit)

@@ -85,6 +85,19 @@ def test_without_enough_ends_to_estimate_by_nobody_is_shed() -> None:
     assert rig.revoked == {}
 
 
+def test_the_pace_of_quiet_times_is_not_taken_for_what_can_be_done() -> None:
+    lanes = tuple(replace(lane, max_queued=1000) for lane in LANES)
+    rig = busy_rig(replace(LIMITS, lanes=lanes))
+    rig.finish("running")
+    for number in range(28):
+        rig.run(1)
+        rig.submit(f"one-a-second-{number:02d}")
+        rig.finish(rig.granted[-1])
+    assert all(rig.submit(f"burst-{number:03d}", deadline_ms=50_000).queued for number in range(200))
+    rig.run(0.5)
+    assert rig.revoked == {}
+
+
 def test_new_limits_lose_nothing_that_waits_and_keep_its_order() -> None:
     tenants = (TenantLimits("a", tokens_per_min=1000), TenantLimits("b"))
     rig = busy_rig(replace(LIMITS, tenants=tenants))
