@@ -28,6 +28,7 @@ from weir.sim.outcome import SimResult
 from weir.sim.simulator import simulate
 from weir.sim.workload import Workload
 from weir.testing.stack import ProcessView, Stack
+from weir.worker.cost_meter import MEAN_PREFIX
 
 _NUM_IDLE = 20
 _IDLE_OUTPUT_LEN = 16
@@ -41,7 +42,7 @@ _FIT_S = 7.0
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What the two workers have fitted to their own steps."""
+    """What the two workers have fitted to their own steps, means: queues follow these."""
 
     prefill: StepCost
     decode: StepCost
@@ -130,7 +131,7 @@ class _Calibrator:
             self._serve(jobs_of(trace_of(self._config, load * capacity_a_s, seed), seed))
             time.sleep(_FIT_S)
             are_all_seen = number + 1 >= len(self._config.loads)
-            if are_all_seen and all(try_cost_of(self._metrics(role)) for role in ("prefill", "decode")):
+            if are_all_seen and all(self._try_cost(role) for role in ("prefill", "decode")):
                 return number + 1
         raise RuntimeError(f"after {_MAX_WARM_UPS} warm-ups a worker still has no costs: give more --num-requests")
 
@@ -174,10 +175,13 @@ class _Calibrator:
         return [Job(prompt, output_len) for prompt in random_prompts(_NUM_IDLE, prompt_len, self._config.seed)]
 
     def _cost(self, role: str) -> StepCost:
-        cost = try_cost_of(self._metrics(role))
+        cost = self._try_cost(role)
         if cost is None:
             raise RuntimeError(f"the {role} worker has forgotten its costs: was it started again?")
         return cost
+
+    def _try_cost(self, role: str) -> StepCost | None:
+        return try_cost_of(self._metrics(role), MEAN_PREFIX)
 
     def _fit_quality(self, role: str) -> dict[str, float]:
         metrics = self._metrics(role)

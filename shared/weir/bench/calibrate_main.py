@@ -110,14 +110,14 @@ def _foot(config: CalibrateConfig, found: Calibration) -> Iterator[str]:
         f" worker, four of them to a first token; hand-off {hand_off}. Nothing is tuned to the rounds."
     )
     yield (
-        f"- Costs of steps: what both workers had fitted to their own steps, newest 4,096, when the round began, after"
-        f" {found.num_warm_ups} other loads of the same kind. Those of the last round, in ms:"
+        f"- Costs of steps: the mean that both workers had fitted to their own steps, newest 4,096, when a round"
+        f" began, after {found.num_warm_ups} other loads of the same kind. Those of the last round, in ms:"
     )
     for role in ("prefill", "decode"):
         quality = found.fit_quality[role]
         yield f"  - {cost_line(role, getattr(found.loads[-1].costs[-1], role))}"
         yield (
-            f"    (after the warm-up: {quality['steps']:.0f} steps, R2 {quality['r2']:.2f}, measured by fitted"
+            f"    (after the warm-up: {quality['steps']:.0f} steps, R2 {quality['r2']:.2f}, measured by usual"
             f" {quality['error_p05']:+.0%} … {quality['error_p95']:+.0%} from p5 to p95)"
         )
     yield ""

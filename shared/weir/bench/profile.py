@@ -82,9 +82,9 @@ def print_fit(fit: CostFit, name: str) -> None:
         console.print(f"  {entry.name:<20} {getattr(fit.cost, entry.name):.6g}", markup=False, highlight=False)
 
 
-def try_cost_of(metrics: Mapping[str, float]) -> StepCost | None:
+def try_cost_of(metrics: Mapping[str, float], prefix: str = METRIC_PREFIX) -> StepCost | None:
     """What a worker has fitted to its own steps, as its metrics tell; None: nothing yet."""
-    values = [metrics.get(METRIC_PREFIX + entry.name) for entry in fields(StepCost)]
+    values = [metrics.get(prefix + entry.name) for entry in fields(StepCost)]
     known = [value for value in values if value is not None]
     return StepCost(*known) if len(known) == len(values) else None
 

@@ -3,6 +3,9 @@
 Relative errors count, so that short steps weigh as much as long ones; steps that a machine's hiccup made far longer
 than the others of their kind are left out of a second fit (a fit, a cut at `_CUT` median deviations, a fit). With five
 coefficients every subset of them can be tried, so the solution is exact (Lawson and Hanson's problem, by enumeration).
+
+That is what a step usually takes. Where steps disturb one another the mean is longer, and queues follow the mean: it is
+fitted to all steps, weighted by what was fitted before and not by what was measured, which would favour short ones.
 """
 
 from collections.abc import Sequence
@@ -20,6 +23,7 @@ _CUT = 6.0
 _MIN_STEPS = 64
 _MIN_OF_A_KIND = 16
 _NUM_TERMS = 5
+_NUM_REWEIGHTS = 2
 
 
 class CostSample(NamedTuple):
@@ -37,6 +41,9 @@ class CostFit:
     """`r2` of the fit to all samples, in milliseconds squared. Errors are relative: measured by fitted time, less 1."""
 
     cost: StepCost
+    """What steps usually take."""
+    mean_cost: StepCost
+    """What they take on average, with the slow ones."""
     num_samples: int
     num_left_out: int
     r2: float
@@ -63,13 +70,16 @@ def fit_cost(samples: Sequence[CostSample]) -> CostFit:
         raise ValueError(f"{len(table)} steps: at least {_NUM_TERMS} are needed, each with a duration above 0")
     terms = np.column_stack([np.ones(len(table)), table[:, :-1]])
     kept = np.ones(len(table), bool)
-    coefficients = _solve(terms, durations_ms)
+    coefficients = _solve(terms, durations_ms, durations_ms)
     errors = durations_ms / np.maximum(terms @ coefficients, 1e-9) - 1
     deviation = float(np.median(np.abs(errors - np.median(errors))))
     if deviation > 0:
         kept = np.abs(errors - np.median(errors)) <= _CUT * deviation
-        coefficients = _solve(terms[kept], durations_ms[kept])
-    return _fit_of(coefficients, terms, durations_ms, len(table) - int(kept.sum()))
+        coefficients = _solve(terms[kept], durations_ms[kept], durations_ms[kept])
+    means = coefficients
+    for _ in range(_NUM_REWEIGHTS):
+        means = _solve(terms, durations_ms, np.maximum(terms @ means, durations_ms.min() / 2))
+    return _fit_of(coefficients, means, terms, durations_ms, len(table) - int(kept.sum()))
 
 
 def _has_variety(samples: Sequence[CostSample], must_decode: bool) -> bool:
@@ -82,12 +92,12 @@ def _has_variety(samples: Sequence[CostSample], must_decode: bool) -> bool:
     return len(batch_sizes) >= _MIN_OF_A_KIND and max(batch_sizes) >= 2 * min(batch_sizes)
 
 
-def _solve(terms: Floats, durations_ms: Floats) -> Floats:
-    """The coefficients, none negative, with the least sum of squared relative errors."""
-    weighted = terms / durations_ms[:, None]
+def _solve(terms: Floats, durations_ms: Floats, scales_ms: Floats) -> Floats:
+    """The coefficients, none negative, with the least sum of squared errors, each relative to its scale."""
+    weighted = terms / scales_ms[:, None]
     scale = np.maximum(np.linalg.norm(weighted, axis=0), 1e-30)
     scaled = weighted / scale
-    gram, moment = scaled.T @ scaled, scaled.T @ np.ones(len(terms))
+    gram, moment = scaled.T @ scaled, scaled.T @ (durations_ms / scales_ms)
     best, least = np.zeros(_NUM_TERMS), np.inf
     for size in range(1, _NUM_TERMS + 1):
         for chosen in combinations(range(_NUM_TERMS), size):
@@ -103,7 +113,7 @@ def _solve(terms: Floats, durations_ms: Floats) -> Floats:
     return found
 
 
-def _fit_of(coefficients: Floats, terms: Floats, durations_ms: Floats, num_left_out: int) -> CostFit:
+def _fit_of(coefficients: Floats, means: Floats, terms: Floats, durations_ms: Floats, num_left_out: int) -> CostFit:
     fitted_ms = terms @ coefficients
     spread = float(((durations_ms - durations_ms.mean()) ** 2).sum())
     missed = float(((durations_ms - fitted_ms) ** 2).sum())
@@ -111,6 +121,7 @@ def _fit_of(coefficients: Floats, terms: Floats, durations_ms: Floats, num_left_
     p05, p50, p95 = (float(value) for value in np.percentile(errors, (5, 50, 95)))
     return CostFit(
         cost=StepCost(*(float(value) for value in coefficients)),
+        mean_cost=StepCost(*(float(value) for value in means)),
         num_samples=len(terms),
         num_left_out=num_left_out,
         r2=1 - missed / spread if spread > 0 else 0.0,

@@ -11,6 +11,7 @@ from weir.engine.step_log import StepLog
 
 _EVERY_S = 5.0
 METRIC_PREFIX = "step_cost_"
+MEAN_PREFIX = "step_cost_mean_"
 
 
 class CostMeter:
@@ -42,6 +43,9 @@ class CostMeter:
         fit = self._fit
         if fit is None:
             return {}
-        coefficients = {METRIC_PREFIX + entry.name: getattr(fit.cost, entry.name) for entry in fields(StepCost)}
+        costs = ((METRIC_PREFIX, fit.cost), (MEAN_PREFIX, fit.mean_cost))
+        coefficients = {
+            prefix + entry.name: getattr(cost, entry.name) for prefix, cost in costs for entry in fields(cost)
+        }
         quality = {"steps": fit.num_samples, "r2": fit.r2, "error_p05": fit.error_p05, "error_p95": fit.error_p95}
         return coefficients | {METRIC_PREFIX + name: float(value) for name, value in quality.items()}

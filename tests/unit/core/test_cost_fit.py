@@ -52,6 +52,25 @@ def test_steps_that_hiccuped_are_left_out() -> None:
     assert fit.error_p50 == pytest.approx(0.0, abs=0.02)
 
 
+def test_the_mean_cost_has_the_slow_steps_that_the_usual_one_leaves_out() -> None:
+    """A quarter of the steps takes four times as long, of whatever kind: 1.75 times in the mean."""
+    chance = random.Random(7)
+    made = [s._replace(duration_ms=s.duration_ms * chance.choice((1, 1, 1, 4))) for s in samples(number=8000)]
+    fit = fit_cost(made)
+    for has_prompts in (False, True):
+        kind = [s for s in made if (s.num_prefill_tokens > 0) is has_prompts]
+        told = sum(
+            fit.mean_cost.base_ms
+            + fit.mean_cost.prefill_token_ms * s.num_prefill_tokens
+            + fit.mean_cost.prefill_pair_ms * s.num_prefill_pairs
+            + fit.mean_cost.decode_sequence_ms * s.num_decodes
+            + fit.mean_cost.context_token_ms * s.num_context_tokens
+            for s in kind
+        )
+        assert told == pytest.approx(sum(s.duration_ms for s in kind), rel=0.03)
+    assert fit.cost.prefill_token_ms == pytest.approx(COST.prefill_token_ms, rel=0.01)
+
+
 def test_a_coefficient_that_would_be_negative_is_zero_and_the_rest_is_best_without_it() -> None:
     made = [s._replace(duration_ms=50.0 - 1e-5 * s.num_context_tokens) for s in samples()]
     fit = fit_cost(made)

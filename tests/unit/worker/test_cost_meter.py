@@ -32,6 +32,7 @@ def test_the_cost_of_various_steps_is_told_and_follows_the_machine() -> None:
     assert first is not None
     assert abs(first.prefill_token_ms - COST.prefill_token_ms) < 1e-3
     assert meter.metrics()["step_cost_base_ms"] == first.base_ms
+    assert abs(meter.metrics()["step_cost_mean_prefill_token_ms"] - COST.prefill_token_ms) < 1e-3
     for _ in range(5000):
         meter.on_report(report(chance, StepCost(8.0, 0.2, 0.0, 1.0, 0.002)))
     assert meter.cost() is first
