@@ -78,7 +78,8 @@ class Admission:
     def _try_refuse_for_time(self, submit: Submit, name: str, now_s: float) -> Refusal | None:
         if not submit.deadline_ms:
             return None
-        num_ahead = self._ledger.lanes.num_ahead(submit.model, name)
+        tenant = self._limits.tenant(submit.tenant).name
+        num_ahead = self._ledger.lanes.num_ahead(submit.model, name, tenant)
         wait_ms = 1000 * self._rates.wait_s(submit.model, num_ahead, now_s)
         late = self._foresight.try_late(submit, name, wait_ms, now_s)
         return Refusal(RefusalReason.DEADLINE, late.message, late.retry_after_ms) if late else None

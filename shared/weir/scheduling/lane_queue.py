@@ -55,6 +55,14 @@ class LaneQueue:
     def num_tenants(self) -> int:
         return len(self._tenants)
 
+    def num_before(self, key: str, *, is_queued: bool) -> int:
+        """How many of the lane are served before a new request of the tenant `key`, if all take turns; `is_queued`:
+        before its latest one, which waits already."""
+        tenant = self._tenants.get(key)
+        num_own = len(tenant.by_age) if tenant else 0
+        num_tenants = len(self._tenants) + (tenant is None)
+        return min((num_own - is_queued + 1) * num_tenants - 1, len(self) - is_queued)
+
     def requests(self) -> Iterator[Request]:
         """By age, oldest first."""
         yield from self._by_age.values()

@@ -67,14 +67,20 @@ class Lanes:
     def num_queued_of(self, model: str, lane: str) -> int:
         return self._counts[model, lane]
 
-    def num_ahead(self, model: str, lane: str) -> int:
-        """How many of the model a new request of the lane would wait for."""
+    def num_ahead(self, model: str, lane: str, tenant: str | None = None, *, is_queued: bool = False) -> int:
+        """How many of the model a new request of the lane would wait for: of lanes at least as urgent that want the
+        same workers. `tenant`: whose it is, for tenants take turns; `is_queued`: its latest, which waits already."""
+        group = self._limits.lanes_by_name[lane].worker_group
         total = 0
-        for name in self._limits.lanes_by_name:
-            total += self._counts[model, name]
+        for name, limits in self._limits.lanes_by_name.items():
             if name == lane:
                 break
-        return total
+            if limits.worker_group == group:
+                total += self._counts[model, name]
+        if tenant is None or model not in self._models:
+            return total + self._counts[model, lane]
+        key = tenant if self._limits.tenant_order == "fair" else _EVERYBODY
+        return total + self._models[model].lanes[lane].num_before(key, is_queued=is_queued)
 
     def num_tenants(self, model: str, lane: str) -> int:
         """How many of the lane wait for the model."""

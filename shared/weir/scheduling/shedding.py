@@ -30,7 +30,8 @@ class Shedding:
         max_wait_s = self._limits.lanes_by_name[lane].max_wait_s
         if submit.deadline_ms:
             max_wait_s = min(max_wait_s, submit.deadline_ms / 1000)
-        num_ahead = self._ledger.lanes.num_ahead(submit.model, lane)
+        tenant = self._limits.tenant(submit.tenant).name
+        num_ahead = self._ledger.lanes.num_ahead(submit.model, lane, tenant)
         refusal = self._try_shed(submit.model, lane, num_ahead, max_wait_s, now_s)
         if refusal is not None or len(self._ledger.lanes) < self._limits.max_queued:
             return refusal
@@ -58,7 +59,7 @@ class Shedding:
         for model in lanes.models():
             for lane in reversed(self._limits.lanes):
                 while num_left and (request := lanes.newest_of(lane.name, model)) is not None:
-                    num_ahead = lanes.num_ahead(model, lane.name) - 1
+                    num_ahead = lanes.num_ahead(model, lane.name, request.tenant, is_queued=True)
                     refusal = self._try_shed(model, lane.name, num_ahead, request.expires_at_s - now_s, now_s)
                     if refusal is None:
                         break

@@ -98,6 +98,42 @@ def test_the_pace_of_quiet_times_is_not_taken_for_what_can_be_done() -> None:
     assert rig.revoked == {}
 
 
+def test_a_tenant_that_floods_a_lane_is_shed_and_not_those_that_take_turns_with_it() -> None:
+    lanes = tuple(replace(lane, max_queued=1000) for lane in LANES)
+    rig = busy_rig(replace(LIMITS, lanes=lanes, tenants=(TenantLimits("flood"), TenantLimits("light"))))
+    for number in range(200):
+        rig.submit(f"flood-{number:03d}", tenant="flood")
+    for _ in range(20):
+        rig.run(0.5)
+        rig.finish(rig.granted[-1])
+    assert rig.submit("flood-more", tenant="flood", deadline_ms=30_000).reason is RefusalReason.SHED
+    assert rig.submit("light-0", tenant="light", deadline_ms=30_000).queued
+    rig.run(0.5)
+    assert "light-0" not in rig.revoked
+    rig.finish(rig.granted[-1])
+    rig.finish(rig.granted[-1])
+    assert "light-0" in rig.granted
+
+
+def test_who_waits_for_workers_of_its_own_holds_up_no_other_lane() -> None:
+    lanes = (replace(LANES[0], max_queued=1000, worker_group="fast"), *LANES[1:])
+    rig = Rig(replace(LIMITS, lanes=lanes)).start(
+        *(
+            replace(make_worker(f"{role}{group}", role, host=f"h{group}", pages=1000, seqs=1), group=group)
+            for role in ("prefill", "decode")
+            for group in ("", "fast")
+        )
+    )
+    for number in range(200):
+        rig.submit(f"fast-{number:03d}", "high")
+    for _ in range(20):
+        rig.run(0.5)
+        rig.finish(rig.granted[-1])
+    assert rig.submit("more", "high", deadline_ms=30_000).reason is RefusalReason.SHED
+    assert rig.submit("low", "low", deadline_ms=30_000).queued
+    assert "low" in rig.granted
+
+
 def test_new_limits_lose_nothing_that_waits_and_keep_its_order() -> None:
     tenants = (TenantLimits("a", tokens_per_min=1000), TenantLimits("b"))
     rig = busy_rig(replace(LIMITS, tenants=tenants))
