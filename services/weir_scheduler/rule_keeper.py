@@ -119,12 +119,12 @@ class RuleKeeper:
     async def publish(self) -> None:
         """Writes what has changed; what cannot be written now is tried again at the next look."""
         for key in sorted(self._unpublished):
+            self._unpublished.discard(key)  # what changes while it is written is to be written too
             try:
-                await self._put(key, self._message_of(key))
+                await self._put(key)
             except BusError as error:
                 logger.debug("%s cannot be written: %s; again", key, error)
-            else:
-                self._unpublished.discard(key)
+                self._unpublished.add(key)
 
     def metrics(self) -> dict[str, float]:
         return {
@@ -196,15 +196,19 @@ class RuleKeeper:
         except BusError as error:
             logger.debug("the bucket cannot be read: %s", error)
 
-    async def _put(self, key: str, message: Written) -> None:
-        """Raises BusError. A value of a later leader stays: this one was replaced, and will hear of it."""
+    async def _put(self, key: str) -> None:
+        """Raises BusError. A value of a later leader stays: this one was replaced, and will hear of it.
+
+        What is written is what is in force once nobody else's write can come between.
+        """
         while True:
             entry = await self._bucket.get(key)
             present = _try_decode(key, entry)
             if present is not None and present.epoch > self._epoch:
                 return
             try:
-                await self._bucket.update(key, encode(message), revision=0 if entry is None else entry.revision)
+                message = encode(self._message_of(key))
+                await self._bucket.update(key, message, revision=0 if entry is None else entry.revision)
             except KeyConflict:
                 continue
             return

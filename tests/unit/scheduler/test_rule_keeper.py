@@ -11,6 +11,7 @@ from tests.unit.scheduler.scripted import eventually
 
 from weir.bus.configuration import ACCESS_KEY, LIMITS_KEY, POLICY_KEY, AccessRules, PolicyChoice
 from weir.bus.memory import MemoryHub
+from weir.bus.protocol import BusUnavailable
 from weir.core.errors import InvalidRequest
 from weir_scheduler.limits_source import LimitsSource
 
@@ -120,6 +121,52 @@ async def test_a_scheduler_that_was_replaced_does_not_write_over_its_follower(ke
     follower = await keep(limits_path, epoch=2)
     await deposed.keeper.set_policy("srtf")
     assert await follower.published(POLICY_KEY) == PolicyChoice(2, "fcfs", (), "fcfs")
+
+
+async def test_of_two_changes_at_once_the_later_is_published_whichever_is_written_first(
+    keep: Keep, limits_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeping = await keep(limits_path)
+    update, is_held, may_go = keeping.bucket.update, asyncio.Event(), asyncio.Event()
+
+    async def slow_update(key: str, value: bytes, *, revision: int) -> int:
+        if not is_held.is_set():
+            is_held.set()
+            await may_go.wait()
+        return await update(key, value, revision=revision)
+
+    monkeypatch.setattr(keeping.bucket, "update", slow_update)
+    earlier = asyncio.create_task(keeping.keeper.set_policy("edf"))
+    await is_held.wait()
+    await keeping.keeper.set_policy("srtf")
+    assert await keeping.published(POLICY_KEY) == PolicyChoice(1, "srtf", (), "fcfs")
+    may_go.set()
+    await earlier
+    assert await keeping.published(POLICY_KEY) == PolicyChoice(1, "srtf", (), "fcfs")
+
+
+async def test_a_change_that_could_not_be_written_is_not_forgotten_for_an_earlier_one_that_was(
+    keep: Keep, limits_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeping = await keep(limits_path)
+    update, is_held, may_go = keeping.bucket.update, asyncio.Event(), asyncio.Event()
+
+    async def update_once(key: str, value: bytes, *, revision: int) -> int:
+        if is_held.is_set() and not may_go.is_set():
+            raise BusUnavailable("not now")
+        is_held.set()
+        await may_go.wait()
+        return await update(key, value, revision=revision)
+
+    monkeypatch.setattr(keeping.bucket, "update", update_once)
+    earlier = asyncio.create_task(keeping.keeper.set_policy("edf"))
+    await is_held.wait()
+    await keeping.keeper.set_policy("srtf")
+    may_go.set()
+    await earlier
+    async with asyncio.timeout(5):
+        while await keeping.published(POLICY_KEY) != PolicyChoice(1, "srtf", (), "fcfs"):
+            await asyncio.sleep(0.02)
 
 
 async def test_what_was_lost_from_the_bucket_is_written_again(keep: Keep, limits_path: Path) -> None:
