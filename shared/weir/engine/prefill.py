@@ -78,6 +78,10 @@ class PrefillBatcher(Batcher):
 
     def _place_waiting(self, now_s: float) -> None:
         placeable = self._placeable()
+        if self._may_be_overdue:
+            for waiting in self._ranked():
+                if waiting.stage is Stage.WAITING and waiting not in placeable:
+                    waiting.stalled_since_s = None  # it lacked pages once, and now a place that a more urgent one took
         for index, sequence in enumerate(placeable):
             if not self._try_place(sequence):
                 for stalled in placeable[index:]:

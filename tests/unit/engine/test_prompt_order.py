@@ -55,6 +55,23 @@ def test_an_urgent_prompt_has_a_place_at_once_where_less_urgent_ones_have_them_a
     assert placed == [4, 1, 2], "3 waits for a place"
 
 
+def test_who_lacked_pages_once_waits_for_a_place_that_an_urgent_prompt_took_and_does_not_fail() -> None:
+    pool = PagePool(reserve_pages=0, reserve_slots=0)
+    pool.give(PageLot((0,), (0, 1)))
+    batcher = PrefillBatcher(limits(max_num_seqs=1, max_num_batched_tokens=16), pool, Records(100, 8).open)
+    add(batcher, 1, 90)
+    assert batcher.decide(0.0) is None, "too few pages for it"
+    pool.give(PageLot(tuple(range(1, 100))))
+    add(batcher, 2, 90, lane=1)
+    for now_s in (1.0, 2.0, 7.0):
+        plan = batcher.decide(now_s)
+        assert plan is not None
+        batcher.record(plan, HashRunner(100, VOCAB_SIZE).run(plan))
+    assert batcher.counters.failed == 0
+    assert batcher.next_deadline_s is None, "nobody lacks a page"
+    assert batcher.check_integrity() == ()
+
+
 def test_urgent_prompts_have_twice_the_places_at_most_and_only_over_those_being_read() -> None:
     batcher = prefill(max_num_seqs=2, max_num_batched_tokens=16)
     add(batcher, 1, 90)
