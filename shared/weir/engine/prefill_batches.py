@@ -65,7 +65,7 @@ class PrefillBatches:
         self._now_s = 0.0
 
     def ended(self, num_output_tokens: int) -> None:
-        """A sequence has ended by itself with so many tokens."""
+        """A sequence has ended by itself with so many tokens. Only while this is the gate: `decide` forgets them."""
         self._outputs.append((self._now_s, num_output_tokens))
         self._sum_outputs += num_output_tokens
 

@@ -187,8 +187,9 @@ class RunningBatcher(Batcher):
 
     def _free(self, sequence: Sequence, reason: EndReason | None) -> None:
         self._preemption.forget(sequence)
-        if self._prefill_batches is not None and reason in (EndReason.STOP, EndReason.LENGTH):
-            self._prefill_batches.ended(sequence.num_output_tokens)
+        mode = self._prefill_batches
+        if mode is not None and self._seats.gate is mode and reason in (EndReason.STOP, EndReason.LENGTH):
+            mode.ended(sequence.num_output_tokens)
         is_row = self._holds_rows and sequence.stage is Stage.RUNNING and not sequence.is_away
         if is_row and reason in (EndReason.STOP, EndReason.LENGTH):
             self._held.add(sequence)

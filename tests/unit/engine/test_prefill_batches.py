@@ -135,6 +135,14 @@ def test_an_engine_goes_over_to_it_and_says_the_same_tokens() -> None:
     )
 
 
+def test_answers_are_not_collected_while_a_policy_decides() -> None:
+    batcher = local(RunningSettings(prefill_batches=PrefillBatchSettings()))
+    batcher.set_policy(make_policy("wait"))
+    shapes(batcher, 6)
+    assert batcher._prefill_batches is not None
+    assert len(batcher._prefill_batches._outputs) == 0
+
+
 def has_mode(batcher: LocalBatcher) -> bool:
     return isinstance(batcher._seats.gate, PrefillBatches) and batcher._planner.shares is not None
 
