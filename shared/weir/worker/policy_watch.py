@@ -9,6 +9,7 @@ from weir.bus.configuration import POLICY_KEY, PolicyChoice
 from weir.bus.protocol import Bus, BusError
 from weir.bus.subjects import Subjects
 from weir.bus.tasks import end_tasks
+from weir.engine.loop import InboxFull
 from weir.policy.registry import make_policy
 from weir.policy.seams import Policy
 
@@ -51,7 +52,7 @@ class PolicyWatch:
         while True:
             try:
                 await self._watch()
-            except BusError as error:
+            except (BusError, InboxFull) as error:  # whoever watches anew is told the choice again
                 _log.debug("watching the policy: %s", error)
             await asyncio.sleep(_RETRY_S)
 

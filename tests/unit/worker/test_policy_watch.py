@@ -1,7 +1,7 @@
 """Workers take the policy that the scheduler chose, once a change, from whoever is the latest scheduler."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from tests.unit.worker.rig import INSTANCE, Rig, eventually
@@ -11,6 +11,7 @@ from weir.bus.configuration import POLICY_KEY, PolicyChoice, PolicyParam
 from weir.bus.memory import MemoryHub
 from weir.bus.protocol import Bus, BusUnavailable
 from weir.bus.subjects import Subjects
+from weir.engine.loop import InboxFull
 from weir.policy.seams import Policy
 from weir.worker.policy_watch import PolicyWatch
 
@@ -30,13 +31,13 @@ async def say(hub: MemoryHub, choice: PolicyChoice | bytes, subjects: Subjects =
 
 
 @asynccontextmanager
-async def watching(hub: MemoryHub, taken: list[Policy]) -> AsyncIterator[PolicyWatch]:
+async def watching(hub: MemoryHub, take: Callable[[Policy], None]) -> AsyncIterator[PolicyWatch]:
     async def connect() -> Bus:
         if not hub.is_up:
             raise BusUnavailable("the hub is down")
         return hub.connect()
 
-    watch = PolicyWatch(connect, SUBJECTS, taken.append)
+    watch = PolicyWatch(connect, SUBJECTS, take)
     watch.start()
     yield watch
     await watch.stop()
@@ -45,7 +46,7 @@ async def watching(hub: MemoryHub, taken: list[Policy]) -> AsyncIterator[PolicyW
 async def test_the_present_choice_and_each_later_one_are_taken() -> None:
     hub, taken = MemoryHub(), list[Policy]()
     await say(hub, PolicyChoice(1, "fcfs"))
-    async with watching(hub, taken) as watch:
+    async with watching(hub, taken.append) as watch:
         await eventually(lambda: [policy.name for policy in taken] == ["fcfs"])
         await say(hub, PolicyChoice(1, "slai", (PolicyParam("default_itl_s", 0.1),)))
         await eventually(lambda: [policy.name for policy in taken] == ["fcfs", "slai"])
@@ -55,7 +56,7 @@ async def test_the_present_choice_and_each_later_one_are_taken() -> None:
 
 async def test_a_choice_that_is_told_again_is_taken_once() -> None:
     hub, taken = MemoryHub(), list[Policy]()
-    async with watching(hub, taken) as watch:
+    async with watching(hub, taken.append) as watch:
         await say(hub, PolicyChoice(1, "edf"))
         await eventually(lambda: watch.policy_name == "edf")
         await say(hub, PolicyChoice(2, "edf"))
@@ -68,7 +69,7 @@ async def test_a_choice_that_is_told_again_is_taken_once() -> None:
 
 async def test_a_scheduler_that_was_replaced_is_not_heard() -> None:
     hub, taken = MemoryHub(), list[Policy]()
-    async with watching(hub, taken) as watch:
+    async with watching(hub, taken.append) as watch:
         await say(hub, PolicyChoice(5, "edf"))
         await eventually(lambda: watch.policy_name == "edf")
         await say(hub, PolicyChoice(4, "fcfs"))
@@ -80,7 +81,7 @@ async def test_a_scheduler_that_was_replaced_is_not_heard() -> None:
 
 async def test_a_choice_that_cannot_be_taken_is_counted_and_changes_nothing() -> None:
     hub, taken = MemoryHub(), list[Policy]()
-    async with watching(hub, taken) as watch:
+    async with watching(hub, taken.append) as watch:
         await say(hub, PolicyChoice(1, "edf"))
         await eventually(lambda: watch.policy_name == "edf")
         await say(hub, PolicyChoice(1, "no-such-policy"))
@@ -91,9 +92,24 @@ async def test_a_choice_that_cannot_be_taken_is_counted_and_changes_nothing() ->
     hub.stop()
 
 
+async def test_a_choice_that_the_engine_had_no_room_for_is_taken_later() -> None:
+    hub, taken, refusals = MemoryHub(), list[Policy](), [InboxFull("full"), InboxFull("full")]
+
+    def take(policy: Policy) -> None:
+        if refusals:
+            raise refusals.pop()
+        taken.append(policy)
+
+    async with watching(hub, take) as watch:
+        await say(hub, PolicyChoice(1, "edf"))
+        await eventually(lambda: [policy.name for policy in taken] == ["edf"])
+        assert watch.policy_name == "edf"
+    hub.stop()
+
+
 async def test_it_hears_of_changes_after_the_bus_was_away() -> None:
     hub, taken = MemoryHub(), list[Policy]()
-    async with watching(hub, taken) as watch:
+    async with watching(hub, taken.append) as watch:
         await say(hub, PolicyChoice(1, "edf"))
         await eventually(lambda: watch.policy_name == "edf")
         hub.stop()
@@ -107,7 +123,7 @@ async def test_it_hears_of_changes_after_the_bus_was_away() -> None:
 async def test_a_worker_that_starts_without_a_bus_hears_later() -> None:
     hub, taken = MemoryHub(), list[Policy]()
     hub.stop()
-    async with watching(hub, taken) as watch:
+    async with watching(hub, taken.append) as watch:
         await asyncio.sleep(0.05)
         hub.start()
         await say(hub, PolicyChoice(1, "edf"))
