@@ -83,7 +83,8 @@ def _tables(found: Calibration) -> Iterator[str]:
     for run in found.loads:
         for one in comparisons(run.rounds):
             yield _row(run, one)
-    yield ""
+    all_compared = [one for run in found.loads for one in comparisons(run.rounds)]
+    yield f"\n{sum(one.is_within for one in all_compared)} of {len(all_compared)} figures are within.\n"
 
 
 def _row(run: LoadRun, one: Comparison) -> str:
@@ -126,6 +127,10 @@ def _foot(config: CalibrateConfig, found: Calibration) -> Iterator[str]:
         real = statistics.fmean(one.real_local_share for one in run.rounds)
         simulated = statistics.fmean(one.simulated_local_share for one in run.rounds)
         yield f"- At {run.load:g} the decode worker read {real:.0%} of the prompts itself, simulated {simulated:.0%}."
+    yield (
+        "- All real processes share the cores, and slow one another down the more, the more there is to do;"
+        " a simulated step takes the mean, whoever else computes, and messages take what they take on an idle stack."
+    )
     loads = ",".join(f"{load:g}" for load in config.loads)
     yield (
         f"\nAgain: `weir bench calibrate --loads {loads} --num-requests {config.num_requests} --rounds {config.rounds}"
