@@ -1,9 +1,12 @@
 """Runs whose result can be worked out by hand, and what must hold of every run."""
 
+from dataclasses import replace
+
 import pytest
 from tests.unit.sim.loads import PROFILE, poisson_load, shared_prompts
 
 from weir.engine.join import Batching, JoinSettings
+from weir.engine.preemption import PreemptionSettings
 from weir.policy.registry import policy_names
 from weir.scheduling.limits import CoreLimits, LaneLimits
 from weir.sim.simulator import simulate
@@ -139,3 +142,8 @@ def test_service_of_a_tenant_is_what_its_requests_cost() -> None:
 def test_a_workload_that_cannot_be_is_refused_by_name(workload: Workload, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         simulate(LOCAL, workload)
+
+
+def test_a_swap_file_which_would_cost_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"preemption\.num_places 8: must be 0"):
+        replace(LOCAL, preemption=PreemptionSettings(num_places=8))
