@@ -101,8 +101,8 @@ class SystemSpec:
             raise ValueError("pools: a prefill pool needs a decode pool, and the other way round")
         if self.preemption.num_places:
             raise ValueError(
-                f"preemption.num_places {self.preemption.num_places}: must be 0, for copies to a swap file cost no time "
-                "here; what is preempted is computed again"
+                f"preemption.num_places {self.preemption.num_places}: must be 0, for copies to a swap file "
+                "cost no time here; what is preempted is computed again"
             )
         known = self.worker_ids
         for failure in self.failures:
