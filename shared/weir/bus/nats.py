@@ -148,6 +148,7 @@ class NatsBus:
             nats.errors.ConnectionReconnectingError,
             nats.errors.OutboundBufferLimitError,
             nats.js.errors.ServiceUnavailableError,
+            nats.js.errors.ServerError,  # a full disk, say: it may pass, and nobody who waits for it ends
             ConnectionError,
         ) as error:
             raise BusUnavailable(f"{self._url}: {error}") from error
