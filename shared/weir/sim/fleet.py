@@ -1,6 +1,7 @@
 """The workers of a simulated system: made by the spec, started on prompts, joined by hand-offs, killed on time."""
 
 from weir.bus.messages import WorkerRecord
+from weir.engine.counters import Counters
 from weir.engine.messages import Arrival, ChunkComputed, Event, HandOffReady, SequenceEnded, TokenDrawn
 from weir.kv.geometry import PAGE_TOKENS
 from weir.sim.call import Call
@@ -132,7 +133,7 @@ class Fleet:
 
     def counters(self) -> dict[str, float]:
         """Summed over all workers that there ever were."""
-        totals: dict[str, float] = {}
+        totals = dict.fromkeys(Counters().snapshot(), 0.0)
         for worker in self._all:
             for name, value in worker.engine.counters().items():
                 totals[name] = totals.get(name, 0.0) + value

@@ -59,7 +59,7 @@ def _run(arm: str, point: str, num: int, seed: int) -> Mapping[str, float]:
     result = simulate(spec, workload, limits=limits, policy=policy, policy_params=params)
     values = figures(result)
     return values | {
-        "preempted_pct": 100 * result.counters.get("preemptions", 0.0) / num,
+        "preempted_pct": 100 * result.counters["preemptions"] / num,
         "stalled_pct": 100 * result.counters["stalls"] / result.counters["tokens_generated"],
         "requests_a_s": num / values["makespan_s"],
         "p99_gap_ms": 1000 * gap_percentile_s(result, 99),
