@@ -13,7 +13,7 @@ from weir.scheduling.request import Request
 from weir.scheduling.workers import Workers
 
 _Situation = tuple[int, ...]
-"""The placer's: of three numbers, or of two where only slots matter."""
+"""The placer's: of two numbers where only slots matter, else of three, and one more where idle guarantees matter."""
 _LOOK_AGAIN_S = 0.25
 """With time alone other lanes may come first."""
 
@@ -62,6 +62,8 @@ class Granter:
     def try_decide(self, model: str, now_s: float) -> Granted | Hopeless | None:
         """None: nobody can start now."""
         situation, slots = self._placer.situation(now_s), self._placer.slot_situation()
+        if self._has_guarantees:
+            situation = (*situation, self._who_waits(model))
         heads = self._ledger.lanes.num_head_changes(model), int(now_s / _LOOK_AGAIN_S)
         if self._quiet.get(model) in ((*heads, situation), (*heads, slots)):
             return None
@@ -149,6 +151,11 @@ class Granter:
             message = f"no worker that is left can hold its {request.num_pages} pages"
             return Hopeless(request, Refusal(RefusalReason.NO_WORKER, message, WORKER_RETRY_MS))
         return None
+
+    def _who_waits(self, model: str) -> int:
+        """A bit for each lane whose idle guarantee is kept, since it has requests of the model waiting."""
+        lanes, has_queued = self._limits.lanes, self._ledger.has_queued
+        return sum(has_queued(model, lane.name) << n for n, lane in enumerate(lanes) if lane.guaranteed_share)
 
     def _is_at_most(self, queue: LaneQueue) -> bool:
         """Whether the lane must have no more running."""

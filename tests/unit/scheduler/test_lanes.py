@@ -71,6 +71,16 @@ def test_an_idle_guarantee_is_kept_while_its_owner_waits_for_it() -> None:
     assert rig.granted[10:] == ["low-large"]
 
 
+def test_an_idle_guarantee_is_lent_as_soon_as_its_owner_waits_no_more() -> None:
+    rig = make_rig(lane("high", guaranteed_share=0.5, max_batch=1), lane("low"), workers=pair(100))
+    for name in ("running", "waiting"):
+        rig.submit(name, "high", prompt=16, max_tokens=16)
+    rig.submit("large", "low", prompt=512, max_tokens=500)
+    assert rig.granted == ["running"]
+    rig.cancel("waiting")
+    assert rig.granted == ["running", "large"]
+
+
 def test_over_its_guarantee_a_lane_that_waits_is_overtaken_by_no_less_urgent_one() -> None:
     rig = make_rig(lane("high", guaranteed_share=0.1), lane("low"), workers=pair(100))
     for number in range(9):
