@@ -20,7 +20,7 @@ def calibrate(
 ) -> None:
     """How far simulated latencies and throughput are from those of a stack on this machine, which this starts.
 
-    Steps cost what its own workers have fitted under other loads; delays are measured with one request at a time.
+    Steps cost what its workers have fitted to those before the round; delays are measured with one request at a time.
 
     \b
     weir bench calibrate --rounds 3 --out results
