@@ -14,9 +14,12 @@ PYTEST_FLAGS ?=
 up: setup ## Start a local stack with a real small model; Ctrl-C ends it.
 	$(BIN)/weir up $(UP_FLAGS)
 
-test: check model ## Everything that CI runs: two at a time, but for whole stacks, which want the machine for themselves.
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not golden and not stack" --ignore tests/guard $(PYTEST_FLAGS)
-	$(BIN)/python -m pytest -m "stack and not golden" $(PYTEST_FLAGS)
+# Whole stacks, and forward passes of the real model, want the machine for themselves; all else runs two at a time.
+test: check model ## Everything that CI runs.
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not golden and not stack" \
+		--ignore tests/guard --ignore tests/golden $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest -m "not golden" tests/golden $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest -m "stack and not golden" --ignore tests/golden $(PYTEST_FLAGS)
 
 check: setup-dev ## Format, lint, types, guard tests.
 	$(BIN)/ruff format --check .
