@@ -35,7 +35,7 @@ def change_limits(limits: CoreLimits, changes: Sequence[tuple[str, str]]) -> Cor
 def _read_value(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
 
 

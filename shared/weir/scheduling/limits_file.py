@@ -37,7 +37,7 @@ def parse_limits(text: str, base: CoreLimits) -> CoreLimits:
         raise _bad("file", f"over {MAX_FILE_BYTES} bytes")
     try:
         document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also numbers too long and lists too deep to be read
         raise _bad("file", f"not TOML: {error}") from error
     return limits_from_document(document, base)
 
@@ -102,7 +102,7 @@ def _read(path: str, kind: type[Any], name: str, table: Any) -> Any:
 def _value(path: str, kind: Any, value: Any) -> Any:
     try:
         return parse_toml(kind, value)
-    except ValueError:
+    except (ValueError, OverflowError):
         # What stands in place of digests may be a key by mistake, so it is not repeated.
         shown = "what is there" if path.endswith(".api_key_digests") else repr(value)
         raise _bad(path, f"{shown}, must be {describe_type(kind)}") from None

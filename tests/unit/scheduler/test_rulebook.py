@@ -179,6 +179,16 @@ def test_changes_that_the_next_scheduler_could_not_read_are_refused_before_anyth
     assert follower.limits == book.limits
 
 
+@pytest.mark.parametrize("value", ["9" * 400, "9" * 5000, "[" * 2000], ids=["too large", "too long", "too deep"])
+def test_a_value_that_python_cannot_take_is_refused_as_any_other(value: str) -> None:
+    book = rulebook()
+    with pytest.raises(InvalidRequest):
+        book.take_file(f"[tenants.acme]\nweight = {value}\n")
+    with pytest.raises(InvalidRequest):
+        book.change([("tenants.acme.weight", value)])
+    assert book.limits == CoreLimits()
+
+
 @pytest.mark.parametrize("value", ['"sk-secret"', '["sk-secret"]', "[1234567890]"])
 def test_a_key_that_stands_where_its_digest_should_is_not_repeated(value: str) -> None:
     with pytest.raises(InvalidRequest, match="api_key_digests") as refused:
