@@ -23,7 +23,7 @@ from weir.scheduling.pools import DecodeSeat, Memory, Pool, Pools
 from weir.scheduling.prefix_view import Hashes, PrefixView, hashes_from
 from weir.scheduling.request import Request
 from weir.scheduling.routing import Option, Router, kind_of
-from weir.scheduling.shares import pages_open_to
+from weir.scheduling.shares import can_take_back, pages_open_to
 from weir.scheduling.slots import Seat, has_slot
 from weir.scheduling.workers import Workers
 
@@ -220,15 +220,17 @@ class Placer:
         return [seat for _, _, seat in sorted(itls_ms, key=itemgetter(0, 1))]
 
     def _has_memory(self, request: Request, memory: Memory, now_s: float) -> bool:
-        num_pages = memory.num_pages
+        submit, num_pages = request.submit, memory.num_pages
         if self._is_shared_out:
             charged = memory.pages_by_lane()
-            model = request.submit.model
+            model = submit.model
             wanting = [lane.name for lane in self._limits.lanes if self._has_queued(model, lane.name)]
+            if can_take_back(request.lane, self._memory_test.charged_pages(submit), charged, num_pages, self._limits):
+                return True
             num_open = pages_open_to(request.lane, charged, num_pages, self._limits, wanting)
             num_pages = num_open + sum(charged.values())
         use = MemoryUse(memory.memory_id, num_pages, memory.num_booked_pages, [load.lengths for load in memory.loads])
-        return self._memory_test.fits(use, request.submit, now_s)
+        return self._memory_test.fits(use, submit, now_s)
 
     def _place(
         self,

@@ -38,3 +38,19 @@ def pages_open_to(
     in_guarantee = min(num_owed, num_free + num_borrowed)
     borrowable = num_free - int(num_kept)
     return max(in_guarantee, borrowable, 0)
+
+
+def can_take_back(
+    lane: str, num_wanted: int, used_by_lane: Mapping[str, int], num_pages: int, limits: CoreLimits
+) -> bool:
+    """Whether the lane may take so many pages, whatever a memory test expects of those that run: they are inside its
+    guarantee, and less urgent lanes have borrowed as many, so that these are preempted for it."""
+    if num_wanted > guaranteed_pages(lane, num_pages, limits) - used_by_lane.get(lane, 0):
+        return False
+    priority = limits.lane_priorities.get(lane, -1)
+    borrowed = (
+        num_used - guaranteed_pages(other, num_pages, limits)
+        for other, num_used in used_by_lane.items()
+        if limits.lane_priorities.get(other, -1) < priority
+    )
+    return num_wanted <= sum(max(0, num_more) for num_more in borrowed)

@@ -2,11 +2,13 @@
 
 import dataclasses
 
+import pytest
 from tests.unit.scheduler.rig import Rig, make_worker
 
 from weir.bus.messages import WorkerRecord
 from weir.policy.registry import make_policy
 from weir.scheduling.limits import CoreLimits, LaneLimits
+from weir.scheduling.placing_limits import MemoryTestName, PlacingLimits
 
 
 def make_rig(*lanes: LaneLimits, workers: tuple[WorkerRecord, ...] = (), **changes: float | str) -> Rig:
@@ -41,6 +43,21 @@ def test_a_lane_takes_its_guarantee_back_from_less_urgent_borrowers_at_once() ->
         rig.submit(f"high-{number}", "high", prompt=150, max_tokens=10)
     assert rig.granted[10:] == ["high-0", "high-1", "high-2"], "30 of 100 pages, 10 each"
     assert rig.metric("booked_pages") == 130, "decode workers preempt the borrowers"
+
+
+@pytest.mark.parametrize("memory_test", ["conservative", "past-future"])
+def test_a_guarantee_is_taken_back_whatever_is_expected_of_the_borrowers(memory_test: MemoryTestName) -> None:
+    lanes = lane("high", guaranteed_share=0.3), lane("low")
+    limits = CoreLimits(
+        lanes, "high", max_prefills=100, max_prefill_tokens=10**6, placing=PlacingLimits(memory_test=memory_test)
+    )
+    rig = Rig(limits).start(*pair(400))
+    for number in range(60):
+        rig.submit(f"low-{number}", "low", prompt=16, max_tokens=200)
+    assert len(rig.granted) < 60, "memory is full"
+    for number in range(8):
+        rig.submit(f"high-{number}", "high", prompt=16, max_tokens=200)
+    assert rig.granted[-8:] == [f"high-{number}" for number in range(8)]
 
 
 def test_what_a_more_urgent_lane_has_borrowed_comes_back_as_its_requests_end() -> None:
