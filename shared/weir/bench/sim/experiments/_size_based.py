@@ -64,10 +64,10 @@ def _signs(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return signs
 
 
-def figures(result: SimResult, *, predicts: bool = False) -> dict[str, float]:
+def figures(result: SimResult, *, prediction_s: float = 0.0) -> dict[str, float]:
     """Of all requests but the warm-up. A prediction delays a request by a constant, which is added to its latencies."""
-    if predicts:
-        outcomes = [_delayed(outcome) for outcome in result.outcomes]
+    if prediction_s:
+        outcomes = [_delayed(outcome, prediction_s) for outcome in result.outcomes]
         result = dataclasses.replace(result, outcomes=outcomes)
     values = summarize(result).as_dict()
     values["mean_normalized_ms"] = 1000 * values["mean_normalized_s"]
@@ -78,5 +78,5 @@ def figures(result: SimResult, *, predicts: bool = False) -> dict[str, float]:
     return values
 
 
-def _delayed(outcome: RequestOutcome) -> RequestOutcome:
-    return dataclasses.replace(outcome, arrival_s=outcome.arrival_s - PREDICTION_S)
+def _delayed(outcome: RequestOutcome, by_s: float) -> RequestOutcome:
+    return dataclasses.replace(outcome, arrival_s=outcome.arrival_s - by_s)

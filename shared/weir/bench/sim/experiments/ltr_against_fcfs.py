@@ -6,6 +6,7 @@ import numpy as np
 
 from weir.bench.sim.experiment import Case, Check, Experiment, Figure, Size
 from weir.bench.sim.experiments._size_based import (
+    PREDICTION_S,
     SHAREGPT,
     figures,
     kendall_tau,
@@ -53,7 +54,9 @@ def _run(arm: str, point: str, num: int, seed: int) -> Mapping[str, float]:
     workload = with_predictions(_workload(point, num, seed), spread, seed)
     spec = SystemSpec.colocated(1, load_profile(_PROFILE))
     result = simulate(spec, workload, limits=open_limits(), policy=policy, policy_params=params)
-    return figures(result, predicts=policy != "fcfs") | {"tau": kendall_tau(workload) if policy == "ltr" else 0.0}
+    if policy == "fcfs":
+        return figures(result) | {"tau": 0.0}
+    return figures(result, prediction_s=PREDICTION_S) | {"tau": kendall_tau(workload)}
 
 
 def _cases(size: Size) -> list[Case]:

@@ -6,7 +6,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from weir.bench.sim.experiment import Case, Check, Experiment, Figure, Size
-from weir.bench.sim.experiments._size_based import figures, kendall_tau, lengths_of, open_limits, with_predictions
+from weir.bench.sim.experiments._size_based import (
+    PREDICTION_S,
+    figures,
+    kendall_tau,
+    lengths_of,
+    open_limits,
+    with_predictions,
+)
 from weir.bench.sim.report import show
 from weir.bench.sim.results import Results
 from weir.engine.join import Batching, JoinSettings
@@ -55,7 +62,7 @@ def _run(name: str, num: int, seed: int) -> Mapping[str, float]:
     spec = SystemSpec((pool,), join=JoinSettings(arm.batching))
     limits = open_limits(max_prefill_tokens=1_000_000)
     result = simulate(spec, workload, limits=limits, policy=arm.policy, policy_params=arm.params)
-    values = figures(result, predicts=arm.policy == "magnus")
+    values = figures(result, prediction_s=PREDICTION_S if arm.policy == "magnus" else 0.0)
     return values | {"requests_a_s": num / values["makespan_s"], "tau": kendall_tau(workload)}
 
 
