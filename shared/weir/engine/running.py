@@ -225,7 +225,7 @@ class RunningBatcher(Batcher):
 
     def _join_waiting(self, now_s: float) -> None:
         """As many as there are places for, and more in the places of less urgent ones; nobody overtakes one that lacks
-        pages."""
+        pages, but those who have their own: what they hold may be what it lacks."""
         queue = queue_of(self._ranked())
         for sequence in queue.waiting:
             if sequence.came_at_s is None:
@@ -233,7 +233,7 @@ class RunningBatcher(Batcher):
         joining = self._seats.choose(queue, now_s)
         is_short = False
         for sequence in joining:
-            if is_short or not self._try_admit(sequence):
+            if sequence.slot is None and (is_short or not self._try_admit(sequence)):
                 is_short = True
                 self._stall(sequence, now_s)
             else:

@@ -11,6 +11,7 @@ from weir.engine.messages import (
     Arrival,
     ChunkComputed,
     EndReason,
+    Failure,
     FailureReason,
     PageLot,
     SequenceEnded,
@@ -39,6 +40,19 @@ def shares(batcher: Batcher) -> list[tuple[int, int]]:
 @pytest.fixture
 def records() -> Records:
     return Records(128, 16)
+
+
+def test_who_brings_its_pages_does_not_wait_behind_a_prompt_that_lacks_some(records: Records) -> None:
+    batcher = local(records, num_pages=1)
+    batcher.add(Arrival(facts(tuple(range(25)), 1)))
+    arrival = handed_off(records, 2, facts(tuple(range(20)), 2, max_tokens=4))
+    batcher.add(arrival)
+    ends: dict[str, EndReason | Failure | None] = {}
+    for now_s in (0.0, 0.1, 0.2, 2.5):
+        step(batcher, now_s)
+        ends |= {e.key.request_id: e.reason or e.failure for e in batcher.take_events() if isinstance(e, SequenceEnded)}
+    assert ends[f"{2:032x}"] is EndReason.LENGTH
+    assert isinstance(ends[f"{1:032x}"], Failure), "after it has waited for as long as it may"
 
 
 def test_decodes_come_first_and_prompts_get_what_is_left_of_the_budget(records: Records) -> None:
