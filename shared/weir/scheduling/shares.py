@@ -25,18 +25,19 @@ def pages_open_to(
     `wanting`, who have requests waiting; else the part that is not lent.
     """
     num_free = num_pages - sum(used_by_lane.values())
-    num_kept = 0.0
-    num_borrowed = 0
+    num_kept = num_lendable = num_borrowed = 0
     priority = limits.lane_priorities.get(lane, -1)
     for other in {*used_by_lane, *limits.lanes_by_name} - {lane}:
         idle = guaranteed_pages(other, num_pages, limits) - used_by_lane.get(other, 0)
         if idle > 0:
-            num_kept += idle if other in wanting else idle * (1 - limits.lent_share)
+            num_kept += idle if other in wanting else 0
+            num_lendable += idle if other not in wanting else 0
         elif limits.lane_priorities.get(other, -1) < priority:
             num_borrowed -= idle
     num_owed = guaranteed_pages(lane, num_pages, limits) - used_by_lane.get(lane, 0)
     in_guarantee = min(num_owed, num_free + num_borrowed)
-    borrowable = num_free - int(num_kept)
+    # Whole pages are added up, for the lanes come in any order and a sum of parts of pages would depend on it.
+    borrowable = num_free - num_kept - int(num_lendable * (1 - limits.lent_share))
     return max(in_guarantee, borrowable, 0)
 
 

@@ -1,5 +1,7 @@
 """Guaranteed shares of pages, and seats on a decode worker."""
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,6 +44,15 @@ def test_what_is_not_lent_stays_idle() -> None:
     assert pages_open_to("low", {"high": 20}, 100, make_limits(0.3, 0.1, 0.0), wanting=("high", "low")) == 70
     half = make_limits(0.3, 0.1, 0.0, lent_share=0.5)
     assert pages_open_to("low", {}, 100, half) == 80
+
+
+def test_what_is_lent_does_not_depend_on_the_order_of_lanes() -> None:
+    opened = set()
+    for shares in itertools.permutations((0.126, 0.188, 0.157, 0.079)):
+        lanes = tuple(LaneLimits(f"lane{n}", 9, 9.0, guaranteed_share=share) for n, share in enumerate((0.0, *shares)))
+        limits = CoreLimits(lanes=lanes, default_lane="lane0", lent_share=0.26)
+        opened.add(pages_open_to("lane0", {}, 1000, limits))
+    assert opened == {593}
 
 
 @given(
