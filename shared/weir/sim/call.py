@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Protocol
 
 from weir.bus.messages import Placement
@@ -19,6 +20,7 @@ LAST_TOKEN = 1
 """What the modelled model draws: the second where a request's answer ends."""
 VOCAB_SIZE = 2
 _GREEDY = SamplingParams(temperature=0.0)
+_NOT_NEGATIVE = ("arrival_s", "deadline_s", "ttft_target_s", "itl_target_s", "predicted_output_tokens")
 
 
 class Settle(Protocol):
@@ -106,6 +108,10 @@ def check_workload(workload: Workload) -> None:
         for name in ("num_prompt_tokens", "num_output_tokens", "max_tokens"):
             if getattr(request, name) < 1:
                 raise ValueError(f"request {request.request_id}: {name} {getattr(request, name)}, must be at least 1")
+        for name in _NOT_NEGATIVE:
+            if not 0 <= getattr(request, name) < inf:
+                value = getattr(request, name)
+                raise ValueError(f"request {request.request_id}: {name} {value}, must be finite and at least 0")
         if request.request_id in seen:
             raise ValueError(f"request {request.request_id}: is in the workload twice")
         if request.arrival_s < last_s:

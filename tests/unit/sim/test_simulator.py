@@ -136,6 +136,9 @@ def test_service_of_a_tenant_is_what_its_requests_cost() -> None:
         (Workload("w", (SimRequest("a", 0.0, 0, 1, 1),)), "request a: num_prompt_tokens 0"),
         (Workload("w", (SimRequest("a", 0.0, 1, 1, 1),) * 2), "request a: is in the workload twice"),
         (Workload("w", (SimRequest("a", 1.0, 1, 1, 1), SimRequest("b", 0.5, 1, 1, 1))), "request b: arrival_s 0.5"),
+        (one(1, 1, deadline_s=-1.0), "request r0: deadline_s -1.0, must be finite and at least 0"),
+        (one(1, 1, ttft_target_s=float("inf")), "request r0: ttft_target_s inf"),
+        (one(1, 1, predicted_output_tokens=float("nan")), "request r0: predicted_output_tokens nan"),
         (Workload("w", (), block_tokens=10), "block_tokens 10"),
     ],
 )
