@@ -64,12 +64,15 @@ def _signs(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return signs
 
 
-def figures(result: SimResult, *, prediction_s: float = 0.0) -> dict[str, float]:
-    """Of all requests but the warm-up. A prediction delays a request by a constant, which is added to its latencies."""
+def figures(result: SimResult, *, prediction_s: float = 0.0, warmup: float = 0.1) -> dict[str, float]:
+    """Of all requests but the warm-up. A prediction delays a request by a constant, which is added to its latencies.
+
+    A burst has no warm-up: left out, its first requests are those that first come first served serves best.
+    """
     if prediction_s:
         outcomes = [_delayed(outcome, prediction_s) for outcome in result.outcomes]
         result = dataclasses.replace(result, outcomes=outcomes)
-    values = summarize(result).as_dict()
+    values = summarize(result, warmup=warmup).as_dict()
     values["mean_normalized_ms"] = 1000 * values["mean_normalized_s"]
     values["p99_normalized_ms"] = 1000 * values["p99_normalized_s"]
     values["makespan_s"] = result.duration_s
