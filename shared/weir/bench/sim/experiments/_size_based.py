@@ -67,7 +67,7 @@ def _signs(values: NDArray[np.float64]) -> NDArray[np.float64]:
 def figures(result: SimResult, *, prediction_s: float = 0.0, warmup: float = 0.1) -> dict[str, float]:
     """Of all requests but the warm-up. A prediction delays a request by a constant, which is added to its latencies.
 
-    A burst has no warm-up: left out, its first requests are those that first come first served serves best.
+    A burst has no warm-up: all its requests wait for one another.
     """
     if prediction_s:
         outcomes = [_delayed(outcome, prediction_s) for outcome in result.outcomes]

@@ -198,8 +198,9 @@ EXPERIMENT = Experiment(
         "answers to them (the files alpaca_eval_dev_*), 2,000 requests drawn with repeats: at once, and Poisson at "
         "multiples of saturation (figures without the first tenth), what is served of a backlog of 2,000 first come, "
         "first served. Trained: five-fold, each prompt scored by a network that was trained on the other four fifths "
-        "(one split for all seeds, so the intervals are of arrivals and draws alone). Tau is within the set, each prompt once. Each trained prediction "
-        "is charged what `weir bench predictors` measured (results/predictors.json; p99 of one prompt alone, "
+        "(one split for all seeds, so the intervals are of arrivals and draws alone). Tau is within the set, each "
+        "prompt once. Each trained prediction is charged what `weir bench predictors` measured "
+        "(results/predictors.json; p99 of one prompt alone, "
         f"{1000 * prediction_s():.2f} ms), each message to the scheduler 50 us; the other arms nothing. "
         "The longest wait is max(TTFT, worst gap). The small size has made-up prompts."
     ),
