@@ -21,4 +21,6 @@ class DecodeBatcher(RunningBatcher):
         return True
 
     def _need_of_waiting(self) -> list[tuple[int, int]]:
-        return []
+        """It has its prompt's pages; the first token may want one more."""
+        wanted = [sequence.num_pages_short_of(0) for sequence in self._joinable()]
+        return [(num_pages, 0) for num_pages in wanted if num_pages]

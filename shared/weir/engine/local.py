@@ -41,5 +41,5 @@ class LocalBatcher(RunningBatcher):
             return True
 
     def _need_of_waiting(self) -> list[tuple[int, int]]:
-        waiting = [s for s in self._joinable() if s.slot is None]
-        return [(sequence.num_pages_short_of(0), 1) for sequence in waiting]
+        wanted = [(s.num_pages_short_of(0), int(s.slot is None)) for s in self._joinable()]
+        return [need for need in wanted if any(need)]

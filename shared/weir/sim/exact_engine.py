@@ -60,7 +60,10 @@ class ExactEngine:
     def begin_step(self) -> int | None:
         self._return(self._batcher.pool.take_used())  # of what was cancelled
         self._supply()
-        plan = self._plan = self._batcher.decide(self._timeline.now_s())
+        plan = self._batcher.decide(self._timeline.now_s())
+        if plan is None and self._supply():  # who has just joined lacked a page, and pages come at once
+            plan = self._batcher.decide(self._timeline.now_s())
+        self._plan = plan
         self._tell()
         if plan is None:
             return None
@@ -147,13 +150,14 @@ class ExactEngine:
             token_ids[chunk.slot] = LAST_TOKEN if is_last else TOKEN
         return StepResult(token_ids)
 
-    def _supply(self) -> None:
+    def _supply(self) -> bool:
+        """Whether there was anything to give."""
         wanted = None if self._owns_memory else self._batcher.wanted()
-        if wanted is None:
-            return
-        lot = self._try_acquire(wanted)
-        if lot is not None:
-            self._batcher.pool.give(lot)
+        lot = None if wanted is None else self._try_acquire(wanted)
+        if lot is None:
+            return False
+        self._batcher.pool.give(lot)
+        return True
 
     def _try_acquire(self, wanted: PagesWanted) -> PageLot | None:
         index = self._worker.index
