@@ -131,7 +131,7 @@ async def test_ended_requests_are_logged_and_cancelled_ones_are_not(tmp_path: Pa
         await ask(world, "abc")
         await ask(world, "abc", replace(OPTIONS, max_tokens=3))
         world.pair.stops_after = 2
-        with pytest.raises(Exception, match="(?i)deadline"):
+        with pytest.raises(Exception, match=r"(?i)deadline"):
             await ask_briefly(world, "abc")
         await world.until(lambda: world.metric("request_log_written_total") == 2, "the log is written")
     lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
