@@ -156,6 +156,7 @@ class Driver:
         try:
             await self._submit(call, span)
             placement = await self._wait_for_grant(call)
+            span.placed(placement)
             with span.child("start"):
                 await self._start(call, placement)
             await call.prefilled

@@ -7,6 +7,7 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 
+from weir.bus.messages import Placement
 from weir.core.errors import Cancelled, WeirError
 from weir.runtime.telemetry import traceparent_of
 from weir_gateway.draft import RequestDraft
@@ -77,6 +78,17 @@ class RequestSpan:
         self._span.set_attributes({"weir.tenant": checked.standing.tenant, "weir.lane": checked.standing.lane})
         if num_choices > 1:
             self._span.set_attribute("gen_ai.request.choice.count", num_choices)
+
+    def placed(self, placement: Placement) -> None:
+        """Where the request runs, and why there."""
+        self._span.set_attributes(
+            {
+                "weir.placement.reason": placement.reason,
+                "weir.placement.is_local": placement.is_local,
+                "weir.placement.prefill_worker_id": placement.prefill_worker_id,
+                "weir.placement.decode_worker_id": placement.decode_worker_id,
+            }
+        )
 
     @contextmanager
     def child(self, name: str) -> Iterator[Context]:

@@ -1,5 +1,7 @@
 """One request is one span with what happened below it, part of the client's trace."""
 
+from dataclasses import replace
+
 import httpx
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanKind, StatusCode, format_span_id, format_trace_id
@@ -17,6 +19,7 @@ def named(world: World, name: str) -> list[ReadableSpan]:
 
 
 async def test_a_request_has_a_server_span_with_genai_attributes(world: World) -> None:
+    world.scheduler.placement = replace(world.scheduler.placement, reason="shortest way")
     request = greedy_request("Say hello", max_tokens=5, request_id="mine")
     request.options.stop_conditions.stop.append("zzz")
     await stream(world.stub, request)
@@ -30,6 +33,10 @@ async def test_a_request_has_a_server_span_with_genai_attributes(world: World) -
     assert attributes.pop("gen_ai.response.id") == request_id
     assert isinstance(attributes.pop("gen_ai.request.seed"), int | str)
     assert attributes == {
+        "weir.placement.reason": "shortest way",
+        "weir.placement.is_local": False,
+        "weir.placement.prefill_worker_id": world.prefill.worker_id,
+        "weir.placement.decode_worker_id": world.decode.worker_id,
         "weir.request.client_id": "mine",
         "weir.tenant": "default",
         "weir.lane": "standard",
