@@ -199,8 +199,10 @@ def _dataclass_decoder(message_type: type["DataclassInstance"]) -> _Decoder:
                 raise MalformedMessage(prefix + name, "is missing")
         try:
             return message_type(**found)
-        except ValueError as error:
-            raise MalformedMessage(path, str(error)) from error
+        except ValueError as error:  # the message's own check, which begins with the name of the field
+            name, _, problem = str(error).partition(" ")
+            is_named = name in found
+            raise MalformedMessage(prefix + name if is_named else path, problem if is_named else str(error)) from error
 
     return decode_dataclass
 
