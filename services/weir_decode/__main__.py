@@ -48,7 +48,7 @@ async def _build(context: ServiceContext[DecodeConfig]) -> WorkerShell:
         )
 
     limits = DeskLimits(max_live=_MAX_LIVE, takes_hand_offs=True)
-    facts = facts_of(context, model, serves_locally=True)
+    facts = facts_of(context, model, serves_locally=config.serves_locally)
     return assemble(context, facts, limits, surroundings_of(context, model, load), make_role)
 
 

@@ -22,6 +22,7 @@ class DecodeConfig(WorkerConfig):
         "continuous", "When sequences join the batch; all but continuous are for comparison."
     )
     batch_window_ms: int = setting(50, "Dynamic batching: how long the first sequence waits for others.")
+    serves_locally: bool = setting(True, "Also read prompts, where that costs less than a hand-off to this worker.")
     chunk_tokens: int = setting(256, "Tokens of one prompt computed in a step.")
     prefill_batches: bool = setting(False, "Read prompts in batches of their own while they are long, answers short.")
     max_rests: int = setting(3, "Times that a sequence gives its place up for a more urgent one. 0: never.")

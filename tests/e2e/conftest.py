@@ -27,5 +27,6 @@ def limits_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def stack(otlp_receiver: OtlpReceiver, limits_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     runtime_dir = tmp_path_factory.mktemp("run")
     flags = ("--otlp-endpoint", otlp_receiver.endpoint, "--limits-file", str(limits_path))
-    with Stack(runtime_dir, flags=flags) as stack:
+    # Which way a short prompt goes depends on what else runs; tests that count look at the split way.
+    with Stack(runtime_dir, flags=flags, environ={"WEIR_SERVES_LOCALLY": "false"}) as stack:
         yield stack

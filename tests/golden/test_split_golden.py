@@ -20,7 +20,7 @@ SAMPLE = (0, 9, 22, 35, 44, 52)
 
 @contextmanager
 def stack_of(runtime_dir: Path, num_each: int, chunk_tokens: int) -> Iterator[Stack]:
-    environ = {"WEIR_CHUNK_TOKENS": str(chunk_tokens), "WEIR_PRECISION": "fp32"}
+    environ = {"WEIR_CHUNK_TOKENS": str(chunk_tokens), "WEIR_PRECISION": "fp32", "WEIR_SERVES_LOCALLY": "false"}
     with Stack(runtime_dir, num_prefill=num_each, num_decode=num_each, environ=environ) as stack:
         yield stack
 
