@@ -42,7 +42,7 @@ _MAX_WORKERS = 64
 class StackConfig:
     """A stack on this machine, as `weir up` starts it."""
 
-    prefill: int = setting(1, "Number of prefill workers.")
+    prefill: int = setting(1, "Number of prefill workers. 0: decode workers serve alone.")
     decode: int = setting(1, "Number of decode workers.")
     model: str = setting("smollm2-135m", MODEL_HELP)
     load: Literal["files", "dummy"] = setting("files", LOAD_HELP)
@@ -70,9 +70,9 @@ class StackConfig:
     def __post_init__(self) -> None:
         if self.instance:
             check_instance(self.instance)
-        for name in ("prefill", "decode"):
-            if not 1 <= getattr(self, name) <= _MAX_WORKERS:
-                raise ValueError(f"{name} {getattr(self, name)}: must be in [1, {_MAX_WORKERS}]")
+        for name, smallest in (("prefill", 0), ("decode", 1)):
+            if not smallest <= getattr(self, name) <= _MAX_WORKERS:
+                raise ValueError(f"{name} {getattr(self, name)}: must be in [{smallest}, {_MAX_WORKERS}]")
         for name in ("http_port", "grpc_port"):
             if not 1 <= getattr(self, name) <= 65535:
                 raise ValueError(f"{name} {getattr(self, name)}: must be in [1, 65535]")

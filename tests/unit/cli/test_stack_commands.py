@@ -81,7 +81,7 @@ def orphan(tmp_path: Path) -> Iterator["subprocess.Popen[bytes]"]:
 @pytest.mark.parametrize(
     ("arguments", "environ", "message"),
     [
-        (("--prefill", "0"), {}, "prefill 0: must be in [1, 64] (from --prefill)"),
+        (("--decode", "0"), {}, "decode 0: must be in [1, 64] (from --decode)"),
         (("--http-port", "70000"), {}, "http_port 70000: must be in [1, 65535] (from --http-port)"),
         (("--http-port", "50051"), {}, "http_port 50051: is also the grpc_port; they must differ (from --http-port)"),
         (("--precision", "fp7"), {}, "--precision 'fp7': must be one of auto, int8, fp32"),
@@ -104,7 +104,7 @@ def test_up_reads_its_own_table_and_leaves_those_of_services_alone(tmp_path: Pat
     config.write_text('grace_s = 1\nnats_url = "nats://x:1"\n[scheduler]\nlanes = []\n[up]\nprefill = 99\n')
     shown = weir(tmp_path, "up", "--config", str(config))
     assert shown.returncode == 2
-    assert shown.stderr.startswith(f"error: prefill 99: must be in [1, 64] (from {config}: [up] prefill)")
+    assert shown.stderr.startswith(f"error: prefill 99: must be in [0, 64] (from {config}: [up] prefill)")
 
 
 def test_up_says_which_port_is_busy_before_anything_starts(tmp_path: Path) -> None:
