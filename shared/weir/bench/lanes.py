@@ -60,9 +60,9 @@ def main(config: LanesConfig, *, json_output: bool, out: Path | None) -> int:
         print(f"error: {error}")
         return 1
     told = report(config, with_lane, without_lane)
+    print(json.dumps(figures(with_lane, without_lane)) if json_output else told)
     if out is not None:
         out.write_text(told)
-    print(json.dumps(figures(with_lane, without_lane)) if json_output else told)
     return 0
 
 

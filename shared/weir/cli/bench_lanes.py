@@ -18,7 +18,7 @@ def lanes(
     rounds: Annotated[int, typer.Option(min=1, help="Runs of each kind, in turns.")] = 3,
     seed: Annotated[int, typer.Option(help="Of prompts and arrivals.")] = 0,
     api_key: options.ApiKey = "",
-    out: Annotated[Path | None, typer.Option(help="Also write the table here, as Markdown.")] = None,
+    out: Annotated[Path | None, typer.Option(dir_okay=False, help="Also write the table here, as Markdown.")] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """How long urgent requests wait for their first token under a flood: in a lane of their own, and in the flood's.
