@@ -26,7 +26,7 @@ from weir.model.errors import ModelError
 from weir.model.source import resolve_model
 from weir.model.tokenizer import Tokenizer, load_tokenizer
 
-_FIRST_WORDS = 300
+_FIRST_WORDS = 380
 _SECOND_WORDS = 40
 _SECOND_MAX_TOKENS = 8
 _SUFFIX_TOKENS = 16
