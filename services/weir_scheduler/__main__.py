@@ -29,6 +29,7 @@ async def build(context: ServiceContext[SchedulerConfig]) -> SchedulerComponent:
         context.process_id,
         config.limits,
         limits_file=config.limits_file,
+        admin_key_file=config.admin_key_file,
         policy=config.policy,
         tracer=context.tracer,
         clock=SystemClock(),

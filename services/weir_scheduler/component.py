@@ -18,6 +18,7 @@ from weir.scheduling.limits import CoreLimits
 from weir_scheduler.desk import Desk
 from weir_scheduler.leadership import Leadership
 from weir_scheduler.limits_source import LimitsSource
+from weir_scheduler.operators import Operators
 from weir_scheduler.rule_keeper import RuleKeeper
 from weir_scheduler.rulebook import Rulebook
 from weir_scheduler.shell import SchedulerShell
@@ -39,6 +40,7 @@ class SchedulerComponent:
         limits: CoreLimits,
         *,
         limits_file: str = "",
+        admin_key_file: str = "",
         policy: str = "fcfs",
         tracer: Tracer,
         clock: Clock,
@@ -49,6 +51,8 @@ class SchedulerComponent:
         self._scheduler_id = scheduler_id
         self._limits = limits
         self._limits_file = limits_file
+        self._admin_key_file = admin_key_file
+        self._operators = Operators()
         self._policy = policy
         self._tracer = tracer
         self._clock = clock
@@ -63,7 +67,9 @@ class SchedulerComponent:
         self._role_task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Raises Unavailable when there is no bus, InvalidRequest for a limits file that cannot be used."""
+        """Raises Unavailable when there is no bus, InvalidRequest for a limits file or a key that cannot be used."""
+        if self._admin_key_file:
+            self._operators = await asyncio.to_thread(Operators.from_file, Path(self._admin_key_file))
         try:
             self._bus = await self._connect()
             bucket = await self._bus.bucket(self._subjects.leader_bucket, durable=True)
@@ -98,7 +104,8 @@ class SchedulerComponent:
         if self._shell is None:
             return Description({"is_leader": 0.0}, ())
         rules = self._rules.metrics() if self._rules is not None else {}
-        return Description({**self._shell.metrics(), **rules, "is_leader": 1.0}, self._shell.check_integrity())
+        own = {"is_leader": 1.0, "operators_refused_total": float(self._operators.num_refused)}
+        return Description({**self._shell.metrics(), **rules, **own}, self._shell.check_integrity())
 
     async def _guarded(self, bus: Bus, leadership: Leadership) -> None:
         try:
@@ -141,7 +148,7 @@ class SchedulerComponent:
         rules.attach(limits_changed, policy_changed)
         await rules.publish()
         self._rules = rules
-        self._desk = Desk(rules, core, core.epoch)
+        self._desk = Desk(rules, self._operators, core, core.epoch)
         self._rules_task = asyncio.create_task(self._guarded_keep(rules))
 
     async def _guarded_keep(self, rules: RuleKeeper) -> None:
@@ -155,7 +162,8 @@ class SchedulerComponent:
         """What is in force now. Raises BusError, and InvalidRequest."""
         bucket = await bus.bucket(self._subjects.configuration_bucket, durable=True)
         source = LimitsSource(Path(self._limits_file)) if self._limits_file else None
-        rules = RuleKeeper(Rulebook(self._limits, self._policy), source, bucket, epoch)
+        rulebook = Rulebook(self._limits, self._policy, has_admin_key=self._operators.has_own_key)
+        rules = RuleKeeper(rulebook, source, bucket, epoch)
         await rules.load()
         return rules
 

@@ -25,6 +25,9 @@ class SchedulerConfig(ServiceConfig):
     limits_file: str = setting(
         "", "TOML file of lanes and tenants; read again when it changes. What it says goes over `lanes`. Empty: none."
     )
+    admin_key_file: str = setting(
+        "", "File with a key that operators may use beside the limits' admin_key_digests. Empty: none."
+    )
     policy: str = setting("fcfs", "Policy of the scheduler and of the workers: NAME or NAME:KEY=VALUE,…")
     page_overcommit: float = setting(
         1.0, "Pages that requests may book for each that there is. Above 1: some are preempted; raise max_stall_s too."

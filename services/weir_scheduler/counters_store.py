@@ -1,29 +1,39 @@
-"""Tenants' counters outlive a scheduler: they are put into a durable bucket, and the next leader begins with them."""
+"""Tenants' counters and quotas outlive a scheduler: they are put into a durable bucket, and the next leader begins with
+them."""
 
 import asyncio
 import hashlib
 import logging
+import time
+from collections.abc import Callable
 
 from weir.bus.codec import MalformedMessage, decode, encode
-from weir.bus.counter_messages import LaneCounters, TenantCounter
-from weir.bus.protocol import Bus, BusError, KvBucket
+from weir.bus.counter_messages import LaneCounters, QuotaDebts, TenantCounter, TenantDebt
+from weir.bus.protocol import Bus, BusError, KvBucket, KvEntry
 from weir.bus.subjects import Subjects
 from weir.scheduling.core import SchedulerCore
 from weir.scheduling.fairness import GroupKey
+from weir.scheduling.tenants import QuotaDebt
 
 logger = logging.getLogger(__name__)
 
 _SAVE_S = 1.0
+_QUOTAS_KEY = "quotas"
 
 
 class CountersStore:
     """Puts what has changed once a second. What the last second lacks, a new leader's tenants are served once more."""
 
-    def __init__(self, bus: Bus, subjects: Subjects, core: SchedulerCore) -> None:
+    def __init__(
+        self, bus: Bus, subjects: Subjects, core: SchedulerCore, *, unix_time_s: Callable[[], float] = time.time
+    ) -> None:
         self._bus = bus
         self._subjects = subjects
         self._core = core
+        self._unix_time_s = unix_time_s
         self._saved: dict[GroupKey, bytes] = {}
+        self._saved_full_at_s: dict[str, QuotaDebt] = {}
+        """Unix time at which each tenant's buckets are full: the same for as long as nothing is taken."""
         self._num_failures = 0
         self._num_malformed = 0
 
@@ -33,6 +43,9 @@ class CountersStore:
         counters: dict[GroupKey, dict[str, float]] = {}
         for entry in await bucket.list_entries():
             try:
+                if entry.key == _QUOTAS_KEY:
+                    self._restore_quotas(entry)
+                    continue
                 told = decode(LaneCounters, entry.value or b"")
             except MalformedMessage as error:
                 logger.warning("counters under the key %s: %s", entry.key, error)
@@ -58,6 +71,7 @@ class CountersStore:
                 if self._saved.get(key) != payload:
                     await bucket.put(_bucket_key(key), payload)
                     self._saved[key] = payload
+            await self._save_quotas(bucket)
         except BusError as error:
             logger.debug("saving tenants' counters: %s", error)
             self._num_failures += 1
@@ -67,6 +81,30 @@ class CountersStore:
             "counters_save_failures_total": float(self._num_failures),
             "counters_malformed_total": float(self._num_malformed),
         }
+
+    def _restore_quotas(self, entry: KvEntry) -> None:
+        """Raises MalformedMessage. Whatever the clocks of two hosts say, nobody owes more than it did."""
+        told = decode(QuotaDebts, entry.value or b"")
+        passed_s = max(0.0, self._unix_time_s() - told.told_at_s)
+        self._core.restore_quota_debts(
+            {
+                debt.tenant: QuotaDebt(max(0.0, debt.requests_s - passed_s), max(0.0, debt.tokens_s - passed_s))
+                for debt in told.debts
+            }
+        )
+
+    async def _save_quotas(self, bucket: KvBucket) -> None:
+        """Raises BusError."""
+        debts, now_s = self._core.quota_debts(), self._unix_time_s()
+        full_at_s = {
+            tenant: QuotaDebt(*(round(now_s + left_s, 1) if left_s else 0.0 for left_s in debt))
+            for tenant, debt in debts.items()
+        }
+        if full_at_s == self._saved_full_at_s:
+            return
+        told = tuple(TenantDebt(tenant, *debt) for tenant, debt in sorted(debts.items()))
+        await bucket.put(_QUOTAS_KEY, encode(QuotaDebts(now_s, told)))
+        self._saved_full_at_s = full_at_s
 
     async def _bucket(self) -> KvBucket:
         return await self._bus.bucket(self._subjects.counters_bucket, durable=True)

@@ -5,9 +5,11 @@ from typing import Any, Protocol
 
 import grpc.aio
 
+from weir.core.api_key import try_read_key
 from weir.core.errors import FieldViolation, InvalidRequest, Unavailable
 from weir.scheduling.fairness import GroupKey
 from weir.wire.v1 import scheduling_pb2, scheduling_pb2_grpc
+from weir_scheduler.operators import Operators
 from weir_scheduler.rule_keeper import RuleKeeper
 
 _STANDBY_RETRY_S = 1.0
@@ -32,10 +34,15 @@ class Figures(Protocol):
 class Desk:
     """Of one leader."""
 
-    def __init__(self, rules: RuleKeeper, figures: Figures, epoch: int) -> None:
+    def __init__(self, rules: RuleKeeper, operators: Operators, figures: Figures, epoch: int) -> None:
         self._rules = rules
+        self._operators = operators
         self._figures = figures
         self._epoch = epoch
+
+    def check_operator(self, key: str | None) -> None:
+        """Raises Unauthenticated or PermissionDenied unless whoever shows this key may see and change everything."""
+        self._operators.check(key, self._rules.rulebook.limits)
 
     def describe(self) -> scheduling_pb2.DescribeSchedulingResponse:
         """Everything that is in force, with its live numbers."""
@@ -99,25 +106,26 @@ class SchedulingServicer(scheduling_pb2_grpc.SchedulingServicer):
     async def DescribeScheduling(  # noqa: N802 - the method's name on the wire
         self, request: scheduling_pb2.DescribeSchedulingRequest, context: _Context
     ) -> scheduling_pb2.DescribeSchedulingResponse:
-        del request, context
-        return self._desk().describe()
+        del request
+        return self._desk(context).describe()
 
     async def SetLimits(  # noqa: N802 - the method's name on the wire
         self, request: scheduling_pb2.SetLimitsRequest, context: _Context
     ) -> scheduling_pb2.SetLimitsResponse:
-        del context
-        return await self._desk().set_limits(request)
+        return await self._desk(context).set_limits(request)
 
     async def SetPolicy(  # noqa: N802 - the method's name on the wire
         self, request: scheduling_pb2.SetPolicyRequest, context: _Context
     ) -> scheduling_pb2.SetPolicyResponse:
-        del context
-        return await self._desk().set_policy(request)
+        return await self._desk(context).set_policy(request)
 
-    def _desk(self) -> Desk:
+    def _desk(self, context: _Context) -> Desk:
+        """For whoever calls. Raises Unauthenticated, PermissionDenied or Unavailable."""
         desk = self._try_desk()
         if desk is None:
             raise Unavailable("this scheduler stands by; ask the one that leads", retry_after_s=_STANDBY_RETRY_S)
+        headers = {name: value for name, value in context.invocation_metadata() or () if isinstance(value, str)}
+        desk.check_operator(try_read_key(headers.get("authorization", ""), headers.get("x-api-key", "")))
         return desk
 
 

@@ -20,7 +20,7 @@ from weir.bus.configuration import (
     Written,
 )
 from weir.bus.protocol import BusError, KeyConflict, KvBucket, KvEntry
-from weir.core.errors import InvalidRequest
+from weir.core.errors import InvalidRequest, Unavailable
 from weir_scheduler.limits_source import LimitsSource
 from weir_scheduler.rulebook import Rulebook
 
@@ -52,6 +52,7 @@ class RuleKeeper:
         self._on_limits: Callable[[], None] = lambda: None
         self._on_policy: Callable[[], None] = lambda: None
         self._file_error = ""
+        self._is_replaced = False
         self._num_reloads = 0
         self._num_errors = 0
 
@@ -92,18 +93,20 @@ class RuleKeeper:
         self._on_policy = on_policy
 
     async def set_limits(self, changes: Sequence[tuple[str, str]]) -> None:
-        """Raises InvalidRequest, and changes nothing then."""
+        """Raises InvalidRequest, and changes nothing then; Unavailable where another scheduler leads by now."""
         self._rulebook.change(changes)
         logger.info("limits changed: %s", ", ".join(f"{key} = {value}" for key, value in changes))
         await self._limits_changed()
+        self._check_leads()
 
     async def set_policy(self, text: str) -> None:
-        """Raises ValueError, and changes nothing then."""
+        """Raises ValueError, and changes nothing then; Unavailable where another scheduler leads by now."""
         self._rulebook.choose_policy(text)
         logger.info("policy %s", self._rulebook.policy)
         self._on_policy()
         self._unpublished.add(POLICY_KEY)
         await self.publish()
+        self._check_leads()
 
     async def keep(self) -> None:
         """Runs for ever: follows the file, and sees to it that the bucket has what is in force."""
@@ -180,6 +183,11 @@ class RuleKeeper:
         self._unpublished |= {ACCESS_KEY, LIMITS_KEY}
         await self.publish()
 
+    def _check_leads(self) -> None:
+        """What was changed here is lost with this scheduler: whoever changed it must not take it for done."""
+        if self._is_replaced:
+            raise Unavailable("another scheduler leads now; nothing was changed, ask that one", retry_after_s=_LOOK_S)
+
     def _message_of(self, key: str) -> Written:
         if key == ACCESS_KEY:
             return self._rulebook.access_rules(self._epoch)
@@ -205,6 +213,7 @@ class RuleKeeper:
             entry = await self._bucket.get(key)
             present = _try_decode(key, entry)
             if present is not None and present.epoch > self._epoch:
+                self._is_replaced = True
                 return
             try:
                 message = encode(self._message_of(key))

@@ -48,9 +48,11 @@ class PolicySpec:
 class Rulebook:
     """Every change is checked whole before anything is changed; what cannot be raises InvalidRequest or ValueError."""
 
-    def __init__(self, base: CoreLimits, policy: str) -> None:
+    def __init__(self, base: CoreLimits, policy: str, *, has_admin_key: bool = False) -> None:
+        """`has_admin_key`: operators have one that is not in the limits."""
         self._base = base
         """What the flags say; the file goes over it."""
+        self._has_admin_key = has_admin_key
         self._configured_policy = policy
         self._file_text = ""
         self._file_limits = base
@@ -86,8 +88,9 @@ class Rulebook:
     def change(self, changes: Sequence[tuple[str, str]]) -> None:
         """(dotted key, value in TOML): all of them, or none."""
         overrides = self._overrides | dict(changes)
-        limits = _checked(change_limits(self._file_limits, list(overrides.items())))
+        limits = self._limits_with(overrides)
         self._check_keepable(overrides)
+        self._check_operators_stay(limits)
         self.limits, self._overrides = limits, overrides
 
     def choose_policy(self, text: str) -> None:
@@ -101,7 +104,8 @@ class Rulebook:
         if not has_read_file and kept.file_text:
             self.take_file(kept.file_text.decode())
         if kept.file_digest == self.file_digest and kept.overrides:
-            self.change([(entry.key, entry.value) for entry in kept.overrides])
+            overrides = {entry.key: entry.value for entry in kept.overrides}
+            self.limits, self._overrides = self._limits_with(overrides), overrides
 
     def go_on_with(self, choice: PolicyChoice) -> None:
         """As `go_on_from`, of the policy."""
@@ -122,10 +126,23 @@ class Rulebook:
         """For the next scheduler."""
         return self._kept(epoch, self._overrides)
 
+    def _limits_with(self, overrides: Mapping[str, str]) -> CoreLimits:
+        """Raises InvalidRequest."""
+        return _checked(change_limits(self._file_limits, list(overrides.items())))
+
     def _kept(self, epoch: int, overrides: Mapping[str, str]) -> LimitsInForce:
         text = self._file_text.encode()
         entries = tuple(LimitsOverride(key, value) for key, value in overrides.items())
         return LimitsInForce(epoch, self.file_digest, text if len(text) <= _MAX_KEPT_BYTES else b"", entries)
+
+    def _check_operators_stay(self, limits: CoreLimits) -> None:
+        """Raises InvalidRequest for a change that nobody could take back."""
+        if self._lets_operators_in(self.limits) and not self._lets_operators_in(limits):
+            problem = "would be empty while tenants have keys, and nobody could change limits; give one with them"
+            raise InvalidRequest([FieldViolation("admin_key_digests", problem)])
+
+    def _lets_operators_in(self, limits: CoreLimits) -> bool:
+        return self._has_admin_key or bool(limits.admin_key_digests) or not limits.has_tenant_keys
 
     def _check_keepable(self, overrides: Mapping[str, str]) -> None:
         """Raises InvalidRequest for what the next scheduler could not read: it would start without any change."""

@@ -11,7 +11,7 @@ import typer
 
 from weir.cli import options
 from weir.cli.console import EXIT_FAILED, EXIT_USAGE, error_line, fail, stderr, stdout
-from weir.cli.schedulers import SchedulerAddress, open_scheduling
+from weir.cli.schedulers import AdminKey, SchedulerAddress, open_scheduling
 from weir.client.scheduling import SchedulingView
 from weir.core.api_key import MIN_KEY_CHARS, key_digest, make_key
 from weir.core.errors import InvalidRequest
@@ -23,6 +23,7 @@ app = typer.Typer(help="Lanes, tenants and their limits.", no_args_is_help=True)
 def show(
     toml: Annotated[bool, typer.Option("--toml", help="Only the limits, as a file that would say them.")] = False,
     scheduler: SchedulerAddress = "",
+    admin_key: AdminKey = "",
     instance: options.Instance = "",
     grpc_port: options.InstancePort = None,
     runtime_dir: options.RuntimeDir = None,
@@ -34,7 +35,7 @@ def show(
     weir limits show
     weir limits show --toml > limits.toml
     """
-    with open_scheduling(scheduler, instance, grpc_port, runtime_dir) as client:
+    with open_scheduling(scheduler, admin_key, instance, grpc_port, runtime_dir) as client:
         view = client.describe()
     if as_json:
         stdout.out(json.dumps(asdict(view)), highlight=False)
@@ -62,13 +63,17 @@ def check(file: Annotated[Path, typer.Argument(help="A limits file.")]) -> None:
         fail(f"{file}: {error_line(error)}", code=EXIT_FAILED)
     num_keys = sum(len(tenant.api_key_digests) for tenant in (*limits.tenants, limits.default_tenant))
     lanes = ", ".join(lane.name for lane in limits.lanes)
-    stdout.print(f"{file}: right: lanes {lanes}; {len(limits.tenants)} tenants, {num_keys} keys", soft_wrap=True)
+    keys = f"{num_keys} keys, {len(limits.admin_key_digests)} admin keys"
+    stdout.print(f"{file}: right: lanes {lanes}; {len(limits.tenants)} tenants, {keys}", markup=False, soft_wrap=True)
+    if num_keys and not limits.admin_key_digests:
+        stderr.print("without admin_key_digests only who started the stack changes limits at run time", soft_wrap=True)
 
 
 @app.command("set")
 def set_(
     settings: Annotated[list[str], typer.Argument(help="KEY=VALUE by the names of the limits file.")],
     scheduler: SchedulerAddress = "",
+    admin_key: AdminKey = "",
     instance: options.Instance = "",
     grpc_port: options.InstancePort = None,
     runtime_dir: options.RuntimeDir = None,
@@ -82,7 +87,7 @@ def set_(
     changes = dict(_parse_setting(setting) for setting in settings)
     if len(changes) != len(settings):
         fail("a key comes twice; give each once", code=EXIT_USAGE)
-    with open_scheduling(scheduler, instance, grpc_port, runtime_dir) as client:
+    with open_scheduling(scheduler, admin_key, instance, grpc_port, runtime_dir) as client:
         client.set_limits(changes)
     for key, value in changes.items():
         stderr.print(f"{key} = {value}", markup=False)
@@ -94,7 +99,9 @@ def key(
         bool, typer.Option("--digest", help="Read a key from standard input and print its digest.")
     ] = False,
 ) -> None:
-    """Make an API key: the client keeps the key, the limits file gets its digest (`api_key_digests`).
+    """Make an API key: the client keeps the key, the limits file gets its digest.
+
+    Into a tenant's `api_key_digests`, or into `admin_key_digests` for whoever may change limits and policy.
 
     \b
     weir limits key

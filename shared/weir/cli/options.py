@@ -7,6 +7,7 @@ import typer
 
 from weir.cli.console import EXIT_USAGE, fail
 from weir.client import DEFAULT_TIMEOUT_S, AsyncWeirClient, WeirClient
+from weir.client.messages import key_metadata
 
 Address = Annotated[
     str, typer.Option(help="The gateway's gRPC port, HOST:PORT.", envvar="WEIR_ADDRESS", show_default=True)
@@ -35,8 +36,25 @@ TtftTargetMs = Annotated[int | None, typer.Option(help="When the first token is 
 ItlTargetMs = Annotated[int | None, typer.Option(help="Wanted between two tokens, in ms.")]
 ExpectedOutputTokens = Annotated[int | None, typer.Option(help="How long the answer will be, as far as you know.")]
 TimeoutS = Annotated[float, typer.Option(min=0.001, help="Seconds to wait for the whole answer: its deadline.")]
+
+
+def check_key(key: str) -> str:
+    """For keys in options: one that no header can carry is wrong usage. It is not repeated."""
+    try:
+        key_metadata(key)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    return key
+
+
 ApiKey = Annotated[
-    str, typer.Option(help="Who asks, where the gateway wants to know.", envvar="WEIR_API_KEY", show_envvar=True)
+    str,
+    typer.Option(
+        help="Who asks, where the gateway wants to know.",
+        envvar="WEIR_API_KEY",
+        show_envvar=True,
+        callback=check_key,
+    ),
 ]
 ModelName = Annotated[str, typer.Option(help="Model to ask. Empty: the only one served.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]

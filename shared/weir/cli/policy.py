@@ -6,7 +6,7 @@ import typer
 
 from weir.cli import options
 from weir.cli.console import EXIT_USAGE, fail, stderr, stdout
-from weir.cli.schedulers import SchedulerAddress, open_scheduling
+from weir.cli.schedulers import AdminKey, SchedulerAddress, open_scheduling
 
 app = typer.Typer(help="The scheduling policy.", no_args_is_help=True)
 
@@ -24,12 +24,13 @@ def list_() -> None:
 @app.command()
 def show(
     scheduler: SchedulerAddress = "",
+    admin_key: AdminKey = "",
     instance: options.Instance = "",
     grpc_port: options.InstancePort = None,
     runtime_dir: options.RuntimeDir = None,
 ) -> None:
     """The policy in force."""
-    with open_scheduling(scheduler, instance, grpc_port, runtime_dir) as client:
+    with open_scheduling(scheduler, admin_key, instance, grpc_port, runtime_dir) as client:
         stdout.print(client.describe().policy, markup=False)
 
 
@@ -37,6 +38,7 @@ def show(
 def set_(
     policy: Annotated[str, typer.Argument(help="NAME, or NAME:KEY=VALUE,KEY=VALUE.")],
     scheduler: SchedulerAddress = "",
+    admin_key: AdminKey = "",
     instance: options.Instance = "",
     grpc_port: options.InstancePort = None,
     runtime_dir: options.RuntimeDir = None,
@@ -53,5 +55,5 @@ def set_(
         parse_policy(policy)
     except ValueError as error:
         fail(str(error), code=EXIT_USAGE)
-    with open_scheduling(scheduler, instance, grpc_port, runtime_dir) as client:
+    with open_scheduling(scheduler, admin_key, instance, grpc_port, runtime_dir) as client:
         stderr.print(f"policy {client.set_policy(policy)}", markup=False)

@@ -7,11 +7,13 @@ from typing import Annotated
 
 import typer
 
+from weir.cli import options
 from weir.cli.console import EXIT_NOT_RUNNING, error_line, fail
 from weir.client.scheduling import SchedulingClient
 from weir.core.errors import WeirError
 from weir.runtime.config import default_runtime_dir
 from weir.runtime.instances import choose_instance
+from weir.runtime.paths import InstancePaths
 from weir.runtime.state import try_read_state
 
 SchedulerAddress = Annotated[
@@ -22,24 +24,41 @@ SchedulerAddress = Annotated[
 ]
 
 
+AdminKey = Annotated[
+    str,
+    typer.Option(
+        "--admin-key",
+        help="An operator's key, where there are API keys. Not needed beside a stack of your own `weir up`.",
+        envvar="WEIR_ADMIN_KEY",
+        callback=options.check_key,
+    ),
+]
+
+
 @contextmanager
 def open_scheduling(
-    scheduler: str, instance: str, grpc_port: int | None, runtime_dir: Path | None
+    scheduler: str, admin_key: str, instance: str, grpc_port: int | None, runtime_dir: Path | None
 ) -> Iterator[SchedulingClient]:
     """The client of the instance's leading scheduler. What it refuses ends the command with one line."""
-    addresses = [scheduler] if scheduler else _addresses(instance, grpc_port, runtime_dir)
-    with SchedulingClient(addresses) as client:
+    addresses = [scheduler]
+    if not scheduler:
+        paths = _paths(instance, grpc_port, runtime_dir)
+        addresses, admin_key = _addresses(paths), admin_key or paths.try_read_admin_key() or ""
+    with SchedulingClient(addresses, admin_key=admin_key) as client:
         try:
             yield client
         except WeirError as error:
             fail(error_line(error))
 
 
-def _addresses(instance: str, grpc_port: int | None, runtime_dir: Path | None) -> list[str]:
+def _paths(instance: str, grpc_port: int | None, runtime_dir: Path | None) -> InstancePaths:
     try:
-        paths = choose_instance(runtime_dir or default_runtime_dir(), instance, grpc_port)
+        return choose_instance(runtime_dir or default_runtime_dir(), instance, grpc_port)
     except WeirError as error:
         fail(error_line(error))
+
+
+def _addresses(paths: InstancePaths) -> list[str]:
     state = try_read_state(paths.state_file)
     processes = () if state is None else state.processes
     addresses = [process.address for process in processes if process.role == "scheduler" and process.address]

@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 
+from weir.client.messages import key_metadata
 from weir.core.errors import Unavailable
 from weir.rpc.errors import from_rpc_error
 from weir.wire.v1 import scheduling_pb2, scheduling_pb2_grpc
@@ -48,8 +49,12 @@ class SchedulingView:
 class SchedulingClient:
     """Talks to whichever of the schedulers leads. Every method raises an error of `weir.core.errors`."""
 
-    def __init__(self, addresses: Sequence[str]) -> None:
-        """HOST:PORT of each scheduler: the leader and those that stand by."""
+    def __init__(self, addresses: Sequence[str], *, admin_key: str = "") -> None:
+        """HOST:PORT of each scheduler: the leader and those that stand by. `admin_key`: needed where anybody has keys.
+
+        Raises ValueError for a key that no header can carry.
+        """
+        self._metadata = key_metadata(admin_key)
         options = [("grpc.enable_http_proxy", 0)]
         self._channels = [grpc.insecure_channel(address, options=options) for address in addresses]
         self._stubs = [scheduling_pb2_grpc.SchedulingStub(channel) for channel in self._channels]
@@ -91,7 +96,7 @@ class SchedulingClient:
         last = Unavailable("no scheduler is known")
         for stub in self._stubs:
             try:
-                return getattr(stub, method)(request, timeout=_TIMEOUT_S)
+                return getattr(stub, method)(request, timeout=_TIMEOUT_S, metadata=self._metadata)
             except grpc.RpcError as error:
                 meant = from_rpc_error(error)
                 if not isinstance(meant, Unavailable):

@@ -52,9 +52,11 @@ async def run_stack(config: StackConfig, reporter: Reporter, environ: Mapping[st
         check_free(config.host, config.grpc_port, "--grpc-port")
         check_free(config.host, config.http_port, "--http-port")
         try:
-            return plan_stack(config, find_free_port(LOOPBACK, config.instance_name))
+            plan = plan_stack(config, find_free_port(LOOPBACK, config.instance_name))
         except (NatsServerMissing, ValueError) as error:
             raise CannotStart(str(error)) from error
+        config.paths.make_admin_key()
+        return plan
 
     return await run_planned(config.paths, make_plan, reporter, environ)
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from weir.core.api_key import make_key
 from weir.core.errors import WeirError
 from weir.kv.process import ProcessIdentity, own_identity
 
@@ -38,6 +39,10 @@ class InstancePaths:
         return self.folder / "arena.sock"
 
     @property
+    def admin_key_file(self) -> Path:
+        return self.folder / "admin.key"
+
+    @property
     def nats_store(self) -> Path:
         return self.folder / "nats"
 
@@ -62,11 +67,26 @@ class InstancePaths:
             if folder.stat().st_uid != os.getuid():
                 raise UnsafeFolder(f"{folder} belongs to another user; set WEIR_RUNTIME_DIR to a folder of your own")
 
+    def make_admin_key(self) -> None:
+        """A new key, for this user's commands: whoever may read it could stop the stack as well."""
+        self.admin_key_file.unlink(missing_ok=True)
+        descriptor = os.open(self.admin_key_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(make_key())
+
+    def try_read_admin_key(self) -> str | None:
+        """None: there is none, or it is another user's."""
+        try:
+            return self.admin_key_file.read_text()
+        except (FileNotFoundError, PermissionError):
+            return None
+
     def remove_volatile(self) -> None:
         """Removes all but the logs and the lock: what a start would trip over and what a stop must not leave."""
         self.arena_socket.unlink(missing_ok=True)
         shutil.rmtree(self.folder / "ready", ignore_errors=True)
         shutil.rmtree(self.nats_store, ignore_errors=True)
+        self.admin_key_file.unlink(missing_ok=True)
         self.state_file.unlink(missing_ok=True)
 
     @contextmanager

@@ -162,7 +162,7 @@ def _plan_processes(config: StackConfig, nats_url: str, nats_port: int) -> list[
 
 def _scheduler_flags(config: StackConfig) -> tuple[str, ...]:
     limits = ("--limits-file", str(Path(config.limits_file).absolute())) if config.limits_file else ()
-    return (*limits, "--policy", config.policy)
+    return (*limits, "--admin-key-file", str(config.paths.admin_key_file), "--policy", config.policy)
 
 
 def _nats_spec(config: StackConfig, port: int) -> ProcessSpec:

@@ -20,6 +20,14 @@ class Bucket:
         lacking = min(amount, self._per_min) - self._level
         return max(0.0, lacking * 60 / self._per_min)
 
+    def full_in_s(self, now_s: float) -> float:
+        """How long until it is full, if nothing is taken; 0.0: it is."""
+        return max(0.0, (self._per_min - self.level(now_s)) * 60 / self._per_min)
+
+    def empty_until_full_in(self, seconds: float, now_s: float) -> None:
+        """It is full in `seconds` at the earliest."""
+        self._level = min(self.level(now_s), self._per_min - seconds * self._per_min / 60)
+
     def take(self, amount: float, now_s: float) -> None:
         """Also a negative amount: something is given back."""
         self._refill(now_s)

@@ -41,6 +41,7 @@ from weir.scheduling.placer import Placer
 from weir.scheduling.rate import Rates
 from weir.scheduling.reconcile import Verdict, reconcile
 from weir.scheduling.shedding import Shedding
+from weir.scheduling.tenants import QuotaDebt
 from weir.scheduling.workers import DECODE, PREFILL, Workers
 
 _REACH_S = 1.0
@@ -66,10 +67,6 @@ class SchedulerCore:
         self._ticked_at_s = clock.now_s()
         self._gather_until_s = clock.now_s() + limits.gather_s
         self._apply(limits)
-
-    @property
-    def limits(self) -> CoreLimits:
-        return self._limits
 
     @property
     def policy_name(self) -> str:
@@ -234,13 +231,8 @@ class SchedulerCore:
     def metrics(self) -> dict[str, float]:
         """Counters (`_total`) and gauges."""
         counts = {f"{name}_total": float(count) for name, count in self._outbox.counts.items()}
-        own = {"workers": len(self._workers), "epoch": self.epoch, "is_gathering": self.is_gathering}
-        return (
-            counts
-            | self._ledger.metrics()
-            | self._placer.metrics()
-            | {name: float(value) for name, value in own.items()}
-        )
+        own = {"epoch": float(self.epoch), "workers": float(len(self._workers)), "is_gathering": float(self.is_gathering)}
+        return counts | self._ledger.metrics() | self._placer.metrics() | own
 
     def lane_figures(self) -> dict[str, dict[str, float]]:
         """lane -> figure -> value."""
@@ -257,6 +249,14 @@ class SchedulerCore:
     def restore_tenant_counters(self, counters: Mapping[GroupKey, Mapping[str, float]]) -> None:
         """What an earlier scheduler counted; of lanes and tenants that are configured now."""
         self._ledger.fairness.restore(counters, self._limits.lanes_by_name, self._limits.tenants_by_name)
+
+    def quota_debts(self) -> dict[str, QuotaDebt]:
+        """Tenants that have used up some of their quotas: to be kept for the next scheduler."""
+        return self._ledger.tenants.debts(self._clock.now_s())
+
+    def restore_quota_debts(self, debts: Mapping[str, QuotaDebt]) -> None:
+        """What an earlier scheduler's tenants had used up; of those that are configured now."""
+        self._ledger.tenants.restore_debts(debts, self._clock.now_s())
 
     def check_integrity(self) -> tuple[str, ...]:
         """What does not add up in the books; empty when all is well."""

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 _LANE_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
@@ -85,12 +86,13 @@ class TenantLimits:
             _check_range(what, name, getattr(self, name), _MAX_COUNT)
         for name in ("ttft_slo_ms", "itl_slo_ms"):
             _check_range(what, name, getattr(self, name), _MAX_SLO_MS)
-        for digest in self.api_key_digests:
-            if not _DIGEST.fullmatch(digest):
-                # Whatever stands there may be a key by mistake, so it is not repeated.
-                raise ValueError(
-                    f"{what}: api_key_digests: one is not 64 hex digits; give the key's SHA-256, not the key"
-                )
+        check_key_digests(f"{what}: api_key_digests", self.api_key_digests)
+
+
+def check_key_digests(what: str, digests: Iterable[str]) -> None:
+    """Raises ValueError that begins with `what`. Whatever stands there may be a key by mistake: it is not repeated."""
+    if not all(_DIGEST.fullmatch(digest) for digest in digests):
+        raise ValueError(f"{what}: one is not 64 hex digits; give the key's SHA-256, not the key")
 
 
 def _check_weight(what: str, weight: float) -> None:

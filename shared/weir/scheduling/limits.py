@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from weir.bus.subjects import WORKER_TTL_S
-from weir.scheduling.lane_limits import LaneLimits, TenantLimits
+from weir.scheduling.lane_limits import LaneLimits, TenantLimits, check_key_digests
 from weir.scheduling.placing_limits import DEFAULT_PLACING, PlacingLimits
 
 __all__ = [
@@ -45,6 +45,8 @@ class CoreLimits:
     default_lane: str = "standard"
     tenants: tuple[TenantLimits, ...] = ()
     default_tenant: TenantLimits = DEFAULT_TENANT
+    admin_key_digests: tuple[str, ...] = ()
+    """SHA-256 of the keys of operators, who see and change limits; 64 hex digits each."""
     lane_order: LaneOrder = "strict"
     """Among lanes over their guarantees: the most urgent first, or served tokens in proportion to weights."""
     tenant_order: TenantOrder = "fair"
@@ -98,6 +100,11 @@ class CoreLimits:
         tenants_by_name = {tenant.name: tenant for tenant in (*self.tenants, self.default_tenant)}
         object.__setattr__(self, "tenants_by_name", tenants_by_name)
 
+    @property
+    def has_tenant_keys(self) -> bool:
+        """Whether every request needs a key."""
+        return any(tenant.api_key_digests for tenant in self.tenants_by_name.values())
+
     def lane_priority(self, lane: str) -> int:
         """0 for the least urgent lane; one more for each that is more urgent. Raises KeyError for an unknown one."""
         return self.lane_priorities[lane]
@@ -133,6 +140,10 @@ class CoreLimits:
         for digest, count in digests.items():
             if count > 1:
                 raise ValueError(f"api_key_digests {digest[:8]}...: belongs to {count} tenants, must belong to one")
+        check_key_digests("admin_key_digests", self.admin_key_digests)
+        for digest in self.admin_key_digests:
+            if digest in digests:
+                raise ValueError(f"admin_key_digests {digest[:8]}...: is a tenant's; give operators keys of their own")
         known = {lane.name for lane in self.lanes}
         for tenant in tenants:
             for lane in tenant.lanes:

@@ -1,6 +1,7 @@
 """The file of lanes and tenants: TOML, read strictly, so that a slip of the pen is an error and not a default.
 
-default_lane = "standard"        # also: lane_order, tenant_order, lent_share, max_queued, slot_overbooking
+default_lane = "standard"        # also: lane_order, tenant_order, lent_share, max_queued, slot_overbooking,
+                                 # admin_key_digests
 
 [lanes.interactive]              # in their order in the file, from the most to the least urgent
 max_queued = 4000
@@ -26,7 +27,15 @@ from weir.runtime.parse import describe_type, parse_toml
 from weir.scheduling.lane_limits import LaneLimits, TenantLimits
 from weir.scheduling.limits import DEFAULT_TENANT, CoreLimits
 
-_SCALARS = ("default_lane", "lane_order", "tenant_order", "lent_share", "max_queued", "slot_overbooking")
+_SCALARS = (
+    "default_lane",
+    "lane_order",
+    "tenant_order",
+    "lent_share",
+    "max_queued",
+    "slot_overbooking",
+    "admin_key_digests",
+)
 _TABLES = ("lanes", "tenants", "default_tenant")
 MAX_FILE_BYTES = 4 * 1024 * 1024
 
@@ -104,7 +113,7 @@ def _value(path: str, kind: Any, value: Any) -> Any:
         return parse_toml(kind, value)
     except (ValueError, OverflowError):
         # What stands in place of digests may be a key by mistake, so it is not repeated.
-        shown = "what is there" if path.endswith(".api_key_digests") else repr(value)
+        shown = "what is there" if path.endswith("_key_digests") else repr(value)
         raise _bad(path, f"{shown}, must be {describe_type(kind)}") from None
 
 

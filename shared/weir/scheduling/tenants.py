@@ -1,6 +1,8 @@
 """What each tenant has queued and in flight, and what is left in its buckets."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from weir.bus.messages import Submit
 from weir.scheduling.buckets import Bucket
@@ -17,6 +19,13 @@ class _Account:
     """By their price; of this scheduler's time."""
     requests: Bucket | None = None
     tokens: Bucket | None = None
+
+
+class QuotaDebt(NamedTuple):
+    """Seconds until a tenant's buckets are full again; 0.0: they are, or it has none."""
+
+    requests_s: float
+    tokens_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +99,23 @@ class Tenants:
         pairs = {name: (account.num_queued, account.num_in_flight) for name, account in self._accounts.items()}
         return {name: pair for name, pair in pairs.items() if pair != (0, 0)}
 
+    def debts(self, now_s: float) -> dict[str, QuotaDebt]:
+        """Of tenants whose buckets are not full."""
+        debts = {
+            name: QuotaDebt(_full_in_s(account.requests, now_s), _full_in_s(account.tokens, now_s))
+            for name, account in self._accounts.items()
+        }
+        return {name: debt for name, debt in debts.items() if any(debt)}
+
+    def restore_debts(self, debts: Mapping[str, QuotaDebt], now_s: float) -> None:
+        """Of tenants that there are."""
+        for name in self._limits.tenants_by_name.keys() & debts.keys():
+            account, debt = self._account(name, now_s), debts[name]
+            if account.requests is not None:
+                account.requests.empty_until_full_in(debt.requests_s, now_s)
+            if account.tokens is not None:
+                account.tokens.empty_until_full_in(debt.tokens_s, now_s)
+
     def _account(self, tenant: str, now_s: float) -> _Account:
         account = self._accounts.get(tenant)
         return account if account is not None else self._open(tenant, now_s)
@@ -110,6 +136,10 @@ class Tenants:
             account.num_served_tokens = old.num_served_tokens
             account.requests = _carried(old.requests, account.requests, account.limits.requests_per_min, now_s)
             account.tokens = _carried(old.tokens, account.tokens, account.limits.tokens_per_min, now_s)
+
+
+def _full_in_s(bucket: Bucket | None, now_s: float) -> float:
+    return 0.0 if bucket is None else bucket.full_in_s(now_s)
 
 
 def _carried(old: Bucket | None, new: Bucket | None, per_min: float, now_s: float) -> Bucket | None:

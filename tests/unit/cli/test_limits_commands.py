@@ -21,7 +21,9 @@ def weir(*arguments: str, typed: str = "") -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("content", "code", "said"),
     [
-        (FILE, 0, "lanes interactive, standard, batch; 1 tenants, 1 keys"),
+        (FILE, 0, "lanes interactive, standard, batch; 1 tenants, 1 keys, 0 admin keys"),
+        (FILE, 0, "only who started the stack changes limits"),
+        ('admin_key_digests = ["%s"]\n' % ("cd" * 32) + FILE, 0, "1 keys, 1 admin keys"),
         (FILE + "wieght = 2\n", 1, "tenants.acme.wieght"),
         ("[tenants.acme]\nweight = 0\n", 1, "weight 0"),
         ("[[", 1, "not TOML"),
@@ -56,6 +58,15 @@ def test_a_short_key_is_not_digested_and_not_repeated() -> None:
 @pytest.mark.parametrize("settings", [["lanes.batch.max_queued"], ["=1"], ["lane_order=strict", "lane_order=weighted"]])
 def test_settings_that_say_nothing_or_one_thing_twice_are_wrong_usage(settings: list[str]) -> None:
     assert weir("limits", "set", *settings, "--scheduler", "127.0.0.1:1")[0] == 2
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("limits", "show", "--admin-key"), ("policy", "set", "fcfs", "--admin-key"), ("generate", "x", "--api-key")],
+)
+def test_a_key_that_no_header_can_carry_is_wrong_usage_and_not_repeated(command: tuple[str, ...]) -> None:
+    code, output = weir(*command, "schl\u00fcssel-schl\u00fcssel")
+    assert (code, "printable ASCII" in output, "schl" in output) == (2, True, False)
 
 
 def test_every_policy_is_listed_with_its_parameters() -> None:

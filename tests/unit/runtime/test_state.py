@@ -63,3 +63,16 @@ def test_folders_are_for_this_user_alone(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("os.getuid", lambda: 12345)
     with pytest.raises(UnsafeFolder, match="belongs to another user"):
         paths.make()
+
+
+def test_the_key_of_this_users_commands_is_new_each_time_and_goes_with_the_stack(tmp_path: Path) -> None:
+    paths = InstancePaths(tmp_path / "a")
+    assert paths.try_read_admin_key() is None
+    paths.make()
+    paths.make_admin_key()
+    first = paths.try_read_admin_key()
+    assert paths.admin_key_file.stat().st_mode & 0o777 == 0o600
+    paths.make_admin_key()
+    assert paths.try_read_admin_key() not in (None, "", first)
+    paths.remove_volatile()
+    assert paths.try_read_admin_key() is None

@@ -1,8 +1,10 @@
 """What follows a limits file: a keeper of rules alone, and the operators' calls of whole schedulers."""
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
+import grpc.aio
 from tests.unit.scheduler.rig import make_limits
 from tests.unit.scheduler.scripted import SUBJECTS
 
@@ -10,8 +12,10 @@ from weir.bus.codec import decode
 from weir.bus.configuration import MESSAGE_TYPES, Written
 from weir.bus.memory import MemoryHub
 from weir.client.scheduling import SchedulingClient, SchedulingView
+from weir.rpc.channel import make_channel
+from weir.rpc.errors import from_rpc_error
 from weir.rpc.server import ErrorGuard, make_server
-from weir.wire.v1 import scheduling_pb2_grpc
+from weir.wire.v1 import scheduling_pb2, scheduling_pb2_grpc
 from weir_scheduler.component import SchedulerComponent
 from weir_scheduler.desk import SchedulingServicer
 from weir_scheduler.limits_source import LimitsSource
@@ -70,8 +74,9 @@ class Keeping:
 class Served:
     """The operators' calls of schedulers, over real gRPC."""
 
-    def __init__(self, *components: SchedulerComponent) -> None:
+    def __init__(self, *components: SchedulerComponent, admin_key: str = "") -> None:
         self._components = components
+        self._admin_key = admin_key
 
     async def __aenter__(self) -> "Served":
         self._servers = [make_server([ErrorGuard()]) for _ in self._components]
@@ -80,7 +85,8 @@ class Served:
             scheduling_pb2_grpc.add_SchedulingServicer_to_server(SchedulingServicer(component.try_desk), server)
             addresses.append(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
             await server.start()
-        self._client = SchedulingClient(addresses)
+        self._addresses = addresses
+        self._client = SchedulingClient(addresses, admin_key=self._admin_key)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -93,6 +99,18 @@ class Served:
 
     async def set_limits(self, changes: dict[str, str]) -> str:
         return await asyncio.to_thread(self._client.set_limits, changes)
+
+    async def set_raw(self, settings: Sequence[tuple[str, str]]) -> None:
+        """As they are, also what the client cannot say."""
+        request = scheduling_pb2.SetLimitsRequest(
+            settings=[scheduling_pb2.LimitSetting(key=key, value=value) for key, value in settings]
+        )
+        async with make_channel(self._addresses[0]) as channel:
+            stub: scheduling_pb2_grpc.SchedulingAsyncStub = scheduling_pb2_grpc.SchedulingStub(channel)
+            try:
+                await stub.SetLimits(request, timeout=10)
+            except grpc.aio.AioRpcError as error:
+                raise from_rpc_error(error) from error
 
     async def set_policy(self, policy: str) -> str:
         return await asyncio.to_thread(self._client.set_policy, policy)

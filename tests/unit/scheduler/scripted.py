@@ -135,11 +135,17 @@ class Stack:
     """Any number of schedulers and gateways on one hub; two workers that speak every 0.2 s."""
 
     def __init__(
-        self, *, limits: CoreLimits | None = None, faults: Faults | None = None, limits_file: str = ""
+        self,
+        *,
+        limits: CoreLimits | None = None,
+        faults: Faults | None = None,
+        limits_file: str = "",
+        admin_key_file: str = "",
     ) -> None:
         self.hub = MemoryHub(faults=faults)
         self.limits = limits or make_limits(gather_s=0.1)
         self.limits_file = limits_file
+        self.admin_key_file = admin_key_file
         self.tracer: Tracer = trace.NoOpTracer()
         self.workers = {
             record.worker_id: record for record in (make_worker("p", "prefill"), make_worker("d", "decode"))
@@ -160,6 +166,7 @@ class Stack:
             scheduler_id,
             self.limits,
             limits_file=self.limits_file,
+            admin_key_file=self.admin_key_file,
             tracer=self.tracer,
             clock=SystemClock(),
             request_shutdown=self.shutdowns.append,

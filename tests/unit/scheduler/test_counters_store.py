@@ -1,6 +1,7 @@
-"""Tenants' counters outlive the scheduler that counted."""
+"""Tenants' counters and quotas outlive the scheduler that counted."""
 
 import pytest
+from tests.unit.scheduler.rig import make_submit
 from tests.unit.scheduler.scripted import SUBJECTS, Stack, eventually
 
 from weir.bus.codec import encode
@@ -9,6 +10,7 @@ from weir.bus.memory import MemoryHub
 from weir.core.clock import ManualClock
 from weir.scheduling.core import SchedulerCore
 from weir.scheduling.limits import CoreLimits, TenantLimits
+from weir.scheduling.tenants import QuotaDebt
 from weir_scheduler.counters_store import CountersStore
 
 LIMITS = CoreLimits(tenants=(TenantLimits("a"), TenantLimits("b")))
@@ -72,3 +74,83 @@ async def test_the_next_leader_knows_what_tenants_were_served() -> None:
         assert second.describe().metrics["tenant_counters"] == 1
     finally:
         await stack.close()
+
+
+QUOTAS = CoreLimits(tenants=(TenantLimits("a", requests_per_min=2), TenantLimits("b", tokens_per_min=600)))
+
+
+class _Restarts:
+    """One scheduler after another over one bucket; a restart takes `after_s`, by the wall clock."""
+
+    def __init__(self, hub: MemoryHub) -> None:
+        self.bus = hub.connect()
+        self.unix_s = 1_000_000.0
+        self.clock = ManualClock()
+        self.core = SchedulerCore(QUOTAS, self.clock, 1)
+        self.store = CountersStore(self.bus, SUBJECTS, self.core, unix_time_s=lambda: self.unix_s)
+
+    def run(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+        self.unix_s += seconds
+
+    async def restart(self, after_s: float, limits: CoreLimits = QUOTAS) -> None:
+        await self.store.save()
+        self.unix_s += after_s
+        self.core = SchedulerCore(limits, self.clock, 2)
+        self.store = CountersStore(self.bus, SUBJECTS, self.core, unix_time_s=lambda: self.unix_s)
+        await self.store.restore()
+
+    def left(self) -> tuple[float, float]:
+        figures = self.core.tenant_figures()
+        return figures["a"]["requests_left"], figures["b"]["tokens_left"]
+
+
+@pytest.mark.parametrize(
+    ("after_s", "left"),
+    [(0, (0.5, 400.0)), (15, (1.0, 550.0)), (3600, (2.0, 600.0)), (-3600, (0.5, 400.0))],
+)
+async def test_quotas_are_as_used_up_after_a_restart_as_they_would_be_without_one(
+    after_s: float, left: tuple[float, float]
+) -> None:
+    """A clock that went back gives no credit and takes none."""
+    restarts = _Restarts(MemoryHub())
+    restarts.core.restore_quota_debts({"a": QuotaDebt(60.0, 0.0), "b": QuotaDebt(0.0, 35.0)})
+    restarts.run(15)
+    await restarts.restart(after_s)
+    for name in ("a", "b"):
+        restarts.core.submit(make_submit("r", "no-such-lane", tenant=name))
+    assert restarts.left() == pytest.approx(left)
+    await restarts.bus.close()
+
+
+async def test_quotas_of_tenants_that_are_gone_or_have_none_now_are_left_out() -> None:
+    restarts = _Restarts(MemoryHub())
+    restarts.core.restore_quota_debts({"a": QuotaDebt(60.0, 0.0), "b": QuotaDebt(0.0, 35.0)})
+    await restarts.restart(0, CoreLimits(tenants=(TenantLimits("b"),)))
+    assert restarts.core.quota_debts() == {}
+    await restarts.bus.close()
+
+
+async def test_quotas_are_saved_when_something_was_taken_and_not_while_they_fill() -> None:
+    restarts = _Restarts(MemoryHub())
+    bucket = await restarts.bus.bucket(SUBJECTS.counters_bucket, durable=True)
+
+    async def revision() -> int:
+        await restarts.store.save()
+        entry = await bucket.get("quotas")
+        return 0 if entry is None else entry.revision
+
+    assert await revision() == 0, "all are full"
+    restarts.core.restore_quota_debts({"b": QuotaDebt(0.0, 35.0)})
+    first = await revision()
+    assert first > 0
+    restarts.run(7.3)
+    assert await revision() == first
+    restarts.core.restore_quota_debts({"a": QuotaDebt(3.0, 0.0)})
+    second = await revision()
+    assert second > first
+    restarts.run(60)
+    assert await revision() > second, "all are full again"
+    await restarts.restart(0)
+    assert restarts.core.quota_debts() == {}
+    await restarts.bus.close()

@@ -127,6 +127,28 @@ def test_two_tenants_cannot_have_one_key() -> None:
         parse_limits(tenant % "a" + tenant % "b", CoreLimits())
 
 
+ZEROS = [64 * "0"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('admin_key_digests = ["sk-secret"]', "admin_key_digests: one is not 64 hex digits"),
+        ('admin_key_digests = "sk-secret"', "what is there, must be a list"),
+        (f"admin_key_digests = {ZEROS}\n[tenants.a]\napi_key_digests = {ZEROS}\n", "is a tenant's"),
+    ],
+)
+def test_operators_keys_are_digests_and_their_own(text: str, said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said) as caught:
+        parse_limits(text, CoreLimits())
+    assert "sk-secret" not in caught.value.message
+
+
+def test_operators_keys_are_said_by_the_file_that_is_written() -> None:
+    limits = CoreLimits(admin_key_digests=("ab" * 32,))
+    assert parse_limits(format_limits(limits), CoreLimits()) == limits
+
+
 @given(st.text(max_size=200))
 def test_any_text_is_limits_or_a_named_error(text: str) -> None:
     try:

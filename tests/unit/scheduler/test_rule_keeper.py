@@ -12,7 +12,7 @@ from tests.unit.scheduler.scripted import eventually
 from weir.bus.configuration import ACCESS_KEY, LIMITS_KEY, POLICY_KEY, AccessRules, PolicyChoice
 from weir.bus.memory import MemoryHub
 from weir.bus.protocol import BusUnavailable
-from weir.core.errors import InvalidRequest
+from weir.core.errors import InvalidRequest, Unavailable
 from weir_scheduler.limits_source import LimitsSource
 
 
@@ -119,7 +119,10 @@ async def test_gateways_workers_and_the_next_scheduler_find_what_is_in_force(kee
 async def test_a_scheduler_that_was_replaced_does_not_write_over_its_follower(keep: Keep, limits_path: Path) -> None:
     deposed = await keep(limits_path, epoch=1)
     follower = await keep(limits_path, epoch=2)
-    await deposed.keeper.set_policy("srtf")
+    with pytest.raises(Unavailable, match="another scheduler leads"):
+        await deposed.keeper.set_policy("srtf")
+    with pytest.raises(Unavailable, match="another scheduler leads"):
+        await deposed.keeper.set_limits([("tenants.acme.weight", "9")])
     assert await follower.published(POLICY_KEY) == PolicyChoice(2, "fcfs", (), "fcfs")
 
 
