@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from weir.cli import bench_calibrate, bench_lanes, bench_serve, options
+from weir.cli import bench_calibrate, bench_lanes, bench_serve, bench_simulator, options
 from weir.cli.console import EXIT_USAGE, fail
 from weir.model.precision import PRECISION_HELP, Precision
 
@@ -90,6 +90,7 @@ def prefix(
 
 app.command()(bench_serve.serve)
 app.command()(bench_lanes.lanes)
+app.command()(bench_simulator.simulator)
 app.command()(bench_calibrate.calibrate)
 
 
