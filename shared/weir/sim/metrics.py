@@ -1,8 +1,8 @@
 """What a run came to: latencies of those who were served, and attainment over all who asked.
 
 Every share and rate is over the *offered* requests: who was refused, given up or never finished is a miss, or dropping
-the slow ones would look like speed. The first tenth of the requests by arrival is warm-up and counts nowhere; what ends
-after the last arrival counts. Times in seconds.
+the slow ones would look like speed. The first tenth of the requests by arrival is warm-up and counts nowhere (of a
+burst all count); what ends after the last arrival counts. Times in seconds.
 """
 
 import dataclasses
@@ -136,9 +136,12 @@ def summarize(
 
 
 def after_warmup(outcomes: Sequence[RequestOutcome], warmup: float = WARMUP_SHARE) -> Sequence[RequestOutcome]:
-    """All but the first `warmup` of them by arrival."""
+    """All but the first `warmup` of them by arrival. What comes all at one moment has no warm-up: to leave out those
+    that are served first would flatter whoever serves in another order."""
     if not 0 <= warmup < 1:
         raise ValueError(f"warmup {warmup}: must be at least 0 and below 1")
+    if outcomes and outcomes[0].arrival_s == outcomes[-1].arrival_s:
+        return outcomes
     return outcomes[int(len(outcomes) * warmup) :]
 
 

@@ -14,7 +14,7 @@ A request that made no token counts as one of one token: it still read its promp
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -98,10 +98,11 @@ def _azure(path: Path) -> Iterator[SimRequest]:
 def _timestamp(record: Record, field: str) -> datetime:
     text = record.text(field)
     try:
-        # Seven digits of a second: one more than Python reads.
-        return datetime.fromisoformat(text[:26])
+        at = datetime.fromisoformat(text)
     except ValueError:
         raise record.error(field, f"{text!r} is not a time such as 2023-11-16 18:17:03.9799600") from None
+    # Of 2023 without a zone, of 2024 with +00:00.
+    return at if at.tzinfo else at.replace(tzinfo=UTC)
 
 
 def _mooncake(path: Path) -> Iterator[SimRequest]:

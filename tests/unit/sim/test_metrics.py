@@ -79,6 +79,13 @@ def test_a_lane_may_have_an_slo_of_its_own() -> None:
     assert list(by_tenant(result, warmup=0)) == [""]
 
 
+def test_a_burst_has_no_warm_up() -> None:
+    """Else whoever serves the first of it first would lose its best."""
+    summary = summarize(run(*(served(3.0, ttft_s=1.0 + number) for number in range(10))))
+    assert summary.num_offered == 10
+    assert summary.mean_ttft_s == pytest.approx(5.5)
+
+
 def test_the_first_tenth_is_warm_up_and_counts_nowhere() -> None:
     slow_start = [served(float(i), ttft_s=9.0 if i < 2 else 0.1) for i in range(20)]
     summary = summarize(run(*slow_start), Slos(Slo(ttft_s=1.0)))

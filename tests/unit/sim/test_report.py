@@ -34,9 +34,9 @@ def make_result(num: int = 40, num_tenants: int = 2) -> SimResult:
     )
 
 
-def printed(result: SimResult) -> str:
+def printed(result: SimResult, width: int = 200) -> str:
     text = io.StringIO()
-    console = Console(width=200, file=text)
+    console = Console(width=width, file=text)
     for table in as_tables(result, Slos(Slo(ttft_s=0.2))):
         console.print(table)
     return text.getvalue()
@@ -46,6 +46,32 @@ def test_tables_show_the_whole_each_lane_and_each_tenant() -> None:
     text = printed(make_result())
     for word in ("interactive", "batch", "t0", "t1", "88.9%", "longest queue", "7 requests"):
         assert word in text
+
+
+def test_no_figure_is_cut_where_a_terminal_has_80_columns() -> None:
+    result = make_result()
+    for outcome in result.outcomes:
+        outcome.arrival_s -= 12.345
+        outcome.tenant += "-of-a-long-name" * 4
+    text = printed(result, width=80)
+    assert "…" not in text
+    for figure in ("TTFT p50", "attained", "0.0%", "12470", "1483"):
+        assert figure in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_why_requests_were_refused_is_told() -> None:
+    result = make_result()
+    result.outcomes[9].refusal = "shed"
+    text = printed(result)
+    assert "refused: full" in text
+    assert "refused: shed" in text
+    assert list(as_dict(result)["refusals"].items()) == [("full", 3), ("shed", 1)]
+
+
+def test_shares_of_nothing_are_shown_as_unknown() -> None:
+    text = printed(SimResult([RequestOutcome("r", 0.0, "batch", "", 5, ended_s=0.0, refusal="full")], 0.0))
+    assert "nan" not in text
 
 
 def test_one_lane_and_tenant_need_no_rows_of_their_own() -> None:

@@ -36,6 +36,14 @@ def test_an_azure_trace_keeps_the_time_between_its_requests(tmp_path: Path) -> N
     assert workload.requests[1].arrival_s == pytest.approx(1.052)
 
 
+def test_azure_times_may_name_a_zone_and_leave_out_parts_of_a_second(tmp_path: Path) -> None:
+    """As the trace of 2024 has them; one without a zone is of the same one."""
+    times = ("2024-05-10 00:00:59.5", "2024-05-10 00:01:00+00:00", "2024-05-10 00:01:00.250000+00:00")
+    rows = "".join(f"{time},10,1\n" for time in (*times, "2024-05-10 02:01:01+02:00"))
+    workload = read_trace(file(tmp_path, "azure.csv", AZURE + rows))
+    assert [r.arrival_s for r in workload.requests] == pytest.approx([0.0, 0.5, 0.75, 1.5])
+
+
 def test_requests_come_by_time_from_0_on_whatever_their_order_in_the_file(tmp_path: Path) -> None:
     workload = read_trace(file(tmp_path, "arena.csv", ARENA + "7.5,b,20,2\n4.0,a,10,1\n"))
     assert [(r.arrival_s, r.tenant) for r in workload.requests] == [(0.0, "tenanta"), (3.5, "tenantb")]
