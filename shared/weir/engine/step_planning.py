@@ -1,4 +1,9 @@
-"""What of the running batch is computed in a step, and the pages that this takes."""
+"""What of the running batch is computed in a step, and the pages that this takes.
+
+A prompt of a more urgent lane than some decodes goes without them: reading what they have in pages would make its step
+longer, and its first token later. They sit out one step at a time and never two in a row, so that whatever comes, every
+decode is in at least every other step. A policy's `shares` decide for all lanes alike.
+"""
 
 from dataclasses import dataclass, field
 
@@ -32,6 +37,8 @@ class StepPlanner:
         self._pool = pool
         self._held = held
         self.shares: Shares | None = None
+        self._has_sat_out = False
+        """Whether decodes sat out the step that was planned last."""
 
     def plan(self, present: list[Sequence], now_s: float) -> Draft:
         """`present`: those that take part, in order."""
@@ -46,6 +53,9 @@ class StepPlanner:
             has_room = sequence.stalled_since_s is None and num_computed < len(sequence.block_table) * PAGE_TOKENS
             if has_room or self._try_grow(sequence, 1, draft):
                 decodes.append(sequence)
+        sitting_out: list[Sequence] = []
+        if self.shares is None:
+            decodes, sitting_out = self._part(decodes, prompts)
         num_prompt_tokens = budget - len(decodes)
         if self.shares is not None:
             decodes, num_prompt_tokens = self.shares.split(decodes, prompts, budget, now_s)
@@ -56,9 +66,24 @@ class StepPlanner:
             draft.owners += [None] * len(self._held)
         draft.chunks += [sequence.plan_decode() for sequence in decodes]
         draft.owners += decodes
+        num_chunks = len(draft.chunks)
         if prompts:
             self._plan_prompts(prompts, num_prompt_tokens, draft)
+        self._has_sat_out = bool(sitting_out) and len(draft.chunks) > num_chunks
+        if sitting_out and not self._has_sat_out:  # there was no page for the prompt
+            draft.chunks += [sequence.plan_decode() for sequence in sitting_out]
+            draft.owners += sitting_out
         return draft
+
+    def _part(self, decodes: list[Sequence], prompts: list[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
+        """Those that run beside the prompts, and those that sit out for the first of them."""
+        if not prompts or self._has_sat_out:
+            return decodes, []
+        lane_priority = in_turn(prompts)[0].facts.lane_priority
+        sitting_out = [sequence for sequence in decodes if sequence.facts.lane_priority < lane_priority]
+        if not sitting_out:
+            return decodes, []
+        return [sequence for sequence in decodes if sequence.facts.lane_priority >= lane_priority], sitting_out
 
     def _plan_prompts(self, prompts: list[Sequence], budget: int, draft: Draft) -> None:
         served: list[Sequence] = []

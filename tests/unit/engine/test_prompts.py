@@ -26,6 +26,19 @@ def add(batcher: Batcher, number: int, num_tokens: int, lane_priority: int) -> N
     batcher.add(Arrival(replace(made, lane_priority=lane_priority)))
 
 
+def add_lasting(batcher: Batcher, number: int, num_tokens: int, lane_priority: int) -> None:
+    """One that goes on to draw tokens."""
+    batcher.add(Arrival(replace(facts((number,) * num_tokens, number, max_tokens=40), lane_priority=lane_priority)))
+
+
+def owners_of(batcher: Batcher) -> list[tuple[int, int]]:
+    """(number, tokens) of each chunk in the next step, decodes too."""
+    plan = step(batcher)
+    assert plan is not None
+    owners = [int(owner.key.request_id, 16) for owner in batcher._planned if owner is not None]
+    return [(owner, len(chunk.token_ids)) for owner, chunk in zip(owners, plan.chunks, strict=True)]
+
+
 def prompts_of(batcher: Batcher) -> list[tuple[int, int]]:
     """(number, tokens) of each chunk in the next step."""
     plan = step(batcher)
@@ -60,3 +73,40 @@ def test_a_long_urgent_prompt_does_not_stop_a_less_urgent_one(records: Records, 
     add(batcher, 1, 158, lane_priority=1)
     whose = [prompts_of(batcher)[0][0] for _ in range(2 * MAX_PASSED_OVER + 2)]
     assert [index for index, number in enumerate(whose) if number == 0] == [MAX_PASSED_OVER, 2 * MAX_PASSED_OVER + 1]
+
+
+def test_decodes_of_a_lower_lane_sit_out_the_step_of_an_urgent_prompt_but_never_two_in_a_row(records: Records) -> None:
+    batcher = local(records, max_num_batched_tokens=16, chunk_tokens=16)
+    for number in (0, 1):
+        add_lasting(batcher, number, 8, lane_priority=number)
+    assert owners_of(batcher) == [(1, 8)]
+    assert owners_of(batcher) == [(1, 1), (0, 8)], "the prompt of a lower lane goes beside all decodes"
+    add_lasting(batcher, 2, 48, lane_priority=1)
+    assert owners_of(batcher) == [(1, 1), (2, 15)], "the whole step but for its own lane"
+    assert owners_of(batcher) == [(1, 1), (0, 1), (2, 14)]
+    assert owners_of(batcher) == [(1, 1), (2, 15)]
+    assert owners_of(batcher) == [(1, 1), (0, 1), (2, 4)]
+    assert owners_of(batcher) == [(1, 1), (2, 1), (0, 1)]
+
+
+def test_nobody_sits_out_for_an_urgent_prompt_that_finds_no_pages(records: Records) -> None:
+    batcher = local(records, num_pages=3, max_num_batched_tokens=32)
+    add_lasting(batcher, 0, 20, lane_priority=0)
+    step(batcher)
+    add_lasting(batcher, 1, 40, lane_priority=1)
+    assert owners_of(batcher) == [(0, 1)]
+
+
+def test_an_urgent_prompt_that_cannot_be_read_leaves_its_step_to_decodes(records: Records) -> None:
+    """It has lost its pages, and may not have others."""
+    batcher = local(records, max_num_batched_tokens=16, chunk_tokens=16)
+    add_lasting(batcher, 0, 8, lane_priority=0)
+    step(batcher)
+    add_lasting(batcher, 1, 40, lane_priority=1)
+    assert owners_of(batcher) == [(1, 16)]
+    assert owners_of(batcher) == [(0, 1), (1, 15)]
+    urgent = batcher._ranked()[0]
+    batcher.pool.put_back(None, urgent.block_table[1:])
+    urgent.block_table = urgent.block_table[:1]
+    urgent.facts = replace(urgent.facts, num_booked_pages=1)
+    assert owners_of(batcher) == [(0, 1)]
