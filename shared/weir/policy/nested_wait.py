@@ -86,8 +86,8 @@ class NestedWaitGate:
 
     def decide(self, view: BatchView, now_s: float) -> GateDecision:
         self._next_deadline_s = None
-        self._traffic.observe(view.waiting, now_s)
-        self._departures.observe(view.running)
+        self._traffic.observe(view, now_s)
+        self._departures.observe(view)
         if now_s >= self._refresh_at_s:
             self._refresh(view.num_pool_tokens, now_s)
         num_places = max(0, view.num_places - len(view.running))
@@ -113,7 +113,7 @@ class NestedWaitGate:
             is_running = is_running and not self._is_held(number, is_short, now_s)
             if number == 0 and is_running:
                 num_joining = min(num_room, num_places, math.floor(self._credit))
-                joining = part.entrants[: num_joining if view.running else max(1, num_joining)]
+                joining = part.entrants[: num_joining if view.running else max(min(1, num_places), num_joining)]
                 self._credit = max(0.0, self._credit - len(joining))
             elif number > 0:
                 resting.update(part.entrants[num_room:] if is_running else part.entrants)

@@ -66,7 +66,6 @@ class SrtfGate:
         num_places, num_free_tokens = view.num_places, view.num_free_tokens
         joining: list[int] = []
         chosen: set[int] = set()
-        is_open = True
         for _, is_waiting, index in candidates:
             if num_places <= 0:
                 break
@@ -74,9 +73,10 @@ class SrtfGate:
                 chosen.add(index)
                 num_places -= 1
                 continue
-            num_free_tokens -= view.waiting[index].num_missing_tokens
-            is_open = is_open and num_free_tokens >= 0
-            if is_open:
+            # One that lacks pages holds up all after it, but those who bring their own: these may be what it lacks.
+            num_missing_tokens = view.waiting[index].num_missing_tokens
+            num_free_tokens -= num_missing_tokens
+            if num_free_tokens >= 0 or num_missing_tokens == 0:
                 joining.append(index)
                 num_places -= 1
         resting = [index for index in range(len(view.running)) if index not in chosen]

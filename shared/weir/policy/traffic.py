@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from weir.policy.seams import Member
+from weir.policy.seams import BatchView
 
 _MAX_SEEN = 10_000
 
@@ -25,17 +25,17 @@ class Traffic:
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s
         self._seen: deque[Seen] = deque(maxlen=_MAX_SEEN)
-        self._known: frozenset[str] = frozenset()
+        self._known: set[str] = set()
         self._began_at_s: float | None = None
 
-    def observe(self, waiting: Sequence[Member], now_s: float) -> None:
-        """Those that wait now; who waited at the last call is no arrival again."""
+    def observe(self, view: BatchView, now_s: float) -> None:
+        """Those that wait now; who was there at the last call, waiting or in the batch, is no arrival again."""
         if self._began_at_s is None:
             self._began_at_s = now_s
-        for member in waiting:
+        for member in view.waiting:
             if member.request_id not in self._known:
                 self._seen.append(Seen(member.waits_since_s, member.num_prompt_tokens, member.predicted_output_tokens))
-        self._known = frozenset(member.request_id for member in waiting)
+        self._known = {member.request_id for members in (view.waiting, view.running) for member in members}
         while self._seen and self._seen[0].at_s < now_s - self._window_s:
             self._seen.popleft()
 
@@ -45,7 +45,8 @@ class Traffic:
 
     def span_s(self, now_s: float) -> float:
         """Time that `arrivals` stand for; at least a second, so that the first one is no flood."""
-        begins_s = self._seen[0].at_s if len(self._seen) == _MAX_SEEN else (self._began_at_s or now_s)
+        began_at_s = now_s if self._began_at_s is None else self._began_at_s
+        begins_s = self._seen[0].at_s if len(self._seen) == _MAX_SEEN else began_at_s
         return max(1.0, min(self._window_s, now_s - begins_s))
 
     @property
@@ -74,12 +75,15 @@ class Departures:
         self.lengths: deque[int] = deque(maxlen=max_lengths)
         self._emitted: dict[str, int] = {}
 
-    def observe(self, running: Sequence[Member]) -> None:
-        """Who was in the batch and is no more has ended, with a token more than it was seen with."""
-        emitted = {member.request_id: member.num_emitted_tokens for member in running}
-        for request_id, num_tokens in self._emitted.items():
-            if request_id not in emitted:
-                self.lengths.append(num_tokens + 1)
+    def observe(self, view: BatchView) -> None:
+        """Who was in the batch and is no more has ended, with a token more than it was seen with; but who waits was
+        preempted and comes back."""
+        emitted = {member.request_id: member.num_emitted_tokens for member in view.running}
+        gone = {i: num_tokens for i, num_tokens in self._emitted.items() if i not in emitted}
+        if gone:
+            for member in view.waiting:
+                gone.pop(member.request_id, None)
+            self.lengths.extend(num_tokens + 1 for num_tokens in gone.values())
         self._emitted = emitted
 
     @property

@@ -84,8 +84,8 @@ class WaitGate:
 
     def decide(self, view: BatchView, now_s: float) -> GateDecision:
         self._next_deadline_s = None
-        self._traffic.observe(view.waiting, now_s)
-        self._departures.observe(view.running)
+        self._traffic.observe(view, now_s)
+        self._departures.observe(view)
         if now_s >= self._refresh_at_s:
             self._refresh(view.num_pool_tokens, now_s)
         num_places = max(0, view.num_places - len(view.running))

@@ -60,6 +60,29 @@ def test_whoever_was_passed_over_often_enough_gets_every_other_pick() -> None:
     assert order_of("ltr", requests, 2.0, {"starvation": 0}) == "abcdefgxyz"
 
 
+def test_who_came_a_moment_ago_has_not_been_passed_over() -> None:
+    """Three picks are made before they come; only picks from then on count."""
+    queue = make_policy("ltr", {"threshold_picks": 3, "period": 1}).order.new_queue()
+    for name in "abc":
+        queue.add(waiting(name, 0.0))
+    for name in "abc":
+        queue.take(name, 1.0)
+    for number, name in enumerate("zvwxy"):
+        queue.add(waiting(name, 2.0, score=float(number)))
+    taken = ""
+    while (request_id := queue.try_peek(3.0)) is not None:
+        queue.take(request_id, 3.0)
+        taken += request_id
+    assert taken == "yxwvz"
+
+
+def test_a_batch_of_a_bucket_that_runs_dry_is_not_filled_from_another() -> None:
+    """b begins a batch of two, of which c is the other, although d came before c."""
+    lengths = {"a": 100, "b": 200, "d": 9000, "c": 200}
+    requests = [waiting(name, number / 10, prompt=lengths[name]) for number, name in enumerate("abdc")]
+    assert order_of("bucketed", requests, 1.0, {"num_buckets": 3, "batch": 2}) == "abcd"
+
+
 def test_the_fewest_predicted_tokens_go_first_and_what_has_ended_stands_for_no_prediction() -> None:
     order = make_policy("srtf").order
     requests = [waiting("a"), waiting("b", output=90.0), waiting("c", output=110.0)]
@@ -114,8 +137,8 @@ def test_what_ends_tells_the_order_how_long_it_was_served_since_it_was_taken() -
 
 
 def test_the_earliest_deadline_goes_first_and_who_has_none_is_due_by_default() -> None:
-    requests = [waiting("a", 0.0), waiting("b", 0.0, due_s=31.0), waiting("c", 5.0, due_s=6.0)]
-    assert order_of("edf", requests, 5.0) == "cab"
+    requests = [waiting("a", 0.0), waiting("b", 0.0, due_s=31.0), waiting("c", 5.0, due_s=6.0), waiting("d", 5.0)]
+    assert order_of("edf", requests, 5.0) == "cabd"
 
 
 def test_the_hybrid_weighs_deadlines_with_lengths() -> None:
@@ -146,3 +169,27 @@ def test_reading_speed_is_what_was_taken_while_others_waited() -> None:
         queue.take(request_id, number * 1.0)
     late, timely = waiting("a", 500.0, prompt=300, due_s=502.0), waiting("b", 500.0, prompt=100, due_s=503.0)
     assert drained(order, [late, timely], 500.0) == "ba"
+
+
+def test_reading_speed_is_a_mean_that_decays_with_each_request() -> None:
+    """Ten seconds at 1,000 tokens a second, then one with 100: (9,950 + 100) / (9.95 + 1) = 918 tokens a second."""
+
+    def seen(at_s: Sequence[float]) -> Order:
+        order = make_policy("hybrid", {"alpha_s_per_token": 0, "tokens_per_s": 1000}).order
+        for begins_s in at_s:
+            queue = order.new_queue()
+            for number in range(2):
+                queue.add(waiting(f"n{number}", begins_s, prompt=100, due_s=1e6))
+            for number, now_s in enumerate((begins_s, begins_s + 1)):
+                queue.take(f"n{number}", now_s)
+        return order
+
+    def order_at(order: Order, ahead_s: float) -> str:
+        late = waiting("a", 900.0, prompt=300, due_s=900.0 + ahead_s)
+        return drained(order, [late, waiting("b", 900.0, prompt=1, due_s=901.0)], 900.0)
+
+    assert order_at(seen([0.0]), 0.326) == "ba"
+    assert order_at(seen([0.0]), 0.328) == "ab"
+    idle_between = seen([0.0, 500.0])  # 849 tokens a second by two readings; what lay between them was none
+    assert order_at(idle_between, 0.352) == "ba"
+    assert order_at(idle_between, 0.355) == "ab"
