@@ -22,6 +22,8 @@ ALLOWED_ERROR = 0.15
 PREFILL_SIZES = (16, 2048, 512)
 DECODE_SIZES = (32, 2048, 256)
 """max_num_seqs, max_num_batched_tokens and chunk_tokens of workers that `weir up` starts."""
+TARGET_STEP_MS = 100.0
+"""Of both."""
 _MESSAGES_TO_FIRST_TOKEN = 4
 """Gateway to scheduler and back, gateway to worker and back."""
 
@@ -186,8 +188,21 @@ def system_of(prefill: StepCost, decode: StepCost, overheads: Overheads, num_pag
 
     return SystemSpec(
         (
-            PoolSpec("prefill", 1, profile_of("live-prefill", prefill), *PREFILL_SIZES),
-            PoolSpec("decode", 1, profile_of("live-decode", decode), *DECODE_SIZES, serves_locally=True),
+            PoolSpec(
+                "prefill",
+                1,
+                profile_of("live-prefill", prefill),
+                *PREFILL_SIZES,
+                target_step_ms=TARGET_STEP_MS,
+            ),
+            PoolSpec(
+                "decode",
+                1,
+                profile_of("live-decode", decode),
+                *DECODE_SIZES,
+                serves_locally=True,
+                target_step_ms=TARGET_STEP_MS,
+            ),
         ),
         keeps_prefixes=False,
     )

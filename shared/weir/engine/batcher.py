@@ -8,15 +8,16 @@ Order is by lane, the most urgent first, and in a lane that of `add`. Every sequ
 or SequenceForgotten.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from weir.engine.counters import Counters
+from weir.engine.load import EngineLoad
 from weir.engine.messages import (
     Arrival,
     EndReason,
-    EngineLoad,
     Event,
     Failure,
     FailureReason,
@@ -31,6 +32,7 @@ from weir.engine.plan import ChunkPlan, StepPlan, StepResult, SwapPlan
 from weir.engine.recording import Recorder
 from weir.engine.result_check import check_result
 from weir.engine.sequence import Sequence, Stage
+from weir.engine.step_pace import StepPace
 from weir.kv.geometry import PAGE_TOKENS
 from weir.policy.seams import Policy
 
@@ -47,6 +49,8 @@ class BatchLimits:
     vocab_size: int
     max_stall_s: float = 5.0
     """A sequence that waits longer than this for a page or slot fails."""
+    target_step_s: float = math.inf
+    """Steps get so many prompt tokens that they last about this long."""
 
 
 class Batcher(ABC):
@@ -64,6 +68,7 @@ class Batcher(ABC):
         self._planned: Seq[Sequence | None] = ()  # whose the chunks are of the step that runs now
         self._decided_at_s = 0.0
         self._may_be_overdue = False
+        self.pace = StepPace(limits.max_num_batched_tokens, limits.target_step_s)
 
     @abstractmethod
     def add(self, arrival: Arrival) -> None:
@@ -150,6 +155,7 @@ class Batcher(ABC):
         check_result(plan, result, self.limits.vocab_size)
         self._record_swap(result)
         ended_at_s = self._decided_at_s if now_s is None else now_s
+        self.pace.stepped(ended_at_s - self._decided_at_s)
         drawn = self._recorder.record(plan, self._planned, result, ended_at_s)
         for sequence in drawn.begun:
             self._begun(sequence)
@@ -197,6 +203,7 @@ class Batcher(ABC):
             num_free_pages=self.pool.num_free_pages,
             num_used_pages=num_used_pages,
             num_filled_pages=num_filled_pages,
+            max_step_tokens=self.pace.num_tokens,
         )
 
     @property

@@ -26,6 +26,7 @@ from weir.engine.messages import (
     Forget,
     Give,
     PageLot,
+    SetCost,
     SetPolicy,
     StepTiming,
 )
@@ -163,6 +164,8 @@ class EngineLoop:
                 self._batcher.fail_all(failure)
             case SetPolicy(policy):
                 self._batcher.set_policy(policy)
+            case SetCost(cost):
+                self._batcher.pace.cost = cost
             case Give(lot):
                 self._num_gives += 1
                 self._batcher.pool.give(lot)

@@ -6,7 +6,9 @@ from enum import Enum
 from typing import NamedTuple, Protocol
 
 from weir.core.attempt import Attempt
+from weir.core.cost import StepCost
 from weir.core.logprobs import TokenLogprobs
+from weir.engine.load import EngineLoad
 from weir.engine.plan import NO_LOAD, StepLoad
 from weir.kv.record import SequenceFacts
 from weir.policy.seams import Policy
@@ -165,7 +167,14 @@ class SetPolicy:
     policy: Policy
 
 
-Command = Add | Cancel | Fail | Forget | FailAll | Give | SetPolicy
+@dataclass(frozen=True, slots=True)
+class SetCost:
+    """This is what steps have cost of late."""
+
+    cost: StepCost
+
+
+Command = Add | Cancel | Fail | Forget | FailAll | Give | SetPolicy | SetCost
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,25 +269,6 @@ class StepTiming:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineLoad:
-    """Sequences in the batch and before it, and what the pool holds."""
-
-    num_running: int = 0
-    num_waiting: int = 0
-    num_held_pages: int = 0
-    num_free_pages: int = 0
-    num_used_pages: int = 0
-    """In block tables."""
-    num_filled_pages: int = 0
-    """Of those, the ones in which at least one token is computed."""
-
-    @property
-    def page_waste(self) -> float:
-        """Share of the used pages in which there is nothing yet."""
-        return 1 - self.num_filled_pages / self.num_used_pages if self.num_used_pages else 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class EngineReport:
     """All that one turn of the engine has to tell."""
 
@@ -290,7 +280,7 @@ class EngineReport:
     """Give commands taken so far: whoever gives pages knows by it whether `wanted` counts the last lot already."""
     surplus: PageLot = PageLot()
     """No longer the engine's; to be returned to the arena."""
-    load: EngineLoad = EngineLoad()
+    load: EngineLoad = field(default_factory=EngineLoad)
     counters: Mapping[str, int] = field(default_factory=dict)
     policy: str = ""
     """The name of the policy by which batches are made; empty: none was set."""

@@ -1,8 +1,9 @@
 """The prefill batcher: prompts in chunks, several a step under one budget of tokens.
 
 In order, the most urgent lane first: an urgent prompt that comes while others are half read goes first from the next
-step on, and has a place at once where less urgent ones have them all. The scheduler decides the order in a lane; a
-prompt waits here only for a slot and for all its pages at once, so that two prompts never hold half of what each needs.
+step on, and has a place at once where less urgent ones have them all. The scheduler decides the order in a lane. A
+prompt gets a slot and all its pages at once, so that two prompts never hold half of what each needs, and not before a
+step gets to it: pages in which nothing is written yet are few, however small steps are.
 """
 
 from weir.engine.batcher import Batcher, BatchLimits
@@ -13,6 +14,9 @@ from weir.engine.plan import ChunkPlan
 from weir.engine.prompts import in_turn, is_below, note_turn
 from weir.engine.rests import MAX_OVERBOOKING
 from weir.engine.sequence import OpenLog, Sequence, Stage
+
+_STEPS_AHEAD = 2
+"""Whom the next step gets to has its pages asked for in this one."""
 
 
 class PrefillBatcher(Batcher):
@@ -26,8 +30,15 @@ class PrefillBatcher(Batcher):
         self._add_prompt(arrival)
 
     def need(self) -> PageNeed:
-        """The pages of all prompts that could be placed now, were there pages."""
-        pages = [sequence.num_missing_pages(sequence.num_uncomputed) for sequence in self._placeable()]
+        """The pages of all prompts that this step and the next one get to, were there pages."""
+        num_tokens = _STEPS_AHEAD * self.pace.num_tokens
+        pages = []
+        for sequence in in_turn(self._candidates()):
+            if num_tokens <= 0:
+                break
+            num_tokens -= min(sequence.num_uncomputed, self.limits.chunk_tokens)
+            if sequence.stage is Stage.WAITING:
+                pages.append(sequence.num_missing_pages(sequence.num_uncomputed))
         return PageNeed(
             num_pages=sum(pages),
             num_slots=len(pages),
@@ -36,12 +47,13 @@ class PrefillBatcher(Batcher):
         )
 
     def _plan_chunks(self, now_s: float) -> tuple[list[ChunkPlan], list[Sequence | None]]:
-        self._place_waiting(now_s)
-        budget = self.limits.max_num_batched_tokens
+        num_tokens = budget = self.pace.num_tokens
+        candidates = self._candidates()
+        self._place(candidates, budget, now_s)
         chunks: list[ChunkPlan] = []
         owners: list[Sequence | None] = []
         served: list[Sequence] = []
-        prompts = [sequence for sequence in self._ranked() if sequence.stage is Stage.RUNNING]
+        prompts = [sequence for sequence in candidates if sequence.stage is Stage.RUNNING]
         for sequence in in_turn(prompts)[: self.limits.max_num_seqs]:
             if budget <= 0 or is_below(sequence, served):
                 break
@@ -50,13 +62,21 @@ class PrefillBatcher(Batcher):
             chunks.append(chunk)
             owners.append(sequence)
             served.append(sequence)
-        note_turn(prompts, served)
+        # In a lane nobody is passed over for ever: those before one come to their end.
+        most_urgent = max((sequence.facts.lane_priority for sequence in served), default=0)
+        note_turn([s for s in candidates if s.facts.lane_priority < most_urgent], served)
+        self.pace.planned(num_tokens - budget)
         return chunks, owners
 
     def _begun(self, sequence: Sequence) -> None:
         assert sequence.slot is not None, "only a placed sequence is computed"
         sequence.stage = Stage.HANDING_OFF
         self._events.append(HandOffReady(sequence.key, sequence.slot, sequence.block_table))
+
+    def _candidates(self) -> list[Sequence]:
+        """Those that are being read, and those that may be placed now, in order."""
+        placeable = set(self._placeable())
+        return [s for s in self._ranked() if s.stage is Stage.RUNNING or s in placeable]
 
     def _placeable(self) -> list[Sequence]:
         """Those that wait and may be placed now. Hand-offs count: a transfer service that is away stops new prompts,
@@ -76,17 +96,24 @@ class PrefillBatcher(Batcher):
             num_over += 1
         return placeable
 
-    def _place_waiting(self, now_s: float) -> None:
-        placeable = self._placeable()
+    def _place(self, candidates: list[Sequence], num_tokens: int, now_s: float) -> None:
+        """Those to which so many tokens get. Only a more urgent one overtakes one that lacks pages."""
+        stalled: list[Sequence] = []
+        for sequence in in_turn(candidates):
+            if num_tokens <= 0:
+                break
+            if sequence.stage is Stage.WAITING:
+                is_behind = any(s.facts.lane_priority >= sequence.facts.lane_priority for s in stalled)
+                if is_behind or not self._try_place(sequence):
+                    stalled.append(sequence)
+                    continue
+            num_tokens -= min(sequence.num_uncomputed, self.limits.chunk_tokens)
         if self._may_be_overdue:
             for waiting in self._ranked():
-                if waiting.stage is Stage.WAITING and waiting not in placeable:
-                    waiting.stalled_since_s = None  # it lacked pages once, and now a place that a more urgent one took
-        for index, sequence in enumerate(placeable):
-            if not self._try_place(sequence):
-                for stalled in placeable[index:]:
-                    self._stall(stalled, now_s)
-                return
+                if waiting.stage is Stage.WAITING and waiting not in stalled:
+                    waiting.stalled_since_s = None  # it lacked pages once, and now a turn that a more urgent one took
+        for sequence in stalled:
+            self._stall(sequence, now_s)
 
     def _try_place(self, sequence: Sequence) -> bool:
         """False: too little is free now. One that cannot be recorded ends."""

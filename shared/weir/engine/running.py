@@ -46,7 +46,7 @@ class RunningBatcher(Batcher):
         self._prefill_batches = PrefillBatches(settings.prefill_batches) if settings.prefill_batches else None
         self._has_held_rows = self._holds_rows = settings.join.holds_rows
         self._held = HeldRows(pool)
-        self._planner = StepPlanner(limits, pool, self._held)
+        self._planner = StepPlanner(limits, pool, self._held, self.pace)
         self._fast_forward = FastForward(pool, self.counters, limits.max_context_tokens)
         self._preemption = Preemption(pool, settings.preemption, self.counters)
         self._page_room = PageRoom(pool, self._preemption, self._held, settings.preemption.after_s)

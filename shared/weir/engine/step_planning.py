@@ -13,6 +13,7 @@ from weir.engine.pages import PagePool
 from weir.engine.plan import ChunkPlan
 from weir.engine.prompts import in_turn, is_below, note_turn
 from weir.engine.sequence import Sequence
+from weir.engine.step_pace import StepPace
 from weir.engine.step_share import Shares
 from weir.kv.geometry import PAGE_TOKENS
 
@@ -32,8 +33,9 @@ class Draft:
 class StepPlanner:
     """Decodes first, then prompts, unless `shares` (a policy's) says otherwise."""
 
-    def __init__(self, limits: BatchLimits, pool: PagePool, held: HeldRows) -> None:
+    def __init__(self, limits: BatchLimits, pool: PagePool, held: HeldRows, pace: StepPace) -> None:
         self._limits = limits
+        self._pace = pace
         self._pool = pool
         self._held = held
         self.shares: Shares | None = None
@@ -56,9 +58,10 @@ class StepPlanner:
         sitting_out: list[Sequence] = []
         if self.shares is None:
             decodes, sitting_out = self._part(decodes, prompts)
-        num_prompt_tokens = budget - len(decodes)
+        num_prompt_tokens = min(budget - len(decodes), self._pace.num_tokens)
         if self.shares is not None:
-            decodes, num_prompt_tokens = self.shares.split(decodes, prompts, budget, now_s)
+            budget = min(budget, len(decodes) + self._pace.num_tokens)
+            decodes, num_prompt_tokens = self.shares.split(decodes, prompts, budget, now_s, self._pace.cost)
         elif num_prompt_tokens < 0:
             decodes = decodes[:budget]
         if len(self._held):
@@ -67,8 +70,7 @@ class StepPlanner:
         draft.chunks += [sequence.plan_decode() for sequence in decodes]
         draft.owners += decodes
         num_chunks = len(draft.chunks)
-        if prompts:
-            self._plan_prompts(prompts, num_prompt_tokens, draft)
+        self._pace.planned(self._plan_prompts(prompts, num_prompt_tokens, draft) if prompts else 0)
         self._has_sat_out = bool(sitting_out) and len(draft.chunks) > num_chunks
         if sitting_out and not self._has_sat_out:  # there was no page for the prompt
             draft.chunks += [sequence.plan_decode() for sequence in sitting_out]
@@ -85,8 +87,10 @@ class StepPlanner:
             return decodes, []
         return [sequence for sequence in decodes if sequence.facts.lane_priority >= lane_priority], sitting_out
 
-    def _plan_prompts(self, prompts: list[Sequence], budget: int, draft: Draft) -> None:
+    def _plan_prompts(self, prompts: list[Sequence], budget: int, draft: Draft) -> int:
+        """How many tokens were planned."""
         served: list[Sequence] = []
+        num_planned = 0
         for sequence in in_turn(prompts):
             if budget <= 0 or is_below(sequence, served):
                 break
@@ -94,10 +98,12 @@ class StepPlanner:
             if self._try_grow(sequence, num_tokens, draft):
                 chunk = sequence.plan_chunk(num_tokens)
                 budget -= len(chunk.token_ids)
+                num_planned += len(chunk.token_ids)
                 draft.chunks.append(chunk)
                 draft.owners.append(sequence)
                 served.append(sequence)
         note_turn(prompts, served)
+        return num_planned
 
     def _try_grow(self, sequence: Sequence, num_tokens: int, draft: Draft) -> bool:
         """Gives a sequence the pages for its next tokens. False: it cannot be computed in this step."""

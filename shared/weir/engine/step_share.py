@@ -2,6 +2,7 @@
 
 import logging
 
+from weir.core.cost import StepCost
 from weir.engine.counters import Counters
 from weir.engine.sequence import Sequence
 from weir.engine.views import Room, step_view
@@ -22,13 +23,18 @@ class Shares:
         self._has_warned = False
 
     def split(
-        self, decodes: list[Sequence], prefills: list[Sequence], max_tokens: int, now_s: float
+        self,
+        decodes: list[Sequence],
+        prefills: list[Sequence],
+        max_tokens: int,
+        now_s: float,
+        cost: StepCost | None = None,
     ) -> tuple[list[Sequence], int]:
         """The decodes that run, in their order, and the prompt tokens beside them."""
         self._share = None
         if not decodes and not prefills:
             return [], 0
-        view = step_view(decodes, prefills, max_tokens, self._room, now_s)
+        view = step_view(decodes, prefills, max_tokens, self._room, now_s, cost)
         share = self._budget.plan(view)
         problem = _try_find_problem(share, view)
         if problem is not None:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from typing import overload
 
+from weir.core.cost import StepCost
 from weir.engine.pages import PagePool
 from weir.engine.sequence import Sequence
 from weir.kv.geometry import PAGE_TOKENS
@@ -69,7 +70,14 @@ def batch_view(waiting: list[Sequence], batch: list[Sequence], num_places: int, 
     )
 
 
-def step_view(decodes: list[Sequence], prefills: list[Sequence], max_tokens: int, room: Room, now_s: float) -> StepView:
+def step_view(
+    decodes: list[Sequence],
+    prefills: list[Sequence],
+    max_tokens: int,
+    room: Room,
+    now_s: float,
+    cost: StepCost | None = None,
+) -> StepView:
     return StepView(
         now_s=now_s,
         max_tokens=max_tokens,
@@ -86,6 +94,7 @@ def step_view(decodes: list[Sequence], prefills: list[Sequence], max_tokens: int
         prefills=[Prefill(s.num_uncomputed, s.num_computed, s.came_at_s or 0.0) for s in prefills],
         page_use=room.use,
         num_free_tokens=room.num_free_tokens,
+        cost=cost,
     )
 
 

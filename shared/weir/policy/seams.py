@@ -9,6 +9,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from weir.core.cost import StepCost
+
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
@@ -151,6 +153,8 @@ class StepView:
     """Share of the pages that sequences use, in [0, 1]."""
     num_free_tokens: int
     """Room in free pages."""
+    cost: StepCost | None = None
+    """What steps of this worker have cost of late; None: it is not known yet."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """Makes the engines of simulated workers: the real batchers, and the fast ones where they are their equal."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -73,7 +74,8 @@ class EngineMaker:
         is_plain = policy.gate is None and policy.step_budget is None and not policy.is_preemptive
         is_continuous = self.spec.join.batching is Batching.CONTINUOUS
         is_counted = isinstance(place.memory, PlainMemory) and place.pool.role != "prefill"
-        return self.fast_forward and is_plain and is_continuous and is_counted
+        has_target = place.pool.target_step_ms > 0
+        return self.fast_forward and is_plain and is_continuous and is_counted and not has_target
 
     def _batcher(self, place: Place) -> Batcher:
         batcher = self._new_batcher(place)
@@ -89,6 +91,7 @@ class EngineMaker:
             max_context_tokens=pool.max_context_tokens,
             vocab_size=VOCAB_SIZE,
             max_stall_s=_NEVER_STALLED_S,
+            target_step_s=pool.target_step_ms / 1e3 or math.inf,
         )
         reserve = min(_MAX_RESERVE_PAGES, memory.num_pages // _RESERVE_SHARE)
         if place.owns_memory:

@@ -31,6 +31,8 @@ class PoolSpec:
     """Of each worker; 0: the profile's."""
     group: str = ""
     serves_locally: bool = False
+    target_step_ms: float = 0.0
+    """Steps get no more prompt tokens than last about so long; 0: all that fit."""
 
     def __post_init__(self) -> None:
         if self.role not in ("local", "prefill", "decode"):
@@ -40,6 +42,8 @@ class PoolSpec:
                 raise ValueError(f"{name} {getattr(self, name)}: must be at least 1")
         if self.num_pages < 0:
             raise ValueError(f"num_pages {self.num_pages}: must be at least 0 (0: the profile's)")
+        if not self.target_step_ms >= 0:
+            raise ValueError(f"target_step_ms {self.target_step_ms}: must be at least 0 (0: no target)")
 
     @property
     def num_worker_pages(self) -> int:

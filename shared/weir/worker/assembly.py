@@ -1,5 +1,6 @@
 """Puts a worker together from its configuration and its role."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -61,6 +62,7 @@ class ModelFacts:
             max_context_tokens=self.config.max_context_tokens,
             vocab_size=self.config.vocab_size,
             max_stall_s=config.max_stall_s,
+            target_step_s=config.target_step_ms / 1e3 or math.inf,
         )
 
 

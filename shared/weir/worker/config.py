@@ -17,6 +17,7 @@ class WorkerConfig(ServiceConfig):
     arena_socket: str = setting("", "Unix socket of the host's transfer service. Empty: arena.sock of the instance.")
     max_num_seqs: int = setting(32, "Sequences in the batch.")
     max_num_batched_tokens: int = setting(2048, "Tokens computed in a step, all sequences together.")
+    target_step_ms: float = setting(100.0, "Steps get no more prompt tokens than last about so long. 0: all that fit.")
     max_stall_s: float = setting(5.0, "A sequence that gets no page for this long fails.")
     num_threads: int = setting(0, "Threads of the forward pass. 0: int8 what busy workers leave, fp32 an equal share.")
     group: str = setting("", "Lanes that name this group have the worker to themselves. Empty: it serves any lane.")
@@ -37,6 +38,8 @@ class WorkerConfig(ServiceConfig):
             parse_policy(self.policy)
         if not _GROUP.fullmatch(self.group):
             raise ValueError(f"group {self.group!r}: must be at most 32 characters of a-z 0-9 _ -")
+        if not 0 <= self.target_step_ms <= 600_000:
+            raise ValueError(f"target_step_ms {self.target_step_ms:g}: must be in [0, 600000]; 0 is no target")
         if not 0 < self.max_stall_s <= 600:
             raise ValueError(f"max_stall_s {self.max_stall_s}: must be in (0, 600]")
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from weir.bus.messages import WorkerRecord
 from weir.core.clock import SystemClock
-from weir.engine.messages import EngineReport, FailAll, Failure, FailureReason, SetPolicy
+from weir.engine.messages import EngineReport, FailAll, Failure, FailureReason, SetCost, SetPolicy
 from weir.kv.geometry import PAGE_TOKENS
 from weir.kv.segment import Segment
 from weir.policy.registry import make_policy, parse_policy
@@ -159,6 +159,7 @@ class WorkerShell:
             "num_waiting": report.load.num_waiting,
             "num_held_pages": report.load.num_held_pages,
             "num_free_pages": report.load.num_free_pages,
+            "max_step_tokens": report.load.max_step_tokens,
             "num_live": parts.desk.num_live,
             "num_gateways": parts.hub.num_connected,
             "registry_failures_total": self._registration.num_failures,
@@ -194,7 +195,7 @@ class WorkerShell:
             is_draining=self._is_draining,
             group=facts.group,
             serves_locally=facts.serves_locally,
-            max_num_batched_tokens=facts.max_num_batched_tokens,
+            max_num_batched_tokens=load.max_step_tokens or facts.max_num_batched_tokens,
             cost=self._cost_meter.cost(),
         )
 
@@ -221,8 +222,13 @@ class WorkerShell:
         self._break("the lease on the arena is lost: another worker may own its pages by now")
 
     async def _sweep(self) -> None:
+        told_cost = None
         while True:
             self._parts.desk.sweep()
+            cost = self._cost_meter.cost()
+            if cost is not None and cost != told_cost:
+                told_cost = cost
+                self._parts.host.post(SetCost(cost))
             self._has_changed.set()
             await asyncio.sleep(_SWEEP_S)
 

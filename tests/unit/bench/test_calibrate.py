@@ -5,6 +5,7 @@ import pytest
 from weir.bench.calibrate import (
     DECODE_SIZES,
     PREFILL_SIZES,
+    TARGET_STEP_MS,
     CalibrateConfig,
     Comparison,
     Figures,
@@ -122,6 +123,9 @@ def test_simulated_workers_have_the_sizes_of_real_ones() -> None:
     prefill, decode = PrefillConfig(), DecodeConfig()
     assert sizes_of(prefill, prefill.chunk_tokens) == PREFILL_SIZES
     assert sizes_of(decode, decode.chunk_tokens) == DECODE_SIZES
+    assert prefill.target_step_ms == decode.target_step_ms == TARGET_STEP_MS
+    pools = system_of(COST, COST, OVERHEADS, num_pages=200).pools
+    assert [pool.target_step_ms for pool in pools] == [TARGET_STEP_MS] * 2
 
 
 @pytest.mark.parametrize("wrong", [{"loads": ()}, {"loads": (0.0,)}, {"rounds": 1}, {"num_requests": 1}])

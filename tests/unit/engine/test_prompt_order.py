@@ -44,7 +44,7 @@ def test_a_later_urgent_prompt_goes_first_in_the_next_step() -> None:
 
 
 def test_an_urgent_prompt_has_a_place_at_once_where_less_urgent_ones_have_them_all() -> None:
-    batcher = prefill(max_num_seqs=2, max_num_batched_tokens=32)
+    batcher = prefill(max_num_seqs=2, max_num_batched_tokens=64)
     add(batcher, 1, 90)
     add(batcher, 2, 90)
     step(batcher)
@@ -53,6 +53,47 @@ def test_an_urgent_prompt_has_a_place_at_once_where_less_urgent_ones_have_them_a
     assert step(batcher) == [(4, 20)]
     placed = [int(s.key.request_id, 16) for s in batcher._ranked() if s.slot is not None]
     assert placed == [4, 1, 2], "3 waits for a place"
+
+
+def test_a_prompt_has_its_pages_when_a_step_gets_to_it_and_they_are_asked_for_before() -> None:
+    batcher = prefill(max_num_batched_tokens=32)
+    for number in (1, 2, 3):
+        add(batcher, number, 48)
+    assert [(step(batcher), batcher.load.num_used_pages, batcher.need().num_pages) for _ in range(5)] == [
+        ([(1, 32)], 3, 6),
+        ([(1, 16), (2, 16)], 6, 3),
+        ([(2, 32)], 6, 3),
+        ([(3, 32)], 9, 0),
+        ([(3, 16)], 9, 0),
+    ]
+
+
+def test_who_was_passed_over_too_often_and_lacks_pages_holds_no_urgent_prompt_up() -> None:
+    pool = PagePool(reserve_pages=0, reserve_slots=0)
+    pool.give(PageLot(tuple(range(4)), tuple(range(4))))
+    batcher = PrefillBatcher(limits(max_num_batched_tokens=16), pool, Records(100, 8).open)
+    add(batcher, 1, 90)
+    for number in range(2, 4 + MAX_PASSED_OVER):
+        add(batcher, number, 16, lane=1)
+        assert step(batcher) == [(number, 16)]
+        ready = [event for event in batcher.take_events() if isinstance(event, HandOffReady)]
+        batcher.forget(ready[0].key)
+        pool.give(PageLot(ready[0].page_ids, (ready[0].slot,)))
+    pool.give(PageLot(tuple(range(4, 10))))
+    add(batcher, 99, 16, lane=1)
+    assert step(batcher) == [(1, 16)], "its turn, now that it has pages"
+
+
+def test_while_a_prompt_waits_for_pages_those_that_have_theirs_are_read() -> None:
+    pool = PagePool(reserve_pages=0, reserve_slots=0)
+    pool.give(PageLot(tuple(range(7)), tuple(range(4))))
+    batcher = PrefillBatcher(limits(max_num_batched_tokens=32), pool, Records(100, 8).open)
+    add(batcher, 1, 90)
+    assert step(batcher) == [(1, 32)]
+    add(batcher, 2, 90, lane=1)
+    assert [step(batcher) for _ in range(2)] == [[(1, 32)], [(1, 26)]]
+    pool.give(PageLot(tuple(range(7, 14))))
+    assert step(batcher) == [(2, 32)]
 
 
 def test_who_lacked_pages_once_waits_for_a_place_that_an_urgent_prompt_took_and_does_not_fail() -> None:
@@ -73,7 +114,7 @@ def test_who_lacked_pages_once_waits_for_a_place_that_an_urgent_prompt_took_and_
 
 
 def test_urgent_prompts_have_twice_the_places_at_most_and_only_over_those_being_read() -> None:
-    batcher = prefill(max_num_seqs=2, max_num_batched_tokens=16)
+    batcher = prefill(max_num_seqs=2, max_num_batched_tokens=128)
     add(batcher, 1, 90)
     add(batcher, 2, 90)
     step(batcher)

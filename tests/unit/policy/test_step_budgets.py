@@ -1,7 +1,10 @@
 """Each step budget's own rule, on cases small enough to work out by hand."""
 
+from dataclasses import replace
+
 import pytest
 
+from weir.core.cost import StepCost
 from weir.policy.dynamic_chunk import DynamicChunk
 from weir.policy.registry import make_policy
 from weir.policy.seams import Decode, Prefill, StepBudget, StepShare, StepView
@@ -71,6 +74,19 @@ def test_without_decodes_beside_it_a_chunk_is_as_large_as_they_get() -> None:
 def test_chunks_are_small_while_pages_are_short_and_never_nothing() -> None:
     assert learnt().plan(view([], [9000], 4096, free=31_999)).num_prefill_tokens == 512
     assert learnt().plan(view([token_at(90.0)], [9000], 4096)).num_prefill_tokens == 127
+
+
+def test_the_first_chunks_are_not_those_of_a_faster_machine() -> None:
+    """Slack 100 ms: by the worker's 8 ms and 1 ms a token too little for 256, by an A100's enough for 768."""
+    decodes = [Decode(0, 99.9, 0.0)]
+    cost = StepCost(8.0, 0.9, 0.1 / 256, 0.5, 0.0)
+    assert DynamicChunk(0.2).plan(view(decodes, [9000], 4096)).num_prefill_tokens == 768 - 1
+    assert DynamicChunk(0.2).plan(replace(view(decodes, [9000], 4096), cost=cost)).num_prefill_tokens == 128 - 1
+    slower = learnt()
+    slower.plan(replace(view([], [9000], 4096), cost=cost))
+    assert slower.plan(replace(view(decodes, [9000], 4096), cost=cost)).num_prefill_tokens == 128 - 1, (
+        "once it is known"
+    )
 
 
 @pytest.mark.parametrize(
