@@ -1,12 +1,15 @@
 """What granted requests have booked on each worker."""
 
 from bisect import bisect_left, insort
-from collections import Counter
-from collections.abc import Container
+from collections import Counter, deque
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from weir.scheduling.request import Request
 from weir.scheduling.running_lengths import RunningLengths
+
+_MAX_MOVED = 64
 
 _SeatRank = tuple[int, float]
 """(-lane priority, rank): smaller stands before."""
@@ -27,8 +30,7 @@ class DecodeLoad:
     lengths: RunningLengths = field(default_factory=RunningLengths)
 
 
-@dataclass(frozen=True, slots=True)
-class _Prompt:
+class _Prompt(NamedTuple):
     granted_at_s: float
     num_tokens: int
     read_ms: float
@@ -73,24 +75,20 @@ class Book:
         self._requests: dict[str, Request] = {}
         self._decode: dict[str, DecodeLoad] = {}
         self._prefill: dict[str, PrefillLoad] = {}
-        self._num_frees = 0
-        self._num_ends = 0
+        self.num_frees = 0
+        """Rises whenever something becomes free."""
+        self.num_ends = 0
+        """Rises whenever a decode slot becomes free."""
+        self.num_moves = 0
+        """Rises whenever a decode slot is taken or becomes free."""
+        self._moved: deque[str] = deque(maxlen=_MAX_MOVED)
+        """The decode workers of the latest moves."""
 
     def __len__(self) -> int:
         return len(self._requests)
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._requests
-
-    @property
-    def num_frees(self) -> int:
-        """Rises whenever something becomes free."""
-        return self._num_frees
-
-    @property
-    def num_ends(self) -> int:
-        """Rises whenever a decode slot becomes free."""
-        return self._num_ends
 
     @property
     def num_pages(self) -> int:
@@ -118,6 +116,11 @@ class Book:
         """Charged on a decode worker. To be read only."""
         return self.decode_load(worker_id).pages_by_lane
 
+    def try_moved_since(self, num_moves: int) -> Sequence[str] | None:
+        """The decode workers where slots were taken or became free since there were so many moves; None: too many."""
+        num_new = self.num_moves - num_moves
+        return None if num_new > len(self._moved) else [self._moved[-1 - index] for index in range(num_new)]
+
     def forget_idle(self, known_ids: Container[str]) -> None:
         """Drops the loads of workers that are not known any more; what is booked on one of them stays booked."""
         for worker_id in [i for i, load in self._decode.items() if i not in known_ids and not load.request_ids]:
@@ -131,6 +134,7 @@ class Book:
         if placement is None or request.request_id in self._requests:
             raise ValueError(f"request {request.request_id}: not placed, or booked already")
         self._requests[request.request_id] = request
+        self._slot_moved(placement.decode_worker_id)
         decode = self.decode_load(placement.decode_worker_id)
         decode.request_ids.add(request.request_id)
         insort(decode.ranks, _seat_rank(request))
@@ -155,7 +159,7 @@ class Book:
         prompt = load.prompts.pop(request.request_id, None) if load else None
         if placement is None or load is None or prompt is None:
             return
-        self._num_frees += 1
+        self.num_frees += 1
         load.num_tokens -= prompt.num_tokens
         load.read_ms = load.read_ms - prompt.read_ms if load.prompts else 0.0
         load.moved_at_s = now_s
@@ -183,8 +187,9 @@ class Book:
         placement = request.placement
         if placement is None or self._requests.pop(request.request_id, None) is None:
             return
-        self._num_frees += 1
-        self._num_ends += 1
+        self.num_frees += 1
+        self.num_ends += 1
+        self._slot_moved(placement.decode_worker_id)
         load = self.decode_load(placement.decode_worker_id)
         load.request_ids.discard(request.request_id)
         del load.ranks[bisect_left(load.ranks, _seat_rank(request))]
@@ -219,6 +224,10 @@ class Book:
             if len(tokens) != prefill.num_prompts or sum(tokens) != prefill.num_tokens:
                 errors.append(f"prefill worker {worker_id}: {prefill.num_tokens} tokens of {prefill.num_prompts}")
         return errors
+
+    def _slot_moved(self, worker_id: str) -> None:
+        self.num_moves += 1
+        self._moved.append(worker_id)
 
 
 def _seat_rank(request: Request) -> _SeatRank:

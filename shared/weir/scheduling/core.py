@@ -33,7 +33,7 @@ from weir.scheduling.commands import Command, LeftQueue
 from weir.scheduling.endings import Endings, Outbox
 from weir.scheduling.fairness import GroupKey
 from weir.scheduling.figures import lane_figures
-from weir.scheduling.granting import Granted, Granter
+from weir.scheduling.granting import Granted, Granter, Hopeless
 from weir.scheduling.integrity import check_ledger
 from weir.scheduling.ledger import Ledger
 from weir.scheduling.limits import CoreLimits
@@ -57,9 +57,10 @@ class SchedulerCore:
         self._limits = limits
         self._policy = policy or make_policy("fcfs")
         self._clock = clock
+        self._queued_reply = SubmitReply(epoch, queued=True)
         self._ledger = Ledger(limits, self._policy, clock.now_s())
         self._workers = Workers(limits.worker_ttl_s, limits.max_models)
-        self._placer = Placer(limits, self._workers, self._ledger.book, self._ledger.has_queued)
+        self._placer = Placer(limits, self._workers, self._ledger.book, self._ledger.wanting)
         self._rates = Rates(limits.max_models)
         self._outbox = Outbox(epoch)
         self._endings = Endings(self._ledger, self._outbox)
@@ -92,12 +93,12 @@ class SchedulerCore:
         """Queues the request or refuses it; a repeated one gets the answer that it got before."""
         now_s = self._clock.now_s()
         if self._ledger.try_get(submit.request_id) is not None:
-            return SubmitReply(self.epoch, queued=True)
+            return self._queued_reply
         earlier_reply = self._ledger.tombstones.try_reply(submit.request_id, now_s)
         if earlier_reply is not None:
             return earlier_reply
         self._outbox.counts["submitted"] += 1
-        refusal = self._admission.try_refuse(submit, is_gathering=self.is_gathering, now_s=now_s)
+        refusal = self._admission.try_refuse(submit, is_gathering=now_s < self._gather_until_s, now_s=now_s)
         refusal = refusal or self._shedding.try_refuse(submit, now_s)
         if refusal is not None:
             reply = self._outbox.refuse(refusal)
@@ -107,7 +108,7 @@ class SchedulerCore:
         request = self._ledger.enqueue(submit, now_s, self._placer.num_uncached_tokens(submit))
         self._ledger.tenants.pay(request.tenant, submit, now_s)
         self._outbox.entered(request)
-        return SubmitReply(self.epoch, queued=True)
+        return self._queued_reply
 
     def cancel(self, cancel: Cancel) -> None:
         """Drops the request wherever it is, and refuses a Submit of it that comes late."""
@@ -223,15 +224,18 @@ class SchedulerCore:
 
     def decide(self) -> tuple[Command, ...]:
         """Grants whatever can start now; returns everything to be done since the last call."""
-        if not self.is_gathering and not self._is_bus_away:
+        now_s = self._clock.now_s()
+        if now_s >= self._gather_until_s and not self._is_bus_away:
             for model in self._ledger.lanes.models():
-                self._grant_from(model)
+                while (decision := self._granter.try_decide(model, now_s)) is not None:
+                    self._carry_out(decision, now_s)
         return self._outbox.take()
 
     def metrics(self) -> dict[str, float]:
         """Counters (`_total`) and gauges."""
         counts = {f"{name}_total": float(count) for name, count in self._outbox.counts.items()}
-        own = {"epoch": float(self.epoch), "workers": float(len(self._workers)), "is_gathering": float(self.is_gathering)}
+        gauges = {"epoch": self.epoch, "workers": len(self._workers), "is_gathering": self.is_gathering}
+        own = {name: float(value) for name, value in gauges.items()}
         return counts | self._ledger.metrics() | self._placer.metrics() | own
 
     def lane_figures(self) -> dict[str, dict[str, float]]:
@@ -283,16 +287,12 @@ class SchedulerCore:
         self._shedding = Shedding(limits, self._ledger, self._rates, self._endings)
         self._granter = Granter(limits, self._ledger, self._workers, capacity, self._placer)
 
-    def _grant_from(self, model: str) -> None:
-        """As long as somebody can start."""
-        now_s = self._clock.now_s()
-        while (decision := self._granter.try_decide(model, now_s)) is not None:
-            request = decision.request
-            if not isinstance(decision, Granted):
-                self._endings.revoke(request, decision.refusal, now_s)
-                continue
-            self._ledger.place(request, decision.placement, now_s)
-            self._outbox.granted(request, decision.placement)
+    def _carry_out(self, decision: Granted | Hopeless, now_s: float) -> None:
+        if isinstance(decision, Granted):
+            self._ledger.place(decision.request, decision.placement, now_s)
+            self._outbox.granted(decision.request, decision.placement)
+        else:
+            self._endings.revoke(decision.request, decision.refusal, now_s)
 
     def _excuse_silence(self) -> None:
         now_s = self._clock.now_s()

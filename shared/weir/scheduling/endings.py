@@ -22,6 +22,8 @@ class Outbox:
 
     def take(self) -> tuple[Command, ...]:
         """Everything since the last call."""
+        if not self._commands:
+            return ()
         commands = tuple(self._commands)
         self._commands.clear()
         return commands
@@ -45,6 +47,8 @@ class Endings:
     def __init__(self, ledger: Ledger, outbox: Outbox) -> None:
         self._ledger = ledger
         self._outbox = outbox
+        self._replies: dict[str, SubmitReply] = {}
+        """By outcome: what a Submit is told that comes after its request is over."""
 
     def revoke(self, request: Request, refusal: Refusal, now_s: float) -> None:
         """The scheduler gives it up; its gateway is told."""
@@ -56,8 +60,10 @@ class Endings:
 
     def end(self, request_id: str, outcome: str, now_s: float) -> None:
         """Nobody wants the request any more, known or not."""
-        message = f"the request is over: {outcome}"
-        reply = SubmitReply(self._outbox.epoch, False, RefusalReason.CANCELLED, message)
+        reply = self._replies.get(outcome)
+        if reply is None:
+            message = f"the request is over: {outcome}"
+            reply = self._replies[outcome] = SubmitReply(self._outbox.epoch, False, RefusalReason.CANCELLED, message)
         request = self._ledger.try_get(request_id)
         if request is not None:
             self._drop(request, outcome, reply, now_s)

@@ -51,7 +51,7 @@ class VirtualCounters:
 
     def charge(self, name: str, service: float) -> None:
         """`service`: tokens by their price, over the weight of `name`."""
-        self._values[name] = self[name] + service
+        self._values[name] = self._values.get(name, 0.0) + service
 
     def restore(self, values: Mapping[str, float]) -> None:
         """What an earlier scheduler had counted. What is no amount of service is left out."""

@@ -42,7 +42,10 @@ class Gateways:
         return sorted(gateway.request_ids) if gateway else []
 
     def add_request(self, gateway_id: str, request_id: str, now_s: float) -> None:
-        self._gateways.setdefault(gateway_id, _Gateway(now_s)).request_ids.add(request_id)
+        gateway = self._gateways.get(gateway_id)
+        if gateway is None:
+            gateway = self._gateways[gateway_id] = _Gateway(now_s)
+        gateway.request_ids.add(request_id)
 
     def remove_request(self, gateway_id: str, request_id: str) -> None:
         gateway = self._gateways.get(gateway_id)

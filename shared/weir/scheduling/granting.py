@@ -1,6 +1,7 @@
 """Who is granted next: lanes in their order, inside a lane its next request, and a place for it."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from weir.bus.messages import Placement, RefusalReason
 from weir.scheduling.admission import WORKER_RETRY_MS, Refusal
@@ -12,26 +13,32 @@ from weir.scheduling.placer import Placer
 from weir.scheduling.request import Request
 from weir.scheduling.workers import Workers
 
-_Situation = tuple[int, ...]
-"""The placer's: of two numbers where only slots matter, else of three, and one more where idle guarantees matter."""
+_Situation = tuple[object, ...]
+"""As long as it stays the same, what did not fit does not fit."""
 _LOOK_AGAIN_S = 0.25
 """With time alone other lanes may come first."""
 
 
-@dataclass(frozen=True, slots=True)
-class Granted:
+class Granted(NamedTuple):
     """It can start there now."""
 
     request: Request
     placement: Placement
 
 
-@dataclass(frozen=True, slots=True)
-class Hopeless:
+class Hopeless(NamedTuple):
     """It can never start."""
 
     request: Request
     refusal: Refusal
+
+
+class _Quiet(NamedTuple):
+    """When nobody of a model could start."""
+
+    as_of: tuple[int, ...]
+    situation: _Situation | None
+    """None: all lacked a slot, so that only slots matter."""
 
 
 class Granter:
@@ -45,44 +52,47 @@ class Granter:
     def __init__(
         self, limits: CoreLimits, ledger: Ledger, workers: Workers, capacity: Capacity, placer: Placer
     ) -> None:
-        self._limits = limits
         self._ledger = ledger
         self._workers = workers
         self._capacity = capacity
         self._placer = placer
         self._has_guarantees = any(lane.guaranteed_share for lane in limits.lanes)
         self._blocked: dict[tuple[str, str], tuple[str, _Situation]] = {}
-        """(model, lane) -> the request that did not fit, and when: as long as nothing became free since, it still does
-        not."""
-        self._quiet: dict[str, tuple[int, int, _Situation]] = {}
-        """model -> when nobody of it could start."""
+        """(model, lane) -> the request that had a slot and did not fit, and when."""
+        self._hopeful: dict[tuple[str, str], tuple[str, int]] = {}
+        """(model, lane) -> the request that can start some day, as of which change of the workers."""
+        self._quiet: dict[str, _Quiet] = {}
+        """By model."""
         self._is_for_slots = True
-        """Whether all that did not fit, of those that were tried for this decision, lacked a slot."""
+        """Whether all that were tried for this decision lacked a slot."""
 
     def try_decide(self, model: str, now_s: float) -> Granted | Hopeless | None:
         """None: nobody can start now."""
-        situation, slots = self._placer.situation(now_s), self._placer.slot_situation()
-        if self._has_guarantees:
-            situation = (*situation, self._who_waits(model))
-        heads = self._ledger.lanes.num_head_changes(model), int(now_s / _LOOK_AGAIN_S)
-        if self._quiet.get(model) in ((*heads, situation), (*heads, slots)):
+        num_head_changes = self._ledger.lanes.num_head_changes(model)
+        as_of = (num_head_changes, int(now_s / _LOOK_AGAIN_S), *self._placer.slot_situation())
+        quiet = self._quiet.get(model)
+        if quiet is not None and quiet.as_of == as_of and quiet.situation is None:
+            return None
+        situation = self._situation(model, now_s)
+        if quiet is not None and quiet.as_of == as_of and quiet.situation == situation:
             return None
         self._is_for_slots = True
         queues = self._ledger.lanes.in_order(model, now_s)
         choose = self._try_with_guarantees if self._has_guarantees else self._try_in_order
         decision = choose(model, queues, situation, now_s)
         if decision is None:
-            self._quiet[model] = (*heads, slots if self._is_for_slots else situation)
+            self._quiet[model] = _Quiet(as_of, None if self._is_for_slots else situation)
         else:
             self._quiet.pop(model, None)
         return decision
 
     def _try_in_order(
-        self, model: str, queues: list[LaneQueue], situation: _Situation, now_s: float
+        self, model: str, queues: Sequence[LaneQueue], situation: _Situation, now_s: float
     ) -> Granted | Hopeless | None:
         blocked_groups: set[str] = set()
         for queue in queues:
-            if self._group(model, queue) in blocked_groups or self._is_at_most(queue):
+            group = self._group(model, queue)
+            if group in blocked_groups or self._is_at_most(queue):
                 continue
             request = self._ledger.lanes.try_next(model, queue, now_s)
             if request is None:
@@ -90,31 +100,35 @@ class Granter:
             decision = self._try_start(queue, request, situation, now_s)
             if decision is not None:
                 return decision
-            blocked_groups.add(self._group(model, queue))
+            blocked_groups.add(group)
         return None
 
     def _try_with_guarantees(
-        self, model: str, queues: list[LaneQueue], situation: _Situation, now_s: float
+        self, model: str, queues: Sequence[LaneQueue], situation: _Situation, now_s: float
     ) -> Granted | Hopeless | None:
         """Those inside their guarantees first. One of these that does not fit holds up only who comes after it."""
-        owed: set[str] = set()
+        tried: set[str] = set()
         first_blocked: dict[str, int] = {}
+        heads: dict[str, Request | None] = {}
         for place, queue in enumerate(queues):
             if not queue.limits.guaranteed_share or self._is_at_most(queue):
                 continue
-            request = self._ledger.lanes.try_next(model, queue, now_s)
-            if request is None or not self._is_owed(model, queue, request):
+            request = heads[queue.name] = self._ledger.lanes.try_next(model, queue, now_s)
+            if request is None:
                 continue
-            owed.add(queue.name)
-            decision = self._try_start(queue, request, situation, now_s)
+            lacks_slot = self._only_lacks_slot(queue, request)
+            if not lacks_slot and not self._is_owed(model, queue, request):
+                continue
+            tried.add(queue.name)
+            decision = None if lacks_slot else self._try_start(queue, request, situation, now_s)
             if decision is not None:
                 return decision
             first_blocked.setdefault(self._group(model, queue), place)
         for place, queue in enumerate(queues):
-            group = self._group(model, queue)
-            if queue.name in owed or place > first_blocked.get(group, place) or self._is_at_most(queue):
+            name, group = queue.name, self._group(model, queue)
+            if name in tried or place > first_blocked.get(group, place) or self._is_at_most(queue):
                 continue
-            request = self._ledger.lanes.try_next(model, queue, now_s)
+            request = heads[name] if name in heads else self._ledger.lanes.try_next(model, queue, now_s)
             decision = self._try_start(queue, request, situation, now_s) if request else None
             if decision is not None:
                 return decision
@@ -125,21 +139,32 @@ class Granter:
     def _try_start(
         self, queue: LaneQueue, request: Request, situation: _Situation, now_s: float
     ) -> Granted | Hopeless | None:
-        key, slots = (request.submit.model, queue.name), self._placer.slot_situation()
-        blocked = self._blocked.get(key)
-        if blocked is not None and blocked[0] == request.request_id and blocked[1] in (situation, slots):
-            self._is_for_slots &= len(blocked[1]) == len(slots)
-            return None
-        placement = self._placer.try_place(request, now_s)
-        if placement is None:
-            hopeless = self._try_give_up(request, queue.limits.worker_group)
-            if hopeless is not None:
-                return hopeless
-            self._is_for_slots &= self._placer.lacks_slot
-            self._blocked[key] = request.request_id, slots if self._placer.lacks_slot else situation
-            return None
-        self._blocked.pop(key, None)
-        return Granted(request, placement)
+        key = (request.submit.model, queue.name)
+        has_slot = self._placer.has_slot(request)
+        if has_slot:
+            if self._blocked.get(key) == (request.request_id, situation):
+                self._is_for_slots = False
+                return None
+            placement = self._placer.try_place(request, now_s)
+            if placement is not None:
+                self._blocked.pop(key, None)
+                return Granted(request, placement)
+        as_of = request.request_id, self._workers.num_changes
+        hopeless = self._try_give_up(request, queue.limits.worker_group) if self._hopeful.get(key) != as_of else None
+        if hopeless is not None:
+            return hopeless
+        self._hopeful[key] = as_of
+        if has_slot:
+            self._is_for_slots = False
+            self._blocked[key] = request.request_id, situation
+        return None
+
+    def _only_lacks_slot(self, queue: LaneQueue, request: Request) -> bool:
+        """Whether it can start some day, and not now: so it is with most that wait."""
+        if self._placer.has_slot(request):
+            return False
+        hopeful = self._hopeful.get((request.submit.model, queue.name))
+        return hopeful == (request.request_id, self._workers.num_changes)
 
     def _try_give_up(self, request: Request, group: str) -> Hopeless | None:
         model = request.submit.model
@@ -152,10 +177,10 @@ class Granter:
             return Hopeless(request, Refusal(RefusalReason.NO_WORKER, message, WORKER_RETRY_MS))
         return None
 
-    def _who_waits(self, model: str) -> int:
-        """A bit for each lane whose idle guarantee is kept, since it has requests of the model waiting."""
-        lanes, has_queued = self._limits.lanes, self._ledger.has_queued
-        return sum(has_queued(model, lane.name) << n for n, lane in enumerate(lanes) if lane.guaranteed_share)
+    def _situation(self, model: str, now_s: float) -> _Situation:
+        """Idle guarantees are kept for lanes that wait, so who waits is part of it."""
+        situation = self._placer.situation(now_s)
+        return (*situation, self._ledger.lanes.wanting(model)) if self._has_guarantees else situation
 
     def _is_at_most(self, queue: LaneQueue) -> bool:
         """Whether the lane must have no more running."""

@@ -31,6 +31,7 @@ class LaneQueue:
 
     def __init__(self, limits: LaneLimits, priority: int, order: Order, counters: VirtualCounters) -> None:
         self.limits = limits
+        self.name = limits.name
         self.priority = priority
         self._order = order
         self._counters = counters
@@ -46,10 +47,6 @@ class LaneQueue:
 
     def __len__(self) -> int:
         return len(self._by_age)
-
-    @property
-    def name(self) -> str:
-        return self.limits.name
 
     @property
     def num_tenants(self) -> int:
@@ -102,10 +99,10 @@ class LaneQueue:
 
     def try_least(self) -> str | None:
         """Of the tenants that may be served, the one with the least counter; ties by name."""
-        heap = self._heap
+        heap, counters = self._heap, self._counters.values
         while heap:
             counter, key = heap[0]
-            current = self._counters[key]
+            current = counters.get(key, 0.0)
             if key not in self._tenants or key in self._parked:
                 heapq.heappop(heap)
                 self._in_heap.discard(key)

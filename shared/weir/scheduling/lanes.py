@@ -1,7 +1,7 @@
 """The queues: by model, then by lane. Which lane goes next is said here, who of it by its queue."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from weir.core.heaps import LazyHeap
 from weir.policy.seams import Order
@@ -25,9 +25,18 @@ class _ModelQueues:
         self.service = VirtualCounters()
         """Of lanes, where they share by weight."""
         self.num_head_changes = 0
+        self.waiting: list[LaneQueue] = []
+        """The lanes that have requests, the most urgent first."""
+        self.wanting: tuple[str, ...] = ()
+        """Of these, those that are guaranteed a share."""
+
+    def look_again(self) -> None:
+        """A lane has got its first request, or lost its last."""
+        self.waiting = [queue for queue in self.lanes.values() if queue]
+        self.wanting = tuple(queue.name for queue in self.waiting if queue.limits.guaranteed_share)
 
     def least_service(self) -> float | None:
-        return min((self.service[name] for name, queue in self.lanes.items() if queue), default=None)
+        return min((self.service[queue.name] for queue in self.waiting), default=None)
 
 
 class Lanes:
@@ -42,14 +51,14 @@ class Lanes:
         self._models: dict[str, _ModelQueues] = {}
         """A model without requests has no entry."""
         self._requests: dict[str, Request] = {}
-        self._counts: Counter[tuple[str, str]] = Counter()
-        """(model, lane) -> requests."""
         self._lane_counts: Counter[str] = Counter()
         self._expiry: LazyHeap[tuple[float]] = LazyHeap()
         self._parked: dict[str, list[tuple[str, LaneQueue]]] = {}
         self._num_head_changes = 0
         """Of all models, so that one whose queues are made anew never comes to a number that it had."""
         self._ages = any(lane.ageing_s for lane in limits.lanes)
+        self._is_fair = limits.tenant_order == "fair"
+        self._is_weighted = limits.lane_order == "weighted"
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -64,23 +73,30 @@ class Lanes:
     def num_queued(self, lane: str) -> int:
         return self._lane_counts[lane]
 
-    def num_queued_of(self, model: str, lane: str) -> int:
-        return self._counts[model, lane]
+    def has_queued(self, model: str) -> bool:
+        return model in self._models
+
+    def wanting(self, model: str) -> Sequence[str]:
+        """The lanes with a guaranteed share that have requests of the model."""
+        queues = self._models.get(model)
+        return queues.wanting if queues else ()
 
     def num_ahead(self, model: str, lane: str, tenant: str | None = None, *, is_queued: bool = False) -> int:
         """How many of the model a new request of the lane would wait for: of lanes at least as urgent that want the
         same workers. `tenant`: whose it is, for tenants take turns; `is_queued`: its latest, which waits already."""
-        group = self._limits.lanes_by_name[lane].worker_group
+        queues = self._models.get(model)
+        if queues is None:
+            return 0
+        own = queues.lanes[lane]
         total = 0
-        for name, limits in self._limits.lanes_by_name.items():
-            if name == lane:
+        for queue in queues.waiting:
+            if queue.priority <= own.priority:
                 break
-            if limits.worker_group == group:
-                total += self._counts[model, name]
-        if tenant is None or model not in self._models:
-            return total + self._counts[model, lane]
-        key = tenant if self._limits.tenant_order == "fair" else _EVERYBODY
-        return total + self._models[model].lanes[lane].num_before(key, is_queued=is_queued)
+            if queue.limits.worker_group == own.limits.worker_group:
+                total += len(queue)
+        if tenant is None:
+            return total + len(own)
+        return total + own.num_before(tenant if self._is_fair else _EVERYBODY, is_queued=is_queued)
 
     def num_tenants(self, model: str, lane: str) -> int:
         """How many of the lane wait for the model."""
@@ -102,11 +118,12 @@ class Lanes:
         queue = queues.lanes[request.lane]
         if not queue:
             queues.service.lift(request.lane, queues.least_service())
-        if queue.add(request, self._key(request), lifts=lifts):
+        if queue.add(request, request.tenant if self._is_fair else _EVERYBODY, lifts=lifts):
             self._mark_changed(queues)
+        if len(queue) == 1:
+            queues.look_again()
         self._expiry.push(request.request_id, (request.expires_at_s,))
         self._requests[request.request_id] = request
-        self._counts[model, request.lane] += 1
         self._lane_counts[request.lane] += 1
 
     def remove(self, request: Request, taken_at_s: float | None = None) -> None:
@@ -114,15 +131,15 @@ class Lanes:
         model, lane = request.submit.model, request.lane
         del self._requests[request.request_id]
         self._expiry.discard(request.request_id)
-        self._models[model].lanes[lane].remove(request, self._key(request), taken_at_s)
-        self._mark_changed(self._models[model])
+        queues = self._models[model]
+        queue = queues.lanes[lane]
+        queue.remove(request, request.tenant if self._is_fair else _EVERYBODY, taken_at_s)
+        self._mark_changed(queues)
         self._lane_counts[lane] -= 1
-        self._counts[model, lane] -= 1
-        if not self._counts[model, lane]:
-            del self._counts[model, lane]
-            queues = self._models[model]
+        if not queue:
             queues.service.leave(lane)
-            if not any(queues.lanes.values()):
+            queues.look_again()
+            if not queues.waiting:
                 del self._models[model]
 
     def num_head_changes(self, model: str) -> int:
@@ -130,17 +147,16 @@ class Lanes:
         queues = self._models.get(model)
         return queues.num_head_changes if queues else 0
 
-    def in_order(self, model: str, now_s: float) -> list[LaneQueue]:
+    def in_order(self, model: str, now_s: float) -> Sequence[LaneQueue]:
         """The lanes that have requests of the model, the next to be served first."""
         queues = self._models.get(model)
         if queues is None:
             return []
-        waiting = [queue for queue in queues.lanes.values() if queue]
-        if self._limits.lane_order == "weighted":
-            waiting.sort(key=lambda queue: queues.service[queue.name])
-        elif self._ages and len(waiting) > 1:
-            waiting.sort(key=lambda queue: self._urgency(queue, now_s))
-        return waiting
+        if self._is_weighted:
+            return sorted(queues.waiting, key=lambda queue: queues.service[queue.name])
+        if self._ages and len(queues.waiting) > 1:
+            return sorted(queues.waiting, key=lambda queue: self._urgency(queue, now_s))
+        return queues.waiting
 
     def try_next(self, model: str, queue: LaneQueue, now_s: float) -> Request | None:
         """Who of the lane is next; None: all its tenants have as much in flight as they may."""
@@ -152,7 +168,9 @@ class Lanes:
         return None
 
     def served(self, request: Request, service: float) -> None:
-        """Its lane was given `service`, tokens by their price."""
+        """Its lane was given `service`, tokens by their price: that counts where lanes share by weight."""
+        if not self._is_weighted:
+            return
         queues = self._models.get(request.submit.model)
         lane = self._limits.lanes_by_name.get(request.lane)
         if queues is not None and lane is not None:
@@ -199,17 +217,17 @@ class Lanes:
             errors.append(f"queues hold {len(queued)} requests, their index {len(self._requests)}")
         if sorted(self._expiry.ids()) != sorted(self._requests):
             errors.append(f"the expiry heap holds {len(self._expiry)} requests, the index {len(self._requests)}")
-        counted = Counter((request.submit.model, request.lane) for request in self._requests.values())
-        if counted != +self._counts or Counter(r.lane for r in self._requests.values()) != +self._lane_counts:
-            errors.append(f"lanes count {dict(self._counts)}, there are {dict(counted)}")
+        counted = Counter(request.lane for request in self._requests.values())
+        if counted != +self._lane_counts:
+            errors.append(f"lanes count {dict(self._lane_counts)}, there are {dict(counted)}")
+        for model, queues in self._models.items():
+            if queues.waiting != [queue for queue in queues.lanes.values() if queue] or not queues.waiting:
+                errors.append(f"model {model}: {[queue.name for queue in queues.waiting]} have requests, as it seems")
         return errors
 
     def _mark_changed(self, queues: _ModelQueues) -> None:
         self._num_head_changes += 1
         queues.num_head_changes = self._num_head_changes
-
-    def _key(self, request: Request) -> str:
-        return request.tenant if self._limits.tenant_order == "fair" else _EVERYBODY
 
     def _urgency(self, queue: LaneQueue, now_s: float) -> tuple[int, float, int]:
         """Smallest first: its oldest request counts as one lane up for each `ageing_s` that it waited, at most as the

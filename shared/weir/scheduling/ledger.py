@@ -1,6 +1,6 @@
 """All requests in the scheduler's care: each is in a queue or in the book, never in both, until it is removed."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from weir.bus.messages import Placement, Submit, SubmitReply
 from weir.policy.seams import Policy
@@ -44,13 +44,13 @@ class Ledger:
     def try_get(self, request_id: str) -> Request | None:
         return self._requests.get(request_id)
 
-    def has_queued(self, model: str, lane: str) -> bool:
-        """Whether requests of the model wait in the lane."""
-        return self.lanes.num_queued_of(model, lane) > 0
-
     def is_backlogged(self, model: str) -> bool:
         """Whether requests of the model wait."""
-        return any(self.lanes.num_queued_of(model, lane) for lane in self._limits.lanes_by_name)
+        return self.lanes.has_queued(model)
+
+    def wanting(self, model: str) -> Collection[str]:
+        """Lanes with a guaranteed share that have requests of the model waiting."""
+        return self.lanes.wanting(model)
 
     def enqueue(self, submit: Submit, now_s: float, num_uncached_tokens: int, *, is_ahead: bool = False) -> Request:
         """`is_ahead`: it was queued before everything that is submitted now. The lane must exist."""

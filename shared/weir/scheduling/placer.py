@@ -10,7 +10,7 @@ and compared (Mitzenmacher, "The Power of Two Choices"), beside two of those tha
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from operator import itemgetter
 
 from weir.bus.messages import Placement, Submit
@@ -24,7 +24,7 @@ from weir.scheduling.prefix_view import Hashes, PrefixView, hashes_from
 from weir.scheduling.request import Request
 from weir.scheduling.routing import Option, Router, kind_of
 from weir.scheduling.shares import can_take_back, pages_open_to
-from weir.scheduling.slots import Seat, has_slot
+from weir.scheduling.slots import OpenSlots, Vacancies
 from weir.scheduling.workers import Workers
 
 _NUM_DRAWN = 2
@@ -41,12 +41,10 @@ class Placer:
         limits: CoreLimits,
         workers: Workers,
         book: Book,
-        has_queued: Callable[[str, str], bool] = lambda model, lane: False,
+        wanting: Callable[[str], Collection[str]] = lambda model: (),
     ) -> None:
-        """`has_queued`: whether requests of the model wait in the lane."""
-        self._has_queued = has_queued
-        self.lacks_slot = False
-        """Why the last request was not placed: there was no slot for it, whatever else."""
+        """`wanting`: the lanes with a guaranteed share that have requests of the model waiting."""
+        self._wanting = wanting
         self.prefixes = PrefixView()
         self._workers = workers
         self._book = book
@@ -54,12 +52,15 @@ class Placer:
         self._counts: Counter[str] = Counter()
         self._limits = limits
         self._start_over()
+        self.set_limits(limits)
 
     def set_limits(self, limits: CoreLimits) -> None:
         """Another memory test or router begins without what the one before has learned."""
         is_new = (limits.placing, limits.page_overcommit) != (self._limits.placing, self._limits.page_overcommit)
         self._limits = limits
         self._is_shared_out = any(lane.guaranteed_share for lane in limits.lanes)
+        self._groups = {lane.name: lane.worker_group for lane in limits.lanes}
+        self._vacancies = Vacancies(self._pools, self._workers, self._book, limits.slot_overbooking)
         if is_new:
             self._start_over()
 
@@ -87,22 +88,25 @@ class Placer:
         num_cached = self.prefixes.num_cached_tokens(holders[0], hashes) if holders else 0
         return max(submit.num_prompt_tokens - num_cached, 1)
 
+    def has_slot(self, request: Request) -> bool:
+        """The quickest of all questions, and when workers are busy the answer is mostly no."""
+        return request.seat < self._vacancies.of(request.submit.model, self._groups.get(request.lane, "")).bound
+
     def try_place(self, request: Request, now_s: float, dispatch: int = 1) -> Placement | None:
         """None: nothing that the request needs is free now. Otherwise `request.plan` says what is expected."""
         submit, small = request.submit, self._limits.placing.small_pool
-        lane = self._limits.lanes_by_name.get(request.lane)
-        group = lane.worker_group if lane else ""
-        self.lacks_slot = not self._has_any_slot(request, group)
-        if self.lacks_slot:
+        group = self._groups.get(request.lane, "")
+        slots = self._vacancies.of(submit.model, group)
+        if request.seat >= slots.bound:
             return None
         pool = self._pools.pool(submit.model, group)
         hashes = hashes_from(submit.page_hashes)
         if pool and (len(pool) > small or len(pool[0].decode) > small):
             drawn = self._draw(pool, hashes)
-            placement = self._try_seats(request, drawn, hashes, now_s, dispatch, is_drawn=True)
+            placement = self._try_seats(request, drawn, hashes, slots, now_s, dispatch, is_drawn=True)
             if placement is not None:
                 return placement
-        return self._try_seats(request, pool, hashes, now_s, dispatch, is_drawn=False)
+        return self._try_seats(request, pool, hashes, slots, now_s, dispatch, is_drawn=False)
 
     def metrics(self) -> dict[str, float]:
         """Counters (`_total`) and gauges."""
@@ -114,23 +118,6 @@ class Placer:
         self._memory_test = make_memory_test(placing, self._limits.page_overcommit)
         self._random = random.Random(placing.seed)
         self._router = Router(placing)
-        self._is_shared_out = any(lane.guaranteed_share for lane in self._limits.lanes)
-
-    def _has_any_slot(self, request: Request, group: str) -> bool:
-        """The quickest of all questions, and when workers are busy the answer is mostly no."""
-        writers = self._pools.writers(request.submit.model, group)
-        for station in writers:
-            if len(station.decode.ranks) < station.max_num_seqs:
-                return True
-        slot, overbooking = self._slot(request), self._limits.slot_overbooking
-        return any(
-            has_slot(slot, station.decode.ranks, station.max_num_seqs, overbooking)
-            for station in writers
-            if station.decode.ranks and slot < station.decode.ranks[-1]
-        )
-
-    def _slot(self, request: Request) -> Seat:
-        return -self._limits.lane_priorities.get(request.lane, 0), request.rank
 
     def _draw(self, pool: Pool, hashes: Hashes) -> Pool:
         drawn = {self._random.randrange(len(pool)) for _ in range(_NUM_DRAWN)}
@@ -141,9 +128,17 @@ class Placer:
         return tuple(pool[index] for index in sorted(drawn))
 
     def _try_seats(
-        self, request: Request, pool: Pool, hashes: Hashes, now_s: float, dispatch: int, *, is_drawn: bool
+        self,
+        request: Request,
+        pool: Pool,
+        hashes: Hashes,
+        slots: OpenSlots,
+        now_s: float,
+        dispatch: int,
+        *,
+        is_drawn: bool,
     ) -> Placement | None:
-        options = self._options(request, pool, hashes, now_s, is_drawn=is_drawn)
+        options = self._options(request, pool, hashes, slots, now_s, is_drawn=is_drawn)
         if all(option.is_full for option in options):
             return None
         options.sort(key=_BY_COST)
@@ -157,7 +152,9 @@ class Placer:
                 refused.add(memory_id)
         return None
 
-    def _options(self, request: Request, pool: Pool, hashes: Hashes, now_s: float, *, is_drawn: bool) -> list[Option]:
+    def _options(
+        self, request: Request, pool: Pool, hashes: Hashes, slots: OpenSlots, now_s: float, *, is_drawn: bool
+    ) -> list[Option]:
         """Each worker that may read the prompt, with those that would go on.
 
         One that has been given enough already is among them only for what it has cached: who waits for it there waits
@@ -165,13 +162,15 @@ class Placer:
         """
         submit, num_request_tokens = request.submit, request.num_tokens
         max_prefills, max_prefill_tokens = self._limits.max_prefills, self._limits.max_prefill_tokens
-        slot = self._slot(request)
+        open_ids = None if is_drawn else slots.open_to(request.seat)
         is_choice = bool(pool) and pool[0].is_local != pool[-1].is_local
         router = self._router
         cached_by_memory: dict[str, int] = {}
         decodes_by_host: dict[tuple[DecodeSeat, ...], Sequence[DecodeSeat]] = {}
         options: list[Option] = []
         for place, seat in enumerate(pool):
+            if open_ids is not None and seat.writers.isdisjoint(open_ids):
+                continue
             station, load = seat.station, seat.station.prefill
             if num_request_tokens > station.max_context_tokens:
                 continue
@@ -182,34 +181,30 @@ class Placer:
             num_cached = cached_by_memory[memory_id]
             num_prompts, num_tokens = len(load.prompts), load.num_tokens
             if num_prompts >= max_prefills or num_tokens + submit.num_prompt_tokens > max_prefill_tokens:
-                num_prompts, num_tokens = load.ahead_of(-slot[0])
+                num_prompts, num_tokens = load.ahead_of(request.lane_priority)
             num_tokens += submit.num_prompt_tokens - num_cached
             is_full = num_prompts > 0 and (num_prompts >= max_prefills or num_tokens > max_prefill_tokens)
             if is_full and (not num_cached or num_prompts >= max_prefills):
                 continue
             decodes = decodes_by_host.get(seat.decode)
             if decodes is None:
-                decodes = decodes_by_host[seat.decode] = self._decodes(request, slot, seat.decode, is_drawn=is_drawn)
+                decodes = decodes_by_host[seat.decode] = self._decodes(request, slots, seat.decode, is_drawn=is_drawn)
             if decodes:
                 cost_ms = router.cost_ms(seat, decodes[0], submit, num_cached, now_s, is_choice)
                 options.append(Option(cost_ms, place, seat, decodes, num_cached, is_full))
         return options
 
     def _decodes(
-        self, request: Request, slot: Seat, seats: Sequence[DecodeSeat], *, is_drawn: bool
+        self, request: Request, slots: OpenSlots, seats: Sequence[DecodeSeat], *, is_drawn: bool
     ) -> Sequence[DecodeSeat]:
         """Those with a slot for it, the quickest first if it keeps the target, else the one with the most room."""
-        overbooking = self._limits.slot_overbooking
         if is_drawn and len(seats) > self._limits.placing.small_pool:
             seats = self._random.sample(seats, _NUM_DRAWN)
+        own = request.seat
         free = [
             seat
             for seat in seats
-            if request.num_tokens <= seat.station.max_context_tokens
-            and (
-                len(seat.station.decode.ranks) < seat.station.max_num_seqs
-                or has_slot(slot, seat.station.decode.ranks, seat.station.max_num_seqs, overbooking)
-            )
+            if request.num_tokens <= seat.station.max_context_tokens and slots.is_open(seat.station.worker_id, own)
         ]
         if len(free) < 2:
             return free
@@ -222,9 +217,7 @@ class Placer:
     def _has_memory(self, request: Request, memory: Memory, now_s: float) -> bool:
         submit, num_pages = request.submit, memory.num_pages
         if self._is_shared_out:
-            charged = memory.pages_by_lane()
-            model = submit.model
-            wanting = [lane.name for lane in self._limits.lanes if self._has_queued(model, lane.name)]
+            charged, wanting = memory.pages_by_lane(), self._wanting(submit.model)
             if can_take_back(request.lane, self._memory_test.charged_pages(submit), charged, num_pages, self._limits):
                 return True
             num_open = pages_open_to(request.lane, charged, num_pages, self._limits, wanting)
@@ -264,7 +257,7 @@ class Placer:
             decode_worker_id=writer.worker_id,
             decode_address=writer.address,
             num_booked_pages=request.num_pages,
-            lane_priority=self._limits.lane_priorities.get(request.lane, 0),
+            lane_priority=request.lane_priority,
             rank=request.rank,
             itl_target_ms=request.itl_target_ms,
             predicted_output_tokens=submit.predicted_output_tokens,

@@ -1,10 +1,9 @@
 """What the placer expected of a request when it chose where it runs."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class PlacementPlan:
+class PlacementPlan(NamedTuple):
     """Estimates; zeros where nothing is known, as for a request that an earlier scheduler placed."""
 
     num_cached_tokens: int = 0

@@ -49,6 +49,8 @@ class ReadSeat:
     station: Station
     decode: tuple[DecodeSeat, ...]
     is_local: bool
+    writers: frozenset[str]
+    """The worker ids of `decode`."""
 
 
 Pool = tuple[ReadSeat, ...]
@@ -107,8 +109,8 @@ class Pools:
         local: list[ReadSeat] = []
         for host in self._workers.hosts_of(model, group):
             seats = tuple(self._decode_seat(host, record) for record in host.decode)
-            split += [ReadSeat(self._station(record), seats, is_local=False) for record in host.prefill]
-            local += [ReadSeat(seat.station, (seat,), is_local=True) for seat in seats if seat.station.serves_locally]
+            split += [_read_seat(self._station(record), seats, is_local=False) for record in host.prefill]
+            local += [_read_seat(seat.station, (seat,), is_local=True) for seat in seats if seat.station.serves_locally]
         return (*split, *local)
 
     def _station(self, record: WorkerRecord) -> Station:
@@ -121,3 +123,7 @@ class Pools:
             return DecodeSeat(station, Memory(record.worker_id, record.num_own_pages, (station.decode,)))
         loads = tuple(self._book.decode_load(worker_id) for worker_id in host.all_decode_ids)
         return DecodeSeat(station, Memory(host.host_id, host.num_arena_pages, loads))
+
+
+def _read_seat(station: Station, decode: tuple[DecodeSeat, ...], *, is_local: bool) -> ReadSeat:
+    return ReadSeat(station, decode, is_local, frozenset(seat.station.worker_id for seat in decode))

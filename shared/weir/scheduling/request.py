@@ -34,14 +34,18 @@ class Request:
     """When its gateway first said a list without it."""
 
     request_id: str = field(init=False)
+    seat: tuple[int, float] = field(init=False)
+    """(minus the lane's priority, rank inside the lane): who comes first among those on a worker."""
     num_tokens: int = field(init=False)
     """The most that it can come to."""
     num_pages: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.request_id = self.submit.request_id
-        self.num_tokens = self.submit.num_prompt_tokens + self.submit.max_tokens
-        self.num_pages = num_booked_pages(self.submit)
+        submit = self.submit
+        self.request_id = submit.request_id
+        self.seat = (-self.lane_priority, self.rank)
+        self.num_tokens = submit.num_prompt_tokens + submit.max_tokens
+        self.num_pages = num_pages_for(self.num_tokens)
 
 
 def num_booked_pages(submit: Submit) -> int:

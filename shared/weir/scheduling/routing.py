@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from weir.bus.messages import Submit
@@ -24,8 +23,7 @@ class Option(NamedTuple):
     is_full: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Expectation:
+class Expectation(NamedTuple):
     """What an option's cost is made of."""
 
     queue_ms: float

@@ -1,13 +1,12 @@
 """Requests that ended: whatever still comes for one of them, late or twice, is answered and starts nothing."""
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from weir.bus.messages import SubmitReply
 
 
-@dataclass(frozen=True, slots=True)
-class _Tombstone:
+class _Tombstone(NamedTuple):
     reply: SubmitReply
     answers_until_s: float
     expires_at_s: float

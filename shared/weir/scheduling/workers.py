@@ -52,18 +52,14 @@ class Workers:
         self._entries: dict[str, _Entry] = {}
         self._seen_models: dict[str, None] = {}
         self._views: dict[tuple[str, str], tuple[HostView, ...]] = {}
-        self._num_changes = 0
+        self.num_changes = 0
+        """Rises whenever a worker comes, goes or says other facts of itself; its load alone is none."""
 
     def __len__(self) -> int:
         return sum(entry.record is not None for entry in self._entries.values())
 
     def __contains__(self, worker_id: object) -> bool:
         return worker_id in self._entries
-
-    @property
-    def num_changes(self) -> int:
-        """Rises whenever a worker comes, goes or says other facts of itself; its load alone is none."""
-        return self._num_changes
 
     def knows_model(self, model: str) -> bool:
         """Whether a worker of the model was ever seen."""
@@ -116,7 +112,7 @@ class Workers:
 
     def _changed(self) -> None:
         self._views.clear()
-        self._num_changes += 1
+        self.num_changes += 1
 
     def _view(self, model: str, group: str) -> tuple[HostView, ...]:
         by_host: dict[str, list[WorkerRecord]] = {}

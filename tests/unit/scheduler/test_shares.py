@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from weir.scheduling.limits import CoreLimits, LaneLimits
 from weir.scheduling.shares import guaranteed_pages, pages_open_to
-from weir.scheduling.slots import has_slot
+from weir.scheduling.slots import Seat, slot_bound
 
 
 def make_limits(*shares: float, lent_share: float = 1.0) -> CoreLimits:
@@ -74,6 +74,10 @@ def test_an_owner_inside_its_guarantee_gets_it_unless_the_more_urgent_have_it(
         assert opened >= min(owed, 100 - used_above - used_below - used_by_lane[name])
         num_free = 100 - sum(used)
         assert opened <= max(num_free, owed, 0)
+
+
+def has_slot(seat: Seat, seats: list[Seat], max_num_seqs: int, slot_overbooking: float) -> bool:
+    return seat < slot_bound(seats, max_num_seqs, slot_overbooking)
 
 
 def test_all_slots_booked_a_more_urgent_request_still_gets_one() -> None:

@@ -1,0 +1,92 @@
+"""The open slots that are kept from one decision to the next are those that a look at every worker would find."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.unit.scheduler.rig import LANES, make_limits, make_submit, make_worker
+
+from weir.bus.messages import Placement
+from weir.policy.registry import make_policy
+from weir.scheduling.book import Book
+from weir.scheduling.intake import Intake
+from weir.scheduling.pools import Pools
+from weir.scheduling.request import Request
+from weir.scheduling.slots import Seat, Vacancies, slot_bound
+from weir.scheduling.workers import Workers
+
+NUM_WORKERS = 3
+OVERBOOKING = 0.5
+INTAKE = Intake(make_limits(), make_policy("fcfs"), 0.0)
+
+
+class World:
+    """Some pairs of workers, whose slots are taken and become free by hand."""
+
+    def __init__(self, max_num_seqs: int) -> None:
+        self.book, self.workers = Book(), Workers(10.0, 10)
+        for number in range(NUM_WORKERS):
+            for role in ("prefill", "decode"):
+                record = make_worker(f"{role}{number}", role, host=f"h{number}", seqs=max_num_seqs)
+                self.workers.put(record, 1, 0.0)
+        self.pools = Pools(self.workers, self.book)
+        self.vacancies = Vacancies(self.pools, self.workers, self.book, OVERBOOKING)
+        self.running: list[Request] = []
+        self._num_made = 0
+
+    def take(self, worker: int, lane: int, rank: float) -> None:
+        self._num_made += 1
+        submit = make_submit(f"r{self._num_made}", LANES[lane].name)
+        request = INTAKE.request(submit, LANES[lane].name, 0.0, 0.0, 1)
+        address = f"address-{worker}"
+        request.placement = Placement(
+            1, f"prefill{worker}", address, f"decode{worker}", address, 2, request.lane_priority, rank
+        )
+        self.book.add(request, 0.0)
+        self.running.append(request)
+
+    def free(self, number: int) -> None:
+        if self.running:
+            self.book.remove(self.running.pop(number % len(self.running)), 0.0)
+
+    def open_by_a_look_at_each(self, seat: Seat) -> set[str]:
+        return {
+            station.worker_id
+            for station in self.pools.writers("m", "")
+            if seat < slot_bound(station.decode.ranks, station.max_num_seqs, OVERBOOKING)
+        }
+
+
+TAKE = st.tuples(st.integers(0, NUM_WORKERS - 1), st.integers(0, 2), st.integers(0, 3))
+MOVES = st.lists(st.one_of(TAKE, st.integers(0, 100)), max_size=200)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 3), MOVES, st.integers(1, 90))
+def test_open_slots_are_those_that_a_look_at_each_worker_finds(
+    max_num_seqs: int, moves: list[tuple[int, int, int] | int], ask_every: int
+) -> None:
+    world = World(max_num_seqs)
+    for number, move in enumerate(moves):
+        if isinstance(move, int):
+            world.free(move)
+        else:
+            world.take(move[0], move[1], float(move[2]))
+        if number % ask_every:
+            continue
+        slots = world.vacancies.of("m", "")
+        for lane_priority in range(3):
+            for rank in (0.0, 1.5, 3.0):
+                seat = (-lane_priority, rank)
+                opened = world.open_by_a_look_at_each(seat)
+                assert set(slots.open_to(seat)) == opened
+                assert {i for i in (f"decode{n}" for n in range(NUM_WORKERS)) if slots.is_open(i, seat)} == opened
+                assert (seat < slots.bound) == bool(opened)
+
+
+def test_a_worker_that_comes_has_its_slots_open_at_once() -> None:
+    world = World(max_num_seqs=1)
+    for worker in range(NUM_WORKERS):
+        world.take(worker, 0, 0.0)
+    assert not world.vacancies.of("m", "").open_to((0, 0.0))
+    for role in ("prefill", "decode"):
+        world.workers.put(make_worker(f"{role}9", role, host="h9", seqs=1), 1, 0.0)
+    assert set(world.vacancies.of("m", "").open_to((0, 0.0))) == {"decode9"}
