@@ -53,6 +53,11 @@ class Call:
         return SequenceKey(self.request.request_id, Attempt(self.placement.dispatch))
 
     @property
+    def lane_priority(self) -> int:
+        assert self.placement is not None, "only a granted request has a lane of the scheduler"
+        return self.placement.lane_priority
+
+    @property
     def num_true_tokens(self) -> int:
         """Of its answer."""
         return min(self.request.num_output_tokens, self.request.max_tokens)

@@ -11,6 +11,7 @@ from weir.engine.local import LocalBatcher
 from weir.engine.pages import PagePool
 from weir.engine.prefill import PrefillBatcher
 from weir.engine.running import RunningSettings
+from weir.kv.geometry import num_pages_for
 from weir.policy.registry import make_policy
 from weir.policy.seams import Policy
 from weir.sim.call import VOCAB_SIZE, Calls
@@ -18,9 +19,10 @@ from weir.sim.events import Timeline
 from weir.sim.exact_engine import ExactEngine
 from weir.sim.fast_engine import FastEngine
 from weir.sim.fast_pages import FastPages
-from weir.sim.memory import PlainMemory
+from weir.sim.fast_prefill import CountedRoom, FastPrefill, NamedRoom
+from weir.sim.memory import Memory, PlainMemory
 from weir.sim.places import Place
-from weir.sim.spec import SystemSpec
+from weir.sim.spec import PoolSpec, SystemSpec
 from weir.sim.switching_engine import SwitchingEngine
 from weir.sim.worker import Engine, SimWorker, WorkerListener
 
@@ -44,12 +46,15 @@ class PolicyChoice:
 
 @dataclass(frozen=True, slots=True)
 class EngineMaker:
-    """`fast_forward`: fast engines where they are allowed."""
+    """`fast_forward`: fast engines where they are their equal. `shares_fast`: also on memories that several use, which
+    raise MemoryIsTight when they are so no more."""
 
     spec: SystemSpec
     policy: PolicyChoice
     timeline: Timeline
     fast_forward: bool
+    shares_fast: bool
+    longest_prompt_tokens: int
 
     def make(self, worker: SimWorker, place: Place, calls: Calls, listener: WorkerListener) -> Engine:
         def make_exact() -> ExactEngine:
@@ -63,19 +68,41 @@ class EngineMaker:
                 owns_memory=place.owns_memory,
             )
 
-        if not self._may_be_fast(place):
+        memory = place.memory
+        if not (self.fast_forward and isinstance(memory, PlainMemory) and (place.owns_memory or self.shares_fast)):
             return make_exact()
-        pages = FastPages(place.memory, worker.index, owns_memory=place.owns_memory)
-        fast = FastEngine(place.pool, pages, calls, self.timeline, listener)
-        return SwitchingEngine(fast, pages, make_exact, self.timeline)
+        if not place.owns_memory and any(map(self._may_be_fast, self.spec.pools)):
+            memory.keep_spare(place.worker_id, self._num_stock_pages(place))
+        if not self._may_be_fast(place.pool):
+            return make_exact()
+        if place.pool.role == "prefill":
+            room = CountedRoom(memory) if place.owns_memory else NamedRoom(worker, listener)
+            return FastPrefill(worker, place.pool, room, self.timeline, listener)
+        pages = FastPages(memory, worker.index, owns_memory=place.owns_memory)
+        return SwitchingEngine(FastEngine(place.pool, pages, self.timeline, listener), pages, make_exact)
 
-    def _may_be_fast(self, place: Place) -> bool:
+    def _num_stock_pages(self, place: Place) -> int:
+        """More than a real batcher there ever holds beyond what is in use: what sequences are about to want, which is a
+        page for each that decodes, and all pages of the prompts that the next two steps get to; and its reserve."""
+        pool = place.pool
+        num_pages = pool.max_num_seqs + 3 * _reserve_pages(place.memory)
+        if pool.role == "prefill" or pool.serves_locally:
+            num_prompts = min(pool.max_num_seqs, 2 + 2 * pool.max_num_batched_tokens // pool.chunk_tokens)
+            num_pages += num_prompts * num_pages_for(self.longest_prompt_tokens)
+        return num_pages
+
+    def _may_be_fast(self, pool: PoolSpec) -> bool:
+        """As far as it depends on the pool, and there is no more than one lane."""
+        if pool.target_step_ms > 0:
+            return False
+        if pool.role == "prefill":
+            return True
         policy = self.policy.make()
         is_plain = policy.gate is None and policy.step_budget is None and not policy.is_preemptive
         is_continuous = self.spec.join.batching is Batching.CONTINUOUS
-        is_counted = isinstance(place.memory, PlainMemory) and place.pool.role != "prefill"
-        has_target = place.pool.target_step_ms > 0
-        return self.fast_forward and is_plain and is_continuous and is_counted and not has_target
+        # Prompts that join in one step may lack a page there that the pool gets for them before the next one.
+        is_alone = pool.role == "local" or not pool.serves_locally
+        return is_plain and is_continuous and is_alone
 
     def _batcher(self, place: Place) -> Batcher:
         batcher = self._new_batcher(place)
@@ -93,11 +120,10 @@ class EngineMaker:
             max_stall_s=_NEVER_STALLED_S,
             target_step_s=pool.target_step_ms / 1e3 or math.inf,
         )
-        reserve = min(_MAX_RESERVE_PAGES, memory.num_pages // _RESERVE_SHARE)
         if place.owns_memory:
             page_pool = PagePool(reserve_pages=memory.num_pages, reserve_slots=len(memory.records))
         else:
-            page_pool = PagePool(reserve_pages=reserve, reserve_slots=0)
+            page_pool = PagePool(reserve_pages=_reserve_pages(memory), reserve_slots=0)
         open_log = memory.records.__getitem__
         if pool.role == "prefill":
             return PrefillBatcher(limits, page_pool, open_log)
@@ -105,3 +131,7 @@ class EngineMaker:
         if pool.role == "local" or pool.serves_locally:
             return LocalBatcher(limits, page_pool, open_log, settings)
         return DecodeBatcher(limits, page_pool, settings)
+
+
+def _reserve_pages(memory: Memory) -> int:
+    return min(_MAX_RESERVE_PAGES, memory.num_pages // _RESERVE_SHARE)

@@ -6,7 +6,8 @@ from weir.core.cost import Chunk, StepCost
 from weir.engine.batcher import Batcher
 from weir.engine.messages import Arrival, Failure, PageLot, PagesWanted, SequenceKey
 from weir.engine.plan import StepPlan, StepResult
-from weir.sim.call import LAST_TOKEN, TOKEN, Calls
+from weir.sim.arriving import SimArrival
+from weir.sim.call import LAST_TOKEN, TOKEN, Call, Calls
 from weir.sim.events import Timeline, ns_of_ms
 from weir.sim.worker import SimWorker, WorkerListener
 
@@ -39,21 +40,23 @@ class ExactEngine:
         if owns_memory:
             self._take_all_memory()
 
-    def add(self, arrival: Arrival) -> None:
+    def add(self, arrival: SimArrival) -> None:
+        self._batcher.add(arrival.for_batcher(self._memory))
+
+    def go_on(self, arrival: Arrival, num_passed_over: int) -> None:
+        """With a sequence that is half done; its prompt got nothing in so many steps before."""
         self._batcher.add(arrival)
+        key = SequenceKey(arrival.facts.request_id, arrival.facts.attempt)
+        self._batcher.note_passed_over(key, num_passed_over)
 
-    def note_passed_over(self, arrival: Arrival, num_steps: int) -> None:
-        """Of a prompt that was half read elsewhere."""
-        self._batcher.note_passed_over(SequenceKey(arrival.facts.request_id, arrival.facts.attempt), num_steps)
+    def cancel(self, call: Call) -> None:
+        self._batcher.cancel(call.key)
 
-    def cancel(self, key: SequenceKey) -> None:
-        self._batcher.cancel(key)
+    def fail(self, call: Call, failure: Failure) -> None:
+        self._batcher.fail(call.key, failure)
 
-    def fail(self, key: SequenceKey, failure: Failure) -> None:
-        self._batcher.fail(key, failure)
-
-    def forget(self, key: SequenceKey, copied: PageLot | None) -> None:
-        self._batcher.forget(key)
+    def forget(self, call: Call, copied: PageLot | None) -> None:
+        self._batcher.forget(call.key)
         if copied is not None:
             self._return(copied)
 

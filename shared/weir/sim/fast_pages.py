@@ -1,6 +1,7 @@
 """The pages of a fast engine: counted, not named; ids only where others see them."""
 
-from weir.engine.messages import Arrival, PageLot
+from weir.engine.messages import PageLot
+from weir.sim.arriving import SimArrival
 from weir.sim.memory import Memory
 
 _LOT = 64
@@ -16,8 +17,6 @@ class FastPages:
         self._stock: list[int] = []
         self._slots: list[int] = []
         self._num_used = 0
-        # Others that share the memory may take some before this worker looks again.
-        self._margin = 0 if owns_memory else memory.num_pages // 8 + 4 * _LOT
 
     def open(self) -> None:
         """Before the first sequence."""
@@ -25,10 +24,8 @@ class FastPages:
             self._put(self.memory.take_all(self._worker))
 
     def has_room(self, num_pages: int) -> bool:
-        """Whether so many more could be used, and nobody else would notice."""
-        num_spare = len(self._stock) - self._num_used
-        num_free = 0 if self._owns_memory else self.memory.num_free_pages
-        return num_spare + num_free >= num_pages + self._margin
+        """Whether so many more could be used. A memory that several share says so itself when it is tight."""
+        return not self._owns_memory or len(self._stock) - self._num_used >= num_pages
 
     def grow(self, num_pages: int) -> None:
         self._num_used += num_pages
@@ -38,19 +35,24 @@ class FastPages:
             assert lot is not None, "has_room was asked"
             self._put(lot)
 
+    def try_grow(self, num_pages: int) -> bool:
+        """`grow`, if there is room."""
+        if not self.has_room(num_pages):
+            return False
+        self.grow(num_pages)
+        return True
+
     def shrink(self, num_pages: int) -> None:
         self._num_used -= num_pages
         num_spare = len(self._stock) - self._num_used
         if not self._owns_memory and num_spare > 2 * _LOT:
             self.memory.release(self._worker, PageLot(tuple(self._take(num_spare - _LOT))), ())
 
-    def give_back(self, arrival: Arrival) -> bool:
+    def give_back(self, arrival: SimArrival) -> bool:
         """What the sequence came with; whether that was anything."""
         if arrival.slot is None:
             return False
-        if arrival.log is not None:
-            arrival.log.clear()
-        self.memory.release(self._worker, PageLot(arrival.block_table, (arrival.slot,)), ())
+        self.memory.release(self._worker, PageLot(arrival.page_ids, (arrival.slot,)), ())
         return True
 
     def name(self, num_pages: int) -> tuple[int, ...]:

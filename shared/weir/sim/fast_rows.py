@@ -3,9 +3,9 @@
 from bisect import bisect_left
 from dataclasses import dataclass
 
-from weir.engine.messages import Arrival
 from weir.engine.prompts import in_turn, note_turn
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
+from weir.sim.arriving import SimArrival
 from weir.sim.call import Call
 
 
@@ -14,16 +14,17 @@ class Row:
     """`order`: of its coming. Decoding, it has `context(step)` tokens to read in each step from `first_step` on."""
 
     call: Call
-    arrival: Arrival
+    arrival: SimArrival
     order: int
     num_prompt_tokens: int
-    num_computed: int
+    num_computed: int = 0
     """Of its prompt."""
     first_step: int = 0
     """0: it has no token yet."""
     told_step: int = 0
     """Its tokens up to the end of this step have been told."""
     is_waiting: bool = True
+    is_gone: bool = False
     is_eager: bool = False
     """Each of its tokens is told when it is drawn."""
     num_passed_over: int = 0
@@ -82,6 +83,11 @@ class Gaps:
 
 def plan_prompts(prompts: list[Row], budget: int, chunk_tokens: int) -> list[tuple[Row, int]]:
     """Who computes how many tokens in a step: first those that lack one token, which count as decodes."""
+    if len(prompts) == 1:
+        row = prompts[0]
+        num_tokens = min(row.num_uncomputed, chunk_tokens, budget) if row.num_uncomputed > 1 else 1
+        row.num_passed_over = 0 if num_tokens > 0 else row.num_passed_over + 1
+        return [(row, num_tokens)] if num_tokens > 0 else []
     longer = [row for row in prompts if row.num_uncomputed > 1]
     planned = [(row, 1) for row in prompts if row.num_uncomputed == 1]
     budget -= len(planned)

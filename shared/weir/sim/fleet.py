@@ -2,8 +2,9 @@
 
 from weir.bus.messages import WorkerRecord
 from weir.engine.counters import Counters
-from weir.engine.messages import Arrival, ChunkComputed, Event, HandOffReady, SequenceEnded, TokenDrawn
+from weir.engine.messages import ChunkComputed, Event, HandOffReady, SequenceEnded, TokenDrawn
 from weir.kv.geometry import PAGE_TOKENS
+from weir.sim.arriving import SimArrival
 from weir.sim.call import Call
 from weir.sim.engines import EngineMaker
 from weir.sim.events import NS_PER_S, Timeline, ns_of_ms, ns_of_s
@@ -75,25 +76,21 @@ class Fleet:
         if worker is None:
             self._lose(call)
             return
-        facts = call.facts()
         # At least the last token is computed, for its logits.
-        pages = worker.memory.match(worker.index, call.hashes[: (len(facts.prompt_token_ids) - 1) // PAGE_TOKENS])
+        pages = worker.memory.match(worker.index, call.hashes[: (call.request.num_prompt_tokens - 1) // PAGE_TOKENS])
         call.outcome.num_cached_tokens = len(pages) * PAGE_TOKENS
         call.num_sealed_pages = len(pages)
-        arrival = Arrival(
-            facts, block_table=pages, num_computed_tokens=len(pages) * PAGE_TOKENS, num_shared_pages=len(pages)
-        )
+        arrival = SimArrival(call, page_ids=pages)
         worker.post(lambda engine: engine.add(arrival))
 
     def cancel(self, call: Call) -> None:
         """The request is not wanted any more."""
         placement = call.placement
         assert placement is not None, "only a granted request is cancelled at workers"
-        key = call.key
         for worker_id in dict.fromkeys((placement.prefill_worker_id, placement.decode_worker_id)):
             worker = self._workers.get(worker_id)
             if worker is not None:
-                worker.post(lambda engine: engine.cancel(key))
+                worker.post(lambda engine: engine.cancel(call))
 
     def on_events(self, worker: SimWorker, events: tuple[Event, ...]) -> None:
         calls = self.gateway.calls
@@ -197,7 +194,7 @@ class Fleet:
         receiver = self._workers.get(call.placement.decode_worker_id)
         if receiver is None:
             self._lose(call)
-            self._hand_offs.refuse(worker, ready)
+            self._hand_offs.refuse(worker, call)
             return
         delay_ns = ns_of_ms(self._places[worker.worker_id].pool.profile.hand_off_ms)
         self._hand_offs.begin(worker, receiver, ready, call, delay_ns)

@@ -4,8 +4,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from weir.engine.messages import Arrival, Failure, FailureReason, HandOffReady, PageLot, UsedPages
+from weir.engine.messages import Failure, FailureReason, HandOffReady, PageLot, UsedPages
 from weir.kv.geometry import num_pages_for
+from weir.sim.arriving import SimArrival
 from weir.sim.call import TOKEN, Call
 from weir.sim.events import Timeline
 from weir.sim.links import Link
@@ -44,10 +45,10 @@ class HandOffs:
         step: Callable[[_Transfer], None] = self._commit_in_place if self._link is None else self._reserve
         self._timeline.after(delay_ns, lambda: step(transfer))
 
-    def refuse(self, sender: SimWorker, ready: HandOffReady) -> None:
+    def refuse(self, sender: SimWorker, call: Call) -> None:
         """The receiver is gone."""
         failure = Failure(FailureReason.HAND_OFF_REFUSED, "the decode worker is gone")
-        sender.post(lambda engine: engine.fail(ready.key, failure))
+        sender.post(lambda engine: engine.fail(call, failure))
 
     def retry(self, memory: Memory) -> None:
         """Pages have become free."""
@@ -78,9 +79,9 @@ class HandOffs:
             self._give_up(transfer)
             return
         self._num_under_way -= 1
-        hashes = transfer.call.hashes
-        sender.memory.hand_off(ready.slot, ready.page_ids, hashes, (sender.index, receiver.index))
-        sender.post(lambda engine: engine.forget(ready.key, None))
+        call = transfer.call
+        sender.memory.hand_off(ready.slot, ready.page_ids, call.hashes, (sender.index, receiver.index))
+        sender.post(lambda engine: engine.forget(call, None))
         self._deliver(transfer, ready.slot, ready.page_ids)
 
     def _reserve(self, transfer: _Transfer) -> None:
@@ -114,33 +115,21 @@ class HandOffs:
             self._give_up(transfer)
             return
         self._num_under_way -= 1
-        key, num_tokens = transfer.ready.key, transfer.call.request.num_prompt_tokens
-        seed = transfer.call.request.request_id.encode() if transfer.call.hashes else b""
+        call, num_tokens = transfer.call, transfer.call.request.num_prompt_tokens
+        seed = call.request.request_id.encode() if call.hashes else b""
         used = UsedPages(transfer.ready.page_ids, (TOKEN,) * num_tokens if seed else (), seed)
-        sender.post(lambda engine: engine.forget(key, PageLot((), (transfer.ready.slot,), (used,))))
+        sender.post(lambda engine: engine.forget(call, PageLot((), (transfer.ready.slot,), (used,))))
         self._deliver(transfer, slot, page_ids)
 
     def _deliver(self, transfer: _Transfer, slot: int, page_ids: tuple[int, ...]) -> None:
         receiver, call = transfer.receiver, transfer.call
-        assert call.placement is not None, "it was granted"
-        record = receiver.memory.records[slot]
-        facts = call.facts()
-        record.begin(facts)
-        arrival = Arrival(
-            facts,
-            slot=slot,
-            log=record,
-            output_token_ids=(TOKEN,),
-            block_table=page_ids,
-            num_computed_tokens=call.request.num_prompt_tokens,
-        )
+        arrival = SimArrival(call, slot, page_ids)
         receiver.post(lambda engine: engine.add(arrival))
         if call.is_over:
-            key = call.key
-            receiver.post(lambda engine: engine.cancel(key))
+            receiver.post(lambda engine: engine.cancel(call))
 
     def _give_up(self, transfer: _Transfer) -> None:
         self._num_under_way -= 1
         self._on_lost(transfer.call)
         if transfer.sender.is_alive:
-            self.refuse(transfer.sender, transfer.ready)
+            self.refuse(transfer.sender, transfer.call)

@@ -55,15 +55,22 @@ class Memory(Protocol):
         ...
 
 
+class MemoryIsTight(Exception):
+    """So little is free that fast engines may not be the equal of the real batchers, which hold some pages in stock."""
+
+
 class PlainMemory:
-    """Keeps no prefixes."""
+    """Keeps no prefixes: a page is in use or free."""
 
     def __init__(self, num_pages: int, num_slots: int) -> None:
         self.num_pages = num_pages
-        self._owner_of_page = [0] * num_pages
-        self._owner_of_slot = [0] * num_slots
+        self._held_pages: dict[int, set[int]] = {}
+        self._held_slots: dict[int, set[int]] = {}
+        """By worker."""
         self._free_pages = list(range(num_pages - 1, -1, -1))
         self._free_slots = list(range(num_slots - 1, -1, -1))
+        self._spare_pages: dict[str, int] = {}
+        self._num_spare_pages = 0
         self.preemptions: Counter[str] = Counter()
         self.records: Sequence[SimRecord] = [SimRecord(self.preemptions) for _ in range(num_slots)]
 
@@ -71,19 +78,26 @@ class PlainMemory:
     def num_free_pages(self) -> int:
         return len(self._free_pages)
 
+    def keep_spare(self, worker_id: str, num_pages: int) -> None:
+        """From here on it is an error if not so many pages stay free, beside those that others want so."""
+        self._spare_pages[worker_id] = num_pages
+        self._num_spare_pages = sum(self._spare_pages.values())
+
     def match(self, worker: int, hashes: Sequence[bytes]) -> tuple[int, ...]:
         del worker, hashes
         return ()
 
     def try_acquire(self, worker: int, num_pages: int, num_slots: int) -> PageLot | None:
-        if num_pages > len(self._free_pages) or num_slots > len(self._free_slots):
+        """Raises MemoryIsTight."""
+        num_left = len(self._free_pages) - num_pages
+        has_slots = num_slots <= len(self._free_slots)
+        if self._spare_pages and (num_left < self._num_spare_pages or not has_slots):
+            raise MemoryIsTight(f"{num_left} pages and {len(self._free_slots)} slots are left")
+        if num_left < 0 or not has_slots:
             return None
-        pages = tuple(self._free_pages.pop() for _ in range(num_pages))
-        slots = tuple(self._free_slots.pop() for _ in range(num_slots))
-        for page in pages:
-            self._owner_of_page[page] = worker
-        for slot in slots:
-            self._owner_of_slot[slot] = worker
+        pages, slots = _pop(self._free_pages, num_pages), _pop(self._free_slots, num_slots)
+        self._held_pages.setdefault(worker, set()).update(pages)
+        self._held_slots.setdefault(worker, set()).update(slots)
         return PageLot(pages, slots)
 
     def take_all(self, worker: int) -> PageLot:
@@ -96,33 +110,45 @@ class PlainMemory:
 
     def hand_off(self, slot: int, page_ids: Sequence[int], hashes: Sequence[bytes], workers: tuple[int, int]) -> None:
         del hashes
-        self._owner_of_slot[slot] = workers[1]
-        for page in page_ids:
-            self._owner_of_page[page] = workers[1]
+        sender, receiver = workers
+        self._held_slots[sender].remove(slot)
+        self._held_slots.setdefault(receiver, set()).add(slot)
+        self._held_pages[sender].difference_update(page_ids)
+        self._held_pages.setdefault(receiver, set()).update(page_ids)
 
     def release(self, worker: int, lot: PageLot, hashes: Sequence[Sequence[bytes]]) -> None:
-        del worker, hashes
-        pages = lot.all_page_ids
-        for page in pages:
-            self._owner_of_page[page] = 0
-        for slot in lot.slots:
-            self._owner_of_slot[slot] = 0
-        self._free_pages.extend(pages)
-        self._free_slots.extend(lot.slots)
+        del hashes
+        pages = lot.all_page_ids if lot.used else lot.page_ids
+        if pages:
+            self._held_pages[worker].difference_update(pages)
+            self._free_pages.extend(pages)
+        if lot.slots:
+            self._held_slots[worker].difference_update(lot.slots)
+            self._free_slots.extend(lot.slots)
 
     def release_all(self, worker: int) -> None:
-        pages = tuple(page for page, owner in enumerate(self._owner_of_page) if owner == worker)
-        slots = tuple(slot for slot, owner in enumerate(self._owner_of_slot) if owner == worker)
+        pages = tuple(sorted(self._held_pages.pop(worker, ())))
+        slots = tuple(sorted(self._held_slots.pop(worker, ())))
         for slot in slots:
             self.records[slot].clear()
-        self.release(worker, PageLot(pages, slots), ())
+        self._free_pages.extend(pages)
+        self._free_slots.extend(slots)
 
     def integrity_errors(self) -> list[str]:
         errors = []
-        for what, free, owners in (
-            ("pages", self._free_pages, self._owner_of_page),
-            ("slots", self._free_slots, self._owner_of_slot),
+        for what, free, num_all in (
+            ("pages", self._free_pages, self.num_pages),
+            ("slots", self._free_slots, len(self.records)),
         ):
-            if sorted(free) != list(range(len(owners))):
-                errors.append(f"{len(free)} of {len(owners)} {what} are free at the end, {len(set(free))} different")
+            if sorted(free) != list(range(num_all)):
+                errors.append(f"{len(free)} of {num_all} {what} are free at the end, {len(set(free))} different")
         return errors
+
+
+def _pop(free: list[int], num: int) -> tuple[int, ...]:
+    """The last ones, the very last first."""
+    if not num:
+        return ()
+    taken = tuple(free[: -num - 1 : -1])
+    del free[-num:]
+    return taken

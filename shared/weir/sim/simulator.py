@@ -8,6 +8,7 @@ from weir.sim.engines import EngineMaker, PolicyChoice
 from weir.sim.events import NS_PER_S, Timeline, ns_of_s
 from weir.sim.fleet import Fleet
 from weir.sim.gateway import SimGateway
+from weir.sim.memory import MemoryIsTight
 from weir.sim.outcome import SimResult
 from weir.sim.scheduler import SimScheduler
 from weir.sim.spec import SystemSpec
@@ -34,10 +35,18 @@ def simulate(
     fast_forward: bool = True,
     on_progress: Progress | None = None,
 ) -> SimResult:
-    """The same arguments give the same result, byte for byte. Raises ValueError, SimulationDefect."""
+    """The same arguments give the same result, byte for byte, with `fast_forward` or without. Where memory that several
+    workers share runs short in the course of a run with it, that run begins again without, and so does its progress.
+
+    Raises ValueError, SimulationDefect.
+    """
     check_workload(workload)
     choice = PolicyChoice(policy, policy_params or {})
-    return _Run(spec, workload, limits or CoreLimits(), choice, on_progress, fast_forward=fast_forward).result()
+    setup = (spec, workload, limits or CoreLimits(), choice, on_progress)
+    try:
+        return _Run(*setup, fast_forward=fast_forward, shares_fast=True).result()
+    except MemoryIsTight:
+        return _Run(*setup, fast_forward=fast_forward, shares_fast=False).result()
 
 
 class _Run:
@@ -52,6 +61,7 @@ class _Run:
         on_progress: Progress | None,
         *,
         fast_forward: bool,
+        shares_fast: bool,
     ) -> None:
         self._timeline = Timeline()
         self._on_progress = on_progress
@@ -65,7 +75,9 @@ class _Run:
         keeps_prefixes = spec.keeps_prefixes and any(request.prefix_blocks for request in workload.requests)
         # Where one lane may take another's place, the fast engine is not proven equal.
         has_lanes = len({request.lane for request in workload.requests}) > 1
-        engines = EngineMaker(spec, policy, self._timeline, fast_forward and not has_lanes)
+        longest_tokens = max((request.num_prompt_tokens for request in workload.requests), default=0)
+        is_fast = fast_forward and not has_lanes
+        engines = EngineMaker(spec, policy, self._timeline, is_fast, shares_fast, longest_tokens)
         self._fleet = Fleet(spec, self._timeline, engines, keeps_prefixes=keeps_prefixes)
         self._gateway = SimGateway(
             workload,

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Mapping
 
-from weir.engine.messages import Arrival, Failure, PageLot, SequenceKey
+from weir.engine.messages import Arrival, Failure, PageLot
 from weir.kv.geometry import num_pages_for
-from weir.sim.call import TOKEN
-from weir.sim.events import Timeline
+from weir.sim.arriving import SimArrival
+from weir.sim.call import TOKEN, Call
 from weir.sim.exact_engine import ExactEngine
 from weir.sim.fast_engine import FastEngine
 from weir.sim.fast_pages import FastPages
@@ -15,13 +15,10 @@ from weir.sim.fast_rows import Row
 class SwitchingEngine:
     """Implements `weir.sim.worker.Engine`."""
 
-    def __init__(
-        self, fast: FastEngine, pages: FastPages, make_exact: Callable[[], ExactEngine], timeline: Timeline
-    ) -> None:
+    def __init__(self, fast: FastEngine, pages: FastPages, make_exact: Callable[[], ExactEngine]) -> None:
         self._fast = fast
         self._pages = pages
         self._make_exact = make_exact
-        self._timeline = timeline
         self._exact: ExactEngine | None = None
         """None: the fast one is in use."""
         self._retired: list[ExactEngine] = []
@@ -33,26 +30,26 @@ class SwitchingEngine:
     def busy_ns(self) -> int:
         return self._fast.busy_ns + sum(engine.busy_ns for engine in self._all_exact())
 
-    def add(self, arrival: Arrival) -> None:
+    def add(self, arrival: SimArrival) -> None:
         if self._exact is not None and self._exact.is_idle:
             self._go_fast(self._exact)
         if self._exact is None and not self._fast.rows:
-            self._lane_priority = arrival.facts.lane_priority
-        if self._exact is None and arrival.facts.lane_priority != self._lane_priority:
+            self._lane_priority = arrival.call.lane_priority
+        if self._exact is None and arrival.call.lane_priority != self._lane_priority:
             self._go_exact()
         if self._exact is not None:
             self._exact.add(arrival)
         else:
             self._fast.add(arrival)
 
-    def cancel(self, key: SequenceKey) -> None:
-        (self._exact or self._fast).cancel(key)
+    def cancel(self, call: Call) -> None:
+        (self._exact or self._fast).cancel(call)
 
-    def fail(self, key: SequenceKey, failure: Failure) -> None:
-        self._go_exact().fail(key, failure)
+    def fail(self, call: Call, failure: Failure) -> None:
+        self._go_exact().fail(call, failure)
 
-    def forget(self, key: SequenceKey, copied: PageLot | None) -> None:
-        self._go_exact().forget(key, copied)
+    def forget(self, call: Call, copied: PageLot | None) -> None:
+        self._go_exact().forget(call, copied)
 
     def begin_step(self) -> int | None:
         if self._exact is None and not self._fast.has_room:
@@ -64,17 +61,7 @@ class SwitchingEngine:
 
     def try_skip(self, duration_ns: int) -> int:
         """As long as nothing else happens before the step has ended."""
-        timeline, fast = self._timeline, self._fast
-        while self._exact is None and fast.is_quiet():
-            ends_ns = timeline.now_ns + duration_ns
-            if timeline.next_ns is not None and timeline.next_ns <= ends_ns:
-                break
-            timeline.skip_to(ends_ns)
-            fast.end_step()
-            following_ns = self.begin_step()
-            assert following_ns is not None, "nobody has ended"
-            duration_ns = following_ns
-        return duration_ns
+        return self._fast.try_skip(duration_ns) if self._exact is None else duration_ns
 
     @property
     def next_deadline_s(self) -> float | None:
@@ -132,31 +119,28 @@ class SwitchingEngine:
         self._pages.close()
         exact = self._exact = self._make_exact()
         for arrival, num_passed_over in rows:
-            exact.add(arrival)
-            exact.note_passed_over(arrival, num_passed_over)
+            exact.go_on(arrival, num_passed_over)
         return exact
 
     def _moved(self, row: Row) -> Arrival:
         """As the batcher takes a sequence that has begun elsewhere."""
         if row.is_waiting:
             self._num_moved += row.arrival.slot is not None
-            return row.arrival
-        facts, num_prompt_tokens = row.arrival.facts, row.num_prompt_tokens
+            return row.arrival.for_batcher(self._pages.memory)
+        num_prompt_tokens = row.num_prompt_tokens
         num_tokens = row.context(self._fast.num_done_steps + 1) if row.first_step else num_prompt_tokens
         num_computed = num_tokens - 1 if row.first_step else row.num_computed
         num_pages = max(row.num_prompt_pages, num_pages_for(num_computed))
-        pages = self._pages.name(num_pages - len(row.arrival.block_table))
-        slot, log = row.arrival.slot, row.arrival.log
-        if slot is None or log is None:
-            slot = self._pages.take_slot()
-            log = self._pages.memory.records[slot]
-            log.begin(facts)
+        pages = self._pages.name(num_pages - len(row.arrival.page_ids))
+        slot = self._pages.take_slot() if row.arrival.slot is None else row.arrival.slot
+        facts, record = row.call.facts(), self._pages.memory.records[slot]
+        record.begin(facts)
         self._num_moved += 1
         return Arrival(
             facts,
             slot=slot,
-            log=log,
+            log=record,
             output_token_ids=(TOKEN,) * (num_tokens - num_prompt_tokens),
-            block_table=(*row.arrival.block_table, *pages),
+            block_table=(*row.arrival.page_ids, *pages),
             num_computed_tokens=num_computed,
         )

@@ -6,7 +6,8 @@ turn     commands taken ─> decide ─> the step takes its time ─> record ─
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from weir.engine.messages import Arrival, Event, Failure, PageLot, SequenceKey
+from weir.engine.messages import Event, Failure, PageLot
+from weir.sim.arriving import SimArrival
 from weir.sim.call import Call
 from weir.sim.events import Timeline, ns_of_s
 from weir.sim.memory import Memory
@@ -18,13 +19,13 @@ class Engine(Protocol):
     @property
     def busy_ns(self) -> int: ...
 
-    def add(self, arrival: Arrival) -> None: ...
+    def add(self, arrival: SimArrival) -> None: ...
 
-    def cancel(self, key: SequenceKey) -> None: ...
+    def cancel(self, call: Call) -> None: ...
 
-    def fail(self, key: SequenceKey, failure: Failure) -> None: ...
+    def fail(self, call: Call, failure: Failure) -> None: ...
 
-    def forget(self, key: SequenceKey, copied: PageLot | None) -> None:
+    def forget(self, call: Call, copied: PageLot | None) -> None:
         """It is handed off; `copied`: what it had here, which is free now."""
         ...
 
