@@ -1,21 +1,26 @@
-"""A stack without prefill workers serves, and its tokens are those of the split one."""
+"""A stack without prefill workers serves, and its tokens are those of the split one; it books by past lengths."""
 
 import asyncio
 from collections.abc import Iterator
 
 import pytest
 
+from weir.kv.geometry import PAGE_TOKENS
+from weir.scheduling.memory_test import NUM_PAST
 from weir.testing.load import StreamRecord, greedy_request, open_stub, stream
-from weir.testing.stack import Stack
+from weir.testing.stack import Stack, wait_until
 
 pytestmark = pytest.mark.stack
 
+LONGEST = 8000
+NUM_AT_ONCE = 8
 PROMPTS = [[1000 + number] * (3 + 41 * number) for number in range(5)]
 
 
 @pytest.fixture(scope="module")
 def local_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with Stack(tmp_path_factory.mktemp("run"), num_prefill=0, num_decode=1) as stack:
+    environ = {"WEIR_MEMORY_TEST": "past-future"}
+    with Stack(tmp_path_factory.mktemp("run"), num_prefill=0, num_decode=1, environ=environ) as stack:
         yield stack
 
 
@@ -35,4 +40,31 @@ async def test_one_worker_serves_alone_and_tokens_are_those_of_the_split_stack(
     assert local_stack.processes("prefill") == []
     assert local_stack.metric("decode", "served_locally_total") == len(PROMPTS)
     assert local_stack.metric("transfer", "handoffs_total") == 0
+    assert local_stack.integrity_errors() == []
+
+
+async def test_after_many_short_answers_more_requests_run_at_once_than_would_fit_with_their_longest(
+    local_stack: Stack,
+) -> None:
+    scheduler = local_stack.processes("scheduler")[0]
+    total_pages = local_stack.metric("transfer", "total_pages")
+    channel, stub = open_stub(local_stack.grpc_address)
+    async with channel:
+        for _ in range(NUM_PAST // 50):
+            short = [greedy_request([2000 + number], max_tokens=1) for number in range(50)]
+            records = await asyncio.gather(*(stream(stub, request) for request in short))
+            assert {record.num_terminal_events for record in records} == {1}
+        long = [greedy_request([3000 + number], max_tokens=LONGEST, ignore_eos=True) for number in range(NUM_AT_ONCE)]
+        running = [asyncio.create_task(stream(stub, request)) for request in long]
+        assert total_pages < NUM_AT_ONCE * LONGEST / PAGE_TOKENS
+        await asyncio.to_thread(
+            wait_until,
+            lambda: local_stack.metrics(scheduler)["booked_pages"] > total_pages,
+            timeout_s=30,
+            what="more is booked than there is",
+        )
+        for task in running:
+            task.cancel()
+        await asyncio.wait(running)
+    wait_until(lambda: local_stack.metrics(scheduler)["granted"] == 0, timeout_s=20, what="all are cancelled")
     assert local_stack.integrity_errors() == []

@@ -3,8 +3,7 @@
 import asyncio
 import hashlib
 import json
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import grpc
@@ -17,14 +16,18 @@ from weir.client import GenerateOptions, WeirClient
 from weir.client.scheduling import SchedulingClient
 from weir.core.api_key import key_digest, make_key
 from weir.core.errors import PermissionDenied, QuotaExceeded, Unauthenticated
+from weir.kv.geometry import PAGE_TOKENS
 from weir.testing.load import StreamRecord, greedy_request, open_stub, stream
+from weir.testing.otlp import OtlpReceiver, ReceivedSpan
 from weir.testing.stack import Stack, wait_until
+from weir.wire.v1 import inference_pb2
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(180)]
 
-KEY = make_key()
+KEY, ADMIN_KEY = make_key(), make_key()
 ONE = GenerateOptions(max_tokens=1, temperature=0.0)
 KEYED_FILE = f"""
+admin_key_digests = ["{key_digest(ADMIN_KEY).hex()}"]
 [tenants.reports]
 requests_per_min = 2
 lanes = ["batch"]
@@ -43,8 +46,8 @@ class Limits:
         self._gateway = views["gateway"]
         self.scheduler_address = views["scheduler"].address
 
-    def scheduling(self) -> SchedulingClient:
-        return SchedulingClient([self.scheduler_address])
+    def scheduling(self, admin_key: str = ADMIN_KEY) -> SchedulingClient:
+        return SchedulingClient([self.scheduler_address], admin_key=admin_key)
 
     def write(self, text: str) -> None:
         """Returns when it is in force for new requests."""
@@ -102,6 +105,21 @@ def test_a_tenant_has_its_key_its_lanes_and_its_quota(stack: Stack, limits: Limi
     assert (unknown.status_code, unknown.json()["error"]["type"]) == (401, "authentication_error")
     with limits.scheduling() as scheduling:
         assert scheduling.describe().lanes["batch"]["granted_total"] >= 2
+
+
+def test_once_there_are_keys_limits_are_an_operators_alone(stack: Stack, limits: Limits) -> None:
+    limits.write(KEYED_FILE)
+    for key, error in (("", Unauthenticated), (make_key(), Unauthenticated), (KEY, PermissionDenied)):
+        with limits.scheduling(key) as scheduling, pytest.raises(error):
+            scheduling.set_limits({"tenants.reports.requests_per_min": "1000"})
+    with limits.scheduling() as scheduling:
+        scheduling.set_limits({"tenants.reports.requests_per_min": "1000"})
+    # Whoever started the stack needs no key: it lies where only they can read it.
+    where = ("--instance", stack.instance, "--runtime-dir", str(stack.runtime_dir))
+    shown = CliRunner().invoke(app, ["limits", "show", "--json", *where])
+    assert json.loads(shown.stdout)["overrides"] == {"tenants.reports.requests_per_min": "1000"}
+    refused = CliRunner().invoke(app, ["limits", "show", "--scheduler", limits.scheduler_address])
+    assert (refused.exit_code, "--admin-key" in refused.output) == (1, True)
 
 
 async def test_limits_change_under_load_and_a_bad_file_changes_nothing(
@@ -206,18 +224,54 @@ def test_the_commands_of_operators(stack: Stack, limits: Limits, tmp_path: Path)
     assert json.loads(weir("limits", "show", "--json").stdout)["overrides"] == {}
 
 
-def test_what_tenants_had_and_operators_changed_outlives_the_scheduler(stack: Stack, limits: Limits) -> None:
+async def test_what_tenants_had_operators_changed_and_arenas_cached_is_known_to_the_next_scheduler(
+    stack: Stack, limits: Limits, otlp_receiver: OtlpReceiver
+) -> None:
     limits.write("# outlives\n")
+    prompt = [9000 + 7 * number for number in range(10 * PAGE_TOKENS + 5)]
+    await ask(stack, greedy_request(prompt, max_tokens=2, request_id="computed"))
+    scheduler, transfer = stack.processes("scheduler")[0], stack.processes("transfer")[0]
+    wait_until(
+        lambda: 10 <= stack.metrics(scheduler)["prefix_pages_known"] == stack.metrics(transfer)["cached_pages"],
+        timeout_s=20,
+        what="the scheduler knows what is cached",
+    )
     with limits.scheduling() as scheduling:
         scheduling.set_limits({"tenants.acme.weight": "3"})
         generate(stack, options=GenerateOptions(max_tokens=4, lane="batch"))
         served = scheduling.describe().tenants["default"]["virtual_tokens_batch"]
     assert served > 0
-    time.sleep(1.5)  # counters are saved once a second
-    stack.kill(stack.processes("scheduler")[0])
+    await asyncio.sleep(1.5)  # counters are saved once a second
+    stack.kill(scheduler)
     generate(stack, options=GenerateOptions(max_tokens=1, lane="interactive"))
-    with SchedulingClient([stack.processes("scheduler")[0].address]) as scheduling:
+    follower = stack.processes("scheduler")[0]
+    with SchedulingClient([follower.address]) as scheduling:
         view = scheduling.describe()
     assert view.overrides == {"tenants.acme.weight": "3"}
     assert view.tenants["default"]["virtual_tokens_batch"] == pytest.approx(served)
+    wait_until(
+        lambda: stack.metrics(follower)["prefix_pages_known"] >= 10, timeout_s=20, what="the arena has told everything"
+    )
+    await ask(stack, greedy_request(prompt, max_tokens=2, request_id="found"))
+    assert [placed_with(otlp_receiver, name) for name in ("computed", "found")] == [
+        "0 of 165 tokens cached",
+        "160 of 165 tokens cached",
+    ]
     assert stack.integrity_errors() == []
+
+
+async def ask(stack: Stack, request: inference_pb2.GenerateRequest) -> None:
+    channel, stub = open_stub(stack.grpc_address)
+    async with channel:
+        record = await stream(stub, request)
+    assert record.code is grpc.StatusCode.OK, record
+
+
+def placed_with(receiver: OtlpReceiver, request_id: str) -> str:
+    """What the scheduler believed to be cached where it placed the request, as the request's span says."""
+
+    def of_request(spans: Sequence[ReceivedSpan]) -> list[ReceivedSpan]:
+        return [span for span in spans if span.attributes.get("weir.request.client_id") == request_id]
+
+    [span] = of_request(receiver.wait_for(lambda spans: bool(of_request(spans)), timeout_s=15))
+    return str(span.attributes["weir.placement.reason"]).rpartition("ms, ")[2]

@@ -35,6 +35,10 @@ class ConsoleReporter:
     def process_died(self, name: str, log_path: str) -> None:
         stderr.print(f"  {name:<12} died; starting it again (log: {log_path})", style="yellow", markup=False)
 
+    def state_not_written(self, path: str, error: OSError) -> None:
+        problem = f"{path} cannot be written ({error.strerror or error}): `weir status` and `weir down` do not find"
+        stderr.print(f"{problem} this stack; Ctrl-C or SIGTERM to this process ends it", style="red", soft_wrap=True)
+
     def stack_ready(self, endpoints: Mapping[str, str], after_s: float) -> None:
         print_endpoints(endpoints, after_s, self._instance)
         stderr.print("Ctrl-C ends it", style="dim")

@@ -32,6 +32,10 @@ class Reporter(Protocol):
 
     def process_died(self, name: str, log_path: str) -> None: ...
 
+    def state_not_written(self, path: str, error: OSError) -> None:
+        """Others do not find the stack by its name while that is so; told once."""
+        ...
+
     def stack_ready(self, endpoints: Mapping[str, str], after_s: float) -> None: ...
 
     def stopping(self) -> None: ...
@@ -53,6 +57,7 @@ class Supervisor:
         self._plan = plan
         self._reporter = reporter
         self._phase: Phase = "starting"
+        self._is_state_written = True
         self._started_at = time.time()
         self._boot_id = read_boot_id()
         self._identity = own_identity()
@@ -170,4 +175,11 @@ class Supervisor:
             endpoints=self._plan.endpoints,
             processes=tuple(process.state for process in self._processes),
         )
-        write_state(self._plan.paths.state_file, state)
+        try:
+            write_state(self._plan.paths.state_file, state)
+        except OSError as error:  # a full disk, or a folder that was cleaned away: the processes still have to end
+            if self._is_state_written:
+                self._reporter.state_not_written(str(self._plan.paths.state_file), error)
+            self._is_state_written = False
+        else:
+            self._is_state_written = True

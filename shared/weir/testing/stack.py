@@ -55,6 +55,7 @@ class Stack:
         environ: Mapping[str, str] | None = None,
     ) -> None:
         self.instance = f"t{uuid4().hex[:8]}"
+        self.runtime_dir = runtime_dir
         self.grpc_port = free_port()
         self.http_port = free_port()
         self._environ = {**os.environ, "WEIR_RUNTIME_DIR": str(runtime_dir), **(environ or {})}
@@ -141,7 +142,11 @@ class Stack:
         os.kill(process.pid, number)
 
     def __enter__(self) -> "Stack":
-        self.start()
+        try:
+            self.start()
+        except BaseException:  # also a test's time-out: what was started is detached, and would stay
+            self.stop()
+            raise
         return self
 
     def __exit__(

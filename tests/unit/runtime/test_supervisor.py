@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -49,6 +50,18 @@ def test_a_stack_starts_is_written_down_and_ends_without_a_trace(folder: Path) -
     assert [name for name, pid in pids.items() if is_alive(pid)] == []
     assert not segment.exists()
     assert sorted(path.name for path in folder.iterdir()) == ["lock", "logs"]
+
+
+def test_a_stack_whose_folder_was_cleaned_away_still_ends_as_a_whole(folder: Path) -> None:
+    with Driver(folder, ALL) as driver:
+        driver.wait_phase("ready")
+        pids = driver.pids()
+        shutil.rmtree(folder)
+        driver.signal(signal.SIGTERM)
+        code, output = driver.wait()
+    assert code == 0, output
+    assert output.count("not written:") == 1
+    assert [name for name, pid in pids.items() if is_alive(pid)] == []
 
 
 def test_processes_end_in_the_order_in_which_they_need_each_other(folder: Path, tmp_path: Path) -> None:
