@@ -5,7 +5,7 @@ import os
 import sys
 
 from weir.engine.swapping import PageMover, SwappingRunner
-from weir.kv.segment import Segment
+from weir.kv.devices import ArenaMemory
 from weir.kv.swap import SwapFile, num_swap_places
 from weir.runtime.config import load_config
 from weir.runtime.service import ServiceContext, run_service
@@ -24,16 +24,17 @@ _MAX_LIVE = 4096  # hand-offs are bounded by the arena's slots, prompts by the s
 
 async def _build(context: ServiceContext[DecodeConfig]) -> WorkerShell:
     config = context.config
-    runner_over = begin_loading(config)
+    over_arena = begin_loading(config)
     model = await asyncio.to_thread(read_model_facts, config)
 
-    def load(segment: Segment) -> LoadedModel:
-        runner = runner_over(segment)
-        num_places = num_swap_places(config.swap_bytes, segment.geometry)
+    def load(arena: ArenaMemory) -> LoadedModel:
+        loaded, geometry = over_arena(arena), arena.segment.geometry
+        num_places = num_swap_places(config.swap_bytes, geometry)
         if num_places == 0:
-            return LoadedModel(runner, runner.warm_up)
-        swap_file = SwapFile(config.swap_dir, segment.geometry.page_bytes, num_places)
-        return LoadedModel(SwappingRunner(runner, PageMover(segment.pages, swap_file)), runner.warm_up)
+            return LoadedModel(loaded.runner, loaded.runner.warm_up)
+        swap_file = SwapFile(config.swap_dir, geometry.page_bytes, num_places)
+        runner = SwappingRunner(loaded.runner, PageMover(loaded.pages, swap_file))
+        return LoadedModel(runner, loaded.runner.warm_up)
 
     def make_role(parts: RoleParts) -> DecodeRole:
         return DecodeRole(

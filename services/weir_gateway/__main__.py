@@ -30,7 +30,10 @@ async def build(context: ServiceContext[GatewayConfig]) -> GatewayComponent:
         context.process_id,
         connect=connect,
         load_model=lambda: load_served_model(
-            config.model_reference, config.max_context_tokens, config.precision if config.prefix_hints else None
+            config.model_reference,
+            config.max_context_tokens,
+            config.precision if config.prefix_hints else None,
+            config.device,
         ),
         load_lengths=lambda: load_lengths(config),
         tracer=context.tracer,

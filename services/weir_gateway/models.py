@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from weir.core.device import Device
 from weir.core.errors import NotFound
 from weir.model.chat_template import load_chat_template
 from weir.model.config import load_model_config
@@ -65,10 +66,13 @@ class ModelDirectory:
 
 
 def load_served_model(
-    name_or_path: str, max_context_tokens: int = 0, digest_precision: Precision | None = None
+    name_or_path: str,
+    max_context_tokens: int = 0,
+    digest_precision: Precision | None = None,
+    digest_device: Device = "cpu",
 ) -> ServedModel:
     """Reads headers, tokenizer and chat template from the model's files; and all of its weights, once, for the digest
-    in the workers' `digest_precision` (None: no digest). Blocks.
+    in the workers' precision on their device (None: no digest). Blocks.
 
     Raises:
         ModelError: no such model, files that cannot be served, or `max_context_tokens` above the model's (0: its own).
@@ -82,5 +86,5 @@ def load_served_model(
         eos_token_ids=config.eos_token_ids,
         tokenizer=load_tokenizer(source),
         chat_template=load_chat_template(source),
-        digest=model_digest(source, digest_precision) if digest_precision is not None else "",
+        digest=model_digest(source, digest_precision, digest_device) if digest_precision is not None else "",
     )

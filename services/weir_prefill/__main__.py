@@ -4,7 +4,7 @@ import asyncio
 import os
 import sys
 
-from weir.kv.segment import Segment
+from weir.kv.devices import ArenaMemory
 from weir.runtime.config import load_config
 from weir.runtime.service import ServiceContext, run_service
 from weir.worker.assembly import RoleParts, assemble, facts_of, read_model_facts, surroundings_of
@@ -19,11 +19,11 @@ from weir_prefill.role import PrefillRole
 
 async def _build(context: ServiceContext[PrefillConfig]) -> WorkerShell:
     config = context.config
-    runner_over = begin_loading(config)
+    over_arena = begin_loading(config)
     model = await asyncio.to_thread(read_model_facts, config)
 
-    def load(segment: Segment) -> LoadedModel:
-        runner = runner_over(segment)
+    def load(arena: ArenaMemory) -> LoadedModel:
+        runner = over_arena(arena).runner
         return LoadedModel(runner, runner.warm_up)
 
     def make_role(parts: RoleParts) -> PrefillRole:

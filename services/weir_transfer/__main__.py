@@ -9,13 +9,12 @@ from weir.bus.nats import NatsBus
 from weir.bus.protocol import Bus
 from weir.bus.subjects import Subjects
 from weir.core.clock import SystemClock
-from weir.core.errors import Unavailable
 from weir.kv.prefix_index import PrefixIndex
-from weir.kv.segment import ClaimedSegment, SegmentError, claim_segment
 from weir.runtime.config import load_config
 from weir.runtime.service import ServiceContext, run_service
 from weir.wire.v1 import arena_pb2
-from weir_transfer.config import TransferConfig, with_model_facts
+from weir_transfer.arena import claim_arena
+from weir_transfer.config import TransferConfig
 from weir_transfer.fence import try_open_process
 from weir_transfer.prefix_news import PrefixNews
 from weir_transfer.service import TransferService
@@ -23,17 +22,9 @@ from weir_transfer.service import TransferService
 _SERVICE_NAME = arena_pb2.DESCRIPTOR.services_by_name["Arena"].full_name
 
 
-def _claim(config: TransferConfig) -> ClaimedSegment:
-    complete = with_model_facts(config)
-    try:
-        return claim_segment(complete.segment_path, complete.geometry, complete.model_digest)
-    except (SegmentError, ValueError) as error:
-        raise Unavailable(str(error)) from error
-
-
 async def _build(context: ServiceContext[TransferConfig]) -> TransferService:
     # In a thread: pre-faulting takes seconds, in which signals must be heard.
-    claimed = await asyncio.to_thread(_claim, context.config)
+    claimed = await asyncio.to_thread(claim_arena, context.config, try_open_process)
     subjects, arena_id = Subjects(context.config.instance), claimed.segment.arena_id
 
     async def connect() -> Bus:
@@ -51,6 +42,7 @@ async def _build(context: ServiceContext[TransferConfig]) -> TransferService:
         context.tracer,
         context.request_shutdown,
         make_news,
+        claimed.door,
     )
     service.add_to(context.grpc_server)
     return service

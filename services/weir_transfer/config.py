@@ -3,11 +3,13 @@
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from weir.kv.devices import try_memory_kind
 from weir.kv.geometry import ArenaGeometry
 from weir.kv.layout import geometry_within
 from weir.kv.segment import DEFAULT_DIRECTORY, segment_path
 from weir.model.config import load_model_config
 from weir.model.digest import model_digest
+from weir.model.precision import choose_arithmetic, page_geometry
 from weir.model.source import resolve_model
 from weir.runtime.config import ServiceConfig, setting
 from weir_transfer.lease_keeper import LeaseTimes
@@ -21,7 +23,7 @@ class TransferConfig(ServiceConfig):
     `page_bytes` and `model_digest` come from the model unless both are given, together with `max_context_tokens`.
     """
 
-    arena_bytes: int = setting(2 << 30, "Size of the arena; it is taken from /dev/shm at once.")
+    arena_bytes: int = setting(2 << 30, "Memory for pages, taken at once: of /dev/shm, or of the workers' device.")
     num_slots: int = setting(512, "Sequences that can be in the arena at a time.")
     heartbeat_interval_ms: int = setting(200, "How often a worker says that it lives.")
     lease_ttl_ms: int = setting(2000, "Silence after which a worker's process is killed.")
@@ -60,6 +62,11 @@ class TransferConfig(ServiceConfig):
         return segment_path(self.instance, self.segment_dir)
 
     @property
+    def memory_socket_path(self) -> Path:
+        """Where page memory on a device is handed out."""
+        return self.instance_dir / "pages.sock"
+
+    @property
     def lease_times(self) -> LeaseTimes:
         return LeaseTimes(self.heartbeat_interval_ms, self.lease_ttl_ms)
 
@@ -70,13 +77,19 @@ class TransferConfig(ServiceConfig):
     @property
     def geometry(self) -> ArenaGeometry:
         """Raises ValueError if not one sequence fits. Only for a config `with_model_facts`."""
-        return geometry_within(self.arena_bytes, self.page_bytes, self.num_slots, self.max_context_tokens)
+        return geometry_within(
+            self.arena_bytes,
+            self.page_bytes,
+            self.num_slots,
+            self.max_context_tokens,
+            pages_on_device=try_memory_kind(self.device) is not None,
+        )
 
 
 def with_model_facts(config: TransferConfig) -> TransferConfig:
     """The same with page size, context and digest of the model, read from its files where they are not given.
 
-    Raises ModelError: no such model, or `max_context_tokens` is above the model's.
+    Raises ModelError: no such model, none that the device computes, or `max_context_tokens` is above the model's.
     """
     if config.model_digest:
         return config
@@ -84,7 +97,7 @@ def with_model_facts(config: TransferConfig) -> TransferConfig:
     model = load_model_config(source)
     return replace(
         config,
-        page_bytes=model.page_geometry.page_bytes,
+        page_bytes=page_geometry(model, choose_arithmetic(config.precision, model, config.device)).page_bytes,
         max_context_tokens=model.context_within(config.max_context_tokens),
-        model_digest=model_digest(source, config.precision),
+        model_digest=model_digest(source, config.precision, config.device),
     )

@@ -8,6 +8,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NoReturn
 
 import grpc
@@ -70,6 +71,7 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
         fence: Fence,
         open_process: OpenProcess,
         tracer: Tracer,
+        memory_socket_path: Path | None = None,
     ) -> None:
         """`settled` rings when a match that had to wait may find more now."""
         self._core = core
@@ -87,6 +89,7 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
             lease_ttl_ms=times.lease_ttl_ms,
             keeps_prefixes=prefix_settings.is_on,
             prefix_wait_ms=prefix_settings.wait_ms,
+            memory_socket_path=str(memory_socket_path or ""),
         )
 
     def close(self) -> None:

@@ -9,8 +9,11 @@ import grpc.aio
 from opentelemetry.trace import Tracer
 
 from weir.core.clock import SystemClock
+from weir.kv.memory_door import MemoryDoor
 from weir.kv.prefix_index import PrefixIndex
 from weir.kv.segment import Segment
+from weir.mover.protocol import Mover
+from weir.mover.same_device import SameDeviceMover
 from weir.mover.same_host import SameHostMover
 from weir.runtime.admin import Description
 from weir.wire.v1 import arena_pb2_grpc
@@ -39,17 +42,26 @@ class TransferService:
         tracer: Tracer,
         request_shutdown: Callable[[str], None],
         make_news: Callable[[PrefixIndex], PrefixNews] | None = None,
+        door: MemoryDoor | None = None,
     ) -> None:
-        """`make_news`: of whoever tells the scheduler what is cached."""
+        """`make_news`: of whoever tells the scheduler what is cached. `door`: of page memory on a device."""
         self._segment = segment
         self._request_shutdown = request_shutdown
         settled = Bell()
         countdowns = Countdowns(SystemClock(), _TICK_S)
-        mover = SameHostMover(segment.pages)
-        self._core = ArenaCore(segment, mover, countdowns, times, prefix_settings, settled.ring)
+        self._door = door
+        self._core = ArenaCore(segment, _mover_of(segment), countdowns, times, prefix_settings, settled.ring)
         self._fence = Fence(self._on_exit)
         self._servicer = ArenaService(
-            self._core, segment, times, prefix_settings, settled, self._fence, open_process, tracer
+            self._core,
+            segment,
+            times,
+            prefix_settings,
+            settled,
+            self._fence,
+            open_process,
+            tracer,
+            door.path if door is not None else None,
         )
         self._news = make_news(self._core.prefixes) if make_news is not None and prefix_settings.is_on else None
         self._nobody_left = asyncio.Event()
@@ -66,6 +78,8 @@ class TransferService:
 
     async def start(self) -> None:
         """Countdowns run from here on."""
+        if self._door is not None:
+            self._door.start()
         self._ticking = asyncio.create_task(self._tick_for_ever())
         self._ticking.add_done_callback(self._on_tick_end)
         if self._news is not None:
@@ -91,6 +105,8 @@ class TransferService:
         else:
             self._segment.unlink()
         self._segment.close()
+        if self._door is not None:
+            await asyncio.to_thread(self._door.close)
 
     def describe(self) -> Description:
         news = self._news.metrics() if self._news is not None else {}
@@ -103,6 +119,8 @@ class TransferService:
                 self._fence.kill(lease_id)
             if not self._core.leases():
                 self._nobody_left.set()
+                if self._door is not None and not self._door.has_memory:
+                    self._request_shutdown("the last worker that had the memory of this arena's pages is gone")
             await asyncio.sleep(_TICK_S)
 
     def _on_tick_end(self, ticking: "asyncio.Task[None]") -> None:
@@ -113,3 +131,8 @@ class TransferService:
     def _on_exit(self, lease_id: int) -> None:
         _log.info("the process of lease %d has exited", lease_id)
         self._core.end_lease(lease_id)
+
+
+def _mover_of(segment: Segment) -> Mover:
+    geometry = segment.geometry
+    return SameDeviceMover(geometry.num_pages) if geometry.pages_on_device else SameHostMover(segment.pages)

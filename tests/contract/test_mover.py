@@ -7,11 +7,11 @@ import pytest
 from numpy.typing import NDArray
 
 from weir.mover.in_memory import InMemoryMover
-from weir.mover.protocol import Mover
+from weir.mover.protocol import HostMover
 from weir.mover.same_host import SameHostMover
 
 _PAGE_BYTES = 512
-_MakeMover = Callable[[NDArray[np.uint8]], Mover]
+_MakeMover = Callable[[NDArray[np.uint8]], HostMover]
 
 
 @pytest.fixture

@@ -79,11 +79,12 @@ def run_pair(kind: RunnerKind, load: PairLoad) -> PairResult:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="weir-pair-")))
         longest = max(len(prompt) for prompt in load.prompts) + load.num_output_tokens
-        # the pages themselves are on the device: the segment has the books and the records
-        geometry = ArenaGeometry(0, load.num_pages, len(load.prompts) + 8, longest + 1)
+        geometry = ArenaGeometry(
+            kind.page_bytes, load.num_pages, len(load.prompts) + 8, longest + 1, pages_on_device=True
+        )
         segment = Segment.create(folder / "arena", geometry, "pair")
         stack.callback(segment.close)
-        memory = kind.create_memory(load.num_pages * kind.page_bytes)
+        memory = kind.create_memory(geometry.page_memory_bytes)
         stack.callback(memory.close)
         limits = BatchLimits(
             max_num_seqs=load.max_running,

@@ -18,6 +18,7 @@ from weir.cli.progress import ConsoleReporter, DetachedProgress, print_endpoints
 from weir.cli.pull import pull_with_progress
 from weir.core.errors import WeirError
 from weir.model.catalog import CATALOG
+from weir.model.device_check import check_device
 from weir.model.errors import ModelError
 from weir.model.source import resolve_model
 from weir.runtime.config import ConfigError, ServiceConfig, resolve_config
@@ -44,6 +45,7 @@ def up(
     model: Annotated[str | None, _option("model")] = None,
     load: Annotated[str | None, _option("load")] = None,
     model_shape: Annotated[str | None, _option("model_shape")] = None,
+    device: Annotated[str | None, _option("device")] = None,
     precision: Annotated[str | None, _option("precision")] = None,
     host: Annotated[str | None, _option("host")] = None,
     http_port: Annotated[int | None, _option("http_port")] = None,
@@ -72,11 +74,13 @@ def up(
     weir up --prefill 2 --decode 2 --grpc-port 50052 --http-port 8001
     weir up --limits-file limits.toml --policy ltr
     weir up --load dummy --model-shape llama-3.2-1b
+    weir up --device cuda --model ./Llama-3.1-8B-Instruct --arena-bytes 17179869184
     weir up --detach && weir status
     """
     given = {name: value for name, value in locals().items() if name in _stack_fields() and value is not None}
     stack = _resolve(given, config)
     environ = dict(os.environ) if config is None else {**os.environ, "WEIR_CONFIG": str(config.absolute())}
+    _need_device(stack)
     _need_model(stack.model_reference)
     if detach:
         raise typer.Exit(_start_detached(stack, environ))
@@ -100,6 +104,14 @@ def _resolve(given: Mapping[str, Any], config: Path | None) -> StackConfig:
         )
     except ConfigError as error:
         fail(error.message, code=EXIT_USAGE)
+
+
+def _need_device(stack: StackConfig) -> None:
+    """Said here, before anything is started: no process of the stack could."""
+    try:
+        check_device(stack.device)
+    except WeirError as error:
+        fail(error_line(error))
 
 
 def _need_model(name: str) -> None:

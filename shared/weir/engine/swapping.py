@@ -1,6 +1,9 @@
 """A runner that swaps pages before it runs a step, around any runner."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -9,20 +12,50 @@ from weir.engine.plan import ModelRunner, StepPlan, StepResult, SwapPlan
 from weir.kv.swap import SwapFile
 
 
-class PageMover:
-    """Copies pages between the arena, `pages` [num_pages, page_bytes] uint8, and a swap file."""
+class PageBytes(Protocol):
+    """The arena's pages, as bytes on the host."""
 
-    def __init__(self, pages: npt.NDArray[np.uint8], swap_file: SwapFile) -> None:
+    def read(self, page_id: int) -> npt.NDArray[np.uint8]:
+        """A page, [page_bytes]. Valid until the next call."""
+        ...
+
+    def fill(self, page_id: int, fill: Callable[[npt.NDArray[np.uint8]], bool]) -> bool:
+        """Lets `fill` write a page, [page_bytes]. What it wrote counts only if it returns True, as this does then."""
+        ...
+
+
+class HostPages:
+    """`pages` [num_pages, page_bytes] uint8, in place."""
+
+    def __init__(self, pages: npt.NDArray[np.uint8]) -> None:
+        self._pages = pages
+
+    def read(self, page_id: int) -> npt.NDArray[np.uint8]:
+        page: npt.NDArray[np.uint8] = self._pages[page_id]
+        return page
+
+    def fill(self, page_id: int, fill: Callable[[npt.NDArray[np.uint8]], bool]) -> bool:
+        return fill(self._pages[page_id])
+
+
+class PageMover:
+    """Copies pages between the arena and a swap file."""
+
+    def __init__(self, pages: PageBytes, swap_file: SwapFile) -> None:
         self._pages = pages
         self._swap_file = swap_file
 
     def move(self, plan: SwapPlan) -> frozenset[int]:
         """Does all copies of a step; the places where one failed."""
         failed = [
-            copy.place for copy in plan.outs if not self._swap_file.try_store(copy.place, self._pages[copy.page_id])
+            copy.place
+            for copy in plan.outs
+            if not self._swap_file.try_store(copy.place, self._pages.read(copy.page_id))
         ]
         failed += [
-            copy.place for copy in plan.ins if not self._swap_file.try_load(copy.place, self._pages[copy.page_id])
+            copy.place
+            for copy in plan.ins
+            if not self._pages.fill(copy.page_id, partial(self._swap_file.try_load, copy.place))
         ]
         return frozenset(failed)
 

@@ -93,6 +93,7 @@ class CudaMemory:
         self._handle = handle
         self._fd = fd
         self._num_bytes = num_bytes
+        self._device = device
         self._pointer = _map(driver, handle, num_bytes, device)
 
     @classmethod
@@ -149,6 +150,7 @@ class CudaMemory:
             return
         address, size = c_uint64(self._pointer), c_size_t(self._num_bytes)
         self._pointer = 0
+        self._driver.make_context_current(self._device)  # this thread may have used no GPU so far
         self._driver.call("cuCtxSynchronize")
         self._driver.call("cuMemUnmap", address, size)
         self._driver.call("cuMemAddressFree", address, size)

@@ -7,6 +7,9 @@ PAGE_TOKENS = 16
 PAGE_LAYOUT = "keys [head_dim, token], values [token, head_dim]"
 """Goes into the model digest, so that pages of another layout are never taken for these."""
 
+TOKEN_MAJOR_PAGE_LAYOUT = "keys [token, head_dim], values [token, head_dim]"
+"""Of the Triton kernels: a row of a key block is one token, as their matrix products want it."""
+
 
 def num_pages_for(num_tokens: int) -> int:
     """Pages that hold `num_tokens` tokens."""
@@ -35,12 +38,21 @@ class PageGeometry:
 
 @dataclass(frozen=True, slots=True)
 class ArenaGeometry:
-    """Size of one arena: `num_pages` pages of `page_bytes`, and `num_slots` records of at most `max_context_tokens`."""
+    """Size of one arena: `num_pages` pages of `page_bytes`, and `num_slots` records of at most `max_context_tokens`.
+
+    With `pages_on_device` the segment has all but the pages themselves (see `weir.core.device`).
+    """
 
     page_bytes: int
     num_pages: int
     num_slots: int
     max_context_tokens: int
+    pages_on_device: bool = False
+
+    @property
+    def page_memory_bytes(self) -> int:
+        """All pages together."""
+        return self.num_pages * self.page_bytes
 
     @property
     def max_pages_per_sequence(self) -> int:

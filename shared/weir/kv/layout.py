@@ -6,20 +6,20 @@
             slot table       num_slots rows of SLOT_DTYPE
             page table       num_pages rows of PAGE_DTYPE
             records          num_slots sequence records (`weir.kv.record`)
-            pages            num_pages pages of page_bytes
+            pages            num_pages pages of page_bytes; none of them if they are on a device
 
 Every part begins on a 4096-byte boundary. A change of any of this raises LAYOUT_VERSION.
 """
 
 import struct
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from weir.kv.geometry import ArenaGeometry
 
-LAYOUT_VERSION = 5
+LAYOUT_VERSION = 6
 MAX_LEASES = 256
 MAX_DIGEST_BYTES = 128
 
@@ -68,7 +68,7 @@ RECORD_LOGPROBS_BYTES = 2048
 
 _MAGIC = b"WEIRARNA"
 _ALIGNMENT_BYTES = 4096
-_HEADER = struct.Struct("<8sI I Q Q Q Q Q Q 32s 128s")
+_HEADER = struct.Struct("<8sI I Q Q Q Q Q Q Q 32s 128s")
 _CRC = struct.Struct("<I")
 HEADER_BYTES = _HEADER.size + _CRC.size
 
@@ -118,15 +118,19 @@ def layout_of(geometry: ArenaGeometry) -> SegmentLayout:
     pages = slots + _aligned(geometry.num_slots * SLOT_DTYPE.itemsize)
     records = pages + _aligned(geometry.num_pages * PAGE_DTYPE.itemsize)
     page_data = records + geometry.num_slots * record_bytes
-    total_bytes = page_data + geometry.num_pages * geometry.page_bytes
+    total_bytes = page_data + (0 if geometry.pages_on_device else geometry.page_memory_bytes)
     return SegmentLayout(counters, leases, slots, pages, records, record_bytes, page_data, total_bytes)
 
 
-def geometry_within(arena_bytes: int, page_bytes: int, num_slots: int, max_context_tokens: int) -> ArenaGeometry:
-    """The geometry with the most pages whose segment has at most `arena_bytes`.
+def geometry_within(
+    arena_bytes: int, page_bytes: int, num_slots: int, max_context_tokens: int, *, pages_on_device: bool = False
+) -> ArenaGeometry:
+    """The geometry with the most pages whose segment, or whose memory on a device, has at most `arena_bytes`.
 
     Raises ValueError if not even one sequence of `max_context_tokens` would fit.
     """
+    if pages_on_device:
+        return _geometry_on_device(arena_bytes, page_bytes, num_slots, max_context_tokens)
     smallest = ArenaGeometry(page_bytes, 0, num_slots, max_context_tokens)
     room_bytes = arena_bytes - layout_of(smallest).total_bytes - _ALIGNMENT_BYTES
     num_pages = room_bytes // (page_bytes + PAGE_DTYPE.itemsize)
@@ -138,6 +142,18 @@ def geometry_within(arena_bytes: int, page_bytes: int, num_slots: int, max_conte
             "or a smaller max_context_tokens"
         )
     return ArenaGeometry(page_bytes, num_pages, num_slots, max_context_tokens)
+
+
+def _geometry_on_device(arena_bytes: int, page_bytes: int, num_slots: int, max_context_tokens: int) -> ArenaGeometry:
+    num_pages = arena_bytes // page_bytes
+    geometry = ArenaGeometry(page_bytes, num_pages, num_slots, max_context_tokens, pages_on_device=True)
+    if num_pages < geometry.max_pages_per_sequence:
+        raise ValueError(
+            f"arena_bytes {arena_bytes}: too small for one sequence of {max_context_tokens} tokens "
+            f"in pages of {page_bytes} bytes on the device; give at least "
+            f"{geometry.max_pages_per_sequence * page_bytes}, or a smaller max_context_tokens"
+        )
+    return geometry
 
 
 def pack_header(header: SegmentHeader) -> bytes:
@@ -154,6 +170,7 @@ def pack_header(header: SegmentHeader) -> bytes:
         geometry.num_pages,
         geometry.num_slots,
         geometry.max_context_tokens,
+        int(geometry.pages_on_device),
         layout_of(geometry).total_bytes,
         header.pid_namespace,
         header.arena_id.encode(),
@@ -167,14 +184,15 @@ def unpack_header(data: bytes, file_bytes: int) -> SegmentHeader:
     if len(data) < HEADER_BYTES or not data.startswith(_MAGIC):
         raise SegmentMismatch("it is not a segment of Weir (no magic number)")
     packed = data[: _HEADER.size]
-    _, version, max_leases, *sizes, total_bytes, pid_namespace, arena_id, digest = _HEADER.unpack(packed)
+    _, version, max_leases, *sizes, on_device, total_bytes, pid_namespace, arena_id, digest = _HEADER.unpack(packed)
     if (version, max_leases) != (LAYOUT_VERSION, MAX_LEASES):
         raise SegmentMismatch(f"its layout has version {version}, this program has version {LAYOUT_VERSION}")
     if _CRC.unpack_from(data, _HEADER.size)[0] != zlib.crc32(packed):
         raise SegmentMismatch("the checksum of its header is wrong")
     if file_bytes != total_bytes:
         raise SegmentMismatch(f"it has {file_bytes} bytes where its header says {total_bytes}")
-    return SegmentHeader(ArenaGeometry(*sizes), arena_id.decode(), digest.rstrip(b"\0").decode(), pid_namespace)
+    geometry = replace(ArenaGeometry(*sizes), pages_on_device=bool(on_device))
+    return SegmentHeader(geometry, arena_id.decode(), digest.rstrip(b"\0").decode(), pid_namespace)
 
 
 def _aligned(num_bytes: int) -> int:

@@ -139,7 +139,9 @@ class Segment:
 
     @property
     def pages(self) -> NDArray[np.uint8]:
-        """The pages' bytes: uint8, shape [num_pages, page_bytes]."""
+        """The pages' bytes: uint8, shape [num_pages, page_bytes]. Raises ValueError if they are on a device."""
+        if self.geometry.pages_on_device:
+            raise ValueError(f"the pages of {self.path} are on a device: they are mapped by `weir.kv.device_memory`")
         shape = (self.geometry.num_pages, self.geometry.page_bytes)
         return np.frombuffer(self._memory, np.uint8, shape[0] * shape[1], self._layout.page_data).reshape(shape)
 

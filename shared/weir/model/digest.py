@@ -4,25 +4,27 @@ from pathlib import Path
 
 import xxhash
 
-from weir.kv.geometry import PAGE_LAYOUT, PAGE_TOKENS
+from weir.core.device import Device
+from weir.kv.geometry import PAGE_TOKENS
 from weir.model.config import load_model_config
 from weir.model.hf_weights import safetensors_files
-from weir.model.precision import Precision, arithmetic_key
+from weir.model.precision import Precision, arithmetic_key, page_layout
 from weir.model.source import ModelKind, ModelSource
 
 _CHUNK_BYTES = 1 << 22
 
 
-def model_digest(source: ModelSource, precision: Precision) -> str:
-    """32 hex digits over every byte of the weights, the configuration, the arithmetic and the page layout.
+def model_digest(source: ModelSource, precision: Precision, device: Device = "cpu") -> str:
+    """32 hex digits over every byte of the weights, the configuration, the device's arithmetic and page layout.
 
     Equal on every machine that has the same files, wherever they lie. XXH3 runs at memory speed, so for the built-in
-    model this takes some 20 ms once the file is cached. Raises ModelError for a precision that the model cannot have.
+    model this takes some 20 ms once the file is cached. Raises ModelError for a precision that it cannot have there.
     """
     config = load_model_config(source)
     digest = xxhash.xxh3_128()
     # a dummy has no bytes: its kind and its configuration are all that there is to it
-    digest.update(repr((source.kind, config, arithmetic_key(precision, config), PAGE_TOKENS, PAGE_LAYOUT)).encode())
+    arithmetic = arithmetic_key(precision, config, device)
+    digest.update(repr((source.kind, config, arithmetic, PAGE_TOKENS, page_layout(device))).encode())
     for path in _weight_files(source):
         digest.update(path.stat().st_size.to_bytes(8, "little"))
         with path.open("rb") as file:

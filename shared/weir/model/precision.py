@@ -1,28 +1,66 @@
-"""Which arithmetic a model runs in. Nothing here imports torch or numba: every process of a stack may ask."""
+"""Which arithmetic a model runs in. Nothing here imports torch or numba: every process of a stack may ask.
 
+The arithmetic follows from the device and from what was asked for; the first one of a device is its `auto`:
+
+    cpu           int8 (where the model's shapes fit), fp32     compiled kernels, PyTorch
+    cuda          bf16, fp32                                    Triton kernels on GPU 0
+    interpreter   fp32                                          the same Triton kernels, interpreted on the CPU: a test
+                                                                of the GPU path for machines without one, and slow
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Literal
 
+from weir.core.device import Device
+from weir.kv.geometry import PAGE_LAYOUT, TOKEN_MAJOR_PAGE_LAYOUT, PageGeometry
 from weir.model.architecture import ModelConfig
 from weir.model.errors import ModelError
 
-Precision = Literal["auto", "int8", "fp32"]
-Arithmetic = Literal["int8", "fp32"]
+Precision = Literal["auto", "int8", "fp32", "bf16"]
+Arithmetic = Literal["int8", "fp32", "bf16"]
 
+DEVICE_HELP = "Where workers compute: cpu, cuda (GPU 0) or interpreter (kernels for GPUs, on the CPU: slow, for tests)."
 PRECISION_HELP = (
-    "Arithmetic of the model. int8: compiled kernels, same tokens in every batch; fp32: PyTorch; auto: int8."
+    "Arithmetic of the model. CPU: int8 (compiled kernels, same tokens in every batch) or fp32 (PyTorch); "
+    "CUDA: bf16 or fp32; auto: the device's first."
 )
 
-_VERSIONS: dict[Arithmetic, int] = {"int8": 1, "fp32": 1}
+_OF_DEVICE: Mapping[Device, tuple[Arithmetic, ...]] = {
+    "cpu": ("int8", "fp32"),
+    "cuda": ("bf16", "fp32"),
+    "interpreter": ("fp32",),
+}
+_BYTES: Mapping[Arithmetic, int] = {"int8": 4, "fp32": 4, "bf16": 2}
+"""Of a number in a page. int8 is about matrices: keys and values stay fp32."""
+_VERSIONS: Mapping[Arithmetic, int] = {"int8": 1, "fp32": 1, "bf16": 1}
 """Part of every digest: to be raised when results, or files of packed weights, change their bits."""
 _GROUP = 32
+_TRITON_HEAD_DIMS = (16, 256)
 
 
-def choose_arithmetic(precision: Precision, config: ModelConfig) -> Arithmetic:
-    """`auto` is int8 where the model's shapes fit its kernels.
+def check_precision(precision: Precision, device: Device) -> None:
+    """Raises ValueError for a precision that the device has for no model."""
+    known = _OF_DEVICE[device]
+    if precision != "auto" and precision not in known:
+        raise ValueError(f"precision {precision}: device {device} computes in {' or '.join(known)}; auto is {known[0]}")
+
+
+def choose_arithmetic(precision: Precision, config: ModelConfig, device: Device = "cpu") -> Arithmetic:
+    """`auto` is the device's first one; on a CPU, int8 where the model's shapes fit its kernels.
 
     Raises:
-        ModelError: int8 was asked for and does not fit.
+        ModelError: the device does not compute this model, or not in this precision.
     """
+    try:
+        check_precision(precision, device)
+    except ValueError as error:
+        raise ModelError(str(error)) from None
+    if device != "cpu":
+        obstacle = triton_obstacle(config)
+        if obstacle:
+            raise ModelError(f"device {device}: {obstacle}; use --device cpu for this model")
+        return _OF_DEVICE[device][0] if precision == "auto" else _named(precision)
     if precision == "fp32":
         return "fp32"
     obstacle = int8_obstacle(config)
@@ -42,7 +80,30 @@ def int8_obstacle(config: ModelConfig) -> str:
     return f"{', '.join(wrong)}, expected a multiple of {_GROUP}" if wrong else ""
 
 
-def arithmetic_key(precision: Precision, config: ModelConfig) -> str:
+def triton_obstacle(config: ModelConfig) -> str:
+    """Why the Triton kernels cannot run the model; empty if they can."""
+    least, most = _TRITON_HEAD_DIMS
+    if least <= config.head_dim <= most:
+        return ""
+    return f"head_dim is {config.head_dim}, the attention kernels take {least} to {most}"
+
+
+def page_geometry(config: ModelConfig, arithmetic: Arithmetic) -> PageGeometry:
+    """Of a page whose keys and values are numbers of this arithmetic."""
+    return replace(config.page_geometry, dtype_bytes=_BYTES[arithmetic])
+
+
+def page_layout(device: Device) -> str:
+    """Part of every digest."""
+    return PAGE_LAYOUT if device == "cpu" else TOKEN_MAJOR_PAGE_LAYOUT
+
+
+def arithmetic_key(precision: Precision, config: ModelConfig, device: Device = "cpu") -> str:
     """What a digest has to say about arithmetic. Raises ModelError."""
-    arithmetic = choose_arithmetic(precision, config)
-    return f"{arithmetic} {_VERSIONS[arithmetic]}"
+    arithmetic = choose_arithmetic(precision, config, device)
+    key = f"{arithmetic} {_VERSIONS[arithmetic]}"
+    return key if device == "cpu" else f"{device} {key}"
+
+
+def _named(precision: Literal["int8", "fp32", "bf16"]) -> Arithmetic:
+    return precision

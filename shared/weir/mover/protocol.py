@@ -9,17 +9,21 @@ from numpy.typing import NDArray
 class Mover(Protocol):
     """Between one sender's pages and one receiver's, which have the same size and number."""
 
-    @property
-    def receiver_pages(self) -> NDArray[np.uint8]:
-        """Where the receiver reads, shape [num_pages, page_bytes]."""
-        ...
-
     def move(self, page_ids: NDArray[np.int64]) -> int:
-        """Makes these pages' bytes readable, under the same ids, in `receiver_pages`; returns the bytes copied.
+        """Makes these pages' bytes readable for the receiver, under the same ids; returns the bytes copied.
 
         The sender's pages stay as they are and the sender's to keep, also after an error. May be called again.
         Raises IndexError, with nothing moved, for a page that is not there.
         """
+        ...
+
+
+class HostMover(Mover, Protocol):
+    """Between pages that lie in the host's memory."""
+
+    @property
+    def receiver_pages(self) -> NDArray[np.uint8]:
+        """Where the receiver reads, shape [num_pages, page_bytes]."""
         ...
 
 

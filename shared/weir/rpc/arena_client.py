@@ -14,6 +14,8 @@ import grpc.aio
 
 from weir.core.attempt import Attempt
 from weir.core.errors import DeadlineExceeded, InternalError, Unavailable
+from weir.kv.devices import ArenaMemory
+from weir.kv.memory_door import OpenMemory
 from weir.kv.messages import Acquired, HandedOff, HandOffReceipt, PageChain, PrefixMatch
 from weir.kv.segment import Segment
 from weir.rpc.arena_holdings import Holdings
@@ -53,14 +55,18 @@ class ArenaClient:
         page_bytes: int,
         model_digest: str,
         on_handed_off: Callable[[HandedOff], None],
+        open_memory: OpenMemory | None = None,
     ) -> None:
-        """`on_handed_off` is called in the event loop, once for each sequence that comes to this lease."""
+        """`on_handed_off` is called in the event loop, once for each sequence that comes to this lease.
+
+        `open_memory` maps page memory that is not in the segment; None for a worker that computes on the CPU.
+        """
         facts = arena_pb2.Register(worker_id=worker_id, role=role, page_bytes=page_bytes, model_digest=model_digest)
         self._channel = make_channel(f"unix:{socket_path}")
         self._stub: arena_pb2_grpc.ArenaAsyncStub = arena_pb2_grpc.ArenaStub(self._channel)
         self._holdings = Holdings()
         self._sealing: set[asyncio.Future[None]] = set()
-        self._stream = LeaseStream(self._stub, facts, self._holdings, on_handed_off)
+        self._stream = LeaseStream(self._stub, facts, self._holdings, on_handed_off, open_memory)
 
     @property
     def lost(self) -> asyncio.Event:
@@ -72,6 +78,11 @@ class ArenaClient:
         if self._stream.segment is None:
             raise RuntimeError("the segment is mapped between start() and close()")
         return self._stream.segment
+
+    @property
+    def memory(self) -> ArenaMemory:
+        """The segment and, where its pages are on a device, these. Raises RuntimeError before `start` has returned."""
+        return ArenaMemory(self.segment, self._stream.pages)
 
     @property
     def lease_id(self) -> int:

@@ -12,7 +12,10 @@ import grpc.aio
 
 from weir.core.attempt import Attempt
 from weir.core.errors import Unavailable, WeirError
+from weir.kv.cuda_memory import CudaDriverError
+from weir.kv.device_memory import DeviceMemory
 from weir.kv.layout import SegmentMismatch
+from weir.kv.memory_door import NoMemoryYet, OpenMemory, fetch_memory, offer_memory
 from weir.kv.messages import HandedOff
 from weir.kv.process import own_identity, own_pid_namespace
 from weir.kv.segment import Segment
@@ -44,9 +47,11 @@ class LeaseStream:
         facts: arena_pb2.Register,
         holdings: Holdings,
         on_handed_off: Callable[[HandedOff], None],
+        open_memory: OpenMemory | None,
     ) -> None:
         self.lost = asyncio.Event()
         self.segment: Segment | None = None
+        self.pages: DeviceMemory | None = None
         self.lease_id = 0
         self.keeps_prefixes = False
         self.prefix_wait_s = 0.0
@@ -54,6 +59,7 @@ class LeaseStream:
         self._facts = facts
         self._holdings = holdings
         self._on_handed_off = on_handed_off
+        self._open_memory = open_memory
         self._attachment = 0
         self._settled = asyncio.Event()
         """Set while attached, and for good when lost."""
@@ -101,6 +107,9 @@ class LeaseStream:
         if self._keeping is not None:
             self._keeping.cancel()
             await asyncio.wait([self._keeping])
+        if self.pages is not None:
+            self.pages.close()
+            self.pages = None
         if self.segment is not None:
             self.segment.close()
             self.segment = None
@@ -118,7 +127,7 @@ class LeaseStream:
             except _AttachRefused as error:
                 self._lose(str(error))
                 return
-            except (grpc.aio.AioRpcError, TimeoutError) as error:
+            except (grpc.aio.AioRpcError, TimeoutError, NoMemoryYet) as error:
                 _log.warning("not attached to the transfer service: %s", _reason(error))
                 self._backoff_s = min(2 * self._backoff_s, _MAX_BACKOFF_S)
             except asyncio.CancelledError:
@@ -151,9 +160,11 @@ class LeaseStream:
         try:
             attached = await asyncio.wait_for(self._register(call), _ATTACH_TIMEOUT_S)
             beating = asyncio.create_task(_beat(call, attached.heartbeat_interval_ms / 1000))
+            self.lease_id = self._facts.lease_id = attached.lease_id
             if self.segment is None:
                 self.segment = await _map(Path(attached.segment_path))
-            self.lease_id = self._facts.lease_id = attached.lease_id
+            if attached.memory_socket_path:
+                await self._share_pages(Path(attached.memory_socket_path), self.segment)
             self.keeps_prefixes, self.prefix_wait_s = attached.keeps_prefixes, attached.prefix_wait_ms / 1000
             self._backoff_s = _FIRST_BACKOFF_S
             if self._is_renewal_wanted:
@@ -169,6 +180,18 @@ class LeaseStream:
             call.cancel()
             if beating is not None:
                 beating.cancel()
+
+    async def _share_pages(self, door_path: Path, segment: Segment) -> None:
+        """Maps the page memory; or, at a later attachment, offers it: this may be a new service, which has none."""
+        if self.pages is not None:
+            await asyncio.to_thread(offer_memory, door_path, segment.arena_id, self.pages)
+            return
+        if self._open_memory is None:
+            raise _AttachRefused("the pages of its arena are on a device, and this worker computes on the CPU")
+        try:
+            self.pages = await asyncio.to_thread(fetch_memory, door_path, segment.arena_id, self._open_memory)
+        except (ValueError, OSError, CudaDriverError) as error:
+            raise _AttachRefused(f"its page memory cannot be mapped from here: {error}") from error
 
     async def _register(self, call: _AttachCall) -> arena_pb2.Attached:
         """The claims are those of this moment: answers to calls of the attachment before count no more from here."""

@@ -14,6 +14,7 @@ import numpy as np
 
 from weir.core.attempt import Attempt
 from weir.core.errors import InternalError, Overloaded, Unavailable
+from weir.kv.devices import ArenaMemory
 from weir.kv.geometry import ArenaGeometry
 from weir.kv.layout import SegmentHeader, layout_of
 from weir.kv.messages import Acquired, HandedOff, HandOffReceipt, PageChain, PrefixMatch
@@ -133,6 +134,10 @@ class MemoryArenaClient:
     @property
     def segment(self) -> Segment:
         return self._arena.segment
+
+    @property
+    def memory(self) -> ArenaMemory:
+        return ArenaMemory(self._arena.segment)
 
     @property
     def keeps_prefixes(self) -> bool:

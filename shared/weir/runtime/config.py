@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_type_hints
 
 from weir.core.errors import WeirError
-from weir.model.precision import PRECISION_HELP
+from weir.model.precision import DEVICE_HELP, PRECISION_HELP, check_precision
 from weir.runtime.model_choice import LOAD_HELP, MODEL_HELP, MODEL_SHAPE_HELP, check_load, model_reference
 from weir.runtime.parse import choices_of, describe_type, parse_text, parse_toml
 
@@ -62,7 +62,8 @@ class ServiceConfig:
     model: str = setting("smollm2-135m", MODEL_HELP)
     load: Literal["files", "dummy"] = setting("files", LOAD_HELP)
     model_shape: str = setting("", MODEL_SHAPE_HELP)
-    precision: Literal["auto", "int8", "fp32"] = setting("auto", PRECISION_HELP)
+    device: Literal["cpu", "cuda", "interpreter"] = setting("cpu", DEVICE_HELP)
+    precision: Literal["auto", "int8", "fp32", "bf16"] = setting("auto", PRECISION_HELP)
     grace_s: float = setting(10.0, "Seconds that running work has to end after SIGTERM.")
     runtime_dir: Path = field(
         default_factory=default_runtime_dir,
@@ -77,6 +78,7 @@ class ServiceConfig:
             raise ValueError(f"grace_s {self.grace_s}: must be in [0, 3600]")
         check_listen("listen", self.listen)
         check_load(self.load, self.model_shape)
+        check_precision(self.precision, self.device)
         if self.otlp_endpoint and not self.otlp_endpoint.startswith(("http://", "https://")):
             raise ValueError(f"otlp_endpoint {self.otlp_endpoint!r}: must start with http:// or https://")
 

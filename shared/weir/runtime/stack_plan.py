@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from weir.bus.server import nats_server_command
-from weir.model.precision import PRECISION_HELP
+from weir.model.precision import DEVICE_HELP, PRECISION_HELP, check_precision
 from weir.runtime.config import check_instance, check_listen, default_runtime_dir, setting
 from weir.runtime.model_choice import LOAD_HELP, MODEL_HELP, MODEL_SHAPE_HELP, check_load, model_reference
 from weir.runtime.paths import InstancePaths
@@ -47,7 +47,8 @@ class StackConfig:
     model: str = setting("smollm2-135m", MODEL_HELP)
     load: Literal["files", "dummy"] = setting("files", LOAD_HELP)
     model_shape: str = setting("", MODEL_SHAPE_HELP)
-    precision: Literal["auto", "int8", "fp32"] = setting("auto", PRECISION_HELP)
+    device: Literal["cpu", "cuda", "interpreter"] = setting("cpu", DEVICE_HELP)
+    precision: Literal["auto", "int8", "fp32", "bf16"] = setting("auto", PRECISION_HELP)
     host: str = setting(LOOPBACK, "Address that the gateway listens on.")
     http_port: int = setting(8000, "Port of the OpenAI-style HTTP API.")
     grpc_port: int = setting(50051, "Port of the gRPC API.")
@@ -56,7 +57,7 @@ class StackConfig:
     instance: str = setting("", "Name of the instance. Empty: weir-<gRPC port>.")
     limits_file: str = setting("", "TOML file of lanes and tenants, followed while it changes. Empty: three lanes.")
     policy: str = setting("fcfs", "Scheduling policy: NAME or NAME:KEY=VALUE,…")
-    arena_bytes: int = setting(0, "Size of the arena in /dev/shm. 0: the transfer service's default.")
+    arena_bytes: int = setting(0, "Memory for pages, in /dev/shm or on the device. 0: the transfer service's default.")
     max_context_tokens: int = setting(0, "Prompt and output of a request together. 0: the model's context.")
     log_level: Literal["debug", "info", "warning", "error"] = setting("info", "Least severe level that is logged.")
     log_format: Literal["text", "json"] = setting("text", "Form of the log lines.")
@@ -81,6 +82,7 @@ class StackConfig:
         if self.arena_bytes < 0:
             raise ValueError(f"arena_bytes {self.arena_bytes}: must not be negative")
         check_load(self.load, self.model_shape)
+        check_precision(self.precision, self.device)
         if self.max_context_tokens < 0:
             raise ValueError(f"max_context_tokens {self.max_context_tokens}: must not be negative")
         if not 0 <= self.grace_s <= 600:
@@ -193,6 +195,7 @@ def _service_spec(
         "model": config.model,
         "load": config.load,
         "model-shape": config.model_shape,
+        "device": config.device,
         "precision": config.precision,
         "grace-s": config.grace_s if role == "gateway" else min(config.grace_s, IDLE_GRACE_S),
         "runtime-dir": config.runtime_dir.resolve(),

@@ -9,6 +9,7 @@ from weir.bus.tasks import end_tasks
 from weir.core.attempt import Attempt
 from weir.core.errors import Overloaded, Unavailable, WeirError
 from weir.engine.messages import Command, EngineReport, Give, PageLot, PagesWanted
+from weir.kv.devices import ArenaMemory
 from weir.kv.messages import Acquired, HandOffReceipt, PageChain, PrefixMatch
 from weir.kv.segment import Segment
 from weir.worker.hashing import hashes_of
@@ -27,6 +28,9 @@ class Arena(Protocol):
 
     @property
     def segment(self) -> Segment: ...
+
+    @property
+    def memory(self) -> ArenaMemory: ...
 
     @property
     def keeps_prefixes(self) -> bool: ...

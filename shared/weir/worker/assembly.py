@@ -13,10 +13,11 @@ from weir.core.clock import SystemClock
 from weir.engine.batcher import BatchLimits
 from weir.engine.loop import LoopSettings
 from weir.engine.messages import Command, EngineReport, SetPolicy
+from weir.kv.devices import ArenaMemory, try_memory_kind
 from weir.kv.messages import HandedOff
-from weir.kv.segment import Segment
 from weir.model.config import ModelConfig, load_model_config
 from weir.model.digest import model_digest
+from weir.model.precision import choose_arithmetic, page_geometry
 from weir.model.source import ModelSource, resolve_model
 from weir.policy.seams import Policy
 from weir.rpc.arena_client import ArenaClient
@@ -49,6 +50,7 @@ class ModelFacts:
     source: ModelSource
     config: ModelConfig
     digest: str
+    page_bytes: int
 
     @property
     def limits(self) -> ModelLimits:
@@ -69,7 +71,10 @@ class ModelFacts:
 def read_model_facts(config: WorkerConfig) -> ModelFacts:
     """Reads every byte of the weights once, for their digest: call it in a thread. Raises ModelError."""
     source = resolve_model(config.model_reference)
-    return ModelFacts(source, load_model_config(source), model_digest(source, config.precision))
+    model = load_model_config(source)
+    pages = page_geometry(model, choose_arithmetic(config.precision, model, config.device))
+    digest = model_digest(source, config.precision, config.device)
+    return ModelFacts(source, model, digest, pages.page_bytes)
 
 
 def facts_of(context: ServiceContext[_ConfigT], model: ModelFacts, *, serves_locally: bool = False) -> WorkerFacts:
@@ -106,14 +111,15 @@ class Surroundings:
     make_arena: Callable[[Callable[[HandedOff], None]], Arena]
     make_registration: Callable[[Callable[[], WorkerRecord]], Registration]
     make_policy_watch: Callable[[Callable[[Policy], None]], PolicyWatch]
-    load_model: Callable[[Segment], LoadedModel]
+    load_model: Callable[[ArenaMemory], LoadedModel]
 
 
 def surroundings_of(
-    context: ServiceContext[_ConfigT], model: ModelFacts, load_model: Callable[[Segment], LoadedModel]
+    context: ServiceContext[_ConfigT], model: ModelFacts, load_model: Callable[[ArenaMemory], LoadedModel]
 ) -> Surroundings:
     """The real ones."""
     config = context.config
+    memory_kind = try_memory_kind(config.device)
 
     async def connect() -> Bus:
         return await NatsBus.connect(config.nats_url, name=context.process_id, timeout_s=_BUS_CONNECT_TIMEOUT_S)
@@ -123,9 +129,10 @@ def surroundings_of(
             config.arena_socket_path,
             context.process_id,
             context.role,
-            model.config.page_geometry.page_bytes,
+            model.page_bytes,
             model.digest,
             on_handed_off,
+            memory_kind.open if memory_kind is not None else None,
         ),
         make_registration=lambda make_record: Registration(connect, Subjects(config.instance), make_record),
         make_policy_watch=lambda on_policy: PolicyWatch(connect, Subjects(config.instance), on_policy),

@@ -3,11 +3,16 @@
 import logging
 import os
 from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from weir.kv.segment import Segment
+from weir.core.errors import InternalError
+from weir.engine.swapping import HostPages, PageBytes
+from weir.kv.devices import ArenaMemory
 from weir.model.config import load_model_config
 from weir.model.core_share import CoreShare, FixedShare
+from weir.model.device_check import check_device
 from weir.model.precision import Arithmetic, choose_arithmetic, int8_obstacle
 from weir.model.source import resolve_model
 from weir.worker.background import begin
@@ -16,18 +21,31 @@ from weir.worker.core_budget import CoreBudget
 
 if TYPE_CHECKING:
     from weir.model.load import LoadedWeights, Runner
+    from weir.model.triton_load import DeviceWeights
 
 _LOAD_TIMEOUT_S = 600.0
 _log = logging.getLogger(__name__)
 
 
-def begin_loading(config: WorkerConfig) -> "Callable[[Segment], Runner]":
+@dataclass(frozen=True)
+class ArenaRunner:
+    """A runner over an arena, and the same pages as bytes; both for the engine's thread."""
+
+    runner: "Runner"
+    pages: PageBytes
+
+
+def begin_loading(config: WorkerConfig) -> Callable[[ArenaMemory], ArenaRunner]:
     """Begins at once, in a thread of its own: it takes seconds, in which the transfer service makes its arena.
 
-    The returned function waits for the weights, and raises what loading has raised.
+    The returned function waits for the weights, and raises what loading has raised. Raises DeviceMissing at once.
     """
-    weights = begin(lambda: _load(config), "weights")
-    return lambda segment: weights.result(_LOAD_TIMEOUT_S).runner_over(segment.pages)
+    check_device(config.device)
+    if config.device == "cpu":
+        weights = begin(lambda: _load(config), "weights")
+        return lambda arena: _over_segment(weights, arena)
+    on_device = begin(lambda: _load_on_device(config), "weights")
+    return lambda arena: _over_device(on_device, arena, config)
 
 
 def core_share_of(config: WorkerConfig, arithmetic: Arithmetic) -> CoreShare:
@@ -43,6 +61,32 @@ def core_share_of(config: WorkerConfig, arithmetic: Arithmetic) -> CoreShare:
     except OSError as error:
         _log.warning("no common budget of cores (%s): %d threads, busy or not", error, equal_share.most)
         return equal_share
+
+
+def _over_segment(weights: "Future[LoadedWeights]", arena: ArenaMemory) -> ArenaRunner:
+    pages = arena.segment.pages
+    return ArenaRunner(weights.result(_LOAD_TIMEOUT_S).runner_over(pages), HostPages(pages))
+
+
+def _over_device(weights: "Future[DeviceWeights]", arena: ArenaMemory, config: WorkerConfig) -> ArenaRunner:
+    from weir.model.triton_load import StepRoom  # noqa: PLC0415 - imports torch, which the other thread has done by now
+
+    if arena.pages is None:
+        raise InternalError(f"device {config.device}: the pages of this arena are in its segment")
+    room = StepRoom(config.max_num_batched_tokens, config.max_num_seqs)
+    runner = weights.result(_LOAD_TIMEOUT_S).runner_over(arena.pages, arena.segment.geometry, room)
+    return ArenaRunner(runner, runner.pages)
+
+
+def _load_on_device(config: WorkerConfig) -> "DeviceWeights":
+    from weir.model.triton_load import load_on_device  # noqa: PLC0415 - imports torch
+
+    source = resolve_model(config.model_reference)
+    share = core_share_of(config, "fp32")
+    weights = load_on_device(source, config.precision, config.device, share.most)
+    told = (source.name, weights.arithmetic, config.device, weights.num_bytes / 1e6)
+    _log.info("%s in %s by Triton kernels, device %s, %.0f MB", *told)
+    return weights
 
 
 def _load(config: WorkerConfig) -> "LoadedWeights":

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from weir.bus.messages import WorkerRecord
 from weir.core.clock import SystemClock
 from weir.engine.messages import EngineReport, FailAll, Failure, FailureReason, SetCost, SetPolicy
+from weir.kv.devices import ArenaMemory
 from weir.kv.geometry import PAGE_TOKENS
-from weir.kv.segment import Segment
 from weir.policy.registry import make_policy, parse_policy
 from weir.runtime.admin import Description
 from weir.worker.arena_keeper import Arena, ArenaKeeper
@@ -59,7 +59,7 @@ class WorkerShell:
         self,
         facts: WorkerFacts,
         parts: WorkerParts,
-        load_model: Callable[[Segment], LoadedModel],
+        load_model: Callable[[ArenaMemory], LoadedModel],
         make_registration: Callable[[Callable[[], WorkerRecord]], Registration],
         request_shutdown: Callable[[str], None],
     ) -> None:
@@ -80,7 +80,7 @@ class WorkerShell:
         parts = self._parts
         await parts.arena.start()
         self._tasks.append(asyncio.create_task(self._watch_lease(), name="lease watch"))
-        model = await asyncio.to_thread(self._load_model, parts.arena.segment)
+        model = await asyncio.to_thread(self._load_model, parts.arena.memory)
         await parts.host.start(parts.role.make_batcher(parts.arena.segment), model.runner, model.warm_up)
         if self._facts.policy:
             parts.host.post(SetPolicy(make_policy(*parse_policy(self._facts.policy))))

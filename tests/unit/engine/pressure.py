@@ -19,7 +19,7 @@ from weir.engine.pages import PagePool
 from weir.engine.preemption import PreemptionSettings
 from weir.engine.rests import RestSettings
 from weir.engine.running import RunningSettings
-from weir.engine.swapping import PageMover, SwappingRunner
+from weir.engine.swapping import HostPages, PageMover, SwappingRunner
 from weir.kv.record import SequenceFacts
 from weir.kv.swap import SwapFile
 from weir.policy.registry import make_policy
@@ -140,7 +140,7 @@ class PressedEngine:
                 self.num_failed_steps += 1
                 self.batcher.fail_step(Failure(FailureReason.INTERNAL, "on purpose"))
             elif self.swap_file is not None:
-                mover = PageMover(self.runner.pages, self.swap_file)
+                mover = PageMover(HostPages(self.runner.pages), self.swap_file)
                 self.batcher.record(plan, SwappingRunner(self.runner, mover).run(plan), self._ended_at_s())
             else:
                 assert not plan.swap

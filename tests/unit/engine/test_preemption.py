@@ -13,7 +13,7 @@ from weir.engine.pages import PagePool
 from weir.engine.plan import StepPlan
 from weir.engine.preemption import PreemptionSettings
 from weir.engine.running import RunningSettings
-from weir.engine.swapping import PageMover, SwappingRunner
+from weir.engine.swapping import HostPages, PageMover, SwappingRunner
 from weir.kv.record import SequenceSnapshot
 from weir.kv.swap import SwapFile
 from weir.testing.runner import HashRunner
@@ -32,7 +32,7 @@ class Decoding:
         self.batcher = DecodeBatcher(limits(max_num_seqs=max_num_seqs), pool, RunningSettings(preemption=preemption))
         self.runner = HashRunner(2 * NUM_PAGES, VOCAB_SIZE)
         swap_file = SwapFile(tmp_path, self.runner.pages.shape[1], NUM_PLACES)
-        self._swapping = SwappingRunner(self.runner, PageMover(self.runner.pages, swap_file))
+        self._swapping = SwappingRunner(self.runner, PageMover(HostPages(self.runner.pages), swap_file))
 
     def add(self, slot: int, lane_priority: int = 0, max_tokens: int = 30, prefix_seed: bytes = b"") -> SequenceKey:
         made = facts(tuple(range(15)), slot, max_tokens=max_tokens)

@@ -1,0 +1,67 @@
+"""The segment and, where pages are on a device, the memory of the pages: claimed together."""
+
+import logging
+from dataclasses import dataclass
+
+from weir.core.errors import Unavailable
+from weir.kv.cuda_memory import CudaDriverError
+from weir.kv.devices import try_memory_kind
+from weir.kv.lease import LeaseTable
+from weir.kv.memory_door import MemoryDoor
+from weir.kv.segment import Segment, SegmentError, claim_segment
+from weir.model.device_check import check_device
+from weir_transfer.config import TransferConfig, with_model_facts
+from weir_transfer.fence import OpenProcess
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedArena:
+    """`door` None: the pages are in the segment."""
+
+    segment: Segment
+    door: MemoryDoor | None
+
+
+def claim_arena(config: TransferConfig, open_process: OpenProcess) -> ClaimedArena:
+    """Takes over what an earlier transfer service left, or makes a new arena. Takes seconds.
+
+    Raises DeviceMissing, ModelError, and Unavailable if there is too little memory.
+    """
+    check_device(config.device)
+    complete = with_model_facts(config)
+    try:
+        return _claim(complete, open_process)
+    except (SegmentError, CudaDriverError, ValueError) as error:
+        raise Unavailable(str(error)) from error
+
+
+def _claim(config: TransferConfig, open_process: OpenProcess) -> ClaimedArena:
+    path, geometry, kind = config.segment_path, config.geometry, try_memory_kind(config.device)
+    claimed = claim_segment(path, geometry, config.model_digest)
+    if kind is None:
+        return ClaimedArena(claimed.segment, None)
+    if not claimed.is_new and not _has_living_worker(claimed.segment, open_process):
+        _log.warning("left-over %s removed: the memory of its pages went with the last of its workers", path)
+        claimed.segment.unlink()
+        claimed.segment.close()
+        claimed = claim_segment(path, geometry, config.model_digest)
+    segment, num_bytes = claimed.segment, geometry.page_memory_bytes
+    try:
+        memory = kind.create(num_bytes) if claimed.is_new else None
+    except BaseException:
+        segment.unlink()
+        segment.close()
+        raise
+    return ClaimedArena(segment, MemoryDoor(config.memory_socket_path, segment.arena_id, num_bytes, kind.open, memory))
+
+
+def _has_living_worker(segment: Segment, open_process: OpenProcess) -> bool:
+    """Whoever has a lease maps the pages, or is about to."""
+    for lease in LeaseTable(segment.lease_rows, segment.counters).all():
+        handle = open_process(lease.process)
+        if handle is not None:
+            handle.close()
+            return True
+    return False
