@@ -120,8 +120,7 @@ class WaitGate:
     def _joining(self, waiting: Sequence[Member], running: Counter[Type], num_places: int) -> list[int]:
         """At most a step's share of each type; what is left of it counts for the next step, up to one request."""
         for kind, share in self._shares.items():
-            credit = self._credits.get(kind, 1.0) + share.num_a_step
-            self._credits[kind] = min(credit, max(1.0, share.num_a_step))
+            self._credits[kind] = min(self._credits.get(kind, 1.0), 1.0) + share.num_a_step
         joining: list[int] = []
         for index, member in enumerate(waiting):
             if len(joining) >= num_places:

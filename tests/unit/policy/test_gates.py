@@ -4,28 +4,13 @@ import math
 
 import pytest
 from tests.contract.gate_world import GateWorld, Job
+from tests.unit.policy.members import gate_of, member, view
 
 from weir.policy.fluid import Flow, balanced_step_s, longest_step_s
 from weir.policy.nested_wait import segments
-from weir.policy.registry import make_policy
 from weir.policy.seams import BatchView, Gate, GateDecision, Member
-from weir.policy.traffic import Departures, Traffic
 from weir.policy.wait import WaitParams, shares
 from weir.policy.wma import Shape, WmaGate, WmaLimits, waste
-
-
-def gate_of(name: str, **params: float) -> Gate:
-    gate = make_policy(name, params).gate
-    assert gate is not None
-    return gate
-
-
-def member(request_id: str, predicted: float | None, emitted: int = 0, *, lane: int = 0, since_s: float = 0) -> Member:
-    return Member(request_id, 100, emitted, since_s, predicted, lane)
-
-
-def view(waiting: list[Member], running: list[Member], places: int, free: int = 10**6) -> BatchView:
-    return BatchView(waiting, running, places, 10**6, free)
 
 
 def test_the_balance_of_the_fluid_is_that_of_the_paper() -> None:
@@ -81,73 +66,6 @@ def test_wait_holds_the_batch_until_a_types_share_waits_or_its_time_is_over() ->
     assert gate.next_deadline_s == pytest.approx(2.4), "the next step may be held as long"
 
 
-def view_of(waiting: list[str], running: dict[str, int], since_s: float = 0.0) -> BatchView:
-    batch = [member(request_id, 10.0, emitted) for request_id, emitted in running.items()]
-    return view([member(request_id, 10.0, since_s=since_s) for request_id in waiting], batch, 64)
-
-
-def test_arrivals_are_told_apart_from_those_that_were_there_before() -> None:
-    """b is preempted and waits again: it has arrived once, and has not ended. c has ended with its fourth token."""
-    traffic, departures = Traffic(60.0), Departures()
-    steps = [view_of(["a", "b", "c"], {}), view_of(["a"], {"b": 1, "c": 3}), view_of(["a", "b"], {})]
-    for now_s, step in enumerate([*steps, view_of([], {"a": 1, "b": 2}), view_of([], {})]):
-        traffic.observe(step, float(now_s))
-        departures.observe(step)
-    assert len(traffic.arrivals) == 3
-    assert list(departures.lengths) == [4, 2, 3]
-
-
-@pytest.mark.parametrize("began_at_s", [0.0, 500.0])
-def test_a_rate_is_over_the_time_that_was_seen(began_at_s: float) -> None:
-    """Whatever the clock said when it began."""
-    traffic = Traffic(60.0)
-    for second, span_s in ((0, 1), (1, 1), (30, 30), (61, 60)):
-        traffic.observe(view_of([f"a{second}"], {}, began_at_s + second), began_at_s + second)
-        assert traffic.span_s(began_at_s + second) == span_s
-    assert [seen.at_s - began_at_s for seen in traffic.arrivals] == [1, 30, 61], "the first is out of the window"
-
-
-def test_variation_is_that_of_gaps_and_one_for_poisson_arrivals() -> None:
-    """Evenly spaced arrivals have none; four seconds of nine arrivals among 32 empty ones: the variance of counts is
-    8, the mean 1, the square root of their ratio 2.83."""
-    even, clumped = Traffic(60.0), Traffic(60.0)
-    even.observe(view([member(f"e{n}", 1.0, since_s=n / 4) for n in range(80)], [], 64), 20.0)
-    assert even.variation == 0.0
-    at_s = [9.0 * (n // 9) for n in range(36)]
-    clumped.observe(view([member(f"c{n}", 1.0, since_s=at) for n, at in enumerate([*at_s, 36.0])], [], 64), 36.0)
-    assert clumped.variation == pytest.approx(math.sqrt(8))
-
-
-def test_wait_waits_for_no_share_while_arrivals_vary_much() -> None:
-    """Thirty a second on average, three a step, but all of them in every fifth second."""
-    for max_variation, is_held in ((2.0, False), (1000.0, True)):
-        gate = gate_of("wait", base_ms=100, max_wait_s=0.5, max_variation=max_variation)
-        for second in range(0, 30, 5):
-            gate.decide(view([member(f"a{second}-{n}", 10.0, since_s=second) for n in range(150)], [], 0), second)
-        gate.decide(view([], [], 64), 30.0)
-        decision = gate.decide(view([member("b", 10.0, since_s=30)], [member("r", 10.0, 3)], 64), 30.1)
-        assert bool(list(decision.resting)) == is_held
-
-
-def test_wait_lets_a_step_take_no_more_than_its_share_and_saves_up_for_one_at_the_most() -> None:
-    """A share of 0.5 a step: after a long silence one joins, then every other step one; ten fill the pages."""
-    gate = gate_of("wait", base_ms=1, token_ms=0, max_wait_s=0, safety=0)
-    arrivals = [member(f"a{n}", 9.0, since_s=n / 10) for n in range(600)]
-    pool = 525  # 10 a second of 10 stages and 104.5 tokens on average: 0.5 of them a step fill 522.5
-    for number in range(60):
-        gate.decide(BatchView(arrivals[10 * number : 10 * number + 10], [], 0, pool, pool), float(number + 1))
-    for step in range(20):
-        gate.decide(BatchView([], [member("r", 9.0, 1)], 64, pool, pool), 60.0 + step / 100)
-    newcomers = [member(f"b{n}", 9.0, since_s=60.1) for n in range(20)]
-    joined = []
-    for step in range(8):
-        decision = gate.decide(BatchView(newcomers, [member("r", 9.0, 1)], 64, pool, pool), 60.2 + step / 100)
-        joined.append(len(list(decision.joining)))
-    assert joined == [1, 0, 1, 0, 1, 0, 1, 0]
-    full = [member(f"r{n}", 9.0, 1) for n in range(5)]
-    assert list(gate.decide(BatchView(newcomers, full, 64, pool, pool), 60.3).joining) == []
-
-
 @pytest.mark.parametrize("name", ["wait", "nested-wait", "srtf"])
 def test_where_there_is_no_place_nobody_joins(name: str) -> None:
     gate = gate_of(name, max_variation=1000) if name != "srtf" else gate_of(name)
@@ -155,39 +73,6 @@ def test_where_there_is_no_place_nobody_joins(name: str) -> None:
     for now_s, step in ((0.0, view([], gone, 64)), (2.0, view([member("w", 10.0, since_s=1.0)], [], 0))):
         assert list(gate.decide(step, now_s).joining) == []
     assert list(gate.decide(view([member("w", 10.0, since_s=1.0)], [], 0), 9.0).joining) == []
-
-
-def test_types_are_told_apart_by_prompt_and_each_has_a_share_of_its_own() -> None:
-    """Twenty a second of each, a step of 0.1 s: two of each; three of one do not stand for the other."""
-    gate = gate_of("wait", base_ms=100, max_wait_s=0.5)
-    kinds = [Member(f"{size}-{n}", size, 0, n / 20, 10.0) for n in range(100) for size in (100, 900)]
-    for second in range(5):
-        gate.decide(view(kinds[40 * second : 40 * second + 40], [], 0), second + 1.0)
-    running = [member("r", 10.0, 3)]
-    gate.decide(view([], running, 64), 6.0)
-    short, long = ([Member(f"new{size}-{n}", size, 0, 6.0, 10.0) for n in range(3)] for size in (100, 900))
-    assert list(gate.decide(view(short, running, 64), 6.1).resting) == [0]
-    assert list(gate.decide(view([*short, *long], running, 64), 6.2).resting) == []
-
-
-def test_without_predictions_wait_reckons_with_the_answers_that_have_ended() -> None:
-    """Fifty a second of 100 tokens: of answers of 10, 1,000 tokens of pages hold 18 at once, of answers of 100 half."""
-
-    def most_in_batch(length: int) -> int:
-        gate = gate_of("wait", base_ms=1, max_wait_s=0, safety=0)
-        arrivals = [member(f"a{n}", None, since_s=n / 50) for n in range(500)]
-        gate.decide(view([], [member(f"e{n}", None, length - 1) for n in range(10)], 64), 0.0)
-        for second in range(10):
-            gate.decide(BatchView(arrivals[50 * second : 50 * second + 50], [], 0, 1000, 1000), second + 1.0)
-        newcomers = [member(f"b{n}", None, since_s=11.0) for n in range(64)]
-        batch: list[Member] = []
-        for step in range(200):
-            joining = gate.decide(BatchView(newcomers[len(batch) :], batch, 64, 1000, 1000), 11.0 + step / 1000).joining
-            batch = [member(f"b{n}", None, 1) for n in range(len(batch) + len(list(joining)))]
-        return len(batch)
-
-    assert most_in_batch(10) == math.floor(1000 / (100 + 10 / 2))
-    assert most_in_batch(100) == math.floor(1000 / (100 + 100 / 2))
 
 
 class OpenGate:
