@@ -199,6 +199,14 @@ def test_a_static_batch_is_of_similar_requests_and_starts_with_the_first() -> No
     assert gate.decide(view(mixed, [member("r", 5.0)], 8), 0.0).joining == ()
 
 
+def test_who_could_join_two_batches_joins_where_it_wastes_less() -> None:
+    """120 tokens of answer beside 10 waste 110 * 100 + 7,095 reads, beside 300 they waste 180 * 100 + 37,710."""
+    gate = WmaGate(WmaLimits(max_waste=60_000, max_batch=8, max_hold_s=0))
+    three = [member("a", 10.0), member("b", 300.0), member("c", 120.0)]
+    assert gate.decide(view(three, [], 8), 0.0).joining == [0, 2]
+    assert gate.decide(view([three[1], three[0], three[2]], [], 8), 0.0).joining == [0]
+
+
 def test_a_static_batch_holds_no_more_than_the_pages_do() -> None:
     """Two of 100 + 900 tokens fit into 2,500, three do not."""
     gate = WmaGate(WmaLimits(max_waste=50_000, max_batch=8, max_hold_s=0))
