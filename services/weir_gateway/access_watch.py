@@ -5,13 +5,13 @@ import logging
 
 from weir.bus.codec import MalformedMessage, decode
 from weir.bus.configuration import ACCESS_KEY, AccessRules
-from weir.bus.protocol import Bus, BusError, KvBucket, KvEntry
+from weir.bus.protocol import Bus, BusError, KvEntry
 from weir.bus.subjects import Subjects
 from weir_gateway.access import AccessBook
 
 logger = logging.getLogger(__name__)
 
-_OPEN_RETRY_S = 0.5
+_RETRY_S = 0.5
 
 
 class AccessWatch:
@@ -22,13 +22,20 @@ class AccessWatch:
         self._is_known = asyncio.Event()
         self._num_malformed = 0
         self._num_changes = 0
+        self._num_failures = 0
 
     async def follow(self, bus: Bus, subjects: Subjects) -> None:
-        """Runs for ever."""
-        bucket = await _open(bus, subjects)
-        async for entry in bucket.watch():
-            if entry.key == ACCESS_KEY:
-                self._take(entry)
+        """Runs for ever: a gateway that heard of no change any more would let in whose key was taken away."""
+        while True:
+            try:
+                await self._watch(bus, subjects)
+            except BusError as error:
+                logger.debug("the rules of access cannot be followed: %s; again", error)
+            except Exception:  # the boundary of a task that nobody awaits
+                self._num_failures += 1
+                if self._num_failures == 1:
+                    logger.exception("following the rules of access failed (further failures are only counted); again")
+            await asyncio.sleep(_RETRY_S)
 
     async def wait_known(self, timeout_s: float) -> bool:
         """Whether the rules are known by then."""
@@ -44,7 +51,15 @@ class AccessWatch:
             "access_rules_known": float(self._is_known.is_set()),
             "access_rules_changes_total": float(self._num_changes),
             "access_rules_malformed_total": float(self._num_malformed),
+            "access_rules_failures_total": float(self._num_failures),
         }
+
+    async def _watch(self, bus: Bus, subjects: Subjects) -> None:
+        """Raises BusError."""
+        bucket = await bus.bucket(subjects.configuration_bucket, durable=True)
+        async for entry in bucket.watch():
+            if entry.key == ACCESS_KEY:
+                self._take(entry)
 
     def _take(self, entry: KvEntry) -> None:
         if entry.value is None:
@@ -63,12 +78,3 @@ class AccessWatch:
             logger.info(
                 "rules of access: %d lanes, %d tenants, %d keys", len(rules.lanes), len(rules.tenants), num_keys
             )
-
-
-async def _open(bus: Bus, subjects: Subjects) -> KvBucket:
-    while True:
-        try:
-            return await bus.bucket(subjects.configuration_bucket, durable=True)
-        except BusError as error:
-            logger.debug("the configuration bucket cannot be opened: %s; again", error)
-            await asyncio.sleep(_OPEN_RETRY_S)

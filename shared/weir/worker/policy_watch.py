@@ -31,6 +31,7 @@ class PolicyWatch:
         self._task: asyncio.Task[None] | None = None
         self._choice: PolicyChoice | None = None
         self._num_refused = 0
+        self._num_failures = 0
 
     @property
     def policy_name(self) -> str:
@@ -46,7 +47,10 @@ class PolicyWatch:
             await end_tasks([self._task])
 
     def metrics(self) -> dict[str, float]:
-        return {"policy_choices_refused_total": float(self._num_refused)}
+        return {
+            "policy_choices_refused_total": float(self._num_refused),
+            "policy_watch_failures_total": float(self._num_failures),
+        }
 
     async def _keep_watching(self) -> None:
         while True:
@@ -54,6 +58,10 @@ class PolicyWatch:
                 await self._watch()
             except (BusError, InboxFull) as error:  # whoever watches anew is told the choice again
                 _log.debug("watching the policy: %s", error)
+            except Exception:  # noqa: BLE001 - the boundary of a task that nobody awaits
+                self._num_failures += 1
+                if self._num_failures == 1:
+                    _log.exception("watching the policy failed (further failures are only counted); again")
             await asyncio.sleep(_RETRY_S)
 
     async def _watch(self) -> None:

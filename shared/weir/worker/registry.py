@@ -74,6 +74,11 @@ class Registration:
                 if not self._is_away:
                     _log.warning("not in the registry: %s", error or "no answer")
                 self._is_away = True
+            except Exception:  # noqa: BLE001 - the boundary of a task: without its entry the worker gets no work
+                self.num_failures += 1
+                if not self._is_away:
+                    _log.exception("not in the registry")
+                self._is_away = True
             else:
                 if self._is_away:
                     _log.info("in the registry again")

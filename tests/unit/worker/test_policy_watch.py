@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+import pytest
 from tests.unit.worker.rig import INSTANCE, Rig, eventually
 
 from weir.bus.codec import encode
@@ -128,4 +129,20 @@ async def test_a_worker_that_starts_without_a_bus_hears_later() -> None:
         hub.start()
         await say(hub, PolicyChoice(1, "edf"))
         await eventually(lambda: watch.policy_name == "edf")
+    hub.stop()
+
+
+async def test_a_defect_is_counted_and_the_choice_is_heard_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weir.worker.policy_watch._RETRY_S", 0.01)
+    hub, taken, defects = MemoryHub(), list[Policy](), [RuntimeError("a defect")]
+
+    def take(policy: Policy) -> None:
+        if defects:
+            raise defects.pop()
+        taken.append(policy)
+
+    async with watching(hub, take) as watch:
+        await say(hub, PolicyChoice(1, "edf"))
+        await eventually(lambda: [policy.name for policy in taken] == ["edf"])
+        assert watch.metrics()["policy_watch_failures_total"] == 1
     hub.stop()

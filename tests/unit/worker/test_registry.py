@@ -137,3 +137,20 @@ async def test_stopping_ends_a_put_that_swallows_its_cancellation() -> None:
         await registering.stop()
     starting.cancel()
     await asyncio.gather(starting, return_exceptions=True)
+
+
+async def test_a_record_that_could_not_be_made_once_is_put_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weir.worker.registry._INTERVAL_S", 0.01)
+    defects = [RuntimeError("a defect")]
+
+    def num_running() -> int:
+        if defects:
+            raise defects.pop()
+        return 3
+
+    hub = MemoryHub()
+    registering = registration(hub, num_running)
+    await registering.start(5.0)
+    assert await entries(hub) == [record(3)]
+    assert registering.num_failures == 1
+    await registering.stop()
