@@ -2,7 +2,7 @@
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from weir.policy.seams import Order, OrderQueue
 from weir.scheduling.fairness import VirtualCounters
@@ -66,6 +66,11 @@ class LaneQueue:
 
     def oldest(self) -> Request:
         return next(iter(self._by_age.values()))
+
+    def oldest_since_s(self, is_over: Callable[[str], bool]) -> float:
+        """When the oldest one came of tenants that may have more in flight; of all, if none may."""
+        oldest = (next(iter(tenant.by_age.values())) for key, tenant in self._tenants.items() if not is_over(key))
+        return min((request.queued_at_s for request in oldest), default=self.oldest().queued_at_s)
 
     def newest(self) -> Request:
         return next(reversed(self._by_age.values()))

@@ -53,7 +53,8 @@ class Lanes:
         self._requests: dict[str, Request] = {}
         self._lane_counts: Counter[str] = Counter()
         self._expiry: LazyHeap[tuple[float]] = LazyHeap()
-        self._parked: dict[str, list[tuple[str, LaneQueue]]] = {}
+        self._parked: dict[str, dict[LaneQueue, str]] = {}
+        """tenant -> where it is passed over, with the model."""
         self._num_head_changes = 0
         """Of all models, so that one whose queues are made anew never comes to a number that it had."""
         self._ages = any(lane.ageing_s for lane in limits.lanes)
@@ -164,7 +165,7 @@ class Lanes:
             if not self._is_over(key):
                 return queue.next_of(key, now_s)
             queue.park(key)
-            self._parked.setdefault(key, []).append((model, queue))
+            self._parked.setdefault(key, {})[queue] = model
         return None
 
     def served(self, request: Request, service: float) -> None:
@@ -178,7 +179,7 @@ class Lanes:
 
     def reopen(self, tenant: str) -> None:
         """The tenant may have more in flight again."""
-        for model, queue in self._parked.pop(tenant, ()):
+        for queue, model in self._parked.pop(tenant, {}).items():
             queue.reopen(tenant)
             if model in self._models:
                 self._mark_changed(self._models[model])
@@ -230,9 +231,12 @@ class Lanes:
         queues.num_head_changes = self._num_head_changes
 
     def _urgency(self, queue: LaneQueue, now_s: float) -> tuple[int, float, int]:
-        """Smallest first: its oldest request counts as one lane up for each `ageing_s` that it waited, at most as the
-        most urgent lane; among equals whoever was as urgent first."""
-        since_s, ageing_s = queue.oldest().queued_at_s, queue.limits.ageing_s
+        """Smallest first: its oldest request that may start counts as one lane up for each `ageing_s` that it waited,
+        at most as the most urgent lane; among equals whoever was as urgent first."""
+        oldest, ageing_s = queue.oldest(), queue.limits.ageing_s
+        since_s = oldest.queued_at_s
+        if self._is_fair and self._is_over(oldest.tenant):
+            since_s = queue.oldest_since_s(self._is_over)
         num_up = 0
         if ageing_s:
             num_up = min(int((now_s - since_s) / ageing_s), len(self._limits.lanes) - 1 - queue.priority)

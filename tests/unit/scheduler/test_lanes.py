@@ -7,7 +7,7 @@ from tests.unit.scheduler.rig import Rig, make_worker
 
 from weir.bus.messages import WorkerRecord
 from weir.policy.registry import make_policy
-from weir.scheduling.limits import CoreLimits, LaneLimits
+from weir.scheduling.limits import CoreLimits, LaneLimits, TenantLimits
 from weir.scheduling.placing_limits import MemoryTestName, PlacingLimits
 
 
@@ -152,6 +152,24 @@ def test_after_twice_that_time_it_counts_as_two_and_goes_by_when_it_came_to_be_a
     # low-1 has been as urgent as the highest lane for 1 s: later than high-0, earlier than high-1.
     assert granted_in_turn(rig) == ["low-1", "high-1", "middle-late", "middle-0"]
     assert rig.granted[2] == "high-0"
+
+
+def test_who_may_have_no_more_in_flight_does_not_age_for_others_of_the_lane() -> None:
+    """a-1 has waited for long, since its tenant has one in flight, as many as it may; b has come just now."""
+    lanes = lane("high"), lane("low", ageing_s=10.0)
+    limits = CoreLimits(lanes, "high", tenants=(TenantLimits("a", max_in_flight=1),), slot_overbooking=0.0)
+    rig = Rig(limits).start(make_worker("p", "prefill"), make_worker("d", "decode", seqs=2))
+    rig.submit("a-0", "low", tenant="a")
+    rig.submit("a-1", "low", tenant="a")
+    rig.submit("running", "high")
+    rig.run(25)
+    rig.submit("b", "low")
+    rig.submit("urgent", "high")
+    rig.finish("running")
+    assert rig.granted[2:] == ["urgent"]
+    rig.finish("a-0")
+    rig.finish("b")
+    assert rig.granted[3:] == ["b", "a-1"], "inside the lane tenants go by what they were served"
 
 
 def test_nobody_comes_to_be_more_urgent_than_the_most_urgent_lane() -> None:
