@@ -14,6 +14,8 @@ import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from weir.runtime.config import ServiceConfig, read_config
+from weir.scheduling.limits import CoreLimits
+from weir.scheduling.limits_file import parse_limits
 
 yaml = pytest.importorskip("yaml", reason="PyYAML is needed to read compose.yaml; `make setup-dev` installs it")
 
@@ -24,7 +26,7 @@ HEALTH_NAMES = {
     "transfer": ["weir.v1.Arena"],
     "prefill": ["weir.v1.Worker"],
     "decode": ["weir.v1.Worker"],
-    "scheduler": [],
+    "scheduler": ["weir.v1.Scheduling"],
     "gateway": ["weir.v1.Inference"],
 }
 UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
@@ -105,6 +107,19 @@ def test_workers_call_the_transfer_service_where_it_listens(document: Any) -> No
     assert listen.startswith("unix:/dev/shm/")
     for role in ("prefill", "decode"):
         assert f"unix:{config_of(document, role).arena_socket_path}" == listen
+
+
+def test_the_scheduler_reads_its_limits_from_a_folder_that_is_mounted_and_they_are_right(document: Any) -> None:
+    [mount] = document["services"]["scheduler"]["volumes"]
+    source, target, mode = mount.split(":")
+    inside = Path(config_of(document, "scheduler").limits_file)
+    assert (str(inside.parent), mode) == (target, "ro")
+    shipped = (COMPOSE / source / inside.name).read_text()
+    assert parse_limits(shipped, CoreLimits()) == CoreLimits()
+    example = re.sub(r"^# (?=\[|\w+ = )", "", shipped, flags=re.MULTILINE).replace('"…"', f'"{"0" * 64}"', 1)
+    limits = parse_limits(example.replace("…", "1" * 64), CoreLimits())
+    assert limits.admin_key_digests
+    assert limits.has_tenant_keys
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode", "scheduler", "gateway"])
