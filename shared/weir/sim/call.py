@@ -1,7 +1,7 @@
 """One simulated request on its way: what its gateway knows of it, and the truth that only the modelled workers ask."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import Protocol
 
@@ -46,6 +46,11 @@ class Call:
     num_reported_tokens: int = 0
     num_sealed_pages: int = 0
     """Of its prompt, at the worker that reads it: others can use them already."""
+    num_true_tokens: int = field(init=False)
+    """Of its answer."""
+
+    def __post_init__(self) -> None:
+        self.num_true_tokens = min(self.request.num_output_tokens, self.request.max_tokens)
 
     @property
     def key(self) -> SequenceKey:
@@ -56,11 +61,6 @@ class Call:
     def lane_priority(self) -> int:
         assert self.placement is not None, "only a granted request has a lane of the scheduler"
         return self.placement.lane_priority
-
-    @property
-    def num_true_tokens(self) -> int:
-        """Of its answer."""
-        return min(self.request.num_output_tokens, self.request.max_tokens)
 
     def facts(self) -> SequenceFacts:
         """As its Start says them. `prefix_seed` names the request, so that its pages are known when they come back."""

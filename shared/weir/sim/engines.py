@@ -47,13 +47,15 @@ class PolicyChoice:
 @dataclass(frozen=True, slots=True)
 class EngineMaker:
     """`fast_forward`: fast engines where they are their equal. `shares_fast`: also on memories that several use, which
-    raise MemoryIsTight when they are so no more."""
+    raise MemoryIsTight when they are so no more. `looks_ahead`: they do not plan each of their steps, and raise
+    Coincidence where it cannot be told without that what comes first."""
 
     spec: SystemSpec
     policy: PolicyChoice
     timeline: Timeline
     fast_forward: bool
     shares_fast: bool
+    looks_ahead: bool
     longest_prompt_tokens: int
 
     def make(self, worker: SimWorker, place: Place, calls: Calls, listener: WorkerListener) -> Engine:
@@ -79,7 +81,8 @@ class EngineMaker:
             room = CountedRoom(memory) if place.owns_memory else NamedRoom(worker, listener)
             return FastPrefill(worker, place.pool, room, self.timeline, listener)
         pages = FastPages(memory, worker.index, owns_memory=place.owns_memory)
-        return SwitchingEngine(FastEngine(place.pool, pages, self.timeline, listener), pages, make_exact)
+        fast = FastEngine(place.pool, pages, self.timeline, listener)
+        return SwitchingEngine(fast, pages, make_exact, may_look_ahead=self.looks_ahead)
 
     def _num_stock_pages(self, place: Place) -> int:
         """More than a real batcher there ever holds beyond what is in use: what sequences are about to want, which is a

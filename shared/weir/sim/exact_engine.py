@@ -80,8 +80,11 @@ class ExactEngine:
         self._batcher.record(plan, self._draw(plan), now_s=self._timeline.now_s())
         self._tell()
 
-    def try_skip(self, duration_ns: int) -> int:
-        return duration_ns
+    def look_ahead(self, ends_ns: int) -> int:
+        return ends_ns
+
+    def catch_up(self) -> int:
+        raise AssertionError("it never looks ahead")
 
     @property
     def next_deadline_s(self) -> float | None:
@@ -101,6 +104,9 @@ class ExactEngine:
 
     def settle_all(self) -> None:
         """It has told everything."""
+
+    def die(self) -> None:
+        """Nobody asks it for anything any more."""
 
     def counters(self) -> Mapping[str, float]:
         return {name: float(value) for name, value in self._batcher.counters.snapshot().items()}
@@ -144,13 +150,13 @@ class ExactEngine:
         token_ids = {}
         records, calls = self._memory.records, self._calls
         for chunk in plan.chunks:
-            sample = chunk.sample
+            sample, slot = chunk.sample, chunk.slot
             if sample is None:
                 continue
-            facts = records[chunk.slot].facts
+            facts = records[slot].facts
             # A row that a static batch holds after its end belongs to nobody.
             is_last = facts is not None and sample.output_index + 1 == calls[facts.request_id].num_true_tokens
-            token_ids[chunk.slot] = LAST_TOKEN if is_last else TOKEN
+            token_ids[slot] = LAST_TOKEN if is_last else TOKEN
         return StepResult(token_ids)
 
     def _supply(self) -> bool:

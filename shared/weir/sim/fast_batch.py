@@ -1,12 +1,18 @@
 """The sequences of a fast engine that decode: each draws a token in every step from its first to its last one."""
 
+from bisect import bisect_left
+from itertools import groupby
+
 from weir.core.cost import StepCost
 from weir.kv.geometry import PAGE_TOKENS
 from weir.sim.call import Call
-from weir.sim.events import NS_PER_MS, Timeline, ns_of_ms
+from weir.sim.events import NS_PER_MS, ns_of_ms
 from weir.sim.fast_pages import FastPages
 from weir.sim.fast_rows import Gaps, Row
 from weir.sim.worker import WorkerListener
+
+_MAX_AHEAD = 64
+"""Steps that are looked ahead: pages are taken for all of them."""
 
 
 class FastBatch:
@@ -21,6 +27,9 @@ class FastBatch:
         self.fresh: list[Row] = []
         """They draw their first token after the prompt's in this step, or the next one to be decided."""
         self.eager: dict[Call, Row] = {}
+        """Each of their tokens is told when it is drawn."""
+        self.num_over = 0
+        """Rows of whose tokens nobody wants to hear."""
         self._cost = cost
         self._pages = pages
         self._listener = listener
@@ -30,6 +39,8 @@ class FastBatch:
         """Rows by `growth_phase`."""
         self._last_end_ns = 0
         self._gaps = Gaps()
+        self._ahead_ns: list[int] = []
+        """When the step ends that runs, and those that were looked ahead after it."""
 
     @property
     def is_quiet(self) -> bool:
@@ -65,7 +76,9 @@ class FastBatch:
         self._growing[row.growth_phase] += 1
         self._ends.setdefault(row.last_step, []).append(row)
         self.fresh.append(row)
-        if row.is_eager:
+        if row.is_over:
+            self.num_over += 1
+        elif row.is_eager:
             self.eager[row.call] = row
 
     def leave(self, row: Row) -> None:
@@ -73,47 +86,71 @@ class FastBatch:
         self.num_rows -= 1
         self.num_context_tokens -= row.context(self.step + 1)
         self._growing[row.growth_phase] -= 1
+        self.num_over -= row.is_over
         self.eager.pop(row.call, None)
+
+    def let_be(self, row: Row) -> None:
+        """Its request is over, and what it draws until it is cancelled does not count."""
+        row.is_over = True
+        if row.first_step:
+            self.eager.pop(row.call, None)
+            self.num_over += 1
 
     def settle(self, row: Row, step: int) -> None:
         """Tells what it has drawn up to the end of this step, the last one that has ended."""
         num_tokens = step - row.told_step
-        if row.first_step and num_tokens > 0 and not row.is_eager:
+        if row.first_step and num_tokens > 0 and not (row.is_eager or row.is_over):
             longest_gap_ns = self._gaps.longest_since(row.told_step + 1)
             self._listener.on_tokens(row.call, num_tokens, self._last_end_ns, longest_gap_ns)
             row.told_step = step
 
-    def run(self, timeline: Timeline, duration_ns: int) -> tuple[int, int, int]:
-        """Quiet steps in a row: the one that runs ends, and so on until something else is planned on the timeline, or
-        somebody ends, or a page is lacking. How many ended, nanoseconds of those that began, and how long the one that
-        runs then takes. Their durations are those of `StepCost.step_ms`, to the bit."""
-        num_rows, growing, ends = self.num_rows, self._growing, self._ends
-        base_ms = self._cost.base_ms + self._cost.decode_sequence_ms * num_rows
-        token_ms, num_tokens = self._cost.context_token_ms, self.num_context_tokens
-        step, first_step, now_ns, last_end_ns = self.step, self.step, timeline.now_ns, self._last_end_ns
-        next_ns, busy_ns, gap_ns = timeline.next_ns, 0, 0
-        while next_ns is None or now_ns + duration_ns < next_ns:
-            num_pages = growing[(step + 1) % PAGE_TOKENS]
-            if num_pages and not self._pages.try_grow(num_pages):
+    def look_ahead(self, ends_ns: int) -> int:
+        """The step that runs ends at `ends_ns`. When the first one ends from it on of which anything comes but the next
+        token of each; there are pages up to there. Durations are those of `StepCost.step_ms`, to the bit."""
+        cost, num_rows = self._cost, self.num_rows
+        base_ms, token_ms = cost.base_ms + cost.decode_sequence_ms * num_rows, cost.context_token_ms
+        num_tokens, num_pages, num_spare = self.num_context_tokens, 0, self._pages.num_spare
+        self._ahead_ns = ahead_ns = [ends_ns]
+        for following in range(self.step + 1, self.step + _MAX_AHEAD):
+            num_following = num_pages + self._growing[following % PAGE_TOKENS]
+            if following - 1 in self._ends or num_following > num_spare:
                 break
-            now_ns += duration_ns
-            gap_ns = now_ns - last_end_ns
-            if step == first_step:
-                self._gaps.add(step, gap_ns)
-            self._listener.on_gaps(gap_ns, num_rows)
-            last_end_ns = now_ns
+            num_pages = num_following
             num_tokens += num_rows
-            step += 1
-            duration_ns = round((base_ms + token_ms * num_tokens) * NS_PER_MS)
-            busy_ns += duration_ns
-            if step in ends:
-                break
-        if step > first_step:
-            # From the second one on gaps only grow, for contexts do: the last one stands for all of them.
-            self._gaps.add(step - 1, gap_ns)
-            timeline.skip_to(now_ns)
-            self.step, self.num_context_tokens, self._last_end_ns = step, num_tokens, last_end_ns
-        return step - first_step, busy_ns, duration_ns
+            ends_ns += round((base_ms + token_ms * num_tokens) * NS_PER_MS)
+            ahead_ns.append(ends_ns)
+        if num_pages:
+            self._pages.reserve(num_pages)
+        return ends_ns
+
+    def catch_up(self, now_ns: int) -> tuple[int, int, int]:
+        """After `look_ahead`: steps that end before now are over. How many that were, nanoseconds of those that began
+        after them, and when the one ends that runs now."""
+        num_steps, begins_ns = bisect_left(self._ahead_ns, now_ns), self._ahead_ns[0]
+        ended_ns, self._ahead_ns = self._ahead_ns[:num_steps], self._ahead_ns[num_steps:]
+        ends_ns = self._ahead_ns[0]
+        if num_steps:
+            self._add_gaps(ended_ns)
+            num_pages = sum(self._growing[(self.step + 1 + number) % PAGE_TOKENS] for number in range(num_steps))
+            if num_pages:
+                self._pages.grow(num_pages)
+            self.step += num_steps
+            self.num_context_tokens += num_steps * self.num_rows
+        return num_steps, ends_ns - begins_ns, ends_ns
+
+    def _add_gaps(self, ended_ns: list[int]) -> None:
+        """Steps ended in which nobody drew a token but those who draw one in each."""
+        num_lazy = self.num_rows - self.num_over
+        gaps_ns = [
+            ends_ns - began_ns for ends_ns, began_ns in zip(ended_ns, (self._last_end_ns, *ended_ns), strict=False)
+        ]
+        self._last_end_ns = ended_ns[-1]
+        # From the second one on gaps only grow, for contexts do: the last one stands for all of them.
+        self._gaps.add(self.step, gaps_ns[0])
+        self._gaps.add(self.step + len(gaps_ns) - 1, gaps_ns[-1])
+        if num_lazy:
+            for gap_ms, alike in groupby(gaps_ns, key=_ms_of):
+                self._listener.on_gaps(gap_ms * NS_PER_MS, num_lazy * sum(1 for _ in alike))
 
     @property
     def duration_ns(self) -> int:
@@ -126,4 +163,8 @@ class FastBatch:
         self.eager.clear()
         self._ends.clear()
         self._growing = [0] * PAGE_TOKENS
-        self.num_rows = self.num_context_tokens = 0
+        self.num_rows = self.num_context_tokens = self.num_over = 0
+
+
+def _ms_of(time_ns: int) -> int:
+    return time_ns // NS_PER_MS

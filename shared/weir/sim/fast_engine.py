@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from weir.core.cost import Chunk
 from weir.sim.arriving import SimArrival
 from weir.sim.call import Call
-from weir.sim.events import Timeline, ns_of_ms
+from weir.sim.events import Coincidence, Timeline, ns_of_ms
 from weir.sim.fast_batch import FastBatch
 from weir.sim.fast_pages import FastPages
 from weir.sim.fast_rows import Row, plan_prompts
@@ -35,6 +35,8 @@ class FastEngine:
 
     def __init__(self, pool: PoolSpec, pages: FastPages, timeline: Timeline, listener: WorkerListener) -> None:
         self.busy_ns = 0
+        self._is_ahead = False
+        """Steps after the one that runs were looked ahead."""
         self._cost = pool.profile.step
         self._max_tokens = pool.max_num_batched_tokens
         self._chunk_tokens = pool.chunk_tokens
@@ -85,7 +87,7 @@ class FastEngine:
         self._num_arrivals += 1
         num_prompt_tokens = call.request.num_prompt_tokens
         row = Row(call, arrival, self._num_arrivals, num_prompt_tokens)
-        row.is_eager = call.expires_ns is not None or call.is_over
+        row.is_eager, row.is_over = call.expires_ns is not None, call.is_over
         self._rows[call] = row
         self._waiting.append(row)
         if arrival.slot is not None:
@@ -125,7 +127,8 @@ class FastEngine:
 
     def end_step(self) -> None:
         batch = self._batch
-        ending, num_lazy = batch.take_ending(), batch.num_rows
+        self._is_ahead = False
+        ending, num_lazy = batch.take_ending(), batch.num_rows - batch.num_over
         if ending or batch.fresh or batch.eager or self._chunks:
             num_lazy = self._tell(ending)
         batch.end_step(self._timeline.now_ns, num_lazy)
@@ -138,24 +141,30 @@ class FastEngine:
         if self._chunks:
             self._end_chunks()
 
-    def try_skip(self, duration_ns: int) -> int:
+    def look_ahead(self, ends_ns: int) -> int:
         """As `weir.sim.worker.Engine` has it."""
         if self._chunks or self._waiting or self._prompts or not self._batch.is_quiet:
-            return duration_ns
-        num_steps, busy_ns, duration_ns = self._batch.run(self._timeline, duration_ns)
+            return ends_ns
+        self._is_ahead = True
+        return self._batch.look_ahead(ends_ns)
+
+    def catch_up(self) -> int:
+        """As `weir.sim.worker.Engine` has it."""
+        num_steps, busy_ns, ends_ns = self._batch.catch_up(self._timeline.now_ns)
         self._counts["steps"] += num_steps
         self._count_decodes(num_steps)
         self.busy_ns += busy_ns
-        return duration_ns
+        return ends_ns
 
     def settle_all(self) -> None:
         """Tells what every sequence has drawn."""
+        self._catch_up_to_the_past()
         settle, step = self._batch.settle, self.num_done_steps
         for row in self._rows.values():
             settle(row, step)
 
     def forget_all(self) -> None:
-        """They go on elsewhere."""
+        """They go on elsewhere, or are lost."""
         for row in self._rows.values():
             row.call.settle = None
         self._rows.clear()
@@ -197,7 +206,8 @@ class FastEngine:
     def _tell(self, ending: list[Row]) -> int:
         """Whose token is more than the next of many: decodes in order, then prompts. How many decodes are left."""
         batch = self._batch
-        ends, decodes = set(ending), dict.fromkeys((*batch.fresh, *batch.eager.values(), *ending))
+        ends, rows = set(ending), (*batch.fresh, *batch.eager.values(), *ending)
+        decodes = dict.fromkeys(row for row in rows if not row.is_over)
         # A prompt's last token is computed among the decodes.
         firsts = {row: None for row, _ in self._chunks if row.num_uncomputed == 1}
         told = [*decodes, *firsts]
@@ -213,7 +223,7 @@ class FastEngine:
         for row, num_tokens in self._chunks:
             if row not in firsts and row.num_uncomputed == num_tokens:
                 self._tell_first(row)
-        return batch.num_rows - len(decodes)
+        return batch.num_rows - batch.num_over - len(decodes)
 
     def _tell_first(self, row: Row) -> None:
         self._tell_token(row.call, is_last=row.call.num_true_tokens == 1)
@@ -248,14 +258,16 @@ class FastEngine:
             counts["tokens_generated"] += num_steps * num_rows
 
     def _settle_for_good(self, call: Call, *, is_over: bool) -> None:
-        """From here on each of its tokens is told, if it is over, so that nobody counts them."""
+        """If it is over, nobody wants to hear of what it draws from here on."""
+        self._catch_up_to_the_past()
         row = self._rows[call]
         self._batch.settle(row, self.num_done_steps)
-        if is_over:
-            row.is_eager = True
-            if row.first_step:
-                row.told_step = self.num_done_steps
-                self._batch.eager[call] = row
+        if is_over and not row.is_over:
+            self._batch.let_be(row)
+
+    def _catch_up_to_the_past(self) -> None:
+        if self._is_ahead and self.catch_up() == self._timeline.now_ns:
+            raise Coincidence(f"a step ends at {self._timeline.now_ns} ns, when it is asked what was drawn")
 
 
 def _order(row: Row) -> int:

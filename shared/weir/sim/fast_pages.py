@@ -1,5 +1,7 @@
 """The pages of a fast engine: counted, not named; ids only where others see them."""
 
+from math import inf
+
 from weir.engine.messages import PageLot
 from weir.sim.arriving import SimArrival
 from weir.sim.memory import Memory
@@ -25,22 +27,24 @@ class FastPages:
 
     def has_room(self, num_pages: int) -> bool:
         """Whether so many more could be used. A memory that several share says so itself when it is tight."""
-        return not self._owns_memory or len(self._stock) - self._num_used >= num_pages
+        return self.num_spare >= num_pages
 
     def grow(self, num_pages: int) -> None:
+        self.reserve(num_pages)
         self._num_used += num_pages
-        num_short = self._num_used - len(self._stock)
+
+    @property
+    def num_spare(self) -> float:
+        """Pages that could be used beside those that are."""
+        return len(self._stock) - self._num_used if self._owns_memory else inf
+
+    def reserve(self, num_pages: int) -> None:
+        """So many will be used soon."""
+        num_short = self._num_used + num_pages - len(self._stock)
         if num_short > 0:
             lot = self.memory.try_acquire(self._worker, max(num_short, _LOT), 0)
             assert lot is not None, "has_room was asked"
             self._put(lot)
-
-    def try_grow(self, num_pages: int) -> bool:
-        """`grow`, if there is room."""
-        if not self.has_room(num_pages):
-            return False
-        self.grow(num_pages)
-        return True
 
     def shrink(self, num_pages: int) -> None:
         self._num_used -= num_pages

@@ -181,8 +181,11 @@ class FastPrefill:
                 del self._prompts[prompt.call]
                 self._room.give_back(prompt)
 
-    def try_skip(self, duration_ns: int) -> int:
-        return duration_ns
+    def look_ahead(self, ends_ns: int) -> int:
+        return ends_ns
+
+    def catch_up(self) -> int:
+        raise AssertionError("it never looks ahead")
 
     @property
     def next_deadline_s(self) -> float | None:
@@ -201,6 +204,9 @@ class FastPrefill:
 
     def settle_all(self) -> None:
         """It has told everything."""
+
+    def die(self) -> None:
+        """Nobody asks it for anything any more."""
 
     def integrity_errors(self) -> list[str]:
         return [f"{len(self._prompts)} prompts are here when all requests have ended"] if self._prompts else []

@@ -27,6 +27,8 @@ class Row:
     is_gone: bool = False
     is_eager: bool = False
     """Each of its tokens is told when it is drawn."""
+    is_over: bool = False
+    """None of them is."""
     num_passed_over: int = 0
 
     @property

@@ -93,12 +93,13 @@ class Fleet:
                 worker.post(lambda engine: engine.cancel(call))
 
     def on_events(self, worker: SimWorker, events: tuple[Event, ...]) -> None:
-        calls = self.gateway.calls
+        calls, on_token = self.gateway.calls, self.gateway.on_token
         for event in events:
+            if event.__class__ is TokenDrawn:  # nearly all are
+                call = calls[event.key.request_id]
+                on_token(call, is_last=event.index + 1 == call.num_true_tokens)
+                continue
             match event:
-                case TokenDrawn(key, index):
-                    call = calls[key.request_id]
-                    self.gateway.on_token(call, is_last=index + 1 == call.num_true_tokens)
                 case ChunkComputed() if calls[event.key.request_id].hashes:
                     _seal(worker, calls[event.key.request_id], event)
                 case HandOffReady():

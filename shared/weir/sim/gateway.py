@@ -82,17 +82,17 @@ class SimGateway:
         now_ns = self._timeline.now_ns + self._stream_ns
         if call.is_over or (call.expires_ns is not None and now_ns >= call.expires_ns):
             return
-        outcome = call.outcome
+        outcome, now_s = call.outcome, (now_ns - self._start_ns) / NS_PER_S
         outcome.num_output_tokens += 1
         if outcome.first_token_s is None:
-            outcome.first_token_s = self._seconds(now_ns)
+            outcome.first_token_s = now_s
             self._timeline.at(now_ns + self._bus_ns, lambda: self._say_prefilled(call))
         else:
             gap_ns = now_ns - call.last_token_ns
             outcome.worst_gap_s = max(outcome.worst_gap_s, gap_ns / NS_PER_S)
             self.gap_counts_by_ms[gap_ns // NS_PER_MS] += 1
         call.last_token_ns = now_ns
-        outcome.last_token_s = self._seconds(now_ns)
+        outcome.last_token_s = now_s
         if is_last:
             self._end(call, now_ns, "")
             self._timeline.at(now_ns + self._bus_ns, lambda: self._say_finish(call, Outcome.FINISHED))

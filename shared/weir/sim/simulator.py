@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from weir.scheduling.limits import CoreLimits
 from weir.sim.call import check_workload
 from weir.sim.engines import EngineMaker, PolicyChoice
-from weir.sim.events import NS_PER_S, Timeline, ns_of_s
+from weir.sim.events import NS_PER_S, Coincidence, Timeline, ns_of_s
 from weir.sim.fleet import Fleet
 from weir.sim.gateway import SimGateway
 from weir.sim.memory import MemoryIsTight
@@ -36,17 +36,23 @@ def simulate(
     on_progress: Progress | None = None,
 ) -> SimResult:
     """The same arguments give the same result, byte for byte, with `fast_forward` or without. Where memory that several
-    workers share runs short in the course of a run with it, that run begins again without, and so does its progress.
+    workers share runs short in the course of a run with it, or two things happen in one nanosecond whose order it does
+    not know, the run begins again without what led there, and so does its progress.
 
     Raises ValueError, SimulationDefect.
     """
     check_workload(workload)
     choice = PolicyChoice(policy, policy_params or {})
     setup = (spec, workload, limits or CoreLimits(), choice, on_progress)
-    try:
-        return _Run(*setup, fast_forward=fast_forward, shares_fast=True).result()
-    except MemoryIsTight:
-        return _Run(*setup, fast_forward=fast_forward, shares_fast=False).result()
+    shares_fast = looks_ahead = True
+    while True:
+        run = _Run(*setup, fast_forward=fast_forward, shares_fast=shares_fast, looks_ahead=looks_ahead)
+        try:
+            return run.result()
+        except MemoryIsTight:
+            shares_fast = False
+        except Coincidence:
+            looks_ahead = False
 
 
 class _Run:
@@ -62,6 +68,7 @@ class _Run:
         *,
         fast_forward: bool,
         shares_fast: bool,
+        looks_ahead: bool,
     ) -> None:
         self._timeline = Timeline()
         self._on_progress = on_progress
@@ -77,7 +84,7 @@ class _Run:
         has_lanes = len({request.lane for request in workload.requests}) > 1
         longest_tokens = max((request.num_prompt_tokens for request in workload.requests), default=0)
         is_fast = fast_forward and not has_lanes
-        engines = EngineMaker(spec, policy, self._timeline, is_fast, shares_fast, longest_tokens)
+        engines = EngineMaker(spec, policy, self._timeline, is_fast, shares_fast, looks_ahead, longest_tokens)
         self._fleet = Fleet(spec, self._timeline, engines, keeps_prefixes=keeps_prefixes)
         self._gateway = SimGateway(
             workload,

@@ -15,7 +15,10 @@ from weir.sim.fast_rows import Row
 class SwitchingEngine:
     """Implements `weir.sim.worker.Engine`."""
 
-    def __init__(self, fast: FastEngine, pages: FastPages, make_exact: Callable[[], ExactEngine]) -> None:
+    def __init__(
+        self, fast: FastEngine, pages: FastPages, make_exact: Callable[[], ExactEngine], *, may_look_ahead: bool
+    ) -> None:
+        self._may_look_ahead = may_look_ahead
         self._fast = fast
         self._pages = pages
         self._make_exact = make_exact
@@ -59,9 +62,11 @@ class SwitchingEngine:
     def end_step(self) -> None:
         (self._exact or self._fast).end_step()
 
-    def try_skip(self, duration_ns: int) -> int:
-        """As long as nothing else happens before the step has ended."""
-        return self._fast.try_skip(duration_ns) if self._exact is None else duration_ns
+    def look_ahead(self, ends_ns: int) -> int:
+        return self._fast.look_ahead(ends_ns) if self._exact is None and self._may_look_ahead else ends_ns
+
+    def catch_up(self) -> int:
+        return self._fast.catch_up()
 
     @property
     def next_deadline_s(self) -> float | None:
@@ -99,6 +104,9 @@ class SwitchingEngine:
         """Tells what every sequence has drawn so far."""
         if self._exact is None:
             self._fast.settle_all()
+
+    def die(self) -> None:
+        self._fast.forget_all()
 
     def _all_exact(self) -> list[ExactEngine]:
         return self._retired if self._exact is None else [*self._retired, self._exact]

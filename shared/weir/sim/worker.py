@@ -9,7 +9,7 @@ from typing import Protocol
 from weir.engine.messages import Event, Failure, PageLot
 from weir.sim.arriving import SimArrival
 from weir.sim.call import Call
-from weir.sim.events import Timeline, ns_of_s
+from weir.sim.events import Coincidence, Timeline, ns_of_s
 from weir.sim.memory import Memory
 
 
@@ -37,8 +37,13 @@ class Engine(Protocol):
         """The step ends now; what came out is told."""
         ...
 
-    def try_skip(self, duration_ns: int) -> int:
-        """Does steps in which nothing can happen but the next token of each; how long the first one left takes."""
+    def look_ahead(self, ends_ns: int) -> int:
+        """The step that has begun now ends at `ends_ns`. While nothing but the next token of each comes of it, further
+        ones follow of themselves, unless a command comes: when the first step ends that is not of that kind."""
+        ...
+
+    def catch_up(self) -> int:
+        """After `look_ahead`: does what went on before now; when the step ends that runs now."""
         ...
 
     @property
@@ -54,6 +59,10 @@ class Engine(Protocol):
 
     def settle_all(self) -> None:
         """Tells what every sequence has drawn so far."""
+        ...
+
+    def die(self) -> None:
+        """All that is on it is lost."""
         ...
 
     def integrity_errors(self) -> list[str]:
@@ -102,6 +111,12 @@ class SimWorker:
         self._is_stepping = False
         self._is_turning = False
         self._wake_number = 0
+        self._is_ahead = False
+        """What is planned is the end of a later step than the one that runs."""
+        self._step_number = 0
+        """Of the end that is planned."""
+        self._planned_ns = 0
+        """When that is."""
 
     @property
     def engine(self) -> Engine:
@@ -114,9 +129,15 @@ class SimWorker:
 
     def post(self, command: Command) -> None:
         """Done before the next step is decided."""
-        if self.is_alive:
-            self._inbox.append(command)
-            self.wake()
+        if not self.is_alive:
+            return
+        self._inbox.append(command)
+        if self._is_ahead:
+            self._is_ahead = False
+            ends_ns = self.engine.catch_up()
+            if ends_ns < self._planned_ns:
+                self._plan_end(ends_ns, is_alone=True)
+        self.wake()
 
     def wake(self) -> None:
         """Something may go on: at once, or after the step that runs."""
@@ -127,6 +148,7 @@ class SimWorker:
     def die(self) -> None:
         """All that is on it is lost."""
         self.is_alive = False
+        self.engine.die()
         self.memory.release_all(self.index)
 
     def _turn(self) -> None:
@@ -143,12 +165,27 @@ class SimWorker:
             self._sleep()
             return
         self._is_stepping = True
-        duration_ns = self.engine.try_skip(duration_ns)
-        self._timeline.after(duration_ns, self._end_step)
+        ends_ns = self._timeline.now_ns + duration_ns
+        ahead_ns = self.engine.look_ahead(ends_ns)
+        self._is_ahead = ahead_ns > ends_ns
+        self._plan_end(ahead_ns, is_alone=self._is_ahead)
 
-    def _end_step(self) -> None:
-        if not self.is_alive:
+    def _plan_end(self, ends_ns: int, *, is_alone: bool) -> None:
+        """`is_alone`: planned earlier or later than if each step were, so nothing else may happen in that instant."""
+        self._step_number += 1
+        self._planned_ns, number = ends_ns, self._step_number
+        if is_alone and ends_ns == self._timeline.now_ns:
+            raise Coincidence(f"a step of {self.worker_id} ends at {ends_ns} ns, when a command comes")
+        self._timeline.at(ends_ns, lambda: self._end_step(number, is_alone=is_alone))
+
+    def _end_step(self, number: int, *, is_alone: bool) -> None:
+        if not self.is_alive or number != self._step_number:
             return
+        if is_alone:
+            self._timeline.check_alone()
+        if self._is_ahead:
+            self._is_ahead = False
+            self.engine.catch_up()
         self._is_stepping = False
         self.engine.end_step()
         self._turn()
