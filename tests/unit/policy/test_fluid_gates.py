@@ -85,6 +85,18 @@ def test_what_a_step_leaves_of_its_share_is_not_lost() -> None:
     assert sum(joined_a_step(1985, 30)) == pytest.approx(57, abs=1)
 
 
+def test_wait_waits_for_no_more_than_there_is_room_for() -> None:
+    """Fifty a second, five a step; pages for 57 that write 10 tokens after 100: beside 54 there is room for three."""
+    gate = gate_of("wait", base_ms=100, token_ms=0, max_wait_s=0.5, safety=0)
+    arrivals = [member(f"a{n}", 10.0, since_s=n / 50) for n in range(150)]
+    for second in range(3):
+        gate.decide(BatchView(arrivals[50 * second : 50 * second + 50], [], 0, 6000, 6000), second + 1.0)
+    three = [member(f"b{n}", 10.0, since_s=3.0) for n in range(3)]
+    for num_running, num_resting in ((54, 0), (40, 40)):
+        batch = [member(f"r{n}", 10.0, 1) for n in range(num_running)]
+        assert len(list(gate.decide(BatchView(three, batch, 64, 6000, 6000), 3.1).resting)) == num_resting
+
+
 def test_wait_lets_no_more_into_the_batch_than_fill_the_pages() -> None:
     gate = gate_of("wait", base_ms=1, token_ms=0, max_wait_s=0, safety=0)
     for number in range(60):
@@ -97,14 +109,14 @@ def test_wait_lets_no_more_into_the_batch_than_fill_the_pages() -> None:
 
 
 def test_types_are_told_apart_by_prompt_and_each_has_a_share_of_its_own() -> None:
-    """Twenty a second of each, a step of 0.1 s: two of each; three of one do not stand for the other."""
+    """Twenty a second of each, a step of 0.1 s: two of each; six of one do not stand for the other."""
     gate = gate_of("wait", base_ms=100, max_wait_s=0.5)
     kinds = [Member(f"{size}-{n}", size, 0, n / 20, 10.0) for n in range(100) for size in (100, 900)]
     for second in range(5):
         gate.decide(view(kinds[40 * second : 40 * second + 40], [], 0), second + 1.0)
     running = [member("r", 10.0, 3)]
     gate.decide(view([], running, 64), 6.0)
-    short, long = ([Member(f"new{size}-{n}", size, 0, 6.0, 10.0) for n in range(3)] for size in (100, 900))
+    short, long = ([Member(f"new{size}-{n}", size, 0, 6.0, 10.0) for n in range(6)] for size in (100, 900))
     assert list(gate.decide(view(short, running, 64), 6.1).resting) == [0]
     assert list(gate.decide(view([*short, *long], running, 64), 6.2).resting) == []
 
@@ -162,10 +174,11 @@ def test_nested_wait_stands_open_until_it_knows_answers_and_waits_for_its_share_
 
 
 def test_a_segment_runs_only_if_the_one_before_it_does() -> None:
-    """Two that are within the second segment rest while the first one waits for entrants."""
-    batch = [member(f"m{n}", None, 15) for n in range(2)]
+    """While the first one waits for entrants those within the second rest, and who stands before it, of whom it needs
+    no more."""
+    batch = [member(f"m{n}", None, num_emitted) for n, num_emitted in enumerate((15, 15, 10))]
     held = nested_gate(20).decide(view([member("b", None, since_s=3.0)], batch, 64), 3.1)
-    assert (list(held.joining), sorted(held.resting)) == ([], [0, 1])
+    assert (list(held.joining), sorted(held.resting)) == ([], [0, 1, 2])
 
 
 def test_nested_wait_waits_for_nobody_while_arrivals_vary_much() -> None:
@@ -193,3 +206,20 @@ def test_nested_wait_lets_a_step_take_no_more_than_its_share() -> None:
         gate.decide(BatchView(newcomers, [member("r", None, 1)], 64, pool, pool), 11.1 + n / 1000) for n in range(9)
     ]
     assert [len(list(decision.joining)) for decision in decisions] == [2] * 9
+
+
+def test_a_share_under_one_lets_somebody_in_every_other_step() -> None:
+    """A quarter of the pages of a share of two: half of one a step."""
+    gate = gate_of("nested-wait", base_ms=1, token_ms=0, max_wait_s=0, safety=0)
+    gone = [member(f"g{n}", None, 9 if n % 2 else 29) for n in range(20)]
+    pool = 1185
+    gate.decide(BatchView([], gone, 64, pool, pool), 0.0)
+    for second in range(10):
+        arrivals = [member(f"a{second}-{n}", None, since_s=second + n / 50) for n in range(50)]
+        gate.decide(BatchView(arrivals, [], 0, pool, pool), second + 1.0)
+    assert segments(50.0, 100, [10, 30] * 10, WaitParams(safety=0), pool).num_a_step == pytest.approx(0.5, rel=0.01)
+    newcomers = [member(f"b{n}", None, since_s=11.0) for n in range(40)]
+    decisions = [
+        gate.decide(BatchView(newcomers, [member("r", None, 1)], 64, pool, pool), 11.1 + n / 1000) for n in range(8)
+    ]
+    assert [len(list(decision.joining)) for decision in decisions] == [1, 0, 1, 0, 1, 0, 1, 0]
