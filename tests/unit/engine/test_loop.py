@@ -9,6 +9,7 @@ import pytest
 from tests.unit.engine.world import VOCAB_SIZE, Records, facts, limits
 
 from weir.core.clock import SystemClock
+from weir.core.cost import StepCost
 from weir.engine.loop import EngineLoop, InboxFull, LoopSettings
 from weir.engine.messages import (
     Add,
@@ -23,6 +24,7 @@ from weir.engine.messages import (
     PageLot,
     SequenceEnded,
     SequenceKey,
+    SetCost,
     TokenDrawn,
 )
 from weir.engine.pages import PagePool
@@ -224,3 +226,13 @@ def test_stopping_waits_for_the_running_step_and_returns_the_free_pages(engines:
         engine.seen.append(engine.reports.get())
     assert engine.seen[-1].load.num_free_pages == 0
     assert len(engine.returned_pages) == NUM_PAGES - 7
+
+
+def test_what_steps_cost_is_there_for_the_next_step(engines: list[Engine]) -> None:
+    engine = started(engines, Engine())
+    cost = StepCost(1.0, 2.0, 0.0, 3.0, 0.0)
+    engine.loop.post(SetCost(cost))
+    engine.loop.post(Give(ALL))
+    engine.loop.post(prompt(1))
+    engine.wait_for(lambda report: report.timing is not None)
+    assert engine.loop._batcher.pace.cost == cost

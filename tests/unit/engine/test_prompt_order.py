@@ -68,6 +68,16 @@ def test_a_prompt_has_its_pages_when_a_step_gets_to_it_and_they_are_asked_for_be
     ]
 
 
+def test_in_a_lane_a_long_prompt_is_read_to_its_end_and_the_next_has_no_pages_before() -> None:
+    batcher = prefill(max_num_batched_tokens=2)
+    add(batcher, 1, 90)
+    add(batcher, 2, 4)
+    for _ in range(44):
+        assert step(batcher) == [(1, 2)]
+        assert batcher.load.num_used_pages == 6
+    assert [step(batcher) for _ in range(3)] == [[(1, 2)], [(2, 2)], [(2, 2)]]
+
+
 def test_who_was_passed_over_too_often_and_lacks_pages_holds_no_urgent_prompt_up() -> None:
     pool = PagePool(reserve_pages=0, reserve_slots=0)
     pool.give(PageLot(tuple(range(4)), tuple(range(4))))

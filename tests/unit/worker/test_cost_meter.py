@@ -1,14 +1,27 @@
 """A worker says what its steps cost, once it knows, and not more often than every few seconds."""
 
+import asyncio
 import random
+
+import pytest
+from tests.unit.worker.rig import Rig, eventually
 
 from weir.core.clock import ManualClock
 from weir.core.cost import Chunk, StepCost
-from weir.engine.messages import EngineReport, StepTiming
+from weir.engine.messages import Command, EngineReport, SetCost, StepTiming
 from weir.engine.plan import StepLoad
 from weir.worker.cost_meter import CostMeter
 
 COST = StepCost(4.0, 0.1, 0.0, 0.5, 0.001)
+
+
+async def test_the_engine_is_told_what_its_steps_cost(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Command] = []
+    monkeypatch.setattr(rig.decode.shell._cost_meter, "cost", lambda: COST)
+    monkeypatch.setattr(rig.decode.shell._parts.host, "post", told.append)
+    await eventually(lambda: SetCost(COST) in told)
+    await asyncio.sleep(0.6)
+    assert told.count(SetCost(COST)) == 1, "once, and not every sweep"
 
 
 def report(chance: random.Random, cost: StepCost) -> EngineReport:

@@ -45,6 +45,7 @@ def test_rests_and_prefill_batches_come_from_flags() -> None:
         ("--max-rests", "-1", "max_rests -1: must be in [0, 1000]"),
         ("--policy", "luck", "policy 'luck': must be one of"),
         ("--chunk-tokens", "0", "chunk_tokens 0: must be in [1,"),
+        ("--target-step-ms", "-1", "target_step_ms -1: must be in [0, 600000]"),
     ],
 )
 def test_a_bad_value_is_named(flag: str, value: str, words: str) -> None:
