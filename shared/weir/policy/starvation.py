@@ -5,6 +5,10 @@ The rule of vLLM-LTR (Fu et al., arXiv 2408.15792) is for a scheduler that choos
 been passed over `threshold_picks` times is starving, and while somebody is, one of `period` picks goes to whoever was
 passed over most. A request with k older ones in its queue is therefore taken after at most
 threshold_picks + period * (k + 1) picks, whatever else arrives, and the order keeps all but 1 / period of the picks.
+
+A running request draws a token each step, and there is a pick whenever one ends: 200 steps are about 64 picks for
+answers of some hundred tokens, a hundred of them at a time. The period decides how long the longest wait is, for in an
+overload whoever the order puts last starves sooner or later (ADR 0015 has what was measured).
 """
 
 from dataclasses import dataclass
@@ -19,8 +23,8 @@ class StarvationParams:
     """`starvation` off: the order is as the policy says, and may starve."""
 
     starvation: bool = True
-    threshold_picks: int = bounded(200, 1)
-    period: int = bounded(10, 1)
+    threshold_picks: int = bounded(64, 1)
+    period: int = bounded(5, 1)
 
     def __post_init__(self) -> None:
         check_bounds(self)
