@@ -31,9 +31,10 @@ class LeastSquares:
     def observe(self, features: Sequence[float], value: float) -> None:
         for row, left in enumerate(features):
             self._targets[row] = self._decay * self._targets[row] + left * value
-            products = self._products[row]
-            for column, right in enumerate(features):
-                products[column] = self._decay * products[column] + left * right
+            self._products[row] = [
+                self._decay * product + left * right
+                for product, right in zip(self._products[row], features, strict=True)
+            ]
         self._num_observed += 1
         if self._num_observed % _REFIT_EVERY == 0:
             self._refit()

@@ -8,6 +8,7 @@ rounded to buckets; inside a bucket the oldest has the highest ratio, so a pick 
 import math
 from collections import OrderedDict
 from dataclasses import dataclass
+from math import inf
 from typing import Protocol
 
 from weir.policy.keyed_queue import KeyedQueue
@@ -113,13 +114,39 @@ class MagnusOrder:
         return float(request.max_tokens) if mean is None else mean
 
 
+class _Bucket:
+    """Requests of one serving time, by arrival."""
+
+    def __init__(self, serving_s: float) -> None:
+        self.serving_s = serving_s
+        self.queue = KeyedQueue(lambda _: ())
+        self.first_at_s = inf
+        """When the oldest came."""
+        self.first_id = ""
+
+    def add(self, request: Waiting) -> None:
+        self.queue.add(request)
+        self._look_again()
+
+    def discard(self, request_id: str) -> None:
+        self.queue.discard(request_id)
+        self._look_again()
+
+    def _look_again(self) -> None:
+        first = self.queue.try_peek_request()
+        if first is not None:
+            self.first_at_s, self.first_id = first.arrived_at_s, first.request_id
+
+
 class _RatioQueue:
     """One queue by arrival for each serving time."""
 
     def __init__(self, order: MagnusOrder) -> None:
         self._order = order
-        self._buckets: dict[int, KeyedQueue] = {}
+        self._buckets: dict[int, _Bucket] = {}
         self._bucket_by_id: dict[str, int] = {}
+        self._peeked: tuple[float, str | None] | None = None
+        """Who is next, and when: as long as nobody comes or leaves."""
 
     def __len__(self) -> int:
         return len(self._bucket_by_id)
@@ -130,27 +157,31 @@ class _RatioQueue:
     def add(self, request: Waiting) -> None:
         if request.request_id in self._bucket_by_id:
             raise ValueError(f"{request.request_id} is in the queue already")
-        bucket = self._order.bucket_of(request)
-        self._bucket_by_id[request.request_id] = bucket
-        self._buckets.setdefault(bucket, KeyedQueue(lambda _: ())).add(request)
+        self._peeked = None
+        number = self._order.bucket_of(request)
+        self._bucket_by_id[request.request_id] = number
+        bucket = self._buckets.get(number)
+        if bucket is None:
+            bucket = self._buckets[number] = _Bucket(self._order.serving_s(number))
+        bucket.add(request)
 
     def discard(self, request_id: str) -> None:
-        bucket = self._bucket_by_id.pop(request_id, None)
-        if bucket is not None:
-            self._buckets[bucket].discard(request_id)
-            if not self._buckets[bucket]:
-                del self._buckets[bucket]
+        number = self._bucket_by_id.pop(request_id, None)
+        if number is not None:
+            self._peeked = None
+            bucket = self._buckets[number]
+            bucket.discard(request_id)
+            if not bucket.queue:
+                del self._buckets[number]
 
     def try_peek(self, now_s: float) -> str | None:
-        best: tuple[float, float, str] | None = None
-        for bucket, queue in self._buckets.items():
-            head = queue.try_peek_request()
-            assert head is not None, "empty buckets are removed"
-            ratio = (now_s - head.arrived_at_s) / self._order.serving_s(bucket)
-            key = (-ratio, head.arrived_at_s, head.request_id)
-            if best is None or key < best:
-                best = key
-        return None if best is None else best[2]
+        if self._peeked is None or self._peeked[0] != now_s:
+            heads = [
+                ((one.first_at_s - now_s) / one.serving_s, one.first_at_s, one.first_id)
+                for one in self._buckets.values()
+            ]
+            self._peeked = now_s, min(heads)[2] if heads else None
+        return self._peeked[1]
 
     def take(self, request_id: str, now_s: float) -> None:
         self.discard(request_id)

@@ -12,8 +12,7 @@ from typing import NamedTuple, Protocol
 from weir.core.cost import StepCost
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
+class Waiting(NamedTuple):
     """What an Order may know of a request. Never the true output length: a policy that wants it gets a prediction."""
 
     request_id: str

@@ -45,22 +45,24 @@ class Admission:
     def try_refuse(self, submit: Submit, *, is_gathering: bool, now_s: float) -> Refusal | None:
         """None: it may wait."""
         name = submit.lane or self._limits.default_lane
-        tenant = self._limits.tenant(submit.tenant)
-        if name not in self._limits.lanes_by_name:
+        lane, tenant = self._limits.lanes_by_name.get(name), self._limits.tenant(submit.tenant)
+        if lane is None:
             known = ", ".join(self._limits.lanes_by_name)
             return Refusal(RefusalReason.UNKNOWN_LANE, f"lane {name!r} is none of {known}")
         if tenant.lanes and name not in tenant.lanes:
             message = f"lane {name!r}: tenant {tenant.name} may use {', '.join(tenant.lanes)}"
             return Refusal(RefusalReason.LANE_FORBIDDEN, message)
-        refusal = None if is_gathering else self._try_refuse_for_workers(submit, name)
-        refusal = refusal or self._try_refuse_for_room(submit, name, now_s)
-        return refusal if refusal or is_gathering else self._try_refuse_for_time(submit, name, now_s)
+        refusal = None if is_gathering else self._try_refuse_for_workers(submit, lane.worker_group)
+        refusal = refusal or self._try_refuse_for_room(submit, name, tenant.name, now_s)
+        if refusal is not None or is_gathering or not submit.deadline_ms:
+            return refusal
+        return self._try_refuse_for_time(submit, name, tenant.name, now_s)
 
-    def _try_refuse_for_workers(self, submit: Submit, lane: str) -> Refusal | None:
+    def _try_refuse_for_workers(self, submit: Submit, group: str) -> Refusal | None:
         model = submit.model
         if not self._workers.knows_model(model):
             return Refusal(RefusalReason.UNKNOWN_MODEL, f"no worker ever served model {model!r}")
-        pool = self._capacity.of(model, self._limits.lanes_by_name[lane].worker_group)
+        pool = self._capacity.of(model, group)
         if not pool.hosts:
             message = f"no host has workers that can read and answer for model {model!r} now"
             return Refusal(RefusalReason.NO_WORKER, message, WORKER_RETRY_MS)
@@ -75,17 +77,14 @@ class Admission:
             return Refusal(RefusalReason.TOO_LARGE, message)
         return None
 
-    def _try_refuse_for_time(self, submit: Submit, name: str, now_s: float) -> Refusal | None:
-        if not submit.deadline_ms:
-            return None
-        tenant = self._limits.tenant(submit.tenant).name
+    def _try_refuse_for_time(self, submit: Submit, name: str, tenant: str, now_s: float) -> Refusal | None:
         num_ahead = self._ledger.lanes.num_ahead(submit.model, name, tenant)
         wait_ms = 1000 * self._rates.wait_s(submit.model, num_ahead, now_s)
         late = self._foresight.try_late(submit, name, wait_ms, now_s)
         return Refusal(RefusalReason.DEADLINE, late.message, late.retry_after_ms) if late else None
 
-    def _try_refuse_for_room(self, submit: Submit, name: str, now_s: float) -> Refusal | None:
-        lanes, model, tenant = self._ledger.lanes, submit.model, self._limits.tenant(submit.tenant).name
+    def _try_refuse_for_room(self, submit: Submit, name: str, tenant: str, now_s: float) -> Refusal | None:
+        lanes, model = self._ledger.lanes, submit.model
         if lanes.is_full(name):
             message = f"lane {name} is full: {self._limits.lanes_by_name[name].max_queued} requests wait"
             retry_after_ms = self._rates.retry_after_ms(model, lanes.num_ahead(model, name), now_s)

@@ -4,6 +4,7 @@ from bisect import bisect_left, insort
 from collections import Counter, deque
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
 
 from weir.scheduling.request import Request
@@ -119,7 +120,7 @@ class Book:
     def try_moved_since(self, num_moves: int) -> Sequence[str] | None:
         """The decode workers where slots were taken or became free since there were so many moves; None: too many."""
         num_new = self.num_moves - num_moves
-        return None if num_new > len(self._moved) else [self._moved[-1 - index] for index in range(num_new)]
+        return None if num_new > len(self._moved) else list(islice(reversed(self._moved), num_new))
 
     def forget_idle(self, known_ids: Container[str]) -> None:
         """Drops the loads of workers that are not known any more; what is booked on one of them stays booked."""

@@ -111,7 +111,7 @@ class Granter:
         first_blocked: dict[str, int] = {}
         heads: dict[str, Request | None] = {}
         for place, queue in enumerate(queues):
-            if not queue.limits.guaranteed_share or self._is_at_most(queue):
+            if not queue.limits.guaranteed_share or (queue.limits.max_batch and self._is_at_most(queue)):
                 continue
             request = heads[queue.name] = self._ledger.lanes.try_next(model, queue, now_s)
             if request is None:
@@ -125,8 +125,11 @@ class Granter:
                 return decision
             first_blocked.setdefault(self._group(model, queue), place)
         for place, queue in enumerate(queues):
-            name, group = queue.name, self._group(model, queue)
-            if name in tried or place > first_blocked.get(group, place) or self._is_at_most(queue):
+            name = queue.name
+            if name in tried or (queue.limits.max_batch and self._is_at_most(queue)):
+                continue
+            group = self._group(model, queue) if queue.limits.worker_group else ""
+            if place > first_blocked.get(group, place):
                 continue
             request = heads[name] if name in heads else self._ledger.lanes.try_next(model, queue, now_s)
             decision = self._try_start(queue, request, situation, now_s) if request else None

@@ -174,11 +174,12 @@ class Placer:
             station, load = seat.station, seat.station.prefill
             if num_request_tokens > station.max_context_tokens:
                 continue
-            memory_id = station.memory_id
-            if memory_id not in cached_by_memory:
-                num_cached = self.prefixes.num_cached_tokens(memory_id, hashes) if hashes else 0
-                cached_by_memory[memory_id] = min(num_cached, submit.num_prompt_tokens - 1)
-            num_cached = cached_by_memory[memory_id]
+            num_cached = 0
+            if hashes:
+                memory_id = station.memory_id
+                if memory_id not in cached_by_memory:
+                    cached_by_memory[memory_id] = self._num_cached_tokens(submit, memory_id, hashes)
+                num_cached = cached_by_memory[memory_id]
             num_prompts, num_tokens = len(load.prompts), load.num_tokens
             if num_prompts >= max_prefills or num_tokens + submit.num_prompt_tokens > max_prefill_tokens:
                 num_prompts, num_tokens = load.ahead_of(request.lane_priority)
@@ -193,6 +194,10 @@ class Placer:
                 cost_ms = router.cost_ms(seat, decodes[0], submit, num_cached, now_s, is_choice)
                 options.append(Option(cost_ms, place, seat, decodes, num_cached, is_full))
         return options
+
+    def _num_cached_tokens(self, submit: Submit, memory_id: str, hashes: Hashes) -> int:
+        """Of its prompt; the last token is always computed."""
+        return min(self.prefixes.num_cached_tokens(memory_id, hashes), submit.num_prompt_tokens - 1)
 
     def _decodes(
         self, request: Request, slots: OpenSlots, seats: Sequence[DecodeSeat], *, is_drawn: bool

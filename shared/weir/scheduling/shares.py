@@ -49,9 +49,8 @@ def can_take_back(
     if num_wanted > guaranteed_pages(lane, num_pages, limits) - used_by_lane.get(lane, 0):
         return False
     priority = limits.lane_priorities.get(lane, -1)
-    borrowed = (
-        num_used - guaranteed_pages(other, num_pages, limits)
-        for other, num_used in used_by_lane.items()
-        if limits.lane_priorities.get(other, -1) < priority
-    )
-    return num_wanted <= sum(max(0, num_more) for num_more in borrowed)
+    num_borrowed = 0
+    for other, num_used in used_by_lane.items():
+        if limits.lane_priorities.get(other, -1) < priority:
+            num_borrowed += max(0, num_used - guaranteed_pages(other, num_pages, limits))
+    return num_wanted <= num_borrowed

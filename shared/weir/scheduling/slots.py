@@ -27,9 +27,10 @@ def slot_bound(seats: Sequence[Seat], max_num_seqs: int, slot_overbooking: float
     When all slots are booked, it takes one that outranks somebody there, who rests then; the number of those who may
     rest is bounded.
     """
-    if len(seats) < max_num_seqs:
+    num_booked = len(seats)
+    if num_booked < max_num_seqs:
         return ANYBODY
-    if len(seats) >= max_num_seqs + ceil(max_num_seqs * slot_overbooking):
+    if num_booked >= max_num_seqs + ceil(max_num_seqs * slot_overbooking):
         return NOBODY
     return seats[max_num_seqs - 1]
 
@@ -54,7 +55,8 @@ class OpenSlots:
         station = self._stations.get(worker_id)
         if station is None:
             return
-        bound, before = self._bound(station), self._bounds.get(worker_id)
+        bound = slot_bound(station.decode.ranks, station.max_num_seqs, self._slot_overbooking)
+        before = self._bounds.get(worker_id)
         if bound == before:
             return
         if before is not None:
@@ -70,9 +72,6 @@ class OpenSlots:
         """The workers that have a slot for it."""
         first = bisect_right(self._ascending, seat, key=_BOUND)
         return {worker_id for _, worker_id in self._ascending[first:]}
-
-    def _bound(self, station: Station) -> Bound:
-        return slot_bound(station.decode.ranks, station.max_num_seqs, self._slot_overbooking)
 
 
 class Vacancies:

@@ -49,6 +49,8 @@ class Tenants:
         limits = account.limits
         if limits.max_queued and account.num_queued >= limits.max_queued:
             return OverQuota(f"tenant {tenant}: {limits.max_queued} requests wait, its max_queued", None)
+        if account.requests is None and account.tokens is None:
+            return None
         waits = []
         if account.requests is not None and (wait_s := account.requests.wait_s(1, now_s)) > 0:
             waits.append((wait_s, f"{limits.requests_per_min:g} requests a minute, its requests_per_min"))
