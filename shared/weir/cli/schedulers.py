@@ -60,8 +60,10 @@ def _paths(instance: str, grpc_port: int | None, runtime_dir: Path | None) -> In
 
 def _addresses(paths: InstancePaths) -> list[str]:
     state = try_read_state(paths.state_file)
-    processes = () if state is None else state.processes
-    addresses = [process.address for process in processes if process.role == "scheduler" and process.address]
+    if state is None:
+        hint = "start it with `weir up`, or name a scheduler with --scheduler"
+        fail(f"{paths.folder.name} is not running here; {hint}", code=EXIT_NOT_RUNNING)
+    addresses = [process.address for process in state.processes if process.role == "scheduler" and process.address]
     if not addresses:
         fail(f"{paths.folder.name} has no scheduler that runs", code=EXIT_NOT_RUNNING)
     return addresses

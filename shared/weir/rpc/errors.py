@@ -83,7 +83,10 @@ def from_rpc_error(error: grpc.RpcError) -> WeirError:
         return Unavailable(f"the call failed before it began: {error}")
     code = error.code()
     message = error.details() or code.name
-    details = _read_details(error.trailing_metadata() or ())
+    trailers = error.trailing_metadata() or ()
+    details = _read_details(trailers)
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED and all(key != _DETAILS_KEY for key, _ in trailers):
+        message = "the deadline has passed before the whole answer was there"  # this side's own clock said so
     match code:
         case grpc.StatusCode.INVALID_ARGUMENT:
             return InvalidRequest(details.violations or [FieldViolation("request", message)])

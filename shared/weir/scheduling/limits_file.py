@@ -56,8 +56,10 @@ def limits_from_document(document: Mapping[str, Any], base: CoreLimits) -> CoreL
     changes = _changes(document)
     try:
         return replace(base, **changes)
-    except ValueError as error:
-        raise _bad("file", str(error)) from error
+    except ValueError as error:  # begins with the name of the field, where it is about one alone
+        name, _, problem = str(error).partition(" ")
+        is_named = name.rstrip(":") in _SCALARS
+        raise _bad(name.rstrip(":") if is_named else "file", problem if is_named else str(error)) from error
 
 
 def format_limits(limits: CoreLimits) -> str:

@@ -84,3 +84,8 @@ def test_a_policy_that_there_is_not_is_wrong_usage_before_anybody_is_asked() -> 
 def test_a_scheduler_that_does_not_answer_is_said() -> None:
     code, output = weir("policy", "show", "--scheduler", "127.0.0.1:1")
     assert (code, "error:" in output) == (1, True)
+
+
+def test_an_instance_that_does_not_run_is_said_with_what_to_do(tmp_path: Path) -> None:
+    code, output = weir("limits", "show", "--instance", "none", "--runtime-dir", str(tmp_path))
+    assert (code, "none is not running here; start it with `weir up`" in output) == (3, True)

@@ -73,3 +73,10 @@ def test_a_status_with_broken_details_keeps_its_code_and_message(details: bytes)
 def test_a_code_that_weir_never_sends_becomes_an_internal_error_that_names_it() -> None:
     error = grpc.aio.AioRpcError(grpc.StatusCode.UNIMPLEMENTED, grpc.aio.Metadata(), grpc.aio.Metadata(), "no method")
     assert from_rpc_error(error).message == "UNIMPLEMENTED: no method"
+
+
+@pytest.mark.parametrize("said", ["Deadline Exceeded", "Stream removed (Deadline Exceeded)"])
+def test_a_deadline_that_passed_on_the_clients_own_clock_is_said_in_words(said: str) -> None:
+    received = sent_and_received(DeadlineExceeded(said), trailers=())
+    assert isinstance(received, DeadlineExceeded)
+    assert received.message == "the deadline has passed before the whole answer was there"
