@@ -10,10 +10,12 @@ from weir.core.sampling import SamplingParams
 from weir.engine.plan import ChunkPlan, ModelRunner, SampleSpec, StepPlan
 from weir.kv.cuda_memory import CudaMemory
 from weir.kv.device_memory import DeviceMemory, receive_memory
-from weir.kv.geometry import PAGE_TOKENS, num_pages_for
+from weir.kv.geometry import num_pages_for
 from weir.model.architecture import ModelConfig
+from weir.model.device_pages import page_tensor
 from weir.model.dummy_device import dummy_weights_on
 from weir.model.model_shapes import shape_named
+from weir.model.precision import page_geometry
 from weir.model.triton_batch import TritonLimits
 from weir.model.triton_runner import TritonRunner
 
@@ -35,8 +37,7 @@ class CudaKind:
 
     @property
     def page_bytes(self) -> int:
-        config = self.config
-        return config.num_layers * 2 * config.num_kv_heads * PAGE_TOKENS * config.head_dim * _DTYPE.itemsize
+        return page_geometry(self.config, "bf16").page_bytes
 
     @property
     def vocab_size(self) -> int:
@@ -50,9 +51,7 @@ class CudaKind:
 
     def make_runner(self, memory: DeviceMemory, num_pages: int) -> tuple[ModelRunner, Callable[[], None]]:
         config, device = self.config, torch.device("cuda", 0)
-        num_bytes = num_pages * self.page_bytes
-        shape = (num_pages, config.num_layers, 2, config.num_kv_heads, PAGE_TOKENS, config.head_dim)
-        pages = torch.as_tensor(memory, device=device)[:num_bytes].view(_DTYPE).view(shape)
+        pages = page_tensor(memory, config, num_pages, device, _DTYPE)
         weights = dummy_weights_on(device, _DTYPE, config)
         runner = TritonRunner(config, weights, pages, self.limits)
 

@@ -67,22 +67,29 @@ def _machine() -> Iterator[Finding]:
     flags = _cpu_flags()
     known = [flag for flag in ("avx2", "fma", "f16c", "avx512f", "avx512_vnni", "amx_int8", "asimd") if flag in flags]
     yield Finding("SIMD", " ".join(known) or f"none of those looked for ({platform.machine()})")
-    has_gpu = shutil.which("nvidia-smi") is not None
-    yield Finding(
-        "GPU", "nvidia-smi is there; this version computes on the CPU all the same" if has_gpu else "none: CPU", "note"
-    )
     yield _arithmetic(cores)
+    yield _gpu()
+
+
+def _gpu() -> Finding:
+    """Of `--device cuda`."""
+    from weir.model.device_check import DeviceMissing, find_gpu
+
+    try:
+        return Finding("device cuda", f"{find_gpu()}: bf16 by Triton kernels, if asked for (weir up --device cuda)")
+    except DeviceMissing as missing:
+        return Finding("device cuda", str(missing), "note")
 
 
 def _arithmetic(cores: int) -> Finding:
-    """Of `--precision auto`."""
+    """Of `--device cpu --precision auto`, the default."""
     from weir.ops.simd.features import kernel_tier  # loads the compiler's library, which no other command wants
 
     threads = f"workers share {cores} threads as they are busy"
     try:
-        return Finding("arithmetic", f"int8, {kernel_tier()} kernels; {threads}")
+        return Finding("device cpu", f"the default: int8, {kernel_tier()} kernels; {threads}")
     except ValueError as error:
-        return Finding("arithmetic", str(error), "missing", "unset WEIR_CPU_KERNELS")
+        return Finding("device cpu", str(error), "missing", "unset WEIR_CPU_KERNELS")
 
 
 def _cpu_flags() -> set[str]:

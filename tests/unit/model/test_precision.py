@@ -1,15 +1,17 @@
 """auto is int8 where the model's shapes fit, fp32 elsewhere; int8 that was asked for and does not fit is an error."""
 
+import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from tests.unit.model.tiny import TinyLlama
 
+from weir.core.device import Device
 from weir.model.config import load_model_config
 from weir.model.digest import model_digest
 from weir.model.errors import ModelError
-from weir.model.precision import arithmetic_key, choose_arithmetic
+from weir.model.precision import Precision, arithmetic_key, check_precision, choose_arithmetic, page_geometry
 
 
 def test_auto_takes_int8_where_the_shapes_fit(tiny: TinyLlama) -> None:
@@ -39,3 +41,45 @@ def test_a_digest_names_what_is_used_and_not_what_was_asked_for(tiny: TinyLlama)
     assert arithmetic_key("auto", config) == arithmetic_key("int8", config) != arithmetic_key("fp32", config)
     assert model_digest(tiny.source, "auto") == model_digest(tiny.source, "int8")
     assert model_digest(tiny.source, "auto") != model_digest(tiny.source, "fp32")
+
+
+def test_a_device_has_arithmetics_of_its_own(tiny: TinyLlama) -> None:
+    config = load_model_config(tiny.source)
+    assert [choose_arithmetic(asked, config, "cuda") for asked in ("auto", "bf16", "fp32")] == ["bf16", "bf16", "fp32"]
+    assert [choose_arithmetic(asked, config, "interpreter") for asked in ("auto", "fp32")] == ["fp32", "fp32"]
+
+
+@pytest.mark.parametrize(
+    ("precision", "device", "problem"),
+    [
+        ("int8", "cuda", "precision int8: device cuda computes in bf16 or fp32; auto is bf16"),
+        ("bf16", "cpu", "precision bf16: device cpu computes in int8 or fp32; auto is int8"),
+        ("bf16", "interpreter", "precision bf16: device interpreter computes in fp32; auto is fp32"),
+    ],
+)
+def test_a_precision_that_the_device_lacks_is_refused(
+    tiny: TinyLlama, precision: Precision, device: Device, problem: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(problem)):
+        check_precision(precision, device)
+    with pytest.raises(ModelError, match=re.escape(problem)):
+        choose_arithmetic(precision, load_model_config(tiny.source), device)
+
+
+def test_a_model_that_the_kernels_of_a_device_cannot_compute_is_refused(tiny: TinyLlama) -> None:
+    config = replace(load_model_config(tiny.source), head_dim=8)
+    with pytest.raises(ModelError, match=r"device cuda: head_dim is 8, the attention kernels take 16 to 256"):
+        choose_arithmetic("auto", config, "cuda")
+
+
+def test_pages_of_one_device_or_precision_are_not_taken_for_those_of_another(tiny: TinyLlama) -> None:
+    on_gpu: list[tuple[Precision, Device]] = [("fp32", "cuda"), ("bf16", "cuda"), ("fp32", "interpreter")]
+    asked = [*on_gpu, ("fp32", "cpu")]
+    assert len({model_digest(tiny.source, precision, device) for precision, device in asked}) == len(asked)
+    assert model_digest(tiny.source, "auto", "cuda") == model_digest(tiny.source, "bf16", "cuda")
+
+
+def test_a_page_of_bf16_is_half_as_large(tiny: TinyLlama) -> None:
+    config = load_model_config(tiny.source)
+    assert 2 * page_geometry(config, "bf16").page_bytes == page_geometry(config, "fp32").page_bytes
+    assert page_geometry(config, "int8") == page_geometry(config, "fp32") == config.page_geometry

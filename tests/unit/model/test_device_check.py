@@ -1,0 +1,79 @@
+"""A device that is not there is named before anything is started, with what was looked for."""
+
+import ctypes
+import importlib.metadata
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from weir.kv.cuda_memory import CudaDriver, CudaDriverError
+from weir.model.device_check import DeviceMissing, check_device, find_gpu
+
+
+class PretendedLibrary:
+    """The calls of libcuda.so.1 that the check makes, for a GPU of this compute capability."""
+
+    def __init__(self, major: int, minor: int) -> None:
+        self._attributes = {75: major, 76: minor}
+
+    def cuDeviceGet(self, handle: Any, number: ctypes.c_int) -> int:  # noqa: N802
+        handle._obj.value = 40 + number.value
+        return 0
+
+    def cuDeviceGetName(self, name: Any, num_bytes: ctypes.c_int, handle: ctypes.c_int) -> int:  # noqa: N802
+        assert (len(name), handle.value) == (num_bytes.value, 40)
+        name.value = b"Pretended GPU"
+        return 0
+
+    def cuDeviceGetAttribute(self, value: Any, attribute: ctypes.c_int, handle: ctypes.c_int) -> int:  # noqa: N802
+        assert handle.value == 40
+        value._obj.value = self._attributes[attribute.value]
+        return 0
+
+
+def driver(major: int, minor: int) -> Callable[[], CudaDriver]:
+    return lambda: CudaDriver(cast(ctypes.CDLL, PretendedLibrary(major, minor)))
+
+
+def pretend_torch(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda package: version)
+
+
+def test_a_gpu_that_will_do_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_torch(monkeypatch, "2.13.0")
+    assert find_gpu(driver(9, 0)) == "Pretended GPU, compute capability 9.0"
+    assert find_gpu(driver(8, 0)) == "Pretended GPU, compute capability 8.0"
+
+
+def test_a_gpu_that_is_too_old_is_named_with_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_torch(monkeypatch, "2.13.0")
+    with pytest.raises(DeviceMissing, match=r"Pretended GPU, compute capability 7\.5; the kernels need 8\.0 or later"):
+        find_gpu(driver(7, 5))
+
+
+def test_a_pytorch_without_cuda_is_named_with_how_to_get_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_torch(monkeypatch, "2.13.0+cpu")
+    with pytest.raises(DeviceMissing, match=r"PyTorch 2\.13\.0\+cpu is built without CUDA .*TORCH=cuda"):
+        find_gpu(driver(9, 0))
+
+
+def test_a_driver_without_a_gpu_is_an_error_that_says_what_was_looked_for() -> None:
+    def load() -> CudaDriver:
+        raise CudaDriverError("cuInit: no CUDA-capable device is detected (100)")
+
+    with pytest.raises(DeviceMissing, match=r"looked for libcuda\.so\.1 and GPU 0: cuInit: no CUDA-capable device"):
+        find_gpu(load)
+
+
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there is a GPU here")
+def test_cuda_without_a_driver_is_an_error_that_names_the_device_and_the_way_out() -> None:
+    with pytest.raises(DeviceMissing, match=r"device cuda: no GPU was found \(looked for libcuda.*use --device cpu"):
+        check_device("cuda")
+
+
+def test_the_other_devices_are_always_there() -> None:
+    pytest.importorskip("triton", reason="Triton is installed on Linux only")
+    check_device("cpu")
+    check_device("interpreter")
