@@ -14,6 +14,7 @@ from typing import Any
 from opentelemetry.context import Context
 
 from weir.bus.messages import Finish, Outcome, Placement, SubmitReply
+from weir.bus.tasks import end_tasks
 from weir.core.clock import Clock
 from weir.core.errors import InternalError, Overloaded, Unavailable, WeirError
 from weir.core.life import Phase
@@ -22,7 +23,6 @@ from weir_gateway.control import SchedulerPort, refusal_error
 from weir_gateway.links import LinkPool
 from weir_gateway.prompt_pages import pages_of
 from weir_gateway.spans import RequestSpan
-from weir_gateway.tasks import end_tasks
 from weir_gateway.wire import cancel_command, resume_command
 
 logger = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ class Driver:
         tasks = list(self._tasks.values())
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=wait_s)
-            await end_tasks(*late)
+            await end_tasks(late)
 
     async def watch(self) -> None:
         """Runs for ever: looks at every request once a tick."""
@@ -137,7 +137,7 @@ class Driver:
         finally:
             if timer is not None:
                 timer.cancel()
-            await end_tasks(advancing)
+            await end_tasks([advancing])
             call.cancel("the gateway gave the request up")
             self._calls.pop(call.request.request_id, None)
             self._cancel_at_workers(call)
@@ -180,7 +180,7 @@ class Driver:
                     return
                 reply: SubmitReply = asking.result()
             finally:
-                await end_tasks(asking)
+                await end_tasks([asking])
         if not reply.queued:
             self._port.refused(reply.reason)
             call.refuse(refusal_error(call.request.checked, reply.reason, reply.message, reply.retry_after_ms))

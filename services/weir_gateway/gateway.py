@@ -12,6 +12,7 @@ from opentelemetry.trace import Tracer
 from weir.bus.endpoint import BusEndpoint
 from weir.bus.protocol import Bus
 from weir.bus.subjects import Subjects
+from weir.bus.tasks import end_tasks
 from weir.core.clock import Clock
 from weir.runtime.service import Description
 from weir_gateway.access import AccessBook
@@ -23,7 +24,6 @@ from weir_gateway.intake import Intake
 from weir_gateway.lengths import OutputLengths
 from weir_gateway.links import LinkPool, LinkSettings
 from weir_gateway.models import ModelDirectory
-from weir_gateway.tasks import end_tasks
 from weir_gateway.validation import Limits
 
 logger = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ class Gateway:
         """Ends what still runs, tells everybody, and closes."""
         self._is_ready = False
         await self._driver.stop()
-        await end_tasks(*self._tasks)
+        await end_tasks(self._tasks)
         await self._links.close()
         await self._endpoint.close()
         self._executor.shutdown(wait=False, cancel_futures=True)

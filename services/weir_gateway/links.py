@@ -12,10 +12,10 @@ from typing import Protocol
 import grpc
 import grpc.aio
 
+from weir.bus.tasks import end_tasks
 from weir.core.clock import Clock
 from weir.rpc.channel import make_channel
 from weir.wire.v1 import worker_pb2, worker_pb2_grpc
-from weir_gateway.tasks import end_tasks
 from weir_gateway.wire import attempt_from_pb, cancel_command
 
 logger = logging.getLogger(__name__)
@@ -122,7 +122,7 @@ class Link:
             self._overflow.set()
 
     async def close(self) -> None:
-        await end_tasks(self._task)
+        await end_tasks([self._task])
 
     async def _run(self) -> None:
         try:
@@ -204,7 +204,7 @@ class Link:
         try:
             done, _ = await asyncio.wait(halves, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            await end_tasks(*halves)
+            await end_tasks(halves)
         for half in done:
             if not half.cancelled():  # grpc.aio cancels the reader of a stream that was cancelled
                 half.result()

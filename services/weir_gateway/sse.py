@@ -10,7 +10,7 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from weir_gateway.tasks import end_tasks
+from weir.bus.tasks import end_tasks
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ async def watched(receive: Receive, on_disconnect: Callable[[], None]) -> AsyncI
     try:
         yield
     finally:
-        await end_tasks(watching)
+        await end_tasks([watching])
 
 
 class EventStream(Response):
