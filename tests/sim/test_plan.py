@@ -68,6 +68,16 @@ def test_a_plan_that_no_number_meets_fails_and_shows_what_was_tried(trace: Path)
     shown = CliRunner().invoke(app, words)
     assert shown.exit_code == 1
     assert "cheapest split: none of up to 2 workers is enough" in shown.stdout
+    assert "at 0.0%; try a weaker SLO" in shown.stdout, "no number of workers reads a prompt in a millisecond"
+
+
+def test_a_limits_file_without_slos_asks_for_nothing(trace: Path, tmp_path: Path) -> None:
+    file = tmp_path / "limits.toml"
+    words = ["plan", str(trace), "--profile", "h100-llama3-8b", "--arrivals", "burst", "--limits-file", str(file)]
+    file.write_text('default_lane = "a"\n[lanes.a]\nmax_queued = 9\nmax_wait_s = 5\n')
+    shown = CliRunner().invoke(app, words)
+    assert shown.exit_code == 2
+    assert "whose lanes have SLOs" in shown.output
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from weir.cli.console import EXIT_FAILED, stderr, stdout
 from weir.policy.registry import parse_policy
 from weir.scheduling.limits import CoreLimits
 from weir.scheduling.limits_file import parse_limits
+from weir.sim.metrics import Slos
 from weir.sim.plan import PlanLimits, Pools, Prices
 from weir.sim.planner import PlanJob, Planned, guess_prefill_share, make_plan
 from weir.sim.profile import load_profile
@@ -67,19 +68,21 @@ def run_plan(options: PlanOptions, *, num_processes: int, as_json: bool) -> int:
 
 def make_job(options: PlanOptions) -> PlanJob:
     """Raises ValueError, InvalidRequest, OSError."""
-    if not any(options.slo_ms) and options.limits_file is None:
-        raise ValueError("nothing is asked: give --ttft-ms, --gap-ms, --tpot-ms, --latency-ms or --limits-file")
     replay = Replay(
         options.num_requests, options.rate_a_s, cast(Arrivals, options.arrivals), options.cv, options.max_tokens
     )
     limits = CoreLimits()
     if options.limits_file is not None:
         limits = parse_limits(options.limits_file.read_text(encoding="utf-8"), limits)
+    slos = slos_of(limits, slo_from_ms(*options.slo_ms))
+    if slos == Slos():
+        asked = "--ttft-ms, --gap-ms, --tpot-ms, --latency-ms or a --limits-file whose lanes have SLOs"
+        raise ValueError(f"nothing is asked: give {asked}")
     policy, params = parse_policy(options.policy)
     return PlanJob(
         trace=options.trace,
         replay=replay,
-        slos=slos_of(limits, slo_from_ms(*options.slo_ms)),
+        slos=slos,
         profile=load_profile(options.profile),
         decode_profile=load_profile(options.decode_profile) if options.decode_profile else None,
         link=LinkSpec(options.link_gbytes_per_s) if options.link_gbytes_per_s else None,
@@ -125,3 +128,7 @@ def _print(planned: Planned, limits: PlanLimits) -> None:
     for what, best in (("split", planned.plan.best_split), ("colocated", planned.plan.best_local)):
         found = f"{best.pools}, cost {best.cost:g}" if best else f"none of up to {limits.max_workers} workers is enough"
         stdout.print(f"cheapest {what}: {found}", markup=False)
+    if planned.plan.best is None:
+        closest = max(planned.plan.candidates, key=lambda candidate: candidate.attainment.mean)
+        more = "a weaker SLO, or workers of another profile" if closest.attainment.mean == 0 else "more --max-gpus"
+        stdout.print(f"closest: {closest.pools} at {closest.attainment.mean:.1%}; try {more}", markup=False)
