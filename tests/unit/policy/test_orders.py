@@ -113,6 +113,16 @@ def test_the_highest_response_ratio_goes_first() -> None:
     assert order_of("magnus", requests, 12.2, params) == "cba"
 
 
+def test_whoever_comes_or_leaves_at_the_very_moment_counts() -> None:
+    queue = make_policy("magnus").order.new_queue()
+    queue.add(waiting("young", 5.0))
+    assert queue.try_peek(10.0) == "young"
+    queue.add(waiting("old", 1.0))
+    assert queue.try_peek(10.0) == "old"
+    queue.discard("old")
+    assert queue.try_peek(10.0) == "young"
+
+
 def test_serving_times_are_learnt_from_requests_that_ended() -> None:
     """Reading 1,000 tokens takes 0.5 s and writing one 20 ms; the estimator begins with 20 ms and 15 ms."""
     fit = LinearServingTime(MagnusParams())

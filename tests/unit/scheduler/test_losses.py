@@ -2,9 +2,11 @@
 
 import dataclasses
 
+import pytest
 from tests.unit.scheduler.rig import Rig, make_limits, make_submit, make_worker
 
 from weir.bus.messages import Held, HeldRequest, Outcome, Placement, RefusalReason
+from weir.scheduling.limits import LaneLimits
 
 GRANTED = Placement(1, "p", "address-of-p", "d", "address-of-d", 2)
 
@@ -45,6 +47,23 @@ def test_waiting_requests_wait_for_a_worker_to_come_back() -> None:
     rig.put(make_worker("d-reborn", "decode", seqs=1))
     rig.decide()
     assert rig.placement("b").decode_worker_id == "d-reborn"
+
+
+@pytest.mark.parametrize("guaranteed_share", [0.0, 1.0])
+def test_what_no_worker_that_is_left_can_hold_is_told_so_though_all_slots_are_taken(guaranteed_share: float) -> None:
+    hosts = {"small": 10, "large": 100}
+    lane = LaneLimits("standard", 100, 30.0, guaranteed_share=guaranteed_share)
+    rig = Rig(dataclasses.replace(make_limits(), lanes=(lane,))).start(
+        *(make_worker(f"p-{h}", "prefill", host=h, pages=pages) for h, pages in hosts.items()),
+        *(make_worker(f"d-{h}", "decode", host=h, pages=pages, seqs=1) for h, pages in hosts.items()),
+    )
+    rig.submit("a", max_tokens=64)
+    rig.submit("b", max_tokens=64)
+    rig.submit("long", max_tokens=400)
+    assert {rig.placement(request_id).decode_worker_id for request_id in "ab"} == {"d-small", "d-large"}
+    rig.core.worker_gone("d-large")
+    rig.decide()
+    assert rig.revoked["long"].reason is RefusalReason.NO_WORKER
 
 
 def test_an_entry_that_is_told_again_is_no_sign_of_life() -> None:

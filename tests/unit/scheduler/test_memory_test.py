@@ -179,6 +179,7 @@ def test_tokens_are_taken_to_come_as_they_did_between_two_reports() -> None:
 
 def test_columns_stay_with_their_sequences_as_others_leave() -> None:
     lengths = running(*[(100 + number, 1000, number + 1) for number in range(20)])
+    assert lengths.prompt.tolist() == [100.0 + number for number in range(20)]
     for number in (0, 19, 7):
         lengths.remove(f"r{number}")
         lengths.remove(f"r{number}")

@@ -82,6 +82,16 @@ def test_open_slots_are_those_that_a_look_at_each_worker_finds(
                 assert (seat < slots.bound) == bool(opened)
 
 
+def test_however_many_moves_there_were_since_no_worker_is_forgotten() -> None:
+    world = World(max_num_seqs=1)
+    assert len(world.vacancies.of("m", "").open_to((0, 0.0))) == NUM_WORKERS
+    world.take(0, 0, 0.0)
+    for _ in range(100):
+        world.take(1, 0, 0.0)
+        world.free(1)
+    assert set(world.vacancies.of("m", "").open_to((0, 0.0))) == {"decode1", "decode2"}
+
+
 def test_a_worker_that_comes_has_its_slots_open_at_once() -> None:
     world = World(max_num_seqs=1)
     for worker in range(NUM_WORKERS):
