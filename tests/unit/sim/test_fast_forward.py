@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.sim.loads import PROFILE, poisson_load
 
+from weir.core.cost import StepCost
 from weir.scheduling.limits import CoreLimits
 from weir.sim.exact_engine import ExactEngine
 from weir.sim.outcome import SimResult
@@ -81,7 +82,7 @@ def check_equal(
     return exact
 
 
-# 6,000 examples of it passed when prefill workers and steps looked ahead were added.
+# Run it with many more examples after every change to a fast engine.
 @given(systems(), loads(), st.sampled_from([1.0, 3.0]), st.sampled_from(["fcfs", "fcfs", "edf", "slai"]))
 @settings(max_examples=30, deadline=None)
 def test_both_engines_give_the_same_result_to_the_bit(
@@ -118,6 +119,23 @@ def test_with_pages_for_all_the_real_batcher_is_never_asked(spec: SystemSpec, mo
     assert all(outcome.is_finished for outcome in result.outcomes)
     with pytest.raises(AssertionError, match="a real batcher decides"):
         simulate(spec, poisson_load(40, 20.0), fast_forward=False)
+
+
+def test_prompts_wait_for_places_and_pages_of_those_that_are_being_handed_over() -> None:
+    slow = LinkSpec(0.2, is_shared=True)
+    burst = Workload("burst", tuple(SimRequest(f"r{index}", 0.0, 300, 20, 100) for index in range(12)))
+    few_places = SystemSpec.split(1, 2, PROFILE, link=slow, max_num_seqs=2)
+    few_pages = SystemSpec.split(1, 2, PROFILE, link=slow, num_pages=60)
+    check_equal(few_places, burst, CoreLimits(page_overcommit=3.0))
+    exact = check_equal(few_pages, burst, CoreLimits(page_overcommit=3.0))
+    assert exact.counters["stalls"] > 0
+
+
+def test_what_is_drawn_after_a_deadline_does_not_count_however_short_steps_are() -> None:
+    quick = replace(PROFILE, step=StepCost(0.05, 0.0, 0.0, 0.001, 1e-6))
+    requests = [SimRequest(f"r{index}", index / 7, 20, 1500, 1500, deadline_s=0.03 * (index % 2)) for index in range(3)]
+    exact = check_equal(SystemSpec.colocated(1, quick), Workload("deadlines", tuple(requests)))
+    assert [outcome.refusal for outcome in exact.outcomes].count("deadline") == 1
 
 
 def test_hand_offs_that_wait_for_pages_wait_as_long() -> None:
