@@ -10,6 +10,7 @@ from weir.policy.registry import make_policy
 from weir.scheduling.book import Book
 from weir.scheduling.fairness import VirtualCounters
 from weir.scheduling.intake import Intake
+from weir.scheduling.ledger import Ledger
 from weir.scheduling.limits import CoreLimits, LaneLimits, TenantLimits
 from weir.scheduling.plan import PlacementPlan
 from weir.scheduling.request import Request
@@ -87,3 +88,23 @@ def test_nobody_is_put_back_by_a_lift() -> None:
     counters.charge("a", 500.0)
     counters.lift("a", 20.0)
     assert counters["a"] == 500.0
+
+
+def test_only_what_is_computed_of_a_prompt_is_charged() -> None:
+    """90 of 100 tokens are cached; of a prompt that is cached as a whole one token is computed for its logits."""
+    for num_cached, charged in ((0, 100.0), (90, 10.0), (100, 1.0)):
+        ledger = Ledger(LIMITS, make_policy("fcfs"), 0.0)
+        request = ledger.enqueue(make_submit("r", "batch", tenant="paying", prompt=100), 1.0, 100)
+        request.plan = PlacementPlan(num_cached_tokens=num_cached)
+        ledger.place(request, Placement(1, "p", "p:1", "d", "d:1", 8), 2.0)
+        assert ledger.fairness.group("m", "batch")["paying"] == charged
+
+
+@pytest.mark.parametrize(("is_ahead", "counter"), [(True, 5.0), (False, 100.0)])
+def test_who_waited_before_the_scheduler_changed_keeps_its_place_among_tenants(is_ahead: bool, counter: float) -> None:
+    """Whoever comes anew is lifted to the least of those that wait."""
+    ledger = Ledger(LIMITS, make_policy("fcfs"), 0.0)
+    ledger.fairness.restore({("m", "batch"): {"paying": 5.0, "default": 100.0}}, ["batch"], ["paying", "default"])
+    ledger.enqueue(make_submit("first", "batch", tenant="default"), 1.0, 16, is_ahead=True)
+    ledger.enqueue(make_submit("second", "batch", tenant="paying"), 1.0, 16, is_ahead=is_ahead)
+    assert ledger.fairness.group("m", "batch")["paying"] == counter
