@@ -11,6 +11,7 @@ from weir.model.cpu_state import Extent, Floats
 from weir.model.cpu_workspace import Workspace, make_model
 from weir.model.crew import Crew, most_chunks
 from weir.model.packed_file import PackedWeights
+from weir.model.sampler import Scan
 from weir.model.step_slices import SliceArrays, StepSlice
 from weir.ops.simd.phases import PhaseState
 
@@ -27,10 +28,10 @@ class CpuDecoder:
         self._workspace = Workspace(config, most_chunks(share.most))
         self._crew = Crew(share)
 
-    def compute(self, step_slice: StepSlice, pages: Floats) -> Floats:
+    def compute(self, step_slice: StepSlice, pages: Floats) -> Scan:
         """Writes keys and values into `pages`, the view that `page_floats` makes.
 
-        Returns the logits [logit rows, vocabulary], which the next call overwrites.
+        Returns the logits [logit rows, vocabulary], looked through; the next call overwrites them.
         """
         extent = self._workspace.plan_attention(step_slice.arrays)
         num_layers = self._config.num_layers
@@ -38,7 +39,9 @@ class CpuDecoder:
         for first in range(0, num_layers, layers_a_call):
             last = min(first + layers_a_call, num_layers)
             self._call(step_slice.arrays, pages, extent._replace(first_layer=first, last_layer=last))
-        return self._workspace.buffers.logits[: len(step_slice.arrays.logit_rows)]
+        buffers = self._workspace.buffers
+        scan = Scan(buffers.logits, buffers.block_maxima, buffers.highest, buffers.argmax)
+        return scan.first_rows(len(step_slice.arrays.logit_rows))
 
     def _call(self, arrays: SliceArrays, pages: Floats, extent: Extent) -> None:
         model, buffers = self._model, self._workspace.buffers

@@ -34,11 +34,13 @@ from weir.ops.quantize.cpu import quantize_range
 from weir.ops.quantize.rows import GROUP
 from weir.ops.rms_norm.cpu import rms_norm_quantize_range
 from weir.ops.rotary_kv_write.cpu import rotary_kv_write
+from weir.ops.sampling.cpu_scan import scan_rows
 from weir.ops.silu_mul.cpu import silu_mul_quantize_range
 from weir.ops.simd.jit import inlined, kernel
 from weir.ops.simd.phases import PhaseState, chunk_is_done, take_chunk, wait_for_phase
 
 NORM, QKV, ROTARY, ATTEND, MERGE, OUTPUT, MLP_NORM, GATES, ACTIVATE, MLP_OUTPUT, NUM_STAGES = range(11)
+LAST_NORM, LOGITS, SCAN, NUM_LOGITS_STAGES = range(4)
 
 
 @kernel
@@ -67,7 +69,7 @@ def forward(
             phase = wait_for_phase(state, base, phase, num_chunks)
     if extent.last_layer < model.layer_parts.shape[0] or arrays.logit_rows.size == 0:
         return
-    for stage in range(2):
+    for stage in range(NUM_LOGITS_STAGES):
         chunk = take_chunk(state, base, phase, num_chunks)
         while chunk >= 0:
             _logits_stage(stage, model, buffers, arrays.logit_rows, chunk, num_chunks)
@@ -220,17 +222,24 @@ def _mlp_stage(
 
 @inlined
 def _logits_stage(stage: int, model: Model, buffers: Buffers, logit_rows: Ints, chunk: int, num_chunks: int) -> None:
-    """Logits of the rows that want them: first their norm, then the head."""
+    """Logits of the rows that want them: their norm, the head, and what a draw needs to know of all of them."""
     num_logits = logit_rows.size
+    first, last = num_logits * chunk // num_chunks, num_logits * (chunk + 1) // num_chunks
     last_hidden, rows = buffers.last_hidden[:num_logits], buffers.rows_hidden[:num_logits]
-    if stage == 0:
-        first, last = num_logits * chunk // num_chunks, num_logits * (chunk + 1) // num_chunks
+    if stage == LAST_NORM:
         for number in range(first, last):
             last_hidden[number] = buffers.hidden[logit_rows[number]]
         rms_norm_quantize_range(last_hidden, model.norms[model.norms.shape[0] - 1], model.epsilon, rows, first, last)
-    else:
+    elif stage == LOGITS:
         logits = buffers.logits[:num_logits]
         linear_share(model.data, model.end_parts[HEAD], rows, logits, buffers.part, False, chunk, num_chunks)
+    else:
+        scan_rows(
+            buffers.logits[first:last],
+            buffers.block_maxima[first:last],
+            buffers.highest[first:last],
+            buffers.argmax[first:last],
+        )
 
 
 @kernel

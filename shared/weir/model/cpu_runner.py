@@ -14,7 +14,7 @@ from weir.model.cpu_state import Floats
 from weir.model.cpu_workspace import MAX_SLICE_ROWS
 from weir.model.packed_file import PackedWeights
 from weir.model.plan_check import ordered_chunks
-from weir.model.sampler import compile_kernels, sample_step, score_rows
+from weir.model.sampler import compile_kernels, sample_scanned, score_rows
 from weir.model.step_slices import cut_slices
 from weir.ops.simd.jit import compiling_alone
 
@@ -60,13 +60,13 @@ class CpuRunner:
         logprobs: dict[int, TokenLogprobs] = {}
         scores: dict[int, tuple[TokenLogprobs, ...]] = {}
         for step_slice in cut_slices(*chunks, MAX_SLICE_ROWS):
-            logits = self._decoder.compute(step_slice, pages)
+            scan = self._decoder.compute(step_slice, pages)
             if step_slice.sampled:
                 slots, specs = zip(*step_slice.sampled, strict=True)
-                drawn = sample_step(logits[: len(slots)], slots, specs)
+                drawn = sample_scanned(scan.first_rows(len(slots)), slots, specs)
                 token_ids |= drawn.token_ids
                 logprobs |= drawn.logprobs
             for slot, first, next_token_ids, num_top in step_slice.scored:
-                rows = logits[first : first + len(next_token_ids)]
+                rows = scan.logits[first : first + len(next_token_ids)]
                 scores[slot] = scores.get(slot, ()) + score_rows(rows, next_token_ids, num_top)
         return StepResult(token_ids, logprobs=logprobs, prompt_logprobs=scores)

@@ -41,7 +41,8 @@ class Buffers(NamedTuple):
     """Memory of a slice's numbers; [rows, …] but for what is said.
 
     `rows_*` are quantized rows. `part` [elements] is for matrices of several parts. `partials`, `*_items` are those of
-    the attention kernels; `*_scratch` [chunks of a phase, …]. `last_hidden` and `logits` [logits, …].
+    the attention kernels; `*_scratch` [chunks of a phase, …]. `last_hidden` and `logits` [logits, …], and what one pass
+    over those finds (`weir.ops.sampling.cpu_scan`): `block_maxima` [logits, blocks], `highest`, `argmax` [logits].
     """
 
     hidden: Floats
@@ -59,6 +60,9 @@ class Buffers(NamedTuple):
     prefill_scratch: Floats
     last_hidden: Floats
     logits: Floats
+    block_maxima: Floats
+    highest: Floats
+    argmax: Ints
 
 
 class Extent(NamedTuple):

@@ -12,6 +12,7 @@ from weir.model.step_slices import SliceArrays
 from weir.ops.paged_decode.cpu import decode_partial_floats, decode_scratch_floats, num_decode_items, plan_decode
 from weir.ops.paged_prefill.cpu import num_prefill_items, plan_prefill, prefill_scratch_floats
 from weir.ops.quantize.rows import empty_rows
+from weir.ops.sampling.cpu_scan import num_scan_blocks
 
 MAX_SLICE_ROWS = 128
 """More would make the buffers of a slice fall out of the core's own cache, and gain nothing: weights are read once."""
@@ -104,6 +105,9 @@ def _make_buffers(config: ModelConfig, num_chunks: int) -> Buffers:
         prefill_scratch=floats(num_chunks, prefill_scratch_floats(group_heads, config.head_dim)),
         last_hidden=floats(rows, hidden),
         logits=floats(rows, config.vocab_size),
+        block_maxima=floats(rows, num_scan_blocks(config.vocab_size)),
+        highest=floats(rows),
+        argmax=np.empty(rows, np.int32),
     )
 
 

@@ -8,6 +8,7 @@ draws see bias, penalties and mask as well. Log-probabilities are those of the l
 
 from collections.abc import Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,7 @@ from weir.engine.plan import SampleSpec, ScoreSpec, StepResult, TokenHistory
 from weir.ops.sampling.cpu import draw as draw_row
 from weir.ops.sampling.cpu import penalize, uniform_of
 from weir.ops.sampling.cpu_order import count_above, most_likely
-from weir.ops.sampling.cpu_scan import BLOCK, NOT_A_NUMBER, scan_rows, sum_exp
+from weir.ops.sampling.cpu_scan import BLOCK, NOT_A_NUMBER, num_scan_blocks, scan_rows, sum_exp
 
 Logits = npt.NDArray[np.float32]
 
@@ -28,21 +29,25 @@ MASKED = np.float32(-3e38)
 _MAX_SCORED_ROWS = 64
 
 
-class Scan:
-    """What one pass over rows of logits, fp32 [rows, vocabulary], finds. Raises InternalError for what is no number."""
+class Scan(NamedTuple):
+    """What one pass over rows of logits, fp32 [rows, vocabulary], finds (`weir.ops.sampling.cpu_scan`)."""
 
-    def __init__(self, logits: Logits) -> None:
-        num_rows, num_tokens = logits.shape
-        self.logits = logits
-        self.block_maxima = np.empty((num_rows, -(-num_tokens // BLOCK)), np.float32)
-        self.highest = np.empty(num_rows, np.float32)
-        self.argmax = np.empty(num_rows, np.int32)
-        scan_rows(logits, self.block_maxima, self.highest, self.argmax)
-        wrong = np.flatnonzero(self.argmax == NOT_A_NUMBER).tolist()
-        if wrong:
-            raise InternalError(
-                f"the model computed NaN or infinite logits in {len(wrong)} of {num_rows} rows: {wrong[:8]}"
-            )
+    logits: Logits
+    block_maxima: Logits
+    highest: Logits
+    argmax: npt.NDArray[np.int32]
+
+    def first_rows(self, num_rows: int) -> "Scan":
+        rows = slice(num_rows)
+        return Scan(self.logits[rows], self.block_maxima[rows], self.highest[rows], self.argmax[rows])
+
+
+def scan_of(logits: Logits) -> Scan:
+    num_rows, num_tokens = logits.shape
+    block_maxima = np.empty((num_rows, num_scan_blocks(num_tokens)), np.float32)
+    scan = Scan(logits, block_maxima, np.empty(num_rows, np.float32), np.empty(num_rows, np.int32))
+    scan_rows(*scan)
+    return scan
 
 
 def sample_rows(logits: Logits, specs: Sequence[SampleSpec]) -> list[int]:
@@ -51,12 +56,16 @@ def sample_rows(logits: Logits, specs: Sequence[SampleSpec]) -> list[int]:
     Raises:
         InternalError: a logit is NaN or infinite; no token of the step may be used then.
     """
-    return _draw_rows(Scan(logits), specs)
+    return _draw_rows(scan_of(logits), specs)
 
 
 def sample_step(logits: Logits, slots: Sequence[int], specs: Sequence[SampleSpec]) -> StepResult:
     """As `sample_rows`, by slot, with the log-probabilities that the specs ask for."""
-    scan = Scan(logits)
+    return sample_scanned(scan_of(logits), slots, specs)
+
+
+def sample_scanned(scan: Scan, slots: Sequence[int], specs: Sequence[SampleSpec]) -> StepResult:
+    """`sample_step` of rows that were looked through already."""
     token_ids = _draw_rows(scan, specs)
     logprobs = {
         slot: _logprobs_of(scan, row, token_id, spec.params.logprobs)
@@ -68,7 +77,8 @@ def sample_step(logits: Logits, slots: Sequence[int], specs: Sequence[SampleSpec
 
 def score_rows(logits: Logits, next_token_ids: Sequence[int], num_top: int) -> tuple[TokenLogprobs, ...]:
     """How likely each row's next token is. `logits` fp32 [rows, vocabulary]. Raises InternalError as `sample_rows`."""
-    scan = Scan(logits)
+    scan = scan_of(logits)
+    _check_numbers(scan)
     return tuple(_logprobs_of(scan, row, token_id, num_top) for row, token_id in enumerate(next_token_ids))
 
 
@@ -93,7 +103,7 @@ def uniform(seed: int, output_index: int) -> float:
 
 def draw(logits: Logits, params: SamplingParams, output_index: int) -> int:
     """One token of one row [vocabulary] without bias, penalties and mask."""
-    return _draw_rows(Scan(logits[None]), [SampleSpec(params, output_index)])[0]
+    return _draw_rows(scan_of(logits[None]), [SampleSpec(params, output_index)])[0]
 
 
 class _Scratch:
@@ -115,13 +125,24 @@ class _Scratch:
         return np.empty((2, self._num_tokens), np.uint64)
 
 
+def _check_numbers(scan: Scan) -> None:
+    """Raises InternalError for rows with what is no number."""
+    wrong = np.flatnonzero(scan.argmax == NOT_A_NUMBER).tolist()
+    if wrong:
+        raise InternalError(
+            f"the model computed NaN or infinite logits in {len(wrong)} of {len(scan.argmax)} rows: {wrong[:8]}"
+        )
+
+
 def _draw_rows(scan: Scan, specs: Sequence[SampleSpec]) -> list[int]:
+    _check_numbers(scan)
     token_ids: list[int] = scan.argmax.tolist()
     scratch = _Scratch(scan.logits.shape[1])
     for row, spec in enumerate(specs):
         source, place = scan, row
         if spec.masked_token_ids or spec.params.logit_bias or spec.params.has_penalties:
-            source, place = Scan(_adjusted(scan.logits[row], spec, scratch)), 0
+            source, place = scan_of(_adjusted(scan.logits[row], spec, scratch)), 0
+            _check_numbers(source)
             token_ids[row] = int(source.argmax[0])
         if not spec.params.is_greedy:
             token_ids[row] = _draw_row(source, place, spec, scratch)

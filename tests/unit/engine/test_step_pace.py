@@ -54,6 +54,12 @@ def test_a_fast_machine_has_its_whole_budget_after_some_steps() -> None:
     assert pace.num_tokens == 2048
 
 
+def test_on_a_slow_machine_steps_are_not_cut_to_nothing() -> None:
+    pace = StepPace(2048, TARGET_S)
+    follow(pace, 30, 0.1, 1.0)
+    assert pace.num_tokens == LEAST_TOKENS
+
+
 def test_one_step_that_the_machine_held_up_costs_less_than_a_third_of_the_budget() -> None:
     pace = StepPace(2048, TARGET_S)
     follow(pace, 20, 0.0, 0.0005)

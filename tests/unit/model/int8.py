@@ -46,7 +46,7 @@ class Int8Probe:
         ordered = ordered_chunks(plan, len(self.pages), config.vocab_size, config.max_context_tokens)
         found = {}
         for step_slice in cut_slices(*ordered, self._slice_rows):
-            logits = self._decoder.compute(step_slice, self._floats)
+            logits = self._decoder.compute(step_slice, self._floats).logits
             for row, (slot, _) in enumerate(step_slice.sampled):
                 found[slot] = logits[row].copy()
         return found

@@ -19,6 +19,11 @@ LANES = 16
 NOT_A_NUMBER = -1
 
 
+def num_scan_blocks(num_tokens: int) -> int:
+    """Of a row with so many logits."""
+    return -(-num_tokens // BLOCK)
+
+
 @kernel
 def scan_rows(logits: Floats, block_maxima: Floats, highest: Floats, argmax: npt.NDArray[np.int32]) -> None:
     """Of each row [rows, vocabulary]: the maximum of each block [rows, blocks], the highest logit and its lowest id.
