@@ -109,4 +109,5 @@ def _member_of(sequence: Sequence) -> Member:
         predicted_output_tokens=facts.predicted_output_tokens or None,
         lane_priority=facts.lane_priority,
         num_missing_tokens=num_missing_pages * PAGE_TOKENS,
+        max_output_tokens=facts.stop.max_tokens,
     )

@@ -4,6 +4,14 @@ Ao, Luo, Simchi-Levi, Wang, arXiv 2504.11320. Stages (tokens written) are cut in
 that have ended. Fewer requests reach a later segment, so its share of the pages is smaller; a sequence that comes to
 the end of a segment rests, with its pages, until the next one has room. A segment runs only if the one before it does
 and enough wait to enter it.
+
+How many outlive a segment is chance, so the paper keeps memory free beyond the fluid's, logarithmic in how seldom it
+may run out, and thresholds after the first that are strictly over what arrives there on average. Here entry is even and
+cohorts of different age are independent: at any moment the pages hold tau * W tokens on average, with a variance of
+tau * V, and the step is chosen such that tau * W + z * sqrt(tau * V) fits, z = sqrt(2 ln 1/p) (the Gaussian bound for
+p = 0.001 at one moment). A later segment takes z deviations more than the mean; when one is full all the same, the mix
+has changed, and nobody enters the first until there is room. Nothing is known of who outlives the last length: the last
+segment has room for all. Before lengths are known at all, requests are taken at their own bound.
 """
 
 import math
@@ -12,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from weir.policy.fcfs import fcfs_order
-from weir.policy.fluid import Flow, balanced_step_s, longest_step_s
+from weir.policy.fluid import Flow, balanced_step_s
 from weir.policy.seams import BatchView, GateDecision, Policy
 from weir.policy.traffic import Departures, Traffic
 from weir.policy.wait import WaitParams
@@ -20,6 +28,7 @@ from weir.policy.wait import WaitParams
 _QUANTILES = (0.5, 0.8, 0.95)
 _MIN_LENGTHS = 20
 _REFRESH_S = 1.0
+_DEVIATIONS = math.sqrt(2 * math.log(1 / 0.001))
 
 
 def make(params: WaitParams) -> Policy:
@@ -32,7 +41,7 @@ class Segment:
 
     ends: float
     quota: int
-    max_inside: int
+    max_inside: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,22 +53,52 @@ class Segments:
 
 
 def segments(
-    rate: float, num_prompt_tokens: float, lengths: Sequence[int], params: WaitParams, num_pool_tokens: int
+    rate: float,
+    num_prompt_tokens: float,
+    lengths: Sequence[int],
+    params: WaitParams,
+    num_pool_tokens: int,
+    prompt_variance: float = 0.0,
 ) -> Segments:
     """Of answers like `lengths`, that come `rate` times a second."""
     ordered = sorted(lengths)
     bounds = sorted({ordered[min(len(ordered) - 1, math.ceil(q * len(ordered)) - 1)] for q in _QUANTILES})
     flows = [Flow(rate / len(ordered), num_prompt_tokens, length) for length in ordered]
-    longest_s = longest_step_s(flows, num_pool_tokens * (1 - params.safety))
+    variance = rate * token_variance(num_prompt_tokens, prompt_variance, ordered)
+    longest_s = _longest_step_s(sum(flow.work for flow in flows), variance, num_pool_tokens * (1 - params.safety))
     step_s = min(longest_s, balanced_step_s(flows, params.base_ms / 1000, params.token_ms / 1000))
     cut = []
     for begins, ends in zip([0, *bounds], [*bounds, math.inf], strict=True):
         survivors = [length for length in ordered if length > begins]
         reaching = rate * len(survivors) / len(ordered)
-        num_stages = min(ends, ordered[-1]) - begins
-        max_inside = max(1, math.floor(reaching * longest_s * max(1.0, num_stages)))
+        num_inside = reaching * longest_s * max(1.0, min(ends, ordered[-1]) - begins)
+        max_inside = math.inf
+        if begins == 0:
+            max_inside = max(1, math.floor(num_inside))
+        elif ends < math.inf:
+            max_inside = math.ceil(num_inside + _DEVIATIONS * math.sqrt(num_inside))
         cut.append(Segment(ends, math.floor(reaching * step_s), max_inside))
     return Segments(tuple(cut), rate * longest_s)
+
+
+def token_variance(num_prompt_tokens: float, prompt_variance: float, ordered: Sequence[int]) -> float:
+    """Of the tokens in pages, if one request enters each step: the sum over ages of p (1 - p) (l + k)^2 and of p times
+    the prompts' variance, p the share of the lengths (ascending) that come to age k."""
+    total, begins = 0.0, 0
+    for number, ends in enumerate(ordered):
+        share = 1 - number / len(ordered)
+        squares = ((num_prompt_tokens + ends) ** 3 - (num_prompt_tokens + begins) ** 3) / 3
+        total += share * (1 - share) * squares + share * prompt_variance * (ends - begins)
+        begins = ends
+    return total
+
+
+def _longest_step_s(work: float, variance: float, num_tokens: float) -> float:
+    """The tau for which tau * work and its deviations come to `num_tokens`."""
+    if work <= 0:
+        return math.inf
+    spread = _DEVIATIONS * math.sqrt(variance)
+    return ((math.sqrt(spread**2 + 4 * work * num_tokens) - spread) / (2 * work)) ** 2
 
 
 @dataclass(slots=True)
@@ -92,7 +131,7 @@ class NestedWaitGate:
             self._refresh(view.num_pool_tokens, now_s)
         num_places = max(0, view.num_places - len(view.running))
         if self._plan is None:
-            return GateDecision(range(min(num_places, len(view.waiting))))
+            return GateDecision(range(_num_bounded(view, num_places)))
         decision = self._run_segments(view, self._plan, num_places, now_s)
         return self._end_of_idleness(view, num_places, now_s) if _is_idle(view, decision) else self._go_on(decision)
 
@@ -108,8 +147,8 @@ class NestedWaitGate:
         is_running = bool(view.waiting or view.running)
         for number, segment in enumerate(plan.segments):
             part = inside[number]
-            num_room = max(0, segment.max_inside - len(part.members))
-            is_short = len(part.entrants) < min(segment.quota, num_room)
+            num_room = int(max(0, min(segment.max_inside - len(part.members), len(part.entrants))))
+            is_short = len(part.entrants) < min(segment.quota, segment.max_inside - len(part.members))
             is_running = is_running and not self._is_held(number, is_short, now_s)
             if number == 0 and is_running:
                 num_joining = min(num_room, num_places, math.floor(self._credit))
@@ -119,6 +158,9 @@ class NestedWaitGate:
                 resting.update(part.entrants[num_room:] if is_running else part.entrants)
             if not is_running:
                 resting.update(part.members)
+            if number > 0 and is_running and num_room < len(part.entrants):
+                self._credit += len(joining)
+                joining = ()  # the mix has changed: what rests there has pages that newcomers would want
         return GateDecision(joining, resting)
 
     def _go_on(self, decision: GateDecision) -> GateDecision:
@@ -155,10 +197,24 @@ class NestedWaitGate:
             return
         rate = len(arrivals) / self._traffic.span_s(now_s)
         num_prompt_tokens = sum(seen.num_prompt_tokens for seen in arrivals) / len(arrivals)
-        self._plan = segments(rate, num_prompt_tokens, lengths, self._params, num_pool_tokens)
+        variance = sum((seen.num_prompt_tokens - num_prompt_tokens) ** 2 for seen in arrivals) / len(arrivals)
+        self._plan = segments(rate, num_prompt_tokens, lengths, self._params, num_pool_tokens, variance)
         if self._traffic.variation > self._params.max_variation:
             parts = tuple(replace(segment, quota=0) for segment in self._plan.segments)
             self._plan = replace(self._plan, segments=parts)
+
+
+def _num_bounded(view: BatchView, num_places: int) -> int:
+    """Of those that wait, from the first on: as many as fit beside the batch if all come to their own bounds; one where
+    nothing runs."""
+    num_left = view.num_pool_tokens - sum(one.num_prompt_tokens + one.max_output_tokens for one in view.running)
+    num_joining = 0
+    for member in view.waiting[:num_places]:
+        num_left -= member.num_prompt_tokens + member.max_output_tokens
+        if num_left < 0 and (view.running or num_joining):
+            break
+        num_joining += 1
+    return num_joining
 
 
 def _is_idle(view: BatchView, decision: GateDecision) -> bool:

@@ -82,6 +82,8 @@ class Member(NamedTuple):
     """Higher is more urgent. Nobody rests for the sake of a lower lane."""
     num_missing_tokens: int = 0
     """Of one that waits: room in pages that it takes to join."""
+    max_output_tokens: int = 0
+    """By its own bound; 0: not told."""
 
 
 @dataclass(frozen=True, slots=True)

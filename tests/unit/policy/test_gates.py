@@ -7,7 +7,7 @@ from tests.contract.gate_world import GateWorld, Job
 from tests.unit.policy.members import gate_of, member, view
 
 from weir.policy.fluid import Flow, balanced_step_s, longest_step_s
-from weir.policy.nested_wait import segments
+from weir.policy.nested_wait import segments, token_variance
 from weir.policy.seams import BatchView, Gate, GateDecision, Member
 from weir.policy.wait import WaitParams, shares
 from weir.policy.wma import Shape, WmaGate, WmaLimits, waste
@@ -105,12 +105,45 @@ def test_nested_wait_cuts_answers_at_their_quantiles() -> None:
     plan = segments(20.0, 100, range(10, 101, 10), WaitParams(safety=0), num_pool_tokens=10**5)
     assert [segment.ends for segment in plan.segments] == [50, 80, 100, math.inf]
     inside = [segment.max_inside for segment in plan.segments]
-    a_step = plan.num_a_step
-    assert inside[:3] == [math.floor(a_step * share * stages) for share, stages in ((1, 50), (0.5, 30), (0.2, 20))]
+    means = [plan.num_a_step * share * stages for share, stages in ((1, 50), (0.5, 30), (0.2, 20))]
+    deviations = math.sqrt(2 * math.log(1000))
+    later = [math.ceil(mean + deviations * math.sqrt(mean)) for mean in means[1:]]
+    assert inside == [math.floor(means[0]), *later, math.inf]
+
+
+def test_nested_wait_leaves_pages_for_how_many_outlive_a_segment() -> None:
+    """Half write 10 tokens, half 30: of 20 ages a half is there, by chance; of one length there is no chance at all."""
+    variance = token_variance(100, 0.0, [10, 30])
+    assert variance == pytest.approx(sum(0.25 * (100 + age) ** 2 for age in range(10, 30)), rel=0.02)
+    assert token_variance(100, 0.0, [30, 30]) == 0
+    assert token_variance(100, 9.0, [30]) == 9 * 30
+    params = WaitParams(safety=0)
+    a_step = segments(1.0, 100, [10, 30], params, 50_000).num_a_step
+    fluid = a_step * (11 * 105 + 31 * 115) / 2
+    assert fluid + math.sqrt(2 * math.log(1000) * a_step * variance) == pytest.approx(50_000)
+
+
+def test_before_lengths_are_known_nested_wait_takes_requests_at_their_bound() -> None:
+    waiting = [Member(f"w{n}", 100, 0, 0.0, max_output_tokens=400) for n in range(5)]
+    assert list(gate_of("nested-wait").decide(BatchView(waiting, [], 64, 1600, 1600), 0.0).joining) == [0, 1, 2]
+    assert list(gate_of("nested-wait").decide(BatchView(waiting, [], 64, 400, 400), 0.0).joining) == [0]
+    running = [Member("r", 100, 50, 0.0, max_output_tokens=1000)]
+    assert list(gate_of("nested-wait").decide(BatchView(waiting, running, 64, 1600, 500), 0.0).joining) == [0]
+
+
+def test_nobody_enters_nested_wait_while_a_later_segment_is_full() -> None:
+    gate = gate_of("nested-wait", max_variation=1000)
+    gone = [member(f"g{n}", None, length - 1) for n, length in enumerate([10] * 18 + [30] * 2)]
+    gate.decide(BatchView([], gone, 64, 400, 400), 0.0)
+    gate.decide(BatchView([member("w", None, since_s=0.5)], [], 0, 400, 400), 0.5)
+    newcomer = [member("new", None, since_s=1.9)]
+    full = [member(f"m{n}", None, 10) for n in range(4)]
+    assert list(gate.decide(BatchView(newcomer, full, 64, 400, 400), 2.0).joining) == []
+    assert list(gate.decide(BatchView(newcomer, full[:2], 64, 400, 400), 2.1).joining) == [0]
 
 
 def test_a_sequence_at_the_end_of_a_segment_rests_until_the_next_has_room() -> None:
-    """Twenty answers of 10 tokens, then long ones: of four that stand at 10 tokens only one may go on at a time."""
+    """Twenty answers of 10 tokens, then long ones: of four that stand at 10 tokens only two may go on at a time."""
     gate = gate_of("nested-wait", max_variation=1000)
     lengths = [10] * 18 + [30] * 2
     gone = [member(f"g{n}", None, length - 1) for n, length in enumerate(lengths)]
@@ -118,7 +151,7 @@ def test_a_sequence_at_the_end_of_a_segment_rests_until_the_next_has_room() -> N
     gate.decide(BatchView([member("w", None, since_s=0.5)], [], 0, 400, 400), 0.5)
     at_the_end = [member(f"m{n}", None, 10) for n in range(4)]
     decision = gate.decide(BatchView([], at_the_end, 64, 400, 400), 2.0)
-    assert sorted(decision.resting) == [1, 2, 3]
+    assert sorted(decision.resting) == [2, 3]
 
 
 def test_srtf_computes_those_with_least_left_whether_they_run_or_wait() -> None:

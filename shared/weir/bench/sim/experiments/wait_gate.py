@@ -74,7 +74,7 @@ def _cases(size: Size) -> list[Case]:
         return Case(arm, lambda seed: _run(arm, point, 250 if is_small else 1500, seed), point)
 
     points = (_OVER,) if is_small else tuple(_LOADS)
-    arms = (_FCFS, _WAIT) if is_small else tuple(_ARMS)
+    arms = (_FCFS, _WAIT, _NESTED) if is_small else tuple(_ARMS)
     return [case(arm, point) for point in points for arm in arms]
 
 
@@ -120,6 +120,11 @@ EXPERIMENT = Experiment(
         Check(
             "wait preempts nobody at 1.5x",
             lambda results: results.estimate("preempted_pct", _WAIT, _OVER),
+            at_most=0.0,
+        ),
+        Check(
+            "nested-wait, which is told no lengths, preempts nobody at 1.5x",
+            lambda results: results.estimate("preempted_pct", _NESTED, _OVER),
             at_most=0.0,
         ),
         Check(
