@@ -17,9 +17,9 @@ from weir.bus.subjects import Subjects
 from weir.core.sampling import SamplingParams
 from weir.engine.batcher import BatchLimits
 from weir.engine.plan import StepPlan
+from weir.kv.devices import ArenaMemory
 from weir.kv.geometry import ArenaGeometry
 from weir.kv.messages import HandedOff
-from weir.kv.segment import Segment
 from weir.policy.seams import Policy
 from weir.rpc.arena_memory import MemoryArena, MemoryArenaClient
 from weir.rpc.channel import make_channel
@@ -241,8 +241,8 @@ async def _start_worker(
     def make_policy_watch(on_policy: Callable[[Policy], None]) -> PolicyWatch:
         return PolicyWatch(connect, Subjects(INSTANCE), on_policy)
 
-    def load(segment: Segment) -> LoadedModel:
-        del segment
+    def load(memory: ArenaMemory) -> LoadedModel:
+        del memory
         return LoadedModel(_Hooked(runner, role, on_run), lambda: None)
 
     def make_role(parts: RoleParts) -> Role:
