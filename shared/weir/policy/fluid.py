@@ -10,6 +10,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from weir.kv.geometry import PAGE_TOKENS
+
 
 @dataclass(frozen=True, slots=True)
 class Flow:
@@ -26,8 +28,13 @@ class Flow:
 
     @property
     def work(self) -> float:
-        """Token-steps held in pages that arrive a second."""
+        """Token-steps that arrive a second."""
         return self.rate * self.num_stages * (self.num_prompt_tokens + self.num_output_tokens / 2)
+
+    @property
+    def held_work(self) -> float:
+        """The same in whole pages: half of a sequence's last page is empty on average."""
+        return self.work + self.rate * self.num_stages * PAGE_TOKENS / 2
 
 
 def balanced_step_s(flows: Iterable[Flow], base_s: float, token_s: float) -> float:
@@ -38,5 +45,5 @@ def balanced_step_s(flows: Iterable[Flow], base_s: float, token_s: float) -> flo
 
 def longest_step_s(flows: Iterable[Flow], num_pool_tokens: float) -> float:
     """The tau at which the fluid just fills the pages; infinite without any flow."""
-    work = sum(flow.work for flow in flows)
+    work = sum(flow.held_work for flow in flows)
     return num_pool_tokens / work if work > 0 else math.inf

@@ -76,13 +76,13 @@ def joined_a_step(pool: int, num_steps: int, silent: int = 0) -> list[int]:
 
 
 def test_wait_lets_a_step_take_no_more_than_its_share_and_saves_up_for_one_at_the_most() -> None:
-    """Ten a second in ten stages of 104.5 tokens on average: half of one a step fills 522.5 tokens of pages."""
-    assert joined_a_step(525, 8, silent=20) == [1, 1, 0, 1, 0, 1, 0, 1]
+    """Ten a second in ten stages of 104.5 tokens and half a page on average: half of one a step fills 562.5 tokens."""
+    assert joined_a_step(565, 8, silent=20) == [1, 1, 0, 1, 0, 1, 0, 1]
 
 
 def test_what_a_step_leaves_of_its_share_is_not_lost() -> None:
     """1.9 a step: one and two in turn, not one each time."""
-    assert sum(joined_a_step(1985, 30)) == pytest.approx(57, abs=1)
+    assert sum(joined_a_step(2138, 30)) == pytest.approx(57, abs=1)
 
 
 def test_wait_waits_for_no_more_than_there_is_room_for() -> None:
@@ -90,22 +90,22 @@ def test_wait_waits_for_no_more_than_there_is_room_for() -> None:
     gate = gate_of("wait", base_ms=100, token_ms=0, max_wait_s=0.5, safety=0)
     arrivals = [member(f"a{n}", 10.0, since_s=n / 50) for n in range(150)]
     for second in range(3):
-        gate.decide(BatchView(arrivals[50 * second : 50 * second + 50], [], 0, 6000, 6000), second + 1.0)
+        gate.decide(BatchView(arrivals[50 * second : 50 * second + 50], [], 0, 6450, 6450), second + 1.0)
     three = [member(f"b{n}", 10.0, since_s=3.0) for n in range(3)]
     for num_running, num_resting in ((54, 0), (40, 40)):
         batch = [member(f"r{n}", 10.0, 1) for n in range(num_running)]
-        assert len(list(gate.decide(BatchView(three, batch, 64, 6000, 6000), 3.1).resting)) == num_resting
+        assert len(list(gate.decide(BatchView(three, batch, 64, 6450, 6450), 3.1).resting)) == num_resting
 
 
 def test_wait_lets_no_more_into_the_batch_than_fill_the_pages() -> None:
     gate = gate_of("wait", base_ms=1, token_ms=0, max_wait_s=0, safety=0)
     for number in range(60):
         arrivals = [member(f"a{number}-{n}", 9.0, since_s=number + n / 10) for n in range(10)]
-        gate.decide(BatchView(arrivals, [], 0, 525, 525), float(number + 1))
+        gate.decide(BatchView(arrivals, [], 0, 565, 565), float(number + 1))
     newcomers = [member(f"b{n}", 9.0, since_s=60.1) for n in range(20)]
     for num_running, num_joining in ((4, 1), (5, 0)):
         batch = [member(f"r{n}", 9.0, 1) for n in range(num_running)]
-        assert len(list(gate.decide(BatchView(newcomers, batch, 64, 525, 525), 60.3).joining)) == num_joining
+        assert len(list(gate.decide(BatchView(newcomers, batch, 64, 565, 565), 60.3).joining)) == num_joining
 
 
 def test_types_are_told_apart_by_prompt_and_each_has_a_share_of_its_own() -> None:
@@ -122,7 +122,7 @@ def test_types_are_told_apart_by_prompt_and_each_has_a_share_of_its_own() -> Non
 
 
 def test_without_predictions_wait_reckons_with_the_answers_that_have_ended() -> None:
-    """Fifty a second of 100 tokens: of answers of 10, 1,000 tokens of pages hold 18 at once, of answers of 100 half."""
+    """Fifty a second of 100 tokens: pages of 1,000 tokens hold 8 with answers of 10 at once, 6 with answers of 100."""
 
     def most_in_batch(length: int) -> int:
         gate = gate_of("wait", base_ms=1, max_wait_s=0, safety=0)
@@ -137,8 +137,8 @@ def test_without_predictions_wait_reckons_with_the_answers_that_have_ended() -> 
             batch = [member(f"b{n}", None, 1) for n in range(len(batch) + len(list(joining)))]
         return len(batch)
 
-    assert most_in_batch(10) == math.floor(1000 / (100 + 10 / 2))
-    assert most_in_batch(100) == math.floor(1000 / (100 + 100 / 2))
+    assert most_in_batch(10) == math.floor(1000 / (100 + 10 / 2 + 8))
+    assert most_in_batch(100) == math.floor(1000 / (100 + 100 / 2 + 8))
 
 
 def test_nested_wait_waits_in_each_segment_for_what_reaches_it_in_a_step() -> None:
