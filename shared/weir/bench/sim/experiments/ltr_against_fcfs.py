@@ -112,10 +112,10 @@ EXPERIMENT = Experiment(
     compared=(
         f"One colocated {_PROFILE}, steps of 2,048 tokens, 256 sequences. A burst of 2,000 (arena lengths), and 800 "
         f"Poisson arrivals (ShareGPT lengths) at multiples of {_SATURATION_A_S:g} requests/s, what it serves of a "
-        "backlog of them; slightly over saturation the queue, and so the gain, grows with the run, so 1.05x is shown with "
-        "3,200 arrivals as well. Predictions are the true lengths with log-normal noise, no trained predictor: `tau` is what "
-        "they rank like. Each predicted request is charged 0.8 ms, each message to the scheduler 50 us. The longest "
-        "wait is max(TTFT, worst gap)."
+        "backlog of them. Slightly over saturation the queue, and with it the gain, grows with the run: 1.05x is shown "
+        "with 3,200 arrivals as well. Predictions are the true lengths with log-normal noise, no trained predictor: "
+        "`tau` is what they rank like. Each predicted request is charged 0.8 ms, each message to the scheduler 50 us. "
+        "The longest wait is max(TTFT, worst gap)."
     ),
     cases=_cases,
     figures=(
