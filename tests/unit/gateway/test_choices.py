@@ -167,8 +167,11 @@ async def test_one_name_cancels_all_choices(world: World) -> None:
             _ = [chunk async for chunk in stream]
     await world.until_idle()
     assert world.metric("cancelled_total") == 3
-    cancelled = {cancel.request_id for cancel in world.decode.named("cancel")}
-    assert len(cancelled) == 3
+
+    def cancelled_ids() -> set[str]:
+        return {cancel.request_id for cancel in world.decode.named("cancel")}
+
+    await world.until(lambda: len(cancelled_ids()) == 3, "the worker is told")
 
 
 async def test_a_client_that_leaves_ends_all_choices(world: World) -> None:
