@@ -141,7 +141,7 @@ class Driver:
             call.cancel("the gateway gave the request up")
             self._calls.pop(call.request.request_id, None)
             self._cancel_at_workers(call)
-            span.end(call.ended.result(), call.output.num_tokens)
+            span.end(call.ended.result(), call.output.num_tokens, self._clock.now_s())
         await self._tell_scheduler(call, span.context)
         await call.released.wait()
 

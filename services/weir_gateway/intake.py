@@ -224,7 +224,9 @@ class Intake:
         self._by_client_id[tenant, ids.client_id] = choices
         choices.ended.add_done_callback(lambda _: self._on_end(tenant, ids.client_id, choices))
         if num_choices > 1:
-            choices.ended.add_done_callback(lambda ended: span.end(ended.result(), choices.num_output_tokens))
+            choices.ended.add_done_callback(
+                lambda ended: span.end(ended.result(), choices.num_output_tokens, self._clock.now_s())
+            )
         self._counts["prompt_tokens_total"] += len(checked.prompt_token_ids)
         self._tenants.add(tenant, "prompt_tokens", len(checked.prompt_token_ids))
         for call, call_span in zip(calls, spans, strict=True):

@@ -24,7 +24,7 @@ class RequestSpan:
         self._tracer = tracer
         self._draft = draft
         self._started_at_s = started_at_s
-        self._has_first_chunk = False
+        self._needs_first_chunk = True
         operation = draft.operation.value
         self._span: Span = tracer.start_span(
             f"{operation} {draft.options.model}".strip(), context=parent, kind=SpanKind.SERVER
@@ -51,6 +51,7 @@ class RequestSpan:
         """The span of one of several answers, below this one."""
         choice = RequestSpan(self._tracer, self._draft, self.context, self._started_at_s)
         choice._span.set_attribute("weir.request.choice", index)
+        choice._needs_first_chunk = False  # the client has one stream, and this span's first chunk is that of all
         return choice
 
     def describe_request(self, request_id: str, checked: CheckedRequest, num_choices: int) -> None:
@@ -108,11 +109,14 @@ class RequestSpan:
 
     def first_chunk(self, now_s: float) -> None:
         """Something was sent to the client."""
-        if not self._has_first_chunk and self._span.is_recording():
-            self._has_first_chunk = True
+        if self._needs_first_chunk and self._span.is_recording():
+            self._needs_first_chunk = False
             self._span.set_attribute("gen_ai.response.time_to_first_chunk", now_s - self._started_at_s)
 
-    def end(self, ending: Ending, num_output_tokens: int) -> None:
+    def end(self, ending: Ending, num_output_tokens: int, now_s: float) -> None:
+        """An answer that came as a whole ends before anything of it is sent, which follows at once."""
+        if ending.error is None and num_output_tokens:
+            self.first_chunk(now_s)
         self._span.set_attribute("gen_ai.usage.output_tokens", num_output_tokens)
         if ending.finish_reason is not None:
             self._span.set_attribute("gen_ai.response.finish_reasons", (ending.finish_reason.value,))
