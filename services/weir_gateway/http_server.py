@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import uvicorn
 from starlette.applications import Starlette
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from weir.core.errors import Unavailable
 
@@ -26,14 +27,48 @@ class _Server(uvicorn.Server):
         yield
 
 
+def _protocol_with_deadline(head_timeout_s: float) -> type[asyncio.Protocol]:
+    """HTTP/1.1 that closes connections on which no whole head of a request comes in time: `max_connections` of them
+    would shut out everybody else, and uvicorn bounds only the pause between two requests."""
+
+    class Protocol(H11Protocol):
+        _head_timer: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+            super().connection_made(transport)
+            self._head_timer = self.loop.call_later(head_timeout_s, transport.close)
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            is_in_head = self.cycle is None or self.cycle.response_complete
+            if is_in_head and self._head_timer is None:
+                self._head_timer = self.loop.call_later(head_timeout_s, self.transport.close)
+            elif not is_in_head:
+                self._stop_timer()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._stop_timer()
+            super().connection_lost(exc)
+
+        def _stop_timer(self) -> None:
+            if self._head_timer is not None:
+                self._head_timer.cancel()
+                self._head_timer = None
+
+    return Protocol
+
+
 class HttpServer:
     """Serves one application from `start` to `stop`. `max_connections` is a bound; more get 503 at once."""
 
-    def __init__(self, app: Starlette, host: str, port: int, *, max_connections: int) -> None:
+    def __init__(
+        self, app: Starlette, host: str, port: int, *, max_connections: int, head_timeout_s: float = 30.0
+    ) -> None:
         self._host = host
         self._port = port
         config = uvicorn.Config(
             app,
+            http=_protocol_with_deadline(head_timeout_s),
             log_config=None,
             access_log=False,
             lifespan="off",
