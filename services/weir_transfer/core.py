@@ -37,8 +37,6 @@ from weir_transfer.pending import PendingPrefixes
 from weir_transfer.refusals import AttachRefused, RecordMismatch
 
 _RETRY_AFTER_S = 0.1
-_MIN_PENDING_PAGES = 4
-"""Fewer are computed sooner than waited for."""
 
 
 class ArenaCore:
@@ -128,16 +126,19 @@ class ArenaCore:
             )
         return acquired
 
-    def match(self, lease_id: int, attachment: int, order: MatchOrder, *, may_wait: bool) -> PrefixMatch | None:
+    def match(
+        self, lease_id: int, attachment: int, order: MatchOrder, *, wait_from_pages: int | None
+    ) -> PrefixMatch | None:
         """Pins the longest cached prefix, and acquires what else the prompt needs, if that is free now.
 
-        The rest of the prefix is pending from here on: the lease will seal it, or give the match up. None (only if
-        `may_wait`): another match is about to seal pages of this prefix; nothing was done. Raises StaleAttachment.
+        The rest of the prefix is pending from here on: the lease will seal it, or give the match up. None: other
+        matches are about to seal the next `wait_from_pages` pages or more; nothing was done. Raises StaleAttachment.
         """
         self._keeper.check_attached(lease_id, attachment)
         hashes = order.hashes if self._keeps_prefixes else ()
         pages = self._table.prefixes.find_prefix(hashes[: order.num_matchable])
-        if may_wait and self._pending.num_leading(hashes[len(pages) : order.num_matchable]) >= _MIN_PENDING_PAGES:
+        num_pending = self._pending.num_leading(hashes[len(pages) : order.num_matchable])
+        if wait_from_pages is not None and num_pending >= wait_from_pages:
             self._counters.prefix_waits_total += 1
             return None
         self._table.prefixes.pin(lease_id, np.array(pages, np.int64))

@@ -44,6 +44,8 @@ from weir_transfer.refusals import (
 
 _log = logging.getLogger(__name__)
 _REGISTER_TIMEOUT_S = 5.0
+_WAIT_FROM_PAGES = 4
+"""Fewer are computed sooner than waited for."""
 _CODES: dict[type[Exception], grpc.StatusCode] = {
     AttachRefused: grpc.StatusCode.FAILED_PRECONDITION,
     NotOwned: grpc.StatusCode.FAILED_PRECONDITION,
@@ -181,12 +183,15 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
         """Waits as long as another request is computing the same pages, holding nothing meanwhile."""
         loop = asyncio.get_running_loop()
         ends_at_s = loop.time() + self._prefix_wait_s
+        wait_from_pages = _WAIT_FROM_PAGES
         while True:
             left_s = ends_at_s - loop.time()
-            match = self._core.match(lease_id, attachment, order, may_wait=left_s > 0)
+            limit = wait_from_pages if left_s > 0 else None
+            match = self._core.match(lease_id, attachment, order, wait_from_pages=limit)
             if match is not None:
                 return match
             await self._settled.wait(left_s)
+            wait_from_pages = 1  # of a prefix that is computed in steps, the end is as near as the rest was
 
     async def _receive_register(self, requests: _Requests, context: _Context) -> arena_pb2.Register:
         try:

@@ -16,6 +16,11 @@ def trace_of(spans: Sequence[ReceivedSpan], request_id: str) -> list[ReceivedSpa
     return [span for span in spans if roots and span.trace_id == roots[0].trace_id]
 
 
+def orphans_of(trace: Sequence[ReceivedSpan]) -> list[str]:
+    ids = {span.span_id for span in trace}
+    return [span.name for span in trace if span.parent_id and span.parent_id not in ids]
+
+
 def covered_ns(root: ReceivedSpan, others: Sequence[ReceivedSpan]) -> int:
     """Length of the union of the other spans, cut to the root."""
     intervals = sorted((max(s.start_ns, root.start_ns), min(s.end_ns, root.end_ns)) for s in others)
@@ -38,15 +43,15 @@ async def test_a_request_is_one_connected_trace_through_all_processes(
     assert record.num_terminal_events == 1, record
 
     def is_complete(spans: Sequence[ReceivedSpan]) -> bool:
-        names = {span.name for span in trace_of(spans, request_id)}
-        return {"queue", "prefill", "prefill_chunk", "hand_off", "decode"} <= names
+        """Each process sends its spans when it likes: a parent may come after its children."""
+        trace = trace_of(spans, request_id)
+        names = {span.name for span in trace}
+        return {"queue", "prefill", "prefill_chunk", "hand_off", "decode"} <= names and not orphans_of(trace)
 
     trace = trace_of(otlp_receiver.wait_for(is_complete, timeout_s=15), request_id)
     roots = [span for span in trace if not span.parent_id]
     assert [root.service for root in roots] == ["weir-gateway"]
     root = roots[0]
-    ids = {span.span_id for span in trace}
-    assert [span.name for span in trace if span.parent_id and span.parent_id not in ids] == []
     assert {"weir-gateway", "weir-scheduler", "weir-prefill", "weir-decode"} <= {span.service for span in trace}
     assert any(span.attributes.get("messaging.system") == "nats" for span in trace)
     assert len([span for span in trace if span.name == "prefill_chunk"]) >= 2
@@ -55,8 +60,8 @@ async def test_a_request_is_one_connected_trace_through_all_processes(
     assert covered_ns(root, descendants) >= 0.95 * (root.end_ns - root.start_ns)
 
     decode = next(span for span in trace if span.name == "decode")
-    all_ids = {span.span_id for span in otlp_receiver.spans}
     assert len(decode.linked_span_ids) == 2
-    assert set(decode.linked_span_ids) <= all_ids
+    linked = set(decode.linked_span_ids)
+    otlp_receiver.wait_for(lambda spans: linked <= {span.span_id for span in spans}, timeout_s=15)
     assert root.attributes["gen_ai.usage.output_tokens"] == 24
     assert root.attributes["gen_ai.request.model"] == "smollm2-135m"

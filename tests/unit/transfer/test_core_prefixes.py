@@ -39,13 +39,13 @@ def decode(world: World) -> Attachment:
 
 
 def _match(world: World, worker: Attachment, num_tokens: int = 100) -> PrefixMatch:
-    match = world.core.match(worker.lease_id, worker.number, _order(num_tokens), may_wait=False)
+    match = world.core.match(worker.lease_id, worker.number, _order(num_tokens), wait_from_pages=None)
     assert match is not None
     return match
 
 
 def _has_to_wait(world: World, worker: Attachment, num_tokens: int = 100) -> bool:
-    match = world.core.match(worker.lease_id, worker.number, _order(num_tokens), may_wait=True)
+    match = world.core.match(worker.lease_id, worker.number, _order(num_tokens), wait_from_pages=4)
     if match is not None:
         _give_back(world, worker, match)
     return match is None

@@ -49,6 +49,20 @@ async def test_many_that_want_one_new_prefix_at_once_compute_it_once(host: Host)
         await give_back(client, each)
 
 
+async def test_who_waits_for_a_prefix_that_is_sealed_in_steps_waits_to_its_end(host: Host) -> None:
+    first, second = await host.client("w0"), await host.client("w1")
+    held = await match(first)
+    waiting = asyncio.create_task(match(second))
+    assert await is_waiting(waiting)
+
+    await first.seal(PageChain(held.acquired.page_ids[:8], _HASHES[:8]))
+    assert await is_waiting(waiting)  # two pages are few, but as near as the others were
+
+    await give_back(first, held, num_computed=10)
+    assert len((await waiting).page_ids) == 10
+    await give_back(second, waiting.result())
+
+
 @pytest.mark.parametrize("how", ["gives up", "closes"])
 async def test_when_an_owner_goes_away_one_of_those_who_wait_takes_its_place(host: Host, how: str) -> None:
     clients = [await host.client(f"w{number}") for number in range(3)]
