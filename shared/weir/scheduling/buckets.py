@@ -34,9 +34,14 @@ class Bucket:
         self._level = min(self._level - amount, self._per_min)
 
     def set_rate(self, per_min: float, now_s: float) -> None:
-        """What was used up stays used up."""
+        """A higher rate gives at once what it allows beyond what was used up. A lower one leaves the bucket as long in
+        getting full as it was: what was taken while that was allowed is paid off in the time that it would have taken,
+        not at the new rate. Either way nobody waits longer than until the bucket would have been full."""
         self._refill(now_s)
-        self._level += per_min - self._per_min
+        if per_min < self._per_min:
+            self._level *= per_min / self._per_min
+        else:
+            self._level += per_min - self._per_min
         self._per_min = per_min
 
     def _refill(self, now_s: float) -> None:

@@ -1,5 +1,7 @@
 """Tenants: quotas and their hints, bounds on what waits and what runs, targets, lanes that they may use."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -82,6 +84,43 @@ def test_a_bucket_never_gives_more_than_its_rate_and_its_hint_is_neither_early_n
         bucket.take(amount, now_s)
         taken += amount
         assert taken <= per_min * (1 + now_s / 60) * (1 + 1e-6) + max(0.0, amount - per_min) + 1e-3
+
+
+def with_rate(rig: Rig, tokens_per_min: float) -> None:
+    rig.core.set_limits(replace(rig.limits, tenants=(TenantLimits("a", tokens_per_min=tokens_per_min),)))
+
+
+def test_what_was_taken_at_a_higher_rate_is_not_paid_off_at_a_lower_one() -> None:
+    """1,000 of 1,200 are taken, so it is full again in 50 s; at 20 a minute as well, and not in 50 minutes."""
+    rig = make_rig(TenantLimits("a", tokens_per_min=1200))
+    rig.submit("r1", tenant="a", prompt=200, max_tokens=800)
+    with_rate(rig, 20)
+    assert rig.core.tenant_figures()["a"]["tokens_left"] == pytest.approx(200 / 60)
+    assert rig.core.quota_debts()["a"].tokens_s == pytest.approx(50)
+    assert refusal(rig.submit("r2", tenant="a", prompt=10, max_tokens=10)) == (RefusalReason.QUOTA, 50_001)
+    rig.run(50.5)
+    assert rig.submit("r2", tenant="a", prompt=10, max_tokens=10).queued
+
+
+def test_a_higher_rate_gives_its_room_at_once_less_what_was_used_up() -> None:
+    rig = make_rig(TenantLimits("a", tokens_per_min=600))
+    assert rig.submit("r1", tenant="a", prompt=100, max_tokens=800).queued
+    assert rig.core.tenant_figures()["a"]["tokens_left"] == -300
+    with_rate(rig, 1000)
+    assert rig.core.tenant_figures()["a"]["tokens_left"] == 100
+    assert rig.submit("r2", tenant="a", prompt=50, max_tokens=50).queued
+
+
+@given(st.floats(1, 1e6), st.floats(1, 1e6), st.floats(0, 3e6), st.floats(0, 200), st.floats(0.1, 1e6))
+def test_a_changed_rate_makes_nobody_wait_longer_than_it_was_to_wait_for_a_full_bucket(
+    before: float, after: float, taken: float, pause_s: float, amount: float
+) -> None:
+    bucket = Bucket(before, 0.0)
+    bucket.take(taken, 0.0)
+    full_in_s = bucket.full_in_s(pause_s)
+    bucket.set_rate(after, pause_s)
+    assert bucket.wait_s(amount, pause_s) <= full_in_s * (1 + 1e-9) + 1e-6
+    assert bucket.level(pause_s) <= after
 
 
 def test_no_more_of_a_tenant_wait_than_may() -> None:
