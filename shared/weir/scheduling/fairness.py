@@ -6,7 +6,7 @@ so that nobody saves up service while away. For two tenants that wait all the ti
 at most 2 * max(PREFILL_PRICE * longest prompt, DECODE_PRICE * tokens that fit in the fleet).
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from math import inf
 
 PREFILL_PRICE = 1.0
@@ -65,10 +65,15 @@ class VirtualCounters:
 
 
 class Fairness:
-    """The counters of all groups; the groups are bounded, the one that was made first goes first."""
+    """The counters of all groups. Over `max_groups` the one that was made first goes, of those that nobody needs. Those
+    that are needed stay, for queues hold them: where they are more, there are twice as many as needed at the most."""
 
-    def __init__(self, max_groups: int = _MAX_GROUPS) -> None:
+    def __init__(self, is_needed: Callable[[GroupKey], bool], max_groups: int = _MAX_GROUPS) -> None:
+        """`is_needed`: whether requests of the model wait, or some of the group run."""
+        self._is_needed = is_needed
         self._max_groups = max_groups
+        self._look_at_groups = max_groups
+        """With so many it is looked for some that nobody needs."""
         self._groups: dict[GroupKey, VirtualCounters] = {}
 
     def __len__(self) -> int:
@@ -102,7 +107,20 @@ class Fairness:
             counters.keep_only(tenants)
 
     def _add(self, key: GroupKey) -> VirtualCounters:
-        if len(self._groups) >= self._max_groups:
-            del self._groups[next(iter(self._groups))]
+        self._make_room(key[0])
         self._groups[key] = VirtualCounters()
         return self._groups[key]
+
+    def _make_room(self, model: str) -> None:
+        """For a group of the model, of which the others are needed as well. Who is needed goes to the end, so that the
+        next look need not pass it again."""
+        if len(self._groups) < self._look_at_groups:
+            return
+        for key in list(self._groups):
+            counters = self._groups.pop(key)
+            if key[0] == model or self._is_needed(key):
+                self._groups[key] = counters
+            if len(self._groups) < self._max_groups:
+                break
+        num_groups = len(self._groups)
+        self._look_at_groups = self._max_groups if num_groups < self._max_groups else 2 * num_groups

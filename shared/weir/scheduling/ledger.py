@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from weir.bus.messages import Placement, Submit, SubmitReply
 from weir.policy.seams import Policy
 from weir.scheduling.book import Book
-from weir.scheduling.fairness import DECODE_PRICE, PREFILL_PRICE, Fairness
+from weir.scheduling.fairness import DECODE_PRICE, PREFILL_PRICE, Fairness, GroupKey
 from weir.scheduling.gateways import Gateways
 from weir.scheduling.intake import Intake
 from weir.scheduling.lanes import Lanes
@@ -23,7 +23,7 @@ class Ledger:
         self.book = Book()
         self.gateways = Gateways(limits.gateway_ttl_s)
         self.tombstones = Tombstones(limits.max_tombstones, limits.tombstone_ttl_s)
-        self.fairness = Fairness()
+        self.fairness = Fairness(self._needs_counters)
         self.usage = Usage()
         self.tenants = Tenants(limits)
         self.lanes = Lanes(limits, policy.order, self.fairness, self.tenants.is_over_in_flight)
@@ -129,6 +129,9 @@ class Ledger:
             "tenant_counters": len(self.fairness),
         } | {f"queued_{lane.name}": self.lanes.num_queued(lane.name) for lane in self._limits.lanes}
         return {name: float(value) for name, value in gauges.items()}
+
+    def _needs_counters(self, group: GroupKey) -> bool:
+        return self.lanes.has_queued(group[0]) or self.usage.num_pages(*group) > 0
 
     def _index(self, request: Request, now_s: float) -> None:
         self._requests[request.request_id] = request

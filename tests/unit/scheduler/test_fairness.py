@@ -7,9 +7,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.unit.scheduler.mini_fleet import Arrival, MiniFleet
+from tests.unit.scheduler.rig import Rig, make_worker
 
 from weir.scheduling.fairness import Fairness, VirtualCounters
-from weir.scheduling.limits import TenantOrder
+from weir.scheduling.limits import CoreLimits, LaneLimits, TenantLimits, TenantOrder
 
 TENANTS = ("a", "b", "c")
 MAX_PROMPT, MAX_TOKENS = 64, 12
@@ -142,7 +143,7 @@ def test_a_counter_is_lifted_to_the_least_of_those_that_wait_or_to_the_last_that
 
 
 def test_groups_of_counters_are_bounded_and_those_of_unknown_lanes_and_tenants_are_dropped() -> None:
-    fairness = Fairness(max_groups=3)
+    fairness = Fairness(lambda key: False, max_groups=3)
     for number in range(5):
         fairness.group(f"model-{number}", "batch").charge("a", 1.0)
     assert [key for key, _ in fairness.items()] == [(f"model-{number}", "batch") for number in (2, 3, 4)]
@@ -152,3 +153,54 @@ def test_groups_of_counters_are_bounded_and_those_of_unknown_lanes_and_tenants_a
     assert {key: dict(counters.values) for key, counters in fairness.items() if counters.values} == {
         ("model-4", "batch"): {"b": 1.0}
     }
+
+
+def test_counters_that_somebody_needs_are_never_dropped() -> None:
+    """Two are needed of a bound of three: the others make room. Once all are needed there are more than the bound, and
+    fewer again when they are not any more."""
+    needed = {("model-0", "batch"), ("model-1", "batch")}
+    fairness = Fairness(lambda key: key in needed, max_groups=3)
+    for number in range(9):
+        fairness.group(f"model-{number}", "batch").charge("a", 1.0)
+    assert {key for key, _ in fairness.items()} == {*needed, ("model-8", "batch")}
+    needed |= {(f"model-{number}", "batch") for number in range(20)}
+    for number in range(20):
+        fairness.group(f"model-{number}", "batch")
+    assert needed <= {key for key, _ in fairness.items()}
+    needed.clear()
+    for number in range(100, 200):
+        fairness.group(f"model-{number}", "batch")
+    assert len(list(fairness.items())) == 3
+
+
+def test_the_counters_of_a_model_are_not_dropped_for_each_other() -> None:
+    fairness = Fairness(lambda key: False, max_groups=3)
+    groups = {lane: fairness.group("m", lane) for lane in ("a", "b", "c", "d", "e")}
+    assert dict(fairness.items()) == {("m", lane): groups[lane] for lane in groups}
+
+
+def test_tenants_that_wait_or_run_keep_their_counters_whatever_other_models_come_and_go() -> None:
+    """Seventy models of 64 lanes are more groups of counters than are kept."""
+    lanes = tuple(LaneLimits(f"lane{number}", 100, 60.0) for number in range(64))
+    tenants = (TenantLimits("a"), TenantLimits("b"))
+    rig = Rig(CoreLimits(lanes=lanes, default_lane="lane0", tenants=tenants, slot_overbooking=0.0))
+    others = [f"other{number}" for number in range(70)]
+    rig.start(
+        *(
+            make_worker(f"{role}-{model}", role, host=model, model=model, seqs=1)
+            for model in ("m", "busy", *others)
+            for role in ("prefill", "decode")
+        )
+    )
+    rig.submit("runs", model="busy", tenant="a", prompt=20)
+    rig.submit("first", "lane1")
+    for number in range(3):
+        rig.submit(f"a{number}", tenant="a")
+        rig.submit(f"b{number}", tenant="b")
+    for model in others:
+        rig.submit(model, model=model)
+        rig.finish(model)
+    for request_id in ("first", "a0", "b0", "a1"):
+        rig.finish(request_id)
+    assert rig.granted[-4:] == ["a0", "b0", "a1", "b1"], "they take turns"
+    assert rig.core.tenant_counters()["busy", "lane0"] == {"a": 20.0}
