@@ -190,12 +190,12 @@ class Granter:
         return 0 < queue.limits.max_batch <= self._ledger.usage.num_running(queue.name)
 
     def _is_owed(self, model: str, queue: LaneQueue, request: Request) -> bool:
-        """Whether the request is inside its lane's guarantee."""
+        """Whether the request is inside its lane's guarantee, by pages as they are charged."""
         share = queue.limits.guaranteed_share
         if not share:
             return False
-        num_used = self._ledger.usage.num_pages(model, queue.name)
-        return num_used + request.num_pages <= share * self._capacity.of(model, queue.limits.worker_group).num_pages
+        num_charged = self._ledger.usage.num_pages(model, queue.name) + self._placer.charged_pages(request)
+        return num_charged <= share * self._capacity.of(model, queue.limits.worker_group).num_pages
 
     def _group(self, model: str, queue: LaneQueue) -> str:
         """Whose workers the lane waits for."""

@@ -81,6 +81,10 @@ class Placer:
         """It came to its own end after so many tokens."""
         self._memory_test.finished(request.submit.model, num_output_tokens)
 
+    def charged_pages(self, request: Request) -> int:
+        """What it would count against its lane's share, granted now."""
+        return self._memory_test.charged_pages(request.submit)
+
     def num_uncached_tokens(self, submit: Submit) -> int:
         """Of its prompt, where most of it is cached; at least 1."""
         hashes = hashes_from(submit.page_hashes)

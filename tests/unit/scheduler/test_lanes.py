@@ -11,7 +11,7 @@ from weir.scheduling.limits import CoreLimits, LaneLimits, TenantLimits
 from weir.scheduling.placing_limits import MemoryTestName, PlacingLimits
 
 
-def make_rig(*lanes: LaneLimits, workers: tuple[WorkerRecord, ...] = (), **changes: float | str) -> Rig:
+def make_rig(*lanes: LaneLimits, workers: tuple[WorkerRecord, ...] = (), **changes: float | str | PlacingLimits) -> Rig:
     """Lanes named high and low are enough for most."""
     values = {"max_prefills": 100, "max_prefill_tokens": 10**6, "slot_overbooking": 0.0} | changes
     limits = CoreLimits(lanes=lanes, default_lane=lanes[0].name, **values)  # type: ignore[arg-type]
@@ -58,6 +58,24 @@ def test_a_guarantee_is_taken_back_whatever_is_expected_of_the_borrowers(memory_
     for number in range(8):
         rig.submit(f"high-{number}", "high", prompt=16, max_tokens=200)
     assert rig.granted[-8:] == [f"high-{number}" for number in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("memory_test", "prompt", "first"),
+    [("aggressive", 16, "low"), ("aggressive", 900, "high"), ("conservative", 16, "high")],
+)
+def test_a_request_is_inside_its_lanes_guarantee_as_it_is_charged(
+    memory_test: MemoryTestName, prompt: int, first: str
+) -> None:
+    """The guarantee is 50 pages. Its worst case is 64 pages and more, its prompt 2 pages or 57."""
+    lanes = lane("high"), lane("low", guaranteed_share=0.25)
+    placing = PlacingLimits(memory_test=memory_test)
+    rig = make_rig(*lanes, workers=pair(200, seqs=1), placing=placing)
+    rig.submit("running", "high")
+    rig.submit("high", "high")
+    assert rig.submit("low", "low", prompt=prompt, max_tokens=1000).queued
+    rig.finish("running")
+    assert rig.granted == ["running", first]
 
 
 def test_what_a_more_urgent_lane_has_borrowed_comes_back_as_its_requests_end() -> None:
