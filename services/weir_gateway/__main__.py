@@ -36,6 +36,7 @@ async def build(context: ServiceContext[GatewayConfig]) -> GatewayComponent:
             config.device,
         ),
         load_lengths=lambda: load_lengths(config),
+        request_shutdown=context.request_shutdown,
         tracer=context.tracer,
         clock=SystemClock(),
     )

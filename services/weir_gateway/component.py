@@ -33,6 +33,7 @@ class GatewayComponent:
         connect: Callable[[], Awaitable[Bus]],
         load_model: Callable[[], ServedModel],
         load_lengths: Callable[[], OutputLengths] = OutputLengths,
+        request_shutdown: Callable[[str], None],
         tracer: Tracer,
         clock: Clock,
     ) -> None:
@@ -41,6 +42,7 @@ class GatewayComponent:
         self._connect = connect
         self._load_model = load_model
         self._load_lengths = load_lengths
+        self._request_shutdown = request_shutdown
         self._tracer = tracer
         self._clock = clock
         self._bus: Bus | None = None
@@ -83,7 +85,13 @@ class GatewayComponent:
         self._http_door = HttpDoor(gateway.intake, HttpSettings(unread_s=config.unread_s), lambda: gateway.is_ready)
         app = self._http_door.make_app()
         # Some room above the requests: whoever is too many is told so in OpenAI's form, not by a bare 503.
-        self._http = HttpServer(app, config.http_host, config.http_port, max_connections=2 * config.max_requests + 64)
+        self._http = HttpServer(
+            app,
+            config.http_host,
+            config.http_port,
+            max_connections=2 * config.max_requests + 64,
+            on_failure=self._request_shutdown,
+        )
         await self._http.start()
 
     async def drain(self, deadline_s: float) -> None:

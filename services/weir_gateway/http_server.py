@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import uvicorn
 from starlette.applications import Starlette
@@ -59,13 +59,24 @@ def _protocol_with_deadline(head_timeout_s: float) -> type[asyncio.Protocol]:
 
 
 class HttpServer:
-    """Serves one application from `start` to `stop`. `max_connections` is a bound; more get 503 at once."""
+    """Serves one application from `start` to `stop`. `max_connections` is a bound; more get 503 at once.
+
+    `on_failure` is told when it ends before `stop`: then nobody answers at the port any more.
+    """
 
     def __init__(
-        self, app: Starlette, host: str, port: int, *, max_connections: int, head_timeout_s: float = 30.0
+        self,
+        app: Starlette,
+        host: str,
+        port: int,
+        *,
+        max_connections: int,
+        on_failure: Callable[[str], None],
+        head_timeout_s: float = 30.0,
     ) -> None:
         self._host = host
         self._port = port
+        self._on_failure = on_failure
         config = uvicorn.Config(
             app,
             http=_protocol_with_deadline(head_timeout_s),
@@ -90,13 +101,23 @@ class HttpServer:
                 self._task.result()
                 raise Unavailable("the HTTP server ended while it started")
             await asyncio.sleep(_LOOK_S)
+        self._task.add_done_callback(self._check_end)
         logger.info("HTTP on %s:%d", self._host, self.port)
 
     async def stop(self) -> None:
         """Lets open responses end for a moment, then closes them."""
         if self._task is not None:
             self._server.should_exit = True
-            await self._task
+            await asyncio.wait([self._task])
+
+    def _check_end(self, task: "asyncio.Task[None]") -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is None and self._server.should_exit:
+            return
+        logger.critical("the HTTP server ended", exc_info=error)
+        for listener in self._server.servers:  # still there after an error: clients would wait in its backlog
+            listener.close()
+        self._on_failure("the HTTP server ended")
 
     def _bind(self) -> socket.socket:
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET

@@ -1,11 +1,13 @@
 """The gateway as a component: what it needs to start, and what it says of itself."""
 
+import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import httpx
 import pytest
+import uvicorn
 from opentelemetry.trace import NoOpTracerProvider
 from tests.unit.gateway.fake_model import byte_model
 
@@ -21,7 +23,11 @@ from weir_gateway.models import ServedModel, load_served_model
 
 
 def make_component(
-    config: GatewayConfig, *, hub: MemoryHub | None = None, model: ServedModel | None = None
+    config: GatewayConfig,
+    *,
+    hub: MemoryHub | None = None,
+    model: ServedModel | None = None,
+    request_shutdown: Callable[[str], None] = lambda reason: None,
 ) -> GatewayComponent:
     async def connect() -> Bus:
         if hub is None:
@@ -36,6 +42,7 @@ def make_component(
         "gateway-0-00000000",
         connect=connect,
         load_model=load_model,
+        request_shutdown=request_shutdown,
         tracer=NoOpTracerProvider().get_tracer("test"),
         clock=SystemClock(),
     )
@@ -50,7 +57,9 @@ async def stopped_at_the_end(component: GatewayComponent) -> AsyncIterator[Gatew
 
 
 async def test_a_started_component_serves_http_and_describes_itself() -> None:
-    component = make_component(GatewayConfig(http_port=0), hub=MemoryHub(), model=byte_model())
+    asked: list[str] = []
+    config = GatewayConfig(http_port=0, scheduler_wait_s=0.1)
+    component = make_component(config, hub=MemoryHub(), model=byte_model(), request_shutdown=asked.append)
     async with stopped_at_the_end(component):
         with pytest.raises(Unavailable, match="not ready yet"):
             component.intake()
@@ -63,6 +72,7 @@ async def test_a_started_component_serves_http_and_describes_itself() -> None:
         assert described.metrics["requests_in_flight"] == described.metrics["accepted_total"] == 0
         assert component.intake().models.list_models()[0].name == "bytes"
         await component.drain(1)
+    assert asked == []
 
 
 async def test_without_a_bus_it_does_not_start_and_says_why() -> None:
@@ -82,10 +92,35 @@ async def test_without_the_models_files_it_does_not_start_and_says_what_would_he
 async def test_an_http_port_that_is_taken_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        component = make_component(GatewayConfig(http_port=port), hub=MemoryHub(), model=byte_model())
+        component = make_component(
+            GatewayConfig(http_port=port, scheduler_wait_s=0.1), hub=MemoryHub(), model=byte_model()
+        )
         async with stopped_at_the_end(component):
             with pytest.raises(Unavailable, match=f"HTTP cannot listen on 127.0.0.1:{port} .*--http-port"):
                 await component.start()
+
+
+async def _broken(server: uvicorn.Server, counter: int) -> bool:
+    raise RuntimeError("a defect of the HTTP server")
+
+
+async def _over(server: uvicorn.Server, counter: int) -> bool:
+    return True
+
+
+@pytest.mark.parametrize("tick", [_broken, _over], ids=["with an error", "quietly"])
+async def test_an_http_server_that_ends_by_itself_ends_the_process(
+    tick: Callable[[uvicorn.Server, int], Awaitable[bool]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: asyncio.Queue[str] = asyncio.Queue()
+    config = GatewayConfig(http_port=0, scheduler_wait_s=0.1)
+    component = make_component(config, hub=MemoryHub(), model=byte_model(), request_shutdown=asked.put_nowait)
+    async with stopped_at_the_end(component):
+        await component.start()
+        monkeypatch.setattr(uvicorn.Server, "on_tick", tick)
+        async with asyncio.timeout(10):
+            assert await asked.get() == "the HTTP server ended"
+    assert asked.empty()
 
 
 @pytest.mark.parametrize(

@@ -25,10 +25,14 @@ async def _answer(request: Request) -> PlainTextResponse:
 @pytest.fixture
 async def port() -> AsyncIterator[int]:
     app = Starlette(routes=[Route("/{pace}", _answer)])
-    server = HttpServer(app, "127.0.0.1", 0, max_connections=8, head_timeout_s=HEAD_TIMEOUT_S)
+    failures: list[str] = []
+    server = HttpServer(
+        app, "127.0.0.1", 0, max_connections=8, on_failure=failures.append, head_timeout_s=HEAD_TIMEOUT_S
+    )
     await server.start()
     yield server.port
     await server.stop()
+    assert failures == []
 
 
 @pytest.mark.parametrize("begun", [b"", b"GET /fast HTTP/1.1\r\nHost: he"], ids=["nothing", "half a head"])

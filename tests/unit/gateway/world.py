@@ -122,7 +122,8 @@ async def open_world(
     )
     await gateway.start()
     door = HttpDoor(gateway.intake, HttpSettings(unread_s=unread_s), lambda: gateway.is_ready)
-    http = HttpServer(door.make_app(), "127.0.0.1", 0, max_connections=256)
+    failures: list[str] = []
+    http = HttpServer(door.make_app(), "127.0.0.1", 0, max_connections=256, on_failure=failures.append)
     await http.start()
     server = make_server([TraceContextGuard(tracer), ErrorGuard()])
     servicer = InferenceServicer(lambda: gateway.intake, unread_s=unread_s)
@@ -154,3 +155,4 @@ async def open_world(
         await prefill.stop()
         await decode.stop()
         provider.shutdown()
+        assert failures == []
