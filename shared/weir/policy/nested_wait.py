@@ -140,7 +140,8 @@ class NestedWaitGate:
         return self._next_deadline_s
 
     def _run_segments(self, view: BatchView, plan: Segments, num_places: int, now_s: float) -> GateDecision:
-        self._credit = min(self._credit + plan.num_a_step, max(1.0, plan.num_a_step))
+        # What a step leaves of its share counts for the next one, up to one request.
+        self._credit = min(self._credit, 1.0) + plan.num_a_step
         inside = _sort_in(view, plan)
         joining: Sequence[int] = ()
         resting: set[int] = set()

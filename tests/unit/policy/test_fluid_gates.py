@@ -190,36 +190,38 @@ def test_nested_wait_waits_for_nobody_while_arrivals_vary_much() -> None:
     assert list(gate.decide(view([member("b", None, since_s=30.0)], [], 64), 30.1).joining) == [0]
 
 
-def test_nested_wait_lets_a_step_take_no_more_than_its_share() -> None:
-    """The pages give room for two and a half a step."""
+def nested_joined_a_step(pool: int, num_steps: int, silent: int = 0) -> list[int]:
+    """By Nested WAIT, fifty a second having come for 10 s, after answers of 10 and 30 tokens, half of each; `silent`
+    steps before anybody waits."""
     gate = gate_of("nested-wait", base_ms=1, token_ms=0, max_wait_s=0, safety=0)
-    pool = 7479
     gone = [member(f"g{n}", None, 9 if n % 2 else 29) for n in range(20)]
     gate.decide(BatchView([], gone, 64, pool, pool), 0.0)
     for second in range(10):
         arrivals = [member(f"a{second}-{n}", None, since_s=second + n / 50) for n in range(50)]
         gate.decide(BatchView(arrivals, [], 0, pool, pool), second + 1.0)
-    gate.decide(BatchView([], [], 64, pool, pool), 11.0)
-    assert 2 < segments(50.0, 100, [10, 30] * 10, WaitParams(safety=0), pool).num_a_step < 3
     newcomers = [member(f"b{n}", None, since_s=11.0) for n in range(40)]
-    decisions = [
-        gate.decide(BatchView(newcomers, [member("r", None, 1)], 64, pool, pool), 11.1 + n / 1000) for n in range(9)
-    ]
-    assert [len(list(decision.joining)) for decision in decisions] == [2] * 9
+    joined = []
+    for step in range(-silent, num_steps):
+        waiting = newcomers if step >= 0 else []
+        decision = gate.decide(BatchView(waiting, [member("r", None, 1)], 64, pool, pool), 11.1 + step / 1000)
+        joined.append(len(list(decision.joining)))
+    return joined[silent:]
+
+
+def nested_share(pool: int) -> float:
+    return segments(50.0, 100, [10, 30] * 10, WaitParams(safety=0), pool).num_a_step
+
+
+@pytest.mark.parametrize("silent", [0, 20])
+def test_nested_wait_lets_a_step_take_no_more_than_its_share_and_what_is_left_of_it_is_not_lost(silent: int) -> None:
+    """Pages for two and a half a step, and for nine in ten steps; nobody having waited, one more at the most."""
+    assert nested_share(7480) == pytest.approx(2.5, rel=0.01)
+    assert nested_joined_a_step(7480, 9, silent) == [3, 3, 2, 3, 2, 3, 2, 3, 2]
+    assert nested_share(3080) == pytest.approx(0.9, rel=0.01)
+    assert sum(nested_joined_a_step(3080, 20, silent)) == pytest.approx(18 + 1, abs=1)
 
 
 def test_a_share_under_one_lets_somebody_in_every_other_step() -> None:
     """Pages for half of one a step."""
-    gate = gate_of("nested-wait", base_ms=1, token_ms=0, max_wait_s=0, safety=0)
-    gone = [member(f"g{n}", None, 9 if n % 2 else 29) for n in range(20)]
-    pool = 1890
-    gate.decide(BatchView([], gone, 64, pool, pool), 0.0)
-    for second in range(10):
-        arrivals = [member(f"a{second}-{n}", None, since_s=second + n / 50) for n in range(50)]
-        gate.decide(BatchView(arrivals, [], 0, pool, pool), second + 1.0)
-    assert segments(50.0, 100, [10, 30] * 10, WaitParams(safety=0), pool).num_a_step == pytest.approx(0.5, rel=0.01)
-    newcomers = [member(f"b{n}", None, since_s=11.0) for n in range(40)]
-    decisions = [
-        gate.decide(BatchView(newcomers, [member("r", None, 1)], 64, pool, pool), 11.1 + n / 1000) for n in range(8)
-    ]
-    assert [len(list(decision.joining)) for decision in decisions] == [1, 0, 1, 0, 1, 0, 1, 0]
+    assert nested_share(1890) == pytest.approx(0.5, rel=0.01)
+    assert nested_joined_a_step(1890, 8) == [1, 1, 0, 1, 0, 1, 0, 1]
