@@ -11,7 +11,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner, Result
 
-from weir.cli.main import app
+from weir.cli.app import app
 from weir.client import GenerateOptions, WeirClient
 from weir.client.scheduling import SchedulingClient
 from weir.core.api_key import key_digest, make_key

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from weir.cli.main import app
+from weir.cli.app import app
 from weir.sim.metrics import Slo, Slos
 from weir.sim.plan import PlanLimits, Pools
 from weir.sim.planner import PlanJob, guess_prefill_share, make_plan, run_once

@@ -10,7 +10,6 @@ from weir.core.errors import WeirError
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_NOT_RUNNING = 3
-EXIT_INTERRUPTED = 130
 
 stderr = Console(stderr=True, highlight=False)
 stdout = Console(highlight=False)

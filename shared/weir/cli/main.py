@@ -1,54 +1,22 @@
-"""The entry point of `weir`."""
+"""The entry point of `weir`. Imports nothing heavy: from its first line on Ctrl-C ends quietly."""
 
+import os
+import signal
 import sys
 
-import typer
-
-from weir.cli import (
-    bench,
-    chat,
-    doctor,
-    down,
-    generate,
-    limits,
-    plan,
-    policy,
-    profile,
-    pull,
-    serve,
-    simulate,
-    status,
-    train_predictor,
-    up,
-)
-from weir.cli.console import EXIT_INTERRUPTED
-
-app = typer.Typer(
-    help="Weir serves large language models from separate prefill and decode pools.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-app.command()(up.up)
-app.command()(down.down)
-app.command()(status.status)
-app.command(context_settings=serve.SETTINGS)(serve.serve)
-app.command()(generate.generate)
-app.command()(chat.chat)
-app.command()(pull.pull)
-app.command()(doctor.doctor)
-app.command()(simulate.simulate)
-app.command()(plan.plan)
-app.command()(profile.profile)
-app.command()(train_predictor.train_predictor)
-app.add_typer(bench.app, name="bench")
-app.add_typer(limits.app, name="limits")
-app.add_typer(policy.app, name="policy")
+EXIT_INTERRUPTED = 130
 
 
 def main() -> None:
-    """Runs the command line; Ctrl-C ends it quietly."""
+    """Runs the command line; Ctrl-C ends it quietly, also while its modules are still being loaded."""
+    is_heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if is_heard:
+        # Nothing is begun yet, and a KeyboardInterrupt would come out of an extension's import as another error.
+        signal.signal(signal.SIGINT, lambda number, frame: os._exit(EXIT_INTERRUPTED))
+    from weir.cli.app import app
+
+    if is_heard:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         app(prog_name="weir")
     except KeyboardInterrupt:

@@ -13,7 +13,8 @@ from typing import Annotated, Any
 
 import typer
 
-from weir.cli.console import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, error_line, fail, stderr
+from weir.cli.console import EXIT_FAILED, EXIT_USAGE, error_line, fail, stderr
+from weir.cli.main import EXIT_INTERRUPTED
 from weir.cli.progress import ConsoleReporter, DetachedProgress, print_endpoints
 from weir.cli.pull import pull_with_progress
 from weir.core.errors import WeirError

@@ -11,7 +11,7 @@ import grpc
 import pytest
 from typer.testing import CliRunner
 
-from weir.cli.main import app
+from weir.cli.app import app
 from weir.wire.v1 import inference_pb2, types_pb2
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from weir.cli.main import app
+from weir.cli.app import app
 from weir.core.api_key import key_digest
 from weir.policy.registry import policy_names
 

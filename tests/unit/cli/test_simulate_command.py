@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from weir.cli.main import app
+from weir.cli.app import app
 
 POISSON = ("simulate", "--rate", "20", "--num-requests", "40", "--prompt-tokens", "100", "--output-tokens", "20")
 

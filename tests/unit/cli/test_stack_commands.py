@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from weir.cli.main import app
+from weir.cli.app import app
 from weir.kv.process import own_identity
 from weir.runtime.paths import InstancePaths
 from weir.runtime.processes import TAG_VARIABLE, try_identify
@@ -197,7 +197,7 @@ def test_what_cannot_be_a_name_is_refused(tmp_path: Path, command: str) -> None:
 
 
 def test_the_command_line_does_not_load_torch() -> None:
-    code = "import sys, weir.cli.main; sys.exit(any(name.partition('.')[0] == 'torch' for name in sys.modules))"
+    code = "import sys, weir.cli.app; sys.exit(any(name.partition('.')[0] == 'torch' for name in sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

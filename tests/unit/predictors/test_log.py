@@ -9,7 +9,7 @@ import pytest
 from tests.unit.predictors.words import prompts_and_lengths, word_table
 from typer.testing import CliRunner
 
-from weir.cli.main import app
+from weir.cli.app import app
 from weir.policy.predictors.features import PromptFeatures
 from weir.policy.predictors.log_record import LogRecord, pack_features, record_from_line
 from weir.policy.predictors.predictor_file import load_predictor

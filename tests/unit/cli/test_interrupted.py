@@ -1,0 +1,55 @@
+"""Ctrl-C while `weir` itself is still being loaded."""
+
+import subprocess
+import sys
+
+import pytest
+
+INTERRUPTED_WHILE_LOADING = """
+import os, signal, sys
+
+class Interrupts:
+    def find_spec(self, name, path=None, target=None):
+        if name == "typer":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupts())
+{before}
+from weir.cli.main import main
+sys.argv = ["weir", "--help"]
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "returncode", "has_help"),
+    [("", 130, False), ("signal.signal(signal.SIGINT, signal.SIG_IGN)", 0, True)],
+    ids=["as a terminal starts it", "in the background of a script"],
+)
+def test_a_command_that_is_interrupted_while_it_loads_ends_quietly(
+    before: str, returncode: int, has_help: bool
+) -> None:
+    code = INTERRUPTED_WHILE_LOADING.format(before=before)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stderr) == (returncode, "")
+    assert ("Usage: weir" in done.stdout) is has_help
+
+
+def test_once_it_is_loaded_an_interrupt_reaches_the_command() -> None:
+    """Whose clean-up must run."""
+    code = """
+import os, signal, sys
+from weir.cli import app, main
+
+@app.app.command()
+def cleans() -> None:
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        print("clean")
+
+sys.argv = ["weir", "cleans"]
+main.main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "clean\n", "")
