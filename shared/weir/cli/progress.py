@@ -33,11 +33,13 @@ class ConsoleReporter:
         stderr.print(f"  {name:<12} ready after {after_s:.1f} s", markup=False)
 
     def process_died(self, name: str, log_path: str) -> None:
-        stderr.print(f"  {name:<12} died; starting it again (log: {log_path})", style="yellow", markup=False)
+        line = f"  {name:<12} died; starting it again (log: {log_path})"
+        stderr.print(line, style="yellow", markup=False, soft_wrap=True)
 
     def state_not_written(self, path: str, error: OSError) -> None:
-        problem = f"{path} cannot be written ({error.strerror or error}): `weir status` and `weir down` do not find"
-        stderr.print(f"{problem} this stack; Ctrl-C or SIGTERM to this process ends it", style="red", soft_wrap=True)
+        problem = f"{path} cannot be written ({error.strerror or error}): `weir status` has nothing to show;"
+        ends_it = f"`weir down --instance {self._instance}` or Ctrl-C ends this stack"
+        stderr.print(f"{problem} {ends_it}", style="red", markup=False, soft_wrap=True)
 
     def stack_ready(self, endpoints: Mapping[str, str], after_s: float) -> None:
         print_endpoints(endpoints, after_s, self._instance)

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
+from typing import NoReturn
 
 import typer
 
@@ -13,6 +14,8 @@ from weir.core.errors import WeirError
 from weir.runtime.config import default_runtime_dir
 from weir.runtime.instances import choose_instance
 from weir.runtime.observe import ProcessReport, StackReport, try_observe
+from weir.runtime.paths import InstancePaths
+from weir.runtime.processes import find_tagged
 
 # What says most about a role; the others are in --json.
 _KEY_METRICS: dict[str, tuple[str, ...]] = {
@@ -42,19 +45,27 @@ def status(
     except WeirError as error:
         fail(error_line(error))
     report = asyncio.run(try_observe(paths))
-    name = paths.folder.name
     if report is None:
-        if as_json:
-            stdout.out(json.dumps({"instance": name, "state": "not running", "processes": []}))
-        else:
-            stderr.print(f"{name} is not running", markup=False)
-        raise typer.Exit(EXIT_NOT_RUNNING)
+        _tell_missing(paths, as_json)
     if as_json:
         stdout.out(json.dumps(asdict(report), indent=1), highlight=False)
     else:
         _print_report(report)
     if not report.is_well:
         raise typer.Exit(EXIT_FAILED)
+
+
+def _tell_missing(paths: InstancePaths, as_json: bool) -> NoReturn:
+    name = paths.folder.name
+    pids = [process.identity.pid for process in find_tagged(paths.folder)]
+    if pids:
+        processes = f"processes of it run ({' '.join(str(pid) for pid in pids)}), but {paths.state_file} is gone"
+        fail(f"{name}: {processes}; `weir down --instance {name}` ends them")
+    if as_json:
+        stdout.out(json.dumps({"instance": name, "state": "not running", "processes": []}))
+    else:
+        stderr.print(f"{name} is not running", markup=False)
+    raise typer.Exit(EXIT_NOT_RUNNING)
 
 
 def _print_report(report: StackReport) -> None:

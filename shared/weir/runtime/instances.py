@@ -9,11 +9,12 @@ from pathlib import Path
 from weir.bus.server import NatsServerMissing
 from weir.core.clock import SystemClock
 from weir.core.errors import NotFound, WeirError
+from weir.kv.process import ProcessIdentity
 from weir.runtime.config import check_instance
 from weir.runtime.leftovers import Removed, remove_leftovers
 from weir.runtime.paths import InstanceBusy, InstancePaths, find_instances
 from weir.runtime.ports import check_free, find_free_port
-from weir.runtime.processes import is_running, send_signal
+from weir.runtime.processes import all_tagged, find_tagged, is_running, send_signal
 from weir.runtime.stack_plan import LOOPBACK, StackConfig, StackPlan, default_instance, plan_stack
 from weir.runtime.state import try_read_state
 from weir.runtime.supervised import StartPolicy
@@ -68,8 +69,17 @@ async def run_planned(
     environ: Mapping[str, str],
     policy: StartPolicy | None = None,
 ) -> bool:
-    """Holds the instance, removes what is left of an earlier run, and only then makes the plan and runs it."""
+    """Holds the instance, removes what is left of an earlier run, and only then makes the plan and runs it.
+
+    Raises InstanceBusy, also where the folder of a stack that runs was deleted, and its lock with it.
+    """
     with paths.locked():
+        supervisor = try_find_supervisor(paths)
+        if supervisor is not None:
+            raise InstanceBusy(
+                f"instance {paths.folder.name!r} is already running (process {supervisor.pid}), though its folder was "
+                f"deleted; `weir down --instance {paths.folder.name}` ends it"
+            )
         paths.name_supervisor()
         reporter.found_leftovers(await remove_leftovers(paths))
         paths.make()
@@ -83,9 +93,9 @@ async def end_instance(paths: InstancePaths, *, timeout_s: float | None = None) 
 
     Nothing of the instance runs afterwards. Raises StillRunning if something survives SIGKILL.
     """
-    if not paths.folder.exists():
+    if not (paths.folder.exists() or find_tagged(paths.folder)):
         return Ended(False, Removed((), ()))
-    supervisor = paths.try_find_supervisor()
+    supervisor = try_find_supervisor(paths)
     was_supervised = supervisor is not None and send_signal(supervisor, signal.SIGTERM)
     if supervisor is not None and was_supervised:
         clock = SystemClock()
@@ -97,6 +107,13 @@ async def end_instance(paths: InstancePaths, *, timeout_s: float | None = None) 
             await asyncio.sleep(_POLL_S)
         send_signal(supervisor, signal.SIGKILL)
     return Ended(was_supervised, await _remove_when_unlocked(paths))
+
+
+def try_find_supervisor(paths: InstancePaths) -> ProcessIdentity | None:
+    """Who supervises the instance now: as the lock says, or what it has started, should its folder be deleted."""
+    by_tag = (process.supervisor for process in find_tagged(paths.folder))
+    named = (supervisor for supervisor in (paths.try_find_supervisor(), *by_tag) if supervisor is not None)
+    return next((supervisor for supervisor in named if is_running(supervisor)), None)
 
 
 async def _remove_when_unlocked(paths: InstancePaths) -> Removed:
@@ -124,7 +141,9 @@ def choose_instance(runtime_dir: Path, instance: str, grpc_port: int | None) -> 
             raise NotFound("instance", str(error)) from error
     if instance or grpc_port is not None:
         return InstancePaths(runtime_dir.resolve() / (instance or default_instance(grpc_port or 0)))
-    names = find_instances(runtime_dir)
+    tagged = (process.folder for process in all_tagged())
+    by_tag = {folder.name for folder in tagged if folder.parent == runtime_dir.resolve()}
+    names = sorted({*find_instances(runtime_dir), *by_tag})
     if len(names) > 1 and default_instance(StackConfig.grpc_port) not in names:
         raise NotFound("instance", f"several instances run: {', '.join(names)}; say which with --instance")
     name = names[0] if len(names) == 1 else default_instance(StackConfig.grpc_port)

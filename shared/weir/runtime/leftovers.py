@@ -51,7 +51,8 @@ def find_leftover_processes(paths: InstancePaths) -> list[ProcessIdentity]:
     """Processes of the instance that run now, its supervisor not included."""
     state = try_read_state(paths.state_file)
     recorded = () if state is None else identities_of(state)
-    return [identity for identity in {*recorded, *find_tagged(paths.folder)} if is_running(identity)]
+    tagged = (process.identity for process in find_tagged(paths.folder))
+    return [identity for identity in {*recorded, *tagged} if is_running(identity)]
 
 
 async def _end(identities: Sequence[ProcessIdentity], term_s: float) -> tuple[int, ...]:

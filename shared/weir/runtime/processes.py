@@ -5,13 +5,14 @@ import contextlib
 import os
 import signal
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from weir.core.clock import SystemClock
 from weir.kv.process import ProcessIdentity, try_read_start_ticks
 
-TAG_VARIABLE = "WEIR_SUPERVISED_IN"
-"""In the environment of every process of an instance: the instance's folder."""
+_FOLDER_VARIABLE = "WEIR_SUPERVISED_IN"
+_SUPERVISOR_VARIABLE = "WEIR_SUPERVISED_BY"
 
 _POLL_S = 0.02
 
@@ -67,17 +68,41 @@ async def _wait_gone(identities: list[ProcessIdentity], limit_s: float) -> list[
     return left
 
 
-def find_tagged(folder: Path) -> Iterator[ProcessIdentity]:
+@dataclass(frozen=True, slots=True)
+class Tagged:
+    """A process that was started for the instance in `folder`. Its supervisor may be gone."""
+
+    identity: ProcessIdentity
+    folder: Path
+    supervisor: ProcessIdentity | None
+
+
+def tag(folder: Path, supervisor: ProcessIdentity) -> dict[str, str]:
+    """For the environment of every process of an instance, to be found by when nothing else is left of it."""
+    return {_FOLDER_VARIABLE: str(folder), _SUPERVISOR_VARIABLE: f"{supervisor.pid}:{supervisor.start_ticks}"}
+
+
+def find_tagged(folder: Path) -> list[Tagged]:
     """Processes of this user that were started for the instance in `folder`, however they are recorded."""
-    wanted = f"{TAG_VARIABLE}={folder}".encode()
+    return [tagged for tagged in all_tagged() if tagged.folder == folder]
+
+
+def all_tagged() -> Iterator[Tagged]:
+    """Processes of this user that were started for any instance."""
     for entry in Path("/proc").iterdir():
         if not entry.name.isdecimal() or int(entry.name) == os.getpid():
             continue
         try:
             # Read before the environment: a pid that changes hands in between is then not taken for the tagged one.
             identity = try_identify(int(entry.name))
-            environment = (entry / "environ").read_bytes().split(b"\0")
+            variables = (entry / "environ").read_bytes().split(b"\0")
         except OSError:  # gone meanwhile, or somebody else's
             continue
-        if identity is not None and wanted in environment:
-            yield identity
+        tags = {name: value for name, _, value in (os.fsdecode(variable).partition("=") for variable in variables)}
+        if identity is not None and _FOLDER_VARIABLE in tags:
+            yield Tagged(identity, Path(tags[_FOLDER_VARIABLE]), _try_parse(tags.get(_SUPERVISOR_VARIABLE, "")))
+
+
+def _try_parse(text: str) -> ProcessIdentity | None:
+    pid, _, start_ticks = text.partition(":")
+    return ProcessIdentity(int(pid), int(start_ticks)) if pid.isdecimal() and start_ticks.isdecimal() else None

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from weir.core.errors import WeirError
 from weir.kv.process import own_identity
 from weir.runtime.leftovers import Removed, remove_leftovers
-from weir.runtime.processes import TAG_VARIABLE
+from weir.runtime.processes import tag
 from weir.runtime.stack_plan import IDLE_GRACE_S, STOP_ORDER, StackPlan
 from weir.runtime.state import Phase, StackState, read_boot_id, write_state
 from weir.runtime.supervised import StartPolicy, SupervisedProcess
@@ -64,7 +64,8 @@ class Supervisor:
         self._asked_to_stop = asyncio.Event()
         self._hurry = asyncio.Event()
         # gRPC's own INFO lines tell of every connection that ends.
-        tagged = {"GRPC_VERBOSITY": "ERROR", **environ, TAG_VARIABLE: str(plan.paths.folder), "PYTHONUNBUFFERED": "1"}
+        tags = tag(plan.paths.folder, self._identity)
+        tagged = {"GRPC_VERBOSITY": "ERROR", **environ, **tags, "PYTHONUNBUFFERED": "1"}
         start_policy = policy or StartPolicy()
         self._processes = [SupervisedProcess(spec, start_policy, tagged, self._on_change) for spec in plan.specs]
         self._running: list[asyncio.Task[None]] = []

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,7 +17,7 @@ from typer.testing import CliRunner
 from weir.cli.app import app
 from weir.kv.process import own_identity
 from weir.runtime.paths import InstancePaths
-from weir.runtime.processes import TAG_VARIABLE, try_identify
+from weir.runtime.processes import tag, try_identify
 from weir.runtime.state import ProcessState, StackState, read_boot_id, write_state
 
 
@@ -47,9 +48,9 @@ def weir_process(*arguments: str) -> Shown:
 
 
 def bystander(folder: Path) -> "subprocess.Popen[bytes]":
-    """A process that carries the tag of the instance in `folder`."""
+    """A process that carries the tag of the instance in `folder`, whose supervisor is gone."""
     command = [sys.executable, "-S", "-E", "-c", "import time; time.sleep(60)"]
-    return subprocess.Popen(command, env={TAG_VARIABLE: str(folder)})
+    return subprocess.Popen(command, env=tag(folder, replace(own_identity(), start_ticks=1)))
 
 
 def orphaned_state(instance: str, process: "subprocess.Popen[bytes]") -> StackState:
@@ -167,6 +168,20 @@ def test_down_ends_an_orphaned_instance_and_is_content_when_there_is_none(
     assert orphan.wait(5) == -signal.SIGTERM
     again = weir(tmp_path, "down", "--instance", "a")
     assert (again.returncode, again.stderr) == (0, "a was not running\n")
+
+
+def test_a_stack_whose_folder_was_deleted_is_named_by_status_and_ended_by_down(
+    tmp_path: Path, orphan: "subprocess.Popen[bytes]"
+) -> None:
+    shutil.rmtree(tmp_path / "a")
+    shown = weir(tmp_path, "status")
+    assert shown.returncode == 1
+    assert f"a: processes of it run ({orphan.pid}), but {tmp_path}/a/state.json is gone" in shown.stderr
+    assert "`weir down --instance a` ends them" in shown.stderr
+    ended = weir(tmp_path, "down")
+    assert ended.returncode == 0
+    assert "a has ended" in ended.stderr
+    assert orphan.wait(5) == -signal.SIGTERM
 
 
 def test_status_and_down_ask_which_of_several(tmp_path: Path, orphan: "subprocess.Popen[bytes]") -> None:

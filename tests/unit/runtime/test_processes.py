@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from tests.unit.runtime.stacks import wait_until
 
-from weir.kv.process import ProcessIdentity
-from weir.runtime.processes import TAG_VARIABLE, end_processes, find_tagged, is_running, send_signal, try_identify
+from weir.kv.process import ProcessIdentity, own_identity
+from weir.runtime.processes import Tagged, end_processes, find_tagged, is_running, send_signal, tag, try_identify
 
 SLEEP = (sys.executable, "-S", "-E", "-c", "import time; time.sleep(60)")
 DEAF = (
@@ -75,11 +75,11 @@ def test_who_does_not_hear_sigterm_is_killed() -> None:
 
 def test_processes_of_an_instance_are_found_by_their_tag(tmp_path: Path) -> None:
     folders = [tmp_path / "a", tmp_path / "ab"]
-    children = [subprocess.Popen(SLEEP, env={TAG_VARIABLE: str(folder)}) for folder in folders]
+    children = [subprocess.Popen(SLEEP, env=tag(folder, own_identity())) for folder in folders]
     try:
-        wait_until(lambda: {i.pid for i in find_tagged(folders[0])} == {children[0].pid})
-        assert {i.pid for i in find_tagged(folders[1])} == {children[1].pid}
-        assert list(find_tagged(tmp_path)) == []
+        wait_until(lambda: [found.identity for found in find_tagged(folders[0])] == [identify(children[0])])
+        assert find_tagged(folders[1]) == [Tagged(identify(children[1]), folders[1], own_identity())]
+        assert find_tagged(tmp_path) == []
     finally:
         for child in children:
             child.kill()

@@ -64,6 +64,30 @@ def test_a_stack_whose_folder_was_cleaned_away_still_ends_as_a_whole(folder: Pat
     assert [name for name, pid in pids.items() if is_alive(pid)] == []
 
 
+def test_down_ends_a_stack_whose_folder_was_deleted(folder: Path) -> None:
+    with Driver(folder, ALL) as driver:
+        driver.wait_phase("ready")
+        pids = driver.pids()
+        shutil.rmtree(folder)
+        ended = asyncio.run(end_instance(driver.paths))
+        code, output = driver.wait()
+    assert (ended.was_supervised, ended.leftovers.pids, code) == (True, (), 0), output
+    assert [name for name, pid in pids.items() if is_alive(pid)] == []
+
+
+def test_a_second_supervisor_lets_a_stack_alone_whose_folder_was_deleted(folder: Path) -> None:
+    with Driver(folder, ALL) as first:
+        first.wait_phase("ready")
+        pids = first.pids()
+        shutil.rmtree(folder)
+        with Driver(folder, ALL) as second:
+            code, output = second.wait()
+        assert code == 1
+        assert f"already running (process {first.process.pid}), though its folder was deleted" in output
+        assert f"`weir down --instance {folder.name}` ends it" in output
+        assert all(is_alive(pid) for pid in pids.values())
+
+
 def test_processes_end_in_the_order_in_which_they_need_each_other(folder: Path, tmp_path: Path) -> None:
     ended = tmp_path / "ended"
     processes = [FakeProcess(p.name, ("--ended-file", str(ended))) for p in ALL]
