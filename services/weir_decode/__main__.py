@@ -1,6 +1,5 @@
 """`python -m weir_decode`: a decode worker."""
 
-import asyncio
 import os
 import sys
 
@@ -9,9 +8,9 @@ from weir.kv.devices import ArenaMemory
 from weir.kv.swap import SwapFile, num_swap_places
 from weir.runtime.config import load_config
 from weir.runtime.service import ServiceContext, run_service
-from weir.worker.assembly import RoleParts, assemble, facts_of, read_model_facts, surroundings_of
+from weir.worker.assembly import ModelFacts, RoleParts, build_worker
 from weir.worker.desk import DeskLimits
-from weir.worker.model_loading import begin_loading
+from weir.worker.model_loading import ArenaRunner
 from weir.worker.reserve import num_bookable_pages
 from weir.worker.role import LoadedModel
 from weir.worker.servicer import SERVICE_NAME
@@ -24,11 +23,9 @@ _MAX_LIVE = 4096  # hand-offs are bounded by the arena's slots, prompts by the s
 
 async def _build(context: ServiceContext[DecodeConfig]) -> WorkerShell:
     config = context.config
-    over_arena = begin_loading(config)
-    model = await asyncio.to_thread(read_model_facts, config)
 
-    def load(arena: ArenaMemory) -> LoadedModel:
-        loaded, geometry = over_arena(arena), arena.segment.geometry
+    def over_arena(loaded: ArenaRunner, arena: ArenaMemory) -> LoadedModel:
+        geometry = arena.segment.geometry
         num_places = num_swap_places(config.swap_bytes, geometry)
         if num_places == 0:
             return LoadedModel(loaded.runner, loaded.runner.warm_up)
@@ -36,7 +33,7 @@ async def _build(context: ServiceContext[DecodeConfig]) -> WorkerShell:
         runner = SwappingRunner(loaded.runner, PageMover(loaded.pages, swap_file))
         return LoadedModel(runner, loaded.runner.warm_up)
 
-    def make_role(parts: RoleParts) -> DecodeRole:
+    def make_role(parts: RoleParts, model: ModelFacts) -> DecodeRole:
         return DecodeRole(
             parts,
             context.process_id,
@@ -49,8 +46,7 @@ async def _build(context: ServiceContext[DecodeConfig]) -> WorkerShell:
         )
 
     limits = DeskLimits(max_live=_MAX_LIVE, takes_hand_offs=True)
-    facts = facts_of(context, model, serves_locally=config.serves_locally)
-    return assemble(context, facts, limits, surroundings_of(context, model, load), make_role)
+    return await build_worker(context, limits, over_arena, make_role, serves_locally=config.serves_locally)
 
 
 def main() -> int:

@@ -1,5 +1,6 @@
 """Puts a worker together from its configuration and its role."""
 
+import asyncio
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from weir.worker.convert import ModelLimits
 from weir.worker.desk import Desk, DeskLimits
 from weir.worker.endings import Endings
 from weir.worker.engine_host import EngineHost
+from weir.worker.model_loading import ArenaRunner, begin_loading
 from weir.worker.policy_watch import PolicyWatch
 from weir.worker.prefixes import Prefixes
 from weir.worker.registry import Registration
@@ -68,31 +70,6 @@ class ModelFacts:
         )
 
 
-def read_model_facts(config: WorkerConfig) -> ModelFacts:
-    """Reads every byte of the weights once, for their digest: call it in a thread. Raises ModelError."""
-    source = resolve_model(config.model_reference)
-    model = load_model_config(source)
-    pages = page_geometry(model, choose_arithmetic(config.precision, model, config.device))
-    digest = model_digest(source, config.precision, config.device)
-    return ModelFacts(source, model, digest, pages.page_bytes)
-
-
-def facts_of(context: ServiceContext[_ConfigT], model: ModelFacts, *, serves_locally: bool = False) -> WorkerFacts:
-    """What the registry says of this worker."""
-    return WorkerFacts(
-        worker_id=context.process_id,
-        role=context.role,
-        model=model.source.name,
-        address=context.address,
-        max_context_tokens=model.config.max_context_tokens,
-        max_num_seqs=context.config.max_num_seqs,
-        max_num_batched_tokens=context.config.max_num_batched_tokens,
-        group=context.config.group,
-        policy=context.config.policy,
-        serves_locally=serves_locally,
-    )
-
-
 @dataclass(frozen=True)
 class RoleParts:
     """What a role may use."""
@@ -114,29 +91,27 @@ class Surroundings:
     load_model: Callable[[ArenaMemory], LoadedModel]
 
 
-def surroundings_of(
-    context: ServiceContext[_ConfigT], model: ModelFacts, load_model: Callable[[ArenaMemory], LoadedModel]
-) -> Surroundings:
-    """The real ones."""
+async def build_worker(
+    context: ServiceContext[_ConfigT],
+    limits: DeskLimits,
+    over_arena: Callable[[ArenaRunner, ArenaMemory], LoadedModel],
+    make_role: Callable[[RoleParts, ModelFacts], Role],
+    *,
+    serves_locally: bool = False,
+) -> WorkerShell:
+    """A worker of the model that its configuration names. Weights begin to load at once, the shell waits for them.
+
+    `over_arena` finishes the runner, in the engine's thread. Raises ModelError, DeviceMissing.
+    """
     config = context.config
-    memory_kind = try_memory_kind(config.device)
-
-    async def connect() -> Bus:
-        return await NatsBus.connect(config.nats_url, name=context.process_id, timeout_s=_BUS_CONNECT_TIMEOUT_S)
-
-    return Surroundings(
-        make_arena=lambda on_handed_off: ArenaClient(
-            config.arena_socket_path,
-            context.process_id,
-            context.role,
-            model.page_bytes,
-            model.digest,
-            on_handed_off,
-            memory_kind.open if memory_kind is not None else None,
-        ),
-        make_registration=lambda make_record: Registration(connect, Subjects(config.instance), make_record),
-        make_policy_watch=lambda on_policy: PolicyWatch(connect, Subjects(config.instance), on_policy),
-        load_model=load_model,
+    load = begin_loading(config)
+    model = await asyncio.to_thread(_read_model_facts, config)
+    return assemble(
+        context,
+        _facts_of(context, model, serves_locally=serves_locally),
+        limits,
+        _surroundings_of(context, model, lambda arena: over_arena(load(arena), arena)),
+        lambda parts: make_role(parts, model),
     )
 
 
@@ -175,3 +150,54 @@ def assemble(
     servicer = WorkerServicer(facts.worker_id, hub, desk, role.on_start)
     worker_pb2_grpc.add_WorkerServicer_to_server(servicer, context.grpc_server)
     return shell
+
+
+def _read_model_facts(config: WorkerConfig) -> ModelFacts:
+    """Reads every byte of the weights once, for their digest: call it in a thread. Raises ModelError."""
+    source = resolve_model(config.model_reference)
+    model = load_model_config(source)
+    pages = page_geometry(model, choose_arithmetic(config.precision, model, config.device))
+    digest = model_digest(source, config.precision, config.device)
+    return ModelFacts(source, model, digest, pages.page_bytes)
+
+
+def _facts_of(context: ServiceContext[_ConfigT], model: ModelFacts, *, serves_locally: bool) -> WorkerFacts:
+    """What the registry says of this worker."""
+    return WorkerFacts(
+        worker_id=context.process_id,
+        role=context.role,
+        model=model.source.name,
+        address=context.address,
+        max_context_tokens=model.config.max_context_tokens,
+        max_num_seqs=context.config.max_num_seqs,
+        max_num_batched_tokens=context.config.max_num_batched_tokens,
+        group=context.config.group,
+        policy=context.config.policy,
+        serves_locally=serves_locally,
+    )
+
+
+def _surroundings_of(
+    context: ServiceContext[_ConfigT], model: ModelFacts, load_model: Callable[[ArenaMemory], LoadedModel]
+) -> Surroundings:
+    """The real ones."""
+    config = context.config
+    memory_kind = try_memory_kind(config.device)
+
+    async def connect() -> Bus:
+        return await NatsBus.connect(config.nats_url, name=context.process_id, timeout_s=_BUS_CONNECT_TIMEOUT_S)
+
+    return Surroundings(
+        make_arena=lambda on_handed_off: ArenaClient(
+            config.arena_socket_path,
+            context.process_id,
+            context.role,
+            model.page_bytes,
+            model.digest,
+            on_handed_off,
+            memory_kind.open if memory_kind is not None else None,
+        ),
+        make_registration=lambda make_record: Registration(connect, Subjects(config.instance), make_record),
+        make_policy_watch=lambda on_policy: PolicyWatch(connect, Subjects(config.instance), on_policy),
+        load_model=load_model,
+    )
