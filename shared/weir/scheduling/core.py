@@ -268,13 +268,13 @@ class SchedulerCore:
 
     def set_limits(self, limits: CoreLimits) -> None:
         """From now on; nothing that waits or runs is lost. If anything raises, the earlier ones stay."""
-        self._ledger.set_rules(limits, self._policy, self._clock.now_s())
+        self._ledger.set_limits(limits, self._policy, self._clock.now_s())
         self._apply(limits)
 
     def set_policy(self, policy: Policy) -> None:
         """From now on, also for what waits already. It must be used by nobody else. If anything raises, the earlier
         one stays."""
-        self._ledger.set_rules(self._limits, policy, self._clock.now_s())
+        self._ledger.set_policy(policy)
         self._policy = policy
         self._apply(self._limits)
 

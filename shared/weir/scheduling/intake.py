@@ -56,8 +56,12 @@ class Intake:
             queued_at_s + wait_s,
             waiting,
             submit.itl_target_ms or tenant.itl_slo_ms or (limits.itl_slo_ms if limits else 0),
-            self._policy.order.rank(waiting) if self._policy.is_preemptive else 0.0,
+            self.rank(waiting),
         )
+
+    def rank(self, waiting: Waiting) -> float:
+        """Inside its lane, where requests of several tenants meet at a worker."""
+        return self._policy.order.rank(waiting) if self._policy.is_preemptive else 0.0
 
     def again(self, request: Request) -> Request:
         """A queued request under these limits and this policy; a lane that is no more becomes the default one."""

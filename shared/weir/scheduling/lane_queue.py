@@ -2,7 +2,7 @@
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from weir.policy.seams import Order, OrderQueue
 from weir.scheduling.fairness import VirtualCounters
@@ -101,6 +101,21 @@ class LaneQueue:
             del self._tenants[key]
             self._parked.discard(key)
             self._counters.leave(key)
+
+    def queues_by(self, order: Order) -> dict[str, OrderQueue]:
+        """What its tenants' queues are in another order; to be handed to `set_order`."""
+        made = {}
+        for key, tenant in self._tenants.items():
+            queue = made[key] = order.new_queue()
+            for request in tenant.by_age.values():
+                queue.add(request.waiting)
+        return made
+
+    def set_order(self, order: Order, queues: Mapping[str, OrderQueue]) -> None:
+        """`queues`: of all tenants that wait, as `queues_by` made them."""
+        self._order = order
+        for key, queue in queues.items():
+            self._tenants[key].queue = queue
 
     def try_least(self) -> str | None:
         """Of the tenants that may be served, the one with the least counter; ties by name."""

@@ -143,6 +143,16 @@ class Lanes:
             if not queues.waiting:
                 del self._models[model]
 
+    def set_order(self, order: Order) -> None:
+        """From now on, also for what waits. If anything raises, nothing has changed."""
+        lanes = [queue for queues in self._models.values() for queue in queues.lanes.values()]
+        made = [queue.queues_by(order) for queue in lanes]
+        self._order = order
+        for queue, by_tenant in zip(lanes, made, strict=True):
+            queue.set_order(order, by_tenant)
+        for queues in self._models.values():
+            self._mark_changed(queues)
+
     def num_head_changes(self, model: str) -> int:
         """As long as it stays the same, the same requests are next in the lanes of the model, but for ageing."""
         queues = self._models.get(model)

@@ -99,7 +99,16 @@ class Ledger:
         if reply is not None:
             self.tombstones.put(request.request_id, reply, now_s)
 
-    def set_rules(self, limits: CoreLimits, policy: Policy, now_s: float) -> None:
+    def set_policy(self, policy: Policy) -> None:
+        """Everything that waits stays where it is, in another order. If anything raises, nothing has changed."""
+        intake = Intake(self._limits, policy, self._started_at_s)
+        ranks = [(request, intake.rank(request.waiting)) for request in self.lanes.requests()]
+        self.lanes.set_order(policy.order)
+        for request, rank in ranks:
+            request.set_rank(rank)
+        self.intake = intake
+
+    def set_limits(self, limits: CoreLimits, policy: Policy, now_s: float) -> None:
         """Everything that waits waits on under them, in the order in which it came. If anything raises, nothing has
         changed."""
         tenants = Tenants(limits)

@@ -43,9 +43,14 @@ class Request:
     def __post_init__(self) -> None:
         submit = self.submit
         self.request_id = submit.request_id
-        self.seat = (-self.lane_priority, self.rank)
+        self.set_rank(self.rank)
         self.num_tokens = submit.num_prompt_tokens + submit.max_tokens
         self.num_pages = num_pages_for(self.num_tokens)
+
+    def set_rank(self, rank: float) -> None:
+        """Of one that waits, under another policy."""
+        self.rank = rank
+        self.seat = (-self.lane_priority, rank)
 
 
 def num_booked_pages(submit: Submit) -> int:

@@ -222,6 +222,18 @@ def test_weighted_lanes_share_what_is_served_by_their_weights() -> None:
     assert sum(name.startswith("low") for name in first) == 9
 
 
+def test_what_lanes_have_had_counts_on_under_another_policy() -> None:
+    rig = make_rig(lane("high", weight=1.0), lane("low", weight=3.0), lane_order="weighted")
+    rig.submit("running", "high")
+    for number in range(12):
+        rig.submit(f"high-{number:02d}", "high")
+        rig.submit(f"low-{number:02d}", "low")
+    for _ in range(12):
+        rig.core.set_policy(make_policy("fcfs"))
+        rig.finish(rig.granted[-1])
+    assert sum(name.startswith("low") for name in rig.granted[1:]) == 9
+
+
 def test_no_more_of_a_lane_run_than_may_and_others_pass_it() -> None:
     rig = make_rig(lane("high", max_batch=2), lane("low"), workers=pair(1000, seqs=5))
     for number in range(4):

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from random import Random
 
 import pytest
 from tests.unit.scheduler.rig import Rig, make_worker
 
 from weir.bus.messages import RefusalReason
-from weir.policy.registry import make_policy
+from weir.policy.registry import make_policy, policy_names
 from weir.policy.seams import Policy, Waiting
 from weir.scheduling.limits import CoreLimits, LaneLimits, TenantLimits
 
@@ -174,6 +175,63 @@ def test_a_new_policy_orders_what_waits_already() -> None:
     assert rig.core.policy_name == "shortest-prompt"
     rig.submit("d", prompt=150)
     assert drain(rig) == ["b", "d", "c", "a"]
+
+
+def test_a_new_policy_orders_tenants_lanes_and_models_that_come_later() -> None:
+    rig = busy_rig(replace(LIMITS, tenants=(TenantLimits("new"),)))
+    rig.put(*(make_worker(f"{role}2", role, host="h2", model="m2", seqs=1) for role in ("prefill", "decode")))
+    rig.submit("waits")
+    rig.submit("runs", model="m2")
+    rig.core.set_policy(make_policy("shortest-prompt"))
+    for changes in ({"tenant": "new"}, {"lane": "low"}, {"model": "m2"}):
+        for prompt in (100, 20):
+            rig.submit(f"{'-'.join(changes.values())}-{prompt}", **changes, prompt=prompt)
+    for number in range(9):
+        rig.finish(rig.granted[number])
+    for name in ("new", "low", "m2"):
+        assert [request_id for request_id in rig.granted if request_id.startswith(name)] == [
+            f"{name}-20",
+            f"{name}-100",
+        ]
+
+
+def order_and_ranks(policy: str, *, from_the_start: bool) -> list[tuple[str, float]]:
+    """How forty requests of two tenants in two lanes, of random lengths, are served, one after the other."""
+    rig, source = busy_rig(replace(LIMITS, tenants=(TenantLimits("a"), TenantLimits("b")))), Random(7)
+    if from_the_start:
+        rig.core.set_policy(make_policy(policy))
+    for number in range(40):
+        rig.clock.advance(0.01)
+        rig.submit(
+            f"r{number}",
+            source.choice(("high", "low")),
+            tenant=source.choice("ab"),
+            prompt=source.randint(1, 200),
+            predicted_output_tokens=float(source.randint(1, 100)),
+            output_score=source.random(),
+            ttft_target_ms=source.choice((100, 2000, 60_000)),
+        )
+    if not from_the_start:
+        rig.core.set_policy(make_policy(policy))
+    return [(request_id, rig.placement(request_id).rank) for request_id in drain(rig)]
+
+
+@pytest.mark.parametrize("policy", policy_names())
+def test_what_waits_already_is_served_as_if_the_policy_had_been_there_from_the_start(policy: str) -> None:
+    served = order_and_ranks(policy, from_the_start=False)
+    assert served == order_and_ranks(policy, from_the_start=True)
+    assert len(served) == 40
+
+
+def test_who_waited_before_a_policy_came_gets_a_slot_over_the_number_by_its_rank_under_it() -> None:
+    rig = Rig(replace(LIMITS, slot_overbooking=1.0))
+    for name, predicted in (("long", 500.0), ("short", 5.0), ("middle", 50.0)):
+        rig.submit(name, predicted_output_tokens=predicted)
+    rig.core.set_policy(make_policy("srtf"))
+    rig.start(make_worker("p", "prefill"), make_worker("d", "decode", seqs=1))
+    assert rig.granted == ["short"], "no other outranks it"
+    rig.submit("shortest", predicted_output_tokens=1.0)
+    assert rig.granted == ["short", "shortest"]
 
 
 class BrokenQueue:
