@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from weir.core.errors import Unavailable
 from weir.kv.cuda_memory import CudaDriverError
 from weir.kv.devices import try_memory_kind
+from weir.kv.geometry import ArenaGeometry
 from weir.kv.lease import LeaseTable
 from weir.kv.memory_door import MemoryDoor
 from weir.kv.segment import Segment, SegmentError, claim_segment
 from weir.model.device_check import check_device
+from weir.runtime.config import ConfigError
 from weir_transfer.config import TransferConfig, with_model_facts
 from weir_transfer.fence import OpenProcess
 
@@ -27,18 +29,22 @@ class ClaimedArena:
 def claim_arena(config: TransferConfig, open_process: OpenProcess) -> ClaimedArena:
     """Takes over what an earlier transfer service left, or makes a new arena. Takes seconds.
 
-    Raises DeviceMissing, ModelError, and Unavailable if there is too little memory.
+    Raises DeviceMissing, ModelError, ConfigError for an arena too small for the model, Unavailable without memory.
     """
     check_device(config.device)
     complete = with_model_facts(config)
     try:
-        return _claim(complete, open_process)
-    except (SegmentError, CudaDriverError, ValueError) as error:
+        geometry = complete.geometry
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    try:
+        return _claim(complete, geometry, open_process)
+    except (SegmentError, CudaDriverError) as error:
         raise Unavailable(str(error)) from error
 
 
-def _claim(config: TransferConfig, open_process: OpenProcess) -> ClaimedArena:
-    path, geometry, kind = config.segment_path, config.geometry, try_memory_kind(config.device)
+def _claim(config: TransferConfig, geometry: ArenaGeometry, open_process: OpenProcess) -> ClaimedArena:
+    path, kind = config.segment_path, try_memory_kind(config.device)
     claimed = claim_segment(path, geometry, config.model_digest)
     if kind is None:
         return ClaimedArena(claimed.segment, None)

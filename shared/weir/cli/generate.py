@@ -12,7 +12,7 @@ from weir.core.errors import WeirError
 
 
 def generate(
-    prompt: Annotated[str, typer.Argument(help="Text to continue.")] = "",
+    prompt: Annotated[str | None, typer.Argument(help="Text to continue.", show_default=False)] = None,
     input_path: Annotated[Path | None, typer.Option("--input", help="JSONL: a prompt a line, see below.")] = None,
     output_path: Annotated[Path | None, typer.Option("--output", help="JSONL to write or to go on with.")] = None,
     concurrency: Annotated[int, typer.Option(min=1, max=1024, help="Requests at once, with --input.")] = 32,
@@ -57,9 +57,11 @@ def generate(
     """
     from weir.cli.generate_file import generate_file, generate_json
 
-    if bool(prompt) == bool(input_path):
+    if (prompt is None) == (input_path is None):
         fail("give either a PROMPT or --input FILE.jsonl", code=EXIT_USAGE)
-    if bool(input_path) != bool(output_path):
+    if prompt == "":
+        fail("PROMPT is empty: give at least one character", code=EXIT_USAGE)
+    if (input_path is None) != (output_path is None):
         fail("--input and --output belong together", code=EXIT_USAGE)
     chosen = GenerateOptions(
         model=model,
@@ -88,12 +90,14 @@ def generate(
     reach = options.Reach(address, timeout_s, api_key)
     if input_path is not None and output_path is not None:
         raise typer.Exit(generate_file(reach, input_path, output_path, chosen, concurrency))
-    if as_json:
+    if prompt is not None and as_json:
         raise typer.Exit(generate_json(reach, prompt, chosen))
-    _print_answer(reach, prompt, chosen)
+    if prompt is not None:
+        _print_answer(reach, prompt, chosen)
 
 
 def _print_answer(reach: options.Reach, prompt: str, chosen: GenerateOptions) -> None:
+    has_open_line = False
     with reach.client() as client:
         try:
             if chosen.n is not None and chosen.n > 1:
@@ -101,8 +105,10 @@ def _print_answer(reach: options.Reach, prompt: str, chosen: GenerateOptions) ->
                 return
             for chunk in client.generate(prompt, chosen):
                 stdout.out(chunk.text, end="", highlight=False)
+                has_open_line = True
         except WeirError as error:
-            stdout.out("")
+            if has_open_line:
+                stdout.out("")
             fail(error_line(error))
     stdout.out("")
 

@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import IO, Any, TypeGuard
 
@@ -14,6 +14,8 @@ from weir.cli.console import EXIT_FAILED, EXIT_USAGE, error_line, fail, stderr, 
 from weir.cli.options import Reach
 from weir.client import AsyncWeirClient, Chunk, GenerateOptions
 from weir.core.errors import WeirError
+
+_OPTION_NAMES = frozenset(entry.name for entry in fields(GenerateOptions))
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,7 @@ def generate_file(reach: Reach, source: Path, target: Path, chosen: GenerateOpti
         left = [job for job in jobs if job.key not in done]
         num_failed = asyncio.run(_run(reach, left, target, chosen, concurrency, len(jobs)))
     except OSError as error:
-        fail(f"--output {target}: {error}")
+        fail(f"--output {target}: {error.strerror or error}")
     stderr.print(f"{len(jobs) - num_failed} of {len(jobs)} answered, {num_failed} failed: {target}", markup=False)
     return EXIT_FAILED if num_failed else 0
 
@@ -55,7 +57,7 @@ def read_jobs(source: Path) -> list[Job]:
     try:
         lines = source.read_bytes().split(b"\n")
     except OSError as error:
-        fail(f"--input {source}: {error}", code=EXIT_USAGE)
+        fail(f"--input {source}: {error.strerror or error}", code=EXIT_USAGE)
     for number, line in enumerate(lines, 1):
         if line.strip():
             jobs.append(_parse_job(source, number, line))
@@ -77,6 +79,10 @@ def _parse_job(source: Path, number: int, line: bytes) -> Job:
     key = entry.get("id", number)
     if not isinstance(key, str | int):
         fail(f'--input {source}, line {number}: "id" must be a text or a whole number', code=EXIT_USAGE)
+    misplaced = sorted(_OPTION_NAMES.intersection(entry))
+    if misplaced:
+        problem = f'"{misplaced[0]}" is for all lines: give it on the command line; a line has "prompt" and "id"'
+        fail(f"--input {source}, line {number}: {problem}", code=EXIT_USAGE)
     return Job(key, prompt)
 
 

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,6 +15,9 @@ from weir.cli.schedulers import AdminKey, SchedulerAddress, open_scheduling
 from weir.client.scheduling import SchedulingView
 from weir.core.api_key import MIN_KEY_CHARS, key_digest, make_key
 from weir.core.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from weir.scheduling.limits import CoreLimits
 
 app = typer.Typer(help="Lanes, tenants and their limits.", no_args_is_help=True)
 
@@ -52,21 +55,28 @@ def check(file: Annotated[Path, typer.Argument(help="A limits file.")]) -> None:
     \b
     weir limits check limits.toml
     """
-    from weir.scheduling.limits import CoreLimits
-    from weir.scheduling.limits_file import parse_limits
-
-    try:
-        limits = parse_limits(file.read_text(), CoreLimits())
-    except (OSError, UnicodeDecodeError) as error:
-        fail(f"{file}: {error}", code=EXIT_USAGE)
-    except InvalidRequest as error:
-        fail(f"{file}: {error_line(error)}", code=EXIT_FAILED)
+    limits = read_limits_file(file)
     num_keys = sum(len(tenant.api_key_digests) for tenant in (*limits.tenants, limits.default_tenant))
     lanes = ", ".join(lane.name for lane in limits.lanes)
     keys = f"{num_keys} keys, {len(limits.admin_key_digests)} admin keys"
     stdout.print(f"{file}: right: lanes {lanes}; {len(limits.tenants)} tenants, {keys}", markup=False, soft_wrap=True)
     if num_keys and not limits.admin_key_digests:
         stderr.print("without admin_key_digests only who started the stack changes limits at run time", soft_wrap=True)
+
+
+def read_limits_file(file: Path) -> "CoreLimits":
+    """Ends the command on a file that cannot be used, naming the key that is wrong."""
+    from weir.scheduling.limits import CoreLimits
+    from weir.scheduling.limits_file import parse_limits
+
+    try:
+        return parse_limits(file.read_text(encoding="utf-8"), CoreLimits())
+    except OSError as error:
+        fail(f"limits file {file}: {error.strerror or error}", code=EXIT_USAGE)
+    except UnicodeDecodeError as error:
+        fail(f"limits file {file}: not UTF-8 text: {error}", code=EXIT_USAGE)
+    except InvalidRequest as error:
+        fail(f"limits file {file}: {error_line(error)}", code=EXIT_FAILED)
 
 
 @app.command("set")

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from weir.cli.console import EXIT_FAILED, EXIT_USAGE, error_line, fail, stderr
+from weir.cli.limits import read_limits_file
 from weir.cli.main import EXIT_INTERRUPTED
 from weir.cli.progress import ConsoleReporter, DetachedProgress, print_endpoints
 from weir.cli.pull import pull_with_progress
@@ -81,6 +82,7 @@ def up(
     given = {name: value for name, value in locals().items() if name in _stack_fields() and value is not None}
     stack = _resolve(given, config)
     environ = dict(os.environ) if config is None else {**os.environ, "WEIR_CONFIG": str(config.absolute())}
+    _need_rules(stack)
     _need_device(stack)
     _need_model(stack.model_reference)
     if detach:
@@ -105,6 +107,18 @@ def _resolve(given: Mapping[str, Any], config: Path | None) -> StackConfig:
         )
     except ConfigError as error:
         fail(error.message, code=EXIT_USAGE)
+
+
+def _need_rules(stack: StackConfig) -> None:
+    """Policy and limits. Said here: a scheduler that does not start says it after seconds, and not in one line."""
+    from weir.policy.registry import parse_policy
+
+    try:
+        parse_policy(stack.policy)
+    except ValueError as error:
+        fail(f"--policy: {error}", code=EXIT_USAGE)
+    if stack.limits_file:
+        read_limits_file(Path(stack.limits_file))
 
 
 def _need_device(stack: StackConfig) -> None:

@@ -67,7 +67,13 @@ class NumberRule:
         highest = max_context_tokens if self.highest is None else self.highest
         if self.lowest <= value <= highest:
             return None
-        return f"is {value}; must be from {_shown(self.lowest, self.at_lowest)} to {_shown(highest, self.at_highest)}"
+        return f"is {value}; must be {self.described(max_context_tokens)}"
+
+    def described(self, max_context_tokens: int | None) -> str:
+        """The range in words. None: which model it will be is not known here."""
+        highest = max_context_tokens if self.highest is None else self.highest
+        last = self.at_highest if highest is None else _shown(highest, self.at_highest)
+        return f"from {_shown(self.lowest, self.at_lowest)} to {last}"
 
 
 NUMBER_RULES = (

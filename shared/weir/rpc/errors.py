@@ -26,6 +26,8 @@ from weir.core.errors import (
 )
 
 _DETAILS_KEY: Final = "grpc-status-details-bin"
+_NOT_REACHED: Final = ("failed to connect", "DNS resolution failed")
+"""How gRPC's own words begin where there is no server."""
 
 # Trailers beyond 8 KiB are cut off by clients, and the whole status is lost with them.
 _MAX_MESSAGE_CHARS: Final = 1000
@@ -87,6 +89,8 @@ def from_rpc_error(error: grpc.RpcError) -> WeirError:
     details = _read_details(trailers)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED and all(key != _DETAILS_KEY for key, _ in trailers):
         message = "the deadline has passed before the whole answer was there"  # this side's own clock said so
+    if code is grpc.StatusCode.UNAVAILABLE and message.startswith(_NOT_REACHED):
+        message = f"{message}; see whether a stack runs there, with `weir status`"
     match code:
         case grpc.StatusCode.INVALID_ARGUMENT:
             return InvalidRequest(details.violations or [FieldViolation("request", message)])

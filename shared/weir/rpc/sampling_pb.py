@@ -124,7 +124,7 @@ def _set(message: Any, rule: NumberRule, value: float) -> None:
     except TypeError:
         raise InvalidRequest([FieldViolation(rule.name, f"is {value!r}; must be a number of its kind")]) from None
     except ValueError:
-        problem = rule.try_find_problem(value, _MAX_UINT32) or f"is {value}; the wire cannot carry it"
+        problem = f"is {value}; must be {rule.described(max_context_tokens=None)}"
         raise InvalidRequest([FieldViolation(rule.name, problem)]) from None
 
 

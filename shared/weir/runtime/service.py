@@ -31,7 +31,7 @@ from weir.model.errors import ModelError
 from weir.rpc.server import ErrorGuard, ReadinessGuard, TraceContextGuard, make_server
 from weir.runtime.address import bind
 from weir.runtime.admin import AdminService, Description, Identity, LoopErrors
-from weir.runtime.config import ServiceConfig
+from weir.runtime.config import ConfigError, ServiceConfig
 from weir.runtime.logs import setup_logging
 from weir.runtime.telemetry import setup_tracing, shutdown_tracing
 from weir.wire.v1 import admin_pb2, admin_pb2_grpc
@@ -43,6 +43,7 @@ _STOP_S = 5.0
 _SERVER_STOP_S = 1.0
 _TRACE_FLUSH_S = 2.0
 _EXIT_MARGIN_S = 3.0
+_EXIT_USAGE = 2
 _ADMIN_NAME = admin_pb2.DESCRIPTOR.services_by_name["Admin"].full_name
 _ConfigT = TypeVar("_ConfigT", bound=ServiceConfig)
 
@@ -108,7 +109,8 @@ def run_service(
     build: Callable[[ServiceContext[_ConfigT]], Awaitable[Component]],
     service_names: Sequence[str],
 ) -> int:
-    """Runs one process from start to end and returns its exit code: 0 after a signal, 1 when it could not go on.
+    """Runs one process from start to end and returns its exit code: 0 after a signal, 1 when it could not go on, 2 for
+    a setting that cannot be used: a ConfigError, which another start would meet again.
 
     `service_names` are the full gRPC names that the component serves; health reports each of them.
     """
@@ -148,8 +150,9 @@ class _Service(Generic[_ConfigT]):
         asked = asyncio.create_task(self._ending.asked.wait())
         starting = asyncio.create_task(self._start(build))
         await asyncio.wait({asked, starting}, return_when=asyncio.FIRST_COMPLETED)
-        if starting.done() and not await self._has_started(starting):
-            self._ending.ask("could not start", 1)
+        failure = await self._try_find_failure(starting) if starting.done() else None
+        if failure is not None:
+            self._ending.ask("could not start", failure)
         await asked
         await self._shut_down(starting)
         return self._ending.exit_code
@@ -186,17 +189,20 @@ class _Service(Generic[_ConfigT]):
         names = (*self._service_names, _ADMIN_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
 
-    async def _has_started(self, starting: "asyncio.Task[None]") -> bool:
-        """Collects the start-up's end: a failure is one clear line, with a traceback only if it is a defect."""
+    async def _try_find_failure(self, starting: "asyncio.Task[None]") -> int | None:
+        """The exit code of a start-up that failed: one clear line in the log, a traceback only if it is a defect."""
         try:
             await starting
+        except ConfigError as error:
+            _log.error("could not start: %s", error)
+            return _EXIT_USAGE
         except (WeirError, ModelError, OSError) as error:
             _log.error("could not start: %s", error)
         except Exception:  # noqa: BLE001 - the boundary of the process
             _log.exception("could not start: unexpected error")
         else:
-            return True
-        return False
+            return None
+        return 1
 
     def _describe(self) -> Description:
         own = {
@@ -229,7 +235,7 @@ class _Service(Generic[_ConfigT]):
         if not starting.done():
             starting.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await self._has_started(starting)
+                await self._try_find_failure(starting)
         if self._component is not None:
             await self._bounded("drain", self._component.drain(grace_s), grace_s + 1.0)
             await self._bounded("stop", self._component.stop(), _STOP_S)

@@ -16,7 +16,7 @@ from weir.wire.v1 import inference_pb2, types_pb2
 
 
 class ScriptedGateway:
-    """Answers a prompt with its words reversed; "fail" is refused, and "twice" fails the first time only."""
+    """Answers a prompt with its words reversed; "fail" is refused, "half" breaks off, "twice" fails the first time."""
 
     def __init__(self) -> None:
         self.prompts: list[str] = []
@@ -35,6 +35,9 @@ class ScriptedGateway:
         if request.text == "fail" or (request.text == "twice" and self.prompts.count("twice") == 1):
             with self._lock:
                 self._num_running -= 1
+            context.abort(grpc.StatusCode.UNAVAILABLE, "no worker")
+        if request.text == "half":
+            yield inference_pb2.GenerateResponse(text="half ")
             context.abort(grpc.StatusCode.UNAVAILABLE, "no worker")
         if request.options.n > 1:
             yield from self._answer_each(request.options.n)
@@ -125,9 +128,22 @@ def test_an_option_that_is_not_given_is_left_to_the_gateway(gateway: ScriptedGat
 
 
 def test_a_failed_prompt_is_one_line_and_exit_code_1(gateway: ScriptedGateway) -> None:
-    code, _, err = run("generate", "fail")
-    assert code == 1
-    assert err == "error: no worker\n"
+    assert run("generate", "fail") == (1, "", "error: no worker\n")
+
+
+def test_an_answer_that_breaks_off_ends_its_line(gateway: ScriptedGateway) -> None:
+    assert run("generate", "half") == (1, "half \n", "error: no worker\n")
+
+
+def test_a_server_that_is_not_there_is_named_with_what_to_do() -> None:
+    code, out, err = run("generate", "--address", "127.0.0.1:1", "one")
+    assert (code, out) == (1, "")
+    assert "127.0.0.1:1" in err
+    assert err.endswith("; see whether a stack runs there, with `weir status`\n")
+
+
+def test_an_empty_prompt_is_named() -> None:
+    assert run("generate", "") == (2, "", "error: PROMPT is empty: give at least one character\n")
 
 
 @pytest.mark.parametrize(

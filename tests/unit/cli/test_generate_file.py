@@ -30,6 +30,7 @@ def test_jobs_are_named_by_their_id_or_their_line_number(tmp_path: Path) -> None
         ('{"prompt": 5}', '"prompt"'),
         ('{"prompt": [-1]}', '"prompt"'),
         ('{"prompt": "a", "id": 1.5}', '"id"'),
+        ('{"prompt": "a", "max_tokens": 4}', '"max_tokens" is for all lines: give it on the command line'),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, named: str) -> None:

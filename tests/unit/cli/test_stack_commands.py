@@ -86,6 +86,9 @@ def orphan(tmp_path: Path) -> Iterator["subprocess.Popen[bytes]"]:
         (("--http-port", "70000"), {}, "http_port 70000: must be in [1, 65535] (from --http-port)"),
         (("--http-port", "50051"), {}, "http_port 50051: is also the grpc_port; they must differ (from --http-port)"),
         (("--precision", "fp7"), {}, "--precision 'fp7': must be one of auto, int8, fp32"),
+        (("--policy", "nope"), {}, "--policy: policy 'nope': must be one of fcfs, "),
+        (("--policy", "ltr:starvation=perhaps"), {}, "--policy: policy ltr: starvation"),
+        (("--limits-file", "none.toml"), {}, "limits file none.toml: No such file or directory"),
         ((), {"WEIR_DECODE": "two"}, "WEIR_DECODE='two': must be a whole number"),
         (("--instance", "a/b"), {}, "instance 'a/b': use 1 to 40 characters of A-Z a-z 0-9 _ -"),
         (("--config", "none.toml"), {}, "config file none.toml: "),
@@ -106,6 +109,15 @@ def test_up_reads_its_own_table_and_leaves_those_of_services_alone(tmp_path: Pat
     shown = weir(tmp_path, "up", "--config", str(config))
     assert shown.returncode == 2
     assert shown.stderr.startswith(f"error: prefill 99: must be in [0, 64] (from {config}: [up] prefill)")
+
+
+def test_up_names_the_key_of_a_limits_file_that_is_wrong(tmp_path: Path) -> None:
+    limits = tmp_path / "limits.toml"
+    limits.write_text("[lanes.interactive]\nmax_queud = 3\n")
+    shown = weir(tmp_path / "run", "up", "--limits-file", str(limits))
+    assert shown.returncode == 1
+    assert shown.stderr.startswith(f"error: limits file {limits}: lanes.interactive.max_queud: unknown; known are")
+    assert not (tmp_path / "run").exists()
 
 
 def test_up_says_which_port_is_busy_before_anything_starts(tmp_path: Path) -> None:

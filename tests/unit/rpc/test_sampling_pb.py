@@ -112,7 +112,7 @@ def test_an_absent_parameter_is_named_but_those_that_are_questions() -> None:
         (GenerateOptions(n=-1), "n: is -1; must be from 1 to 16"),
         (GenerateOptions(top_k=-1), r"top_k: is -1; must be from 0 \(all tokens\) to 2147483647"),
         (GenerateOptions(logprobs=2**32), "logprobs: is 4294967296; must be from 0 to 20"),
-        (GenerateOptions(min_tokens=-3), "min_tokens: is -3; must be from 0"),
+        (GenerateOptions(min_tokens=-3), "min_tokens: is -3; must be from 0 to the model's context$"),
         (GenerateOptions(logit_bias=((-1, 2.0),)), r"logit_bias\[-1\]: is -1"),
         (GenerateOptions(temperature="hot"), "temperature: is 'hot'; must be a number of its kind"),  # type: ignore[arg-type]
     ],

@@ -76,11 +76,16 @@ def test_a_service_that_warms_up_is_alive_but_refuses_work(service_folder: Path)
 
 
 @pytest.mark.parametrize(
-    ("fail", "line"), [("build", "the arena cannot be made"), ("start", "no arena at unix:/nowhere")]
+    ("fail", "code", "line"),
+    [
+        ("build", 1, "the arena cannot be made"),
+        ("start", 1, "no arena at unix:/nowhere"),
+        ("setting", 2, "arena_bytes 5: too small"),
+    ],
 )
-def test_a_failed_start_is_one_clear_line(service_folder: Path, fail: str, line: str) -> None:
+def test_a_failed_start_is_one_clear_line(service_folder: Path, fail: str, code: int, line: str) -> None:
     service = Service(service_folder, "--fail", fail)
-    assert service.process.wait(20) == 1
+    assert service.process.wait(20) == code
     errors = [text for text in service.log.splitlines() if "ERROR" in text]
     assert len(errors) == 1
     assert errors[0].endswith(f"could not start: {line}")

@@ -15,6 +15,7 @@ from weir.kv.device_memory import HostMemory
 from weir.kv.process import ProcessIdentity
 from weir.rpc.arena_client import ArenaClient
 from weir.rpc.server import ErrorGuard, make_server
+from weir.runtime.config import ConfigError
 from weir_transfer.arena import claim_arena
 from weir_transfer.config import TransferConfig
 from weir_transfer.service import TransferService
@@ -172,6 +173,6 @@ async def test_a_worker_waits_for_memory_and_keeps_the_lease_it_was_given(host: 
 
 
 def test_an_arena_that_no_sequence_fits_into_is_refused(config: TransferConfig) -> None:
-    with pytest.raises(Unavailable, match=r"arena_bytes 4096: too small .* on the device; give at least 65536"):
+    with pytest.raises(ConfigError, match=r"arena_bytes 4096: too small .* on the device; give at least 65536"):
         claim_arena(replace(config, arena_bytes=4096), lambda identity: None)
     assert not config.segment_path.exists()
