@@ -21,6 +21,29 @@ _LOOK_S = 0.01
 
 
 class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, unread_s: float) -> None:
+        super().__init__(config)
+        self._unread_s = unread_s
+        self._look_at_s = 0.0
+        self._unread: dict[object, int] = {}
+        """Bytes that wait on connections that are being closed, at the last look."""
+
+    async def on_tick(self, counter: int) -> bool:
+        now_s = asyncio.get_running_loop().time()
+        if now_s >= self._look_at_s:
+            self._look_at_s = now_s + self._unread_s
+            self._end_unread()
+        return await super().on_tick(counter)
+
+    def _end_unread(self) -> None:
+        """A connection that is closed waits for its client to read what was written before, and counts until then."""
+        closing = [connection for connection in self.server_state.connections if connection.transport.is_closing()]
+        seen, self._unread = self._unread, {}
+        for connection in closing:
+            num_bytes = self._unread[connection] = connection.transport.get_write_buffer_size()
+            if num_bytes == seen.get(connection):
+                connection.transport.abort()
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Signals belong to the service's main function."""
@@ -73,6 +96,7 @@ class HttpServer:
         max_connections: int,
         on_failure: Callable[[str], None],
         head_timeout_s: float = 30.0,
+        unread_s: float = 30.0,
     ) -> None:
         self._host = host
         self._port = port
@@ -87,7 +111,7 @@ class HttpServer:
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=_CLOSE_CONNECTIONS_S,
         )
-        self._server = _Server(config)
+        self._server = _Server(config, unread_s)
         self._task: asyncio.Task[None] | None = None
         self.port = 0
 

@@ -1,6 +1,7 @@
-"""Connections that ask for nothing do not keep others out."""
+"""Connections that ask for nothing, or take nothing, do not keep others out."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 
 import pytest
@@ -14,12 +15,16 @@ from weir_gateway.http_server import HttpServer
 HEAD_TIMEOUT_S = 0.3
 SLOW_S = 3 * HEAD_TIMEOUT_S
 REQUEST = b"GET /%s HTTP/1.1\r\nHost: here\r\n\r\n"
+CLOSING_REQUEST = b"GET /%s HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n"
+UNREAD_S = 0.5
+BIG = 8 << 20
+"""More than the kernel takes for a client that does not read."""
 
 
 async def _answer(request: Request) -> PlainTextResponse:
     if request.path_params["pace"] == "slow":
         await asyncio.sleep(SLOW_S)
-    return PlainTextResponse("done")
+    return PlainTextResponse("." * BIG if request.path_params["pace"] == "big" else "done")
 
 
 @pytest.fixture
@@ -27,7 +32,13 @@ async def port() -> AsyncIterator[int]:
     app = Starlette(routes=[Route("/{pace}", _answer)])
     failures: list[str] = []
     server = HttpServer(
-        app, "127.0.0.1", 0, max_connections=8, on_failure=failures.append, head_timeout_s=HEAD_TIMEOUT_S
+        app,
+        "127.0.0.1",
+        0,
+        max_connections=2,
+        on_failure=failures.append,
+        head_timeout_s=HEAD_TIMEOUT_S,
+        unread_s=UNREAD_S,
     )
     await server.start()
     yield server.port
@@ -59,4 +70,46 @@ async def test_an_answer_may_take_longer_than_a_head(port: int) -> None:
     writer.write(REQUEST % b"slow")
     async with asyncio.timeout(10):
         assert b"200 OK" in await reader.readuntil(b"done")
+    writer.close()
+
+
+async def connect_with_a_small_window(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(client, ("127.0.0.1", port))
+    return await asyncio.open_connection(sock=client, limit=4096)
+
+
+async def wait_for_status(port: int, wanted: bytes) -> None:
+    """Asks until the answer is `wanted`."""
+    status = b""
+    while status != wanted:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(CLOSING_REQUEST % b"fast")
+        status = (await reader.read()).split()[1]
+        writer.close()
+        await asyncio.sleep(0.05)
+
+
+async def test_one_that_never_reads_its_answer_gives_its_place_back(port: int) -> None:
+    _, writer = await connect_with_a_small_window(port)
+    writer.write(CLOSING_REQUEST % b"big")
+    async with asyncio.timeout(20):
+        await wait_for_status(port, b"503")
+        await wait_for_status(port, b"200")
+    writer.close()
+
+
+async def test_one_that_reads_slowly_gets_its_whole_answer(port: int) -> None:
+    reader, writer = await connect_with_a_small_window(port)
+    writer.write(CLOSING_REQUEST % b"big")
+    async with asyncio.timeout(30):
+        head = await reader.readuntil(b"\r\n\r\n")
+        num_bytes = 0
+        while data := await reader.read(1 << 16):
+            num_bytes += len(data)
+            await asyncio.sleep(0.005)
+    assert b"200 OK" in head
+    assert num_bytes == BIG
     writer.close()
