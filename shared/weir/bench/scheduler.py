@@ -21,6 +21,7 @@ from weir.bus.messages import Finish, Outcome, Prefilled, Submit, WorkerRecord
 from weir.core.clock import ManualClock
 from weir.core.cost import StepCost
 from weir.policy.registry import make_policy
+from weir.runtime.garbage import rare_full_collections
 from weir.scheduling.commands import Command, SendGrant
 from weir.scheduling.core import SchedulerCore
 from weir.scheduling.limits import CoreLimits, LaneLimits, TenantLimits
@@ -154,12 +155,13 @@ def measure(policy: str, num_pairs: int, num_queued: int, config: SchedulerBench
 
 def main(config: SchedulerBenchConfig, *, as_json: bool) -> int:
     """Returns the exit code."""
-    costs = [
-        measure(policy, num_pairs, num_queued, config)
-        for policy in config.policies
-        for num_pairs in config.pairs
-        for num_queued in config.queued
-    ]
+    with rare_full_collections():
+        costs = [
+            measure(policy, num_pairs, num_queued, config)
+            for policy in config.policies
+            for num_pairs in config.pairs
+            for num_queued in config.queued
+        ]
     if as_json:
         print(json.dumps({"config": asdict(config), "costs": [asdict(cost) for cost in costs]}, indent=2))
     else:
