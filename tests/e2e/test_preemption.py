@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
 
 NUM_REQUESTS = 16
 MAX_TOKENS = 72
-PAGE_BYTES = 30 * 2 * 3 * 16 * 64 * 4
+PAGE_BYTES = 30 * 2 * 3 * 16 * 64 * 2
 NUM_PAGES = 36
 
 

@@ -45,7 +45,7 @@ def common_start(prompt: Golden, output: list[int]) -> int:
 def test_greedy_answers_begin_as_those_of_fp32() -> None:
     prompts = load_golden()
     weights = load_model(resolve_model(SMOLLM2_135M.name), "int8", FixedShare(os.cpu_count() or 1))
-    runner = weights.runner_over(poisoned_pages(POOL_PAGES, weights.config.page_geometry.page_bytes))
+    runner = weights.runner_over(poisoned_pages(POOL_PAGES, weights.page_geometry.page_bytes))
     runner.warm_up()
     outputs = generate(runner, prompts, POOL_PAGES, chunk_tokens=64, max_sequences=32)
     alone = generate(runner, prompts[:8], POOL_PAGES, chunk_tokens=512, max_sequences=1)

@@ -21,6 +21,7 @@ from weir.ops.paged_decode.cpu import (
     plan_decode,
 )
 from weir.ops.paged_prefill.cpu import num_prefill_items, paged_prefill, plan_prefill, prefill_scratch_floats
+from weir.ops.simd.bf16 import bf16_from, bf16_to_float32
 
 NUM_LAYERS, LAYER = 3, 1
 
@@ -51,10 +52,13 @@ ALL_HEADS = (SMOLLM2, Heads(4, 4, 128), Heads(8, 1, 64), Heads(14, 2, 80), Heads
 
 @dataclass(frozen=True)
 class World:
-    """NaN wherever no sequence has a token. `keys`, `values` of a sequence: [tokens, kv heads, head_dim]."""
+    """NaN wherever no sequence has a token. `keys`, `values` of a sequence: [tokens, kv heads, head_dim].
+
+    They are what bfloat16 pages can hold, so that only arithmetic makes a difference.
+    """
 
     heads: Heads
-    pages: NDArray[np.float32]
+    pages: NDArray[np.uint16]
     block_tables: NDArray[np.int32]
     keys: list[NDArray[np.float32]]
     values: list[NDArray[np.float32]]
@@ -69,8 +73,7 @@ def make_world(heads: Heads, lengths: Sequence[int], seed: int) -> World:
     free = random.permutation(num_pages).tolist()
     tables = np.full((len(lengths), longest), -1, np.int32)
     keys, values = (
-        [random.standard_normal((length, heads.num_kv_heads, heads.head_dim), np.float32) for length in lengths]
-        for _ in range(2)
+        [_representable(random, (length, heads.num_kv_heads, heads.head_dim)) for length in lengths] for _ in range(2)
     )
     for sequence, length in enumerate(lengths):
         for page in range(num_pages_for(length)):
@@ -80,7 +83,11 @@ def make_world(heads: Heads, lengths: Sequence[int], seed: int) -> World:
             page_keys, page_values = pages[tables[sequence, position // PAGE_TOKENS], LAYER]
             page_keys.reshape(heads.num_kv_heads, -1, PAGE_TOKENS)[:, :, place] = keys[sequence][position]
             page_values.reshape(heads.num_kv_heads, PAGE_TOKENS, -1)[:, place] = values[sequence][position]
-    return World(heads, pages, tables, keys, values)
+    return World(heads, bf16_from(pages), tables, keys, values)
+
+
+def _representable(random: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    return bf16_to_float32(bf16_from(random.standard_normal(shape, np.float32)))
 
 
 def make_queries(heads: Heads, num_rows: int, seed: int) -> NDArray[np.float32]:

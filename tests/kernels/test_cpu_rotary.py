@@ -1,4 +1,4 @@
-"""Rotary embedding and the write into pages on CPUs: byte for byte what the fp32 path does."""
+"""Rotary embedding and the write into pages on CPUs: what the fp32 path does, and then bfloat16."""
 
 import numpy as np
 import pytest
@@ -58,12 +58,15 @@ def test_a_step_rotates_and_writes_as_the_fp32_path_does(
     index = kv.row_index(torch.from_numpy(page_ids).long(), torch.from_numpy(positions).long() % PAGE_TOKENS)
     kv.write(LAYER, index, rotated[:, config.num_heads :], heads[:, num_rotated:])
 
-    pages = poisoned_pages(config)
-    blocks = pages.view(np.float32).reshape(NUM_PAGES, config.num_layers, 2, config.num_kv_heads, -1)
+    expected = torch.from_numpy(expected_pages).view(torch.float32).bfloat16().view(torch.uint8).numpy()
+    pages = np.full(expected.shape, 0xFF, np.uint8)
+    blocks = pages.view(np.uint16).reshape(NUM_PAGES, config.num_layers, 2, config.num_kv_heads, -1)
     cosines, sines = tables_by_position(rotary, config)
     for thread in range(num_threads):
         rotary_kv_write(qkv, positions, page_ids, cosines, sines, blocks, LAYER, thread, num_threads)
-    assert np.array_equal(pages, expected_pages)
+    written = ~np.isnan(expected_pages.view(np.float32))
+    assert np.array_equal(pages.view(np.uint16)[written], expected.view(np.uint16)[written])
+    assert (pages.view(np.uint16)[~written] == 0xFFFF).all()
     assert np.array_equal(qkv.reshape(num_tokens, -1, config.head_dim)[:, :num_rotated], rotated.numpy())
 
 

@@ -61,7 +61,7 @@ def answer_all(
     if longest > weights.config.max_context_tokens:
         raise ValueError(f"prompt and answer take {longest} tokens, the model has {weights.config.max_context_tokens}")
     num_pages = limits.max_num_seqs * num_pages_for(longest)
-    runner = weights.runner_over(np.zeros((num_pages, weights.config.page_geometry.page_bytes), np.uint8))
+    runner = weights.runner_over(np.zeros((num_pages, weights.page_geometry.page_bytes), np.uint8))
     runner.warm_up()
     for answer in answers(runner, questions, limits, stop_ids):
         on_answer(answer)

@@ -105,7 +105,7 @@ def measure(config: BatchingConfig) -> BatchingReport:
     weights = load_model(resolve_model(config.model), config.precision, FixedShare(config.num_threads))
     jobs = make_jobs(config, weights.config.vocab_size, weights.config.max_context_tokens)
     num_pages = pages_of_largest(jobs, config.max_num_seqs)
-    runner = weights.runner_over(np.zeros((num_pages, weights.config.page_geometry.page_bytes), np.uint8))
+    runner = weights.runner_over(np.zeros((num_pages, weights.page_geometry.page_bytes), np.uint8))
     runner.warm_up()
     return compare(config, jobs, Bench(weights.arithmetic, runner, limits_of(config, weights.config), num_pages))
 

@@ -1,8 +1,8 @@
 """How fast attention reads pages on this CPU, beside its memory bandwidth and beside gathering pages for torch.
 
 Keys and values are cold, as they are in a step of a whole model: layers and sets of sequences take turns over more
-memory than the caches hold. Kernel and torch alternate, and torch gets its best page layout. Times are the fastest of
-some passes, since other programs only ever make them longer.
+memory than the caches hold. Kernel and torch alternate; torch gets the same numbers, in its best page layout. Times are
+the fastest of some passes, since other programs only ever make them longer.
 """
 
 import time
@@ -20,6 +20,7 @@ from weir.model.core_share import FixedShare
 from weir.model.crew import Crew, most_chunks
 from weir.ops.paged_decode import cpu as decode
 from weir.ops.paged_prefill import cpu as prefill
+from weir.ops.simd.bf16 import BF16_BYTES, bf16_from
 from weir.ops.simd.jit import kernel
 from weir.ops.simd.phases import PhaseState, chunk_is_done, take_chunk, wait_for_phase
 
@@ -59,7 +60,7 @@ class AttentionTime:
 class _World:
     """Sequences of one length in pages of random order: `block_tables` [sets, sequences, pages]."""
 
-    pages: NDArray[np.float32]
+    pages: NDArray[np.uint16]
     block_tables: Tables
 
     @property
@@ -96,8 +97,8 @@ def measure_decode(batch: int, length: int, num_threads: int, bandwidth_gb_s: fl
 
         crew.run(work, batch)
 
-    queries = torch.from_numpy(qkv[:, : attended.shape[1]]).view(batch, _NUM_KV_HEADS, _GROUP_HEADS, _HEAD_DIM)
-    mask = torch.zeros(batch, 1, 1, num_pages_for(length) * PAGE_TOKENS)
+    queries = _queries_for_torch(qkv).view(batch, _NUM_KV_HEADS, _GROUP_HEADS, _HEAD_DIM)
+    mask = torch.zeros(batch, 1, 1, num_pages_for(length) * PAGE_TOKENS, dtype=queries.dtype)
     mask[..., length:] = float("-inf")
 
     def run_torch(tables: Tables) -> None:
@@ -128,7 +129,7 @@ def measure_prefill(num_new: int, num_cached: int, num_threads: int, bandwidth_g
 
         crew.run(work, num_new)
 
-    queries = torch.from_numpy(qkv[:, : attended.shape[1]]).view(num_new, -1, _HEAD_DIM).transpose(0, 1)[None]
+    queries = _queries_for_torch(qkv).view(num_new, -1, _HEAD_DIM).transpose(0, 1)[None]
     mask = torch.ones(num_new, end, dtype=torch.bool).tril_(num_cached)
 
     def run_torch(tables: Tables) -> None:
@@ -147,7 +148,7 @@ def _decode_layers(
     rows: NDArray[np.int32],
     lengths: NDArray[np.int32],
     tables: Tables,
-    pages: NDArray[np.float32],
+    pages: NDArray[np.uint16],
     items: NDArray[np.int32],
     partials: NDArray[np.float32],
     scratch: NDArray[np.float32],
@@ -182,7 +183,7 @@ def _prefill_layers(
     tokens: NDArray[np.int32],
     ends: NDArray[np.int32],
     tables: Tables,
-    pages: NDArray[np.float32],
+    pages: NDArray[np.uint16],
     items: NDArray[np.int32],
     scratch: NDArray[np.float32],
     attended: NDArray[np.float32],
@@ -224,15 +225,19 @@ def _as_time(
 ) -> AttentionTime:
     """`num_pairs`: of a query token and a key token that meet."""
     kernel_s, torch_s = seconds
-    read_bytes = num_read_tokens * 2 * _NUM_KV_HEADS * _HEAD_DIM * 4
+    read_bytes = num_read_tokens * 2 * _NUM_KV_HEADS * _HEAD_DIM * BF16_BYTES
     flop = num_pairs * 4 * _NUM_HEADS * _HEAD_DIM
     read_gb_s, gflop_s = read_bytes / kernel_s / 1e9, flop / kernel_s / 1e9
     return AttentionTime(name, kernel_s * 1e6, torch_s * 1e6, read_gb_s, bandwidth_gb_s, gflop_s)
 
 
+def _queries_for_torch(qkv: NDArray[np.float32]) -> torch.Tensor:
+    return torch.from_numpy(qkv[:, : _NUM_HEADS * _HEAD_DIM]).to(torch.bfloat16)
+
+
 def _gather(world: _World, tables: Tables, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Copies, [sequences, heads, tokens, head_dim] each, as if keys lay by token too."""
-    blocks = torch.from_numpy(world.pages).view(-1, PAGE_TOKENS * _HEAD_DIM)
+    blocks = torch.from_numpy(world.pages).view(torch.bfloat16).view(-1, PAGE_TOKENS * _HEAD_DIM)
     heads = torch.arange(2 * _NUM_KV_HEADS).view(2, _NUM_KV_HEADS, 1)
     first_blocks = (torch.from_numpy(tables).long() * world.num_layers + layer) * (2 * _NUM_KV_HEADS)
     found = blocks.index_select(0, (first_blocks[:, None, None, :] + heads).view(-1))
@@ -242,11 +247,12 @@ def _gather(world: _World, tables: Tables, layer: int) -> tuple[torch.Tensor, to
 
 def _make_world(batch: int, length: int) -> _World:
     pages_a_set = batch * num_pages_for(length)
-    layer_floats = 2 * _NUM_KV_HEADS * PAGE_TOKENS * _HEAD_DIM
-    num_layers = min(_NUM_LAYERS, _MOST_BYTES // (pages_a_set * layer_floats * 4))
-    num_sets = -(-COLD_BYTES // (pages_a_set * layer_floats * 4 * num_layers))
+    layer_bytes = 2 * _NUM_KV_HEADS * PAGE_TOKENS * _HEAD_DIM * BF16_BYTES
+    num_layers = min(_NUM_LAYERS, _MOST_BYTES // (pages_a_set * layer_bytes))
+    num_sets = -(-COLD_BYTES // (pages_a_set * layer_bytes * num_layers))
     num_pages = num_sets * pages_a_set
-    pages = _random(num_pages, num_layers * layer_floats).reshape(num_pages, num_layers, 2, _NUM_KV_HEADS, -1)
+    numbers = bf16_from(_random(num_pages, num_layers * layer_bytes // BF16_BYTES))
+    pages = numbers.reshape(num_pages, num_layers, 2, _NUM_KV_HEADS, -1)
     page_ids = np.random.default_rng(1).permutation(num_pages).astype(np.int32)
     return _World(pages, page_ids.reshape(num_sets, batch, num_pages_for(length)))
 

@@ -54,7 +54,7 @@ def measure(
     weights = load_model(source, precision, FixedShare(num_threads))
     config = weights.config
     grid = shapes(config.max_context_tokens, max_num_seqs=32, max_chunk_tokens=512)
-    geometry = config.page_geometry
+    geometry = weights.page_geometry
     pages = np.zeros((max(shape.num_pages for shape in grid), geometry.page_bytes), np.uint8)
     runner = weights.runner_over(pages)
     runner.warm_up()

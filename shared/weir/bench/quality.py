@@ -84,7 +84,7 @@ def score_text(weights: LoadedWeights, token_ids: Sequence[int]) -> list[TokenLo
     """Of every token but the first of each window, with the most likely one."""
     window_tokens = min(WINDOW_TOKENS, weights.config.max_context_tokens)
     table = tuple(range(num_pages_for(window_tokens)))
-    runner = weights.runner_over(np.zeros((len(table), weights.config.page_geometry.page_bytes), np.uint8))
+    runner = weights.runner_over(np.zeros((len(table), weights.page_geometry.page_bytes), np.uint8))
     scores: list[TokenLogprobs] = []
     for start in range(0, len(token_ids), window_tokens):
         window = tuple(token_ids[start : start + window_tokens])

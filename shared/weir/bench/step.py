@@ -89,7 +89,7 @@ def _make_runner(weights: LoadedWeights) -> Runner:
     pages_a_sequence = num_pages_for(max(*_PREFILL_TOKENS, DECODE_CONTEXT + 1))
     num_pages = max(pages_a_sequence, max(_DECODE_SEQUENCES) * num_pages_for(DECODE_CONTEXT + 1))
     # zeros are valid keys and values; the time of a step does not depend on what they are
-    pages = np.zeros((num_pages, weights.config.page_geometry.page_bytes), dtype=np.uint8)
+    pages = np.zeros((num_pages, weights.page_geometry.page_bytes), dtype=np.uint8)
     runner = weights.runner_over(pages)
     runner.warm_up()
     return runner

@@ -33,8 +33,8 @@ from weir.rpc.arena_client import ArenaClient, HandedOff
 SHORT_TOKENS = 100
 LONG_TOKENS = 4000
 
-_PAGES = PageGeometry(num_layers=30, num_kv_heads=3, head_dim=64)
-"""Of the built-in model, SmolLM2-135M, in fp32."""
+_PAGES = PageGeometry(num_layers=30, num_kv_heads=3, head_dim=64, dtype_bytes=2)
+"""Of the built-in model, SmolLM2-135M, in int8, whose keys and values are bfloat16."""
 _NUM_SLOTS = 8
 _DIGEST = "bench"
 _ATTEMPT = Attempt()

@@ -7,10 +7,11 @@ from weir.kv.geometry import PAGE_TOKENS
 from weir.model.architecture import ModelConfig
 from weir.model.core_share import CoreShare
 from weir.model.cpu_forward import forward
-from weir.model.cpu_state import Extent, Floats
+from weir.model.cpu_state import BrainFloats, Extent
 from weir.model.cpu_workspace import Workspace, make_model
 from weir.model.crew import Crew, most_chunks
 from weir.model.packed_file import PackedWeights
+from weir.model.precision import page_geometry
 from weir.model.sampler import Scan
 from weir.model.step_slices import SliceArrays, StepSlice
 from weir.ops.simd.phases import PhaseState
@@ -28,8 +29,8 @@ class CpuDecoder:
         self._workspace = Workspace(config, most_chunks(share.most))
         self._crew = Crew(share)
 
-    def compute(self, step_slice: StepSlice, pages: Floats) -> Scan:
-        """Writes keys and values into `pages`, the view that `page_floats` makes.
+    def compute(self, step_slice: StepSlice, pages: BrainFloats) -> Scan:
+        """Writes keys and values into `pages`, the view that `page_numbers` makes.
 
         Returns the logits [logit rows, vocabulary], looked through; the next call overwrites them.
         """
@@ -43,7 +44,7 @@ class CpuDecoder:
         scan = Scan(buffers.logits, buffers.block_maxima, buffers.highest, buffers.argmax)
         return scan.first_rows(len(step_slice.arrays.logit_rows))
 
-    def _call(self, arrays: SliceArrays, pages: Floats, extent: Extent) -> None:
+    def _call(self, arrays: SliceArrays, pages: BrainFloats, extent: Extent) -> None:
         model, buffers = self._model, self._workspace.buffers
 
         def work(state: PhaseState, base: int, num_chunks: int) -> None:
@@ -52,15 +53,15 @@ class CpuDecoder:
         self._crew.run(work, len(arrays.token_ids))
 
 
-def page_floats(config: ModelConfig, pages: npt.NDArray[np.uint8]) -> Floats:
+def page_numbers(config: ModelConfig, pages: npt.NDArray[np.uint8]) -> BrainFloats:
     """`pages` [num_pages, page_bytes] as [num_pages, num_layers, 2, num_kv_heads, PAGE_TOKENS * head_dim].
 
     The memory is the same. Raises ValueError for pages of another geometry.
     """
-    page_bytes = config.page_geometry.page_bytes
+    page_bytes = page_geometry(config, "int8").page_bytes
     if pages.ndim != 2 or pages.shape[1] != page_bytes:
         raise ValueError(f"pages have shape {pages.shape}, expected [num_pages, {page_bytes}]")
     if not pages.flags.c_contiguous or not pages.flags.writeable:
         raise ValueError("pages must be C-contiguous and writeable")
     shape = (len(pages), config.num_layers, 2, config.num_kv_heads, PAGE_TOKENS * config.head_dim)
-    return pages.view(np.float32).reshape(shape)
+    return pages.view(np.uint16).reshape(shape)

@@ -9,11 +9,12 @@ from weir.engine.plan import ChunkPlan, SampleSpec, StepPlan, StepResult
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
 from weir.model.architecture import ModelConfig
 from weir.model.core_share import CoreShare
-from weir.model.cpu_decoder import CpuDecoder, page_floats
-from weir.model.cpu_state import Floats
+from weir.model.cpu_decoder import CpuDecoder, page_numbers
+from weir.model.cpu_state import BrainFloats
 from weir.model.cpu_workspace import MAX_SLICE_ROWS
 from weir.model.packed_file import PackedWeights
 from weir.model.plan_check import ordered_chunks
+from weir.model.precision import page_geometry
 from weir.model.sampler import compile_kernels, sample_scanned, score_rows
 from weir.model.step_slices import cut_slices
 from weir.ops.simd.jit import compiling_alone
@@ -29,7 +30,7 @@ class CpuRunner:
     ) -> None:
         """Raises ValueError for pages of another geometry."""
         self._config = config
-        self._pages = page_floats(config, pages)
+        self._pages = page_numbers(config, pages)
         self._decoder = CpuDecoder(config, packed, share)
 
     def run(self, plan: StepPlan) -> StepResult:
@@ -45,15 +46,15 @@ class CpuRunner:
     def _warm_up_passes(self) -> None:
         num_tokens = min(_WARM_UP_TOKENS, self._config.max_context_tokens - 1)
         num_pages = num_pages_for(num_tokens + 1)
-        page_bytes = self._config.page_geometry.page_bytes
-        scratch = page_floats(self._config, np.zeros((num_pages, page_bytes), np.uint8))
+        page_bytes = page_geometry(self._config, "int8").page_bytes
+        scratch = page_numbers(self._config, np.zeros((num_pages, page_bytes), np.uint8))
         table = tuple(range(num_pages))
         sampled = SampleSpec(SamplingParams(temperature=1.0, top_p=0.9), output_index=0)
         self._run(StepPlan(0, (ChunkPlan(0, 0, (0,) * num_tokens, table, sampled),)), scratch)
         start = min(PAGE_TOKENS, num_tokens)
         self._run(StepPlan(0, (ChunkPlan(0, start, (0,), table, sampled),)), scratch)
 
-    def _run(self, plan: StepPlan, pages: Floats) -> StepResult:
+    def _run(self, plan: StepPlan, pages: BrainFloats) -> StepResult:
         config = self._config
         chunks = ordered_chunks(plan, len(pages), config.vocab_size, config.max_context_tokens)
         token_ids: dict[int, int] = {}

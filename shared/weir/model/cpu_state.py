@@ -6,6 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float32]
+BrainFloats = npt.NDArray[np.uint16]
+"""bfloat16: the upper half of a float32."""
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int32]
 Longs = npt.NDArray[np.int64]

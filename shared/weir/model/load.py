@@ -8,12 +8,13 @@ import numpy as np
 import numpy.typing as npt
 
 from weir.engine.plan import ModelRunner
+from weir.kv.geometry import PageGeometry
 from weir.model.architecture import ModelConfig
 from weir.model.catalog import model_cache_dir
 from weir.model.config import load_model_config
 from weir.model.core_share import CoreShare
 from weir.model.digest import model_digest
-from weir.model.precision import Arithmetic, Precision, choose_arithmetic
+from weir.model.precision import Arithmetic, Precision, choose_arithmetic, page_geometry
 from weir.model.source import ModelSource
 
 # Each arithmetic imports its own libraries, and only when it is used: torch alone is 200 MB and seconds.
@@ -40,6 +41,11 @@ class LoadedWeights(Protocol):
 
     @property
     def arithmetic(self) -> Arithmetic: ...
+
+    @property
+    def page_geometry(self) -> PageGeometry:
+        """Of the pages that its runners want."""
+        ...
 
     @property
     def num_bytes(self) -> int:
@@ -74,6 +80,10 @@ class Fp32Weights:
     arithmetic: Arithmetic = "fp32"
 
     @property
+    def page_geometry(self) -> PageGeometry:
+        return page_geometry(self.config, self.arithmetic)
+
+    @property
     def num_bytes(self) -> int:
         return self.weights.num_bytes
 
@@ -91,6 +101,10 @@ class Int8Weights:
     packed: "PackedWeights"
     share: CoreShare
     arithmetic: Arithmetic = "int8"
+
+    @property
+    def page_geometry(self) -> PageGeometry:
+        return page_geometry(self.config, self.arithmetic)
 
     @property
     def num_bytes(self) -> int:

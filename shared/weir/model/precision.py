@@ -31,9 +31,9 @@ _OF_DEVICE: Mapping[Device, tuple[Arithmetic, ...]] = {
     "cuda": ("bf16", "fp32"),
     "interpreter": ("fp32",),
 }
-_BYTES: Mapping[Arithmetic, int] = {"int8": 4, "fp32": 4, "bf16": 2}
-"""Of a number in a page. int8 is about matrices: keys and values stay fp32."""
-_VERSIONS: Mapping[Arithmetic, int] = {"int8": 1, "fp32": 1, "bf16": 1}
+_BYTES: Mapping[Arithmetic, int] = {"int8": 2, "fp32": 4, "bf16": 2}
+"""Of a number in a page. int8 is about matrices: keys and values are bfloat16."""
+_VERSIONS: Mapping[Arithmetic, int] = {"int8": 2, "fp32": 1, "bf16": 1}
 """Part of every digest: to be raised when results, or files of packed weights, change their bits."""
 _GROUP = 32
 _TRITON_HEAD_DIMS = (16, 256)

@@ -9,11 +9,12 @@ from tests.unit.model.tiny import poisoned_pages
 from weir.engine.plan import ChunkPlan, StepPlan
 from weir.model.config import load_model_config
 from weir.model.core_share import CoreShare, FixedShare
-from weir.model.cpu_decoder import CpuDecoder, page_floats
+from weir.model.cpu_decoder import CpuDecoder, page_numbers
 from weir.model.cpu_workspace import MAX_SLICE_ROWS
 from weir.model.digest import model_digest
 from weir.model.packed_store import load_packed
 from weir.model.plan_check import ordered_chunks
+from weir.model.precision import page_geometry
 from weir.model.source import ModelSource
 from weir.model.step_slices import cut_slices
 
@@ -36,8 +37,8 @@ class Int8Probe:
         packed = load_packed(source, self.config, model_digest(source, "int8"), cache_dir)
         self._decoder = CpuDecoder(self.config, packed, share or FixedShare(1))
         self._slice_rows = slice_rows
-        self.pages = poisoned_pages(num_pages, self.config.page_geometry.page_bytes)
-        self._floats = page_floats(self.config, self.pages)
+        self.pages = poisoned_pages(num_pages, page_geometry(self.config, "int8").page_bytes)
+        self._numbers = page_numbers(self.config, self.pages)
 
     def run(self, *chunks: ChunkPlan) -> dict[int, Logits]:
         """Logits [vocabulary] of each chunk that samples, by slot."""
@@ -46,7 +47,7 @@ class Int8Probe:
         ordered = ordered_chunks(plan, len(self.pages), config.vocab_size, config.max_context_tokens)
         found = {}
         for step_slice in cut_slices(*ordered, self._slice_rows):
-            logits = self._decoder.compute(step_slice, self._floats).logits
+            logits = self._decoder.compute(step_slice, self._numbers).logits
             for row, (slot, _) in enumerate(step_slice.sampled):
                 found[slot] = logits[row].copy()
         return found

@@ -148,7 +148,7 @@ def check_tokens(source: ModelSource, cache_dir: Path, prompts: list[list[int]],
     """The first prompt's tokens: alone, and with the others in batches of 2, 7 and 32, in chunks of several sizes."""
     weights = load_model(source, "int8", FixedShare(2), cache_dir)
     num_pages = 32 * num_pages_for(max(len(prompt) for prompt in prompts) + num_tokens)
-    runner = weights.runner_over(poisoned_pages(num_pages, weights.config.page_geometry.page_bytes))
+    runner = weights.runner_over(poisoned_pages(num_pages, weights.page_geometry.page_bytes))
     for params in (GREEDY, SEEDED):
         (expected,) = continue_in_batch(runner, prompts[:1], params, num_tokens, 1)
         for batch_size, chunk_tokens in ((1, 512), (2, 16), (7, 7), (32, 64)):

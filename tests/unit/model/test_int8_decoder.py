@@ -18,8 +18,9 @@ from weir.model.source import ModelSource, resolve_model
 
 pytestmark = pytest.mark.timeout(600)  # whoever comes first compiles
 
-TOLERANCE = 0.04
-"""Of the logits' range. Rows of 8 bits in groups of 32 lose 0.3 % a product; two layers and a head add that up."""
+TOLERANCE = 0.05
+"""Of the logits' range. Rows of 8 bits in groups of 32 lose 0.3 % a product, keys and values 0.2 %; two layers and a head
+add that up: 0.026 in the median of 100 prompts, 0.044 in the 95th percentile."""
 TABLE = (9, 2, 31, 4, 17)
 
 
@@ -49,7 +50,7 @@ def test_a_step_writes_its_own_positions_and_nothing_else(tiny: TinyLlama, tmp_p
     probe.run(chunk(0, prompt_ids(30, seed=5), 0, 18, (7, 3)))
     config = probe.config
     shape = (64, config.num_layers, 2, config.num_kv_heads)
-    written = ~np.isnan(probe.pages.view(np.float32).reshape(*shape, -1))
+    written = (probe.pages.view(np.uint16) != 0xFFFF).reshape(*shape, -1)
     keys, values = written[:, :, 0], written[:, :, 1]
     expected = np.zeros((64, 16), dtype=bool)
     expected[7], expected[3, :2] = True, True
@@ -69,7 +70,7 @@ def test_a_plan_that_makes_no_sense_is_refused_before_anything_is_written(tiny: 
 
 def test_warming_up_touches_no_page(tiny: TinyLlama, tmp_path: Path) -> None:
     weights = load_model(tiny.source, "int8", FixedShare(1), tmp_path)
-    pages = poisoned_pages(3, weights.config.page_geometry.page_bytes)
+    pages = poisoned_pages(3, weights.page_geometry.page_bytes)
     weights.runner_over(pages).warm_up()
     assert (pages == 0xFF).all()
 
@@ -82,7 +83,7 @@ def test_pages_of_another_geometry_are_refused(tiny: TinyLlama, tmp_path: Path) 
 def test_the_runner_draws_and_scores_what_the_plan_asks_for(tiny: TinyLlama, tmp_path: Path) -> None:
     ids = prompt_ids(200, seed=8)
     weights = load_model(tiny.source, "int8", FixedShare(1), tmp_path)
-    runner = weights.runner_over(poisoned_pages(64, weights.config.page_geometry.page_bytes))
+    runner = weights.runner_over(poisoned_pages(64, weights.page_geometry.page_bytes))
     greedy = SampleSpec(SamplingParams(temperature=0.0, logprobs=1), 0)
     table = tuple(range(20, 40))
     scored = ChunkPlan(2, 0, tuple(ids), table, greedy, ScoreSpec(tuple(ids[1:]), 0))
@@ -102,5 +103,5 @@ def test_the_runner_draws_and_scores_what_the_plan_asks_for(tiny: TinyLlama, tmp
 
 def test_an_empty_plan_draws_nothing(tiny: TinyLlama, tmp_path: Path) -> None:
     weights = load_model(tiny.source, "int8", FixedShare(1), tmp_path)
-    runner = weights.runner_over(poisoned_pages(4, weights.config.page_geometry.page_bytes))
+    runner = weights.runner_over(poisoned_pages(4, weights.page_geometry.page_bytes))
     assert dict(runner.run(StepPlan(2, ())).token_ids) == {}

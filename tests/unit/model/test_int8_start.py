@@ -21,7 +21,7 @@ from weir.model.load import load_model
 from weir.model.source import resolve_model
 
 weights = load_model(resolve_model(sys.argv[1]), "auto", FixedShare(2), Path(sys.argv[2]))
-runner = weights.runner_over(np.zeros((64, weights.config.page_geometry.page_bytes), np.uint8))
+runner = weights.runner_over(np.zeros((64, weights.page_geometry.page_bytes), np.uint8))
 runner.warm_up()
 
 class Listener(event.Listener):

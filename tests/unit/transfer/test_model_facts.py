@@ -4,6 +4,7 @@ import pytest
 
 from weir.model.errors import ModelError
 from weir.model.model_shapes import MODEL_SHAPES
+from weir.model.precision import page_geometry
 from weir_transfer.config import TransferConfig, with_model_facts
 
 TINY = TransferConfig(load="dummy", model_shape="tiny")
@@ -11,7 +12,7 @@ TINY = TransferConfig(load="dummy", model_shape="tiny")
 
 def test_page_size_context_and_digest_are_the_models() -> None:
     complete = with_model_facts(TINY)
-    assert complete.page_bytes == MODEL_SHAPES["tiny"].page_geometry.page_bytes
+    assert complete.page_bytes == page_geometry(MODEL_SHAPES["tiny"], "int8").page_bytes
     assert complete.max_context_tokens == 2048
     assert len(complete.model_digest) == 32
 

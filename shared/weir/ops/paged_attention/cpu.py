@@ -4,7 +4,7 @@ A query's context is cut at positions BLOCK_TOKENS, 2 BLOCK_TOKENS, … Inside a
 first and everything is summed in order of position; the blocks' results are merged in order (the two levels of
 Flash-Decoding, Dao et al. 2023). Where the cuts are, and every operation of a row, follows from its position alone.
 
-`queries`, `scores`, `sums` and the like are byte addresses (int64) of float32 rows.
+Pages hold bfloat16; `queries`, `scores`, `sums` and the like are byte addresses (int64) of float32 rows.
 """
 
 from typing import NamedTuple
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from weir.kv.geometry import PAGE_TOKENS
 from weir.ops.simd.attention_rows import soften_row
 from weir.ops.simd.attention_tiles import TILE_ROWS, score_tile, weigh_tile
+from weir.ops.simd.bf16 import BF16_BYTES
 from weir.ops.simd.jit import kernel
 from weir.ops.simd.loops import address_of
 
@@ -38,10 +39,10 @@ class HeadPages(NamedTuple):
 
 
 @kernel
-def head_pages(pages: NDArray[np.float32], layer: int, kv_head: int) -> HeadPages:
+def head_pages(pages: NDArray[np.uint16], layer: int, kv_head: int) -> HeadPages:
     """`pages` [num_pages, num_layers, 2, num_kv_heads, PAGE_TOKENS * head_dim]."""
-    _, num_layers, _, num_kv_heads, block_floats = pages.shape
-    block_bytes = block_floats * _FLOAT_BYTES
+    _, num_layers, _, num_kv_heads, block_numbers = pages.shape
+    block_bytes = block_numbers * BF16_BYTES
     keys = address_of(pages) + (layer * 2 * num_kv_heads + kv_head) * block_bytes
     return HeadPages(keys, keys + num_kv_heads * block_bytes, num_layers * 2 * num_kv_heads * block_bytes)
 

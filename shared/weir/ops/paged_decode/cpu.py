@@ -68,7 +68,7 @@ def decode_blocks(
     rows: NDArray[np.int32],
     lengths: NDArray[np.int32],
     block_tables: NDArray[np.int32],
-    pages: NDArray[np.float32],
+    pages: NDArray[np.uint16],
     layer: int,
     group_heads: int,
     items: NDArray[np.int32],
@@ -85,7 +85,7 @@ def decode_blocks(
         rows: [sequences]: which row of `qkv` is a sequence's.
         lengths: [sequences]: positions to attend to, the query's own included, at least 1.
         block_tables: [sequences, pages]: page ids in order of position, as many as the length needs.
-        pages: [num_pages, num_layers, 2, num_kv_heads, PAGE_TOKENS * head_dim], see `weir.kv.geometry`.
+        pages: [num_pages, num_layers, 2, num_kv_heads, PAGE_TOKENS * head_dim] bfloat16, see `weir.kv.geometry`.
         layer: Which layer's pages.
         group_heads: Query heads a key head.
         items: [items, 3] of `plan_decode`.

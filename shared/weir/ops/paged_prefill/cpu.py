@@ -74,7 +74,7 @@ def paged_prefill(
     chunk_tokens: NDArray[np.int32],
     ends: NDArray[np.int32],
     block_tables: NDArray[np.int32],
-    pages: NDArray[np.float32],
+    pages: NDArray[np.uint16],
     layer: int,
     group_heads: int,
     items: NDArray[np.int32],
@@ -92,7 +92,7 @@ def paged_prefill(
         chunk_tokens: [chunks]: how many rows a chunk has, at least 1.
         ends: [chunks]: the position behind a chunk's last token; row r attends to positions up to its own.
         block_tables: [chunks, pages]: page ids in order of position, as many as `ends` needs.
-        pages: [num_pages, num_layers, 2, num_kv_heads, PAGE_TOKENS * head_dim], see `weir.kv.geometry`.
+        pages: [num_pages, num_layers, 2, num_kv_heads, PAGE_TOKENS * head_dim] bfloat16, see `weir.kv.geometry`.
         layer: Which layer's pages.
         group_heads: Query heads a key head.
         items: [items, 3] of `plan_prefill`.
@@ -188,7 +188,7 @@ def _attend_item(
     num_tokens: int,
     first_position: int,
     block_table: NDArray[np.int32],
-    pages: NDArray[np.float32],
+    pages: NDArray[np.uint16],
     layer: int,
     kv_head: int,
     group_heads: int,

@@ -4,6 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weir.kv.geometry import PAGE_TOKENS
+from weir.ops.simd.bf16 import bf16_of
 from weir.ops.simd.jit import kernel
 
 
@@ -27,7 +28,7 @@ def rotary_kv_write(
     page_ids: NDArray[np.int32],
     cosines: NDArray[np.float32],
     sines: NDArray[np.float32],
-    pages: NDArray[np.float32],
+    pages: NDArray[np.uint16],
     layer: int,
     thread: int,
     num_threads: int,
@@ -41,7 +42,7 @@ def rotary_kv_write(
         page_ids: [tokens]: the page that holds that position.
         cosines: [max_context_tokens, head_dim / 2].
         sines: The same shape.
-        pages: [num_pages, num_layers, 2, num_kv_heads, PAGE_TOKENS * head_dim], see `weir.kv.geometry`.
+        pages: [num_pages, num_layers, 2, num_kv_heads, PAGE_TOKENS * head_dim] bfloat16, see `weir.kv.geometry`.
         layer: Which layer's pages.
         thread: In 0 … num_threads - 1.
         num_threads: Among how many threads the tokens are shared.
@@ -59,6 +60,6 @@ def rotary_kv_write(
             first_key = (num_heads + kv_head) * head_dim
             first_value = first_key + num_kv_heads * head_dim
             for dimension in range(head_dim):
-                page[0, kv_head, dimension * PAGE_TOKENS + place] = qkv[token, first_key + dimension]
+                page[0, kv_head, dimension * PAGE_TOKENS + place] = bf16_of(qkv[token, first_key + dimension])
             for dimension in range(head_dim):
-                page[1, kv_head, place * head_dim + dimension] = qkv[token, first_value + dimension]
+                page[1, kv_head, place * head_dim + dimension] = bf16_of(qkv[token, first_value + dimension])
