@@ -145,9 +145,11 @@ class Intake:
         return choices is not None
 
     async def tokenize(self, model_name: str, text: str) -> list[int]:
+        """Takes the place of a request meanwhile: its text may be as long, and waits for the same threads."""
         model = self.models.find(model_name, "model")
         check_text_size("text", text, self._limits)
-        return await self._encode(model, text, add_bos=True, field="text")
+        with self._driver.arriving(1):
+            return await self._encode(model, text, add_bos=True, field="text")
 
     def metrics(self) -> dict[str, float]:
         """Counters of life's terminal phases, and of requests that never were accepted."""

@@ -82,6 +82,7 @@ async def open_world(
     settings: GatewaySettings = FAST,
     *,
     unread_s: float = 60.0,
+    max_bodies_bytes: int = 1 << 28,
     max_context: int = MAX_CONTEXT,
     rules: AccessRules | None = OPEN_RULES,
     lengths: OutputLengths | None = None,
@@ -121,7 +122,8 @@ async def open_world(
         lengths=lengths,
     )
     await gateway.start()
-    door = HttpDoor(gateway.intake, HttpSettings(unread_s=unread_s), lambda: gateway.is_ready)
+    http_settings = HttpSettings(unread_s=unread_s, max_bodies_bytes=max_bodies_bytes)
+    door = HttpDoor(gateway.intake, http_settings, lambda: gateway.is_ready)
     failures: list[str] = []
     http = HttpServer(door.make_app(), "127.0.0.1", 0, max_connections=256, on_failure=failures.append)
     await http.start()
