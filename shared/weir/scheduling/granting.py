@@ -153,7 +153,8 @@ class Granter:
                 self._blocked.pop(key, None)
                 return Granted(request, placement)
         as_of = request.request_id, self._workers.num_changes
-        hopeless = self._try_give_up(request, queue.limits.worker_group) if self._hopeful.get(key) != as_of else None
+        is_looked_at = self._hopeful.get(key) == as_of
+        hopeless = None if is_looked_at else self._try_give_up(request, queue.limits.worker_group, now_s)
         if hopeless is not None:
             return hopeless
         self._hopeful[key] = as_of
@@ -169,7 +170,7 @@ class Granter:
         hopeful = self._hopeful.get((request.submit.model, queue.name))
         return hopeful == (request.request_id, self._workers.num_changes)
 
-    def _try_give_up(self, request: Request, group: str) -> Hopeless | None:
+    def _try_give_up(self, request: Request, group: str, now_s: float) -> Hopeless | None:
         model = request.submit.model
         if not self._workers.knows_model(model):
             refusal = Refusal(RefusalReason.UNKNOWN_MODEL, f"no worker ever served model {model!r}")
@@ -178,6 +179,12 @@ class Granter:
         if pool.hosts and not pool.can_ever_hold(request.num_tokens, request.num_pages):
             message = f"no worker that is left can hold its {request.num_pages} pages"
             return Hopeless(request, Refusal(RefusalReason.NO_WORKER, message, WORKER_RETRY_MS))
+        if pool.hosts and self._placer.is_kept_out(request, {num_pages for num_pages, _ in pool.hosts}, now_s):
+            message = (
+                f"{request.num_pages} pages: lane {request.lane} never gets as many, for guarantees of other lanes "
+                f"are lent no further than lent_share; ask for fewer tokens"
+            )
+            return Hopeless(request, Refusal(RefusalReason.TOO_LARGE, message))
         return None
 
     def _situation(self, model: str, now_s: float) -> _Situation:

@@ -92,6 +92,15 @@ class Placer:
         num_cached = self.prefixes.num_cached_tokens(holders[0], hashes) if holders else 0
         return max(submit.num_prompt_tokens - num_cached, 1)
 
+    def is_kept_out(self, request: Request, page_counts: Collection[int], now_s: float) -> bool:
+        """Whether what is never lent of others' guarantees is too much for it in each memory of so many pages, even if
+        nothing runs there."""
+        if not self._is_shared_out or self._limits.lent_share == 1:
+            return False
+        opened = {pages_open_to(request.lane, {}, num_pages, self._limits) for num_pages in page_counts}
+        uses = (MemoryUse("", num_pages, 0, ()) for num_pages in opened)
+        return not any(self._memory_test.fits(use, request.submit, now_s) for use in uses)
+
     def has_slot(self, request: Request) -> bool:
         """The quickest of all questions, and when workers are busy the answer is mostly no."""
         return request.seat < self._vacancies.of(request.submit.model, self._groups.get(request.lane, "")).bound

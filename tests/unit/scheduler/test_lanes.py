@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from tests.unit.scheduler.rig import Rig, make_worker
 
-from weir.bus.messages import WorkerRecord
+from weir.bus.messages import RefusalReason, WorkerRecord
 from weir.policy.registry import make_policy
 from weir.scheduling.limits import CoreLimits, LaneLimits, TenantLimits
 from weir.scheduling.placing_limits import MemoryTestName, PlacingLimits
@@ -114,6 +114,23 @@ def test_an_idle_guarantee_is_lent_as_soon_as_its_owner_waits_no_more() -> None:
     assert rig.granted == ["running"]
     rig.cancel("waiting")
     assert rig.granted == ["running", "large"]
+
+
+@pytest.mark.parametrize(("memory_test", "starts"), [("conservative", False), ("aggressive", True)])
+def test_a_request_for_more_than_its_lane_ever_gets_is_given_up_and_holds_up_nobody(
+    memory_test: MemoryTestName, starts: bool
+) -> None:
+    """30 of 100 pages are never lent. It needs 75 to its end, and 7 for its prompt."""
+    lanes, placing = (lane("high", guaranteed_share=0.3), lane("low")), PlacingLimits(memory_test=memory_test)
+    rig = make_rig(*lanes, workers=pair(100), lent_share=0.0, placing=placing)
+    rig.submit("runs", "high", prompt=1500, max_tokens=10)
+    for name, lane_name, max_tokens in (("over", "low", 1100), ("under", "low", 1020), ("owner", "high", 1100)):
+        rig.submit(name, lane_name, prompt=100, max_tokens=max_tokens)
+    rig.finish("runs")
+    rig.finish("owner")
+    assert rig.granted[1:] == ["owner", *(["over"] if starts else []), "under"]
+    told = [(revoke.reason, revoke.retry_after_ms) for revoke in rig.revoked.values()]
+    assert told == ([] if starts else [(RefusalReason.TOO_LARGE, 0)])
 
 
 def test_over_its_guarantee_a_lane_that_waits_is_overtaken_by_no_less_urgent_one() -> None:
