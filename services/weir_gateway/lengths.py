@@ -74,7 +74,8 @@ class OutputLengths:
         elif prediction.own_tokens:
             self._calibration.observe(prediction.own_tokens, num_output, max_tokens)
         if self._log is not None:
-            self._log.write(self._record(checked, num_output, ending.finish_reason), checked.prompt_token_ids)
+            record = self._record(checked, num_output, ending.finish_reason, request.age_s)
+            self._log.write(record, checked.prompt_token_ids)
 
     def metrics(self) -> dict[str, float]:
         """Nothing of a part that is off."""
@@ -106,14 +107,16 @@ class OutputLengths:
             self._words.popitem(last=False)
         return words
 
-    def _record(self, checked: CheckedRequest, num_output: int, reason: FinishReason | None) -> LogRecord:
+    def _record(self, checked: CheckedRequest, num_output: int, reason: FinishReason | None, age_s: float) -> LogRecord:
+        now_s = self._unix_time_s()
         return LogRecord(
-            at_s=self._unix_time_s(),
+            at_s=now_s,
             model=checked.model.name,
             num_prompt_tokens=len(checked.prompt_token_ids),
             num_output_tokens=num_output,
             max_tokens=checked.stop_rules.max_tokens,
             is_cut=reason is FinishReason.LENGTH,
+            arrival_s=now_s - age_s,
         )
 
 

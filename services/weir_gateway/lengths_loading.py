@@ -8,8 +8,10 @@ from weir.model.source import resolve_model
 from weir.model.token_vectors import load_token_table
 from weir.model.tokenizer import load_tokenizer
 from weir.policy.predictors.features import PromptFeatures
+from weir.policy.predictors.predictor import PredictorFileError
 from weir.policy.predictors.predictor_file import load_predictor
 from weir.policy.predictors.token_table import digest_of_tokens
+from weir.runtime.config import ConfigError
 from weir_gateway.config import GatewayConfig
 from weir_gateway.lengths import OutputLengths
 from weir_gateway.request_log import RequestLog, RequestLogSettings
@@ -18,13 +20,16 @@ logger = logging.getLogger(__name__)
 
 
 def load_lengths(config: GatewayConfig) -> OutputLengths:
-    """Raises PredictorFileError for a predictor that cannot be used with this model, OSError for a log that cannot be
-    written, ModelError."""
+    """Raises ConfigError for a predictor that cannot be used with this model, OSError for a log that cannot be written,
+    ModelError."""
     predictor = None
     if config.predictor:
         tokenizer = load_tokenizer(resolve_model(config.model_reference))
         digest = digest_of_tokens([tokenizer.token_bytes(token_id) for token_id in range(tokenizer.vocab_size)])
-        predictor = load_predictor(Path(config.predictor), digest)
+        try:
+            predictor = load_predictor(Path(config.predictor), digest)
+        except PredictorFileError as error:
+            raise ConfigError(f"predictor: {error}") from error
         facts = predictor.facts
         logger.info(
             "output lengths are predicted by %s (%s, trained on %d requests of %s, tau %.2f on those held out)",

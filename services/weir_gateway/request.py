@@ -51,7 +51,12 @@ class Request:
         self._ending: Ending | None = None
         self._is_prefilled = False
         self._is_admitted = False
+        self._received_at_s = clock.now_s()
         self._emit()
+
+    @property
+    def age_s(self) -> float:
+        return self._clock.now_s() - self._received_at_s
 
     @property
     def request_id(self) -> str:

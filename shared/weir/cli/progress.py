@@ -55,14 +55,13 @@ class DetachedProgress:
     def __init__(self) -> None:
         self._status = stderr.status("starting")
         self._shown: set[str] = set()
-        self._began_s = time.monotonic()
 
     def show(self, state: StackState) -> None:
         ready = [process.name for process in state.processes if process.phase == "ready"]
         for name in ready:
             if name not in self._shown:
                 self._shown.add(name)
-                stderr.print(f"  {name:<12} ready after {time.monotonic() - self._began_s:.1f} s", markup=False)
+                stderr.print(f"  {name:<12} ready after {time.time() - state.started_at:.1f} s", markup=False)
         waiting = [process.name for process in state.processes if process.name not in ready]
         self._status.update(f"waiting for {', '.join(waiting)}" if waiting else "all processes are ready")
 

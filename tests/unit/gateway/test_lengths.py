@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.unit.gateway.fake_model import ByteTokenizer
+from tests.unit.gateway.fake_workers import LENGTH, update
 from tests.unit.gateway.world import World, open_world
 from tests.unit.predictors.words import QUICK
 
@@ -18,6 +19,7 @@ from weir.client import AsyncWeirClient, GenerateOptions
 from weir.policy.predictors.features import PromptFeatures
 from weir.policy.predictors.predictor import Predictions, Predictor
 from weir.policy.predictors.token_table import make_token_table
+from weir.sim.traces import read_trace
 from weir.training.make import train_predictor
 from weir.training.samples import Samples
 from weir_gateway.lengths import OutputLengths
@@ -140,6 +142,34 @@ async def test_ended_requests_are_logged_and_cancelled_ones_are_not(tmp_path: Pa
         (3, True, 3),
     ]
     assert lines[0]["prompt_token_ids"] == list(b"abc")
+
+
+async def test_a_request_log_is_a_trace_for_the_simulator(tmp_path: Path) -> None:
+    log = RequestLog(RequestLogSettings(tmp_path / "requests.jsonl", 1 << 20, keeps_tokens=True), None)
+    async with open_world(lengths=OutputLengths(log=log)) as world:
+        await ask(world, "abcde")
+        await asyncio.sleep(0.1)
+        await ask(world, "ab", replace(OPTIONS, max_tokens=3))
+        await world.until(lambda: world.metric("request_log_written_total") == 2, "the log is written")
+    first, last = read_trace(tmp_path / "requests.jsonl").requests
+    assert (first.num_prompt_tokens, first.num_output_tokens, first.max_tokens) == (5, len("hello world"), 50)
+    assert (last.num_prompt_tokens, last.num_output_tokens, last.max_tokens) == (2, 3, 3)
+    assert 0.1 <= last.arrival_s - first.arrival_s < 60
+
+
+async def test_the_log_says_when_a_request_came_not_when_it_ended(tmp_path: Path) -> None:
+    log = RequestLog(RequestLogSettings(tmp_path / "log", 1 << 20, keeps_tokens=True), None)
+    async with open_world(lengths=OutputLengths(log=log, unix_time_s=lambda: 1000.0)) as world:
+        world.pair.stops_after = 0
+        asking = asyncio.create_task(ask(world, "abc"))
+        await world.until(lambda: world.pair.starts, "started")
+        await asyncio.sleep(0.2)
+        [request_id] = world.pair.starts
+        world.decode.send(update(request_id, 0, list(b"hi"), finish=LENGTH))
+        assert await asking == "hi"
+        await world.until(lambda: world.metric("request_log_written_total") == 1, "the log is written")
+    record = json.loads((tmp_path / "log").read_text())
+    assert 0.2 <= record["at_s"] - record["arrival_s"] < 60
 
 
 async def ask_briefly(world: World, text: str) -> None:

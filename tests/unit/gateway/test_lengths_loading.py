@@ -11,8 +11,8 @@ from weir.model.source import resolve_model
 from weir.model.token_vectors import load_token_table
 from weir.model.tokenizer import load_tokenizer
 from weir.policy.predictors.features import PromptFeatures
-from weir.policy.predictors.predictor import PredictorFileError
 from weir.policy.predictors.predictor_file import save_predictor
+from weir.runtime.config import ConfigError
 from weir.training.make import train_predictor
 from weir.training.samples import Samples
 from weir_gateway.config import GatewayConfig
@@ -55,5 +55,5 @@ def test_a_predictor_of_another_model_stops_the_start(tmp_path: Path) -> None:
     save_predictor(
         tmp_path / "p.npz", train_predictor(table, samples_of(table, 120, noise=0.3), "words", settings=QUICK)
     )
-    with pytest.raises(PredictorFileError, match=r"p\.npz: was made for another tokenizer"):
+    with pytest.raises(ConfigError, match=r"predictor: .*p\.npz: was made for another tokenizer"):
         load_lengths(GatewayConfig(model=MODEL, predictor=str(tmp_path / "p.npz")))

@@ -35,7 +35,9 @@ def write(path: Path, *lines: str) -> Path:
 
 @pytest.mark.parametrize("has_tokens", [True, False])
 def test_a_record_comes_back_as_it_was(has_tokens: bool) -> None:
-    assert record_from_line(record(0, has_tokens=has_tokens).to_line()) == record(0, has_tokens=has_tokens)
+    for arrival_s in (None, 1.25):
+        written = replace(record(0, has_tokens=has_tokens), arrival_s=arrival_s)
+        assert record_from_line(written.to_line()) == written
 
 
 def test_a_line_without_tokens_holds_none() -> None:

@@ -34,6 +34,8 @@ class LogRecord:
     table_digest: str = ""
     features: bytes = b""
     prompt_token_ids: tuple[int, ...] | None = None
+    arrival_s: float | None = None
+    """Unix time at which it came, if known: with it a log is a trace for the simulator."""
 
     def to_line(self) -> str:
         content: dict[str, Any] = {
@@ -45,6 +47,8 @@ class LogRecord:
             "max_tokens": self.max_tokens,
             "is_cut": self.is_cut,
         }
+        if self.arrival_s is not None:
+            content["arrival_s"] = round(self.arrival_s, 6)
         if self.features:
             content |= {"table": self.table_digest, "features": base64.b64encode(self.features).decode()}
         if self.prompt_token_ids is not None:
@@ -58,7 +62,7 @@ def record_from_line(line: str) -> LogRecord:
     if not isinstance(content, dict) or content.get("v") != LOG_VERSION:
         raise ValueError(f"not a record of version {LOG_VERSION}")
     try:
-        ids = content.get("prompt_token_ids")
+        ids, arrival_s = content.get("prompt_token_ids"), content.get("arrival_s")
         record = LogRecord(
             at_s=float(content["at_s"]),
             model=str(content["model"]),
@@ -69,6 +73,7 @@ def record_from_line(line: str) -> LogRecord:
             table_digest=str(content.get("table", "")),
             features=base64.b64decode(content.get("features", ""), validate=True),
             prompt_token_ids=None if ids is None else tuple(int(token_id) for token_id in ids),
+            arrival_s=None if arrival_s is None else float(arrival_s),
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"lacks {error}, or has it in another form") from error
