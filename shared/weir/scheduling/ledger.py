@@ -1,5 +1,6 @@
 """All requests in the scheduler's care: each is in a queue or in the book, never in both, until it is removed."""
 
+from collections import OrderedDict
 from collections.abc import Collection, Mapping
 
 from weir.bus.messages import Placement, Submit, SubmitReply
@@ -32,6 +33,8 @@ class Ledger:
         self._started_at_s = now_s
         self._requests: dict[str, Request] = {}
         self._num_ahead = 0
+        self._given_back: OrderedDict[str, float] = OrderedDict()
+        """Tokens of requests that may come back, by id; as many as tombstones."""
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -62,14 +65,14 @@ class Ledger:
         knows_counter = request.tenant in self.fairness.group(submit.model, lane)
         self.lanes.add(request, lifts=not (is_ahead and knows_counter))
         self.tenants.count_queued(request.tenant, 1, now_s)
-        self._index(request, now_s)
+        self._index(request, now_s, pays=not is_ahead)
         return request
 
     def adopt(self, submit: Submit, placement: Placement, num_output_tokens: int, now_s: float) -> Request:
         """Books a request that an earlier scheduler granted, even over what is free: it is there already."""
         request = self.intake.request(submit, self.intake.lane_of(submit), now_s, now_s, submit.num_prompt_tokens)
         request.placement, request.num_output_tokens = placement, num_output_tokens
-        self._index(request, now_s)
+        self._index(request, now_s, pays=False)
         self._book(request, now_s)
         return request
 
@@ -95,9 +98,13 @@ class Ledger:
         del self._requests[request.request_id]
         self.gateways.remove_request(request.submit.gateway_id, request.request_id)
         self._take_out(request, now_s)
-        self.tenants.give_back(request, now_s)
+        num_given_back = self.tenants.give_back(request, now_s)
         if reply is not None:
             self.tombstones.put(request.request_id, reply, now_s)
+            return
+        self._given_back[request.request_id] = num_given_back
+        if len(self._given_back) > self._limits.max_tombstones:
+            self._given_back.popitem(last=False)
 
     def set_policy(self, policy: Policy) -> None:
         """Everything that waits stays where it is, in another order. If anything raises, nothing has changed."""
@@ -142,7 +149,11 @@ class Ledger:
     def _needs_counters(self, group: GroupKey) -> bool:
         return self.lanes.has_queued(group[0]) or self.usage.num_pages(*group) > 0
 
-    def _index(self, request: Request, now_s: float) -> None:
+    def _index(self, request: Request, now_s: float, *, pays: bool) -> None:
+        """`pays`: its caller charges it as a new one; else it has paid already, but for what it was given back."""
+        num_given_back = self._given_back.pop(request.request_id, 0.0)
+        if not pays:
+            self.tenants.take_again(request.tenant, num_given_back, now_s)
         self._requests[request.request_id] = request
         self.gateways.add_request(request.submit.gateway_id, request.request_id, now_s)
 

@@ -69,14 +69,23 @@ class Tenants:
         if account.tokens is not None:
             account.tokens.take(_num_tokens(submit), now_s)
 
-    def give_back(self, request: Request, now_s: float) -> None:
-        """It ended: tokens that it did not come to are given back."""
+    def give_back(self, request: Request, now_s: float) -> float:
+        """It ended: tokens that it did not come to are given back. Returns how many found room in the bucket."""
         account = self._account(request.tenant, now_s)
+        if account.tokens is None:
+            return 0.0
+        num_unused = request.submit.max_tokens - request.num_output_tokens
+        if request.placement is None:
+            num_unused = _num_tokens(request.submit)
+        before = account.tokens.level(now_s)
+        account.tokens.take(-max(0, num_unused), now_s)
+        return account.tokens.level(now_s) - before
+
+    def take_again(self, tenant: str, num_tokens: float, now_s: float) -> None:
+        """The request is there after all, for which so many were given back."""
+        account = self._account(tenant, now_s)
         if account.tokens is not None:
-            num_unused = request.submit.max_tokens - request.num_output_tokens
-            if request.placement is None:
-                num_unused = _num_tokens(request.submit)
-            account.tokens.take(-max(0, num_unused), now_s)
+            account.tokens.take(num_tokens, now_s)
 
     def count_queued(self, tenant: str, change: int, now_s: float) -> None:
         self._account(tenant, now_s).num_queued += change

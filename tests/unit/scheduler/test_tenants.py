@@ -59,6 +59,47 @@ def test_what_is_refused_or_repeated_costs_nothing_and_what_never_ran_is_given_b
     assert rig.core.tenant_figures()["a"]["tokens_left"] == 600
 
 
+def test_a_request_that_was_freed_and_comes_back_pays_again_what_it_was_given_back() -> None:
+    """Its gateway was cut off for 6 s, in which 60 tokens came into the bucket. One ran, one waited."""
+    rig = make_rig(TenantLimits("a", tokens_per_min=600, requests_per_min=60))
+    rig.submit("runs", tenant="a", prompt=100, max_tokens=200)
+    rig.submit("waits", tenant="a", prompt=50, max_tokens=100)
+    assert rig.core.tenant_figures()["a"]["tokens_left"] == 600 - 300 - 150
+    rig.run(6, silent=("g",))
+    assert rig.core.is_idle
+    assert rig.core.tenant_figures()["a"]["tokens_left"] == 600 - 100 + 60
+    rig.say_held()
+    rig.decide()
+    assert rig.core.tenant_figures()["a"]["tokens_left"] == 600 - 300 - 150 + 60
+    rig.cancel("waits")
+    rig.finish("runs", num_output_tokens=200)
+    assert rig.core.tenant_figures()["a"]["tokens_left"] == 600 - 300 + 60
+
+
+def test_a_request_that_was_freed_and_is_submitted_again_pays_once() -> None:
+    rig = make_rig(TenantLimits("a", tokens_per_min=600))
+    rig.submit("running")
+    rig.submit("waits", tenant="a", prompt=50, max_tokens=100)
+    rig.run(6, silent=("g",))
+    rig.core.submit(make_submit("waits", tenant="a", prompt=50, max_tokens=100))
+    assert rig.core.tenant_figures()["a"]["tokens_left"] == 450
+    rig.cancel("waits")
+    assert rig.core.tenant_figures()["a"]["tokens_left"] == 600
+
+
+def test_what_was_given_back_is_remembered_of_as_many_requests_as_of_those_that_are_over() -> None:
+    """Two: r1, which was freed first, comes back for nothing. Of the 150 tokens of r2 the bucket had room for 95, since
+    55 had come into it meanwhile."""
+    limits = CoreLimits(LANES, "high", (TenantLimits("a", tokens_per_min=600),), max_tombstones=2, slot_overbooking=0.0)
+    rig = Rig(limits).start(make_worker("p", "prefill"), make_worker("d", "decode", seqs=1))
+    rig.submit("running")
+    for request_id in ("r1", "r2"):
+        rig.submit(request_id, tenant="a", prompt=50, max_tokens=100)
+    rig.run(6, silent=("g",))
+    rig.say_held()
+    assert rig.core.tenant_figures()["a"]["tokens_left"] == 600 - 95
+
+
 def test_a_request_larger_than_the_bucket_passes_when_it_is_full_and_is_paid_off() -> None:
     rig = make_rig(TenantLimits("a", tokens_per_min=60))
     assert rig.submit("large", tenant="a", prompt=100, max_tokens=20).queued
