@@ -26,6 +26,8 @@ from weir.model.step_batch import build_batch
 from weir.model.tokenizer import load_tokenizer
 from weir.model.weights import Weights, load_weights
 
+pytestmark = pytest.mark.timeout(600)  # beside other work
+
 POOL_PAGES = 400
 MOST_SEQUENCES = 32
 
