@@ -159,6 +159,8 @@ class WorkerShell:
             "num_waiting": report.load.num_waiting,
             "num_held_pages": report.load.num_held_pages,
             "num_free_pages": report.load.num_free_pages,
+            "num_used_pages": report.load.num_used_pages,
+            "num_filled_pages": report.load.num_filled_pages,
             "max_step_tokens": report.load.max_step_tokens,
             "num_live": parts.desk.num_live,
             "num_gateways": parts.hub.num_connected,

@@ -165,3 +165,21 @@ async def test_a_prompt_that_comes_during_a_step_has_its_pages_at_the_next(
     release.set()
     await streams[0].read_to_end(starts[1].request_id)
     assert rig.prefill.metrics()["steps_total"] == 3  # 32; 8 and 32; 8
+
+
+async def test_pages_in_use_and_pages_with_a_token_are_counted(rig: Rig, streams: tuple[Stream, Stream]) -> None:
+    in_second_step, release = threading.Event(), threading.Event()
+
+    def wait(plan: StepPlan) -> None:
+        if plan.step == 2:
+            in_second_step.set()
+            hold(release)
+
+    rig.on_run["prefill"] = wait
+    start = start_command(rig.decode.worker_id, max_tokens=1)
+    await streams[0].send(start=start)
+    await asyncio.to_thread(in_second_step.wait, TIMEOUT_S)
+    metrics = rig.prefill.metrics()
+    assert (metrics["num_used_pages"], metrics["num_filled_pages"]) == (3, 2), "40 tokens, of which 32 are computed"
+    release.set()
+    await streams[0].read_to_end(start.request_id)
