@@ -153,6 +153,12 @@ class Lanes:
         for queues in self._models.values():
             self._mark_changed(queues)
 
+    def set_limits(self, limits: CoreLimits, is_over: Callable[[str], bool]) -> None:
+        """Others of tenants, the same lanes. Who is passed over is looked at again."""
+        self._limits, self._is_over = limits, is_over
+        for tenant in list(self._parked):
+            self.reopen(tenant)
+
     def num_head_changes(self, model: str) -> int:
         """As long as it stays the same, the same requests are next in the lanes of the model, but for ageing."""
         queues = self._models.get(model)

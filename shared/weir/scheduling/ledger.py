@@ -1,6 +1,6 @@
 """All requests in the scheduler's care: each is in a queue or in the book, never in both, until it is removed."""
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Collection, Mapping
 
 from weir.bus.messages import Placement, Submit, SubmitReply
@@ -120,19 +120,31 @@ class Ledger:
         changed."""
         tenants = Tenants(limits)
         intake = Intake(limits, policy, self._started_at_s)
+        if _queues_alike(limits) == _queues_alike(self._limits):
+            self.lanes.set_limits(limits, tenants.is_over_in_flight)
+        else:
+            self._queue_anew(limits, policy, intake, tenants)
+        tenants.carry_over(self.tenants, now_s)
+        self._limits, self.tenants, self.intake = limits, tenants, intake
+        queued, in_flight = Counter[str](), Counter[str]()
+        for request in self._requests.values():
+            if request.placement is None:
+                queued[request.tenant] += 1
+            else:
+                request.tenant = limits.tenant(request.submit.tenant).name
+                in_flight[request.tenant] += 1
+        for tenant in queued | in_flight:
+            tenants.count_queued(tenant, queued[tenant], now_s)
+            tenants.count_in_flight(tenant, in_flight[tenant], now_s)
+        self.fairness.keep_only(limits.lanes_by_name, limits.tenants_by_name)
+
+    def _queue_anew(self, limits: CoreLimits, policy: Policy, intake: Intake, tenants: Tenants) -> None:
         lanes = Lanes(limits, policy.order, self.fairness, tenants.is_over_in_flight)
         queued = [intake.again(request) for request in self.lanes.requests()]
         for request in queued:
             lanes.add(request, lifts=request.tenant not in self.fairness.group(request.submit.model, request.lane))
-            tenants.count_queued(request.tenant, 1, now_s)
-        tenants.carry_over(self.tenants, now_s)
         self._requests |= {request.request_id: request for request in queued}
-        self._limits, self.tenants, self.intake, self.lanes = limits, tenants, intake, lanes
-        for request in self._requests.values():
-            if request.placement is not None:
-                request.tenant = limits.tenant(request.submit.tenant).name
-                tenants.count_in_flight(request.tenant, 1, now_s)
-        self.fairness.keep_only(limits.lanes_by_name, limits.tenants_by_name)
+        self.lanes = lanes
 
     def metrics(self) -> dict[str, float]:
         gauges = {
@@ -180,3 +192,10 @@ class Ledger:
         self.tenants.count_service(request.tenant, service, now_s)
         counters = self.fairness.group(request.submit.model, request.lane)
         counters.charge(request.tenant, service / self._limits.tenant(request.tenant).weight)
+
+
+def _queues_alike(limits: CoreLimits) -> tuple[object, ...]:
+    """What queues and the records in them are made by: where it is the same, they stay as they are."""
+    targets = {name: (tenant.ttft_slo_ms, tenant.itl_slo_ms) for name, tenant in limits.tenants_by_name.items()}
+    orders = limits.lane_order, limits.tenant_order
+    return limits.lanes, limits.default_lane, limits.default_tenant.name, orders, targets
