@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -10,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
 
@@ -31,6 +33,8 @@ from weir.runtime.state import StackState, try_read_state
 
 _POLL_S = 0.05
 _STOP_S = 60.0
+_NATS_PORT = 4222
+_NATS_LIMIT_S = 5.0
 _SERVICE_KEYS = frozenset(entry.name for entry in fields(ServiceConfig))
 
 
@@ -83,6 +87,7 @@ def up(
     stack = _resolve(given, config)
     environ = dict(os.environ) if config is None else {**os.environ, "WEIR_CONFIG": str(config.absolute())}
     _need_rules(stack)
+    _need_nats(stack.nats)
     _need_device(stack)
     _need_model(stack.model_reference)
     if detach:
@@ -119,6 +124,17 @@ def _need_rules(stack: StackConfig) -> None:
         fail(f"--policy: {error}", code=EXIT_USAGE)
     if stack.limits_file:
         read_limits_file(Path(stack.limits_file))
+
+
+def _need_nats(url: str) -> None:
+    """A server that is not this stack's own must be there already."""
+    if not url:
+        return
+    try:
+        where = urlsplit(url)
+        socket.create_connection((where.hostname or "", where.port or _NATS_PORT), _NATS_LIMIT_S).close()
+    except (OSError, ValueError) as error:
+        fail(f"--nats {url}: no server answers there ({error}); start one, or leave --nats out to get one")
 
 
 def _need_device(stack: StackConfig) -> None:

@@ -30,6 +30,10 @@ _ConfigT = TypeVar("_ConfigT")
 _T = TypeVar("_T")
 
 
+NATS_SCHEMES = ("nats://", "tls://")
+OTLP_SCHEMES = ("http://", "https://")
+
+
 class ConfigError(WeirError):
     """A value that cannot be used; the message names the field, the value and its source."""
 
@@ -79,8 +83,9 @@ class ServiceConfig:
         check_listen("listen", self.listen)
         check_load(self.load, self.model_shape)
         check_precision(self.precision, self.device)
-        if self.otlp_endpoint and not self.otlp_endpoint.startswith(("http://", "https://")):
-            raise ValueError(f"otlp_endpoint {self.otlp_endpoint!r}: must start with http:// or https://")
+        check_url("nats_url", self.nats_url, NATS_SCHEMES)
+        if self.otlp_endpoint:
+            check_url("otlp_endpoint", self.otlp_endpoint, OTLP_SCHEMES)
 
     @property
     def model_reference(self) -> str:
@@ -97,6 +102,12 @@ def check_instance(instance: str) -> None:
     """Raises ValueError: a name becomes part of paths, of the segment's name and of subjects."""
     if not _INSTANCE.fullmatch(instance):
         raise ValueError(f"instance {instance!r}: use 1 to 40 characters of A-Z a-z 0-9 _ -")
+
+
+def check_url(name: str, url: str, schemes: tuple[str, ...]) -> None:
+    """Raises ValueError, naming the field `name`."""
+    if not url.startswith(schemes):
+        raise ValueError(f"{name} {url!r}: must start with {' or '.join(schemes)}")
 
 
 def check_listen(name: str, address: str) -> None:

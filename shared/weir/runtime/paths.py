@@ -21,7 +21,7 @@ class InstanceBusy(WeirError):
 
 
 class UnsafeFolder(WeirError):
-    """The runtime folder belongs to somebody else."""
+    """The runtime folder belongs to somebody else, or cannot be made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +61,13 @@ class InstancePaths:
         return self.folder / "lock"
 
     def make(self) -> None:
-        """Makes the folders, with mode 0700. Raises UnsafeFolder if one is another user's."""
+        """Makes the folders, with mode 0700. Raises UnsafeFolder if one is another user's, or cannot be made."""
         for folder in (self.folder.parent, self.folder, self.folder / "logs", self.folder / "ready"):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            try:
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            except OSError as error:
+                problem = f"{folder} cannot be made ({error.strerror or error})"
+                raise UnsafeFolder(f"{problem}; set WEIR_RUNTIME_DIR to a folder of your own") from error
             if folder.stat().st_uid != os.getuid():
                 raise UnsafeFolder(f"{folder} belongs to another user; set WEIR_RUNTIME_DIR to a folder of your own")
 

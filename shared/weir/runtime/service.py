@@ -110,7 +110,7 @@ def run_service(
     service_names: Sequence[str],
 ) -> int:
     """Runs one process from start to end and returns its exit code: 0 after a signal, 1 when it could not go on, 2 for
-    a setting that cannot be used: a ConfigError, which another start would meet again.
+    a setting or a model that cannot be used: a ConfigError or ModelError, which another start would meet again.
 
     `service_names` are the full gRPC names that the component serves; health reports each of them.
     """
@@ -193,10 +193,10 @@ class _Service(Generic[_ConfigT]):
         """The exit code of a start-up that failed: one clear line in the log, a traceback only if it is a defect."""
         try:
             await starting
-        except ConfigError as error:
+        except (ConfigError, ModelError) as error:
             _log.error("could not start: %s", error)
             return _EXIT_USAGE
-        except (WeirError, ModelError, OSError) as error:
+        except (WeirError, OSError) as error:
             _log.error("could not start: %s", error)
         except Exception:  # noqa: BLE001 - the boundary of the process
             _log.exception("could not start: unexpected error")

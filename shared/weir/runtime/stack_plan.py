@@ -8,7 +8,15 @@ from typing import Literal
 
 from weir.bus.server import nats_server_command
 from weir.model.precision import DEVICE_HELP, PRECISION_HELP, check_precision
-from weir.runtime.config import check_instance, check_listen, default_runtime_dir, setting
+from weir.runtime.config import (
+    NATS_SCHEMES,
+    OTLP_SCHEMES,
+    check_instance,
+    check_listen,
+    check_url,
+    default_runtime_dir,
+    setting,
+)
 from weir.runtime.model_choice import LOAD_HELP, MODEL_HELP, MODEL_SHAPE_HELP, check_load, model_reference
 from weir.runtime.paths import InstancePaths
 from weir.runtime.readiness import GrpcProbe, NatsProbe, Probe
@@ -81,6 +89,10 @@ class StackConfig:
             raise ValueError(f"http_port {self.http_port}: is also the grpc_port; they must differ")
         if self.arena_bytes < 0:
             raise ValueError(f"arena_bytes {self.arena_bytes}: must not be negative")
+        if self.nats:
+            check_url("nats", self.nats, NATS_SCHEMES)
+        if self.otlp_endpoint:
+            check_url("otlp_endpoint", self.otlp_endpoint, OTLP_SCHEMES)
         check_load(self.load, self.model_shape)
         check_precision(self.precision, self.device)
         if self.max_context_tokens < 0:

@@ -86,6 +86,8 @@ def orphan(tmp_path: Path) -> Iterator["subprocess.Popen[bytes]"]:
         (("--http-port", "70000"), {}, "http_port 70000: must be in [1, 65535] (from --http-port)"),
         (("--http-port", "50051"), {}, "http_port 50051: is also the grpc_port; they must differ (from --http-port)"),
         (("--precision", "fp7"), {}, "--precision 'fp7': must be one of auto, int8, fp32"),
+        (("--nats", "here:4222"), {}, "nats 'here:4222': must start with nats:// or tls:// (from --nats)"),
+        (("--otlp-endpoint", "x:1"), {}, "otlp_endpoint 'x:1': must start with http:// or https:// (from --otlp"),
         (("--policy", "nope"), {}, "--policy: policy 'nope': must be one of fcfs, "),
         (("--policy", "ltr:starvation=perhaps"), {}, "--policy: policy ltr: starvation"),
         (("--limits-file", "none.toml"), {}, "limits file none.toml: No such file or directory"),
@@ -118,6 +120,24 @@ def test_up_names_the_key_of_a_limits_file_that_is_wrong(tmp_path: Path) -> None
     assert shown.returncode == 1
     assert shown.stderr.startswith(f"error: limits file {limits}: lanes.interactive.max_queud: unknown; known are")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("url", ["nats://127.0.0.1:1", "nats://127.0.0.1:many"])
+def test_up_does_not_begin_without_the_nats_server_that_it_is_to_use(tmp_path: Path, url: str) -> None:
+    shown = weir(tmp_path / "run", "up", "--nats", url)
+    assert shown.returncode == 1
+    assert shown.stderr.startswith(f"error: --nats {url}: no server answers there (")
+    assert "or leave --nats out" in shown.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_up_names_a_runtime_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    model, file = tmp_path / "m.gguf", tmp_path / "file"
+    model.write_bytes(b"")
+    file.write_bytes(b"")
+    shown = weir(file / "run", "up", "--model", str(model))
+    assert shown.returncode == 1
+    assert shown.stderr.startswith(f"error: {file}/run cannot be made (Not a directory); set WEIR_RUNTIME_DIR")
 
 
 def test_up_says_which_port_is_busy_before_anything_starts(tmp_path: Path) -> None:

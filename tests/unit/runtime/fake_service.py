@@ -11,6 +11,7 @@ from typing import Any
 from opentelemetry import trace
 
 from weir.core.errors import FieldViolation, InvalidRequest, Unavailable
+from weir.model.errors import ModelError
 from weir.runtime.config import ConfigError, ServiceConfig, load_config, setting
 from weir.runtime.service import Description, ServiceContext, run_service
 from weir.wire.v1 import inference_pb2, inference_pb2_grpc
@@ -22,7 +23,7 @@ class FakeConfig(ServiceConfig):
 
     start_s: float = setting(0.0, "Seconds of warm-up.")
     drain_s: float = setting(0.0, "Seconds that draining takes.")
-    fail: str = setting("", "What goes wrong: build, setting, start, defect, drain, thread.")
+    fail: str = setting("", "What goes wrong: build, setting, model, start, defect, drain, thread.")
     events_file: str = setting("", "Where to write what happens.")
 
 
@@ -80,6 +81,8 @@ async def build(context: ServiceContext[FakeConfig]) -> FakeService:
         raise Unavailable("the arena cannot be made")
     if context.config.fail == "setting":
         raise ConfigError("arena_bytes 5: too small")
+    if context.config.fail == "model":
+        raise ModelError("no model 'm'")
     service = FakeService(context)  # type: ignore[abstract]  # what it lacks is UNIMPLEMENTED
     inference_pb2_grpc.add_InferenceServicer_to_server(service, context.grpc_server)
     return service
