@@ -36,13 +36,13 @@ async def test_a_decode_worker_stopped_beyond_its_lease_is_dead_when_it_would_wa
         worker = stack.processes("decode")[0]
         channel, stub = open_stub(stack.grpc_address)
         async with channel:
-            task = asyncio.create_task(stream(stub, greedy_request([7] * 50, max_tokens=400, ignore_eos=True)))
+            task = asyncio.create_task(stream(stub, greedy_request([7] * 50, max_tokens=4000, ignore_eos=True)))
             await asyncio.sleep(2.0)
             stack.kill(worker, signal.SIGSTOP)
             record = await asyncio.wait_for(task, timeout=15)
 
         assert record.code is grpc.StatusCode.UNAVAILABLE, record
-        assert 0 < len(record.token_ids) < 400
+        assert 0 < len(record.token_ids) < 4000
         wait_until(lambda: not is_alive(worker.pid), timeout_s=10, what="the stopped worker was fenced")
         with pytest.raises(ProcessLookupError):
             os.kill(worker.pid, signal.SIGCONT)
