@@ -147,7 +147,8 @@ async def _run(config: LanesConfig, urgent_lane: str, seed: int) -> list[Request
     records, _ = await run_jobs(load, jobs)
     errors = [record.error for record in records if record.error]
     if errors:
-        raise RuntimeError(f"{len(errors)} of {len(records)} requests failed: {errors[0]}")
+        told = f"{len(errors)} of {len(records)} requests to {config.base_url} failed: {errors[0]}"
+        raise RuntimeError(f"{told}; --base-url must name the HTTP port of a stack that runs (`weir up`)")
     return records
 
 
