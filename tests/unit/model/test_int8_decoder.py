@@ -19,8 +19,8 @@ from weir.model.source import ModelSource, resolve_model
 pytestmark = pytest.mark.timeout(600)  # whoever comes first compiles
 
 TOLERANCE = 0.05
-"""Of the logits' range. Rows of 8 bits in groups of 32 lose 0.3 % a product, keys and values 0.2 %; two layers and a head
-add that up: 0.026 in the median of 100 prompts, 0.044 in the 95th percentile."""
+"""Of the logits' range. Rows of 8 bits in groups of 32 lose 0.3 % a product, keys and values 0.2 %; two layers and a
+head add that up: 0.026 in the median of 100 prompts, 0.044 in the 95th percentile."""
 TABLE = (9, 2, 31, 4, 17)
 
 
