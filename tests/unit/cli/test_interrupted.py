@@ -1,4 +1,4 @@
-"""Ctrl-C while `weir` itself is still being loaded."""
+"""Ctrl-C while `weir` itself is still being loaded. The tests may run in the background, which ignores it."""
 
 import subprocess
 import sys
@@ -23,7 +23,10 @@ main()
 
 @pytest.mark.parametrize(
     ("before", "returncode", "has_help"),
-    [("", 130, False), ("signal.signal(signal.SIGINT, signal.SIG_IGN)", 0, True)],
+    [
+        ("signal.signal(signal.SIGINT, signal.default_int_handler)", 130, False),
+        ("signal.signal(signal.SIGINT, signal.SIG_IGN)", 0, True),
+    ],
     ids=["as a terminal starts it", "in the background of a script"],
 )
 def test_a_command_that_is_interrupted_while_it_loads_ends_quietly(
@@ -39,6 +42,7 @@ def test_once_it_is_loaded_an_interrupt_reaches_the_command() -> None:
     """Whose clean-up must run."""
     code = """
 import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from weir.cli import app, main
 
 @app.app.command()
