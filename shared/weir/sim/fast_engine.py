@@ -9,14 +9,14 @@ a test runs both. `switching_engine` goes over to the real batcher before that e
 from collections import deque
 from collections.abc import Mapping
 
-from weir.core.cost import Chunk
 from weir.sim.arriving import SimArrival
 from weir.sim.call import Call
-from weir.sim.events import Coincidence, Timeline, ns_of_ms
+from weir.sim.events import Coincidence, Timeline
 from weir.sim.fast_batch import FastBatch
 from weir.sim.fast_pages import FastPages
 from weir.sim.fast_rows import Row, plan_prompts
 from weir.sim.spec import PoolSpec
+from weir.sim.step_time import step_ns
 from weir.sim.worker import WorkerListener
 
 _COUNTED: tuple[str, ...] = (
@@ -191,17 +191,10 @@ class FastEngine:
             self._listener.on_pages_free(self._pages.memory)
 
     def _plan_prompts(self) -> int:
-        """Nanoseconds of a step with what is read of prompts in it; one token of a prompt counts as a decode."""
+        """Nanoseconds of a step with what is read of prompts in it."""
         batch = self._batch
         self._chunks = plan_prompts(self._prompts, self._max_tokens - batch.num_rows, self._chunk_tokens)
-        chunks, num_decodes, num_context_tokens = [], batch.num_rows, batch.num_context_tokens
-        for row, num_tokens in self._chunks:
-            if num_tokens > 1:
-                chunks.append(Chunk(num_tokens, row.num_computed))
-            else:
-                num_decodes += 1
-                num_context_tokens += row.num_computed + 1
-        return ns_of_ms(self._cost.step_ms(chunks, num_decodes, num_context_tokens))
+        return step_ns(self._cost, self._chunks, batch.num_rows, batch.num_context_tokens)
 
     def _tell(self, ending: list[Row]) -> int:
         """Whose token is more than the next of many: decodes in order, then prompts. How many decodes are left."""

@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from weir.core.cost import Chunk
 from weir.engine.messages import Failure, HandOffReady, PageLot, SequenceEnded
 from weir.kv.geometry import num_pages_for
 from weir.sim.arriving import SimArrival
 from weir.sim.call import Call
-from weir.sim.events import Timeline, ns_of_ms
+from weir.sim.events import Timeline
 from weir.sim.memory import Memory
 from weir.sim.spec import PoolSpec
+from weir.sim.step_time import step_ns
 from weir.sim.worker import SimWorker, WorkerListener
 
 _NO_SLOT = -1
@@ -146,14 +146,7 @@ class FastPrefill:
         if not self._reading:
             return None
         self._chunks = self._plan()
-        chunks, num_singles, num_single_tokens = [], 0, 0
-        for prompt, num_tokens in self._chunks:
-            if num_tokens > 1:
-                chunks.append(Chunk(num_tokens, prompt.num_computed))
-            else:
-                num_singles += 1
-                num_single_tokens += prompt.num_computed + 1
-        duration_ns = ns_of_ms(self._cost.step_ms(chunks, num_singles, num_single_tokens))
+        duration_ns = step_ns(self._cost, self._chunks)
         self._counts["steps"] += 1
         self.busy_ns += duration_ns
         return duration_ns
