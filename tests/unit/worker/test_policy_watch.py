@@ -93,15 +93,18 @@ async def test_a_choice_that_cannot_be_taken_is_counted_and_changes_nothing() ->
     hub.stop()
 
 
-async def test_a_choice_that_the_engine_had_no_room_for_is_taken_later() -> None:
-    hub, taken, refusals = MemoryHub(), list[Policy](), [InboxFull("full"), InboxFull("full")]
-
+def takes_after(errors: list[Exception], taken: list[Policy]) -> Callable[[Policy], None]:
     def take(policy: Policy) -> None:
-        if refusals:
-            raise refusals.pop()
+        if errors:
+            raise errors.pop()
         taken.append(policy)
 
-    async with watching(hub, take) as watch:
+    return take
+
+
+async def test_a_choice_that_the_engine_had_no_room_for_is_taken_later() -> None:
+    hub, taken = MemoryHub(), list[Policy]()
+    async with watching(hub, takes_after([InboxFull("full"), InboxFull("full")], taken)) as watch:
         await say(hub, PolicyChoice(1, "edf"))
         await eventually(lambda: [policy.name for policy in taken] == ["edf"])
         assert watch.policy_name == "edf"
@@ -134,14 +137,8 @@ async def test_a_worker_that_starts_without_a_bus_hears_later() -> None:
 
 async def test_a_defect_is_counted_and_the_choice_is_heard_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weir.worker.policy_watch._RETRY_S", 0.01)
-    hub, taken, defects = MemoryHub(), list[Policy](), [RuntimeError("a defect")]
-
-    def take(policy: Policy) -> None:
-        if defects:
-            raise defects.pop()
-        taken.append(policy)
-
-    async with watching(hub, take) as watch:
+    hub, taken = MemoryHub(), list[Policy]()
+    async with watching(hub, takes_after([RuntimeError("a defect")], taken)) as watch:
         await say(hub, PolicyChoice(1, "edf"))
         await eventually(lambda: [policy.name for policy in taken] == ["edf"])
         assert watch.metrics()["policy_watch_failures_total"] == 1
