@@ -96,7 +96,7 @@ class HttpServer:
         max_connections: int,
         on_failure: Callable[[str], None],
         head_timeout_s: float = 30.0,
-        unread_s: float = 30.0,
+        unread_s: float = 120.0,
     ) -> None:
         self._host = host
         self._port = port

@@ -105,15 +105,10 @@ def test_pages_outlive_the_service_that_made_them(interpreter_stack: Stack, expe
     for role in ("transfer", "decode"):
         killed = interpreter_stack.processes(role)[0]
         interpreter_stack.kill(killed, signal.SIGKILL)
-        wait_until(partial(has_restarted, interpreter_stack, killed), timeout_s=60, what=f"{role} is ready again")
+        wait_until(partial(interpreter_stack.has_restarted, killed), timeout_s=60, what=f"{role} is ready again")
     assert interpreter_stack.metric("transfer", "cached_pages") > 0
     assert answers(interpreter_stack, [0, 2]) == [expected[0], expected[2]]
     processes = interpreter_stack.processes()
     assert mapping_roles(processes) == ["decode", "prefill", "transfer"]
     assert [process.num_restarts for process in processes if process.role == "prefill"] == [0]
     assert interpreter_stack.integrity_errors() == []
-
-
-def has_restarted(stack: Stack, killed: ProcessView) -> bool:
-    now = next(process for process in stack.processes(killed.role) if process.name == killed.name)
-    return now.pid not in {0, killed.pid} and now.state == "ready"

@@ -239,11 +239,15 @@ async def test_what_tenants_had_operators_changed_and_arenas_cached_is_known_to_
     with limits.scheduling() as scheduling:
         scheduling.set_limits({"tenants.acme.weight": "3"})
         generate(stack, options=GenerateOptions(max_tokens=4, lane="batch"))
-        await asyncio.sleep(2.0)  # the last tokens are told late, and counters are saved once a second
-        served = scheduling.describe().tenants["default"]["virtual_tokens_batch"]
+        served, before = 0.0, -1.0
+        while served != before:  # the last tokens are told late, and counters are saved once a second
+            before = served
+            await asyncio.sleep(1.5)
+            served = scheduling.describe().tenants["default"]["virtual_tokens_batch"]
     assert served > 0
     stack.kill(scheduler)
     generate(stack, options=GenerateOptions(max_tokens=1, lane="interactive"))
+    wait_until(lambda: stack.has_restarted(scheduler), timeout_s=30, what="another scheduler is ready")
     follower = stack.processes("scheduler")[0]
     with SchedulingClient([follower.address]) as scheduling:
         view = scheduling.describe()

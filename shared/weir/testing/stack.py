@@ -141,6 +141,11 @@ class Stack:
     def kill(self, process: ProcessView, number: signal.Signals = signal.SIGKILL) -> None:
         os.kill(process.pid, number)
 
+    def has_restarted(self, killed: ProcessView) -> bool:
+        """Another process has its place, and is ready."""
+        now = next(process for process in self.processes(killed.role) if process.name == killed.name)
+        return now.pid not in {0, killed.pid} and now.state == "ready"
+
     def __enter__(self) -> "Stack":
         try:
             self.start()

@@ -68,6 +68,7 @@ async def test_a_bus_that_is_away_at_the_start_and_later_costs_no_change(monkeyp
         await say(hub, OPEN_RULES)
         assert await watch.wait_known(5)
         hub.stop()
+        await asyncio.sleep(0.05)
         hub.start()
         later = replace(OPEN_RULES, default_tenant="other")
         await say(hub, later)

@@ -164,10 +164,13 @@ async def test_a_worker_waits_for_memory_and_keeps_the_lease_it_was_given(host: 
     memory, host.door._memory = host.door._memory, None
     client = host.client("w")
     starting = asyncio.create_task(client.start(5))
-    await until(lambda: host.service.describe().metrics["leases"] == 1)
+    await until(lambda: client.lease_id != 0)
+    lease_id = client.lease_id
     await asyncio.sleep(0.2)
+    assert not starting.done()
     host.door._memory = memory
     await starting
+    assert client.lease_id == lease_id
     assert host.service.describe().metrics["leases"] == 1
     await client.close()
 

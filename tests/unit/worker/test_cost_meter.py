@@ -17,10 +17,11 @@ COST = StepCost(4.0, 0.1, 0.0, 0.5, 0.001)
 
 async def test_the_engine_is_told_what_its_steps_cost(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Command] = []
+    monkeypatch.setattr("weir.worker.shell._SWEEP_S", 0.01)
     monkeypatch.setattr(rig.decode.shell._cost_meter, "cost", lambda: COST)
     monkeypatch.setattr(rig.decode.shell._parts.host, "post", told.append)
     await eventually(lambda: SetCost(COST) in told)
-    await asyncio.sleep(0.6)
+    await asyncio.sleep(0.2)
     assert told.count(SetCost(COST)) == 1, "once, and not every sweep"
 
 
