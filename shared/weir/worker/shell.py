@@ -6,12 +6,14 @@ gateways <──> servicer <──> desk <──> engine host <──> engine th
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from weir.bus.messages import WorkerRecord
 from weir.core.clock import SystemClock
+from weir.engine.loop import InboxFull
 from weir.engine.messages import EngineReport, FailAll, Failure, FailureReason, SetCost, SetPolicy
 from weir.kv.devices import ArenaMemory
 from weir.kv.geometry import PAGE_TOKENS
@@ -229,8 +231,9 @@ class WorkerShell:
             self._parts.desk.sweep()
             cost = self._cost_meter.cost()
             if cost is not None and cost != told_cost:
-                told_cost = cost
-                self._parts.host.post(SetCost(cost))
+                with contextlib.suppress(InboxFull):  # told at a later sweep
+                    self._parts.host.post(SetCost(cost))
+                    told_cost = cost
             self._has_changed.set()
             await asyncio.sleep(_SWEEP_S)
 

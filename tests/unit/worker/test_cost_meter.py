@@ -8,6 +8,7 @@ from tests.unit.worker.rig import Rig, eventually
 
 from weir.core.clock import ManualClock
 from weir.core.cost import Chunk, StepCost
+from weir.engine.loop import InboxFull
 from weir.engine.messages import Command, EngineReport, SetCost, StepTiming
 from weir.engine.plan import StepLoad
 from weir.worker.cost_meter import CostMeter
@@ -23,6 +24,22 @@ async def test_the_engine_is_told_what_its_steps_cost(rig: Rig, monkeypatch: pyt
     await eventually(lambda: SetCost(COST) in told)
     await asyncio.sleep(0.2)
     assert told.count(SetCost(COST)) == 1, "once, and not every sweep"
+
+
+async def test_an_engine_with_a_full_inbox_is_told_later(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Command] = []
+    refusals = [InboxFull("full"), InboxFull("full")]
+
+    def post(command: Command) -> None:
+        if refusals:
+            raise refusals.pop()
+        told.append(command)
+
+    monkeypatch.setattr("weir.worker.shell._SWEEP_S", 0.01)
+    monkeypatch.setattr(rig.decode.shell._cost_meter, "cost", lambda: COST)
+    monkeypatch.setattr(rig.decode.shell._parts.host, "post", post)
+    await eventually(lambda: told == [SetCost(COST)])
+    assert rig.decode.shutdowns == []
 
 
 def report(chance: random.Random, cost: StepCost) -> EngineReport:
