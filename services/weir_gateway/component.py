@@ -91,6 +91,7 @@ class GatewayComponent:
             config.http_port,
             max_connections=2 * config.max_requests + 64,
             on_failure=self._request_shutdown,
+            unread_s=config.unread_s,
         )
         await self._http.start()
 

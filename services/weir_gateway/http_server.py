@@ -95,8 +95,8 @@ class HttpServer:
         *,
         max_connections: int,
         on_failure: Callable[[str], None],
+        unread_s: float,
         head_timeout_s: float = 30.0,
-        unread_s: float = 120.0,
     ) -> None:
         self._host = host
         self._port = port

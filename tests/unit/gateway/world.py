@@ -125,7 +125,7 @@ async def open_world(
     http_settings = HttpSettings(unread_s=unread_s, max_bodies_bytes=max_bodies_bytes)
     door = HttpDoor(gateway.intake, http_settings, lambda: gateway.is_ready)
     failures: list[str] = []
-    http = HttpServer(door.make_app(), "127.0.0.1", 0, max_connections=256, on_failure=failures.append)
+    http = HttpServer(door.make_app(), "127.0.0.1", 0, max_connections=256, on_failure=failures.append, unread_s=30.0)
     await http.start()
     server = make_server([TraceContextGuard(tracer), ErrorGuard()])
     servicer = InferenceServicer(lambda: gateway.intake, unread_s=unread_s)
