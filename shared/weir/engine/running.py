@@ -9,7 +9,6 @@ for pages; when none come, sequences behind it give theirs up.
 from abc import abstractmethod
 
 from weir.engine.batcher import Batcher, BatchLimits
-from weir.engine.fast_forward import FastForward
 from weir.engine.held_rows import HeldRows
 from weir.engine.join import make_gate
 from weir.engine.messages import Arrival, EndReason, Failure, FailureReason, PageLot, TakenOver
@@ -47,7 +46,6 @@ class RunningBatcher(Batcher):
         self._has_held_rows = self._holds_rows = settings.join.holds_rows
         self._held = HeldRows(pool)
         self._planner = StepPlanner(limits, pool, self._held, self.pace)
-        self._fast_forward = FastForward(pool, self.counters, limits.max_context_tokens)
         self._preemption = Preemption(pool, settings.preemption, self.counters)
         self._page_room = PageRoom(pool, self._preemption, self._held, settings.preemption.after_s)
         self._follow(gate=None, step_budget=None)
@@ -149,23 +147,6 @@ class RunningBatcher(Batcher):
             message = f"needs more than the {sequence.facts.num_booked_pages} pages that were booked for it"
             self._end(sequence, failure=Failure(FailureReason.NO_CAPACITY, message))
         return draft.chunks, draft.owners
-
-    def advance(self, token_id: int, max_steps: int, decided_at_s: float, ended_at_s: float) -> int:
-        """Does up to `max_steps` steps at once in which everybody draws `token_id`, and says how many it did.
-
-        0 where a single step is due: when somebody waits, ends, or lacks a page, or a policy has a say in each step.
-        The last one is decided at `decided_at_s` and ends at `ended_at_s`. No tokens are told.
-        """
-        batch = self._ranked()
-        has_say = self._seats.gate is not None or self._planner.shares is not None or len(self._held) > 0
-        limit = min(self._max_running, self.limits.max_num_batched_tokens)
-        if not batch or has_say or len(batch) > limit or self._preemption.is_any_leaving:
-            return 0
-        num_steps = self._fast_forward.num_steps(batch, token_id, max_steps)
-        if num_steps > 0:
-            self._fast_forward.run(batch, token_id, num_steps, ended_at_s)
-            self._decided_at_s = decided_at_s
-        return num_steps
 
     def _begun(self, sequence: Sequence) -> None:
         """It stays in the batch."""

@@ -268,15 +268,6 @@ class Sequence:
         self.num_computed = end
         log.publish(end)
 
-    def record_decodes(self, token_ids: Seq[int]) -> None:
-        """`record_decode` of one after the other, published once."""
-        assert self.log is not None, "only a placed sequence can be computed"
-        for token_id in token_ids:
-            self.log.append_token(token_id)
-        self.token_ids.extend(token_ids)
-        self.num_computed += len(token_ids)
-        self.log.publish(self.num_computed)
-
     def end_reason(self, max_context_tokens: int) -> EndReason | None:
         """Why the last drawn token ends the sequence, or None when it goes on."""
         if self.num_output_tokens == 0:
