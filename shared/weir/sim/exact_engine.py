@@ -99,6 +99,10 @@ class ExactEngine:
         return self._batcher.load.num_waiting
 
     @property
+    def max_step_tokens(self) -> int:
+        return self._batcher.pace.num_tokens
+
+    @property
     def is_idle(self) -> bool:
         return self._batcher.is_idle
 

@@ -38,7 +38,7 @@ class FastEngine:
         self._is_ahead = False
         """Steps after the one that runs were looked ahead."""
         self._cost = pool.profile.step
-        self._max_tokens = pool.max_num_batched_tokens
+        self.max_step_tokens = pool.max_num_batched_tokens
         self._chunk_tokens = pool.chunk_tokens
         self._max_running = min(pool.max_num_seqs, pool.max_num_batched_tokens)
         self._pages = pages
@@ -193,7 +193,7 @@ class FastEngine:
     def _plan_prompts(self) -> int:
         """Nanoseconds of a step with what is read of prompts in it."""
         batch = self._batch
-        self._chunks = plan_prompts(self._prompts, self._max_tokens - batch.num_rows, self._chunk_tokens)
+        self._chunks = plan_prompts(self._prompts, self.max_step_tokens - batch.num_rows, self._chunk_tokens)
         return step_ns(self._cost, self._chunks, batch.num_rows, batch.num_context_tokens)
 
     def _tell(self, ending: list[Row]) -> int:

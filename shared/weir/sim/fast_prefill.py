@@ -192,6 +192,10 @@ class FastPrefill:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
+    @property
+    def max_step_tokens(self) -> int:
+        return self._max_tokens
+
     def counters(self) -> Mapping[str, float]:
         return {name: float(value) for name, value in self._counts.items()}
 

@@ -78,10 +78,6 @@ class Gaps:
         """Among the steps from this one on, of which there must be one."""
         return self._gaps_ns[bisect_left(self._steps, step)]
 
-    def clear(self) -> None:
-        self._steps.clear()
-        self._gaps_ns.clear()
-
 
 def plan_prompts(prompts: list[Row], budget: int, chunk_tokens: int) -> list[tuple[Row, int]]:
     """Who computes how many tokens in a step: first those that lack one token, which count as decodes."""

@@ -182,7 +182,7 @@ class Fleet:
             num_waiting=worker.engine.num_waiting,
             group=pool.group,
             serves_locally=pool.role == "local" or pool.serves_locally,
-            max_num_batched_tokens=pool.max_num_batched_tokens,
+            max_num_batched_tokens=worker.engine.max_step_tokens,
             num_own_pages=place.num_own_pages,
             cost=pool.profile.step,
         )

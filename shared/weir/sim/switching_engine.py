@@ -69,6 +69,10 @@ class SwitchingEngine:
         return self._fast.catch_up()
 
     @property
+    def max_step_tokens(self) -> int:
+        return (self._exact or self._fast).max_step_tokens
+
+    @property
     def next_deadline_s(self) -> float | None:
         return None if self._exact is None else self._exact.next_deadline_s
 

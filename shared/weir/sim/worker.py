@@ -55,6 +55,11 @@ class Engine(Protocol):
     @property
     def num_waiting(self) -> int: ...
 
+    @property
+    def max_step_tokens(self) -> int:
+        """Prompt tokens that a step gets at most, as steps go now."""
+        ...
+
     def counters(self) -> Mapping[str, float]: ...
 
     def settle_all(self) -> None:
