@@ -15,9 +15,9 @@ def main() -> None:
         signal.signal(signal.SIGINT, lambda number, frame: os._exit(EXIT_INTERRUPTED))
     from weir.cli.app import app
 
-    if is_heard:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
+        if is_heard:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         app(prog_name="weir")
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)

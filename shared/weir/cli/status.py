@@ -59,6 +59,8 @@ def _tell_missing(paths: InstancePaths, as_json: bool) -> NoReturn:
     name = paths.folder.name
     pids = [process.identity.pid for process in find_tagged(paths.folder)]
     if pids:
+        if as_json:
+            stdout.out(json.dumps({"instance": name, "state": "lost", "pids": pids, "processes": []}))
         processes = f"processes of it run ({' '.join(str(pid) for pid in pids)}), but {paths.state_file} is gone"
         fail(f"{name}: {processes}; `weir down --instance {name}` ends them")
     if as_json:

@@ -90,9 +90,9 @@ def up(
     _need_nats(stack.nats)
     _need_device(stack)
     _need_model(stack.model_reference)
-    if detach:
-        raise typer.Exit(_start_detached(stack, environ))
     try:
+        if detach:
+            raise typer.Exit(_start_detached(stack, environ))
         was_ready = asyncio.run(run_stack(stack, ConsoleReporter(stack.instance_name), environ))
     except (WeirError, OSError) as error:
         fail(error_line(error) if isinstance(error, WeirError) else str(error))

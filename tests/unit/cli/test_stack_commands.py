@@ -131,11 +131,12 @@ def test_up_does_not_begin_without_the_nats_server_that_it_is_to_use(tmp_path: P
     assert not (tmp_path / "run").exists()
 
 
-def test_up_names_a_runtime_folder_that_cannot_be_made(tmp_path: Path) -> None:
+@pytest.mark.parametrize("flags", [(), ("--detach",)], ids=["here", "detached"])
+def test_up_names_a_runtime_folder_that_cannot_be_made(flags: tuple[str, ...], tmp_path: Path) -> None:
     model, file = tmp_path / "m.gguf", tmp_path / "file"
     model.write_bytes(b"")
     file.write_bytes(b"")
-    shown = weir(file / "run", "up", "--model", str(model))
+    shown = weir(file / "run", "up", "--model", str(model), *flags)
     assert shown.returncode == 1
     assert shown.stderr.startswith(f"error: {file}/run cannot be made (Not a directory); set WEIR_RUNTIME_DIR")
 
