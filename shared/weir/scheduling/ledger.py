@@ -34,7 +34,7 @@ class Ledger:
         self._requests: dict[str, Request] = {}
         self._num_ahead = 0
         self._given_back: OrderedDict[str, float] = OrderedDict()
-        """Tokens of requests that may come back, by id; as many as tombstones."""
+        """Tokens of requests that may come back, by id; as many as tombstones at most."""
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -101,10 +101,10 @@ class Ledger:
         num_given_back = self.tenants.give_back(request, now_s)
         if reply is not None:
             self.tombstones.put(request.request_id, reply, now_s)
-            return
-        self._given_back[request.request_id] = num_given_back
-        if len(self._given_back) > self._limits.max_tombstones:
-            self._given_back.popitem(last=False)
+        elif num_given_back > 0:
+            self._given_back[request.request_id] = num_given_back
+            if len(self._given_back) > self._limits.max_tombstones:
+                self._given_back.popitem(last=False)
 
     def set_policy(self, policy: Policy) -> None:
         """Everything that waits stays where it is, in another order. If anything raises, nothing has changed."""
@@ -119,12 +119,12 @@ class Ledger:
         """Everything that waits waits on under them, in the order in which it came. If anything raises, nothing has
         changed."""
         tenants = Tenants(limits)
+        tenants.carry_over(self.tenants, now_s)
         intake = Intake(limits, policy, self._started_at_s)
         if _queues_alike(limits) == _queues_alike(self._limits):
             self.lanes.set_limits(limits, tenants.is_over_in_flight)
         else:
             self._queue_anew(limits, policy, intake, tenants)
-        tenants.carry_over(self.tenants, now_s)
         self._limits, self.tenants, self.intake = limits, tenants, intake
         queued, in_flight = Counter[str](), Counter[str]()
         for request in self._requests.values():

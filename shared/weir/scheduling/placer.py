@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from operator import itemgetter
 
 from weir.bus.messages import Placement, Submit
+from weir.kv.geometry import num_pages_for
 from weir.scheduling.book import Book
 from weir.scheduling.foresight import Foresight
 from weir.scheduling.limits import CoreLimits
@@ -59,6 +60,7 @@ class Placer:
         is_new = (limits.placing, limits.page_overcommit) != (self._limits.placing, self._limits.page_overcommit)
         self._limits = limits
         self._is_shared_out = any(lane.guaranteed_share for lane in limits.lanes)
+        self._is_timeless = limits.placing.memory_test == "conservative"
         self._groups = {lane.name: lane.worker_group for lane in limits.lanes}
         self._vacancies = Vacancies(self._pools, self._workers, self._book, limits.slot_overbooking)
         if is_new:
@@ -74,8 +76,7 @@ class Placer:
 
     def situation(self, now_s: float) -> tuple[int, ...]:
         """As long as it stays the same, what did not fit does not fit."""
-        is_timeless = self._limits.placing.memory_test == "conservative"
-        return self._book.num_frees, self._workers.num_changes, 0 if is_timeless else int(now_s / _SITUATION_S)
+        return self._book.num_frees, self._workers.num_changes, 0 if self._is_timeless else int(now_s / _SITUATION_S)
 
     def finished(self, request: Request, num_output_tokens: int) -> None:
         """It came to its own end after so many tokens."""
@@ -94,10 +95,12 @@ class Placer:
 
     def is_kept_out(self, request: Request, page_counts: Collection[int], now_s: float) -> bool:
         """Whether what is never lent of others' guarantees is too much for it in each memory of so many pages, even if
-        nothing runs there."""
+        nothing runs there. A test that learns lengths may come to think better of its answer, not of its prompt."""
         if not self._is_shared_out or self._limits.lent_share == 1:
             return False
         opened = {pages_open_to(request.lane, {}, num_pages, self._limits) for num_pages in page_counts}
+        if not self._is_timeless:
+            return num_pages_for(request.submit.num_prompt_tokens + 1) > max(opened, default=0)
         uses = (MemoryUse("", num_pages, 0, ()) for num_pages in opened)
         return not any(self._memory_test.fits(use, request.submit, now_s) for use in uses)
 

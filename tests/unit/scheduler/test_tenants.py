@@ -88,16 +88,16 @@ def test_a_request_that_was_freed_and_is_submitted_again_pays_once() -> None:
 
 
 def test_what_was_given_back_is_remembered_of_as_many_requests_as_of_those_that_are_over() -> None:
-    """Two: r1, which was freed first, comes back for nothing. Of the 150 tokens of r2 the bucket had room for 95, since
-    55 had come into it meanwhile."""
+    """Two, and none of what got nothing back: r1, which was freed first, comes back for nothing, r2 for its 150 tokens.
+    Of those of r3 the bucket had room for 95, since 55 had come into it meanwhile."""
     limits = CoreLimits(LANES, "high", (TenantLimits("a", tokens_per_min=600),), max_tombstones=2, slot_overbooking=0.0)
     rig = Rig(limits).start(make_worker("p", "prefill"), make_worker("d", "decode", seqs=1))
     rig.submit("running")
-    for request_id in ("r1", "r2"):
+    for request_id in ("r1", "r2", "r3"):
         rig.submit(request_id, tenant="a", prompt=50, max_tokens=100)
     rig.run(6, silent=("g",))
     rig.say_held()
-    assert rig.core.tenant_figures()["a"]["tokens_left"] == 600 - 95
+    assert rig.core.tenant_figures()["a"]["tokens_left"] == 600 - 150 - 95
 
 
 def test_a_request_larger_than_the_bucket_passes_when_it_is_full_and_is_paid_off() -> None:
