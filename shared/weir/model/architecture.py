@@ -72,7 +72,7 @@ RotaryScaling = LinearScaling | Llama3Scaling | GivenScaling
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A decoder of the Llama kind (Llama, Mistral, Qwen2); keys and values in fp32.
+    """A decoder of the Llama kind (Llama, Mistral, Qwen2).
 
     The two flags of biases say that the query, key and value projections (all three) and the output projection of
     attention add one. `rotary_scaling` None: frequencies as `rope_theta` gives them.

@@ -29,7 +29,7 @@ class Runner(ModelRunner, Protocol):
     """A runner that is not yet fast."""
 
     def warm_up(self) -> None:
-        """Compiles and touches everything that steps need; no page of the arena is read or written."""
+        """Compiles and touches everything that steps need; no page of the arena is written, or matters."""
         ...
 
 

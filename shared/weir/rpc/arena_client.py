@@ -86,7 +86,7 @@ class ArenaClient:
 
     @property
     def lease_id(self) -> int:
-        """0 before `start` has returned. Never changes after."""
+        """0 before the first attachment. Never changes after."""
         return self._stream.lease_id
 
     @property

@@ -101,7 +101,8 @@ async def build_worker(
 ) -> WorkerShell:
     """A worker of the model that its configuration names. Weights begin to load at once, the shell waits for them.
 
-    `over_arena` finishes the runner, in the engine's thread. Raises ModelError, DeviceMissing.
+    `over_arena` finishes the runner, in a thread of its own before the engine's begins. Raises ModelError,
+    DeviceMissing.
     """
     config = context.config
     load = begin_loading(config)

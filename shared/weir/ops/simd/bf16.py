@@ -1,7 +1,7 @@
 """bfloat16, the numbers of pages on CPUs: the upper half of a float32, kept as uint16.
 
-Widening is exact and two integer instructions on any processor. A value that fits neither side of a tie goes to the
-even one; what is no number stays none.
+Widening is exact and two integer instructions on any processor. Narrowing rounds to nearest, ties to even; what is no
+number stays none.
 """
 
 from typing import Any
