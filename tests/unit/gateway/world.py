@@ -34,7 +34,7 @@ GATEWAY_ID = "gateway-0-00000000"
 FAST = GatewaySettings(
     control=ControlSettings(outage_s=0.6, ask_timeout_s=0.2, pause_s=0.05, close_wait_s=0.5),
     driver=DriverSettings(max_requests=16, overdue_s=0.15, gap_s=0.8, no_progress_s=5.0, tick_s=0.05),
-    links=LinkSettings(lost_after_s=0.5, connect_timeout_s=0.3, first_backoff_s=0.02, max_backoff_s=0.1),
+    links=LinkSettings(lost_after_s=1.5, connect_timeout_s=1.0, first_backoff_s=0.02, max_backoff_s=0.1),
     report_interval_s=0.05,
 )
 
