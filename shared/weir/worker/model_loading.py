@@ -116,13 +116,15 @@ def _load_on_device(config: WorkerConfig, imports: "Future[None]") -> "DeviceWei
 
 
 def _import_for_cpu(config: WorkerConfig) -> None:
-    if choose_arithmetic(config.precision, load_model_config(resolve_model(config.model_reference))) == "fp32":
-        import torch  # noqa: F401, PLC0415 - what runs int8 does without
+    from weir.model.load import import_libraries  # noqa: PLC0415 - numpy and more, in this thread and not before
+
+    model_config = load_model_config(resolve_model(config.model_reference))
+    import_libraries(choose_arithmetic(config.precision, model_config))
 
 
 def _load(config: WorkerConfig, imports: "Future[None]") -> "LoadedWeights":
     imports.result(_LOAD_TIMEOUT_S)
-    from weir.model.load import load_model  # noqa: PLC0415 - numpy and more, in this thread and not before
+    from weir.model.load import load_model  # noqa: PLC0415 - imported by another thread
 
     source = resolve_model(config.model_reference)
     model_config = load_model_config(source)
