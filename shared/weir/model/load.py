@@ -57,6 +57,12 @@ class LoadedWeights(Protocol):
         ...
 
 
+def import_libraries(arithmetic: Arithmetic) -> None:
+    """Those whose import holds the interpreter's lock for long."""
+    if arithmetic == "fp32":
+        import torch  # noqa: F401, PLC0415
+
+
 def load_model(
     source: ModelSource, precision: Precision, share: CoreShare, cache_dir: Path | None = None
 ) -> LoadedWeights:

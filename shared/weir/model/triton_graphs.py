@@ -40,23 +40,33 @@ def graph_shapes(limits: TritonLimits) -> tuple[GraphShape, ...]:
     return tuple(sorted(GraphShape(width, count) for width in widths for count in rows))
 
 
-def capture_cuda_graph(step: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-    """As PyTorch asks for it: warmed up on a stream of its own, then captured."""
+def cuda_graph_capture() -> Capture:
+    """As PyTorch asks for it: each step is warmed up on a side stream, then captured there.
+
+    The graphs share that stream, and so its workspaces, and one pool of memory: they never run at the same time, and
+    none reads what another has left there.
+    """
+    pool = torch.cuda.graph_pool_handle()
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(_WARM_UPS):
-            step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = step()
 
-    def replay() -> torch.Tensor:
-        graph.replay()
-        return result
+    def capture(step: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UPS):
+                step()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        # a call that other threads make to the driver meanwhile is none of this graph's, and must not end its capture
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            result = step()
 
-    return replay
+        def replay() -> torch.Tensor:
+            graph.replay()
+            return result
+
+        return replay
+
+    return capture
 
 
 _NOTHING = HostBatch((), (), (), ())

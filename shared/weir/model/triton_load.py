@@ -1,6 +1,6 @@
 """From a model's files to something that runs steps by the Triton kernels: on a GPU, or in Triton's interpreter."""
 
-import importlib.util
+import logging
 import math
 import os
 import sys
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from weir.model.triton_batch import TritonLimits
     from weir.model.triton_runner import TritonRunner
 
+_log = logging.getLogger(__name__)
 _INTERPRET = "TRITON_INTERPRET"
 _WARM_UP_TOKENS = 40
 _DTYPES: dict[Arithmetic, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -91,10 +92,7 @@ class DeviceRunner:
 
         Pages of the arena may be others' already: none is written, and only page 0 is read, whatever is in it.
         """
-        if importlib.util.find_spec("numba") is not None:  # it compiles draws other than greedy or by temperature
-            from weir.model.sampler import compile_kernels  # noqa: PLC0415
-
-            compile_kernels()
+        _compile_host_draws()
         length = min(_WARM_UP_TOKENS, self._limits.max_rows, self._limits.max_context_tokens - 1)
         table = tuple(range(num_pages_for(length + 1)))
         dtype = _DTYPES[self._weights.arithmetic]
@@ -110,6 +108,26 @@ class DeviceRunner:
         from weir.model.triton_runner import TritonRunner  # noqa: PLC0415
 
         return TritonRunner(self._weights.config, self._weights.weights, pages, limits)
+
+
+def _compile_host_draws() -> None:
+    """Draws other than greedy or by temperature. They need numba, which a machine that does without them may lack."""
+    try:
+        from weir.model.sampler import compile_kernels  # noqa: PLC0415
+    except ImportError as error:
+        _log.warning("only greedy draws and draws by temperature will work, the others need numba: %s", error)
+        return
+    compile_kernels()
+
+
+def start_device(device: Device, num_threads: int) -> None:
+    """What takes long while it holds the interpreter's lock: imports what runners need, and begins to use the device.
+
+    Raises ModelError: there is no such device. `num_threads` as for `load_on_device`.
+    """
+    if _begin(device, num_threads).type == "cuda":
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    import weir.model.triton_runner  # noqa: F401, PLC0415 - and with it Triton, which `_begin` has to come before
 
 
 def load_on_device(source: ModelSource, precision: Precision, device: Device, num_threads: int) -> DeviceWeights:

@@ -1,7 +1,8 @@
 """Runs a step's plan on a GPU."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from weir.model.triton_batch import (
     host_batch,
 )
 from weir.model.triton_decoder import TritonDecoder
-from weir.model.triton_graphs import Capture, DecodeGraphs, capture_cuda_graph, graph_shapes
+from weir.model.triton_graphs import Capture, DecodeGraphs, cuda_graph_capture, graph_shapes
 from weir.model.triton_upload import StepUpload
 from weir.model.weights import Weights
 from weir.ops.sampling.launch import sample, sampling_scratch
@@ -33,8 +34,18 @@ class TritonRunner:
     Greedy draws and draws by temperature alone are made there; the logits of others come to the host.
     """
 
-    def __init__(self, config: ModelConfig, weights: Weights, pages: torch.Tensor, limits: TritonLimits) -> None:
-        """`weights` and `pages` are on the device, of one type. Raises ValueError for pages of another geometry."""
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        pages: torch.Tensor,
+        limits: TritonLimits,
+        wait_for_device: Callable[[], None] | None = None,
+    ) -> None:
+        """`weights` and `pages` are on the device, of one type. Raises ValueError for pages of another geometry.
+
+        `wait_for_device`: until everything that this thread has launched is done; by default the current stream.
+        """
         self._config = config
         self._limits = limits
         self._num_pages = len(pages)
@@ -42,30 +53,41 @@ class TritonRunner:
         self._upload = StepUpload(limits.upload_bytes, pages.device)
         self._scratch = sampling_scratch(limits.max_sequences, config.vocab_size, pages.device)
         self._token_ids = torch.empty(limits.max_sequences, dtype=torch.int32, device=pages.device)
+        self._wait_for_device = wait_for_device or partial(_wait_for_stream, pages.device)
         self._graphs: DecodeGraphs | None = None
 
-    def capture_decodes(self, capture: Capture = capture_cuda_graph) -> None:
-        """From here on steps of decodes alone are replayed. Reads page 0 and writes none."""
+    def capture_decodes(self, capture: Capture | None = None) -> None:
+        """From here on steps of decodes alone are replayed, by default as CUDA graphs. Reads page 0 and writes none."""
+        capture = capture or cuda_graph_capture()
         graphs = DecodeGraphs(graph_shapes(self._limits), self._upload, self._decode_step, capture)
         with torch.inference_mode():
             graphs.capture_all()
         self._graphs = graphs
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Raises InternalError on a plan that makes no sense, or if the logits are not numbers."""
+        """Returns, or raises, once the device has written the pages: other processes may get them right after.
+
+        Raises InternalError on a plan that makes no sense, or if the logits are not numbers.
+        """
         if not plan.chunks:
             return StepResult({})
+        try:
+            with torch.inference_mode():
+                return self._run(plan)
+        finally:
+            self._wait_for_device()
+
+    def _run(self, plan: StepPlan) -> StepResult:
         batch = host_batch(plan, self._num_pages, self._config.vocab_size, self._limits)
-        with torch.inference_mode():
-            drawn = self._graphs.try_run(batch) if self._graphs is not None else None
-            if drawn is not None:
-                return StepResult(_checked(drawn.tolist(), batch.sampled))
-            index = device_batch(batch, self._upload, self._decoder.queries_per_tile)
-            self._decoder.forward(index)
-            scores = {scored.slot: self._score(scored, index) for scored in batch.scored}
-            if index.sample is None:
-                return StepResult({}, prompt_logprobs=scores)
-            result = self._draw(self._decoder.logits(index.sample.rows), batch.sampled, index.sample)
+        drawn = self._graphs.try_run(batch) if self._graphs is not None else None
+        if drawn is not None:
+            return StepResult(_checked(drawn.tolist(), batch.sampled))
+        index = device_batch(batch, self._upload, self._decoder.queries_per_tile)
+        self._decoder.forward(index)
+        scores = {scored.slot: self._score(scored, index) for scored in batch.scored}
+        if index.sample is None:
+            return StepResult({}, prompt_logprobs=scores)
+        result = self._draw(self._decoder.logits(index.sample.rows), batch.sampled, index.sample)
         return replace(result, prompt_logprobs=scores)
 
     def _decode_step(self, index: DeviceBatch) -> torch.Tensor:
@@ -111,6 +133,11 @@ class TritonRunner:
                 spec.num_top,
             )
         )
+
+
+def _wait_for_stream(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
 
 
 def _checked(drawn: Sequence[int], sampled: Sequence[SampledRow]) -> dict[int, int]:

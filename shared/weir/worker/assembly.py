@@ -100,18 +100,20 @@ async def build_worker(
     serves_locally: bool = False,
 ) -> WorkerShell:
     """A worker of the model that its configuration names. Weights begin to load at once, the shell waits for them.
+    Libraries are imported when this returns.
 
     `over_arena` finishes the runner, in a thread of its own before the engine's begins. Raises ModelError,
     DeviceMissing.
     """
     config = context.config
-    load = begin_loading(config)
+    loading = begin_loading(config)
     model = await asyncio.to_thread(_read_model_facts, config)
+    await asyncio.to_thread(loading.wait_for_imports)
     return assemble(
         context,
         _facts_of(context, model, serves_locally=serves_locally),
         limits,
-        _surroundings_of(context, model, lambda arena: over_arena(load(arena), arena)),
+        _surroundings_of(context, model, lambda arena: over_arena(loading.over(arena), arena)),
         lambda parts: make_role(parts, model),
     )
 

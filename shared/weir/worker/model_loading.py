@@ -35,17 +35,36 @@ class ArenaRunner:
     pages: PageBytes
 
 
-def begin_loading(config: WorkerConfig) -> Callable[[ArenaMemory], ArenaRunner]:
-    """Begins at once, in a thread of its own: it takes seconds, in which the transfer service makes its arena.
+@dataclass(frozen=True)
+class Loading:
+    """A model on its way into memory."""
 
-    The returned function waits for the weights, and raises what loading has raised. Raises DeviceMissing at once.
+    imports: "Future[None]"
+    over: Callable[[ArenaMemory], ArenaRunner]
+    """Waits for the weights, and raises what loading has raised."""
+
+    def wait_for_imports(self) -> None:
+        """Until no library of the model has to be imported any more; raises what that has raised.
+
+        An import may hold the interpreter's lock for seconds. A process that has a lease cannot renew it meanwhile, and
+        one that loses its lease is killed: attach to no arena before.
+        """
+        self.imports.result(_LOAD_TIMEOUT_S)
+
+
+def begin_loading(config: WorkerConfig) -> Loading:
+    """Begins at once, in threads of its own: it takes seconds, in which the transfer service makes its arena.
+
+    Raises DeviceMissing at once.
     """
     check_device(config.device)
     if config.device == "cpu":
-        weights = begin(lambda: _load(config), "weights")
-        return lambda arena: _over_segment(weights, arena)
-    on_device = begin(lambda: _load_on_device(config), "weights")
-    return lambda arena: _over_device(on_device, arena, config)
+        imports = begin(lambda: _import_for_cpu(config), "imports")
+        weights = begin(lambda: _load(config, imports), "weights")
+        return Loading(imports, lambda arena: _over_segment(weights, arena))
+    imports = begin(lambda: _import_for_device(config), "imports")
+    on_device = begin(lambda: _load_on_device(config, imports), "weights")
+    return Loading(imports, lambda arena: _over_device(on_device, arena, config))
 
 
 def core_share_of(config: WorkerConfig, arithmetic: Arithmetic) -> CoreShare:
@@ -69,7 +88,7 @@ def _over_segment(weights: "Future[LoadedWeights]", arena: ArenaMemory) -> Arena
 
 
 def _over_device(weights: "Future[DeviceWeights]", arena: ArenaMemory, config: WorkerConfig) -> ArenaRunner:
-    from weir.model.triton_load import StepRoom  # noqa: PLC0415 - imports torch, which the other thread has done by now
+    from weir.model.triton_load import StepRoom  # noqa: PLC0415 - imported by another thread
 
     if arena.pages is None:
         raise InternalError(f"device {config.device}: the pages of this arena are in its segment")
@@ -78,8 +97,15 @@ def _over_device(weights: "Future[DeviceWeights]", arena: ArenaMemory, config: W
     return ArenaRunner(runner, runner.pages)
 
 
-def _load_on_device(config: WorkerConfig) -> "DeviceWeights":
-    from weir.model.triton_load import load_on_device  # noqa: PLC0415 - imports torch
+def _import_for_device(config: WorkerConfig) -> None:
+    from weir.model.triton_load import start_device  # noqa: PLC0415 - imports torch
+
+    start_device(config.device, core_share_of(config, "fp32").most)
+
+
+def _load_on_device(config: WorkerConfig, imports: "Future[None]") -> "DeviceWeights":
+    imports.result(_LOAD_TIMEOUT_S)
+    from weir.model.triton_load import load_on_device  # noqa: PLC0415 - imported by another thread
 
     source = resolve_model(config.model_reference)
     share = core_share_of(config, "fp32")
@@ -89,8 +115,16 @@ def _load_on_device(config: WorkerConfig) -> "DeviceWeights":
     return weights
 
 
-def _load(config: WorkerConfig) -> "LoadedWeights":
-    from weir.model.load import load_model  # noqa: PLC0415 - numpy and more, in this thread and not before
+def _import_for_cpu(config: WorkerConfig) -> None:
+    from weir.model.load import import_libraries  # noqa: PLC0415 - numpy and more, in this thread and not before
+
+    model_config = load_model_config(resolve_model(config.model_reference))
+    import_libraries(choose_arithmetic(config.precision, model_config))
+
+
+def _load(config: WorkerConfig, imports: "Future[None]") -> "LoadedWeights":
+    imports.result(_LOAD_TIMEOUT_S)
+    from weir.model.load import load_model  # noqa: PLC0415 - imported by another thread
 
     source = resolve_model(config.model_reference)
     model_config = load_model_config(source)

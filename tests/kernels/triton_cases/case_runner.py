@@ -24,7 +24,7 @@ from weir.model.paged_kv import PagedKv
 from weir.model.step_batch import build_batch
 from weir.model.triton_batch import TritonLimits
 from weir.model.triton_decoder import empty_pages, weights_on
-from weir.model.triton_graphs import capture_cuda_graph, graph_shapes
+from weir.model.triton_graphs import cuda_graph_capture, graph_shapes
 from weir.model.triton_runner import TritonRunner
 from weir.model.weights import LayerWeights, Weights
 
@@ -238,7 +238,7 @@ def run_again(step: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
 def test_replayed_decodes_draw_what_steps_of_their_own_draw(weights: Weights) -> None:
     # a row that fills a batch up reads page 0, and the interpreter's numpy warns of numbers that are none
     runner = triton_runner(weights, unwritten=0.0)
-    runner.capture_decodes(run_again if IS_INTERPRETED else capture_cuda_graph)
+    runner.capture_decodes(run_again if IS_INTERPRETED else cuda_graph_capture())
     expected, found = Conversation(triton_runner(weights), PROMPTS), Conversation(runner, PROMPTS)
     for lengths in [*SCHEDULE, (1, 0, 1), (0, 1, 0)]:
         assert found.step([GREEDY, WARM, GREEDY], lengths) == expected.step([GREEDY, WARM, GREEDY], lengths)
@@ -247,7 +247,7 @@ def test_replayed_decodes_draw_what_steps_of_their_own_draw(weights: Weights) ->
 def test_capturing_writes_to_no_page(weights: Weights) -> None:
     pages = empty_pages(CONFIG, NUM_PAGES, DEVICE, torch.float32).fill_(7.0)
     runner = TritonRunner(CONFIG, weights_on(weights, DEVICE, torch.float32), pages, LIMITS)
-    runner.capture_decodes(run_again if IS_INTERPRETED else capture_cuda_graph)
+    runner.capture_decodes(run_again if IS_INTERPRETED else cuda_graph_capture())
     assert bool((pages == 7.0).all())
 
 

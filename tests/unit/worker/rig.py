@@ -16,7 +16,7 @@ from weir.bus.protocol import Bus
 from weir.bus.subjects import Subjects
 from weir.core.sampling import SamplingParams
 from weir.engine.batcher import BatchLimits
-from weir.engine.plan import StepPlan
+from weir.engine.plan import ModelRunner, StepPlan, StepResult
 from weir.kv.devices import ArenaMemory
 from weir.kv.geometry import ArenaGeometry
 from weir.kv.messages import HandedOff
@@ -190,11 +190,13 @@ async def connected(worker: RunningWorker, gateway_id: str) -> AsyncIterator[Str
 
 
 @asynccontextmanager
-async def running_rig(tracer: Tracer | None = None, gateway_gone_s: float = 5.0) -> AsyncIterator[Rig]:
+async def running_rig(
+    tracer: Tracer | None = None, gateway_gone_s: float = 5.0, runner: ModelRunner | None = None
+) -> AsyncIterator[Rig]:
     arena = MemoryArena(ArenaGeometry(64, NUM_PAGES, NUM_SLOTS, MAX_CONTEXT_TOKENS))
     # Both workers compute in the same pages, as they would in one segment.
     on_run: dict[str, Callable[[StepPlan], None]] = {}
-    runner = HashRunner(NUM_PAGES, VOCAB_SIZE)
+    runner = runner or HashRunner(NUM_PAGES, VOCAB_SIZE)
     hub = MemoryHub()
     workers = [
         await _start_worker(role, arena, runner, on_run, hub, tracer or NoOpTracer(), gateway_gone_s)
@@ -215,7 +217,7 @@ async def running_rig(tracer: Tracer | None = None, gateway_gone_s: float = 5.0)
 async def _start_worker(
     role: str,
     arena: MemoryArena,
-    runner: HashRunner,
+    runner: ModelRunner,
     on_run: dict[str, Callable[[StepPlan], None]],
     hub: MemoryHub,
     tracer: Tracer,
@@ -265,11 +267,11 @@ async def _start_worker(
 class _Hooked:
     """The shared runner with a hook for each role's steps."""
 
-    runner: HashRunner
+    runner: ModelRunner
     role: str
     on_run: dict[str, Callable[[StepPlan], None]]
 
-    def run(self, plan: StepPlan) -> Any:
+    def run(self, plan: StepPlan) -> StepResult:
         if self.role in self.on_run:
             self.on_run[self.role](plan)
         return self.runner.run(plan)

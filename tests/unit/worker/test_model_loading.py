@@ -2,6 +2,8 @@
 
 import logging
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,3 +44,28 @@ def test_without_a_place_for_the_budget_a_worker_takes_an_equal_part_and_says_so
         share = core_share_of(WorkerConfig(runtime_dir=tmp_path, workers_on_machine=2), "int8")
     assert share.most == 4
     assert "no common budget of cores" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "imports"),
+    [
+        ("interpreter", "fp32", ["import torch", "import triton"]),
+        ("cpu", "fp32", ["import torch"]),
+        ("cpu", "int8", []),
+    ],
+)
+def test_a_worker_has_imported_its_libraries_before_it_has_a_lease_to_keep(
+    device: str, precision: str, imports: list[str]
+) -> None:
+    if device == "interpreter":
+        pytest.importorskip("triton", reason="Triton is installed on Linux only")
+    child = subprocess.run(
+        [sys.executable, "-m", "tests.unit.worker.attach_order", device, precision, "dummy:tiny"],
+        cwd=Path(__file__).parents[3],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert child.stdout.splitlines() == [*imports, "attach"], child.stderr[-2000:]

@@ -1,0 +1,119 @@
+"""The graphs of decode steps take one pool of memory and one stream together, in place of one each."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is installed on Linux only")
+
+import torch
+
+from weir.model.triton_batch import DeviceBatch, TritonLimits
+from weir.model.triton_graphs import DecodeGraphs, cuda_graph_capture, graph_shapes
+from weir.model.triton_upload import StepUpload
+
+LIMITS = TritonLimits(max_rows=64, max_sequences=4, max_context_tokens=1024)
+
+
+class FakeStream:
+    def __init__(self, cuda: "FakeCuda", name: str) -> None:
+        self._cuda = cuda
+        self.name = name
+
+    def wait_stream(self, other: "FakeStream") -> None:
+        self._cuda.events.append(f"{self.name} waits for {other.name}")
+
+
+class FakeGraph:
+    def __init__(self, cuda: "FakeCuda") -> None:
+        self._cuda = cuda
+
+    def replay(self) -> None:
+        self._cuda.events.append("replay")
+
+
+@dataclass
+class FakeCuda:
+    """What capturing asks of `torch.cuda`, with what was asked."""
+
+    events: list[str] = field(default_factory=list)
+    captures: list[tuple[object, str, str]] = field(default_factory=list)
+    """Pool, stream and error mode of each."""
+    num_pools: int = 0
+    num_streams: int = 0
+
+    def __post_init__(self) -> None:
+        self.current = FakeStream(self, "main")
+
+    def make_stream(self) -> FakeStream:
+        self.num_streams += 1
+        return FakeStream(self, f"side {self.num_streams}")
+
+    def make_graph(self) -> FakeGraph:
+        return FakeGraph(self)
+
+    def make_pool(self) -> tuple[int, int]:
+        self.num_pools += 1
+        return (0, self.num_pools)
+
+    @contextmanager
+    def on(self, stream: FakeStream) -> Iterator[None]:
+        before, self.current = self.current, stream
+        yield
+        self.current = before
+
+    @contextmanager
+    def capturing(
+        self,
+        graph: FakeGraph,
+        pool: object = None,
+        stream: FakeStream | None = None,
+        capture_error_mode: str = "global",
+    ) -> Iterator[None]:
+        del graph
+        self.captures.append((pool, stream.name if stream is not None else "", capture_error_mode))
+        with self.on(stream or self.make_stream()):
+            yield
+
+    def step(self) -> torch.Tensor:
+        self.events.append(f"step on {self.current.name}")
+        return torch.zeros(1, dtype=torch.int32)
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    fake = FakeCuda()
+    monkeypatch.setattr(torch.cuda, "Stream", fake.make_stream)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", fake.make_graph)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", fake.make_pool)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: fake.current)
+    monkeypatch.setattr(torch.cuda, "stream", fake.on)
+    monkeypatch.setattr(torch.cuda, "graph", fake.capturing)
+    return fake
+
+
+def test_all_graphs_share_a_pool_and_a_stream(cuda: FakeCuda) -> None:
+    def run_step(index: DeviceBatch) -> torch.Tensor:
+        return cuda.step()[: len(index.token_ids)]
+
+    shapes = graph_shapes(LIMITS)
+    upload = StepUpload(LIMITS.upload_bytes, torch.device("cpu"))
+    DecodeGraphs(shapes, upload, run_step, cuda_graph_capture()).capture_all()
+    assert len(cuda.captures) == len(shapes) > 4
+    assert set(cuda.captures) == {((0, 1), "side 1", "thread_local")}
+    assert (cuda.num_pools, cuda.num_streams) == (1, 1)
+
+
+def test_a_step_is_warmed_up_where_it_is_captured_and_the_streams_wait_for_each_other(cuda: FakeCuda) -> None:
+    replay: Callable[[], torch.Tensor] = cuda_graph_capture()(cuda.step)
+    assert cuda.events == [
+        "side 1 waits for main",
+        *["step on side 1"] * 2,
+        "main waits for side 1",
+        "step on side 1",
+    ]
+    cuda.events.clear()
+    assert replay() is replay(), "the result stays where it is"
+    assert cuda.events == ["replay"] * 2
