@@ -217,7 +217,8 @@ class Desk:
             for delivery in live:
                 self._tombstones.put(delivery.key)
                 self._cancel(delivery)
-        for delivery in tuple(self._unposted.values()):
+        unposted, self._unposted = self._unposted, {}
+        for delivery in unposted.values():
             self._cancel(delivery)
 
     def _refusal_of(self, key: SequenceKey, held: Delivery | None) -> Ending | None:
@@ -245,7 +246,6 @@ class Desk:
 
     def _cancel(self, delivery: Delivery) -> None:
         """Once a sequence, however often a gateway says it: the engine's inbox is bounded. Full, it is tried again."""
-        self._unposted.pop(delivery.key, None)
         if delivery.ending is not None or delivery.is_cancel_posted:
             return
         try:

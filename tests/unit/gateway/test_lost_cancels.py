@@ -8,11 +8,11 @@ from tests.unit.gateway.world import FAST, World
 
 from weir.core.attempt import Attempt
 from weir.core.clock import ManualClock
-from weir.core.errors import Unavailable
+from weir.core.errors import Unavailable, WeirError
 from weir_gateway.links import LinkPool
 
 
-async def decoding(world: World) -> "asyncio.Task[object]":
+async def decoding(world: World) -> "asyncio.Task[tuple[WeirError, str]]":
     """A request of which the decode worker has said four tokens."""
     world.pair.stops_after = 4
     running = asyncio.create_task(error_of(world))
@@ -21,7 +21,7 @@ async def decoding(world: World) -> "asyncio.Task[object]":
     return running
 
 
-async def leave(running: "asyncio.Task[object]") -> None:
+async def leave(running: "asyncio.Task[tuple[WeirError, str]]") -> None:
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
 
@@ -61,7 +61,7 @@ async def test_a_worker_that_was_given_up_and_is_reached_again_hears_what_was_ca
     running = await decoding(world)
     lost_id = request_id_of(world)
     await world.decode.stop()
-    error, _ = await running  # type: ignore[misc]
+    error, _ = await running
     assert isinstance(error, Unavailable)
     await world.until_idle()
     assert world.metric("links") == 1

@@ -283,6 +283,15 @@ async def test_a_cancel_of_what_runs_is_answered_by_its_end_alone() -> None:
     assert await has_nothing_to_say(office.stream)
 
 
+async def test_a_cancel_of_what_has_ended_and_was_told_is_answered() -> None:
+    office = Office(takes_hand_offs=False)
+    office.desk.try_start(office.stream, facts((1, 2)))
+    office.desk.on_event(SequenceEnded(KEY, EndReason.LENGTH), step=1)
+    assert reason_of((await frame_of(office.stream)).updates[0]) is EndReason.LENGTH
+    office.desk.cancel(office.stream, KEY)
+    assert reason_of((await frame_of(office.stream)).updates[0]) is EndReason.CANCELLED
+
+
 @pytest.mark.parametrize("is_ended", [False, True], ids=["running", "ended"])
 async def test_a_cancel_on_a_new_stream_is_answered_though_the_sequence_was_not_asked_for(is_ended: bool) -> None:
     office = Office(takes_hand_offs=False)
