@@ -23,7 +23,7 @@ from weir_gateway.control import SchedulerPort, refusal_error
 from weir_gateway.links import LinkPool
 from weir_gateway.prompt_pages import pages_of
 from weir_gateway.spans import RequestSpan
-from weir_gateway.wire import cancel_command, resume_command
+from weir_gateway.wire import resume_command
 
 logger = logging.getLogger(__name__)
 
@@ -214,12 +214,11 @@ class Driver:
             return
         request_id = call.request.request_id
         for worker_id in {placement.prefill_worker_id, placement.decode_worker_id}:
-            link = self._links.try_get(worker_id)
-            if link is None:
-                continue
             if call.is_started and not call.is_over_at_workers:
-                link.send(cancel_command(request_id, call.request.attempt))
-            link.unsubscribe(request_id)
+                self._links.cancel(worker_id, request_id, call.request.attempt)
+            link = self._links.try_get(worker_id)
+            if link is not None:
+                link.unsubscribe(request_id)
 
     async def _tell_scheduler(self, call: Call, context: Context) -> None:
         request, ending = call.request, call.ended.result()

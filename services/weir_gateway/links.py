@@ -13,10 +13,12 @@ import grpc
 import grpc.aio
 
 from weir.bus.tasks import end_tasks
+from weir.core.attempt import Attempt
 from weir.core.clock import Clock
 from weir.rpc.channel import make_channel
 from weir.wire.v1 import worker_pb2, worker_pb2_grpc
-from weir_gateway.wire import attempt_from_pb, cancel_command
+from weir_gateway.cancels import UnconfirmedCancels
+from weir_gateway.wire import attempt_from_pb
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +32,8 @@ class LinkSettings:
     """`lost_after_s` without a stream gives the worker up: long enough for a hiccup, short enough for a client.
 
     So do more than `max_short_streams` in a row that lasted less: something that is said on them ends them.
+    `cancel_kept_s` must be longer than a worker takes to drop the sequences of a gateway that has no stream: some
+    seconds until both ends have noticed, and some more.
     """
 
     lost_after_s: float = 3.0
@@ -39,6 +43,8 @@ class LinkSettings:
     write_timeout_s: float = 5.0
     max_queued_commands: int = 4096
     max_short_streams: int = 5
+    cancel_kept_s: float = 60.0
+    max_unconfirmed_cancels: int = 2048
 
 
 class LinkSubscriber(Protocol):
@@ -64,7 +70,7 @@ class _WorkerReplaced(Exception):
 
 
 class Link:
-    """Connects again by itself while requests need it; closes itself when the stream is gone and none does."""
+    """Connects again by itself while requests or cancels need it; closes itself when the stream is gone and none do."""
 
     def __init__(
         self,
@@ -74,6 +80,7 @@ class Link:
         settings: LinkSettings,
         clock: Clock,
         counts: Counter[str],
+        cancels: UnconfirmedCancels,
         on_closed: Callable[["Link"], None],
     ) -> None:
         self.worker_id = worker_id
@@ -82,9 +89,10 @@ class Link:
         self._settings = settings
         self._clock = clock
         self._counts = counts
+        self._cancels = cancels
         self._on_closed = on_closed
         self._subscribers: dict[str, LinkSubscriber] = {}
-        self._ended: OrderedDict[str, float] = OrderedDict()  # request id -> when it was last cancelled here
+        self._ended: OrderedDict[str, None] = OrderedDict()  # request ids, the latest last
         self._queue: asyncio.Queue[worker_pb2.ServeRequest] = asyncio.Queue(settings.max_queued_commands)
         self._connected = asyncio.Event()
         self._overflow = asyncio.Event()
@@ -108,14 +116,17 @@ class Link:
 
     def unsubscribe(self, request_id: str) -> None:
         if self._subscribers.pop(request_id, None) is not None:
-            self._note_end(request_id, float("-inf"))
+            self._note_end(request_id)
+
+    def cancel(self, request_id: str, attempt: Attempt) -> None:
+        """Said again on every new stream until the worker confirms it."""
+        self._note_end(request_id)
+        self.send(self._cancels.note(request_id, attempt))
 
     def send(self, command: worker_pb2.ServeRequest) -> None:
         """Without a stream this does nothing: whoever is subscribed is asked what to say when there is one again."""
         if not self.is_connected:
             return
-        if command.HasField("cancel"):
-            self._note_end(command.cancel.request_id, self._clock.now_s())
         try:
             self._queue.put_nowait(command)
         except asyncio.QueueFull:
@@ -158,7 +169,7 @@ class Link:
                 num_short = num_short + 1 if now_s - began_s < settings.lost_after_s else 0
                 backoff_s = settings.first_backoff_s
                 logger.info("stream to %s broke: %s", self.worker_id, reason)
-            if not self._subscribers:
+            if not self._subscribers and not self._cancels:
                 return f"worker {self.worker_id} is not connected"
             if now_s + backoff_s >= lost_at_s or num_short > settings.max_short_streams:
                 return f"worker {self.worker_id} is lost: {reason}"
@@ -178,9 +189,7 @@ class Link:
                 self._queue = asyncio.Queue(self._settings.max_queued_commands)
                 self._overflow.clear()
                 self._connected.set()
-                for subscriber in list(self._subscribers.values()):
-                    for command in subscriber.commands_to_resume(self.worker_id):
-                        self.send(command)
+                self._say_again()
                 await self._pump(stream)
             except grpc.aio.AioRpcError as error:
                 raise _BrokenStream(f"{error.code().name} {error.details() or ''}".strip()) from error
@@ -197,6 +206,14 @@ class Link:
         found_id = response.welcome.worker_id
         if found_id != self.worker_id:
             raise _WorkerReplaced(f"worker {self.worker_id} is gone: {found_id} answers at {self._address}")
+
+    def _say_again(self) -> None:
+        """Cancels first: what they free may be what others wait for."""
+        for command in self._cancels.commands():
+            self.send(command)
+        for subscriber in list(self._subscribers.values()):
+            for command in subscriber.commands_to_resume(self.worker_id):
+                self.send(command)
 
     async def _pump(self, stream: _Stream) -> None:
         """Reads and writes until either ends."""
@@ -236,17 +253,18 @@ class Link:
         if subscriber is not None:
             subscriber.on_update(self.worker_id, update)
             return
-        last_cancelled_s = self._ended.get(update.request_id)
-        if last_cancelled_s is None:
+        if self._cancels.try_confirm(update):
+            return
+        if update.request_id not in self._ended:
             self._counts["unexpected_requests_total"] += 1
-            last_cancelled_s = float("-inf")
         is_running = bool(update.token_ids) and not update.finish_reason and not update.HasField("error")
-        if is_running and self._clock.now_s() - last_cancelled_s >= _CANCEL_AGAIN_AFTER_S:
-            # The worker goes on with what nobody wants: the Cancel was lost with an earlier stream.
-            self.send(cancel_command(update.request_id, attempt_from_pb(update.attempt)))
+        if is_running and not self._cancels.was_said_within(update.request_id, _CANCEL_AGAIN_AFTER_S):
+            # The worker goes on with what nobody wants.
+            self.cancel(update.request_id, attempt_from_pb(update.attempt))
 
-    def _note_end(self, request_id: str, cancelled_at_s: float) -> None:
-        self._ended[request_id] = max(cancelled_at_s, self._ended.pop(request_id, cancelled_at_s))
+    def _note_end(self, request_id: str) -> None:
+        self._ended[request_id] = None
+        self._ended.move_to_end(request_id)
         while len(self._ended) > _MAX_REMEMBERED_ENDS:
             self._ended.popitem(last=False)
 
@@ -259,38 +277,84 @@ class Link:
 
 
 class LinkPool:
-    """The links by worker. A worker's id is new at each of its starts, so a link never outlives its worker's state."""
+    """The links by worker. A worker's id is new at each of its starts, so a link never outlives its worker's state.
+
+    Cancels outlive links: a worker that was given up, and is reached again, may still run what was cancelled meanwhile.
+    """
 
     def __init__(self, gateway_id: str, settings: LinkSettings, clock: Clock) -> None:
         self._gateway_id = gateway_id
         self._settings = settings
         self._clock = clock
         self._links: dict[str, Link] = {}
+        self._cancels: dict[str, UnconfirmedCancels] = {}
         self._counts: Counter[str] = Counter()
 
     def link_to(self, worker_id: str, address: str) -> Link:
         """The link to a worker, opened if need be."""
         if worker_id not in self._links:
             self._links[worker_id] = Link(
-                worker_id, address, self._gateway_id, self._settings, self._clock, self._counts, self._forget
+                worker_id,
+                address,
+                self._gateway_id,
+                self._settings,
+                self._clock,
+                self._counts,
+                self._cancels_at(worker_id),
+                self._forget,
             )
         return self._links[worker_id]
 
     def try_get(self, worker_id: str) -> Link | None:
         return self._links.get(worker_id)
 
+    def cancel(self, worker_id: str, request_id: str, attempt: Attempt) -> None:
+        """Drops the request at the worker, now or when it is reached again."""
+        link = self._links.get(worker_id)
+        if link is not None:
+            link.cancel(request_id, attempt)
+        else:
+            self._cancels_at(worker_id).note(request_id, attempt)
+
     async def close(self) -> None:
         await asyncio.gather(*(link.close() for link in list(self._links.values())))
 
     def metrics(self) -> dict[str, float]:
-        names = ("links_broken_total", "link_failures_total", "malformed_frames_total", "unexpected_requests_total")
+        names = (
+            "links_broken_total",
+            "link_failures_total",
+            "malformed_frames_total",
+            "unexpected_requests_total",
+            "cancels_forgotten_total",
+        )
+        self._drop_unneeded_cancels()
         links = self._links.values()
         return {name: float(self._counts[name]) for name in names} | {
             "links": float(len(links)),
             "links_connected": float(sum(link.is_connected for link in links)),
             "link_subscriptions": float(sum(link.num_requests for link in links)),
+            "cancels_unconfirmed": float(sum(len(cancels) for cancels in self._cancels.values())),
         }
 
     def _forget(self, link: Link) -> None:
         if self._links.get(link.worker_id) is link:
             del self._links[link.worker_id]
+
+    def _cancels_at(self, worker_id: str) -> UnconfirmedCancels:
+        self._drop_unneeded_cancels()
+        if worker_id not in self._cancels:
+            settings = self._settings
+            self._cancels[worker_id] = UnconfirmedCancels(
+                worker_id,
+                kept_s=settings.cancel_kept_s,
+                max_entries=settings.max_unconfirmed_cancels,
+                clock=self._clock,
+                counts=self._counts,
+            )
+        return self._cancels[worker_id]
+
+    def _drop_unneeded_cancels(self) -> None:
+        for worker_id, cancels in list(self._cancels.items()):
+            cancels.forget_old()
+            if not cancels and worker_id not in self._links:
+                del self._cancels[worker_id]

@@ -64,6 +64,8 @@ class Desk:
         self._ledger = Ledger(clock, tail_s=limits.tail_s, max_tails=limits.max_tails)
         self._tombstones = Tombstones(clock, ttl_s=limits.tombstone_s, max_entries=limits.max_tombstones)
         self._early = EarlyResumes(clock, ttl_s=limits.early_resume_s, max_entries=limits.max_early_resumes)
+        self._unposted: dict[SequenceKey, Delivery] = {}
+        """To be cancelled as soon as the engine takes it; each is a sequence that the engine has."""
         self._is_draining = False
 
     @property
@@ -103,12 +105,17 @@ class Desk:
         return True
 
     def cancel(self, stream: GatewayStream, key: SequenceKey) -> None:
-        """Drops this and older attempts, now or whenever they come."""
+        """Drops this and older attempts, now or whenever they come. The gateway hears of it from the sequence's end,
+        or at once if the sequence has nothing to say to it: whoever is not answered does not know whether he was heard.
+        """
         self._tombstones.put(key)
         self._early.try_take(key, stream.gateway_id)
         held = self._ledger.find(key.request_id)
         if held is not None and held.gateway_id == stream.gateway_id and held.key.attempt <= key.attempt:
             self._cancel(held)
+            if held.key == key and held.next_index is not None and held.ending is None:
+                return
+        stream.answer(Update(key, ending=Ending(reason=EndReason.CANCELLED)))
 
     def resume(self, stream: GatewayStream, key: SequenceKey, next_index: int) -> None:
         """Says everything from `next_index` on, now and later."""
@@ -210,6 +217,9 @@ class Desk:
             for delivery in live:
                 self._tombstones.put(delivery.key)
                 self._cancel(delivery)
+        unposted, self._unposted = self._unposted, {}
+        for delivery in unposted.values():
+            self._cancel(delivery)
 
     def _refusal_of(self, key: SequenceKey, held: Delivery | None) -> Ending | None:
         if self._tombstones.covers(key):
@@ -235,10 +245,16 @@ class Desk:
             self._cancel(held)
 
     def _cancel(self, delivery: Delivery) -> None:
-        """Once a sequence, however often a gateway says it: the engine's inbox is bounded."""
-        if delivery.ending is None and not delivery.is_cancel_posted:
-            delivery.is_cancel_posted = True
+        """Once a sequence, however often a gateway says it: the engine's inbox is bounded. Full, it is tried again."""
+        if delivery.ending is not None or delivery.is_cancel_posted:
+            return
+        try:
             self._post(Cancel(delivery.key))
+        except InboxFull as error:
+            _log.warning("request %s is to be cancelled later: %s", delivery.key.request_id, error)
+            self._unposted[delivery.key] = delivery
+        else:
+            delivery.is_cancel_posted = True
 
     def _resume(self, stream: GatewayStream, delivery: Delivery, next_index: int) -> None:
         delivery.resume(next_index)

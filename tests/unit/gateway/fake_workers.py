@@ -14,6 +14,7 @@ from weir.wire.v1 import types_pb2, worker_pb2
 Finish: TypeAlias = "types_pb2.FinishReason.ValueType"
 GOING_ON = types_pb2.FINISH_REASON_UNSPECIFIED
 STOP, LENGTH = types_pb2.FINISH_REASON_STOP, types_pb2.FINISH_REASON_LENGTH
+CANCELLED = types_pb2.FINISH_REASON_CANCELLED
 NUM_CACHED_TOKENS = 3
 """Of every prompt, so the prefill worker says."""
 
@@ -21,7 +22,7 @@ NUM_CACHED_TOKENS = 3
 class FakeWorker:
     """Answers Hello, writes down every command, hands it to `on_command`, and sends what it is told to.
 
-    A command of the kind `ends_streams_on` ends every stream.
+    Cancels are answered while `confirms_cancels`. A command of the kind `ends_streams_on` ends every stream.
     """
 
     def __init__(self, worker_id: str) -> None:
@@ -30,6 +31,7 @@ class FakeWorker:
         self.on_command: Callable[[worker_pb2.ServeRequest], None] = lambda command: None
         self.num_streams = 0
         self.refuses_streams = False
+        self.confirms_cancels = True
         self.port = 0
         self.ends_streams_on: str = ""
         self._outboxes: list[asyncio.Queue[worker_pb2.ServeResponse | bytes | None]] = []
@@ -96,6 +98,9 @@ class FakeWorker:
         async for command in request_iterator:
             self.commands.append(command)
             self.on_command(command)
+            if command.HasField("cancel") and self.confirms_cancels:
+                cancel = command.cancel
+                self.send(update(cancel.request_id, 0, finish=CANCELLED, dispatch=cancel.attempt.dispatch))
             if command.WhichOneof("command") == self.ends_streams_on:
                 self.break_streams()
 

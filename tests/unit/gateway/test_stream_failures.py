@@ -99,13 +99,16 @@ class TestStreams:
         assert isinstance(error, Unavailable)
         assert "decode-0-bbbbbbbb is gone: decode-0-cccccccc answers" in error.message
 
-    async def test_a_worker_that_never_answers_ends_the_request(self, world: World) -> None:
+    async def test_a_worker_that_never_answers_ends_the_request(
+        self, world: World, caplog: pytest.LogCaptureFixture
+    ) -> None:
         world.decode.refuses_streams = True
         error, _ = await error_of(world)
         assert isinstance(error, Unavailable)
         assert error.retry_after_s is not None
         await world.until_idle()
         assert world.metric("links") == 1
+        assert "1 requests end" in caplog.text
 
     async def test_a_worker_that_breaks_every_stream_at_once_is_given_up(self, world: World) -> None:
         world.pair.stops_after = 0
@@ -115,9 +118,19 @@ class TestStreams:
         assert "decode-0-bbbbbbbb is lost" in error.message
         assert world.decode.num_streams == FAST.links.max_short_streams + 1
 
-    async def test_the_idle_link_to_a_worker_that_went_away_is_closed(self, world: World) -> None:
+    async def test_why_the_last_stream_broke_is_said_when_a_worker_is_given_up(self, world: World) -> None:
+        world.pair.stops_after = 0
+        world.decode.on_command = lambda command: world.decode.send_garbage() if command.HasField("resume") else None
+        error, _ = await error_of(world)
+        assert isinstance(error, Unavailable)
+        assert "decode-0-bbbbbbbb is lost: the worker sent bytes that are no ServeResponse" in error.message
+
+    async def test_the_idle_link_to_a_worker_that_went_away_is_closed(
+        self, world: World, caplog: pytest.LogCaptureFixture
+    ) -> None:
         await run(world)
         assert world.metric("links") == 2
         world.decode.break_streams()
         await world.until(lambda: world.metric("links") == 1, "the link is closed")
         assert world.decode.num_streams == 1
+        assert "requests end" not in caplog.text, "an operator is warned of losses alone"

@@ -50,6 +50,13 @@ def test_slai_runs_decodes_earlier_when_pages_are_short() -> None:
     assert list(budget.plan(view(decodes, [9000], page_use=0.95)).decodes) == []
 
 
+def test_slai_never_runs_more_decodes_than_a_step_has_tokens() -> None:
+    """Three are due, two fit: the most urgent ones, and nothing is left for prompts."""
+    budget = LastSchedulableTime(SlaiParams())
+    share = budget.plan(view([token_at(99.5), token_at(99.7), token_at(99.6)], [9000], max_tokens=2))
+    assert (list(share.decodes), share.num_prefill_tokens) == ([0, 2], 0)
+
+
 def learnt(default_itl_s: float = 0.2) -> DynamicChunk:
     """Has seen that a step takes 5 ms and 0.1 ms a prompt token."""
     budget = DynamicChunk(default_itl_s)

@@ -1,6 +1,7 @@
 """The desk and the streams, without gRPC and with a clock that is turned by hand."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from tests.unit.engine.world import facts
@@ -8,6 +9,7 @@ from tests.unit.engine.world import facts
 from weir.core.attempt import Attempt
 from weir.core.clock import ManualClock
 from weir.core.errors import WeirError
+from weir.engine.loop import InboxFull
 from weir.engine.messages import (
     Add,
     Arrival,
@@ -36,11 +38,19 @@ class Office:
         self.clock = ManualClock()
         self.hub = StreamHub(self.clock)
         self.posted: list[Command] = []
+        self.is_inbox_full = False
+        self.is_last_place = False
         limits = DeskLimits(
             max_live=4, takes_hand_offs=takes_hand_offs, max_tails=2, max_tombstones=3, max_early_resumes=2
         )
-        self.desk = Desk(limits, self.posted.append, self.hub, self.clock)
+        self.desk = Desk(limits, self._post, self.hub, self.clock)
         self.stream = self.hub.attach(GATEWAY)
+
+    def _post(self, command: Command) -> None:
+        if self.is_inbox_full:
+            raise InboxFull("0 commands wait for the engine")
+        self.posted.append(command)
+        self.is_inbox_full = self.is_last_place
 
 
 async def frame_of(stream: GatewayStream) -> Frame:
@@ -204,6 +214,104 @@ async def test_a_sequence_is_cancelled_in_the_engine_once() -> None:
     office.desk.try_start(office.stream, facts((1, 2)))
     for _ in range(5):
         office.desk.cancel(office.stream, KEY)
+    assert office.posted[1:] == [Cancel(KEY)]
+
+
+async def test_a_cancel_that_finds_the_inbox_full_is_posted_later_and_once() -> None:
+    office = Office(takes_hand_offs=False)
+    office.desk.try_start(office.stream, facts((1, 2)))
+    office.is_inbox_full = True
+    office.desk.cancel(office.stream, KEY)
+    office.desk.sweep()
+    assert office.posted[1:] == []
+    office.is_inbox_full = False
+    office.desk.sweep()
+    office.desk.sweep()
+    office.desk.cancel(office.stream, KEY)
+    assert office.posted[1:] == [Cancel(KEY)]
+
+
+async def test_a_vanished_gateway_loses_its_sequences_though_the_inbox_was_full_when_it_went() -> None:
+    office = Office(takes_hand_offs=False)
+    office.desk.try_start(office.stream, facts((1, 2)))
+    office.desk.on_stream_end(office.stream)
+    office.clock.advance(5.0)
+    office.is_inbox_full = True
+    office.desk.sweep()
+    office.is_inbox_full = False
+    office.desk.sweep()
+    assert office.posted[1:] == [Cancel(KEY)]
+
+
+async def test_a_sequence_that_a_newer_attempt_replaced_is_cancelled_though_the_inbox_was_full() -> None:
+    office = Office(takes_hand_offs=False)
+    office.desk.try_start(office.stream, facts((1, 2)))
+    newer = replace(facts((1, 2)), attempt=Attempt(2))
+    office.is_last_place = True
+    assert office.desk.try_start(office.stream, newer)
+    assert office.is_inbox_full
+    office.is_inbox_full = office.is_last_place = False
+    office.desk.sweep()
+    assert office.posted[1:] == [Add(Arrival(newer)), Cancel(KEY)]
+
+
+async def test_what_ended_before_its_cancel_could_be_posted_is_not_cancelled() -> None:
+    office = Office(takes_hand_offs=False)
+    office.desk.try_start(office.stream, facts((1, 2)))
+    office.is_inbox_full = True
+    office.desk.cancel(office.stream, KEY)
+    office.desk.on_event(SequenceEnded(KEY, EndReason.LENGTH), step=1)
+    office.is_inbox_full = False
+    office.desk.sweep()
+    assert office.posted[1:] == []
+
+
+async def test_a_cancel_of_what_is_not_here_is_answered_at_once() -> None:
+    office = Office(takes_hand_offs=True)
+    office.desk.cancel(office.stream, KEY)
+    assert reason_of((await frame_of(office.stream)).updates[0]) is EndReason.CANCELLED
+
+
+async def test_a_cancel_of_what_runs_is_answered_by_its_end_alone() -> None:
+    office = Office(takes_hand_offs=False)
+    office.desk.try_start(office.stream, facts((1, 2)))
+    office.desk.cancel(office.stream, KEY)
+    assert await has_nothing_to_say(office.stream)
+    office.desk.on_event(SequenceEnded(KEY, EndReason.CANCELLED), step=1)
+    (update,) = (await frame_of(office.stream)).updates
+    assert reason_of(update) is EndReason.CANCELLED
+    assert await has_nothing_to_say(office.stream)
+
+
+async def test_a_cancel_of_what_has_ended_and_was_told_is_answered() -> None:
+    office = Office(takes_hand_offs=False)
+    office.desk.try_start(office.stream, facts((1, 2)))
+    office.desk.on_event(SequenceEnded(KEY, EndReason.LENGTH), step=1)
+    assert reason_of((await frame_of(office.stream)).updates[0]) is EndReason.LENGTH
+    office.desk.cancel(office.stream, KEY)
+    assert reason_of((await frame_of(office.stream)).updates[0]) is EndReason.CANCELLED
+
+
+@pytest.mark.parametrize("is_ended", [False, True], ids=["running", "ended"])
+async def test_a_cancel_on_a_new_stream_is_answered_though_the_sequence_was_not_asked_for(is_ended: bool) -> None:
+    office = Office(takes_hand_offs=False)
+    office.desk.try_start(office.stream, facts((1, 2)))
+    office.desk.on_stream_end(office.stream)
+    if is_ended:
+        office.desk.on_event(SequenceEnded(KEY, EndReason.CANCELLED), step=1)
+    stream = office.hub.attach(GATEWAY)
+    office.desk.cancel(stream, KEY)
+    assert reason_of((await frame_of(stream)).updates[0]) is EndReason.CANCELLED
+    assert office.posted[1:] == ([] if is_ended else [Cancel(KEY)])
+
+
+async def test_a_cancel_of_a_newer_attempt_drops_the_older_one_and_is_answered() -> None:
+    office = Office(takes_hand_offs=False)
+    office.desk.try_start(office.stream, facts((1, 2)))
+    newer = SequenceKey(KEY.request_id, Attempt(2))
+    office.desk.cancel(office.stream, newer)
+    (update,) = (await frame_of(office.stream)).updates
+    assert update.key == newer
     assert office.posted[1:] == [Cancel(KEY)]
 
 

@@ -80,7 +80,7 @@ class ServeRequest(_message.Message):
 
     @_builtins.property
     def cancel(self) -> Global___Cancel:
-        """Drops a request in whatever state it is; remembered for requests not seen yet."""
+        """Drops a request in whatever state it is; remembered for requests not seen yet. Answered: it has ended here."""
 
     @_builtins.property
     def resume(self) -> Global___Resume:

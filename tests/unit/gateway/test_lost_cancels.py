@@ -1,0 +1,93 @@
+"""A Cancel that a broken stream swallowed, or that came while there was none, still gets to the worker."""
+
+import asyncio
+
+from tests.unit.gateway.failing import assert_serves, error_of, request_id_of
+from tests.unit.gateway.fake_workers import update
+from tests.unit.gateway.world import FAST, World
+
+from weir.core.attempt import Attempt
+from weir.core.clock import ManualClock
+from weir.core.errors import Unavailable, WeirError
+from weir_gateway.links import LinkPool
+
+
+async def decoding(world: World) -> "asyncio.Task[tuple[WeirError, str]]":
+    """A request of which the decode worker has said four tokens."""
+    world.pair.stops_after = 4
+    running = asyncio.create_task(error_of(world))
+    await world.until(lambda: world.scheduler.prefilled, "runs")
+    await asyncio.sleep(0.05)
+    return running
+
+
+async def leave(running: "asyncio.Task[tuple[WeirError, str]]") -> None:
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+def cancelled_ids(world: World) -> list[str]:
+    return [cancel.request_id for cancel in world.decode.named("cancel")]
+
+
+async def test_what_is_cancelled_while_the_stream_is_down_is_cancelled_once_it_is_back(world: World) -> None:
+    running = await decoding(world)
+    world.decode.refuses_streams = True
+    world.decode.break_streams()
+    await world.until(lambda: world.metric("links_connected") == 1, "the stream is down")
+    await leave(running)
+    await world.until_idle()
+    assert cancelled_ids(world) == []
+    world.decode.refuses_streams = False
+    await world.until(lambda: cancelled_ids(world) == [request_id_of(world)], "cancelled")
+    await world.until(lambda: world.metric("cancels_unconfirmed") == 0, "confirmed")
+
+
+async def test_a_cancel_is_said_on_every_new_stream_until_it_is_confirmed(world: World) -> None:
+    world.decode.confirms_cancels = False
+    await leave(await decoding(world))
+    for num_said in (1, 2, 3):
+        await world.until(lambda n=num_said: len(cancelled_ids(world)) == n, f"said {num_said} times")  # type: ignore[misc]
+        world.decode.confirms_cancels = num_said == 2
+        world.decode.break_streams()
+    await world.until(lambda: world.metric("links") == 1, "nobody needs the link any more")
+    assert cancelled_ids(world) == [request_id_of(world)] * 3
+    assert world.metric("cancels_unconfirmed") == 0
+
+
+async def test_a_worker_that_was_given_up_and_is_reached_again_hears_what_was_cancelled_meanwhile(
+    world: World,
+) -> None:
+    running = await decoding(world)
+    lost_id = request_id_of(world)
+    await world.decode.stop()
+    error, _ = await running
+    assert isinstance(error, Unavailable)
+    await world.until_idle()
+    assert world.metric("links") == 1
+    await world.decode.start()
+    await assert_serves(world)
+    kinds = [command.WhichOneof("command") for command in world.decode.commands if command.WhichOneof("command")]
+    assert cancelled_ids(world) == [lost_id]
+    assert kinds[-3:] == ["hello", "cancel", "resume"], "what it frees may be what the next request waits for"
+    await world.until(lambda: world.metric("cancels_unconfirmed") == 0, "confirmed")
+
+
+async def test_a_request_that_goes_on_after_its_cancel_was_confirmed_is_cancelled_again(world: World) -> None:
+    await leave(await decoding(world))
+    request_id = request_id_of(world)
+    await world.until(lambda: cancelled_ids(world) == [request_id], "cancelled")
+    await world.until(lambda: world.metric("cancels_unconfirmed") == 0, "confirmed")
+    world.decode.send(update(request_id, 4, [7]))
+    await world.until(lambda: len(cancelled_ids(world)) == 2, "again")
+    assert world.metric("unexpected_requests_total") == 0
+
+
+async def test_cancels_for_workers_that_never_come_back_are_not_kept_for_ever() -> None:
+    clock = ManualClock()
+    links = LinkPool("gateway-0-00000000", FAST.links, clock)
+    for index in range(3):
+        links.cancel(f"decode-{index}", "a", Attempt())
+    assert links.metrics()["cancels_unconfirmed"] == 3
+    clock.advance(FAST.links.cancel_kept_s)
+    assert links.metrics()["cancels_unconfirmed"] == 0
