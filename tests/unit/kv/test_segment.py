@@ -143,7 +143,7 @@ def test_a_segment_that_cannot_be_finished_leaves_nothing(
     def die(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("weir.kv.segment._populate", die)
+    monkeypatch.setattr("weir.kv.segment.populate", die)
     with pytest.raises(KeyboardInterrupt):
         Segment.create(tmp_path / "arena", geometry, "digest")
     assert list(tmp_path.iterdir()) == []
