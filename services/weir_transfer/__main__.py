@@ -43,6 +43,7 @@ async def _build(context: ServiceContext[TransferConfig]) -> TransferService:
         make_news,
         claimed.door,
     )
+    context.resources.callback(service.release)
     service.add_to(context.grpc_server)
     return service
 

@@ -121,8 +121,8 @@ def _problem_of(found: os.stat_result) -> str | None:
         return "it is a symbolic link"
     if not stat.S_ISREG(found.st_mode):
         return "it is not a regular file"
-    if found.st_uid != os.geteuid():
-        return f"it belongs to user {found.st_uid}, this process runs as user {os.geteuid()}"
+    if found.st_uid != os.getuid():
+        return f"it belongs to user {found.st_uid}, this process runs as user {os.getuid()}"
     if stat.S_IMODE(found.st_mode) != _MODE:
         return f"its mode is {stat.S_IMODE(found.st_mode):04o}, a segment's is {_MODE:04o}"
     return None

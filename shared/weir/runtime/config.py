@@ -116,7 +116,8 @@ def check_listen(name: str, address: str) -> None:
         path = address.removeprefix("unix:")
         if not path.startswith("/"):
             raise ValueError(f"{name} {address!r}: the path of a Unix socket must be absolute")
-        if len(os.fsencode(path)) > _MAX_UNIX_PATH_BYTES:
+        # It is bound by a name of ten characters beside it first.
+        if max(len(os.fsencode(path)), len(os.fsencode(Path(path).parent / "0123456789"))) > _MAX_UNIX_PATH_BYTES:
             limit = f"longer than the {_MAX_UNIX_PATH_BYTES} bytes that a Unix socket's path can have"
             raise ValueError(f"{name} {address!r}: {limit}; set WEIR_RUNTIME_DIR to a shorter folder")
         return
