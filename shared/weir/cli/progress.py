@@ -7,7 +7,6 @@ from types import TracebackType
 from weir.cli.console import stderr, stdout
 from weir.runtime.leftovers import Removed
 from weir.runtime.state import StackState
-from weir.runtime.supervised import Shortage
 
 
 def print_endpoints(endpoints: Mapping[str, str], after_s: float, instance: str) -> None:
@@ -37,9 +36,8 @@ class ConsoleReporter:
         line = f"  {name:<12} died; starting it again (log: {log_path})"
         stderr.print(line, style="yellow", markup=False, soft_wrap=True)
 
-    def trouble(self, what: str, error: Shortage) -> None:
-        line = f"  {what} ({error}); trying again"
-        stderr.print(line, style="yellow", markup=False, soft_wrap=True)
+    def warn(self, text: str) -> None:
+        stderr.print(f"  {text}", style="yellow", markup=False, soft_wrap=True)
 
     def state_not_written(self, path: str, error: OSError) -> None:
         problem = f"{path} cannot be written ({error.strerror or error}): `weir status` has nothing to show;"

@@ -25,6 +25,7 @@ ROLES = ("transfer", "scheduler", "prefill", "decode", "gateway")
 _INSTANCE = re.compile(r"[A-Za-z0-9_-]{1,40}")
 _ENVIRONMENT_PREFIX = "WEIR_"
 _MAX_UNIX_PATH_BYTES = 107
+_NUM_OWN_DESCRIPTORS = 256
 _METAVARS: dict[Any, str] = {int: "N", float: "X", Path: "PATH"}
 _ConfigT = TypeVar("_ConfigT")
 _T = TypeVar("_T")
@@ -91,6 +92,14 @@ class ServiceConfig:
     def model_reference(self) -> str:
         """What `resolve_model` takes."""
         return model_reference(self.model, self.load, self.model_shape)
+
+    @property
+    def num_descriptors(self) -> int:
+        """Files and connections that can be open at a time, by the bounds of this service.
+
+        Here what every process has: libraries, models, logs, connections to peers whose number a stack bounds.
+        """
+        return _NUM_OWN_DESCRIPTORS
 
     @property
     def instance_dir(self) -> Path:

@@ -32,6 +32,7 @@ from weir.rpc.server import ErrorGuard, ReadinessGuard, TraceContextGuard, make_
 from weir.runtime.address import Listening, bind
 from weir.runtime.admin import AdminService, Description, Identity, LoopErrors
 from weir.runtime.config import ConfigError, ServiceConfig
+from weir.runtime.descriptors import find_shortage, raise_descriptor_limit
 from weir.runtime.logs import setup_logging
 from weir.runtime.telemetry import setup_tracing, shutdown_tracing
 from weir.wire.v1 import admin_pb2, admin_pb2_grpc
@@ -119,6 +120,9 @@ def run_service(
     """
     process_id = f"{role}-{config.index}-{uuid.uuid4().hex[:8]}"
     setup_logging(role, process_id, level=config.log_level, log_format=config.log_format)
+    shortage = find_shortage(raise_descriptor_limit(), config.num_descriptors)
+    if shortage is not None:
+        _log.warning("%s", shortage)
 
     async def run() -> int:
         # Made inside the loop: grpc.aio ties a server to the loop that is running then.

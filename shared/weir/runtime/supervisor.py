@@ -32,8 +32,8 @@ class Reporter(Protocol):
 
     def process_died(self, name: str, log_path: str) -> None: ...
 
-    def trouble(self, what: str, error: Shortage) -> None:
-        """Something that the machine refused, and that is tried again."""
+    def warn(self, text: str) -> None:
+        """Something that the machine refuses; the stack goes on."""
         ...
 
     def state_not_written(self, path: str, error: OSError) -> None:
@@ -174,7 +174,7 @@ class Supervisor:
             self._tell(lambda: self._reporter.process_died(state.name, state.log_path))
 
     def _on_trouble(self, what: str, error: Shortage) -> None:
-        self._tell(lambda: self._reporter.trouble(what, error))
+        self._tell(lambda: self._reporter.warn(f"{what} ({error}); trying again"))
 
     def _tell(self, say: Callable[[], None]) -> None:
         """What cannot be said, on a full disk or a terminal that is gone, ends nothing and leaves nobody running."""

@@ -13,7 +13,6 @@ from weir.core.errors import WeirError
 from weir.runtime.instances import run_planned
 from weir.runtime.leftovers import Removed
 from weir.runtime.paths import InstancePaths
-from weir.runtime.supervised import Shortage
 
 
 def say(*words: object) -> None:
@@ -33,8 +32,8 @@ class LineReporter:
     def process_died(self, name: str, log_path: str) -> None:
         say("died", name, log_path)
 
-    def trouble(self, what: str, error: Shortage) -> None:
-        say("trouble:", what, error)
+    def warn(self, text: str) -> None:
+        say("warning:", text)
 
     def state_not_written(self, path: str, error: OSError) -> None:
         say("not written:", path)
