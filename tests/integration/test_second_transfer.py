@@ -1,6 +1,7 @@
 """Two transfer services of one instance: the second ends with a clear error, and the first notices nothing."""
 
 import asyncio
+import socket
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -68,10 +69,11 @@ async def test_an_orderly_end_leaves_the_socket_of_a_successor_and_a_new_start_f
     transfer: TransferProcess,
 ) -> None:
     transfer.socket_path.unlink()
-    transfer.socket_path.touch()  # as put there by another process
-    assert transfer.terminate() == 0
-    assert transfer.socket_path.exists()
-    transfer.socket_path.unlink()
+    with socket.socket(socket.AF_UNIX) as successor:
+        successor.bind(str(transfer.socket_path))
+        successor.listen()
+        assert transfer.terminate() == 0
+        assert transfer.socket_path.exists()
     await transfer.start()
     await _serves(transfer)
     assert transfer.terminate() == 0
