@@ -95,10 +95,7 @@ class ServiceConfig:
 
     @property
     def num_descriptors(self) -> int:
-        """Files and connections that can be open at a time, by the bounds of this service.
-
-        Here what every process has: libraries, models, logs, connections to peers whose number a stack bounds.
-        """
+        """Files and connections that can be open at a time by the bounds of this service; here what every one has."""
         return _NUM_OWN_DESCRIPTORS
 
     @property
