@@ -84,12 +84,11 @@ class GatewayComponent:
         gateway = self._gateway
         self._http_door = HttpDoor(gateway.intake, HttpSettings(unread_s=config.unread_s), lambda: gateway.is_ready)
         app = self._http_door.make_app()
-        # Some room above the requests: whoever is too many is told so in OpenAI's form, not by a bare 503.
         self._http = HttpServer(
             app,
             config.http_host,
             config.http_port,
-            max_connections=2 * config.max_requests + 64,
+            max_connections=config.max_http_connections,
             on_failure=self._request_shutdown,
             unread_s=config.unread_s,
         )

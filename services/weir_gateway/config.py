@@ -60,3 +60,13 @@ class GatewayConfig(ServiceConfig):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise ValueError(f"{name} {value}: must be a positive number of seconds")
+
+    @property
+    def max_http_connections(self) -> int:
+        """Some room above the requests: whoever is too many is told so in OpenAI's form, not by a bare 503."""
+        return 2 * self.max_requests + 64
+
+    @property
+    def num_descriptors(self) -> int:
+        """HTTP connections, and one of gRPC for every request in flight: clients may share theirs, or not."""
+        return super().num_descriptors + self.max_http_connections + self.max_requests

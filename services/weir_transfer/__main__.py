@@ -3,7 +3,6 @@
 import asyncio
 import os
 import sys
-import time
 
 from weir.bus.nats import NatsBus
 from weir.bus.protocol import Bus
@@ -31,7 +30,7 @@ async def _build(context: ServiceContext[TransferConfig]) -> TransferService:
         return await NatsBus.connect(context.config.nats_url, name=context.process_id)
 
     def make_news(index: PrefixIndex) -> PrefixNews:
-        incarnation = time.time_ns()
+        incarnation = claimed.segment.begin_incarnation()
         return PrefixNews(connect, subjects, arena_id, incarnation, index, context.tracer, SystemClock())
 
     service = TransferService(
@@ -44,6 +43,7 @@ async def _build(context: ServiceContext[TransferConfig]) -> TransferService:
         make_news,
         claimed.door,
     )
+    context.resources.callback(service.release)
     service.add_to(context.grpc_server)
     return service
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from weir.kv.devices import try_memory_kind
 from weir.kv.geometry import ArenaGeometry
-from weir.kv.layout import geometry_within
+from weir.kv.layout import MAX_LEASES, geometry_within
 from weir.kv.segment import DEFAULT_DIRECTORY, segment_path
 from weir.model.config import load_model_config
 from weir.model.digest import model_digest
@@ -56,6 +56,11 @@ class TransferConfig(ServiceConfig):
         explicit = (self.page_bytes > 0, bool(self.model_digest))
         if any(explicit) and not (all(explicit) and self.max_context_tokens):
             raise ValueError("page_bytes and model_digest: give both, and max_context_tokens with them, or neither")
+
+    @property
+    def num_descriptors(self) -> int:
+        """Of every lease a connection and the descriptor of its process."""
+        return super().num_descriptors + 2 * MAX_LEASES
 
     @property
     def segment_path(self) -> Path:

@@ -92,21 +92,27 @@ class TransferService:
             await asyncio.wait_for(self._nobody_left.wait(), deadline_s)
 
     async def stop(self) -> None:
-        """Removes the segment, unless somebody still has a lease: then the next transfer service goes on with it."""
+        """The segment stays this service's until `release`."""
         if self._ticking is not None:
             self._ticking.cancel()
         if self._news is not None:
             await self._news.stop()
         self._servicer.close()
         self._fence.close()
+        if self._door is not None:
+            await asyncio.to_thread(self._door.close)
+
+    def release(self) -> None:
+        """Removes the segment, unless somebody still has a lease: then the next transfer service goes on with it.
+
+        For when nothing is served any more: from here on another transfer service can have this socket.
+        """
         leases = self._core.leases()
         if leases:
             _log.warning("%d leases are left: %s stays for the next start", len(leases), self._segment.path)
         else:
             self._segment.unlink()
         self._segment.close()
-        if self._door is not None:
-            await asyncio.to_thread(self._door.close)
 
     def describe(self) -> Description:
         news = self._news.metrics() if self._news is not None else {}

@@ -54,8 +54,20 @@ class TransferProcess:
         assert json.loads(self._ready_file.read_text())["pid"] == self._process.pid
 
     def _spawn(self) -> "subprocess.Popen[bytes]":
-        flags = [part for name, value in self._flags.items() for part in (f"--{name}", str(value))]
-        return subprocess.Popen([sys.executable, "-m", "weir_transfer", *flags])
+        return subprocess.Popen(self._command())
+
+    def _command(self, **changed: object) -> list[str]:
+        flags = [part for name, value in {**self._flags, **changed}.items() for part in (f"--{name}", str(value))]
+        return [sys.executable, "-m", "weir_transfer", *flags]
+
+    def run_second(self, **changed: object) -> "subprocess.CompletedProcess[str]":
+        """Another one with the same flags, but for those `changed`, that is expected to end by itself."""
+        command = self._command(**changed)
+        return subprocess.run(command, capture_output=True, text=True, timeout=_START_TIMEOUT_S, check=False)
+
+    @property
+    def is_ready(self) -> bool:
+        return self._ready_file.exists()
 
     def kill(self) -> None:
         """kill -9."""

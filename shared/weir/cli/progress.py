@@ -36,6 +36,9 @@ class ConsoleReporter:
         line = f"  {name:<12} died; starting it again (log: {log_path})"
         stderr.print(line, style="yellow", markup=False, soft_wrap=True)
 
+    def warn(self, text: str) -> None:
+        stderr.print(f"  {text}", style="yellow", markup=False, soft_wrap=True)
+
     def state_not_written(self, path: str, error: OSError) -> None:
         problem = f"{path} cannot be written ({error.strerror or error}): `weir status` has nothing to show;"
         ends_it = f"`weir down --instance {self._instance}` or Ctrl-C ends this stack"

@@ -1,7 +1,7 @@
 """Where everything lies in a segment.
 
     0       header           magic, version, geometry, arena id, model digest, CRC; written once
-    4096    counters         the next lease id and attachment; outlive a restart
+    4096    counters         the next lease id and attachment, the starts so far; outlive a restart
             lease table      MAX_LEASES rows of LEASE_DTYPE
             slot table       num_slots rows of SLOT_DTYPE
             page table       num_pages rows of PAGE_DTYPE
@@ -19,7 +19,7 @@ import numpy as np
 
 from weir.kv.geometry import ArenaGeometry
 
-LAYOUT_VERSION = 6
+LAYOUT_VERSION = 7
 MAX_LEASES = 256
 MAX_DIGEST_BYTES = 128
 
@@ -57,7 +57,7 @@ LEASE_DTYPE = np.dtype(
         ("role", "S16"),
     ]
 )
-COUNTERS_DTYPE = np.dtype([("next_lease_id", "<u4"), ("reserved", "<u4"), ("next_attachment", "<u8")])
+COUNTERS_DTYPE = np.dtype([("next_lease_id", "<u4"), ("incarnation", "<u4"), ("next_attachment", "<u8")])
 
 RECORD_HEADER_BYTES = 128
 """One of the two header slots of a sequence record."""

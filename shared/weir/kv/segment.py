@@ -5,7 +5,6 @@ posix_fallocate a full /dev/shm is a SIGBUS at some later write and not an error
 """
 
 import errno
-import fcntl
 import logging
 import mmap
 import os
@@ -20,7 +19,6 @@ from numpy.typing import NDArray
 from weir.kv.geometry import ArenaGeometry
 from weir.kv.layout import (
     COUNTERS_DTYPE,
-    HEADER_BYTES,
     LEASE_DTYPE,
     MAX_LEASES,
     PAGE_DTYPE,
@@ -29,22 +27,28 @@ from weir.kv.layout import (
     SegmentMismatch,
     layout_of,
     pack_header,
-    unpack_header,
 )
-from weir.kv.process import own_pid_namespace
+from weir.kv.lease import LeaseTable
+from weir.kv.process import own_pid_namespace, try_read_start_ticks
 from weir.kv.record import SequenceRecord
+from weir.kv.segment_file import (
+    SegmentError,
+    is_mapped,
+    lock,
+    map_as_owner,
+    map_as_worker,
+    open_own,
+    path_of,
+    populate,
+)
+
+__all__ = ["DEFAULT_DIRECTORY", "ClaimedSegment", "Segment", "SegmentError", "claim_segment", "segment_path"]
 
 _log = logging.getLogger(__name__)
 
 DEFAULT_DIRECTORY = Path("/dev/shm")
 
-_MADV_POPULATE_WRITE = 23  # Linux 5.14; the mmap module has no name for it
-_POPULATE_STEP_BYTES = 64 << 20  # madvise holds the interpreter lock: other threads get a turn between steps
 _MIB = 1 << 20
-
-
-class SegmentError(Exception):
-    """The segment cannot be made or taken; the message says why and what to do."""
 
 
 def segment_path(instance: str, directory: Path = DEFAULT_DIRECTORY) -> Path:
@@ -75,11 +79,11 @@ class Segment:
         header = SegmentHeader(geometry, uuid.uuid4().hex, model_digest, own_pid_namespace())
         lock_fd = os.open(path.parent, os.O_TMPFILE | os.O_RDWR, 0o600)
         try:
-            _lock(lock_fd, path)
+            lock(lock_fd, path)
             _allocate(lock_fd, layout_of(geometry).total_bytes, path)
             os.pwrite(lock_fd, pack_header(header), 0)
-            mapping = _map(_path_of(lock_fd))[1]
-            _populate(mapping)
+            mapping = map_as_owner(lock_fd)[1]
+            populate(mapping)
             segment = cls(path, header, mapping, lock_fd)
             segment.counters["next_lease_id"] = 1
             segment.counters["next_attachment"] = 1
@@ -91,23 +95,27 @@ class Segment:
 
     @classmethod
     def open(cls, path: Path) -> "Segment":
-        """Maps an existing segment, pre-faulted. For workers. Raises SegmentMismatch, or OSError if it is not there."""
-        header, mapping = _map(path)
-        _populate(mapping)
+        """Maps an existing segment, pre-faulted. For workers: it is not removed while they map it.
+
+        Raises SegmentError for a file that another user can have put there, SegmentMismatch, or FileNotFoundError.
+        """
+        header, mapping = map_as_worker(path)
+        populate(mapping)
         return cls(path, header, mapping, lock_fd=None)
 
     @classmethod
     def take(cls, path: Path) -> "Segment":
         """Maps and locks an existing segment. For the transfer service.
 
-        Raises SegmentError while another process holds the lock, SegmentMismatch, or FileNotFoundError.
+        Raises SegmentError while another process holds the lock and for a file that another user can have put there,
+        SegmentMismatch, or FileNotFoundError.
         """
-        lock_fd = os.open(path, os.O_RDWR)
+        lock_fd = open_own(path)
         try:
-            _lock(lock_fd, path)
+            lock(lock_fd, path)
             if os.fstat(lock_fd).st_nlink == 0:
                 raise FileNotFoundError(errno.ENOENT, "removed by its owner while it was being opened", str(path))
-            header, mapping = _map(_path_of(lock_fd))
+            header, mapping = map_as_owner(lock_fd)
             return cls(path, header, mapping, lock_fd)
         except BaseException:
             os.close(lock_fd)
@@ -152,6 +160,14 @@ class Segment:
         start = self._layout.records + slot * self._layout.record_bytes
         return SequenceRecord(self._memory[start : start + self._layout.record_bytes], self.geometry)
 
+    def begin_incarnation(self) -> int:
+        """For the transfer service, once a start: a number above that of every earlier process of this segment.
+
+        Counted and not taken from a clock, which may go backwards between two starts.
+        """
+        self.counters["incarnation"] += 1
+        return int(self.counters["incarnation"])
+
     def close(self) -> None:
         """Gives the lock and this object's hold on the mapping back. The file stays."""
         self._memory = memoryview(b"")
@@ -178,22 +194,48 @@ class ClaimedSegment:
 def claim_segment(path: Path, geometry: ArenaGeometry, model_digest: str) -> ClaimedSegment:
     """Takes over the segment at `path` if it has this geometry and model; removes any other and makes a new one.
 
-    Raises SegmentError if another transfer service has it, or if there is too little room.
+    Raises SegmentError if another transfer service has it, if it is another one that workers still map, if it is a file
+    that another user can have put there, or if there is too little room.
     """
     try:
         segment = Segment.take(path)
     except FileNotFoundError:
         return ClaimedSegment(Segment.create(path, geometry, model_digest), is_new=True)
     except SegmentMismatch as mismatch:
-        _log.warning("left-over %s removed: %s", path, mismatch)
+        _remove_left_over(path, str(mismatch), "")
     else:
         difference = _difference(segment, geometry, model_digest)
         if difference is None:
             return ClaimedSegment(segment, is_new=False)
-        _log.warning("left-over segment %s of an earlier run removed: %s", path, difference)
+        workers = _name_workers(segment)
         segment.close()
-    path.unlink()
+        _remove_left_over(path, difference, workers)
     return ClaimedSegment(Segment.create(path, geometry, model_digest), is_new=True)
+
+
+def _remove_left_over(path: Path, reason: str, workers: str) -> None:
+    """Who maps it loses the pages that it computes with: it is removed once nobody does."""
+    fd = open_own(path)
+    try:
+        lock(fd, path)
+        if is_mapped(fd):
+            raise SegmentError(
+                f"{path} cannot be replaced ({reason}): {workers or 'a process'} still maps it; end what does "
+                f"(`weir down`; `fuser {path}` names it) or choose another instance name"
+            )
+        _log.warning("left-over segment %s of an earlier run removed: %s", path, reason)
+        path.unlink()
+    finally:
+        os.close(fd)
+
+
+def _name_workers(segment: Segment) -> str:
+    """Those with a lease that are alive, as far as they can be seen from here."""
+    if segment.pid_namespace != own_pid_namespace():
+        return ""
+    leases = LeaseTable(segment.lease_rows, segment.counters).all()
+    living = [lease for lease in leases if try_read_start_ticks(lease.process.pid) == lease.process.start_ticks]
+    return ", ".join(f"worker {lease.worker_id} (process {lease.process.pid})" for lease in living)
 
 
 def _difference(segment: Segment, geometry: ArenaGeometry, model_digest: str) -> str | None:
@@ -206,23 +248,9 @@ def _difference(segment: Segment, geometry: ArenaGeometry, model_digest: str) ->
     return None
 
 
-def _lock(fd: int, path: Path) -> None:
-    """The lock says that a transfer service has the segment. It goes with its process, however that ends."""
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise SegmentError(
-            f"{path} is in use by another transfer service; stop it (`weir down`) or choose another instance name"
-        ) from None
-
-
-def _path_of(fd: int) -> Path:
-    return Path(f"/proc/self/fd/{fd}")
-
-
 def _give_name(fd: int, path: Path) -> None:
     try:
-        os.link(_path_of(fd), path, src_dir_fd=fd)  # with src_dir_fd os.link follows the link in /proc
+        os.link(path_of(fd), path, src_dir_fd=fd)  # with src_dir_fd os.link follows the link in /proc
     except FileExistsError:
         raise SegmentError(f"{path} exists: another transfer service has just made it") from None
 
@@ -241,27 +269,3 @@ def _allocate(fd: int, total_bytes: int, path: Path) -> None:
             f"free are {free_bytes / _MIB:.0f} MiB; make it larger (`mount -o remount,size=… {path.parent}`, "
             f"or shm_size in Compose), remove left-over files there, or give a smaller --arena-bytes"
         ) from error
-
-
-def _map(path: Path) -> tuple[SegmentHeader, mmap.mmap]:
-    # Not by the descriptor of the lock: a mapping keeps a copy of its descriptor, and the lock with it.
-    fd = os.open(path, os.O_RDWR)
-    try:
-        file_bytes = os.fstat(fd).st_size
-        return unpack_header(os.pread(fd, HEADER_BYTES, 0), file_bytes), mmap.mmap(fd, file_bytes)
-    finally:
-        os.close(fd)
-
-
-def _populate(mapping: mmap.mmap) -> None:
-    """First touch is ten times slower than later ones: it is done here and not in a request's time."""
-    total_bytes = len(mapping)
-    for start in range(0, total_bytes, _POPULATE_STEP_BYTES):
-        length = min(_POPULATE_STEP_BYTES, total_bytes - start)
-        try:
-            mapping.madvise(_MADV_POPULATE_WRITE, start, length)
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
-            # An older kernel. Writing would change a segment in use; reading maps the pages that fallocate made.
-            np.frombuffer(mapping, np.uint8, length, start)[:: mmap.PAGESIZE].max()

@@ -18,7 +18,7 @@ from weir.kv.layout import SegmentMismatch
 from weir.kv.memory_door import NoMemoryYet, OpenMemory, fetch_memory, offer_memory
 from weir.kv.messages import HandedOff
 from weir.kv.process import own_identity, own_pid_namespace
-from weir.kv.segment import Segment
+from weir.kv.segment import Segment, SegmentError
 from weir.rpc.arena_holdings import Holdings
 from weir.wire.v1 import arena_pb2, arena_pb2_grpc
 
@@ -232,7 +232,7 @@ class LeaseStream:
 async def _map(path: Path) -> Segment:
     try:
         return await asyncio.to_thread(Segment.open, path)
-    except (OSError, SegmentMismatch) as error:
+    except (OSError, SegmentError, SegmentMismatch) as error:
         raise _AttachRefused(f"its segment {path} cannot be mapped from here: {error}") from error
 
 

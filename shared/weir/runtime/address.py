@@ -1,31 +1,66 @@
 """Where a server listens, and the address that others reach it by."""
 
+import secrets
 import socket
+import stat
 from pathlib import Path
 
 import grpc.aio
 
 from weir.core.errors import WeirError
+from weir.runtime.private_folder import make_private_folder
 
 _WILDCARD_HOSTS = frozenset({"0.0.0.0", "[::]", "*"})
+_UNFINISHED_PREFIX = ".s"
+UNFINISHED_SOCKETS = _UNFINISHED_PREFIX + "?" * 8
+"""Pattern of the names that Unix sockets have until they are published."""
 
 
 class AddressInUse(WeirError):
     """The address cannot be listened on."""
 
 
-def bind(server: grpc.aio.Server, listen: str, advertise_host: str = "") -> str:
-    """Binds and returns the address that others reach the server by. Raises AddressInUse.
+class Listening:
+    """What `bind` came to: `address` is what others reach the server by, from `publish` to `withdraw`.
+
+    A port is there from the start. A Unix socket is bound by a name of its own, which only gRPC knows: gRPC removes
+    the file of that name when it binds and when it ends, whoever's it is.
+    """
+
+    def __init__(self, address: str, unfinished: Path | None = None) -> None:
+        self.address = address
+        self._path = Path(address.removeprefix("unix:"))
+        self._unfinished = unfinished
+        self._inode = (0, 0) if unfinished is None else _inode_of(unfinished)
+
+    def publish(self) -> None:
+        """For a server that has started, and a process that owns what it serves. Raises AddressInUse."""
+        if self._unfinished is not None:
+            _check_unused(self._path)
+            self._unfinished.rename(self._path)
+
+    def withdraw(self) -> None:
+        """For a server that has stopped. What another process has put in the place of a socket stays."""
+        if self._unfinished is None:
+            return
+        self._unfinished.unlink(missing_ok=True)
+        if self._path.exists() and _inode_of(self._path) == self._inode:
+            self._path.unlink()
+
+
+def bind(server: grpc.aio.Server, listen: str, advertise_host: str = "") -> Listening:
+    """Raises AddressInUse, and UnsafeFolder for a Unix socket in a folder that others can write.
 
     The folder of a Unix socket is made if need be, for this user alone.
     """
-    if listen.startswith("unix:"):
-        Path(listen.removeprefix("unix:")).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    try:
-        port = server.add_insecure_port(listen)
-    except RuntimeError as error:
-        raise AddressInUse(f"cannot listen on {listen}: in use, or not an address of this machine") from error
-    return listen if listen.startswith("unix:") else reachable_address(listen, port, advertise_host)
+    if not listen.startswith("unix:"):
+        return Listening(reachable_address(listen, _add_port(server, listen, listen), advertise_host))
+    path = Path(listen.removeprefix("unix:"))
+    make_private_folder(path.parent)
+    _check_unused(path)
+    unfinished = path.with_name(_UNFINISHED_PREFIX + secrets.token_hex(4))
+    _add_port(server, f"unix:{unfinished}", listen)
+    return Listening(listen, unfinished)
 
 
 def reachable_address(listen: str, port: int, advertise_host: str) -> str:
@@ -36,3 +71,37 @@ def reachable_address(listen: str, port: int, advertise_host: str) -> str:
     elif host in _WILDCARD_HOSTS:
         host = socket.gethostname()
     return f"{host}:{port}"
+
+
+def _add_port(server: grpc.aio.Server, listen: str, name: str) -> int:
+    try:
+        return int(server.add_insecure_port(listen))
+    except RuntimeError as error:
+        raise AddressInUse(f"cannot listen on {name}: in use, or not an address of this machine") from error
+
+
+def _check_unused(path: Path) -> None:
+    """A socket of a process that is gone may be replaced, and nothing else."""
+    try:
+        is_socket = stat.S_ISSOCK(path.lstat().st_mode)
+    except FileNotFoundError:
+        return
+    if not is_socket:
+        raise AddressInUse(f"cannot listen on unix:{path}: there is a file that is not a socket; remove it")
+    with socket.socket(socket.AF_UNIX) as asking:
+        asking.setblocking(False)
+        try:
+            asking.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            return
+        except BlockingIOError:
+            pass  # somebody listens, and has more callers than he answers
+    raise AddressInUse(
+        f"cannot listen on unix:{path}: in use by another process; stop it (`weir down`; `fuser {path}` names it), or "
+        "choose another instance name"
+    )
+
+
+def _inode_of(path: Path) -> tuple[int, int]:
+    found = path.lstat()
+    return found.st_dev, found.st_ino

@@ -25,6 +25,7 @@ ROLES = ("transfer", "scheduler", "prefill", "decode", "gateway")
 _INSTANCE = re.compile(r"[A-Za-z0-9_-]{1,40}")
 _ENVIRONMENT_PREFIX = "WEIR_"
 _MAX_UNIX_PATH_BYTES = 107
+_NUM_OWN_DESCRIPTORS = 256
 _METAVARS: dict[Any, str] = {int: "N", float: "X", Path: "PATH"}
 _ConfigT = TypeVar("_ConfigT")
 _T = TypeVar("_T")
@@ -93,6 +94,11 @@ class ServiceConfig:
         return model_reference(self.model, self.load, self.model_shape)
 
     @property
+    def num_descriptors(self) -> int:
+        """Files and connections that can be open at a time by the bounds of this service; here what every one has."""
+        return _NUM_OWN_DESCRIPTORS
+
+    @property
     def instance_dir(self) -> Path:
         """Folder of this instance's sockets, logs and state."""
         return self.runtime_dir / self.instance
@@ -116,7 +122,8 @@ def check_listen(name: str, address: str) -> None:
         path = address.removeprefix("unix:")
         if not path.startswith("/"):
             raise ValueError(f"{name} {address!r}: the path of a Unix socket must be absolute")
-        if len(os.fsencode(path)) > _MAX_UNIX_PATH_BYTES:
+        # It is bound by a name of ten characters beside it first.
+        if max(len(os.fsencode(path)), len(os.fsencode(Path(path).parent / "0123456789"))) > _MAX_UNIX_PATH_BYTES:
             limit = f"longer than the {_MAX_UNIX_PATH_BYTES} bytes that a Unix socket's path can have"
             raise ValueError(f"{name} {address!r}: {limit}; set WEIR_RUNTIME_DIR to a shorter folder")
         return

@@ -11,6 +11,7 @@ from weir.core.clock import SystemClock
 from weir.core.errors import NotFound, WeirError
 from weir.kv.process import ProcessIdentity
 from weir.runtime.config import check_instance
+from weir.runtime.descriptors import find_shortage, raise_descriptor_limit
 from weir.runtime.leftovers import Removed, remove_leftovers
 from weir.runtime.paths import InstanceBusy, InstancePaths, find_instances
 from weir.runtime.ports import check_free, find_free_port
@@ -22,6 +23,7 @@ from weir.runtime.supervisor import Reporter, Supervisor
 
 _POLL_S = 0.05
 _LOCK_S = 5.0
+_NUM_OWN_DESCRIPTORS = 64  # of a supervisor that watches nobody
 _STOP_LIMIT_S = 30.0  # of a supervisor that has not written its state yet
 
 
@@ -48,6 +50,9 @@ async def run_stack(config: StackConfig, reporter: Reporter, environ: Mapping[st
 
     Leftovers of a supervisor that was killed go first; then ports are checked; only then anything starts.
     """
+    shortage = find_shortage(raise_descriptor_limit(), _NUM_OWN_DESCRIPTORS + config.prefill + config.decode)
+    if shortage is not None:
+        reporter.warn(shortage)
 
     def make_plan() -> StackPlan:
         check_free(config.host, config.grpc_port, "--grpc-port")

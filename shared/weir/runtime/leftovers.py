@@ -1,5 +1,6 @@
 """Ends and removes what a supervisor left that was killed before it could clean up."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,8 +42,9 @@ async def remove_leftovers(
     pids = await _end(find_leftover_processes(paths), term_s)
     name = paths.folder.name
     segment = segment_path(name) if segment_dir is None else segment_path(name, segment_dir)
-    files = tuple(path for path in (segment, paths.arena_socket, paths.state_file) if path.exists())
-    segment.unlink(missing_ok=True)
+    files = tuple(path for path in (segment, paths.arena_socket, paths.state_file) if _is_own(path))
+    if _is_own(segment):  # another user's cannot be removed; the transfer service refuses it and says whose it is
+        segment.unlink()
     paths.remove_volatile()
     return Removed(pids, files)
 
@@ -53,6 +55,13 @@ def find_leftover_processes(paths: InstancePaths) -> list[ProcessIdentity]:
     recorded = () if state is None else identities_of(state)
     tagged = (process.identity for process in find_tagged(paths.folder))
     return [identity for identity in {*recorded, *tagged} if is_running(identity)]
+
+
+def _is_own(path: Path) -> bool:
+    try:
+        return path.lstat().st_uid == os.getuid()
+    except FileNotFoundError:
+        return False
 
 
 async def _end(identities: Sequence[ProcessIdentity], term_s: float) -> tuple[int, ...]:

@@ -12,16 +12,14 @@ from pathlib import Path
 from weir.core.api_key import make_key
 from weir.core.errors import WeirError
 from weir.kv.process import ProcessIdentity, own_identity
+from weir.runtime.address import UNFINISHED_SOCKETS
+from weir.runtime.private_folder import make_own_folder, make_private_folder
 
 _STATE_NAME = "state.json"
 
 
 class InstanceBusy(WeirError):
     """Another supervisor holds the instance."""
-
-
-class UnsafeFolder(WeirError):
-    """The runtime folder belongs to somebody else, or cannot be made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +59,10 @@ class InstancePaths:
         return self.folder / "lock"
 
     def make(self) -> None:
-        """Makes the folders, with mode 0700. Raises UnsafeFolder if one is another user's, or cannot be made."""
-        for folder in (self.folder.parent, self.folder, self.folder / "logs", self.folder / "ready"):
-            try:
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            except OSError as error:
-                problem = f"{folder} cannot be made ({error.strerror or error})"
-                raise UnsafeFolder(f"{problem}; set WEIR_RUNTIME_DIR to a folder of your own") from error
-            if folder.stat().st_uid != os.getuid():
-                raise UnsafeFolder(f"{folder} belongs to another user; set WEIR_RUNTIME_DIR to a folder of your own")
+        """Makes the folders, with mode 0700. Raises UnsafeFolder if one is not this user's alone, or cannot be made."""
+        make_own_folder(self.folder.parent)
+        for folder in (self.folder, self.folder / "logs", self.folder / "ready"):
+            make_private_folder(folder)
 
     def make_admin_key(self) -> None:
         """A new key, for this user's commands: whoever may read it could stop the stack as well."""
@@ -87,7 +80,8 @@ class InstancePaths:
 
     def remove_volatile(self) -> None:
         """Removes all but the logs and the lock: what a start would trip over and what a stop must not leave."""
-        self.arena_socket.unlink(missing_ok=True)
+        for socket in (self.arena_socket, *self.folder.glob(UNFINISHED_SOCKETS)):
+            socket.unlink(missing_ok=True)
         shutil.rmtree(self.folder / "ready", ignore_errors=True)
         shutil.rmtree(self.nats_store, ignore_errors=True)
         self.admin_key_file.unlink(missing_ok=True)

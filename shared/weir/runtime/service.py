@@ -1,8 +1,8 @@
 """The life of every process.
 
-    bind ─> build component ─> serve (alive) ─> start component ─> SERVING, ready file (ready)
-                                                                        │ SIGTERM, SIGINT, request_shutdown
-    exit <─ flush traces <─ stop server <─ stop component <─ drain <─ NOT_SERVING
+    bind ─> build component ─> serve, publish (alive) ─> start component ─> SERVING, ready file (ready)
+                                                                                 │ SIGTERM, SIGINT, request_shutdown
+    exit <─ flush traces <─ close resources <─ withdraw <─ stop server <─ stop component <─ drain <─ NOT_SERVING
 
 A second signal ends the process at once, and so does a shutdown that takes longer than all its parts may.
 """
@@ -29,9 +29,10 @@ from opentelemetry.trace import Tracer
 from weir.core.errors import WeirError
 from weir.model.errors import ModelError
 from weir.rpc.server import ErrorGuard, ReadinessGuard, TraceContextGuard, make_server
-from weir.runtime.address import bind
+from weir.runtime.address import Listening, bind
 from weir.runtime.admin import AdminService, Description, Identity, LoopErrors
 from weir.runtime.config import ConfigError, ServiceConfig
+from weir.runtime.descriptors import find_shortage, raise_descriptor_limit
 from weir.runtime.logs import setup_logging
 from weir.runtime.telemetry import setup_tracing, shutdown_tracing
 from weir.wire.v1 import admin_pb2, admin_pb2_grpc
@@ -73,6 +74,8 @@ class ServiceContext(Generic[_ConfigT]):
     """What a component is built from. `grpc_server` is bound but not started: add servicers to it.
 
     `request_shutdown(reason)` ends the process in order, with exit code 1: for a component that cannot go on.
+    `resources` is closed at the very end, when nothing is served any more: for what keeps another process from serving
+    the same.
     """
 
     config: _ConfigT
@@ -82,6 +85,7 @@ class ServiceContext(Generic[_ConfigT]):
     grpc_server: grpc.aio.Server
     tracer: Tracer
     request_shutdown: Callable[[str], None]
+    resources: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
 
 @dataclass
@@ -116,6 +120,9 @@ def run_service(
     """
     process_id = f"{role}-{config.index}-{uuid.uuid4().hex[:8]}"
     setup_logging(role, process_id, level=config.log_level, log_format=config.log_format)
+    shortage = find_shortage(raise_descriptor_limit(), config.num_descriptors)
+    if shortage is not None:
+        _log.warning("%s", shortage)
 
     async def run() -> int:
         # Made inside the loop: grpc.aio ties a server to the loop that is running then.
@@ -133,6 +140,9 @@ class _Service(Generic[_ConfigT]):
         self._config = config
         self._service_names = tuple(service_names)
         self._component: Component | None = None
+        self._listening: Listening | None = None
+        self._resources = contextlib.ExitStack()
+        self._has_ready_file = False
         self._errors = ErrorGuard()
         self._loop_errors = LoopErrors()
         self._ending = _Ending()
@@ -158,7 +168,8 @@ class _Service(Generic[_ConfigT]):
         return self._ending.exit_code
 
     async def _start(self, build: Callable[[ServiceContext[_ConfigT]], Awaitable[Component]]) -> None:
-        address = bind(self._server, self._config.listen, self._config.advertise_host)
+        self._listening = bind(self._server, self._config.listen, self._config.advertise_host)
+        address = self._listening.address
         await self._add_common_services()
         self._component = await build(
             ServiceContext(
@@ -169,9 +180,11 @@ class _Service(Generic[_ConfigT]):
                 grpc_server=self._server,
                 tracer=self._tracer,
                 request_shutdown=lambda reason: self._ending.ask(reason, 1),
+                resources=self._resources,
             )
         )
         await self._server.start()
+        self._listening.publish()
         _log.info("alive on %s", address)
         await self._component.start()
         self._readiness.open()
@@ -222,9 +235,10 @@ class _Service(Generic[_ConfigT]):
         unfinished = path.with_name(f"{path.name}.{os.getpid()}.new")
         unfinished.write_text(json.dumps(facts))
         unfinished.replace(path)
+        self._has_ready_file = True
 
     def _remove_ready_file(self) -> None:
-        if self._config.ready_file:
+        if self._has_ready_file:
             Path(self._config.ready_file).unlink(missing_ok=True)
 
     async def _shut_down(self, starting: "asyncio.Task[None]") -> None:
@@ -240,9 +254,15 @@ class _Service(Generic[_ConfigT]):
             await self._bounded("drain", self._component.drain(grace_s), grace_s + 1.0)
             await self._bounded("stop", self._component.stop(), _STOP_S)
         await self._bounded("server stop", self._server.stop(_SERVER_STOP_S), _SERVER_STOP_S + 1.0)
+        await self._bounded("release", self._release(), _STOP_S)
         if not await asyncio.to_thread(shutdown_tracing, self._tracing, _TRACE_FLUSH_S):
             _log.warning("some traces were not sent within %.0f s", _TRACE_FLUSH_S)
         _log.info("stopped")
+
+    async def _release(self) -> None:
+        with self._resources:
+            if self._listening is not None:
+                self._listening.withdraw()
 
     async def _bounded(self, what: str, work: Coroutine[Any, Any, None], limit_s: float) -> None:
         """A part of the shutdown that fails or hangs is logged, and does not keep the others from happening."""

@@ -4,6 +4,8 @@
              v                             │
 start ─> STARTING ── probe answers ─> READY ──exit──> RESTARTING ── back-off ──> STARTING …
              └────── exit, too often before the stack was ready ──> ProcessFailed
+
+A start that the machine refuses (no process, no descriptor, no room on the disk) counts as an exit.
 """
 
 import asyncio
@@ -26,6 +28,9 @@ from weir.runtime.state import ProcessPhase, ProcessState
 _EXIT_USAGE = 2
 _KILL_S = 5.0
 
+Shortage = OSError | RuntimeError
+"""What the machine refuses; RuntimeError is how Python says that it can start no thread."""
+
 
 class ProcessFailed(WeirError):
     """A process could not be brought up; says which, how it ended, and what it said last."""
@@ -44,7 +49,8 @@ class StartPolicy:
 class SupervisedProcess:
     """Starts a process, sees when it is ready, and starts it again when it dies, until stopped.
 
-    `on_change` is called after every change of `state`.
+    `on_change` is called after every change of `state`. `on_trouble`: what the machine refused while a process was
+    watched, once a kind, and why; it is tried again.
     """
 
     def __init__(
@@ -53,13 +59,18 @@ class SupervisedProcess:
         policy: StartPolicy,
         environ: Mapping[str, str],
         on_change: Callable[["SupervisedProcess"], None],
+        on_trouble: Callable[[str, Shortage], None],
         clock: Clock | None = None,
     ) -> None:
         self.spec = spec
         self.ready = asyncio.Event()
+        self.start_error: Shortage | None = None
+        """Why the last start made no process; None if it made one."""
         self._policy = policy
         self._environ = dict(environ)
         self._on_change = on_change
+        self._on_trouble = on_trouble
+        self._told: set[str] = set()
         self._clock = clock or SystemClock()
         self._backoff = Backoff(policy.backoff)
         self._process: asyncio.subprocess.Process | None = None
@@ -93,7 +104,7 @@ class SupervisedProcess:
         """Returns after `stop`. Raises ProcessFailed when the process fails too often before the stack was ready."""
         rotate(self.spec.log_path)
         while not self._stopping.is_set():
-            exit_code = await self._run_once()
+            exit_code = await self._try_run_once()
             if self._stopping.is_set():
                 break
             ready_for_s = 0.0 if self._ready_at_s is None else self._clock.now_s() - self._ready_at_s
@@ -130,9 +141,16 @@ class SupervisedProcess:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
 
-    async def _run_once(self) -> int:
-        """Start to exit; returns the exit code, negative for a signal."""
-        process = await self._launch()
+    async def _try_run_once(self) -> int | None:
+        """Start to exit; returns the exit code, negative for a signal. None: `start_error` says why there was none."""
+        self._num_starts += 1
+        self._ready_at_s = None
+        self.start_error = None
+        try:
+            process = await self._launch()
+        except (OSError, RuntimeError) as error:
+            self.start_error = error
+            return None
         watching = asyncio.create_task(self._watch(process.pid))
         try:
             return await process.wait()
@@ -145,7 +163,6 @@ class SupervisedProcess:
 
     async def _launch(self) -> asyncio.subprocess.Process:
         self.spec.ready_file.unlink(missing_ok=True)
-        self._ready_at_s = None
         log = open_for_child(self.spec.log_path)
         try:
             # A session of its own: Ctrl-C in the terminal reaches the supervisor alone, which ends things in order.
@@ -159,9 +176,11 @@ class SupervisedProcess:
             )
         finally:
             os.close(log)
-        self._num_starts += 1
         self._started_at = time.time()
-        self._identity = try_identify(self._process.pid)
+        try:
+            self._identity = try_identify(self._process.pid)
+        except OSError as error:  # it runs all the same, and carries the tag of its instance
+            self._tell_once(f"{self.spec.name}: its start time cannot be read", error)
         if self._stopping.is_set():  # asked while the process was being made: it has nothing to end in order
             self.kill()
         self._enter("starting")
@@ -170,7 +189,7 @@ class SupervisedProcess:
     async def _watch(self, pid: int) -> None:
         """Waits until the process is ready, then keeps its log small, until cancelled."""
         # Polled: nothing tells when another process has written a file or listens on a port.
-        while (address := await self.spec.probe.try_reach(pid)) is None:  # noqa: ASYNC110
+        while (address := await self._try_reach(pid)) is None:  # noqa: ASYNC110
             await asyncio.sleep(self._policy.probe_interval_s)
         self._address = address
         self._ready_at_s = self._clock.now_s()
@@ -179,13 +198,30 @@ class SupervisedProcess:
             self._enter("ready")
         while True:
             await asyncio.sleep(self._policy.log_check_s)
-            await asyncio.to_thread(trim, self.spec.log_path)
+            try:
+                await asyncio.to_thread(trim, self.spec.log_path)
+            except (OSError, RuntimeError) as error:
+                self._tell_once(f"{self.spec.log_path} cannot be kept small", error)
+
+    async def _try_reach(self, pid: int) -> str | None:
+        try:
+            return await self.spec.probe.try_reach(pid)
+        except OSError as error:
+            self._tell_once(f"{self.spec.name} cannot be asked whether it is ready", error)
+            return None
+
+    def _tell_once(self, what: str, error: Shortage) -> None:
+        if what not in self._told:
+            self._told.add(what)
+            self._on_trouble(what, error)
 
     def _enter(self, phase: ProcessPhase) -> None:
         self._phase = phase
         self._on_change(self)
 
-    def _failure_text(self, exit_code: int) -> str:
+    def _failure_text(self, exit_code: int | None) -> str:
+        if exit_code is None:
+            return f"{self.spec.name} could not be started (start {self._num_starts}): {self.start_error}"
         ended = f"exit code {exit_code}" if exit_code >= 0 else signal.Signals(-exit_code).name
         tries = "" if self._num_starts == 1 else f" (start {self._num_starts})"
         lines = last_lines(self.spec.log_path) or ["(it said nothing)"]

@@ -3,7 +3,7 @@
 import asyncio
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -13,7 +13,7 @@ from weir.runtime.leftovers import Removed, remove_leftovers
 from weir.runtime.processes import tag
 from weir.runtime.stack_plan import IDLE_GRACE_S, STOP_ORDER, StackPlan
 from weir.runtime.state import Phase, StackState, read_boot_id, write_state
-from weir.runtime.supervised import StartPolicy, SupervisedProcess
+from weir.runtime.supervised import Shortage, StartPolicy, SupervisedProcess
 
 # What a service may take beyond its grace period to stop in order, before it is killed.
 _STOP_MARGIN_S = 6.0
@@ -31,6 +31,10 @@ class Reporter(Protocol):
     def process_ready(self, name: str, after_s: float) -> None: ...
 
     def process_died(self, name: str, log_path: str) -> None: ...
+
+    def warn(self, text: str) -> None:
+        """Something that the machine refuses; the stack goes on."""
+        ...
 
     def state_not_written(self, path: str, error: OSError) -> None:
         """Others do not find the stack by its name while that is so; told once."""
@@ -67,7 +71,9 @@ class Supervisor:
         tags = tag(plan.paths.folder, self._identity)
         tagged = {"GRPC_VERBOSITY": "ERROR", **environ, **tags, "PYTHONUNBUFFERED": "1"}
         start_policy = policy or StartPolicy()
-        self._processes = [SupervisedProcess(spec, start_policy, tagged, self._on_change) for spec in plan.specs]
+        self._processes = [
+            SupervisedProcess(spec, start_policy, tagged, self._on_change, self._on_trouble) for spec in plan.specs
+        ]
         self._running: list[asyncio.Task[None]] = []
 
     async def run(self) -> bool:
@@ -123,13 +129,13 @@ class Supervisor:
             process.restart_for_ever()
         self._phase = "ready"
         self._write_state()
-        self._reporter.stack_ready(self._plan.endpoints, time.time() - self._started_at)
+        self._tell(lambda: self._reporter.stack_ready(self._plan.endpoints, time.time() - self._started_at))
         await self._first_of(asyncio.create_task(self._asked_to_stop.wait()))
 
     async def _stop(self) -> None:
         """Stage by stage, each bounded; a second signal cuts all of them short."""
         self._phase = "stopping"
-        self._reporter.stopping()
+        self._tell(self._reporter.stopping)
         for process in self._processes:
             process.end_restarts()
         hurrying = asyncio.create_task(self._kill_when_hurried())
@@ -159,11 +165,21 @@ class Supervisor:
 
     def _on_change(self, process: SupervisedProcess) -> None:
         self._write_state()
-        state = process.state
+        state, error = process.state, process.start_error
         if state.phase == "ready":
-            self._reporter.process_ready(state.name, time.time() - state.started_at)
-        if state.phase == "restarting":
-            self._reporter.process_died(state.name, state.log_path)
+            self._tell(lambda: self._reporter.process_ready(state.name, time.time() - state.started_at))
+        elif state.phase == "restarting" and error is not None:
+            self._on_trouble(f"{state.name} could not be started", error)
+        elif state.phase == "restarting":
+            self._tell(lambda: self._reporter.process_died(state.name, state.log_path))
+
+    def _on_trouble(self, what: str, error: Shortage) -> None:
+        self._tell(lambda: self._reporter.warn(f"{what} ({error}); trying again"))
+
+    def _tell(self, say: Callable[[], None]) -> None:
+        """What cannot be said, on a full disk or a terminal that is gone, ends nothing and leaves nobody running."""
+        with suppress(OSError):
+            say()
 
     def _write_state(self) -> None:
         state = StackState(
@@ -178,9 +194,10 @@ class Supervisor:
         )
         try:
             write_state(self._plan.paths.state_file, state)
-        except OSError as error:  # a full disk, or a folder that was cleaned away: the processes still have to end
+        except OSError as caught:  # a full disk, or a folder that was cleaned away: the processes still have to end
+            error = caught
             if self._is_state_written:
-                self._reporter.state_not_written(str(self._plan.paths.state_file), error)
+                self._tell(lambda: self._reporter.state_not_written(str(self._plan.paths.state_file), error))
             self._is_state_written = False
         else:
             self._is_state_written = True

@@ -154,6 +154,14 @@ TestOwnershipMachine = OwnershipMachine.TestCase
 TestOwnershipMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
 
+def test_who_may_not_evict_gets_what_is_free_to_the_last_page_and_slot() -> None:
+    table = _table(num_pages=4, num_slots=2)
+    acquired = table.try_acquire(1, 4, 2, may_evict=False)
+    assert acquired is not None
+    assert (sorted(acquired.page_ids), sorted(acquired.slots)) == ([0, 1, 2, 3], [0, 1])
+    assert table.try_acquire(1, 1, 0, may_evict=False) is None
+
+
 def test_a_hand_off_interrupted_before_its_commit_has_not_happened() -> None:
     table = _table()
     acquired = table.try_acquire(1, 4, 1)

@@ -137,13 +137,23 @@ def test_a_segment_in_use_is_not_touched(segment: Segment, geometry: ArenaGeomet
     assert Segment.open(segment.path).pages[0, 0] == 5
 
 
+def test_each_process_that_takes_a_segment_has_a_higher_incarnation(segment: Segment, geometry: ArenaGeometry) -> None:
+    seen = [segment.begin_incarnation()]
+    segment.close()
+    for _ in range(2):
+        taken = claim_segment(segment.path, geometry, "digest").segment
+        seen.append(taken.begin_incarnation())
+        taken.close()
+    assert seen == [1, 2, 3]
+
+
 def test_a_segment_that_cannot_be_finished_leaves_nothing(
     tmp_path: Path, geometry: ArenaGeometry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def die(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("weir.kv.segment._populate", die)
+    monkeypatch.setattr("weir.kv.segment.populate", die)
     with pytest.raises(KeyboardInterrupt):
         Segment.create(tmp_path / "arena", geometry, "digest")
     assert list(tmp_path.iterdir()) == []

@@ -32,6 +32,9 @@ class LineReporter:
     def process_died(self, name: str, log_path: str) -> None:
         say("died", name, log_path)
 
+    def warn(self, text: str) -> None:
+        say("warning:", text)
+
     def state_not_written(self, path: str, error: OSError) -> None:
         say("not written:", path)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import socket
 import sys
 import threading
 from dataclasses import dataclass
@@ -67,6 +68,16 @@ class FakeService(inference_pb2_grpc.InferenceServicer):
         with self._context.tracer.start_as_current_span("last words"):
             self._note(f"recording {trace.get_current_span().is_recording()}")
 
+    def release(self) -> None:
+        self._note(f"released, still served: {self._is_served()}")
+
+    def _is_served(self) -> bool:
+        address = self._context.address
+        is_unix = address.startswith("unix:")
+        host, _, port = address.rpartition(":")
+        with socket.socket(socket.AF_UNIX if is_unix else socket.AF_INET) as asking:
+            return asking.connect_ex(address.removeprefix("unix:") if is_unix else (host, int(port))) == 0
+
     def describe(self) -> Description:
         return Description({"fakes_total": 3.0}, ("one page is missing",))
 
@@ -84,6 +95,7 @@ async def build(context: ServiceContext[FakeConfig]) -> FakeService:
     if context.config.fail == "model":
         raise ModelError("no model 'm'")
     service = FakeService(context)  # type: ignore[abstract]  # what it lacks is UNIMPLEMENTED
+    context.resources.callback(service.release)
     inference_pb2_grpc.add_InferenceServicer_to_server(service, context.grpc_server)
     return service
 

@@ -21,13 +21,15 @@ SCRIPT = Path(__file__).with_name("fake_service.py")
 class Service:
     """One fake service in a process of its own."""
 
-    def __init__(self, folder: Path, *flags: str) -> None:
+    def __init__(self, folder: Path, *flags: str, limits: str = "") -> None:
+        """`limits`: flags of the shell's `ulimit` that it is started under."""
         self.ready_file = folder / "ready.json"
         self.events_file = folder / "events"
         self._log_path = folder / "log"
         own = ("--ready-file", str(self.ready_file), "--events-file", str(self.events_file))
         with self._log_path.open("wb") as log:
-            command = [sys.executable, "-W", "error", str(SCRIPT), *own, *flags]
+            shell = ["sh", "-c", f'ulimit {limits}; exec "$0" "$@"'] if limits else []
+            command = [*shell, sys.executable, "-W", "error", str(SCRIPT), *own, *flags]
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
 
     def wait_ready(self) -> dict[str, Any]:

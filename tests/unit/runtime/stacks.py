@@ -72,7 +72,7 @@ class Driver:
         specs = [[process.name, *process.flags] for process in processes]
         command = [sys.executable, str(HERE / "drive_stack.py"), str(folder), str(start_timeout_s), json.dumps(specs)]
         root = str(HERE.parents[2])
-        environ = {**os.environ, "PYTHONPATH": root}
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join((root, os.environ.get("PYTHONPATH", "")))}
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environ
         )

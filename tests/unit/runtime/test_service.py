@@ -39,7 +39,7 @@ def test_a_service_becomes_ready_describes_itself_and_ends_with_0(service_folder
         assert list(described.integrity_errors) == ["one page is missing"]
         assert tokenize(channel, "four").token_ids == [4]
     assert service.end() == 0
-    assert service.events == ["start", "drain 10", "stop", "recording False"]
+    assert service.events == ["start", "drain 10", "stop", "recording False", "released, still served: False"]
     assert not service.ready_file.exists()
 
 
@@ -72,7 +72,7 @@ def test_a_service_that_warms_up_is_alive_but_refuses_work(service_folder: Path)
     began = time.monotonic()
     assert service.end() == 0
     assert time.monotonic() - began < 5
-    assert service.events[-2:] == ["stop", "recording False"]
+    assert service.events[-3:-1] == ["stop", "recording False"]
 
 
 @pytest.mark.parametrize(
@@ -119,6 +119,21 @@ def test_a_service_listens_on_a_unix_socket_whose_folder_it_makes(service_folder
     with grpc.insecure_channel(f"unix:{path}") as channel:
         assert tokenize(channel, "four").token_ids == [4]
     assert service.end() == 0
+    assert service.events[-1] == "released, still served: False"
+    assert not path.exists()
+
+
+def test_a_second_service_on_the_same_files_leaves_those_of_the_first(service_folder: Path) -> None:
+    path = service_folder / "run" / "arena.sock"
+    first = Service(service_folder, "--listen", f"unix:{path}")
+    first.wait_ready()
+    second = Service(service_folder, "--listen", f"unix:{path}")
+    assert second.process.wait(20) == 1
+    assert f"could not start: cannot listen on unix:{path}: in use by another process" in second.log
+    assert first.ready_file.exists()
+    with grpc.insecure_channel(f"unix:{path}") as channel:
+        assert tokenize(channel, "four").token_ids == [4]
+    assert first.end() == 0
     assert not path.exists()
 
 

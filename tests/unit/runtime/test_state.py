@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from weir.kv.process import ProcessIdentity
-from weir.runtime.paths import InstancePaths, UnsafeFolder, find_instances
+from weir.runtime.paths import InstancePaths, find_instances
+from weir.runtime.private_folder import UnsafeFolder
 from weir.runtime.state import ProcessState, StackState, identities_of, read_boot_id, try_read_state, write_state
 
 STATE = StackState(

@@ -14,6 +14,7 @@ from tests.unit.runtime.stacks import Driver, FakeProcess, is_alive, wait_until
 
 from weir.kv.segment import segment_path
 from weir.runtime.instances import end_instance
+from weir.runtime.leftovers import remove_leftovers
 from weir.runtime.paths import InstanceBusy, InstancePaths
 from weir.runtime.state import try_read_state
 
@@ -86,6 +87,19 @@ def test_a_second_supervisor_lets_a_stack_alone_whose_folder_was_deleted(folder:
         assert f"already running (process {first.process.pid}), though its folder was deleted" in output
         assert f"`weir down --instance {folder.name}` ends it" in output
         assert all(is_alive(pid) for pid in pids.values())
+
+
+def test_a_stack_that_can_say_nothing_goes_on_and_ends_as_a_whole(folder: Path) -> None:
+    with Driver(folder, ALL) as driver:
+        driver.wait_phase("ready")
+        assert driver.process.stdout is not None
+        driver.process.stdout.close()  # as a terminal that is gone: every line it writes is an error
+        os.kill(driver.pids()["decode-0"], signal.SIGKILL)
+        wait_until(lambda: next(p for p in driver.state().processes if p.name == "decode-0").num_restarts == 1)
+        pids = driver.pids()
+        driver.signal(signal.SIGTERM)
+        driver.process.wait(20)
+    assert [name for name, pid in pids.items() if is_alive(pid)] == []
 
 
 def test_processes_end_in_the_order_in_which_they_need_each_other(folder: Path, tmp_path: Path) -> None:
@@ -206,6 +220,23 @@ def test_children_outlive_a_killed_supervisor_and_the_next_start_replaces_them(f
             second.signal(signal.SIGTERM)
             _, output = second.wait()
     assert f"leftovers {len(ALL)}" in output
+
+
+def test_down_leaves_alone_what_another_user_has_put_in_the_place_of_the_segment(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths, segment = InstancePaths(folder), segment_path(folder.name)
+    paths.make()
+    segment.write_bytes(b"a trap")
+    try:
+        with monkeypatch.context() as as_another_user:
+            as_another_user.setattr("weir.runtime.leftovers.os.getuid", lambda: os.geteuid() + 1)
+            assert asyncio.run(remove_leftovers(paths)).files == ()
+        assert segment.exists()
+        assert asyncio.run(remove_leftovers(paths)).files == (segment,)
+        assert not segment.exists()
+    finally:
+        segment.unlink(missing_ok=True)
 
 
 def test_down_ends_what_a_killed_supervisor_left(folder: Path) -> None:

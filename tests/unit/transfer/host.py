@@ -76,6 +76,7 @@ class Host:
     async def stop(self) -> None:
         await self.service.stop()
         await self._server.stop(0)
+        self.service.release()
 
     async def client(self, worker_id: str, on_handed_off: Callable[[HandedOff], None] = print) -> ArenaClient:
         made = ArenaClient(self.socket_path, worker_id, "decode", 4096, "digest", on_handed_off)

@@ -75,6 +75,7 @@ class DeviceHost:
     async def stop(self) -> None:
         await self.service.stop()
         await self._server.stop(0)
+        self.service.release()
 
     def open_process(self, identity: ProcessIdentity) -> PretendedProcess | None:
         del identity

@@ -1,0 +1,135 @@
+"""The file of a segment: whose it must be, who maps it, and how it comes into memory.
+
+A worker's mapping holds a shared lock on the file (an open file description's, fcntl(2)): it goes with the mapping,
+however its process ends, and is seen from any pid namespace.
+"""
+
+import errno
+import fcntl
+import mmap
+import os
+import stat
+import struct
+from pathlib import Path
+
+import numpy as np
+
+from weir.kv.layout import HEADER_BYTES, SegmentHeader, unpack_header
+
+_MADV_POPULATE_WRITE = 23  # Linux 5.14; the mmap module has no name for it
+_POPULATE_STEP_BYTES = 64 << 20  # madvise holds the interpreter lock: other threads get a turn between steps
+_FLOCK = struct.Struct("@hhqqi")  # struct flock: type, whence, start, length, pid
+_USED_BYTE = (os.SEEK_SET, 0, 1, 0)
+_MODE = 0o600
+
+
+class SegmentError(Exception):
+    """The segment cannot be made or taken; the message says why and what to do."""
+
+
+def open_own(path: Path) -> int:
+    """Opens a segment's file for reading and writing, after making sure that no other user can have put it there.
+
+    Raises SegmentError for anything but a regular file of this user's with mode 0600, and FileNotFoundError.
+    """
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise _unsafe(path, _what_is(path) or error.strerror or str(error)) from error
+    problem = _problem_of(os.fstat(fd))
+    if problem is not None:
+        os.close(fd)
+        raise _unsafe(path, problem)
+    return fd
+
+
+def lock(fd: int, path: Path) -> None:
+    """The lock says that a transfer service has the segment. It goes with its process, however that ends."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise SegmentError(
+            f"{path} is in use by another transfer service; stop it (`weir down`) or choose another instance name"
+        ) from None
+
+
+def is_mapped(fd: int) -> bool:
+    """Whether a worker maps the file, of this process or any other."""
+    held = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, *_USED_BYTE))
+    return int(_FLOCK.unpack(held)[0]) != fcntl.F_UNLCK
+
+
+def map_as_worker(path: Path) -> tuple[SegmentHeader, mmap.mmap]:
+    """Raises what `open_own` and `unpack_header` raise."""
+    fd = open_own(path)
+    try:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_RDLCK, *_USED_BYTE))
+        return _map(fd)  # the mapping keeps a copy of the descriptor, and this lock with it
+    finally:
+        os.close(fd)
+
+
+def map_as_owner(lock_fd: int) -> tuple[SegmentHeader, mmap.mmap]:
+    """Not by the descriptor of the lock: the mapping would keep a copy of it, and the lock with it."""
+    fd = os.open(path_of(lock_fd), os.O_RDWR)
+    try:
+        return _map(fd)
+    finally:
+        os.close(fd)
+
+
+def path_of(fd: int) -> Path:
+    """A name of an open file, also of one that has no name."""
+    return Path(f"/proc/self/fd/{fd}")
+
+
+def populate(mapping: mmap.mmap, step_bytes: int = _POPULATE_STEP_BYTES) -> None:
+    """First touch is ten times slower than later ones: it is done here and not in a request's time."""
+    total_bytes = len(mapping)
+    for start in range(0, total_bytes, step_bytes):
+        length = min(step_bytes, total_bytes - start)
+        try:
+            mapping.madvise(_MADV_POPULATE_WRITE, start, length)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            # An older kernel. Writing would change a segment in use; reading maps the pages that fallocate made.
+            np.frombuffer(mapping, np.uint8, length, start)[:: mmap.PAGESIZE].max()
+
+
+def _map(fd: int) -> tuple[SegmentHeader, mmap.mmap]:
+    file_bytes = os.fstat(fd).st_size
+    header = unpack_header(os.pread(fd, HEADER_BYTES, 0), file_bytes)
+    mapping = mmap.mmap(fd, file_bytes)
+    if hasattr(mmap, "MADV_DONTFORK"):
+        # A child that is forked and lives on would write into pages that fencing its parent takes to be quiet.
+        mapping.madvise(mmap.MADV_DONTFORK)
+    return header, mapping
+
+
+def _what_is(path: Path) -> str | None:
+    try:
+        return _problem_of(path.lstat())
+    except OSError:
+        return None
+
+
+def _problem_of(found: os.stat_result) -> str | None:
+    if stat.S_ISLNK(found.st_mode):
+        return "it is a symbolic link"
+    if not stat.S_ISREG(found.st_mode):
+        return "it is not a regular file"
+    if found.st_uid != os.getuid():
+        return f"it belongs to user {found.st_uid}, this process runs as user {os.getuid()}"
+    if stat.S_IMODE(found.st_mode) != _MODE:
+        return f"its mode is {stat.S_IMODE(found.st_mode):04o}, a segment's is {_MODE:04o}"
+    return None
+
+
+def _unsafe(path: Path, problem: str) -> SegmentError:
+    return SegmentError(
+        f"{path} is not used as a segment: {problem}; remove it, or choose another instance name, once you know whose "
+        "it is: it would hold what users write"
+    )
