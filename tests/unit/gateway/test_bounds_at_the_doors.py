@@ -8,11 +8,17 @@ from tests.unit.gateway.world import FAST, World, open_world
 
 from weir.client import AsyncWeirClient
 from weir.core.errors import Overloaded
+from weir.rpc.gate import PortLimits
 from weir.testing.load import greedy_request, stream
+
+SMALL = PortLimits(max_message_bytes=1000, max_calls=8)
 
 
 async def test_bodies_that_come_at_the_same_time_are_bounded_together() -> None:
-    async with open_world(max_bodies_bytes=1000) as world, httpx.AsyncClient(base_url=world.http_url) as http:
+    async with (
+        open_world(max_bodies_bytes=1000, port_limits=SMALL) as world,
+        httpx.AsyncClient(base_url=world.http_url) as http,
+    ):
         address = httpx.URL(world.http_url)
         _, writer = await asyncio.open_connection(address.host, address.port)
         writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 900\r\n\r\n" + b" " * 800)
