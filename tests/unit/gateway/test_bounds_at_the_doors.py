@@ -4,6 +4,7 @@ import asyncio
 import gc
 import tracemalloc
 from dataclasses import replace
+from typing import Any
 
 import grpc.aio
 import httpx
@@ -71,9 +72,9 @@ async def send(world: World, method: str, message: bytes) -> None:
     """Raises the WeirError that the gateway answers with."""
     options = [("grpc.max_send_message_length", 1 << 28)]
     async with grpc.aio.insecure_channel(world.grpc_address, options=options) as channel:
-        call = channel.unary_stream(f"/weir.v1.Inference/{method}")(message, timeout=30)
+        stub: Any = channel.unary_stream(f"/weir.v1.Inference/{method}")
         try:
-            async for _ in call:
+            async for _ in stub(message, timeout=30):
                 pass
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from None

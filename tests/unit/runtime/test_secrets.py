@@ -35,7 +35,7 @@ def test_the_command_line_of_a_detached_stack_has_no_password() -> None:
 def test_an_error_that_names_a_url_has_no_password() -> None:
     for flag, kind in (("--nats-url", ServiceConfig), ("--nats", StackConfig)):
         with pytest.raises(ConfigError, match="must start with nats:// or tls://") as refused:
-            read_config(kind, [flag, "weir:s3cret@10.0.0.1:4222"], environ={})  # type: ignore[type-var]
+            read_config(kind, [flag, "weir:s3cret@10.0.0.1:4222"], environ={})
         assert "***@10.0.0.1:4222" in refused.value.message
         assert "s3cret" not in refused.value.message
 
