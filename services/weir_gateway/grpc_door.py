@@ -10,7 +10,7 @@ import grpc.aio
 from opentelemetry import context as current_context
 
 from weir.core.api_key import try_read_key
-from weir.core.errors import Cancelled
+from weir.core.errors import Cancelled, WeirError
 from weir.rpc.errors import abort_with
 from weir.rpc.sampling_pb import logprobs_to_pb, options_from_pb
 from weir.wire.v1 import inference_pb2, inference_pb2_grpc, types_pb2
@@ -46,7 +46,12 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.GenerateRequest, context: _Context
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
         num_token_ids = len(request.token_ids.ids) if request.WhichOneof("prompt") == "token_ids" else None
-        self._check_counts(request.options, num_token_ids=num_token_ids)
+        model, counts = request.options.model, _counts(request.options, num_token_ids=num_token_ids)
+        try:
+            self._intake().check_counts(model, GRPC_NAMES, counts)
+        except WeirError:
+            del request  # parsed it is many times as large, and the error keeps this frame until it was told
+            raise
         prompt: Prompt = Text(request.text) if num_token_ids is None else TokenIds(tuple(request.token_ids.ids))
         draft = RequestDraft(Operation.TEXT_COMPLETION, prompt, GRPC_NAMES, options_from_pb(request.options))
         del request  # else kept until the answer is complete
@@ -56,7 +61,12 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     async def Chat(  # noqa: N802 - gRPC's name
         self, request: inference_pb2.ChatRequest, context: _Context
     ) -> AsyncIterator[inference_pb2.ChatResponse]:
-        self._check_counts(request.options, num_messages=len(request.messages))
+        model, counts = request.options.model, _counts(request.options, num_messages=len(request.messages))
+        try:
+            self._intake().check_counts(model, GRPC_NAMES, counts)
+        except WeirError:
+            del request  # parsed it is many times as large, and the error keeps this frame until it was told
+            raise
         turns = tuple({"role": message.role, "content": message.content} for message in request.messages)
         draft = RequestDraft(Operation.CHAT, Conversation(turns), GRPC_NAMES, options_from_pb(request.options))
         del request  # else kept until the answer is complete
@@ -91,24 +101,6 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         ]
         return inference_pb2.ListModelsResponse(models=models)
 
-    def _check_counts(
-        self,
-        options: inference_pb2.RequestOptions,
-        *,
-        num_messages: int | None = None,
-        num_token_ids: int | None = None,
-    ) -> None:
-        """Before an object is made of each entry. Raises InvalidRequest."""
-        stop = options.stop_conditions
-        counts = Counts(
-            messages=num_messages,
-            token_ids=num_token_ids,
-            stop=len(stop.stop),
-            stop_token_ids=len(stop.stop_token_ids),
-            logit_bias=len(options.sampling.logit_bias),
-        )
-        self._intake().check_counts(options.model, GRPC_NAMES, counts)
-
     async def _deliveries(self, draft: RequestDraft, context: _Context) -> AsyncIterator[tuple[OpenRequest, Delivery]]:
         intake = self._intake()
         caller = _caller(intake, context)
@@ -134,6 +126,20 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         ending = asyncio.create_task(_end_unread(context))
         self._endings.add(ending)
         ending.add_done_callback(self._endings.discard)
+
+
+def _counts(
+    options: inference_pb2.RequestOptions, *, num_messages: int | None = None, num_token_ids: int | None = None
+) -> Counts:
+    """Of entries, before an object is made of each."""
+    stop = options.stop_conditions
+    return Counts(
+        messages=num_messages,
+        token_ids=num_token_ids,
+        stop=len(stop.stop),
+        stop_token_ids=len(stop.stop_token_ids),
+        logit_bias=len(options.sampling.logit_bias),
+    )
 
 
 def _caller(intake: Intake, context: _Context) -> Caller:

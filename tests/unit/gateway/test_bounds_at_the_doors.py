@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import traceback
 import tracemalloc
 from dataclasses import replace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import grpc.aio
 import httpx
 import pytest
+from google.protobuf.message import Message
 from tests.unit.gateway.fake_scheduler import OPEN_RULES
 from tests.unit.gateway.world import FAST, World, open_world
 
@@ -21,6 +23,7 @@ from weir.rpc.gate import PortLimits
 from weir.testing.load import greedy_request, stream
 from weir.wire.v1 import inference_pb2, types_pb2
 from weir_gateway.config import GatewayConfig
+from weir_gateway.grpc_door import InferenceServicer
 
 CLOSED = replace(OPEN_RULES, tenants=(TenantAccess("a", (key_digest("key-of-a-0123456789"),)),))
 SMALL = PortLimits(max_message_bytes=1000, max_calls=8)
@@ -127,6 +130,18 @@ async def test_entries_are_counted_before_anything_is_made_of_them(world: World,
     assert [violation.field.rpartition(".")[2] for violation in refused.value.violations] == [field]
     # The bytes themselves, here and there; an object an entry would be several times that.
     assert peak_bytes < 3 * len(data) + 2_000_000
+
+
+@pytest.mark.parametrize("field", ["messages", "token_ids"])
+async def test_what_is_refused_for_its_size_is_not_kept_while_the_refusal_is_told(world: World, field: str) -> None:
+    servicer = InferenceServicer(lambda: world.gateway.intake)
+    method: Any = servicer.Generate if field == "token_ids" else servicer.Chat
+    with pytest.raises(InvalidRequest) as refused:
+        await anext(method(MANY[field], None))
+    frames = [frame for frame, _ in traceback.walk_tb(refused.tb)]
+    assert any(frame.f_code.co_name in ("Generate", "Chat") for frame in frames)
+    inner = [value for frame in frames[1:] for value in frame.f_locals.values()]
+    assert not any(isinstance(value, Message) for value in inner)
 
 
 async def test_grpc_and_http_share_the_room_for_what_is_being_read() -> None:
