@@ -2,10 +2,13 @@
 
 import os
 import sys
+from functools import partial
 
 from weir.bus.nats import NatsBus
 from weir.bus.protocol import Bus
 from weir.core.clock import SystemClock
+from weir.rpc.body_budget import BodyBudget
+from weir.rpc.gate import Gate, PortLimits
 from weir.runtime.config import load_config
 from weir.runtime.service import ServiceContext, run_service
 from weir.wire.v1 import inference_pb2, inference_pb2_grpc
@@ -19,7 +22,7 @@ _CONNECT_TIMEOUT_S = 30.0
 _SERVICE_NAME = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 
 
-async def build(context: ServiceContext[GatewayConfig]) -> GatewayComponent:
+async def build(context: ServiceContext[GatewayConfig], gate: Gate, bodies: BodyBudget) -> GatewayComponent:
     config = context.config
 
     async def connect() -> Bus:
@@ -36,11 +39,13 @@ async def build(context: ServiceContext[GatewayConfig]) -> GatewayComponent:
             config.device,
         ),
         load_lengths=lambda: load_lengths(config),
+        bodies=bodies,
         request_shutdown=context.request_shutdown,
         tracer=context.tracer,
         clock=SystemClock(),
     )
     servicer = InferenceServicer(component.intake, unread_s=config.unread_s)
+    gate.guard(_SERVICE_NAME, servicer.identify)
     inference_pb2_grpc.add_InferenceServicer_to_server(servicer, context.grpc_server)
     return component
 
@@ -48,7 +53,10 @@ async def build(context: ServiceContext[GatewayConfig]) -> GatewayComponent:
 def main() -> int:
     """Returns the exit code."""
     config = load_config(GatewayConfig, sys.argv[1:], environ=os.environ)
-    return run_service("gateway", config, build, service_names=(_SERVICE_NAME,))
+    bodies = BodyBudget(config.max_bodies_bytes)
+    gate = Gate(PortLimits(config.message_bytes, config.max_calls), bodies)
+    build_component = partial(build, gate=gate, bodies=bodies)
+    return run_service("gateway", config, build_component, service_names=(_SERVICE_NAME,), gate=gate)
 
 
 if __name__ == "__main__":

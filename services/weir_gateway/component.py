@@ -8,6 +8,7 @@ from opentelemetry.trace import Tracer
 from weir.bus.protocol import Bus, BusError
 from weir.core.clock import Clock
 from weir.core.errors import Unavailable
+from weir.rpc.body_budget import BodyBudget
 from weir.runtime.service import Description
 from weir_gateway.config import GatewayConfig
 from weir_gateway.control import ControlSettings
@@ -33,6 +34,7 @@ class GatewayComponent:
         connect: Callable[[], Awaitable[Bus]],
         load_model: Callable[[], ServedModel],
         load_lengths: Callable[[], OutputLengths] = OutputLengths,
+        bodies: BodyBudget | None = None,
         request_shutdown: Callable[[str], None],
         tracer: Tracer,
         clock: Clock,
@@ -42,6 +44,7 @@ class GatewayComponent:
         self._connect = connect
         self._load_model = load_model
         self._load_lengths = load_lengths
+        self._bodies = bodies or BodyBudget(config.max_bodies_bytes)
         self._request_shutdown = request_shutdown
         self._tracer = tracer
         self._clock = clock
@@ -82,13 +85,14 @@ class GatewayComponent:
         )
         await self._gateway.start()
         gateway = self._gateway
-        self._http_door = HttpDoor(gateway.intake, HttpSettings(unread_s=config.unread_s), lambda: gateway.is_ready)
+        http_settings = HttpSettings(unread_s=config.unread_s)
+        self._http_door = HttpDoor(gateway.intake, http_settings, lambda: gateway.is_ready, self._bodies)
         app = self._http_door.make_app()
         self._http = HttpServer(
             app,
             config.http_host,
             config.http_port,
-            max_connections=config.max_http_connections,
+            max_connections=config.max_calls,
             on_failure=self._request_shutdown,
             unread_s=config.unread_s,
         )

@@ -4,10 +4,12 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from weir.rpc.channel import MAX_MESSAGE_BYTES
 from weir.runtime.config import ServiceConfig, setting
 
 _MAX_REQUESTS = 65_536
 _MAX_LOG_MB = 1 << 20
+_MIN_MESSAGE_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,12 @@ class GatewayConfig(ServiceConfig):
     max_requests: int = setting(1024, "Requests in flight at most; more are refused with a hint to try again.")
     default_max_tokens: int = setting(512, "Output tokens of a request that names no max_tokens.")
     max_prompt_bytes: int = setting(1 << 20, "Bytes of text that are tokenized at most; larger prompts are refused.")
+    max_message_bytes: int = setting(
+        0, "Bytes of one gRPC message to the gateway at most. 0: twice max_prompt_bytes, and 2 MiB for all else."
+    )
+    max_bodies_bytes: int = setting(
+        256 << 20, "Bytes of requests that are being read at once at most, by gRPC and HTTP together."
+    )
     max_context_tokens: int = setting(0, "Prompt and output of a request together. 0: the model's context.")
     max_prompt_logprobs: int = setting(
         65_536, "Log-probabilities told of one prompt at most: its tokens times (1 + prompt_logprobs)."
@@ -52,6 +60,12 @@ class GatewayConfig(ServiceConfig):
         for name in ("default_max_tokens", "max_prompt_bytes", "max_prompt_logprobs"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} {getattr(self, name)}: must be at least 1")
+        if self.max_message_bytes and not _MIN_MESSAGE_BYTES <= self.max_message_bytes <= MAX_MESSAGE_BYTES:
+            limit = f"must be 0, or in [{_MIN_MESSAGE_BYTES}, {MAX_MESSAGE_BYTES}]"
+            raise ValueError(f"max_message_bytes {self.max_message_bytes}: {limit}")
+        if self.max_bodies_bytes < self.message_bytes:
+            limit = f"must be at least the {self.message_bytes} of one gRPC message"
+            raise ValueError(f"max_bodies_bytes {self.max_bodies_bytes}: {limit}")
         if not 1 <= self.request_log_mb <= _MAX_LOG_MB:
             raise ValueError(f"request_log_mb {self.request_log_mb}: must be in [1, {_MAX_LOG_MB}]")
         if self.max_context_tokens < 0:
@@ -62,11 +76,16 @@ class GatewayConfig(ServiceConfig):
                 raise ValueError(f"{name} {value}: must be a positive number of seconds")
 
     @property
-    def max_http_connections(self) -> int:
-        """Some room above the requests: whoever is too many is told so in OpenAI's form, not by a bare 503."""
+    def message_bytes(self) -> int:
+        """Of one gRPC message at most. Above what fields may hold, so that a prompt that is too long is named."""
+        return self.max_message_bytes or min(2 * self.max_prompt_bytes + (2 << 20), MAX_MESSAGE_BYTES)
+
+    @property
+    def max_calls(self) -> int:
+        """At each port. Some room above the requests: whoever is too many is told so by who counts them."""
         return 2 * self.max_requests + 64
 
     @property
     def num_descriptors(self) -> int:
         """HTTP connections, and one of gRPC for every request in flight: clients may share theirs, or not."""
-        return super().num_descriptors + self.max_http_connections + self.max_requests
+        return super().num_descriptors + self.max_calls + self.max_requests

@@ -3,14 +3,14 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, TypeVar
 
 import grpc.aio
 from opentelemetry import context as current_context
 
 from weir.core.api_key import try_read_key
-from weir.core.errors import Cancelled
+from weir.core.errors import Cancelled, WeirError
 from weir.rpc.errors import abort_with
 from weir.rpc.sampling_pb import logprobs_to_pb, options_from_pb
 from weir.wire.v1 import inference_pb2, inference_pb2_grpc, types_pb2
@@ -18,6 +18,7 @@ from weir_gateway.access import Caller
 from weir_gateway.choices import Delivery
 from weir_gateway.draft import GRPC_NAMES, Conversation, Operation, Prompt, RequestDraft, Text, TokenIds
 from weir_gateway.intake import Intake, OpenRequest
+from weir_gateway.validation import Counts
 from weir_gateway.wire import finish_reason_to_pb
 
 logger = logging.getLogger(__name__)
@@ -37,21 +38,38 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         self._unread_s = unread_s
         self._endings: set[asyncio.Task[None]] = set()
 
+    def identify(self, metadata: Mapping[str, str]) -> Caller:
+        """Who calls; for before a message is read. Raises Unauthenticated, Unavailable before it can be known."""
+        return _identify(self._intake(), metadata)
+
     async def Generate(  # noqa: N802 - gRPC's name
         self, request: inference_pb2.GenerateRequest, context: _Context
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
-        prompt: Prompt = Text(request.text)
-        if request.WhichOneof("prompt") == "token_ids":
-            prompt = TokenIds(tuple(request.token_ids.ids))
+        num_token_ids = len(request.token_ids.ids) if request.WhichOneof("prompt") == "token_ids" else None
+        model, counts = request.options.model, _counts(request.options, num_token_ids=num_token_ids)
+        try:
+            self._intake().check_counts(model, GRPC_NAMES, counts)
+        except WeirError:
+            del request  # parsed it is many times as large, and the error keeps this frame until it was told
+            raise
+        prompt: Prompt = Text(request.text) if num_token_ids is None else TokenIds(tuple(request.token_ids.ids))
         draft = RequestDraft(Operation.TEXT_COMPLETION, prompt, GRPC_NAMES, options_from_pb(request.options))
+        del request  # else kept until the answer is complete
         async for opened, delivery in self._deliveries(draft, context):
             yield fill(inference_pb2.GenerateResponse(), opened, delivery)
 
     async def Chat(  # noqa: N802 - gRPC's name
         self, request: inference_pb2.ChatRequest, context: _Context
     ) -> AsyncIterator[inference_pb2.ChatResponse]:
+        model, counts = request.options.model, _counts(request.options, num_messages=len(request.messages))
+        try:
+            self._intake().check_counts(model, GRPC_NAMES, counts)
+        except WeirError:
+            del request  # parsed it is many times as large, and the error keeps this frame until it was told
+            raise
         turns = tuple({"role": message.role, "content": message.content} for message in request.messages)
         draft = RequestDraft(Operation.CHAT, Conversation(turns), GRPC_NAMES, options_from_pb(request.options))
+        del request  # else kept until the answer is complete
         async for opened, delivery in self._deliveries(draft, context):
             yield fill(inference_pb2.ChatResponse(), opened, delivery)
 
@@ -110,9 +128,27 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         ending.add_done_callback(self._endings.discard)
 
 
+def _counts(
+    options: inference_pb2.RequestOptions, *, num_messages: int | None = None, num_token_ids: int | None = None
+) -> Counts:
+    """Of entries, before an object is made of each."""
+    stop = options.stop_conditions
+    return Counts(
+        messages=num_messages,
+        token_ids=num_token_ids,
+        stop=len(stop.stop),
+        stop_token_ids=len(stop.stop_token_ids),
+        logit_bias=len(options.sampling.logit_bias),
+    )
+
+
 def _caller(intake: Intake, context: _Context) -> Caller:
     """Raises Unauthenticated."""
-    metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+    pairs = context.invocation_metadata() or ()
+    return _identify(intake, {key: value for key, value in pairs if isinstance(value, str)})
+
+
+def _identify(intake: Intake, metadata: Mapping[str, str]) -> Caller:
     return intake.identify(try_read_key(metadata.get("authorization", ""), metadata.get("x-api-key", "")))
 
 

@@ -16,10 +16,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from weir.core.api_key import try_read_key
-from weir.core.errors import InternalError, Overloaded, WeirError
+from weir.core.errors import InternalError, WeirError
+from weir.rpc.body_budget import BodyBudget
 from weir.runtime.telemetry import extract
 from weir_gateway.access import Caller
-from weir_gateway.call import RETRY_AFTER_S
 from weir_gateway.choices import Delivery
 from weir_gateway.draft import RequestDraft
 from weir_gateway.intake import Intake, OpenRequest
@@ -38,13 +38,9 @@ _REQUEST_ID_HEADER = "X-Request-Id"
 
 @dataclass(frozen=True, slots=True)
 class HttpSettings:
-    """`max_body_bytes` is above what any field may hold, so that a prompt that is too long is named.
-
-    `max_bodies_bytes` bounds all bodies together that are being read.
-    """
+    """`max_body_bytes` is above what any field may hold, so that a prompt that is too long is named."""
 
     max_body_bytes: int = 32 * 1024 * 1024
-    max_bodies_bytes: int = 256 * 1024 * 1024
     body_timeout_s: float = 30.0
     unread_s: float = 60.0
 
@@ -61,13 +57,15 @@ _Handler = Callable[[Request, Caller, str], Awaitable[Response]]
 
 
 class HttpDoor:
-    """Routes, and translates; `is_ready` decides what /health says."""
+    """Routes, and translates; `is_ready` decides what /health says. `bodies` bounds those that are being read."""
 
-    def __init__(self, intake: Intake, settings: HttpSettings, is_ready: Callable[[], bool]) -> None:
+    def __init__(
+        self, intake: Intake, settings: HttpSettings, is_ready: Callable[[], bool], bodies: BodyBudget
+    ) -> None:
         self._intake = intake
         self._settings = settings
         self._is_ready = is_ready
-        self._num_bodies_bytes = 0
+        self._bodies = bodies
         self.num_internal_errors = 0
 
     def make_app(self) -> Starlette:
@@ -146,23 +144,15 @@ class HttpDoor:
         try:
             async with asyncio.timeout(self._settings.body_timeout_s):
                 async for chunk in request.stream():
+                    await self._bodies.take(len(chunk))
                     body += chunk
-                    self._num_bodies_bytes += len(chunk)
                     if len(body) > limit:
                         raise too_large
-                    self._check_bodies()
         except TimeoutError:
             raise _BadBody(408, f"the body took longer than {self._settings.body_timeout_s:g} s") from None
         finally:
-            self._num_bodies_bytes -= len(body)
+            self._bodies.give_back(len(body))
         return bytes(body)
-
-    def _check_bodies(self) -> None:
-        """Raises Overloaded."""
-        limit = self._settings.max_bodies_bytes
-        if self._num_bodies_bytes > limit:
-            message = f"bodies of more than {limit} bytes are being read at once; try again later"
-            raise Overloaded(message, retry_after_s=RETRY_AFTER_S)
 
     async def _answer(self, request: Request, caller: Caller, draft: RequestDraft, body: CommonBody) -> Response:
         time_left_s = None if body.deadline_ms is None else body.deadline_ms / 1000

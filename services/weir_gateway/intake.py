@@ -16,7 +16,7 @@ from weir.core.options import MAX_CHOICES
 from weir_gateway.access import AccessBook, Caller
 from weir_gateway.call import Call
 from weir_gateway.choices import Choices, choice_of, request_id_of
-from weir_gateway.draft import Conversation, RequestDraft, Text, TokenIds
+from weir_gateway.draft import Conversation, FieldNames, RequestDraft, Text, TokenIds
 from weir_gateway.driver import Driver
 from weir_gateway.lengths import OutputLengths
 from weir_gateway.models import ModelDirectory, ServedModel
@@ -26,7 +26,16 @@ from weir_gateway.spans import RequestSpan
 from weir_gateway.stops import StopMatcher
 from weir_gateway.tenant_counts import TenantCounts
 from weir_gateway.tokens import TokenOrder
-from weir_gateway.validation import CheckedRequest, Limits, check_fields, check_prompt, check_text_size, prompt_field
+from weir_gateway.validation import (
+    CheckedRequest,
+    Counts,
+    Limits,
+    check_counts,
+    check_fields,
+    check_prompt,
+    check_text_size,
+    prompt_field,
+)
 
 # Longer texts are tokenized in a thread, so that the loop goes on with the others.
 _MAX_INLINE_BYTES = 2048
@@ -135,6 +144,14 @@ class Intake:
             raise
         except BaseException as error:
             span.end_refused(error)
+            raise
+
+    def check_counts(self, model_name: str, names: FieldNames, counts: Counts) -> None:
+        """Raises InvalidRequest for more entries than `open` would take, and NotFound."""
+        try:
+            check_counts(counts, names, self.models.find(model_name, names["model"]), self._limits)
+        except WeirError as error:
+            self._count_rejection(error)
             raise
 
     def cancel(self, caller: Caller, client_id: str) -> bool:

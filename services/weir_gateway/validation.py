@@ -38,6 +38,17 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class Counts:
+    """Entries of a request's fields that repeat; None where the prompt has another form."""
+
+    messages: int | None
+    token_ids: int | None
+    stop: int
+    stop_token_ids: int
+    logit_bias: int
+
+
+@dataclass(frozen=True, slots=True)
 class CheckedRequest:
     """A request that can be submitted: all defaults filled in."""
 
@@ -68,9 +79,17 @@ class _Violations:
             raise InvalidRequest(self._found)
 
 
+def check_counts(counts: Counts, names: FieldNames, model: ServedModel, limits: Limits) -> None:
+    """Raises InvalidRequest with every field that has too many entries, or none of a prompt."""
+    found = _Violations()
+    _check_counts(found, counts, names, model, limits)
+    found.raise_any()
+
+
 def check_fields(draft: RequestDraft, model: ServedModel, limits: Limits) -> None:
     """Raises InvalidRequest with every wrong field. Costs little, however large the prompt is."""
     found = _Violations()
+    _check_counts(found, _counts_of(draft), draft.names, model, limits)
     _check_prompt_form(found, draft, model, limits)
     _check_names(found, draft)
     _check_numbers(found, draft, model)
@@ -131,6 +150,32 @@ def check_text_size(field: str, text: str, limits: Limits) -> None:
     found.raise_any()
 
 
+def _counts_of(draft: RequestDraft) -> Counts:
+    return Counts(
+        messages=len(draft.prompt.messages) if isinstance(draft.prompt, Conversation) else None,
+        token_ids=len(draft.prompt.ids) if isinstance(draft.prompt, TokenIds) else None,
+        stop=len(draft.options.stop),
+        stop_token_ids=len(draft.options.stop_token_ids),
+        logit_bias=len(draft.options.logit_bias),
+    )
+
+
+def _check_counts(found: _Violations, counts: Counts, names: FieldNames, model: ServedModel, limits: Limits) -> None:
+    if counts.messages is not None and not 1 <= counts.messages <= limits.max_messages:
+        found.add(names["messages"], f"has {counts.messages} turns; give from 1 to {limits.max_messages}")
+    if counts.token_ids == 0:
+        found.add(names["token_ids"], "is empty; give at least one token id")
+    if counts.token_ids is not None and counts.token_ids >= model.max_context_tokens:
+        limit = f"{model.name} takes at most {model.max_context_tokens - 1}"
+        found.add(names["token_ids"], f"is {counts.token_ids} tokens; {limit}, so that one token of output fits")
+    for name, number, maximum, unit in (
+        ("stop", counts.stop, _MAX_STOPS, "strings"),
+        ("stop_token_ids", counts.stop_token_ids, _MAX_STOP_TOKEN_IDS, "ids"),
+        ("logit_bias", counts.logit_bias, MAX_LOGIT_BIAS, "tokens"),
+    ):
+        found.check(number <= maximum, names[name], f"has {number} {unit}; at most {maximum}")
+
+
 def _check_prompt_form(found: _Violations, draft: RequestDraft, model: ServedModel, limits: Limits) -> None:
     names = draft.names
     match draft.prompt:
@@ -138,22 +183,16 @@ def _check_prompt_form(found: _Violations, draft: RequestDraft, model: ServedMod
             found.check(text != "", names["text"], "is empty; give at least one character")
             _check_bytes(found, names["text"], _num_bytes(text), limits)
         case TokenIds(ids):
-            found.check(len(ids) > 0, names["token_ids"], "is empty; give at least one token id")
-            if len(ids) >= model.max_context_tokens:
-                limit = f"{model.name} takes at most {model.max_context_tokens - 1}"
-                found.add(names["token_ids"], f"is {len(ids)} tokens; {limit}, so that one token of output fits")
-            else:
+            if len(ids) < model.max_context_tokens:
                 _check_token_ids(found, names["token_ids"], ids, model)
         case Conversation(messages):
-            _check_messages(found, names, messages, limits)
+            if len(messages) <= limits.max_messages:
+                _check_messages(found, names, messages, limits)
 
 
 def _check_messages(
     found: _Violations, names: FieldNames, messages: Sequence[Mapping[str, str]], limits: Limits
 ) -> None:
-    if not 1 <= len(messages) <= limits.max_messages:
-        found.add(names["messages"], f"has {len(messages)} turns; give from 1 to {limits.max_messages}")
-        return
     num_bytes = 0
     for index, message in enumerate(messages):
         role = message["role"]
@@ -192,7 +231,6 @@ def _check_numbers(found: _Violations, draft: RequestDraft, model: ServedModel) 
 def _check_logit_bias(found: _Violations, draft: RequestDraft, model: ServedModel) -> None:
     biases, name = draft.options.logit_bias, draft.names["logit_bias"]
     if len(biases) > MAX_LOGIT_BIAS:
-        found.add(name, f"has {len(biases)} tokens; at most {MAX_LOGIT_BIAS}")
         return
     for token_id, bias in biases:
         problem = LOGIT_BIAS_RULE.try_find_problem(bias, model.max_context_tokens)
@@ -212,18 +250,10 @@ def _check_prompt_logprobs(found: _Violations, draft: RequestDraft, limits: Limi
 
 def _check_stops(found: _Violations, draft: RequestDraft, model: ServedModel) -> None:
     names = draft.names
-    found.check(
-        len(draft.options.stop) <= _MAX_STOPS,
-        names["stop"],
-        f"has {len(draft.options.stop)} strings; at most {_MAX_STOPS}",
-    )
     for index, stop in enumerate(draft.options.stop[:_MAX_STOPS]):
         field = f"{names['stop']}[{index}]"
         found.check(1 <= len(stop) <= _MAX_STOP_CHARS, field, f"has {len(stop)} characters; use 1 to {_MAX_STOP_CHARS}")
-    num_ids = len(draft.options.stop_token_ids)
-    if num_ids > _MAX_STOP_TOKEN_IDS:
-        found.add(names["stop_token_ids"], f"has {num_ids} ids; at most {_MAX_STOP_TOKEN_IDS}")
-    else:
+    if len(draft.options.stop_token_ids) <= _MAX_STOP_TOKEN_IDS:
         _check_token_ids(found, names["stop_token_ids"], draft.options.stop_token_ids, model)
 
 

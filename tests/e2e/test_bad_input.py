@@ -66,7 +66,7 @@ def refusal(stack: Stack, change: Change) -> tuple[grpc.StatusCode, str, list[st
         pytest.param(set_prompt([]), INVALID, "token_ids", id="no token ids"),
         pytest.param(set_prompt([5] * 9000), INVALID, "token_ids", id="prompt beyond the context"),
         pytest.param(set_prompt([49_152]), INVALID, "token_ids", id="token id out of range"),
-        pytest.param(set_prompt("x" * 20_000_000), INVALID, "text", id="20 MB prompt"),
+        pytest.param(set_prompt("x" * 3_000_000), INVALID, "text", id="3 MB prompt"),
         pytest.param(set_sampling(temperature=-1.0), INVALID, "temperature", id="negative temperature"),
         pytest.param(set_sampling(temperature=float("nan")), INVALID, "temperature", id="temperature not a number"),
         pytest.param(set_sampling(top_p=1.5), INVALID, "top_p", id="top_p above 1"),
@@ -82,6 +82,13 @@ def test_a_wrong_field_is_named(stack: Stack, change: Change, code: grpc.StatusC
     assert field in message
     if code is INVALID:
         assert any(field in name for name in fields), fields
+
+
+def test_a_message_that_is_absurdly_large_is_refused_with_the_limit_of_the_port(stack: Stack) -> None:
+    code, message, _ = refusal(stack, set_prompt("x" * 20_000_000))
+    assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "larger than max" in message
+    assert f"vs. {4 << 20}" in message
 
 
 @pytest.mark.parametrize("payload", [b"\xff\xff\xff\xff", b"\x12\x03ab\xff", b"\x0a\xff\xff\xff\xff\x0f"])

@@ -13,6 +13,7 @@ from nats.aio.subscription import Subscription as ClientSubscription
 
 from weir.bus.nats_kv import NatsBucket, WatchFeed
 from weir.bus.protocol import BusError, BusMessage, BusTimeout, BusUnavailable, Headers, MessageHandler, NoResponder
+from weir.core.urls import masked_url
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ class NatsBus:
 
     def __init__(self, client: Client, url: str) -> None:
         self._client = client
-        self._url = url
+        self._shown_url = masked_url(url)
         self._subscriptions: dict[ClientSubscription, NatsSubscription] = {}
         self._feeds: set[WatchFeed] = set()
 
@@ -77,7 +78,9 @@ class NatsBus:
             await asyncio.wait_for(connecting, timeout_s)
         except TimeoutError as error:
             await client.close()
-            raise BusUnavailable(f"no NATS server answers at {url} within {timeout_s} s; is one running?") from error
+            raise BusUnavailable(
+                f"no NATS server answers at {bus._shown_url} within {timeout_s} s; is one running?"
+            ) from error
         return bus
 
     @property
@@ -136,7 +139,7 @@ class NatsBus:
     def mapped_errors(self, subject: str) -> Iterator[None]:
         """Raises the errors of `protocol` for those of the client; without a connection at once."""
         if not self.is_connected:
-            raise BusUnavailable(f"not connected to {self._url}")
+            raise BusUnavailable(f"not connected to {self._shown_url}")
         try:
             yield
         except nats.errors.NoRespondersError as error:
@@ -151,7 +154,7 @@ class NatsBus:
             nats.js.errors.ServerError,  # a full disk, say: it may pass, and nobody who waits for it ends
             ConnectionError,
         ) as error:
-            raise BusUnavailable(f"{self._url}: {error}") from error
+            raise BusUnavailable(f"{self._shown_url}: {error}") from error
 
     async def _unsubscribe(self, subscription: ClientSubscription) -> None:
         self._subscriptions.pop(subscription, None)
@@ -190,10 +193,10 @@ class NatsBus:
 
     async def _on_disconnected(self) -> None:
         if not self._client.is_closed:
-            logger.warning("lost the connection to NATS at %s; trying again", self._url)
+            logger.warning("lost the connection to NATS at %s; trying again", self._shown_url)
 
     async def _on_reconnected(self) -> None:
-        logger.info("connected to NATS at %s again", self._url)
+        logger.info("connected to NATS at %s again", self._shown_url)
         for feed in self._feeds:
             feed.mark_stale()
 

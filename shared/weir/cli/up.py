@@ -21,6 +21,7 @@ from weir.cli.main import EXIT_INTERRUPTED
 from weir.cli.progress import ConsoleReporter, DetachedProgress, print_endpoints
 from weir.cli.pull import pull_with_progress
 from weir.core.errors import WeirError
+from weir.core.urls import masked_url
 from weir.model.catalog import CATALOG
 from weir.model.device_check import check_device
 from weir.model.errors import ModelError
@@ -134,7 +135,9 @@ def _need_nats(url: str) -> None:
         where = urlsplit(url)
         socket.create_connection((where.hostname or "", where.port or _NATS_PORT), _NATS_LIMIT_S).close()
     except (OSError, ValueError) as error:
-        fail(f"--nats {url}: no server answers there ({error}); start one, or leave --nats out to get one")
+        shown = masked_url(url)
+        reason = error if shown == url else type(error).__name__  # its text may quote a part of the URL
+        fail(f"--nats {shown}: no server answers there ({reason}); start one, or leave --nats out to get one")
 
 
 def _need_device(stack: StackConfig) -> None:
@@ -172,11 +175,11 @@ def _start_detached(stack: StackConfig, environ: Mapping[str, str]) -> int:
     rotate(log_path)
     with log_path.open("ab") as log:
         supervisor = subprocess.Popen(
-            [sys.executable, "-m", "weir.cli.main", "up", *_flags_of(stack)],
+            detached_command(stack),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env=dict(environ),
+            env={**environ, "WEIR_NATS": stack.nats},
             start_new_session=True,
         )
     try:
@@ -207,6 +210,8 @@ def _follow(stack: StackConfig, supervisor: "subprocess.Popen[bytes]") -> StackS
     return None
 
 
-def _flags_of(stack: StackConfig) -> list[str]:
-    values = {entry.name: getattr(stack, entry.name) for entry in fields(stack)}
-    return [text for name, value in values.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+def detached_command(stack: StackConfig) -> list[str]:
+    """All settings but the NATS server, whose URL may hold a password: command lines are everybody's to read."""
+    values = {entry.name: getattr(stack, entry.name) for entry in fields(stack) if entry.name != "nats"}
+    flags = [text for name, value in values.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+    return [sys.executable, "-m", "weir.cli.main", "up", *flags]

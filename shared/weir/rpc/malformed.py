@@ -56,7 +56,9 @@ def _checked_call(function: Any) -> _Function:
 def _checked_stream(function: Any) -> _Function:
     async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
         _check(request)
-        async for response in function(request, context):
+        responses = function(request, context)
+        del request  # the handler's own from here on, who may drop it before the answer is complete
+        async for response in responses:
             yield response
 
     return stream if inspect.isasyncgenfunction(function) else _checked_call(function)

@@ -23,6 +23,7 @@ from opentelemetry.trace import SpanKind, Tracer
 from weir.core.errors import Unavailable, WeirError
 from weir.rpc.channel import KEEPALIVE_TIME_MS, KEEPALIVE_TIMEOUT_MS, MAX_MESSAGE_BYTES
 from weir.rpc.errors import abort_with
+from weir.rpc.gate import PortLimits
 from weir.rpc.malformed import refuse_malformed
 from weir.runtime.telemetry import extract
 
@@ -32,7 +33,6 @@ if TYPE_CHECKING:  # these are generic in their stubs only
 
 _log = logging.getLogger(__name__)
 _SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
@@ -40,16 +40,35 @@ _SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.max_pings_without_data", 0),
     # Below the clients' interval: a client's own keep-alive must not count as abuse.
     ("grpc.http2.min_recv_ping_interval_without_data_ms", KEEPALIVE_TIME_MS // 2),
-    ("grpc.http2.max_ping_strikes", 0),
     # A port that is taken must be an error, not a port that two processes share.
     ("grpc.so_reuseport", 0),
 )
+_INTERNAL_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.http2.max_ping_strikes", 0),
+)
+_MAX_PING_STRIKES = 2
 _STARTING_RETRY_S = 1.0
 
 
-def make_server(interceptors: Sequence[grpc.aio.ServerInterceptor] = ()) -> grpc.aio.Server:
-    """A server with Weir's limits, without services, not bound, not started."""
-    return grpc.aio.server(interceptors=list(interceptors), options=list(_SERVER_OPTIONS))
+def make_server(
+    interceptors: Sequence[grpc.aio.ServerInterceptor] = (), limits: PortLimits | None = None
+) -> grpc.aio.Server:
+    """A server with Weir's limits, without services, not bound, not started. `limits`: of a port for clients; None for
+    one that only Weir's own processes reach.
+    """
+    own = _INTERNAL_OPTIONS if limits is None else _public_options(limits)
+    return grpc.aio.server(interceptors=list(interceptors), options=[*_SERVER_OPTIONS, *own])
+
+
+def _public_options(limits: PortLimits) -> tuple[tuple[str, int], ...]:
+    return (
+        ("grpc.max_receive_message_length", limits.max_message_bytes),
+        ("grpc.max_concurrent_streams", limits.max_streams_per_connection),
+        ("grpc.http2.max_ping_strikes", _MAX_PING_STRIKES),
+        # Else the window of streams that nobody reads yet grows to megabytes; that of messages being read does anyway.
+        ("grpc.http2.bdp_probe", 0),
+    )
 
 
 class Guard(grpc.aio.ServerInterceptor):
@@ -84,8 +103,10 @@ class Guard(grpc.aio.ServerInterceptor):
         if inspect.isasyncgenfunction(function):
 
             async def stream(request: Any, context: "ServicerContext") -> AsyncIterator[Any]:
+                responses = function(request, context)
+                del request  # the handler's own from here on, who may drop it before the answer is complete
                 async with self.around(method, is_unary, context):
-                    async for response in function(request, context):
+                    async for response in responses:
                         yield response
 
             return stream

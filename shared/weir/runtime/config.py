@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_type_hints
 
 from weir.core.errors import WeirError
+from weir.core.urls import masked_url
 from weir.model.precision import DEVICE_HELP, PRECISION_HELP, check_precision
 from weir.runtime.model_choice import LOAD_HELP, MODEL_HELP, MODEL_SHAPE_HELP, check_load, model_reference
 from weir.runtime.parse import choices_of, describe_type, parse_text, parse_toml
@@ -59,7 +60,7 @@ class ServiceConfig:
     index: int = setting(0, "Number of this process among those of its role.")
     listen: str = setting("127.0.0.1:0", "Address of the gRPC server: HOST:PORT (port 0: any free one) or unix:/PATH.")
     advertise_host: str = setting("", "Host that others reach this process by. Empty: the one of `listen`.")
-    nats_url: str = setting("nats://127.0.0.1:4222", "NATS server, nats://HOST:PORT.")
+    nats_url: str = setting("nats://127.0.0.1:4222", "NATS server, nats://[USER:PASSWORD@]HOST:PORT.")
     otlp_endpoint: str = setting("", "OTLP/gRPC collector for traces, http://HOST:4317. Empty: tracing is off.")
     log_level: Literal["debug", "info", "warning", "error"] = setting("info", "Least severe level that is logged.")
     log_format: Literal["text", "json"] = setting("text", "Form of the log lines.")
@@ -113,7 +114,7 @@ def check_instance(instance: str) -> None:
 def check_url(name: str, url: str, schemes: tuple[str, ...]) -> None:
     """Raises ValueError, naming the field `name`."""
     if not url.startswith(schemes):
-        raise ValueError(f"{name} {url!r}: must start with {' or '.join(schemes)}")
+        raise ValueError(f"{name} {masked_url(url)!r}: must start with {' or '.join(schemes)}")
 
 
 def check_listen(name: str, address: str) -> None:

@@ -12,6 +12,11 @@ _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asc
 # These say at INFO what Weir's own lines say already.
 _CHATTY_LOGGERS = ("nats", "grpc", "uvicorn", "asyncio", "httpx")
 
+_ESCAPES = {
+    code: chr(code).encode("unicode_escape").decode() for code in (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)
+}
+"""Of control characters, and of what else ends a line."""
+
 
 class _Formatter(logging.Formatter):
     """Knows the process; subclasses decide how a line looks. `extra=` fields of a record are kept."""
@@ -41,15 +46,20 @@ class JsonFormatter(_Formatter):
 
 
 class TextFormatter(_Formatter):
-    """`time LEVEL process logger: message key=value`, a traceback on the lines after it."""
+    """`time LEVEL process logger: message key=value`, a traceback on the lines after it, indented.
+
+    Control characters are escaped, so that no text from outside can look like a line of its own or steer a terminal.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         facts = self.facts_of(record)
         moment, level, _role, process_id = (facts.pop(name) for name in ("time", "level", "role", "process_id"))
         name, message, exception = facts.pop("logger"), facts.pop("message"), facts.pop("exception", None)
         extras = "".join(f" {key}={value}" for key, value in facts.items())
-        line = f"{moment} {level.upper():<7} {process_id} {name}: {message}{extras}"
-        return f"{line}\n{exception}" if exception else line
+        line = f"{moment} {level.upper():<7} {process_id} {name}: {message}{extras}".translate(_ESCAPES)
+        if not exception:
+            return line
+        return "\n".join([line, *(f"  {part.translate(_ESCAPES)}" for part in exception.split("\n"))])
 
 
 def setup_logging(

@@ -28,6 +28,7 @@ from opentelemetry.trace import Tracer
 
 from weir.core.errors import WeirError
 from weir.model.errors import ModelError
+from weir.rpc.gate import Gate
 from weir.rpc.server import ErrorGuard, ReadinessGuard, TraceContextGuard, make_server
 from weir.runtime.address import Listening, bind
 from weir.runtime.admin import AdminService, Description, Identity, LoopErrors
@@ -112,11 +113,13 @@ def run_service(
     config: _ConfigT,
     build: Callable[[ServiceContext[_ConfigT]], Awaitable[Component]],
     service_names: Sequence[str],
+    gate: Gate | None = None,
 ) -> int:
     """Runs one process from start to end and returns its exit code: 0 after a signal, 1 when it could not go on, 2 for
     a setting or a model that cannot be used: a ConfigError or ModelError, which another start would meet again.
 
-    `service_names` are the full gRPC names that the component serves; health reports each of them.
+    `service_names` are the full gRPC names that the component serves; health reports each of them. `gate`: of a
+    process whose port clients reach.
     """
     process_id = f"{role}-{config.index}-{uuid.uuid4().hex[:8]}"
     setup_logging(role, process_id, level=config.log_level, log_format=config.log_format)
@@ -126,7 +129,7 @@ def run_service(
 
     async def run() -> int:
         # Made inside the loop: grpc.aio ties a server to the loop that is running then.
-        return await _Service(role, process_id, config, service_names).run(build)
+        return await _Service(role, process_id, config, service_names, gate).run(build)
 
     return uvloop.run(run())
 
@@ -134,7 +137,9 @@ def run_service(
 class _Service(Generic[_ConfigT]):
     """The server of one process and the state that its phases share."""
 
-    def __init__(self, role: str, process_id: str, config: _ConfigT, service_names: Sequence[str]) -> None:
+    def __init__(
+        self, role: str, process_id: str, config: _ConfigT, service_names: Sequence[str], gate: Gate | None
+    ) -> None:
         self._role = role
         self._process_id = process_id
         self._config = config
@@ -150,7 +155,8 @@ class _Service(Generic[_ConfigT]):
         self._health = health.aio.HealthServicer()
         self._tracing = setup_tracing(role, config.instance, process_id, config.otlp_endpoint)
         self._tracer = self._tracing.get_tracer(f"weir.{role}")
-        self._server = make_server([TraceContextGuard(self._tracer), self._readiness, self._errors])
+        guards = [TraceContextGuard(self._tracer), self._readiness, self._errors]
+        self._server = make_server(guards) if gate is None else make_server([gate, *guards], gate.limits)
 
     async def run(self, build: Callable[[ServiceContext[_ConfigT]], Awaitable[Component]]) -> int:
         loop = asyncio.get_running_loop()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from weir.bus.server import nats_server_command
+from weir.core.urls import masked_url
 from weir.model.precision import DEVICE_HELP, PRECISION_HELP, check_precision
 from weir.runtime.config import (
     NATS_SCHEMES,
@@ -60,7 +61,7 @@ class StackConfig:
     host: str = setting(LOOPBACK, "Address that the gateway listens on.")
     http_port: int = setting(8000, "Port of the OpenAI-style HTTP API.")
     grpc_port: int = setting(50051, "Port of the gRPC API.")
-    nats: str = setting("", "NATS server to use, nats://HOST:PORT. Empty: start one.")
+    nats: str = setting("", "NATS server to use, nats://[USER:PASSWORD@]HOST:PORT. Empty: start one.")
     otlp_endpoint: str = setting("", "OTLP/gRPC collector for traces, http://HOST:4317. Empty: tracing is off.")
     instance: str = setting("", "Name of the instance. Empty: weir-<gRPC port>.")
     limits_file: str = setting("", "TOML file of lanes and tenants, followed while it changes. Empty: three lanes.")
@@ -123,7 +124,7 @@ def default_instance(grpc_port: int) -> str:
 
 @dataclass(frozen=True)
 class ProcessSpec:
-    """How to start one process and to see that it is ready."""
+    """How to start one process and to see that it is ready. `environ` is for what must not be seen on command lines."""
 
     name: str
     role: str
@@ -131,6 +132,7 @@ class ProcessSpec:
     log_path: Path
     ready_file: Path
     probe: Probe
+    environ: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,7 @@ def plan_stack(config: StackConfig, nats_port: int) -> StackPlan:
     endpoints = {
         "OpenAI": f"http://{config.host}:{config.http_port}/v1",
         "gRPC": f"{config.host}:{config.grpc_port}",
-        "NATS": nats_url,
+        "NATS": masked_url(nats_url),
     }
     specs = tuple(_plan_processes(config, nats_url, nats_port))
     return StackPlan(config.paths, specs, endpoints, config.start_timeout_s, config.grace_s)
@@ -199,7 +201,6 @@ def _service_spec(
         "instance": config.instance_name,
         "index": index,
         "listen": listen,
-        "nats-url": nats_url,
         "otlp-endpoint": config.otlp_endpoint,
         "log-level": config.log_level,
         "log-format": config.log_format,
@@ -220,4 +221,5 @@ def _service_spec(
         log_path=config.paths.log_file(name),
         ready_file=ready_file,
         probe=GrpcProbe(ready_file, _HEALTH_NAMES[role]),
+        environ={"WEIR_NATS_URL": nats_url},
     )

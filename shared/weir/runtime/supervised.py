@@ -171,7 +171,7 @@ class SupervisedProcess:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=self._environ,
+                env={**self._environ, **self.spec.environ},
                 start_new_session=True,
             )
         finally:

@@ -23,3 +23,21 @@ def test_whoever_waits_for_the_bus_sees_its_own_errors(raised: Exception, told: 
     bus = NatsBus(Mock(is_connected=True), "nats://here")
     with pytest.raises(told), bus.mapped_errors("key"):
         raise raised
+
+
+async def test_no_error_and_no_log_line_shows_the_password_of_the_server(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG")
+    url = "nats://weir:s3cret@127.0.0.1:1"
+    with pytest.raises(BusUnavailable) as unreached:
+        await NatsBus.connect(url, name="test", timeout_s=0.2)
+    with pytest.raises(BusUnavailable) as unconnected, NatsBus(Mock(is_connected=False), url).mapped_errors("key"):
+        pass
+    with pytest.raises(BusUnavailable) as failed, NatsBus(Mock(is_connected=True), url).mapped_errors("key"):
+        raise ConnectionError("broken")
+    bus = NatsBus(Mock(is_closed=False), url)
+    await bus._on_disconnected()
+    await bus._on_reconnected()
+    for error in (unreached, unconnected, failed):
+        assert "nats://***@127.0.0.1:1" in str(error.value)
+    assert caplog.text.count("nats://***@127.0.0.1:1") == 2
+    assert "s3cret" not in caplog.text + str(unreached.value) + str(unconnected.value) + str(failed.value)

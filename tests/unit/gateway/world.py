@@ -17,6 +17,8 @@ from weir.bus.configuration import AccessRules
 from weir.bus.memory import MemoryHub
 from weir.bus.messages import Placement
 from weir.core.clock import SystemClock
+from weir.rpc.body_budget import BodyBudget
+from weir.rpc.gate import Gate, PortLimits
 from weir.rpc.server import ErrorGuard, TraceContextGuard, make_server
 from weir.wire.v1 import inference_pb2_grpc
 from weir_gateway.control import ControlSettings
@@ -54,6 +56,7 @@ class World:
     grpc_address: str
     http_url: str
     spans: InMemorySpanExporter
+    bodies: BodyBudget
 
     def metric(self, name: str) -> float:
         return self.gateway.describe().metrics[name]
@@ -83,6 +86,7 @@ async def open_world(
     *,
     unread_s: float = 60.0,
     max_bodies_bytes: int = 1 << 28,
+    port_limits: PortLimits | None = None,
     max_context: int = MAX_CONTEXT,
     rules: AccessRules | None = OPEN_RULES,
     lengths: OutputLengths | None = None,
@@ -122,13 +126,15 @@ async def open_world(
         lengths=lengths,
     )
     await gateway.start()
-    http_settings = HttpSettings(unread_s=unread_s, max_bodies_bytes=max_bodies_bytes)
-    door = HttpDoor(gateway.intake, http_settings, lambda: gateway.is_ready)
+    bodies = BodyBudget(max_bodies_bytes, wait_s=0.3)
+    door = HttpDoor(gateway.intake, HttpSettings(unread_s=unread_s), lambda: gateway.is_ready, bodies)
     failures: list[str] = []
     http = HttpServer(door.make_app(), "127.0.0.1", 0, max_connections=256, on_failure=failures.append, unread_s=30.0)
     await http.start()
-    server = make_server([TraceContextGuard(tracer), ErrorGuard()])
     servicer = InferenceServicer(lambda: gateway.intake, unread_s=unread_s)
+    gate = Gate(port_limits or PortLimits(max_message_bytes=4 << 20, max_calls=96), bodies)
+    gate.guard("weir.v1.Inference", servicer.identify)
+    server = make_server([gate, TraceContextGuard(tracer), ErrorGuard()], gate.limits)
     inference_pb2_grpc.add_InferenceServicer_to_server(servicer, server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
@@ -146,6 +152,7 @@ async def open_world(
                 grpc_address=address,
                 http_url=f"http://127.0.0.1:{http.port}",
                 spans=exporter,
+                bodies=bodies,
             )
             yield world
             await world.until_idle()

@@ -55,3 +55,20 @@ def test_lines_below_the_level_and_chatter_of_libraries_are_left_out() -> None:
     stream2, _ = log_lines("text")
     logging.getLogger("nats.aio.client").info("unheard")
     assert stream.getvalue() == stream2.getvalue() == ""
+
+
+def test_no_text_from_outside_looks_like_a_line_of_its_own_or_steers_a_terminal() -> None:
+    stream, logger = log_lines("text")
+    evil = "x\n2026-01-01 INFO decode-0-abc forged\r\x1b[2J\x00\x7f\x85\x9b\u2028ü\tend"
+    logger.warning("refused %s", evil, extra={"model": evil})
+    try:
+        raise ValueError(evil)
+    except ValueError:
+        logger.exception("failed")
+    written = stream.getvalue()
+    shown = "x\\n2026-01-01 INFO decode-0-abc forged\\r\\x1b[2J\\x00\\x7f\\x85\\x9b\\u2028ü\\tend"
+    assert written.splitlines()[0].endswith(f"weir.test: refused {shown} model={shown}")
+    assert not any(line.startswith("2026-01-01") for line in written.splitlines())
+    assert all(character == "\n" or character.isprintable() for character in written)
+    assert "  Traceback (most recent call last):" in written.splitlines()
+    assert written.count("forged") == 3

@@ -1,0 +1,182 @@
+"""What a port that clients reach asks before it reads a call's message: who calls, and whether there is room.
+
+    call ─> known method? ─> who calls? ─> a place? ─> bytes for a message? ─> read ─> parse ─> the other interceptors
+                             metadata      or at once  or RESOURCE_EXHAUSTED   one message,
+                             only          refused     after a short wait      within a deadline
+
+gRPC's own handlers of single requests read the message first. Here they are registered as handlers of streams, which
+look the same on the wire and read when they want to.
+"""
+
+import asyncio
+import contextlib
+import inspect
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+
+from weir.core.errors import DeadlineExceeded, FieldViolation, InvalidRequest, Overloaded, WeirError
+from weir.rpc.body_budget import BodyBudget
+from weir.rpc.errors import abort_with
+
+if TYPE_CHECKING:  # these are generic in their stubs only
+    ServicerContext = grpc.aio.ServicerContext[Any, Any]
+    Handler = grpc.RpcMethodHandler[Any, Any]
+
+_RETRY_AFTER_S = 1.0
+_SIDE_STREAMS, _SIDE_CALLS = "streams beside requests", "calls beside requests"
+
+CheckCaller = Callable[[Mapping[str, str]], object]
+"""Raises WeirError for a caller, known by the call's metadata, who is not let in."""
+
+
+@dataclass(frozen=True, slots=True)
+class PortLimits:
+    """`max_calls` of the guarded services together; `max_side_calls` of all others (health, reflection, Describe),
+    which nobody needs a key for, and again as many streams of them.
+    """
+
+    max_message_bytes: int
+    max_calls: int
+    max_side_calls: int = 32
+    read_timeout_s: float = 30.0
+
+    @property
+    def max_streams_per_connection(self) -> int:
+        """Above all that can run, so that whoever is too many is told so, and does not wait in his own client."""
+        return self.max_calls + 2 * self.max_side_calls
+
+
+class Gate(grpc.aio.ServerInterceptor):
+    """Has to be the outermost interceptor. Synchronous handlers (none of ours) pass by."""
+
+    def __init__(self, limits: PortLimits, bodies: BodyBudget) -> None:
+        if limits.max_message_bytes > bodies.max_bytes:
+            raise ValueError(
+                f"max_message_bytes {limits.max_message_bytes}: above the {bodies.max_bytes} of all bodies"
+            )
+        self.limits = limits
+        self._bodies = bodies
+        self._checks: dict[str, CheckCaller] = {}
+        self._num_calls: Counter[str] = Counter()
+
+    def guard(self, service_name: str, check_caller: CheckCaller) -> None:
+        """From now on calls of this service are for callers who pass, and count as requests."""
+        self._checks[service_name] = check_caller
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], "Awaitable[Handler | None]"],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> "Handler | None":
+        handler: Any = await continuation(handler_call_details)
+        if handler is None:  # no such method; gRPC answers UNIMPLEMENTED and reads nothing
+            return None
+        is_answer_stream = handler.response_streaming
+        kind = f"{_arity(handler.request_streaming)}_{_arity(is_answer_stream)}"
+        function = getattr(handler, kind)
+        if not (inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)):
+            made: Handler = handler
+            return made
+        service_name = handler_call_details.method.removeprefix("/").partition("/")[0]
+        check = self._checks.get(service_name)
+        side = _SIDE_STREAMS if handler.request_streaming or is_answer_stream else _SIDE_CALLS
+        call = _Call(self, "requests" if check else side, check, handler, function)
+        if is_answer_stream:
+            wrapped = call.stream if inspect.isasyncgenfunction(function) else call.written_stream
+            return grpc.stream_stream_rpc_method_handler(wrapped, call.deserializer, handler.response_serializer)
+        return grpc.stream_unary_rpc_method_handler(call.answer, call.deserializer, handler.response_serializer)
+
+    @contextlib.contextmanager
+    def place(self, kind: str) -> Iterator[None]:
+        """Raises Overloaded, at once."""
+        limit = self.limits.max_calls if kind == "requests" else self.limits.max_side_calls
+        if self._num_calls[kind] >= limit:
+            message = f"{limit} {kind} are open at this port, which are all that it takes; try again later"
+            raise Overloaded(message, retry_after_s=_RETRY_AFTER_S)
+        self._num_calls[kind] += 1
+        try:
+            yield
+        finally:
+            self._num_calls[kind] -= 1
+
+    @contextlib.asynccontextmanager
+    async def room_for_message(self, kind: str) -> AsyncIterator[None]:
+        """Raises Overloaded after a short wait. For the largest message: its size is not known before."""
+        if kind != "requests":  # bounded by their number, so that those who read large messages keep nobody from them
+            yield
+            return
+        num_bytes = self.limits.max_message_bytes
+        await self._bodies.take(num_bytes)
+        try:
+            yield
+        finally:
+            self._bodies.give_back(num_bytes)
+
+
+class _Call:
+    """The handler of one call."""
+
+    def __init__(
+        self, gate: Gate, kind: str, check: CheckCaller | None, handler: Any, function: Callable[..., Any]
+    ) -> None:
+        self._gate = gate
+        self._kind = kind
+        self._check = check
+        self._function = function
+        self._reads_itself = handler.request_streaming
+        self._deserialize = handler.request_deserializer or (lambda data: data)
+
+    @property
+    def deserializer(self) -> Callable[[bytes], Any] | None:
+        """Of single requests the bytes are wanted, to be parsed when nobody else can be refused any more."""
+        return self._deserialize if self._reads_itself else None
+
+    async def answer(self, requests: AsyncIterator[Any], context: "ServicerContext") -> Any:
+        with contextlib.ExitStack() as place:
+            return await self._function(await self._admit(place, requests, context), context)
+
+    async def written_stream(self, requests: AsyncIterator[Any], context: "ServicerContext") -> None:
+        with contextlib.ExitStack() as place:
+            await self._function(await self._admit(place, requests, context), context)
+
+    async def stream(self, requests: AsyncIterator[Any], context: "ServicerContext") -> AsyncIterator[Any]:
+        with contextlib.ExitStack() as place:
+            # The handler alone holds the request: the answer may take long, and what was asked may be large.
+            responses = self._function(await self._admit(place, requests, context), context)
+            async for response in responses:
+                yield response
+
+    async def _admit(
+        self, place: contextlib.ExitStack, requests: AsyncIterator[Any], context: "ServicerContext"
+    ) -> Any:
+        """What the handler takes. Errors become statuses here; the handler's own do in the other interceptors."""
+        try:
+            if self._check is not None:
+                pairs = context.invocation_metadata() or ()
+                self._check({key: value for key, value in pairs if isinstance(value, str)})
+            place.enter_context(self._gate.place(self._kind))
+            return requests if self._reads_itself else self._deserialize(await self._read(context))
+        except WeirError as error:
+            await abort_with(context, error)
+
+    async def _read(self, context: "ServicerContext") -> bytes:
+        timeout_s = self._gate.limits.read_timeout_s
+        async with self._gate.room_for_message(self._kind):
+            try:
+                async with asyncio.timeout(timeout_s):
+                    data = await context.read()
+            except TimeoutError:
+                raise DeadlineExceeded(f"the request's message took longer than {timeout_s:g} s") from None
+        if data is grpc.aio.EOF:
+            raise InvalidRequest([FieldViolation("request", "there is none: send one message")])
+        assert isinstance(data, bytes)
+        return data
+
+
+def _arity(is_streaming: bool) -> str:
+    return "stream" if is_streaming else "unary"
