@@ -102,7 +102,7 @@ async def build_worker(
     """A worker of the model that its configuration names. Weights begin to load at once, the shell waits for them.
 
     `over_arena` finishes the runner, in a thread of its own before the engine's begins. Raises ModelError,
-    DeviceMissing.
+    ExtraMissing, DeviceMissing.
     """
     config = context.config
     load = begin_loading(config)

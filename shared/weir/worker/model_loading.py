@@ -15,6 +15,7 @@ from weir.model.core_share import CoreShare, FixedShare
 from weir.model.device_check import check_device
 from weir.model.precision import Arithmetic, choose_arithmetic, int8_obstacle
 from weir.model.source import resolve_model
+from weir.runtime.extras import check_extra
 from weir.worker.background import begin
 from weir.worker.config import WorkerConfig
 from weir.worker.core_budget import CoreBudget
@@ -38,8 +39,10 @@ class ArenaRunner:
 def begin_loading(config: WorkerConfig) -> Callable[[ArenaMemory], ArenaRunner]:
     """Begins at once, in a thread of its own: it takes seconds, in which the transfer service makes its arena.
 
-    The returned function waits for the weights, and raises what loading has raised. Raises DeviceMissing at once.
+    The returned function waits for the weights, and raises what loading has raised. Raises ExtraMissing and
+    DeviceMissing at once.
     """
+    check_extra("worker", "a worker")
     check_device(config.device)
     if config.device == "cpu":
         weights = begin(lambda: _load(config), "weights")
