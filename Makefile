@@ -33,10 +33,10 @@ golden: setup-dev model ## The long exactness runs.
 	$(BIN)/python -m pytest -m golden -s $(PYTEST_FLAGS)
 
 bench-sim: setup ## Experiments on the simulator, in full; traces from WEIR_TEST_DATA.
-	OMP_NUM_THREADS=1 $(BIN)/weir bench sim --size full --out shared/weir/bench/results
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.sim --size full --out shared/docs/results
 
 gpu: ## Tests and figures of the GPU path, with the python3 on the PATH as it is; tables go to $OUT (./out).
-	PYTHONPATH=shared $(PYTHON) -m weir.bench.gpu
+	PYTHONPATH=shared $(PYTHON) -m benchmarks.gpu
 
 .PHONY: model
 model: setup ## The built-in model, in the model cache.
@@ -47,7 +47,7 @@ format: setup-dev
 	$(BIN)/ruff check --fix .
 
 proto: setup-dev ## Generate shared/weir/wire/v1 from proto/.
-	$(BIN)/python -m weir.wire.generate
+	$(BIN)/python proto/generate.py
 
 constraints: setup-dev
 	( head -n 1 constraints.txt; $(BIN)/pip freeze --exclude-editable | sed 's/+cpu//' ) > constraints.new
@@ -71,7 +71,7 @@ ifeq ($(TORCH),cpu)
 	$(BIN)/pip install -q --no-deps -c constraints.txt --index-url $(TORCH_CPU_INDEX) --retries 1 torch \
 		|| $(BIN)/pip install -q -c constraints.txt torch
 endif
-	$(BIN)/pip install -q -c constraints.txt -e .
+	$(BIN)/pip install -q -c constraints.txt -e '.[plots,training,worker]'
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed

@@ -13,7 +13,13 @@ pytest.importorskip("triton", reason="Triton is installed on Linux only")
 
 _REPOSITORY = Path(__file__).parents[2]
 _INSTALLED_THERE = ("torch", "triton", "numpy", "grpcio", "msgpack", "tokenizers", "safetensors", "pytest")
-_MODULES = ("weir.bench.gpu", "weir.bench.gpu_pair", "weir.bench.gpu_step", "weir.bench.gpu_kernels")
+_MODULES = (
+    "benchmarks.gpu.suite",
+    "benchmarks.gpu.pair.__main__",
+    "benchmarks.kernels.__main__",
+    "benchmarks.gpu.step",
+    "benchmarks.gpu.kernels",
+)
 _CASES = sorted(path.stem for path in (_REPOSITORY / "tests/kernels/triton_cases").glob("case_*.py"))
 
 # Everything that only the project's own dependencies bring is refused.
@@ -40,7 +46,7 @@ refused = {
     module
     for module, distributions in importlib.metadata.packages_distributions().items()
     if not any(each.lower() in installed_there for each in distributions)
-} - {"weir", "tests"}
+} - {"weir", "benchmarks", "tests"}
 
 class Refuse:
     def find_spec(self, name, path=None, target=None):

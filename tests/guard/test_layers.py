@@ -1,6 +1,7 @@
 """The layout shows the architecture: who may import whom."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LIBRARY = ROOT / "shared" / "weir"
+BENCHMARKS = ROOT / "shared" / "benchmarks"
 SERVICES = ROOT / "services"
 SERVICE_NAMES = sorted(path.name for path in SERVICES.iterdir() if path.name.startswith("weir_"))
 
@@ -32,6 +34,24 @@ def offenders(sources: Iterator[Path], forbidden: tuple[str, ...]) -> list[str]:
 def test_the_library_never_imports_a_service() -> None:
     assert len(SERVICE_NAMES) == 5
     assert offenders(LIBRARY.rglob("*.py"), tuple(SERVICE_NAMES)) == []
+
+
+def test_what_is_installed_never_imports_what_is_not() -> None:
+    assert (BENCHMARKS / "sim").is_dir()
+    installed = [*LIBRARY.rglob("*.py"), *SERVICES.rglob("*.py")]
+    assert offenders(iter(installed), ("benchmarks", "tests", "proto")) == []
+
+
+def test_nothing_installed_looks_for_a_checkout_around_it() -> None:
+    """A file's path says where it lies inside the package, never where a repository's root is."""
+    lookers = [
+        str(path.relative_to(ROOT))
+        for root in (LIBRARY, BENCHMARKS, *(SERVICES / name for name in SERVICE_NAMES))
+        for path in root.rglob("*.py")
+        for depth in re.findall(r"\.parents\[(\d+)\]", path.read_text())
+        if int(depth) >= len(path.relative_to(root).parts)
+    ]
+    assert lookers == []
 
 
 @pytest.mark.parametrize("service", SERVICE_NAMES)
@@ -81,7 +101,7 @@ def test_only_workers_import_torch(service: str) -> None:
 
 
 def test_every_package_says_what_it_is_for() -> None:
-    packages = [*LIBRARY.rglob("__init__.py"), *SERVICES.rglob("__init__.py")]
+    packages = [path for root in (LIBRARY, BENCHMARKS, SERVICES) for path in root.rglob("__init__.py")]
     silent = [
         str(path.relative_to(ROOT))
         for path in packages

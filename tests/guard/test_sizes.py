@@ -15,7 +15,8 @@ LONG_FUNCTIONS: dict[str, str] = {
 
 
 def own_sources() -> list[Path]:
-    sources = [*(ROOT / "shared").rglob("*.py"), *(ROOT / "services").rglob("*.py"), *(ROOT / "tests").rglob("*.py")]
+    rooms = ("shared", "services", "tests", "proto")
+    sources = [path for room in rooms for path in (ROOT / room).rglob("*.py")]
     return [path for path in sources if "wire/v1" not in str(path)]
 
 

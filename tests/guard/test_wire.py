@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from weir.wire.generate import GENERATED_ROOT, generate
+from proto.generate import GENERATED_ROOT, generate
 
 
 def test_the_generated_code_has_not_drifted_from_proto(tmp_path: Path) -> None:

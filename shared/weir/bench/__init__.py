@@ -1,4 +1,4 @@
-"""Benchmarks: the step of a worker, the hand-off, and a whole server over HTTP.
+"""`weir bench …`: what whoever has installed Weir measures with it, from the step of a worker to a server over HTTP.
 
-They print figures beside the machine's own limits and never assert them; results worth keeping are in `RESULTS.md`.
+Figures are printed beside the machine's own limits and never asserted.
 """

@@ -6,7 +6,6 @@ from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
-import torch
 from rich.console import Console
 from rich.progress import Progress
 
@@ -49,6 +48,8 @@ def measure(
     model: str, precision: Precision, num_threads: int, rounds: int, num_pages: int
 ) -> tuple[CostProfile, CostFit]:
     """A profile whose memory has `num_pages` pages. Raises ModelError. Takes about a minute with the built-in model."""
+    import torch  # noqa: PLC0415 - of a worker; what a running one has fitted is read without
+
     source = resolve_model(model)
     torch.set_num_threads(num_threads)
     weights = load_model(source, precision, FixedShare(num_threads))

@@ -17,7 +17,6 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from weir.bench.sim.runner import DATA_VARIABLE
 from weir.sim.arrivals import poisson
 from weir.sim.outcome import SimResult
 from weir.sim.profile import load_profile
@@ -27,6 +26,8 @@ from weir.sim.traces import read_lengths
 from weir.sim.workload import Workload
 from weir.sim.workloads import Lengths, draw
 
+DATA_VARIABLE = "WEIR_TEST_DATA"
+"""The folder whose folder `traces` has trace files."""
 _PROFILE = "h100-llama3-8b"
 _SECONDS_A_MINUTE = 60.0
 _NUM_GENERATED = 4000

@@ -1,7 +1,11 @@
 """All commands of `weir`."""
 
+from importlib import metadata
+from typing import Annotated
+
 import typer
 
+import weir
 from weir.cli import (
     bench,
     chat,
@@ -19,14 +23,35 @@ from weir.cli import (
     train_predictor,
     up,
 )
+from weir.runtime.extras import DISTRIBUTION
 
 app = typer.Typer(
-    help="Weir serves large language models from separate prefill and decode pools.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        try:
+            version = metadata.version(DISTRIBUTION)
+        except metadata.PackageNotFoundError:  # a checkout on the path, not installed
+            version = weir.__version__
+        typer.echo(f"weir {version}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Weir serves large language models from separate prefill and decode pools."""
+
+
 app.command()(up.up)
 app.command()(down.down)
 app.command()(status.status)

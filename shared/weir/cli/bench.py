@@ -1,13 +1,12 @@
 """`weir bench`: what this machine and a running stack can do."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from weir.cli import bench_calibrate, bench_lanes, bench_serve, bench_simulator, options
-from weir.cli.console import EXIT_USAGE, fail
+from weir.cli import bench_lanes, bench_serve, bench_simulator, options
+from weir.cli.console import need_extra
 from weir.model.precision import PRECISION_HELP, Precision
 
 app = typer.Typer(help="Measure. Figures depend on the machine and on what else runs on it.", no_args_is_help=True)
@@ -21,24 +20,10 @@ def step(
     as_json: options.AsJson = False,
 ) -> None:
     """Tokens/s of prefill, and of decode at 1, 8 and 32 sequences: the engine alone, in this process."""
+    need_extra("worker", "weir bench step")
     from weir.bench.step import main as bench_step
 
     raise typer.Exit(bench_step(model, as_json, num_threads, precision))
-
-
-@app.command()
-def kernels(
-    out: Annotated[Path | None, typer.Option(help="Also write the figures here, as JSON.")] = None,
-    sweep: Annotated[bool, typer.Option("--sweep", help="GPU: time paged decode over tile sizes instead.")] = False,
-) -> None:
-    """Each kernel beside the machine's limits and other implementations: the GPU's, or without one the CPU's.
-
-    \b
-    weir bench kernels --out kernels.json
-    """
-    from weir.bench.kernels import main as bench_kernels
-
-    raise typer.Exit(bench_kernels(out, sweep))
 
 
 @app.command()
@@ -49,6 +34,7 @@ def quality(
     as_json: options.AsJson = False,
 ) -> None:
     """What int8 costs in quality: perplexity of a text in int8 beside fp32."""
+    need_extra("worker", "weir bench quality")
     from weir.bench.quality import main as bench_quality
 
     raise typer.Exit(bench_quality(model, text, as_json, max_tokens))
@@ -91,7 +77,6 @@ def prefix(
 app.command()(bench_serve.serve)
 app.command()(bench_lanes.lanes)
 app.command()(bench_simulator.simulator)
-app.command()(bench_calibrate.calibrate)
 
 
 @app.command()
@@ -145,6 +130,7 @@ def batching(
     \b
     weir bench batching --lengths lengths.csv
     """
+    need_extra("worker", "weir bench batching")
     from weir.bench.batching import BatchingConfig
     from weir.bench.batching import main as bench_batching
 
@@ -163,76 +149,3 @@ def batching(
         seed=seed,
     )
     raise typer.Exit(bench_batching(config, json_output=as_json))
-
-
-@app.command()
-def sim(
-    names: Annotated[list[str] | None, typer.Argument(help="Experiments to run. Default: all.")] = None,
-    size: Annotated[str, typer.Option(help="small: seconds each, coarse. full: minutes each, what is kept.")] = "small",
-    out: Annotated[Path | None, typer.Option(help="Also write NAME.md, NAME.json and plots into this folder.")] = None,
-    processes: Annotated[int, typer.Option(min=1, max=64, help="Runs side by side.")] = 2,
-    list_only: Annotated[bool, typer.Option("--list", help="Only say which experiments there are.")] = False,
-) -> None:
-    """Experiments on the simulator: what each policy claims, over several seeds, beside what it came to.
-
-    Trace files are looked for in the folder `traces` of WEIR_TEST_DATA.
-
-    \b
-    weir bench sim --list
-    weir bench sim vtc-arena --size full --out results
-    """
-    from weir.bench.sim.experiment import Size
-    from weir.bench.sim.main import list_experiments
-    from weir.bench.sim.main import main as bench_sim
-    from weir.bench.sim.registry import experiment_names
-
-    if size not in set(Size):
-        raise typer.BadParameter(f"--size {size}: must be {' or '.join(Size)}")
-    if list_only:
-        list_experiments()
-        return
-    if unknown := set(names or ()).difference(experiment_names()):
-        fail(f"experiment {', '.join(sorted(unknown))}: there are {', '.join(experiment_names())}", code=EXIT_USAGE)
-    try:
-        raise typer.Exit(bench_sim(names or (), Size(size), out, processes))
-    except OSError as error:
-        fail(f"bench sim: {error}")
-
-
-@app.command()
-def predictors(
-    model: Annotated[str, typer.Option(help="Model whose tokens and embeddings are used.")] = "smollm2-135m",
-    answers: Annotated[list[Path] | None, typer.Option(help="Files of --generate. Default: the kept one.")] = None,
-    splits: Annotated[int, typer.Option(min=2, max=50, help="Of each data set, each trained anew.")] = 5,
-    out: Annotated[Path | None, typer.Option(help="Also write predictors.md and predictors.json here.")] = None,
-    rows: Annotated[Path | None, typer.Option(help="Also write scored lengths here, as CSV.")] = None,
-    generate: Annotated[
-        Path | None, typer.Option(help="Only answer the prompts, twice, and keep lengths here.")
-    ] = None,
-    sets: Annotated[str, typer.Option(help="With --generate: of gsm8k, humaneval, alpaca_eval.")] = "gsm8k,humaneval",
-    most: Annotated[int, typer.Option(min=1, help="With --generate: prompts of each set at most.")] = 600,
-    num_threads: Annotated[int, typer.Option(min=1, help="With --generate: threads of the model.")] = 2,
-    as_json: options.AsJson = False,
-) -> None:
-    """How well output lengths are ranked from prompts alone, and what a prediction costs.
-
-    Prompts are looked for in the folder `traces` of WEIR_TEST_DATA.
-
-    \b
-    weir bench predictors --out results
-    """
-    from weir.bench.predictors_main import PredictorsConfig
-    from weir.bench.predictors_main import main as bench_predictors
-
-    config = PredictorsConfig(
-        model=model,
-        splits=splits,
-        out=out,
-        rows=rows,
-        generate=generate,
-        generated_sets=tuple(sets.split(",")),
-        most=most,
-        num_threads=num_threads,
-    )
-    config = replace(config, answers=tuple(answers)) if answers else config
-    raise typer.Exit(bench_predictors(config, json_output=as_json))

@@ -6,6 +6,7 @@ import typer
 from rich.console import Console
 
 from weir.core.errors import WeirError
+from weir.runtime.extras import Extra, ExtraMissing, check_extra
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -19,6 +20,14 @@ def fail(message: str, *, code: int = EXIT_FAILED) -> NoReturn:
     """Prints one readable line and ends the command."""
     stderr.print("error:", message, style="red", markup=False, soft_wrap=True)
     raise typer.Exit(code)
+
+
+def need_extra(extra: Extra, what: str) -> None:
+    """Ends the command in one line, which says how to install it, where an extra of the distribution is missing."""
+    try:
+        check_extra(extra, what)
+    except ExtraMissing as missing:
+        fail(missing.message)
 
 
 def error_line(error: WeirError) -> str:

@@ -18,12 +18,14 @@ from weir.bus.server import NatsServerMissing, find_nats_server
 from weir.cli import options
 from weir.cli.console import EXIT_FAILED, stdout
 from weir.model.catalog import CATALOG, model_cache_dir
+from weir.runtime.extras import DISTRIBUTION, ExtraMissing, check_extra, install_command
 
 _GIB = 2**30
 _LEAST_MEMORY_GIB = 4
 _LEAST_SHM_GIB = 2.5
 _PORTS = {"gRPC": 50051, "HTTP": 8000}
-_PACKAGES = ("torch", "numba", "numpy", "grpcio", "nats-py", "tokenizers", "opentelemetry-sdk")
+_PACKAGES = ("numpy", "grpcio", "nats-py", "tokenizers", "opentelemetry-sdk")
+_WORKER_PACKAGES = ("torch", "numba")
 
 Verdict = Literal["ok", "note", "warning", "missing"]
 _STYLES: dict[Verdict, str] = {"ok": "green", "note": "cyan", "warning": "yellow", "missing": "red"}
@@ -85,6 +87,10 @@ def _arithmetic(cores: int) -> Finding:
     """Of `--device cpu --precision auto`, the default."""
     from weir.ops.simd.features import kernel_tier  # loads the compiler's library, which no other command wants
 
+    try:
+        check_extra("worker", "the default")
+    except ExtraMissing as missing:
+        return Finding("device cpu", missing.message, "note")
     threads = f"workers share {cores} threads as they are busy"
     try:
         return Finding("device cpu", f"the default: int8, {kernel_tier()} kernels; {threads}")
@@ -128,7 +134,13 @@ def _programs() -> Iterator[Finding]:
         try:
             yield Finding(package, metadata.version(package))
         except metadata.PackageNotFoundError:
-            yield Finding(package, "not installed", "missing", "make setup")
+            yield Finding(package, "not installed", "missing", f"pip install {DISTRIBUTION}")
+    for package in _WORKER_PACKAGES:
+        try:
+            yield Finding(package, metadata.version(package))
+        except metadata.PackageNotFoundError:
+            remedy = f"workers need it, other parts do not: {install_command('worker')}"
+            yield Finding(package, "not installed", "note", remedy)
     try:
         yield Finding("nats-server", str(find_nats_server()))
     except NatsServerMissing as error:

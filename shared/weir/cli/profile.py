@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from weir.cli import options
-from weir.cli.console import error_line, fail, stdout
+from weir.cli.console import error_line, fail, need_extra, stdout
 from weir.core.errors import WeirError
 from weir.model.precision import PRECISION_HELP, Precision
 from weir.runtime.config import default_runtime_dir
@@ -41,6 +41,7 @@ def profile(
     if live:
         _tell_live(runtime_dir or default_runtime_dir(), instance, grpc_port)
         return
+    need_extra("worker", "weir profile without --live")
     from weir.bench.profile import main as measure_profile
 
     raise typer.Exit(measure_profile(model, precision, num_threads, rounds, num_pages, out))

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from weir.cli import options
-from weir.cli.console import EXIT_USAGE, fail
+from weir.cli.console import EXIT_USAGE, fail, need_extra
 
 
 def simulate(
@@ -54,6 +54,8 @@ def simulate(
     weir simulate azure_2023_code.csv --prefill 1 --decode 1 --rate 8 --arrivals poisson --ttft-ms 500
     weir simulate --rate 10 --num-requests 2000 --local 1 --policy shortest-prompt --json
     """
+    if plots is not None:
+        need_extra("plots", "weir simulate --plots")
     from weir.cli.simulate_run import SimulateOptions, run_simulate
     from weir.core.errors import InvalidRequest
 

@@ -14,7 +14,6 @@ from weir.scheduling.limits import CoreLimits
 from weir.scheduling.limits_file import parse_limits
 from weir.sim.arrivals import burst, gamma, poisson
 from weir.sim.outcome import SimResult
-from weir.sim.plots import run_pictures, write_pictures
 from weir.sim.profile import load_profile
 from weir.sim.replay import Arrivals, Replay, load_workload
 from weir.sim.report import as_dict, as_tables
@@ -68,6 +67,8 @@ def run_simulate(options: SimulateOptions, *, as_json: bool) -> None:
     slos = slos_of(limits, slo_from_ms(ttft_ms, gap_ms, 0.0, 0.0))
     result = _simulate(spec, make_workload(options), limits, options)
     if options.plots is not None:
+        from weir.sim.plots import run_pictures, write_pictures
+
         for path in write_pictures(run_pictures({options.policy: result}), options.plots):
             stderr.print(f"wrote {path}", markup=False, soft_wrap=True)
     if as_json:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from weir.cli import options
-from weir.cli.console import fail, stderr, stdout
+from weir.cli.console import fail, need_extra, stderr, stdout
 from weir.model.errors import ModelError
 
 
@@ -30,6 +30,7 @@ def train_predictor(
     weir train-predictor requests.jsonl.1 requests.jsonl --out lengths.npz
     WEIR_PREDICTOR=lengths.npz weir up --policy ltr
     """
+    need_extra("training", "weir train-predictor")
     from weir.training.make import train_from_logs
     from weir.training.samples import LogError
 

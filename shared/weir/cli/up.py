@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from weir.cli.console import EXIT_FAILED, EXIT_USAGE, error_line, fail, stderr
+from weir.cli.console import EXIT_FAILED, EXIT_USAGE, error_line, fail, need_extra, stderr
 from weir.cli.limits import read_limits_file
 from weir.cli.main import EXIT_INTERRUPTED
 from weir.cli.progress import ConsoleReporter, DetachedProgress, print_endpoints
@@ -87,6 +87,7 @@ def up(
     given = {name: value for name, value in locals().items() if name in _stack_fields() and value is not None}
     stack = _resolve(given, config)
     environ = dict(os.environ) if config is None else {**os.environ, "WEIR_CONFIG": str(config.absolute())}
+    need_extra("worker", "weir up")
     _need_rules(stack)
     _need_nats(stack.nats)
     _need_device(stack)

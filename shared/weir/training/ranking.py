@@ -21,7 +21,7 @@ MIN_SAMPLES = 100
 
 @dataclass(frozen=True, slots=True)
 class RankingSettings:
-    """Found on alpaca_eval outputs of three models (see `weir bench predictors`); lists of 32 as in the paper."""
+    """Found on alpaca_eval outputs of three models (see `benchmarks.predictors`); lists of 32 as in the paper."""
 
     num_members: int = 5
     num_hidden: int = 32

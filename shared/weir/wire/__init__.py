@@ -1,4 +1,4 @@
 """The gRPC wire format: `v1` holds the code generated from `proto/weir/v1`, never edited by hand.
 
-`generate` makes it; a guard test fails when it is not what `proto/` says.
+`proto/generate.py` makes it; a guard test fails when it is not what `proto/` says.
 """

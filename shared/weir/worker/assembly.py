@@ -103,7 +103,7 @@ async def build_worker(
     Libraries are imported when this returns.
 
     `over_arena` finishes the runner, in a thread of its own before the engine's begins. Raises ModelError,
-    DeviceMissing.
+    ExtraMissing, DeviceMissing.
     """
     config = context.config
     loading = begin_loading(config)

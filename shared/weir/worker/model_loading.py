@@ -15,6 +15,7 @@ from weir.model.core_share import CoreShare, FixedShare
 from weir.model.device_check import check_device
 from weir.model.precision import Arithmetic, choose_arithmetic, int8_obstacle
 from weir.model.source import resolve_model
+from weir.runtime.extras import check_extra
 from weir.worker.background import begin
 from weir.worker.config import WorkerConfig
 from weir.worker.core_budget import CoreBudget
@@ -55,8 +56,9 @@ class Loading:
 def begin_loading(config: WorkerConfig) -> Loading:
     """Begins at once, in threads of its own: it takes seconds, in which the transfer service makes its arena.
 
-    Raises DeviceMissing at once.
+    Raises ExtraMissing and DeviceMissing at once.
     """
+    check_extra("worker", "a worker")
     check_device(config.device)
     if config.device == "cpu":
         imports = begin(lambda: _import_for_cpu(config), "imports")

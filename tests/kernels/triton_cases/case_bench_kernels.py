@@ -1,4 +1,4 @@
-"""`weir bench kernels` up to its clock: what it runs is right, and what it prints is what it measured."""
+"""`python -m benchmarks.kernels` up to its clock: what it runs is right, and what it prints is what it measured."""
 
 import dataclasses
 import json
@@ -9,10 +9,10 @@ import pytest
 import torch
 from tests.kernels.triton_cases.support import COMPUTE_CAPABILITY, DEVICE
 
-from weir.bench import gpu_cases as cases
-from weir.bench.gpu_cases import KernelCase, Shape
-from weir.bench.gpu_kernels import KernelReport, as_json, as_lines, measure
-from weir.bench.gpu_timer import Ceilings, Timing
+from benchmarks.gpu import cases
+from benchmarks.gpu.cases import KernelCase, Shape
+from benchmarks.gpu.kernels import KernelReport, as_json, as_lines, measure
+from benchmarks.gpu.timer import Ceilings, Timing
 
 SHAPE = Shape("tiny", 4, 2, 64)
 CEILINGS = Ceilings(copy_bytes_a_second=1e12, matmul_flops_a_second=1e14)

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 from tests.unit.predictors.words import prompts_and_lengths, word_table
 
-from weir.bench.answers import Answer, AnswerLimits, Question, answers, write_answers
-from weir.bench.predictor_data import DataSet
-from weir.bench.predictors import measure_group, scored_lengths
+from benchmarks.predictors.answers import Answer, AnswerLimits, Question, answers, write_answers
+from benchmarks.predictors.data import DataSet
+from benchmarks.predictors.measure import measure_group, scored_lengths
 from weir.testing.runner import HashRunner
 from weir.training.ranking import RankingSettings
 from weir.training.tau import tau

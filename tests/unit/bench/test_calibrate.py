@@ -1,8 +1,8 @@
-"""What `weir bench calibrate` sends, and how it compares."""
+"""What `python -m benchmarks.calibrate` sends, and how it compares."""
 
 import pytest
 
-from weir.bench.calibrate import (
+from benchmarks.calibrate.loads import (
     DECODE_SIZES,
     PREFILL_SIZES,
     TARGET_STEP_MS,

@@ -1,11 +1,11 @@
-"""What `weir bench calibrate` prints and keeps."""
+"""What `python -m benchmarks.calibrate` prints and keeps."""
 
 import json
 from dataclasses import replace
 
-from weir.bench.calibrate import CalibrateConfig, Figures, Overheads, Round
-from weir.bench.calibrate_live import Calibration, Costs, LoadRun
-from weir.bench.calibrate_main import as_dict, report
+from benchmarks.calibrate.live import Calibration, Costs, LoadRun
+from benchmarks.calibrate.loads import CalibrateConfig, Figures, Overheads, Round
+from benchmarks.calibrate.report import as_dict, report
 from weir.core.cost import StepCost
 
 COST = StepCost(4.0, 0.5, 0.0, 1.0, 0.0)

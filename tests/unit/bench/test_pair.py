@@ -5,7 +5,7 @@ import random
 import pytest
 from tests.unit.bench.host_pair import VOCAB_SIZE, HostKind
 
-from weir.bench.pair import PairFailed, PairLoad, run_pair
+from benchmarks.gpu.pair.run import PairFailed, PairLoad, run_pair
 from weir.core.sampling import SamplingParams
 from weir.testing.runner import reference_tokens
 

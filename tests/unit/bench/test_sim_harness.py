@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from weir.bench.sim.experiment import Case, Check, Experiment, Figure, Size, SweepPlot
-from weir.bench.sim.registry import experiment_names, load_experiment
-from weir.bench.sim.report import as_markdown, show, write_results
-from weir.bench.sim.results import Results, Row
-from weir.bench.sim.runner import TracesMissing, run_case, run_experiment
+from benchmarks.sim.experiment import Case, Check, Experiment, Figure, Size, SweepPlot
+from benchmarks.sim.registry import experiment_names, load_experiment
+from benchmarks.sim.report import as_markdown, show, write_results
+from benchmarks.sim.results import Results, Row
+from benchmarks.sim.runner import TracesMissing, run_case, run_experiment
 from weir.sim.stats import Estimate, mean_estimate
 
 
@@ -78,7 +78,7 @@ def test_a_check_that_is_missed_is_written_down_as_missed(tmp_path: Path) -> Non
     text = markdown.read_text()
     assert "| new over old | ≤ 0.5 | 0.500 ± 0.000 | yes |" in text
     assert "| asks too much | ≥ 2 | 0.500 ± 0.000 | **no** |" in text
-    assert "`weir bench sim delays --size full`" in text
+    assert "`python -m benchmarks.sim delays --size full`" in text
     assert "Seeds 0 to 4" in text
     written = json.loads(data.read_text())
     assert [check["is_met"] for check in written["checks"]] == [True, False]

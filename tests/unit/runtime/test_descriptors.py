@@ -38,7 +38,7 @@ def test_a_service_says_when_the_hard_limit_is_below_its_bounds(service_folder: 
 @pytest.mark.parametrize("max_requests", [1, 1024])
 def test_a_gateway_needs_room_for_every_connection_that_it_admits(max_requests: int) -> None:
     config = GatewayConfig(max_requests=max_requests)
-    assert config.num_descriptors > config.max_http_connections + max_requests
+    assert config.num_descriptors > config.max_calls + max_requests
 
 
 def test_a_transfer_service_needs_a_connection_and_a_process_for_every_lease() -> None:

@@ -1,7 +1,7 @@
 """A small ranking network: one hidden layer over a prompt's features, and a map from its score to tokens.
 
 Trained with ListMLE after Fu et al., "Efficient LLM Scheduling by Learning to Rank", arXiv 2408.15792, who rank with a
-transformer; what pooled embeddings reach instead is measured by `weir bench predictors`. Several networks whose scores
+transformer; what pooled embeddings reach instead is measured by `benchmarks.predictors`. Several networks whose scores
 are averaged are one network with their hidden units side by side, so an ensemble costs one matrix product.
 """
 

@@ -1,0 +1,1 @@
+"""The simulator beside a stack on this machine: how far its latencies and its throughput are from real ones."""

@@ -1,0 +1,253 @@
+"""The kernels' benchmark: what is run, on what shapes, and what else computes the same."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+
+from benchmarks.gpu.rivals import KvBatch, decode_rivals, prefill_rivals
+from weir.kv.geometry import PAGE_TOKENS, num_pages_for
+from weir.ops.page_copy import launch as page_copy
+from weir.ops.page_copy import reference as page_copy_reference
+from weir.ops.paged_decode import launch as decode
+from weir.ops.paged_decode import reference as decode_reference
+from weir.ops.paged_prefill import launch as prefill
+from weir.ops.paged_prefill import reference as prefill_reference
+from weir.ops.rms_norm import launch as rms_norm
+from weir.ops.rms_norm import reference as rms_norm_reference
+from weir.ops.rotary_kv_write import launch as rotary
+from weir.ops.rotary_kv_write import reference as rotary_reference
+from weir.ops.sampling import launch as sampling
+from weir.ops.sampling import reference as sampling_reference
+from weir.ops.silu_mul import launch as silu_mul
+from weir.ops.silu_mul import reference as silu_mul_reference
+
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCase:
+    """`error` runs kernel and reference: the greatest difference over the reference's greatest value.
+
+    `num_bytes` are read and written once each by the best of kernels; `rivals` make what computes the same.
+    """
+
+    op: str
+    shape: str
+    num_bytes: int
+    num_flops: int
+    run: Call
+    error: Callable[[], float]
+    rivals: Mapping[str, Callable[[], Call]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Of a model's attention."""
+
+    name: str
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+LLAMA_8B = Shape("8B", 32, 8, 128)
+SMOLLM = Shape("135M", 9, 3, 64)
+
+
+def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    difference = (found.double() - expected.double()).abs().max()
+    return float(difference / expected.double().abs().max().clamp_min(1e-30))
+
+
+def kv_batch(shape: Shape, lengths: list[int], dtype: torch.dtype, device: torch.device) -> KvBatch:
+    """Sequences in pages of random order, between which lie the keys and values of a second layer."""
+    counts = [num_pages_for(length) for length in lengths]
+    pages = torch.randn(sum(counts), 2, 2, shape.num_kv_heads, PAGE_TOKENS, shape.head_dim, device=device, dtype=dtype)
+    order = torch.randperm(sum(counts), device=device, dtype=torch.int32)
+    tables = torch.zeros(len(lengths), max(counts), device=device, dtype=torch.int32)
+    first = 0
+    for row, count in enumerate(counts):
+        tables[row, :count] = order[first : first + count]
+        first += count
+    return KvBatch(pages[:, 0, 0], pages[:, 0, 1], tables, lengths)
+
+
+def decode_case(
+    shape: Shape,
+    lengths: list[int],
+    device: torch.device,
+    dtype: torch.dtype = torch.bfloat16,
+    tiles: decode.DecodeTiles | None = None,
+    with_rivals: bool = False,
+) -> KernelCase:
+    """Rivals want all lengths to be the same."""
+    kv = kv_batch(shape, lengths, dtype, device)
+    batch, scale = len(lengths), shape.head_dim**-0.5
+    tiles = tiles or decode.decode_tiles(shape.head_dim, dtype)
+    queries = torch.randn(batch, shape.num_heads, shape.head_dim, device=device, dtype=dtype)
+    out = torch.empty_like(queries)
+    scratch = decode.decode_scratch(batch, shape.num_heads, shape.head_dim, max(lengths) + PAGE_TOKENS, tiles, device)
+    ends = torch.tensor(lengths, device=device, dtype=torch.int32)
+    run = partial(decode.paged_decode, queries, kv.keys, kv.values, kv.block_tables, ends, scale, out, scratch, tiles)
+
+    def error() -> float:
+        run()
+        expected = decode_reference.paged_decode(queries, kv.keys, kv.values, kv.block_tables, ends, scale)
+        return relative_error(out, expected)
+
+    kv_elements = 2 * sum(lengths) * shape.num_kv_heads * shape.head_dim
+    return KernelCase(
+        "paged_decode",
+        f"{shape.name} {batch} x {_span(lengths)}",
+        (kv_elements + 2 * queries.numel()) * dtype.itemsize,
+        4 * sum(lengths) * shape.num_heads * shape.head_dim,
+        run,
+        error,
+        decode_rivals(queries, kv, scale) if with_rivals else {},
+    )
+
+
+def prefill_case(
+    shape: Shape,
+    chunk: int,
+    ends: list[int],
+    device: torch.device,
+    compute_capability: int,
+    dtype: torch.dtype = torch.bfloat16,
+    with_rivals: bool = False,
+) -> KernelCase:
+    """A chunk of the same length at the end of each sequence. Rivals want whole prompts."""
+    kv = kv_batch(shape, ends, dtype, device)
+    num_sequences, scale = len(ends), shape.head_dim**-0.5
+    queries = torch.randn(num_sequences * chunk, shape.num_heads, shape.head_dim, device=device, dtype=dtype)
+    out = torch.empty_like(queries)
+    tiles = prefill.prefill_tiles(shape.num_heads, shape.num_kv_heads, shape.head_dim, dtype, compute_capability)
+    queries_per_tile = tiles.queries_per_tile(shape.num_heads, shape.num_kv_heads)
+    tile_list = prefill.tiles_of([chunk] * num_sequences, ends, queries_per_tile)
+    first_rows = torch.arange(num_sequences + 1, device=device, dtype=torch.int32) * chunk
+    index = (kv.block_tables, first_rows, torch.tensor(ends, device=device, dtype=torch.int32))
+    device_tiles = torch.tensor(tile_list, device=device, dtype=torch.int32)
+    run = partial(prefill.paged_prefill, queries, kv.keys, kv.values, *index, device_tiles, scale, out, tiles)
+
+    def error() -> float:
+        run()
+        return relative_error(out, prefill_reference.paged_prefill(queries, kv.keys, kv.values, *index, scale))
+
+    pairs = sum(chunk * (end - chunk) + chunk * (chunk + 1) // 2 for end in ends)
+    kv_elements = 2 * sum(ends) * shape.num_kv_heads * shape.head_dim
+    return KernelCase(
+        "paged_prefill",
+        f"{shape.name} {num_sequences} x {chunk} of {_span(ends)}",
+        (kv_elements + 2 * queries.numel()) * dtype.itemsize,
+        4 * pairs * shape.num_heads * shape.head_dim,
+        run,
+        error,
+        prefill_rivals(queries, kv, scale) if with_rivals else {},
+    )
+
+
+def _span(lengths: list[int]) -> str:
+    return str(lengths[0]) if len(set(lengths)) == 1 else f"{min(lengths)}-{max(lengths)}"
+
+
+def norm_case(num_rows: int, hidden: int, device: torch.device) -> KernelCase:
+    rows, residual = (torch.randn(num_rows, hidden, device=device, dtype=torch.bfloat16) for _ in range(2))
+    weight = torch.randn(hidden, device=device, dtype=torch.bfloat16)
+    out = torch.empty_like(rows)
+    run = partial(rms_norm.rms_norm, rows, weight, 1e-5, out, residual)
+
+    def error() -> float:
+        expected = rms_norm_reference.rms_norm(rows, weight, 1e-5, residual.clone())
+        run()
+        return relative_error(out, expected)
+
+    return KernelCase("rms_norm + residual", f"{num_rows} x {hidden}", 4 * rows.nbytes + weight.nbytes, 0, run, error)
+
+
+def silu_case(num_rows: int, width: int, device: torch.device) -> KernelCase:
+    gate_up = torch.randn(num_rows, 2 * width, device=device, dtype=torch.bfloat16)
+    out = torch.empty(num_rows, width, device=device, dtype=torch.bfloat16)
+    run = partial(silu_mul.silu_mul, gate_up, out)
+
+    def error() -> float:
+        run()
+        return relative_error(out, silu_mul_reference.silu_mul(gate_up))
+
+    return KernelCase("silu_mul", f"{num_rows} x {width}", gate_up.nbytes + out.nbytes, 0, run, error)
+
+
+def rotary_case(shape: Shape, num_rows: int, device: torch.device) -> KernelCase:
+    dtype = torch.bfloat16
+    pages = torch.zeros(
+        num_pages_for(num_rows), 2, shape.num_kv_heads, PAGE_TOKENS, shape.head_dim, device=device, dtype=dtype
+    )
+    num_heads = shape.num_heads + 2 * shape.num_kv_heads
+    rows = torch.randn(num_rows, num_heads, shape.head_dim, device=device, dtype=dtype)
+    angles = torch.rand(num_rows, shape.head_dim // 2, device=device) * 6.28
+    positions = torch.arange(num_rows, device=device, dtype=torch.int32)
+    slots = torch.randperm(pages.shape[0] * PAGE_TOKENS, device=device)[:num_rows]
+    index = (angles.cos(), angles.sin(), positions, slots)
+    run = partial(rotary.rotary_kv_write, rows, *index, pages[:, 0], pages[:, 1])
+
+    def error() -> float:
+        expected, expected_pages = rows.clone(), pages.clone()
+        rotary_reference.rotary_kv_write(expected, *index, expected_pages[:, 0], expected_pages[:, 1])
+        run()
+        return max(relative_error(rows, expected), relative_error(pages, expected_pages))
+
+    query_bytes = 2 * num_rows * shape.num_heads * shape.head_dim * dtype.itemsize
+    kv_bytes = 4 * num_rows * shape.num_kv_heads * shape.head_dim * dtype.itemsize
+    table_bytes = 2 * angles.nbytes
+    return KernelCase(
+        "rotary_kv_write", f"{shape.name} {num_rows}", query_bytes + kv_bytes + table_bytes, 0, run, error
+    )
+
+
+def page_copy_case(page_bytes: int, num_pages: int, device: torch.device) -> KernelCase:
+    pages = torch.randint(0, 256, (2 * num_pages, page_bytes), device=device, dtype=torch.uint8)
+    buffer = torch.empty(num_pages, page_bytes, device=device, dtype=torch.uint8)
+    page_ids = torch.randperm(2 * num_pages, device=device)[:num_pages]
+    run = partial(page_copy.gather_pages, pages, page_ids, buffer)
+
+    def error() -> float:
+        expected = torch.empty_like(buffer)
+        page_copy_reference.gather_pages(pages, page_ids, expected)
+        run()
+        return 0.0 if torch.equal(buffer, expected) else 1.0
+
+    rival = partial(torch.index_select, pages.view(torch.int64), 0, page_ids)
+    return KernelCase(
+        "page_copy",
+        f"{num_pages} x {page_bytes >> 10} KiB",
+        2 * buffer.nbytes,
+        0,
+        run,
+        error,
+        {"torch index_select": lambda: rival},
+    )
+
+
+def sampling_case(num_rows: int, vocab_size: int, device: torch.device) -> KernelCase:
+    logits = torch.randn(num_rows, vocab_size, device=device) * 3
+    temperatures = torch.linspace(0.0, 1.5, num_rows, device=device)
+    uniforms = torch.rand(num_rows, device=device, dtype=torch.float64)
+    token_ids = torch.empty(num_rows, device=device, dtype=torch.int32)
+    scratch = sampling.sampling_scratch(num_rows, vocab_size, device)
+    run = partial(sampling.sample, logits, temperatures, uniforms, token_ids, scratch)
+
+    def error() -> float:
+        run()
+        return float((token_ids != sampling_reference.sample(logits, temperatures, uniforms)).sum())
+
+    rival = partial(torch.argmax, logits, -1)
+    return KernelCase(
+        "sampling",
+        f"{num_rows} x {vocab_size}",
+        logits.nbytes,
+        0,
+        run,
+        error,
+        {"torch argmax alone": lambda: rival},
+    )
