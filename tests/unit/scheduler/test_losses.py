@@ -11,29 +11,69 @@ from weir.scheduling.limits import LaneLimits
 GRANTED = Placement(1, "p", "address-of-p", "d", "address-of-d", 2)
 
 
-def test_a_silent_decode_worker_loses_its_requests_within_its_time_to_live() -> None:
+def test_a_silent_worker_gets_nothing_new_and_keeps_what_it_has_as_long_as_gateways_hold_it() -> None:
     rig = Rig().start(make_worker("p", "prefill"), make_worker("d", "decode"), make_worker("d2", "decode"))
     rig.submit("a")
     rig.submit("b")
-    lost = next(name for name in "ab" if rig.placement(name).decode_worker_id == "d")
-    rig.run(2.5, silent=["d"])
-    assert rig.revoked == {}
-    rig.run(1.0, silent=["d"])
-    revoke = rig.revoked[lost]
-    assert (revoke.reason, revoke.dispatch) == (RefusalReason.WORKER_LOST, 1)
-    assert "worker d is gone" in revoke.message
-    assert rig.metric("granted") == 1
+    kept = next(name for name in "ab" if rig.placement(name).decode_worker_id == "d")
+    rig.run(60, silent=["d"])
+    assert (rig.revoked, rig.metric("granted"), rig.metric("workers")) == ({}, 2, 2)
+    for name in "cdef":
+        rig.submit(name)
+        assert rig.placement(name).decode_worker_id == "d2"
+    rig.finish(kept, Outcome.FAILED)
+    assert (rig.metric("ended_failed_total"), rig.metric("granted")) == (1, 5)
 
 
-def test_a_lost_prefill_worker_takes_only_what_it_had_not_read() -> None:
+def test_a_silent_worker_that_speaks_again_is_used_again_with_all_that_is_booked_on_it() -> None:
+    rig = Rig().start(make_worker("p", "prefill"), make_worker("d", "decode", seqs=2))
+    rig.submit("a")
+    rig.run(10, silent=["d"])
+    rig.submit("refused")
+    assert rig.granted == ["a"]
+    rig.run(0.5)
+    rig.submit("b")
+    rig.submit("c")
+    assert rig.granted == ["a", "b"], "two slots, and one has been taken all the time"
+
+
+def test_pages_of_a_silent_worker_stay_booked_in_the_memory_that_it_shares() -> None:
+    workers = [make_worker(name, "decode", pages=4) for name in ("d", "d2")]
+    rig = Rig().start(make_worker("p", "prefill", pages=4), *workers)
+    rig.submit("a", max_tokens=48)
+    silent = rig.placement("a").decode_worker_id
+    rig.run(5, silent=[silent])
+    rig.submit("b")
+    assert rig.granted == ["a"], "the arena has four pages, and all are taken"
+    rig.finish("a", Outcome.FAILED)
+    assert rig.granted == ["a", "b"]
+
+
+@pytest.mark.parametrize("says_it_ended", [True, False])
+def test_a_dead_worker_is_forgotten_with_its_last_booking_and_its_gateways_death_is_enough(says_it_ended: bool) -> None:
+    rig = Rig().start()
+    rig.submit("a")
+    del rig.workers["d"]
+    rig.core.worker_gone("d")
+    rig.run(20)
+    assert rig.metric("booked_pages") == 2
+    if says_it_ended:
+        rig.finish("a", Outcome.FAILED)
+    else:
+        rig.run(rig.limits.gateway_ttl_s + 0.5, silent=["g"])
+    assert (rig.metric("booked_pages"), rig.core.is_idle) == (0, True)
+    rig.core.tick()
+    assert "d" not in rig.core._workers
+
+
+def test_a_prefill_worker_that_takes_its_entry_back_takes_nothing_with_it() -> None:
     rig = Rig().start(make_worker("p", "prefill", running=9), make_worker("d", "decode"))
     rig.submit("read")
     rig.submit("unread")
     rig.prefilled("read")
     rig.core.worker_gone("p")
     rig.decide()
-    assert list(rig.revoked) == ["unread"]
-    assert rig.metric("granted") == 1
+    assert (rig.revoked, rig.metric("granted")) == ({}, 2)
 
 
 def test_waiting_requests_wait_for_a_worker_to_come_back() -> None:
@@ -43,6 +83,8 @@ def test_waiting_requests_wait_for_a_worker_to_come_back() -> None:
     del rig.workers["d"]
     rig.core.worker_gone("d")
     rig.run(5)
+    assert rig.granted == ["a"]
+    rig.finish("a", Outcome.FAILED)
     assert rig.granted == ["a"]
     rig.put(make_worker("d-reborn", "decode", seqs=1))
     rig.decide()
@@ -86,8 +128,9 @@ def test_while_the_bus_is_away_nobody_is_judged_nor_for_one_time_to_live_after()
     rig.core.bus_changed(is_connected=True)
     rig.run(2.5, silent=["p", "d", "g"])
     assert (rig.revoked, rig.metric("granted")) == ({}, 1)
+    assert rig.metric("workers") == 2
     rig.run(1.0, silent=["p", "d"])
-    assert list(rig.revoked) == ["a"]
+    assert (rig.metric("workers"), rig.revoked) == (0, {})
 
 
 def test_while_the_bus_is_away_nothing_is_granted() -> None:
@@ -214,25 +257,36 @@ def test_a_new_scheduler_takes_over_what_gateways_hold_and_keeps_their_order() -
     assert rig.granted == ["old-0", "old-1", "new"]
 
 
-def test_an_adopted_grant_whose_worker_never_shows_itself_is_given_up() -> None:
+def test_an_adopted_grant_whose_worker_never_shows_itself_ends_on_its_gateways_word() -> None:
     rig = Rig()
-    entry = HeldRequest(make_submit("a"), dataclasses.replace(GRANTED, decode_worker_id="dead"))
+    entry = HeldRequest(make_submit("a"), dataclasses.replace(GRANTED, decode_worker_id="unheard"))
     rig.gateways["g"] = [entry]
     rig.start()
-    rig.run(5)
-    assert rig.revoked["a"].reason is RefusalReason.WORKER_LOST
+    rig.run(20)
+    assert (rig.revoked, rig.metric("booked_pages")) == ({}, 2)
+    rig.finish("a", Outcome.FAILED)
     assert rig.metric("booked_pages") == 0
 
 
 def test_what_was_given_up_is_not_taken_over_again_from_a_gateway_that_has_not_heard_of_it() -> None:
-    rig = Rig().start()
-    rig.submit("a")
-    entry = HeldRequest(make_submit("a"), rig.placement("a"))
-    rig.core.worker_gone("d")
-    rig.decide()
-    rig.run(5)
-    assert rig.core.held(Held("g", 99, (entry,))).refused_request_ids == ("a",)
-    assert rig.core.is_idle
+    rig = Rig().start(make_worker("p", "prefill"), make_worker("d", "decode", seqs=1))
+    rig.submit("running")
+    rig.submit("a", deadline_ms=1000)
+    rig.run(2)
+    assert rig.revoked["a"].dispatch == 1
+    assert rig.core.held(Held("g", 99, (HeldRequest(make_submit("a"), None),))).refused_request_ids == ("a",)
+    assert rig.metric("queued") == 0
+
+
+def test_what_was_given_up_in_the_queue_is_taken_over_if_its_gateway_runs_it_under_another_schedulers_grant() -> None:
+    rig = Rig().start(make_worker("p", "prefill"), make_worker("d", "decode", seqs=1))
+    rig.submit("running")
+    rig.submit("a", deadline_ms=1000)
+    rig.run(2)
+    assert list(rig.revoked) == ["a"]
+    reply = rig.core.held(Held("g", 99, (HeldRequest(make_submit("a"), GRANTED),)))
+    assert (reply.refused_request_ids, reply.num_adopted) == ((), 1)
+    assert rig.core.check_integrity() == ()
 
 
 def test_a_list_that_names_what_ended_or_what_cannot_wait_is_answered_with_it() -> None:
@@ -244,8 +298,8 @@ def test_a_list_that_names_what_ended_or_what_cannot_wait_is_answered_with_it() 
     foreign = HeldRequest(make_submit("c", gateway="another"), None)
     full = [HeldRequest(make_submit(f"f{number}", "batch", model="absent"), None) for number in range(5)]
     reply = rig.core.held(Held("g", 1, (ended, strange, foreign, *full)))
-    assert reply.refused_request_ids == ("a", "b", "c", "f4")
-    assert reply.num_adopted == 4
+    assert reply.refused_request_ids == ("a", "b", "c")
+    assert reply.num_adopted == 5
     assert rig.core.check_integrity() == ()
 
 
