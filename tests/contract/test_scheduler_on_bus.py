@@ -14,7 +14,6 @@ from weir.bus.subjects import WORKER_TTL_S
 from weir.bus.tasks import end_tasks
 from weir.core.clock import SystemClock
 from weir_scheduler.component import SchedulerComponent
-from weir_scheduler.leadership import LEADER_TTL_S
 
 Connect = Callable[[], Awaitable[Bus]]
 
@@ -94,22 +93,3 @@ async def test_a_worker_that_only_the_registry_does_not_hear_keeps_its_requests(
         await gateway.stop()
         await scheduler.stop()
         await end_tasks([workers])
-
-
-async def test_a_standby_deposes_nobody_after_an_outage_longer_than_a_leaders_time_to_live(
-    connect: Connect, world: BusWorld
-) -> None:
-    shutdowns: list[str] = []
-    leader, standby = make_scheduler(connect, "s0", shutdowns), make_scheduler(connect, "s1", shutdowns)
-    try:
-        await leader.start()
-        await standby.start()
-        world.stop_server()
-        await asyncio.sleep(LEADER_TTL_S + 1)
-        world.start_server()
-        await asyncio.sleep(LEADER_TTL_S + 1)
-        roles = [one.describe().metrics["is_leader"] for one in (leader, standby)]
-        assert (roles, shutdowns) == ([1, 0], [])
-    finally:
-        await standby.stop()
-        await leader.stop()

@@ -12,7 +12,7 @@ from weir.bus.messages import LeaderRecord
 from weir.bus.protocol import BusError, KvBucket
 from weir.core.clock import ManualClock
 from weir.core.errors import Unavailable
-from weir_scheduler.leadership import LEADER_KEY, Leadership
+from weir_scheduler.leadership import LEADER_KEY, LEADER_TTL_S, Leadership
 
 
 class Contest:
@@ -196,6 +196,23 @@ async def test_a_leader_that_was_deposed_asks_for_the_end_of_its_process() -> No
     cut_off.reconnect()
     await eventually(lambda: len(stack.shutdowns) == 1)
     assert "another scheduler leads" in stack.shutdowns[0]
+    await stack.close()
+
+
+async def test_a_standby_that_looks_first_after_an_outage_lets_the_leader_live() -> None:
+    stack = Stack()
+    leaders_bus = stack.hub.connect()
+    leader = await stack.add_scheduler("s0", leaders_bus)
+    standby = await stack.add_scheduler("s1")
+    stack.hub.stop()
+    await asyncio.sleep(LEADER_TTL_S + 0.5)
+    leaders_bus.cut_off()
+    stack.hub.start()
+    await asyncio.sleep(0.8)
+    leaders_bus.reconnect()
+    await asyncio.sleep(1.5)
+    roles = [one.describe().metrics["is_leader"] for one in (leader, standby)]
+    assert (roles, stack.shutdowns) == ([1, 0], [])
     await stack.close()
 
 
