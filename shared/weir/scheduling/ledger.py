@@ -11,7 +11,6 @@ from weir.scheduling.gateways import Gateways
 from weir.scheduling.intake import Intake
 from weir.scheduling.lanes import Lanes
 from weir.scheduling.limits import CoreLimits
-from weir.scheduling.plan import NO_PLAN
 from weir.scheduling.request import Request
 from weir.scheduling.tenants import Tenants
 from weir.scheduling.tombstones import Tombstones
@@ -89,7 +88,7 @@ class Ledger:
         """Its gateway runs it under a grant that another scheduler made, whatever this one has booked for it."""
         was_queued = request.placement is None
         self._take_out(request, now_s, taken_at_s=now_s)
-        request.placement, request.plan = placement, NO_PLAN
+        request.placement = placement
         self._book(request, now_s)
         if was_queued:
             self._charge(request, PREFILL_PRICE * request.submit.num_prompt_tokens, now_s)

@@ -102,7 +102,9 @@ async def test_one_that_is_cancelled_while_it_waits_again_ends_for_good(world: W
     assert not (await world.scheduler.grant(again)).accepted
 
 
-async def test_a_refusal_that_speaks_of_the_dispatch_before_ends_nothing(world: World) -> None:
+async def test_a_refusal_of_what_waited_when_the_list_was_made_does_not_end_what_was_granted_since(
+    world: World,
+) -> None:
     world.scheduler.grants_at_once = False
     running = run(world)
     await world.until(lambda: any(held.requests for held in world.scheduler.helds), "queued")
@@ -110,6 +112,9 @@ async def test_a_refusal_that_speaks_of_the_dispatch_before_ends_nothing(world: 
     world.scheduler.refused_ids = (world.scheduler.submits[0].request_id,)
     num_lists = len(world.scheduler.helds)
     await world.until(lambda: len(world.scheduler.helds) > num_lists, "refused, and the answer is under way")
-    assert (await world.scheduler.grant(world.scheduler.submits[0])).accepted
     world.scheduler.refused_ids = ()
+    world.pair.stops_after = 4
+    assert (await world.scheduler.grant(world.scheduler.submits[0])).accepted
+    await world.until(lambda: len(world.scheduler.helds) > num_lists + 2, "the answer has come, and others since")
+    world.decode.send(update(request_id_of(world), 4, ids_of("o world"), finish=LENGTH))
     assert (await running).text == "hello world"
