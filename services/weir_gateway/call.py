@@ -10,7 +10,7 @@ Everything that comes in is a plain call from the event loop; nothing here waits
 import asyncio
 import logging
 
-from weir.bus.messages import Placement
+from weir.bus.messages import HeldRequest, Placement
 from weir.core.clock import Clock
 from weir.core.errors import Cancelled, DeadlineExceeded, InternalError, Overloaded, Unavailable, WeirError
 from weir.core.life import Phase
@@ -48,6 +48,8 @@ class Call:
         self._last_probe_s = float("-inf")
         loop = asyncio.get_running_loop()
         self.granted: asyncio.Future[Placement] = loop.create_future()
+        self.unreachable: asyncio.Future[str] = loop.create_future()
+        """Set when a worker of the grant is lost before it was told of the request; both are of one dispatch."""
         self.prefilled: asyncio.Future[None] = loop.create_future()
         self.ended: asyncio.Future[Ending] = loop.create_future()
         self.released = asyncio.Event()
@@ -78,10 +80,21 @@ class Call:
         """Time since its last token in order, or since it started."""
         return self._clock.now_s() - self._last_news_s
 
+    def is_still(self, said: HeldRequest) -> bool:
+        """Whether it is under the grant, or waits for the one, that the list of held requests said."""
+        return (self.request.dispatch, self.request.placement) == (said.submit.dispatch, said.placement)
+
     # What the driver says.
 
     def submitting(self) -> None:
         self._is_known_to_scheduler = True
+
+    def submit_again(self) -> None:
+        """Its grant came to nothing, and no worker knows of it."""
+        self.request.queued_again()
+        loop = asyncio.get_running_loop()
+        self.granted = loop.create_future()
+        self.unreachable = loop.create_future()
 
     def start(self) -> worker_pb2.ServeRequest:
         """From now on its workers may know it. Returns the command for the prefill worker."""
@@ -153,7 +166,10 @@ class Call:
     def on_link_lost(self, worker_id: str, message: str) -> None:
         if self._is_prefill(worker_id) and self.request.phase is Phase.DECODING:
             return  # it has done its part
-        self.lose(message)
+        if self._is_started:
+            self.lose(message)
+        elif not self.unreachable.done():
+            self.unreachable.set_result(message)
 
     def commands_to_resume(self, worker_id: str) -> list[worker_pb2.ServeRequest]:
         if not self._is_started or self.request.phase.is_terminal:

@@ -1,7 +1,8 @@
 """Drives requests: submit, grant, start, stream, close. One task a request, from its acceptance to its last message.
 
-open() ─> submit ─> wait for the grant ─> links, Start ─> tokens ─> ended ─> tell scheduler and workers ─> done
-            └────────────────┴──────────────────┴───────────┴─> cancelled, expired, lost: the same way out
+            ┌── its workers are lost ──┐
+open() ─> submit ─> wait for grant ─> links ─> Start ─> tokens ─> ended ─> tell scheduler and workers ─> done
+            └────────────┴──────────────┴────────┴────────┴─> cancelled, expired, lost: the same way out
 """
 
 import asyncio
@@ -20,7 +21,7 @@ from weir.core.errors import InternalError, Overloaded, Unavailable, WeirError
 from weir.core.life import Phase
 from weir_gateway.call import RETRY_AFTER_S, Call
 from weir_gateway.control import SchedulerPort, refusal_error
-from weir_gateway.links import LinkPool
+from weir_gateway.links import Link, LinkPool
 from weir_gateway.prompt_pages import pages_of
 from weir_gateway.spans import RequestSpan
 from weir_gateway.wire import resume_command
@@ -32,13 +33,16 @@ _OUTCOMES = {Phase.FINISHED: Outcome.FINISHED, Phase.CANCELLED: Outcome.CANCELLE
 
 @dataclass(frozen=True, slots=True)
 class DriverSettings:
-    """`no_progress_s` bounds the time without a token while all links live: above a long prompt's prefill in a queue.
+    """`max_dispatches`: how many times a request is submitted whose grants come to nothing before its start.
+
+    `no_progress_s` bounds the time without a token while all links live: above a long prompt's prefill in a queue.
 
     `overdue_s` is when the decode worker is asked for tokens that should have come, `gap_s` when they count as lost.
     """
 
     max_requests: int = 1024
     max_queue_s: float = 900.0
+    max_dispatches: int = 3
     no_progress_s: float = 120.0
     overdue_s: float = 3.0
     probe_again_s: float = 40.0
@@ -154,11 +158,7 @@ class Driver:
     async def _advance(self, call: Call, span: RequestSpan) -> None:
         """Brings the request to where tokens come by themselves, or ends it."""
         try:
-            await self._submit(call, span)
-            placement = await self._wait_for_grant(call)
-            span.placed(placement)
-            with span.child("start"):
-                await self._start(call, placement)
+            placement = await self._place(call, span)
             await call.prefilled
             await self._port.prefilled(call.request.request_id, placement.dispatch, span.context)
         except WeirError as error:
@@ -166,6 +166,22 @@ class Driver:
         except Exception as error:  # the boundary of one request: it ends, the gateway goes on
             logger.exception("request %s failed", call.request.request_id)
             call.fail(InternalError(f"internal error: {type(error).__name__}; see the gateway's log"))
+
+    async def _place(self, call: Call, span: RequestSpan) -> Placement:
+        """Returns where its workers were told to start. Raises Unavailable if those of no grant could be reached."""
+        while True:
+            await self._submit(call, span)
+            placement = await self._wait_for_grant(call)
+            span.placed(placement)
+            with span.child("start"):
+                if await self._try_start(call, placement):
+                    return placement
+            message = call.unreachable.result()
+            if call.request.dispatch >= self._settings.max_dispatches:
+                raise Unavailable(message, retry_after_s=RETRY_AFTER_S)
+            logger.info("request %s, dispatch %d: %s", call.request.request_id, call.request.dispatch, message)
+            self._leave_workers(call, placement)
+            call.submit_again()
 
     async def _submit(self, call: Call, span: RequestSpan) -> None:
         """Returns when the request is queued, or granted already: a grant can overtake the answer."""
@@ -195,18 +211,33 @@ class Driver:
             message = f"not granted within {self._settings.max_queue_s:g} s"
             raise Overloaded(message, retry_after_s=RETRY_AFTER_S) from None
 
-    async def _start(self, call: Call, placement: Placement) -> None:
+    async def _try_start(self, call: Call, placement: Placement) -> bool:
+        """False: a worker was lost, and none was told of the request."""
         request_id = call.request.request_id
         prefill = self._links.link_to(placement.prefill_worker_id, placement.prefill_address)
         prefill.subscribe(request_id, call)
         decode = self._links.link_to(placement.decode_worker_id, placement.decode_address)
         decode.subscribe(request_id, call)
-        await prefill.wait_connected()
-        await decode.wait_connected()
+        connecting = asyncio.create_task(_wait_connected(prefill, decode))
+        try:
+            either: list[asyncio.Future[Any]] = [connecting, call.unreachable]
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await end_tasks([connecting])
+        if call.unreachable.done():
+            return False
         command = call.start()
         if decode is not prefill:  # else there is one stream of news, and Start asks for it
             decode.send(resume_command(request_id, call.request.attempt, 0))
         prefill.send(command)
+        return True
+
+    def _leave_workers(self, call: Call, placement: Placement) -> None:
+        """They were not told of it."""
+        for worker_id in {placement.prefill_worker_id, placement.decode_worker_id}:
+            link = self._links.try_get(worker_id)
+            if link is not None:
+                link.unsubscribe(call.request.request_id)
 
     def _cancel_at_workers(self, call: Call) -> None:
         placement = call.request.placement
@@ -257,3 +288,8 @@ class Driver:
         command = None if link is None else call.try_probe(self._settings.overdue_s, self._settings.probe_again_s)
         if link is not None and command is not None:
             link.send(command)
+
+
+async def _wait_connected(*links: Link) -> None:
+    for link in links:
+        await link.wait_connected()

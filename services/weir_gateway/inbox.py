@@ -30,23 +30,24 @@ class SchedulerInbox:
         await endpoint.serve(subjects.revoke(gateway_id), Revoke, self.on_revoke)
 
     async def on_grant(self, grant: Grant) -> GrantReply:
-        """A repeated grant is accepted again; another one for a request that runs already is not."""
+        """A repeated grant is accepted again; another one of the same dispatch is not, nor one of an older one."""
         call = self._driver.try_find(grant.request_id)
         if not self._port.hear(grant.epoch) or call is None or call.request.phase.is_terminal:
             return GrantReply(accepted=False)
-        if call.request.placement is None and call.is_known_to_scheduler:
+        is_asked_for = call.is_known_to_scheduler and grant.placement.dispatch == call.request.dispatch
+        if call.request.placement is None and is_asked_for:
             call.request.granted(grant.placement)
             call.granted.set_result(grant.placement)
         return GrantReply(accepted=call.request.placement == grant.placement)
 
     async def on_revoke(self, revoke: Revoke) -> Ack:
-        """One that speaks of an earlier dispatch than the present one comes too late to matter."""
+        """One that speaks of an earlier dispatch comes too late to matter, and so does any once there is a grant."""
         call = self._driver.try_find(revoke.request_id)
         if self._port.hear(revoke.epoch) and call is not None:
-            placement = call.request.placement
-            if revoke.dispatch == (0 if placement is None else placement.dispatch):
+            request = call.request
+            if request.placement is None and revoke.dispatch == request.dispatch:
                 self._port.refused(revoke.reason)
-                call.give_up(refusal_error(call.request.checked, revoke.reason, revoke.message, revoke.retry_after_ms))
+                call.give_up(refusal_error(request.checked, revoke.reason, revoke.message, revoke.retry_after_ms))
         return Ack(self._port.epoch)
 
     async def report_for_ever(self) -> None:
@@ -59,8 +60,9 @@ class SchedulerInbox:
 
     async def _report(self) -> None:
         held = [call for call in self._driver.calls() if call.request.phase in _HELD]
-        messages = [call.request.held_message(call.output.num_tokens) for call in held]
-        for request_id in await self._port.report(messages):
-            call = self._driver.try_find(request_id)
-            if call is not None:
+        messages = {call.request.request_id: call.request.held_message(call.output.num_tokens) for call in held}
+        for request_id in await self._port.report(messages.values()):
+            call, said = self._driver.try_find(request_id), messages.get(request_id)
+            # What was granted or submitted again meanwhile is not what was refused.
+            if call is not None and said is not None and call.is_still(said):
                 call.give_up(Unavailable("the scheduler does not know the request", retry_after_s=RETRY_AFTER_S))

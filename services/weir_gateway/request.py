@@ -48,6 +48,7 @@ class Request:
         self._on_event = on_event
         self._phase = Phase.RECEIVED
         self._placement: Placement | None = None
+        self._dispatch = 1
         self._ending: Ending | None = None
         self._is_prefilled = False
         self._is_admitted = False
@@ -67,8 +68,13 @@ class Request:
         return self._phase
 
     @property
+    def dispatch(self) -> int:
+        """How many times it was submitted. Whatever speaks of an earlier time comes too late."""
+        return self._dispatch
+
+    @property
     def placement(self) -> Placement | None:
-        """Set by the grant."""
+        """Set by the grant of the present dispatch."""
         return self._placement
 
     @property
@@ -78,8 +84,8 @@ class Request:
 
     @property
     def attempt(self) -> Attempt:
-        """The granted attempt; the first one before the grant."""
-        return Attempt() if self._placement is None else Attempt(self._placement.dispatch)
+        """Workers' news of older ones are dropped."""
+        return Attempt(self._dispatch)
 
     @property
     def ending(self) -> Ending | None:
@@ -106,6 +112,7 @@ class Request:
             predicted_output_tokens=self.checked.prediction.num_tokens,
             output_score=self.checked.prediction.score,
             page_hashes=page_hashes,
+            dispatch=self._dispatch,
         )
 
     def held_message(self, num_output_tokens: int) -> HeldRequest:
@@ -119,9 +126,17 @@ class Request:
             self._enter(Phase.QUEUED)
 
     def granted(self, placement: Placement) -> None:
+        if placement.dispatch != self._dispatch:
+            raise ValueError(f"request {self.request_id}: dispatch {placement.dispatch}, not {self._dispatch}")
         self.queued()
         self._enter(Phase.GRANTED)
         self._placement = placement
+
+    def queued_again(self) -> None:
+        """Its grant came to nothing before any worker was told of it: it waits for that of the next dispatch."""
+        self._enter(Phase.QUEUED)
+        self._placement = None
+        self._dispatch += 1
 
     def started(self) -> None:
         self._enter(Phase.PREFILLING)

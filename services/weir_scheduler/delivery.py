@@ -55,9 +55,9 @@ class Delivery:
         await end_tasks(self._tasks)
 
     async def _send_grant(self, command: SendGrant, context: Context) -> None:
-        grant, dispatch = command.grant, command.grant.placement.dispatch
+        grant = command.grant
         subject = self._subjects.grant(command.gateway_id)
-        while self._core.is_granted(grant.request_id, dispatch):
+        while self._core.is_granted(grant.request_id, grant.placement):
             try:
                 reply = await self._endpoint.ask(
                     subject, grant, GrantReply, timeout_s=_ANSWER_TIMEOUT_S, context=context
@@ -66,7 +66,7 @@ class Delivery:
                 logger.debug("grant of %s: %s; again", grant.request_id, error)
                 await asyncio.sleep(_RETRY_WAIT_S)
                 continue
-            self._core.grant_answered(grant.request_id, dispatch, accepted=reply.accepted)
+            self._core.grant_answered(grant.request_id, grant.placement, accepted=reply.accepted)
             self._on_answer()
             return
 

@@ -13,13 +13,17 @@ logger = logging.getLogger(__name__)
 
 LEADER_KEY = "leader"
 LEADER_TTL_S = 3.0
+_MAX_LOOK_GAP_S = 1.5
+"""Longer ago than this, what was seen before says nothing of the time since: the bus was away, or this process slow."""
 
 
 class Leadership:
     """Takes the key when nobody renews it, and renews it.
 
-    A leader is taken for dead when its record has not changed for `ttl_s` on this process's own clock. Epochs only
-    rise: by one, and at least to the seconds since 1970, so that they do even where the server lost the key.
+    A leader is taken for dead when its record has not changed for `ttl_s` on this process's own clock, in which this
+    process looked all the time: while the bus does not answer no leader can renew its record, and once it answers the
+    leader has `ttl_s` to do so. Epochs only rise: by one, and at least to the seconds since 1970, so that they do even
+    where the server lost the key.
     """
 
     def __init__(
@@ -38,12 +42,17 @@ class Leadership:
         self._unix_time_s = unix_time_s
         self._seen_revision = 0
         self._seen_at_s = 0.0
+        self._looked_at_s = float("-inf")
         self._epoch = 0
         self._revision = 0
 
     async def try_take(self) -> int | None:
         """The epoch that this process leads in now; None while somebody else leads. Raises BusError."""
-        entry = await self._bucket.get(LEADER_KEY)
+        try:
+            entry = await self._bucket.get(LEADER_KEY)
+        except BusError:
+            self._looked_at_s = float("-inf")
+            raise
         if entry is not None and not self._is_free(entry):
             return None
         present = _try_decode(entry)
@@ -94,7 +103,9 @@ class Leadership:
         if present is not None and present.is_released:
             return True
         now_s = self._clock.now_s()
-        if entry.revision != self._seen_revision:
+        was_looking = now_s - self._looked_at_s <= _MAX_LOOK_GAP_S
+        self._looked_at_s = now_s
+        if entry.revision != self._seen_revision or not was_looking:
             self._seen_revision, self._seen_at_s = entry.revision, now_s
         return now_s - self._seen_at_s > self._ttl_s
 

@@ -1,7 +1,7 @@
 """The scheduler over either bus, through the death of its server."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Container
 
 from opentelemetry import trace
 from tests.contract.worlds import BusWorld, eventually
@@ -18,13 +18,26 @@ from weir_scheduler.component import SchedulerComponent
 Connect = Callable[[], Awaitable[Bus]]
 
 
-async def keep_workers(bus: Bus) -> None:
-    """A prefill and a decode worker that live."""
+def make_scheduler(connect: Connect, scheduler_id: str, shutdowns: list[str]) -> SchedulerComponent:
+    return SchedulerComponent(
+        connect,
+        "test",
+        scheduler_id,
+        make_limits(gather_s=0.2),
+        tracer=trace.NoOpTracer(),
+        clock=SystemClock(),
+        request_shutdown=shutdowns.append,
+    )
+
+
+async def keep_workers(bus: Bus, silent: Container[str] = ()) -> None:
+    """A prefill and a decode worker that live; the registry does not hear the silent ones."""
     while True:
         try:
             bucket = await bus.bucket(SUBJECTS.workers_bucket, ttl_s=WORKER_TTL_S)
             for record in (make_worker("p", "prefill"), make_worker("d", "decode")):
-                await bucket.put(record.worker_id, encode(record))
+                if record.worker_id not in silent:
+                    await bucket.put(record.worker_id, encode(record))
         except BusError:
             await asyncio.sleep(0.02)
         await asyncio.sleep(0.2)
@@ -32,15 +45,7 @@ async def keep_workers(bus: Bus) -> None:
 
 async def test_requests_are_granted_before_and_after_the_server_dies(connect: Connect, world: BusWorld) -> None:
     shutdowns: list[str] = []
-    scheduler = SchedulerComponent(
-        connect,
-        "test",
-        "s0",
-        make_limits(gather_s=0.2),
-        tracer=trace.NoOpTracer(),
-        clock=SystemClock(),
-        request_shutdown=shutdowns.append,
-    )
+    scheduler = make_scheduler(connect, "s0", shutdowns)
     workers = asyncio.create_task(keep_workers(await connect()))
     gateway = ScriptedGateway(await connect(), "g0", trace.NoOpTracer())
     try:
@@ -60,6 +65,30 @@ async def test_requests_are_granted_before_and_after_the_server_dies(connect: Co
         await eventually(lambda: scheduler.describe().metrics["granted"] == 0)
         assert (gateway.ends, shutdowns) == ({"before": "finished", "during": "finished"}, [])
         assert scheduler.describe().integrity_errors == ()
+    finally:
+        await gateway.stop()
+        await scheduler.stop()
+        await end_tasks([workers])
+
+
+async def test_a_worker_that_only_the_registry_does_not_hear_keeps_its_requests(connect: Connect) -> None:
+    shutdowns: list[str] = []
+    silent: set[str] = set()
+    scheduler = make_scheduler(connect, "s0", shutdowns)
+    workers = asyncio.create_task(keep_workers(await connect(), silent))
+    gateway = ScriptedGateway(await connect(), "g0", trace.NoOpTracer())
+    try:
+        await scheduler.start()
+        await gateway.start()
+        await gateway.submit("a")
+        await eventually(lambda: len(gateway.grants) == 1)
+        silent.add("d")
+        await eventually(lambda: scheduler.describe().metrics["workers"] == 1)
+        await asyncio.sleep(0.5)
+        assert (gateway.ends, scheduler.describe().metrics["booked_pages"]) == ({}, 2)
+        await gateway.finish("a")
+        await eventually(lambda: scheduler.describe().metrics["booked_pages"] == 0)
+        assert (gateway.ends, shutdowns) == ({"a": "finished"}, [])
     finally:
         await gateway.stop()
         await scheduler.stop()

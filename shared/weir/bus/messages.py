@@ -39,7 +39,6 @@ class RefusalReason(Enum):
     """It cannot be met."""
     NO_WORKER = "no_worker"
     WAITED_TOO_LONG = "waited_too_long"
-    WORKER_LOST = "worker_lost"
     CANCELLED = "cancelled"
     """Its own gateway gave it up before; only a message that comes late or twice is told this."""
 
@@ -70,6 +69,8 @@ class Submit:
     """Of a ranking predictor: higher is shorter."""
     page_hashes: bytes = b""
     """SCHEDULER_HASH_BYTES of each full page of the prompt, chained; empty in lists of held requests."""
+    dispatch: int = 1
+    """The how manieth time its gateway asks: it alone numbers them, and a newer one ends all that were before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,7 @@ class Placement:
     """Where a request runs and what is booked there."""
 
     dispatch: int
+    """The Submit's. A gateway takes one placement of each dispatch, whoever else grants another."""
     prefill_worker_id: str
     prefill_address: str
     decode_worker_id: str
@@ -121,19 +123,19 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class GrantReply:
-    """False: the gateway does not hold the request any more; the scheduler frees the booking."""
+    """False: the gateway does not hold the request any more, or under another placement or a newer dispatch; the
+    scheduler frees the booking, and the list of held requests says what there is."""
 
     accepted: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Revoke:
-    """The scheduler gives a request up: queued too long, or its worker is gone."""
+    """The scheduler gives a request up that waits. One that was granted ends on its gateway's word alone."""
 
     epoch: int
     request_id: str
     dispatch: int
-    """0: never granted."""
     reason: RefusalReason
     message: str
     retry_after_ms: int = 0

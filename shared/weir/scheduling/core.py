@@ -1,9 +1,13 @@
 """The scheduler's decisions: events in, commands out; the clock is injected, and there is no I/O.
 
     Submit ──> refused
-       └─────> queued ──> granted ──> ended by its gateway
-                  │          └──────> revoked (its worker is lost), freed (its gateway is gone or dropped it)
-                  └─> cancelled, waited too long, freed (its gateway is gone or dropped it)
+       └─────> queued ──> granted ──> ended by its gateway, freed (its gateway is gone or dropped it)
+                ^ │          └──────> submitted again, under a newer dispatch ──┐
+                │ └─> cancelled, waited too long, freed (its gateway is gone or dropped it)
+                └───────────────────────────────────────────────────────────────┘
+
+What is granted ends on its gateway's word alone, which hears its workers on streams of its own; where the gateway says
+nothing at all it ends after `gateway_ttl_s`. A worker that is silent here gets nothing new, and that is all.
 
 Every event may come late, twice or never: the answer to a repeated one is the same, and what a lost one would have
 said comes with its gateway's list of held requests within a second.
@@ -16,9 +20,10 @@ from weir.bus.messages import (
     Finish,
     Held,
     HeldReply,
+    HeldRequest,
     Outcome,
+    Placement,
     Prefilled,
-    RefusalReason,
     Submit,
     SubmitReply,
     WorkerRecord,
@@ -27,7 +32,7 @@ from weir.bus.prefix_messages import PrefixChanged, PrefixSnapshot
 from weir.core.clock import Clock
 from weir.policy.registry import make_policy
 from weir.policy.seams import Policy
-from weir.scheduling.admission import WORKER_RETRY_MS, Admission, Refusal
+from weir.scheduling.admission import Admission
 from weir.scheduling.capacity import Capacity
 from weir.scheduling.commands import Command, LeftQueue
 from weir.scheduling.endings import Endings, Outbox
@@ -82,9 +87,10 @@ class SchedulerCore:
     def is_idle(self) -> bool:
         return len(self._ledger) == 0
 
-    def is_granted(self, request_id: str, dispatch: int) -> bool:
+    def is_granted(self, request_id: str, placement: Placement) -> bool:
+        """Under this placement."""
         request = self._ledger.try_get(request_id)
-        return request is not None and request.placement is not None and request.placement.dispatch == dispatch
+        return request is not None and request.placement == placement
 
     def knows_gateway(self, gateway_id: str) -> bool:
         return gateway_id in self._ledger.gateways
@@ -92,19 +98,23 @@ class SchedulerCore:
     def submit(self, submit: Submit) -> SubmitReply:
         """Queues the request or refuses it; a repeated one gets the answer that it got before."""
         now_s = self._clock.now_s()
-        if self._ledger.try_get(submit.request_id) is not None:
+        known = self._ledger.try_get(submit.request_id)
+        if known is not None and submit.dispatch <= known.dispatch:
             return self._queued_reply
-        earlier_reply = self._ledger.tombstones.try_reply(submit.request_id, now_s)
+        earlier_reply = self._ledger.tombstones.try_reply(submit, now_s)
         if earlier_reply is not None:
             return earlier_reply
+        if submit.dispatch > 1:  # it was admitted before, and granted in vain
+            verdict = self._reconcile(HeldRequest(submit, None), submit.gateway_id, now_s)
+            if verdict is not Verdict.REFUSED:
+                return self._queued_reply
         self._outbox.counts["submitted"] += 1
         refusal = self._admission.try_refuse(submit, is_gathering=now_s < self._gather_until_s, now_s=now_s)
         refusal = refusal or self._shedding.try_refuse(submit, now_s)
         if refusal is not None:
             reply = self._outbox.refuse(refusal)
-            self._ledger.tombstones.put(submit.request_id, reply, now_s)
+            self._ledger.tombstones.put(submit.request_id, reply, now_s, dispatch=submit.dispatch)
             return reply
-        self._ledger.tombstones.remove(submit.request_id)
         request = self._ledger.enqueue(submit, now_s, self._placer.num_uncached_tokens(submit))
         self._ledger.tenants.pay(request.tenant, submit, now_s)
         self._outbox.entered(request)
@@ -117,7 +127,7 @@ class SchedulerCore:
     def finish(self, finish: Finish) -> None:
         """The gateway closed the request."""
         request = self._ledger.try_get(finish.request_id)
-        if request is not None and request.placement is not None and request.placement.dispatch > finish.dispatch:
+        if request is not None and request.dispatch > finish.dispatch:
             return
         now_s = self._clock.now_s()
         if request is not None:
@@ -137,13 +147,14 @@ class SchedulerCore:
     def prefilled(self, prefilled: Prefilled) -> None:
         """The request's prompt is read: its prefill worker has room for another."""
         request = self._ledger.try_get(prefilled.request_id)
-        if request is not None and self.is_granted(prefilled.request_id, prefilled.dispatch):
+        if request is not None and request.dispatch == prefilled.dispatch:
             self._ledger.book.mark_prefilled(request, self._clock.now_s())
 
-    def grant_answered(self, request_id: str, dispatch: int, *, accepted: bool) -> None:
+    def grant_answered(self, request_id: str, placement: Placement, *, accepted: bool) -> None:
         """The gateway's answer to a Grant; declined, the booking is free again."""
-        if not accepted and self.is_granted(request_id, dispatch):
-            self._endings.end(request_id, "declined", self._clock.now_s())
+        request = self._ledger.try_get(request_id)
+        if not accepted and request is not None and request.placement == placement:
+            self._endings.decline(request, self._clock.now_s())
 
     def held(self, held: Held) -> HeldReply:
         """Takes over what the gateway holds, and frees what it does not hold any more."""
@@ -153,17 +164,11 @@ class SchedulerCore:
         num_adopted = 0
         refused_ids = []
         for entry in held.requests:
-            was_queued = entry.submit.request_id in self._ledger.lanes
-            verdict = reconcile(entry, held.gateway_id, self._ledger, self._limits, now_s)
+            verdict = self._reconcile(entry, held.gateway_id, now_s)
             if verdict is Verdict.REFUSED:
                 refused_ids.append(entry.submit.request_id)
             elif verdict is Verdict.ADOPTED:
                 num_adopted += 1
-            if verdict is Verdict.ADOPTED and was_queued:
-                self._outbox.add(LeftQueue(entry.submit.request_id, "adopted"))
-            if verdict is Verdict.ADOPTED and entry.placement is not None:
-                self._workers.expect(entry.placement.prefill_worker_id, now_s)
-                self._workers.expect(entry.placement.decode_worker_id, now_s)
         for request_id in self._ledger.gateways.missing_from(held):
             self._endings.judge_missing(request_id, self._limits.missing_s, now_s)
         self._outbox.counts["adopted"] += num_adopted
@@ -192,13 +197,11 @@ class SchedulerCore:
             self._ledger.book.settle_prefills(record.worker_id, num_on_worker, now_s - _REACH_S, now_s)
 
     def worker_gone(self, worker_id: str) -> None:
-        """Its registry entry was taken back, or nothing was heard of it for too long."""
-        now_s = self._clock.now_s()
-        if self._workers.remove(worker_id):
+        """Its registry entry was taken back, or nothing was heard of it for too long: it gets nothing new. What it has
+        booked stays booked, for its gateways may hear it well, until they say that it ended."""
+        if self._workers.silence(worker_id):
             self._outbox.counts["workers_lost"] += 1
-        for request in self._ledger.book.requests_on(worker_id):
-            refusal = Refusal(RefusalReason.WORKER_LOST, f"worker {worker_id} is gone", WORKER_RETRY_MS)
-            self._endings.revoke(request, refusal, now_s)
+        self._forget_silent()
 
     def bus_changed(self, *, is_connected: bool) -> None:
         """While the bus is away nobody can be heard, so nobody is judged by silence; nor for one time to live after."""
@@ -221,6 +224,7 @@ class SchedulerCore:
             self.worker_gone(worker_id)
         for gateway_id in self._ledger.gateways.expired(now_s):
             self._endings.drop_gateway(gateway_id, now_s)
+        self._forget_silent()
 
     def decide(self) -> tuple[Command, ...]:
         """Grants whatever can start now; returns everything to be done since the last call."""
@@ -286,6 +290,19 @@ class SchedulerCore:
         self._admission = Admission(limits, self._ledger, self._workers, capacity, self._rates, foresight)
         self._shedding = Shedding(limits, self._ledger, self._rates, self._endings)
         self._granter = Granter(limits, self._ledger, self._workers, capacity, self._placer)
+
+    def _reconcile(self, entry: HeldRequest, gateway_id: str, now_s: float) -> Verdict:
+        was_queued = entry.submit.request_id in self._ledger.lanes
+        verdict = reconcile(entry, gateway_id, self._ledger, self._limits, now_s)
+        if was_queued and verdict is not Verdict.KNOWN and entry.submit.request_id not in self._ledger.lanes:
+            self._outbox.add(LeftQueue(entry.submit.request_id, verdict.value))
+        return verdict
+
+    def _forget_silent(self) -> None:
+        """Workers that nothing is booked on any more."""
+        for worker_id in self._workers.silent():
+            if not self._ledger.book.requests_on(worker_id):
+                self._workers.remove(worker_id)
 
     def _carry_out(self, decision: Granted | Hopeless, now_s: float) -> None:
         if isinstance(decision, Granted):

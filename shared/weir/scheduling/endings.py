@@ -51,10 +51,11 @@ class Endings:
         """By outcome: what a Submit is told that comes after its request is over."""
 
     def revoke(self, request: Request, refusal: Refusal, now_s: float) -> None:
-        """The scheduler gives it up; its gateway is told."""
-        dispatch = request.placement.dispatch if request.placement else 0
+        """The scheduler gives up what waits; its gateway is told."""
+        dispatch = request.dispatch
         self._outbox.counts[f"revoked_{refusal.reason.value}"] += 1
-        self._ledger.remove(request, SubmitReply(self._outbox.epoch, False, *refusal), now_s)
+        reply = SubmitReply(self._outbox.epoch, False, *refusal)
+        self._ledger.remove(request, reply, now_s, up_to_dispatch=dispatch)
         revoke = Revoke(self._outbox.epoch, request.request_id, dispatch, *refusal)
         self._outbox.add(SendRevoke(request.submit.gateway_id, revoke))
 
@@ -69,6 +70,10 @@ class Endings:
             self._drop(request, outcome, reply, now_s)
         else:
             self._ledger.tombstones.put(request_id, reply, now_s)
+
+    def decline(self, request: Request, now_s: float) -> None:
+        """Its gateway did not take the grant. Not buried: it may run under another one, and will say so."""
+        self._drop(request, "declined", None, now_s)
 
     def judge_missing(self, request_id: str, missing_s: float, now_s: float) -> None:
         """Its gateway's list lacks it; if that has gone on for `missing_s`, it is freed."""

@@ -77,12 +77,27 @@ class Ledger:
         return request
 
     def place(self, request: Request, placement: Placement, now_s: float) -> None:
-        """From its queue, or from an older booking, into the book. What it takes to read its prompt is charged."""
+        """From its queue into the book. What it takes to read its prompt is charged."""
         self._take_out(request, now_s, taken_at_s=now_s)
         request.placement = placement
         self._book(request, now_s)
         num_computed = max(1, request.submit.num_prompt_tokens - request.plan.num_cached_tokens)
         self._charge(request, PREFILL_PRICE * num_computed, now_s)
+
+    def follow(self, request: Request, placement: Placement, now_s: float) -> None:
+        """Its gateway runs it under a grant that another scheduler made, whatever this one has booked for it."""
+        was_queued = request.placement is None
+        self._take_out(request, now_s, taken_at_s=now_s)
+        request.placement = placement
+        self._book(request, now_s)
+        if was_queued:
+            self._charge(request, PREFILL_PRICE * request.submit.num_prompt_tokens, now_s)
+
+    def queue_again(self, request: Request, submit: Submit, now_s: float) -> None:
+        """Under a newer dispatch, before everything that is submitted now; what it has booked is free. The lane must
+        exist."""
+        self.remove(request, None, now_s)
+        self.enqueue(submit, now_s, submit.num_prompt_tokens, is_ahead=True)
 
     def progressed(self, request: Request, num_output_tokens: int, now_s: float) -> None:
         """So many tokens of a granted request are delivered; what is new of it is charged."""
@@ -93,14 +108,19 @@ class Ledger:
         self._charge(request, DECODE_PRICE * num_new, now_s)
         self.book.progressed(request.request_id, num_output_tokens, now_s)
 
-    def remove(self, request: Request, reply: SubmitReply | None, now_s: float) -> None:
-        """Out of everything. `reply` is what a late Submit will be told; None: the request may come back."""
+    def remove(
+        self, request: Request, reply: SubmitReply | None, now_s: float, *, up_to_dispatch: int | None = None
+    ) -> None:
+        """Out of everything. `reply` is what a late Submit will be told; None: the request may come back.
+
+        `up_to_dispatch`: the newest one that is over; None: its gateway ended it.
+        """
         del self._requests[request.request_id]
         self.gateways.remove_request(request.submit.gateway_id, request.request_id)
         self._take_out(request, now_s)
         num_given_back = self.tenants.give_back(request, now_s)
         if reply is not None:
-            self.tombstones.put(request.request_id, reply, now_s)
+            self.tombstones.put(request.request_id, reply, now_s, dispatch=up_to_dispatch)
         elif num_given_back > 0:
             self._given_back[request.request_id] = num_given_back
             if len(self._given_back) > self._limits.max_tombstones:
@@ -166,6 +186,7 @@ class Ledger:
         num_given_back = self._given_back.pop(request.request_id, 0.0)
         if not pays:
             self.tenants.take_again(request.tenant, num_given_back, now_s)
+        self.tombstones.remove(request.request_id)
         self._requests[request.request_id] = request
         self.gateways.add_request(request.submit.gateway_id, request.request_id, now_s)
 

@@ -108,7 +108,7 @@ class Placer:
         """The quickest of all questions, and when workers are busy the answer is mostly no."""
         return request.seat < self._vacancies.of(request.submit.model, self._groups.get(request.lane, "")).bound
 
-    def try_place(self, request: Request, now_s: float, dispatch: int = 1) -> Placement | None:
+    def try_place(self, request: Request, now_s: float) -> Placement | None:
         """None: nothing that the request needs is free now. Otherwise `request.plan` says what is expected."""
         submit, small = request.submit, self._limits.placing.small_pool
         group = self._groups.get(request.lane, "")
@@ -119,10 +119,10 @@ class Placer:
         hashes = hashes_from(submit.page_hashes)
         if pool and (len(pool) > small or len(pool[0].decode) > small):
             drawn = self._draw(pool, hashes)
-            placement = self._try_seats(request, drawn, hashes, slots, now_s, dispatch, is_drawn=True)
+            placement = self._try_seats(request, drawn, hashes, slots, now_s, is_drawn=True)
             if placement is not None:
                 return placement
-        return self._try_seats(request, pool, hashes, slots, now_s, dispatch, is_drawn=False)
+        return self._try_seats(request, pool, hashes, slots, now_s, is_drawn=False)
 
     def metrics(self) -> dict[str, float]:
         """Counters (`_total`) and gauges."""
@@ -150,7 +150,6 @@ class Placer:
         hashes: Hashes,
         slots: OpenSlots,
         now_s: float,
-        dispatch: int,
         *,
         is_drawn: bool,
     ) -> Placement | None:
@@ -164,7 +163,7 @@ class Placer:
                 memory_id = decode.memory.memory_id
                 if memory_id not in refused and self._has_memory(request, decode.memory, now_s):
                     self.prefixes.place(option.seat.station.memory_id, hashes, now_s)
-                    return self._place(request, option, decode, options, now_s, dispatch)
+                    return self._place(request, option, decode, options, now_s)
                 refused.add(memory_id)
         return None
 
@@ -253,7 +252,6 @@ class Placer:
         decode: DecodeSeat,
         options: Sequence[Option],
         now_s: float,
-        dispatch: int,
     ) -> Placement:
         submit, reader, writer = request.submit, option.seat.station.record, decode.station.record
         expected = self._router.expect(option, decode, submit, now_s)
@@ -272,7 +270,7 @@ class Placer:
             f"{submit.num_prompt_tokens} tokens cached"
         )
         return Placement(
-            dispatch=dispatch,
+            dispatch=submit.dispatch,
             prefill_worker_id=reader.worker_id,
             prefill_address=reader.address,
             decode_worker_id=writer.worker_id,

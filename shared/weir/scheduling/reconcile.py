@@ -5,6 +5,7 @@ from enum import Enum
 from weir.bus.messages import HeldRequest
 from weir.scheduling.ledger import Ledger
 from weir.scheduling.limits import CoreLimits
+from weir.scheduling.request import Request
 
 
 class Verdict(Enum):
@@ -16,8 +17,9 @@ class Verdict(Enum):
 
 
 def reconcile(entry: HeldRequest, gateway_id: str, ledger: Ledger, limits: CoreLimits, now_s: float) -> Verdict:
-    """Takes the request over if the ledger lacks it; the newer dispatch wins if both have it."""
-    submit, placement = entry.submit, entry.placement
+    """Takes the request over if the ledger lacks it. A newer dispatch wins, and of one dispatch what the gateway runs:
+    it takes one grant of each, so that any other one of the same dispatch is void."""
+    submit = entry.submit
     if submit.gateway_id != gateway_id:
         return Verdict.REFUSED
     request = ledger.try_get(submit.request_id)
@@ -25,11 +27,9 @@ def reconcile(entry: HeldRequest, gateway_id: str, ledger: Ledger, limits: CoreL
         verdict = _take_over(entry, ledger, limits, now_s)
     else:
         request.missing_since_s = None
-        verdict = Verdict.KNOWN
-        dispatch = request.placement.dispatch if request.placement else 0
-        if placement is not None and placement.dispatch > dispatch:
-            ledger.place(request, placement, now_s)
-            verdict = Verdict.ADOPTED
+        if _dispatch(entry) < request.dispatch:
+            return Verdict.KNOWN
+        verdict = _update(request, entry, ledger, limits, now_s)
     request = ledger.try_get(submit.request_id)
     if request is not None:
         ledger.progressed(request, entry.num_output_tokens, now_s)
@@ -38,15 +38,35 @@ def reconcile(entry: HeldRequest, gateway_id: str, ledger: Ledger, limits: CoreL
     return verdict
 
 
+def _dispatch(entry: HeldRequest) -> int:
+    return entry.submit.dispatch if entry.placement is None else entry.placement.dispatch
+
+
 def _take_over(entry: HeldRequest, ledger: Ledger, limits: CoreLimits, now_s: float) -> Verdict:
+    """However full the lane is: it was admitted before whatever fills it, by a scheduler that kept the bound."""
     submit = entry.submit
-    if submit.request_id in ledger.tombstones:
+    if ledger.tombstones.covers(entry):
         return Verdict.REFUSED
     if entry.placement is not None:
         ledger.adopt(submit, entry.placement, entry.num_output_tokens, now_s)
         return Verdict.ADOPTED
-    lane = submit.lane or limits.default_lane
-    if lane not in limits.lanes_by_name or ledger.lanes.is_full(lane):
+    if ledger.intake.lane_of(submit) not in limits.lanes_by_name:
         return Verdict.REFUSED
     ledger.enqueue(submit, now_s, submit.num_prompt_tokens, is_ahead=True)
+    return Verdict.ADOPTED
+
+
+def _update(request: Request, entry: HeldRequest, ledger: Ledger, limits: CoreLimits, now_s: float) -> Verdict:
+    """Of a dispatch that is not older than the ledger's."""
+    if entry.placement is not None:
+        if entry.placement == request.placement:
+            return Verdict.KNOWN
+        ledger.follow(request, entry.placement, now_s)
+        return Verdict.ADOPTED
+    if entry.submit.dispatch == request.dispatch:
+        return Verdict.KNOWN
+    if ledger.intake.lane_of(entry.submit) not in limits.lanes_by_name:
+        ledger.remove(request, None, now_s)
+        return Verdict.REFUSED
+    ledger.queue_again(request, entry.submit, now_s)
     return Verdict.ADOPTED

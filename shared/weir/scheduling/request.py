@@ -47,6 +47,11 @@ class Request:
         self.num_tokens = submit.num_prompt_tokens + submit.max_tokens
         self.num_pages = num_pages_for(self.num_tokens)
 
+    @property
+    def dispatch(self) -> int:
+        """What is older says nothing any more."""
+        return self.submit.dispatch if self.placement is None else self.placement.dispatch
+
     def set_rank(self, rank: float) -> None:
         """Of one that waits, under another policy."""
         self.rank = rank

@@ -1,15 +1,23 @@
-"""Requests that ended: whatever still comes for one of them, late or twice, is answered and starts nothing."""
+"""Requests that ended: whatever still comes for one of them, late or twice, is answered and starts nothing.
+
+Its gateway ends a request for good. What the scheduler refused or gave up while it waited is over up to that dispatch,
+and never if its gateway holds a grant: another scheduler made it, and a gateway is believed what it runs.
+"""
 
 from collections import OrderedDict
 from typing import NamedTuple
 
-from weir.bus.messages import SubmitReply
+from weir.bus.messages import HeldRequest, Submit, SubmitReply
 
 
 class _Tombstone(NamedTuple):
     reply: SubmitReply
     answers_until_s: float
     expires_at_s: float
+    dispatch: int | None
+
+    def covers(self, dispatch: int) -> bool:
+        return self.dispatch is None or dispatch <= self.dispatch
 
 
 class Tombstones:
@@ -23,26 +31,34 @@ class Tombstones:
     def __len__(self) -> int:
         return len(self._stones)
 
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._stones
-
     def ids(self) -> list[str]:
         return list(self._stones)
 
-    def put(self, request_id: str, reply: SubmitReply, now_s: float) -> None:
-        """`reply` answers a Submit of the request from now on; one that says when to try again, until then."""
+    def put(self, request_id: str, reply: SubmitReply, now_s: float, *, dispatch: int | None = None) -> None:
+        """`reply` answers a Submit of the request from now on; one that says when to try again, until then.
+
+        `dispatch`: the newest one that is over; None: its gateway ended it.
+        """
         answers_for_s = reply.retry_after_ms / 1000 if reply.retry_after_ms else self._ttl_s
         self._stones.pop(request_id, None)
-        self._stones[request_id] = _Tombstone(reply, now_s + answers_for_s, now_s + self._ttl_s)
+        self._stones[request_id] = _Tombstone(reply, now_s + answers_for_s, now_s + self._ttl_s, dispatch)
         if len(self._stones) > self._max_count:
             self._stones.popitem(last=False)
 
     def remove(self, request_id: str) -> None:
         self._stones.pop(request_id, None)
 
-    def try_reply(self, request_id: str, now_s: float) -> SubmitReply | None:
-        stone = self._stones.get(request_id)
-        return stone.reply if stone is not None and now_s < stone.answers_until_s else None
+    def try_reply(self, submit: Submit, now_s: float) -> SubmitReply | None:
+        stone = self._stones.get(submit.request_id)
+        is_answer = stone is not None and stone.covers(submit.dispatch) and now_s < stone.answers_until_s
+        return stone.reply if stone is not None and is_answer else None
+
+    def covers(self, entry: HeldRequest) -> bool:
+        """Whether its gateway holds a request that is over: it has not heard of it yet."""
+        stone = self._stones.get(entry.submit.request_id)
+        if stone is None:
+            return False
+        return stone.dispatch is None if entry.placement is not None else stone.covers(entry.submit.dispatch)
 
     def expire(self, now_s: float) -> None:
         while self._stones and next(iter(self._stones.values())).expires_at_s <= now_s:

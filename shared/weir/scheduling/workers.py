@@ -10,10 +10,10 @@ DECODE = "decode"
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    record: WorkerRecord | None
-    """None: an adopted grant names the worker; it has yet to show itself."""
+    record: WorkerRecord
     revision: int
     seen_at_s: float
+    is_silent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class HostView:
     decode: tuple[WorkerRecord, ...]
     """Those that no prompt can reach are left out: without prefill workers only those that serve locally are here."""
     all_decode_ids: tuple[str, ...]
-    """Draining ones too, of any model: their bookings are in the arena as well."""
+    """Draining and silent ones too, of any model: their bookings are in the arena as well."""
     num_arena_pages: int
     """Of its largest memory."""
 
@@ -44,7 +44,7 @@ class HostView:
 
 
 class Workers:
-    """Whoever is silent for `ttl_s` is lost. `max_models` bounds the memory of models seen."""
+    """Whoever is silent for `ttl_s` gets nothing new. `max_models` bounds the memory of models seen."""
 
     def __init__(self, ttl_s: float, max_models: int) -> None:
         self._ttl_s = ttl_s
@@ -56,9 +56,10 @@ class Workers:
         """Rises whenever a worker comes, goes or says other facts of itself; its load alone is none."""
 
     def __len__(self) -> int:
-        return sum(entry.record is not None for entry in self._entries.values())
+        return sum(not entry.is_silent for entry in self._entries.values())
 
     def __contains__(self, worker_id: object) -> bool:
+        """Silent ones too."""
         return worker_id in self._entries
 
     def knows_model(self, model: str) -> bool:
@@ -68,9 +69,9 @@ class Workers:
     def put(self, record: WorkerRecord, revision: int, now_s: float) -> bool:
         """Takes a registry entry in. False: it is one that was told before, and no sign of life."""
         entry = self._entries.get(record.worker_id)
-        if entry is not None and entry.record is not None and entry.revision == revision:
+        if entry is not None and entry.revision == revision:
             return False
-        before = entry.record if entry is not None else None
+        before = entry.record if entry is not None and not entry.is_silent else None
         self._entries[record.worker_id] = _Entry(record, revision, now_s)
         self._seen_models.pop(record.model, None)
         self._seen_models[record.model] = None
@@ -80,17 +81,29 @@ class Workers:
             self._changed()
         return True
 
-    def expect(self, worker_id: str, now_s: float) -> None:
-        """Gives a worker that is only known by name one `ttl_s` to show itself."""
-        self._entries.setdefault(worker_id, _Entry(None, 0, now_s))
-
-    def remove(self, worker_id: str) -> bool:
-        """Whether it was there."""
+    def silence(self, worker_id: str) -> bool:
+        """It gets nothing new, and is kept until `remove`, or until it speaks again. Whether it was in use."""
+        entry = self._entries.get(worker_id)
+        if entry is None or entry.is_silent:
+            return False
+        entry.is_silent = True
         self._changed()
-        return self._entries.pop(worker_id, None) is not None
+        return True
+
+    def silent(self) -> list[str]:
+        return [worker_id for worker_id, entry in self._entries.items() if entry.is_silent]
+
+    def remove(self, worker_id: str) -> None:
+        if self._entries.pop(worker_id, None) is not None:
+            self._changed()
 
     def expired(self, now_s: float) -> list[str]:
-        return [worker_id for worker_id, entry in self._entries.items() if now_s - entry.seen_at_s > self._ttl_s]
+        """Those that have been silent for too long just now."""
+        return [
+            worker_id
+            for worker_id, entry in self._entries.items()
+            if not entry.is_silent and now_s - entry.seen_at_s > self._ttl_s
+        ]
 
     def excuse_silence(self, now_s: float) -> None:
         """Nobody could be heard until now."""
@@ -115,16 +128,16 @@ class Workers:
         self.num_changes += 1
 
     def _view(self, model: str, group: str) -> tuple[HostView, ...]:
-        by_host: dict[str, list[WorkerRecord]] = {}
+        by_host: dict[str, list[_Entry]] = {}
         for _, entry in sorted(self._entries.items()):
-            if entry.record is not None:
-                by_host.setdefault(entry.record.host_id, []).append(entry.record)
+            by_host.setdefault(entry.record.host_id, []).append(entry)
         views = []
-        for host_id, records in sorted(by_host.items()):
-            taking = [one for one in records if not one.is_draining and (one.model, one.group) == (model, group)]
+        for host_id, entries in sorted(by_host.items()):
+            heard = [entry.record for entry in entries if not entry.is_silent]
+            taking = [one for one in heard if not one.is_draining and (one.model, one.group) == (model, group)]
             prefill = tuple(record for record in taking if record.role == PREFILL)
             decode = tuple(record for record in taking if record.role == DECODE and (prefill or record.serves_locally))
-            decode_ids = tuple(record.worker_id for record in records if record.role == DECODE)
+            decode_ids = tuple(entry.record.worker_id for entry in entries if entry.record.role == DECODE)
             if decode:
                 # An arena that several workers tell of is as large as the most careful of them says.
                 shared = [record.num_arena_pages for record in (*prefill, *decode) if not record.num_own_pages]

@@ -1,7 +1,7 @@
 """A scheduler that says what a test wants, over a real endpoint on the in-memory bus."""
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from opentelemetry.trace import NoOpTracerProvider
 
@@ -51,6 +51,7 @@ class FakeScheduler:
     num_accepted: int = 0
     """Submits that are taken before `refusal` is said."""
     refusal_delay_s: float = 0.0
+    held_delay_s: float = 0.0
     rules: AccessRules | None = OPEN_RULES
     refused_ids: tuple[str, ...] = ()
     submits: list[Submit] = field(default_factory=list)
@@ -87,7 +88,8 @@ class FakeScheduler:
     async def grant(
         self, submit: Submit, *, epoch: int | None = None, placement: Placement | None = None
     ) -> GrantReply:
-        grant = Grant(self.epoch if epoch is None else epoch, submit.request_id, placement or self.placement)
+        placement = placement or replace(self.placement, dispatch=submit.dispatch)
+        grant = Grant(self.epoch if epoch is None else epoch, submit.request_id, placement)
         subject = Subjects(INSTANCE).grant(submit.gateway_id)
         reply = await self._endpoint.ask(subject, grant, GrantReply, timeout_s=1)
         self.grant_replies.append(reply)
@@ -127,4 +129,6 @@ class FakeScheduler:
 
     async def _on_held(self, held: Held) -> HeldReply | None:
         self.helds.append(held)
-        return None if self.is_silent else HeldReply(self.epoch, 0, self.refused_ids)
+        refused_ids = self.refused_ids
+        await asyncio.sleep(self.held_delay_s)
+        return None if self.is_silent else HeldReply(self.epoch, 0, refused_ids)

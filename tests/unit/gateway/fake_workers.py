@@ -187,15 +187,15 @@ class FakePair:
         tokens, finish = self.tokens(start)
         if start.sampling.HasField("prompt_logprobs"):
             told = [told_of(token_id, start.sampling.prompt_logprobs) for token_id in start.prompt_token_ids[1:]]
-            self.prefill.send(update(start.request_id, 0, prompt_logprobs=told))
-        first = update(start.request_id, 0, tokens[:1], logprobs=_told(start, tokens[:1]))
+            self.prefill.send(_update(start, 0, prompt_logprobs=told))
+        first = _update(start, 0, tokens[:1], logprobs=_told(start, tokens[:1]))
         first.num_cached_tokens = NUM_CACHED_TOKENS
         if len(tokens) == 1:
             first.finish_reason = finish
             self.prefill.send(first)
             return
         self.prefill.send(first)
-        self.prefill.send(update(start.request_id, 1, handed_off=True))
+        self.prefill.send(_update(start, 1, handed_off=True))
         self._decode_from(start, 1)
 
     def _decode_from(self, start: worker_pb2.Start, first_index: int) -> None:
@@ -206,11 +206,17 @@ class FakePair:
             is_last = index == len(tokens) - 1
             new = tokens[index : index + 1]
             ending = finish if is_last else GOING_ON
-            self.decode.send(update(start.request_id, index, new, finish=ending, logprobs=_told(start, new)))
+            self.decode.send(_update(start, index, new, finish=ending, logprobs=_told(start, new)))
 
     def _on_decode_command(self, command: worker_pb2.ServeRequest) -> None:
         if command.HasField("resume") and command.resume.next_index > 0:
             self._decode_from(self.starts[command.resume.request_id], command.resume.next_index)
+
+
+def _update(
+    start: worker_pb2.Start, first_index: int, token_ids: Sequence[int] = (), **news: Any
+) -> worker_pb2.SequenceUpdate:
+    return update(start.request_id, first_index, token_ids, dispatch=start.attempt.dispatch, **news)
 
 
 def _told(start: worker_pb2.Start, token_ids: Sequence[int]) -> list[types_pb2.TokenLogprobs]:

@@ -1,6 +1,7 @@
 """The scheduler refuses, revokes, is silent or is replaced; and the gateway's own bounds."""
 
 import asyncio
+import dataclasses
 
 import grpc
 import pytest
@@ -115,7 +116,7 @@ class TestScheduler:
         running = asyncio.create_task(error_of(world))
         await world.until(lambda: any(held.requests for held in world.scheduler.helds), "queued")
         await world.scheduler.revoke(
-            world.scheduler.submits[0], RefusalReason.WAITED_TOO_LONG, dispatch=0, retry_after_ms=4000
+            world.scheduler.submits[0], RefusalReason.WAITED_TOO_LONG, dispatch=1, retry_after_ms=4000
         )
         error, _ = await running
         assert isinstance(error, Overloaded)
@@ -123,22 +124,27 @@ class TestScheduler:
         await world.until_idle()
         assert world.scheduler.cancels == []
 
-    async def test_a_running_request_that_is_revoked_ends_and_is_cancelled_at_its_workers(self, world: World) -> None:
-        world.pair.stops_after = 4
-        running = asyncio.create_task(error_of(world))
-        await world.until(lambda: world.scheduler.prefilled, "runs")
-        await asyncio.sleep(0.05)
-        await world.scheduler.revoke(world.scheduler.submits[0], RefusalReason.WORKER_LOST, dispatch=1)
-        error, _ = await running
-        assert isinstance(error, Unavailable)
-        assert "4 tokens were sent" in error.message
-        await world.until(lambda: world.decode.named("cancel") and world.prefill.named("cancel"), "both are told")
-
-    async def test_a_revocation_of_the_queued_request_comes_too_late_once_it_is_granted(self, world: World) -> None:
+    async def test_no_revocation_ends_a_granted_request(self, world: World) -> None:
         world.pair.stops_after = 4
         running = run(world)
         await world.until(lambda: world.scheduler.prefilled, "runs")
-        await world.scheduler.revoke(world.scheduler.submits[0], RefusalReason.WAITED_TOO_LONG, dispatch=0)
+        for dispatch in (0, 1):
+            await world.scheduler.revoke(world.scheduler.submits[0], RefusalReason.WAITED_TOO_LONG, dispatch=dispatch)
+        world.decode.send(update(request_id_of(world), 4, ids_of("o world"), finish=LENGTH))
+        assert (await running).text == "hello world"
+
+    async def test_another_grant_of_the_same_dispatch_is_declined_and_what_runs_runs_on(self, world: World) -> None:
+        world.pair.stops_after = 4
+        running = run(world)
+        await world.until(lambda: world.scheduler.prefilled, "runs")
+        another = dataclasses.replace(world.scheduler.placement, decode_worker_id="decode-9-cccccccc")
+        reply = await world.scheduler.grant(world.scheduler.submits[0], epoch=6, placement=another)
+        assert not reply.accepted
+        world.scheduler.epoch = 6
+        await world.until(lambda: any(held.requests for held in world.scheduler.helds), "it is told")
+        assert {entry.placement for held in world.scheduler.helds for entry in held.requests} == {
+            world.scheduler.placement
+        }
         world.decode.send(update(request_id_of(world), 4, ids_of("o world"), finish=LENGTH))
         assert (await running).text == "hello world"
 

@@ -79,7 +79,7 @@ class ScriptedGateway:
 
     async def finish(self, request_id: str) -> None:
         entry = self.held[request_id]
-        dispatch = entry.placement.dispatch if entry.placement else 0
+        dispatch = entry.submit.dispatch
         self._end(request_id, "finished")
         try:
             finish = Finish(request_id, self.gateway_id, dispatch, Outcome.FINISHED, 3)
@@ -108,10 +108,14 @@ class ScriptedGateway:
         self.grants.append(grant)
         self.grant_parents.append(trace.get_current_span().get_span_context().span_id)
         entry = self.held.get(grant.request_id)
-        if entry is None or not self.accepts:
+        if not self.accepts:
+            self._end(grant.request_id, "declined")
             return GrantReply(accepted=False)
-        self.held[grant.request_id] = HeldRequest(entry.submit, grant.placement)
-        return GrantReply(accepted=True)
+        if entry is None or grant.placement.dispatch != entry.submit.dispatch:
+            return GrantReply(accepted=False)
+        if entry.placement is None:
+            self.held[grant.request_id] = HeldRequest(entry.submit, grant.placement)
+        return GrantReply(accepted=self.held[grant.request_id].placement == grant.placement)
 
     async def _on_revoke(self, revoke: Revoke) -> Ack:
         self.revokes.append(revoke)

@@ -43,6 +43,10 @@ class ClientRequest:
     placement: Placement | None = None
     ends: list[str] = field(default_factory=list)
 
+    @property
+    def dispatch(self) -> int:
+        return self.submit.dispatch
+
     def end(self, how: str) -> None:
         self.state = State.ENDED
         self.ends.append(how)
@@ -69,12 +73,18 @@ class GatewayModel:
         if request.placement is None:
             self._send(Cancel(request_id, self.gateway_id))
         else:
-            self._send(Finish(request_id, self.gateway_id, request.placement.dispatch, outcome, 1))
+            self._send(Finish(request_id, self.gateway_id, request.dispatch, outcome, 1))
         request.end(outcome.value)
+
+    def submit_again(self, request: ClientRequest) -> None:
+        """Its workers could not be reached."""
+        request.submit = replace(request.submit, dispatch=request.dispatch + 1)
+        request.state, request.placement = State.QUEUED, None
+        self._send(request.submit)
 
     def on_submit_reply(self, request_id: str, reply: SubmitReply) -> None:
         request = self.requests[request_id]
-        if request.state is State.SUBMITTING:
+        if request.state is State.SUBMITTING and request.dispatch == 1:
             if reply.queued:
                 request.state = State.QUEUED
             else:
@@ -82,25 +92,30 @@ class GatewayModel:
 
     def on_grant(self, grant: Grant) -> bool:
         request = self.requests.get(grant.request_id)
-        if request is None or request.state is State.ENDED:
+        if request is None or request.state is State.ENDED or grant.placement.dispatch != request.dispatch:
             return False
-        request.state, request.placement = State.GRANTED, grant.placement
-        return True
+        if request.placement is None:
+            request.state, request.placement = State.GRANTED, grant.placement
+        return request.placement == grant.placement
 
     def on_revoke(self, revoke: Revoke) -> None:
         request = self.requests.get(revoke.request_id)
-        if request is not None and request.state is not State.ENDED:
+        is_queued = request is not None and request.state in (State.SUBMITTING, State.QUEUED)
+        if request is not None and is_queued and revoke.dispatch == request.dispatch:
             request.end(f"revoked: {revoke.reason.value}")
 
-    def on_refused(self, request_ids: tuple[str, ...]) -> None:
-        for request_id in request_ids:
-            if self.requests[request_id].state is not State.ENDED:
-                self.requests[request_id].end("refused by reconciliation")
+    def on_refused(self, said: Held, request_ids: tuple[str, ...]) -> None:
+        for entry in said.requests:
+            request = self.requests[entry.submit.request_id]
+            is_still = (request.submit, request.placement) == (entry.submit, entry.placement)
+            if entry.submit.request_id in request_ids and is_still and request.state is not State.ENDED:
+                assert request.state is not State.GRANTED, f"{entry.submit.request_id} runs, and is refused"
+                request.end("refused by reconciliation")
 
     def speak(self) -> None:
         """Repeats what was not answered, and says what it holds."""
         for request in self.live():
-            if request.state is State.SUBMITTING:
+            if request.state is State.SUBMITTING or (request.placement is None and request.dispatch > 1):
                 self._send(request.submit)
         self._sequence += 1
         held = tuple(HeldRequest(request.submit, request.placement) for request in self.live())
@@ -131,6 +146,8 @@ class SimulatedSystem:
         self._unanswered: list[SendGrant | SendRevoke] = []
         self._submits: dict[str, Submit] = {}
         self._revision = 0
+        self.silent: set[str] = set()
+        """Workers that gateways reach and the scheduler does not hear."""
 
     def add_gateway(self, gateway_id: str) -> GatewayModel:
         self.gateways[gateway_id] = GatewayModel(gateway_id, self.wire.append)
@@ -159,7 +176,7 @@ class SimulatedSystem:
             case SendGrant(gateway_id, grant) if gateway_id in self.gateways:
                 accepted = self.gateways[gateway_id].on_grant(grant)
                 if grant.epoch == self.core.epoch:
-                    self.core.grant_answered(grant.request_id, grant.placement.dispatch, accepted=accepted)
+                    self.core.grant_answered(grant.request_id, grant.placement, accepted=accepted)
                     self._unanswered = [command for command in self._unanswered if command != message]
             case SendRevoke(gateway_id, revoke) if gateway_id in self.gateways:
                 self.gateways[gateway_id].on_revoke(revoke)
@@ -171,7 +188,7 @@ class SimulatedSystem:
             case Held():
                 held_reply = self.core.held(message)
                 if message.gateway_id in self.gateways:
-                    self.gateways[message.gateway_id].on_refused(held_reply.refused_request_ids)
+                    self.gateways[message.gateway_id].on_refused(message, held_reply.refused_request_ids)
             case Cancel():
                 self.core.cancel(message)
             case Finish():
@@ -185,8 +202,9 @@ class SimulatedSystem:
         self.clock.advance(STEP_S)
         if not self.is_bus_away:
             for record in self.workers.values():
-                self._revision += 1
-                self.core.worker_seen(record, self._revision)
+                if record.worker_id not in self.silent:
+                    self._revision += 1
+                    self.core.worker_seen(record, self._revision)
         for gateway in self.gateways.values():
             gateway.speak()
         self.core.tick()
@@ -201,7 +219,7 @@ class SimulatedSystem:
 
     def _is_wanted(self, command: SendGrant | SendRevoke) -> bool:
         if isinstance(command, SendGrant):
-            return self.core.is_granted(command.grant.request_id, command.grant.placement.dispatch)
+            return self.core.is_granted(command.grant.request_id, command.grant.placement)
         return self.core.knows_gateway(command.gateway_id)
 
     def _check(self, command: Command) -> None:
@@ -236,7 +254,7 @@ class SimulatedSystem:
 
     def _check_capacity(self, grant: Grant) -> None:
         self.grants[grant.request_id] = grant.placement
-        self.grants = {i: p for i, p in self.grants.items() if self.core.is_granted(i, p.dispatch)}
+        self.grants = {i: p for i, p in self.grants.items() if self.core.is_granted(i, p)}
         worker = self.workers_ever[grant.placement.decode_worker_id]
         mine = [p for p in self.grants.values() if p.decode_worker_id == worker.worker_id]
         on_host = [p for p in self.grants.values() if self.workers_ever[p.decode_worker_id].host_id == worker.host_id]

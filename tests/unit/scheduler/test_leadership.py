@@ -9,10 +9,10 @@ from tests.unit.scheduler.scripted import Stack, eventually
 from weir.bus.codec import decode
 from weir.bus.memory import MemoryHub
 from weir.bus.messages import LeaderRecord
-from weir.bus.protocol import KvBucket
+from weir.bus.protocol import BusError, KvBucket
 from weir.core.clock import ManualClock
 from weir.core.errors import Unavailable
-from weir_scheduler.leadership import LEADER_KEY, Leadership
+from weir_scheduler.leadership import LEADER_KEY, LEADER_TTL_S, Leadership
 
 
 class Contest:
@@ -34,6 +34,15 @@ class Contest:
         entry = await (await self.bucket()).get(LEADER_KEY)
         assert entry is not None
         return decode(LeaderRecord, entry.value or b"")
+
+
+async def taken_within(contest: Contest, contender: Leadership, seconds: float) -> bool:
+    """Looks every half second, as a standby does, now included."""
+    for _ in range(round(seconds / 0.5)):
+        if await contender.try_take() is not None:
+            return True
+        contest.clock.advance(0.5)
+    return await contender.try_take() is not None
 
 
 @pytest.fixture
@@ -65,11 +74,48 @@ async def test_a_leader_that_renews_is_left_alone_and_a_silent_one_is_deposed_in
         contest.clock.advance(1.0)
         assert await first.keep()
         assert await second.try_take() is None
-    contest.clock.advance(3.0)
-    assert await second.try_take() is None, "exactly the time to live is not over it"
+    assert not await taken_within(contest, second, 3.0), "exactly the time to live is not over it"
     contest.clock.advance(0.1)
     assert await second.try_take() == 6
     assert not await first.keep()
+
+
+async def test_an_outage_of_the_bus_is_not_the_leaders_silence(contest: Contest) -> None:
+    first, second = await contest.contender("a"), await contest.contender("b")
+    await first.try_take()
+    assert await second.try_take() is None
+    contest.hub.stop()
+    for _ in range(10):
+        contest.clock.advance(0.5)
+        with pytest.raises(BusError):
+            await second.try_take()
+    contest.hub.start()
+    assert not await taken_within(contest, second, 2.5), "it has its time to live after that"
+    assert await first.keep()
+    assert not await taken_within(contest, second, 3.0)
+    contest.clock.advance(0.1)
+    assert await second.try_take() == 6, "a leader that was dead all the time is followed"
+
+
+async def test_one_failed_look_is_enough_to_begin_anew(contest: Contest) -> None:
+    first, second = await contest.contender("a"), await contest.contender("b")
+    await first.try_take()
+    assert not await taken_within(contest, second, 2.5)
+    contest.hub.stop()
+    contest.clock.advance(0.2)
+    with pytest.raises(BusError):
+        await second.try_take()
+    contest.hub.start()
+    assert not await taken_within(contest, second, 3.0)
+
+
+async def test_a_standby_that_did_not_look_for_a_while_deposes_nobody_for_that_time(contest: Contest) -> None:
+    first, second = await contest.contender("a"), await contest.contender("b")
+    await first.try_take()
+    assert await second.try_take() is None
+    contest.clock.advance(60.0)
+    assert await second.try_take() is None
+    assert not await taken_within(contest, second, 3.0)
 
 
 async def test_a_leader_that_leaves_in_order_is_followed_at_once(contest: Contest) -> None:
@@ -116,7 +162,8 @@ async def test_a_key_that_holds_something_else_is_taken_after_a_while(
     await (await contest.bucket()).put(LEADER_KEY, b"\xc1 junk")
     leader = await contest.contender("a")
     assert await leader.try_take() is None
-    contest.clock.advance(3.1)
+    assert not await taken_within(contest, leader, 3.0)
+    contest.clock.advance(0.1)
     assert await leader.try_take() == 5
     assert "holds something else" in caplog.text
 
@@ -149,6 +196,23 @@ async def test_a_leader_that_was_deposed_asks_for_the_end_of_its_process() -> No
     cut_off.reconnect()
     await eventually(lambda: len(stack.shutdowns) == 1)
     assert "another scheduler leads" in stack.shutdowns[0]
+    await stack.close()
+
+
+async def test_a_standby_that_looks_first_after_an_outage_lets_the_leader_live() -> None:
+    stack = Stack()
+    leaders_bus = stack.hub.connect()
+    leader = await stack.add_scheduler("s0", leaders_bus)
+    standby = await stack.add_scheduler("s1")
+    stack.hub.stop()
+    await asyncio.sleep(LEADER_TTL_S + 0.5)
+    leaders_bus.cut_off()
+    stack.hub.start()
+    await asyncio.sleep(0.8)
+    leaders_bus.reconnect()
+    await asyncio.sleep(1.5)
+    roles = [one.describe().metrics["is_leader"] for one in (leader, standby)]
+    assert (roles, stack.shutdowns) == ([1, 0], [])
     await stack.close()
 
 

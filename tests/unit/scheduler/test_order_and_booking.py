@@ -1,5 +1,7 @@
 """Lanes, order inside them, and what a grant needs to be free."""
 
+import dataclasses
+
 from tests.unit.scheduler.rig import Rig, make_limits, make_worker
 
 from weir.bus.messages import RefusalReason
@@ -180,7 +182,7 @@ def test_who_waits_past_its_deadline_or_the_lanes_limit_is_given_up() -> None:
     rig.submit("slack", "standard", deadline_ms=500_000)
     rig.run(6)
     revoke = rig.revoked["hasty"]
-    assert (revoke.reason, revoke.dispatch, revoke.epoch) == (RefusalReason.WAITED_TOO_LONG, 0, 7)
+    assert (revoke.reason, revoke.dispatch, revoke.epoch) == (RefusalReason.WAITED_TOO_LONG, 1, 7)
     assert list(rig.revoked) == ["hasty"]
     rig.run(25)
     assert list(rig.revoked) == ["hasty", "patient", "slack"]
@@ -200,12 +202,14 @@ def test_a_request_that_no_remaining_worker_can_hold_does_not_block_the_lane() -
 def test_what_a_gateway_declines_is_free_again() -> None:
     rig = one_at_a_time()
     rig.submit("next")
-    rig.core.grant_answered("first", 2, accepted=False)
+    placement = rig.placement("first")
+    rig.core.grant_answered("first", dataclasses.replace(placement, decode_worker_id="other"), accepted=False)
     rig.decide()
-    assert rig.granted == ["first"], "an answer to another dispatch says nothing"
-    rig.core.grant_answered("first", 1, accepted=True)
+    assert rig.granted == ["first"], "an answer to another grant says nothing"
+    rig.core.grant_answered("first", placement, accepted=True)
     rig.decide()
     assert rig.granted == ["first"]
-    rig.core.grant_answered("first", 1, accepted=False)
+    rig.forget("first")
+    rig.core.grant_answered("first", placement, accepted=False)
     rig.decide()
     assert rig.granted == ["first", "next"]

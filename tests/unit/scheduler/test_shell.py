@@ -76,25 +76,30 @@ async def test_a_grant_that_the_gateway_declines_is_free_for_the_next(stack: Sta
     await eventually(lambda: [grant.request_id for grant in gateway.grants] == ["a", "b"])
 
 
-async def test_a_worker_that_takes_its_record_back_is_lost_at_once(stack: Stack, faults: ScriptedFaults) -> None:
+async def test_a_worker_that_takes_its_record_back_gets_nothing_new_at_once_and_ends_nothing(stack: Stack) -> None:
     scheduler, gateway = await stack.add_scheduler(), await stack.add_gateway()
-    faults.script(SUBJECTS.revoke("g0"), REPEATED)
     await gateway.submit("a")
     await eventually(lambda: gateway.grants != [])
     await stack.delete_worker("d")
-    await eventually(lambda: gateway.ends == {"a": "revoked: worker_lost"})
-    await eventually(lambda: scheduler.describe().metrics["messages_under_way"] == 0)
-    assert scheduler.describe().metrics["booked_pages"] == 0
+    await eventually(lambda: scheduler.describe().metrics["workers"] == 1)
+    reply = await gateway.submit("b")
+    assert reply.reason is RefusalReason.NO_WORKER
+    assert scheduler.describe().metrics["booked_pages"] == 2
+    await gateway.finish("a")
+    await eventually(lambda: scheduler.describe().metrics["booked_pages"] == 0)
+    assert gateway.ends == {"b": "refused", "a": "finished"}
 
 
 async def test_a_revoke_that_was_lost_is_told_by_reconciliation(stack: Stack, faults: ScriptedFaults) -> None:
+    stack.workers["d"] = make_worker("d", "decode", seqs=1)
     await stack.add_scheduler()
     gateway = await stack.add_gateway()
     faults.script(SUBJECTS.revoke("g0"), *[LOST] * 50)
-    await gateway.submit("a")
+    await gateway.submit("a", max_tokens=800)
     await eventually(lambda: gateway.grants != [])
-    await stack.delete_worker("d")
-    await eventually(lambda: gateway.ends == {"a": "refused by reconciliation"})
+    await gateway.submit("b", max_tokens=800)
+    stack.workers["d"] = make_worker("d", "decode", seqs=1, pages=2)  # now it can never start
+    await eventually(lambda: gateway.ends == {"b": "refused by reconciliation"})
 
 
 async def test_malformed_messages_on_every_subject_are_counted_and_ignored(stack: Stack) -> None:

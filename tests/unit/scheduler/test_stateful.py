@@ -79,6 +79,18 @@ class SchedulerMachine(RuleBasedStateMachine):
             gateway.close(request, outcome)
 
     @rule(pick=picks)
+    def the_workers_of_a_grant_cannot_be_reached(self, pick: int) -> None:
+        granted = [(g, r) for g in self.system.gateways.values() for r in g.live() if r.state is State.GRANTED]
+        if granted:
+            gateway, request = granted[pick % len(granted)]
+            gateway.submit_again(request)
+
+    @rule(pick=picks)
+    def a_worker_goes_or_comes_out_of_the_schedulers_hearing(self, pick: int) -> None:
+        worker_ids = sorted(self.system.workers)
+        self.system.silent ^= {worker_ids[pick % len(worker_ids)]}
+
+    @rule(pick=picks)
     def a_prompt_is_read(self, pick: int) -> None:
         granted = [r for g in self.system.gateways.values() for r in g.live() if r.state is State.GRANTED]
         if granted:
@@ -126,6 +138,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         """From now on all is well, and gateways close what is granted: everything must come to its end."""
         system = self.system
         system.is_bus_away = False
+        system.silent.clear()
         system.core.bus_changed(is_connected=True)
         longest_wait_s = max(lane.max_wait_s for lane in LANES)
         for _ in range(int(2 * longest_wait_s) + 60):
