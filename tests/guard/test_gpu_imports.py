@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from weir.bench.gpu import parts_of
+from benchmarks.gpu.suite import parts_of
 
 pytest.importorskip("triton", reason="Triton is installed on Linux only")
 

@@ -45,7 +45,7 @@ async def test_a_process_has_the_environment_of_its_plan_over_that_of_its_superv
     paths.make()
     spec = replace(fake_spec(paths, "decode-0"), environ={"WEIR_NATS_URL": URL})
     outer = {"WEIR_NATS_URL": "nats://other:1", "KEPT": "yes"}
-    supervised = SupervisedProcess(spec, StartPolicy(), outer, lambda _: None)
+    supervised = SupervisedProcess(spec, StartPolicy(), outer, lambda _: None, lambda what, error: None)
     running = asyncio.create_task(supervised.run())
     try:
         await asyncio.wait_for(supervised.ready.wait(), 20)
