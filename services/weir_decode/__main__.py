@@ -8,8 +8,8 @@ from weir.kv.devices import ArenaMemory
 from weir.kv.swap import SwapFile, num_swap_places
 from weir.runtime.config import load_config
 from weir.runtime.service import ServiceContext, run_service
-from weir.worker.assembly import ModelFacts, RoleParts, build_worker
-from weir.worker.desk import DeskLimits
+from weir.worker.assembly import ModelShape, RoleParts, build_worker
+from weir.worker.desk import RequestLimits
 from weir.worker.model_loading import ArenaRunner
 from weir.worker.reserve import num_bookable_pages
 from weir.worker.role import LoadedModel
@@ -33,7 +33,7 @@ async def _build(context: ServiceContext[DecodeConfig]) -> WorkerShell:
         runner = SwappingRunner(loaded.runner, PageMover(loaded.pages, swap_file))
         return LoadedModel(runner, loaded.runner.warm_up)
 
-    def make_role(parts: RoleParts, model: ModelFacts) -> DecodeRole:
+    def make_role(parts: RoleParts, model: ModelShape) -> DecodeRole:
         return DecodeRole(
             parts,
             context.process_id,
@@ -45,7 +45,7 @@ async def _build(context: ServiceContext[DecodeConfig]) -> WorkerShell:
             ),
         )
 
-    limits = DeskLimits(max_live=_MAX_LIVE, takes_hand_offs=True)
+    limits = RequestLimits(max_live=_MAX_LIVE, takes_hand_offs=True)
     return await build_worker(context, limits, over_arena, make_role, serves_locally=config.serves_locally)
 
 

@@ -15,22 +15,22 @@ from weir.engine.messages import (
     EngineReport,
     Failure,
     FailureReason,
-    PageLot,
+    PageBatch,
     SequenceEnded,
     SequenceKey,
     TakenOver,
-    TokenDrawn,
+    TokenSampled,
 )
 from weir.engine.pages import PagePool
 from weir.engine.running import RunningSettings
 from weir.kv.geometry import ArenaGeometry
 from weir.kv.messages import HandedOff
-from weir.kv.record import SequenceFacts
+from weir.kv.record import SequenceParams
 from weir.kv.segment import Segment
 from weir.wire.v1 import worker_pb2
 from weir.worker.assembly import RoleParts
 from weir.worker.convert import ModelLimits, StartOrder, start_from_pb
-from weir.worker.delivery import Ending, Update
+from weir.worker.delivery import SequenceEnd, Update
 from weir.worker.intake import UnreadableRecord, lot_of, read_arrival
 from weir.worker.reserve import reserve_pages
 from weir.worker.spans import DecodeSpans, PrefillSpans
@@ -59,7 +59,7 @@ class DecodeRole:
         self._limits = limits
         self._model = model
         self._settings_over = settings_over
-        self._prompts: dict[SequenceKey, SequenceFacts] = {}
+        self._prompts: dict[SequenceKey, SequenceParams] = {}
         """Of those that started here, until their first token."""
         self._prompt_spans = PrefillSpans(tracer)
         self._spans = DecodeSpans(tracer)
@@ -81,7 +81,7 @@ class DecodeRole:
             facts = self._checked(start_from_pb(start, stream.gateway_id, self._model))
         except InvalidRequest as error:
             _log.warning("gateway %s: request %s refused: %s", stream.gateway_id, key.request_id, error)
-            stream.answer(Update(key, ending=Ending(failure=Failure(FailureReason.INTERNAL, str(error)))))
+            stream.answer(Update(key, ending=SequenceEnd(failure=Failure(FailureReason.INTERNAL, str(error)))))
             return
         if self._desk.try_start(stream, facts):
             self._num_local += 1
@@ -102,7 +102,7 @@ class DecodeRole:
             self._spans.begin(arrival.facts, len(arrival.output_token_ids))
         else:
             self._num_unwanted += 1
-            self._keeper.give_back(PageLot(arrival.block_table, (handed_off.slot,)))
+            self._keeper.give_back(PageBatch(arrival.block_table, (handed_off.slot,)))
 
     def on_report(self, report: EngineReport) -> None:
         self._counters = report.counters
@@ -114,7 +114,7 @@ class DecodeRole:
                 case TakenOver(key, page_ids):
                     fingerprint = fingerprint_of(key.request_id, page_ids)
                     _log.debug("request %s: %d pages (%012x)", key.request_id, len(page_ids), fingerprint)
-                case TokenDrawn(key) if key in self._prompts:
+                case TokenSampled(key) if key in self._prompts:
                     facts = self._prompts.pop(key)
                     if key not in ended:
                         self._spans.begin(facts, num_output_tokens=1)
@@ -136,7 +136,7 @@ class DecodeRole:
             "num_open_spans": float(self._spans.num_open + self._prompt_spans.num_open),
         }
 
-    def _checked(self, order: StartOrder) -> SequenceFacts:
+    def _checked(self, order: StartOrder) -> SequenceParams:
         """Raises InvalidRequest for a prompt that another worker is to decode."""
         if order.decode_worker_id != self._worker_id:
             problem = f"{order.decode_worker_id}: this is decode worker {self._worker_id}, which hands nothing off"

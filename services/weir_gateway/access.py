@@ -26,7 +26,7 @@ class Caller:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class RequestScope:
     """What the rules make of one request."""
 
     tenant: str
@@ -35,7 +35,7 @@ class Standing:
     """The request's own, or one that only its tenant can have."""
 
 
-class AccessBook:
+class AccessControl:
     """The rules as they are now. Nobody is let in before they are known."""
 
     def __init__(self, *, is_lower_priority_first: bool = False) -> None:
@@ -79,7 +79,9 @@ class AccessBook:
             raise Unauthenticated("the API key is not known")
         return caller
 
-    def stand(self, caller: Caller, names: FieldNames, lane: str, priority: int | None, cache_salt: str) -> Standing:
+    def stand(
+        self, caller: Caller, names: FieldNames, lane: str, priority: int | None, cache_salt: str
+    ) -> RequestScope:
         """Raises InvalidRequest for a lane that there is not, and PermissionDenied for one that is not the caller's."""
         if lane and priority is not None:
             violation = FieldViolation(names["priority"], f"is {priority}, with {names['lane']}: give one of them")
@@ -94,7 +96,7 @@ class AccessBook:
                 f"it may use {', '.join(caller.lanes)}"
             )
         salt = _tenant_salt(caller.tenant, cache_salt) if caller.isolates_cache else cache_salt
-        return Standing(caller.tenant, chosen, salt)
+        return RequestScope(caller.tenant, chosen, salt)
 
     def _lane_of(self, caller: Caller, priority: int) -> str:
         """0 is the default lane, each step of priority one lane up, as far as there are lanes."""

@@ -7,7 +7,7 @@ from weir.bus.codec import MalformedMessage, decode
 from weir.bus.configuration import ACCESS_KEY, AccessRules
 from weir.bus.protocol import Bus, BusError, KvEntry
 from weir.bus.subjects import Subjects
-from weir_gateway.access import AccessBook
+from weir_gateway.access import AccessControl
 
 logger = logging.getLogger(__name__)
 
@@ -17,7 +17,7 @@ _RETRY_S = 0.5
 class AccessWatch:
     """Whatever cannot be read changes nothing: the rules that were there go on."""
 
-    def __init__(self, book: AccessBook) -> None:
+    def __init__(self, book: AccessControl) -> None:
         self._book = book
         self._is_known = asyncio.Event()
         self._num_malformed = 0

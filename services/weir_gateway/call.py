@@ -15,8 +15,8 @@ from weir.core.clock import Clock
 from weir.core.errors import Cancelled, DeadlineExceeded, InternalError, Overloaded, Unavailable, WeirError
 from weir.core.life import Phase
 from weir.wire.v1 import types_pb2, worker_pb2
-from weir_gateway.output import Output, Piece
-from weir_gateway.request import Ending, Request
+from weir_gateway.output import Output, OutputPiece
+from weir_gateway.request import RequestEnd, RequestRecord
 from weir_gateway.tokens import FinishReason, TokenConflict
 from weir_gateway.wire import attempt_from_pb, finish_reason_from_pb, news_from_pb, resume_command, start_command
 
@@ -32,10 +32,12 @@ _DEFECTS = (
 )
 
 
-class Call:
+class RequestState:
     """`traceparent` is the request's span's, for the workers' spans; `news` is set when there is something to take."""
 
-    def __init__(self, request: Request, output: Output, clock: Clock, traceparent: str, news: asyncio.Event) -> None:
+    def __init__(
+        self, request: RequestRecord, output: Output, clock: Clock, traceparent: str, news: asyncio.Event
+    ) -> None:
         self.request = request
         self._output = output
         self._clock = clock
@@ -51,7 +53,7 @@ class Call:
         self.unreachable: asyncio.Future[str] = loop.create_future()
         """Set when a worker of the grant is lost before it was told of the request; both are of one dispatch."""
         self.prefilled: asyncio.Future[None] = loop.create_future()
-        self.ended: asyncio.Future[Ending] = loop.create_future()
+        self.ended: asyncio.Future[RequestEnd] = loop.create_future()
         self.released = asyncio.Event()
         self.num_cached_tokens = 0
         """Of the prompt, as its workers say."""
@@ -119,12 +121,12 @@ class Call:
     # What ends it.
 
     def fail(self, error: WeirError) -> None:
-        self.end(Ending(Phase.FAILED, error))
+        self.end(RequestEnd(Phase.FAILED, error))
 
     def refuse(self, error: WeirError) -> None:
         """The scheduler did not take it, so it does not hold it."""
         self._is_known_to_scheduler = False
-        self.end(Ending(Phase.REFUSED, error))
+        self.end(RequestEnd(Phase.REFUSED, error))
 
     def give_up(self, error: WeirError) -> None:
         """The scheduler has given it up, so it does not hold it any more."""
@@ -132,16 +134,16 @@ class Call:
         self.fail(self._with_count(error))
 
     def cancel(self, message: str) -> None:
-        self.end(Ending(Phase.CANCELLED, Cancelled(message)))
+        self.end(RequestEnd(Phase.CANCELLED, Cancelled(message)))
 
     def expire(self) -> None:
-        self.end(Ending(Phase.CANCELLED, self._with_count(DeadlineExceeded("the deadline has passed"))))
+        self.end(RequestEnd(Phase.CANCELLED, self._with_count(DeadlineExceeded("the deadline has passed"))))
 
     def lose(self, message: str) -> None:
         """Fails it as Unavailable: to be tried again, unless tokens were sent."""
         self.fail(self._with_count(Unavailable(message, retry_after_s=RETRY_AFTER_S)))
 
-    def end(self, ending: Ending) -> None:
+    def end(self, ending: RequestEnd) -> None:
         """The first ending counts; later ones have no effect."""
         if self.request.phase.is_terminal:
             return
@@ -183,7 +185,7 @@ class Call:
 
     # What the door reads.
 
-    def try_take(self) -> tuple[Piece, FinishReason | None] | None:
+    def try_take(self) -> tuple[OutputPiece, FinishReason | None] | None:
         """What is there to send; the reason in the last piece. None: nothing now, or nothing more after an error."""
         is_finished = self.ended.done() and self.ended.result().error is None
         if not (is_finished or self._output.has_pending):
@@ -207,7 +209,7 @@ class Call:
         self._note_progress(worker_id, update)
         if self._output.finish_reason is not None:
             self._is_over_at_workers = finish_reason is not None
-            self.end(Ending(Phase.FINISHED, finish_reason=self._output.finish_reason))
+            self.end(RequestEnd(Phase.FINISHED, finish_reason=self._output.finish_reason))
         elif update.finish_reason == types_pb2.FINISH_REASON_CANCELLED:
             self._is_over_at_workers = True
             self.lose(f"worker {worker_id} cancelled the request")

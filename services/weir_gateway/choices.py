@@ -8,19 +8,19 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from weir.core.errors import WeirError
-from weir_gateway.call import Call
-from weir_gateway.output import Piece
-from weir_gateway.request import Ending
+from weir_gateway.call import RequestState
+from weir_gateway.output import OutputPiece
+from weir_gateway.request import RequestEnd
 from weir_gateway.tokens import FinishReason
 from weir_gateway.validation import CheckedRequest
 
 logger = logging.getLogger(__name__)
 
 
-class Delivery(NamedTuple):
+class OutputDelta(NamedTuple):
     """What the client gets next. `finish_reason` is set in the last one of a choice, `is_last` in the last of all."""
 
-    piece: Piece
+    piece: OutputPiece
     finish_reason: FinishReason | None
     choice: int
     is_last: bool
@@ -32,14 +32,14 @@ class Choices:
     Every call sets `news`, which they share, when it has some.
     """
 
-    def __init__(self, calls: Sequence[Call], news: asyncio.Event) -> None:
+    def __init__(self, calls: Sequence[RequestState], news: asyncio.Event) -> None:
         self.calls = tuple(calls)
         self._news = news
         self._open = dict(enumerate(self.calls))
         """Those whose last piece was not handed out; the one that was heard longest ago comes first."""
         self._error: WeirError | None = None
         loop = asyncio.get_running_loop()
-        self.ended: asyncio.Future[Ending] = loop.create_future()
+        self.ended: asyncio.Future[RequestEnd] = loop.create_future()
         """All have ended: the first error's ending, or that of choice 0."""
         for call in self.calls:
             call.ended.add_done_callback(self._on_end)
@@ -62,7 +62,7 @@ class Choices:
         for call in self.calls:
             call.released.set()
 
-    async def next_piece(self) -> Delivery:
+    async def next_piece(self) -> OutputDelta:
         """Waits for something to send. Raises the first error, after everything before it was handed out.
 
         Nothing is handed out if one of them was not admitted.
@@ -72,7 +72,7 @@ class Choices:
             await self._news.wait()
         return delivery
 
-    def _try_next(self) -> Delivery | None:
+    def _try_next(self) -> OutputDelta | None:
         if all(call.request.is_admitted for call in self.calls):
             for choice, call in list(self._open.items()):
                 taken = call.try_take()
@@ -82,13 +82,13 @@ class Choices:
             raise self._error
         return None
 
-    def _delivery(self, choice: int, piece: Piece, finish_reason: FinishReason | None) -> Delivery:
+    def _delivery(self, choice: int, piece: OutputPiece, finish_reason: FinishReason | None) -> OutputDelta:
         call = self._open.pop(choice)
         if finish_reason is None:
             self._open[choice] = call
-        return Delivery(piece, finish_reason, choice, is_last=not self._open)
+        return OutputDelta(piece, finish_reason, choice, is_last=not self._open)
 
-    def _on_end(self, ended: "asyncio.Future[Ending]") -> None:
+    def _on_end(self, ended: "asyncio.Future[RequestEnd]") -> None:
         ending = ended.result()
         if ending.error is not None and self._error is None:
             self._error = ending.error

@@ -14,11 +14,11 @@ from weir_gateway.config import GatewayConfig
 from weir_gateway.control import ControlSettings
 from weir_gateway.driver import DriverSettings
 from weir_gateway.gateway import Gateway, GatewaySettings
-from weir_gateway.http_door import HttpDoor, HttpSettings
+from weir_gateway.http_door import HttpFrontend, HttpSettings
 from weir_gateway.http_server import HttpServer
-from weir_gateway.intake import Intake
+from weir_gateway.intake import InputProcessor
 from weir_gateway.lengths import OutputLengths
-from weir_gateway.links import LinkSettings
+from weir_gateway.links import ConnectionSettings
 from weir_gateway.models import ModelDirectory, ServedModel
 from weir_gateway.validation import Limits
 
@@ -50,7 +50,7 @@ class GatewayComponent:
         self._clock = clock
         self._bus: Bus | None = None
         self._gateway: Gateway | None = None
-        self._http_door: HttpDoor | None = None
+        self._http_door: HttpFrontend | None = None
         self._http: HttpServer | None = None
 
     @property
@@ -58,7 +58,7 @@ class GatewayComponent:
         """0 before the start."""
         return 0 if self._http is None else self._http.port
 
-    def intake(self) -> Intake:
+    def intake(self) -> InputProcessor:
         """Where requests go. Raises Unavailable before the start is complete."""
         if self._gateway is None:
             raise Unavailable("starting: not ready yet", retry_after_s=1.0)
@@ -86,7 +86,7 @@ class GatewayComponent:
         await self._gateway.start()
         gateway = self._gateway
         http_settings = HttpSettings(unread_s=config.unread_s)
-        self._http_door = HttpDoor(gateway.intake, http_settings, lambda: gateway.is_ready, self._bodies)
+        self._http_door = HttpFrontend(gateway.intake, http_settings, lambda: gateway.is_ready, self._bodies)
         app = self._http_door.make_app()
         self._http = HttpServer(
             app,
@@ -127,7 +127,7 @@ def gateway_settings(config: GatewayConfig) -> GatewaySettings:
         ),
         is_lower_priority_first=config.openai_priority == "lower-first",
         access_wait_s=config.scheduler_wait_s,
-        links=LinkSettings(lost_after_s=config.worker_lost_s),
+        links=ConnectionSettings(lost_after_s=config.worker_lost_s),
         limits=Limits(
             default_max_tokens=config.default_max_tokens,
             max_prompt_bytes=config.max_prompt_bytes,

@@ -19,9 +19,9 @@ from weir.bus.tasks import end_tasks
 from weir.core.clock import Clock
 from weir.core.errors import InternalError, Overloaded, Unavailable, WeirError
 from weir.core.life import Phase
-from weir_gateway.call import RETRY_AFTER_S, Call
+from weir_gateway.call import RETRY_AFTER_S, RequestState
 from weir_gateway.control import SchedulerPort, refusal_error
-from weir_gateway.links import Link, LinkPool
+from weir_gateway.links import WorkerConnection, WorkerConnections
 from weir_gateway.prompt_pages import pages_of
 from weir_gateway.spans import RequestSpan
 from weir_gateway.wire import resume_command
@@ -53,12 +53,12 @@ class DriverSettings:
 class Driver:
     """Holds every request that was accepted and has not ended, and those whose end is still being told."""
 
-    def __init__(self, port: SchedulerPort, links: LinkPool, settings: DriverSettings, clock: Clock) -> None:
+    def __init__(self, port: SchedulerPort, links: WorkerConnections, settings: DriverSettings, clock: Clock) -> None:
         self._port = port
         self._links = links
         self._settings = settings
         self._clock = clock
-        self._calls: dict[str, Call] = {}
+        self._calls: dict[str, RequestState] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._num_arriving = 0
         self._is_draining = False
@@ -72,10 +72,10 @@ class Driver:
         """Requests in flight, and ended ones whose end is not told yet or whose output is not read yet."""
         return len(self._tasks)
 
-    def calls(self) -> Iterable[Call]:
+    def calls(self) -> Iterable[RequestState]:
         return tuple(self._calls.values())
 
-    def try_find(self, request_id: str) -> Call | None:
+    def try_find(self, request_id: str) -> RequestState | None:
         return self._calls.get(request_id)
 
     @contextmanager
@@ -93,7 +93,7 @@ class Driver:
         finally:
             self._num_arriving -= num_requests
 
-    def open(self, call: Call, span: RequestSpan) -> None:
+    def open(self, call: RequestState, span: RequestSpan) -> None:
         """Takes charge of a request; `call.released` must be set when its reader is gone."""
         request_id = call.request.request_id
         self._calls[request_id] = call
@@ -133,7 +133,7 @@ class Driver:
         ended = [call.request.request_id for call in self.calls() if call.request.phase.is_terminal]
         return errors + [f"request {request_id} has ended and is held" for request_id in ended]
 
-    async def _drive(self, call: Call, span: RequestSpan) -> None:
+    async def _drive(self, call: RequestState, span: RequestSpan) -> None:
         timer = self._deadline_timer(call)
         advancing = asyncio.create_task(self._advance(call, span))
         try:
@@ -149,13 +149,13 @@ class Driver:
         await self._tell_scheduler(call, span.context)
         await call.released.wait()
 
-    def _deadline_timer(self, call: Call) -> asyncio.TimerHandle | None:
+    def _deadline_timer(self, call: RequestState) -> asyncio.TimerHandle | None:
         if call.request.deadline_at_s is None:
             return None
         left_s = max(0.0, call.request.deadline_at_s - self._clock.now_s())
         return asyncio.get_running_loop().call_later(left_s, call.expire)
 
-    async def _advance(self, call: Call, span: RequestSpan) -> None:
+    async def _advance(self, call: RequestState, span: RequestSpan) -> None:
         """Brings the request to where tokens come by themselves, or ends it."""
         try:
             placement = await self._place(call, span)
@@ -167,7 +167,7 @@ class Driver:
             logger.exception("request %s failed", call.request.request_id)
             call.fail(InternalError(f"internal error: {type(error).__name__}; see the gateway's log"))
 
-    async def _place(self, call: Call, span: RequestSpan) -> Placement:
+    async def _place(self, call: RequestState, span: RequestSpan) -> Placement:
         """Returns where its workers were told to start. Raises Unavailable if those of no grant could be reached."""
         while True:
             await self._submit(call, span)
@@ -183,7 +183,7 @@ class Driver:
             self._leave_workers(call, placement)
             call.submit_again()
 
-    async def _submit(self, call: Call, span: RequestSpan) -> None:
+    async def _submit(self, call: RequestState, span: RequestSpan) -> None:
         """Returns when the request is queued, or granted already: a grant can overtake the answer."""
         call.submitting()
         with span.child("submit") as context:
@@ -203,7 +203,7 @@ class Driver:
             return
         call.request.queued()
 
-    async def _wait_for_grant(self, call: Call) -> Placement:
+    async def _wait_for_grant(self, call: RequestState) -> Placement:
         try:
             async with asyncio.timeout(self._settings.max_queue_s):
                 return await call.granted
@@ -211,7 +211,7 @@ class Driver:
             message = f"not granted within {self._settings.max_queue_s:g} s"
             raise Overloaded(message, retry_after_s=RETRY_AFTER_S) from None
 
-    async def _try_start(self, call: Call, placement: Placement) -> bool:
+    async def _try_start(self, call: RequestState, placement: Placement) -> bool:
         """False: a worker was lost, and none was told of the request."""
         request_id = call.request.request_id
         prefill = self._links.link_to(placement.prefill_worker_id, placement.prefill_address)
@@ -232,14 +232,14 @@ class Driver:
         prefill.send(command)
         return True
 
-    def _leave_workers(self, call: Call, placement: Placement) -> None:
+    def _leave_workers(self, call: RequestState, placement: Placement) -> None:
         """They were not told of it."""
         for worker_id in {placement.prefill_worker_id, placement.decode_worker_id}:
             link = self._links.try_get(worker_id)
             if link is not None:
                 link.unsubscribe(call.request.request_id)
 
-    def _cancel_at_workers(self, call: Call) -> None:
+    def _cancel_at_workers(self, call: RequestState) -> None:
         placement = call.request.placement
         if placement is None:
             return
@@ -251,7 +251,7 @@ class Driver:
             if link is not None:
                 link.unsubscribe(request_id)
 
-    async def _tell_scheduler(self, call: Call, context: Context) -> None:
+    async def _tell_scheduler(self, call: RequestState, context: Context) -> None:
         request, ending = call.request, call.ended.result()
         if not call.is_known_to_scheduler:
             return
@@ -268,7 +268,7 @@ class Driver:
         )
         await self._port.finish(finish, context)
 
-    def _look_at(self, call: Call) -> None:
+    def _look_at(self, call: RequestState) -> None:
         settings = self._settings
         if call.request.phase is Phase.QUEUED and self._port.is_away:
             call.fail(self._port.unavailable())
@@ -282,7 +282,7 @@ class Driver:
         else:
             self._probe(call)
 
-    def _probe(self, call: Call) -> None:
+    def _probe(self, call: RequestState) -> None:
         placement = call.request.placement
         link = None if placement is None else self._links.try_get(placement.decode_worker_id)
         command = None if link is None else call.try_probe(self._settings.overdue_s, self._settings.probe_again_s)
@@ -290,6 +290,6 @@ class Driver:
             link.send(command)
 
 
-async def _wait_connected(*links: Link) -> None:
+async def _wait_connected(*links: WorkerConnection) -> None:
     for link in links:
         await link.wait_connected()

@@ -15,14 +15,14 @@ from weir.bus.subjects import Subjects
 from weir.bus.tasks import end_tasks
 from weir.core.clock import Clock
 from weir.runtime.service import Description
-from weir_gateway.access import AccessBook
+from weir_gateway.access import AccessControl
 from weir_gateway.access_watch import AccessWatch
 from weir_gateway.control import ControlSettings, SchedulerPort
 from weir_gateway.driver import Driver, DriverSettings
 from weir_gateway.inbox import SchedulerInbox
-from weir_gateway.intake import Intake
+from weir_gateway.intake import InputProcessor
 from weir_gateway.lengths import OutputLengths
-from weir_gateway.links import LinkPool, LinkSettings
+from weir_gateway.links import ConnectionSettings, WorkerConnections
 from weir_gateway.models import ModelDirectory
 from weir_gateway.validation import Limits
 
@@ -37,7 +37,7 @@ class GatewaySettings:
 
     control: ControlSettings = field(default_factory=ControlSettings)
     driver: DriverSettings = field(default_factory=DriverSettings)
-    links: LinkSettings = field(default_factory=LinkSettings)
+    links: ConnectionSettings = field(default_factory=ConnectionSettings)
     limits: Limits = field(default_factory=Limits)
     report_interval_s: float = 1.0
     access_wait_s: float = 8.0
@@ -62,11 +62,11 @@ class Gateway:
     ) -> None:
         self._gateway_id = gateway_id
         self._subjects = Subjects(instance)
-        access = AccessBook(is_lower_priority_first=settings.is_lower_priority_first)
+        access = AccessControl(is_lower_priority_first=settings.is_lower_priority_first)
         self._executor = ThreadPoolExecutor(_TOKENIZER_THREADS, thread_name_prefix="tokenize")
         self._endpoint = BusEndpoint(bus, tracer)
         self._port = SchedulerPort(self._endpoint, self._subjects, gateway_id, settings.control, clock)
-        self._links = LinkPool(gateway_id, settings.links, clock)
+        self._links = WorkerConnections(gateway_id, settings.links, clock)
         self._driver = Driver(self._port, self._links, settings.driver, clock)
         self._inbox = SchedulerInbox(self._port, self._driver, report_interval_s=settings.report_interval_s)
         self._access_watch = AccessWatch(access)
@@ -75,7 +75,7 @@ class Gateway:
         self._tasks: list[asyncio.Task[None]] = []
         self._is_ready = False
         self._lengths = lengths or OutputLengths()
-        self.intake = Intake(
+        self.intake = InputProcessor(
             models, access, settings.limits, self._driver, tracer, clock, self._executor, self._lengths, gateway_id
         )
 

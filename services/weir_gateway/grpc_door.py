@@ -15,9 +15,9 @@ from weir.rpc.errors import abort_with
 from weir.rpc.sampling_pb import logprobs_to_pb, options_from_pb
 from weir.wire.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 from weir_gateway.access import Caller
-from weir_gateway.choices import Delivery
+from weir_gateway.choices import OutputDelta
 from weir_gateway.draft import GRPC_NAMES, Conversation, Operation, Prompt, RequestDraft, Text, TokenIds
-from weir_gateway.intake import Intake, OpenRequest
+from weir_gateway.intake import InputProcessor, OpenRequest
 from weir_gateway.validation import Counts
 from weir_gateway.wire import finish_reason_to_pb
 
@@ -33,7 +33,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     `intake` is asked for at each call: the servicer is there before what it serves.
     """
 
-    def __init__(self, intake: Callable[[], Intake], *, unread_s: float = 60.0) -> None:
+    def __init__(self, intake: Callable[[], InputProcessor], *, unread_s: float = 60.0) -> None:
         self._intake = intake
         self._unread_s = unread_s
         self._endings: set[asyncio.Task[None]] = set()
@@ -101,7 +101,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         ]
         return inference_pb2.ListModelsResponse(models=models)
 
-    async def _deliveries(self, draft: RequestDraft, context: _Context) -> AsyncIterator[tuple[OpenRequest, Delivery]]:
+    async def _deliveries(
+        self, draft: RequestDraft, context: _Context
+    ) -> AsyncIterator[tuple[OpenRequest, OutputDelta]]:
         intake = self._intake()
         caller = _caller(intake, context)
         opened = await intake.open(draft, caller, current_context.get_current(), context.time_remaining())
@@ -142,13 +144,13 @@ def _counts(
     )
 
 
-def _caller(intake: Intake, context: _Context) -> Caller:
+def _caller(intake: InputProcessor, context: _Context) -> Caller:
     """Raises Unauthenticated."""
     pairs = context.invocation_metadata() or ()
     return _identify(intake, {key: value for key, value in pairs if isinstance(value, str)})
 
 
-def _identify(intake: Intake, metadata: Mapping[str, str]) -> Caller:
+def _identify(intake: InputProcessor, metadata: Mapping[str, str]) -> Caller:
     return intake.identify(try_read_key(metadata.get("authorization", ""), metadata.get("x-api-key", "")))
 
 
@@ -158,7 +160,7 @@ async def _end_unread(context: _Context) -> None:
         await abort_with(context, Cancelled("the client has not read the answer for too long"))
 
 
-def fill(response: _ResponseT, opened: OpenRequest, delivery: Delivery) -> _ResponseT:
+def fill(response: _ResponseT, opened: OpenRequest, delivery: OutputDelta) -> _ResponseT:
     """Writes what is delivered into an empty response."""
     response.request_id = opened.client_id
     response.first_index = delivery.piece.first_index

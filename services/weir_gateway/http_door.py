@@ -20,13 +20,13 @@ from weir.core.errors import InternalError, WeirError
 from weir.rpc.body_budget import BodyBudget
 from weir.runtime.telemetry import extract
 from weir_gateway.access import Caller
-from weir_gateway.choices import Delivery
+from weir_gateway.choices import OutputDelta
 from weir_gateway.draft import RequestDraft
-from weir_gateway.intake import Intake, OpenRequest
+from weir_gateway.intake import InputProcessor, OpenRequest
 from weir_gateway.openai_logprobs import LogprobsRenderer
 from weir_gateway.openai_render import AnswerRenderer, Usage, WholeAnswer, error_body, error_headers, error_status
 from weir_gateway.openai_schema import ChatBody, CommonBody, CompletionBody, chat_draft, completion_draft, parse_body
-from weir_gateway.output import Piece
+from weir_gateway.output import OutputPiece
 from weir_gateway.sse import DONE, EventStream, event, watched
 from weir_gateway.tokens import FinishReason
 
@@ -56,11 +56,11 @@ class _BadBody(Exception):
 _Handler = Callable[[Request, Caller, str], Awaitable[Response]]
 
 
-class HttpDoor:
+class HttpFrontend:
     """Routes, and translates; `is_ready` decides what /health says. `bodies` bounds those that are being read."""
 
     def __init__(
-        self, intake: Intake, settings: HttpSettings, is_ready: Callable[[], bool], bodies: BodyBudget
+        self, intake: InputProcessor, settings: HttpSettings, is_ready: Callable[[], bool], bodies: BodyBudget
     ) -> None:
         self._intake = intake
         self._settings = settings
@@ -179,7 +179,7 @@ class HttpDoor:
 
 
 async def _whole_answer(opened: OpenRequest, renderer: AnswerRenderer) -> dict[str, Any]:
-    pieces: list[list[Piece]] = [[] for _ in opened.choices.calls]
+    pieces: list[list[OutputPiece]] = [[] for _ in opened.choices.calls]
     reasons: dict[int, FinishReason] = {}
     while True:
         delivery = await opened.choices.next_piece()
@@ -201,7 +201,7 @@ async def _whole_answer(opened: OpenRequest, renderer: AnswerRenderer) -> dict[s
     return renderer.whole(answers, _usage_of(opened))
 
 
-async def _events(opened: OpenRequest, renderer: AnswerRenderer, first: Delivery) -> AsyncIterator[bytes]:
+async def _events(opened: OpenRequest, renderer: AnswerRenderer, first: OutputDelta) -> AsyncIterator[bytes]:
     """After an error comes an error event, and the end of the stream is seen in either case."""
     num_choices = len(opened.choices.calls)
     head = b"".join(event(chunk) for chunk in renderer.opening(num_choices))

@@ -13,15 +13,15 @@ from weir.core.clock import Clock
 from weir.core.errors import FieldViolation, InvalidRequest, WeirError
 from weir.core.life import LifeEvent, Phase
 from weir.core.options import MAX_CHOICES
-from weir_gateway.access import AccessBook, Caller
-from weir_gateway.call import Call
+from weir_gateway.access import AccessControl, Caller
+from weir_gateway.call import RequestState
 from weir_gateway.choices import Choices, choice_of, request_id_of
 from weir_gateway.draft import Conversation, FieldNames, RequestDraft, Text, TokenIds
 from weir_gateway.driver import Driver
 from weir_gateway.lengths import OutputLengths
 from weir_gateway.models import ModelDirectory, ServedModel
-from weir_gateway.output import Output, Wishes
-from weir_gateway.request import Request, RequestIds
+from weir_gateway.output import Output, OutputOptions
+from weir_gateway.request import RequestIds, RequestRecord
 from weir_gateway.spans import RequestSpan
 from weir_gateway.stops import StopMatcher
 from weir_gateway.tenant_counts import TenantCounts
@@ -88,13 +88,13 @@ class OpenRequest:
         self.leave()
 
 
-class Intake:
+class InputProcessor:
     """Accepts or refuses requests, and knows the running ones by their clients' names."""
 
     def __init__(
         self,
         models: ModelDirectory,
-        access: AccessBook,
+        access: AccessControl,
         limits: Limits,
         driver: Driver,
         tracer: Tracer,
@@ -260,7 +260,7 @@ class Intake:
         span: RequestSpan,
         deadline_at_s: float | None,
         news: asyncio.Event,
-    ) -> Call:
+    ) -> RequestState:
         def on_event(event: LifeEvent) -> None:
             self._counts[event.phase.value] += 1
             if event.phase in _TENANT_PHASES:
@@ -268,15 +268,15 @@ class Intake:
             span.phase_event(event.phase.value)
             news.set()
 
-        request = Request(replace(ids, request_id=request_id), checked, deadline_at_s, self._clock, on_event)
+        request = RequestRecord(replace(ids, request_id=request_id), checked, deadline_at_s, self._clock, on_event)
         options = checked.draft.options
         output = Output(
             TokenOrder(request.attempt, checked.stop_rules.max_tokens),
             checked.model.tokenizer.detokenizer(),
             StopMatcher(options.stop, is_included=options.include_stop),
-            Wishes(has_logprobs=options.logprobs is not None, min_tokens=checked.stop_rules.min_tokens),
+            OutputOptions(has_logprobs=options.logprobs is not None, min_tokens=checked.stop_rules.min_tokens),
         )
-        call = Call(request, output, self._clock, span.traceparent, news)
+        call = RequestState(request, output, self._clock, span.traceparent, news)
         call.ended.add_done_callback(lambda _: self._lengths.ended(call))
         return call
 

@@ -15,7 +15,7 @@ from weir.core.life import Phase
 from weir.policy.predictors.calibration import Calibration, CalibrationLimits
 from weir.policy.predictors.log_record import LogRecord
 from weir.policy.predictors.predictor import Predictor
-from weir_gateway.call import Call
+from weir_gateway.call import RequestState
 from weir_gateway.prediction import OutputPrediction, PredictionLimits, PredictionQueue
 from weir_gateway.request_log import RequestLog
 from weir_gateway.tokens import FinishReason
@@ -61,7 +61,7 @@ class OutputLengths:
         num_tokens = self._bounded(found.own_tokens * self._calibration.factor, checked)
         return replace(checked, prediction=replace(found, num_tokens=num_tokens))
 
-    def ended(self, call: Call) -> None:
+    def ended(self, call: RequestState) -> None:
         """Learns from a request that finished by itself; from no other."""
         request = call.request
         ending, checked, num_output = request.ending, request.checked, call.output.num_tokens

@@ -28,7 +28,7 @@ _CANCEL_AGAIN_AFTER_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class LinkSettings:
+class ConnectionSettings:
     """`lost_after_s` without a stream gives the worker up: long enough for a hiccup, short enough for a client.
 
     So do more than `max_short_streams` in a row that lasted less: something that is said on them ends them.
@@ -47,7 +47,7 @@ class LinkSettings:
     max_unconfirmed_cancels: int = 2048
 
 
-class LinkSubscriber(Protocol):
+class UpdateSubscriber(Protocol):
     """A request that runs on the link's worker. Called from the event loop; must not block."""
 
     def on_update(self, worker_id: str, update: worker_pb2.SequenceUpdate) -> None: ...
@@ -69,7 +69,7 @@ class _WorkerReplaced(Exception):
     """Another process answers at the worker's address: everything that was there is lost."""
 
 
-class Link:
+class WorkerConnection:
     """Connects again by itself while requests or cancels need it; closes itself when the stream is gone and none do."""
 
     def __init__(
@@ -77,11 +77,11 @@ class Link:
         worker_id: str,
         address: str,
         gateway_id: str,
-        settings: LinkSettings,
+        settings: ConnectionSettings,
         clock: Clock,
         counts: Counter[str],
         cancels: UnconfirmedCancels,
-        on_closed: Callable[["Link"], None],
+        on_closed: Callable[["WorkerConnection"], None],
     ) -> None:
         self.worker_id = worker_id
         self._address = address
@@ -91,7 +91,7 @@ class Link:
         self._counts = counts
         self._cancels = cancels
         self._on_closed = on_closed
-        self._subscribers: dict[str, LinkSubscriber] = {}
+        self._subscribers: dict[str, UpdateSubscriber] = {}
         self._ended: OrderedDict[str, None] = OrderedDict()  # request ids, the latest last
         self._queue: asyncio.Queue[worker_pb2.ServeRequest] = asyncio.Queue(settings.max_queued_commands)
         self._connected = asyncio.Event()
@@ -111,7 +111,7 @@ class Link:
         """Bounded by the link itself: after `lost_after_s` without a stream it tells its subscribers, and closes."""
         await self._connected.wait()
 
-    def subscribe(self, request_id: str, subscriber: LinkSubscriber) -> None:
+    def subscribe(self, request_id: str, subscriber: UpdateSubscriber) -> None:
         self._subscribers[request_id] = subscriber
 
     def unsubscribe(self, request_id: str) -> None:
@@ -276,24 +276,24 @@ class Link:
             subscriber.on_link_lost(self.worker_id, message)
 
 
-class LinkPool:
+class WorkerConnections:
     """The links by worker. A worker's id is new at each of its starts, so a link never outlives its worker's state.
 
     Cancels outlive links: a worker that was given up, and is reached again, may still run what was cancelled meanwhile.
     """
 
-    def __init__(self, gateway_id: str, settings: LinkSettings, clock: Clock) -> None:
+    def __init__(self, gateway_id: str, settings: ConnectionSettings, clock: Clock) -> None:
         self._gateway_id = gateway_id
         self._settings = settings
         self._clock = clock
-        self._links: dict[str, Link] = {}
+        self._links: dict[str, WorkerConnection] = {}
         self._cancels: dict[str, UnconfirmedCancels] = {}
         self._counts: Counter[str] = Counter()
 
-    def link_to(self, worker_id: str, address: str) -> Link:
+    def link_to(self, worker_id: str, address: str) -> WorkerConnection:
         """The link to a worker, opened if need be."""
         if worker_id not in self._links:
-            self._links[worker_id] = Link(
+            self._links[worker_id] = WorkerConnection(
                 worker_id,
                 address,
                 self._gateway_id,
@@ -305,7 +305,7 @@ class LinkPool:
             )
         return self._links[worker_id]
 
-    def try_get(self, worker_id: str) -> Link | None:
+    def try_get(self, worker_id: str) -> WorkerConnection | None:
         return self._links.get(worker_id)
 
     def cancel(self, worker_id: str, request_id: str, attempt: Attempt) -> None:
@@ -336,7 +336,7 @@ class LinkPool:
             "cancels_unconfirmed": float(sum(len(cancels) for cancels in self._cancels.values())),
         }
 
-    def _forget(self, link: Link) -> None:
+    def _forget(self, link: WorkerConnection) -> None:
         if self._links.get(link.worker_id) is link:
             del self._links[link.worker_id]
 

@@ -15,7 +15,7 @@ from weir.model.tokenizer import load_tokenizer
 from weir_gateway.output import Detokenizer
 
 
-class Tokenizer(Protocol):
+class TextTokenizer(Protocol):
     """The part of `weir.model.tokenizer.Tokenizer` that the gateway uses. Called from several threads."""
 
     def encode(self, text: str, *, add_bos: bool = True, field: str = "prompt") -> list[int]: ...
@@ -25,7 +25,7 @@ class Tokenizer(Protocol):
     def token_bytes(self, token_id: int) -> bytes: ...
 
 
-class ChatTemplate(Protocol):
+class ChatRenderer(Protocol):
     """Turns a conversation into a prompt; raises InvalidRequest for one that the model does not take."""
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str: ...
@@ -39,8 +39,8 @@ class ServedModel:
     max_context_tokens: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
-    tokenizer: Tokenizer
-    chat_template: ChatTemplate
+    tokenizer: TextTokenizer
+    chat_template: ChatRenderer
     digest: str = ""
     """Of the weights as the workers compute with them; empty: not known."""
 

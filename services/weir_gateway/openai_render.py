@@ -18,7 +18,7 @@ from weir.core.errors import (
     WeirError,
 )
 from weir.core.logprobs import TokenLogprobs
-from weir_gateway.choices import Delivery
+from weir_gateway.choices import OutputDelta
 from weir_gateway.draft import Operation
 from weir_gateway.openai_logprobs import LogprobsRenderer
 from weir_gateway.tokens import FinishReason
@@ -92,7 +92,7 @@ class AnswerRenderer:
             return [self._chunk(choice, content, None) for choice in range(num_choices)]
         return []
 
-    def chunk(self, delivery: Delivery, text_offset: int) -> Json:
+    def chunk(self, delivery: OutputDelta, text_offset: int) -> Json:
         """A piece of a choice, the last one with a finish reason. `text_offset`: characters of the choice before it."""
         text = delivery.piece.text
         logprobs = self._logprobs_json(delivery.piece.logprobs, text_offset) if delivery.piece.token_ids else None

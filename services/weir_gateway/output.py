@@ -19,7 +19,7 @@ class Detokenizer(Protocol):
 
 
 @dataclass(slots=True)
-class Piece:
+class OutputPiece:
     """Tokens and text that wait to be sent. Text lags behind the tokens by what may still change."""
 
     first_index: int
@@ -34,7 +34,7 @@ class Piece:
         return bool(self.token_ids or self.text)
 
 
-class News(NamedTuple):
+class TokenUpdate(NamedTuple):
     """What a worker says of one request."""
 
     attempt: Attempt
@@ -48,7 +48,7 @@ class News(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class OutputOptions:
     """Whether log-probabilities are told, and after how many tokens a stop string counts."""
 
     has_logprobs: bool = False
@@ -58,12 +58,12 @@ class Wishes:
 class Output:
     """The output of one request. What the client has not taken yet grows in one piece, bounded by max_tokens."""
 
-    def __init__(self, order: TokenOrder, detokenizer: Detokenizer, stops: StopMatcher, wishes: Wishes) -> None:
+    def __init__(self, order: TokenOrder, detokenizer: Detokenizer, stops: StopMatcher, wishes: OutputOptions) -> None:
         self._order = order
         self._detokenizer = detokenizer
         self._stops = stops
         self._wishes = wishes
-        self._pending = Piece(0, [])
+        self._pending = OutputPiece(0, [])
         self._logprobs: dict[int, TokenLogprobs] = {}
         """By output index, of tokens that are not in order yet."""
         self._prompt_logprobs: list[TokenLogprobs] = []
@@ -92,7 +92,7 @@ class Output:
         """Set with the last token."""
         return self._finish_reason
 
-    def push(self, news: News) -> bool:
+    def push(self, news: TokenUpdate) -> bool:
         """Returns whether there is something new for the client. Raises TokenConflict."""
         if self._finish_reason is not None:
             return False
@@ -104,15 +104,15 @@ class Output:
             self._end_text()
         return bool(ready) or self._finish_reason is not None
 
-    def take(self) -> Piece:
+    def take(self) -> OutputPiece:
         """What came since the last call, as one piece."""
         piece = self._pending
-        self._pending = Piece(self._num_tokens, [])
+        self._pending = OutputPiece(self._num_tokens, [])
         if piece.token_ids:
             piece.prompt_logprobs, self._prompt_logprobs = tuple(self._prompt_logprobs), []
         return piece
 
-    def _keep_logprobs(self, news: News) -> None:
+    def _keep_logprobs(self, news: TokenUpdate) -> None:
         """Those of tokens that were there before are dropped."""
         if self._wishes.has_logprobs:
             for index, logprobs in enumerate(news.logprobs, start=news.first_index):

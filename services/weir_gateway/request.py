@@ -13,7 +13,7 @@ from weir_gateway.validation import CheckedRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class RequestEnd:
     """How a request ended. `error` is None for FINISHED alone, and then `finish_reason` is set."""
 
     phase: Phase
@@ -30,7 +30,7 @@ class RequestIds:
     gateway_id: str
 
 
-class Request:
+class RequestRecord:
     """Changed only through the methods below; each transition is one event, and the last one is terminal."""
 
     def __init__(
@@ -49,7 +49,7 @@ class Request:
         self._phase = Phase.RECEIVED
         self._placement: Placement | None = None
         self._dispatch = 1
-        self._ending: Ending | None = None
+        self._ending: RequestEnd | None = None
         self._is_prefilled = False
         self._is_admitted = False
         self._received_at_s = clock.now_s()
@@ -88,7 +88,7 @@ class Request:
         return Attempt(self._dispatch)
 
     @property
-    def ending(self) -> Ending | None:
+    def ending(self) -> RequestEnd | None:
         return self._ending
 
     def submit_message(self, page_hashes: bytes = b"") -> Submit:
@@ -152,7 +152,7 @@ class Request:
         if self._phase in (Phase.PREFILLING, Phase.HANDING_OFF):
             self._enter(Phase.DECODING)
 
-    def end(self, ending: Ending) -> None:
+    def end(self, ending: RequestEnd) -> None:
         """Raises IllegalTransition when it has ended before."""
         self._enter(ending.phase)
         self._ending = ending

@@ -11,7 +11,7 @@ from weir.bus.messages import Placement
 from weir.core.errors import Cancelled, WeirError
 from weir.runtime.telemetry import traceparent_of
 from weir_gateway.draft import RequestDraft
-from weir_gateway.request import Ending
+from weir_gateway.request import RequestEnd
 from weir_gateway.validation import CheckedRequest
 
 PROVIDER_NAME = "weir"
@@ -113,7 +113,7 @@ class RequestSpan:
             self._needs_first_chunk = False
             self._span.set_attribute("gen_ai.response.time_to_first_chunk", now_s - self._started_at_s)
 
-    def end(self, ending: Ending, num_output_tokens: int, now_s: float) -> None:
+    def end(self, ending: RequestEnd, num_output_tokens: int, now_s: float) -> None:
         """An answer that came as a whole ends before anything of it is sent, which follows at once."""
         if ending.error is None and num_output_tokens:
             self.first_chunk(now_s)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from weir.core.errors import FieldViolation, InvalidRequest
 from weir.core.options import LOGIT_BIAS_RULE, NUMBER_RULES
 from weir.core.sampling import MAX_LOGIT_BIAS, SamplingParams, StopRules
-from weir_gateway.access import Standing
+from weir_gateway.access import RequestScope
 from weir_gateway.draft import Conversation, FieldNames, RequestDraft, Text, TokenIds
 from weir_gateway.models import ServedModel
 from weir_gateway.prediction import NO_PREDICTION, OutputPrediction
@@ -57,7 +57,7 @@ class CheckedRequest:
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
     stop_rules: StopRules
-    standing: Standing
+    standing: RequestScope
     prediction: OutputPrediction = NO_PREDICTION
 
 
@@ -99,7 +99,7 @@ def check_fields(draft: RequestDraft, model: ServedModel, limits: Limits) -> Non
 
 
 def check_prompt(
-    draft: RequestDraft, model: ServedModel, limits: Limits, prompt_token_ids: Sequence[int], standing: Standing
+    draft: RequestDraft, model: ServedModel, limits: Limits, prompt_token_ids: Sequence[int], standing: RequestScope
 ) -> CheckedRequest:
     """Raises InvalidRequest for a prompt that is empty or leaves no room in the context."""
     found = _Violations()

@@ -4,7 +4,7 @@ from weir.bus.messages import Placement
 from weir.core.attempt import Attempt
 from weir.rpc.sampling_pb import all_logprobs_from_pb, sampling_to_pb
 from weir.wire.v1 import types_pb2, worker_pb2
-from weir_gateway.output import News
+from weir_gateway.output import TokenUpdate
 from weir_gateway.tokens import FinishReason
 from weir_gateway.validation import CheckedRequest
 
@@ -35,8 +35,8 @@ def finish_reason_to_pb(reason: FinishReason) -> types_pb2.FinishReason.ValueTyp
     return _TO_PB[reason]
 
 
-def news_from_pb(update: worker_pb2.SequenceUpdate) -> News:
-    return News(
+def news_from_pb(update: worker_pb2.SequenceUpdate) -> TokenUpdate:
+    return TokenUpdate(
         attempt=attempt_from_pb(update.attempt),
         first_index=update.first_index,
         token_ids=update.token_ids,

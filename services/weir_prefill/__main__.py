@@ -6,8 +6,8 @@ import sys
 from weir.kv.devices import ArenaMemory
 from weir.runtime.config import load_config
 from weir.runtime.service import ServiceContext, run_service
-from weir.worker.assembly import ModelFacts, RoleParts, build_worker
-from weir.worker.desk import DeskLimits
+from weir.worker.assembly import ModelShape, RoleParts, build_worker
+from weir.worker.desk import RequestLimits
 from weir.worker.model_loading import ArenaRunner
 from weir.worker.role import LoadedModel
 from weir.worker.servicer import SERVICE_NAME
@@ -19,10 +19,10 @@ from weir_prefill.role import PrefillRole
 async def _build(context: ServiceContext[PrefillConfig]) -> WorkerShell:
     config = context.config
 
-    def make_role(parts: RoleParts, model: ModelFacts) -> PrefillRole:
+    def make_role(parts: RoleParts, model: ModelShape) -> PrefillRole:
         return PrefillRole(parts, model.batch_limits(config, config.chunk_tokens), model.limits, context.tracer)
 
-    limits = DeskLimits(max_live=config.max_num_seqs + config.max_num_waiting, takes_hand_offs=False)
+    limits = RequestLimits(max_live=config.max_num_seqs + config.max_num_waiting, takes_hand_offs=False)
     return await build_worker(context, limits, _over_arena, make_role)
 
 

@@ -8,7 +8,15 @@ from opentelemetry.trace import Span, Status, StatusCode
 from weir.bus.tasks import end_tasks
 from weir.core.errors import DeadlineExceeded, InternalError, Unavailable
 from weir.engine.counters import fingerprint_of
-from weir.engine.messages import Command, Fail, Failure, FailureReason, Forget, HandOffReady, SequenceKey
+from weir.engine.messages import (
+    Command,
+    FailSequence,
+    Failure,
+    FailureReason,
+    ForgetSequence,
+    HandOffReady,
+    SequenceKey,
+)
 from weir.worker.assembly import RoleParts
 from weir.worker.convert import StartOrder
 from weir.worker.spans import PrefillSpans
@@ -57,7 +65,7 @@ class HandOffs:
         key = ready.key
         async with self._places:
             if not self._desk.is_wanted(key):  # the engine knows, and ends it as cancelled
-                self._post(Fail(key, Failure(FailureReason.HAND_OFF_REFUSED, "cancelled before the hand-off")))
+                self._post(FailSequence(key, Failure(FailureReason.HAND_OFF_REFUSED, "cancelled before the hand-off")))
                 return
             with self._spans.hand_off(order.facts, order.decode_worker_id, len(ready.page_ids)) as span:
                 self._post(await self._settle(ready, order, span))
@@ -71,7 +79,9 @@ class HandOffs:
             self._num_refused += 1
             _log.warning("request %s: not handed off to %s: %s", key.request_id, receiver, error)
             span.set_status(Status(StatusCode.ERROR, str(error)))
-            return Fail(key, Failure(FailureReason.HAND_OFF_REFUSED, f"worker {receiver} did not take it: {error}"))
+            return FailSequence(
+                key, Failure(FailureReason.HAND_OFF_REFUSED, f"worker {receiver} did not take it: {error}")
+            )
         except DeadlineExceeded as error:
             _log.warning("request %s: whether %s has it is not known: %s", key.request_id, receiver, error)
             return self._leave_in_doubt(key, FailureReason.HAND_OFF_REFUSED, "was not confirmed in time", span)
@@ -81,7 +91,7 @@ class HandOffs:
         self._num_bytes_copied += receipt.num_bytes_copied
         fingerprint = fingerprint_of(key.request_id, ready.page_ids)
         _log.debug("request %s: %d pages (%012x) to %s", key.request_id, receipt.num_pages, fingerprint, receiver)
-        return Forget(key)
+        return ForgetSequence(key)
 
     def _leave_in_doubt(self, key: SequenceKey, reason: FailureReason, problem: str, span: Span) -> Command:
         """Slot and pages may be another's by now. Should the sequence have arrived, its gateway cancels it there."""
@@ -89,7 +99,7 @@ class HandOffs:
         message = f"the hand-off {problem}"
         span.set_status(Status(StatusCode.ERROR, message))
         self._desk.give_up(key, Failure(reason, message))
-        return Forget(key)
+        return ForgetSequence(key)
 
     def _on_end(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)

@@ -24,7 +24,7 @@ from weir.kv.segment import Segment
 from weir.wire.v1 import worker_pb2
 from weir.worker.assembly import RoleParts
 from weir.worker.convert import ModelLimits, StartOrder, start_from_pb
-from weir.worker.delivery import Ending, Update
+from weir.worker.delivery import SequenceEnd, Update
 from weir.worker.intake import lot_of
 from weir.worker.reserve import reserve_pages
 from weir.worker.spans import PrefillSpans
@@ -60,7 +60,7 @@ class PrefillRole:
             order = start_from_pb(start, stream.gateway_id, self._model)
         except InvalidRequest as error:
             _log.warning("gateway %s: request %s refused: %s", stream.gateway_id, key.request_id, error)
-            stream.answer(Update(key, ending=Ending(failure=Failure(FailureReason.INTERNAL, str(error)))))
+            stream.answer(Update(key, ending=SequenceEnd(failure=Failure(FailureReason.INTERNAL, str(error)))))
             return
         if self._desk.try_start(stream, order.facts):
             self._orders[key] = order

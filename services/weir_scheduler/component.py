@@ -15,12 +15,12 @@ from weir.core.errors import Unavailable
 from weir.runtime.service import Description
 from weir.scheduling.core import SchedulerCore
 from weir.scheduling.limits import CoreLimits
-from weir_scheduler.desk import Desk
+from weir_scheduler.desk import SchedulingAdmin
 from weir_scheduler.leadership import Leadership
 from weir_scheduler.limits_source import LimitsSource
 from weir_scheduler.operators import Operators
-from weir_scheduler.rule_keeper import RuleKeeper
-from weir_scheduler.rulebook import Rulebook
+from weir_scheduler.rule_keeper import LimitsKeeper
+from weir_scheduler.rulebook import EffectiveLimits
 from weir_scheduler.shell import SchedulerShell
 
 logger = logging.getLogger(__name__)
@@ -60,9 +60,9 @@ class SchedulerComponent:
         self._bus: Bus | None = None
         self._shell: SchedulerShell | None = None
         self._leadership: Leadership | None = None
-        self._rules: RuleKeeper | None = None
+        self._rules: LimitsKeeper | None = None
         self._rules_task: asyncio.Task[None] | None = None
-        self._desk: Desk | None = None
+        self._desk: SchedulingAdmin | None = None
         self._has_role = asyncio.Event()
         self._role_task: asyncio.Task[None] | None = None
 
@@ -84,7 +84,7 @@ class SchedulerComponent:
         """Nothing to wait for: whatever is queued or granted is held by gateways, and told to the next leader."""
         del deadline_s
 
-    def try_desk(self) -> Desk | None:
+    def try_desk(self) -> SchedulingAdmin | None:
         """None while another scheduler leads, or may."""
         return self._desk if self._leadership is not None else None
 
@@ -134,7 +134,7 @@ class SchedulerComponent:
         self._leadership = None
         self._request_shutdown(f"another scheduler leads after epoch {epoch}")
 
-    async def _follow_rules(self, rules: RuleKeeper, core: SchedulerCore, shell: SchedulerShell) -> None:
+    async def _follow_rules(self, rules: LimitsKeeper, core: SchedulerCore, shell: SchedulerShell) -> None:
         """Returns when gateways and workers can know them."""
 
         def limits_changed() -> None:
@@ -148,22 +148,22 @@ class SchedulerComponent:
         rules.attach(limits_changed, policy_changed)
         await rules.publish()
         self._rules = rules
-        self._desk = Desk(rules, self._operators, core, core.epoch)
+        self._desk = SchedulingAdmin(rules, self._operators, core, core.epoch)
         self._rules_task = asyncio.create_task(self._guarded_keep(rules))
 
-    async def _guarded_keep(self, rules: RuleKeeper) -> None:
+    async def _guarded_keep(self, rules: LimitsKeeper) -> None:
         try:
             await rules.keep()
         except Exception:  # the boundary of a task that nobody awaits
             logger.exception("following the rules failed")
             self._request_shutdown("following the rules failed")
 
-    async def _load_rules(self, bus: Bus, epoch: int) -> RuleKeeper:
+    async def _load_rules(self, bus: Bus, epoch: int) -> LimitsKeeper:
         """What is in force now. Raises BusError, and InvalidRequest."""
         bucket = await bus.bucket(self._subjects.configuration_bucket, durable=True)
         source = LimitsSource(Path(self._limits_file)) if self._limits_file else None
-        rulebook = Rulebook(self._limits, self._policy, has_admin_key=self._operators.has_own_key)
-        rules = RuleKeeper(rulebook, source, bucket, epoch)
+        rulebook = EffectiveLimits(self._limits, self._policy, has_admin_key=self._operators.has_own_key)
+        rules = LimitsKeeper(rulebook, source, bucket, epoch)
         await rules.load()
         return rules
 

@@ -23,7 +23,7 @@ _RETRY_WAIT_S = 0.2
 _REVOKE_LIMIT_S = 10.0
 
 
-class Delivery:
+class CommandSender:
     """One task a message under way. What a gateway never hears of, the reconciliation of held requests tells it."""
 
     def __init__(

@@ -10,7 +10,7 @@ from weir.core.errors import FieldViolation, InvalidRequest, Unavailable
 from weir.scheduling.fairness import GroupKey
 from weir.wire.v1 import scheduling_pb2, scheduling_pb2_grpc
 from weir_scheduler.operators import Operators
-from weir_scheduler.rule_keeper import RuleKeeper
+from weir_scheduler.rule_keeper import LimitsKeeper
 
 _STANDBY_RETRY_S = 1.0
 _MAX_SETTINGS = 256
@@ -19,7 +19,7 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 _Figures = Mapping[str, Mapping[str, float]]
 
 
-class Figures(Protocol):
+class MetricsSource(Protocol):
     """The live numbers of a core, by name of lane or tenant."""
 
     def lane_figures(self) -> _Figures: ...
@@ -31,10 +31,10 @@ class Figures(Protocol):
         ...
 
 
-class Desk:
+class SchedulingAdmin:
     """Of one leader."""
 
-    def __init__(self, rules: RuleKeeper, operators: Operators, figures: Figures, epoch: int) -> None:
+    def __init__(self, rules: LimitsKeeper, operators: Operators, figures: MetricsSource, epoch: int) -> None:
         self._rules = rules
         self._operators = operators
         self._figures = figures
@@ -100,7 +100,7 @@ class Desk:
 class SchedulingServicer(scheduling_pb2_grpc.SchedulingServicer):
     """`try_desk` gives nothing while this scheduler does not lead."""
 
-    def __init__(self, try_desk: Callable[[], Desk | None]) -> None:
+    def __init__(self, try_desk: Callable[[], SchedulingAdmin | None]) -> None:
         self._try_desk = try_desk
 
     async def DescribeScheduling(  # noqa: N802 - the method's name on the wire
@@ -119,7 +119,7 @@ class SchedulingServicer(scheduling_pb2_grpc.SchedulingServicer):
     ) -> scheduling_pb2.SetPolicyResponse:
         return await self._desk(context).set_policy(request)
 
-    def _desk(self, context: _Context) -> Desk:
+    def _desk(self, context: _Context) -> SchedulingAdmin:
         """For whoever calls. Raises Unauthenticated, PermissionDenied or Unavailable."""
         desk = self._try_desk()
         if desk is None:

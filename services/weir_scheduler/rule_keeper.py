@@ -22,7 +22,7 @@ from weir.bus.configuration import (
 from weir.bus.protocol import BusError, KeyConflict, KvBucket, KvEntry
 from weir.core.errors import InvalidRequest, Unavailable
 from weir_scheduler.limits_source import LimitsSource
-from weir_scheduler.rulebook import Rulebook
+from weir_scheduler.rulebook import EffectiveLimits
 
 logger = logging.getLogger(__name__)
 
@@ -31,12 +31,12 @@ _VERIFY_EVERY = 5
 """Looks at the file between two looks whether the bucket still has what was written."""
 
 
-class RuleKeeper:
+class LimitsKeeper:
     """Of one leader. `on_limits` and `on_policy` are called after a change of the rulebook, before it is published."""
 
     def __init__(
         self,
-        rulebook: Rulebook,
+        rulebook: EffectiveLimits,
         source: LimitsSource | None,
         bucket: KvBucket,
         epoch: int,
@@ -57,7 +57,7 @@ class RuleKeeper:
         self._num_errors = 0
 
     @property
-    def rulebook(self) -> Rulebook:
+    def rulebook(self) -> EffectiveLimits:
         """To be read only."""
         return self._rulebook
 

@@ -45,7 +45,7 @@ class PolicySpec:
         return f"{self.name}:{params}" if params else self.name
 
 
-class Rulebook:
+class EffectiveLimits:
     """Every change is checked whole before anything is changed; what cannot be raises InvalidRequest or ValueError."""
 
     def __init__(self, base: CoreLimits, policy: str, *, has_admin_key: bool = False) -> None:

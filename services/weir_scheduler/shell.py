@@ -17,7 +17,7 @@ from weir.core.clock import Clock
 from weir.scheduling.commands import EnteredQueue, LeftQueue, SendGrant, SendRevoke
 from weir.scheduling.core import SchedulerCore
 from weir_scheduler.counters_store import CountersStore
-from weir_scheduler.delivery import Delivery
+from weir_scheduler.delivery import CommandSender
 from weir_scheduler.prefix_watch import PrefixWatch
 from weir_scheduler.queue_spans import QueueSpans
 
@@ -45,7 +45,7 @@ class SchedulerShell:
         self._on_failure = on_failure
         self._endpoint = BusEndpoint(bus, tracer)
         self._spans = QueueSpans(tracer)
-        self._delivery = Delivery(self._endpoint, subjects, core, clock, self.act)
+        self._delivery = CommandSender(self._endpoint, subjects, core, clock, self.act)
         self._prefixes = PrefixWatch(self._endpoint, subjects, core)
         self._counters = CountersStore(bus, subjects, core)
         self._tasks: list[asyncio.Task[None]] = []

@@ -15,7 +15,7 @@ from weir.wire.v1 import arena_pb2
 from weir_transfer.arena import claim_arena
 from weir_transfer.config import TransferConfig
 from weir_transfer.fence import try_open_process
-from weir_transfer.prefix_news import PrefixNews
+from weir_transfer.prefix_news import PrefixEventPublisher
 from weir_transfer.service import TransferService
 
 _SERVICE_NAME = arena_pb2.DESCRIPTOR.services_by_name["Arena"].full_name
@@ -29,9 +29,9 @@ async def _build(context: ServiceContext[TransferConfig]) -> TransferService:
     async def connect() -> Bus:
         return await NatsBus.connect(context.config.nats_url, name=context.process_id)
 
-    def make_news(index: PrefixIndex) -> PrefixNews:
+    def make_news(index: PrefixIndex) -> PrefixEventPublisher:
         incarnation = claimed.segment.begin_incarnation()
-        return PrefixNews(connect, subjects, arena_id, incarnation, index, context.tracer, SystemClock())
+        return PrefixEventPublisher(connect, subjects, arena_id, incarnation, index, context.tracer, SystemClock())
 
     service = TransferService(
         claimed.segment,

@@ -8,7 +8,7 @@ from weir.kv.cuda_memory import CudaDriverError
 from weir.kv.devices import try_memory_kind
 from weir.kv.geometry import ArenaGeometry
 from weir.kv.lease import LeaseTable
-from weir.kv.memory_door import MemoryDoor
+from weir.kv.memory_door import MemoryServer
 from weir.kv.segment import Segment, SegmentError, claim_segment
 from weir.model.device_check import check_device
 from weir.runtime.config import ConfigError
@@ -23,7 +23,7 @@ class ClaimedArena:
     """`door` None: the pages are in the segment."""
 
     segment: Segment
-    door: MemoryDoor | None
+    door: MemoryServer | None
 
 
 def claim_arena(config: TransferConfig, open_process: OpenProcess) -> ClaimedArena:
@@ -60,7 +60,9 @@ def _claim(config: TransferConfig, geometry: ArenaGeometry, open_process: OpenPr
         segment.unlink()
         segment.close()
         raise
-    return ClaimedArena(segment, MemoryDoor(config.memory_socket_path, segment.arena_id, num_bytes, kind.open, memory))
+    return ClaimedArena(
+        segment, MemoryServer(config.memory_socket_path, segment.arena_id, num_bytes, kind.open, memory)
+    )
 
 
 def _has_living_worker(segment: Segment, open_process: OpenProcess) -> bool:

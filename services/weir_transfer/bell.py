@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 
 
-class Bell:
+class ChangeSignal:
     """Who waits hears the next ring; earlier ones are not kept."""
 
     def __init__(self) -> None:

@@ -5,12 +5,12 @@ from weir.kv.messages import Claims, HandedOff, PageChain
 from weir.kv.prefix import split_hashes
 from weir.kv.process import ProcessIdentity
 from weir.wire.v1 import arena_pb2, types_pb2
-from weir_transfer.lease_keeper import Registration
+from weir_transfer.lease_keeper import LeaseRegistration
 from weir_transfer.orders import HandOffOrder, MatchOrder
 
 
-def registration_from_pb(register: arena_pb2.Register) -> Registration:
-    return Registration(
+def registration_from_pb(register: arena_pb2.Register) -> LeaseRegistration:
+    return LeaseRegistration(
         worker_id=register.worker_id,
         role=register.role,
         process=ProcessIdentity(register.pid, register.pid_start_ticks),

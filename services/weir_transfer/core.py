@@ -23,15 +23,15 @@ from weir.kv.states import NotOwned, PageState, SlotState
 from weir.mover.protocol import Mover
 from weir_transfer.countdown import Countdowns
 from weir_transfer.figures import figures_of
-from weir_transfer.lease_keeper import LeaseKeeper, LeaseTimes, Registration
+from weir_transfer.lease_keeper import LeaseKeeper, LeaseRegistration, LeaseTimes
 from weir_transfer.orders import (
     Announcement,
     Attachment,
     CommittedHandOff,
-    Counters,
     HandOffOrder,
     MatchOrder,
     PrefixSettings,
+    TransferCounters,
 )
 from weir_transfer.pending import PendingPrefixes
 from weir_transfer.refusals import AttachRefused, RecordMismatch
@@ -59,7 +59,7 @@ class ArenaCore:
         self._keeper = LeaseKeeper(LeaseTable(segment.lease_rows, segment.counters), countdowns, times)
         self._records = [segment.record(slot) for slot in range(segment.geometry.num_slots)]
         self.prefixes: PrefixIndex = self._table.prefixes
-        self._counters = Counters()
+        self._counters = TransferCounters()
         self._keeps_prefixes = prefix_settings.is_on
         self._pending = PendingPrefixes(on_settled)
         self._unclaimed_lease_ids: set[int] = set()
@@ -69,7 +69,7 @@ class ArenaCore:
     def leases(self) -> list[Lease]:
         return self._keeper.all()
 
-    def attach(self, registration: Registration) -> Attachment:
+    def attach(self, registration: LeaseRegistration) -> Attachment:
         """Gives a lease or gives it back, and brings the table into line with what the worker says it holds.
 
         The caller has made sure that the process is the one it says it is. Raises AttachRefused or Overloaded.

@@ -31,7 +31,7 @@ class LeaseTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class Registration:
+class LeaseRegistration:
     """A worker that wants a lease, or its lease (`lease_id` not 0) back."""
 
     worker_id: str
@@ -63,7 +63,7 @@ class LeaseKeeper:
     def all(self) -> list[Lease]:
         return self._table.all()
 
-    def find_or_add(self, registration: Registration) -> int:
+    def find_or_add(self, registration: LeaseRegistration) -> int:
         """The lease that a worker asks for: an old one if it has one. Raises AttachRefused or Overloaded."""
         lease = self._table.of_worker(registration.worker_id)
         if registration.lease_id and (lease is None or lease.lease_id != registration.lease_id):
@@ -144,7 +144,7 @@ class LeaseKeeper:
             raise ReceiverAway(f"worker {worker_id} is silent or reconnects")
         return lease.lease_id
 
-    def _add(self, registration: Registration) -> int:
+    def _add(self, registration: LeaseRegistration) -> int:
         try:
             lease_id = self._table.try_add(registration.worker_id, registration.role, registration.process)
         except ValueError as error:

@@ -69,7 +69,7 @@ class PrefixSettings:
 
 
 @dataclass(slots=True)
-class Counters:
+class TransferCounters:
     """Since the start of this process."""
 
     handoffs_total: int = 0

@@ -6,7 +6,7 @@ from collections import deque
 from weir.wire.v1 import arena_pb2
 
 
-class Outbox:
+class AnnouncementQueue:
     """A bounded queue that can be closed. Beyond its bound it closes itself: a new attachment is told all it missed."""
 
     def __init__(self, max_messages: int) -> None:

@@ -27,7 +27,7 @@ _CONNECT_AGAIN_S = 2.0
 _CLOSE_TIMEOUT_S = 2.0
 
 
-class PrefixNews:
+class PrefixEventPublisher:
     """One message a tenth of a second at most, one a second at least; the whole on demand."""
 
     def __init__(

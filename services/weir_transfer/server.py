@@ -19,7 +19,7 @@ from weir.kv.messages import PrefixMatch
 from weir.kv.segment import Segment
 from weir.kv.states import NotOwned
 from weir.wire.v1 import arena_pb2, arena_pb2_grpc
-from weir_transfer.bell import Bell
+from weir_transfer.bell import ChangeSignal
 from weir_transfer.convert import (
     chain_from_pb,
     chains_from_pb,
@@ -32,13 +32,13 @@ from weir_transfer.core import ArenaCore
 from weir_transfer.fence import Fence, OpenProcess, ProcessHandle
 from weir_transfer.lease_keeper import LeaseTimes
 from weir_transfer.orders import Announcement, Attachment, MatchOrder, PrefixSettings
-from weir_transfer.outbox import Outbox
+from weir_transfer.outbox import AnnouncementQueue
 from weir_transfer.refusals import (
+    ArenaRefusal,
     AttachRefused,
     ReceiverAway,
     ReceiverGone,
     RecordMismatch,
-    Refusal,
     StaleAttachment,
 )
 
@@ -69,7 +69,7 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
         segment: Segment,
         times: LeaseTimes,
         prefix_settings: PrefixSettings,
-        settled: Bell,
+        settled: ChangeSignal,
         fence: Fence,
         open_process: OpenProcess,
         tracer: Tracer,
@@ -84,7 +84,7 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
         self._tracer = tracer
         self._pid_namespace = segment.pid_namespace
         self._outbox_size = segment.geometry.num_slots
-        self._outboxes: dict[int, Outbox] = {}
+        self._outboxes: dict[int, AnnouncementQueue] = {}
         self._facts = arena_pb2.Attached(
             segment_path=str(segment.path),
             heartbeat_interval_ms=times.heartbeat_interval_ms,
@@ -126,7 +126,7 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
     ) -> arena_pb2.AcquireResponse:
         try:
             acquired = self._core.acquire(request.lease_id, request.attachment, request.num_pages, request.num_slots)
-        except Refusal as error:
+        except ArenaRefusal as error:
             await _abort(context, error)
         return arena_pb2.AcquireResponse(page_ids=acquired.page_ids, slots=acquired.slots)
 
@@ -136,7 +136,7 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
         try:
             chains, match_ids = chains_from_pb(request), tuple(request.match_ids)
             self._core.release(request.lease_id, request.attachment, chains, tuple(request.slots), match_ids)
-        except (Refusal, NotOwned, ValueError) as error:
+        except (ArenaRefusal, NotOwned, ValueError) as error:
             await _abort(context, error)
         return arena_pb2.ReleaseResponse()
 
@@ -145,7 +145,7 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
     ) -> arena_pb2.MatchResponse:
         try:
             match = await self._match(request.lease_id, request.attachment, match_from_pb(request))
-        except (Refusal, ValueError) as error:
+        except (ArenaRefusal, ValueError) as error:
             await _abort(context, error)
         return arena_pb2.MatchResponse(
             matched_page_ids=match.page_ids,
@@ -159,7 +159,7 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
     ) -> arena_pb2.SealResponse:
         try:
             self._core.seal(request.lease_id, request.attachment, chain_from_pb(request.chain))
-        except (Refusal, NotOwned, ValueError) as error:
+        except (ArenaRefusal, NotOwned, ValueError) as error:
             await _abort(context, error)
         return arena_pb2.SealResponse()
 
@@ -169,7 +169,7 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
         with self._tracer.start_as_current_span("hand_off") as span:
             try:
                 committed = self._core.hand_off(request.lease_id, request.attachment, order_from_pb(request))
-            except (Refusal, NotOwned, ValueError) as error:
+            except (ArenaRefusal, NotOwned, ValueError) as error:
                 await _abort(context, error)
             receipt = committed.receipt
             span.set_attribute("weir.request_id", request.request_id)
@@ -227,7 +227,7 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
             handle.close()
             raise
 
-    async def _listen(self, requests: _Requests, attachment: Attachment, outbox: Outbox) -> None:
+    async def _listen(self, requests: _Requests, attachment: Attachment, outbox: AnnouncementQueue) -> None:
         try:
             async for request in requests:
                 match request.WhichOneof("message"):
@@ -246,14 +246,14 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
         finally:
             outbox.close()
 
-    def _replace_outbox(self, lease_id: int) -> Outbox:
+    def _replace_outbox(self, lease_id: int) -> AnnouncementQueue:
         replaced = self._outboxes.get(lease_id)
         if replaced is not None:
             replaced.close()
-        outbox = self._outboxes[lease_id] = Outbox(self._outbox_size)
+        outbox = self._outboxes[lease_id] = AnnouncementQueue(self._outbox_size)
         return outbox
 
-    def _break_stream(self, attachment: Attachment, outbox: Outbox) -> None:
+    def _break_stream(self, attachment: Attachment, outbox: AnnouncementQueue) -> None:
         self._core.break_stream(attachment.lease_id, attachment.number)
         self._settled.ring()  # matches of this attachment have nobody to answer
         if self._outboxes.get(attachment.lease_id) is outbox:
@@ -275,6 +275,6 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
         return attached
 
 
-async def _abort(context: _Context, error: Refusal | NotOwned | ValueError) -> NoReturn:
+async def _abort(context: _Context, error: ArenaRefusal | NotOwned | ValueError) -> NoReturn:
     await context.abort(_CODES[type(error)], str(error))
     raise AssertionError("grpc.aio's abort() returned")

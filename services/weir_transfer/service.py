@@ -9,7 +9,7 @@ import grpc.aio
 from opentelemetry.trace import Tracer
 
 from weir.core.clock import SystemClock
-from weir.kv.memory_door import MemoryDoor
+from weir.kv.memory_door import MemoryServer
 from weir.kv.prefix_index import PrefixIndex
 from weir.kv.segment import Segment
 from weir.mover.protocol import Mover
@@ -17,13 +17,13 @@ from weir.mover.same_device import SameDeviceMover
 from weir.mover.same_host import SameHostMover
 from weir.runtime.admin import Description
 from weir.wire.v1 import arena_pb2_grpc
-from weir_transfer.bell import Bell
+from weir_transfer.bell import ChangeSignal
 from weir_transfer.core import ArenaCore
 from weir_transfer.countdown import Countdowns
 from weir_transfer.fence import Fence, OpenProcess
 from weir_transfer.lease_keeper import LeaseTimes
 from weir_transfer.orders import PrefixSettings
-from weir_transfer.prefix_news import PrefixNews
+from weir_transfer.prefix_news import PrefixEventPublisher
 from weir_transfer.server import ArenaService
 
 _log = logging.getLogger(__name__)
@@ -41,13 +41,13 @@ class TransferService:
         open_process: OpenProcess,
         tracer: Tracer,
         request_shutdown: Callable[[str], None],
-        make_news: Callable[[PrefixIndex], PrefixNews] | None = None,
-        door: MemoryDoor | None = None,
+        make_news: Callable[[PrefixIndex], PrefixEventPublisher] | None = None,
+        door: MemoryServer | None = None,
     ) -> None:
         """`make_news`: of whoever tells the scheduler what is cached. `door`: of page memory on a device."""
         self._segment = segment
         self._request_shutdown = request_shutdown
-        settled = Bell()
+        settled = ChangeSignal()
         countdowns = Countdowns(SystemClock(), _TICK_S)
         self._door = door
         self._core = ArenaCore(segment, _mover_of(segment), countdowns, times, prefix_settings, settled.ring)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from weir.bus.memory import MemoryHub
+from weir.bus.memory import InMemoryHub
 from weir.bus.nats import NatsBus
 from weir.bus.protocol import Bus
 from weir.bus.server import nats_server_command
@@ -33,7 +33,7 @@ class BusWorld(Protocol):
 
 class MemoryWorld:
     def __init__(self) -> None:
-        self.hub = MemoryHub()
+        self.hub = InMemoryHub()
 
     async def connect(self) -> Bus:
         return self.hub.connect()

@@ -16,7 +16,7 @@ from tests.integration.arena_process import MODEL_DIGEST, PAGE_BYTES
 
 from weir.core.attempt import Attempt
 from weir.core.sampling import SamplingParams, StopRules
-from weir.kv.record import SequenceFacts
+from weir.kv.record import SequenceParams
 from weir.rpc.arena_client import ArenaClient
 
 
@@ -33,7 +33,7 @@ async def _main(socket_path: Path) -> None:
     await client.start()
     acquired = await client.acquire(4, 1)
     record = client.segment.record(acquired.slots[0])
-    facts = SequenceFacts("r1", Attempt(), "gateway", (1, 2), SamplingParams(), StopRules(max_tokens=9), 3, "")
+    facts = SequenceParams("r1", Attempt(), "gateway", (1, 2), SamplingParams(), StopRules(max_tokens=9), 3, "")
     record.begin(facts)
     record.set_block_table(acquired.page_ids[:3])
     record.publish(num_computed_tokens=2)

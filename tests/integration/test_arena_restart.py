@@ -12,7 +12,7 @@ from tests.integration.arena_process import MODEL_DIGEST, PAGE_BYTES, TransferPr
 from weir.core.attempt import Attempt
 from weir.core.sampling import SamplingParams, StopRules
 from weir.kv.process import ProcessIdentity, own_pid_namespace
-from weir.kv.record import SequenceFacts
+from weir.kv.record import SequenceParams
 from weir.rpc.arena_client import ArenaClient, HandedOff
 from weir.rpc.channel import make_channel
 from weir.wire.v1 import arena_pb2, arena_pb2_grpc
@@ -61,7 +61,7 @@ async def _attach(channel: grpc.aio.Channel, identity: ProcessIdentity, lease_id
 async def _published_sequence(client: ArenaClient, num_pages: int) -> tuple[int, tuple[int, ...]]:
     acquired = await client.acquire(num_pages, 1)
     record = client.segment.record(acquired.slots[0])
-    facts = SequenceFacts("r1", Attempt(), "gateway", (1, 2), SamplingParams(), StopRules(max_tokens=9), num_pages, "")
+    facts = SequenceParams("r1", Attempt(), "gateway", (1, 2), SamplingParams(), StopRules(max_tokens=9), num_pages, "")
     record.begin(facts)
     record.set_block_table(acquired.page_ids)
     record.publish(num_computed_tokens=2)

@@ -16,7 +16,7 @@ from weir.ops.linear_int8.pack import (
 )
 from weir.ops.linear_int8.tile import make_block
 from weir.ops.quantize.rows import GROUP, dequantized, empty_rows, num_groups_of, records_of
-from weir.ops.simd.features import KernelTier, cpu_features
+from weir.ops.simd.features import InstructionSet, cpu_features
 
 TIERS = cpu_features().tiers
 KINDS = tuple(WeightKind)
@@ -72,7 +72,7 @@ def random_case(
 class LinearOfTier:
     """Both kinds of linear layer on one tier, whichever tier `weir.ops` has chosen for this process."""
 
-    def __init__(self, tier: KernelTier) -> None:
+    def __init__(self, tier: InstructionSet) -> None:
         self._drivers = {kind: _driver(make_block(kind, tier)) for kind in KINDS}
 
     def __call__(

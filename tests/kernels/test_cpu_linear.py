@@ -18,21 +18,21 @@ from tests.kernels.cpu_linear_cases import (
 from weir.ops.linear_int8.cpu import linear, linear_range
 from weir.ops.linear_int8.pack import WeightKind
 from weir.ops.quantize.cpu import quantize_rows
-from weir.ops.simd.features import KernelTier
+from weir.ops.simd.features import InstructionSet
 
 NUM_ROWS = (1, 2, 3, 7, 8, 15, 32, 33)
 SHAPES = ((1, 32), (16, 64), (17, 96), (40, 160), (95, 576))
 
 
 @pytest.fixture(scope="module")
-def by_tier() -> dict[KernelTier, LinearOfTier]:
+def by_tier() -> dict[InstructionSet, LinearOfTier]:
     return {tier: LinearOfTier(tier) for tier in TIERS}
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tier", TIERS)
 def test_products_are_exact_where_float32_can_hold_them(
-    by_tier: dict[KernelTier, LinearOfTier], tier: KernelTier, kind: WeightKind
+    by_tier: dict[InstructionSet, LinearOfTier], tier: InstructionSet, kind: WeightKind
 ) -> None:
     random = np.random.default_rng(1)
     for num_outputs, num_inputs in SHAPES:
@@ -53,7 +53,7 @@ def test_products_are_exact_where_float32_can_hold_them(
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tier", TIERS)
 def test_the_largest_sums_do_not_saturate(
-    by_tier: dict[KernelTier, LinearOfTier], tier: KernelTier, kind: WeightKind
+    by_tier: dict[InstructionSet, LinearOfTier], tier: InstructionSet, kind: WeightKind
 ) -> None:
     extremes = [0, 15] if kind is WeightKind.INT4 else [-127, 127, -1]
     quants = np.repeat(np.resize(extremes, 16)[:, None], 96, axis=1)
@@ -65,21 +65,21 @@ def test_the_largest_sums_do_not_saturate(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_all_tiers_give_the_same_bits(by_tier: dict[KernelTier, LinearOfTier], kind: WeightKind) -> None:
+def test_all_tiers_give_the_same_bits(by_tier: dict[InstructionSet, LinearOfTier], kind: WeightKind) -> None:
     rows, matrix, inputs, weights = random_case(np.random.default_rng(2), kind, 15, 95, 576)
     expected = inputs @ weights.T
     results = {tier: by_tier[tier](rows, matrix) for tier in TIERS}
     tolerance = 2e-6 * np.abs(inputs) @ np.abs(weights).T
     for tier, found in results.items():
-        assert np.array_equal(found, results[KernelTier.PORTABLE]), tier
+        assert np.array_equal(found, results[InstructionSet.PORTABLE]), tier
         assert (np.abs(found - expected) <= tolerance).all(), tier
-    assert np.array_equal(linear(rows, matrix), results[KernelTier.PORTABLE])
+    assert np.array_equal(linear(rows, matrix), results[InstructionSet.PORTABLE])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tier", TIERS)
 def test_a_row_has_the_same_bits_alone_and_in_any_batch(
-    by_tier: dict[KernelTier, LinearOfTier], tier: KernelTier, kind: WeightKind
+    by_tier: dict[InstructionSet, LinearOfTier], tier: InstructionSet, kind: WeightKind
 ) -> None:
     random = np.random.default_rng(3)
     rows, matrix, _, _ = random_case(random, kind, 40, 33, 192)
@@ -93,7 +93,7 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch(
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tier", TIERS)
 def test_adding_adds_to_what_is_there_and_nothing_else_is_touched(
-    by_tier: dict[KernelTier, LinearOfTier], tier: KernelTier, kind: WeightKind
+    by_tier: dict[InstructionSet, LinearOfTier], tier: InstructionSet, kind: WeightKind
 ) -> None:
     random = np.random.default_rng(4)
     for num_rows, num_outputs in ((1, 17), (3, 9), (7, 31), (9, 40)):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from weir.ops.simd.features import KernelTier, cpu_features, features_from, kernel_tier, parse_features
+from weir.ops.simd.features import InstructionSet, cpu_features, features_from, kernel_tier, parse_features
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,18 +40,18 @@ print(digest.hexdigest())
 @pytest.mark.parametrize(
     ("features", "fastest"),
     [
-        ({}, KernelTier.PORTABLE),
-        ({"avx2": True, "fma": True}, KernelTier.PORTABLE),
-        (AVX2, KernelTier.AVX2),
-        (AVX2 | {"avxvnni": True}, KernelTier.AVX_VNNI),
-        (AVX2 | AVX512, KernelTier.AVX512_VNNI),
-        (AVX2 | AVX512 | {"avx512vl": False}, KernelTier.AVX2),
-        (AVX512, KernelTier.PORTABLE),
+        ({}, InstructionSet.PORTABLE),
+        ({"avx2": True, "fma": True}, InstructionSet.PORTABLE),
+        (AVX2, InstructionSet.AVX2),
+        (AVX2 | {"avxvnni": True}, InstructionSet.AVX_VNNI),
+        (AVX2 | AVX512, InstructionSet.AVX512_VNNI),
+        (AVX2 | AVX512 | {"avx512vl": False}, InstructionSet.AVX2),
+        (AVX512, InstructionSet.PORTABLE),
     ],
 )
-def test_the_fastest_tier_whose_instructions_are_all_there(features: dict[str, bool], fastest: KernelTier) -> None:
+def test_the_fastest_tier_whose_instructions_are_all_there(features: dict[str, bool], fastest: InstructionSet) -> None:
     assert features_from(features).tiers[-1] is fastest
-    assert features_from(features).tiers[0] is KernelTier.PORTABLE
+    assert features_from(features).tiers[0] is InstructionSet.PORTABLE
 
 
 def test_feature_lists_are_read_as_llvm_writes_them() -> None:
@@ -62,7 +62,7 @@ def test_the_environment_chooses_among_what_is_there(monkeypatch: pytest.MonkeyP
     monkeypatch.delenv("WEIR_CPU_KERNELS", raising=False)
     assert kernel_tier() is cpu_features().tiers[-1]
     monkeypatch.setenv("WEIR_CPU_KERNELS", "portable")
-    assert kernel_tier() is KernelTier.PORTABLE
+    assert kernel_tier() is InstructionSet.PORTABLE
     monkeypatch.setenv("WEIR_CPU_KERNELS", "sse9")
     with pytest.raises(ValueError, match="WEIR_CPU_KERNELS is 'sse9'; this processor runs portable"):
         kernel_tier()

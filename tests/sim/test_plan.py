@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from weir.cli.app import app
 from weir.sim.metrics import Slo, Slos
-from weir.sim.plan import PlanLimits, Pools
+from weir.sim.plan import PlanLimits, PoolSizes
 from weir.sim.planner import PlanJob, guess_prefill_share, make_plan, run_once
 from weir.sim.profile import load_profile
 from weir.sim.replay import Replay, load_workload
@@ -99,4 +99,7 @@ def test_an_option_that_cannot_be_used_is_named(trace: Path, words: list[str], n
 
 
 def test_pools_are_spelled_out() -> None:
-    assert [str(pools) for pools in (Pools(2, 3), Pools(num_local=4))] == ["2 prefill + 3 decode", "4 colocated"]
+    assert [str(pools) for pools in (PoolSizes(2, 3), PoolSizes(num_local=4))] == [
+        "2 prefill + 3 decode",
+        "4 colocated",
+    ]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.calibrate.loads import (
     CalibrateConfig,
-    Figures,
+    LoadFigures,
     Overheads,
     Round,
     Served,
@@ -20,7 +20,7 @@ from benchmarks.calibrate.loads import (
     system_of,
     trace_of,
 )
-from weir.bench.jobs import Job, random_prompts
+from weir.bench.jobs import BenchRequest, random_prompts
 from weir.bench.load import LoadConfig, RequestRecord, run_jobs
 from weir.bench.profile import try_cost_of
 from weir.core.cost import StepCost
@@ -59,7 +59,7 @@ class LoadRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Calibration:
+class CalibrationReport:
     """All that was measured. `capacity_a_s`: requests/s when all came at once."""
 
     overheads: Overheads
@@ -71,7 +71,7 @@ class Calibration:
     """By worker, after the warm-up."""
 
 
-def calibrate(config: CalibrateConfig, say: Callable[[str], None]) -> Calibration:
+def calibrate(config: CalibrateConfig, say: Callable[[str], None]) -> CalibrationReport:
     """Starts a stack and ends it. Raises RuntimeError for one that does not start, fails requests or tells no costs."""
     with (
         tempfile.TemporaryDirectory(prefix="weir-cal-") as folder,
@@ -89,7 +89,7 @@ class _Calibrator:
         self._say = say
         self._processes = {view.role: view for view in stack.processes()}
 
-    def run(self) -> Calibration:
+    def run(self) -> CalibrationReport:
         self._say("one request at a time")
         self._serve(self._idle_jobs(_IDLE_PROMPT_LEN, 2)[:4])  # kernels and connections are warm after these
         overheads = self._measure_overheads()
@@ -102,7 +102,7 @@ class _Calibrator:
             self._run_load(load, load * capacity_a_s, number, overheads, num_pages)
             for number, load in enumerate(self._config.loads)
         )
-        return Calibration(overheads, capacity_a_s, num_pages, num_warm_ups, loads, quality)
+        return CalibrationReport(overheads, capacity_a_s, num_pages, num_warm_ups, loads, quality)
 
     def _measure_overheads(self) -> Overheads:
         alone = [self._serve([job])[0] for job in self._idle_jobs(1, _IDLE_OUTPUT_LEN)]
@@ -119,7 +119,7 @@ class _Calibrator:
     def _measure_capacity(self) -> float:
         workload = trace_of(self._config, 1.0, self._config.seed + _BURST_SEED)
         jobs = jobs_of(workload, self._config.seed + _BURST_SEED)
-        records = self._serve([Job(job.prompt, job.output_len) for job in jobs])
+        records = self._serve([BenchRequest(job.prompt, job.output_len) for job in jobs])
         return len(records) / max(r.started_s + r.latency_s - records[0].started_s for r in records)
 
     def _warm_up(self, capacity_a_s: float) -> int:
@@ -151,13 +151,13 @@ class _Calibrator:
             time.sleep(_FIT_S)
         return LoadRun(load, rate_a_s, tuple(rounds), tuple(costs))
 
-    def _real_round(self, workload: Workload, seed: int) -> tuple[Figures, float]:
+    def _real_round(self, workload: Workload, seed: int) -> tuple[LoadFigures, float]:
         num_split = self._metrics("scheduler").get("placed_split_total", 0.0)
         records = self._serve(jobs_of(workload, seed))
         num_split = self._metrics("scheduler").get("placed_split_total", 0.0) - num_split
         return figures_of(_served(records)), 1 - num_split / len(records)
 
-    def _serve(self, jobs: Sequence[Job]) -> list[RequestRecord]:
+    def _serve(self, jobs: Sequence[BenchRequest]) -> list[RequestRecord]:
         load = LoadConfig(
             self._stack.http_url,
             self._config.model,
@@ -171,8 +171,8 @@ class _Calibrator:
             raise RuntimeError(f"{len(errors)} of {len(records)} requests failed: {errors[0]}")
         return records
 
-    def _idle_jobs(self, prompt_len: int, output_len: int) -> list[Job]:
-        return [Job(prompt, output_len) for prompt in random_prompts(_NUM_IDLE, prompt_len, self._config.seed)]
+    def _idle_jobs(self, prompt_len: int, output_len: int) -> list[BenchRequest]:
+        return [BenchRequest(prompt, output_len) for prompt in random_prompts(_NUM_IDLE, prompt_len, self._config.seed)]
 
     def _cost(self, role: str) -> StepCost:
         cost = self._try_cost(role)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weir.bench.jobs import Job, random_prompts
+from weir.bench.jobs import BenchRequest, random_prompts
 from weir.core.cost import StepCost
 from weir.sim.arrivals import poisson
 from weir.sim.profile import CostProfile
@@ -57,7 +57,7 @@ class Served(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class LoadFigures:
     """Of one round. ITL: time between first and last token by tokens after the first, over all requests."""
 
     mean_ttft_s: float
@@ -79,14 +79,14 @@ class Overheads:
 class Round:
     """One of a real run and the simulated one before it; shares of requests that their decode worker read."""
 
-    real: Figures
-    simulated: Figures
+    real: LoadFigures
+    simulated: LoadFigures
     real_local_share: float
     simulated_local_share: float
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class LoadComparison:
     """One figure over all rounds of a load."""
 
     figure: str
@@ -115,28 +115,28 @@ class Comparison:
         return abs(self.error_beyond) <= ALLOWED_ERROR
 
 
-def figures_of(served: Sequence[Served]) -> Figures:
+def figures_of(served: Sequence[Served]) -> LoadFigures:
     """Raises ValueError unless somebody had two tokens."""
     num_gaps = sum(one.num_tokens - 1 for one in served)
     if num_gaps < 1:
         raise ValueError("no request had two tokens")
     duration_s = max(one.last_token_s for one in served) - min(one.sent_s for one in served)
-    return Figures(
+    return LoadFigures(
         mean_ttft_s=statistics.fmean(one.first_token_s - one.sent_s for one in served),
         mean_itl_s=sum(one.last_token_s - one.first_token_s for one in served) / num_gaps,
         output_tok_per_s=sum(one.num_tokens for one in served) / duration_s,
     )
 
 
-def comparisons(rounds: Sequence[Round]) -> list[Comparison]:
-    """One for each of `Figures`."""
+def comparisons(rounds: Sequence[Round]) -> list[LoadComparison]:
+    """One for each of `LoadFigures`."""
     return [
-        Comparison(
+        LoadComparison(
             entry.name,
             tuple(getattr(one.real, entry.name) for one in rounds),
             tuple(getattr(one.simulated, entry.name) for one in rounds),
         )
-        for entry in fields(Figures)
+        for entry in fields(LoadFigures)
     ]
 
 
@@ -155,10 +155,12 @@ def trace_of(config: CalibrateConfig, rate_a_s: float, seed: int) -> Workload:
     return Workload("calibration", tuple(requests))
 
 
-def jobs_of(workload: Workload, seed: int) -> list[Job]:
+def jobs_of(workload: Workload, seed: int) -> list[BenchRequest]:
     """The same requests for a real stack."""
     return [
-        Job(random_prompts(1, request.num_prompt_tokens, seed + index)[0], request.num_output_tokens, request.arrival_s)
+        BenchRequest(
+            random_prompts(1, request.num_prompt_tokens, seed + index)[0], request.num_output_tokens, request.arrival_s
+        )
         for index, request in enumerate(workload.requests)
     ]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.calibrate.live import Calibration, LoadRun, calibrate
-from benchmarks.calibrate.loads import ALLOWED_ERROR, CalibrateConfig, Comparison, comparisons, cost_line
+from benchmarks.calibrate.live import CalibrationReport, LoadRun, calibrate
+from benchmarks.calibrate.loads import ALLOWED_ERROR, CalibrateConfig, LoadComparison, comparisons, cost_line
 
 _SHOWN = {
     "mean_ttft_s": ("mean TTFT, ms", 1000.0),
@@ -37,7 +37,7 @@ def main(config: CalibrateConfig, *, json_output: bool, out: Path | None) -> int
     return 0
 
 
-def as_dict(config: CalibrateConfig, found: Calibration, load_before: float) -> dict[str, object]:
+def as_dict(config: CalibrateConfig, found: CalibrationReport, load_before: float) -> dict[str, object]:
     """Everything, with what the rounds come to."""
     compared = [
         {
@@ -55,12 +55,12 @@ def as_dict(config: CalibrateConfig, found: Calibration, load_before: float) -> 
     return config_and_found | {"compared": compared}
 
 
-def report(config: CalibrateConfig, found: Calibration, load_before: float) -> str:
+def report(config: CalibrateConfig, found: CalibrationReport, load_before: float) -> str:
     """As Markdown."""
     return "\n".join([*_head(config, found, load_before), *_tables(found), *_foot(config, found)]) + "\n"
 
 
-def _head(config: CalibrateConfig, found: Calibration, load_before: float) -> Iterator[str]:
+def _head(config: CalibrateConfig, found: CalibrationReport, load_before: float) -> Iterator[str]:
     yield "# The simulator beside the stack\n"
     yield (
         f"One prefill and one decode worker of {config.model} share {len(os.sched_getaffinity(0))} cores with all else"
@@ -77,7 +77,7 @@ def _head(config: CalibrateConfig, found: Calibration, load_before: float) -> It
     )
 
 
-def _tables(found: Calibration) -> Iterator[str]:
+def _tables(found: CalibrationReport) -> Iterator[str]:
     yield "| load | figure | real | simulated | error | real rounds | beyond | |"
     yield "|---|---|---|---|---|---|---|---|"
     for run in found.loads:
@@ -87,7 +87,7 @@ def _tables(found: Calibration) -> Iterator[str]:
     yield f"\n{sum(one.is_within for one in all_compared)} of {len(all_compared)} figures are within.\n"
 
 
-def _row(run: LoadRun, one: Comparison) -> str:
+def _row(run: LoadRun, one: LoadComparison) -> str:
     name, scale = _SHOWN[one.figure]
     sides = [
         f"{scale * statistics.median(side):.1f} [{scale * min(side):.1f}, {scale * max(side):.1f}]"
@@ -101,7 +101,7 @@ def _row(run: LoadRun, one: Comparison) -> str:
     )
 
 
-def _foot(config: CalibrateConfig, found: Calibration) -> Iterator[str]:
+def _foot(config: CalibrateConfig, found: CalibrationReport) -> Iterator[str]:
     yield "## What the simulation was given\n"
     over = found.overheads
     hand_off = "never seen, so the profile's default" if over.hand_off_ms is None else f"{over.hand_off_ms:.2f} ms"

@@ -43,7 +43,7 @@ class KernelCase:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class AttentionShape:
     """Of a model's attention."""
 
     name: str
@@ -52,8 +52,8 @@ class Shape:
     head_dim: int
 
 
-LLAMA_8B = Shape("8B", 32, 8, 128)
-SMOLLM = Shape("135M", 9, 3, 64)
+LLAMA_8B = AttentionShape("8B", 32, 8, 128)
+SMOLLM = AttentionShape("135M", 9, 3, 64)
 
 
 def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -61,7 +61,7 @@ def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float(difference / expected.double().abs().max().clamp_min(1e-30))
 
 
-def kv_batch(shape: Shape, lengths: list[int], dtype: torch.dtype, device: torch.device) -> KvBatch:
+def kv_batch(shape: AttentionShape, lengths: list[int], dtype: torch.dtype, device: torch.device) -> KvBatch:
     """Sequences in pages of random order, between which lie the keys and values of a second layer."""
     counts = [num_pages_for(length) for length in lengths]
     pages = torch.randn(sum(counts), 2, 2, shape.num_kv_heads, PAGE_TOKENS, shape.head_dim, device=device, dtype=dtype)
@@ -75,7 +75,7 @@ def kv_batch(shape: Shape, lengths: list[int], dtype: torch.dtype, device: torch
 
 
 def decode_case(
-    shape: Shape,
+    shape: AttentionShape,
     lengths: list[int],
     device: torch.device,
     dtype: torch.dtype = torch.bfloat16,
@@ -110,7 +110,7 @@ def decode_case(
 
 
 def prefill_case(
-    shape: Shape,
+    shape: AttentionShape,
     chunk: int,
     ends: list[int],
     device: torch.device,
@@ -178,7 +178,7 @@ def silu_case(num_rows: int, width: int, device: torch.device) -> KernelCase:
     return KernelCase("silu_mul", f"{num_rows} x {width}", gate_up.nbytes + out.nbytes, 0, run, error)
 
 
-def rotary_case(shape: Shape, num_rows: int, device: torch.device) -> KernelCase:
+def rotary_case(shape: AttentionShape, num_rows: int, device: torch.device) -> KernelCase:
     dtype = torch.bfloat16
     pages = torch.zeros(
         num_pages_for(num_rows), 2, shape.num_kv_heads, PAGE_TOKENS, shape.head_dim, device=device, dtype=dtype

@@ -31,7 +31,7 @@ _BF16_BYTES = 2
 
 
 @dataclass(frozen=True, slots=True)
-class StepTime:
+class GpuStepTime:
     """`floor_ms`: what the step's bytes or operations take at the speeds that were measured in this run."""
 
     step: str
@@ -75,7 +75,7 @@ def main() -> int:
     return 0
 
 
-def _decodes(runner: ModelRunner, config: ModelConfig, ceilings: Ceilings, how: str) -> Iterable[StepTime]:
+def _decodes(runner: ModelRunner, config: ModelConfig, ceilings: Ceilings, how: str) -> Iterable[GpuStepTime]:
     pages_each = num_pages_for(_CONTEXT + 1)
     for num_rows in _DECODE_ROWS:
         # sequences beyond the memory share pages: reads are the same, and what is written is never read
@@ -89,7 +89,7 @@ def _decodes(runner: ModelRunner, config: ModelConfig, ceilings: Ceilings, how: 
         yield _time(f"decode {num_rows}, {how}", runner, StepPlan(0, chunks), num_rows, ceilings, num_bytes, num_flops)
 
 
-def _prefills(runner: ModelRunner, config: ModelConfig, ceilings: Ceilings) -> Iterable[StepTime]:
+def _prefills(runner: ModelRunner, config: ModelConfig, ceilings: Ceilings) -> Iterable[GpuStepTime]:
     for num_tokens in _PREFILL_TOKENS:
         spec = SampleSpec(SamplingParams(temperature=0.0), 0)
         chunk = ChunkPlan(0, 0, (1,) * num_tokens, tuple(range(num_pages_for(num_tokens))), spec)
@@ -106,7 +106,7 @@ def _time(
     ceilings: Ceilings,
     num_bytes: int,
     num_flops: int,
-) -> StepTime:
+) -> GpuStepTime:
     times_s = []
     for number in range(_WARM_UPS + _REPEATS):
         started_s = time.perf_counter()
@@ -116,7 +116,7 @@ def _time(
     median_s = statistics.median(times_s)
     # the copy of `ceilings` reads and writes; these bytes are only read, at the same speed in all
     floor_ms = ceilings.floor_us(num_bytes, num_flops) / 1000
-    return StepTime(step, 1000 * median_s, 1000 * min(times_s), num_tokens / median_s, floor_ms)
+    return GpuStepTime(step, 1000 * median_s, 1000 * min(times_s), num_tokens / median_s, floor_ms)
 
 
 def _matrix_bytes(config: ModelConfig) -> int:

@@ -29,7 +29,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class PartOutcome:
     """How a part ended: ok, failed, ended at its time limit, or skipped."""
 
     name: str
@@ -63,21 +63,21 @@ def try_reason_to_skip() -> str | None:
     return None
 
 
-def run_parts(parts: Sequence[Part], out: Path, environ: Mapping[str, str], budget_s: float) -> list[Outcome]:
+def run_parts(parts: Sequence[Part], out: Path, environ: Mapping[str, str], budget_s: float) -> list[PartOutcome]:
     """Runs them in turn within `budget_s`; the output of each is shown and kept as `<name>.log` in `out`."""
     ends_at_s = time.monotonic() + budget_s
     outcomes = []
     for part in parts:
         left_s = ends_at_s - time.monotonic()
         if left_s < 1.0:
-            outcomes.append(Outcome(part.name, "skipped: no time left", 0.0))
+            outcomes.append(PartOutcome(part.name, "skipped: no time left", 0.0))
             continue
         print(f"== {part.name}: python3 {' '.join(part.arguments)}", flush=True)
         outcomes.append(_run(part, out, environ, min(part.max_s, left_s)))
     return outcomes
 
 
-def _run(part: Part, out: Path, environ: Mapping[str, str], limit_s: float) -> Outcome:
+def _run(part: Part, out: Path, environ: Mapping[str, str], limit_s: float) -> PartOutcome:
     started_s = time.monotonic()
     log = out / f"{part.name}.log"
     with log.open("wb") as stream:
@@ -96,7 +96,7 @@ def _run(part: Part, out: Path, environ: Mapping[str, str], limit_s: float) -> O
         finally:
             _end_group(process)
     print(log.read_text(errors="replace"), flush=True)
-    return Outcome(part.name, verdict, time.monotonic() - started_s)
+    return PartOutcome(part.name, verdict, time.monotonic() - started_s)
 
 
 def _end_group(process: "subprocess.Popen[bytes]") -> None:

@@ -17,7 +17,7 @@ from torch.nn import functional
 from benchmarks.kernels.bandwidth import COLD_BYTES, LEAST_PASSES, SECONDS, read_bandwidth
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
 from weir.model.core_share import FixedShare
-from weir.model.crew import Crew, most_chunks
+from weir.model.crew import ThreadTeam, most_chunks
 from weir.ops.paged_decode import cpu as decode
 from weir.ops.paged_prefill import cpu as prefill
 from weir.ops.simd.bf16 import BF16_BYTES, bf16_from
@@ -88,7 +88,7 @@ def measure_decode(batch: int, length: int, num_threads: int, bandwidth_gb_s: fl
     partials = np.empty((num_items, decode.decode_partial_floats(_GROUP_HEADS, _HEAD_DIM)), np.float32)
     scratch = np.empty((most_chunks(num_threads), decode.decode_scratch_floats(_GROUP_HEADS)), np.float32)
     attended = np.empty((batch, _NUM_HEADS * _HEAD_DIM), np.float32)
-    crew = Crew(FixedShare(num_threads))
+    crew = ThreadTeam(FixedShare(num_threads))
 
     def run_kernel(tables: Tables) -> None:
         def work(state: PhaseState, base: int, num_chunks: int) -> None:
@@ -120,7 +120,7 @@ def measure_prefill(num_new: int, num_cached: int, num_threads: int, bandwidth_g
     prefill.plan_prefill(tokens, _NUM_KV_HEADS, _GROUP_HEADS, items)
     scratch = np.empty((most_chunks(num_threads), prefill.prefill_scratch_floats(_GROUP_HEADS, _HEAD_DIM)), np.float32)
     attended = np.empty((num_new, _NUM_HEADS * _HEAD_DIM), np.float32)
-    crew = Crew(FixedShare(num_threads))
+    crew = ThreadTeam(FixedShare(num_threads))
 
     def run_kernel(tables: Tables) -> None:
         def work(state: PhaseState, base: int, num_chunks: int) -> None:

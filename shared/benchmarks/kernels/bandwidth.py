@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weir.model.core_share import FixedShare
-from weir.model.crew import Crew, most_chunks
+from weir.model.crew import ThreadTeam, most_chunks
 from weir.ops.simd.jit import kernel
 from weir.ops.simd.loops import address_of, prefetch
 from weir.ops.simd.phases import PhaseState, chunk_is_done, take_chunk, wait_for_phase
@@ -42,7 +42,7 @@ def _sum_all(lines: NDArray[np.int64], sums: NDArray[np.int64], state: PhaseStat
 def read_bandwidth(num_threads: int) -> float:
     """GB/s of adding up memory that no cache holds, on so many threads; the fastest of some runs."""
     lines, sums = np.ones((COLD_BYTES // _LINE_BYTES, 8), np.int64), np.zeros(most_chunks(num_threads), np.int64)
-    crew = Crew(FixedShare(num_threads))
+    crew = ThreadTeam(FixedShare(num_threads))
 
     def work(state: PhaseState, base: int, num_chunks: int) -> None:
         _sum_all(lines, sums, state, base, num_chunks)

@@ -32,7 +32,7 @@ from weir.ops.linear_int8.pack import (
 )
 from weir.ops.quantize.cpu import quantize_rows
 from weir.ops.quantize.rows import GROUP
-from weir.ops.simd.features import KernelTier, kernel_tier
+from weir.ops.simd.features import InstructionSet, kernel_tier
 from weir.ops.simd.jit import parallel_kernel
 
 _NUM_LAYERS, _HIDDEN, _INNER, _QKV, _VOCABULARY = 30, 576, 1536, 960, 49152
@@ -91,7 +91,7 @@ class ModelTime:
 class CpuKernelReport:
     """What `run_cpu_kernels` measured."""
 
-    tier: KernelTier
+    tier: InstructionSet
     layers: tuple[LinearTime, ...]
     models: tuple[ModelTime, ...]
 

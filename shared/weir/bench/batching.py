@@ -18,7 +18,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from weir.bench.solo import Job, SoloRun, Timeline, WallTimeline, run_alone
+from weir.bench.solo import EngineJob, JobTimeline, SoloRun, WallTimeline, run_alone
 from weir.engine.batcher import BatchLimits
 from weir.engine.join import Batching, JoinSettings
 from weir.engine.plan import ModelRunner
@@ -118,13 +118,13 @@ class Bench:
     runner: ModelRunner
     limits: BatchLimits
     num_pages: int
-    timeline: Timeline = field(default_factory=WallTimeline)
+    timeline: JobTimeline = field(default_factory=WallTimeline)
 
 
-def compare(config: BatchingConfig, jobs: Sequence[Job], bench: Bench) -> BatchingReport:
+def compare(config: BatchingConfig, jobs: Sequence[EngineJob], bench: Bench) -> BatchingReport:
     """All runs of all rules."""
 
-    def run(rule: Batching, some_jobs: Sequence[Job]) -> SoloRun:
+    def run(rule: Batching, some_jobs: Sequence[EngineJob]) -> SoloRun:
         settings = RunningSettings(JoinSettings(rule, config.window_ms / 1e3))
         return run_alone(some_jobs, bench.runner, bench.limits, settings, bench.num_pages, bench.timeline)
 
@@ -151,7 +151,7 @@ def compare(config: BatchingConfig, jobs: Sequence[Job], bench: Bench) -> Batchi
     )
 
 
-def make_jobs(config: BatchingConfig, vocab_size: int, max_context_tokens: int) -> list[Job]:
+def make_jobs(config: BatchingConfig, vocab_size: int, max_context_tokens: int) -> list[EngineJob]:
     """Random prompts of the file's lengths, in an order drawn with the seed. Raises ValueError, OSError."""
     random_source = random.Random(config.seed)
     lengths = read_lengths(config.lengths_path)
@@ -163,7 +163,7 @@ def make_jobs(config: BatchingConfig, vocab_size: int, max_context_tokens: int) 
         num_output = max(1, round(output_len / config.output_scale))
         if num_prompt + num_output > max_context_tokens:
             raise ValueError(f"{num_prompt} + {num_output} tokens: the model's context is {max_context_tokens}")
-        jobs.append(Job(tuple(random_source.randrange(vocab_size) for _ in range(num_prompt)), num_output))
+        jobs.append(EngineJob(tuple(random_source.randrange(vocab_size) for _ in range(num_prompt)), num_output))
     return jobs
 
 
@@ -178,7 +178,7 @@ def read_lengths(path: Path) -> list[tuple[int, int]]:
         return [(int(row[prompt]), int(row[output])) for row in reader]
 
 
-def pages_of_largest(jobs: Sequence[Job], max_num_seqs: int) -> int:
+def pages_of_largest(jobs: Sequence[EngineJob], max_num_seqs: int) -> int:
     """So many that no batch is short of pages: the comparison is of rules, not of memory."""
     return sum(sorted((job.num_pages for job in jobs), reverse=True)[:max_num_seqs]) + 2 * max_num_seqs
 
@@ -194,7 +194,7 @@ def limits_of(config: BatchingConfig, model: ModelConfig) -> BatchLimits:
     )
 
 
-def with_poisson_arrivals(jobs: Sequence[Job], arrivals_a_second: float, seed: int) -> list[Job]:
+def with_poisson_arrivals(jobs: Sequence[EngineJob], arrivals_a_second: float, seed: int) -> list[EngineJob]:
     random_source = random.Random(seed + 1)
     at_s, coming = 0.0, []
     for job in jobs:
@@ -203,7 +203,7 @@ def with_poisson_arrivals(jobs: Sequence[Job], arrivals_a_second: float, seed: i
     return coming
 
 
-def check_same_length(jobs: Sequence[Job], runs: Sequence[Sequence[SoloRun]]) -> None:
+def check_same_length(jobs: Sequence[EngineJob], runs: Sequence[Sequence[SoloRun]]) -> None:
     """Every run drew all tokens of every job. Raises RuntimeError."""
     wanted = [job.num_output_tokens for job in jobs]
     for run in (run for rule_runs in runs for run in rule_runs):

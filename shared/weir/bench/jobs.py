@@ -17,7 +17,7 @@ _TOKEN_HIGH = 40_000
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class BenchRequest:
     """One request. Times in seconds after the start."""
 
     prompt: Sequence[int]
@@ -62,13 +62,13 @@ def random_prompts(num: int, length: int, seed: int) -> list[list[int]]:
     return [[source.randrange(_TOKEN_LOW, _TOKEN_HIGH) for _ in range(length)] for _ in range(num)]
 
 
-def random_jobs(num: int, input_len: int, output_len: int, request_rate: float, seed: int) -> list[Job]:
+def random_jobs(num: int, input_len: int, output_len: int, request_rate: float, seed: int) -> list[BenchRequest]:
     """`request_rate` a second, infinite: all at once."""
     prompts = random_prompts(num, input_len, seed)
     source = random.Random(seed + 1)
     gaps_s = [source.expovariate(request_rate) if request_rate != float("inf") else 0.0 for _ in prompts]
     times_s = [0.0, *accumulate(gaps_s)]
-    return [Job(prompt, output_len, at_s) for prompt, at_s in zip(prompts, times_s, strict=False)]
+    return [BenchRequest(prompt, output_len, at_s) for prompt, at_s in zip(prompts, times_s, strict=False)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class TraceReplay:
     output_scale: float = 1.0
 
 
-def trace_jobs(replay: TraceReplay, num: int, seed: int) -> list[Job]:
+def trace_jobs(replay: TraceReplay, num: int, seed: int) -> list[BenchRequest]:
     """The first `num` requests. Raises `weir.sim.trace_file.TraceError`.
 
     Where the trace says what requests share, their prompts begin alike.
@@ -90,13 +90,13 @@ def trace_jobs(replay: TraceReplay, num: int, seed: int) -> list[Job]:
     return [_traced(workload, request, replay, seed + index) for index, request in enumerate(workload.requests[:num])]
 
 
-def mixed(jobs: Sequence[Job], lanes: Mix, tenants: Mix, seed: int) -> list[Job]:
+def mixed(jobs: Sequence[BenchRequest], lanes: Mix, tenants: Mix, seed: int) -> list[BenchRequest]:
     """The jobs with lanes and tenants by shares, where there are any: those of a trace stay otherwise."""
     drawn = zip(jobs, lanes.draw(len(jobs), seed + 2), tenants.draw(len(jobs), seed + 3), strict=True)
     return [replace(job, lane=lane or job.lane, tenant=tenant or job.tenant) for job, lane, tenant in drawn]
 
 
-def _traced(workload: Workload, request: SimRequest, replay: TraceReplay, seed: int) -> Job:
+def _traced(workload: Workload, request: SimRequest, replay: TraceReplay, seed: int) -> BenchRequest:
     length = max(1, round(request.num_prompt_tokens / replay.prompt_scale))
     body: dict[str, object] = {}
     for name, seconds in (
@@ -106,7 +106,7 @@ def _traced(workload: Workload, request: SimRequest, replay: TraceReplay, seed: 
     ):
         if seconds > 0:
             body[name] = max(1, round(1000 * seconds))
-    return Job(
+    return BenchRequest(
         prompt=_prompt_of(
             request.prefix_blocks, length, max(1, round(workload.block_tokens / replay.prompt_scale)), seed
         ),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
-from weir.bench.jobs import Job, random_prompts
+from weir.bench.jobs import BenchRequest, random_prompts
 from weir.bench.load import LoadConfig, RequestRecord, run_jobs
 
 _FLOOD = "flood"
@@ -66,17 +66,17 @@ def main(config: LanesConfig, *, json_output: bool, out: Path | None) -> int:
     return 0
 
 
-def jobs_of(config: LanesConfig, urgent_lane: str, seed: int) -> list[Job]:
+def jobs_of(config: LanesConfig, urgent_lane: str, seed: int) -> list[BenchRequest]:
     """The flood, and the urgent requests behind it in time."""
     flood = [
-        Job(prompt, config.flood_output_len, 0.0, config.flood_lane, _FLOOD)
+        BenchRequest(prompt, config.flood_output_len, 0.0, config.flood_lane, _FLOOD)
         for prompt in random_prompts(config.num_flood, config.flood_input_len, seed)
     ]
     source = random.Random(seed)
     times_s = accumulate(source.expovariate(config.urgent_rate) for _ in range(config.num_urgent))
     prompts = random_prompts(config.num_urgent, config.urgent_input_len, seed + 1)
     return flood + [
-        Job(prompt, config.urgent_output_len, _FIRST_URGENT_S + at_s, urgent_lane, _URGENT)
+        BenchRequest(prompt, config.urgent_output_len, _FIRST_URGENT_S + at_s, urgent_lane, _URGENT)
         for prompt, at_s in zip(prompts, times_s, strict=True)
     ]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from weir.bench.jobs import Job, Mix, TraceReplay, mixed, random_jobs, trace_jobs
+from weir.bench.jobs import BenchRequest, Mix, TraceReplay, mixed, random_jobs, trace_jobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ async def run_load(config: LoadConfig) -> tuple[list[RequestRecord], float]:
     return await run_jobs(config, make_jobs(config))
 
 
-def make_jobs(config: LoadConfig) -> list[Job]:
+def make_jobs(config: LoadConfig) -> list[BenchRequest]:
     """The same for the same configuration. Raises TraceError."""
     if config.trace is not None:
         jobs = trace_jobs(config.trace, config.num_prompts, config.seed)
@@ -71,7 +71,7 @@ def make_jobs(config: LoadConfig) -> list[Job]:
 
 
 async def run_jobs(
-    config: LoadConfig, jobs: Sequence[Job], transport: httpx.AsyncBaseTransport | None = None
+    config: LoadConfig, jobs: Sequence[BenchRequest], transport: httpx.AsyncBaseTransport | None = None
 ) -> tuple[list[RequestRecord], float]:
     """Sends each at its time, or as soon after as there is room below `max_concurrency`. `transport`: for tests."""
     gate = asyncio.Semaphore(config.max_concurrency)
@@ -81,7 +81,7 @@ async def run_jobs(
         base_url=config.base_url, timeout=config.timeout_s, limits=limits, transport=transport
     ) as client:
 
-        async def one(job: Job) -> RequestRecord:
+        async def one(job: BenchRequest) -> RequestRecord:
             async with gate:
                 return await _stream_one(client, config, job)
 
@@ -94,7 +94,7 @@ async def run_jobs(
         return records, time.monotonic() - started
 
 
-async def _stream_one(client: httpx.AsyncClient, config: LoadConfig, job: Job) -> RequestRecord:
+async def _stream_one(client: httpx.AsyncClient, config: LoadConfig, job: BenchRequest) -> RequestRecord:
     body = {
         "model": config.model,
         "prompt": job.prompt,

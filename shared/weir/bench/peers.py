@@ -22,14 +22,14 @@ _WARM_UP_PROMPTS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class RequestShape:
     """Tokens in and out of each request."""
 
     input_len: int
     output_len: int
 
     @classmethod
-    def parse(cls, text: str) -> "Shape":
+    def parse(cls, text: str) -> "RequestShape":
         """Of `128/64`. Raises ValueError."""
         input_len, _, output_len = text.partition("/")
         if not (input_len.isdigit() and output_len.isdigit() and int(input_len) > 0 and int(output_len) > 0):
@@ -55,7 +55,7 @@ class Comparison:
     """What is compared. Each cell of shapes x concurrencies is run `rounds` times on both sides."""
 
     weir: LoadConfig
-    shapes: tuple[Shape, ...]
+    shapes: tuple[RequestShape, ...]
     concurrencies: tuple[int, ...]
     rounds: int
 
@@ -63,7 +63,7 @@ class Comparison:
     def max_context_tokens(self) -> int:
         return max(shape.input_len + shape.output_len for shape in self.shapes)
 
-    def loads(self, peer: Peer, shape: Shape, concurrency: int) -> Iterator[tuple[str, LoadConfig]]:
+    def loads(self, peer: Peer, shape: RequestShape, concurrency: int) -> Iterator[tuple[str, LoadConfig]]:
         """Every run of one cell, in its turn: whose it is, and the load."""
         for number in range(self.rounds):
             load = replace(
@@ -92,7 +92,7 @@ def parse_comparison(weir: LoadConfig, shapes: str, concurrencies: str, rounds: 
             raise ValueError(f"concurrencies {concurrencies!r}: {level!r} is not a positive number")
     return Comparison(
         replace(weir, extra_body=_COLD),
-        tuple(Shape.parse(shape) for shape in shapes.split(",")),
+        tuple(RequestShape.parse(shape) for shape in shapes.split(",")),
         tuple(int(level) for level in levels),
         rounds,
     )
@@ -147,7 +147,7 @@ def main(
 
 
 def _warm_up(comparison: Comparison, peer: Peer) -> None:
-    for _, load in replace(comparison, rounds=1).loads(peer, Shape(32, 8), _WARM_UP_PROMPTS):
+    for _, load in replace(comparison, rounds=1).loads(peer, RequestShape(32, 8), _WARM_UP_PROMPTS):
         asyncio.run(run_load(load))
 
 
@@ -156,7 +156,7 @@ def _extra_body(peer: str) -> dict[str, object]:
 
 
 def _cell(
-    shape: Shape, concurrency: int, results: Mapping[str, Sequence[dict[str, float]]], peer: str
+    shape: RequestShape, concurrency: int, results: Mapping[str, Sequence[dict[str, float]]], peer: str
 ) -> dict[str, object]:
     medians = {
         name: {key: statistics.median(run[key] for run in runs) for key in runs[0]} for name, runs in results.items()

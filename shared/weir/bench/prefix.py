@@ -47,7 +47,7 @@ class PrefixConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class TimedAnswer:
     """One request as its client saw it."""
 
     token_ids: tuple[int, ...]
@@ -184,15 +184,15 @@ def _options(config: PrefixConfig, max_tokens: int, *, is_cached: bool = True) -
     return GenerateOptions(model=config.model, temperature=0.0, max_tokens=max_tokens, skips_prefix_cache=not is_cached)
 
 
-async def _answer_chat(client: AsyncWeirClient, turns: Sequence[Turn], options: GenerateOptions) -> Answer:
+async def _answer_chat(client: AsyncWeirClient, turns: Sequence[Turn], options: GenerateOptions) -> TimedAnswer:
     return await _read(client.chat(turns, options))
 
 
-async def _answer(client: AsyncWeirClient, prompt: Sequence[int], options: GenerateOptions) -> Answer:
+async def _answer(client: AsyncWeirClient, prompt: Sequence[int], options: GenerateOptions) -> TimedAnswer:
     return await _read(client.generate(prompt, options))
 
 
-async def _read(chunks: AsyncIterator[Chunk]) -> Answer:
+async def _read(chunks: AsyncIterator[Chunk]) -> TimedAnswer:
     started_s = time.perf_counter()
     ttft_s, text, last = 0.0, "", None
     token_ids: list[int] = []
@@ -203,7 +203,7 @@ async def _read(chunks: AsyncIterator[Chunk]) -> Answer:
         text += chunk.text
         last = chunk
     assert last is not None, "an answer has a last chunk"
-    return Answer(tuple(token_ids), text, last.num_prompt_tokens, last.num_cached_tokens, ttft_s)
+    return TimedAnswer(tuple(token_ids), text, last.num_prompt_tokens, last.num_cached_tokens, ttft_s)
 
 
 def _render(tokenizer: Tokenizer, template: ChatTemplate, turns: Sequence[Turn]) -> list[int]:

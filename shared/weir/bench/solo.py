@@ -1,7 +1,7 @@
 """One engine that serves alone, turned in the caller's thread: jobs in, what each took and what the pages did out.
 
 Everything of a worker but its process: the local batcher, real records, a pool that holds the whole arena. Time is a
-`Timeline`, so that the same code runs against the wall clock and, in tests, against a cost model.
+`JobTimeline`, so that the same code runs against the wall clock and, in tests, against a cost model.
 """
 
 import time
@@ -13,18 +13,18 @@ from weir.core.attempt import Attempt
 from weir.core.sampling import SamplingParams, StopRules
 from weir.engine.batcher import BatchLimits
 from weir.engine.local import LocalBatcher
-from weir.engine.messages import Arrival, PageLot, SequenceEnded, TokenDrawn
+from weir.engine.messages import Arrival, PageBatch, SequenceEnded, TokenSampled
 from weir.engine.pages import PagePool
 from weir.engine.plan import ModelRunner
 from weir.engine.running import RunningSettings
 from weir.kv.geometry import ArenaGeometry, num_pages_for
 from weir.kv.layout import layout_of
-from weir.kv.record import SequenceFacts, SequenceRecord
+from weir.kv.record import SequenceParams, SequenceRecord
 
 _RECORD_PAGE_BYTES = 4096  # records do not depend on it
 
 
-class Timeline(Protocol):
+class JobTimeline(Protocol):
     """A clock that one can wait by."""
 
     def now_s(self) -> float: ...
@@ -43,7 +43,7 @@ class WallTimeline:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class EngineJob:
     """One request: a prompt and exactly so many tokens out. `arrives_at_s` counts from the run's start."""
 
     prompt_token_ids: tuple[int, ...]
@@ -86,12 +86,12 @@ class SoloRun:
 
 
 def run_alone(
-    jobs: Sequence[Job],
+    jobs: Sequence[EngineJob],
     runner: ModelRunner,
     limits: BatchLimits,
     settings: RunningSettings,
     num_pages: int,
-    timeline: Timeline,
+    timeline: JobTimeline,
 ) -> SoloRun:
     """Runs all jobs to their ends. Raises RuntimeError if one fails, or if the engine's books do not add up."""
     engine = _Solo(jobs, runner, limits, settings, num_pages, timeline)
@@ -102,12 +102,12 @@ def run_alone(
 class _Solo:
     def __init__(
         self,
-        jobs: Sequence[Job],
+        jobs: Sequence[EngineJob],
         runner: ModelRunner,
         limits: BatchLimits,
         settings: RunningSettings,
         num_pages: int,
-        timeline: Timeline,
+        timeline: JobTimeline,
     ) -> None:
         self._runner = runner
         self._timeline = timeline
@@ -116,7 +116,7 @@ class _Solo:
         record_bytes = layout_of(geometry).record_bytes
         memory = [memoryview(bytearray(record_bytes)) for _ in jobs]
         pool = PagePool(reserve_pages=0, reserve_slots=0)
-        pool.give(PageLot(tuple(range(num_pages)), tuple(range(self._num_slots))))
+        pool.give(PageBatch(tuple(range(num_pages)), tuple(range(self._num_slots))))
         self._batcher = LocalBatcher(limits, pool, lambda slot: SequenceRecord(memory[slot], geometry), settings)
         self._coming = sorted(enumerate(jobs), key=lambda entry: -entry[1].arrives_at_s)  # next one last
         self._records: dict[str, JobRecord] = {}
@@ -157,7 +157,7 @@ class _Solo:
         for event in self._batcher.take_events():
             record = self._records[event.key.request_id]
             match event:
-                case TokenDrawn(_, index, token_id):
+                case TokenSampled(_, index, token_id):
                     record.token_ids.append(token_id)
                     if index == 0:
                         record.first_token_s = now_s - record.arrived_at_s
@@ -167,7 +167,7 @@ class _Solo:
                 case _:
                     pass
         surplus = self._batcher.pool.take_used()
-        self._batcher.pool.give(PageLot(tuple(page for used in surplus.used for page in used.page_ids)))
+        self._batcher.pool.give(PageBatch(tuple(page for used in surplus.used for page in used.page_ids)))
 
     def _wait(self) -> None:
         times_s = [self._started_at_s + self._coming[-1][1].arrives_at_s] if self._coming else []
@@ -178,8 +178,8 @@ class _Solo:
         self._timeline.wait_until(min(times_s))
 
 
-def _facts_of(index: int, job: Job) -> SequenceFacts:
-    return SequenceFacts(
+def _facts_of(index: int, job: EngineJob) -> SequenceParams:
+    return SequenceParams(
         request_id=f"{index:032x}",
         attempt=Attempt(),
         gateway_id="bench",

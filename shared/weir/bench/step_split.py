@@ -8,7 +8,7 @@ from weir.model.core_share import CoreShare
 from weir.model.cpu_forward import linear_share
 from weir.model.cpu_state import ATTENTION_OUTPUT, DOWN, GATE_UP, QUERY_KEY_VALUE, Buffers, Model
 from weir.model.cpu_workspace import Workspace, make_model
-from weir.model.crew import Crew, most_chunks
+from weir.model.crew import ThreadTeam, most_chunks
 from weir.model.load import Int8Weights, Runner
 from weir.ops.simd.jit import kernel
 from weir.ops.simd.phases import PhaseState, chunk_is_done, take_chunk, wait_for_phase
@@ -22,7 +22,7 @@ def measure_split(weights: Int8Weights, runner: Runner, share: CoreShare, num_se
         make_model(weights.config, weights.packed),
         Workspace(weights.config, most_chunks(share.most)).buffers,
     )
-    crew = Crew(share)
+    crew = ThreadTeam(share)
 
     def linears(state: PhaseState, base: int, num_chunks: int) -> None:
         _linears(model, buffers, num_sequences, state, base, num_chunks)

@@ -27,7 +27,7 @@ from weir.core.errors import Unavailable
 from weir.core.sampling import SamplingParams, StopRules
 from weir.kv.geometry import ArenaGeometry, PageGeometry, num_pages_for
 from weir.kv.layout import layout_of
-from weir.kv.record import SequenceFacts
+from weir.kv.record import SequenceParams
 from weir.rpc.arena_client import ArenaClient, HandedOff
 
 SHORT_TOKENS = 100
@@ -47,7 +47,7 @@ _Pages = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
+class LatencySummary:
     """Milliseconds."""
 
     p50_ms: float
@@ -65,9 +65,9 @@ class SequenceResult:
     num_pages: int
     num_bytes: int
     num_bytes_copied: int
-    hand_off: Timing
-    arrival: Timing
-    copy: Timing
+    hand_off: LatencySummary
+    arrival: LatencySummary
+    copy: LatencySummary
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class TransferBenchmark:
     """`empty_call`: the same gRPC round trip with nothing to do in the service."""
 
     repeats: int
-    empty_call: Timing
+    empty_call: LatencySummary
     short: SequenceResult
     long: SequenceResult
 
@@ -120,9 +120,9 @@ class _Samples:
         self._seconds.clear()
 
     @property
-    def timing(self) -> Timing:
+    def timing(self) -> LatencySummary:
         p50_s, p99_s = np.percentile(self._seconds, (50, 99))
-        return Timing(round(float(p50_s) * 1e3, 4), round(float(p99_s) * 1e3, 4))
+        return LatencySummary(round(float(p50_s) * 1e3, 4), round(float(p99_s) * 1e3, 4))
 
 
 class _Worker:
@@ -140,7 +140,7 @@ class _Worker:
         acquired = await self.client.acquire(num_pages_for(num_tokens), 1)
         request_id = uuid.uuid4().hex
         prompt = tuple(range(num_tokens))
-        facts = SequenceFacts(
+        facts = SequenceParams(
             request_id, _ATTEMPT, "bench", prompt, SamplingParams(), StopRules(1), len(acquired.page_ids), ""
         )
         record = self.client.segment.record(acquired.slots[0])
@@ -286,5 +286,5 @@ def _print_table(result: TransferBenchmark) -> None:
     console.print(f"{LONG_TOKENS:,} tokens take {result.hand_off_ratio:.2f} times as long as {SHORT_TOKENS:,}.")
 
 
-def _shown(timing: Timing) -> str:
+def _shown(timing: LatencySummary) -> str:
     return f"{timing.p50_ms:.3f} / {timing.p99_ms:.3f}"

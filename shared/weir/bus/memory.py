@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from weir.bus.faults import Faults, Leg, ScriptedFaults
-from weir.bus.memory_kv import BucketState, MemoryBucket
+from weir.bus.memory_kv import BucketState, InMemoryBucket
 from weir.bus.protocol import BusMessage, BusTimeout, BusUnavailable, Headers, MessageHandler, NoResponder
 from weir.bus.tasks import end_tasks
 from weir.core.clock import Clock, SystemClock
@@ -23,10 +23,10 @@ class _Delivery:
     answer: _Answer | None
 
 
-class MemorySubscription:
+class InMemorySubscription:
     """One handler with its bounded queue."""
 
-    def __init__(self, handler: MessageHandler, max_pending: int, on_close: Callable[["MemorySubscription"], None]):
+    def __init__(self, handler: MessageHandler, max_pending: int, on_close: Callable[["InMemorySubscription"], None]):
         self._handler = handler
         self._queue: asyncio.Queue[_Delivery] = asyncio.Queue(max_pending)
         self._on_close = on_close
@@ -63,13 +63,13 @@ class MemorySubscription:
                 delivery.answer(payload)
 
 
-class MemoryHub:
+class InMemoryHub:
     """Stands for the server. Faults strike what passes through it; `clock` drives the expiry of bucket entries."""
 
     def __init__(self, *, clock: Clock | None = None, faults: Faults | None = None) -> None:
         self._clock = clock or SystemClock()
         self._faults = faults or ScriptedFaults()
-        self._buses: list[MemoryBus] = []
+        self._buses: list[InMemoryBus] = []
         self._buckets: dict[str, BucketState] = {}
         self._is_up = True
 
@@ -77,8 +77,8 @@ class MemoryHub:
     def is_up(self) -> bool:
         return self._is_up
 
-    def connect(self) -> "MemoryBus":
-        bus = MemoryBus(self)
+    def connect(self) -> "InMemoryBus":
+        bus = InMemoryBus(self)
         self._buses.append(bus)
         return bus
 
@@ -100,7 +100,7 @@ class MemoryHub:
             self._buckets[name] = BucketState(self._clock, ttl_s, durable)
         return self._buckets[name]
 
-    def forget(self, bus: "MemoryBus") -> None:
+    def forget(self, bus: "InMemoryBus") -> None:
         if bus in self._buses:
             self._buses.remove(bus)
 
@@ -123,12 +123,12 @@ class MemoryHub:
         return answer_with_faults
 
 
-class MemoryBus:
+class InMemoryBus:
     """One client of a hub; can be cut off alone."""
 
-    def __init__(self, hub: MemoryHub) -> None:
+    def __init__(self, hub: InMemoryHub) -> None:
         self._hub = hub
-        self._listeners: defaultdict[str, list[MemorySubscription]] = defaultdict(list)
+        self._listeners: defaultdict[str, list[InMemorySubscription]] = defaultdict(list)
         self._is_cut_off = False
         self._is_closed = False
 
@@ -147,7 +147,7 @@ class MemoryBus:
     def reconnect(self) -> None:
         self._is_cut_off = False
 
-    def listeners(self, subject: str) -> list[MemorySubscription]:
+    def listeners(self, subject: str) -> list[InMemorySubscription]:
         return list(self._listeners.get(subject, ())) if self.is_connected else []
 
     def check_connected(self) -> None:
@@ -176,14 +176,16 @@ class MemoryBus:
         except TimeoutError as error:
             raise BusTimeout(f"no answer on {subject} within {timeout_s} s") from error
 
-    async def subscribe(self, subject: str, handler: MessageHandler, *, max_pending: int = 4096) -> MemorySubscription:
-        subscription = MemorySubscription(handler, max_pending, self._listeners[subject].remove)
+    async def subscribe(
+        self, subject: str, handler: MessageHandler, *, max_pending: int = 4096
+    ) -> InMemorySubscription:
+        subscription = InMemorySubscription(handler, max_pending, self._listeners[subject].remove)
         self._listeners[subject].append(subscription)
         return subscription
 
-    async def bucket(self, name: str, *, ttl_s: float | None = None, durable: bool = False) -> MemoryBucket:
+    async def bucket(self, name: str, *, ttl_s: float | None = None, durable: bool = False) -> InMemoryBucket:
         self.check_connected()
-        return MemoryBucket(self, self._hub.bucket_state(name, ttl_s, durable))
+        return InMemoryBucket(self, self._hub.bucket_state(name, ttl_s, durable))
 
     async def close(self) -> None:
         self._is_closed = True

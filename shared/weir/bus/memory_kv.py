@@ -9,7 +9,7 @@ from weir.bus.protocol import KeyConflict, KvEntry, check_key
 from weir.core.clock import Clock
 
 
-class Connection(Protocol):
+class HubConnection(Protocol):
     """What a bucket needs to know of its bus."""
 
     @property
@@ -67,10 +67,10 @@ class BucketState:
         self.generation += 1
 
 
-class MemoryBucket:
+class InMemoryBucket:
     """One client's view of a bucket."""
 
-    def __init__(self, connection: Connection, state: BucketState) -> None:
+    def __init__(self, connection: HubConnection, state: BucketState) -> None:
         self._connection = connection
         self._state = state
 

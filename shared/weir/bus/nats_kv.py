@@ -65,7 +65,7 @@ class WatchFeed:
         return True
 
 
-class Connection(Protocol):
+class JetStreamConnection(Protocol):
     """What a bucket needs of its bus."""
 
     @property
@@ -82,7 +82,13 @@ class NatsBucket:
     """Made anew whenever the server turns out to have forgotten it."""
 
     def __init__(
-        self, jetstream: JetStreamContext, connection: Connection, name: str, *, ttl_s: float | None, durable: bool
+        self,
+        jetstream: JetStreamContext,
+        connection: JetStreamConnection,
+        name: str,
+        *,
+        ttl_s: float | None,
+        durable: bool,
     ) -> None:
         self._jetstream = jetstream
         self._connection = connection

@@ -19,7 +19,7 @@ _OPTION_NAMES = frozenset(entry.name for entry in fields(GenerateOptions))
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class PromptLine:
     """One line of the input; `key` is its id, or its line number from 1."""
 
     key: str | int
@@ -44,16 +44,16 @@ def generate_json(reach: Reach, prompt: str, chosen: GenerateOptions) -> int:
 
     async def ask() -> dict[str, Any]:
         async with reach.async_client() as client:
-            return await _answer(client, Job(1, prompt), chosen)
+            return await _answer(client, PromptLine(1, prompt), chosen)
 
     answer = asyncio.run(ask())
     stdout.out(json.dumps(answer, ensure_ascii=False), highlight=False)
     return EXIT_FAILED if "error" in answer else 0
 
 
-def read_jobs(source: Path) -> list[Job]:
+def read_jobs(source: Path) -> list[PromptLine]:
     """Ends the command, naming the line, on anything that is not a job, and on an id that comes twice."""
-    jobs: list[Job] = []
+    jobs: list[PromptLine] = []
     try:
         lines = source.read_bytes().split(b"\n")
     except OSError as error:
@@ -68,7 +68,7 @@ def read_jobs(source: Path) -> list[Job]:
     return jobs
 
 
-def _parse_job(source: Path, number: int, line: bytes) -> Job:
+def _parse_job(source: Path, number: int, line: bytes) -> PromptLine:
     try:
         entry = json.loads(line)
     except ValueError as error:  # no JSON, or no UTF-8
@@ -83,7 +83,7 @@ def _parse_job(source: Path, number: int, line: bytes) -> Job:
     if misplaced:
         problem = f'"{misplaced[0]}" is for all lines: give it on the command line; a line has "prompt" and "id"'
         fail(f"--input {source}, line {number}: {problem}", code=EXIT_USAGE)
-    return Job(key, prompt)
+    return PromptLine(key, prompt)
 
 
 def _is_token_ids(prompt: object) -> TypeGuard[list[int]]:
@@ -114,14 +114,14 @@ def keep_answered(target: Path) -> set[str | int]:
 
 
 async def _run(
-    reach: Reach, jobs: list[Job], target: Path, chosen: GenerateOptions, concurrency: int, num_all: int
+    reach: Reach, jobs: list[PromptLine], target: Path, chosen: GenerateOptions, concurrency: int, num_all: int
 ) -> int:
     gate = asyncio.Semaphore(concurrency)
     num_failed = 0
     with target.open("a", encoding="utf-8") as output:
         async with reach.async_client() as client, _progress(num_all, num_all - len(jobs)) as (bar, task):
 
-            async def one(job: Job) -> bool:
+            async def one(job: PromptLine) -> bool:
                 async with gate:
                     answer = await _answer(client, job, chosen)
                 _write_line(output, answer)
@@ -132,7 +132,7 @@ async def _run(
     return num_failed
 
 
-async def _answer(client: AsyncWeirClient, job: Job, chosen: GenerateOptions) -> dict[str, Any]:
+async def _answer(client: AsyncWeirClient, job: PromptLine, chosen: GenerateOptions) -> dict[str, Any]:
     try:
         chunks = [chunk async for chunk in client.generate(job.prompt, chosen)]
     except WeirError as error:

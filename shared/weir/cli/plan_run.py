@@ -14,7 +14,7 @@ from weir.policy.registry import parse_policy
 from weir.scheduling.limits import CoreLimits
 from weir.scheduling.limits_file import parse_limits
 from weir.sim.metrics import Slos
-from weir.sim.plan import PlanLimits, Pools, Prices
+from weir.sim.plan import PlanLimits, PoolSizes, Prices
 from weir.sim.planner import PlanJob, Planned, guess_prefill_share, make_plan
 from weir.sim.profile import load_profile
 from weir.sim.replay import Arrivals, Replay, load_workload
@@ -103,7 +103,7 @@ def _make_plan(job: PlanJob, limits: PlanLimits, num_processes: int) -> Planned:
     ):
         bar = progress.add_task("simulating", total=None)
 
-        def judged(num_judged: int, pools: Pools, share: float) -> None:
+        def judged(num_judged: int, pools: PoolSizes, share: float) -> None:
             progress.update(bar, description=f"{num_judged} tried; {pools}: {share:.1%}")
 
         return make_plan(job, limits, executor if len(job.seeds) > 1 else None, judged)

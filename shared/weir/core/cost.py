@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class PromptChunk:
     """`num_tokens` of a prompt computed after `num_before` that are in pages already."""
 
     num_tokens: int
@@ -35,7 +35,7 @@ class StepCost:
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} {getattr(self, name)}: must be finite and at least 0")
 
-    def step_ms(self, chunks: Iterable[Chunk] = (), num_decodes: int = 0, num_context_tokens: int = 0) -> float:
+    def step_ms(self, chunks: Iterable[PromptChunk] = (), num_decodes: int = 0, num_context_tokens: int = 0) -> float:
         """One step over prefill chunks and `num_decodes` sequences that read `num_context_tokens` in all."""
         num_tokens = 0
         num_pairs = 0.0

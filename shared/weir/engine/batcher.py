@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from weir.engine.counters import Counters
+from weir.engine.counters import EngineCounters
 from weir.engine.load import EngineLoad
 from weir.engine.messages import (
     Arrival,
@@ -21,7 +21,7 @@ from weir.engine.messages import (
     Event,
     Failure,
     FailureReason,
-    PageLot,
+    PageBatch,
     PagesWanted,
     SequenceEnded,
     SequenceForgotten,
@@ -59,7 +59,7 @@ class Batcher(ABC):
     def __init__(self, limits: BatchLimits, pool: PagePool) -> None:
         self.limits = limits
         self.pool = pool
-        self.counters = Counters()
+        self.counters = EngineCounters()
         self.policy_name = ""
         self._sequences: dict[SequenceKey, Sequence] = {}
         self._events: list[Event] = []
@@ -178,7 +178,7 @@ class Batcher(ABC):
     def wanted(self) -> PagesWanted | None:
         return self.pool.wanted(self.need())
 
-    def take_surplus(self) -> PageLot:
+    def take_surplus(self) -> PageBatch:
         return self.pool.take_surplus(self.need())
 
     @property
@@ -259,9 +259,9 @@ class Batcher(ABC):
     def _undo_swap(self) -> None:  # noqa: B027
         """They were not made, or their step failed."""
 
-    def _held_lot(self) -> PageLot:
+    def _held_lot(self) -> PageBatch:
         """What is in use though its sequence has ended."""
-        return PageLot()
+        return PageBatch()
 
     def _free(self, sequence: Sequence, reason: EndReason | None) -> None:
         """The sequence has ended: what it used is free."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 
 
 @dataclass(slots=True)
-class Counters:
+class EngineCounters:
     """Counts from zero; only ever raised."""
 
     steps: int = 0
@@ -63,7 +63,9 @@ class Counters:
         return {name: getattr(self, name) for name in _NAMES}
 
 
-_NAMES = tuple(entry.name for entry in fields(Counters))  # asdict takes ten times as long, and this runs every step
+_NAMES = tuple(
+    entry.name for entry in fields(EngineCounters)
+)  # asdict takes ten times as long, and this runs every step
 
 
 def fingerprint_of(request_id: str, page_ids: Sequence[int]) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from weir.core.sampling import SamplingParams
-from weir.engine.messages import PageLot
+from weir.engine.messages import PageBatch
 from weir.engine.pages import PagePool
 from weir.engine.plan import ChunkPlan, SampleSpec
 from weir.engine.sequence import Sequence
@@ -47,9 +47,9 @@ class HeldRows:
         return bool(rows)
 
     @property
-    def lot(self) -> PageLot:
+    def lot(self) -> PageBatch:
         """What the rows hold."""
-        return PageLot(
+        return PageBatch(
             tuple(page_id for _, page_ids in self._rows for page_id in page_ids),
             tuple(chunk.slot for chunk, _ in self._rows),
         )

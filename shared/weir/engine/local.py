@@ -7,7 +7,7 @@ from weir.engine.batcher import BatchLimits
 from weir.engine.messages import Arrival, Failure, FailureReason
 from weir.engine.page_room import in_batch, num_growing_pages
 from weir.engine.pages import PagePool
-from weir.engine.placing import Placer, Unrecordable
+from weir.engine.placing import PageClaimer, Unrecordable
 from weir.engine.running import RunningBatcher, RunningSettings
 from weir.engine.sequence import OpenLog, Sequence
 
@@ -19,7 +19,7 @@ class LocalBatcher(RunningBatcher):
         self, limits: BatchLimits, pool: PagePool, open_log: OpenLog, settings: RunningSettings | None = None
     ) -> None:
         super().__init__(limits, pool, settings or RunningSettings())
-        self._placer = Placer(pool, open_log)
+        self._placer = PageClaimer(pool, open_log)
 
     def add(self, arrival: Arrival) -> None:
         if arrival.slot is not None:

@@ -15,17 +15,17 @@ from dataclasses import dataclass
 from weir.core.clock import Clock
 from weir.engine.batcher import Batcher
 from weir.engine.messages import (
-    Add,
-    Cancel,
+    AddSequence,
+    CancelSequence,
     Command,
     EngineReport,
-    Fail,
-    FailAll,
+    FailAllSequences,
+    FailSequence,
     Failure,
     FailureReason,
-    Forget,
-    Give,
-    PageLot,
+    ForgetSequence,
+    GivePages,
+    PageBatch,
     SetCost,
     SetPolicy,
     StepTiming,
@@ -152,21 +152,21 @@ class EngineLoop:
 
     def _apply(self, command: Command) -> None:
         match command:
-            case Add(arrival):
+            case AddSequence(arrival):
                 self._batcher.add(arrival)
-            case Cancel(key):
+            case CancelSequence(key):
                 self._batcher.cancel(key)
-            case Fail(key, failure):
+            case FailSequence(key, failure):
                 self._batcher.fail(key, failure)
-            case Forget(key):
+            case ForgetSequence(key):
                 self._batcher.forget(key)
-            case FailAll(failure):
+            case FailAllSequences(failure):
                 self._batcher.fail_all(failure)
             case SetPolicy(policy):
                 self._batcher.set_policy(policy)
             case SetCost(cost):
                 self._batcher.pace.cost = cost
-            case Give(lot):
+            case GivePages(lot):
                 self._num_gives += 1
                 self._batcher.pool.give(lot)
 
@@ -193,7 +193,7 @@ class EngineLoop:
             self._clock.now_s() - decided_at_s,
         )
 
-    def _take_surplus(self) -> PageLot:
+    def _take_surplus(self) -> PageBatch:
         now_s = self._clock.now_s()
         if not self._batcher.is_idle:
             self._idle_since_s = None
@@ -205,7 +205,7 @@ class EngineLoop:
             return self._batcher.pool.take_used()
         return self._batcher.pool.take_all_free()
 
-    def _report(self, timing: StepTiming | None, surplus: PageLot) -> None:
+    def _report(self, timing: StepTiming | None, surplus: PageBatch) -> None:
         self._outbox(
             EngineReport(
                 events=self._batcher.take_events(),

@@ -10,7 +10,7 @@ from weir.core.cost import StepCost
 from weir.core.logprobs import TokenLogprobs
 from weir.engine.load import EngineLoad
 from weir.engine.plan import NO_LOAD, StepLoad
-from weir.kv.record import SequenceFacts
+from weir.kv.record import SequenceParams
 from weir.policy.seams import Policy
 
 
@@ -61,7 +61,7 @@ class UsedPages:
 
 
 @dataclass(frozen=True, slots=True)
-class PageLot:
+class PageBatch:
     """Pages and slots that change hands together. `page_ids` hold nothing that anybody wants."""
 
     page_ids: tuple[int, ...] = ()
@@ -80,7 +80,7 @@ class PageLot:
 class SequenceLog(Protocol):
     """A sequence's record in the arena, as its writer sees it. What was written counts once it is published."""
 
-    def begin(self, facts: SequenceFacts) -> None: ...
+    def begin(self, facts: SequenceParams) -> None: ...
 
     def set_block_table(self, page_ids: Sequence[int]) -> None: ...
 
@@ -104,7 +104,7 @@ class Arrival:
     From here on the engine's thread is the record's only user.
     """
 
-    facts: SequenceFacts
+    facts: SequenceParams
     slot: int | None = None
     log: SequenceLog | None = None
     output_token_ids: tuple[int, ...] = ()
@@ -118,21 +118,21 @@ class Arrival:
 
 
 @dataclass(frozen=True, slots=True)
-class Add:
+class AddSequence:
     """Take a sequence."""
 
     arrival: Arrival
 
 
 @dataclass(frozen=True, slots=True)
-class Cancel:
+class CancelSequence:
     """End a sequence as cancelled, and free it. Unknown ones are ignored."""
 
     key: SequenceKey
 
 
 @dataclass(frozen=True, slots=True)
-class Fail:
+class FailSequence:
     """End a sequence with an error, and free it. Unknown ones are ignored."""
 
     key: SequenceKey
@@ -140,24 +140,24 @@ class Fail:
 
 
 @dataclass(frozen=True, slots=True)
-class Forget:
+class ForgetSequence:
     """The hand-off of this sequence is committed: its slot and pages belong to somebody else."""
 
     key: SequenceKey
 
 
 @dataclass(frozen=True, slots=True)
-class FailAll:
+class FailAllSequences:
     """End every sequence whose hand-off is not under way."""
 
     failure: Failure
 
 
 @dataclass(frozen=True, slots=True)
-class Give:
+class GivePages:
     """Pages and slots for the pool."""
 
-    lot: PageLot
+    lot: PageBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,9 @@ class SetCost:
     cost: StepCost
 
 
-Command = Add | Cancel | Fail | Forget | FailAll | Give | SetPolicy | SetCost
+Command = (
+    AddSequence | CancelSequence | FailSequence | ForgetSequence | FailAllSequences | GivePages | SetPolicy | SetCost
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +190,7 @@ class ChunkComputed:
     """Of all positions up to there."""
 
 
-class TokenDrawn(NamedTuple):
+class TokenSampled(NamedTuple):
     """Output token number `index` (from 0), published in the sequence's record already."""
 
     key: SequenceKey
@@ -241,7 +243,7 @@ class SequenceForgotten:
     key: SequenceKey
 
 
-Event = ChunkComputed | PromptScored | TokenDrawn | HandOffReady | TakenOver | SequenceEnded | SequenceForgotten
+Event = ChunkComputed | PromptScored | TokenSampled | HandOffReady | TakenOver | SequenceEnded | SequenceForgotten
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +280,7 @@ class EngineReport:
     wanted: PagesWanted | None = None
     num_gives: int = 0
     """Give commands taken so far: whoever gives pages knows by it whether `wanted` counts the last lot already."""
-    surplus: PageLot = PageLot()
+    surplus: PageBatch = PageBatch()
     """No longer the engine's; to be returned to the arena."""
     load: EngineLoad = field(default_factory=EngineLoad)
     counters: Mapping[str, int] = field(default_factory=dict)

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from weir.engine.messages import PageLot, PagesWanted, UsedPages
+from weir.engine.messages import PageBatch, PagesWanted, UsedPages
 
 
 class PageDefect(Exception):
@@ -59,7 +59,7 @@ class PagePool:
     def num_held_pages(self) -> int:
         return len(self._free_pages) + len(self._pages_in_use)
 
-    def give(self, lot: PageLot) -> None:
+    def give(self, lot: PageBatch) -> None:
         """Adds what the arena gave, as free."""
         self._check_new(lot)
         self._free_pages.update(dict.fromkeys(lot.page_ids))
@@ -128,22 +128,22 @@ class PagePool:
             least_slots=max(0, need.head_slots - len(self._free_slots)),
         )
 
-    def take_surplus(self, need: PageNeed) -> PageLot:
+    def take_surplus(self, need: PageNeed) -> PageBatch:
         """Used pages, and free pages and slots beyond the need and twice the reserve; the pool holds them no more. What
         goes is all above one reserve, so that the next slot that becomes free does not make a surplus again."""
-        return PageLot(
+        return PageBatch(
             self._take_free_pages_above(need.num_pages),
             _take_above(self._free_slots, need.num_slots, self._reserve_slots),
             self._take_used(),
         )
 
-    def take_used(self) -> PageLot:
+    def take_used(self) -> PageBatch:
         """Used pages only."""
-        return PageLot(used=self._take_used())
+        return PageBatch(used=self._take_used())
 
-    def take_all_free(self) -> PageLot:
+    def take_all_free(self) -> PageBatch:
         """Everything that no sequence uses; the pool holds it no more."""
-        lot = PageLot(tuple(self._free_pages), tuple(self._free_slots), self._take_used())
+        lot = PageBatch(tuple(self._free_pages), tuple(self._free_slots), self._take_used())
         self._free_pages.clear()
         self._free_slots.clear()
         return lot
@@ -175,7 +175,7 @@ class PagePool:
         self._used.clear()
         return used
 
-    def _check_new(self, lot: PageLot) -> None:
+    def _check_new(self, lot: PageBatch) -> None:
         in_use, free = self._pages_in_use, self._free_pages
         held_pages = [page_id for page_id in lot.page_ids if page_id in free or page_id in in_use]
         held_slots = [slot for slot in lot.slots if slot in self._slots_in_use or slot in self._free_slots]

@@ -8,7 +8,7 @@ class Unrecordable(Exception):
     """A sequence has facts that a record cannot hold; nothing was taken for it."""
 
 
-class Placer:
+class PageClaimer:
     """Places sequences that start here, for every batcher that takes prompts."""
 
     def __init__(self, pool: PagePool, open_log: OpenLog) -> None:

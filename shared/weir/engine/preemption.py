@@ -13,7 +13,7 @@ slot and place. Recompute is the last resort.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from weir.engine.counters import Counters
+from weir.engine.counters import EngineCounters
 from weir.engine.pages import PagePool
 from weir.engine.plan import PageCopy, SwapPlan
 from weir.engine.sequence import Sequence
@@ -48,7 +48,7 @@ class _Returning:
 class Preemption:
     """The books of one engine's preempted sequences and of the swap file's places."""
 
-    def __init__(self, pool: PagePool, settings: PreemptionSettings, counters: Counters) -> None:
+    def __init__(self, pool: PagePool, settings: PreemptionSettings, counters: EngineCounters) -> None:
         self._pool = pool
         self._settings = settings
         self._counters = counters

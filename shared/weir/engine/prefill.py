@@ -9,7 +9,7 @@ step gets to it: pages in which nothing is written yet are few, however small st
 from weir.engine.batcher import Batcher, BatchLimits
 from weir.engine.messages import Arrival, Failure, FailureReason, HandOffReady
 from weir.engine.pages import PageNeed, PagePool
-from weir.engine.placing import Placer, Unrecordable
+from weir.engine.placing import PageClaimer, Unrecordable
 from weir.engine.plan import ChunkPlan
 from weir.engine.prompts import in_turn, is_below, note_turn
 from weir.engine.rests import MAX_OVERBOOKING
@@ -24,7 +24,7 @@ class PrefillBatcher(Batcher):
 
     def __init__(self, limits: BatchLimits, pool: PagePool, open_log: OpenLog) -> None:
         super().__init__(limits, pool)
-        self._placer = Placer(pool, open_log)
+        self._placer = PageClaimer(pool, open_log)
 
     def add(self, arrival: Arrival) -> None:
         self._add_prompt(arrival)

@@ -36,7 +36,7 @@ class PrefillBatchSettings:
             raise ValueError(f"window_s {self.window_s}, max_batch_tokens {self.max_batch_tokens}: must be above 0")
 
 
-class Phase(Enum):
+class PrefillPhase(Enum):
     """Where a worker is."""
 
     MIXED = "mixed"
@@ -55,7 +55,7 @@ class PrefillBatches:
 
     def __init__(self, settings: PrefillBatchSettings) -> None:
         self._settings = settings
-        self.phase = Phase.MIXED
+        self.phase = PrefillPhase.MIXED
         self._steps: deque[_Computed] = deque()
         self._num_prefill = 0
         self._num_decode = 0
@@ -72,13 +72,13 @@ class PrefillBatches:
     def decide(self, view: BatchView, now_s: float) -> GateDecision:
         self._forget(now_s)
         self._switch()
-        if self.phase is Phase.WRITING and view.running:
+        if self.phase is PrefillPhase.WRITING and view.running:
             return GateDecision(())
-        if self.phase is Phase.WRITING:
-            self.phase, self._num_read = Phase.READING, 0
+        if self.phase is PrefillPhase.WRITING:
+            self.phase, self._num_read = PrefillPhase.READING, 0
         num_free = max(0, view.num_places - len(view.running))
         num_joining = min(num_free, len(view.waiting))
-        if self.phase is Phase.READING and self._num_read >= self._settings.max_batch_tokens:
+        if self.phase is PrefillPhase.READING and self._num_read >= self._settings.max_batch_tokens:
             num_joining = 0
         return GateDecision(range(num_joining))
 
@@ -87,9 +87,9 @@ class PrefillBatches:
         return None
 
     def plan(self, view: StepView) -> StepShare:
-        if self.phase is Phase.READING and not view.prefills:
-            self.phase = Phase.WRITING
-        decodes = range(0 if self.phase is Phase.READING else min(len(view.decodes), view.max_tokens))
+        if self.phase is PrefillPhase.READING and not view.prefills:
+            self.phase = PrefillPhase.WRITING
+        decodes = range(0 if self.phase is PrefillPhase.READING else min(len(view.decodes), view.max_tokens))
         num_left = sum(prefill.num_left_tokens for prefill in view.prefills)
         share = StepShare(decodes, min(num_left, view.max_tokens - len(decodes)))
         self._note(view.now_s, share)
@@ -109,11 +109,11 @@ class PrefillBatches:
         if num_tokens == 0:
             return
         share, settings = self._num_prefill / num_tokens, self._settings
-        if self.phase is not Phase.MIXED:
+        if self.phase is not PrefillPhase.MIXED:
             if share < settings.leave_share:
-                self.phase = Phase.MIXED
+                self.phase = PrefillPhase.MIXED
         elif share > settings.enter_share and self._sum_outputs < settings.max_mean_output * len(self._outputs):
-            self.phase, self._num_read = Phase.READING, 0
+            self.phase, self._num_read = PrefillPhase.READING, 0
 
     def _forget(self, now_s: float) -> None:
         """What is older than the window: one entry a step and one an answer, so the window bounds their number."""

@@ -6,13 +6,13 @@ from typing import Protocol, TypeVar
 from weir.engine.sequence import Sequence
 
 
-class Prompt(Protocol):
+class PromptProgress(Protocol):
     """What there is to know of one here."""
 
     num_passed_over: int
 
 
-_PromptT = TypeVar("_PromptT", bound=Prompt)
+_PromptT = TypeVar("_PromptT", bound=PromptProgress)
 
 MAX_PASSED_OVER = 32
 """Steps in a row in which a prompt with pages may get nothing; in the next one it goes first. So while urgent prompts
@@ -32,7 +32,7 @@ def is_below(sequence: Sequence, served: list[Sequence]) -> bool:
     return bool(served) and sequence.facts.lane_priority < served[-1].facts.lane_priority
 
 
-def note_turn(prompts: Iterable[Prompt], served: Iterable[Prompt]) -> None:
+def note_turn(prompts: Iterable[PromptProgress], served: Iterable[PromptProgress]) -> None:
     """`served` of them were in the step."""
     for sequence in prompts:
         sequence.num_passed_over += 1
@@ -40,6 +40,6 @@ def note_turn(prompts: Iterable[Prompt], served: Iterable[Prompt]) -> None:
         sequence.num_passed_over = 0
 
 
-def _turn(sequence: Prompt) -> int:
+def _turn(sequence: PromptProgress) -> int:
     num_passed_over = sequence.num_passed_over
     return -num_passed_over if num_passed_over >= MAX_PASSED_OVER else 0

@@ -3,8 +3,8 @@
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from weir.engine.counters import Counters
-from weir.engine.messages import ChunkComputed, EndReason, Event, PromptScored, TokenDrawn
+from weir.engine.counters import EngineCounters
+from weir.engine.messages import ChunkComputed, EndReason, Event, PromptScored, TokenSampled
 from weir.engine.plan import ChunkPlan, StepPlan, StepResult
 from weir.engine.sequence import Sequence
 
@@ -22,7 +22,7 @@ class Drawn:
 class Recorder:
     """Writes to `counters` and `events` of its batcher."""
 
-    def __init__(self, counters: Counters, events: list[Event], max_context_tokens: int) -> None:
+    def __init__(self, counters: EngineCounters, events: list[Event], max_context_tokens: int) -> None:
         self._counters = counters
         self._events = events
         self._max_context_tokens = max_context_tokens
@@ -50,7 +50,7 @@ class Recorder:
             sequence.record_decode(end, token_id)
             num_decoded += end - start
             num_drawn += 1
-            events.append(_new(TokenDrawn, (sequence.key, end - num_prompt_tokens, token_id, None)))
+            events.append(_new(TokenSampled, (sequence.key, end - num_prompt_tokens, token_id, None)))
             if token_id in sequence.stop_token_ids or end + 1 >= sequence.num_tokens_at_most or end + 1 >= longest:
                 drawn.ended.append((sequence, _reason_of(sequence, longest)))
         counters.output_tokens_computed += num_decoded
@@ -73,7 +73,7 @@ class Recorder:
         if token_id is None:
             return
         self._counters.tokens_generated += 1
-        self._events.append(TokenDrawn(sequence.key, sequence.num_output_tokens - 1, token_id, logprobs))
+        self._events.append(TokenSampled(sequence.key, sequence.num_output_tokens - 1, token_id, logprobs))
         reason = sequence.end_reason(self._max_context_tokens)
         if reason is not None:
             drawn.ended.append((sequence, reason))

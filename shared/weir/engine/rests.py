@@ -30,7 +30,7 @@ class RestSettings:
             raise ValueError(f"{self}: max_rests and max_rest_s must be at least 0, max_age in [0, 1]")
 
 
-class Rests:
+class Pausing:
     """The rule; what it decides is in the sequences. `settings` None: nobody is displaced."""
 
     def __init__(self, settings: RestSettings) -> None:

@@ -11,15 +11,15 @@ from abc import abstractmethod
 from weir.engine.batcher import Batcher, BatchLimits
 from weir.engine.held_rows import HeldRows
 from weir.engine.join import make_gate
-from weir.engine.messages import Arrival, EndReason, Failure, FailureReason, PageLot, TakenOver
+from weir.engine.messages import Arrival, EndReason, Failure, FailureReason, PageBatch, TakenOver
 from weir.engine.page_room import PageRoom, in_batch
 from weir.engine.pages import PageNeed, PagePool
 from weir.engine.plan import ChunkPlan, StepPlan, StepResult, SwapPlan
 from weir.engine.preemption import Preemption
 from weir.engine.prefill_batches import PrefillBatches
-from weir.engine.rests import MAX_OVERBOOKING, Rests, RestSettings
+from weir.engine.rests import MAX_OVERBOOKING, Pausing, RestSettings
 from weir.engine.running_settings import RunningSettings
-from weir.engine.seats import Queue, Seats, queue_of
+from weir.engine.seats import BatchAdmission, Queue, queue_of
 from weir.engine.sequence import LOOKAHEAD_TOKENS, Sequence, Stage
 from weir.engine.step_planning import StepPlanner
 from weir.engine.step_share import Shares
@@ -39,9 +39,9 @@ class RunningBatcher(Batcher):
         self._max_running = min(limits.max_num_seqs, limits.max_num_batched_tokens)
         self._own_gate = make_gate(settings.join)
         # A batch that runs to its end displaces nobody.
-        self._rests = Rests(settings.rests if self._own_gate is None else RestSettings(max_rests=0))
+        self._rests = Pausing(settings.rests if self._own_gate is None else RestSettings(max_rests=0))
         self._room = Room(pool, settings.num_arena_pages)
-        self._seats = Seats(self._max_running, self._rests, self._room, self.counters)
+        self._seats = BatchAdmission(self._max_running, self._rests, self._room, self.counters)
         self._prefill_batches = PrefillBatches(settings.prefill_batches) if settings.prefill_batches else None
         self._has_held_rows = self._holds_rows = settings.join.holds_rows
         self._held = HeldRows(pool)
@@ -98,7 +98,7 @@ class RunningBatcher(Batcher):
             head_slots=head_slots,
         )
 
-    def take_surplus(self) -> PageLot:
+    def take_surplus(self) -> PageBatch:
         """While nothing can run, what preempted sequences wait for may be what another worker of the host needs."""
         is_any = False
         for sequence in self._ranked():
@@ -160,7 +160,7 @@ class RunningBatcher(Batcher):
     def _undo_swap(self) -> None:
         self._preemption.undo()
 
-    def _held_lot(self) -> PageLot:
+    def _held_lot(self) -> PageBatch:
         return self._held.lot
 
     def _order_of(self, sequence: Sequence) -> tuple[int, float]:

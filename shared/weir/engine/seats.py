@@ -7,8 +7,8 @@ most `num_places` are computed in a step, and at most MAX_OVERBOOKING times as m
 import logging
 from dataclasses import dataclass
 
-from weir.engine.counters import Counters
-from weir.engine.rests import MAX_OVERBOOKING, Rests
+from weir.engine.counters import EngineCounters
+from weir.engine.rests import MAX_OVERBOOKING, Pausing
 from weir.engine.sequence import Sequence, Stage
 from weir.engine.views import Room, batch_view
 from weir.policy.seams import BatchView, Gate, GateDecision
@@ -42,10 +42,10 @@ def queue_of(ranked: list[Sequence]) -> Queue:
     return Queue(waiting, batch, len(waiting) if num_open is None else num_open)
 
 
-class Seats:
+class BatchAdmission:
     """`resting`: of the batch, as the gate said in this step."""
 
-    def __init__(self, num_places: int, rests: Rests, room: Room, counters: Counters) -> None:
+    def __init__(self, num_places: int, rests: Pausing, room: Room, counters: EngineCounters) -> None:
         self.num_places = num_places
         self.resting: frozenset[Sequence] = _NOBODY
         self.gate: Gate | None = None

@@ -23,7 +23,7 @@ from weir.engine.history import GrowingHistory
 from weir.engine.messages import Arrival, EndReason, SequenceKey, SequenceLog
 from weir.engine.plan import ChunkPlan, SampleSpec, ScoreSpec
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
-from weir.kv.record import SequenceFacts
+from weir.kv.record import SequenceParams
 
 _new = tuple.__new__  # of named tuples: their own constructors look at keywords first
 
@@ -48,7 +48,7 @@ class Sequence:
     """Reads are free; only the methods below change it, and `stage`, `stalled_since_s`, `is_cancelled` are its
     batcher's, `places` is given up by whoever keeps the swap file's books."""
 
-    facts: SequenceFacts
+    facts: SequenceParams
     token_ids: list[int]
     slot: int | None = None
     log: SequenceLog | None = None

@@ -3,7 +3,7 @@
 import logging
 
 from weir.core.cost import StepCost
-from weir.engine.counters import Counters
+from weir.engine.counters import EngineCounters
 from weir.engine.sequence import Sequence
 from weir.engine.views import Room, step_view
 from weir.policy.seams import StepBudget, StepShare, StepView
@@ -15,7 +15,7 @@ class Shares:
     """Asks a policy's step budget, and checks its answers: one that is not possible, or computes nothing where
     something could be computed, is not followed in that step, and counted."""
 
-    def __init__(self, budget: StepBudget, room: Room, counters: Counters) -> None:
+    def __init__(self, budget: StepBudget, room: Room, counters: EngineCounters) -> None:
         self._budget = budget
         self._room = room
         self._counters = counters

@@ -31,11 +31,11 @@ OpenMemory = Callable[[int, int], DeviceMemory]
 """Of a descriptor and a number of bytes."""
 
 
-class NoMemoryYet(Exception):
+class MemoryNotReady(Exception):
     """The service has no memory to give, or does not answer. Another attempt may find it."""
 
 
-class MemoryDoor:
+class MemoryServer:
     """The service's end. One connection at a time, in a thread of its own; a silent one is dropped after 5 s."""
 
     def __init__(
@@ -116,7 +116,7 @@ def fetch_memory(path: Path, arena_id: str, open_memory: OpenMemory) -> DeviceMe
         try:
             return receive_memory(connection, open_memory)
         except (ConnectionError, TimeoutError) as error:
-            raise NoMemoryYet(f"{path} has no page memory to give: {error}") from error
+            raise MemoryNotReady(f"{path} has no page memory to give: {error}") from error
 
 
 def offer_memory(path: Path, arena_id: str, memory: DeviceMemory) -> None:
@@ -133,7 +133,7 @@ def _asked(path: Path, arena_id: str, what: int) -> socket.socket:
         connection.sendall(_REQUEST.pack(_MAGIC, what, arena_id.encode()))
     except OSError as error:
         connection.close()
-        raise NoMemoryYet(f"{path}: {error}") from error
+        raise MemoryNotReady(f"{path}: {error}") from error
     return connection
 
 

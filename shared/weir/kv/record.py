@@ -27,7 +27,7 @@ from weir.kv.record_format import (
     PACKED_HEADER_BYTES,
     RecordHeader,
     RecordSummary,
-    SequenceFacts,
+    SequenceParams,
     SequenceSnapshot,
     pack_facts,
     pack_lengths,
@@ -37,7 +37,7 @@ from weir.kv.record_format import (
 )
 from weir.kv.record_logprobs import LogprobRing
 
-__all__ = ["RecordSummary", "SequenceFacts", "SequenceRecord", "SequenceSnapshot"]
+__all__ = ["RecordSummary", "SequenceParams", "SequenceRecord", "SequenceSnapshot"]
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ class SequenceRecord:
         self._block_table = memory[table_start : table_start + 4 * self._max_pages].cast("i")
         self._writer: _Writer | None = None
 
-    def begin(self, facts: SequenceFacts) -> None:
+    def begin(self, facts: SequenceParams) -> None:
         """Starts a new sequence in this slot. Nothing is readable before `publish`. Raises ValueError."""
         facts_bytes = pack_facts(facts)
         num_prompt_tokens = len(facts.prompt_token_ids)

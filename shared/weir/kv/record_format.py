@@ -25,7 +25,7 @@ MAX_FACTS_BYTES = _FACTS.size + MAX_STOP_TOKEN_IDS * _STOP_ID.itemsize + MAX_LOG
 
 
 @dataclass(frozen=True, slots=True)
-class SequenceFacts:
+class SequenceParams:
     """What does not change while a sequence runs under one attempt.
 
     The ids are ASCII of at most 64 bytes. Of two sequences that compete for a worker's room the one with the higher
@@ -55,7 +55,7 @@ class SequenceFacts:
 class SequenceSnapshot:
     """A record as it was last published. Keys and values of positions [0, num_computed_tokens) are in the pages."""
 
-    facts: SequenceFacts
+    facts: SequenceParams
     output_token_ids: tuple[int, ...]
     output_logprobs: tuple[TokenLogprobs, ...]
     """One entry an output token, where the request asks for them."""
@@ -119,7 +119,7 @@ def try_unpack_header(packed: bytes, facts_area: memoryview) -> RecordHeader | N
     return RecordHeader(sequence, attempt, num_prompt, num_tokens, num_computed, num_pages, position, facts_bytes)
 
 
-def pack_facts(facts: SequenceFacts) -> bytes:
+def pack_facts(facts: SequenceParams) -> bytes:
     """All but the prompt, which is in the token log, and the attempt, which may rise: at most MAX_FACTS_BYTES.
 
     Raises ValueError for more stop ids or biases than a record holds.
@@ -160,7 +160,7 @@ def pack_facts(facts: SequenceFacts) -> bytes:
     return head + stop_ids.tobytes() + np.array(list(sampling.logit_bias), _BIAS).tobytes()
 
 
-def unpack_facts(header: RecordHeader, prompt_token_ids: tuple[int, ...]) -> SequenceFacts:
+def unpack_facts(header: RecordHeader, prompt_token_ids: tuple[int, ...]) -> SequenceParams:
     """The facts of a publication, with the prompt as the token log has it."""
     fields = _FACTS.unpack_from(header.facts_bytes)
     temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty = fields[3:9]
@@ -169,7 +169,7 @@ def unpack_facts(header: RecordHeader, prompt_token_ids: tuple[int, ...]) -> Seq
     num_stop_ids, num_biases, prefix_seed, rank, itl_target_ms, predicted_output_tokens = fields[17:]
     stop_ids = np.frombuffer(header.facts_bytes, _STOP_ID, num_stop_ids, _FACTS.size)
     biases = np.frombuffer(header.facts_bytes, _BIAS, num_biases, _FACTS.size + stop_ids.nbytes)
-    return SequenceFacts(
+    return SequenceParams(
         request_id=_text(fields[0]),
         attempt=header.attempt,
         gateway_id=_text(fields[1]),

@@ -9,7 +9,7 @@ from weir.model.core_share import CoreShare
 from weir.model.cpu_forward import forward
 from weir.model.cpu_state import BrainFloats, Extent
 from weir.model.cpu_workspace import Workspace, make_model
-from weir.model.crew import Crew, most_chunks
+from weir.model.crew import ThreadTeam, most_chunks
 from weir.model.packed_file import PackedWeights
 from weir.model.precision import page_geometry
 from weir.model.sampler import Scan
@@ -27,7 +27,7 @@ class CpuDecoder:
         self._config = config
         self._model = make_model(config, packed)
         self._workspace = Workspace(config, most_chunks(share.most))
-        self._crew = Crew(share)
+        self._crew = ThreadTeam(share)
 
     def compute(self, step_slice: StepSlice, pages: BrainFloats) -> Scan:
         """Writes keys and values into `pages`, the view that `page_numbers` makes.

@@ -19,7 +19,7 @@ Work = Callable[[PhaseState, int, int], None]
 (`weir.ops.simd.phases`)."""
 
 
-class CrewFailed(Exception):
+class ThreadTeamFailed(Exception):
     """A thread of the crew could not do its part; the log says why."""
 
 
@@ -34,7 +34,7 @@ def most_chunks(num_threads: int) -> int:
     return num_threads * _CHUNKS_A_THREAD
 
 
-class Crew:
+class ThreadTeam:
     """Runs one piece of work at a time on 1 to `share.most` threads, the caller's own among them.
 
     The others sleep between pieces of work. They are daemons: nothing waits for them at the process's end.
@@ -71,7 +71,7 @@ class Crew:
         finally:
             self._share.end()
         if self._has_failed:
-            raise CrewFailed("a thread of the forward pass has failed")
+            raise ThreadTeamFailed("a thread of the forward pass has failed")
 
     def _help(self, number: int, start: threading.Semaphore) -> None:
         while True:

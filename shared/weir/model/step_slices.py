@@ -43,7 +43,7 @@ class SliceArrays(NamedTuple):
     logit_rows: Ints
 
 
-class SampledRow(NamedTuple):
+class SliceSampledRow(NamedTuple):
     """A row of logits that draws the next token of the sequence in `slot`."""
 
     slot: int
@@ -64,7 +64,7 @@ class StepSlice:
     """One pass through all layers. `sampled` are the first rows of the logits, in order."""
 
     arrays: SliceArrays
-    sampled: tuple[SampledRow, ...]
+    sampled: tuple[SliceSampledRow, ...]
     scored: tuple[ScoredRows, ...]
 
     @property
@@ -162,7 +162,7 @@ def _slice_of_decodes(chunks: Sequence[ChunkPlan]) -> StepSlice:
             block_tables=np.array([_padded(table, num_pages) for table in tables], np.int32),
             logit_rows=np.array([row for row, _ in sampled], np.int32),
         ),
-        tuple([SampledRow(chunk.slot, chunk.sample) for _, chunk in sampled if chunk.sample is not None]),
+        tuple([SliceSampledRow(chunk.slot, chunk.sample) for _, chunk in sampled if chunk.sample is not None]),
         (),
     )
 
@@ -189,15 +189,15 @@ def _block_tables(pieces: Sequence[_Piece]) -> Ints:
     return tables
 
 
-def _sampled_rows(pieces: Sequence[_Piece]) -> tuple[tuple[SampledRow, ...], list[int]]:
-    sampled: list[SampledRow] = []
+def _sampled_rows(pieces: Sequence[_Piece]) -> tuple[tuple[SliceSampledRow, ...], list[int]]:
+    sampled: list[SliceSampledRow] = []
     rows: list[int] = []
     row = -1
     for piece in pieces:
         row += piece.end - piece.start
         spec = piece.chunk.sample
         if spec is not None and piece.end == piece.chunk.end:
-            sampled.append(SampledRow(piece.chunk.slot, spec))
+            sampled.append(SliceSampledRow(piece.chunk.slot, spec))
             rows.append(row)
     return tuple(sampled), rows
 

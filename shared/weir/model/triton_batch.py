@@ -82,7 +82,7 @@ class DeviceBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class SampledRow:
+class DeviceSampledRow:
     """The flat batch's row whose logits draw the next token of `slot`."""
 
     slot: int
@@ -96,7 +96,7 @@ class SampledRow:
 
 
 @dataclass(frozen=True, slots=True)
-class ScoredRows:
+class DeviceScoredRows:
     """Rows from `first_row` on are a prompt's, whose own tokens are scored."""
 
     slot: int
@@ -110,8 +110,8 @@ class HostBatch:
 
     decodes: tuple[ChunkPlan, ...]
     prefills: tuple[ChunkPlan, ...]
-    sampled: tuple[SampledRow, ...]
-    scored: tuple[ScoredRows, ...]
+    sampled: tuple[DeviceSampledRow, ...]
+    scored: tuple[DeviceScoredRows, ...]
 
 
 def host_batch(plan: StepPlan, num_pages: int, vocab_size: int, limits: TritonLimits) -> HostBatch:
@@ -127,10 +127,10 @@ def host_batch(plan: StepPlan, num_pages: int, vocab_size: int, limits: TritonLi
     sampled, scored, row = [], [], 0
     for chunk in (*decodes, *prefills):
         if chunk.score is not None:
-            scored.append(ScoredRows(chunk.slot, row, chunk.score))
+            scored.append(DeviceScoredRows(chunk.slot, row, chunk.score))
         row += len(chunk.token_ids)
         if chunk.sample is not None:
-            sampled.append(SampledRow(chunk.slot, row - 1, chunk.sample))
+            sampled.append(DeviceSampledRow(chunk.slot, row - 1, chunk.sample))
     return HostBatch(decodes, prefills, tuple(sampled), tuple(scored))
 
 
@@ -223,7 +223,7 @@ def _prefill_arrays(chunks: Sequence[ChunkPlan], queries_per_tile: int) -> tuple
 
 
 def _sample_arrays(
-    sampled: Sequence[SampledRow],
+    sampled: Sequence[DeviceSampledRow],
 ) -> tuple[Ints, npt.NDArray[np.float32], npt.NDArray[np.float64]]:
     params = [row.spec.params for row in sampled]
     return (

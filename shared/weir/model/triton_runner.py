@@ -13,9 +13,9 @@ from weir.engine.plan import StepPlan, StepResult
 from weir.model.architecture import ModelConfig
 from weir.model.triton_batch import (
     DeviceBatch,
-    SampledRow,
+    DeviceSampledRow,
+    DeviceScoredRows,
     SampleIndex,
-    ScoredRows,
     TritonLimits,
     device_batch,
     host_batch,
@@ -101,7 +101,7 @@ class TritonRunner:
         sample(logits, index.temperatures, index.uniforms, token_ids, self._scratch)
         return token_ids
 
-    def _draw(self, logits: torch.Tensor, sampled: Sequence[SampledRow], index: SampleIndex) -> StepResult:
+    def _draw(self, logits: torch.Tensor, sampled: Sequence[DeviceSampledRow], index: SampleIndex) -> StepResult:
         by_slot = _checked(self._sample(logits, index).tolist(), sampled)
         places = [place for place, row in enumerate(sampled) if not row.is_drawn_on_device]
         if not places:
@@ -114,7 +114,7 @@ class TritonRunner:
         on_host = sample_step(host_logits, [row.slot for row in others], [row.spec for row in others])
         return StepResult(by_slot | dict(on_host.token_ids), logprobs=on_host.logprobs)
 
-    def _score(self, scored: ScoredRows, index: DeviceBatch) -> tuple[TokenLogprobs, ...]:
+    def _score(self, scored: DeviceScoredRows, index: DeviceBatch) -> tuple[TokenLogprobs, ...]:
         """In slices: the logits of a whole prompt would be gigabytes."""
         from weir.model.sampler import rows_to_score, score_rows  # noqa: PLC0415 - as for `_draw`
 
@@ -140,7 +140,7 @@ def _wait_for_stream(device: torch.device) -> None:
         torch.cuda.current_stream(device).synchronize()
 
 
-def _checked(drawn: Sequence[int], sampled: Sequence[SampledRow]) -> dict[int, int]:
+def _checked(drawn: Sequence[int], sampled: Sequence[DeviceSampledRow]) -> dict[int, int]:
     """The tokens by slot. Rows behind those of `sampled` fill a batch up."""
     wrong = [row for row, token_id in enumerate(drawn[: len(sampled)]) if token_id == NOT_A_NUMBER]
     if wrong:

@@ -36,7 +36,7 @@ def make(params: WaitParams) -> Policy:
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class LengthSegment:
     """Tokens (begins, ends] of an answer. `quota`: entrants to wait for; `max_inside`: sequences within it."""
 
     ends: float
@@ -45,10 +45,10 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Segments:
+class LengthSegments:
     """From the first on; the last ends nowhere. `num_a_step`: how many may enter the first one each step."""
 
-    segments: tuple[Segment, ...]
+    segments: tuple[LengthSegment, ...]
     num_a_step: float
 
 
@@ -59,7 +59,7 @@ def segments(
     params: WaitParams,
     num_pool_tokens: int,
     prompt_variance: float = 0.0,
-) -> Segments:
+) -> LengthSegments:
     """Of answers like `lengths`, that come `rate` times a second."""
     ordered = sorted(lengths)
     bounds = sorted({ordered[min(len(ordered) - 1, math.ceil(q * len(ordered)) - 1)] for q in _QUANTILES})
@@ -77,8 +77,8 @@ def segments(
             max_inside = max(1, math.floor(num_inside))
         elif ends < math.inf:
             max_inside = math.ceil(num_inside + _DEVIATIONS * math.sqrt(num_inside))
-        cut.append(Segment(ends, math.floor(reaching * step_s), max_inside))
-    return Segments(tuple(cut), rate * longest_s)
+        cut.append(LengthSegment(ends, math.floor(reaching * step_s), max_inside))
+    return LengthSegments(tuple(cut), rate * longest_s)
 
 
 def token_variance(num_prompt_tokens: float, prompt_variance: float, ordered: Sequence[int]) -> float:
@@ -116,7 +116,7 @@ class NestedWaitGate:
         self._params = params
         self._traffic = Traffic(params.window_s)
         self._departures = Departures()
-        self._plan: Segments | None = None
+        self._plan: LengthSegments | None = None
         self._credit = 1.0
         self._refresh_at_s = -math.inf
         self._held_since_s: dict[int, float] = {}
@@ -139,7 +139,7 @@ class NestedWaitGate:
     def next_deadline_s(self) -> float | None:
         return self._next_deadline_s
 
-    def _run_segments(self, view: BatchView, plan: Segments, num_places: int, now_s: float) -> GateDecision:
+    def _run_segments(self, view: BatchView, plan: LengthSegments, num_places: int, now_s: float) -> GateDecision:
         # What a step leaves of its share counts for the next one, up to one request.
         self._credit = min(self._credit, 1.0) + plan.num_a_step
         inside = _sort_in(view, plan)
@@ -223,7 +223,7 @@ def _is_idle(view: BatchView, decision: GateDecision) -> bool:
     return bool(view.waiting or view.running) and not decision.joining and len(decision.resting) == len(view.running)
 
 
-def _sort_in(view: BatchView, plan: Segments) -> list[_Inside]:
+def _sort_in(view: BatchView, plan: LengthSegments) -> list[_Inside]:
     """Who has written all of a segment's tokens stands before the next one."""
     bounds = [segment.ends for segment in plan.segments[:-1]]
     inside = [_Inside() for _ in plan.segments]

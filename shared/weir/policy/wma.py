@@ -24,21 +24,21 @@ class WmaLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class RequestLengths:
     """Lengths of one request of a batch."""
 
     num_prompt_tokens: int
     num_output_tokens: float
 
 
-def waste(shapes: Sequence[Shape]) -> float:
+def waste(shapes: Sequence[RequestLengths]) -> float:
     """Of a batch that is not empty."""
     longest_prompt = max(shape.num_prompt_tokens for shape in shapes)
     longest_output = max(shape.num_output_tokens for shape in shapes)
     return max(_waste_of(shape, longest_prompt, longest_output) for shape in shapes)
 
 
-def _waste_of(shape: Shape, longest_prompt: int, longest_output: float) -> float:
+def _waste_of(shape: RequestLengths, longest_prompt: int, longest_output: float) -> float:
     output = shape.num_output_tokens
     padding = output * (longest_prompt - shape.num_prompt_tokens)
     num_steps = longest_output - output
@@ -91,12 +91,12 @@ class WmaGate:
         return batches
 
 
-def _shape(member: Member) -> Shape:
+def _shape(member: Member) -> RequestLengths:
     """Without a prediction: as long as its prompt."""
     predicted = member.predicted_output_tokens
-    return Shape(member.num_prompt_tokens, float(member.num_prompt_tokens) if predicted is None else predicted)
+    return RequestLengths(member.num_prompt_tokens, float(member.num_prompt_tokens) if predicted is None else predicted)
 
 
-def _peak_tokens(shapes: Sequence[Shape]) -> float:
+def _peak_tokens(shapes: Sequence[RequestLengths]) -> float:
     longest = max(s.num_prompt_tokens for s in shapes) + max(s.num_output_tokens for s in shapes)
     return len(shapes) * longest

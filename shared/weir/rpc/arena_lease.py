@@ -15,7 +15,7 @@ from weir.core.errors import Unavailable, WeirError
 from weir.kv.cuda_memory import CudaDriverError
 from weir.kv.device_memory import DeviceMemory
 from weir.kv.layout import SegmentMismatch
-from weir.kv.memory_door import NoMemoryYet, OpenMemory, fetch_memory, offer_memory
+from weir.kv.memory_door import MemoryNotReady, OpenMemory, fetch_memory, offer_memory
 from weir.kv.messages import HandedOff
 from weir.kv.process import own_identity, own_pid_namespace
 from weir.kv.segment import Segment, SegmentError
@@ -127,7 +127,7 @@ class LeaseStream:
             except _AttachRefused as error:
                 self._lose(str(error))
                 return
-            except (grpc.aio.AioRpcError, TimeoutError, NoMemoryYet) as error:
+            except (grpc.aio.AioRpcError, TimeoutError, MemoryNotReady) as error:
                 _log.warning("not attached to the transfer service: %s", _reason(error))
                 self._backoff_s = min(2 * self._backoff_s, _MAX_BACKOFF_S)
             except asyncio.CancelledError:

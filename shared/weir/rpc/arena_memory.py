@@ -1,4 +1,4 @@
-"""An arena without processes: `MemoryArena` stands for the transfer service, `MemoryArenaClient` for its client.
+"""An arena without processes: `InMemoryArena` stands for the transfer service, `InMemoryArenaClient` for its client.
 
 It obeys the contract of `weir.rpc.arena_client.ArenaClient`: who owns what, what is refused, and what is raised. Its
 `match` never waits.
@@ -25,7 +25,7 @@ from weir.kv.states import NotOwned, PageState, SlotState
 _RETRY_AFTER_S = 0.1
 
 
-class MemoryArena:
+class InMemoryArena:
     """Owns a segment in anonymous memory.
 
     `before_hand_off` is awaited in each hand-off before it is committed, `before_match` in each match and
@@ -122,10 +122,10 @@ class MemoryArena:
         self.table.seal(self.lease_id_of(worker_id), chain)
 
 
-class MemoryArenaClient:
+class InMemoryArenaClient:
     """One worker's lease on a MemoryArena."""
 
-    def __init__(self, arena: MemoryArena, worker_id: str, on_handed_off: Callable[[HandedOff], None]) -> None:
+    def __init__(self, arena: InMemoryArena, worker_id: str, on_handed_off: Callable[[HandedOff], None]) -> None:
         self._arena = arena
         self._worker_id = worker_id
         self._on_handed_off = on_handed_off

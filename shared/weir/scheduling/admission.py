@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 from weir.bus.messages import RefusalReason, Submit
 from weir.scheduling.capacity import Capacity
-from weir.scheduling.foresight import Foresight
-from weir.scheduling.ledger import Ledger
+from weir.scheduling.foresight import DeadlineEstimator
+from weir.scheduling.ledger import RequestTable
 from weir.scheduling.limits import CoreLimits
 from weir.scheduling.rate import Rates
 from weir.scheduling.request import num_booked_pages
@@ -29,11 +29,11 @@ class Admission:
     def __init__(
         self,
         limits: CoreLimits,
-        ledger: Ledger,
+        ledger: RequestTable,
         workers: Workers,
         capacity: Capacity,
         rates: Rates,
-        foresight: Foresight,
+        foresight: DeadlineEstimator,
     ) -> None:
         self._limits = limits
         self._ledger = ledger

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
-from weir.scheduling.request import Request
+from weir.scheduling.request import ScheduledRequest
 from weir.scheduling.running_lengths import RunningLengths
 
 _MAX_MOVED = 64
@@ -69,11 +69,11 @@ class PrefillLoad:
 _NO_PREFILLS = PrefillLoad()
 
 
-class Book:
+class Reservations:
     """Bookings of granted requests; freeing twice does no harm."""
 
     def __init__(self) -> None:
-        self._requests: dict[str, Request] = {}
+        self._requests: dict[str, ScheduledRequest] = {}
         self._decode: dict[str, DecodeLoad] = {}
         self._prefill: dict[str, PrefillLoad] = {}
         self.num_frees = 0
@@ -129,7 +129,7 @@ class Book:
         for worker_id in [i for i, load in self._prefill.items() if i not in known_ids and not load.prompts]:
             del self._prefill[worker_id]
 
-    def add(self, request: Request, now_s: float) -> None:
+    def add(self, request: ScheduledRequest, now_s: float) -> None:
         """`request.placement` says where, `request.plan` what was estimated; its prompt counts as unread."""
         placement, submit, plan = request.placement, request.submit, request.plan
         if placement is None or request.request_id in self._requests:
@@ -153,7 +153,7 @@ class Book:
         prefill.num_tokens += num_tokens
         prefill.read_ms += plan.read_ms
 
-    def mark_prefilled(self, request: Request, now_s: float) -> None:
+    def mark_prefilled(self, request: ScheduledRequest, now_s: float) -> None:
         """Its first token is there."""
         placement = request.placement
         load = self._prefill.get(placement.prefill_worker_id) if placement else None
@@ -183,7 +183,7 @@ class Book:
         for request_id in reached[: max(0, len(reached) - num_on_worker)]:
             self.mark_prefilled(self._requests[request_id], now_s)
 
-    def remove(self, request: Request, now_s: float) -> None:
+    def remove(self, request: ScheduledRequest, now_s: float) -> None:
         self.mark_prefilled(request, now_s)
         placement = request.placement
         if placement is None or self._requests.pop(request.request_id, None) is None:
@@ -200,7 +200,7 @@ class Book:
         load.num_context_tokens -= request.submit.num_prompt_tokens + num_emitted
         load.lengths.remove(request.request_id)
 
-    def requests_on(self, worker_id: str) -> list[Request]:
+    def requests_on(self, worker_id: str) -> list[ScheduledRequest]:
         """Those that end with the worker: all on a decode worker, those not read yet on a prefill worker."""
         decode, prefill = self._decode.get(worker_id), self._prefill.get(worker_id)
         ids = sorted((decode.request_ids if decode else set()) | (prefill.prompts.keys() if prefill else set()))
@@ -231,6 +231,6 @@ class Book:
         self._moved.append(worker_id)
 
 
-def _seat_rank(request: Request) -> _SeatRank:
+def _seat_rank(request: ScheduledRequest) -> _SeatRank:
     placement = request.placement
     return (0, 0.0) if placement is None else (-placement.lane_priority, placement.rank)

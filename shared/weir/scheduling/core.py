@@ -35,12 +35,12 @@ from weir.policy.seams import Policy
 from weir.scheduling.admission import Admission
 from weir.scheduling.capacity import Capacity
 from weir.scheduling.commands import Command, LeftQueue
-from weir.scheduling.endings import Endings, Outbox
+from weir.scheduling.endings import CommandQueue, RequestCloser
 from weir.scheduling.fairness import GroupKey
 from weir.scheduling.figures import lane_figures
-from weir.scheduling.granting import Granted, Granter, Hopeless
+from weir.scheduling.granting import Granted, Granter, Unschedulable
 from weir.scheduling.integrity import check_ledger
-from weir.scheduling.ledger import Ledger
+from weir.scheduling.ledger import RequestTable
 from weir.scheduling.limits import CoreLimits
 from weir.scheduling.placer import Placer
 from weir.scheduling.rate import Rates
@@ -63,12 +63,12 @@ class SchedulerCore:
         self._policy = policy or make_policy("fcfs")
         self._clock = clock
         self._queued_reply = SubmitReply(epoch, queued=True)
-        self._ledger = Ledger(limits, self._policy, clock.now_s())
+        self._ledger = RequestTable(limits, self._policy, clock.now_s())
         self._workers = Workers(limits.worker_ttl_s, limits.max_models)
         self._placer = Placer(limits, self._workers, self._ledger.book, self._ledger.wanting)
         self._rates = Rates(limits.max_models)
-        self._outbox = Outbox(epoch)
-        self._endings = Endings(self._ledger, self._outbox)
+        self._outbox = CommandQueue(epoch)
+        self._endings = RequestCloser(self._ledger, self._outbox)
         self._is_bus_away = False
         self._ticked_at_s = clock.now_s()
         self._gather_until_s = clock.now_s() + limits.gather_s
@@ -304,7 +304,7 @@ class SchedulerCore:
             if not self._ledger.book.requests_on(worker_id):
                 self._workers.remove(worker_id)
 
-    def _carry_out(self, decision: Granted | Hopeless, now_s: float) -> None:
+    def _carry_out(self, decision: Granted | Unschedulable, now_s: float) -> None:
         if isinstance(decision, Granted):
             self._ledger.place(decision.request, decision.placement, now_s)
             self._outbox.granted(decision.request, decision.placement)

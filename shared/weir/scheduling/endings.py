@@ -5,11 +5,11 @@ from collections import Counter
 from weir.bus.messages import Grant, Placement, RefusalReason, Revoke, SubmitReply
 from weir.scheduling.admission import Refusal
 from weir.scheduling.commands import Command, EnteredQueue, LeftQueue, SendGrant, SendRevoke
-from weir.scheduling.ledger import Ledger
-from weir.scheduling.request import Request
+from weir.scheduling.ledger import RequestTable
+from weir.scheduling.request import ScheduledRequest
 
 
-class Outbox:
+class CommandQueue:
     """What is to be done by whoever runs the core, and how often what was decided."""
 
     def __init__(self, epoch: int) -> None:
@@ -28,10 +28,10 @@ class Outbox:
         self._commands.clear()
         return commands
 
-    def entered(self, request: Request) -> None:
+    def entered(self, request: ScheduledRequest) -> None:
         self.add(EnteredQueue(request.request_id, request.lane))
 
-    def granted(self, request: Request, placement: Placement) -> None:
+    def granted(self, request: ScheduledRequest, placement: Placement) -> None:
         self.counts[f"granted_{request.lane}"] += 1
         self.add(SendGrant(request.submit.gateway_id, Grant(self.epoch, request.request_id, placement)))
 
@@ -41,16 +41,16 @@ class Outbox:
         return SubmitReply(self.epoch, False, *refusal)
 
 
-class Endings:
+class RequestCloser:
     """Each takes a request out of everything."""
 
-    def __init__(self, ledger: Ledger, outbox: Outbox) -> None:
+    def __init__(self, ledger: RequestTable, outbox: CommandQueue) -> None:
         self._ledger = ledger
         self._outbox = outbox
         self._replies: dict[str, SubmitReply] = {}
         """By outcome: what a Submit is told that comes after its request is over."""
 
-    def revoke(self, request: Request, refusal: Refusal, now_s: float) -> None:
+    def revoke(self, request: ScheduledRequest, refusal: Refusal, now_s: float) -> None:
         """The scheduler gives up what waits; its gateway is told."""
         dispatch = request.dispatch
         self._outbox.counts[f"revoked_{refusal.reason.value}"] += 1
@@ -71,7 +71,7 @@ class Endings:
         else:
             self._ledger.tombstones.put(request_id, reply, now_s)
 
-    def decline(self, request: Request, now_s: float) -> None:
+    def decline(self, request: ScheduledRequest, now_s: float) -> None:
         """Its gateway did not take the grant. Not buried: it may run under another one, and will say so."""
         self._drop(request, "declined", None, now_s)
 
@@ -94,7 +94,7 @@ class Endings:
                 self._drop(request, "gateway_lost", None, now_s)
         self._ledger.gateways.remove(gateway_id)
 
-    def _drop(self, request: Request, outcome: str, reply: SubmitReply | None, now_s: float) -> None:
+    def _drop(self, request: ScheduledRequest, outcome: str, reply: SubmitReply | None, now_s: float) -> None:
         self._outbox.counts[f"ended_{outcome}"] += 1
         if request.placement is None:
             self._outbox.add(LeftQueue(request.request_id, outcome))

@@ -9,7 +9,7 @@ UNKNOWN_COST = StepCost(5.0, 0.5, 0.0, 0.05, 0.0001)
 _UNKNOWN_STEP_TOKENS = 512
 
 
-class Station:
+class WorkerState:
     """A worker as a placer sees it: its record, what is booked there, and estimates of both.
 
     The sums are those of `StepCost`, written out: a decision makes dozens of them.

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 
-from weir.scheduling.ledger import Ledger
+from weir.scheduling.ledger import RequestTable
 from weir.scheduling.limits import CoreLimits
 
 
 def lane_figures(
-    ledger: Ledger, limits: CoreLimits, counts: Mapping[str, int], now_s: float
+    ledger: RequestTable, limits: CoreLimits, counts: Mapping[str, int], now_s: float
 ) -> dict[str, dict[str, float]]:
     """lane -> figure -> value."""
     return {

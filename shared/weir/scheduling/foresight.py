@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from weir.bus.messages import Submit
 from weir.kv.geometry import num_pages_for
 from weir.scheduling.limits import CoreLimits
-from weir.scheduling.pools import Pools
+from weir.scheduling.pools import WorkerPools
 from weir.scheduling.prefix_view import PrefixView, hashes_from
 
 _DOUBT = 1.25
@@ -13,7 +13,7 @@ _DOUBT = 1.25
 
 
 @dataclass(frozen=True, slots=True)
-class Foreseen:
+class CompletionEstimate:
     """From the grant on, in an order of its own: the best that any worker offers, as far as workers know their cost."""
 
     first_token_ms: float
@@ -31,19 +31,19 @@ class Late:
     """0: nor could it later."""
 
 
-class Foresight:
+class DeadlineEstimator:
     """Knows no more than the costs that workers have measured of their own steps; without them it is silent."""
 
-    def __init__(self, limits: CoreLimits, pools: Pools, prefixes: PrefixView) -> None:
+    def __init__(self, limits: CoreLimits, pools: WorkerPools, prefixes: PrefixView) -> None:
         self._limits = limits
         self._pools = pools
         self._prefixes = prefixes
 
-    def try_foresee(self, submit: Submit, lane: str, now_s: float) -> Foreseen | None:
+    def try_foresee(self, submit: Submit, lane: str, now_s: float) -> CompletionEstimate | None:
         """None: not every worker has told its cost, so that one may be quicker than is known."""
         pool = self._pools.pool(submit.model, self._limits.lanes_by_name[lane].worker_group)
         hashes, placing = hashes_from(submit.page_hashes), self._limits.placing
-        best: Foreseen | None = None
+        best: CompletionEstimate | None = None
         for seat in pool:
             station = seat.station
             if not station.is_measured or not all(one.station.is_measured for one in seat.decode):
@@ -55,7 +55,7 @@ class Foresight:
             first_ms = station.prefill.queue_ms(now_s) + alone_ms
             if best is None or first_ms < best.first_token_ms:
                 itl_ms = min(one.station.itl_ms(submit.num_prompt_tokens) for one in seat.decode)
-                best = Foreseen(first_ms, alone_ms, first_ms + itl_ms * (_expected_tokens(submit) - 1))
+                best = CompletionEstimate(first_ms, alone_ms, first_ms + itl_ms * (_expected_tokens(submit) - 1))
         return best
 
     def try_late(self, submit: Submit, lane: str, wait_ms: float, now_s: float) -> Late | None:

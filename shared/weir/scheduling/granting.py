@@ -7,10 +7,10 @@ from weir.bus.messages import Placement, RefusalReason
 from weir.scheduling.admission import WORKER_RETRY_MS, Refusal
 from weir.scheduling.capacity import Capacity
 from weir.scheduling.lane_queue import LaneQueue
-from weir.scheduling.ledger import Ledger
+from weir.scheduling.ledger import RequestTable
 from weir.scheduling.limits import CoreLimits
 from weir.scheduling.placer import Placer
-from weir.scheduling.request import Request
+from weir.scheduling.request import ScheduledRequest
 from weir.scheduling.workers import Workers
 
 _Situation = tuple[object, ...]
@@ -22,14 +22,14 @@ _LOOK_AGAIN_S = 0.25
 class Granted(NamedTuple):
     """It can start there now."""
 
-    request: Request
+    request: ScheduledRequest
     placement: Placement
 
 
-class Hopeless(NamedTuple):
+class Unschedulable(NamedTuple):
     """It can never start."""
 
-    request: Request
+    request: ScheduledRequest
     refusal: Refusal
 
 
@@ -50,7 +50,7 @@ class Granter:
     """
 
     def __init__(
-        self, limits: CoreLimits, ledger: Ledger, workers: Workers, capacity: Capacity, placer: Placer
+        self, limits: CoreLimits, ledger: RequestTable, workers: Workers, capacity: Capacity, placer: Placer
     ) -> None:
         self._ledger = ledger
         self._workers = workers
@@ -66,7 +66,7 @@ class Granter:
         self._is_for_slots = True
         """Whether all that were tried for this decision lacked a slot."""
 
-    def try_decide(self, model: str, now_s: float) -> Granted | Hopeless | None:
+    def try_decide(self, model: str, now_s: float) -> Granted | Unschedulable | None:
         """None: nobody can start now."""
         num_head_changes = self._ledger.lanes.num_head_changes(model)
         as_of = (num_head_changes, int(now_s / _LOOK_AGAIN_S), *self._placer.slot_situation())
@@ -88,7 +88,7 @@ class Granter:
 
     def _try_in_order(
         self, model: str, queues: Sequence[LaneQueue], situation: _Situation, now_s: float
-    ) -> Granted | Hopeless | None:
+    ) -> Granted | Unschedulable | None:
         blocked_groups: set[str] = set()
         for queue in queues:
             group = self._group(model, queue)
@@ -105,11 +105,11 @@ class Granter:
 
     def _try_with_guarantees(
         self, model: str, queues: Sequence[LaneQueue], situation: _Situation, now_s: float
-    ) -> Granted | Hopeless | None:
+    ) -> Granted | Unschedulable | None:
         """Those inside their guarantees first. One of these that does not fit holds up only who comes after it."""
         tried: set[str] = set()
         first_blocked: dict[str, int] = {}
-        heads: dict[str, Request | None] = {}
+        heads: dict[str, ScheduledRequest | None] = {}
         for place, queue in enumerate(queues):
             if not queue.limits.guaranteed_share or (queue.limits.max_batch and self._is_at_most(queue)):
                 continue
@@ -140,8 +140,8 @@ class Granter:
         return None
 
     def _try_start(
-        self, queue: LaneQueue, request: Request, situation: _Situation, now_s: float
-    ) -> Granted | Hopeless | None:
+        self, queue: LaneQueue, request: ScheduledRequest, situation: _Situation, now_s: float
+    ) -> Granted | Unschedulable | None:
         key = (request.submit.model, queue.name)
         has_slot = self._placer.has_slot(request)
         if has_slot:
@@ -163,28 +163,28 @@ class Granter:
             self._blocked[key] = request.request_id, situation
         return None
 
-    def _only_lacks_slot(self, queue: LaneQueue, request: Request) -> bool:
+    def _only_lacks_slot(self, queue: LaneQueue, request: ScheduledRequest) -> bool:
         """Whether it can start some day, and not now: so it is with most that wait."""
         if self._placer.has_slot(request):
             return False
         hopeful = self._hopeful.get((request.submit.model, queue.name))
         return hopeful == (request.request_id, self._workers.num_changes)
 
-    def _try_give_up(self, request: Request, group: str, now_s: float) -> Hopeless | None:
+    def _try_give_up(self, request: ScheduledRequest, group: str, now_s: float) -> Unschedulable | None:
         model = request.submit.model
         if not self._workers.knows_model(model):
             refusal = Refusal(RefusalReason.UNKNOWN_MODEL, f"no worker ever served model {model!r}")
-            return Hopeless(request, refusal)
+            return Unschedulable(request, refusal)
         pool = self._capacity.of(model, group)
         if pool.hosts and not pool.can_ever_hold(request.num_tokens, request.num_pages):
             message = f"no worker that is left can hold its {request.num_pages} pages"
-            return Hopeless(request, Refusal(RefusalReason.NO_WORKER, message, WORKER_RETRY_MS))
+            return Unschedulable(request, Refusal(RefusalReason.NO_WORKER, message, WORKER_RETRY_MS))
         if pool.hosts and self._placer.is_kept_out(request, {num_pages for num_pages, _ in pool.hosts}, now_s):
             message = (
                 f"{request.num_pages} pages: lane {request.lane} never gets as many, for guarantees of other lanes "
                 f"are lent no further than lent_share; ask for fewer tokens"
             )
-            return Hopeless(request, Refusal(RefusalReason.TOO_LARGE, message))
+            return Unschedulable(request, Refusal(RefusalReason.TOO_LARGE, message))
         return None
 
     def _situation(self, model: str, now_s: float) -> _Situation:
@@ -196,7 +196,7 @@ class Granter:
         """Whether the lane must have no more running."""
         return 0 < queue.limits.max_batch <= self._ledger.usage.num_running(queue.name)
 
-    def _is_owed(self, model: str, queue: LaneQueue, request: Request) -> bool:
+    def _is_owed(self, model: str, queue: LaneQueue, request: ScheduledRequest) -> bool:
         """Whether the request is inside its lane's guarantee, by pages as they are charged."""
         share = queue.limits.guaranteed_share
         if not share:

@@ -5,13 +5,13 @@ from math import inf
 from weir.bus.messages import Submit
 from weir.policy.seams import Policy, Waiting
 from weir.scheduling.limits import CoreLimits
-from weir.scheduling.request import Request
+from weir.scheduling.request import ScheduledRequest
 
 _AHEAD_S = 1.0
 _MAX_AHEAD = 999_999
 
 
-class Intake:
+class RequestFactory:
     """Under one set of limits and one policy."""
 
     def __init__(self, limits: CoreLimits, policy: Policy, started_at_s: float) -> None:
@@ -31,7 +31,7 @@ class Intake:
 
     def request(
         self, submit: Submit, lane: str, queued_at_s: float, arrived_at_s: float, num_uncached_tokens: int
-    ) -> Request:
+    ) -> ScheduledRequest:
         """A new record. The lane may be configured no more, if it was granted already."""
         limits, tenant = self._limits.lanes_by_name.get(lane), self._limits.tenant(submit.tenant)
         max_wait_s = limits.max_wait_s if limits else 0.0
@@ -47,7 +47,7 @@ class Intake:
             submit.predicted_output_tokens or submit.expected_output_tokens or None,
             submit.output_score,
         )
-        return Request(
+        return ScheduledRequest(
             submit,
             lane,
             self._limits.lane_priorities.get(lane, -1),
@@ -63,7 +63,7 @@ class Intake:
         """Inside its lane, where requests of several tenants meet at a worker."""
         return self._policy.order.rank(waiting) if self._policy.is_preemptive else 0.0
 
-    def again(self, request: Request) -> Request:
+    def again(self, request: ScheduledRequest) -> ScheduledRequest:
         """A queued request under these limits and this policy; a lane that is no more becomes the default one."""
         lane = request.lane if request.lane in self._limits.lanes_by_name else self._limits.default_lane
         before = request.waiting

@@ -3,11 +3,11 @@
 from collections import Counter
 from collections.abc import Mapping
 
-from weir.scheduling.ledger import Ledger
-from weir.scheduling.request import Request
+from weir.scheduling.ledger import RequestTable
+from weir.scheduling.request import ScheduledRequest
 
 
-def check_ledger(ledger: Ledger) -> tuple[str, ...]:
+def check_ledger(ledger: RequestTable) -> tuple[str, ...]:
     """What does not add up; empty when all is well."""
     errors = [*ledger.lanes.check_integrity(), *ledger.book.check_integrity()]
     requests = ledger.requests
@@ -25,7 +25,7 @@ def check_ledger(ledger: Ledger) -> tuple[str, ...]:
     return (*errors, *_check_counts(ledger, requests))
 
 
-def _check_counts(ledger: Ledger, requests: Mapping[str, Request]) -> list[str]:
+def _check_counts(ledger: RequestTable, requests: Mapping[str, ScheduledRequest]) -> list[str]:
     errors = []
     queued = Counter(request.tenant for request in requests.values() if request.placement is None)
     in_flight = Counter(request.tenant for request in requests.values() if request.placement is not None)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from weir.policy.seams import Order, OrderQueue
 from weir.scheduling.fairness import VirtualCounters
 from weir.scheduling.limits import LaneLimits
-from weir.scheduling.request import Request
+from weir.scheduling.request import ScheduledRequest
 
 
 class _TenantQueue:
@@ -15,9 +15,9 @@ class _TenantQueue:
 
     def __init__(self, queue: OrderQueue) -> None:
         self.queue = queue
-        self.by_age: OrderedDict[str, Request] = OrderedDict()
+        self.by_age: OrderedDict[str, ScheduledRequest] = OrderedDict()
 
-    def try_next(self, ageing_s: float, now_s: float) -> Request | None:
+    def try_next(self, ageing_s: float, now_s: float) -> ScheduledRequest | None:
         if ageing_s and self.by_age:
             oldest = next(iter(self.by_age.values()))
             if now_s - oldest.queued_at_s >= ageing_s:
@@ -43,7 +43,7 @@ class LaneQueue:
         """(counter, tenant). A counter that has risen since is put right when it comes to the top; so is a tenant that
         is gone or parked."""
         self._in_heap: set[str] = set()
-        self._by_age: OrderedDict[str, Request] = OrderedDict()
+        self._by_age: OrderedDict[str, ScheduledRequest] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._by_age)
@@ -60,11 +60,11 @@ class LaneQueue:
         num_tenants = len(self._tenants) + (tenant is None)
         return min((num_own - is_queued + 1) * num_tenants - 1, len(self) - is_queued)
 
-    def requests(self) -> Iterator[Request]:
+    def requests(self) -> Iterator[ScheduledRequest]:
         """By age, oldest first."""
         yield from self._by_age.values()
 
-    def oldest(self) -> Request:
+    def oldest(self) -> ScheduledRequest:
         return next(iter(self._by_age.values()))
 
     def oldest_since_s(self, is_over: Callable[[str], bool]) -> float:
@@ -72,10 +72,10 @@ class LaneQueue:
         oldest = (next(iter(tenant.by_age.values())) for key, tenant in self._tenants.items() if not is_over(key))
         return min((request.queued_at_s for request in oldest), default=self.oldest().queued_at_s)
 
-    def newest(self) -> Request:
+    def newest(self) -> ScheduledRequest:
         return next(reversed(self._by_age.values()))
 
-    def add(self, request: Request, key: str, *, lifts: bool) -> bool:
+    def add(self, request: ScheduledRequest, key: str, *, lifts: bool) -> bool:
         """`key`: whose queue it waits in. `lifts`: its coming may lift the tenant's counter. Whether it may be the next
         one now."""
         tenant = self._tenants.get(key)
@@ -89,7 +89,7 @@ class LaneQueue:
         tenant.by_age[request.request_id] = self._by_age[request.request_id] = request
         return is_new or tenant.queue.try_peek(request.queued_at_s) == request.request_id
 
-    def remove(self, request: Request, key: str, taken_at_s: float | None = None) -> None:
+    def remove(self, request: ScheduledRequest, key: str, taken_at_s: float | None = None) -> None:
         """`taken_at_s`: when it was granted; None: it leaves unserved."""
         tenant, request_id = self._tenants[key], request.request_id
         del self._by_age[request_id], tenant.by_age[request_id]
@@ -132,7 +132,7 @@ class LaneQueue:
                 return key
         return None
 
-    def next_of(self, key: str, now_s: float) -> Request | None:
+    def next_of(self, key: str, now_s: float) -> ScheduledRequest | None:
         """Who of the tenant is next."""
         return self._tenants[key].try_next(self.limits.ageing_s, now_s)
 

@@ -8,7 +8,7 @@ from weir.policy.seams import Order
 from weir.scheduling.fairness import Fairness, VirtualCounters
 from weir.scheduling.lane_queue import LaneQueue
 from weir.scheduling.limits import CoreLimits
-from weir.scheduling.request import Request
+from weir.scheduling.request import ScheduledRequest
 
 _EVERYBODY = ""
 """Key of the one queue of a lane whose tenants go by arrival alone."""
@@ -50,7 +50,7 @@ class Lanes:
         self._is_over = is_over
         self._models: dict[str, _ModelQueues] = {}
         """A model without requests has no entry."""
-        self._requests: dict[str, Request] = {}
+        self._requests: dict[str, ScheduledRequest] = {}
         self._lane_counts: Counter[str] = Counter()
         self._expiry: LazyHeap[tuple[float]] = LazyHeap()
         self._parked: dict[str, dict[LaneQueue, str]] = {}
@@ -67,7 +67,7 @@ class Lanes:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._requests
 
-    def requests(self) -> Iterator[Request]:
+    def requests(self) -> Iterator[ScheduledRequest]:
         """In the order in which they came."""
         yield from self._requests.values()
 
@@ -110,7 +110,7 @@ class Lanes:
     def models(self) -> list[str]:
         return list(self._models)
 
-    def add(self, request: Request, *, lifts: bool = True) -> None:
+    def add(self, request: ScheduledRequest, *, lifts: bool = True) -> None:
         """`lifts`: False where its tenant waited before already."""
         model = request.submit.model
         queues = self._models.get(model)
@@ -127,7 +127,7 @@ class Lanes:
         self._requests[request.request_id] = request
         self._lane_counts[request.lane] += 1
 
-    def remove(self, request: Request, taken_at_s: float | None = None) -> None:
+    def remove(self, request: ScheduledRequest, taken_at_s: float | None = None) -> None:
         """`taken_at_s`: when it was granted; None: it leaves unserved."""
         model, lane = request.submit.model, request.lane
         del self._requests[request.request_id]
@@ -175,7 +175,7 @@ class Lanes:
             return sorted(queues.waiting, key=lambda queue: self._urgency(queue, now_s))
         return queues.waiting
 
-    def try_next(self, model: str, queue: LaneQueue, now_s: float) -> Request | None:
+    def try_next(self, model: str, queue: LaneQueue, now_s: float) -> ScheduledRequest | None:
         """Who of the lane is next; None: all its tenants have as much in flight as they may."""
         while (key := queue.try_least()) is not None:
             if not self._is_over(key):
@@ -184,7 +184,7 @@ class Lanes:
             self._parked.setdefault(key, {})[queue] = model
         return None
 
-    def served(self, request: Request, service: float) -> None:
+    def served(self, request: ScheduledRequest, service: float) -> None:
         """Its lane was given `service`, tokens by their price: that counts where lanes share by weight."""
         if not self._is_weighted:
             return
@@ -205,13 +205,13 @@ class Lanes:
         since = [queues.lanes[lane].oldest().queued_at_s for queues in self._models.values() if queues.lanes[lane]]
         return now_s - min(since) if since else 0.0
 
-    def newest_of(self, lane: str, model: str | None = None) -> Request | None:
+    def newest_of(self, lane: str, model: str | None = None) -> ScheduledRequest | None:
         """The one that came last; of any model, if none is named."""
         models = self._models.values() if model is None else [self._models[model]] if model in self._models else []
         newest = [queues.lanes[lane].newest() for queues in models if queues.lanes[lane]]
         return max(newest, key=lambda request: (request.queued_at_s, request.request_id), default=None)
 
-    def expired(self, now_s: float) -> Iterator[Request]:
+    def expired(self, now_s: float) -> Iterator[ScheduledRequest]:
         """Those whose time is over, earliest first; the caller removes each before it takes the next."""
         while (top := self._expiry.try_peek()) is not None and top[0][0] <= now_s:
             yield self._requests[top[1]]

@@ -5,33 +5,33 @@ from collections.abc import Collection, Mapping
 
 from weir.bus.messages import Placement, Submit, SubmitReply
 from weir.policy.seams import Policy
-from weir.scheduling.book import Book
+from weir.scheduling.book import Reservations
 from weir.scheduling.fairness import DECODE_PRICE, PREFILL_PRICE, Fairness, GroupKey
 from weir.scheduling.gateways import Gateways
-from weir.scheduling.intake import Intake
+from weir.scheduling.intake import RequestFactory
 from weir.scheduling.lanes import Lanes
 from weir.scheduling.limits import CoreLimits
-from weir.scheduling.request import Request
+from weir.scheduling.request import ScheduledRequest
 from weir.scheduling.tenants import Tenants
-from weir.scheduling.tombstones import Tombstones
-from weir.scheduling.usage import Usage
+from weir.scheduling.tombstones import EndedRequests
+from weir.scheduling.usage import LaneUsage
 
 
-class Ledger:
+class RequestTable:
     """The index of requests, and the few steps that change several collections at once."""
 
     def __init__(self, limits: CoreLimits, policy: Policy, now_s: float) -> None:
-        self.book = Book()
+        self.book = Reservations()
         self.gateways = Gateways(limits.gateway_ttl_s)
-        self.tombstones = Tombstones(limits.max_tombstones, limits.tombstone_ttl_s)
+        self.tombstones = EndedRequests(limits.max_tombstones, limits.tombstone_ttl_s)
         self.fairness = Fairness(self._needs_counters)
-        self.usage = Usage()
+        self.usage = LaneUsage()
         self.tenants = Tenants(limits)
         self.lanes = Lanes(limits, policy.order, self.fairness, self.tenants.is_over_in_flight)
-        self.intake = Intake(limits, policy, now_s)
+        self.intake = RequestFactory(limits, policy, now_s)
         self._limits = limits
         self._started_at_s = now_s
-        self._requests: dict[str, Request] = {}
+        self._requests: dict[str, ScheduledRequest] = {}
         self._num_ahead = 0
         self._given_back: OrderedDict[str, float] = OrderedDict()
         """Tokens of requests that may come back, by id; as many as tombstones at most."""
@@ -40,11 +40,11 @@ class Ledger:
         return len(self._requests)
 
     @property
-    def requests(self) -> Mapping[str, Request]:
+    def requests(self) -> Mapping[str, ScheduledRequest]:
         """All of them, by id."""
         return self._requests
 
-    def try_get(self, request_id: str) -> Request | None:
+    def try_get(self, request_id: str) -> ScheduledRequest | None:
         return self._requests.get(request_id)
 
     def is_backlogged(self, model: str) -> bool:
@@ -55,7 +55,9 @@ class Ledger:
         """Lanes with a guaranteed share that have requests of the model waiting."""
         return self.lanes.wanting(model)
 
-    def enqueue(self, submit: Submit, now_s: float, num_uncached_tokens: int, *, is_ahead: bool = False) -> Request:
+    def enqueue(
+        self, submit: Submit, now_s: float, num_uncached_tokens: int, *, is_ahead: bool = False
+    ) -> ScheduledRequest:
         """`is_ahead`: it was queued before everything that is submitted now. The lane must exist."""
         lane = self.intake.lane_of(submit)
         self._num_ahead += is_ahead
@@ -68,7 +70,7 @@ class Ledger:
         self._index(request, now_s, pays=not is_ahead)
         return request
 
-    def adopt(self, submit: Submit, placement: Placement, num_output_tokens: int, now_s: float) -> Request:
+    def adopt(self, submit: Submit, placement: Placement, num_output_tokens: int, now_s: float) -> ScheduledRequest:
         """Books a request that an earlier scheduler granted, even over what is free: it is there already."""
         request = self.intake.request(submit, self.intake.lane_of(submit), now_s, now_s, submit.num_prompt_tokens)
         request.placement, request.num_output_tokens = placement, num_output_tokens
@@ -76,7 +78,7 @@ class Ledger:
         self._book(request, now_s)
         return request
 
-    def place(self, request: Request, placement: Placement, now_s: float) -> None:
+    def place(self, request: ScheduledRequest, placement: Placement, now_s: float) -> None:
         """From its queue into the book. What it takes to read its prompt is charged."""
         self._take_out(request, now_s, taken_at_s=now_s)
         request.placement = placement
@@ -84,7 +86,7 @@ class Ledger:
         num_computed = max(1, request.submit.num_prompt_tokens - request.plan.num_cached_tokens)
         self._charge(request, PREFILL_PRICE * num_computed, now_s)
 
-    def follow(self, request: Request, placement: Placement, now_s: float) -> None:
+    def follow(self, request: ScheduledRequest, placement: Placement, now_s: float) -> None:
         """Its gateway runs it under a grant that another scheduler made, whatever this one has booked for it."""
         was_queued = request.placement is None
         self._take_out(request, now_s, taken_at_s=now_s)
@@ -93,13 +95,13 @@ class Ledger:
         if was_queued:
             self._charge(request, PREFILL_PRICE * request.submit.num_prompt_tokens, now_s)
 
-    def queue_again(self, request: Request, submit: Submit, now_s: float) -> None:
+    def queue_again(self, request: ScheduledRequest, submit: Submit, now_s: float) -> None:
         """Under a newer dispatch, before everything that is submitted now; what it has booked is free. The lane must
         exist."""
         self.remove(request, None, now_s)
         self.enqueue(submit, now_s, submit.num_prompt_tokens, is_ahead=True)
 
-    def progressed(self, request: Request, num_output_tokens: int, now_s: float) -> None:
+    def progressed(self, request: ScheduledRequest, num_output_tokens: int, now_s: float) -> None:
         """So many tokens of a granted request are delivered; what is new of it is charged."""
         num_new = num_output_tokens - request.num_output_tokens
         if request.placement is None or num_new <= 0:
@@ -109,7 +111,7 @@ class Ledger:
         self.book.progressed(request.request_id, num_output_tokens, now_s)
 
     def remove(
-        self, request: Request, reply: SubmitReply | None, now_s: float, *, up_to_dispatch: int | None = None
+        self, request: ScheduledRequest, reply: SubmitReply | None, now_s: float, *, up_to_dispatch: int | None = None
     ) -> None:
         """Out of everything. `reply` is what a late Submit will be told; None: the request may come back.
 
@@ -128,7 +130,7 @@ class Ledger:
 
     def set_policy(self, policy: Policy) -> None:
         """Everything that waits stays where it is, in another order. If anything raises, nothing has changed."""
-        intake = Intake(self._limits, policy, self._started_at_s)
+        intake = RequestFactory(self._limits, policy, self._started_at_s)
         ranks = [(request, intake.rank(request.waiting)) for request in self.lanes.requests()]
         self.lanes.set_order(policy.order)
         for request, rank in ranks:
@@ -140,7 +142,7 @@ class Ledger:
         changed."""
         tenants = Tenants(limits)
         tenants.carry_over(self.tenants, now_s)
-        intake = Intake(limits, policy, self._started_at_s)
+        intake = RequestFactory(limits, policy, self._started_at_s)
         if _queues_alike(limits) == _queues_alike(self._limits):
             self.lanes.set_limits(limits, tenants.is_over_in_flight)
         else:
@@ -158,7 +160,7 @@ class Ledger:
             tenants.count_in_flight(tenant, in_flight[tenant], now_s)
         self.fairness.keep_only(limits.lanes_by_name, limits.tenants_by_name)
 
-    def _queue_anew(self, limits: CoreLimits, policy: Policy, intake: Intake, tenants: Tenants) -> None:
+    def _queue_anew(self, limits: CoreLimits, policy: Policy, intake: RequestFactory, tenants: Tenants) -> None:
         lanes = Lanes(limits, policy.order, self.fairness, tenants.is_over_in_flight)
         queued = [intake.again(request) for request in self.lanes.requests()]
         for request in queued:
@@ -181,7 +183,7 @@ class Ledger:
     def _needs_counters(self, group: GroupKey) -> bool:
         return self.lanes.has_queued(group[0]) or self.usage.num_pages(*group) > 0
 
-    def _index(self, request: Request, now_s: float, *, pays: bool) -> None:
+    def _index(self, request: ScheduledRequest, now_s: float, *, pays: bool) -> None:
         """`pays`: its caller charges it as a new one; else it has paid already, but for what it was given back."""
         num_given_back = self._given_back.pop(request.request_id, 0.0)
         if not pays:
@@ -190,12 +192,12 @@ class Ledger:
         self._requests[request.request_id] = request
         self.gateways.add_request(request.submit.gateway_id, request.request_id, now_s)
 
-    def _book(self, request: Request, now_s: float) -> None:
+    def _book(self, request: ScheduledRequest, now_s: float) -> None:
         self.book.add(request, now_s)
         self.usage.add(request)
         self.tenants.count_in_flight(request.tenant, 1, now_s)
 
-    def _take_out(self, request: Request, now_s: float, taken_at_s: float | None = None) -> None:
+    def _take_out(self, request: ScheduledRequest, now_s: float, taken_at_s: float | None = None) -> None:
         """Of its queue or of the book."""
         if request.placement is None:
             self.lanes.remove(request, taken_at_s)
@@ -206,7 +208,7 @@ class Ledger:
             self.tenants.count_in_flight(request.tenant, -1, now_s)
             self.lanes.reopen(request.tenant)
 
-    def _charge(self, request: Request, service: float, now_s: float) -> None:
+    def _charge(self, request: ScheduledRequest, service: float, now_s: float) -> None:
         if request.lane not in self._limits.lanes_by_name:
             return
         self.lanes.served(request, service)

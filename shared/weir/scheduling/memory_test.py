@@ -42,7 +42,7 @@ class MemoryUse:
     """Of each decode worker that the memory serves."""
 
 
-class MemoryTest(Protocol):
+class MemoryFit(Protocol):
     """A request is granted only if its memory test passes."""
 
     def fits(self, use: MemoryUse, submit: Submit, now_s: float) -> bool: ...
@@ -260,7 +260,7 @@ class PastFuture:
         return _Future(prompt + emitted + _ROUNDING_TOKENS, total - emitted, versions, now_s)
 
 
-def make_memory_test(limits: PlacingLimits, overcommit: float) -> MemoryTest:
+def make_memory_test(limits: PlacingLimits, overcommit: float) -> MemoryFit:
     """`overcommit`: pages that the conservative test books for each that there is."""
     match limits.memory_test:
         case "conservative":

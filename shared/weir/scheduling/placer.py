@@ -15,14 +15,14 @@ from operator import itemgetter
 
 from weir.bus.messages import Placement, Submit
 from weir.kv.geometry import num_pages_for
-from weir.scheduling.book import Book
-from weir.scheduling.foresight import Foresight
+from weir.scheduling.book import Reservations
+from weir.scheduling.foresight import DeadlineEstimator
 from weir.scheduling.limits import CoreLimits
 from weir.scheduling.memory_test import MemoryUse, make_memory_test
 from weir.scheduling.plan import PlacementPlan
-from weir.scheduling.pools import DecodeSeat, Memory, Pool, Pools
+from weir.scheduling.pools import ArenaLoad, DecodeCandidate, Pool, WorkerPools
 from weir.scheduling.prefix_view import Hashes, PrefixView, hashes_from
-from weir.scheduling.request import Request
+from weir.scheduling.request import ScheduledRequest
 from weir.scheduling.routing import Option, Router, kind_of
 from weir.scheduling.shares import can_take_back, pages_open_to
 from weir.scheduling.slots import OpenSlots, Vacancies
@@ -41,7 +41,7 @@ class Placer:
         self,
         limits: CoreLimits,
         workers: Workers,
-        book: Book,
+        book: Reservations,
         wanting: Callable[[str], Collection[str]] = lambda model: (),
     ) -> None:
         """`wanting`: the lanes with a guaranteed share that have requests of the model waiting."""
@@ -49,7 +49,7 @@ class Placer:
         self.prefixes = PrefixView()
         self._workers = workers
         self._book = book
-        self._pools = Pools(workers, book)
+        self._pools = WorkerPools(workers, book)
         self._counts: Counter[str] = Counter()
         self._limits = limits
         self._start_over()
@@ -70,19 +70,19 @@ class Placer:
         """As long as it stays the same, what found no slot finds none."""
         return self._book.num_ends, self._workers.num_changes
 
-    def foresight(self) -> Foresight:
+    def foresight(self) -> DeadlineEstimator:
         """By the limits of now."""
-        return Foresight(self._limits, self._pools, self.prefixes)
+        return DeadlineEstimator(self._limits, self._pools, self.prefixes)
 
     def situation(self, now_s: float) -> tuple[int, ...]:
         """As long as it stays the same, what did not fit does not fit."""
         return self._book.num_frees, self._workers.num_changes, 0 if self._is_timeless else int(now_s / _SITUATION_S)
 
-    def finished(self, request: Request, num_output_tokens: int) -> None:
+    def finished(self, request: ScheduledRequest, num_output_tokens: int) -> None:
         """It came to its own end after so many tokens."""
         self._memory_test.finished(request.submit.model, num_output_tokens)
 
-    def charged_pages(self, request: Request) -> int:
+    def charged_pages(self, request: ScheduledRequest) -> int:
         """What it would count against its lane's share, granted now."""
         return self._memory_test.charged_pages(request.submit)
 
@@ -93,7 +93,7 @@ class Placer:
         num_cached = self.prefixes.num_cached_tokens(holders[0], hashes) if holders else 0
         return max(submit.num_prompt_tokens - num_cached, 1)
 
-    def is_kept_out(self, request: Request, page_counts: Collection[int], now_s: float) -> bool:
+    def is_kept_out(self, request: ScheduledRequest, page_counts: Collection[int], now_s: float) -> bool:
         """Whether what is never lent of others' guarantees is too much for it in each memory of so many pages, even if
         nothing runs there. A test that learns lengths may come to think better of its answer, not of its prompt."""
         if not self._is_shared_out or self._limits.lent_share == 1:
@@ -104,11 +104,11 @@ class Placer:
         uses = (MemoryUse("", num_pages, 0, ()) for num_pages in opened)
         return not any(self._memory_test.fits(use, request.submit, now_s) for use in uses)
 
-    def has_slot(self, request: Request) -> bool:
+    def has_slot(self, request: ScheduledRequest) -> bool:
         """The quickest of all questions, and when workers are busy the answer is mostly no."""
         return request.seat < self._vacancies.of(request.submit.model, self._groups.get(request.lane, "")).bound
 
-    def try_place(self, request: Request, now_s: float) -> Placement | None:
+    def try_place(self, request: ScheduledRequest, now_s: float) -> Placement | None:
         """None: nothing that the request needs is free now. Otherwise `request.plan` says what is expected."""
         submit, small = request.submit, self._limits.placing.small_pool
         group = self._groups.get(request.lane, "")
@@ -145,7 +145,7 @@ class Placer:
 
     def _try_seats(
         self,
-        request: Request,
+        request: ScheduledRequest,
         pool: Pool,
         hashes: Hashes,
         slots: OpenSlots,
@@ -168,7 +168,7 @@ class Placer:
         return None
 
     def _options(
-        self, request: Request, pool: Pool, hashes: Hashes, slots: OpenSlots, now_s: float, *, is_drawn: bool
+        self, request: ScheduledRequest, pool: Pool, hashes: Hashes, slots: OpenSlots, now_s: float, *, is_drawn: bool
     ) -> list[Option]:
         """Each worker that may read the prompt, with those that would go on.
 
@@ -181,7 +181,7 @@ class Placer:
         is_choice = bool(pool) and pool[0].is_local != pool[-1].is_local
         router = self._router
         cached_by_memory: dict[str, int] = {}
-        decodes_by_host: dict[tuple[DecodeSeat, ...], Sequence[DecodeSeat]] = {}
+        decodes_by_host: dict[tuple[DecodeCandidate, ...], Sequence[DecodeCandidate]] = {}
         options: list[Option] = []
         for place, seat in enumerate(pool):
             if open_ids is not None and seat.writers.isdisjoint(open_ids):
@@ -215,8 +215,8 @@ class Placer:
         return min(self.prefixes.num_cached_tokens(memory_id, hashes), submit.num_prompt_tokens - 1)
 
     def _decodes(
-        self, request: Request, slots: OpenSlots, seats: Sequence[DecodeSeat], *, is_drawn: bool
-    ) -> Sequence[DecodeSeat]:
+        self, request: ScheduledRequest, slots: OpenSlots, seats: Sequence[DecodeCandidate], *, is_drawn: bool
+    ) -> Sequence[DecodeCandidate]:
         """Those with a slot for it, the quickest first if it keeps the target, else the one with the most room."""
         if is_drawn and len(seats) > self._limits.placing.small_pool:
             seats = self._random.sample(seats, _NUM_DRAWN)
@@ -234,7 +234,7 @@ class Placer:
             return sorted(free, key=lambda seat: seat.memory.num_booked_pages - seat.memory.num_pages)
         return [seat for _, _, seat in sorted(itls_ms, key=itemgetter(0, 1))]
 
-    def _has_memory(self, request: Request, memory: Memory, now_s: float) -> bool:
+    def _has_memory(self, request: ScheduledRequest, memory: ArenaLoad, now_s: float) -> bool:
         submit, num_pages = request.submit, memory.num_pages
         if self._is_shared_out:
             charged, wanting = memory.pages_by_lane(), self._wanting(submit.model)
@@ -247,9 +247,9 @@ class Placer:
 
     def _place(
         self,
-        request: Request,
+        request: ScheduledRequest,
         option: Option,
-        decode: DecodeSeat,
+        decode: DecodeCandidate,
         options: Sequence[Option],
         now_s: float,
     ) -> Placement:

@@ -5,15 +5,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from weir.bus.messages import WorkerRecord
-from weir.scheduling.book import Book, DecodeLoad
-from weir.scheduling.estimates import Station
+from weir.scheduling.book import DecodeLoad, Reservations
+from weir.scheduling.estimates import WorkerState
 from weir.scheduling.workers import HostView, Workers
 
 _MAX_POOLS = 1024
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Memory:
+class ArenaLoad:
     """Pages that one or several decode workers book in."""
 
     memory_id: str
@@ -35,36 +35,36 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class DecodeSeat:
+class DecodeCandidate:
     """A worker that can write an answer, and where its pages are."""
 
-    station: Station
-    memory: Memory
+    station: WorkerState
+    memory: ArenaLoad
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ReadSeat:
+class PrefillCandidate:
     """A worker that can read a prompt, and who of its host can go on from there; `is_local`: only itself."""
 
-    station: Station
-    decode: tuple[DecodeSeat, ...]
+    station: WorkerState
+    decode: tuple[DecodeCandidate, ...]
     is_local: bool
     writers: frozenset[str]
     """The worker ids of `decode`."""
 
 
-Pool = tuple[ReadSeat, ...]
+Pool = tuple[PrefillCandidate, ...]
 
 
-class Pools:
+class WorkerPools:
     """By model and group."""
 
-    def __init__(self, workers: Workers, book: Book) -> None:
+    def __init__(self, workers: Workers, book: Reservations) -> None:
         self._workers = workers
         self._book = book
         self._pools: dict[tuple[str, str], Pool] = {}
         self._memory_ids: dict[tuple[str, str], tuple[str, ...]] = {}
-        self._writers: dict[tuple[str, str], tuple[Station, ...]] = {}
+        self._writers: dict[tuple[str, str], tuple[WorkerState, ...]] = {}
         self._num_changes = -1
 
     def pool(self, model: str, group: str) -> Pool:
@@ -79,7 +79,7 @@ class Pools:
             pool = self._pools[key] = self._make(model, group)
         return pool
 
-    def writers(self, model: str, group: str) -> tuple[Station, ...]:
+    def writers(self, model: str, group: str) -> tuple[WorkerState, ...]:
         """The workers that write answers, each once."""
         pool = self.pool(model, group)
         writers = self._writers.get((model, group))
@@ -105,25 +105,25 @@ class Pools:
             self._book.forget_idle(self._workers)
 
     def _make(self, model: str, group: str) -> Pool:
-        split: list[ReadSeat] = []
-        local: list[ReadSeat] = []
+        split: list[PrefillCandidate] = []
+        local: list[PrefillCandidate] = []
         for host in self._workers.hosts_of(model, group):
             seats = tuple(self._decode_seat(host, record) for record in host.decode)
             split += [_read_seat(self._station(record), seats, is_local=False) for record in host.prefill]
             local += [_read_seat(seat.station, (seat,), is_local=True) for seat in seats if seat.station.serves_locally]
         return (*split, *local)
 
-    def _station(self, record: WorkerRecord) -> Station:
+    def _station(self, record: WorkerRecord) -> WorkerState:
         worker_id = record.worker_id
-        return Station(record, self._book.prefill_load(worker_id), self._book.decode_load(worker_id))
+        return WorkerState(record, self._book.prefill_load(worker_id), self._book.decode_load(worker_id))
 
-    def _decode_seat(self, host: HostView, record: WorkerRecord) -> DecodeSeat:
+    def _decode_seat(self, host: HostView, record: WorkerRecord) -> DecodeCandidate:
         station = self._station(record)
         if record.num_own_pages:
-            return DecodeSeat(station, Memory(record.worker_id, record.num_own_pages, (station.decode,)))
+            return DecodeCandidate(station, ArenaLoad(record.worker_id, record.num_own_pages, (station.decode,)))
         loads = tuple(self._book.decode_load(worker_id) for worker_id in host.all_decode_ids)
-        return DecodeSeat(station, Memory(host.host_id, host.num_arena_pages, loads))
+        return DecodeCandidate(station, ArenaLoad(host.host_id, host.num_arena_pages, loads))
 
 
-def _read_seat(station: Station, decode: tuple[DecodeSeat, ...], *, is_local: bool) -> ReadSeat:
-    return ReadSeat(station, decode, is_local, frozenset(seat.station.worker_id for seat in decode))
+def _read_seat(station: WorkerState, decode: tuple[DecodeCandidate, ...], *, is_local: bool) -> PrefillCandidate:
+    return PrefillCandidate(station, decode, is_local, frozenset(seat.station.worker_id for seat in decode))

@@ -3,9 +3,9 @@
 from enum import Enum
 
 from weir.bus.messages import HeldRequest
-from weir.scheduling.ledger import Ledger
+from weir.scheduling.ledger import RequestTable
 from weir.scheduling.limits import CoreLimits
-from weir.scheduling.request import Request
+from weir.scheduling.request import ScheduledRequest
 
 
 class Verdict(Enum):
@@ -16,7 +16,7 @@ class Verdict(Enum):
     REFUSED = "refused"
 
 
-def reconcile(entry: HeldRequest, gateway_id: str, ledger: Ledger, limits: CoreLimits, now_s: float) -> Verdict:
+def reconcile(entry: HeldRequest, gateway_id: str, ledger: RequestTable, limits: CoreLimits, now_s: float) -> Verdict:
     """Takes the request over if the ledger lacks it. A newer dispatch wins, and of one dispatch what the gateway runs:
     it takes one grant of each, so that any other one of the same dispatch is void."""
     submit = entry.submit
@@ -42,7 +42,7 @@ def _dispatch(entry: HeldRequest) -> int:
     return entry.submit.dispatch if entry.placement is None else entry.placement.dispatch
 
 
-def _take_over(entry: HeldRequest, ledger: Ledger, limits: CoreLimits, now_s: float) -> Verdict:
+def _take_over(entry: HeldRequest, ledger: RequestTable, limits: CoreLimits, now_s: float) -> Verdict:
     """However full the lane is: it was admitted before whatever fills it, by a scheduler that kept the bound."""
     submit = entry.submit
     if ledger.tombstones.covers(entry):
@@ -56,7 +56,9 @@ def _take_over(entry: HeldRequest, ledger: Ledger, limits: CoreLimits, now_s: fl
     return Verdict.ADOPTED
 
 
-def _update(request: Request, entry: HeldRequest, ledger: Ledger, limits: CoreLimits, now_s: float) -> Verdict:
+def _update(
+    request: ScheduledRequest, entry: HeldRequest, ledger: RequestTable, limits: CoreLimits, now_s: float
+) -> Verdict:
     """Of a dispatch that is not older than the ledger's."""
     if entry.placement is not None:
         if entry.placement == request.placement:

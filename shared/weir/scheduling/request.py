@@ -9,7 +9,7 @@ from weir.scheduling.plan import NO_PLAN, PlacementPlan
 
 
 @dataclass(slots=True, eq=False)
-class Request:
+class ScheduledRequest:
     """Queued while `placement` is None, granted afterwards. Only the core changes it."""
 
     submit: Submit

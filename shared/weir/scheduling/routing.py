@@ -7,7 +7,7 @@ from typing import NamedTuple
 from weir.bus.messages import Submit
 from weir.kv.geometry import num_pages_for
 from weir.scheduling.placing_limits import PlacingLimits
-from weir.scheduling.pools import DecodeSeat, ReadSeat
+from weir.scheduling.pools import DecodeCandidate, PrefillCandidate
 
 
 class Option(NamedTuple):
@@ -16,8 +16,8 @@ class Option(NamedTuple):
     cost_ms: float
     place: int
     """In the pool."""
-    seat: ReadSeat
-    decodes: Sequence[DecodeSeat]
+    seat: PrefillCandidate
+    decodes: Sequence[DecodeCandidate]
     """Who may go on from there, the best first; never none."""
     num_cached_tokens: int
     is_full: bool
@@ -45,7 +45,13 @@ class Router:
         self._is_estimating = limits.router == "estimated-ttft"
 
     def cost_ms(
-        self, seat: ReadSeat, decode: DecodeSeat, submit: Submit, num_cached_tokens: int, now_s: float, is_choice: bool
+        self,
+        seat: PrefillCandidate,
+        decode: DecodeCandidate,
+        submit: Submit,
+        num_cached_tokens: int,
+        now_s: float,
+        is_choice: bool,
     ) -> float:
         """Less is better. `is_choice`: prefill workers as well as decode workers could read the prompt."""
         if not self._is_estimating:
@@ -63,7 +69,7 @@ class Router:
             ttft_ms += read_ms + self._hand_off_ms(submit)
         return ttft_ms + limits.read_weight * read_ms + limits.itl_weight * decode.station.itl_ms(num_prompt_tokens)
 
-    def expect(self, option: Option, decode: DecodeSeat, submit: Submit, now_s: float) -> Expectation:
+    def expect(self, option: Option, decode: DecodeCandidate, submit: Submit, now_s: float) -> Expectation:
         """Whatever the rule that chose it."""
         station, num_cached = option.seat.station, option.num_cached_tokens
         num_uncached = submit.num_prompt_tokens - num_cached
@@ -82,7 +88,7 @@ class Router:
         return limits.hand_off_ms + limits.hand_off_page_ms * num_pages_for(submit.num_prompt_tokens)
 
     def _baseline_cost(
-        self, seat: ReadSeat, decode: DecodeSeat, submit: Submit, num_cached_tokens: int, now_s: float
+        self, seat: PrefillCandidate, decode: DecodeCandidate, submit: Submit, num_cached_tokens: int, now_s: float
     ) -> float:
         match self._limits.router:
             case "longest-prefix":

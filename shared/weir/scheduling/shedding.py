@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 from weir.bus.messages import RefusalReason, Submit
 from weir.scheduling.admission import Refusal
-from weir.scheduling.endings import Endings
-from weir.scheduling.ledger import Ledger
+from weir.scheduling.endings import RequestCloser
+from weir.scheduling.ledger import RequestTable
 from weir.scheduling.limits import CoreLimits
 from weir.scheduling.rate import Rates
-from weir.scheduling.request import Request
+from weir.scheduling.request import ScheduledRequest
 
 _DOUBT = 1.5
 """An estimated wait must be this many times too long."""
@@ -18,7 +18,7 @@ _MAX_AT_ONCE = 256
 class Shedding:
     """What would wait longer than it may is given up when that is foreseen, not after it has waited for nothing."""
 
-    def __init__(self, limits: CoreLimits, ledger: Ledger, rates: Rates, endings: Endings) -> None:
+    def __init__(self, limits: CoreLimits, ledger: RequestTable, rates: Rates, endings: RequestCloser) -> None:
         self._limits = limits
         self._ledger = ledger
         self._rates = rates
@@ -52,7 +52,7 @@ class Shedding:
         for request, refusal in self._overdue(now_s):
             self._endings.revoke(request, refusal, now_s)
 
-    def _overdue(self, now_s: float) -> Iterator[tuple[Request, Refusal]]:
+    def _overdue(self, now_s: float) -> Iterator[tuple[ScheduledRequest, Refusal]]:
         """The least urgent and latest first; the caller removes each before it takes the next. Bounded in number."""
         lanes = self._ledger.lanes
         num_left = _MAX_AT_ONCE
@@ -75,7 +75,7 @@ class Shedding:
         num_too_many = num_ahead * (1 - max_wait_s / wait_s)
         return Refusal(RefusalReason.SHED, message, self._rates.retry_after_ms(model, num_too_many, now_s))
 
-    def _try_victim(self, lane: str) -> Request | None:
+    def _try_victim(self, lane: str) -> ScheduledRequest | None:
         """The latest of the least urgent lane below this one that has any."""
         for other in reversed(self._limits.lanes):
             if other.name == lane:

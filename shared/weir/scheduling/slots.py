@@ -5,9 +5,9 @@ from collections.abc import Collection, Iterable, Sequence
 from math import ceil, inf
 from operator import itemgetter
 
-from weir.scheduling.book import Book
-from weir.scheduling.estimates import Station
-from weir.scheduling.pools import Pools
+from weir.scheduling.book import Reservations
+from weir.scheduling.estimates import WorkerState
+from weir.scheduling.pools import WorkerPools
 from weir.scheduling.workers import Workers
 
 Seat = tuple[int, float]
@@ -38,7 +38,7 @@ def slot_bound(seats: Sequence[Seat], max_num_seqs: int, slot_overbooking: float
 class OpenSlots:
     """Of the workers of one pool."""
 
-    def __init__(self, stations: Iterable[Station], slot_overbooking: float, num_moves: int) -> None:
+    def __init__(self, stations: Iterable[WorkerState], slot_overbooking: float, num_moves: int) -> None:
         """`num_moves`: of the book, now."""
         self._stations = {station.worker_id: station for station in stations}
         self._slot_overbooking = slot_overbooking
@@ -78,7 +78,7 @@ class Vacancies:
     """The open slots of each model and group: kept from one question to the next, since all but a few workers are as
     they were."""
 
-    def __init__(self, pools: Pools, workers: Workers, book: Book, slot_overbooking: float) -> None:
+    def __init__(self, pools: WorkerPools, workers: Workers, book: Reservations, slot_overbooking: float) -> None:
         self._pools = pools
         self._workers = workers
         self._book = book

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from weir.bus.messages import Submit
 from weir.scheduling.buckets import Bucket
 from weir.scheduling.limits import CoreLimits, TenantLimits
-from weir.scheduling.request import Request
+from weir.scheduling.request import ScheduledRequest
 
 
 @dataclass(slots=True)
@@ -69,7 +69,7 @@ class Tenants:
         if account.tokens is not None:
             account.tokens.take(_num_tokens(submit), now_s)
 
-    def give_back(self, request: Request, now_s: float) -> float:
+    def give_back(self, request: ScheduledRequest, now_s: float) -> float:
         """It ended: tokens that it did not come to are given back. Returns how many found room in the bucket."""
         account = self._account(request.tenant, now_s)
         if account.tokens is None:

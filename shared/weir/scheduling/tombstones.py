@@ -20,7 +20,7 @@ class _Tombstone(NamedTuple):
         return self.dispatch is None or dispatch <= self.dispatch
 
 
-class Tombstones:
+class EndedRequests:
     """At most `max_count`, each for `ttl_s`; over the bound the oldest goes first."""
 
     def __init__(self, max_count: int, ttl_s: float) -> None:

@@ -2,10 +2,10 @@
 
 from collections import Counter
 
-from weir.scheduling.request import Request
+from weir.scheduling.request import ScheduledRequest
 
 
-class Usage:
+class LaneUsage:
     """Granted requests and the pages that they count for, by lane; pages also by model."""
 
     def __init__(self) -> None:
@@ -18,11 +18,11 @@ class Usage:
     def num_pages(self, model: str, lane: str) -> int:
         return self._num_pages[model, lane]
 
-    def add(self, request: Request) -> None:
+    def add(self, request: ScheduledRequest) -> None:
         self._num_running[request.lane] += 1
         self._num_pages[request.submit.model, request.lane] += _num_pages(request)
 
-    def remove(self, request: Request) -> None:
+    def remove(self, request: ScheduledRequest) -> None:
         """With the placement and the plan that it was added with."""
         self._num_running[request.lane] -= 1
         key = request.submit.model, request.lane
@@ -35,7 +35,7 @@ class Usage:
         return dict(+self._num_running)
 
 
-def _num_pages(request: Request) -> int:
+def _num_pages(request: ScheduledRequest) -> int:
     if request.plan.num_charged_pages:
         return request.plan.num_charged_pages
     return request.placement.num_booked_pages if request.placement else 0

@@ -4,20 +4,20 @@ from typing import NamedTuple
 
 from weir.engine.messages import Arrival
 from weir.kv.geometry import PAGE_TOKENS
-from weir.sim.call import TOKEN, Call
-from weir.sim.memory import Memory
+from weir.sim.call import TOKEN, SimRequestState
+from weir.sim.memory import SimPageMemory
 
 
 class SimArrival(NamedTuple):
     """As `weir.engine.messages.Arrival`, without the facts: only the real batchers ask for them."""
 
-    call: Call
+    call: SimRequestState
     slot: int | None = None
     """None: a prompt."""
     page_ids: tuple[int, ...] = ()
     """A prompt's are those of its cached prefix."""
 
-    def for_batcher(self, memory: Memory) -> Arrival:
+    def for_batcher(self, memory: SimPageMemory) -> Arrival:
         """`memory`: of the worker that takes it."""
         call, slot, page_ids = self
         facts = call.facts()

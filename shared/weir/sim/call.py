@@ -10,7 +10,7 @@ from weir.core.attempt import Attempt
 from weir.core.sampling import SamplingParams, StopRules
 from weir.engine.messages import SequenceKey
 from weir.kv.geometry import PAGE_TOKENS
-from weir.kv.record import SequenceFacts
+from weir.kv.record import SequenceParams
 from weir.sim.outcome import RequestOutcome
 from weir.sim.workload import SimRequest, Workload
 
@@ -26,11 +26,11 @@ _NOT_NEGATIVE = ("arrival_s", "deadline_s", "ttft_target_s", "itl_target_s", "pr
 class Settle(Protocol):
     """`is_over`: nothing that comes later counts."""
 
-    def __call__(self, call: "Call", *, is_over: bool) -> None: ...
+    def __call__(self, call: "SimRequestState", *, is_over: bool) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
-class Call:
+class SimRequestState:
     """Changed by the simulated gateway, and by the worker that tells it of tokens."""
 
     request: SimRequest
@@ -62,12 +62,12 @@ class Call:
         assert self.placement is not None, "only a granted request has a lane of the scheduler"
         return self.placement.lane_priority
 
-    def facts(self) -> SequenceFacts:
+    def facts(self) -> SequenceParams:
         """As its Start says them. `prefix_seed` names the request, so that its pages are known when they come back."""
         placement = self.placement
         assert placement is not None, "only a granted request is started"
         request = self.request
-        return SequenceFacts(
+        return SequenceParams(
             request_id=request.request_id,
             attempt=Attempt(placement.dispatch),
             gateway_id=GATEWAY_ID,
@@ -125,4 +125,4 @@ def check_workload(workload: Workload) -> None:
         last_s = request.arrival_s
 
 
-Calls = Mapping[str, Call]
+Calls = Mapping[str, SimRequestState]

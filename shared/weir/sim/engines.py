@@ -20,7 +20,7 @@ from weir.sim.exact_engine import ExactEngine
 from weir.sim.fast_engine import FastEngine
 from weir.sim.fast_pages import FastPages
 from weir.sim.fast_prefill import CountedRoom, FastPrefill, NamedRoom
-from weir.sim.memory import Memory, PlainMemory
+from weir.sim.memory import PlainMemory, SimPageMemory
 from weir.sim.places import Place
 from weir.sim.spec import PoolSpec, SystemSpec
 from weir.sim.switching_engine import SwitchingEngine
@@ -136,5 +136,5 @@ class EngineMaker:
         return DecodeBatcher(limits, page_pool, settings)
 
 
-def _reserve_pages(memory: Memory) -> int:
+def _reserve_pages(memory: SimPageMemory) -> int:
     return min(_MAX_RESERVE_PAGES, memory.num_pages // _RESERVE_SHARE)

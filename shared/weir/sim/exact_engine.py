@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 
-from weir.core.cost import Chunk, StepCost
+from weir.core.cost import PromptChunk, StepCost
 from weir.engine.batcher import Batcher
-from weir.engine.messages import Arrival, Failure, PageLot, PagesWanted, SequenceKey
+from weir.engine.messages import Arrival, Failure, PageBatch, PagesWanted, SequenceKey
 from weir.engine.plan import StepPlan, StepResult
 from weir.sim.arriving import SimArrival
-from weir.sim.call import LAST_TOKEN, TOKEN, Call, Calls
+from weir.sim.call import LAST_TOKEN, TOKEN, Calls, SimRequestState
 from weir.sim.events import Timeline, ns_of_ms
 from weir.sim.worker import SimWorker, WorkerListener
 
@@ -49,13 +49,13 @@ class ExactEngine:
         key = SequenceKey(arrival.facts.request_id, arrival.facts.attempt)
         self._batcher.note_passed_over(key, num_passed_over)
 
-    def cancel(self, call: Call) -> None:
+    def cancel(self, call: SimRequestState) -> None:
         self._batcher.cancel(call.key)
 
-    def fail(self, call: Call, failure: Failure) -> None:
+    def fail(self, call: SimRequestState, failure: Failure) -> None:
         self._batcher.fail(call.key, failure)
 
-    def forget(self, call: Call, copied: PageLot | None) -> None:
+    def forget(self, call: SimRequestState, copied: PageBatch | None) -> None:
         self._batcher.forget(call.key)
         if copied is not None:
             self._return(copied)
@@ -129,7 +129,7 @@ class ExactEngine:
             self._listener.on_events(self._worker, self._batcher.take_events())
         self._return(self._batcher.pool.take_used() if self._owns_memory else self._batcher.take_surplus())
 
-    def _return(self, lot: PageLot) -> None:
+    def _return(self, lot: PageBatch) -> None:
         if not lot:
             return
         self._release(lot)
@@ -147,7 +147,7 @@ class ExactEngine:
                 num_decodes += 1
                 num_context_tokens += chunk.start + 1
             else:
-                chunks.append(Chunk(num_tokens, chunk.start))
+                chunks.append(PromptChunk(num_tokens, chunk.start))
         return self._cost.step_ms(chunks, num_decodes, num_context_tokens)
 
     def _draw(self, plan: StepPlan) -> StepResult:
@@ -172,7 +172,7 @@ class ExactEngine:
         self._batcher.pool.give(lot)
         return True
 
-    def _try_acquire(self, wanted: PagesWanted) -> PageLot | None:
+    def _try_acquire(self, wanted: PagesWanted) -> PageBatch | None:
         index = self._worker.index
         lot = self._memory.try_acquire(index, wanted.num_pages, wanted.num_slots)
         return lot or self._memory.try_acquire(index, wanted.least_pages, wanted.least_slots)
@@ -180,7 +180,7 @@ class ExactEngine:
     def _take_all_memory(self) -> None:
         self._batcher.pool.give(self._memory.take_all(self._worker.index))
 
-    def _release(self, lot: PageLot) -> None:
+    def _release(self, lot: PageBatch) -> None:
         hashes = []
         for used in lot.used:
             call = self._calls[used.prefix_seed.decode()] if used.prefix_seed else None

@@ -5,10 +5,10 @@ from itertools import groupby
 
 from weir.core.cost import StepCost
 from weir.kv.geometry import PAGE_TOKENS
-from weir.sim.call import Call
+from weir.sim.call import SimRequestState
 from weir.sim.events import NS_PER_MS, ns_of_ms
 from weir.sim.fast_pages import FastPages
-from weir.sim.fast_rows import Gaps, Row
+from weir.sim.fast_rows import FastRow, Gaps
 from weir.sim.worker import WorkerListener
 
 _MAX_AHEAD = 64
@@ -24,16 +24,16 @@ class FastBatch:
         self.num_rows = 0
         self.num_context_tokens = 0
         """Of all rows, in the step that runs or is decided next."""
-        self.fresh: list[Row] = []
+        self.fresh: list[FastRow] = []
         """They draw their first token after the prompt's in this step, or the next one to be decided."""
-        self.eager: dict[Call, Row] = {}
+        self.eager: dict[SimRequestState, FastRow] = {}
         """Each of their tokens is told when it is drawn."""
         self.num_over = 0
         """Rows of whose tokens nobody wants to hear."""
         self._cost = cost
         self._pages = pages
         self._listener = listener
-        self._ends: dict[int, list[Row]] = {}
+        self._ends: dict[int, list[FastRow]] = {}
         """By step: who may draw the last token in it; those that are gone by then are still there."""
         self._growing = [0] * PAGE_TOKENS
         """Rows by `growth_phase`."""
@@ -53,7 +53,7 @@ class FastBatch:
         if num_pages:
             self._pages.grow(num_pages)
 
-    def take_ending(self) -> list[Row]:
+    def take_ending(self) -> list[FastRow]:
         """Who draws the last token in the step that runs."""
         ending = self._ends.pop(self.step, None)
         return [row for row in ending if not row.is_gone] if ending is not None else []
@@ -68,7 +68,7 @@ class FastBatch:
         self.num_context_tokens += self.num_rows
         self.fresh.clear()
 
-    def enter(self, row: Row) -> None:
+    def enter(self, row: FastRow) -> None:
         """It decodes from the next step on."""
         row.first_step, row.told_step = self.step + 1, self.step
         self.num_rows += 1
@@ -81,7 +81,7 @@ class FastBatch:
         elif row.is_eager:
             self.eager[row.call] = row
 
-    def leave(self, row: Row) -> None:
+    def leave(self, row: FastRow) -> None:
         """It decodes no more; no step runs, or it has ended."""
         self.num_rows -= 1
         self.num_context_tokens -= row.context(self.step + 1)
@@ -89,14 +89,14 @@ class FastBatch:
         self.num_over -= row.is_over
         self.eager.pop(row.call, None)
 
-    def let_be(self, row: Row) -> None:
+    def let_be(self, row: FastRow) -> None:
         """Its request is over, and what it draws until it is cancelled does not count."""
         row.is_over = True
         if row.first_step:
             self.eager.pop(row.call, None)
             self.num_over += 1
 
-    def settle(self, row: Row, step: int) -> None:
+    def settle(self, row: FastRow, step: int) -> None:
         """Tells what it has drawn up to the end of this step, the last one that has ended."""
         num_tokens = step - row.told_step
         if row.first_step and num_tokens > 0 and not (row.is_eager or row.is_over):

@@ -10,11 +10,11 @@ from collections import deque
 from collections.abc import Mapping
 
 from weir.sim.arriving import SimArrival
-from weir.sim.call import Call
+from weir.sim.call import SimRequestState
 from weir.sim.events import Coincidence, Timeline
 from weir.sim.fast_batch import FastBatch
 from weir.sim.fast_pages import FastPages
-from weir.sim.fast_rows import Row, plan_prompts
+from weir.sim.fast_rows import FastRow, plan_prompts
 from weir.sim.spec import PoolSpec
 from weir.sim.step_time import step_ns
 from weir.sim.worker import WorkerListener
@@ -44,17 +44,17 @@ class FastEngine:
         self._pages = pages
         self._timeline = timeline
         self._listener = listener
-        self._rows: dict[Call, Row] = {}
-        self._waiting: deque[Row] = deque()
-        self._prompts: list[Row] = []
+        self._rows: dict[SimRequestState, FastRow] = {}
+        self._waiting: deque[FastRow] = deque()
+        self._prompts: list[FastRow] = []
         self._batch = FastBatch(pool.profile.step, pages, listener)
-        self._chunks: list[tuple[Row, int]] = []
+        self._chunks: list[tuple[FastRow, int]] = []
         self._is_stepping = False
         self._num_arrivals = 0
         self._counts = dict.fromkeys(_COUNTED, 0)
 
     @property
-    def rows(self) -> Mapping[Call, Row]:
+    def rows(self) -> Mapping[SimRequestState, FastRow]:
         """In the order in which they came."""
         return self._rows
 
@@ -86,7 +86,7 @@ class FastEngine:
         call = arrival.call
         self._num_arrivals += 1
         num_prompt_tokens = call.request.num_prompt_tokens
-        row = Row(call, arrival, self._num_arrivals, num_prompt_tokens)
+        row = FastRow(call, arrival, self._num_arrivals, num_prompt_tokens)
         row.is_eager, row.is_over = call.expires_ns is not None, call.is_over
         self._rows[call] = row
         self._waiting.append(row)
@@ -95,7 +95,7 @@ class FastEngine:
             self._counts["taken_over"] += 1
         call.settle = self._settle_for_good
 
-    def cancel(self, call: Call) -> None:
+    def cancel(self, call: SimRequestState) -> None:
         row = self._rows.get(call)
         if row is None:
             return
@@ -172,7 +172,7 @@ class FastEngine:
         self._prompts.clear()
         self._batch.clear()
 
-    def _join(self, row: Row) -> None:
+    def _join(self, row: FastRow) -> None:
         row.is_waiting = False
         if row.arrival.slot is None:
             self._pages.grow(row.num_prompt_pages)
@@ -180,7 +180,7 @@ class FastEngine:
         else:
             self._batch.enter(row)
 
-    def _drop(self, row: Row, num_grown_pages: int | None) -> None:
+    def _drop(self, row: FastRow, num_grown_pages: int | None) -> None:
         """It is gone; None: it had not joined."""
         del self._rows[row.call]
         row.is_gone = True
@@ -196,7 +196,7 @@ class FastEngine:
         self._chunks = plan_prompts(self._prompts, self.max_step_tokens - batch.num_rows, self._chunk_tokens)
         return step_ns(self._cost, self._chunks, batch.num_rows, batch.num_context_tokens)
 
-    def _tell(self, ending: list[Row]) -> int:
+    def _tell(self, ending: list[FastRow]) -> int:
         """Whose token is more than the next of many: decodes in order, then prompts. How many decodes are left."""
         batch = self._batch
         ends, rows = set(ending), (*batch.fresh, *batch.eager.values(), *ending)
@@ -218,10 +218,10 @@ class FastEngine:
                 self._tell_first(row)
         return batch.num_rows - batch.num_over - len(decodes)
 
-    def _tell_first(self, row: Row) -> None:
+    def _tell_first(self, row: FastRow) -> None:
         self._tell_token(row.call, is_last=row.call.num_true_tokens == 1)
 
-    def _tell_token(self, call: Call, *, is_last: bool) -> None:
+    def _tell_token(self, call: SimRequestState, *, is_last: bool) -> None:
         if is_last:
             call.settle = None
         self._listener.on_token(call, is_last=is_last)
@@ -250,7 +250,7 @@ class FastEngine:
             counts["output_tokens_computed"] += num_steps * num_rows
             counts["tokens_generated"] += num_steps * num_rows
 
-    def _settle_for_good(self, call: Call, *, is_over: bool) -> None:
+    def _settle_for_good(self, call: SimRequestState, *, is_over: bool) -> None:
         """If it is over, nobody wants to hear of what it draws from here on."""
         self._catch_up_to_the_past()
         row = self._rows[call]
@@ -263,5 +263,5 @@ class FastEngine:
             raise Coincidence(f"a step ends at {self._timeline.now_ns} ns, when it is asked what was drawn")
 
 
-def _order(row: Row) -> int:
+def _order(row: FastRow) -> int:
     return row.order

@@ -2,9 +2,9 @@
 
 from math import inf
 
-from weir.engine.messages import PageLot
+from weir.engine.messages import PageBatch
 from weir.sim.arriving import SimArrival
-from weir.sim.memory import Memory
+from weir.sim.memory import SimPageMemory
 
 _LOT = 64
 
@@ -12,7 +12,7 @@ _LOT = 64
 class FastPages:
     """`owns_memory`: no other worker uses it, so all of it is in stock."""
 
-    def __init__(self, memory: Memory, worker: int, *, owns_memory: bool) -> None:
+    def __init__(self, memory: SimPageMemory, worker: int, *, owns_memory: bool) -> None:
         self.memory = memory
         self._worker = worker
         self._owns_memory = owns_memory
@@ -50,13 +50,13 @@ class FastPages:
         self._num_used -= num_pages
         num_spare = len(self._stock) - self._num_used
         if not self._owns_memory and num_spare > 2 * _LOT:
-            self.memory.release(self._worker, PageLot(tuple(self._take(num_spare - _LOT))), ())
+            self.memory.release(self._worker, PageBatch(tuple(self._take(num_spare - _LOT))), ())
 
     def give_back(self, arrival: SimArrival) -> bool:
         """What the sequence came with; whether that was anything."""
         if arrival.slot is None:
             return False
-        self.memory.release(self._worker, PageLot(arrival.page_ids, (arrival.slot,)), ())
+        self.memory.release(self._worker, PageBatch(arrival.page_ids, (arrival.slot,)), ())
         return True
 
     def name(self, num_pages: int) -> tuple[int, ...]:
@@ -75,11 +75,11 @@ class FastPages:
         """Nothing is used any more: everything goes back."""
         if self._num_used:
             raise AssertionError(f"{self._num_used} pages are used by nobody")
-        self.memory.release(self._worker, PageLot(tuple(self._stock), tuple(self._slots)), ())
+        self.memory.release(self._worker, PageBatch(tuple(self._stock), tuple(self._slots)), ())
         self._stock.clear()
         self._slots.clear()
 
-    def _put(self, lot: PageLot) -> None:
+    def _put(self, lot: PageBatch) -> None:
         self._stock.extend(lot.page_ids)
         self._slots.extend(lot.slots)
 

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from weir.engine.messages import Failure, HandOffReady, PageLot, SequenceEnded
+from weir.engine.messages import Failure, HandOffReady, PageBatch, SequenceEnded
 from weir.kv.geometry import num_pages_for
 from weir.sim.arriving import SimArrival
-from weir.sim.call import Call
+from weir.sim.call import SimRequestState
 from weir.sim.events import Timeline
-from weir.sim.memory import Memory
+from weir.sim.memory import SimPageMemory
 from weir.sim.spec import PoolSpec
 from weir.sim.step_time import step_ns
 from weir.sim.worker import SimWorker, WorkerListener
@@ -26,15 +26,15 @@ _COUNTED += ("finished", "cancelled", "failed", "stalls")
 
 
 @dataclass(slots=True, eq=False)
-class Prompt:
+class FastPrompt:
     """From its coming until its hand-off is settled."""
 
-    call: Call
+    call: SimRequestState
     num_uncomputed: int
     num_computed: int = 0
     num_pages: int = 0
     """That it has: none, or those of all its tokens."""
-    lot: PageLot | None = None
+    lot: PageBatch | None = None
     """The same by name, where they have names."""
     is_stalled: bool = False
     is_cancelled: bool = False
@@ -43,25 +43,25 @@ class Prompt:
 class PromptRoom(Protocol):
     """Where prompts have their pages."""
 
-    def try_place(self, prompt: Prompt, num_pages: int) -> bool: ...
+    def try_place(self, prompt: FastPrompt, num_pages: int) -> bool: ...
 
-    def give_back(self, prompt: Prompt) -> None: ...
+    def give_back(self, prompt: FastPrompt) -> None: ...
 
 
 class CountedRoom:
     """Nobody else uses the memory: how many pages are in use is all that there is to know."""
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: SimPageMemory) -> None:
         self._num_free = memory.num_pages
 
-    def try_place(self, prompt: Prompt, num_pages: int) -> bool:
+    def try_place(self, prompt: FastPrompt, num_pages: int) -> bool:
         if num_pages > self._num_free:
             return False
         self._num_free -= num_pages
         prompt.num_pages = num_pages
         return True
 
-    def give_back(self, prompt: Prompt) -> None:
+    def give_back(self, prompt: FastPrompt) -> None:
         self._num_free += prompt.num_pages
 
 
@@ -72,13 +72,13 @@ class NamedRoom:
         self._worker = worker
         self._listener = listener
 
-    def try_place(self, prompt: Prompt, num_pages: int) -> bool:
+    def try_place(self, prompt: FastPrompt, num_pages: int) -> bool:
         lot = self._worker.memory.try_acquire(self._worker.index, num_pages, 1)
         assert lot is not None, "a memory that fast engines use says so when it is tight"
         prompt.num_pages, prompt.lot = num_pages, lot
         return True
 
-    def give_back(self, prompt: Prompt) -> None:
+    def give_back(self, prompt: FastPrompt) -> None:
         assert prompt.lot is not None, "it was placed here"
         self._worker.memory.release(self._worker.index, prompt.lot, ())
         self._listener.on_pages_free(self._worker.memory)
@@ -99,20 +99,20 @@ class FastPrefill:
         self._room = room
         self._timeline = timeline
         self._listener = listener
-        self._prompts: dict[Call, Prompt] = {}
-        self._waiting: deque[Prompt] = deque()
-        self._reading: list[Prompt] = []
+        self._prompts: dict[SimRequestState, FastPrompt] = {}
+        self._waiting: deque[FastPrompt] = deque()
+        self._reading: list[FastPrompt] = []
         """They have their pages."""
-        self._chunks: list[tuple[Prompt, int]] = []
+        self._chunks: list[tuple[FastPrompt, int]] = []
         self._has_stalls = False
         self._counts = dict.fromkeys(_COUNTED, 0)
 
     def add(self, arrival: SimArrival) -> None:
-        prompt = Prompt(arrival.call, arrival.call.request.num_prompt_tokens)
+        prompt = FastPrompt(arrival.call, arrival.call.request.num_prompt_tokens)
         self._prompts[arrival.call] = prompt
         self._waiting.append(prompt)
 
-    def cancel(self, call: Call) -> None:
+    def cancel(self, call: SimRequestState) -> None:
         """What is being handed over is freed if that is refused."""
         prompt = self._prompts.get(call)
         if prompt is None:
@@ -123,7 +123,7 @@ class FastPrefill:
             self._drop(prompt)
             self._counts["cancelled"] += 1
 
-    def fail(self, call: Call, failure: Failure) -> None:
+    def fail(self, call: SimRequestState, failure: Failure) -> None:
         prompt = self._prompts.get(call)
         if prompt is None:
             return
@@ -132,7 +132,7 @@ class FastPrefill:
         if not prompt.is_cancelled:
             self._listener.on_events(self._worker, (SequenceEnded(call.key, None, failure),))
 
-    def forget(self, call: Call, copied: PageLot | None) -> None:
+    def forget(self, call: SimRequestState, copied: PageBatch | None) -> None:
         prompt = self._prompts.pop(call, None)
         if prompt is None:
             return
@@ -230,7 +230,7 @@ class FastPrefill:
                 prompt.is_stalled = index < num_stalled
             self._has_stalls = num_stalled > 0
 
-    def _plan(self) -> list[tuple[Prompt, int]]:
+    def _plan(self) -> list[tuple[FastPrompt, int]]:
         """Who computes how many tokens."""
         budget, planned = self._max_tokens, []
         for prompt in self._reading[: self._max_num_seqs]:
@@ -241,7 +241,7 @@ class FastPrefill:
             planned.append((prompt, num_tokens))
         return planned
 
-    def _drop(self, prompt: Prompt) -> None:
+    def _drop(self, prompt: FastPrompt) -> None:
         del self._prompts[prompt.call]
         if prompt in self._reading:
             self._reading.remove(prompt)
@@ -251,7 +251,7 @@ class FastPrefill:
             self._room.give_back(prompt)
 
 
-def _ready(prompt: Prompt) -> HandOffReady:
+def _ready(prompt: FastPrompt) -> HandOffReady:
     """Pages that are only counted have no names, and nobody asks for them."""
     lot = prompt.lot
     return HandOffReady(prompt.call.key, lot.slots[0] if lot else _NO_SLOT, lot.page_ids if lot else ())

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from weir.engine.prompts import in_turn, note_turn
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
 from weir.sim.arriving import SimArrival
-from weir.sim.call import Call
+from weir.sim.call import SimRequestState
 
 
 @dataclass(slots=True, eq=False)
-class Row:
+class FastRow:
     """`order`: of its coming. Decoding, it has `context(step)` tokens to read in each step from `first_step` on."""
 
-    call: Call
+    call: SimRequestState
     arrival: SimArrival
     order: int
     num_prompt_tokens: int
@@ -79,7 +79,7 @@ class Gaps:
         return self._gaps_ns[bisect_left(self._steps, step)]
 
 
-def plan_prompts(prompts: list[Row], budget: int, chunk_tokens: int) -> list[tuple[Row, int]]:
+def plan_prompts(prompts: list[FastRow], budget: int, chunk_tokens: int) -> list[tuple[FastRow, int]]:
     """Who computes how many tokens in a step: first those that lack one token, which count as decodes."""
     if len(prompts) == 1:
         row = prompts[0]

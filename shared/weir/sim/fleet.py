@@ -1,19 +1,19 @@
 """The workers of a simulated system: made by the spec, started on prompts, joined by hand-offs, killed on time."""
 
 from weir.bus.messages import WorkerRecord
-from weir.engine.counters import Counters
-from weir.engine.messages import ChunkComputed, Event, HandOffReady, SequenceEnded, TokenDrawn
+from weir.engine.counters import EngineCounters
+from weir.engine.messages import ChunkComputed, Event, HandOffReady, SequenceEnded, TokenSampled
 from weir.kv.geometry import PAGE_TOKENS
 from weir.sim.arriving import SimArrival
-from weir.sim.call import Call
+from weir.sim.call import SimRequestState
 from weir.sim.engines import EngineMaker
 from weir.sim.events import NS_PER_S, Timeline, ns_of_ms, ns_of_s
 from weir.sim.gateway import MODEL, SimGateway
-from weir.sim.hand_offs import HandOffs
-from weir.sim.memory import Memory
+from weir.sim.hand_offs import SimHandOffs
+from weir.sim.memory import SimPageMemory
 from weir.sim.places import Place, places_of
 from weir.sim.prefix_memory import PrefixMemory
-from weir.sim.prefix_news import PrefixNews
+from weir.sim.prefix_news import SimPrefixEvents
 from weir.sim.scheduler import RECORD_EVERY_S, SimScheduler
 from weir.sim.spec import FailureSpec, SystemSpec
 from weir.sim.worker import SimWorker
@@ -29,7 +29,7 @@ class Fleet:
         self._places = places_of(spec, keeps_prefixes=keeps_prefixes)
         memories = {place.memory_id: place.memory for place in self._places.values()}
         self._news = [
-            PrefixNews(memory_id, memory, timeline)
+            SimPrefixEvents(memory_id, memory, timeline)
             for memory_id, memory in memories.items()
             if isinstance(memory, PrefixMemory)
         ]
@@ -37,7 +37,7 @@ class Fleet:
         self._all: list[SimWorker] = []
         self._gateway: SimGateway | None = None
         self._scheduler: SimScheduler | None = None
-        self._hand_offs = HandOffs(spec, timeline, self._lose)
+        self._hand_offs = SimHandOffs(spec, timeline, self._lose)
         self._is_stopped = False
 
     @property
@@ -66,7 +66,7 @@ class Fleet:
         for news in self._news:
             news.stop()
 
-    def start(self, call: Call) -> None:
+    def start(self, call: SimRequestState) -> None:
         """A Start has come to its worker."""
         placement = call.placement
         assert placement is not None, "only a granted request is started"
@@ -83,7 +83,7 @@ class Fleet:
         arrival = SimArrival(call, page_ids=pages)
         worker.post(lambda engine: engine.add(arrival))
 
-    def cancel(self, call: Call) -> None:
+    def cancel(self, call: SimRequestState) -> None:
         """The request is not wanted any more."""
         placement = call.placement
         assert placement is not None, "only a granted request is cancelled at workers"
@@ -95,7 +95,7 @@ class Fleet:
     def on_events(self, worker: SimWorker, events: tuple[Event, ...]) -> None:
         calls, on_token = self.gateway.calls, self.gateway.on_token
         for event in events:
-            if event.__class__ is TokenDrawn:  # nearly all are
+            if event.__class__ is TokenSampled:  # nearly all are
                 call = calls[event.key.request_id]
                 on_token(call, is_last=event.index + 1 == call.num_true_tokens)
                 continue
@@ -109,16 +109,16 @@ class Fleet:
                 case _:
                     pass
 
-    def on_token(self, call: Call, *, is_last: bool) -> None:
+    def on_token(self, call: SimRequestState, *, is_last: bool) -> None:
         self.gateway.on_token(call, is_last=is_last)
 
-    def on_tokens(self, call: Call, num_tokens: int, last_ns: int, longest_gap_ns: int) -> None:
+    def on_tokens(self, call: SimRequestState, num_tokens: int, last_ns: int, longest_gap_ns: int) -> None:
         self.gateway.on_tokens(call, num_tokens, last_ns, longest_gap_ns)
 
     def on_gaps(self, gap_ns: int, num_gaps: int) -> None:
         self.gateway.on_gaps(gap_ns, num_gaps)
 
-    def on_pages_free(self, memory: Memory) -> None:
+    def on_pages_free(self, memory: SimPageMemory) -> None:
         self._hand_offs.retry(memory)
         for worker in self._workers.values():
             if worker.memory is memory:
@@ -131,7 +131,7 @@ class Fleet:
 
     def counters(self) -> dict[str, float]:
         """Summed over all workers that there ever were."""
-        totals = dict.fromkeys(Counters().snapshot(), 0.0)
+        totals = dict.fromkeys(EngineCounters().snapshot(), 0.0)
         for worker in self._all:
             for name, value in worker.engine.counters().items():
                 totals[name] = totals.get(name, 0.0) + value
@@ -200,7 +200,7 @@ class Fleet:
         delay_ns = ns_of_ms(self._places[worker.worker_id].pool.profile.hand_off_ms)
         self._hand_offs.begin(worker, receiver, ready, call, delay_ns)
 
-    def _lose(self, call: Call) -> None:
+    def _lose(self, call: SimRequestState) -> None:
         self.gateway.on_failure(call, "worker_lost")
 
     def _plan_failure(self, failure: FailureSpec, start_ns: int) -> None:
@@ -228,7 +228,7 @@ class Fleet:
                     self._lose(call)
 
 
-def _seal(worker: SimWorker, call: Call, chunk: ChunkComputed) -> None:
+def _seal(worker: SimWorker, call: SimRequestState, chunk: ChunkComputed) -> None:
     """As `weir.worker.prefixes` does it after each chunk: others may go on from here."""
     first, end = call.num_sealed_pages, min((chunk.start + chunk.num_tokens) // PAGE_TOKENS, len(call.hashes))
     if end > first:

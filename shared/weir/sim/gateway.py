@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from weir.bus.messages import Cancel, Finish, Grant, Outcome, Prefilled, Revoke, Submit, SubmitReply
 from weir.scheduling.fairness import DECODE_PRICE, PREFILL_PRICE
-from weir.sim.call import GATEWAY_ID, Call, PromptHashes
+from weir.sim.call import GATEWAY_ID, PromptHashes, SimRequestState
 from weir.sim.events import NS_PER_MS, NS_PER_S, Timeline, ns_of_ms, ns_of_s
 from weir.sim.outcome import RequestOutcome
 from weir.sim.profile import CostProfile
@@ -26,11 +26,11 @@ class SimGateway:
         *,
         start_ns: int,
         keeps_prefixes: bool,
-        start: Callable[[Call], None],
-        cancel: Callable[[Call], None],
+        start: Callable[[SimRequestState], None],
+        cancel: Callable[[SimRequestState], None],
     ) -> None:
         """`start`, `cancel`: to the workers; called when the message is there."""
-        self.calls: dict[str, Call] = {}
+        self.calls: dict[str, SimRequestState] = {}
         self.outcomes: list[RequestOutcome] = []
         self.gap_counts_by_ms: Counter[int] = Counter()
         self.num_left = len(workload.requests)
@@ -38,7 +38,7 @@ class SimGateway:
         self._num_arrived = 0
         self.service: dict[str, float] = {}
         """By tenant, as the last report found it."""
-        self._granted: dict[str, Call] = {}
+        self._granted: dict[str, SimRequestState] = {}
         """Those that were over a moment ago included."""
         self._hashes = PromptHashes(workload.block_tokens) if keeps_prefixes else None
         self._timeline = timeline
@@ -77,7 +77,7 @@ class SimGateway:
             self._end(call, self._timeline.now_ns, revoke.reason.value)
             self._cancel_at_workers(call)
 
-    def on_token(self, call: Call, *, is_last: bool) -> None:
+    def on_token(self, call: SimRequestState, *, is_last: bool) -> None:
         """A worker has drawn one and sends it now."""
         now_ns = self._timeline.now_ns + self._stream_ns
         if call.is_over or (call.expires_ns is not None and now_ns >= call.expires_ns):
@@ -97,7 +97,7 @@ class SimGateway:
             self._end(call, now_ns, "")
             self._timeline.at(now_ns + self._bus_ns, lambda: self._say_finish(call, Outcome.FINISHED))
 
-    def on_tokens(self, call: Call, num_tokens: int, last_ns: int, longest_gap_ns: int) -> None:
+    def on_tokens(self, call: SimRequestState, num_tokens: int, last_ns: int, longest_gap_ns: int) -> None:
         """Several, none of which is its first or its last."""
         outcome = call.outcome
         outcome.num_output_tokens += num_tokens
@@ -123,7 +123,7 @@ class SimGateway:
         for request_id in over:
             del self._granted[request_id]
 
-    def _note_service(self, call: Call, num_tokens: int) -> None:
+    def _note_service(self, call: SimRequestState, num_tokens: int) -> None:
         service = DECODE_PRICE * (num_tokens - call.num_reported_tokens)
         if call.num_reported_tokens == 0:
             service += PREFILL_PRICE * (call.request.num_prompt_tokens - call.outcome.num_cached_tokens)
@@ -131,7 +131,7 @@ class SimGateway:
         tenant = call.request.tenant
         self.service[tenant] = self.service.get(tenant, 0.0) + service
 
-    def on_failure(self, call: Call, reason: str) -> None:
+    def on_failure(self, call: SimRequestState, reason: str) -> None:
         """A worker gave it up, or is dead; its stream says so."""
         self._timeline.after(self._stream_ns, lambda: self._fail(call, reason))
 
@@ -153,41 +153,41 @@ class SimGateway:
         )
         hashes = () if self._hashes is None else self._hashes.hashes_of(request)
         expires_ns = self._timeline.now_ns + ns_of_s(request.deadline_s) if request.deadline_s > 0 else None
-        call = Call(request, outcome, hashes, expires_ns)
+        call = SimRequestState(request, outcome, hashes, expires_ns)
         self.calls[request.request_id] = call
         self.outcomes.append(outcome)
         if expires_ns is not None:
             self._timeline.at(expires_ns, lambda: self._expire(call))
         self._timeline.after(self._bus_ns, lambda: self._submit(call))
 
-    def _submit(self, call: Call) -> None:
+    def _submit(self, call: SimRequestState) -> None:
         reply = self.scheduler.submit(submit_of(call))
         if not reply.queued:
             self._timeline.after(self._bus_ns, lambda: self._refuse(call, reply))
 
-    def _refuse(self, call: Call, reply: SubmitReply) -> None:
+    def _refuse(self, call: SimRequestState, reply: SubmitReply) -> None:
         if not call.is_over:
             assert reply.reason is not None, "a refusal has a reason"
             self._end(call, self._timeline.now_ns, reply.reason.value)
 
-    def _expire(self, call: Call) -> None:
+    def _expire(self, call: SimRequestState) -> None:
         if call.is_over:
             return
         self._end(call, self._timeline.now_ns, "deadline")
         self._cancel_at_workers(call)
         self._timeline.after(self._bus_ns, lambda: self._say_end(call))
 
-    def _fail(self, call: Call, reason: str) -> None:
+    def _fail(self, call: SimRequestState, reason: str) -> None:
         if not call.is_over:
             self._end(call, self._timeline.now_ns, reason)
             self._cancel_at_workers(call)
             self._timeline.after(self._bus_ns, lambda: self._say_finish(call, Outcome.FAILED))
 
-    def _cancel_at_workers(self, call: Call) -> None:
+    def _cancel_at_workers(self, call: SimRequestState) -> None:
         if call.placement is not None:
             self._timeline.after(self._stream_ns, lambda: self._cancel(call))
 
-    def _end(self, call: Call, now_ns: int, refusal: str) -> None:
+    def _end(self, call: SimRequestState, now_ns: int, refusal: str) -> None:
         if call.settle is not None:
             call.settle(call, is_over=True)
         call.is_over = True
@@ -195,17 +195,17 @@ class SimGateway:
         call.outcome.refusal = refusal
         self.num_left -= 1
 
-    def _say_prefilled(self, call: Call) -> None:
+    def _say_prefilled(self, call: SimRequestState) -> None:
         assert call.placement is not None, "only a granted request has tokens"
         self.scheduler.prefilled(Prefilled(call.request.request_id, GATEWAY_ID, call.placement.dispatch))
 
-    def _say_end(self, call: Call) -> None:
+    def _say_end(self, call: SimRequestState) -> None:
         if call.placement is None:
             self.scheduler.cancel(Cancel(call.request.request_id, GATEWAY_ID))
         else:
             self._say_finish(call, Outcome.CANCELLED)
 
-    def _say_finish(self, call: Call, outcome: Outcome) -> None:
+    def _say_finish(self, call: SimRequestState, outcome: Outcome) -> None:
         assert call.placement is not None, "only a granted request finishes"
         num_tokens = call.outcome.num_output_tokens
         finish = Finish(call.request.request_id, GATEWAY_ID, call.placement.dispatch, outcome, num_tokens)
@@ -215,7 +215,7 @@ class SimGateway:
         return (time_ns - self._start_ns) / NS_PER_S
 
 
-def submit_of(call: Call) -> Submit:
+def submit_of(call: SimRequestState) -> Submit:
     """What the scheduler is told; never the truth about the answer."""
     request = call.request
     return Submit(

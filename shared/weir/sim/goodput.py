@@ -11,7 +11,7 @@ TARGET_ATTAINMENT = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class Capacity:
+class SustainableRate:
     """`rate_a_s` is 0 where even the lowest rate missed the target; `is_bounded` is False where the highest met it,
     so that the true capacity lies above. `tried` are (rate, attainment), by rate."""
 
@@ -27,7 +27,7 @@ def find_capacity(
     *,
     target: float = TARGET_ATTAINMENT,
     relative: float = 0.02,
-) -> Capacity:
+) -> SustainableRate:
     """Bisects between two rates until they are `relative` apart, then interpolates where attainment crosses `target`.
 
     Attainment is taken to fall as the rate rises; give `attainment_at` the same seed for every rate.
@@ -38,15 +38,15 @@ def find_capacity(
         raise ValueError(f"target {target}, relative {relative}: must be in (0, 1]")
     tried = {rate: attainment_at(rate) for rate in (low_a_s, high_a_s)}
     if tried[low_a_s] < target:
-        return Capacity(0.0, is_bounded=True, tried=sorted(tried.items()))
+        return SustainableRate(0.0, is_bounded=True, tried=sorted(tried.items()))
     if tried[high_a_s] >= target:
-        return Capacity(high_a_s, is_bounded=False, tried=sorted(tried.items()))
+        return SustainableRate(high_a_s, is_bounded=False, tried=sorted(tried.items()))
     low, high = low_a_s, high_a_s
     while high - low > relative * low:
         middle = math.sqrt(low * high) if high > 2 * low else (low + high) / 2
         tried[middle] = attainment_at(middle)
         low, high = (middle, high) if tried[middle] >= target else (low, middle)
-    return Capacity(crossing((low, tried[low]), (high, tried[high]), target), True, sorted(tried.items()))
+    return SustainableRate(crossing((low, tried[low]), (high, tried[high]), target), True, sorted(tried.items()))
 
 
 def crossing(met: tuple[float, float], missed: tuple[float, float], target: float) -> float:

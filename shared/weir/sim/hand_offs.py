@@ -4,13 +4,13 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from weir.engine.messages import Failure, FailureReason, HandOffReady, PageLot, UsedPages
+from weir.engine.messages import Failure, FailureReason, HandOffReady, PageBatch, UsedPages
 from weir.kv.geometry import num_pages_for
 from weir.sim.arriving import SimArrival
-from weir.sim.call import TOKEN, Call
+from weir.sim.call import TOKEN, SimRequestState
 from weir.sim.events import Timeline
-from weir.sim.links import Link
-from weir.sim.memory import Memory
+from weir.sim.links import TransferLink
+from weir.sim.memory import SimPageMemory
 from weir.sim.spec import SystemSpec
 from weir.sim.worker import SimWorker
 
@@ -22,35 +22,39 @@ class _Transfer:
     sender: SimWorker
     receiver: SimWorker
     ready: HandOffReady
-    call: Call
+    call: SimRequestState
 
 
-class HandOffs:
+class SimHandOffs:
     """Books of what is between two workers."""
 
-    def __init__(self, spec: SystemSpec, timeline: Timeline, on_lost: Callable[[Call], None]) -> None:
+    def __init__(self, spec: SystemSpec, timeline: Timeline, on_lost: Callable[[SimRequestState], None]) -> None:
         """`on_lost`: one of the two workers is dead, and nobody else knows of the request."""
         self._on_lost = on_lost
         self._timeline = timeline
         profile = next((pool.profile for pool in spec.pools if pool.role == "decode"), None)
-        self._link = None if spec.link is None or profile is None else Link(spec.link, profile.kv_bytes_per_token)
+        self._link = (
+            None if spec.link is None or profile is None else TransferLink(spec.link, profile.kv_bytes_per_token)
+        )
         self._waiting: dict[int, deque[_Transfer]] = {}
         """By receiver: those for which its memory has no room yet, in order."""
         self._num_under_way = 0
         self._num_waited = 0
 
-    def begin(self, sender: SimWorker, receiver: SimWorker, ready: HandOffReady, call: Call, delay_ns: int) -> None:
+    def begin(
+        self, sender: SimWorker, receiver: SimWorker, ready: HandOffReady, call: SimRequestState, delay_ns: int
+    ) -> None:
         self._num_under_way += 1
         transfer = _Transfer(sender, receiver, ready, call)
         step: Callable[[_Transfer], None] = self._commit_in_place if self._link is None else self._reserve
         self._timeline.after(delay_ns, lambda: step(transfer))
 
-    def refuse(self, sender: SimWorker, call: Call) -> None:
+    def refuse(self, sender: SimWorker, call: SimRequestState) -> None:
         """The receiver is gone."""
         failure = Failure(FailureReason.HAND_OFF_REFUSED, "the decode worker is gone")
         sender.post(lambda engine: engine.fail(call, failure))
 
-    def retry(self, memory: Memory) -> None:
+    def retry(self, memory: SimPageMemory) -> None:
         """Pages have become free."""
         for waiting in self._waiting.values():
             while waiting and waiting[0].receiver.memory is memory and self._try_transfer(waiting[0]):
@@ -110,7 +114,7 @@ class HandOffs:
         sender, receiver = transfer.sender, transfer.receiver
         if not (sender.is_alive and receiver.is_alive):
             if receiver.is_alive:
-                receiver.memory.release(receiver.index, PageLot(page_ids, (slot,)), ())
+                receiver.memory.release(receiver.index, PageBatch(page_ids, (slot,)), ())
                 self.retry(receiver.memory)
             self._give_up(transfer)
             return
@@ -118,7 +122,7 @@ class HandOffs:
         call, num_tokens = transfer.call, transfer.call.request.num_prompt_tokens
         seed = call.request.request_id.encode() if call.hashes else b""
         used = UsedPages(transfer.ready.page_ids, (TOKEN,) * num_tokens if seed else (), seed)
-        sender.post(lambda engine: engine.forget(call, PageLot((), (transfer.ready.slot,), (used,))))
+        sender.post(lambda engine: engine.forget(call, PageBatch((), (transfer.ready.slot,), (used,))))
         self._deliver(transfer, slot, page_ids)
 
     def _deliver(self, transfer: _Transfer, slot: int, page_ids: tuple[int, ...]) -> None:

@@ -4,7 +4,7 @@ from weir.sim.events import ns_of_ms
 from weir.sim.spec import LinkSpec
 
 
-class Link:
+class TransferLink:
     """Books transfers in the order in which they are asked for."""
 
     def __init__(self, spec: LinkSpec, kv_bytes_per_token: int) -> None:

@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol
 
-from weir.engine.messages import PageLot
+from weir.engine.messages import PageBatch
 from weir.sim.records import SimRecord
 
 
-class Memory(Protocol):
+class SimPageMemory(Protocol):
     """Of one worker, or of all workers between which pages change hands in place."""
 
     num_pages: int
@@ -26,11 +26,11 @@ class Memory(Protocol):
         """Pins the pages of the longest known prefix for a worker."""
         ...
 
-    def try_acquire(self, worker: int, num_pages: int, num_slots: int) -> PageLot | None:
+    def try_acquire(self, worker: int, num_pages: int, num_slots: int) -> PageBatch | None:
         """All of it, or None."""
         ...
 
-    def take_all(self, worker: int) -> PageLot:
+    def take_all(self, worker: int) -> PageBatch:
         """Everything that is free."""
         ...
 
@@ -42,7 +42,7 @@ class Memory(Protocol):
         """Slot and pages of the first worker are the second's; what has a hash may be shared from here on."""
         ...
 
-    def release(self, worker: int, lot: PageLot, hashes: Sequence[Sequence[bytes]]) -> None:
+    def release(self, worker: int, lot: PageBatch, hashes: Sequence[Sequence[bytes]]) -> None:
         """Takes pages and slots back; `hashes`: one list for each of the lot's used pages."""
         ...
 
@@ -87,7 +87,7 @@ class PlainMemory:
         del worker, hashes
         return ()
 
-    def try_acquire(self, worker: int, num_pages: int, num_slots: int) -> PageLot | None:
+    def try_acquire(self, worker: int, num_pages: int, num_slots: int) -> PageBatch | None:
         """Raises MemoryIsTight."""
         num_left = len(self._free_pages) - num_pages
         has_slots = num_slots <= len(self._free_slots)
@@ -98,9 +98,9 @@ class PlainMemory:
         pages, slots = _pop(self._free_pages, num_pages), _pop(self._free_slots, num_slots)
         self._held_pages.setdefault(worker, set()).update(pages)
         self._held_slots.setdefault(worker, set()).update(slots)
-        return PageLot(pages, slots)
+        return PageBatch(pages, slots)
 
-    def take_all(self, worker: int) -> PageLot:
+    def take_all(self, worker: int) -> PageBatch:
         lot = self.try_acquire(worker, len(self._free_pages), len(self._free_slots))
         assert lot is not None, "as many as are free"
         return lot
@@ -116,7 +116,7 @@ class PlainMemory:
         self._held_pages[sender].difference_update(page_ids)
         self._held_pages.setdefault(receiver, set()).update(page_ids)
 
-    def release(self, worker: int, lot: PageLot, hashes: Sequence[Sequence[bytes]]) -> None:
+    def release(self, worker: int, lot: PageBatch, hashes: Sequence[Sequence[bytes]]) -> None:
         del hashes
         pages = lot.all_page_ids if lot.used else lot.page_ids
         if pages:

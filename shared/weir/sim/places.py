@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from weir.sim.memory import Memory, PlainMemory
+from weir.sim.memory import PlainMemory, SimPageMemory
 from weir.sim.prefix_memory import PrefixMemory
 from weir.sim.spec import PoolSpec, SystemSpec
 
@@ -16,7 +16,7 @@ class Place:
     worker_id: str
     pool: PoolSpec
     host_id: str
-    memory: Memory
+    memory: SimPageMemory
     owns_memory: bool
     """Nobody else takes pages of it, and it keeps no prefixes."""
     num_host_pages: int
@@ -35,7 +35,7 @@ def places_of(spec: SystemSpec, *, keeps_prefixes: bool) -> dict[str, Place]:
     new_memory = PrefixMemory if keeps_prefixes else PlainMemory
     places: dict[str, Place] = {}
     split = [pool for pool in spec.pools if pool.role != "local"]
-    common: Memory | None = None
+    common: SimPageMemory | None = None
     if split and spec.link is None:
         common = new_memory(sum(p.num_workers * p.num_worker_pages for p in split), sum(map(_num_slots, split)))
     num_split_pages = sum(p.num_workers * p.num_worker_pages for p in split if p.role == "decode" or common is not None)

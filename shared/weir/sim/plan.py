@@ -13,7 +13,7 @@ from typing import NamedTuple
 from weir.sim.stats import Estimate
 
 
-class Pools(NamedTuple):
+class PoolSizes(NamedTuple):
     """Workers of each kind: a split system, or workers that each serve alone."""
 
     num_prefill: int = 0
@@ -43,7 +43,7 @@ class Prices:
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"price of {name} {getattr(self, name)}: must be finite and over 0")
 
-    def cost(self, pools: Pools) -> float:
+    def cost(self, pools: PoolSizes) -> float:
         return pools.num_prefill * self.prefill + pools.num_decode * self.decode + pools.num_local * self.local
 
 
@@ -70,7 +70,7 @@ class PlanLimits:
 class Candidate:
     """One that was tried."""
 
-    pools: Pools
+    pools: PoolSizes
     cost: float
     attainment: Estimate
     is_enough: bool
@@ -91,7 +91,7 @@ class Plan:
         return min(found, key=lambda candidate: candidate.cost, default=None)
 
 
-Judge = Callable[[Pools], Estimate]
+Judge = Callable[[PoolSizes], Estimate]
 """Attainment of the whole workload on these pools, over seeds."""
 
 
@@ -99,7 +99,7 @@ def search(judge: Judge, limits: PlanLimits) -> Plan:
     """Tries each pool sizes at most once. What is found is the cheapest if attainment never falls with more workers
     and has one peak over the splits of a number; noise of the order of the interval can hide a worker less."""
     tries = _Tries(judge, limits)
-    best_local = _fewest(lambda num: tries.of(Pools(num_local=num)), 1, limits)
+    best_local = _fewest(lambda num: tries.of(PoolSizes(num_local=num)), 1, limits)
     best_split = _fewest(lambda num: _best_split_of(num, tries, limits), 2, limits)
     if best_split is not None:
         best_split = _cheapest_from(best_split, tries, limits)
@@ -112,13 +112,13 @@ class _Tries:
     def __init__(self, judge: Judge, limits: PlanLimits) -> None:
         self._judge = judge
         self._limits = limits
-        self._by_pools: dict[Pools, Candidate] = {}
+        self._by_pools: dict[PoolSizes, Candidate] = {}
 
     @property
     def made(self) -> Iterator[Candidate]:
         yield from self._by_pools.values()
 
-    def of(self, pools: Pools) -> Candidate:
+    def of(self, pools: PoolSizes) -> Candidate:
         if pools not in self._by_pools:
             attainment = self._judge(pools)
             is_enough = attainment.mean >= self._limits.target
@@ -153,7 +153,7 @@ def _best_split_of(num: int, tries: _Tries, limits: PlanLimits) -> Candidate:
     """Climbs from the guessed ratio; ends at a peak, or as soon as one is enough."""
 
     def at(num_prefill: int) -> Candidate:
-        return tries.of(Pools(num_prefill, num - num_prefill))
+        return tries.of(PoolSizes(num_prefill, num - num_prefill))
 
     best = at(min(num - 1, max(1, round(num * limits.prefill_share))))
     for step in (1, -1):
@@ -179,10 +179,10 @@ def _cheapest_from(found: Candidate, tries: _Tries, limits: PlanLimits) -> Candi
         found = tries.of(cheaper)
 
 
-def _neighbours(pools: Pools) -> Iterator[Pools]:
+def _neighbours(pools: PoolSizes) -> Iterator[PoolSizes]:
     """One or two workers less of a pool, for up to two more of the other."""
     for less, more in ((1, 0), (1, 1), (1, 2), (2, 1)):
         for prefill, decode in ((-less, more), (more, -less)):
-            moved = Pools(pools.num_prefill + prefill, pools.num_decode + decode)
+            moved = PoolSizes(pools.num_prefill + prefill, pools.num_decode + decode)
             if moved.num_prefill >= 1 and moved.num_decode >= 1:
                 yield moved

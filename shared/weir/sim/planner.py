@@ -11,7 +11,7 @@ from typing import Any
 from weir.core.cost import StepCost
 from weir.scheduling.limits import CoreLimits
 from weir.sim.metrics import Slos, Summary, summarize
-from weir.sim.plan import Candidate, Plan, PlanLimits, Pools, search
+from weir.sim.plan import Candidate, Plan, PlanLimits, PoolSizes, search
 from weir.sim.profile import CostProfile
 from weir.sim.replay import Replay, load_workload
 from weir.sim.report import finite
@@ -44,7 +44,7 @@ class PlanJob:
     policy_params: Mapping[str, float] = field(default_factory=dict)
     seeds: tuple[int, ...] = (0,)
 
-    def system(self, pools: Pools) -> SystemSpec:
+    def system(self, pools: PoolSizes) -> SystemSpec:
         """Chunks as large as a step may be."""
         sizes = (self.max_num_seqs, self.max_num_batched_tokens, self.max_num_batched_tokens)
         if pools.num_local:
@@ -54,7 +54,7 @@ class PlanJob:
         return SystemSpec((prefill, decode), self.link)
 
 
-def run_once(job: PlanJob, pools: Pools, seed: int) -> Summary:
+def run_once(job: PlanJob, pools: PoolSizes, seed: int) -> Summary:
     """One simulation. Raises TraceError, ValueError."""
     workload = load_workload(job.trace, job.replay, seed)
     result = simulate(
@@ -72,13 +72,13 @@ class Planned:
     """A plan, and what each candidate's runs came to."""
 
     plan: Plan
-    runs: dict[Pools, Sequence[Summary]]
+    runs: dict[PoolSizes, Sequence[Summary]]
 
     def by_cost(self) -> list[Candidate]:
         """Cheapest first, the better one first among equals."""
         return sorted(self.plan.candidates, key=lambda c: (c.cost, -c.attainment.mean, c.pools))
 
-    def mean(self, pools: Pools, figure: str) -> float:
+    def mean(self, pools: PoolSizes, figure: str) -> float:
         """Over the runs that have the figure at all; NaN without one."""
         values = [value for run in self.runs[pools] if not math.isnan(value := run.as_dict()[figure])]
         return statistics.mean(values) if values else math.nan
@@ -106,15 +106,15 @@ def make_plan(
     job: PlanJob,
     limits: PlanLimits,
     executor: Executor | None = None,
-    on_judged: Callable[[int, Pools, float], None] | None = None,
+    on_judged: Callable[[int, PoolSizes, float], None] | None = None,
 ) -> Planned:
     """Simulates until the cheapest pools are found; `executor` runs the seeds of one candidate side by side.
 
     Raises what `run_once` raises.
     """
-    runs: dict[Pools, Sequence[Summary]] = {}
+    runs: dict[PoolSizes, Sequence[Summary]] = {}
 
-    def judge(pools: Pools) -> Estimate:
+    def judge(pools: PoolSizes) -> Estimate:
         many = map if executor is None else executor.map
         num = len(job.seeds)
         runs[pools] = list(many(run_once, [job] * num, [pools] * num, job.seeds))

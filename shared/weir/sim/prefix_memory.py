@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from weir.core.attempt import Attempt
-from weir.engine.messages import PageLot
+from weir.engine.messages import PageBatch
 from weir.kv.layout import PAGE_DTYPE, SLOT_DTYPE
 from weir.kv.messages import PageChain
 from weir.kv.ownership import Move, OwnershipTable
@@ -16,7 +16,7 @@ from weir.sim.records import SimRecord
 
 
 class PrefixMemory:
-    """Implements `weir.sim.memory.Memory`. A worker's index is its lease."""
+    """Implements `weir.sim.memory.SimPageMemory`. A worker's index is its lease."""
 
     def __init__(self, num_pages: int, num_slots: int) -> None:
         self.num_pages = num_pages
@@ -37,11 +37,11 @@ class PrefixMemory:
         self._table.prefixes.pin(worker, np.array(pages, np.int64))
         return tuple(pages)
 
-    def try_acquire(self, worker: int, num_pages: int, num_slots: int) -> PageLot | None:
+    def try_acquire(self, worker: int, num_pages: int, num_slots: int) -> PageBatch | None:
         acquired = self._table.try_acquire(worker, num_pages, num_slots)
-        return None if acquired is None else PageLot(acquired.page_ids, acquired.slots)
+        return None if acquired is None else PageBatch(acquired.page_ids, acquired.slots)
 
-    def take_all(self, worker: int) -> PageLot:
+    def take_all(self, worker: int) -> PageBatch:
         """What no sequence and no prefix uses."""
         num_slots = self._table.num_slots(SlotState.FREE)
         lot = self.try_acquire(worker, self._table.num_pages(PageState.FREE), num_slots)
@@ -55,7 +55,7 @@ class PrefixMemory:
         move = Move("", Attempt(), *workers)
         self._table.hand_off(slot, np.array(page_ids, np.int64), move, hashes)
 
-    def release(self, worker: int, lot: PageLot, hashes: Sequence[Sequence[bytes]]) -> None:
+    def release(self, worker: int, lot: PageBatch, hashes: Sequence[Sequence[bytes]]) -> None:
         chains = [PageChain(lot.page_ids)] if lot.page_ids else []
         known = hashes or [()] * len(lot.used)
         chains += [PageChain(used.page_ids, tuple(own)) for used, own in zip(lot.used, known, strict=True)]

@@ -9,7 +9,7 @@ from weir.sim.scheduler import SimScheduler
 _PERIOD_S = 0.1
 
 
-class PrefixNews:
+class SimPrefixEvents:
     """Of one memory. Nothing is lost on the way, so nothing is asked for again."""
 
     def __init__(self, memory_id: str, memory: PrefixMemory, timeline: Timeline) -> None:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from weir.core.logprobs import TokenLogprobs
-from weir.kv.record import SequenceFacts
+from weir.kv.record import SequenceParams
 
 
 class SimRecord:
@@ -14,10 +14,10 @@ class SimRecord:
 
     def __init__(self, preemptions: Counter[str]) -> None:
         """`preemptions`: by request, counted here."""
-        self.facts: SequenceFacts | None = None
+        self.facts: SequenceParams | None = None
         self._preemptions = preemptions
 
-    def begin(self, facts: SequenceFacts) -> None:
+    def begin(self, facts: SequenceParams) -> None:
         self.facts = facts
 
     def set_block_table(self, page_ids: Sequence[int]) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Protocol
 
-from weir.core.cost import Chunk, StepCost
+from weir.core.cost import PromptChunk, StepCost
 from weir.sim.events import ns_of_ms
 
 
@@ -23,7 +23,7 @@ def step_ns(
     chunks = []
     for prompt, num_tokens in parts:
         if num_tokens > 1:
-            chunks.append(Chunk(num_tokens, prompt.num_computed))
+            chunks.append(PromptChunk(num_tokens, prompt.num_computed))
         else:
             num_decodes += 1
             num_context_tokens += prompt.num_computed + 1

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Mapping
 
-from weir.engine.messages import Arrival, Failure, PageLot
+from weir.engine.messages import Arrival, Failure, PageBatch
 from weir.kv.geometry import num_pages_for
 from weir.sim.arriving import SimArrival
-from weir.sim.call import TOKEN, Call
+from weir.sim.call import TOKEN, SimRequestState
 from weir.sim.exact_engine import ExactEngine
 from weir.sim.fast_engine import FastEngine
 from weir.sim.fast_pages import FastPages
-from weir.sim.fast_rows import Row
+from weir.sim.fast_rows import FastRow
 
 
 class SwitchingEngine:
@@ -45,13 +45,13 @@ class SwitchingEngine:
         else:
             self._fast.add(arrival)
 
-    def cancel(self, call: Call) -> None:
+    def cancel(self, call: SimRequestState) -> None:
         (self._exact or self._fast).cancel(call)
 
-    def fail(self, call: Call, failure: Failure) -> None:
+    def fail(self, call: SimRequestState, failure: Failure) -> None:
         self._go_exact().fail(call, failure)
 
-    def forget(self, call: Call, copied: PageLot | None) -> None:
+    def forget(self, call: SimRequestState, copied: PageBatch | None) -> None:
         self._go_exact().forget(call, copied)
 
     def begin_step(self) -> int | None:
@@ -134,7 +134,7 @@ class SwitchingEngine:
             exact.go_on(arrival, num_passed_over)
         return exact
 
-    def _moved(self, row: Row) -> Arrival:
+    def _moved(self, row: FastRow) -> Arrival:
         """As the batcher takes a sequence that has begun elsewhere."""
         if row.is_waiting:
             self._num_moved += row.arrival.slot is not None

@@ -6,11 +6,11 @@ turn     commands taken ─> decide ─> the step takes its time ─> record ─
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from weir.engine.messages import Event, Failure, PageLot
+from weir.engine.messages import Event, Failure, PageBatch
 from weir.sim.arriving import SimArrival
-from weir.sim.call import Call
+from weir.sim.call import SimRequestState
 from weir.sim.events import Coincidence, Timeline, ns_of_s
-from weir.sim.memory import Memory
+from weir.sim.memory import SimPageMemory
 
 
 class Engine(Protocol):
@@ -21,11 +21,11 @@ class Engine(Protocol):
 
     def add(self, arrival: SimArrival) -> None: ...
 
-    def cancel(self, call: Call) -> None: ...
+    def cancel(self, call: SimRequestState) -> None: ...
 
-    def fail(self, call: Call, failure: Failure) -> None: ...
+    def fail(self, call: SimRequestState, failure: Failure) -> None: ...
 
-    def forget(self, call: Call, copied: PageLot | None) -> None:
+    def forget(self, call: SimRequestState, copied: PageBatch | None) -> None:
         """It is handed off; `copied`: what it had here, which is free now."""
         ...
 
@@ -84,13 +84,13 @@ class WorkerListener(Protocol):
 
     def on_events(self, worker: "SimWorker", events: tuple[Event, ...]) -> None: ...
 
-    def on_pages_free(self, memory: Memory) -> None: ...
+    def on_pages_free(self, memory: SimPageMemory) -> None: ...
 
-    def on_token(self, call: Call, *, is_last: bool) -> None:
+    def on_token(self, call: SimRequestState, *, is_last: bool) -> None:
         """Drawn now."""
         ...
 
-    def on_tokens(self, call: Call, num_tokens: int, last_ns: int, longest_gap_ns: int) -> None:
+    def on_tokens(self, call: SimRequestState, num_tokens: int, last_ns: int, longest_gap_ns: int) -> None:
         """The next of one that goes on, the last of them drawn at `last_ns`. Their gaps are told by `on_gaps`."""
         ...
 
@@ -105,7 +105,7 @@ Command = Callable[[Engine], None]
 class SimWorker:
     """Lives from its making to `die`. `index` counts from 1; its memory knows it by that."""
 
-    def __init__(self, worker_id: str, index: int, memory: Memory, timeline: Timeline) -> None:
+    def __init__(self, worker_id: str, index: int, memory: SimPageMemory, timeline: Timeline) -> None:
         self.worker_id = worker_id
         self.index = index
         self.memory = memory

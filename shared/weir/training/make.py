@@ -11,7 +11,7 @@ from weir.model.source import resolve_model
 from weir.model.token_vectors import load_token_table
 from weir.model.tokenizer import load_tokenizer
 from weir.policy.predictors.features import PromptFeatures
-from weir.policy.predictors.predictor import Predictor, PredictorFacts
+from weir.policy.predictors.predictor import Predictor, PredictorInfo
 from weir.policy.predictors.predictor_file import save_predictor
 from weir.policy.predictors.token_table import TokenTable
 from weir.training.compress import compress
@@ -76,8 +76,8 @@ def train_predictor(
     """Over features of `table`, which must be the whole one. Raises ValueError for too few samples."""
     if kind == "forest":
         forest_settings = ForestSettings(seed=seed)
-        facts = PredictorFacts(model, len(samples), held_out_tau(samples, forest_settings))
+        facts = PredictorInfo(model, len(samples), held_out_tau(samples, forest_settings))
         return Predictor(PromptFeatures(table), fit_forest(samples, forest_settings), facts)
     trained = train_ranker(samples, replace(settings or RankingSettings(), seed=seed))
     small_table, ranker = compress(table, trained.ranker, FILE_DIMS)
-    return Predictor(PromptFeatures(small_table), ranker, PredictorFacts(model, len(samples), trained.held_out_tau))
+    return Predictor(PromptFeatures(small_table), ranker, PredictorInfo(model, len(samples), trained.held_out_tau))

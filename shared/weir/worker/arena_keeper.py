@@ -8,7 +8,7 @@ from typing import Protocol
 from weir.bus.tasks import end_tasks
 from weir.core.attempt import Attempt
 from weir.core.errors import Overloaded, Unavailable, WeirError
-from weir.engine.messages import Command, EngineReport, Give, PageLot, PagesWanted
+from weir.engine.messages import Command, EngineReport, GivePages, PageBatch, PagesWanted
 from weir.kv.devices import ArenaMemory
 from weir.kv.messages import Acquired, HandOffReceipt, PageChain, PrefixMatch
 from weir.kv.segment import Segment
@@ -58,7 +58,7 @@ class Arena(Protocol):
     async def close(self) -> None: ...
 
 
-class ArenaKeeper:
+class PageKeeper:
     """One acquisition at a time; what it got is the engine's before it looks again at what the engine wants."""
 
     def __init__(self, arena: Arena, post: Callable[[Command], None], on_failure: Callable[[str], None]) -> None:
@@ -97,13 +97,13 @@ class ArenaKeeper:
         """Gives the engine what came with a match."""
         if acquired.page_ids or acquired.slots:
             self._num_given += 1
-            self._post(Give(PageLot(acquired.page_ids, acquired.slots)))
+            self._post(GivePages(PageBatch(acquired.page_ids, acquired.slots)))
 
     def end_match(self, match_id: int) -> None:
         """Its request has ended: nobody is to wait for its pages. Said with the next report's surplus."""
         self._ended_match_ids.append(match_id)
 
-    def give_back(self, lot: PageLot) -> "asyncio.Task[None]":
+    def give_back(self, lot: PageBatch) -> "asyncio.Task[None]":
         """Returns pages and slots to the arena; nobody here may use them any more."""
         task = asyncio.create_task(self._release(lot), name="release pages")
         self._releases.add(task)
@@ -161,7 +161,7 @@ class ArenaKeeper:
         except (Overloaded, Unavailable):
             return None
 
-    async def _release(self, lot: PageLot) -> None:
+    async def _release(self, lot: PageBatch) -> None:
         match_ids, self._ended_match_ids = self._ended_match_ids, []
         chains = []
         for used in lot.used:

@@ -24,17 +24,17 @@ from weir.policy.seams import Policy
 from weir.rpc.arena_client import ArenaClient
 from weir.runtime.service import ServiceContext
 from weir.wire.v1 import worker_pb2_grpc
-from weir.worker.arena_keeper import Arena, ArenaKeeper
+from weir.worker.arena_keeper import Arena, PageKeeper
 from weir.worker.config import WorkerConfig
 from weir.worker.convert import ModelLimits
-from weir.worker.desk import Desk, DeskLimits
-from weir.worker.endings import Endings
+from weir.worker.desk import RequestLimits, RequestManager
+from weir.worker.endings import FinishNotifier
 from weir.worker.engine_host import EngineHost
 from weir.worker.model_loading import ArenaRunner, begin_loading
 from weir.worker.policy_watch import PolicyWatch
 from weir.worker.prefixes import Prefixes
-from weir.worker.registry import Registration
-from weir.worker.role import LoadedModel, Role, WorkerFacts
+from weir.worker.registry import RegistryEntry
+from weir.worker.role import LoadedModel, Role, WorkerInfo
 from weir.worker.servicer import WorkerServicer
 from weir.worker.shell import WorkerParts, WorkerShell
 from weir.worker.streams import StreamHub
@@ -46,7 +46,7 @@ _ConfigT = TypeVar("_ConfigT", bound=WorkerConfig)
 
 
 @dataclass(frozen=True, slots=True)
-class ModelFacts:
+class ModelShape:
     """What can be known of a model without loading it."""
 
     source: ModelSource
@@ -75,27 +75,27 @@ class RoleParts:
     """What a role may use."""
 
     arena: Arena
-    keeper: ArenaKeeper
+    keeper: PageKeeper
     prefixes: Prefixes
-    desk: Desk
+    desk: RequestManager
     post: Callable[[Command], None]
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class WorkerDependencies:
     """Everything of a worker that lies outside its process."""
 
     make_arena: Callable[[Callable[[HandedOff], None]], Arena]
-    make_registration: Callable[[Callable[[], WorkerRecord]], Registration]
+    make_registration: Callable[[Callable[[], WorkerRecord]], RegistryEntry]
     make_policy_watch: Callable[[Callable[[Policy], None]], PolicyWatch]
     load_model: Callable[[ArenaMemory], LoadedModel]
 
 
 async def build_worker(
     context: ServiceContext[_ConfigT],
-    limits: DeskLimits,
+    limits: RequestLimits,
     over_arena: Callable[[ArenaRunner, ArenaMemory], LoadedModel],
-    make_role: Callable[[RoleParts, ModelFacts], Role],
+    make_role: Callable[[RoleParts, ModelShape], Role],
     *,
     serves_locally: bool = False,
 ) -> WorkerShell:
@@ -120,9 +120,9 @@ async def build_worker(
 
 def assemble(
     context: ServiceContext[_ConfigT],
-    facts: WorkerFacts,
-    limits: DeskLimits,
-    surroundings: Surroundings,
+    facts: WorkerInfo,
+    limits: RequestLimits,
+    surroundings: WorkerDependencies,
     make_role: Callable[[RoleParts], Role],
 ) -> WorkerShell:
     """The component of a worker; its servicer is added to the context's server. Call it in the event loop."""
@@ -138,14 +138,14 @@ def assemble(
     hub = StreamHub(clock)
     host = EngineHost(LoopSettings(INBOX_SIZE), clock, on_report)
     arena = surroundings.make_arena(on_handed_off)
-    keeper = ArenaKeeper(arena, host.post, context.request_shutdown)
+    keeper = PageKeeper(arena, host.post, context.request_shutdown)
     prefixes = Prefixes(arena, keeper, host.post, context.request_shutdown)
-    desk = Desk(limits, prefixes.post, hub, clock)
+    desk = RequestManager(limits, prefixes.post, hub, clock)
     policy_watch = surroundings.make_policy_watch(lambda policy: host.post(SetPolicy(policy)))
     role = make_role(RoleParts(arena, keeper, prefixes, desk, host.post))
     shell = WorkerShell(
         facts,
-        WorkerParts(arena, keeper, prefixes, Endings(desk), host, hub, desk, role, policy_watch),
+        WorkerParts(arena, keeper, prefixes, FinishNotifier(desk), host, hub, desk, role, policy_watch),
         surroundings.load_model,
         surroundings.make_registration,
         context.request_shutdown,
@@ -155,18 +155,18 @@ def assemble(
     return shell
 
 
-def _read_model_facts(config: WorkerConfig) -> ModelFacts:
+def _read_model_facts(config: WorkerConfig) -> ModelShape:
     """Reads every byte of the weights once, for their digest: call it in a thread. Raises ModelError."""
     source = resolve_model(config.model_reference)
     model = load_model_config(source)
     pages = page_geometry(model, choose_arithmetic(config.precision, model, config.device))
     digest = model_digest(source, config.precision, config.device)
-    return ModelFacts(source, model, digest, pages.page_bytes)
+    return ModelShape(source, model, digest, pages.page_bytes)
 
 
-def _facts_of(context: ServiceContext[_ConfigT], model: ModelFacts, *, serves_locally: bool) -> WorkerFacts:
+def _facts_of(context: ServiceContext[_ConfigT], model: ModelShape, *, serves_locally: bool) -> WorkerInfo:
     """What the registry says of this worker."""
-    return WorkerFacts(
+    return WorkerInfo(
         worker_id=context.process_id,
         role=context.role,
         model=model.source.name,
@@ -181,8 +181,8 @@ def _facts_of(context: ServiceContext[_ConfigT], model: ModelFacts, *, serves_lo
 
 
 def _surroundings_of(
-    context: ServiceContext[_ConfigT], model: ModelFacts, load_model: Callable[[ArenaMemory], LoadedModel]
-) -> Surroundings:
+    context: ServiceContext[_ConfigT], model: ModelShape, load_model: Callable[[ArenaMemory], LoadedModel]
+) -> WorkerDependencies:
     """The real ones."""
     config = context.config
     memory_kind = try_memory_kind(config.device)
@@ -190,7 +190,7 @@ def _surroundings_of(
     async def connect() -> Bus:
         return await NatsBus.connect(config.nats_url, name=context.process_id, timeout_s=_BUS_CONNECT_TIMEOUT_S)
 
-    return Surroundings(
+    return WorkerDependencies(
         make_arena=lambda on_handed_off: ArenaClient(
             config.arena_socket_path,
             context.process_id,
@@ -200,7 +200,7 @@ def _surroundings_of(
             on_handed_off,
             memory_kind.open if memory_kind is not None else None,
         ),
-        make_registration=lambda make_record: Registration(connect, Subjects(config.instance), make_record),
+        make_registration=lambda make_record: RegistryEntry(connect, Subjects(config.instance), make_record),
         make_policy_watch=lambda on_policy: PolicyWatch(connect, Subjects(config.instance), on_policy),
         load_model=load_model,
     )

@@ -14,7 +14,7 @@ from weir.core.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, StopRules
 from weir.engine.messages import EndReason, FailureReason, SequenceKey
 from weir.kv.geometry import num_pages_for
 from weir.kv.prefix import prefix_seed
-from weir.kv.record import SequenceFacts
+from weir.kv.record import SequenceParams
 from weir.rpc.sampling_pb import logprobs_to_pb, sampling_from_pb, sampling_problems
 from weir.wire.v1 import types_pb2, worker_pb2
 from weir.worker.delivery import Update
@@ -53,7 +53,7 @@ class ModelLimits:
 class StartOrder:
     """A Start that was checked."""
 
-    facts: SequenceFacts
+    facts: SequenceParams
     decode_worker_id: str
 
     @property
@@ -85,7 +85,7 @@ def start_from_pb(start: worker_pb2.Start, gateway_id: str, limits: ModelLimits)
     sampling = sampling_from_pb(start.sampling)
     # Positions that are found in the cache have no logits.
     is_cacheable = not start.skips_prefix_cache and sampling.prompt_logprobs is None
-    facts = SequenceFacts(
+    facts = SequenceParams(
         request_id=start.request_id,
         attempt=Attempt(start.attempt.dispatch, start.attempt.adoption),
         gateway_id=gateway_id,

@@ -15,7 +15,7 @@ from weir.engine.messages import EndReason, Failure, SequenceKey
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class SequenceEnd:
     """How a sequence ended here. Exactly one field is set."""
 
     reason: EndReason | None = None
@@ -30,7 +30,7 @@ class Update:
     key: SequenceKey
     first_index: int = 0
     token_ids: tuple[int, ...] = ()
-    ending: Ending | None = None
+    ending: SequenceEnd | None = None
     num_cached_tokens: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()
     """One entry a token, or none at all."""
@@ -39,7 +39,7 @@ class Update:
 
 
 @dataclass(slots=True, eq=False)
-class Delivery:
+class OutputCollector:
     """Changed by its methods only. `next_index` is None while no stream asked for the sequence."""
 
     key: SequenceKey
@@ -48,7 +48,7 @@ class Delivery:
     next_index: int | None = None
     num_cached_tokens: int | None = None
     """Of the prompt, found and not computed; None before its first chunk."""
-    ending: Ending | None = None
+    ending: SequenceEnd | None = None
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     """One entry a token, or none at all."""
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -91,7 +91,7 @@ class Delivery:
         if self.num_cached_tokens is None:
             self.num_cached_tokens = start
 
-    def end(self, ending: Ending, now_s: float) -> None:
+    def end(self, ending: SequenceEnd, now_s: float) -> None:
         self.ending = ending
         self.ended_at_s = now_s
 

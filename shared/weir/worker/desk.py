@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from weir.core.clock import Clock
 from weir.engine.loop import InboxFull
 from weir.engine.messages import (
-    Add,
+    AddSequence,
     Arrival,
-    Cancel,
+    CancelSequence,
     ChunkComputed,
     Command,
     EndReason,
@@ -26,19 +26,19 @@ from weir.engine.messages import (
     SequenceEnded,
     SequenceForgotten,
     SequenceKey,
-    TokenDrawn,
+    TokenSampled,
 )
-from weir.kv.record import SequenceFacts
-from weir.worker.delivery import Delivery, Ending, Update
-from weir.worker.ledger import EarlyResumes, Ledger
+from weir.kv.record import SequenceParams
+from weir.worker.delivery import OutputCollector, SequenceEnd, Update
+from weir.worker.ledger import EarlyResumes, SequenceTable
 from weir.worker.streams import GatewayStream, StreamHub
-from weir.worker.tombstones import Tombstones
+from weir.worker.tombstones import CancelledRequests
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class DeskLimits:
+class RequestLimits:
     """Bounds of what a worker remembers and accepts."""
 
     max_live: int
@@ -54,17 +54,17 @@ class DeskLimits:
     gateway_gone_s: float = 5.0
 
 
-class Desk:
+class RequestManager:
     """One a worker."""
 
-    def __init__(self, limits: DeskLimits, post: Callable[[Command], None], hub: StreamHub, clock: Clock) -> None:
+    def __init__(self, limits: RequestLimits, post: Callable[[Command], None], hub: StreamHub, clock: Clock) -> None:
         self._limits = limits
         self._post = post
         self._hub = hub
-        self._ledger = Ledger(clock, tail_s=limits.tail_s, max_tails=limits.max_tails)
-        self._tombstones = Tombstones(clock, ttl_s=limits.tombstone_s, max_entries=limits.max_tombstones)
+        self._ledger = SequenceTable(clock, tail_s=limits.tail_s, max_tails=limits.max_tails)
+        self._tombstones = CancelledRequests(clock, ttl_s=limits.tombstone_s, max_entries=limits.max_tombstones)
         self._early = EarlyResumes(clock, ttl_s=limits.early_resume_s, max_entries=limits.max_early_resumes)
-        self._unposted: dict[SequenceKey, Delivery] = {}
+        self._unposted: dict[SequenceKey, OutputCollector] = {}
         """To be cancelled as soon as the engine takes it; each is a sequence that the engine has."""
         self._is_draining = False
 
@@ -87,7 +87,7 @@ class Desk:
 
     # -- from gateways --
 
-    def try_start(self, stream: GatewayStream, facts: SequenceFacts) -> bool:
+    def try_start(self, stream: GatewayStream, facts: SequenceParams) -> bool:
         """Starts a prompt; whatever speaks against it is told to the gateway. One that is here already is resumed."""
         key = SequenceKey(facts.request_id, facts.attempt)
         held = self._ledger.find(key.request_id)
@@ -101,7 +101,7 @@ class Desk:
             stream.answer(Update(key, ending=refusal))
             return False
         self._replace(held)
-        self._ledger.open(Delivery(key, facts.gateway_id, next_index=0))
+        self._ledger.open(OutputCollector(key, facts.gateway_id, next_index=0))
         return True
 
     def cancel(self, stream: GatewayStream, key: SequenceKey) -> None:
@@ -115,7 +115,7 @@ class Desk:
             self._cancel(held)
             if held.key == key and held.next_index is not None and held.ending is None:
                 return
-        stream.answer(Update(key, ending=Ending(reason=EndReason.CANCELLED)))
+        stream.answer(Update(key, ending=SequenceEnd(reason=EndReason.CANCELLED)))
 
     def resume(self, stream: GatewayStream, key: SequenceKey, next_index: int) -> None:
         """Says everything from `next_index` on, now and later."""
@@ -123,7 +123,7 @@ class Desk:
         if held is not None and held.gateway_id == stream.gateway_id:
             self._resume(stream, held, next_index)
         elif self._tombstones.covers(key):
-            stream.answer(Update(key, ending=Ending(reason=EndReason.CANCELLED)))
+            stream.answer(Update(key, ending=SequenceEnd(reason=EndReason.CANCELLED)))
         elif self._may_still_come(key, next_index):
             self._early.put(key, stream.gateway_id, next_index)
         else:
@@ -148,7 +148,7 @@ class Desk:
         held = self._ledger.find(key.request_id)
         if self._tombstones.covers(key) or (held is not None and held.key.attempt >= key.attempt):
             return False
-        self._post(Add(arrival))
+        self._post(AddSequence(arrival))
         self._replace(held)
         next_index = self._early.try_take(key, facts.gateway_id)
         stream = self._hub.get(facts.gateway_id)
@@ -157,7 +157,7 @@ class Desk:
             next_index = None
         elif next_index is None:
             next_index = 0
-        delivery = Delivery(
+        delivery = OutputCollector(
             key,
             facts.gateway_id,
             token_ids=list(arrival.output_token_ids),
@@ -182,12 +182,12 @@ class Desk:
                 return
             case PromptScored(_, first_index, prompt_logprobs):
                 delivery.add_prompt_logprobs(first_index, prompt_logprobs)
-            case TokenDrawn(_, index, token_id, logprobs):
+            case TokenSampled(_, index, token_id, logprobs):
                 delivery.add_token(index, token_id, logprobs)
             case SequenceEnded(_, reason, failure):
-                self._ledger.end(delivery, Ending(reason, failure))
+                self._ledger.end(delivery, SequenceEnd(reason, failure))
             case SequenceForgotten():
-                self._ledger.end(delivery, Ending(is_handed_off=True))
+                self._ledger.end(delivery, SequenceEnd(is_handed_off=True))
             case _:
                 return
         self._mark(delivery, step)
@@ -196,7 +196,7 @@ class Desk:
         """Tells the gateway that this is over, before (or without) the engine saying so."""
         delivery = self._ledger.get(key)
         if delivery is not None and delivery.ending is None:
-            self._ledger.end(delivery, Ending(failure=failure))
+            self._ledger.end(delivery, SequenceEnd(failure=failure))
             self._mark(delivery, step=0)
 
     # -- every now and then --
@@ -221,9 +221,9 @@ class Desk:
         for delivery in unposted.values():
             self._cancel(delivery)
 
-    def _refusal_of(self, key: SequenceKey, held: Delivery | None) -> Ending | None:
+    def _refusal_of(self, key: SequenceKey, held: OutputCollector | None) -> SequenceEnd | None:
         if self._tombstones.covers(key):
-            return Ending(reason=EndReason.CANCELLED)
+            return SequenceEnd(reason=EndReason.CANCELLED)
         if held is not None and held.key.attempt >= key.attempt:
             return _failed(FailureReason.STALE_ATTEMPT, f"attempt {held.key.attempt} is here already")
         if self._is_draining:
@@ -232,35 +232,35 @@ class Desk:
             return _failed(FailureReason.NO_CAPACITY, f"{self._limits.max_live} sequences are here already")
         return None
 
-    def _try_add(self, arrival: Arrival) -> Ending | None:
+    def _try_add(self, arrival: Arrival) -> SequenceEnd | None:
         try:
-            self._post(Add(arrival))
+            self._post(AddSequence(arrival))
         except InboxFull as error:
             return _failed(FailureReason.NO_CAPACITY, str(error))
         return None
 
-    def _replace(self, held: Delivery | None) -> None:
+    def _replace(self, held: OutputCollector | None) -> None:
         """A newer attempt has come: the older one ends unheard."""
         if held is not None:
             self._cancel(held)
 
-    def _cancel(self, delivery: Delivery) -> None:
+    def _cancel(self, delivery: OutputCollector) -> None:
         """Once a sequence, however often a gateway says it: the engine's inbox is bounded. Full, it is tried again."""
         if delivery.ending is not None or delivery.is_cancel_posted:
             return
         try:
-            self._post(Cancel(delivery.key))
+            self._post(CancelSequence(delivery.key))
         except InboxFull as error:
             _log.warning("request %s is to be cancelled later: %s", delivery.key.request_id, error)
             self._unposted[delivery.key] = delivery
         else:
             delivery.is_cancel_posted = True
 
-    def _resume(self, stream: GatewayStream, delivery: Delivery, next_index: int) -> None:
+    def _resume(self, stream: GatewayStream, delivery: OutputCollector, next_index: int) -> None:
         delivery.resume(next_index)
         stream.mark(delivery, step=0)
 
-    def _mark(self, delivery: Delivery, step: int) -> None:
+    def _mark(self, delivery: OutputCollector, step: int) -> None:
         stream = self._hub.get(delivery.gateway_id)
         if stream is not None:
             stream.mark(delivery, step)
@@ -272,12 +272,12 @@ class Desk:
         held = self._ledger.find(key.request_id)
         return held is None or held.key.attempt < key.attempt
 
-    def _unknown(self, key: SequenceKey) -> Ending:
+    def _unknown(self, key: SequenceKey) -> SequenceEnd:
         held = self._ledger.find(key.request_id)
         if held is not None and held.key.attempt > key.attempt:
             return _failed(FailureReason.STALE_ATTEMPT, f"attempt {held.key.attempt} is here already")
         return _failed(FailureReason.UNKNOWN_REQUEST, "this worker does not hold the request")
 
 
-def _failed(reason: FailureReason, message: str) -> Ending:
-    return Ending(failure=Failure(reason, message))
+def _failed(reason: FailureReason, message: str) -> SequenceEnd:
+    return SequenceEnd(failure=Failure(reason, message))

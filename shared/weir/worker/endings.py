@@ -5,15 +5,15 @@ import asyncio
 from collections.abc import Sequence
 
 from weir.engine.messages import EngineReport, SequenceEnded
-from weir.worker.desk import Desk
+from weir.worker.desk import RequestManager
 
 _MAX_HELD_S = 0.1
 
 
-class Endings:
+class FinishNotifier:
     """Tokens are told at once; of finished sequences only the end waits, and not for long."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: RequestManager) -> None:
         self._desk = desk
 
     def tell(self, report: EngineReport, step: int, released: "asyncio.Task[None] | None") -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from weir.core.clock import Clock
 from weir.engine.batcher import Batcher
-from weir.engine.counters import Counters
+from weir.engine.counters import EngineCounters
 from weir.engine.loop import EngineLoop, LoopSettings
 from weir.engine.messages import Command, EngineReport
 from weir.engine.plan import ModelRunner
@@ -25,7 +25,7 @@ class EngineHost:
         self._event_loop = asyncio.get_running_loop()
         self._credits = threading.Semaphore(_MAX_REPORTS_UNDER_WAY)
         self._engine: EngineLoop | None = None
-        self.report = EngineReport(counters=Counters().snapshot())
+        self.report = EngineReport(counters=EngineCounters().snapshot())
         """The newest one."""
 
     async def start(self, batcher: Batcher, runner: ModelRunner, warm_up: Callable[[], None]) -> None:

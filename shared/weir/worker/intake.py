@@ -1,6 +1,6 @@
 """Reads handed-off sequences from the arena."""
 
-from weir.engine.messages import Arrival, PageLot
+from weir.engine.messages import Arrival, PageBatch
 from weir.kv.messages import HandedOff
 from weir.kv.segment import Segment
 
@@ -32,8 +32,8 @@ def read_arrival(segment: Segment, handed_off: HandedOff) -> Arrival:
     )
 
 
-def lot_of(segment: Segment, handed_off: HandedOff) -> PageLot:
+def lot_of(segment: Segment, handed_off: HandedOff) -> PageBatch:
     """Slot and pages of a handed-off sequence that nobody wants."""
     summary = segment.record(handed_off.slot).summarize()
     page_ids = () if summary is None else tuple(summary.page_ids.tolist())
-    return PageLot(page_ids, (handed_off.slot,))
+    return PageBatch(page_ids, (handed_off.slot,))

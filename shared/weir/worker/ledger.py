@@ -5,39 +5,39 @@ from collections.abc import Iterator
 
 from weir.core.clock import Clock
 from weir.engine.messages import SequenceKey
-from weir.worker.delivery import Delivery, Ending
+from weir.worker.delivery import OutputCollector, SequenceEnd
 
 
-class Ledger:
+class SequenceTable:
     """One delivery a request: that of its newest attempt. Ended ones are kept for `tail_s`, at most `max_tails`."""
 
     def __init__(self, clock: Clock, *, tail_s: float, max_tails: int) -> None:
         self._clock = clock
         self._tail_s = tail_s
         self._max_tails = max_tails
-        self._deliveries: dict[str, Delivery] = {}
+        self._deliveries: dict[str, OutputCollector] = {}
         self._tails: OrderedDict[str, None] = OrderedDict()  # oldest end first
 
     @property
     def num_live(self) -> int:
         return len(self._deliveries) - len(self._tails)
 
-    def live(self) -> Iterator[Delivery]:
+    def live(self) -> Iterator[OutputCollector]:
         return (delivery for delivery in self._deliveries.values() if delivery.ending is None)
 
-    def of_gateway(self, gateway_id: str) -> list[Delivery]:
+    def of_gateway(self, gateway_id: str) -> list[OutputCollector]:
         return [delivery for delivery in self._deliveries.values() if delivery.gateway_id == gateway_id]
 
-    def find(self, request_id: str) -> Delivery | None:
+    def find(self, request_id: str) -> OutputCollector | None:
         """The newest attempt's."""
         return self._deliveries.get(request_id)
 
-    def get(self, key: SequenceKey) -> Delivery | None:
+    def get(self, key: SequenceKey) -> OutputCollector | None:
         """None also for an attempt that a newer one has replaced."""
         delivery = self._deliveries.get(key.request_id)
         return delivery if delivery is not None and delivery.key == key else None
 
-    def open(self, delivery: Delivery) -> None:
+    def open(self, delivery: OutputCollector) -> None:
         """Replaces an older attempt's."""
         self.drop(delivery.key.request_id)
         self._deliveries[delivery.key.request_id] = delivery
@@ -46,7 +46,7 @@ class Ledger:
         self._deliveries.pop(request_id, None)
         self._tails.pop(request_id, None)
 
-    def end(self, delivery: Delivery, ending: Ending) -> None:
+    def end(self, delivery: OutputCollector, ending: SequenceEnd) -> None:
         """From now on the delivery is a tail."""
         delivery.end(ending, self._clock.now_s())
         self._tails[delivery.key.request_id] = None

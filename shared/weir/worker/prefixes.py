@@ -14,14 +14,14 @@ from dataclasses import dataclass, replace
 from weir.bus.tasks import end_tasks
 from weir.core.errors import WeirError
 from weir.engine.messages import (
-    Add,
+    AddSequence,
     Arrival,
-    Cancel,
+    CancelSequence,
     ChunkComputed,
     Command,
     EngineReport,
-    Fail,
-    FailAll,
+    FailAllSequences,
+    FailSequence,
     HandOffReady,
     SequenceEnded,
     SequenceForgotten,
@@ -29,7 +29,7 @@ from weir.engine.messages import (
 )
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
 from weir.kv.messages import PageChain, PrefixMatch
-from weir.worker.arena_keeper import Arena, ArenaKeeper
+from weir.worker.arena_keeper import Arena, PageKeeper
 from weir.worker.hashing import hashes_of
 
 _log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class Prefixes:
     """Between the desk and the engine."""
 
     def __init__(
-        self, arena: Arena, keeper: ArenaKeeper, post: Callable[[Command], None], on_failure: Callable[[str], None]
+        self, arena: Arena, keeper: PageKeeper, post: Callable[[Command], None], on_failure: Callable[[str], None]
     ) -> None:
         self._arena = arena
         self._keeper = keeper
@@ -62,12 +62,12 @@ class Prefixes:
     def post(self, command: Command) -> None:
         """For the engine, now or when the arena has answered. Raises InboxFull."""
         match command:
-            case Add(arrival) if arrival.slot is None:
+            case AddSequence(arrival) if arrival.slot is None:
                 self._start(arrival)
                 return
-            case Cancel(key) | Fail(key):
+            case CancelSequence(key) | FailSequence(key):
                 self._let_through(key)
-            case FailAll():
+            case FailAllSequences():
                 for key in list(self._matching):
                     self._let_through(key)
             case _:
@@ -105,7 +105,7 @@ class Prefixes:
         num_prompt_tokens = len(facts.prompt_token_ids)
         if not (self._arena.keeps_prefixes and facts.prefix_seed and num_prompt_tokens >= PAGE_TOKENS):
             self._keeper.anticipate(num_pages_for(num_prompt_tokens), num_slots=1)
-            self._post(Add(arrival))
+            self._post(AddSequence(arrival))
             return
         key = SequenceKey(facts.request_id, facts.attempt)
         self._matching[key] = arrival
@@ -115,7 +115,7 @@ class Prefixes:
         """The engine gets the prompt without waiting for its match."""
         arrival = self._matching.pop(key, None)
         if arrival is not None:
-            self._post(Add(arrival))
+            self._post(AddSequence(arrival))
 
     async def _match(self, key: SequenceKey, arrival: Arrival) -> None:
         token_ids = arrival.facts.prompt_token_ids
@@ -128,7 +128,7 @@ class Prefixes:
         del self._matching[key]
         if match is None:
             self._prompts[key] = _Prompt(hashes, match_id=0, num_sealed=0)
-            self._post(Add(arrival))
+            self._post(AddSequence(arrival))
             return
         num_matched = len(match.page_ids)
         self._keeper.give(match.acquired)
@@ -139,7 +139,7 @@ class Prefixes:
             num_computed_tokens=num_matched * PAGE_TOKENS,
             num_shared_pages=num_matched,
         )
-        self._post(Add(matched))
+        self._post(AddSequence(matched))
 
     async def _try_match(self, hashes: tuple[bytes, ...], num_pages: int) -> PrefixMatch | None:
         """None: the arena is away. The prompt is computed as if nothing were cached."""

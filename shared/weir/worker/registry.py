@@ -16,7 +16,7 @@ _INTERVAL_S = 1.0
 _CALL_TIMEOUT_S = 2.0
 
 
-class Registration:
+class RegistryEntry:
     """Survives the loss of the bus: the entry expires meanwhile, and is put again."""
 
     def __init__(

@@ -46,7 +46,7 @@ class LoadedModel:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerFacts:
+class WorkerInfo:
     """What the registry says of a worker, but for its load and its arena."""
 
     worker_id: str

@@ -12,7 +12,7 @@ from weir.core.errors import DeadlineExceeded, FieldViolation, InvalidRequest, W
 from weir.engine.messages import SequenceKey
 from weir.wire.v1 import worker_pb2, worker_pb2_grpc
 from weir.worker.convert import frame_to_pb, gateway_id_from_pb, key_from_pb
-from weir.worker.desk import Desk
+from weir.worker.desk import RequestManager
 from weir.worker.streams import GatewayStream, StreamHub
 
 SERVICE_NAME = worker_pb2.DESCRIPTOR.services_by_name["Worker"].full_name
@@ -33,7 +33,7 @@ class StartHandler(Protocol):
 class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     """One stream a gateway; WeirErrors become statuses in the server's interceptor."""
 
-    def __init__(self, worker_id: str, hub: StreamHub, desk: Desk, on_start: StartHandler) -> None:
+    def __init__(self, worker_id: str, hub: StreamHub, desk: RequestManager, on_start: StartHandler) -> None:
         self._worker_id = worker_id
         self._hub = hub
         self._desk = desk

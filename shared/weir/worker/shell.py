@@ -14,21 +14,21 @@ from dataclasses import dataclass
 from weir.bus.messages import WorkerRecord
 from weir.core.clock import SystemClock
 from weir.engine.loop import InboxFull
-from weir.engine.messages import EngineReport, FailAll, Failure, FailureReason, SetCost, SetPolicy
+from weir.engine.messages import EngineReport, FailAllSequences, Failure, FailureReason, SetCost, SetPolicy
 from weir.kv.devices import ArenaMemory
 from weir.kv.geometry import PAGE_TOKENS
 from weir.policy.registry import make_policy, parse_policy
 from weir.runtime.admin import Description
-from weir.worker.arena_keeper import Arena, ArenaKeeper
+from weir.worker.arena_keeper import Arena, PageKeeper
 from weir.worker.cost_meter import CostMeter
-from weir.worker.desk import Desk
-from weir.worker.endings import Endings
+from weir.worker.desk import RequestManager
+from weir.worker.endings import FinishNotifier
 from weir.worker.engine_host import EngineHost
 from weir.worker.policy_watch import PolicyWatch
 from weir.worker.prefixes import Prefixes
-from weir.worker.registry import Registration
+from weir.worker.registry import RegistryEntry
 from weir.worker.reserve import num_bookable_pages
-from weir.worker.role import LoadedModel, Role, WorkerFacts
+from weir.worker.role import LoadedModel, Role, WorkerInfo
 from weir.worker.streams import StreamHub
 
 _log = logging.getLogger(__name__)
@@ -44,12 +44,12 @@ class WorkerParts:
     """What a shell is made of."""
 
     arena: Arena
-    keeper: ArenaKeeper
+    keeper: PageKeeper
     prefixes: Prefixes
-    endings: Endings
+    endings: FinishNotifier
     host: EngineHost
     hub: StreamHub
-    desk: Desk
+    desk: RequestManager
     role: Role
     policy_watch: PolicyWatch
 
@@ -59,10 +59,10 @@ class WorkerShell:
 
     def __init__(
         self,
-        facts: WorkerFacts,
+        facts: WorkerInfo,
         parts: WorkerParts,
         load_model: Callable[[ArenaMemory], LoadedModel],
-        make_registration: Callable[[Callable[[], WorkerRecord]], Registration],
+        make_registration: Callable[[Callable[[], WorkerRecord]], RegistryEntry],
         request_shutdown: Callable[[str], None],
     ) -> None:
         """`load_model` runs in a thread of its own; it may take seconds."""
@@ -108,7 +108,7 @@ class WorkerShell:
                 await self._wait_quiet()
         except TimeoutError:
             _log.warning("%d sequences did not end in time", self._parts.desk.num_live)
-            self._parts.prefixes.post(FailAll(Failure(FailureReason.DRAINING, "this worker is shutting down")))
+            self._parts.prefixes.post(FailAllSequences(Failure(FailureReason.DRAINING, "this worker is shutting down")))
             try:
                 async with asyncio.timeout(_LAST_WORDS_S):
                     await self._wait_quiet()

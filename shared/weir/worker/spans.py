@@ -23,9 +23,9 @@ from weir.engine.messages import (
     SequenceForgotten,
     SequenceKey,
     StepTiming,
-    TokenDrawn,
+    TokenSampled,
 )
-from weir.kv.record import SequenceFacts
+from weir.kv.record import SequenceParams
 from weir.runtime.telemetry import context_of
 
 
@@ -40,7 +40,7 @@ class PrefillSpans:
     def num_open(self) -> int:
         return len(self._open)
 
-    def begin(self, facts: SequenceFacts) -> None:
+    def begin(self, facts: SequenceParams) -> None:
         self._open[SequenceKey(facts.request_id, facts.attempt)] = self._tracer.start_span(
             "prefill",
             context=context_of(facts.traceparent),
@@ -58,7 +58,7 @@ class PrefillSpans:
             match event:
                 case ChunkComputed() if report.timing is not None and span.is_recording():
                     self._add_chunk(span, event, report.timing)
-                case TokenDrawn():
+                case TokenSampled():
                     self._open.pop(event.key).end()
                 case SequenceEnded():
                     _end(self._open.pop(event.key), event)
@@ -66,7 +66,7 @@ class PrefillSpans:
                     pass
 
     @contextmanager
-    def hand_off(self, facts: SequenceFacts, to_worker_id: str, num_pages: int) -> Iterator[Span]:
+    def hand_off(self, facts: SequenceParams, to_worker_id: str, num_pages: int) -> Iterator[Span]:
         """The current span while the call runs, so that the transfer service's span becomes its child."""
         with self._tracer.start_as_current_span(
             "hand_off",
@@ -114,7 +114,7 @@ class DecodeSpans:
     def num_open(self) -> int:
         return len(self._open)
 
-    def begin(self, facts: SequenceFacts, num_output_tokens: int) -> None:
+    def begin(self, facts: SequenceParams, num_output_tokens: int) -> None:
         """Called at the hand-off, with the tokens that are there already."""
         span = self._tracer.start_span(
             "decode",
@@ -128,7 +128,7 @@ class DecodeSpans:
         to_link = []
         for event in report.events:
             decoding = self._open.get(event.key)
-            if decoding is None or not isinstance(event, TokenDrawn) or report.timing is None:
+            if decoding is None or not isinstance(event, TokenSampled) or report.timing is None:
                 continue
             decoding.num_steps += 1
             decoding.num_output_tokens = event.index + 1

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from weir.core.clock import Clock
 from weir.core.errors import WeirError
 from weir.engine.messages import SequenceKey
-from weir.worker.delivery import Delivery, Update
+from weir.worker.delivery import OutputCollector, Update
 
 MAX_FRAME_TOKENS = 8192
 MAX_ANSWERS = 1024
@@ -32,7 +32,7 @@ class GatewayStream:
     def __init__(self, gateway_id: str) -> None:
         self.gateway_id = gateway_id
         self.error: WeirError | None = None
-        self._with_news: dict[SequenceKey, Delivery] = {}
+        self._with_news: dict[SequenceKey, OutputCollector] = {}
         self._answers: deque[Update] = deque()
         self._step = 0
         self._changed = asyncio.Event()
@@ -41,7 +41,7 @@ class GatewayStream:
         self._is_finishing = False
         self._is_closed = False
 
-    def mark(self, delivery: Delivery, step: int) -> None:
+    def mark(self, delivery: OutputCollector, step: int) -> None:
         """The sequence has news. Frames go out once the caller returns to the event loop."""
         if delivery.has_news:
             self._with_news[delivery.key] = delivery

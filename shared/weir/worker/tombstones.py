@@ -7,7 +7,7 @@ from weir.core.clock import Clock
 from weir.engine.messages import SequenceKey
 
 
-class Tombstones:
+class CancelledRequests:
     """The newest cancelled attempt of each request: that one and older ones are not to be started."""
 
     def __init__(self, clock: Clock, *, ttl_s: float, max_entries: int) -> None:

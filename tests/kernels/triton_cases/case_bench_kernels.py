@@ -10,11 +10,11 @@ import torch
 from tests.kernels.triton_cases.support import COMPUTE_CAPABILITY, DEVICE
 
 from benchmarks.gpu import cases
-from benchmarks.gpu.cases import KernelCase, Shape
+from benchmarks.gpu.cases import AttentionShape, KernelCase
 from benchmarks.gpu.kernels import KernelReport, as_json, as_lines, measure
 from benchmarks.gpu.timer import Ceilings, Timing
 
-SHAPE = Shape("tiny", 4, 2, 64)
+SHAPE = AttentionShape("tiny", 4, 2, 64)
 CEILINGS = Ceilings(copy_bytes_a_second=1e12, matmul_flops_a_second=1e14)
 MAKERS = [
     pytest.param(partial(cases.decode_case, SHAPE, [64, 64], DEVICE, torch.float16, with_rivals=True), id="decode"),

@@ -17,7 +17,7 @@ from weir.engine.plan import ChunkPlan, ModelRunner, SampleSpec, StepPlan
 from weir.kv.device_memory import DeviceMemory
 from weir.kv.devices import MemoryKind, try_memory_kind
 from weir.kv.geometry import ArenaGeometry, num_pages_for
-from weir.kv.memory_door import MemoryDoor, fetch_memory
+from weir.kv.memory_door import MemoryServer, fetch_memory
 from weir.model.device_pages import memory_tensor, page_tensor
 from weir.model.precision import page_geometry
 from weir.model.source import resolve_model
@@ -52,7 +52,7 @@ def mappings(kind: MemoryKind, weights: DeviceWeights) -> Iterator[tuple[DeviceM
     """Two workers' mappings of the same pages. The door is closed: they have outlived who made the memory."""
     num_bytes = geometry_of(weights).page_memory_bytes
     with tempfile.TemporaryDirectory(prefix="weir-") as directory:
-        door = MemoryDoor(Path(directory) / "pages.sock", ARENA, num_bytes, kind.open, kind.create(num_bytes))
+        door = MemoryServer(Path(directory) / "pages.sock", ARENA, num_bytes, kind.open, kind.create(num_bytes))
         door.start()
         first, second = (fetch_memory(door.path, ARENA, kind.open) for _ in range(2))
         door.close()

@@ -14,7 +14,7 @@ from weir.bench.batching import (
     read_lengths,
     with_poisson_arrivals,
 )
-from weir.bench.solo import Job, run_alone
+from weir.bench.solo import EngineJob, run_alone
 from weir.core.clock import ManualClock
 from weir.core.sampling import SamplingParams
 from weir.engine.batcher import BatchLimits
@@ -51,7 +51,7 @@ def limits(max_num_seqs: int) -> BatchLimits:
     return BatchLimits(max_num_seqs, 512, 512, 2048, VOCAB_SIZE, max_stall_s=1e9)
 
 
-def bench(jobs: list[Job], max_num_seqs: int) -> Bench:
+def bench(jobs: list[EngineJob], max_num_seqs: int) -> Bench:
     time = SimulatedTime()
     num_pages = pages_of_largest(jobs, max_num_seqs)
     return Bench("hash", CostedRunner(num_pages, time), limits(max_num_seqs), num_pages, time)
@@ -80,7 +80,7 @@ def test_continuous_batching_wins_over_held_rows_and_less_over_dropped_ones(leng
 
 
 def test_a_run_draws_every_token_of_every_job_at_the_times_that_steps_take() -> None:
-    jobs = [Job((1, 2, 3), 4), Job((4,), 2, arrives_at_s=5.0)]
+    jobs = [EngineJob((1, 2, 3), 4), EngineJob((4,), 2, arrives_at_s=5.0)]
     time = SimulatedTime()
     run = run_alone(jobs, CostedRunner(20, time), limits(4), RunningSettings(), 20, time)
     for job, record in zip(jobs, run.records, strict=True):
@@ -93,7 +93,7 @@ def test_a_run_draws_every_token_of_every_job_at_the_times_that_steps_take() -> 
 
 
 def test_a_dynamic_batch_waits_its_window_out_in_a_run() -> None:
-    jobs = [Job((1,), 1), Job((2,), 1, arrives_at_s=0.03)]
+    jobs = [EngineJob((1,), 1), EngineJob((2,), 1, arrives_at_s=0.03)]
     settings = RunningSettings(JoinSettings(Batching.DYNAMIC, window_s=0.1))
     time = SimulatedTime()
     run = run_alone(jobs, CostedRunner(20, time), limits(4), settings, 20, time)
@@ -118,6 +118,6 @@ def test_too_few_rows_or_too_long_ones_are_refused(lengths_path: Path) -> None:
 
 
 def test_poisson_arrivals_have_the_asked_rate() -> None:
-    coming = with_poisson_arrivals([Job((1,), 1)] * 2000, 4.0, seed=1)
+    coming = with_poisson_arrivals([EngineJob((1,), 1)] * 2000, 4.0, seed=1)
     assert coming[0].arrives_at_s == 0.0
     assert coming[-1].arrives_at_s == pytest.approx(500.0, rel=0.1)

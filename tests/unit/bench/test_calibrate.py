@@ -7,8 +7,8 @@ from benchmarks.calibrate.loads import (
     PREFILL_SIZES,
     TARGET_STEP_MS,
     CalibrateConfig,
-    Comparison,
-    Figures,
+    LoadComparison,
+    LoadFigures,
     Overheads,
     Round,
     Served,
@@ -60,7 +60,7 @@ def test_a_round_of_single_tokens_has_no_gap_to_measure() -> None:
 def test_an_error_counts_from_the_real_round_that_is_nearest(
     simulated: tuple[float, ...], error: float, beyond: float, is_within: bool
 ) -> None:
-    one = Comparison("mean_ttft_s", (90.0, 110.0, 100.0), simulated)
+    one = LoadComparison("mean_ttft_s", (90.0, 110.0, 100.0), simulated)
     assert one.spread == pytest.approx((-0.1, 0.1))
     assert one.error == pytest.approx(error)
     assert one.error_beyond == pytest.approx(beyond)
@@ -68,7 +68,7 @@ def test_an_error_counts_from_the_real_round_that_is_nearest(
 
 
 def test_each_figure_is_compared_over_all_rounds() -> None:
-    rounds = [Round(Figures(1.0, 2.0, 3.0), Figures(4.0, 5.0, 6.0), 0.0, 0.0) for _ in range(2)]
+    rounds = [Round(LoadFigures(1.0, 2.0, 3.0), LoadFigures(4.0, 5.0, 6.0), 0.0, 0.0) for _ in range(2)]
     assert [(one.figure, one.real, one.simulated) for one in comparisons(rounds)] == [
         ("mean_ttft_s", (1.0, 1.0), (4.0, 4.0)),
         ("mean_itl_s", (2.0, 2.0), (5.0, 5.0)),

@@ -3,23 +3,23 @@
 import json
 from dataclasses import replace
 
-from benchmarks.calibrate.live import Calibration, Costs, LoadRun
-from benchmarks.calibrate.loads import CalibrateConfig, Figures, Overheads, Round
+from benchmarks.calibrate.live import CalibrationReport, Costs, LoadRun
+from benchmarks.calibrate.loads import CalibrateConfig, LoadFigures, Overheads, Round
 from benchmarks.calibrate.report import as_dict, report
 from weir.core.cost import StepCost
 
 COST = StepCost(4.0, 0.5, 0.0, 1.0, 0.0)
-REAL = Figures(0.100, 0.010, 50.0)
-FAST = Figures(0.050, 0.010, 50.0)
+REAL = LoadFigures(0.100, 0.010, 50.0)
+FAST = LoadFigures(0.050, 0.010, 50.0)
 CONFIG = CalibrateConfig(loads=(0.5,), rounds=2)
 QUALITY = {"steps": 100.0, "r2": 0.9, "error_p05": -0.1, "error_p95": 0.2}
 
 
-def found(simulated: Figures) -> Calibration:
+def found(simulated: LoadFigures) -> CalibrationReport:
     rounds = (Round(REAL, simulated, 0.2, 0.4),) * 2
     run = LoadRun(0.5, 1.5, rounds, (Costs(COST, COST),) * 2)
     overheads = Overheads(2.0, None, 20.0, 12.0)
-    return Calibration(overheads, 3.0, 1000, 2, (run,), {"prefill": QUALITY, "decode": QUALITY})
+    return CalibrationReport(overheads, 3.0, 1000, 2, (run,), {"prefill": QUALITY, "decode": QUALITY})
 
 
 def test_the_table_has_both_sides_the_error_and_the_verdict() -> None:

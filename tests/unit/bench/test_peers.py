@@ -3,7 +3,7 @@
 import pytest
 
 from weir.bench.load import LoadConfig, make_jobs
-from weir.bench.peers import Comparison, Peer, Shape, parse_comparison
+from weir.bench.peers import Comparison, Peer, RequestShape, parse_comparison
 
 _PEER = Peer("llama-server", "http://peer", "its-model", {"its_own": 1})
 
@@ -13,12 +13,12 @@ def _comparison(rounds: int) -> Comparison:
 
 
 def test_both_sides_take_turns_and_neither_is_always_first() -> None:
-    names = [name for name, _ in _comparison(4).loads(_PEER, Shape(128, 64), 8)]
+    names = [name for name, _ in _comparison(4).loads(_PEER, RequestShape(128, 64), 8)]
     assert names == ["weir", "llama-server", "llama-server", "weir"] * 2
 
 
 def test_both_sides_of_a_round_get_the_same_prompts_and_no_round_repeats_any() -> None:
-    loads = [load for _, load in _comparison(3).loads(_PEER, Shape(128, 64), 8)]
+    loads = [load for _, load in _comparison(3).loads(_PEER, RequestShape(128, 64), 8)]
     prompts = [[job.prompt for job in make_jobs(load)] for load in loads]
     assert prompts[0] == prompts[1]
     seen = {tuple(prompt) for prompt in (*prompts[0], *prompts[2], *prompts[4])}
@@ -26,7 +26,7 @@ def test_both_sides_of_a_round_get_the_same_prompts_and_no_round_repeats_any() -
 
 
 def test_each_side_is_asked_for_cold_prompts_in_its_own_words() -> None:
-    loads = dict(_comparison(1).loads(_PEER, Shape(16, 128), 32))
+    loads = dict(_comparison(1).loads(_PEER, RequestShape(16, 128), 32))
     assert (loads["weir"].base_url, loads["weir"].model, dict(loads["weir"].extra_body)) == (
         "http://weir",
         "smollm2-135m",

@@ -7,7 +7,7 @@ import pytest
 
 from weir.bench.profile import try_cost_of
 from weir.bench.step_grid import shapes, time_grid
-from weir.core.cost import Chunk, StepCost
+from weir.core.cost import PromptChunk, StepCost
 from weir.core.cost_fit import fit_cost
 from weir.engine.plan import StepPlan, StepResult
 from weir.sim.profile import CostProfile, load_profile, save_profile
@@ -27,7 +27,7 @@ class ModelledMachine:
 
     def run(self, plan: StepPlan) -> StepResult:
         self.plans.append(plan)
-        prompts = [Chunk(len(chunk.token_ids), chunk.start) for chunk in plan.chunks if len(chunk.token_ids) > 1]
+        prompts = [PromptChunk(len(chunk.token_ids), chunk.start) for chunk in plan.chunks if len(chunk.token_ids) > 1]
         decodes = [chunk for chunk in plan.chunks if len(chunk.token_ids) == 1]
         self.time_s += COST.step_ms(prompts, len(decodes), sum(chunk.end for chunk in decodes)) / 1e3
         return StepResult({})

@@ -13,7 +13,7 @@ from opentelemetry.trace import SpanKind
 
 from weir.bus.codec import VERSION_HEADER, encode
 from weir.bus.endpoint import BusEndpoint, MalformedReply
-from weir.bus.memory import MemoryBus, MemoryHub
+from weir.bus.memory import InMemoryBus, InMemoryHub
 from weir.bus.messages import Ack, Cancel, GrantReply
 from weir.bus.protocol import BusTimeout
 from weir.bus.subjects import Subjects
@@ -29,8 +29,8 @@ class Peers:
         self.provider = TracerProvider()
         self.provider.add_span_processor(SimpleSpanProcessor(self._exporter))
         self.tracer = self.provider.get_tracer("test")
-        hub = MemoryHub()
-        self.raw: MemoryBus = hub.connect()
+        hub = InMemoryHub()
+        self.raw: InMemoryBus = hub.connect()
         self.asking = BusEndpoint(self.raw, self.tracer)
         self._serving_bus = hub.connect()
         self.serving = BusEndpoint(self._serving_bus, self.tracer)

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from weir.bus.faults import LOST, REPEATED, Leg, RandomFaults, ScriptedFaults
-from weir.bus.memory import MemoryBus, MemoryHub
+from weir.bus.memory import InMemoryBus, InMemoryHub
 from weir.bus.protocol import BusMessage, BusTimeout, BusUnavailable
 from weir.core.clock import ManualClock
 
@@ -15,9 +15,9 @@ class Wire:
     def __init__(self) -> None:
         self.faults = ScriptedFaults()
         self.clock = ManualClock()
-        self.hub = MemoryHub(clock=self.clock, faults=self.faults)
-        self.asking: MemoryBus = self.hub.connect()
-        self.answering: MemoryBus = self.hub.connect()
+        self.hub = InMemoryHub(clock=self.clock, faults=self.faults)
+        self.asking: InMemoryBus = self.hub.connect()
+        self.answering: InMemoryBus = self.hub.connect()
         self.heard: list[bytes] = []
 
     async def listen(self, subject: str) -> None:

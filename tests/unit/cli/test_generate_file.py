@@ -8,7 +8,7 @@ import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weir.cli.generate_file import Job, keep_answered, read_jobs
+from weir.cli.generate_file import PromptLine, keep_answered, read_jobs
 
 
 def answer(key: str | int) -> dict[str, object]:
@@ -18,7 +18,7 @@ def answer(key: str | int) -> dict[str, object]:
 def test_jobs_are_named_by_their_id_or_their_line_number(tmp_path: Path) -> None:
     source = tmp_path / "in.jsonl"
     source.write_text('{"prompt": "a"}\n\n{"prompt": [1, 2], "id": "x"}\n{"prompt": "b"}\n')
-    assert read_jobs(source) == [Job(1, "a"), Job("x", [1, 2]), Job(4, "b")]
+    assert read_jobs(source) == [PromptLine(1, "a"), PromptLine("x", [1, 2]), PromptLine(4, "b")]
 
 
 @pytest.mark.parametrize(

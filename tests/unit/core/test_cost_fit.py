@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from weir.core.cost import Chunk, StepCost
+from weir.core.cost import PromptChunk, StepCost
 from weir.core.cost_fit import CostSample, fit_cost, try_fit_cost
 
 COST = StepCost(5.0, 0.02, 1e-6, 0.05, 5e-5)
@@ -18,7 +18,7 @@ def samples(cost: StepCost = COST, number: int = 400, noise: float = 0.0, seed: 
         num_before = chance.choice([0, 1000, 6000])
         num_decodes = chance.randint(1, 128)
         num_context = num_decodes * chance.randint(100, 4000)
-        chunks = [Chunk(num_prefill, num_before)] if num_prefill else []
+        chunks = [PromptChunk(num_prefill, num_before)] if num_prefill else []
         duration_ms = cost.step_ms(chunks, num_decodes, num_context) * (1 + chance.gauss(0, noise))
         pairs = num_prefill * (num_before + num_prefill / 2)
         made.append(CostSample(num_prefill, pairs, num_decodes, num_context, duration_ms))

@@ -14,13 +14,22 @@ from weir.core.sampling import SamplingParams, StopRules
 from weir.engine.batcher import BatchLimits
 from weir.engine.join import JoinSettings
 from weir.engine.local import LocalBatcher
-from weir.engine.messages import Arrival, Event, Failure, FailureReason, PageLot, SequenceEnded, SequenceKey, TokenDrawn
+from weir.engine.messages import (
+    Arrival,
+    Event,
+    Failure,
+    FailureReason,
+    PageBatch,
+    SequenceEnded,
+    SequenceKey,
+    TokenSampled,
+)
 from weir.engine.pages import PagePool
 from weir.engine.preemption import PreemptionSettings
 from weir.engine.rests import RestSettings
 from weir.engine.running import RunningSettings
 from weir.engine.swapping import HostPages, PageMover, SwappingRunner
-from weir.kv.record import SequenceFacts
+from weir.kv.record import SequenceParams
 from weir.kv.swap import SwapFile
 from weir.policy.registry import make_policy
 from weir.testing.runner import HashRunner
@@ -71,7 +80,7 @@ class PressedEngine:
         self.swap_file = self._make_swap_file()
         self.free_pages = set(range(pressure.num_pages))
         pool = PagePool(reserve_pages=0, reserve_slots=0)
-        pool.give(PageLot((), tuple(range(len(pressure.prompts)))))
+        pool.give(PageBatch((), tuple(range(len(pressure.prompts)))))
         settings = RunningSettings(pressure.join, pressure.preemption, pressure.rests, pressure.num_pages)
         self.batcher = LocalBatcher(pressure.limits, pool, self.records.open, settings)
         self.outcomes: dict[SequenceKey, Outcome] = defaultdict(Outcome)
@@ -97,9 +106,9 @@ class PressedEngine:
     def key_of(self, index: int) -> SequenceKey:
         return SequenceKey(f"{index:032x}", Attempt())
 
-    def facts_of(self, index: int) -> SequenceFacts:
+    def facts_of(self, index: int) -> SequenceParams:
         prompt = self.pressure.prompts[index]
-        return SequenceFacts(
+        return SequenceParams(
             request_id=f"{index:032x}",
             attempt=Attempt(),
             gateway_id="gateway-0-00000000",
@@ -159,21 +168,21 @@ class PressedEngine:
             return
         for num_pages in (wanted.num_pages, wanted.least_pages):
             if 0 < num_pages <= len(self.free_pages):
-                self.batcher.pool.give(PageLot(tuple(self.free_pages.pop() for _ in range(num_pages))))
+                self.batcher.pool.give(PageBatch(tuple(self.free_pages.pop() for _ in range(num_pages))))
                 return
 
-    def _take_back(self, lot: PageLot) -> None:
+    def _take_back(self, lot: PageBatch) -> None:
         pages = [*lot.page_ids, *(page_id for used in lot.used for page_id in used.page_ids)]
         assert self.free_pages.isdisjoint(pages)
         assert len(set(pages)) == len(pages)
         self.runner.spoil(tuple(pages))
         self.free_pages.update(pages)
         if lot.slots:
-            self.batcher.pool.give(PageLot((), lot.slots))
+            self.batcher.pool.give(PageBatch((), lot.slots))
 
     def _see(self, event: Event) -> None:
         match event:
-            case TokenDrawn(key, index, token_id):
+            case TokenSampled(key, index, token_id):
                 assert index == len(self.outcomes[key].token_ids)
                 self.outcomes[key].token_ids.append(token_id)
             case SequenceEnded(key):

@@ -14,17 +14,17 @@ from weir.engine.messages import (
     Failure,
     FailureReason,
     HandOffReady,
-    PageLot,
+    PageBatch,
     SequenceEnded,
     SequenceKey,
-    TokenDrawn,
+    TokenSampled,
 )
 from weir.engine.pages import PageDefect, PageNeed, PagePool
 from weir.engine.plan import StepPlan
 from weir.engine.preemption import PreemptionSettings
 from weir.engine.prefill import PrefillBatcher
 from weir.engine.running import RunningSettings
-from weir.kv.record import SequenceFacts
+from weir.kv.record import SequenceParams
 from weir.testing.runner import HashRunner
 
 NUM_PAGES = 64
@@ -33,17 +33,17 @@ RECORD_SLOTS = 16
 
 def prefill(records: Records, num_pages: int = NUM_PAGES, num_slots: int = 8, **changes: int) -> PrefillBatcher:
     pool = PagePool(reserve_pages=0, reserve_slots=0)
-    pool.give(PageLot(tuple(range(num_pages)), tuple(range(num_slots))))
+    pool.give(PageBatch(tuple(range(num_pages)), tuple(range(num_slots))))
     return PrefillBatcher(limits(**changes), pool, records.open)
 
 
 def decode(num_pages: int = NUM_PAGES, **changes: int) -> DecodeBatcher:
     pool = PagePool(reserve_pages=0, reserve_slots=0)
-    pool.give(PageLot(tuple(range(NUM_PAGES, NUM_PAGES + num_pages))))
+    pool.give(PageBatch(tuple(range(NUM_PAGES, NUM_PAGES + num_pages))))
     return DecodeBatcher(limits(**changes), pool)
 
 
-def handed_off(records: Records, slot: int, facts_: SequenceFacts, first_token: int = 7) -> Arrival:
+def handed_off(records: Records, slot: int, facts_: SequenceParams, first_token: int = 7) -> Arrival:
     """What prefill leaves behind, with pages of its own for each slot."""
     record = records.open(slot)
     record.begin(facts_)
@@ -117,7 +117,7 @@ def test_pages_that_came_during_a_long_step_are_in_time(records: Records) -> Non
     batcher = prefill(records, num_pages=0)
     batcher.add(Arrival(facts(tuple(range(20)))))
     assert step(batcher, now_s=0.0) is None
-    batcher.pool.give(PageLot((0, 1)))
+    batcher.pool.give(PageBatch((0, 1)))
     assert step(batcher, now_s=100.0) is not None
 
 
@@ -180,7 +180,7 @@ def test_each_token_is_published_before_it_is_reported(records: Records) -> None
     batcher.add(handed_off(records, 0, facts((1, 2), max_tokens=9)))
     for _ in range(5):
         step(batcher)
-        (drawn,) = [event for event in batcher.take_events() if isinstance(event, TokenDrawn)]
+        (drawn,) = [event for event in batcher.take_events() if isinstance(event, TokenSampled)]
         snapshot = records.open(0).read()
         assert snapshot is not None
         assert snapshot.output_token_ids[drawn.index] == drawn.token_id
@@ -196,7 +196,7 @@ def test_a_sequence_without_a_page_sits_out_and_goes_on_when_there_is_one(record
     wanted = batcher.wanted()
     assert wanted is not None
     assert wanted.least_pages == 1
-    batcher.pool.give(PageLot((2 * NUM_PAGES - 1,)))
+    batcher.pool.give(PageBatch((2 * NUM_PAGES - 1,)))
     assert wanted.num_pages >= 1
     plan = batcher.decide(0.1)
     assert plan is not None
@@ -210,7 +210,7 @@ def test_of_stalled_sequences_the_latest_fails_and_its_pages_help_the_others(rec
         batcher.add(handed_off(records, slot, facts(tuple(range(16)), slot, max_tokens=40)))
     assert step(batcher, 0.0) is None
     assert step(batcher, 2.0) is None
-    batcher.pool.give(PageLot(batcher.take_surplus().all_page_ids))  # what its last report gave back to the arena
+    batcher.pool.give(PageBatch(batcher.take_surplus().all_page_ids))  # what its last report gave back to the arena
     plan = step(batcher, 2.0)
     assert plan is not None
     assert [chunk.slot for chunk in plan.chunks] == [0]
@@ -228,7 +228,7 @@ def test_a_sequence_never_uses_more_pages_than_were_booked(records: Records) -> 
     assert isinstance(end, SequenceEnded)
     assert end.failure is not None
     assert "1 pages that were booked" in end.failure.message
-    assert sum(isinstance(event, TokenDrawn) for event in events) == 1
+    assert sum(isinstance(event, TokenSampled) for event in events) == 1
 
 
 def test_the_context_limit_ends_a_sequence(records: Records) -> None:
@@ -239,7 +239,7 @@ def test_the_context_limit_ends_a_sequence(records: Records) -> None:
     events = batcher.take_events()
     assert isinstance(events[-1], SequenceEnded)
     assert events[-1].reason is EndReason.LENGTH
-    assert sum(isinstance(event, TokenDrawn) for event in events) == 2
+    assert sum(isinstance(event, TokenSampled) for event in events) == 2
 
 
 def test_a_hand_off_that_is_told_twice_counts_once(records: Records) -> None:
@@ -265,11 +265,11 @@ def test_a_record_that_cannot_be_continued_fails_its_request_alone(records: Reco
 
 def test_the_pool_notices_a_page_that_nobody_uses() -> None:
     pool = PagePool(reserve_pages=0, reserve_slots=0)
-    pool.give(PageLot((1, 2, 3)))
+    pool.give(PageBatch((1, 2, 3)))
     assert pool.try_take(2) is not None
     assert pool.check_integrity([], []) != []
     with pytest.raises(PageDefect, match="held already"):
-        pool.give(PageLot((3,)))
+        pool.give(PageBatch((3,)))
 
 
 def test_the_pool_keeps_a_reserve_and_returns_what_is_above_twice_of_it() -> None:
@@ -278,8 +278,8 @@ def test_the_pool_keeps_a_reserve_and_returns_what_is_above_twice_of_it() -> Non
     wanted = pool.wanted(need)
     assert wanted is not None
     assert (wanted.num_pages, wanted.least_pages) == (6, 2)
-    pool.give(PageLot(tuple(range(10))))
+    pool.give(PageBatch(tuple(range(10))))
     assert not pool.take_surplus(need)
-    pool.give(PageLot((10,)))
+    pool.give(PageBatch((10,)))
     assert len(pool.take_surplus(need).page_ids) == 5
     assert pool.wanted(need) is None

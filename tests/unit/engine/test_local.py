@@ -13,10 +13,10 @@ from weir.engine.messages import (
     EndReason,
     Failure,
     FailureReason,
-    PageLot,
+    PageBatch,
     SequenceEnded,
     SequenceKey,
-    TokenDrawn,
+    TokenSampled,
 )
 from weir.engine.pages import PagePool
 from weir.engine.plan import ChunkPlan, StepPlan
@@ -27,7 +27,7 @@ NUM_PAGES = 64
 
 def local(records: Records, num_pages: int = NUM_PAGES, **changes: int) -> LocalBatcher:
     pool = PagePool(reserve_pages=0, reserve_slots=0)
-    pool.give(PageLot(tuple(range(64, 64 + num_pages)), tuple(range(8, 16))))
+    pool.give(PageBatch(tuple(range(64, 64 + num_pages)), tuple(range(8, 16))))
     return LocalBatcher(limits(**changes), pool, records.open)
 
 
@@ -73,7 +73,7 @@ def test_a_prompt_is_computed_in_chunks_of_at_most_the_given_size(records: Recor
     assert [shares(batcher) for _ in range(4)] == [[(0, 16)], [(16, 16)], [(32, 8)], [(40, 1)]]
     events = batcher.take_events()
     assert [(e.start, e.num_tokens) for e in events if isinstance(e, ChunkComputed)] == [(0, 16), (16, 16), (32, 8)]
-    assert [e.index for e in events if isinstance(e, TokenDrawn)] == [0, 1]
+    assert [e.index for e in events if isinstance(e, TokenSampled)] == [0, 1]
     assert events[-1] == SequenceEnded(SequenceKey(f"{0:032x}", facts((1,)).attempt), EndReason.LENGTH)
 
 
@@ -90,7 +90,7 @@ def test_prompts_and_handed_off_sequences_share_a_batch(records: Records) -> Non
         batcher.record(plan, runner.run(plan))
     tokens: dict[str, list[int]] = {f"{1:032x}": [first], f"{2:032x}": []}
     for event in batcher.take_events():
-        if isinstance(event, TokenDrawn):
+        if isinstance(event, TokenSampled):
             tokens[event.key.request_id].append(event.token_id)
     for number, length, seed in ((1, 20, 3), (2, 25, 4)):
         params = SamplingParams(temperature=0.0, seed=seed)
@@ -110,7 +110,7 @@ def test_what_joins_leaves_the_pages_that_the_batch_wants_next(records: Records)
     assert shares(batcher) == [(0, 15)]
     batcher.add(Arrival(facts(tuple(range(40)), 1, max_tokens=2)))
     assert shares(batcher) == [(15, 1)], "three pages are free, and one of them is nearly the first one's"
-    batcher.pool.give(PageLot((1,)))
+    batcher.pool.give(PageBatch((1,)))
     assert shares(batcher) == [(16, 1), (0, 32)]
 
 

@@ -12,20 +12,20 @@ from weir.core.clock import SystemClock
 from weir.core.cost import StepCost
 from weir.engine.loop import EngineLoop, InboxFull, LoopSettings
 from weir.engine.messages import (
-    Add,
+    AddSequence,
     Arrival,
-    Cancel,
+    CancelSequence,
     EndReason,
     EngineReport,
     Event,
     FailureReason,
-    Give,
+    GivePages,
     HandOffReady,
-    PageLot,
+    PageBatch,
     SequenceEnded,
     SequenceKey,
     SetCost,
-    TokenDrawn,
+    TokenSampled,
 )
 from weir.engine.pages import PagePool
 from weir.engine.plan import StepPlan
@@ -34,7 +34,7 @@ from weir.testing.runner import HashRunner
 
 TIMEOUT_S = 5.0
 NUM_PAGES = 40
-ALL = PageLot(tuple(range(NUM_PAGES)), tuple(range(8)))
+ALL = PageBatch(tuple(range(NUM_PAGES)), tuple(range(8)))
 
 
 class Engine:
@@ -81,8 +81,8 @@ def started(engines: list[Engine], engine: Engine) -> Engine:
     return engine
 
 
-def prompt(index: int, num_tokens: int = 20, max_tokens: int = 1) -> Add:
-    return Add(Arrival(facts(tuple(range(num_tokens)), index, max_tokens=max_tokens)))
+def prompt(index: int, num_tokens: int = 20, max_tokens: int = 1) -> AddSequence:
+    return AddSequence(Arrival(facts(tuple(range(num_tokens)), index, max_tokens=max_tokens)))
 
 
 def has_ended(report: EngineReport) -> bool:
@@ -95,7 +95,7 @@ def test_it_asks_for_pages_runs_and_returns_all_of_them_when_idle(engines: list[
     wanted = engine.wait_for(lambda report: report.wanted is not None).wanted
     assert wanted is not None
     assert (wanted.num_pages, wanted.num_slots) == (2, 1)
-    engine.loop.post(Give(PageLot((4, 5, 6), (3,))))
+    engine.loop.post(GivePages(PageBatch((4, 5, 6), (3,))))
     engine.wait_for(has_ended)
     free = engine.wait_for(lambda report: bool(report.surplus.slots)).surplus
     assert free.slots == (3,)
@@ -106,7 +106,7 @@ def test_it_asks_for_pages_runs_and_returns_all_of_them_when_idle(engines: list[
 
 def test_an_idle_engine_sleeps(engines: list[Engine]) -> None:
     engine = started(engines, Engine())
-    engine.loop.post(Give(ALL))
+    engine.loop.post(GivePages(ALL))
     engine.wait_for(lambda report: bool(report.surplus))
     before = time.process_time()
     time.sleep(0.3)
@@ -120,7 +120,7 @@ def test_a_step_that_raises_fails_its_sequences_and_no_others(engines: list[Engi
             raise ZeroDivisionError("on purpose")
 
     engine = started(engines, Engine(raise_once))
-    engine.loop.post(Give(ALL))
+    engine.loop.post(GivePages(ALL))
     engine.loop.post(prompt(1))
     end = next(event for event in engine.wait_for(has_ended).events if isinstance(event, SequenceEnded))
     assert end.failure is not None
@@ -136,7 +136,7 @@ def test_a_runner_that_forgets_a_token_is_a_failed_step(engines: list[Engine], m
     run = engine.runner.run
     monkeypatch.setattr(engine.runner, "run", lambda plan: type(run(plan))({}))
     started(engines, engine)
-    engine.loop.post(Give(ALL))
+    engine.loop.post(GivePages(ALL))
     engine.loop.post(prompt(1))
     end = next(event for event in engine.wait_for(has_ended).events if isinstance(event, SequenceEnded))
     assert end.failure is not None
@@ -148,7 +148,7 @@ def test_an_engine_whose_steps_keep_failing_gives_up_and_ends_what_it_has(engine
         raise RuntimeError(f"step {plan.step}")
 
     engine = Engine(fail, LoopSettings(64, max_failed_steps=2))
-    engine.loop.post(Give(ALL))
+    engine.loop.post(GivePages(ALL))
     for index in range(10):
         engine.loop.post(prompt(index, num_tokens=60))
     started(engines, engine)
@@ -167,13 +167,13 @@ def test_a_prompt_is_cancelled_between_two_chunks(engines: list[Engine]) -> None
         assert go_on.wait(TIMEOUT_S)
 
     engine = started(engines, Engine(wait))
-    engine.loop.post(Give(ALL))
+    engine.loop.post(GivePages(ALL))
     engine.loop.post(prompt(1, num_tokens=100))
     assert in_step.wait(TIMEOUT_S)
-    engine.loop.post(Cancel(SequenceKey(f"{1:032x}", facts((1,)).attempt)))
+    engine.loop.post(CancelSequence(SequenceKey(f"{1:032x}", facts((1,)).attempt)))
     go_on.set()
     engine.wait_for(has_ended)
-    assert not any(isinstance(event, TokenDrawn | HandOffReady) for event in engine.events)
+    assert not any(isinstance(event, TokenSampled | HandOffReady) for event in engine.events)
     assert engine.seen[-1].counters["prompt_tokens_computed"] == 32
 
 
@@ -184,13 +184,13 @@ def test_what_a_waiting_prompt_lacks_is_told_before_a_long_step(engines: list[En
         assert release.wait(TIMEOUT_S)
 
     engine = Engine(hold)
-    engine.loop.post(Give(PageLot((0, 1), (0,))))
+    engine.loop.post(GivePages(PageBatch((0, 1), (0,))))
     engine.loop.post(prompt(1))
     engine.loop.post(prompt(2))
     started(engines, engine)
     report = engine.wait_for(lambda report: report.wanted is not None)
     assert report.timing is None
-    engine.loop.post(Give(PageLot((2, 3), (1,))))
+    engine.loop.post(GivePages(PageBatch((2, 3), (1,))))
     release.set()
     engine.wait_for(has_ended)
     engine.wait_for(has_ended)
@@ -218,7 +218,7 @@ def test_a_warm_up_that_fails_is_told_to_whoever_started(engines: list[Engine]) 
 
 def test_stopping_waits_for_the_running_step_and_returns_the_free_pages(engines: list[Engine]) -> None:
     engine = started(engines, Engine(lambda plan: time.sleep(0.2)))
-    engine.loop.post(Give(ALL))
+    engine.loop.post(GivePages(ALL))
     engine.loop.post(prompt(1, num_tokens=100))
     engine.wait_for(lambda report: report.timing is not None)
     assert engine.loop.stop(TIMEOUT_S)
@@ -232,7 +232,7 @@ def test_what_steps_cost_is_there_for_the_next_step(engines: list[Engine]) -> No
     engine = started(engines, Engine())
     cost = StepCost(1.0, 2.0, 0.0, 3.0, 0.0)
     engine.loop.post(SetCost(cost))
-    engine.loop.post(Give(ALL))
+    engine.loop.post(GivePages(ALL))
     engine.loop.post(prompt(1))
     engine.wait_for(lambda report: report.timing is not None)
     assert engine.loop._batcher.pace.cost == cost

@@ -9,7 +9,7 @@ from tests.unit.engine.world import Records, facts, limits
 
 from weir.engine.join import Batching, JoinSettings
 from weir.engine.local import LocalBatcher
-from weir.engine.messages import Arrival, PageLot
+from weir.engine.messages import Arrival, PageBatch
 from weir.engine.pages import PagePool
 from weir.engine.plan import StepResult
 from weir.engine.running import RunningSettings
@@ -110,7 +110,7 @@ def test_an_urgent_hand_off_has_its_place_under_a_gate_too() -> None:
 def local(budget: ScriptedBudget, num_decoding: int = 2) -> LocalBatcher:
     """`num_decoding` sequences that decode, and then a prompt of 50 tokens and one of 10."""
     pool = PagePool(reserve_pages=0, reserve_slots=0)
-    pool.give(PageLot(tuple(range(40)), tuple(range(8))))
+    pool.give(PageBatch(tuple(range(40)), tuple(range(8))))
     batcher = LocalBatcher(
         limits(max_num_batched_tokens=40), pool, Records(40, 8).open, RunningSettings(num_arena_pages=80)
     )

@@ -8,7 +8,7 @@ from tests.unit.engine.test_batchers import NUM_PAGES, RECORD_SLOTS, handed_off
 from tests.unit.engine.world import VOCAB_SIZE, Records, facts, limits
 
 from weir.engine.decode import DecodeBatcher
-from weir.engine.messages import Arrival, EndReason, Failure, FailureReason, PageLot, SequenceEnded, SequenceKey
+from weir.engine.messages import Arrival, EndReason, Failure, FailureReason, PageBatch, SequenceEnded, SequenceKey
 from weir.engine.pages import PagePool
 from weir.engine.plan import StepPlan
 from weir.engine.preemption import PreemptionSettings
@@ -27,7 +27,7 @@ class Decoding:
     def __init__(self, tmp_path: Path, *, num_free_pages: int, max_preemptions: int = 3, max_num_seqs: int = 8) -> None:
         self.records = Records(2 * NUM_PAGES, RECORD_SLOTS)
         pool = PagePool(reserve_pages=0, reserve_slots=0)
-        pool.give(PageLot(tuple(range(NUM_PAGES, NUM_PAGES + num_free_pages))))
+        pool.give(PageBatch(tuple(range(NUM_PAGES, NUM_PAGES + num_free_pages))))
         preemption = PreemptionSettings(after_s=0.5, max_preemptions=max_preemptions, num_places=NUM_PLACES)
         self.batcher = DecodeBatcher(limits(max_num_seqs=max_num_seqs), pool, RunningSettings(preemption=preemption))
         self.runner = HashRunner(2 * NUM_PAGES, VOCAB_SIZE)
@@ -123,7 +123,7 @@ def test_it_comes_back_into_other_pages_with_what_it_had(tmp_path: Path) -> None
     content = decoding.runner.pages[1 * 4].copy()
     decoding.step(0.5)
     decoding.steps(1, 0.5)
-    decoding.batcher.pool.give(PageLot((100, 101, 102)))
+    decoding.batcher.pool.give(PageBatch((100, 101, 102)))
     decoding.step(0.6)
     back = decoding.snapshot(1)
     assert back.num_computed_tokens == 16
@@ -201,7 +201,7 @@ def test_a_step_that_fails_while_a_sequence_comes_back_leaves_it_away_and_its_ne
     decoding.step(0.5)
     decoding.steps(1, 0.5)
     decoding.batcher.cancel(key)
-    decoding.batcher.pool.give(PageLot((100, 101)))
+    decoding.batcher.pool.give(PageBatch((100, 101)))
     plan = decoding.batcher.decide(0.6)
     assert plan is not None
     assert plan.swap.ins

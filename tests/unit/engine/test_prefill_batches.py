@@ -5,9 +5,9 @@ from tests.unit.engine.world import VOCAB_SIZE, Records, facts, limits
 
 from weir.engine.join import Batching, JoinSettings
 from weir.engine.local import LocalBatcher
-from weir.engine.messages import Arrival, EndReason, PageLot, SequenceEnded, TokenDrawn
+from weir.engine.messages import Arrival, EndReason, PageBatch, SequenceEnded, TokenSampled
 from weir.engine.pages import PagePool
-from weir.engine.prefill_batches import Phase, PrefillBatches, PrefillBatchSettings
+from weir.engine.prefill_batches import PrefillBatches, PrefillBatchSettings, PrefillPhase
 from weir.engine.running import RunningSettings
 from weir.policy.registry import make_policy
 from weir.policy.seams import BatchView, Decode, Member, Prefill, StepView
@@ -32,12 +32,16 @@ def switched(**changes: float) -> PrefillBatches:
     mode.plan(step_view(0, 400))
     mode.ended(5)
     mode.decide(gate_view(1, 0), 0.1)
-    assert mode.phase is Phase.READING
+    assert mode.phase is PrefillPhase.READING
     return mode
 
 
 def test_it_begins_only_with_many_prompt_tokens_and_short_answers() -> None:
-    for num_decodes, num_output, phase in ((10, 5, Phase.READING), (60, 5, Phase.MIXED), (10, 40, Phase.MIXED)):
+    for num_decodes, num_output, phase in (
+        (10, 5, PrefillPhase.READING),
+        (60, 5, PrefillPhase.MIXED),
+        (10, 40, PrefillPhase.MIXED),
+    ):
         mode = PrefillBatches(PrefillBatchSettings())
         mode.decide(gate_view(1, 0), 0.0)
         share = mode.plan(step_view(num_decodes, 400))
@@ -56,7 +60,7 @@ def test_reading_computes_prompts_alone_and_writing_lets_nobody_join() -> None:
     assert (len(share.decodes), share.num_prefill_tokens) == (3, 0)
     assert list(mode.decide(gate_view(2, 3), 0.3).joining) == []
     assert list(mode.decide(gate_view(2, 0), 0.4).joining) == [0, 1], "the batch has ended"
-    assert mode.phase is Phase.READING
+    assert mode.phase is PrefillPhase.READING
 
 
 def test_a_batch_of_prompts_is_bounded() -> None:
@@ -70,7 +74,7 @@ def test_a_batch_of_prompts_is_bounded() -> None:
 def test_it_ends_below_the_lower_share_and_not_before() -> None:
     mode = switched()
     mode.plan(step_view(0))
-    for now_s, num_decodes, phase in ((0.2, 60, Phase.WRITING), (0.3, 50, Phase.MIXED)):
+    for now_s, num_decodes, phase in ((0.2, 60, PrefillPhase.WRITING), (0.3, 50, PrefillPhase.MIXED)):
         mode.plan(step_view(num_decodes, now_s=now_s))
         mode.decide(gate_view(0, 60), now_s)
         assert mode.phase is phase, "0.87, then 0.78 of the tokens are prompts'"
@@ -80,7 +84,7 @@ def test_what_is_older_than_the_window_does_not_count() -> None:
     mode = switched(window_s=1.0)
     mode.plan(step_view(9, now_s=2.0))
     mode.decide(gate_view(0, 9), 2.0)
-    assert mode.phase is Phase.MIXED
+    assert mode.phase is PrefillPhase.MIXED
 
 
 @pytest.mark.parametrize("changes", [{"leave_share": 0.95}, {"enter_share": 1.1}, {"window_s": 0.0}])
@@ -91,7 +95,7 @@ def test_settings_that_make_no_sense_are_refused(changes: dict[str, float]) -> N
 
 def local(settings: RunningSettings) -> LocalBatcher:
     pool = PagePool(reserve_pages=0, reserve_slots=0)
-    pool.give(PageLot(tuple(range(80)), tuple(range(20))))
+    pool.give(PageBatch(tuple(range(80)), tuple(range(20))))
     return LocalBatcher(limits(max_num_seqs=4), pool, Records(80, 20).open, settings)
 
 
@@ -114,11 +118,11 @@ def shapes(batcher: LocalBatcher, number: int) -> tuple[list[tuple[int, int]], d
             if isinstance(event, SequenceEnded):
                 assert event.reason is EndReason.LENGTH
                 num_ended += 1
-            elif isinstance(event, TokenDrawn):
+            elif isinstance(event, TokenSampled):
                 tokens.setdefault(event.key.request_id, []).append(event.token_id)
         assert batcher.check_integrity() == ()
         lot = batcher.pool.take_all_free()
-        batcher.pool.give(PageLot(lot.all_page_ids, lot.slots))
+        batcher.pool.give(PageBatch(lot.all_page_ids, lot.slots))
     return steps, tokens
 
 

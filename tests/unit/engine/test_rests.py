@@ -9,7 +9,7 @@ from tests.unit.engine.world import VOCAB_SIZE, Records, facts, limits
 from weir.engine.decode import DecodeBatcher
 from weir.engine.join import Batching, JoinSettings
 from weir.engine.local import LocalBatcher
-from weir.engine.messages import Arrival, PageLot, TokenDrawn
+from weir.engine.messages import Arrival, PageBatch, TokenSampled
 from weir.engine.pages import PagePool
 from weir.engine.rests import RestSettings
 from weir.engine.running import RunningBatcher, RunningSettings
@@ -27,7 +27,7 @@ class Crowd:
     def __init__(self, settings: RunningSettings | None = None, policy: Policy | None = None) -> None:
         self.records = Records(2 * NUM_PAGES, RECORD_SLOTS)
         pool = PagePool(reserve_pages=0, reserve_slots=0)
-        pool.give(PageLot(tuple(range(NUM_PAGES, 2 * NUM_PAGES))))
+        pool.give(PageBatch(tuple(range(NUM_PAGES, 2 * NUM_PAGES))))
         self.batcher = DecodeBatcher(limits(max_num_seqs=2), pool, settings)
         if policy is not None:
             self.batcher.set_policy(policy)
@@ -96,7 +96,7 @@ def test_who_rests_goes_on_with_the_tokens_that_it_has_alone() -> None:
         [
             event.token_id
             for event in world.batcher.take_events()
-            if isinstance(event, TokenDrawn) and event.key.request_id == f"{1:032x}"
+            if isinstance(event, TokenSampled) and event.key.request_id == f"{1:032x}"
         ]
         for world in (crowd, alone)
     ]
@@ -183,7 +183,7 @@ def test_urgent_prompts_have_slots_and_pages_over_the_places_but_not_over_twice_
     num_urgent: int, num_placed: int
 ) -> None:
     pool = PagePool(reserve_pages=0, reserve_slots=0)
-    pool.give(PageLot(tuple(range(40)), tuple(range(8))))
+    pool.give(PageBatch(tuple(range(40)), tuple(range(8))))
     batcher = LocalBatcher(limits(max_num_seqs=2), pool, Records(40, 8).open)
     runner = HashRunner(40, VOCAB_SIZE)
     for index in range(2):
@@ -200,7 +200,7 @@ def test_urgent_prompts_have_slots_and_pages_over_the_places_but_not_over_twice_
 
 def test_ever_more_urgent_prompts_do_not_fill_the_arena() -> None:
     pool = PagePool(reserve_pages=0, reserve_slots=0)
-    pool.give(PageLot(tuple(range(40)), tuple(range(8))))
+    pool.give(PageBatch(tuple(range(40)), tuple(range(8))))
     batcher = LocalBatcher(limits(max_num_seqs=2), pool, Records(40, 8).open)
     runner = HashRunner(40, VOCAB_SIZE)
     for lane in range(4):

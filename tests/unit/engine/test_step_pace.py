@@ -11,7 +11,7 @@ from tests.unit.engine.world import Records, facts, limits
 from weir.core.cost import StepCost
 from weir.engine.batcher import Batcher
 from weir.engine.local import LocalBatcher
-from weir.engine.messages import Arrival, PageLot
+from weir.engine.messages import Arrival, PageBatch
 from weir.engine.pages import PagePool
 from weir.engine.plan import StepPlan, StepResult
 from weir.engine.prefill import PrefillBatcher
@@ -84,7 +84,7 @@ def test_short_steps_of_a_few_tokens_say_nothing_of_full_ones() -> None:
 
 def make(kind: type[PrefillBatcher] | type[LocalBatcher], target_s: float = TARGET_S) -> Batcher:
     pool = PagePool(reserve_pages=0, reserve_slots=0)
-    pool.give(PageLot(tuple(range(200)), tuple(range(8))))
+    pool.give(PageBatch(tuple(range(200)), tuple(range(8))))
     bounds = replace(
         limits(max_num_batched_tokens=1024, chunk_tokens=1024), max_context_tokens=3000, target_step_s=target_s
     )

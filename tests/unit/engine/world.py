@@ -16,17 +16,17 @@ from weir.engine.messages import (
     Failure,
     FailureReason,
     HandOffReady,
-    PageLot,
+    PageBatch,
     PromptScored,
     SequenceEnded,
     SequenceKey,
-    TokenDrawn,
+    TokenSampled,
 )
 from weir.engine.pages import PagePool
 from weir.engine.prefill import PrefillBatcher
 from weir.kv.geometry import ArenaGeometry
 from weir.kv.layout import layout_of
-from weir.kv.record import SequenceFacts, SequenceRecord
+from weir.kv.record import SequenceParams, SequenceRecord
 from weir.testing.runner import HashRunner
 
 VOCAB_SIZE = 50
@@ -79,8 +79,8 @@ def facts(
     num_booked_pages: int = 10,
     sampling: SamplingParams = GREEDY,
     min_tokens: int = 0,
-) -> SequenceFacts:
-    return SequenceFacts(
+) -> SequenceParams:
+    return SequenceParams(
         request_id=f"{index:032x}",
         attempt=Attempt(),
         gateway_id="gateway-0-00000000",
@@ -159,7 +159,7 @@ class World:
                 self.prefill.cancel(key)
                 self.decode.cancel(key)
 
-    def _facts_of(self, index: int, request: Request) -> SequenceFacts:
+    def _facts_of(self, index: int, request: Request) -> SequenceParams:
         return facts(
             request.prompt_token_ids,
             index,
@@ -219,10 +219,10 @@ class World:
             if num_pages <= len(self.free_pages) and num_slots <= len(self.free_slots):
                 pages = tuple(self.free_pages.pop() for _ in range(num_pages))
                 slots = tuple(self.free_slots.pop() for _ in range(num_slots))
-                batcher.pool.give(PageLot(pages, slots))
+                batcher.pool.give(PageBatch(pages, slots))
                 return
 
-    def _take_back(self, lot: PageLot) -> None:
+    def _take_back(self, lot: PageBatch) -> None:
         assert self.free_pages.isdisjoint(lot.all_page_ids)
         assert self.free_slots.isdisjoint(lot.slots)
         self.runner.spoil(lot.all_page_ids)
@@ -234,7 +234,7 @@ class World:
             case PromptScored(key, first_index, logprobs):
                 assert first_index == len(self.outcomes[key].prompt_logprobs) + 1
                 self.outcomes[key].prompt_logprobs.extend(logprobs)
-            case TokenDrawn(key, index, token_id, told):
+            case TokenSampled(key, index, token_id, told):
                 assert index == len(self.outcomes[key].token_ids)
                 self.outcomes[key].token_ids.append(token_id)
                 self.outcomes[key].logprobs += [] if told is None else [told]

@@ -25,7 +25,7 @@ from weir.bus.messages import (
 )
 from weir.bus.protocol import Bus
 from weir.bus.subjects import Subjects
-from weir_gateway.access import Caller, Standing
+from weir_gateway.access import Caller, RequestScope
 
 INSTANCE = "test"
 OPEN_RULES = AccessRules(
@@ -35,7 +35,7 @@ OPEN_RULES = AccessRules(
     default_tenant="default",
 )
 CALLER = Caller("default", OPEN_RULES.lanes, "standard", OPEN_RULES.lanes)
-STANDING = Standing("default", "standard", "")
+STANDING = RequestScope("default", "standard", "")
 
 
 @dataclass

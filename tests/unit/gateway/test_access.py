@@ -11,7 +11,7 @@ from weir.bus.codec import MalformedMessage, decode, encode
 from weir.bus.configuration import AccessRules, TenantAccess
 from weir.core.api_key import key_digest, make_key, try_read_key
 from weir.core.errors import InvalidRequest, PermissionDenied, Unauthenticated, Unavailable
-from weir_gateway.access import AccessBook
+from weir_gateway.access import AccessControl
 from weir_gateway.draft import GRPC_NAMES
 from weir_gateway.openai_schema import HTTP_NAMES
 from weir_gateway.tenant_counts import TenantCounts
@@ -28,15 +28,15 @@ CLOSED = replace(
 )
 
 
-def book_of(rules: AccessRules, *, is_lower_priority_first: bool = False) -> AccessBook:
-    book = AccessBook(is_lower_priority_first=is_lower_priority_first)
+def book_of(rules: AccessRules, *, is_lower_priority_first: bool = False) -> AccessControl:
+    book = AccessControl(is_lower_priority_first=is_lower_priority_first)
     assert book.take(rules)
     return book
 
 
 def test_nobody_is_let_in_before_the_rules_are_known() -> None:
     with pytest.raises(Unavailable) as refused:
-        AccessBook().identify(KEY_A)
+        AccessControl().identify(KEY_A)
     assert refused.value.retry_after_s == 1.0
 
 

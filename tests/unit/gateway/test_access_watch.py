@@ -10,15 +10,15 @@ from tests.unit.gateway.fake_scheduler import OPEN_RULES
 
 from weir.bus.codec import encode
 from weir.bus.configuration import ACCESS_KEY, AccessRules
-from weir.bus.memory import MemoryHub
+from weir.bus.memory import InMemoryHub
 from weir.bus.subjects import Subjects
-from weir_gateway.access import AccessBook
+from weir_gateway.access import AccessControl
 from weir_gateway.access_watch import AccessWatch
 
 SUBJECTS = Subjects("test")
 
 
-class _FailingBook(AccessBook):
+class _FailingBook(AccessControl):
     """Fails at the first rules that it is told."""
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class _FailingBook(AccessBook):
 
 
 @contextlib.asynccontextmanager
-async def following(hub: MemoryHub, book: AccessBook) -> AsyncIterator[AccessWatch]:
+async def following(hub: InMemoryHub, book: AccessControl) -> AsyncIterator[AccessWatch]:
     watch, bus = AccessWatch(book), hub.connect()
     task = asyncio.create_task(watch.follow(bus, SUBJECTS))
     yield watch
@@ -42,7 +42,7 @@ async def following(hub: MemoryHub, book: AccessBook) -> AsyncIterator[AccessWat
     await bus.close()
 
 
-async def say(hub: MemoryHub, rules: AccessRules) -> None:
+async def say(hub: InMemoryHub, rules: AccessRules) -> None:
     bus = hub.connect()
     await (await bus.bucket(SUBJECTS.configuration_bucket, durable=True)).put(ACCESS_KEY, encode(rules))
     await bus.close()
@@ -50,7 +50,7 @@ async def say(hub: MemoryHub, rules: AccessRules) -> None:
 
 async def test_a_defect_is_counted_and_the_rules_are_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weir_gateway.access_watch._RETRY_S", 0.01)
-    hub, book = MemoryHub(), _FailingBook()
+    hub, book = InMemoryHub(), _FailingBook()
     await say(hub, OPEN_RULES)
     async with following(hub, book) as watch:
         assert await watch.wait_known(5)
@@ -60,7 +60,7 @@ async def test_a_defect_is_counted_and_the_rules_are_told_again(monkeypatch: pyt
 
 async def test_a_bus_that_is_away_at_the_start_and_later_costs_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weir_gateway.access_watch._RETRY_S", 0.01)
-    hub, book = MemoryHub(), AccessBook()
+    hub, book = InMemoryHub(), AccessControl()
     hub.stop()
     async with following(hub, book) as watch:
         assert not await watch.wait_known(0.05)

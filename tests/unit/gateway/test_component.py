@@ -11,7 +11,7 @@ import uvicorn
 from opentelemetry.trace import NoOpTracerProvider
 from tests.unit.gateway.fake_model import byte_model
 
-from weir.bus.memory import MemoryHub
+from weir.bus.memory import InMemoryHub
 from weir.bus.protocol import Bus, BusUnavailable
 from weir.core.clock import SystemClock
 from weir.core.errors import Unavailable
@@ -25,7 +25,7 @@ from weir_gateway.models import ServedModel, load_served_model
 def make_component(
     config: GatewayConfig,
     *,
-    hub: MemoryHub | None = None,
+    hub: InMemoryHub | None = None,
     model: ServedModel | None = None,
     request_shutdown: Callable[[str], None] = lambda reason: None,
 ) -> GatewayComponent:
@@ -59,7 +59,7 @@ async def stopped_at_the_end(component: GatewayComponent) -> AsyncIterator[Gatew
 async def test_a_started_component_serves_http_and_describes_itself() -> None:
     asked: list[str] = []
     config = GatewayConfig(http_port=0, scheduler_wait_s=0.1)
-    component = make_component(config, hub=MemoryHub(), model=byte_model(), request_shutdown=asked.append)
+    component = make_component(config, hub=InMemoryHub(), model=byte_model(), request_shutdown=asked.append)
     async with stopped_at_the_end(component):
         with pytest.raises(Unavailable, match="not ready yet"):
             component.intake()
@@ -83,7 +83,7 @@ async def test_without_a_bus_it_does_not_start_and_says_why() -> None:
 
 
 async def test_without_the_models_files_it_does_not_start_and_says_what_would_help() -> None:
-    component = make_component(GatewayConfig(http_port=0), hub=MemoryHub())
+    component = make_component(GatewayConfig(http_port=0), hub=InMemoryHub())
     async with stopped_at_the_end(component):
         with pytest.raises(ModelNotFound, match=r"no model 'no/such/model.gguf'.*weir pull"):
             await component.start()
@@ -93,7 +93,7 @@ async def test_an_http_port_that_is_taken_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         component = make_component(
-            GatewayConfig(http_port=port, scheduler_wait_s=0.1), hub=MemoryHub(), model=byte_model()
+            GatewayConfig(http_port=port, scheduler_wait_s=0.1), hub=InMemoryHub(), model=byte_model()
         )
         async with stopped_at_the_end(component):
             with pytest.raises(Unavailable, match=f"HTTP cannot listen on 127.0.0.1:{port} .*--http-port"):
@@ -114,7 +114,7 @@ async def test_an_http_server_that_ends_by_itself_ends_the_process(
 ) -> None:
     asked: asyncio.Queue[str] = asyncio.Queue()
     config = GatewayConfig(http_port=0, scheduler_wait_s=0.1)
-    component = make_component(config, hub=MemoryHub(), model=byte_model(), request_shutdown=asked.put_nowait)
+    component = make_component(config, hub=InMemoryHub(), model=byte_model(), request_shutdown=asked.put_nowait)
     async with stopped_at_the_end(component):
         await component.start()
         monkeypatch.setattr(uvicorn.Server, "on_tick", tick)

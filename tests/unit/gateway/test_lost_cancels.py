@@ -9,7 +9,7 @@ from tests.unit.gateway.world import FAST, World
 from weir.core.attempt import Attempt
 from weir.core.clock import ManualClock
 from weir.core.errors import Unavailable, WeirError
-from weir_gateway.links import LinkPool
+from weir_gateway.links import WorkerConnections
 
 
 async def decoding(world: World) -> "asyncio.Task[tuple[WeirError, str]]":
@@ -85,7 +85,7 @@ async def test_a_request_that_goes_on_after_its_cancel_was_confirmed_is_cancelle
 
 async def test_cancels_for_workers_that_never_come_back_are_not_kept_for_ever() -> None:
     clock = ManualClock()
-    links = LinkPool("gateway-0-00000000", FAST.links, clock)
+    links = WorkerConnections("gateway-0-00000000", FAST.links, clock)
     for index in range(3):
         links.cancel(f"decode-{index}", "a", Attempt())
     assert links.metrics()["cancels_unconfirmed"] == 3

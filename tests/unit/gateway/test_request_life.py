@@ -15,11 +15,11 @@ from weir.core.errors import Unavailable, WeirError
 from weir.core.life import IllegalTransition, LifeEvent, Phase
 from weir.core.options import GenerateOptions
 from weir.wire.v1 import types_pb2, worker_pb2
-from weir_gateway.call import Call
+from weir_gateway.call import RequestState
 from weir_gateway.choices import Choices
 from weir_gateway.draft import GRPC_NAMES, Operation, RequestDraft, Text
-from weir_gateway.output import Output, Wishes
-from weir_gateway.request import Ending, Request, RequestIds
+from weir_gateway.output import Output, OutputOptions
+from weir_gateway.request import RequestEnd, RequestIds, RequestRecord
 from weir_gateway.stops import StopMatcher
 from weir_gateway.tokens import TokenOrder
 from weir_gateway.validation import Limits, check_prompt
@@ -29,25 +29,25 @@ REQUEST_ID = "0" * 32
 PLACEMENT = Placement(1, "p", "p:1", "d", "d:1", 4)
 
 
-def make_request(events: list[LifeEvent], clock: ManualClock, *, deadline_at_s: float | None = None) -> Request:
+def make_request(events: list[LifeEvent], clock: ManualClock, *, deadline_at_s: float | None = None) -> RequestRecord:
     draft = RequestDraft(Operation.TEXT_COMPLETION, Text("x"), GRPC_NAMES, GenerateOptions(max_tokens=len(ANSWER)))
     checked = check_prompt(draft, byte_model(), Limits(), [1, 2, 3], STANDING)
-    return Request(RequestIds(REQUEST_ID, "mine", "g"), checked, deadline_at_s, clock, events.append)
+    return RequestRecord(RequestIds(REQUEST_ID, "mine", "g"), checked, deadline_at_s, clock, events.append)
 
 
-def make_call(events: list[LifeEvent], clock: ManualClock) -> Call:
+def make_call(events: list[LifeEvent], clock: ManualClock) -> RequestState:
     request = make_request(events, clock)
-    output = Output(TokenOrder(request.attempt, len(ANSWER)), ByteDetokenizer(), StopMatcher(()), Wishes())
-    return Call(request, output, clock, "", asyncio.Event())
+    output = Output(TokenOrder(request.attempt, len(ANSWER)), ByteDetokenizer(), StopMatcher(()), OutputOptions())
+    return RequestState(request, output, clock, "", asyncio.Event())
 
 
-async def read_all(call: Call) -> str:
+async def read_all(call: RequestState) -> str:
     text, error = await read_until_end(call)
     assert error is None
     return text
 
 
-async def read_until_end(call: Call) -> tuple[str, WeirError | None]:
+async def read_until_end(call: RequestState) -> tuple[str, WeirError | None]:
     choices = Choices([call], call.news)
     text = ""
     try:
@@ -76,7 +76,7 @@ def random_update(source: random.Random) -> worker_pb2.SequenceUpdate:
     )
 
 
-def say_something(call: Call, source: random.Random) -> None:
+def say_something(call: RequestState, source: random.Random) -> None:
     worker_id = source.choice(["p", "d"])
     match source.randrange(40):
         case 0:
@@ -145,7 +145,7 @@ async def test_the_first_ending_counts() -> None:
     assert error is not None
     assert error.message == "first"
     with pytest.raises(IllegalTransition):
-        call.request.end(Ending(Phase.FAILED, Unavailable("third")))
+        call.request.end(RequestEnd(Phase.FAILED, Unavailable("third")))
 
 
 async def test_tokens_that_came_before_an_error_are_read_before_it() -> None:

@@ -14,7 +14,7 @@ from tests.unit.gateway.fake_scheduler import INSTANCE, OPEN_RULES, FakeSchedule
 from tests.unit.gateway.fake_workers import FakePair, FakeWorker
 
 from weir.bus.configuration import AccessRules
-from weir.bus.memory import MemoryHub
+from weir.bus.memory import InMemoryHub
 from weir.bus.messages import Placement
 from weir.core.clock import SystemClock
 from weir.rpc.body_budget import BodyBudget
@@ -25,10 +25,10 @@ from weir_gateway.control import ControlSettings
 from weir_gateway.driver import DriverSettings
 from weir_gateway.gateway import Gateway, GatewaySettings
 from weir_gateway.grpc_door import InferenceServicer
-from weir_gateway.http_door import HttpDoor, HttpSettings
+from weir_gateway.http_door import HttpFrontend, HttpSettings
 from weir_gateway.http_server import HttpServer
 from weir_gateway.lengths import OutputLengths
-from weir_gateway.links import LinkSettings
+from weir_gateway.links import ConnectionSettings
 from weir_gateway.models import ModelDirectory
 
 GATEWAY_ID = "gateway-0-00000000"
@@ -36,7 +36,7 @@ GATEWAY_ID = "gateway-0-00000000"
 FAST = GatewaySettings(
     control=ControlSettings(outage_s=0.6, ask_timeout_s=0.2, pause_s=0.05, close_wait_s=0.5),
     driver=DriverSettings(max_requests=16, overdue_s=0.15, gap_s=0.8, no_progress_s=5.0, tick_s=0.05),
-    links=LinkSettings(lost_after_s=1.5, connect_timeout_s=1.0, first_backoff_s=0.02, max_backoff_s=0.1),
+    links=ConnectionSettings(lost_after_s=1.5, connect_timeout_s=1.0, first_backoff_s=0.02, max_backoff_s=0.1),
     report_interval_s=0.05,
 )
 
@@ -45,7 +45,7 @@ FAST = GatewaySettings(
 class World:
     """What a test turns and looks at."""
 
-    hub: MemoryHub
+    hub: InMemoryHub
     gateway: Gateway
     scheduler: FakeScheduler
     prefill: FakeWorker
@@ -92,7 +92,7 @@ async def open_world(
     lengths: OutputLengths | None = None,
 ) -> AsyncIterator[World]:
     """Checks at the end that nothing is left."""
-    hub = MemoryHub()
+    hub = InMemoryHub()
     exporter = InMemorySpanExporter()
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
@@ -127,7 +127,7 @@ async def open_world(
     )
     await gateway.start()
     bodies = BodyBudget(max_bodies_bytes, wait_s=0.3)
-    door = HttpDoor(gateway.intake, HttpSettings(unread_s=unread_s), lambda: gateway.is_ready, bodies)
+    door = HttpFrontend(gateway.intake, HttpSettings(unread_s=unread_s), lambda: gateway.is_ready, bodies)
     failures: list[str] = []
     http = HttpServer(door.make_app(), "127.0.0.1", 0, max_connections=256, on_failure=failures.append, unread_s=30.0)
     await http.start()

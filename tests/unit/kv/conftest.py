@@ -8,7 +8,7 @@ import pytest
 from weir.core.attempt import Attempt
 from weir.core.sampling import SamplingParams, StopRules
 from weir.kv.geometry import ArenaGeometry
-from weir.kv.record import SequenceFacts
+from weir.kv.record import SequenceParams
 from weir.kv.segment import Segment
 
 
@@ -25,8 +25,8 @@ def segment(tmp_path: Path, geometry: ArenaGeometry) -> Iterator[Segment]:
 
 
 @pytest.fixture
-def facts() -> SequenceFacts:
-    return SequenceFacts(
+def facts() -> SequenceParams:
+    return SequenceParams(
         request_id="0123456789abcdef0123456789abcdef",
         attempt=Attempt(2, 1),
         gateway_id="gateway-0-1234abcd",

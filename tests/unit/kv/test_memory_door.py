@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from weir.kv.device_memory import HostMemory
-from weir.kv.memory_door import MemoryDoor, NoMemoryYet, fetch_memory, offer_memory
+from weir.kv.memory_door import MemoryNotReady, MemoryServer, fetch_memory, offer_memory
 
 NUM_BYTES = 8192
 ARENA = "a" * 32
@@ -21,15 +21,15 @@ def path() -> Iterator[Path]:
 
 
 @pytest.fixture
-def doors() -> Iterator[list[MemoryDoor]]:
-    made: list[MemoryDoor] = []
+def doors() -> Iterator[list[MemoryServer]]:
+    made: list[MemoryServer] = []
     yield made
     for door in made:
         door.close()
 
 
-def opened(path: Path, doors: list[MemoryDoor], memory: HostMemory | None) -> MemoryDoor:
-    door = MemoryDoor(path, ARENA, NUM_BYTES, HostMemory.open, memory)
+def opened(path: Path, doors: list[MemoryServer], memory: HostMemory | None) -> MemoryServer:
+    door = MemoryServer(path, ARENA, NUM_BYTES, HostMemory.open, memory)
     doors.append(door)
     door.start()
     return door
@@ -41,7 +41,7 @@ def fetched(path: Path, arena_id: str = ARENA) -> HostMemory:
     return memory
 
 
-def test_two_workers_get_the_same_memory(path: Path, doors: list[MemoryDoor]) -> None:
+def test_two_workers_get_the_same_memory(path: Path, doors: list[MemoryServer]) -> None:
     opened(path, doors, HostMemory.create(NUM_BYTES))
     first, second = fetched(path), fetched(path)
     first.buffer[100] = 7
@@ -50,14 +50,14 @@ def test_two_workers_get_the_same_memory(path: Path, doors: list[MemoryDoor]) ->
     second.close()
 
 
-def test_the_socket_is_for_its_owner_alone_and_goes_with_the_door(path: Path, doors: list[MemoryDoor]) -> None:
+def test_the_socket_is_for_its_owner_alone_and_goes_with_the_door(path: Path, doors: list[MemoryServer]) -> None:
     door = opened(path, doors, HostMemory.create(NUM_BYTES))
     assert path.stat().st_mode & 0o777 == 0o600
     door.close()
     assert not path.exists()
 
 
-def test_a_restarted_service_gets_the_memory_back_from_a_worker(path: Path, doors: list[MemoryDoor]) -> None:
+def test_a_restarted_service_gets_the_memory_back_from_a_worker(path: Path, doors: list[MemoryServer]) -> None:
     opened(path, doors, HostMemory.create(NUM_BYTES)).close()
     # a service that is killed leaves its socket behind
     kept = HostMemory.create(NUM_BYTES)
@@ -65,7 +65,7 @@ def test_a_restarted_service_gets_the_memory_back_from_a_worker(path: Path, door
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
         dead.bind(str(path))
     door = opened(path, doors, None)
-    with pytest.raises(NoMemoryYet, match="has no page memory to give"):
+    with pytest.raises(MemoryNotReady, match="has no page memory to give"):
         fetched(path)
     offer_memory(path, ARENA, kept)
     kept.close()
@@ -75,7 +75,7 @@ def test_a_restarted_service_gets_the_memory_back_from_a_worker(path: Path, door
     newcomer.close()
 
 
-def test_an_offer_to_a_service_that_has_memory_changes_nothing(path: Path, doors: list[MemoryDoor]) -> None:
+def test_an_offer_to_a_service_that_has_memory_changes_nothing(path: Path, doors: list[MemoryServer]) -> None:
     opened(path, doors, HostMemory.create(NUM_BYTES))
     before, other = fetched(path), HostMemory.create(NUM_BYTES)
     before.buffer[0] = 1
@@ -87,28 +87,28 @@ def test_an_offer_to_a_service_that_has_memory_changes_nothing(path: Path, doors
 
 
 @pytest.mark.parametrize("arena_id", ["b" * 32, ""])
-def test_memory_of_another_arena_is_not_given(path: Path, doors: list[MemoryDoor], arena_id: str) -> None:
+def test_memory_of_another_arena_is_not_given(path: Path, doors: list[MemoryServer], arena_id: str) -> None:
     opened(path, doors, HostMemory.create(NUM_BYTES))
-    with pytest.raises(NoMemoryYet):
+    with pytest.raises(MemoryNotReady):
         fetched(path, arena_id)
 
 
-def test_memory_of_another_arena_or_too_little_is_not_taken(path: Path, doors: list[MemoryDoor]) -> None:
+def test_memory_of_another_arena_or_too_little_is_not_taken(path: Path, doors: list[MemoryServer]) -> None:
     door = opened(path, doors, None)
     with HostMemoryPair() as (small, right):
         offer_memory(path, ARENA, small)
         offer_memory(path, "b" * 32, right)
-        with pytest.raises(NoMemoryYet):
+        with pytest.raises(MemoryNotReady):
             fetched(path)
     assert not door.has_memory
 
 
 def test_where_nobody_listens_there_is_none_yet(path: Path) -> None:
-    with pytest.raises(NoMemoryYet, match="No such file"):
+    with pytest.raises(MemoryNotReady, match="No such file"):
         fetched(path)
 
 
-def test_who_talks_nonsense_does_not_keep_others_from_their_memory(path: Path, doors: list[MemoryDoor]) -> None:
+def test_who_talks_nonsense_does_not_keep_others_from_their_memory(path: Path, doors: list[MemoryServer]) -> None:
     opened(path, doors, HostMemory.create(NUM_BYTES))
     for nonsense in (b"", b"x", b"x" * 37):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:

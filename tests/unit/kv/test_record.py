@@ -11,7 +11,7 @@ from weir.core.attempt import Attempt
 from weir.core.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, SamplingParams, StopRules
 from weir.kv.geometry import ArenaGeometry
 from weir.kv.layout import RECORD_HEADER_BYTES, layout_of
-from weir.kv.record import SequenceFacts, SequenceRecord
+from weir.kv.record import SequenceParams, SequenceRecord
 from weir.kv.record_format import PACKED_HEADER_BYTES
 from weir.kv.segment import Segment
 
@@ -22,7 +22,7 @@ def _memory() -> memoryview:
     return memoryview(bytearray(layout_of(_GEOMETRY).record_bytes))
 
 
-def _published(memory: memoryview, facts: SequenceFacts) -> SequenceRecord:
+def _published(memory: memoryview, facts: SequenceParams) -> SequenceRecord:
     """A record that was published twice: with one output token, then with two."""
     record = SequenceRecord(memory, _GEOMETRY)
     record.begin(facts)
@@ -41,7 +41,7 @@ def test_a_fresh_record_has_nothing_to_read() -> None:
     assert record.summarize() is None
 
 
-def test_everything_that_was_published_is_read_in_another_mapping(segment: Segment, facts: SequenceFacts) -> None:
+def test_everything_that_was_published_is_read_in_another_mapping(segment: Segment, facts: SequenceParams) -> None:
     record = segment.record(5)
     record.begin(facts)
     record.set_block_table([7, 8])
@@ -62,7 +62,7 @@ def test_everything_that_was_published_is_read_in_another_mapping(segment: Segme
 @settings(deadline=None)  # other processes share the machine
 @given(
     facts=st.builds(
-        SequenceFacts,
+        SequenceParams,
         request_id=st.text("0123456789abcdef", min_size=1, max_size=64),
         attempt=st.builds(Attempt, st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1)),
         gateway_id=st.text("abcdef-0123456789", max_size=64),
@@ -98,7 +98,7 @@ def test_everything_that_was_published_is_read_in_another_mapping(segment: Segme
     ),
     output=st.lists(st.integers(0, 2**31 - 1), max_size=50),
 )
-def test_facts_and_tokens_come_back_as_they_were(facts: SequenceFacts, output: list[int]) -> None:
+def test_facts_and_tokens_come_back_as_they_were(facts: SequenceParams, output: list[int]) -> None:
     memory = _memory()
     record = SequenceRecord(memory, _GEOMETRY)
     record.begin(facts)
@@ -111,7 +111,7 @@ def test_facts_and_tokens_come_back_as_they_were(facts: SequenceFacts, output: l
     assert (snapshot.facts, snapshot.output_token_ids) == (facts, tuple(output))
 
 
-def test_what_is_not_published_is_not_read(facts: SequenceFacts) -> None:
+def test_what_is_not_published_is_not_read(facts: SequenceParams) -> None:
     memory = _memory()
     record = _published(memory, facts)
     record.append_token(13)
@@ -123,7 +123,7 @@ def test_what_is_not_published_is_not_read(facts: SequenceFacts) -> None:
 
 
 @pytest.mark.parametrize("damage", ["torn", "flipped"])
-def test_damage_at_any_byte_of_the_newer_header_leaves_the_older_one(facts: SequenceFacts, damage: str) -> None:
+def test_damage_at_any_byte_of_the_newer_header_leaves_the_older_one(facts: SequenceParams, damage: str) -> None:
     memory = _memory()
     record = SequenceRecord(memory, _GEOMETRY)
     record.begin(facts)
@@ -153,7 +153,7 @@ def test_damage_at_any_byte_of_the_newer_header_leaves_the_older_one(facts: Sequ
     assert num_torn > 30
 
 
-def test_another_object_goes_on_where_the_header_stands(facts: SequenceFacts) -> None:
+def test_another_object_goes_on_where_the_header_stands(facts: SequenceParams) -> None:
     memory = _memory()
     _published(memory, facts)
     receiver = SequenceRecord(memory, _GEOMETRY)
@@ -169,7 +169,7 @@ def test_another_object_goes_on_where_the_header_stands(facts: SequenceFacts) ->
     assert snapshot.rng_position == 3
 
 
-def test_reading_does_not_take_back_what_its_writer_has_not_published_yet(facts: SequenceFacts) -> None:
+def test_reading_does_not_take_back_what_its_writer_has_not_published_yet(facts: SequenceParams) -> None:
     memory = _memory()
     record = _published(memory, facts)
     record.append_token(13)
@@ -180,14 +180,14 @@ def test_reading_does_not_take_back_what_its_writer_has_not_published_yet(facts:
     assert snapshot.output_token_ids == (11, 12, 13)
 
 
-def test_a_new_sequence_in_a_used_slot_hides_the_old_one_before_it_is_published(facts: SequenceFacts) -> None:
+def test_a_new_sequence_in_a_used_slot_hides_the_old_one_before_it_is_published(facts: SequenceParams) -> None:
     memory = _memory()
     record = _published(memory, facts)
     record.begin(replace(facts, request_id="f" * 32))
     assert SequenceRecord(memory, _GEOMETRY).read() is None
 
 
-def test_a_cleared_record_has_nothing_to_read_and_may_be_cleared_again(facts: SequenceFacts) -> None:
+def test_a_cleared_record_has_nothing_to_read_and_may_be_cleared_again(facts: SequenceParams) -> None:
     memory = _memory()
     record = _published(memory, facts)
     record.clear()
@@ -197,14 +197,14 @@ def test_a_cleared_record_has_nothing_to_read_and_may_be_cleared_again(facts: Se
         record.append_token(1)
 
 
-def test_the_summary_names_request_attempt_and_pages(facts: SequenceFacts) -> None:
+def test_the_summary_names_request_attempt_and_pages(facts: SequenceParams) -> None:
     summary = _published(_memory(), facts).summarize()
     assert summary is not None
     assert (summary.request_id, summary.attempt) == (facts.request_id, facts.attempt)
     assert summary.page_ids.tolist() == [3, 4, 9]
 
 
-def test_a_published_block_table_cannot_change_but_grow(facts: SequenceFacts) -> None:
+def test_a_published_block_table_cannot_change_but_grow(facts: SequenceParams) -> None:
     record = _published(_memory(), facts)
     with pytest.raises(ValueError, match="first 3 entries are published"):
         record.set_block_table([3, 5, 9])
@@ -213,7 +213,7 @@ def test_a_published_block_table_cannot_change_but_grow(facts: SequenceFacts) ->
     record.set_block_table([3, 4, 9, 30])
 
 
-def test_bounds_are_told_with_field_value_and_limit(facts: SequenceFacts) -> None:
+def test_bounds_are_told_with_field_value_and_limit(facts: SequenceParams) -> None:
     record = SequenceRecord(_memory(), _GEOMETRY)
     with pytest.raises(ValueError, match=r"prompt_token_ids: 257 ids, allowed are 1 to 256"):
         record.begin(replace(facts, prompt_token_ids=(1,) * 257))

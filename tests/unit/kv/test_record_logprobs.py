@@ -10,7 +10,7 @@ from weir.core.logprobs import TokenLogprobs
 from weir.core.sampling import SamplingParams
 from weir.kv.geometry import ArenaGeometry
 from weir.kv.layout import RECORD_LOGPROBS_BYTES, layout_of
-from weir.kv.record import SequenceFacts, SequenceRecord
+from weir.kv.record import SequenceParams, SequenceRecord
 from weir.kv.record_logprobs import LOGPROBS_BYTES, MAX_KEPT, LogprobRing
 
 _GEOMETRY = ArenaGeometry(page_bytes=4096, num_pages=40, num_slots=1, max_context_tokens=256)
@@ -19,7 +19,7 @@ TOKEN_IDS = st.integers(0, 2**31 - 1)
 
 
 @pytest.fixture
-def asking(facts: SequenceFacts) -> SequenceFacts:
+def asking(facts: SequenceParams) -> SequenceParams:
     return replace(facts, sampling=SamplingParams(logprobs=2))
 
 
@@ -27,7 +27,7 @@ def told_of(index: int) -> TokenLogprobs:
     return TokenLogprobs(index + 100, -index / 8, index + 1, ((index, -0.5), (index + 1, -1.0)))
 
 
-def write(memory: memoryview, facts: SequenceFacts, num_tokens: int) -> SequenceRecord:
+def write(memory: memoryview, facts: SequenceParams, num_tokens: int) -> SequenceRecord:
     record = SequenceRecord(memory, _GEOMETRY)
     record.begin(facts)
     for index in range(num_tokens):
@@ -43,7 +43,7 @@ def fresh_memory() -> memoryview:
 
 @pytest.mark.parametrize("num_tokens", [0, 1, MAX_KEPT, MAX_KEPT + 1, 30])
 def test_the_newest_are_read_in_another_mapping_and_older_ones_are_unknown(
-    asking: SequenceFacts, num_tokens: int
+    asking: SequenceParams, num_tokens: int
 ) -> None:
     memory = fresh_memory()
     write(memory, asking, num_tokens)
@@ -57,7 +57,7 @@ def test_the_newest_are_read_in_another_mapping_and_older_ones_are_unknown(
     assert list(snapshot.output_logprobs) == unknown + [told_of(index) for index in range(num_lost, num_tokens)]
 
 
-def test_what_was_kept_for_a_token_that_was_not_published_is_not_read(asking: SequenceFacts) -> None:
+def test_what_was_kept_for_a_token_that_was_not_published_is_not_read(asking: SequenceParams) -> None:
     memory = fresh_memory()
     record = write(memory, asking, 3)
     record.keep_logprobs(3, told_of(3))
@@ -66,7 +66,7 @@ def test_what_was_kept_for_a_token_that_was_not_published_is_not_read(asking: Se
     assert snapshot.output_logprobs == tuple(told_of(index) for index in range(3))
 
 
-def test_a_new_sequence_in_a_used_slot_has_none_of_the_old_ones(asking: SequenceFacts) -> None:
+def test_a_new_sequence_in_a_used_slot_has_none_of_the_old_ones(asking: SequenceParams) -> None:
     memory = fresh_memory()
     write(memory, asking, 5)
     record = SequenceRecord(memory, _GEOMETRY)
@@ -78,7 +78,7 @@ def test_a_new_sequence_in_a_used_slot_has_none_of_the_old_ones(asking: Sequence
     assert snapshot.output_logprobs == (TokenLogprobs.unknown(7),)
 
 
-def test_a_sequence_that_did_not_ask_has_none(facts: SequenceFacts) -> None:
+def test_a_sequence_that_did_not_ask_has_none(facts: SequenceParams) -> None:
     memory = fresh_memory()
     record = SequenceRecord(memory, _GEOMETRY)
     record.begin(facts)

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pytest
 
 from weir.model.core_share import FixedShare
-from weir.model.crew import Crew, CrewFailed
+from weir.model.crew import ThreadTeam, ThreadTeamFailed
 from weir.ops.simd.jit import kernel
 from weir.ops.simd.phases import PhaseState, chunk_is_done, num_taken, take_chunk, wait_for_phase
 
@@ -60,7 +60,7 @@ def check(log: Log) -> int:
 
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
 def test_every_chunk_is_done_once_and_after_all_of_the_phase_before(num_threads: int) -> None:
-    crew = Crew(FixedShare(num_threads))
+    crew = ThreadTeam(FixedShare(num_threads))
     for num_phases in (1, 2, 500):
         log = new_log(num_phases)
         crew.run(lambda *place, log=log, n=num_phases: count_phases(log, n, *place), num_rows=8)
@@ -70,7 +70,7 @@ def test_every_chunk_is_done_once_and_after_all_of_the_phase_before(num_threads:
 def test_the_number_of_threads_may_change_with_every_piece_of_work() -> None:
     numbers = [1, 3, 2, 1, 1, 3, 3, 2]
     share = ChangingShare(list(numbers))
-    crew = Crew(share)
+    crew = ThreadTeam(share)
     for num_threads in numbers:
         log = new_log(50)
         crew.run(lambda *place, log=log: count_phases(log, 50, *place), num_rows=8)
@@ -79,7 +79,7 @@ def test_the_number_of_threads_may_change_with_every_piece_of_work() -> None:
 
 
 def test_a_thread_that_comes_late_is_not_waited_for_and_finds_nothing_to_do() -> None:
-    crew = Crew(FixedShare(2))
+    crew = ThreadTeam(FixedShare(2))
     may_come, has_come = threading.Event(), threading.Event()
     caller = threading.get_ident()
 
@@ -100,7 +100,7 @@ def test_a_thread_that_comes_late_is_not_waited_for_and_finds_nothing_to_do() ->
 
 
 def test_a_chunk_is_taken_by_one_of_many_threads_that_want_it() -> None:
-    state = Crew(FixedShare(1))._state
+    state = ThreadTeam(FixedShare(1))._state
     taken: list[int] = []
 
     def take_all() -> None:
@@ -117,7 +117,7 @@ def test_a_chunk_is_taken_by_one_of_many_threads_that_want_it() -> None:
 
 
 def test_a_thread_that_fails_ends_the_work_and_is_waited_for_by_nobody(caplog: pytest.LogCaptureFixture) -> None:
-    crew = Crew(FixedShare(2))
+    crew = ThreadTeam(FixedShare(2))
     caller = threading.get_ident()
     has_taken = threading.Event()
 
@@ -131,7 +131,7 @@ def test_a_thread_that_fails_ends_the_work_and_is_waited_for_by_nobody(caplog: p
             time.sleep(0.05)
             raise MemoryError("no memory for this thread")
 
-    with pytest.raises(CrewFailed):
+    with pytest.raises(ThreadTeamFailed):
         crew.run(work, num_rows=8)
     assert "no memory for this thread" in caplog.text
 
@@ -143,7 +143,7 @@ def test_work_that_fails_in_the_callers_thread_gives_its_cores_back() -> None:
         raise MemoryError
 
     with pytest.raises(MemoryError):
-        Crew(share).run(fail, num_rows=1)
+        ThreadTeam(share).run(fail, num_rows=1)
     assert share.num_under_way == 0
 
 

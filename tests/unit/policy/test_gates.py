@@ -10,7 +10,7 @@ from weir.policy.fluid import Flow, balanced_step_s, longest_step_s
 from weir.policy.nested_wait import segments, token_variance
 from weir.policy.seams import BatchView, Gate, GateDecision, Member
 from weir.policy.wait import WaitParams, shares
-from weir.policy.wma import Shape, WmaGate, WmaLimits, waste
+from weir.policy.wma import RequestLengths, WmaGate, WmaLimits, waste
 
 
 def test_the_balance_of_the_fluid_is_that_of_the_paper() -> None:
@@ -219,8 +219,8 @@ def test_srtf_stops_nobody_for_a_lower_lane_or_for_one_that_finds_no_pages() -> 
 
 def test_wasted_memory_access_is_that_of_the_paper() -> None:
     """L = 20, G = 8. (10, 5): padding 5 * 10 = 50, waiting 25 + 26 + 27 = 78. (20, 8): none."""
-    assert waste([Shape(10, 5), Shape(20, 8)]) == 128
-    assert waste([Shape(20, 8)] * 3) == 0
+    assert waste([RequestLengths(10, 5), RequestLengths(20, 8)]) == 128
+    assert waste([RequestLengths(20, 8)] * 3) == 0
 
 
 def test_a_static_batch_is_of_similar_requests_and_starts_with_the_first() -> None:

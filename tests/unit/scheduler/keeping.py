@@ -10,7 +10,7 @@ from tests.unit.scheduler.scripted import SUBJECTS
 
 from weir.bus.codec import decode
 from weir.bus.configuration import MESSAGE_TYPES, Written
-from weir.bus.memory import MemoryHub
+from weir.bus.memory import InMemoryHub
 from weir.client.scheduling import SchedulingClient, SchedulingView
 from weir.rpc.channel import make_channel
 from weir.rpc.errors import from_rpc_error
@@ -19,8 +19,8 @@ from weir.wire.v1 import scheduling_pb2, scheduling_pb2_grpc
 from weir_scheduler.component import SchedulerComponent
 from weir_scheduler.desk import SchedulingServicer
 from weir_scheduler.limits_source import LimitsSource
-from weir_scheduler.rule_keeper import RuleKeeper
-from weir_scheduler.rulebook import Rulebook
+from weir_scheduler.rule_keeper import LimitsKeeper
+from weir_scheduler.rulebook import EffectiveLimits
 
 FILE = "[tenants.acme]\nweight = 2\n"
 OTHER_FILE = "[tenants.acme]\nweight = 4\n"
@@ -37,7 +37,7 @@ def write(path: Path, content: str | bytes | None) -> None:
 class Keeping:
     """A keeper over the in-memory bus, and what it told the core."""
 
-    def __init__(self, hub: MemoryHub, path: Path | None, *, epoch: int = 1, policy: str = "fcfs") -> None:
+    def __init__(self, hub: InMemoryHub, path: Path | None, *, epoch: int = 1, policy: str = "fcfs") -> None:
         self._hub = hub
         self._path = path
         self._epoch = epoch
@@ -48,8 +48,8 @@ class Keeping:
     async def start(self) -> "Keeping":
         self.bucket = await self._hub.connect().bucket(SUBJECTS.configuration_bucket, durable=True)
         source = None if self._path is None else LimitsSource(self._path)
-        book = Rulebook(make_limits(), self._policy)
-        self.keeper = RuleKeeper(book, source, self.bucket, self._epoch, look_s=0.02)
+        book = EffectiveLimits(make_limits(), self._policy)
+        self.keeper = LimitsKeeper(book, source, self.bucket, self._epoch, look_s=0.02)
         await self.keeper.load()
         self.keeper.attach(lambda: self.told.append("limits"), lambda: self.told.append("policy"))
         await self.keeper.publish()

@@ -10,7 +10,7 @@ from tests.unit.scheduler.rig import make_limits, make_worker
 from weir.bus.codec import encode
 from weir.bus.endpoint import BusEndpoint
 from weir.bus.faults import Faults
-from weir.bus.memory import MemoryHub
+from weir.bus.memory import InMemoryHub
 from weir.bus.messages import (
     Ack,
     Cancel,
@@ -146,7 +146,7 @@ class Stack:
         limits_file: str = "",
         admin_key_file: str = "",
     ) -> None:
-        self.hub = MemoryHub(faults=faults)
+        self.hub = InMemoryHub(faults=faults)
         self.limits = limits or make_limits(gather_s=0.1)
         self.limits_file = limits_file
         self.admin_key_file = admin_key_file

@@ -6,7 +6,7 @@ from tests.unit.scheduler.scripted import SUBJECTS, Stack, eventually
 
 from weir.bus.codec import encode
 from weir.bus.counter_messages import LaneCounters, TenantCounter
-from weir.bus.memory import MemoryHub
+from weir.bus.memory import InMemoryHub
 from weir.core.clock import ManualClock
 from weir.scheduling.core import SchedulerCore
 from weir.scheduling.limits import CoreLimits, TenantLimits
@@ -21,7 +21,7 @@ def make_core() -> SchedulerCore:
 
 
 async def test_what_was_counted_is_saved_once_and_restored_where_lanes_and_tenants_are_still_known() -> None:
-    bus = MemoryHub().connect()
+    bus = InMemoryHub().connect()
     bucket = await bus.bucket(SUBJECTS.counters_bucket, durable=True)
     before, counted = make_core(), {"a": 10.0, "b": 7.5, "default": 1.0}
     before.restore_tenant_counters({("some model/1", "batch"): counted})
@@ -44,7 +44,7 @@ async def test_what_was_counted_is_saved_once_and_restored_where_lanes_and_tenan
 
 
 async def test_a_bus_that_is_away_costs_nothing_but_the_save() -> None:
-    hub = MemoryHub()
+    hub = InMemoryHub()
     bus = hub.connect()
     core = make_core()
     core.restore_tenant_counters({("m", "batch"): {"a": 1.0}})
@@ -82,7 +82,7 @@ QUOTAS = CoreLimits(tenants=(TenantLimits("a", requests_per_min=2), TenantLimits
 class _Restarts:
     """One scheduler after another over one bucket; a restart takes `after_s`, by the wall clock."""
 
-    def __init__(self, hub: MemoryHub) -> None:
+    def __init__(self, hub: InMemoryHub) -> None:
         self.bus = hub.connect()
         self.unix_s = 1_000_000.0
         self.clock = ManualClock()
@@ -113,7 +113,7 @@ async def test_quotas_are_as_used_up_after_a_restart_as_they_would_be_without_on
     after_s: float, left: tuple[float, float]
 ) -> None:
     """A clock that went back gives no credit and takes none."""
-    restarts = _Restarts(MemoryHub())
+    restarts = _Restarts(InMemoryHub())
     restarts.core.restore_quota_debts({"a": QuotaDebt(60.0, 0.0), "b": QuotaDebt(0.0, 35.0)})
     restarts.run(15)
     await restarts.restart(after_s)
@@ -124,7 +124,7 @@ async def test_quotas_are_as_used_up_after_a_restart_as_they_would_be_without_on
 
 
 async def test_quotas_of_tenants_that_are_gone_or_have_none_now_are_left_out() -> None:
-    restarts = _Restarts(MemoryHub())
+    restarts = _Restarts(InMemoryHub())
     restarts.core.restore_quota_debts({"a": QuotaDebt(60.0, 0.0), "b": QuotaDebt(0.0, 35.0)})
     await restarts.restart(0, CoreLimits(tenants=(TenantLimits("b"),)))
     assert restarts.core.quota_debts() == {}
@@ -132,7 +132,7 @@ async def test_quotas_of_tenants_that_are_gone_or_have_none_now_are_left_out() -
 
 
 async def test_quotas_are_saved_when_something_was_taken_and_not_while_they_fill() -> None:
-    restarts = _Restarts(MemoryHub())
+    restarts = _Restarts(InMemoryHub())
     bucket = await restarts.bus.bucket(SUBJECTS.counters_bucket, durable=True)
 
     async def revision() -> int:

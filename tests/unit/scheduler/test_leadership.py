@@ -7,7 +7,7 @@ import pytest
 from tests.unit.scheduler.scripted import Stack, eventually
 
 from weir.bus.codec import decode
-from weir.bus.memory import MemoryHub
+from weir.bus.memory import InMemoryHub
 from weir.bus.messages import LeaderRecord
 from weir.bus.protocol import BusError, KvBucket
 from weir.core.clock import ManualClock
@@ -19,7 +19,7 @@ class Contest:
     """Schedulers that look at one key, in a world where the year is 1970."""
 
     def __init__(self) -> None:
-        self.hub = MemoryHub()
+        self.hub = InMemoryHub()
         self.clock = ManualClock()
         self.bus = self.hub.connect()
         self.unix_time_s = 5.0

@@ -7,23 +7,23 @@ from tests.unit.scheduler.rig import make_submit
 
 from weir.bus.messages import Placement
 from weir.policy.registry import make_policy
-from weir.scheduling.book import Book
+from weir.scheduling.book import Reservations
 from weir.scheduling.fairness import VirtualCounters
-from weir.scheduling.intake import Intake
-from weir.scheduling.ledger import Ledger
+from weir.scheduling.intake import RequestFactory
+from weir.scheduling.ledger import RequestTable
 from weir.scheduling.limits import CoreLimits, LaneLimits, TenantLimits
 from weir.scheduling.plan import PlacementPlan
-from weir.scheduling.request import Request
+from weir.scheduling.request import ScheduledRequest
 
 LANES = (LaneLimits("urgent", 10, 60.0, ttft_slo_ms=400, itl_slo_ms=40), LaneLimits("batch", 10, 90.0))
 LIMITS = CoreLimits(LANES, "batch", tenants=(TenantLimits("paying", ttft_slo_ms=250, itl_slo_ms=25),))
 
 
-def taken_in(lane: str, tenant: str, *, ttft_ms: int = 0, itl_ms: int = 0, deadline_ms: int = 0) -> Request:
+def taken_in(lane: str, tenant: str, *, ttft_ms: int = 0, itl_ms: int = 0, deadline_ms: int = 0) -> ScheduledRequest:
     """At 100 s."""
     hints = {"ttft_target_ms": ttft_ms, "itl_target_ms": itl_ms}
     submit = make_submit("r", lane, tenant=tenant, deadline_ms=deadline_ms, **hints)  # type: ignore[arg-type]
-    return Intake(LIMITS, make_policy("fcfs"), 0.0).request(submit, lane, 100.0, 100.0, 16)
+    return RequestFactory(LIMITS, make_policy("fcfs"), 0.0).request(submit, lane, 100.0, 100.0, 16)
 
 
 @pytest.mark.parametrize(
@@ -51,10 +51,12 @@ def test_a_request_waits_as_long_as_its_lane_allows_or_its_client_if_that_is_les
 
 def test_what_was_read_is_waited_for_no_more() -> None:
     """Three prompts of 300 ms each; the first is read, and 100 ms of the second."""
-    book = Book()
+    book = Reservations()
     requests = []
     for number in range(3):
-        request = Intake(LIMITS, make_policy("fcfs"), 0.0).request(make_submit(f"r{number}"), "batch", 5.0, 5.0, 16)
+        request = RequestFactory(LIMITS, make_policy("fcfs"), 0.0).request(
+            make_submit(f"r{number}"), "batch", 5.0, 5.0, 16
+        )
         request.placement = Placement(1, "p", "p:1", "d", "d:1", 2)
         request.plan = PlacementPlan(read_ms=300.0)
         book.add(request, 10.0)
@@ -93,7 +95,7 @@ def test_nobody_is_put_back_by_a_lift() -> None:
 def test_only_what_is_computed_of_a_prompt_is_charged() -> None:
     """90 of 100 tokens are cached; of a prompt that is cached as a whole one token is computed for its logits."""
     for num_cached, charged in ((0, 100.0), (90, 10.0), (100, 1.0)):
-        ledger = Ledger(LIMITS, make_policy("fcfs"), 0.0)
+        ledger = RequestTable(LIMITS, make_policy("fcfs"), 0.0)
         request = ledger.enqueue(make_submit("r", "batch", tenant="paying", prompt=100), 1.0, 100)
         request.plan = PlacementPlan(num_cached_tokens=num_cached)
         ledger.place(request, Placement(1, "p", "p:1", "d", "d:1", 8), 2.0)
@@ -103,7 +105,7 @@ def test_only_what_is_computed_of_a_prompt_is_charged() -> None:
 @pytest.mark.parametrize(("is_ahead", "counter"), [(True, 5.0), (False, 100.0)])
 def test_who_waited_before_the_scheduler_changed_keeps_its_place_among_tenants(is_ahead: bool, counter: float) -> None:
     """Whoever comes anew is lifted to the least of those that wait."""
-    ledger = Ledger(LIMITS, make_policy("fcfs"), 0.0)
+    ledger = RequestTable(LIMITS, make_policy("fcfs"), 0.0)
     ledger.fairness.restore({("m", "batch"): {"paying": 5.0, "default": 100.0}}, ["batch"], ["paying", "default"])
     ledger.enqueue(make_submit("first", "batch", tenant="default"), 1.0, 16, is_ahead=True)
     ledger.enqueue(make_submit("second", "batch", tenant="paying"), 1.0, 16, is_ahead=is_ahead)

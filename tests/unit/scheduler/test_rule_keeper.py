@@ -10,7 +10,7 @@ from tests.unit.scheduler.keeping import FILE, OTHER_FILE, Keeping, write
 from tests.unit.scheduler.scripted import eventually
 
 from weir.bus.configuration import ACCESS_KEY, LIMITS_KEY, POLICY_KEY, AccessRules, PolicyChoice
-from weir.bus.memory import MemoryHub
+from weir.bus.memory import InMemoryHub
 from weir.bus.protocol import BusUnavailable
 from weir.core.errors import InvalidRequest, Unavailable
 from weir_scheduler.limits_source import LimitsSource
@@ -25,7 +25,7 @@ def limits_path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def keep() -> AsyncIterator[Callable[..., "asyncio.Future[Keeping]"]]:
-    hub = MemoryHub()
+    hub = InMemoryHub()
     made: list[Keeping] = []
 
     def start(path: Path | None, **options: object) -> "asyncio.Future[Keeping]":

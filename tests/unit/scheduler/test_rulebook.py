@@ -9,7 +9,7 @@ from weir.bus.configuration import AccessRules, LimitsInForce, LimitsOverride, P
 from weir.core.errors import InvalidRequest
 from weir.scheduling.limits import CoreLimits
 from weir.scheduling.limits_change import change_limits
-from weir_scheduler.rulebook import PolicySpec, Rulebook
+from weir_scheduler.rulebook import EffectiveLimits, PolicySpec
 
 DIGEST = "ab" * 32
 FILE = f"""
@@ -22,8 +22,8 @@ isolates_cache = true
 """
 
 
-def rulebook(policy: str = "fcfs") -> Rulebook:
-    return Rulebook(CoreLimits(), policy)
+def rulebook(policy: str = "fcfs") -> EffectiveLimits:
+    return EffectiveLimits(CoreLimits(), policy)
 
 
 def field_of(refused: pytest.ExceptionInfo[InvalidRequest]) -> str:

@@ -6,30 +6,30 @@ from tests.unit.scheduler.rig import LANES, make_limits, make_submit, make_worke
 
 from weir.bus.messages import Placement
 from weir.policy.registry import make_policy
-from weir.scheduling.book import Book
-from weir.scheduling.intake import Intake
-from weir.scheduling.pools import Pools
-from weir.scheduling.request import Request
+from weir.scheduling.book import Reservations
+from weir.scheduling.intake import RequestFactory
+from weir.scheduling.pools import WorkerPools
+from weir.scheduling.request import ScheduledRequest
 from weir.scheduling.slots import Seat, Vacancies, slot_bound
 from weir.scheduling.workers import Workers
 
 NUM_WORKERS = 3
 OVERBOOKING = 0.5
-INTAKE = Intake(make_limits(), make_policy("fcfs"), 0.0)
+INTAKE = RequestFactory(make_limits(), make_policy("fcfs"), 0.0)
 
 
 class World:
     """Some pairs of workers, whose slots are taken and become free by hand."""
 
     def __init__(self, max_num_seqs: int) -> None:
-        self.book, self.workers = Book(), Workers(10.0, 10)
+        self.book, self.workers = Reservations(), Workers(10.0, 10)
         for number in range(NUM_WORKERS):
             for role in ("prefill", "decode"):
                 record = make_worker(f"{role}{number}", role, host=f"h{number}", seqs=max_num_seqs)
                 self.workers.put(record, 1, 0.0)
-        self.pools = Pools(self.workers, self.book)
+        self.pools = WorkerPools(self.workers, self.book)
         self.vacancies = Vacancies(self.pools, self.workers, self.book, OVERBOOKING)
-        self.running: list[Request] = []
+        self.running: list[ScheduledRequest] = []
         self._num_made = 0
 
     def take(self, worker: int, lane: int, rank: float) -> None:

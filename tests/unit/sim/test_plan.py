@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from weir.sim.plan import Plan, PlanLimits, Pools, Prices, search
+from weir.sim.plan import Plan, PlanLimits, PoolSizes, Prices, search
 from weir.sim.stats import Estimate
 
 
@@ -18,21 +18,21 @@ class Modelled:
         self._prefill_need = prefill_need
         self._decode_need = decode_need
         self._local_need = local_need
-        self.asked: Counter[Pools] = Counter()
+        self.asked: Counter[PoolSizes] = Counter()
 
-    def share(self, pools: Pools) -> float:
+    def share(self, pools: PoolSizes) -> float:
         if pools.num_local:
             return 0.99 * min(1.0, pools.num_local / self._local_need)
         return 0.99 * min(1.0, pools.num_prefill / self._prefill_need) * min(1.0, pools.num_decode / self._decode_need)
 
-    def __call__(self, pools: Pools) -> Estimate:
+    def __call__(self, pools: PoolSizes) -> Estimate:
         self.asked[pools] += 1
         share = self.share(pools)
         return Estimate(share, share - 0.01, share + 0.01, 3)
 
 
-def splits(most: int) -> Iterator[Pools]:
-    return (Pools(p, n - p) for n in range(2, most + 1) for p in range(1, n))
+def splits(most: int) -> Iterator[PoolSizes]:
+    return (PoolSizes(p, n - p) for n in range(2, most + 1) for p in range(1, n))
 
 
 NEEDS = st.floats(0.1, 14.0)
@@ -50,7 +50,7 @@ def test_with_equal_prices_the_fewest_workers_are_found(
     assert (plan.best_split.pools.num_workers if plan.best_split else None) == fewest
     assert plan.best_local is not None
     # Asked of the judge itself: local * 0.9 / 0.99 rounds to the other side where the need is a multiple of 1.1.
-    assert plan.best_local.pools.num_local == min(n for n in range(1, 21) if judge.share(Pools(num_local=n)) >= 0.9)
+    assert plan.best_local.pools.num_local == min(n for n in range(1, 21) if judge.share(PoolSizes(num_local=n)) >= 0.9)
 
 
 @given(NEEDS, NEEDS, PRICES, PRICES)
@@ -68,7 +68,7 @@ def test_with_unequal_prices_nothing_near_is_cheaper(
     assert plan.best_split.cost <= cheapest + max(prefill_price, decode_price)
 
 
-def tried(plan: Plan) -> set[Pools]:
+def tried(plan: Plan) -> set[PoolSizes]:
     return {candidate.pools for candidate in plan.candidates}
 
 
@@ -101,7 +101,7 @@ def test_the_cheaper_of_split_and_colocated_is_named_and_colocated_on_a_tie() ->
 def test_an_interval_below_the_target_does_not_spoil_a_mean_above_it() -> None:
     plan = search(lambda pools: Estimate(0.91, 0.80, 1.0, 3), PlanLimits())
     assert plan.best is not None
-    assert plan.best.pools == Pools(num_local=1)
+    assert plan.best.pools == PoolSizes(num_local=1)
 
 
 @pytest.mark.parametrize(

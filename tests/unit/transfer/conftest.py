@@ -13,12 +13,12 @@ from weir.core.sampling import SamplingParams, StopRules
 from weir.kv.geometry import ArenaGeometry
 from weir.kv.messages import Claims
 from weir.kv.process import ProcessIdentity
-from weir.kv.record import SequenceFacts
+from weir.kv.record import SequenceParams
 from weir.kv.segment import Segment
 from weir.mover.same_host import SameHostMover
 from weir_transfer.core import ArenaCore
 from weir_transfer.countdown import Countdowns
-from weir_transfer.lease_keeper import LeaseTimes, Registration
+from weir_transfer.lease_keeper import LeaseRegistration, LeaseTimes
 from weir_transfer.orders import PrefixSettings
 
 TICK_S = 0.05
@@ -44,15 +44,15 @@ class World:
     def _ring(self) -> None:
         self.num_rings += 1
 
-    def registration(self, worker_id: str, lease_id: int = 0, claims: Claims | None = None) -> Registration:
+    def registration(self, worker_id: str, lease_id: int = 0, claims: Claims | None = None) -> LeaseRegistration:
         process = ProcessIdentity(pid=sum(worker_id.encode()), start_ticks=77)
-        return Registration(worker_id, "decode", process, 4096, "digest", lease_id, claims or Claims())
+        return LeaseRegistration(worker_id, "decode", process, 4096, "digest", lease_id, claims or Claims())
 
     def write_sequence(self, slot: int, page_ids: tuple[int, ...], request_id: str = "r1") -> None:
         """What a worker writes: a published record of one output token."""
         record = self.segment.record(slot)
         record.begin(
-            SequenceFacts(
+            SequenceParams(
                 request_id=request_id,
                 attempt=Attempt(1, 0),
                 gateway_id="gateway-0-00000000",

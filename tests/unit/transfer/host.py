@@ -14,7 +14,7 @@ from weir.core.attempt import Attempt
 from weir.core.sampling import SamplingParams, StopRules
 from weir.kv.geometry import ArenaGeometry
 from weir.kv.process import ProcessIdentity, own_identity
-from weir.kv.record import SequenceFacts
+from weir.kv.record import SequenceParams
 from weir.kv.segment import claim_segment
 from weir.rpc.arena_client import ArenaClient, HandedOff
 from weir.rpc.server import ErrorGuard, TraceContextGuard, make_server
@@ -115,7 +115,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 def write_sequence(client: ArenaClient, slot: int, page_ids: tuple[int, ...], request_id: str = "r1") -> None:
     record = client.segment.record(slot)
-    facts = SequenceFacts(
+    facts = SequenceParams(
         request_id, ATTEMPT, "gateway-0", (1, 2, 3), SamplingParams(), StopRules(max_tokens=8), len(page_ids), ""
     )
     record.begin(facts)

@@ -11,7 +11,7 @@ from weir.core.sampling import SamplingParams, StopRules
 from weir.kv.geometry import PAGE_TOKENS
 from weir.kv.messages import Claims, PageChain, PrefixMatch
 from weir.kv.prefix import page_hashes, prefix_seed
-from weir.kv.record import SequenceFacts
+from weir.kv.record import SequenceParams
 from weir.kv.states import NotOwned
 from weir_transfer.orders import Attachment, HandOffOrder, MatchOrder, PrefixSettings
 from weir_transfer.refusals import StaleAttachment
@@ -61,7 +61,7 @@ def _begin(world: World, match: PrefixMatch, num_tokens: int, num_computed: int)
     (slot,) = match.acquired.slots
     record = world.segment.record(slot)
     record.begin(
-        SequenceFacts(
+        SequenceParams(
             request_id="r1",
             attempt=Attempt(1, 0),
             gateway_id="gateway-0-00000000",

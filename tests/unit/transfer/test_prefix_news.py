@@ -8,7 +8,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from tests.unit.transfer.host import until
 
 from weir.bus.endpoint import BusEndpoint
-from weir.bus.memory import MemoryHub
+from weir.bus.memory import InMemoryHub
 from weir.bus.prefix_messages import AskPrefixes, PrefixChanged, PrefixSnapshot
 from weir.bus.protocol import Bus, BusUnavailable
 from weir.bus.subjects import Subjects
@@ -19,7 +19,7 @@ from weir.kv.prefix import page_hashes, prefix_seed
 from weir.kv.prefix_index import PrefixIndex
 from weir.kv.states import NO_LEASE, PageState
 from weir.scheduling.prefix_view import PrefixView, hashes_from
-from weir_transfer.prefix_news import PrefixNews
+from weir_transfer.prefix_news import PrefixEventPublisher
 
 SUBJECTS = Subjects("test")
 TRACER = TracerProvider(shutdown_on_exit=False).get_tracer("test")
@@ -55,11 +55,11 @@ class Listener:
 class Arena:
     """An index of ten pages, and news of it."""
 
-    def __init__(self, hub: MemoryHub) -> None:
+    def __init__(self, hub: InMemoryHub) -> None:
         self.hub = hub
         self.index = PrefixIndex(np.zeros(10, PAGE_DTYPE))
         self.is_reachable = True
-        self.news = PrefixNews(self.connect, SUBJECTS, "arena", 1, self.index, TRACER, SystemClock())
+        self.news = PrefixEventPublisher(self.connect, SUBJECTS, "arena", 1, self.index, TRACER, SystemClock())
 
     async def connect(self) -> Bus:
         if not self.is_reachable:
@@ -77,7 +77,7 @@ class Arena:
 
 
 async def test_the_scheduler_learns_what_is_sealed_and_what_is_evicted() -> None:
-    hub = MemoryHub()
+    hub = InMemoryHub()
     listener, arena = Listener(hub.connect()), Arena(hub)
     await listener.start()
     arena.seal([0, 1])
@@ -92,7 +92,7 @@ async def test_the_scheduler_learns_what_is_sealed_and_what_is_evicted() -> None
 
 
 async def test_a_scheduler_that_comes_later_asks_for_the_whole() -> None:
-    hub = MemoryHub()
+    hub = InMemoryHub()
     arena = Arena(hub)
     arena.news.start()
     arena.seal(range(7))
@@ -109,7 +109,7 @@ async def test_a_scheduler_that_comes_later_asks_for_the_whole() -> None:
 
 
 async def test_more_changes_than_are_kept_are_a_gap_that_the_whole_fills() -> None:
-    hub = MemoryHub()
+    hub = InMemoryHub()
     listener, arena = Listener(hub.connect()), Arena(hub)
     await listener.start()
     arena.news.start()
@@ -123,7 +123,7 @@ async def test_more_changes_than_are_kept_are_a_gap_that_the_whole_fills() -> No
 
 
 async def test_without_a_bus_the_arena_goes_on_and_stops_in_time() -> None:
-    arena = Arena(MemoryHub())
+    arena = Arena(InMemoryHub())
     arena.is_reachable = False
     arena.news.start()
     await until(lambda: arena.news.metrics()["prefix_news_failures_total"] == 1)

@@ -20,7 +20,7 @@ from weir.rpc.arena_client import ArenaClient
 from weir.runtime.service import ServiceContext
 from weir.worker import assembly
 from weir.worker.config import WorkerConfig
-from weir.worker.desk import DeskLimits
+from weir.worker.desk import RequestLimits
 from weir_prefill.role import PrefillRole
 
 _SLOWER_S = 1.0
@@ -73,7 +73,7 @@ async def start_worker(config: WorkerConfig) -> None:
     def make_role(parts: assembly.RoleParts, model: assembly.ModelFacts) -> PrefillRole:
         return PrefillRole(parts, model.batch_limits(config, 32), model.limits, context.tracer)
 
-    limits = DeskLimits(max_live=8, takes_hand_offs=False)
+    limits = RequestLimits(max_live=8, takes_hand_offs=False)
     worker = await assembly.build_worker(context, limits, lambda loaded, arena: NotImplemented, make_role)
     try:
         await worker.start()

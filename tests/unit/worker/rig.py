@@ -10,7 +10,7 @@ from uuid import uuid4
 import grpc.aio
 from opentelemetry.trace import NoOpTracer, Tracer
 
-from weir.bus.memory import MemoryHub
+from weir.bus.memory import InMemoryHub
 from weir.bus.messages import WorkerRecord
 from weir.bus.protocol import Bus
 from weir.bus.subjects import Subjects
@@ -21,7 +21,7 @@ from weir.kv.devices import ArenaMemory
 from weir.kv.geometry import ArenaGeometry
 from weir.kv.messages import HandedOff
 from weir.policy.seams import Policy
-from weir.rpc.arena_memory import MemoryArena, MemoryArenaClient
+from weir.rpc.arena_memory import InMemoryArena, InMemoryArenaClient
 from weir.rpc.channel import make_channel
 from weir.rpc.sampling_pb import sampling_to_pb
 from weir.rpc.server import ErrorGuard, make_server
@@ -29,13 +29,13 @@ from weir.runtime.service import ServiceContext
 from weir.testing.runner import HashRunner, reference_tokens
 from weir.wire.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 from weir.worker.arena_keeper import Arena
-from weir.worker.assembly import RoleParts, Surroundings, assemble
+from weir.worker.assembly import RoleParts, WorkerDependencies, assemble
 from weir.worker.config import WorkerConfig
 from weir.worker.convert import ModelLimits
-from weir.worker.desk import DeskLimits
+from weir.worker.desk import RequestLimits
 from weir.worker.policy_watch import PolicyWatch
-from weir.worker.registry import Registration
-from weir.worker.role import LoadedModel, Role, WorkerFacts
+from weir.worker.registry import RegistryEntry
+from weir.worker.role import LoadedModel, Role, WorkerInfo
 from weir.worker.shell import WorkerShell
 from weir_decode.role import DecodeRole
 from weir_prefill.role import PrefillRole
@@ -55,7 +55,7 @@ class RunningWorker:
     worker_id: str
     address: str
     shell: WorkerShell
-    arena: MemoryArenaClient
+    arena: InMemoryArenaClient
     server: grpc.aio.Server
     shutdowns: list[str]
 
@@ -75,8 +75,8 @@ class Rig:
 
     prefill: RunningWorker
     decode: RunningWorker
-    arena: MemoryArena
-    hub: MemoryHub
+    arena: InMemoryArena
+    hub: InMemoryHub
     on_run: dict[str, Callable[[StepPlan], None]] = field(default_factory=dict)
 
     async def wait_idle(self) -> None:
@@ -193,11 +193,11 @@ async def connected(worker: RunningWorker, gateway_id: str) -> AsyncIterator[Str
 async def running_rig(
     tracer: Tracer | None = None, gateway_gone_s: float = 5.0, runner: ModelRunner | None = None
 ) -> AsyncIterator[Rig]:
-    arena = MemoryArena(ArenaGeometry(64, NUM_PAGES, NUM_SLOTS, MAX_CONTEXT_TOKENS))
+    arena = InMemoryArena(ArenaGeometry(64, NUM_PAGES, NUM_SLOTS, MAX_CONTEXT_TOKENS))
     # Both workers compute in the same pages, as they would in one segment.
     on_run: dict[str, Callable[[StepPlan], None]] = {}
     runner = runner or HashRunner(NUM_PAGES, VOCAB_SIZE)
-    hub = MemoryHub()
+    hub = InMemoryHub()
     workers = [
         await _start_worker(role, arena, runner, on_run, hub, tracer or NoOpTracer(), gateway_gone_s)
         for role in ("prefill", "decode")
@@ -216,10 +216,10 @@ async def running_rig(
 
 async def _start_worker(
     role: str,
-    arena: MemoryArena,
+    arena: InMemoryArena,
     runner: ModelRunner,
     on_run: dict[str, Callable[[StepPlan], None]],
-    hub: MemoryHub,
+    hub: InMemoryHub,
     tracer: Tracer,
     gateway_gone_s: float,
 ) -> RunningWorker:
@@ -227,18 +227,18 @@ async def _start_worker(
     server = make_server([ErrorGuard()])
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     shutdowns: list[str] = []
-    clients: list[MemoryArenaClient] = []
+    clients: list[InMemoryArenaClient] = []
     context = ServiceContext(WorkerConfig(), role, worker_id, address, server, tracer, shutdowns.append)
 
     def make_arena(on_handed_off: Callable[[HandedOff], None]) -> Arena:
-        clients.append(MemoryArenaClient(arena, worker_id, on_handed_off))
+        clients.append(InMemoryArenaClient(arena, worker_id, on_handed_off))
         return clients[0]
 
     async def connect() -> Bus:
         return hub.connect()
 
-    def make_registration(make_record: Callable[[], WorkerRecord]) -> Registration:
-        return Registration(connect, Subjects(INSTANCE), make_record)
+    def make_registration(make_record: Callable[[], WorkerRecord]) -> RegistryEntry:
+        return RegistryEntry(connect, Subjects(INSTANCE), make_record)
 
     def make_policy_watch(on_policy: Callable[[Policy], None]) -> PolicyWatch:
         return PolicyWatch(connect, Subjects(INSTANCE), on_policy)
@@ -253,10 +253,10 @@ async def _start_worker(
             return PrefillRole(parts, limits, ModelLimits(VOCAB_SIZE, MAX_CONTEXT_TOKENS), tracer)
         return DecodeRole(parts, worker_id, limits, ModelLimits(VOCAB_SIZE, MAX_CONTEXT_TOKENS, "rig"), tracer)
 
-    facts = WorkerFacts(worker_id, role, "hash", address, MAX_CONTEXT_TOKENS, 8)
-    limits = DeskLimits(max_live=16, takes_hand_offs=role == "decode", tail_s=2.0, gateway_gone_s=gateway_gone_s)
+    facts = WorkerInfo(worker_id, role, "hash", address, MAX_CONTEXT_TOKENS, 8)
+    limits = RequestLimits(max_live=16, takes_hand_offs=role == "decode", tail_s=2.0, gateway_gone_s=gateway_gone_s)
     shell = assemble(
-        context, facts, limits, Surroundings(make_arena, make_registration, make_policy_watch, load), make_role
+        context, facts, limits, WorkerDependencies(make_arena, make_registration, make_policy_watch, load), make_role
     )
     await server.start()
     await shell.start()

@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator
 import pytest
 
 from weir.core.errors import Unavailable
-from weir.engine.messages import Command, EngineReport, Give, PageLot, PagesWanted
+from weir.engine.messages import Command, EngineReport, GivePages, PageBatch, PagesWanted
 from weir.kv.geometry import ArenaGeometry
 from weir.kv.messages import Acquired, PageChain
-from weir.rpc.arena_memory import MemoryArena, MemoryArenaClient
-from weir.worker.arena_keeper import ArenaKeeper
+from weir.rpc.arena_memory import InMemoryArena, InMemoryArenaClient
+from weir.worker.arena_keeper import PageKeeper
 
 WORKER = "decode-0-00000000"
 
@@ -19,15 +19,15 @@ class Bench:
     """A keeper, its arena, and what it gave to the engine."""
 
     def __init__(self) -> None:
-        self.arena = MemoryArena(ArenaGeometry(64, num_pages=20, num_slots=4, max_context_tokens=64))
-        self.client = MemoryArenaClient(self.arena, WORKER, lambda handed_off: None)
+        self.arena = InMemoryArena(ArenaGeometry(64, num_pages=20, num_slots=4, max_context_tokens=64))
+        self.client = InMemoryArenaClient(self.arena, WORKER, lambda handed_off: None)
         self.posted: list[Command] = []
         self.failures: list[str] = []
-        self.keeper = ArenaKeeper(self.client, self.posted.append, self.failures.append)
+        self.keeper = PageKeeper(self.client, self.posted.append, self.failures.append)
 
     @property
-    def lots(self) -> list[PageLot]:
-        return [command.lot for command in self.posted if isinstance(command, Give)]
+    def lots(self) -> list[PageBatch]:
+        return [command.lot for command in self.posted if isinstance(command, GivePages)]
 
 
 @pytest.fixture
@@ -100,16 +100,16 @@ async def test_an_arena_that_is_away_is_asked_again(bench: Bench, monkeypatch: p
     monkeypatch.setattr(bench.client, "acquire", acquire)
     bench.keeper.on_report(EngineReport(wanted=wanted(2)))
     await asyncio.sleep(0.2)
-    assert bench.lots == [PageLot((1, 2))]
+    assert bench.lots == [PageBatch((1, 2))]
 
 
 async def test_surplus_goes_back_and_what_was_never_owned_is_a_failure(bench: Bench) -> None:
     held = bench.arena.acquire(WORKER, 6, 1)
-    bench.keeper.on_report(EngineReport(surplus=PageLot(held.page_ids, held.slots)))
+    bench.keeper.on_report(EngineReport(surplus=PageBatch(held.page_ids, held.slots)))
     await settle()
     assert bench.arena.num_free_pages == 20
     assert bench.failures == []
-    bench.keeper.give_back(PageLot((19,)))
+    bench.keeper.give_back(PageBatch((19,)))
     await settle()
     assert "release pages failed" in bench.failures[0]
 

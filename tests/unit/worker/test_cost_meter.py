@@ -7,7 +7,7 @@ import pytest
 from tests.unit.worker.rig import Rig, eventually
 
 from weir.core.clock import ManualClock
-from weir.core.cost import Chunk, StepCost
+from weir.core.cost import PromptChunk, StepCost
 from weir.engine.loop import InboxFull
 from weir.engine.messages import Command, EngineReport, SetCost, StepTiming
 from weir.engine.plan import StepLoad
@@ -44,7 +44,7 @@ async def test_an_engine_with_a_full_inbox_is_told_later(rig: Rig, monkeypatch: 
 
 def report(chance: random.Random, cost: StepCost) -> EngineReport:
     num_prefill, num_decodes = chance.choice([0, 0, 16, 128]), chance.randint(1, 16)
-    chunks = [Chunk(num_prefill)] if num_prefill else []
+    chunks = [PromptChunk(num_prefill)] if num_prefill else []
     duration_s = cost.step_ms(chunks, num_decodes, 100 * num_decodes) / 1e3
     load = StepLoad(num_prefill, num_prefill**2 / 2, num_decodes, 100 * num_decodes)
     return EngineReport(timing=StepTiming(1, 0, 1, 1, 1, load, duration_s))

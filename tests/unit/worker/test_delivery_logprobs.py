@@ -3,14 +3,14 @@
 from weir.core.attempt import Attempt
 from weir.core.logprobs import TokenLogprobs
 from weir.engine.messages import SequenceKey
-from weir.worker.delivery import Delivery
+from weir.worker.delivery import OutputCollector
 
 KEY = SequenceKey("a" * 32, Attempt(1))
 TOLD = [TokenLogprobs(index, -index / 8, 1) for index in range(6)]
 
 
-def begun(num_tokens: int, num_prompt: int = 0) -> Delivery:
-    delivery = Delivery(KEY, "gateway", next_index=0)
+def begun(num_tokens: int, num_prompt: int = 0) -> OutputCollector:
+    delivery = OutputCollector(KEY, "gateway", next_index=0)
     if num_prompt:
         delivery.add_prompt_logprobs(1, TOLD[:num_prompt])
     for index in range(num_tokens):

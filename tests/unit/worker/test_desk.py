@@ -11,21 +11,21 @@ from weir.core.clock import ManualClock
 from weir.core.errors import WeirError
 from weir.engine.loop import InboxFull
 from weir.engine.messages import (
-    Add,
+    AddSequence,
     Arrival,
-    Cancel,
+    CancelSequence,
     Command,
     EndReason,
     FailureReason,
     SequenceEnded,
     SequenceForgotten,
     SequenceKey,
-    TokenDrawn,
+    TokenSampled,
 )
-from weir.worker.delivery import Delivery, Update
-from weir.worker.desk import Desk, DeskLimits
+from weir.worker.delivery import OutputCollector, Update
+from weir.worker.desk import RequestLimits, RequestManager
 from weir.worker.streams import MAX_ANSWERS, MAX_FRAME_TOKENS, Frame, GatewayStream, StreamHub
-from weir.worker.tombstones import Tombstones
+from weir.worker.tombstones import CancelledRequests
 
 GATEWAY = "gateway-0-00000000"
 KEY = SequenceKey(f"{0:032x}", Attempt())
@@ -40,10 +40,10 @@ class Office:
         self.posted: list[Command] = []
         self.is_inbox_full = False
         self.is_last_place = False
-        limits = DeskLimits(
+        limits = RequestLimits(
             max_live=4, takes_hand_offs=takes_hand_offs, max_tails=2, max_tombstones=3, max_early_resumes=2
         )
-        self.desk = Desk(limits, self._post, self.hub, self.clock)
+        self.desk = RequestManager(limits, self._post, self.hub, self.clock)
         self.stream = self.hub.attach(GATEWAY)
 
     def _post(self, command: Command) -> None:
@@ -87,7 +87,7 @@ async def test_tokens_of_several_steps_wait_in_one_frame_while_nobody_reads() ->
     office = Office(takes_hand_offs=False)
     assert office.desk.try_start(office.stream, facts((1, 2)))
     for index in range(3):
-        office.desk.on_event(TokenDrawn(KEY, index, 100 + index), step=index + 1)
+        office.desk.on_event(TokenSampled(KEY, index, 100 + index), step=index + 1)
     office.desk.on_event(SequenceEnded(KEY, EndReason.LENGTH), step=3)
     frame = await frame_of(office.stream)
     assert frame.step == 3
@@ -99,7 +99,7 @@ async def test_tokens_of_several_steps_wait_in_one_frame_while_nobody_reads() ->
 
 async def test_a_frame_is_bounded_and_the_rest_follows() -> None:
     stream = GatewayStream(GATEWAY)
-    delivery = Delivery(KEY, GATEWAY, list(range(MAX_FRAME_TOKENS + 5)), next_index=0)
+    delivery = OutputCollector(KEY, GATEWAY, list(range(MAX_FRAME_TOKENS + 5)), next_index=0)
     stream.mark(delivery, step=1)
     first, second = await frame_of(stream), await frame_of(stream)
     assert len(first.updates[0].token_ids) == MAX_FRAME_TOKENS
@@ -143,7 +143,7 @@ async def test_a_new_stream_of_a_gateway_ends_the_old_one_and_waits_to_be_asked(
     assert await has_ended(office.stream)
     office.desk.on_stream_end(office.stream)
     assert office.hub.get(GATEWAY) is newer
-    office.desk.on_event(TokenDrawn(KEY, 0, 7), step=1)
+    office.desk.on_event(TokenSampled(KEY, 0, 7), step=1)
     assert await has_nothing_to_say(newer)
     office.desk.resume(newer, KEY, 0)
     assert (await frame_of(newer)).updates[0].token_ids == (7,)
@@ -156,7 +156,7 @@ async def test_a_resume_before_the_hand_off_waits_and_is_honoured() -> None:
     assert await has_nothing_to_say(office.stream)
     assert office.desk.try_take_over(arrival())
     assert office.desk.num_expected == 0
-    office.desk.on_event(TokenDrawn(KEY, 1, 8), step=1)
+    office.desk.on_event(TokenSampled(KEY, 1, 8), step=1)
     assert (await frame_of(office.stream)).updates[0].first_index == 1
 
 
@@ -193,7 +193,7 @@ async def test_a_cancelled_request_is_not_taken_over_until_the_tombstone_is_gone
 
 
 async def test_a_cancel_counts_for_older_attempts_and_not_for_newer_ones() -> None:
-    stones = Tombstones(ManualClock(), ttl_s=60, max_entries=10)
+    stones = CancelledRequests(ManualClock(), ttl_s=60, max_entries=10)
     stones.put(SequenceKey("a", Attempt(2)))
     stones.put(SequenceKey("a", Attempt(1)))
     assert stones.covers(SequenceKey("a", Attempt(1)))
@@ -202,7 +202,7 @@ async def test_a_cancel_counts_for_older_attempts_and_not_for_newer_ones() -> No
 
 
 async def test_tombstones_are_bounded() -> None:
-    stones = Tombstones(ManualClock(), ttl_s=60, max_entries=3)
+    stones = CancelledRequests(ManualClock(), ttl_s=60, max_entries=3)
     for name in "abcd":
         stones.put(SequenceKey(name, Attempt()))
     assert len(stones) == 3
@@ -214,7 +214,7 @@ async def test_a_sequence_is_cancelled_in_the_engine_once() -> None:
     office.desk.try_start(office.stream, facts((1, 2)))
     for _ in range(5):
         office.desk.cancel(office.stream, KEY)
-    assert office.posted[1:] == [Cancel(KEY)]
+    assert office.posted[1:] == [CancelSequence(KEY)]
 
 
 async def test_a_cancel_that_finds_the_inbox_full_is_posted_later_and_once() -> None:
@@ -228,7 +228,7 @@ async def test_a_cancel_that_finds_the_inbox_full_is_posted_later_and_once() -> 
     office.desk.sweep()
     office.desk.sweep()
     office.desk.cancel(office.stream, KEY)
-    assert office.posted[1:] == [Cancel(KEY)]
+    assert office.posted[1:] == [CancelSequence(KEY)]
 
 
 async def test_a_vanished_gateway_loses_its_sequences_though_the_inbox_was_full_when_it_went() -> None:
@@ -240,7 +240,7 @@ async def test_a_vanished_gateway_loses_its_sequences_though_the_inbox_was_full_
     office.desk.sweep()
     office.is_inbox_full = False
     office.desk.sweep()
-    assert office.posted[1:] == [Cancel(KEY)]
+    assert office.posted[1:] == [CancelSequence(KEY)]
 
 
 async def test_a_sequence_that_a_newer_attempt_replaced_is_cancelled_though_the_inbox_was_full() -> None:
@@ -252,7 +252,7 @@ async def test_a_sequence_that_a_newer_attempt_replaced_is_cancelled_though_the_
     assert office.is_inbox_full
     office.is_inbox_full = office.is_last_place = False
     office.desk.sweep()
-    assert office.posted[1:] == [Add(Arrival(newer)), Cancel(KEY)]
+    assert office.posted[1:] == [AddSequence(Arrival(newer)), CancelSequence(KEY)]
 
 
 async def test_what_ended_before_its_cancel_could_be_posted_is_not_cancelled() -> None:
@@ -302,7 +302,7 @@ async def test_a_cancel_on_a_new_stream_is_answered_though_the_sequence_was_not_
     stream = office.hub.attach(GATEWAY)
     office.desk.cancel(stream, KEY)
     assert reason_of((await frame_of(stream)).updates[0]) is EndReason.CANCELLED
-    assert office.posted[1:] == ([] if is_ended else [Cancel(KEY)])
+    assert office.posted[1:] == ([] if is_ended else [CancelSequence(KEY)])
 
 
 async def test_a_cancel_of_a_newer_attempt_drops_the_older_one_and_is_answered() -> None:
@@ -312,7 +312,7 @@ async def test_a_cancel_of_a_newer_attempt_drops_the_older_one_and_is_answered()
     office.desk.cancel(office.stream, newer)
     (update,) = (await frame_of(office.stream)).updates
     assert update.key == newer
-    assert office.posted[1:] == [Cancel(KEY)]
+    assert office.posted[1:] == [CancelSequence(KEY)]
 
 
 async def test_ended_sequences_are_kept_for_a_while_and_only_so_many() -> None:
@@ -344,7 +344,7 @@ async def test_a_gateway_that_comes_back_in_time_keeps_its_sequences() -> None:
     office.hub.attach(GATEWAY)
     office.clock.advance(60)
     office.desk.sweep()
-    assert office.posted == [Add(Arrival(facts((1, 2))))]
+    assert office.posted == [AddSequence(Arrival(facts((1, 2))))]
 
 
 async def test_a_gateway_that_is_gone_loses_its_sequences() -> None:
@@ -353,7 +353,7 @@ async def test_a_gateway_that_is_gone_loses_its_sequences() -> None:
     office.desk.on_stream_end(office.stream)
     office.clock.advance(5.0)
     office.desk.sweep()
-    assert office.posted[1:] == [Cancel(KEY)]
+    assert office.posted[1:] == [CancelSequence(KEY)]
     assert not office.desk.is_wanted(KEY)
 
 
@@ -365,7 +365,7 @@ async def test_a_sequence_of_a_gateway_that_never_connected_is_given_up_too() ->
     assert office.desk.try_take_over(arrival())
     office.clock.advance(5.0)
     office.desk.sweep()
-    assert office.posted[1:] == [Cancel(KEY)]
+    assert office.posted[1:] == [CancelSequence(KEY)]
 
 
 async def test_an_attempt_that_another_gateway_runs_is_refused() -> None:

@@ -26,7 +26,7 @@ from weir.engine.plan import StepPlan
 from weir.kv.messages import PageChain
 from weir.kv.prefix import page_hashes, prefix_seed
 from weir.model.triton_batch import TritonLimits
-from weir.rpc.arena_memory import MemoryArenaClient
+from weir.rpc.arena_memory import InMemoryArenaClient
 from weir.wire.v1 import types_pb2
 
 PROMPT = list(range(100))
@@ -55,7 +55,7 @@ async def test_pages_that_another_lease_finds_are_written(late: tuple[Rig, torch
             hold(release)
 
     rig.on_run["prefill"] = hold_second_chunk
-    second = MemoryArenaClient(rig.arena, "second", lambda _: None)
+    second = InMemoryArenaClient(rig.arena, "second", lambda _: None)
     await second.start()
     hashes = page_hashes(PROMPT, prefix_seed("", salt=""))
     start = start_command(rig.decode.worker_id, prompt_token_ids=PROMPT)

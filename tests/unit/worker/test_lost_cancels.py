@@ -13,7 +13,7 @@ from weir.bus.tasks import end_tasks
 from weir.core.attempt import Attempt
 from weir.core.clock import SystemClock
 from weir.wire.v1 import worker_pb2
-from weir_gateway.links import LinkPool, LinkSettings
+from weir_gateway.links import ConnectionSettings, WorkerConnections
 
 
 class Cable:
@@ -90,15 +90,15 @@ async def patient_rig() -> AsyncIterator[Rig]:
 
 
 @asynccontextmanager
-async def opened_links(lost_after_s: float) -> AsyncIterator[LinkPool]:
-    links = LinkPool(GATEWAY, LinkSettings(lost_after_s=lost_after_s), SystemClock())
+async def opened_links(lost_after_s: float) -> AsyncIterator[WorkerConnections]:
+    links = WorkerConnections(GATEWAY, ConnectionSettings(lost_after_s=lost_after_s), SystemClock())
     try:
         yield links
     finally:
         await links.close()
 
 
-async def run_on(rig: Rig, links: LinkPool, decode_address: str) -> Listener:
+async def run_on(rig: Rig, links: WorkerConnections, decode_address: str) -> Listener:
     """A long answer whose decode has begun."""
     listener = Listener(start_command(rig.decode.worker_id, max_tokens=300))
     request_id = listener.start.request_id
@@ -113,7 +113,7 @@ async def run_on(rig: Rig, links: LinkPool, decode_address: str) -> Listener:
     return listener
 
 
-def cancel(links: LinkPool, rig: Rig, listener: Listener) -> None:
+def cancel(links: WorkerConnections, rig: Rig, listener: Listener) -> None:
     request_id = listener.start.request_id
     links.cancel(rig.decode.worker_id, request_id, Attempt(1))
     for worker_id in (rig.prefill.worker_id, rig.decode.worker_id):

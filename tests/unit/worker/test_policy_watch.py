@@ -9,7 +9,7 @@ from tests.unit.worker.rig import INSTANCE, Rig, eventually
 
 from weir.bus.codec import encode
 from weir.bus.configuration import POLICY_KEY, PolicyChoice, PolicyParam
-from weir.bus.memory import MemoryHub
+from weir.bus.memory import InMemoryHub
 from weir.bus.protocol import Bus, BusUnavailable
 from weir.bus.subjects import Subjects
 from weir.engine.loop import InboxFull
@@ -24,7 +24,7 @@ async def test_the_engine_of_a_worker_goes_by_the_choice(rig: Rig) -> None:
     await eventually(lambda: {rig.prefill.shell.policy, rig.decode.shell.policy} == {"edf"})
 
 
-async def say(hub: MemoryHub, choice: PolicyChoice | bytes, subjects: Subjects = SUBJECTS) -> None:
+async def say(hub: InMemoryHub, choice: PolicyChoice | bytes, subjects: Subjects = SUBJECTS) -> None:
     bus = hub.connect()
     bucket = await bus.bucket(subjects.configuration_bucket, durable=True)
     await bucket.put(POLICY_KEY, choice if isinstance(choice, bytes) else encode(choice))
@@ -32,7 +32,7 @@ async def say(hub: MemoryHub, choice: PolicyChoice | bytes, subjects: Subjects =
 
 
 @asynccontextmanager
-async def watching(hub: MemoryHub, take: Callable[[Policy], None]) -> AsyncIterator[PolicyWatch]:
+async def watching(hub: InMemoryHub, take: Callable[[Policy], None]) -> AsyncIterator[PolicyWatch]:
     async def connect() -> Bus:
         if not hub.is_up:
             raise BusUnavailable("the hub is down")
@@ -45,7 +45,7 @@ async def watching(hub: MemoryHub, take: Callable[[Policy], None]) -> AsyncItera
 
 
 async def test_the_present_choice_and_each_later_one_are_taken() -> None:
-    hub, taken = MemoryHub(), list[Policy]()
+    hub, taken = InMemoryHub(), list[Policy]()
     await say(hub, PolicyChoice(1, "fcfs"))
     async with watching(hub, taken.append) as watch:
         await eventually(lambda: [policy.name for policy in taken] == ["fcfs"])
@@ -56,7 +56,7 @@ async def test_the_present_choice_and_each_later_one_are_taken() -> None:
 
 
 async def test_a_choice_that_is_told_again_is_taken_once() -> None:
-    hub, taken = MemoryHub(), list[Policy]()
+    hub, taken = InMemoryHub(), list[Policy]()
     async with watching(hub, taken.append) as watch:
         await say(hub, PolicyChoice(1, "edf"))
         await eventually(lambda: watch.policy_name == "edf")
@@ -69,7 +69,7 @@ async def test_a_choice_that_is_told_again_is_taken_once() -> None:
 
 
 async def test_a_scheduler_that_was_replaced_is_not_heard() -> None:
-    hub, taken = MemoryHub(), list[Policy]()
+    hub, taken = InMemoryHub(), list[Policy]()
     async with watching(hub, taken.append) as watch:
         await say(hub, PolicyChoice(5, "edf"))
         await eventually(lambda: watch.policy_name == "edf")
@@ -81,7 +81,7 @@ async def test_a_scheduler_that_was_replaced_is_not_heard() -> None:
 
 
 async def test_a_choice_that_cannot_be_taken_is_counted_and_changes_nothing() -> None:
-    hub, taken = MemoryHub(), list[Policy]()
+    hub, taken = InMemoryHub(), list[Policy]()
     async with watching(hub, taken.append) as watch:
         await say(hub, PolicyChoice(1, "edf"))
         await eventually(lambda: watch.policy_name == "edf")
@@ -103,7 +103,7 @@ def takes_after(errors: list[Exception], taken: list[Policy]) -> Callable[[Polic
 
 
 async def test_a_choice_that_the_engine_had_no_room_for_is_taken_later() -> None:
-    hub, taken = MemoryHub(), list[Policy]()
+    hub, taken = InMemoryHub(), list[Policy]()
     async with watching(hub, takes_after([InboxFull("full"), InboxFull("full")], taken)) as watch:
         await say(hub, PolicyChoice(1, "edf"))
         await eventually(lambda: [policy.name for policy in taken] == ["edf"])
@@ -112,7 +112,7 @@ async def test_a_choice_that_the_engine_had_no_room_for_is_taken_later() -> None
 
 
 async def test_it_hears_of_changes_after_the_bus_was_away() -> None:
-    hub, taken = MemoryHub(), list[Policy]()
+    hub, taken = InMemoryHub(), list[Policy]()
     async with watching(hub, taken.append) as watch:
         await say(hub, PolicyChoice(1, "edf"))
         await eventually(lambda: watch.policy_name == "edf")
@@ -125,7 +125,7 @@ async def test_it_hears_of_changes_after_the_bus_was_away() -> None:
 
 
 async def test_a_worker_that_starts_without_a_bus_hears_later() -> None:
-    hub, taken = MemoryHub(), list[Policy]()
+    hub, taken = InMemoryHub(), list[Policy]()
     hub.stop()
     async with watching(hub, taken.append) as watch:
         await asyncio.sleep(0.05)
@@ -137,7 +137,7 @@ async def test_a_worker_that_starts_without_a_bus_hears_later() -> None:
 
 async def test_a_defect_is_counted_and_the_choice_is_heard_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weir.worker.policy_watch._RETRY_S", 0.01)
-    hub, taken = MemoryHub(), list[Policy]()
+    hub, taken = InMemoryHub(), list[Policy]()
     async with watching(hub, takes_after([RuntimeError("a defect")], taken)) as watch:
         await say(hub, PolicyChoice(1, "edf"))
         await eventually(lambda: [policy.name for policy in taken] == ["edf"])

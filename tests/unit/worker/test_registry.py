@@ -6,12 +6,12 @@ from collections.abc import Callable
 import pytest
 
 from weir.bus.codec import decode
-from weir.bus.memory import MemoryHub
+from weir.bus.memory import InMemoryHub
 from weir.bus.messages import WorkerRecord
 from weir.bus.protocol import Bus, BusUnavailable
 from weir.bus.subjects import Subjects
 from weir.core.errors import Unavailable
-from weir.worker.registry import Registration
+from weir.worker.registry import RegistryEntry
 
 SUBJECTS = Subjects("registry")
 
@@ -32,22 +32,22 @@ def record(num_running: int) -> WorkerRecord:
     )
 
 
-def registration(hub: MemoryHub, num_running: Callable[[], int] = lambda: 0) -> Registration:
+def registration(hub: InMemoryHub, num_running: Callable[[], int] = lambda: 0) -> RegistryEntry:
     async def connect() -> Bus:
         if not hub.is_up:
             raise BusUnavailable("the hub is down")
         return hub.connect()
 
-    return Registration(connect, SUBJECTS, lambda: record(num_running()))
+    return RegistryEntry(connect, SUBJECTS, lambda: record(num_running()))
 
 
-async def entries(hub: MemoryHub) -> list[WorkerRecord]:
+async def entries(hub: InMemoryHub) -> list[WorkerRecord]:
     bucket = await hub.connect().bucket(SUBJECTS.workers_bucket, ttl_s=3.0)
     return [decode(WorkerRecord, entry.value) for entry in await bucket.list_entries() if entry.value is not None]
 
 
 async def test_it_is_there_after_start_and_gone_after_stop() -> None:
-    hub = MemoryHub()
+    hub = InMemoryHub()
     registering = registration(hub)
     await registering.start(1.0)
     assert await entries(hub) == [record(0)]
@@ -56,7 +56,7 @@ async def test_it_is_there_after_start_and_gone_after_stop() -> None:
 
 
 async def test_a_change_is_put_at_once_when_asked() -> None:
-    hub = MemoryHub()
+    hub = InMemoryHub()
     loads = iter(range(100))
     registering = registration(hub, lambda: next(loads))
     await registering.start(1.0)
@@ -67,7 +67,7 @@ async def test_a_change_is_put_at_once_when_asked() -> None:
 
 
 async def test_without_a_bus_the_worker_does_not_start() -> None:
-    hub = MemoryHub()
+    hub = InMemoryHub()
     hub.stop()
     registering = registration(hub)
     with pytest.raises(Unavailable, match="is NATS running"):
@@ -77,7 +77,7 @@ async def test_without_a_bus_the_worker_does_not_start() -> None:
 
 
 async def test_it_survives_the_loss_of_the_bus() -> None:
-    hub = MemoryHub()
+    hub = InMemoryHub()
     registering = registration(hub)
     await registering.start(1.0)
     hub.stop()
@@ -104,13 +104,13 @@ class _HoldingBus:
 
 
 async def test_a_bus_that_does_not_close_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    hub = MemoryHub()
+    hub = InMemoryHub()
     monkeypatch.setattr("weir.worker.registry._CALL_TIMEOUT_S", 0.05)
 
     async def connect() -> Bus:
         return _HoldingBus(hub.connect())  # type: ignore[return-value]
 
-    registering = Registration(connect, SUBJECTS, lambda: record(0))
+    registering = RegistryEntry(connect, SUBJECTS, lambda: record(0))
     await registering.start(1.0)
     async with asyncio.timeout(1):
         await registering.stop()
@@ -119,7 +119,7 @@ async def test_a_bus_that_does_not_close_holds_nobody_up(monkeypatch: pytest.Mon
 
 async def test_stopping_ends_a_put_that_swallows_its_cancellation() -> None:
     """As asyncio.wait_for does until Python 3.12 when the answer comes in the same moment."""
-    hub = MemoryHub()
+    hub = InMemoryHub()
     entered = asyncio.Event()
 
     async def connect() -> Bus:
@@ -130,7 +130,7 @@ async def test_stopping_ends_a_put_that_swallows_its_cancellation() -> None:
             return hub.connect()
         raise AssertionError("cancelled only")
 
-    registering = Registration(connect, SUBJECTS, lambda: record(0))
+    registering = RegistryEntry(connect, SUBJECTS, lambda: record(0))
     starting = asyncio.create_task(registering.start(30.0))
     await entered.wait()
     async with asyncio.timeout(3):
@@ -148,7 +148,7 @@ async def test_a_record_that_could_not_be_made_once_is_put_the_next_time(monkeyp
             raise defects.pop()
         return 3
 
-    hub = MemoryHub()
+    hub = InMemoryHub()
     registering = registration(hub, num_running)
     await registering.start(5.0)
     assert await entries(hub) == [record(3)]

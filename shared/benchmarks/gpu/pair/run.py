@@ -21,22 +21,22 @@ from weir.core.attempt import Attempt
 from weir.core.sampling import SamplingParams, StopRules
 from weir.engine.batcher import BatchLimits
 from weir.engine.messages import (
-    Add,
+    AddSequence,
     Arrival,
     EngineReport,
-    Forget,
-    Give,
+    ForgetSequence,
+    GivePages,
     HandOffReady,
-    PageLot,
+    PageBatch,
     PagesWanted,
     SequenceEnded,
-    TokenDrawn,
+    TokenSampled,
 )
 from weir.kv.device_memory import send_memory
 from weir.kv.geometry import ArenaGeometry, num_pages_for
 from weir.kv.messages import HandedOff, PageChain
 from weir.kv.ownership import Move, OwnershipTable
-from weir.kv.record import SequenceFacts
+from weir.kv.record import SequenceParams
 from weir.kv.segment import Segment
 from weir.kv.states import PageState
 
@@ -130,7 +130,7 @@ class _Pair:
         self._started_s = time.monotonic()
         ends_at_s = self._started_s + self._load.timeout_s
         for number, prompt in enumerate(self._load.prompts):
-            self._pipes["prefill"].send(Add(Arrival(self._facts(number, prompt))))
+            self._pipes["prefill"].send(AddSequence(Arrival(self._facts(number, prompt))))
         while self._open:
             for role in self._ready_roles(ends_at_s):
                 said = self._receive(role, ends_at_s)
@@ -140,9 +140,9 @@ class _Pair:
         self._wait_until_all_pages_are_back(ends_at_s)
         return self._result
 
-    def _facts(self, number: int, prompt: Sequence[int]) -> SequenceFacts:
+    def _facts(self, number: int, prompt: Sequence[int]) -> SequenceParams:
         num_tokens = len(prompt) + self._load.num_output_tokens
-        return SequenceFacts(
+        return SequenceParams(
             request_id=f"{number:032x}",
             attempt=Attempt(1, 0),
             gateway_id="pair",
@@ -157,7 +157,7 @@ class _Pair:
         if report.fatal:
             raise PairFailed(f"{role}: {report.fatal}")
         for event in report.events:
-            if isinstance(event, TokenDrawn):
+            if isinstance(event, TokenSampled):
                 number = int(event.key.request_id, 16)
                 self._result.token_ids[number].append(event.token_id)
                 self._result.first_token_s.setdefault(number, time.monotonic() - self._started_s)
@@ -178,7 +178,7 @@ class _Pair:
         self._table.hand_off(ready.slot, pages.page_ids, move)
         self._result.hand_off_s.append(time.monotonic() - began_s)
         self._result.num_handed_off_pages += len(pages.page_ids)
-        self._pipes["prefill"].send(Forget(ready.key))
+        self._pipes["prefill"].send(ForgetSequence(ready.key))
         generation = self._table.slot_generation(ready.slot)
         self._pipes["decode"].send(HandedOff(ready.slot, generation, ready.key.request_id, ready.key.attempt))
 
@@ -199,9 +199,9 @@ class _Pair:
         if acquired is not None:
             del self._wanted[role]
             self._num_given[role] += 1
-            self._pipes[role].send(Give(PageLot(acquired.page_ids, acquired.slots)))
+            self._pipes[role].send(GivePages(PageBatch(acquired.page_ids, acquired.slots)))
 
-    def _release(self, role: str, lot: PageLot) -> None:
+    def _release(self, role: str, lot: PageBatch) -> None:
         for slot in lot.slots:
             self._segment.record(slot).clear()
         chains = [PageChain(lot.page_ids), *(PageChain(used.page_ids) for used in lot.used)]

@@ -15,7 +15,7 @@ from weir.core.clock import SystemClock
 from weir.engine.batcher import Batcher, BatchLimits
 from weir.engine.decode import DecodeBatcher
 from weir.engine.loop import EngineLoop, LoopSettings
-from weir.engine.messages import Add, Command, EngineReport
+from weir.engine.messages import AddSequence, Command, EngineReport
 from weir.engine.pages import PagePool
 from weir.engine.plan import ModelRunner
 from weir.engine.prefill import PrefillBatcher
@@ -84,7 +84,7 @@ def run_worker(spec: WorkerSpec, connection: Connection, memory_socket: socket.s
     send(Ready())
     try:
         while (told := _receive(connection)) is not None:
-            loop.post(Add(read_arrival(segment, told)) if isinstance(told, HandedOff) else told)
+            loop.post(AddSequence(read_arrival(segment, told)) if isinstance(told, HandedOff) else told)
     finally:
         loop.stop(_STOP_TIMEOUT_S)
         connection.close()

@@ -8,7 +8,7 @@ import numpy as np
 from benchmarks.sim.experiment import Case, Check, Experiment, Figure, Size
 from benchmarks.sim.report import show
 from benchmarks.sim.results import Results
-from weir.core.cost import Chunk
+from weir.core.cost import PromptChunk
 from weir.scheduling.limits import CoreLimits, LaneLimits
 from weir.sim.arrivals import poisson
 from weir.sim.metrics import summarize
@@ -99,7 +99,7 @@ def _run(arm: str, system: str, duration_s: float, seed: int) -> Mapping[str, fl
 
 def _chunk_s() -> float:
     """The longest chunk of a prompt of the flood, by itself."""
-    return load_profile(_PROFILE).step.step_ms([Chunk(_CHUNK_TOKENS, _CHUNK_TOKENS)]) / 1e3
+    return load_profile(_PROFILE).step.step_ms([PromptChunk(_CHUNK_TOKENS, _CHUNK_TOKENS)]) / 1e3
 
 
 def _of_bound(results: Results, system: str) -> Estimate:

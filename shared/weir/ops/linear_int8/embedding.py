@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from weir.ops.linear_int8.pack import BLOCK_OUTPUTS, SCALES_BYTES, PackedMatrix
 from weir.ops.quantize.rows import GROUP
-from weir.ops.simd.features import KernelTier
+from weir.ops.simd.features import InstructionSet
 from weir.ops.simd.float import INT32, emit_load
 from weir.ops.simd.integer import emit_load_half
 from weir.ops.simd.jit import kernel, simd
@@ -19,7 +19,7 @@ _VECTOR_BYTES = 4 * BLOCK_OUTPUTS
 @simd
 def _load_half(typing_context: Any, address: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        return builder.extract_element(emit_load_half(builder, values[0], 1, KernelTier.PORTABLE), INT32(0))
+        return builder.extract_element(emit_load_half(builder, values[0], 1, InstructionSet.PORTABLE), INT32(0))
 
     return types.float32(types.int64), codegen
 

@@ -20,7 +20,7 @@ from numba.core import cgutils
 
 from weir.ops.linear_int8.pack import BLOCK_OUTPUTS, SCALES_BYTES, WeightKind, group_bytes
 from weir.ops.quantize.rows import CORRECTION_OFFSET, GROUP, RECORD_BYTES, SCALE_OFFSET, SCALED_SUM_OFFSET
-from weir.ops.simd.features import KernelTier
+from weir.ops.simd.features import InstructionSet
 from weir.ops.simd.float import FLOAT, INT32, INT64, emit_fma, emit_load, emit_prefetch, vector_type
 from weir.ops.simd.integer import (
     dot_product,
@@ -48,7 +48,7 @@ class TileShape:
     """
 
     kind: WeightKind
-    tier: KernelTier
+    tier: InstructionSet
     num_rows: int
     num_vectors: int
     num_rounds: int
@@ -70,25 +70,25 @@ class BlockArguments:
     is_added: ir.Value
 
 
-def tile_shapes(kind: WeightKind, tier: KernelTier) -> list[TileShape]:
+def tile_shapes(kind: WeightKind, tier: InstructionSet) -> list[TileShape]:
     """The tiles for a batch, largest first; one of each but the first makes any remainder. Measured, see ADR 0005."""
-    if tier is KernelTier.AVX512_VNNI:
+    if tier is InstructionSet.AVX512_VNNI:
         tiles = [(8, 1, 1), (4, 1, 1), (3, 1, 1), (2, 1, 1), (1, 1, 1)]
-    elif tier is KernelTier.PORTABLE:
+    elif tier is InstructionSet.PORTABLE:
         tiles = [(4, 1, 2), (2, 1, 2), (1, 1, 2)]
-    elif tier is KernelTier.AVX2 and kind is WeightKind.INT8:
+    elif tier is InstructionSet.AVX2 and kind is WeightKind.INT8:
         tiles = [(4, 1, 8), (3, 1, 8), (2, 2, 4), (1, 2, 1)]
     else:
         tiles = [(4, 2, 4), (3, 2, 1), (2, 2, 1), (1, 2, 1)]
     return [TileShape(kind, tier, *tile, _PREFETCH_BYTES if tile[0] <= 3 else 0) for tile in tiles]
 
 
-def most_tile_rows(tier: KernelTier) -> int:
+def most_tile_rows(tier: InstructionSet) -> int:
     """Rows of the largest tile: given so many, a block is one call of it."""
     return max(tile_shapes(kind, tier)[0].num_rows for kind in WeightKind)
 
 
-def make_block(kind: WeightKind, tier: KernelTier) -> Callable[..., Any]:
+def make_block(kind: WeightKind, tier: InstructionSet) -> Callable[..., Any]:
     """A function for kernels that takes `BlockArguments` in order, all int64; 1 in `is_added` adds to what is there."""
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:

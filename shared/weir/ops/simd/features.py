@@ -12,7 +12,7 @@ from functools import cache
 _ENVIRONMENT = "WEIR_CPU_KERNELS"
 
 
-class KernelTier(enum.StrEnum):
+class InstructionSet(enum.StrEnum):
     """How 8-bit products are summed, the fastest last."""
 
     PORTABLE = "portable"
@@ -32,16 +32,16 @@ class CpuFeatures:
     has_avx512_vnni: bool
 
     @property
-    def tiers(self) -> tuple[KernelTier, ...]:
+    def tiers(self) -> tuple[InstructionSet, ...]:
         """Those that run here, the fastest last."""
         has_avx2 = self.has_avx2 and self.has_fma and self.has_f16c
         available = {
-            KernelTier.PORTABLE: True,
-            KernelTier.AVX2: has_avx2,
-            KernelTier.AVX_VNNI: has_avx2 and self.has_avx_vnni,
-            KernelTier.AVX512_VNNI: has_avx2 and self.has_avx512_vnni,
+            InstructionSet.PORTABLE: True,
+            InstructionSet.AVX2: has_avx2,
+            InstructionSet.AVX_VNNI: has_avx2 and self.has_avx_vnni,
+            InstructionSet.AVX512_VNNI: has_avx2 and self.has_avx512_vnni,
         }
-        return tuple(tier for tier in KernelTier if available[tier])
+        return tuple(tier for tier in InstructionSet if available[tier])
 
 
 @cache
@@ -77,7 +77,7 @@ def parse_features(text: str) -> dict[str, bool]:
     return {name.lstrip("+-"): not name.startswith("-") for name in names}
 
 
-def kernel_tier() -> KernelTier:
+def kernel_tier() -> InstructionSet:
     """The fastest one that runs here, or the one that `WEIR_CPU_KERNELS` names.
 
     Raises:
@@ -90,4 +90,4 @@ def kernel_tier() -> KernelTier:
     if wanted not in available:
         names = ", ".join(available)
         raise ValueError(f"{_ENVIRONMENT} is {wanted!r}; this processor runs {names}. Leave it out for the fastest")
-    return KernelTier(wanted)
+    return InstructionSet(wanted)

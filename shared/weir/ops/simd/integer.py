@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from llvmlite import ir
 from numba.core import cgutils
 
-from weir.ops.simd.features import KernelTier
+from weir.ops.simd.features import InstructionSet
 from weir.ops.simd.float import vector_type
 
 INT8 = ir.IntType(8)
@@ -43,9 +43,9 @@ def emit_load_splat(builder: ir.IRBuilder, address: ir.Value, element: ir.Type, 
     return builder.shuffle_vector(first, undefined, emit_int_constant(int_vector(width), 0))
 
 
-def emit_load_half(builder: ir.IRBuilder, address: ir.Value, width: int, tier: KernelTier) -> ir.Value:
+def emit_load_half(builder: ir.IRBuilder, address: ir.Value, width: int, tier: InstructionSet) -> ir.Value:
     """`width` float16 at an address (i64) as float32, subnormal ones too."""
-    if tier is not KernelTier.PORTABLE:
+    if tier is not InstructionSet.PORTABLE:
         halves = ir.VectorType(ir.HalfType(), width)
         return builder.fpext(builder.load(builder.inttoptr(address, halves.as_pointer()), align=2), vector_type(width))
     bits = builder.load(builder.inttoptr(address, int_vector(width, 16).as_pointer()), align=2)
@@ -213,15 +213,15 @@ class PortableDot(DotProduct):
         return (value,)
 
 
-_DOT_PRODUCTS: Mapping[KernelTier, type[DotProduct]] = {
-    KernelTier.PORTABLE: PortableDot,
-    KernelTier.AVX2: Avx2Dot,
-    KernelTier.AVX_VNNI: Vnni256Dot,
-    KernelTier.AVX512_VNNI: Vnni512Dot,
+_DOT_PRODUCTS: Mapping[InstructionSet, type[DotProduct]] = {
+    InstructionSet.PORTABLE: PortableDot,
+    InstructionSet.AVX2: Avx2Dot,
+    InstructionSet.AVX_VNNI: Vnni256Dot,
+    InstructionSet.AVX512_VNNI: Vnni512Dot,
 }
 
 
-def dot_product(tier: KernelTier, bits: int) -> DotProduct:
+def dot_product(tier: InstructionSet, bits: int) -> DotProduct:
     """How `tier` sums products of weights of 4 or 8 bits."""
     return _DOT_PRODUCTS[tier](bits)
 

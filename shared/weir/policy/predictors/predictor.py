@@ -40,7 +40,7 @@ class Head(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class PredictorFacts:
+class PredictorInfo:
     """Where a predictor comes from. `held_out_tau`: Kendall's tau of prompts that were not trained on."""
 
     model: str
@@ -51,7 +51,7 @@ class PredictorFacts:
 class Predictor:
     """Features and a head. Safe to use from several threads: nothing in it changes."""
 
-    def __init__(self, features: PromptFeatures, head: Head, facts: PredictorFacts) -> None:
+    def __init__(self, features: PromptFeatures, head: Head, facts: PredictorInfo) -> None:
         """Raises ValueError if they do not fit together."""
         if head.num_features != features.num_features:
             raise ValueError(f"the head takes {head.num_features} features, the table makes {features.num_features}")

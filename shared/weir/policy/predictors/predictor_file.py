@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from weir.policy.predictors.features import PromptFeatures
 from weir.policy.predictors.forest import Forest
-from weir.policy.predictors.predictor import Head, Predictor, PredictorFacts, PredictorFileError
+from weir.policy.predictors.predictor import Head, Predictor, PredictorFileError, PredictorInfo
 from weir.policy.predictors.ranker import Ranker
 from weir.policy.predictors.token_table import table_from_arrays
 
@@ -73,7 +73,7 @@ def load_predictor(path: Path, tokenizer_digest: str | None = None) -> Predictor
     try:
         table = table_from_arrays(header["tokenizer_digest"], _part(arrays, "table"))
         head = _HEADS[header["kind"]](_part(arrays, "head"))
-        facts = PredictorFacts(header["model"], int(header["num_training"]), float(header["held_out_tau"]))
+        facts = PredictorInfo(header["model"], int(header["num_training"]), float(header["held_out_tau"]))
         return Predictor(PromptFeatures(table), head, facts)
     except KeyError as error:
         raise PredictorFileError(path, f"lacks {error}") from error
