@@ -3,17 +3,17 @@
 import os
 import sys
 
-from weir.engine.swapping import PageMover, SwappingRunner
-from weir.kv.devices import ArenaMemory
-from weir.kv.swap import SwapFile, num_swap_places
+from weir.engine.memory.swapping import PageMover, SwappingRunner
+from weir.kv.memory.kinds import ArenaMemory
+from weir.kv.memory.swap import SwapFile, num_swap_places
 from weir.runtime.config import load_config
 from weir.runtime.service import ServiceContext, run_service
+from weir.worker.arena.watermark import num_bookable_pages
 from weir.worker.assembly import ModelShape, RoleParts, build_worker
-from weir.worker.desk import RequestLimits
-from weir.worker.model_loading import ArenaRunner
-from weir.worker.reserve import num_bookable_pages
+from weir.worker.engine.model_loading import ArenaRunner
+from weir.worker.requests.request_manager import RequestLimits
+from weir.worker.requests.servicer import SERVICE_NAME
 from weir.worker.role import LoadedModel
-from weir.worker.servicer import SERVICE_NAME
 from weir.worker.shell import WorkerShell
 from weir_decode.config import DecodeConfig
 from weir_decode.role import DecodeRole

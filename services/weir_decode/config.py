@@ -4,12 +4,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from weir.engine.join import Batching, JoinSettings
-from weir.engine.preemption import PreemptionSettings
-from weir.engine.prefill_batches import PrefillBatchSettings
-from weir.engine.rests import RestSettings
-from weir.engine.running import RunningSettings
-from weir.kv.segment import DEFAULT_DIRECTORY
+from weir.engine.batching.joining import Batching, JoinSettings
+from weir.engine.batching.pausing import RestSettings
+from weir.engine.batching.prefill_batches import PrefillBatchSettings
+from weir.engine.batching.running import RunningSettings
+from weir.engine.memory.preemption import PreemptionSettings
+from weir.kv.arena.segment import DEFAULT_DIRECTORY
 from weir.runtime.config import setting
 from weir.worker.config import WorkerConfig
 

@@ -8,9 +8,11 @@ from dataclasses import replace
 from opentelemetry.trace import Tracer
 
 from weir.core.errors import FieldViolation, InvalidRequest
-from weir.engine.batcher import Batcher, BatchLimits
+from weir.engine.batching.batcher import Batcher, BatchLimits
+from weir.engine.batching.local import LocalBatcher
+from weir.engine.batching.running import RunningSettings
 from weir.engine.counters import fingerprint_of
-from weir.engine.local import LocalBatcher
+from weir.engine.memory.pages import PagePool
 from weir.engine.messages import (
     EngineReport,
     Failure,
@@ -21,20 +23,18 @@ from weir.engine.messages import (
     TakenOver,
     TokenSampled,
 )
-from weir.engine.pages import PagePool
-from weir.engine.running import RunningSettings
+from weir.kv.arena.segment import Segment
 from weir.kv.geometry import ArenaGeometry
 from weir.kv.messages import HandedOff
-from weir.kv.record import SequenceParams
-from weir.kv.segment import Segment
+from weir.kv.records.record import SequenceParams
 from weir.wire.v1 import worker_pb2
+from weir.worker.arena.intake import UnreadableRecord, lot_of, read_arrival
+from weir.worker.arena.watermark import reserve_pages
 from weir.worker.assembly import RoleParts
-from weir.worker.convert import ModelLimits, StartOrder, start_from_pb
-from weir.worker.delivery import SequenceEnd, Update
-from weir.worker.intake import UnreadableRecord, lot_of, read_arrival
-from weir.worker.reserve import reserve_pages
-from weir.worker.spans import DecodeSpans, PrefillSpans
-from weir.worker.streams import GatewayStream
+from weir.worker.requests.convert import ModelLimits, StartOrder, start_from_pb
+from weir.worker.requests.spans import DecodeSpans, PrefillSpans
+from weir.worker.requests.streams import GatewayStream
+from weir.worker.requests.token_outbox import SequenceEnd, Update
 
 _log = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from weir.runtime.service import ServiceContext, run_service
 from weir.wire.v1 import inference_pb2, inference_pb2_grpc
 from weir_gateway.component import GatewayComponent
 from weir_gateway.config import GatewayConfig
-from weir_gateway.grpc_door import InferenceServicer
-from weir_gateway.lengths_loading import load_lengths
-from weir_gateway.models import load_served_model
+from weir_gateway.frontends.grpc_frontend import InferenceServicer
+from weir_gateway.lengths.loading import load_lengths
+from weir_gateway.requests.models import load_served_model
 
 _CONNECT_TIMEOUT_S = 30.0
 _SERVICE_NAME = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name

@@ -11,16 +11,16 @@ from weir.core.errors import Unavailable
 from weir.rpc.body_budget import BodyBudget
 from weir.runtime.service import Description
 from weir_gateway.config import GatewayConfig
-from weir_gateway.control import ControlSettings
-from weir_gateway.driver import DriverSettings
+from weir_gateway.driving.driver import DriverSettings
+from weir_gateway.frontends.http_frontend import HttpFrontend, HttpSettings
+from weir_gateway.frontends.http_server import HttpServer
 from weir_gateway.gateway import Gateway, GatewaySettings
-from weir_gateway.http_door import HttpFrontend, HttpSettings
-from weir_gateway.http_server import HttpServer
 from weir_gateway.intake import InputProcessor
-from weir_gateway.lengths import OutputLengths
-from weir_gateway.links import ConnectionSettings
-from weir_gateway.models import ModelDirectory, ServedModel
-from weir_gateway.validation import Limits
+from weir_gateway.lengths.lengths import OutputLengths
+from weir_gateway.requests.models import ModelDirectory, ServedModel
+from weir_gateway.requests.validation import Limits
+from weir_gateway.scheduler_port import ControlSettings
+from weir_gateway.workers.connections import ConnectionSettings
 
 
 class GatewayComponent:

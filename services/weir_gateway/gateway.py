@@ -12,19 +12,19 @@ from opentelemetry.trace import Tracer
 from weir.bus.endpoint import BusEndpoint
 from weir.bus.protocol import Bus
 from weir.bus.subjects import Subjects
-from weir.bus.tasks import end_tasks
 from weir.core.clock import Clock
+from weir.core.tasks import end_tasks
 from weir.runtime.service import Description
-from weir_gateway.access import AccessControl
-from weir_gateway.access_watch import AccessWatch
-from weir_gateway.control import ControlSettings, SchedulerPort
-from weir_gateway.driver import Driver, DriverSettings
-from weir_gateway.inbox import SchedulerInbox
+from weir_gateway.access.access import AccessControl
+from weir_gateway.access.access_watch import AccessWatch
+from weir_gateway.driving.driver import Driver, DriverSettings
+from weir_gateway.driving.inbox import SchedulerInbox
 from weir_gateway.intake import InputProcessor
-from weir_gateway.lengths import OutputLengths
-from weir_gateway.links import ConnectionSettings, WorkerConnections
-from weir_gateway.models import ModelDirectory
-from weir_gateway.validation import Limits
+from weir_gateway.lengths.lengths import OutputLengths
+from weir_gateway.requests.models import ModelDirectory
+from weir_gateway.requests.validation import Limits
+from weir_gateway.scheduler_port import ControlSettings, SchedulerPort
+from weir_gateway.workers.connections import ConnectionSettings, WorkerConnections
 
 logger = logging.getLogger(__name__)
 

@@ -13,20 +13,20 @@ from weir.core.clock import Clock
 from weir.core.errors import FieldViolation, InvalidRequest, WeirError
 from weir.core.life import LifeEvent, Phase
 from weir.core.options import MAX_CHOICES
-from weir_gateway.access import AccessControl, Caller
-from weir_gateway.call import RequestState
-from weir_gateway.choices import Choices, choice_of, request_id_of
+from weir_gateway.access.access import AccessControl, Caller
+from weir_gateway.access.tenant_counts import TenantCounts
 from weir_gateway.draft import Conversation, FieldNames, RequestDraft, Text, TokenIds
-from weir_gateway.driver import Driver
-from weir_gateway.lengths import OutputLengths
-from weir_gateway.models import ModelDirectory, ServedModel
-from weir_gateway.output import Output, OutputOptions
-from weir_gateway.request import RequestIds, RequestRecord
-from weir_gateway.spans import RequestSpan
-from weir_gateway.stops import StopMatcher
-from weir_gateway.tenant_counts import TenantCounts
-from weir_gateway.tokens import TokenOrder
-from weir_gateway.validation import (
+from weir_gateway.driving.call import RequestState
+from weir_gateway.driving.choices import Choices, choice_of, request_id_of
+from weir_gateway.driving.driver import Driver
+from weir_gateway.driving.spans import RequestSpan
+from weir_gateway.lengths.lengths import OutputLengths
+from weir_gateway.requests.models import ModelDirectory, ServedModel
+from weir_gateway.requests.output import Output, OutputOptions
+from weir_gateway.requests.request import RequestIds, RequestRecord
+from weir_gateway.requests.stops import StopMatcher
+from weir_gateway.requests.tokens import TokenOrder
+from weir_gateway.requests.validation import (
     CheckedRequest,
     Counts,
     Limits,

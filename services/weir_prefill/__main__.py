@@ -3,14 +3,14 @@
 import os
 import sys
 
-from weir.kv.devices import ArenaMemory
+from weir.kv.memory.kinds import ArenaMemory
 from weir.runtime.config import load_config
 from weir.runtime.service import ServiceContext, run_service
 from weir.worker.assembly import ModelShape, RoleParts, build_worker
-from weir.worker.desk import RequestLimits
-from weir.worker.model_loading import ArenaRunner
+from weir.worker.engine.model_loading import ArenaRunner
+from weir.worker.requests.request_manager import RequestLimits
+from weir.worker.requests.servicer import SERVICE_NAME
 from weir.worker.role import LoadedModel
-from weir.worker.servicer import SERVICE_NAME
 from weir.worker.shell import WorkerShell
 from weir_prefill.config import PrefillConfig
 from weir_prefill.role import PrefillRole

@@ -5,8 +5,8 @@ import logging
 
 from opentelemetry.trace import Span, Status, StatusCode
 
-from weir.bus.tasks import end_tasks
 from weir.core.errors import DeadlineExceeded, InternalError, Unavailable
+from weir.core.tasks import end_tasks
 from weir.engine.counters import fingerprint_of
 from weir.engine.messages import (
     Command,
@@ -18,8 +18,8 @@ from weir.engine.messages import (
     SequenceKey,
 )
 from weir.worker.assembly import RoleParts
-from weir.worker.convert import StartOrder
-from weir.worker.spans import PrefillSpans
+from weir.worker.requests.convert import StartOrder
+from weir.worker.requests.spans import PrefillSpans
 
 _log = logging.getLogger(__name__)
 _MAX_AT_A_TIME = 8

@@ -7,7 +7,9 @@ from dataclasses import replace
 from opentelemetry.trace import Tracer
 
 from weir.core.errors import InvalidRequest
-from weir.engine.batcher import Batcher, BatchLimits
+from weir.engine.batching.batcher import Batcher, BatchLimits
+from weir.engine.batching.prefill import PrefillBatcher
+from weir.engine.memory.pages import PagePool
 from weir.engine.messages import (
     EngineReport,
     Failure,
@@ -17,18 +19,16 @@ from weir.engine.messages import (
     SequenceForgotten,
     SequenceKey,
 )
-from weir.engine.pages import PagePool
-from weir.engine.prefill import PrefillBatcher
+from weir.kv.arena.segment import Segment
 from weir.kv.messages import HandedOff
-from weir.kv.segment import Segment
 from weir.wire.v1 import worker_pb2
+from weir.worker.arena.intake import lot_of
+from weir.worker.arena.watermark import reserve_pages
 from weir.worker.assembly import RoleParts
-from weir.worker.convert import ModelLimits, StartOrder, start_from_pb
-from weir.worker.delivery import SequenceEnd, Update
-from weir.worker.intake import lot_of
-from weir.worker.reserve import reserve_pages
-from weir.worker.spans import PrefillSpans
-from weir.worker.streams import GatewayStream
+from weir.worker.requests.convert import ModelLimits, StartOrder, start_from_pb
+from weir.worker.requests.spans import PrefillSpans
+from weir.worker.requests.streams import GatewayStream
+from weir.worker.requests.token_outbox import SequenceEnd, Update
 from weir_prefill.hand_offs import HandOffs
 
 _log = logging.getLogger(__name__)

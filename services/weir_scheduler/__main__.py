@@ -12,7 +12,7 @@ from weir.runtime.service import ServiceContext, run_service
 from weir.wire.v1 import scheduling_pb2, scheduling_pb2_grpc
 from weir_scheduler.component import SchedulerComponent
 from weir_scheduler.config import SchedulerConfig
-from weir_scheduler.desk import SchedulingServicer
+from weir_scheduler.scheduling_admin import SchedulingServicer
 
 _CONNECT_TIMEOUT_S = 30.0
 _SERVICE_NAME = scheduling_pb2.DESCRIPTOR.services_by_name["Scheduling"].full_name

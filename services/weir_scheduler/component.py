@@ -9,18 +9,18 @@ from opentelemetry.trace import Tracer
 
 from weir.bus.protocol import Bus, BusError
 from weir.bus.subjects import Subjects
-from weir.bus.tasks import end_tasks
 from weir.core.clock import Clock
 from weir.core.errors import Unavailable
+from weir.core.tasks import end_tasks
 from weir.runtime.service import Description
 from weir.scheduling.core import SchedulerCore
-from weir.scheduling.limits import CoreLimits
-from weir_scheduler.desk import SchedulingAdmin
+from weir.scheduling.limits.core_limits import CoreLimits
+from weir_scheduler.effective_limits import EffectiveLimits
 from weir_scheduler.leadership import Leadership
+from weir_scheduler.limits_keeper import LimitsKeeper
 from weir_scheduler.limits_source import LimitsSource
 from weir_scheduler.operators import Operators
-from weir_scheduler.rule_keeper import LimitsKeeper
-from weir_scheduler.rulebook import EffectiveLimits
+from weir_scheduler.scheduling_admin import SchedulingAdmin
 from weir_scheduler.shell import SchedulerShell
 
 logger = logging.getLogger(__name__)

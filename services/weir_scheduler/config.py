@@ -5,8 +5,8 @@ from typing import Literal
 
 from weir.policy.registry import parse_policy
 from weir.runtime.config import ServiceConfig, setting
-from weir.scheduling.limits import CoreLimits, parse_lane
-from weir.scheduling.placing_limits import PlacingLimits
+from weir.scheduling.limits.core_limits import CoreLimits, parse_lane
+from weir.scheduling.limits.placing_limits import PlacingLimits
 
 
 @dataclass(frozen=True)

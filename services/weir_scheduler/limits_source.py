@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 from weir.core.errors import FieldViolation, InvalidRequest
-from weir.scheduling.limits_file import MAX_FILE_BYTES
+from weir.scheduling.limits.file import MAX_FILE_BYTES
 
 _SETTLED_S = 2.0
 """Younger than this, a file can change again without a new time of change."""

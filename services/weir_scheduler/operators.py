@@ -5,7 +5,7 @@ from pathlib import Path
 
 from weir.core.api_key import MIN_KEY_CHARS, key_digest
 from weir.core.errors import FieldViolation, InvalidRequest, PermissionDenied, Unauthenticated
-from weir.scheduling.limits import CoreLimits
+from weir.scheduling.limits.core_limits import CoreLimits
 
 
 class Operators:

@@ -7,7 +7,7 @@ from weir.bus.endpoint import BusEndpoint
 from weir.bus.prefix_messages import AskPrefixes, PrefixChanged, PrefixSnapshot
 from weir.bus.protocol import BusError
 from weir.bus.subjects import Subjects
-from weir.bus.tasks import end_tasks
+from weir.core.tasks import end_tasks
 from weir.scheduling.core import SchedulerCore
 
 logger = logging.getLogger(__name__)

@@ -12,12 +12,12 @@ from weir.bus.endpoint import BusEndpoint
 from weir.bus.messages import Ack, Cancel, Finish, Held, HeldReply, Prefilled, Submit, SubmitReply, WorkerRecord
 from weir.bus.protocol import Bus, KvEntry
 from weir.bus.subjects import WORKER_TTL_S, Subjects
-from weir.bus.tasks import end_tasks
 from weir.core.clock import Clock
+from weir.core.tasks import end_tasks
 from weir.scheduling.commands import EnteredQueue, LeftQueue, SendGrant, SendRevoke
 from weir.scheduling.core import SchedulerCore
+from weir_scheduler.command_sender import CommandSender
 from weir_scheduler.counters_store import CountersStore
-from weir_scheduler.delivery import CommandSender
 from weir_scheduler.prefix_watch import PrefixWatch
 from weir_scheduler.queue_spans import QueueSpans
 

@@ -4,12 +4,12 @@ import logging
 from dataclasses import dataclass
 
 from weir.core.errors import Unavailable
-from weir.kv.cuda_memory import CudaDriverError
-from weir.kv.devices import try_memory_kind
+from weir.kv.arena.lease import LeaseTable
+from weir.kv.arena.segment import Segment, SegmentError, claim_segment
 from weir.kv.geometry import ArenaGeometry
-from weir.kv.lease import LeaseTable
-from weir.kv.memory_door import MemoryServer
-from weir.kv.segment import Segment, SegmentError, claim_segment
+from weir.kv.memory.cuda import CudaDriverError
+from weir.kv.memory.kinds import try_memory_kind
+from weir.kv.memory.server import MemoryServer
 from weir.model.device_check import check_device
 from weir.runtime.config import ConfigError
 from weir_transfer.config import TransferConfig, with_model_facts

@@ -3,14 +3,14 @@
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from weir.kv.devices import try_memory_kind
+from weir.kv.arena.segment import DEFAULT_DIRECTORY, segment_path
 from weir.kv.geometry import ArenaGeometry
 from weir.kv.layout import MAX_LEASES, geometry_within
-from weir.kv.segment import DEFAULT_DIRECTORY, segment_path
-from weir.model.config import load_model_config
-from weir.model.digest import model_digest
+from weir.kv.memory.kinds import try_memory_kind
+from weir.model.files.config import load_model_config
+from weir.model.files.digest import model_digest
+from weir.model.files.source import resolve_model
 from weir.model.precision import choose_arithmetic, page_geometry
-from weir.model.source import resolve_model
 from weir.runtime.config import ServiceConfig, setting
 from weir_transfer.lease_keeper import LeaseTimes
 from weir_transfer.orders import PrefixSettings

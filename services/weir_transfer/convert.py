@@ -1,9 +1,9 @@
 """Between the wire and the core. Hashes of a wrong length raise ValueError."""
 
 from weir.core.attempt import Attempt
+from weir.core.process import ProcessIdentity
 from weir.kv.messages import Claims, HandedOff, PageChain
-from weir.kv.prefix import split_hashes
-from weir.kv.process import ProcessIdentity
+from weir.kv.prefixes.hashing import split_hashes
 from weir.wire.v1 import arena_pb2, types_pb2
 from weir_transfer.lease_keeper import LeaseRegistration
 from weir_transfer.orders import HandOffOrder, MatchOrder

@@ -10,20 +10,20 @@ from dataclasses import asdict
 import numpy as np
 
 from weir.core.errors import Overloaded
+from weir.kv.arena.integrity import check_integrity
+from weir.kv.arena.lease import Lease, LeaseState, LeaseTable
+from weir.kv.arena.ownership import Move, OwnershipTable
+from weir.kv.arena.segment import Segment
 from weir.kv.geometry import PAGE_TOKENS
-from weir.kv.integrity import check_integrity
-from weir.kv.lease import Lease, LeaseState, LeaseTable
 from weir.kv.messages import Acquired, Claims, HandedOff, HandOffReceipt, PageChain, PrefixMatch
-from weir.kv.ownership import Move, OwnershipTable
-from weir.kv.prefix import page_hashes
-from weir.kv.prefix_index import PageIds, PrefixIndex
-from weir.kv.record import RecordSummary
-from weir.kv.segment import Segment
+from weir.kv.movers.protocol import Mover
+from weir.kv.prefixes.hashing import page_hashes
+from weir.kv.prefixes.index import PageIds, PrefixIndex
+from weir.kv.records.record import RecordSummary
 from weir.kv.states import NotOwned, PageState, SlotState
-from weir.mover.protocol import Mover
 from weir_transfer.countdown import Countdowns
-from weir_transfer.figures import figures_of
 from weir_transfer.lease_keeper import LeaseKeeper, LeaseRegistration, LeaseTimes
+from weir_transfer.metrics import figures_of
 from weir_transfer.orders import (
     Announcement,
     Attachment,

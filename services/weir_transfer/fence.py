@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable
 from typing import Protocol
 
-from weir.kv.process import ProcessIdentity, try_read_start_ticks
+from weir.core.process import ProcessIdentity, try_read_start_ticks
 
 
 class ProcessHandle(Protocol):

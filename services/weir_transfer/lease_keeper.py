@@ -1,11 +1,11 @@
-"""The life of leases (`weir.kv.lease.LeaseState`): who is attached, who is silent, whose process must be killed."""
+"""The life of leases (`weir.kv.arena.lease.LeaseState`): who is attached, who is silent, whose process must be killed."""
 
 from dataclasses import dataclass, field
 
 from weir.core.errors import Overloaded
-from weir.kv.lease import Lease, LeaseState, LeaseTable
+from weir.core.process import ProcessIdentity
+from weir.kv.arena.lease import Lease, LeaseState, LeaseTable
 from weir.kv.messages import Claims
-from weir.kv.process import ProcessIdentity
 from weir_transfer.countdown import Countdowns
 from weir_transfer.refusals import AttachRefused, ReceiverAway, ReceiverGone, StaleAttachment
 

@@ -16,9 +16,9 @@ from weir.bus.messages import SCHEDULER_HASH_BYTES
 from weir.bus.prefix_messages import MAX_HASHES, AskPrefixes, PrefixChanged, PrefixSnapshot
 from weir.bus.protocol import Bus, BusError
 from weir.bus.subjects import Subjects
-from weir.bus.tasks import end_tasks
 from weir.core.clock import Clock
-from weir.kv.prefix_index import PrefixIndex
+from weir.core.tasks import end_tasks
+from weir.kv.prefixes.index import PrefixIndex
 
 _log = logging.getLogger(__name__)
 _PERIOD_S = 0.1

@@ -1,4 +1,4 @@
-"""What the service refuses, beside `weir.kv.ownership.NotOwned` and `weir.core.errors.Overloaded`."""
+"""What the service refuses, beside `weir.kv.arena.ownership.NotOwned` and `weir.core.errors.Overloaded`."""
 
 
 class ArenaRefusal(Exception):

@@ -15,8 +15,8 @@ import grpc
 import grpc.aio
 from opentelemetry.trace import Tracer
 
+from weir.kv.arena.segment import Segment
 from weir.kv.messages import PrefixMatch
-from weir.kv.segment import Segment
 from weir.kv.states import NotOwned
 from weir.wire.v1 import arena_pb2, arena_pb2_grpc
 from weir_transfer.bell import ChangeSignal

@@ -9,12 +9,12 @@ import grpc.aio
 from opentelemetry.trace import Tracer
 
 from weir.core.clock import SystemClock
-from weir.kv.memory_door import MemoryServer
-from weir.kv.prefix_index import PrefixIndex
-from weir.kv.segment import Segment
-from weir.mover.protocol import Mover
-from weir.mover.same_device import SameDeviceMover
-from weir.mover.same_host import SameHostMover
+from weir.kv.arena.segment import Segment
+from weir.kv.memory.server import MemoryServer
+from weir.kv.movers.protocol import Mover
+from weir.kv.movers.same_device import SameDeviceMover
+from weir.kv.movers.same_host import SameHostMover
+from weir.kv.prefixes.index import PrefixIndex
 from weir.runtime.admin import Description
 from weir.wire.v1 import arena_pb2_grpc
 from weir_transfer.bell import ChangeSignal

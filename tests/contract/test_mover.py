@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from weir.mover.in_memory import InMemoryMover
-from weir.mover.protocol import HostMover
-from weir.mover.same_host import SameHostMover
+from weir.kv.movers.in_memory import InMemoryMover
+from weir.kv.movers.protocol import HostMover
+from weir.kv.movers.same_host import SameHostMover
 
 _PAGE_BYTES = 512
 _MakeMover = Callable[[NDArray[np.uint8]], HostMover]

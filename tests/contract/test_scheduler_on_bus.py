@@ -11,8 +11,8 @@ from tests.unit.scheduler.scripted import SUBJECTS, ScriptedGateway
 from weir.bus.codec import encode
 from weir.bus.protocol import Bus, BusError
 from weir.bus.subjects import WORKER_TTL_S
-from weir.bus.tasks import end_tasks
 from weir.core.clock import SystemClock
+from weir.core.tasks import end_tasks
 from weir_scheduler.component import SchedulerComponent
 
 Connect = Callable[[], Awaitable[Bus]]

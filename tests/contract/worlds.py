@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from weir.bus.memory import InMemoryHub
+from weir.bus.in_memory import InMemoryHub
 from weir.bus.nats import NatsBus
 from weir.bus.protocol import Bus
 from weir.bus.server import nats_server_command

@@ -13,10 +13,10 @@ from weir.client import GenerateOptions, WeirClient
 from weir.core.sampling import SamplingParams
 from weir.engine.plan import ChunkPlan, SampleSpec, StepPlan
 from weir.kv.geometry import num_pages_for
-from weir.model.config import load_model_config
-from weir.model.runner import TorchRunner
-from weir.model.source import resolve_model
-from weir.model.weights import load_weights
+from weir.model.files.config import load_model_config
+from weir.model.files.source import resolve_model
+from weir.model.torch.runner import TorchRunner
+from weir.model.torch.weights import load_weights
 from weir.testing.stack import ProcessView, Stack, wait_until
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]

@@ -17,8 +17,8 @@ import tokenizers
 import torch
 import transformers
 
-from weir.model.catalog import SMOLLM2_135M
-from weir.model.source import ModelSource, resolve_model
+from weir.model.files.catalog import SMOLLM2_135M
+from weir.model.files.source import ModelSource, resolve_model
 
 TARGET = Path(__file__).parent / "smollm2-135m.json"
 NUM_PROMPTS = 64

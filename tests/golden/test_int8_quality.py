@@ -7,10 +7,10 @@ import pytest
 from tests.golden.generation import Golden, generate, load_golden, poisoned_pages
 
 from weir.bench.quality import QualityReport, measure
-from weir.model.catalog import SMOLLM2_135M
-from weir.model.core_share import FixedShare
+from weir.model.cpu.core_share import FixedShare
+from weir.model.files.catalog import SMOLLM2_135M
+from weir.model.files.source import resolve_model
 from weir.model.load import load_model
-from weir.model.source import resolve_model
 
 pytestmark = [pytest.mark.golden, pytest.mark.timeout(1800)]
 

@@ -16,15 +16,15 @@ from tests.golden.generation import (
 
 from weir.engine.plan import ChunkPlan, StepPlan
 from weir.kv.geometry import num_pages_for
-from weir.model.catalog import SMOLLM2_135M
-from weir.model.config import ModelConfig, load_model_config
-from weir.model.decoder import Decoder
-from weir.model.paged_kv import PagedKv
-from weir.model.runner import TorchRunner
-from weir.model.source import resolve_model
-from weir.model.step_batch import build_batch
-from weir.model.tokenizer import load_tokenizer
-from weir.model.weights import Weights, load_weights
+from weir.model.files.catalog import SMOLLM2_135M
+from weir.model.files.config import ModelConfig, load_model_config
+from weir.model.files.source import resolve_model
+from weir.model.tokens.tokenizer import load_tokenizer
+from weir.model.torch.batch import build_batch
+from weir.model.torch.decoder import Decoder
+from weir.model.torch.paged_kv import PagedKv
+from weir.model.torch.runner import TorchRunner
+from weir.model.torch.weights import Weights, load_weights
 
 pytestmark = pytest.mark.timeout(600)  # beside other work
 

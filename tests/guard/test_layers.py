@@ -96,7 +96,13 @@ def test_only_the_model_room_and_the_bench_import_torch(room: str) -> None:
 
 @pytest.mark.parametrize("service", ["weir_gateway", "weir_scheduler", "weir_transfer"])
 def test_only_workers_import_torch(service: str) -> None:
-    torch_modules = ("torch", "weir.model.load", "weir.model.runner", "weir.model.decoder", "weir.model.sampler")
+    torch_modules = (
+        "torch",
+        "weir.model.load",
+        "weir.model.torch.runner",
+        "weir.model.torch.decoder",
+        "weir.model.sampler",
+    )
     assert offenders((SERVICES / service).rglob("*.py"), torch_modules) == []
 
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from weir.kv.process import ProcessIdentity, try_read_start_ticks
-from weir.kv.segment import Segment, segment_path
+from weir.core.process import ProcessIdentity, try_read_start_ticks
+from weir.kv.arena.segment import Segment, segment_path
 from weir.rpc.channel import make_channel
 from weir.wire.v1 import admin_pb2, admin_pb2_grpc
 

@@ -16,8 +16,8 @@ from tests.integration.arena_process import MODEL_DIGEST, PAGE_BYTES
 
 from weir.core.attempt import Attempt
 from weir.core.sampling import SamplingParams, StopRules
-from weir.kv.record import SequenceParams
-from weir.rpc.arena_client import ArenaClient
+from weir.kv.records.record import SequenceParams
+from weir.rpc.arena.client import ArenaClient
 
 
 def _write_for_ever(pages: NDArray[np.uint8], page_ids: tuple[int, ...]) -> None:

@@ -15,7 +15,7 @@ import pytest
 from tests.integration.arena_process import MODEL_DIGEST, PAGE_BYTES, TransferProcess, ended, sleeping_process
 
 from weir.kv.states import PageState
-from weir.rpc.arena_client import ArenaClient
+from weir.rpc.arena.client import ArenaClient
 from weir_transfer.fence import try_open_process
 
 _TTL_MS = 1000

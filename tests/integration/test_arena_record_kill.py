@@ -7,8 +7,8 @@ import sys
 import time
 from pathlib import Path
 
+from weir.kv.arena.segment import Segment
 from weir.kv.geometry import ArenaGeometry
-from weir.kv.segment import Segment
 
 _GEOMETRY = ArenaGeometry(page_bytes=4096, num_pages=4096, num_slots=1, max_context_tokens=60_000)
 _ROUNDS = 12
@@ -17,8 +17,8 @@ import sys
 from pathlib import Path
 from weir.core.attempt import Attempt
 from weir.core.sampling import SamplingParams, StopRules
-from weir.kv.record import SequenceFacts
-from weir.kv.segment import Segment
+from weir.kv.records.record import SequenceFacts
+from weir.kv.arena.segment import Segment
 
 record = Segment.open(Path(sys.argv[1])).record(0)
 record.begin(SequenceFacts("r", Attempt(), "g", (7, 8, 9), SamplingParams(), StopRules(max_tokens=50_000), 1, ""))

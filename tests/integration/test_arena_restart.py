@@ -10,10 +10,10 @@ import pytest
 from tests.integration.arena_process import MODEL_DIGEST, PAGE_BYTES, TransferProcess, sleeping_process
 
 from weir.core.attempt import Attempt
+from weir.core.process import ProcessIdentity, own_pid_namespace
 from weir.core.sampling import SamplingParams, StopRules
-from weir.kv.process import ProcessIdentity, own_pid_namespace
-from weir.kv.record import SequenceParams
-from weir.rpc.arena_client import ArenaClient, HandedOff
+from weir.kv.records.record import SequenceParams
+from weir.rpc.arena.client import ArenaClient, HandedOff
 from weir.rpc.channel import make_channel
 from weir.wire.v1 import arena_pb2, arena_pb2_grpc
 
@@ -33,7 +33,7 @@ async def transfer() -> AsyncIterator[TransferProcess]:
 def worker_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[ProcessIdentity]:
     """Stands for all workers of a test."""
     with sleeping_process() as (sleeper, identity):
-        monkeypatch.setattr("weir.rpc.arena_lease.own_identity", lambda: identity)
+        monkeypatch.setattr("weir.rpc.arena.lease_stream.own_identity", lambda: identity)
         yield identity
         assert sleeper.poll() is None, "nobody had a reason to kill it"
 

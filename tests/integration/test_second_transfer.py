@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.integration.arena_process import MODEL_DIGEST, PAGE_BYTES, TransferProcess
 
-from weir.rpc.arena_client import ArenaClient
+from weir.rpc.arena.client import ArenaClient
 
 _TTL_MS = 4000
 

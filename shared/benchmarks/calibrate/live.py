@@ -24,11 +24,11 @@ from weir.bench.jobs import BenchRequest, random_prompts
 from weir.bench.load import LoadConfig, RequestRecord, run_jobs
 from weir.bench.profile import try_cost_of
 from weir.core.cost import StepCost
-from weir.sim.outcome import SimResult
+from weir.sim.results.outcome import SimResult
 from weir.sim.simulator import simulate
-from weir.sim.workload import Workload
+from weir.sim.workloads.workload import Workload
 from weir.testing.stack import ProcessView, Stack
-from weir.worker.cost_meter import MEAN_PREFIX
+from weir.worker.engine.cost_meter import MEAN_PREFIX
 
 _NUM_IDLE = 20
 _IDLE_OUTPUT_LEN = 16

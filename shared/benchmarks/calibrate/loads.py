@@ -12,10 +12,10 @@ import numpy as np
 
 from weir.bench.jobs import BenchRequest, random_prompts
 from weir.core.cost import StepCost
-from weir.sim.arrivals import poisson
 from weir.sim.profile import CostProfile
 from weir.sim.spec import PoolSpec, SystemSpec
-from weir.sim.workload import SimRequest, Workload
+from weir.sim.workloads.arrivals import poisson
+from weir.sim.workloads.workload import SimRequest, Workload
 
 ALLOWED_ERROR = 0.15
 """Beyond what real rounds differ by."""

@@ -8,16 +8,16 @@ import torch
 
 from weir.core.sampling import SamplingParams
 from weir.engine.plan import ChunkPlan, ModelRunner, SampleSpec, StepPlan
-from weir.kv.cuda_memory import CudaMemory
-from weir.kv.device_memory import DeviceMemory, receive_memory
 from weir.kv.geometry import num_pages_for
+from weir.kv.memory.cuda import CudaMemory
+from weir.kv.memory.device import DeviceMemory, receive_memory
 from weir.model.architecture import ModelConfig
-from weir.model.device_pages import page_tensor
-from weir.model.dummy_device import dummy_weights_on
-from weir.model.model_shapes import shape_named
+from weir.model.files.shapes import shape_named
 from weir.model.precision import page_geometry
-from weir.model.triton_batch import TritonLimits
-from weir.model.triton_runner import TritonRunner
+from weir.model.triton.batch import TritonLimits
+from weir.model.triton.dummy import dummy_weights_on
+from weir.model.triton.pages import page_tensor
+from weir.model.triton.runner import TritonRunner
 
 _DTYPE = torch.bfloat16
 _WARM_UP_TOKENS = 64

@@ -17,8 +17,8 @@ from weir.core.sampling import SamplingParams
 from weir.engine.plan import ChunkPlan, ModelRunner, SampleSpec, StepPlan
 from weir.kv.geometry import num_pages_for
 from weir.model.architecture import ModelConfig
-from weir.model.tensor_names import tensor_shapes
-from weir.model.triton_batch import TritonLimits
+from weir.model.files.tensor_names import tensor_shapes
+from weir.model.triton.batch import TritonLimits
 
 _LIMITS = TritonLimits(max_rows=2048, max_sequences=128, max_context_tokens=4096)
 _NUM_PAGES = 12_000

@@ -16,8 +16,8 @@ from torch.nn import functional
 
 from benchmarks.kernels.bandwidth import COLD_BYTES, LEAST_PASSES, SECONDS, read_bandwidth
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
-from weir.model.core_share import FixedShare
-from weir.model.crew import ThreadTeam, most_chunks
+from weir.model.cpu.core_share import FixedShare
+from weir.model.cpu.threads import ThreadTeam, most_chunks
 from weir.ops.paged_decode import cpu as decode
 from weir.ops.paged_prefill import cpu as prefill
 from weir.ops.simd.bf16 import BF16_BYTES, bf16_from

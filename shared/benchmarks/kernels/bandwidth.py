@@ -5,8 +5,8 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
-from weir.model.core_share import FixedShare
-from weir.model.crew import ThreadTeam, most_chunks
+from weir.model.cpu.core_share import FixedShare
+from weir.model.cpu.threads import ThreadTeam, most_chunks
 from weir.ops.simd.jit import kernel
 from weir.ops.simd.loops import address_of, prefetch
 from weir.ops.simd.phases import PhaseState, chunk_is_done, take_chunk, wait_for_phase

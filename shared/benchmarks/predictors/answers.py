@@ -14,9 +14,9 @@ import numpy as np
 from weir.core.sampling import SamplingParams
 from weir.engine.plan import ChunkPlan, ModelRunner, SampleSpec, StepPlan
 from weir.kv.geometry import num_pages_for
-from weir.model.core_share import FixedShare
+from weir.model.cpu.core_share import FixedShare
+from weir.model.files.source import ModelSource
 from weir.model.load import load_model
-from weir.model.source import ModelSource
 
 
 @dataclass(frozen=True, slots=True)

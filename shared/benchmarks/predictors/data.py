@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.predictors.answers import Question
-from weir.model.chat_template import ChatTemplate
-from weir.model.tokenizer import Tokenizer
+from weir.model.tokens.chat_template import ChatTemplate
+from weir.model.tokens.tokenizer import Tokenizer
 
 _KEPT = Path(__file__).parent / "kept"
 KEPT_ANSWERS = _KEPT / "answers_smollm2-135m.json"

@@ -13,11 +13,11 @@ from benchmarks.predictors.answers import Answer, AnswerLimits, answer_all, writ
 from benchmarks.predictors.data import KEPT_ANSWERS, PROMPT_SETS, DataSet, Prompter, alpaca_sets, own_sets, questions
 from benchmarks.predictors.measure import SetResult, measure_cost, measure_group, pairwise_tau, scored_lengths
 from benchmarks.predictors.report import PredictorsReport, as_json, as_markdown
-from weir.model.chat_template import load_chat_template
 from weir.model.errors import ModelError
-from weir.model.source import resolve_model
-from weir.model.token_vectors import load_token_table
-from weir.model.tokenizer import load_tokenizer
+from weir.model.files.source import resolve_model
+from weir.model.tokens.chat_template import load_chat_template
+from weir.model.tokens.tokenizer import load_tokenizer
+from weir.model.tokens.vectors import load_token_table
 from weir.policy.predictors.features import PromptFeatures
 from weir.policy.predictors.token_table import TokenTable
 from weir.training.make import train_predictor

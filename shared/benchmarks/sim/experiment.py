@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from benchmarks.sim.results import Results
-from weir.sim.stats import Estimate
+from weir.sim.results.stats import Estimate
 
 
 class Size(StrEnum):

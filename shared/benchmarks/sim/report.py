@@ -11,8 +11,8 @@ from typing import Any
 
 from benchmarks.sim.experiment import Check, Experiment, Figure, Size
 from benchmarks.sim.results import Results
-from weir.sim.report import finite
-from weir.sim.stats import Estimate
+from weir.sim.results.report import finite
+from weir.sim.results.stats import Estimate
 
 
 def write_results(experiment: Experiment, results: Results, size: Size, folder: Path) -> list[Path]:
@@ -132,7 +132,7 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def _pictures(experiment: Experiment, results: Results) -> dict[str, bytes]:
     if not experiment.plots:
         return {}
-    from weir.sim.plots import Curve, sweep_picture  # noqa: PLC0415 - matplotlib only where something is drawn
+    from weir.sim.results.plots import Curve, sweep_picture  # noqa: PLC0415 - matplotlib only where something is drawn
 
     labels = {figure.name: figure.label for figure in experiment.figures}
     x_of = {(row.arm, row.point): row.x for row in results.rows if row.x is not None}

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from weir.sim.stats import Estimate, mean_estimate
+from weir.sim.results.stats import Estimate, mean_estimate
 
 
 @dataclass(frozen=True, slots=True)

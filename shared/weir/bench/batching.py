@@ -19,16 +19,16 @@ from rich.console import Console
 from rich.table import Table
 
 from weir.bench.solo import EngineJob, JobTimeline, SoloRun, WallTimeline, run_alone
-from weir.engine.batcher import BatchLimits
-from weir.engine.join import Batching, JoinSettings
+from weir.engine.batching.batcher import BatchLimits
+from weir.engine.batching.joining import Batching, JoinSettings
+from weir.engine.batching.running import RunningSettings
 from weir.engine.plan import ModelRunner
-from weir.engine.running import RunningSettings
-from weir.model.config import ModelConfig
-from weir.model.core_share import FixedShare
+from weir.model.cpu.core_share import FixedShare
 from weir.model.errors import ModelError
+from weir.model.files.config import ModelConfig
+from weir.model.files.source import resolve_model
 from weir.model.load import load_model
 from weir.model.precision import Precision
-from weir.model.source import resolve_model
 
 _NEVER_S = 1e9
 _CHUNK_TOKENS = 512

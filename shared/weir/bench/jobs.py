@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 
-from weir.sim.traces import read_trace
-from weir.sim.workload import SimRequest, Workload
+from weir.sim.workloads.traces import read_trace
+from weir.sim.workloads.workload import SimRequest, Workload
 
 _TOKEN_LOW = 1000
 _TOKEN_HIGH = 40_000
@@ -82,7 +82,7 @@ class TraceReplay:
 
 
 def trace_jobs(replay: TraceReplay, num: int, seed: int) -> list[BenchRequest]:
-    """The first `num` requests. Raises `weir.sim.trace_file.TraceError`.
+    """The first `num` requests. Raises `weir.sim.workloads.trace_file.TraceError`.
 
     Where the trace says what requests share, their prompts begin alike.
     """

@@ -21,10 +21,10 @@ from weir.client import Chunk, GenerateOptions, Turn
 from weir.client.aio import AsyncWeirClient
 from weir.core.errors import WeirError
 from weir.kv.geometry import PAGE_TOKENS
-from weir.model.chat_template import ChatTemplate, load_chat_template
 from weir.model.errors import ModelError
-from weir.model.source import resolve_model
-from weir.model.tokenizer import Tokenizer, load_tokenizer
+from weir.model.files.source import resolve_model
+from weir.model.tokens.chat_template import ChatTemplate, load_chat_template
+from weir.model.tokens.tokenizer import Tokenizer, load_tokenizer
 
 _FIRST_WORDS = 380
 _SECOND_WORDS = 40

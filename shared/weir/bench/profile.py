@@ -13,13 +13,13 @@ from weir.bench.step_grid import shapes, time_grid
 from weir.core.cost import StepCost
 from weir.core.cost_fit import CostFit, CostSample, fit_cost
 from weir.kv.geometry import PAGE_TOKENS
-from weir.model.core_share import FixedShare
+from weir.model.cpu.core_share import FixedShare
 from weir.model.errors import ModelError
+from weir.model.files.source import resolve_model
 from weir.model.load import load_model
 from weir.model.precision import Precision
-from weir.model.source import resolve_model
 from weir.sim.profile import CostProfile, save_profile
-from weir.worker.cost_meter import METRIC_PREFIX
+from weir.worker.engine.cost_meter import METRIC_PREFIX
 
 
 def main(

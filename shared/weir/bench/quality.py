@@ -18,12 +18,12 @@ from rich.console import Console
 from weir.core.logprobs import TokenLogprobs
 from weir.engine.plan import ChunkPlan, ScoreSpec, StepPlan
 from weir.kv.geometry import num_pages_for
-from weir.model.core_share import FixedShare
+from weir.model.cpu.core_share import FixedShare
 from weir.model.errors import ModelError
+from weir.model.files.source import resolve_model
 from weir.model.load import LoadedWeights, load_model
 from weir.model.precision import Precision
-from weir.model.source import resolve_model
-from weir.model.tokenizer import load_tokenizer
+from weir.model.tokens.tokenizer import load_tokenizer
 
 WINDOW_TOKENS = 512
 

@@ -24,7 +24,7 @@ from weir.policy.registry import make_policy
 from weir.runtime.garbage import rare_full_collections
 from weir.scheduling.commands import Command, SendGrant
 from weir.scheduling.core import SchedulerCore
-from weir.scheduling.limits import CoreLimits, LaneLimits, TenantLimits
+from weir.scheduling.limits.core_limits import CoreLimits, LaneLimits, TenantLimits
 
 _COST = StepCost(5.75, 0.02, 1.1e-6, 0.006, 5e-5)
 _MAX_NUM_SEQS = 64

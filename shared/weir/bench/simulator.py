@@ -17,14 +17,14 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from weir.sim.arrivals import poisson
-from weir.sim.outcome import SimResult
 from weir.sim.profile import load_profile
+from weir.sim.results.outcome import SimResult
 from weir.sim.simulator import simulate
 from weir.sim.spec import LinkSpec, SystemSpec
-from weir.sim.traces import read_lengths
-from weir.sim.workload import Workload
-from weir.sim.workloads import Lengths, draw
+from weir.sim.workloads.arrivals import poisson
+from weir.sim.workloads.mixing import Lengths, draw
+from weir.sim.workloads.traces import read_lengths
+from weir.sim.workloads.workload import Workload
 
 DATA_VARIABLE = "WEIR_TEST_DATA"
 """The folder whose folder `traces` has trace files."""

@@ -11,15 +11,15 @@ from typing import Protocol
 
 from weir.core.attempt import Attempt
 from weir.core.sampling import SamplingParams, StopRules
-from weir.engine.batcher import BatchLimits
-from weir.engine.local import LocalBatcher
+from weir.engine.batching.batcher import BatchLimits
+from weir.engine.batching.local import LocalBatcher
+from weir.engine.batching.running import RunningSettings
+from weir.engine.memory.pages import PagePool
 from weir.engine.messages import Arrival, PageBatch, SequenceEnded, TokenSampled
-from weir.engine.pages import PagePool
 from weir.engine.plan import ModelRunner
-from weir.engine.running import RunningSettings
 from weir.kv.geometry import ArenaGeometry, num_pages_for
 from weir.kv.layout import layout_of
-from weir.kv.record import SequenceParams, SequenceRecord
+from weir.kv.records.record import SequenceParams, SequenceRecord
 
 _RECORD_PAGE_BYTES = 4096  # records do not depend on it
 

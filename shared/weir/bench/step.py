@@ -25,11 +25,11 @@ from weir.bench.step_times import (
     time_step,
 )
 from weir.kv.geometry import num_pages_for
-from weir.model.core_share import FixedShare
+from weir.model.cpu.core_share import FixedShare
 from weir.model.errors import ModelError
+from weir.model.files.source import resolve_model
 from weir.model.load import Int8Weights, LoadedWeights, Runner, load_model
 from weir.model.precision import Precision
-from weir.model.source import resolve_model
 
 _PREFILL_TOKENS = (128, 512)
 _DECODE_SEQUENCES = (1, 8, 32)

@@ -27,8 +27,8 @@ from weir.core.errors import Unavailable
 from weir.core.sampling import SamplingParams, StopRules
 from weir.kv.geometry import ArenaGeometry, PageGeometry, num_pages_for
 from weir.kv.layout import layout_of
-from weir.kv.record import SequenceParams
-from weir.rpc.arena_client import ArenaClient, HandedOff
+from weir.kv.records.record import SequenceParams
+from weir.rpc.arena.client import ArenaClient, HandedOff
 
 SHORT_TOKENS = 100
 LONG_TOKENS = 4000

@@ -17,7 +17,7 @@ import typer
 from weir.bus.server import NatsServerMissing, find_nats_server
 from weir.cli import options
 from weir.cli.console import EXIT_FAILED, stdout
-from weir.model.catalog import CATALOG, model_cache_dir
+from weir.model.files.catalog import CATALOG, model_cache_dir
 from weir.runtime.extras import DISTRIBUTION, ExtraMissing, check_extra, install_command
 
 _GIB = 2**30

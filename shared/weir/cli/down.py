@@ -9,7 +9,7 @@ from weir.cli import options
 from weir.cli.console import error_line, fail, stderr
 from weir.core.errors import WeirError
 from weir.runtime.config import default_runtime_dir
-from weir.runtime.instances import choose_instance, end_instance
+from weir.runtime.stack.instances import choose_instance, end_instance
 
 
 def down(

@@ -17,7 +17,7 @@ from weir.core.api_key import MIN_KEY_CHARS, key_digest, make_key
 from weir.core.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from weir.scheduling.limits import CoreLimits
+    from weir.scheduling.limits.core_limits import CoreLimits
 
 app = typer.Typer(help="Lanes, tenants and their limits.", no_args_is_help=True)
 
@@ -66,8 +66,8 @@ def check(file: Annotated[Path, typer.Argument(help="A limits file.")]) -> None:
 
 def read_limits_file(file: Path) -> "CoreLimits":
     """Ends the command on a file that cannot be used, naming the key that is wrong."""
-    from weir.scheduling.limits import CoreLimits
-    from weir.scheduling.limits_file import parse_limits
+    from weir.scheduling.limits.core_limits import CoreLimits
+    from weir.scheduling.limits.file import parse_limits
 
     try:
         return parse_limits(file.read_text(encoding="utf-8"), CoreLimits())

@@ -11,15 +11,15 @@ from rich.table import Table
 
 from weir.cli.console import EXIT_FAILED, stderr, stdout
 from weir.policy.registry import parse_policy
-from weir.scheduling.limits import CoreLimits
-from weir.scheduling.limits_file import parse_limits
-from weir.sim.metrics import Slos
-from weir.sim.plan import PlanLimits, PoolSizes, Prices
-from weir.sim.planner import PlanJob, Planned, guess_prefill_share, make_plan
+from weir.scheduling.limits.core_limits import CoreLimits
+from weir.scheduling.limits.file import parse_limits
+from weir.sim.planning.plan import PlanLimits, PoolSizes, Prices
+from weir.sim.planning.planner import PlanJob, Planned, guess_prefill_share, make_plan
 from weir.sim.profile import load_profile
-from weir.sim.replay import Arrivals, Replay, load_workload
-from weir.sim.slos import slo_from_ms, slos_of
+from weir.sim.results.metrics import Slos
+from weir.sim.results.slos import slo_from_ms, slos_of
 from weir.sim.spec import LinkSpec
+from weir.sim.workloads.replay import Arrivals, Replay, load_workload
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from types import TracebackType
 
 from weir.cli.console import stderr, stdout
-from weir.runtime.leftovers import Removed
-from weir.runtime.state import StackState
+from weir.runtime.stack.leftovers import Removed
+from weir.runtime.stack.state import StackState
 
 
 def print_endpoints(endpoints: Mapping[str, str], after_s: float, instance: str) -> None:

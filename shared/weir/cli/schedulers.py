@@ -12,9 +12,9 @@ from weir.cli.console import EXIT_NOT_RUNNING, error_line, fail
 from weir.client.scheduling import SchedulingClient
 from weir.core.errors import WeirError
 from weir.runtime.config import default_runtime_dir
-from weir.runtime.instances import choose_instance
-from weir.runtime.paths import InstancePaths
-from weir.runtime.state import try_read_state
+from weir.runtime.stack.instances import choose_instance
+from weir.runtime.stack.paths import InstancePaths
+from weir.runtime.stack.state import try_read_state
 
 SchedulerAddress = Annotated[
     str,

@@ -10,18 +10,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from weir.cli.console import stderr, stdout
 from weir.policy.registry import parse_policy
-from weir.scheduling.limits import CoreLimits
-from weir.scheduling.limits_file import parse_limits
-from weir.sim.arrivals import burst, gamma, poisson
-from weir.sim.outcome import SimResult
+from weir.scheduling.limits.core_limits import CoreLimits
+from weir.scheduling.limits.file import parse_limits
 from weir.sim.profile import load_profile
-from weir.sim.replay import Arrivals, Replay, load_workload
-from weir.sim.report import as_dict, as_tables
+from weir.sim.results.outcome import SimResult
+from weir.sim.results.report import as_dict, as_tables
+from weir.sim.results.slos import slo_from_ms, slos_of
 from weir.sim.simulator import simulate
-from weir.sim.slos import slo_from_ms, slos_of
 from weir.sim.spec import FailureSpec, LinkSpec, PoolSpec, Role, SystemSpec
-from weir.sim.workload import Workload
-from weir.sim.workloads import Lengths, draw
+from weir.sim.workloads.arrivals import burst, gamma, poisson
+from weir.sim.workloads.mixing import Lengths, draw
+from weir.sim.workloads.replay import Arrivals, Replay, load_workload
+from weir.sim.workloads.workload import Workload
 
 _NUM_DRAWN = 1000
 """Requests without a trace, unless told."""
@@ -67,7 +67,7 @@ def run_simulate(options: SimulateOptions, *, as_json: bool) -> None:
     slos = slos_of(limits, slo_from_ms(ttft_ms, gap_ms, 0.0, 0.0))
     result = _simulate(spec, make_workload(options), limits, options)
     if options.plots is not None:
-        from weir.sim.plots import run_pictures, write_pictures
+        from weir.sim.results.plots import run_pictures, write_pictures
 
         for path in write_pictures(run_pictures({options.policy: result}), options.plots):
             stderr.print(f"wrote {path}", markup=False, soft_wrap=True)

@@ -12,10 +12,10 @@ from weir.cli import options
 from weir.cli.console import EXIT_FAILED, EXIT_NOT_RUNNING, error_line, fail, stderr, stdout
 from weir.core.errors import WeirError
 from weir.runtime.config import default_runtime_dir
-from weir.runtime.instances import choose_instance
-from weir.runtime.observe import ProcessReport, StackReport, try_observe
-from weir.runtime.paths import InstancePaths
-from weir.runtime.processes import find_tagged
+from weir.runtime.stack.instances import choose_instance
+from weir.runtime.stack.observe import ProcessReport, StackReport, try_observe
+from weir.runtime.stack.paths import InstancePaths
+from weir.runtime.stack.processes import find_tagged
 
 # What says most about a role; the others are in --json.
 _KEY_METRICS: dict[str, tuple[str, ...]] = {

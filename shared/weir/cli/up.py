@@ -22,15 +22,15 @@ from weir.cli.progress import ConsoleReporter, DetachedProgress, print_endpoints
 from weir.cli.pull import pull_with_progress
 from weir.core.errors import WeirError
 from weir.core.urls import masked_url
-from weir.model.catalog import CATALOG
 from weir.model.device_check import check_device
 from weir.model.errors import ModelError
-from weir.model.source import resolve_model
+from weir.model.files.catalog import CATALOG
+from weir.model.files.source import resolve_model
 from weir.runtime.config import ConfigError, ServiceConfig, resolve_config
-from weir.runtime.instances import run_stack
-from weir.runtime.logfile import rotate
-from weir.runtime.stack_plan import StackConfig
-from weir.runtime.state import StackState, try_read_state
+from weir.runtime.stack.instances import run_stack
+from weir.runtime.stack.logfile import rotate
+from weir.runtime.stack.plan import StackConfig
+from weir.runtime.stack.state import StackState, try_read_state
 
 _POLL_S = 0.05
 _STOP_S = 60.0

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from weir.core.clock import Clock
-from weir.engine.batcher import Batcher
+from weir.engine.batching.batcher import Batcher
 from weir.engine.messages import (
     AddSequence,
     CancelSequence,

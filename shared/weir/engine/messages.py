@@ -10,7 +10,7 @@ from weir.core.cost import StepCost
 from weir.core.logprobs import TokenLogprobs
 from weir.engine.load import EngineLoad
 from weir.engine.plan import NO_LOAD, StepLoad
-from weir.kv.record import SequenceParams
+from weir.kv.records.record import SequenceParams
 from weir.policy.seams import Policy
 
 

@@ -23,7 +23,7 @@ from weir.engine.history import GrowingHistory
 from weir.engine.messages import Arrival, EndReason, SequenceKey, SequenceLog
 from weir.engine.plan import ChunkPlan, SampleSpec, ScoreSpec
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
-from weir.kv.record import SequenceParams
+from weir.kv.records.record import SequenceParams
 
 _new = tuple.__new__  # of named tuples: their own constructors look at keywords first
 

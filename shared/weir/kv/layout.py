@@ -5,7 +5,7 @@
             lease table      MAX_LEASES rows of LEASE_DTYPE
             slot table       num_slots rows of SLOT_DTYPE
             page table       num_pages rows of PAGE_DTYPE
-            records          num_slots sequence records (`weir.kv.record`)
+            records          num_slots sequence records (`weir.kv.records.record`)
             pages            num_pages pages of page_bytes; none of them if they are on a device
 
 Every part begins on a 4096-byte boundary. A change of any of this raises LAYOUT_VERSION.
@@ -62,9 +62,9 @@ COUNTERS_DTYPE = np.dtype([("next_lease_id", "<u4"), ("incarnation", "<u4"), ("n
 RECORD_HEADER_BYTES = 128
 """One of the two header slots of a sequence record."""
 RECORD_FACTS_BYTES = 4608
-"""The facts of a sequence record; `weir.kv.record_format.MAX_FACTS_BYTES` of them are used at most."""
+"""The facts of a sequence record; `weir.kv.records.format.MAX_FACTS_BYTES` of them are used at most."""
 RECORD_LOGPROBS_BYTES = 2048
-"""Log-probabilities of a sequence's newest tokens; what `weir.kv.record_logprobs` needs of it."""
+"""Log-probabilities of a sequence's newest tokens; what `weir.kv.records.logprobs` needs of it."""
 
 _MAGIC = b"WEIRARNA"
 _ALIGNMENT_BYTES = 4096

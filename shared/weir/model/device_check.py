@@ -8,7 +8,7 @@ from importlib import metadata
 
 from weir.core.device import Device
 from weir.core.errors import WeirError
-from weir.kv.cuda_memory import CudaDriver, CudaDriverError
+from weir.kv.memory.cuda import CudaDriver, CudaDriverError
 
 _LEAST_CAPABILITY = (8, 0)
 """The kernels are compiled for, and bf16 matrix products exist from, this one on."""

@@ -10,17 +10,17 @@ import numpy.typing as npt
 from weir.engine.plan import ModelRunner
 from weir.kv.geometry import PageGeometry
 from weir.model.architecture import ModelConfig
-from weir.model.catalog import model_cache_dir
-from weir.model.config import load_model_config
-from weir.model.core_share import CoreShare
-from weir.model.digest import model_digest
+from weir.model.cpu.core_share import CoreShare
+from weir.model.files.catalog import model_cache_dir
+from weir.model.files.config import load_model_config
+from weir.model.files.digest import model_digest
+from weir.model.files.source import ModelSource
 from weir.model.precision import Arithmetic, Precision, choose_arithmetic, page_geometry
-from weir.model.source import ModelSource
 
 # Each arithmetic imports its own libraries, and only when it is used: torch alone is 200 MB and seconds.
 if TYPE_CHECKING:
-    from weir.model.packed_file import PackedWeights
-    from weir.model.weights import Weights
+    from weir.model.cpu.packed_file import PackedWeights
+    from weir.model.torch.weights import Weights
 
 Pages = npt.NDArray[np.uint8]
 
@@ -94,7 +94,7 @@ class Fp32Weights:
         return self.weights.num_bytes
 
     def runner_over(self, pages: Pages) -> Runner:
-        from weir.model.runner import TorchRunner  # noqa: PLC0415
+        from weir.model.torch.runner import TorchRunner  # noqa: PLC0415
 
         return TorchRunner(self.config, self.weights, pages)
 
@@ -117,7 +117,7 @@ class Int8Weights:
         return self.packed.num_bytes
 
     def runner_over(self, pages: Pages) -> Runner:
-        from weir.model.cpu_runner import CpuRunner  # noqa: PLC0415
+        from weir.model.cpu.runner import CpuRunner  # noqa: PLC0415
 
         return CpuRunner(self.config, self.packed, pages, self.share)
 
@@ -125,13 +125,13 @@ class Int8Weights:
 def _load_fp32(source: ModelSource, config: ModelConfig, num_threads: int) -> LoadedWeights:
     import torch  # noqa: PLC0415
 
-    from weir.model.weights import load_weights  # noqa: PLC0415
+    from weir.model.torch.weights import load_weights  # noqa: PLC0415
 
     torch.set_num_threads(num_threads)
     return Fp32Weights(config, load_weights(source, config))
 
 
 def _load_int8(source: ModelSource, config: ModelConfig, share: CoreShare, cache_dir: Path) -> LoadedWeights:
-    from weir.model.packed_store import load_packed  # noqa: PLC0415
+    from weir.model.cpu.packed_store import load_packed  # noqa: PLC0415
 
     return Int8Weights(config, load_packed(source, config, model_digest(source, "int8"), cache_dir), share)

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_type_hints
 
 from weir.core.errors import WeirError
+from weir.core.parsing import choices_of, describe_type, parse_text, parse_toml
 from weir.core.urls import masked_url
 from weir.model.precision import DEVICE_HELP, PRECISION_HELP, check_precision
 from weir.runtime.model_choice import LOAD_HELP, MODEL_HELP, MODEL_SHAPE_HELP, check_load, model_reference
-from weir.runtime.parse import choices_of, describe_type, parse_text, parse_toml
 
 ROLES = ("transfer", "scheduler", "prefill", "decode", "gateway")
 

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from weir.model.source import DUMMY_PREFIX
+from weir.model.files.source import DUMMY_PREFIX
 
 Load = Literal["files", "dummy"]
 
@@ -20,5 +20,5 @@ def check_load(load: Load, model_shape: str) -> None:
 
 
 def model_reference(model: str, load: Load, model_shape: str) -> str:
-    """What `weir.model.source.resolve_model` takes."""
+    """What `weir.model.files.source.resolve_model` takes."""
     return f"{DUMMY_PREFIX}{model_shape}" if load == "dummy" else model

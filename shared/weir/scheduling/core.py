@@ -32,22 +32,22 @@ from weir.bus.prefix_messages import PrefixChanged, PrefixSnapshot
 from weir.core.clock import Clock
 from weir.policy.registry import make_policy
 from weir.policy.seams import Policy
-from weir.scheduling.admission import Admission
-from weir.scheduling.capacity import Capacity
+from weir.scheduling.accounting.fairness import GroupKey
+from weir.scheduling.accounting.tenants import QuotaDebt
+from weir.scheduling.admission.admission import Admission
+from weir.scheduling.admission.endings import CommandQueue, RequestCloser
+from weir.scheduling.admission.shedding import Shedding
 from weir.scheduling.commands import Command, LeftQueue
-from weir.scheduling.endings import CommandQueue, RequestCloser
-from weir.scheduling.fairness import GroupKey
-from weir.scheduling.figures import lane_figures
 from weir.scheduling.granting import Granted, Granter, Unschedulable
 from weir.scheduling.integrity import check_ledger
-from weir.scheduling.ledger import RequestTable
-from weir.scheduling.limits import CoreLimits
-from weir.scheduling.placer import Placer
-from weir.scheduling.rate import Rates
+from weir.scheduling.limits.core_limits import CoreLimits
+from weir.scheduling.metrics import lane_figures
+from weir.scheduling.placement.placer import Placer
+from weir.scheduling.queues.rate import Rates
 from weir.scheduling.reconcile import Verdict, reconcile
-from weir.scheduling.shedding import Shedding
-from weir.scheduling.tenants import QuotaDebt
-from weir.scheduling.workers import DECODE, PREFILL, Workers
+from weir.scheduling.request_table import RequestTable
+from weir.scheduling.workers.capacity import Capacity
+from weir.scheduling.workers.workers import DECODE, PREFILL, Workers
 
 _REACH_S = 1.0
 """A grant this old has reached its prefill worker, if it ever will."""

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from weir.bus.messages import Placement, RefusalReason
-from weir.scheduling.admission import WORKER_RETRY_MS, Refusal
-from weir.scheduling.capacity import Capacity
-from weir.scheduling.lane_queue import LaneQueue
-from weir.scheduling.ledger import RequestTable
-from weir.scheduling.limits import CoreLimits
-from weir.scheduling.placer import Placer
+from weir.scheduling.admission.admission import WORKER_RETRY_MS, Refusal
+from weir.scheduling.limits.core_limits import CoreLimits
+from weir.scheduling.placement.placer import Placer
+from weir.scheduling.queues.lane_queue import LaneQueue
 from weir.scheduling.request import ScheduledRequest
-from weir.scheduling.workers import Workers
+from weir.scheduling.request_table import RequestTable
+from weir.scheduling.workers.capacity import Capacity
+from weir.scheduling.workers.workers import Workers
 
 _Situation = tuple[object, ...]
 """As long as it stays the same, what did not fit does not fit."""

@@ -3,8 +3,8 @@
 from collections import Counter
 from collections.abc import Mapping
 
-from weir.scheduling.ledger import RequestTable
 from weir.scheduling.request import ScheduledRequest
+from weir.scheduling.request_table import RequestTable
 
 
 def check_ledger(ledger: RequestTable) -> tuple[str, ...]:

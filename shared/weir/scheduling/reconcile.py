@@ -3,9 +3,9 @@
 from enum import Enum
 
 from weir.bus.messages import HeldRequest
-from weir.scheduling.ledger import RequestTable
-from weir.scheduling.limits import CoreLimits
+from weir.scheduling.limits.core_limits import CoreLimits
 from weir.scheduling.request import ScheduledRequest
+from weir.scheduling.request_table import RequestTable
 
 
 class Verdict(Enum):

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from weir.bus.messages import Placement, Submit
 from weir.kv.geometry import num_pages_for
 from weir.policy.seams import Waiting
-from weir.scheduling.plan import NO_PLAN, PlacementPlan
+from weir.scheduling.placement_plan import NO_PLAN, PlacementPlan
 
 
 @dataclass(slots=True, eq=False)

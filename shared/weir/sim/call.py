@@ -10,9 +10,9 @@ from weir.core.attempt import Attempt
 from weir.core.sampling import SamplingParams, StopRules
 from weir.engine.messages import SequenceKey
 from weir.kv.geometry import PAGE_TOKENS
-from weir.kv.record import SequenceParams
-from weir.sim.outcome import RequestOutcome
-from weir.sim.workload import SimRequest, Workload
+from weir.kv.records.record import SequenceParams
+from weir.sim.results.outcome import RequestOutcome
+from weir.sim.workloads.workload import SimRequest, Workload
 
 GATEWAY_ID = "gateway-0-00000000"
 TOKEN = 0

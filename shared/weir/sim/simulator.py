@@ -2,17 +2,17 @@
 
 from collections.abc import Callable, Mapping
 
-from weir.scheduling.limits import CoreLimits
+from weir.scheduling.limits.core_limits import CoreLimits
 from weir.sim.call import check_workload
-from weir.sim.engines import EngineMaker, PolicyChoice
+from weir.sim.engines.maker import EngineMaker, PolicyChoice
 from weir.sim.events import NS_PER_S, Coincidence, Timeline, ns_of_s
-from weir.sim.fleet import Fleet
-from weir.sim.gateway import SimGateway
-from weir.sim.memory import MemoryIsTight
-from weir.sim.outcome import SimResult
-from weir.sim.scheduler import SimScheduler
+from weir.sim.memory.page_memory import MemoryIsTight
+from weir.sim.results.outcome import SimResult
 from weir.sim.spec import SystemSpec
-from weir.sim.workload import Workload
+from weir.sim.system.fleet import Fleet
+from weir.sim.system.gateway import SimGateway
+from weir.sim.system.scheduler import SimScheduler
+from weir.sim.workloads.workload import Workload
 
 Progress = Callable[[int, float], None]
 """Requests ended, and simulated seconds; called about once a simulated second."""

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from weir.engine.join import JoinSettings
-from weir.engine.preemption import PreemptionSettings
+from weir.engine.batching.joining import JoinSettings
+from weir.engine.memory.preemption import PreemptionSettings
 from weir.kv.geometry import PAGE_TOKENS
 from weir.sim.profile import CostProfile
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from weir.model.chat_template import load_chat_template
-from weir.model.source import resolve_model
-from weir.model.token_vectors import load_token_table
-from weir.model.tokenizer import load_tokenizer
+from weir.model.files.source import resolve_model
+from weir.model.tokens.chat_template import load_chat_template
+from weir.model.tokens.tokenizer import load_tokenizer
+from weir.model.tokens.vectors import load_token_table
 from weir.policy.predictors.features import PromptFeatures
 from weir.policy.predictors.predictor import Predictor, PredictorInfo
 from weir.policy.predictors.predictor_file import save_predictor

@@ -11,33 +11,33 @@ from weir.bus.nats import NatsBus
 from weir.bus.protocol import Bus
 from weir.bus.subjects import Subjects
 from weir.core.clock import SystemClock
-from weir.engine.batcher import BatchLimits
+from weir.engine.batching.batcher import BatchLimits
 from weir.engine.loop import LoopSettings
 from weir.engine.messages import Command, EngineReport, SetPolicy
-from weir.kv.devices import ArenaMemory, try_memory_kind
+from weir.kv.memory.kinds import ArenaMemory, try_memory_kind
 from weir.kv.messages import HandedOff
-from weir.model.config import ModelConfig, load_model_config
-from weir.model.digest import model_digest
+from weir.model.files.config import ModelConfig, load_model_config
+from weir.model.files.digest import model_digest
+from weir.model.files.source import ModelSource, resolve_model
 from weir.model.precision import choose_arithmetic, page_geometry
-from weir.model.source import ModelSource, resolve_model
 from weir.policy.seams import Policy
-from weir.rpc.arena_client import ArenaClient
+from weir.rpc.arena.client import ArenaClient
 from weir.runtime.service import ServiceContext
 from weir.wire.v1 import worker_pb2_grpc
-from weir.worker.arena_keeper import Arena, PageKeeper
+from weir.worker.arena.page_keeper import Arena, PageKeeper
+from weir.worker.arena.prefixes import Prefixes
 from weir.worker.config import WorkerConfig
-from weir.worker.convert import ModelLimits
-from weir.worker.desk import RequestLimits, RequestManager
-from weir.worker.endings import FinishNotifier
-from weir.worker.engine_host import EngineHost
-from weir.worker.model_loading import ArenaRunner, begin_loading
-from weir.worker.policy_watch import PolicyWatch
-from weir.worker.prefixes import Prefixes
+from weir.worker.engine.engine_host import EngineHost
+from weir.worker.engine.model_loading import ArenaRunner, begin_loading
+from weir.worker.engine.policy_watch import PolicyWatch
 from weir.worker.registry import RegistryEntry
+from weir.worker.requests.convert import ModelLimits
+from weir.worker.requests.endings import FinishNotifier
+from weir.worker.requests.request_manager import RequestLimits, RequestManager
+from weir.worker.requests.servicer import WorkerServicer
+from weir.worker.requests.streams import StreamHub
 from weir.worker.role import LoadedModel, Role, WorkerInfo
-from weir.worker.servicer import WorkerServicer
 from weir.worker.shell import WorkerParts, WorkerShell
-from weir.worker.streams import StreamHub
 
 INBOX_SIZE = 16_384
 """A sequence makes at most four commands, and both kinds of worker bound their sequences well below a quarter of it."""

@@ -8,8 +8,8 @@ from weir.bus.codec import encode
 from weir.bus.messages import WorkerRecord
 from weir.bus.protocol import Bus, BusError, KvBucket
 from weir.bus.subjects import WORKER_TTL_S, Subjects
-from weir.bus.tasks import end_tasks
 from weir.core.errors import Unavailable
+from weir.core.tasks import end_tasks
 
 _log = logging.getLogger(__name__)
 _INTERVAL_S = 1.0

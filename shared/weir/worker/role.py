@@ -4,13 +4,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from weir.engine.batcher import Batcher
+from weir.engine.batching.batcher import Batcher
 from weir.engine.messages import EngineReport, SequenceKey
 from weir.engine.plan import ModelRunner
+from weir.kv.arena.segment import Segment
 from weir.kv.messages import HandedOff
-from weir.kv.segment import Segment
 from weir.wire.v1 import worker_pb2
-from weir.worker.streams import GatewayStream
+from weir.worker.requests.streams import GatewayStream
 
 
 class Role(Protocol):

@@ -15,21 +15,21 @@ from weir.bus.messages import WorkerRecord
 from weir.core.clock import SystemClock
 from weir.engine.loop import InboxFull
 from weir.engine.messages import EngineReport, FailAllSequences, Failure, FailureReason, SetCost, SetPolicy
-from weir.kv.devices import ArenaMemory
 from weir.kv.geometry import PAGE_TOKENS
+from weir.kv.memory.kinds import ArenaMemory
 from weir.policy.registry import make_policy, parse_policy
 from weir.runtime.admin import Description
-from weir.worker.arena_keeper import Arena, PageKeeper
-from weir.worker.cost_meter import CostMeter
-from weir.worker.desk import RequestManager
-from weir.worker.endings import FinishNotifier
-from weir.worker.engine_host import EngineHost
-from weir.worker.policy_watch import PolicyWatch
-from weir.worker.prefixes import Prefixes
+from weir.worker.arena.page_keeper import Arena, PageKeeper
+from weir.worker.arena.prefixes import Prefixes
+from weir.worker.arena.watermark import num_bookable_pages
+from weir.worker.engine.cost_meter import CostMeter
+from weir.worker.engine.engine_host import EngineHost
+from weir.worker.engine.policy_watch import PolicyWatch
 from weir.worker.registry import RegistryEntry
-from weir.worker.reserve import num_bookable_pages
+from weir.worker.requests.endings import FinishNotifier
+from weir.worker.requests.request_manager import RequestManager
+from weir.worker.requests.streams import StreamHub
 from weir.worker.role import LoadedModel, Role, WorkerInfo
-from weir.worker.streams import StreamHub
 
 _log = logging.getLogger(__name__)
 _REGISTER_TIMEOUT_S = 60.0

@@ -14,17 +14,17 @@ from tests.kernels.triton_cases.support import DEVICE, IS_INTERPRETED
 from weir.core.device import Device
 from weir.core.sampling import SamplingParams
 from weir.engine.plan import ChunkPlan, ModelRunner, SampleSpec, StepPlan
-from weir.kv.device_memory import DeviceMemory
-from weir.kv.devices import MemoryKind, try_memory_kind
 from weir.kv.geometry import ArenaGeometry, num_pages_for
-from weir.kv.memory_door import MemoryServer, fetch_memory
-from weir.model.device_pages import memory_tensor, page_tensor
+from weir.kv.memory.device import DeviceMemory
+from weir.kv.memory.kinds import MemoryKind, try_memory_kind
+from weir.kv.memory.server import MemoryServer, fetch_memory
+from weir.model.files.source import resolve_model
 from weir.model.precision import page_geometry
-from weir.model.source import resolve_model
-from weir.model.triton_batch import TritonLimits
-from weir.model.triton_decoder import empty_pages
-from weir.model.triton_load import DeviceWeights, StepRoom, load_on_device
-from weir.model.triton_runner import TritonRunner
+from weir.model.triton.batch import TritonLimits
+from weir.model.triton.decoder import empty_pages
+from weir.model.triton.load import DeviceWeights, StepRoom, load_on_device
+from weir.model.triton.pages import memory_tensor, page_tensor
+from weir.model.triton.runner import TritonRunner
 
 NAME: Device = "interpreter" if IS_INTERPRETED else "cuda"
 ARENA = "a" * 32

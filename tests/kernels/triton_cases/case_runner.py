@@ -17,16 +17,16 @@ from weir.core.sampling import SamplingParams
 from weir.engine.plan import ChunkPlan, ModelRunner, SampleSpec, ScoreSpec, StepPlan, StepResult
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
 from weir.model.architecture import ModelConfig
-from weir.model.decoder import Decoder
-from weir.model.dummy_device import dummy_tensors_on
-from weir.model.model_shapes import shape_named
-from weir.model.paged_kv import PagedKv
-from weir.model.step_batch import build_batch
-from weir.model.triton_batch import TritonLimits
-from weir.model.triton_decoder import empty_pages, weights_on
-from weir.model.triton_graphs import cuda_graph_capture, graph_shapes
-from weir.model.triton_runner import TritonRunner
-from weir.model.weights import LayerWeights, Weights
+from weir.model.files.shapes import shape_named
+from weir.model.torch.batch import build_batch
+from weir.model.torch.decoder import Decoder
+from weir.model.torch.paged_kv import PagedKv
+from weir.model.torch.weights import LayerWeights, Weights
+from weir.model.triton.batch import TritonLimits
+from weir.model.triton.decoder import empty_pages, weights_on
+from weir.model.triton.dummy import dummy_tensors_on
+from weir.model.triton.graphs import cuda_graph_capture, graph_shapes
+from weir.model.triton.runner import TritonRunner
 
 CPU = torch.device("cpu")
 KERNEL_TYPE: Any = InterpretedFunction if IS_INTERPRETED else JITFunction
@@ -122,7 +122,7 @@ def triton_runner(
 
 def torch_runner(weights: Weights) -> ModelRunner:
     pytest.importorskip("numba", reason="the CPU's sampler is compiled by numba")
-    from weir.model.runner import TorchRunner  # noqa: PLC0415
+    from weir.model.torch.runner import TorchRunner  # noqa: PLC0415
 
     return TorchRunner(CONFIG, weights, np.zeros((NUM_PAGES, CONFIG.page_geometry.page_bytes), np.uint8))
 

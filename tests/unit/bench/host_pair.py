@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from weir.engine.plan import ModelRunner, StepPlan
-from weir.kv.device_memory import DeviceMemory, HostMemory, receive_memory
 from weir.kv.geometry import PAGE_TOKENS
+from weir.kv.memory.device import DeviceMemory, HostMemory, receive_memory
 from weir.testing.runner import HashRunner
 
 VOCAB_SIZE = 1000

@@ -17,10 +17,10 @@ from weir.bench.batching import (
 from weir.bench.solo import EngineJob, run_alone
 from weir.core.clock import ManualClock
 from weir.core.sampling import SamplingParams
-from weir.engine.batcher import BatchLimits
-from weir.engine.join import Batching, JoinSettings
+from weir.engine.batching.batcher import BatchLimits
+from weir.engine.batching.joining import Batching, JoinSettings
+from weir.engine.batching.running import RunningSettings
 from weir.engine.plan import StepPlan, StepResult
-from weir.engine.running import RunningSettings
 from weir.testing.runner import HashRunner, reference_tokens
 
 VOCAB_SIZE = 50

@@ -21,7 +21,7 @@ from benchmarks.calibrate.loads import (
 )
 from weir.core.cost import StepCost
 from weir.sim.simulator import simulate
-from weir.sim.workload import SimRequest, Workload
+from weir.sim.workloads.workload import SimRequest, Workload
 from weir.worker.config import WorkerConfig
 from weir_decode.config import DecodeConfig
 from weir_prefill.config import PrefillConfig

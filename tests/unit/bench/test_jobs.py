@@ -10,7 +10,7 @@ from weir.bench.api_keys import check_keys, read_keys
 from weir.bench.jobs import Mix, TraceReplay, mixed, random_jobs, trace_jobs
 from weir.bench.load import LoadConfig, RequestRecord, make_jobs, run_jobs
 from weir.bench.serve import block, summarize, summarize_groups
-from weir.sim.trace_file import TraceError
+from weir.sim.workloads.trace_file import TraceError
 
 CAPTURE = """\
 {"arrival_s": 10.0, "num_prompt_tokens": 320, "num_output_tokens": 8, "prefix_blocks": [7], "lane": "batch"}

@@ -14,7 +14,7 @@ from benchmarks.sim.registry import experiment_names, load_experiment
 from benchmarks.sim.report import as_markdown, show, write_results
 from benchmarks.sim.results import Results, Row
 from benchmarks.sim.runner import TracesMissing, run_case, run_experiment
-from weir.sim.stats import Estimate, mean_estimate
+from weir.sim.results.stats import Estimate, mean_estimate
 
 
 def delay(arm: str, load: float, seed: int) -> Mapping[str, float]:

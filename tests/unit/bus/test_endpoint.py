@@ -13,7 +13,7 @@ from opentelemetry.trace import SpanKind
 
 from weir.bus.codec import VERSION_HEADER, encode
 from weir.bus.endpoint import BusEndpoint, MalformedReply
-from weir.bus.memory import InMemoryBus, InMemoryHub
+from weir.bus.in_memory import InMemoryBus, InMemoryHub
 from weir.bus.messages import Ack, Cancel, GrantReply
 from weir.bus.protocol import BusTimeout
 from weir.bus.subjects import Subjects

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from weir.bus.tasks import end_tasks
+from weir.core.tasks import end_tasks
 
 
 async def test_a_task_that_swallows_a_cancellation_is_asked_again() -> None:

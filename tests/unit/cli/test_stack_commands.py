@@ -15,10 +15,10 @@ import pytest
 from typer.testing import CliRunner
 
 from weir.cli.app import app
-from weir.kv.process import own_identity
-from weir.runtime.paths import InstancePaths
-from weir.runtime.processes import tag, try_identify
-from weir.runtime.state import ProcessState, StackState, read_boot_id, write_state
+from weir.core.process import own_identity
+from weir.runtime.stack.paths import InstancePaths
+from weir.runtime.stack.processes import tag, try_identify
+from weir.runtime.stack.state import ProcessState, StackState, read_boot_id, write_state
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,14 @@ from tests.unit.engine.world import TICK_S, VOCAB_SIZE, Outcome, Records
 from weir.core.attempt import Attempt
 from weir.core.clock import ManualClock
 from weir.core.sampling import SamplingParams, StopRules
-from weir.engine.batcher import BatchLimits
-from weir.engine.join import JoinSettings
-from weir.engine.local import LocalBatcher
+from weir.engine.batching.batcher import BatchLimits
+from weir.engine.batching.joining import JoinSettings
+from weir.engine.batching.local import LocalBatcher
+from weir.engine.batching.pausing import RestSettings
+from weir.engine.batching.running import RunningSettings
+from weir.engine.memory.pages import PagePool
+from weir.engine.memory.preemption import PreemptionSettings
+from weir.engine.memory.swapping import HostPages, PageMover, SwappingRunner
 from weir.engine.messages import (
     Arrival,
     Event,
@@ -24,13 +29,8 @@ from weir.engine.messages import (
     SequenceKey,
     TokenSampled,
 )
-from weir.engine.pages import PagePool
-from weir.engine.preemption import PreemptionSettings
-from weir.engine.rests import RestSettings
-from weir.engine.running import RunningSettings
-from weir.engine.swapping import HostPages, PageMover, SwappingRunner
-from weir.kv.record import SequenceParams
-from weir.kv.swap import SwapFile
+from weir.kv.memory.swap import SwapFile
+from weir.kv.records.record import SequenceParams
 from weir.policy.registry import make_policy
 from weir.testing.runner import HashRunner
 

@@ -5,9 +5,13 @@ from dataclasses import replace
 import pytest
 from tests.unit.engine.world import MAX_CONTEXT_TOKENS, VOCAB_SIZE, Records, facts, limits
 
-from weir.engine.batcher import Batcher
+from weir.engine.batching.batcher import Batcher
+from weir.engine.batching.decode import DecodeBatcher
+from weir.engine.batching.prefill import PrefillBatcher
+from weir.engine.batching.running import RunningSettings
 from weir.engine.counters import fingerprint_of
-from weir.engine.decode import DecodeBatcher
+from weir.engine.memory.pages import PageDefect, PageNeed, PagePool
+from weir.engine.memory.preemption import PreemptionSettings
 from weir.engine.messages import (
     Arrival,
     EndReason,
@@ -19,12 +23,8 @@ from weir.engine.messages import (
     SequenceKey,
     TokenSampled,
 )
-from weir.engine.pages import PageDefect, PageNeed, PagePool
 from weir.engine.plan import StepPlan
-from weir.engine.preemption import PreemptionSettings
-from weir.engine.prefill import PrefillBatcher
-from weir.engine.running import RunningSettings
-from weir.kv.record import SequenceParams
+from weir.kv.records.record import SequenceParams
 from weir.testing.runner import HashRunner
 
 NUM_PAGES = 64

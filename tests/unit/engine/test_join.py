@@ -5,9 +5,9 @@ from tests.unit.engine.pressure import PressedEngine, Pressure, Prompt
 from tests.unit.engine.world import MAX_CONTEXT_TOKENS, VOCAB_SIZE
 
 from weir.core.clock import ManualClock
-from weir.engine.batcher import BatchLimits
-from weir.engine.join import Batching, DynamicGate, JoinSettings, StaticGate, make_gate
-from weir.engine.preemption import PreemptionSettings
+from weir.engine.batching.batcher import BatchLimits
+from weir.engine.batching.joining import Batching, DynamicGate, JoinSettings, StaticGate, make_gate
+from weir.engine.memory.preemption import PreemptionSettings
 from weir.policy.seams import BatchView, Gate, Member
 
 

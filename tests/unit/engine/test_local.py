@@ -5,8 +5,9 @@ from tests.unit.engine.test_batchers import handed_off, step
 from tests.unit.engine.world import VOCAB_SIZE, Records, facts, limits
 
 from weir.core.sampling import SamplingParams
-from weir.engine.batcher import Batcher
-from weir.engine.local import LocalBatcher
+from weir.engine.batching.batcher import Batcher
+from weir.engine.batching.local import LocalBatcher
+from weir.engine.memory.pages import PagePool
 from weir.engine.messages import (
     Arrival,
     ChunkComputed,
@@ -18,7 +19,6 @@ from weir.engine.messages import (
     SequenceKey,
     TokenSampled,
 )
-from weir.engine.pages import PagePool
 from weir.engine.plan import ChunkPlan, StepPlan
 from weir.testing.runner import HashRunner, reference_tokens
 

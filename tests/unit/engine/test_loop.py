@@ -10,7 +10,9 @@ from tests.unit.engine.world import VOCAB_SIZE, Records, facts, limits
 
 from weir.core.clock import SystemClock
 from weir.core.cost import StepCost
+from weir.engine.batching.prefill import PrefillBatcher
 from weir.engine.loop import EngineLoop, InboxFull, LoopSettings
+from weir.engine.memory.pages import PagePool
 from weir.engine.messages import (
     AddSequence,
     Arrival,
@@ -27,9 +29,7 @@ from weir.engine.messages import (
     SetCost,
     TokenSampled,
 )
-from weir.engine.pages import PagePool
 from weir.engine.plan import StepPlan
-from weir.engine.prefill import PrefillBatcher
 from weir.testing.runner import HashRunner
 
 TIMEOUT_S = 5.0

@@ -7,12 +7,12 @@ import pytest
 from tests.unit.engine.test_rests import Crowd
 from tests.unit.engine.world import Records, facts, limits
 
-from weir.engine.join import Batching, JoinSettings
-from weir.engine.local import LocalBatcher
+from weir.engine.batching.joining import Batching, JoinSettings
+from weir.engine.batching.local import LocalBatcher
+from weir.engine.batching.running import RunningSettings
+from weir.engine.memory.pages import PagePool
 from weir.engine.messages import Arrival, PageBatch
-from weir.engine.pages import PagePool
 from weir.engine.plan import StepResult
-from weir.engine.running import RunningSettings
 from weir.policy.fcfs import FcfsParams, make
 from weir.policy.seams import BatchView, GateDecision, Policy, StepShare, StepView
 

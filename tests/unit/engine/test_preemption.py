@@ -7,15 +7,15 @@ import pytest
 from tests.unit.engine.test_batchers import NUM_PAGES, RECORD_SLOTS, handed_off
 from tests.unit.engine.world import VOCAB_SIZE, Records, facts, limits
 
-from weir.engine.decode import DecodeBatcher
+from weir.engine.batching.decode import DecodeBatcher
+from weir.engine.batching.running import RunningSettings
+from weir.engine.memory.pages import PagePool
+from weir.engine.memory.preemption import PreemptionSettings
+from weir.engine.memory.swapping import HostPages, PageMover, SwappingRunner
 from weir.engine.messages import Arrival, EndReason, Failure, FailureReason, PageBatch, SequenceEnded, SequenceKey
-from weir.engine.pages import PagePool
 from weir.engine.plan import StepPlan
-from weir.engine.preemption import PreemptionSettings
-from weir.engine.running import RunningSettings
-from weir.engine.swapping import HostPages, PageMover, SwappingRunner
-from weir.kv.record import SequenceSnapshot
-from weir.kv.swap import SwapFile
+from weir.kv.memory.swap import SwapFile
+from weir.kv.records.record import SequenceSnapshot
 from weir.testing.runner import HashRunner
 
 NUM_PLACES = 8

@@ -3,12 +3,12 @@
 import pytest
 from tests.unit.engine.world import VOCAB_SIZE, Records, facts, limits
 
-from weir.engine.join import Batching, JoinSettings
-from weir.engine.local import LocalBatcher
+from weir.engine.batching.joining import Batching, JoinSettings
+from weir.engine.batching.local import LocalBatcher
+from weir.engine.batching.prefill_batches import PrefillBatches, PrefillBatchSettings, PrefillPhase
+from weir.engine.batching.running import RunningSettings
+from weir.engine.memory.pages import PagePool
 from weir.engine.messages import Arrival, EndReason, PageBatch, SequenceEnded, TokenSampled
-from weir.engine.pages import PagePool
-from weir.engine.prefill_batches import PrefillBatches, PrefillBatchSettings, PrefillPhase
-from weir.engine.running import RunningSettings
 from weir.policy.registry import make_policy
 from weir.policy.seams import BatchView, Decode, Member, Prefill, StepView
 from weir.testing.runner import HashRunner, reference_tokens

@@ -11,11 +11,11 @@ from tests.unit.engine.pressure import PressedEngine, Pressure, Prompt
 from tests.unit.engine.world import MAX_CONTEXT_TOKENS, VOCAB_SIZE
 
 from weir.core.sampling import SamplingParams
-from weir.engine.batcher import BatchLimits
-from weir.engine.join import Batching, JoinSettings
+from weir.engine.batching.batcher import BatchLimits
+from weir.engine.batching.joining import Batching, JoinSettings
+from weir.engine.batching.pausing import RestSettings
+from weir.engine.memory.preemption import PreemptionSettings
 from weir.engine.messages import EndReason, FailureReason
-from weir.engine.preemption import PreemptionSettings
-from weir.engine.rests import RestSettings
 from weir.kv.geometry import num_pages_for
 from weir.policy.registry import policy_names
 from weir.testing.runner import reference_tokens

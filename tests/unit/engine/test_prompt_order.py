@@ -4,10 +4,10 @@ from dataclasses import replace
 
 from tests.unit.engine.world import VOCAB_SIZE, Records, facts, limits
 
+from weir.engine.batching.prefill import PrefillBatcher
+from weir.engine.batching.prompts import MAX_PASSED_OVER
+from weir.engine.memory.pages import PagePool
 from weir.engine.messages import Arrival, Failure, FailureReason, HandOffReady, PageBatch
-from weir.engine.pages import PagePool
-from weir.engine.prefill import PrefillBatcher
-from weir.engine.prompts import MAX_PASSED_OVER
 from weir.policy.registry import make_policy
 from weir.testing.runner import HashRunner
 

@@ -8,9 +8,9 @@ from tests.unit.engine.test_batchers import prefill, step
 from tests.unit.engine.test_local import local
 from tests.unit.engine.world import Records, facts
 
-from weir.engine.batcher import Batcher
+from weir.engine.batching.batcher import Batcher
+from weir.engine.batching.prompts import MAX_PASSED_OVER
 from weir.engine.messages import Arrival
-from weir.engine.prompts import MAX_PASSED_OVER
 
 MakeBatcher = Callable[..., Batcher]
 

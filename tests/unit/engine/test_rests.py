@@ -6,13 +6,13 @@ import pytest
 from tests.unit.engine.test_batchers import NUM_PAGES, RECORD_SLOTS, handed_off
 from tests.unit.engine.world import VOCAB_SIZE, Records, facts, limits
 
-from weir.engine.decode import DecodeBatcher
-from weir.engine.join import Batching, JoinSettings
-from weir.engine.local import LocalBatcher
+from weir.engine.batching.decode import DecodeBatcher
+from weir.engine.batching.joining import Batching, JoinSettings
+from weir.engine.batching.local import LocalBatcher
+from weir.engine.batching.pausing import RestSettings
+from weir.engine.batching.running import RunningBatcher, RunningSettings
+from weir.engine.memory.pages import PagePool
 from weir.engine.messages import Arrival, PageBatch, TokenSampled
-from weir.engine.pages import PagePool
-from weir.engine.rests import RestSettings
-from weir.engine.running import RunningBatcher, RunningSettings
 from weir.policy.fcfs import FcfsParams, make
 from weir.policy.seams import Policy
 from weir.testing.runner import HashRunner

@@ -8,9 +8,12 @@ import pytest
 from tests.unit.engine.world import VOCAB_SIZE, Records, facts, limits
 
 from weir.core.clock import SystemClock
-from weir.engine.join import Batching, JoinSettings
-from weir.engine.local import LocalBatcher
+from weir.engine.batching.joining import Batching, JoinSettings
+from weir.engine.batching.local import LocalBatcher
+from weir.engine.batching.running import RunningSettings
 from weir.engine.loop import EngineLoop, LoopSettings
+from weir.engine.memory.pages import PagePool
+from weir.engine.memory.preemption import PreemptionSettings
 from weir.engine.messages import (
     AddSequence,
     Arrival,
@@ -22,9 +25,6 @@ from weir.engine.messages import (
     SetPolicy,
     StepTiming,
 )
-from weir.engine.pages import PagePool
-from weir.engine.preemption import PreemptionSettings
-from weir.engine.running import RunningSettings
 from weir.policy.registry import make_policy
 from weir.testing.runner import HashRunner
 

@@ -9,13 +9,13 @@ from tests.unit.engine.test_policy_seams import ScriptedBudget, policy
 from tests.unit.engine.world import Records, facts, limits
 
 from weir.core.cost import StepCost
-from weir.engine.batcher import Batcher
-from weir.engine.local import LocalBatcher
+from weir.engine.batching.batcher import Batcher
+from weir.engine.batching.local import LocalBatcher
+from weir.engine.batching.prefill import PrefillBatcher
+from weir.engine.batching.step_pace import FIRST_TOKENS, LEAST_TOKENS, StepPace
+from weir.engine.memory.pages import PagePool
 from weir.engine.messages import Arrival, PageBatch
-from weir.engine.pages import PagePool
 from weir.engine.plan import StepPlan, StepResult
-from weir.engine.prefill import PrefillBatcher
-from weir.engine.step_pace import FIRST_TOKENS, LEAST_TOKENS, StepPace
 from weir.policy.seams import StepShare
 
 TARGET_S = 0.2

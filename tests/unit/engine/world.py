@@ -8,8 +8,10 @@ from weir.core.attempt import Attempt
 from weir.core.clock import ManualClock
 from weir.core.logprobs import TokenLogprobs
 from weir.core.sampling import SamplingParams, StopRules
-from weir.engine.batcher import Batcher, BatchLimits
-from weir.engine.decode import DecodeBatcher
+from weir.engine.batching.batcher import Batcher, BatchLimits
+from weir.engine.batching.decode import DecodeBatcher
+from weir.engine.batching.prefill import PrefillBatcher
+from weir.engine.memory.pages import PagePool
 from weir.engine.messages import (
     Arrival,
     Event,
@@ -22,11 +24,9 @@ from weir.engine.messages import (
     SequenceKey,
     TokenSampled,
 )
-from weir.engine.pages import PagePool
-from weir.engine.prefill import PrefillBatcher
 from weir.kv.geometry import ArenaGeometry
 from weir.kv.layout import layout_of
-from weir.kv.record import SequenceParams, SequenceRecord
+from weir.kv.records.record import SequenceParams, SequenceRecord
 from weir.testing.runner import HashRunner
 
 VOCAB_SIZE = 50

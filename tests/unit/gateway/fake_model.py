@@ -4,7 +4,7 @@ import codecs
 from collections.abc import Mapping, Sequence
 
 from weir.core.errors import FieldViolation, InvalidRequest
-from weir_gateway.models import ServedModel
+from weir_gateway.requests.models import ServedModel
 
 EOS = 256
 VOCAB_SIZE = 257

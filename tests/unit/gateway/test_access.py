@@ -11,10 +11,10 @@ from weir.bus.codec import MalformedMessage, decode, encode
 from weir.bus.configuration import AccessRules, TenantAccess
 from weir.core.api_key import key_digest, make_key, try_read_key
 from weir.core.errors import InvalidRequest, PermissionDenied, Unauthenticated, Unavailable
-from weir_gateway.access import AccessControl
+from weir_gateway.access.access import AccessControl
+from weir_gateway.access.tenant_counts import TenantCounts
 from weir_gateway.draft import GRPC_NAMES
-from weir_gateway.openai_schema import HTTP_NAMES
-from weir_gateway.tenant_counts import TenantCounts
+from weir_gateway.frontends.openai_schema import HTTP_NAMES
 
 KEY_A, KEY_B, OTHER_KEY_B = "key-of-a-0123456789", "key-of-b-0123456789", "other-key-of-b-01234"
 CLOSED = replace(

@@ -10,10 +10,10 @@ from tests.unit.gateway.fake_scheduler import OPEN_RULES
 
 from weir.bus.codec import encode
 from weir.bus.configuration import ACCESS_KEY, AccessRules
-from weir.bus.memory import InMemoryHub
+from weir.bus.in_memory import InMemoryHub
 from weir.bus.subjects import Subjects
-from weir_gateway.access import AccessControl
-from weir_gateway.access_watch import AccessWatch
+from weir_gateway.access.access import AccessControl
+from weir_gateway.access.access_watch import AccessWatch
 
 SUBJECTS = Subjects("test")
 
@@ -49,7 +49,7 @@ async def say(hub: InMemoryHub, rules: AccessRules) -> None:
 
 
 async def test_a_defect_is_counted_and_the_rules_are_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weir_gateway.access_watch._RETRY_S", 0.01)
+    monkeypatch.setattr("weir_gateway.access.access_watch._RETRY_S", 0.01)
     hub, book = InMemoryHub(), _FailingBook()
     await say(hub, OPEN_RULES)
     async with following(hub, book) as watch:
@@ -59,7 +59,7 @@ async def test_a_defect_is_counted_and_the_rules_are_told_again(monkeypatch: pyt
 
 
 async def test_a_bus_that_is_away_at_the_start_and_later_costs_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weir_gateway.access_watch._RETRY_S", 0.01)
+    monkeypatch.setattr("weir_gateway.access.access_watch._RETRY_S", 0.01)
     hub, book = InMemoryHub(), AccessControl()
     hub.stop()
     async with following(hub, book) as watch:

@@ -23,7 +23,7 @@ from weir.rpc.gate import PortLimits
 from weir.testing.load import greedy_request, stream
 from weir.wire.v1 import inference_pb2, types_pb2
 from weir_gateway.config import GatewayConfig
-from weir_gateway.grpc_door import InferenceServicer
+from weir_gateway.frontends.grpc_frontend import InferenceServicer
 
 CLOSED = replace(OPEN_RULES, tenants=(TenantAccess("a", (key_digest("key-of-a-0123456789"),)),))
 SMALL = PortLimits(max_message_bytes=1000, max_calls=8)

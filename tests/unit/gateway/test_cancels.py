@@ -8,8 +8,8 @@ from tests.unit.gateway.fake_workers import CANCELLED, LENGTH, update, worker_er
 from weir.core.attempt import Attempt
 from weir.core.clock import ManualClock
 from weir.wire.v1 import worker_pb2
-from weir_gateway.cancels import UnconfirmedCancels
-from weir_gateway.wire import cancel_command
+from weir_gateway.workers.cancels import UnconfirmedCancels
+from weir_gateway.workers.wire import cancel_command
 
 
 class Book:

@@ -17,7 +17,7 @@ from weir.core.errors import Cancelled, Overloaded, Unavailable
 from weir.testing.load import greedy_request
 from weir.wire.v1 import inference_pb2, worker_pb2
 from weir_gateway.draft import GRPC_NAMES, Operation, RequestDraft, Text
-from weir_gateway.driver import DriverSettings
+from weir_gateway.driving.driver import DriverSettings
 from weir_gateway.gateway import GatewaySettings
 
 OPTIONS = GenerateOptions(n=3, seed=11, max_tokens=20)

@@ -11,7 +11,7 @@ import uvicorn
 from opentelemetry.trace import NoOpTracerProvider
 from tests.unit.gateway.fake_model import byte_model
 
-from weir.bus.memory import InMemoryHub
+from weir.bus.in_memory import InMemoryHub
 from weir.bus.protocol import Bus, BusUnavailable
 from weir.core.clock import SystemClock
 from weir.core.errors import Unavailable
@@ -19,7 +19,7 @@ from weir.model.errors import ModelNotFound
 from weir.runtime.config import ConfigError, read_config
 from weir_gateway.component import GatewayComponent, gateway_settings
 from weir_gateway.config import GatewayConfig
-from weir_gateway.models import ServedModel, load_served_model
+from weir_gateway.requests.models import ServedModel, load_served_model
 
 
 def make_component(

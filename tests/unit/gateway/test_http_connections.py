@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from weir_gateway.http_server import HttpServer
+from weir_gateway.frontends.http_server import HttpServer
 
 HEAD_TIMEOUT_S = 0.3
 SLOW_S = 3 * HEAD_TIMEOUT_S

@@ -19,7 +19,7 @@ from weir.core.options import GenerateOptions
 from weir.testing.load import greedy_request, stream
 from weir.wire.v1 import inference_pb2_grpc
 from weir_gateway.draft import GRPC_NAMES, Operation, RequestDraft, Text
-from weir_gateway.sse import EventStream
+from weir_gateway.frontends.sse import EventStream
 
 CANCELLED, EXPIRED = grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED
 

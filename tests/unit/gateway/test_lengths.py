@@ -19,12 +19,12 @@ from weir.client import AsyncWeirClient, GenerateOptions
 from weir.policy.predictors.features import PromptFeatures
 from weir.policy.predictors.predictor import Predictions, Predictor
 from weir.policy.predictors.token_table import make_token_table
-from weir.sim.traces import read_trace
+from weir.sim.workloads.traces import read_trace
 from weir.training.make import train_predictor
 from weir.training.samples import Samples
-from weir_gateway.lengths import OutputLengths
-from weir_gateway.prediction import OutputPrediction, PredictionLimits, PredictionQueue
-from weir_gateway.request_log import RequestLog, RequestLogSettings
+from weir_gateway.lengths.lengths import OutputLengths
+from weir_gateway.lengths.request_log import RequestLog, RequestLogSettings
+from weir_gateway.requests.prediction import OutputPrediction, PredictionLimits, PredictionQueue
 
 OPTIONS = GenerateOptions(max_tokens=50, temperature=0.0)
 ANSWER_TOKENS = len("hello world") + 1

@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 from tests.unit.predictors.words import QUICK, samples_of, word_table
 
-from weir.model.chat_template import load_chat_template
-from weir.model.source import resolve_model
-from weir.model.token_vectors import load_token_table
-from weir.model.tokenizer import load_tokenizer
+from weir.model.files.source import resolve_model
+from weir.model.tokens.chat_template import load_chat_template
+from weir.model.tokens.tokenizer import load_tokenizer
+from weir.model.tokens.vectors import load_token_table
 from weir.policy.predictors.features import PromptFeatures
 from weir.policy.predictors.predictor_file import save_predictor
 from weir.runtime.config import ConfigError
 from weir.training.make import train_predictor
 from weir.training.samples import Samples
 from weir_gateway.config import GatewayConfig
-from weir_gateway.lengths_loading import load_lengths
+from weir_gateway.lengths.loading import load_lengths
 
 MODEL = "dummy:tiny"
 

@@ -9,7 +9,7 @@ from tests.unit.gateway.world import FAST, World
 from weir.core.attempt import Attempt
 from weir.core.clock import ManualClock
 from weir.core.errors import Unavailable, WeirError
-from weir_gateway.links import WorkerConnections
+from weir_gateway.workers.connections import WorkerConnections
 
 
 async def decoding(world: World) -> "asyncio.Task[tuple[WeirError, str]]":

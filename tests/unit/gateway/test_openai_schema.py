@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from weir.core.errors import InvalidRequest
 from weir_gateway.draft import RequestDraft
-from weir_gateway.openai_schema import ChatBody, CompletionBody, chat_draft, completion_draft, parse_body
+from weir_gateway.frontends.openai_schema import ChatBody, CompletionBody, chat_draft, completion_draft, parse_body
 
 NAMES = (
     *("model", "prompt", "messages", "max_tokens", "temperature", "top_p", "n", "stream", "stream_options", "stop"),

@@ -8,9 +8,9 @@ from tests.unit.gateway.fake_model import EOS, ByteDetokenizer
 
 from weir.core.attempt import Attempt
 from weir.core.logprobs import TokenLogprobs
-from weir_gateway.output import Output, OutputOptions, TokenUpdate
-from weir_gateway.stops import StopMatcher
-from weir_gateway.tokens import FinishReason, TokenOrder
+from weir_gateway.requests.output import Output, OutputOptions, TokenUpdate
+from weir_gateway.requests.stops import StopMatcher
+from weir_gateway.requests.tokens import FinishReason, TokenOrder
 
 ATTEMPT = Attempt(1)
 

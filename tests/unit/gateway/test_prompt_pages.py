@@ -7,10 +7,10 @@ from tests.unit.gateway.fake_scheduler import STANDING
 
 from weir.core.options import GenerateOptions
 from weir.kv.geometry import PAGE_TOKENS
-from weir.kv.prefix import page_hashes, prefix_seed
+from weir.kv.prefixes.hashing import page_hashes, prefix_seed
 from weir_gateway.draft import GRPC_NAMES, Operation, RequestDraft, Text
-from weir_gateway.prompt_pages import pages_of
-from weir_gateway.validation import CheckedRequest, Limits, check_prompt
+from weir_gateway.requests.prompt_pages import pages_of
+from weir_gateway.requests.validation import CheckedRequest, Limits, check_prompt
 
 PROMPT = [number % 200 for number in range(3 * PAGE_TOKENS + 5)]
 OPTIONS = GenerateOptions(max_tokens=4)

@@ -15,14 +15,14 @@ from weir.core.errors import Unavailable, WeirError
 from weir.core.life import IllegalTransition, LifeEvent, Phase
 from weir.core.options import GenerateOptions
 from weir.wire.v1 import types_pb2, worker_pb2
-from weir_gateway.call import RequestState
-from weir_gateway.choices import Choices
 from weir_gateway.draft import GRPC_NAMES, Operation, RequestDraft, Text
-from weir_gateway.output import Output, OutputOptions
-from weir_gateway.request import RequestEnd, RequestIds, RequestRecord
-from weir_gateway.stops import StopMatcher
-from weir_gateway.tokens import TokenOrder
-from weir_gateway.validation import Limits, check_prompt
+from weir_gateway.driving.call import RequestState
+from weir_gateway.driving.choices import Choices
+from weir_gateway.requests.output import Output, OutputOptions
+from weir_gateway.requests.request import RequestEnd, RequestIds, RequestRecord
+from weir_gateway.requests.stops import StopMatcher
+from weir_gateway.requests.tokens import TokenOrder
+from weir_gateway.requests.validation import Limits, check_prompt
 
 ANSWER = ids_of("hello world")
 REQUEST_ID = "0" * 32

@@ -11,7 +11,7 @@ from tests.unit.predictors.words import PREFIX, SUFFIX, word_table
 from weir.policy.predictors.features import PromptFeatures
 from weir.policy.predictors.log_record import LogRecord
 from weir.training.samples import load_samples
-from weir_gateway.request_log import RequestLog, RequestLogSettings
+from weir_gateway.lengths.request_log import RequestLog, RequestLogSettings
 
 PROMPT = (*PREFIX, 20, 21, 22, *SUFFIX)
 RECORD = LogRecord(12.0, "m", len(PROMPT), 34, 64, is_cut=False)

@@ -15,9 +15,9 @@ from weir.core.options import GenerateOptions
 from weir.core.sampling import SamplingParams, StopRules
 from weir.rpc.sampling_pb import sampling_problems, sampling_to_pb
 from weir_gateway.draft import GRPC_NAMES, Conversation, Operation, Prompt, RequestDraft, Text, TokenIds
-from weir_gateway.models import ModelDirectory
-from weir_gateway.openai_schema import HTTP_NAMES
-from weir_gateway.validation import Limits, check_fields, check_prompt
+from weir_gateway.frontends.openai_schema import HTTP_NAMES
+from weir_gateway.requests.models import ModelDirectory
+from weir_gateway.requests.validation import Limits, check_fields, check_prompt
 
 MODEL = byte_model()
 LIMITS = Limits(default_max_tokens=64, max_prompt_bytes=1000)

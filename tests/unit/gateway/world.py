@@ -14,22 +14,22 @@ from tests.unit.gateway.fake_scheduler import INSTANCE, OPEN_RULES, FakeSchedule
 from tests.unit.gateway.fake_workers import FakePair, FakeWorker
 
 from weir.bus.configuration import AccessRules
-from weir.bus.memory import InMemoryHub
+from weir.bus.in_memory import InMemoryHub
 from weir.bus.messages import Placement
 from weir.core.clock import SystemClock
 from weir.rpc.body_budget import BodyBudget
 from weir.rpc.gate import Gate, PortLimits
 from weir.rpc.server import ErrorGuard, TraceContextGuard, make_server
 from weir.wire.v1 import inference_pb2_grpc
-from weir_gateway.control import ControlSettings
-from weir_gateway.driver import DriverSettings
+from weir_gateway.driving.driver import DriverSettings
+from weir_gateway.frontends.grpc_frontend import InferenceServicer
+from weir_gateway.frontends.http_frontend import HttpFrontend, HttpSettings
+from weir_gateway.frontends.http_server import HttpServer
 from weir_gateway.gateway import Gateway, GatewaySettings
-from weir_gateway.grpc_door import InferenceServicer
-from weir_gateway.http_door import HttpFrontend, HttpSettings
-from weir_gateway.http_server import HttpServer
-from weir_gateway.lengths import OutputLengths
-from weir_gateway.links import ConnectionSettings
-from weir_gateway.models import ModelDirectory
+from weir_gateway.lengths.lengths import OutputLengths
+from weir_gateway.requests.models import ModelDirectory
+from weir_gateway.scheduler_port import ControlSettings
+from weir_gateway.workers.connections import ConnectionSettings
 
 GATEWAY_ID = "gateway-0-00000000"
 

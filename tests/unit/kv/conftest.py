@@ -7,9 +7,9 @@ import pytest
 
 from weir.core.attempt import Attempt
 from weir.core.sampling import SamplingParams, StopRules
+from weir.kv.arena.segment import Segment
 from weir.kv.geometry import ArenaGeometry
-from weir.kv.record import SequenceParams
-from weir.kv.segment import Segment
+from weir.kv.records.record import SequenceParams
 
 
 @pytest.fixture

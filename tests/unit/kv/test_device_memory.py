@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from weir.kv.cuda_memory import CudaDriver, CudaDriverError
-from weir.kv.device_memory import HostMemory, receive_memory, send_memory
+from weir.kv.memory.cuda import CudaDriver, CudaDriverError
+from weir.kv.memory.device import HostMemory, receive_memory, send_memory
 
 _MAKER = """
 import socket, sys
-from weir.kv.device_memory import HostMemory, send_memory
+from weir.kv.memory.device import HostMemory, send_memory
 memory = HostMemory.create(8192)
 memory.buffer[:5] = b"pages"
 send_memory(socket.socket(fileno=int(sys.argv[1])), memory)

@@ -5,12 +5,12 @@ from collections.abc import Collection
 import numpy as np
 import pytest
 
-from weir.kv.integrity import check_integrity
+from weir.core.process import ProcessIdentity
+from weir.kv.arena.integrity import check_integrity
+from weir.kv.arena.lease import Lease, LeaseState
+from weir.kv.arena.ownership import OwnershipTable
 from weir.kv.layout import PAGE_DTYPE, SLOT_DTYPE
-from weir.kv.lease import Lease, LeaseState
-from weir.kv.ownership import OwnershipTable
-from weir.kv.prefix_index import PageIds
-from weir.kv.process import ProcessIdentity
+from weir.kv.prefixes.index import PageIds
 from weir.kv.states import PageState
 
 

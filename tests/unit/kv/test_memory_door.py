@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from weir.kv.device_memory import HostMemory
-from weir.kv.memory_door import MemoryNotReady, MemoryServer, fetch_memory, offer_memory
+from weir.kv.memory.device import HostMemory
+from weir.kv.memory.server import MemoryNotReady, MemoryServer, fetch_memory, offer_memory
 
 NUM_BYTES = 8192
 ARENA = "a" * 32

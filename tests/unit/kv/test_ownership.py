@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from weir.core.attempt import Attempt
-from weir.kv.integrity import check_integrity
+from weir.core.process import ProcessIdentity
+from weir.kv.arena.integrity import check_integrity
+from weir.kv.arena.lease import Lease, LeaseState
+from weir.kv.arena.ownership import Move, OwnershipTable
 from weir.kv.layout import PAGE_DTYPE, SLOT_DTYPE
-from weir.kv.lease import Lease, LeaseState
 from weir.kv.messages import PageChain
-from weir.kv.ownership import Move, OwnershipTable
-from weir.kv.prefix_index import PageIds
-from weir.kv.process import ProcessIdentity
+from weir.kv.prefixes.index import PageIds
 from weir.kv.states import NotOwned, PageState, SlotState
 
 _NUM_PAGES = 24

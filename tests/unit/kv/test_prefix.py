@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weir.kv.prefix import HASH_BYTES, num_matchable_pages, page_hashes, prefix_seed, split_hashes
+from weir.kv.prefixes.hashing import HASH_BYTES, num_matchable_pages, page_hashes, prefix_seed, split_hashes
 
 _token_ids = st.lists(st.integers(0, 3), max_size=80)
 

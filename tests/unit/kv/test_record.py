@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from weir.core.attempt import Attempt
 from weir.core.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, SamplingParams, StopRules
+from weir.kv.arena.segment import Segment
 from weir.kv.geometry import ArenaGeometry
 from weir.kv.layout import RECORD_HEADER_BYTES, layout_of
-from weir.kv.record import SequenceParams, SequenceRecord
-from weir.kv.record_format import PACKED_HEADER_BYTES
-from weir.kv.segment import Segment
+from weir.kv.records.format import PACKED_HEADER_BYTES
+from weir.kv.records.record import SequenceParams, SequenceRecord
 
 _GEOMETRY = ArenaGeometry(page_bytes=4096, num_pages=40, num_slots=1, max_context_tokens=256)
 

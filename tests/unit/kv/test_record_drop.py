@@ -6,7 +6,7 @@ import pytest
 
 from weir.kv.geometry import ArenaGeometry
 from weir.kv.layout import RECORD_HEADER_BYTES, layout_of
-from weir.kv.record import SequenceParams, SequenceRecord, SequenceSnapshot
+from weir.kv.records.record import SequenceParams, SequenceRecord, SequenceSnapshot
 
 _GEOMETRY = ArenaGeometry(page_bytes=4096, num_pages=40, num_slots=1, max_context_tokens=256)
 

@@ -10,8 +10,8 @@ from weir.core.logprobs import TokenLogprobs
 from weir.core.sampling import SamplingParams
 from weir.kv.geometry import ArenaGeometry
 from weir.kv.layout import RECORD_LOGPROBS_BYTES, layout_of
-from weir.kv.record import SequenceParams, SequenceRecord
-from weir.kv.record_logprobs import LOGPROBS_BYTES, MAX_KEPT, LogprobRing
+from weir.kv.records.logprobs import LOGPROBS_BYTES, MAX_KEPT, LogprobRing
+from weir.kv.records.record import SequenceParams, SequenceRecord
 
 _GEOMETRY = ArenaGeometry(page_bytes=4096, num_pages=40, num_slots=1, max_context_tokens=256)
 FLOATS = st.floats(-100, 0, width=32)

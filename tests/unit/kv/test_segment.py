@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from weir.kv.arena.segment import Segment, SegmentError, claim_segment, segment_path
 from weir.kv.geometry import ArenaGeometry
 from weir.kv.layout import SegmentMismatch, geometry_within, layout_of
-from weir.kv.segment import Segment, SegmentError, claim_segment, segment_path
 
 
 def test_a_segment_is_private_zeroed_and_as_large_as_its_layout(segment: Segment, geometry: ArenaGeometry) -> None:
@@ -153,7 +153,7 @@ def test_a_segment_that_cannot_be_finished_leaves_nothing(
     def die(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("weir.kv.segment.populate", die)
+    monkeypatch.setattr("weir.kv.arena.segment.populate", die)
     with pytest.raises(KeyboardInterrupt):
         Segment.create(tmp_path / "arena", geometry, "digest")
     assert list(tmp_path.iterdir()) == []

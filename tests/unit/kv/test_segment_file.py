@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from weir.core.process import own_identity
+from weir.kv.arena.lease import LeaseTable
+from weir.kv.arena.segment import Segment, SegmentError, claim_segment
+from weir.kv.arena.segment_file import populate
 from weir.kv.geometry import ArenaGeometry
-from weir.kv.lease import LeaseTable
-from weir.kv.process import own_identity
-from weir.kv.segment import Segment, SegmentError, claim_segment
-from weir.kv.segment_file import populate
 
 
 def _write_other_version(path: Path) -> None:
@@ -74,7 +74,7 @@ def test_the_workers_of_a_segment_that_fits_do_not_keep_it_from_being_taken_over
 
 def test_a_mapping_of_a_process_that_was_killed_keeps_nothing(segment: Segment, geometry: ArenaGeometry) -> None:
     segment.close()
-    script = "import sys, time; from pathlib import Path; from weir.kv.segment import Segment; "
+    script = "import sys, time; from pathlib import Path; from weir.kv.arena.segment import Segment; "
     script += "mapped = Segment.open(Path(sys.argv[1])); print('mapped', flush=True); time.sleep(60)"
     command = [sys.executable, "-c", script, str(segment.path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:

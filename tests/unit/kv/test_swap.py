@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from weir.kv.geometry import ArenaGeometry
-from weir.kv.swap import SwapFile, num_swap_places
+from weir.kv.memory.swap import SwapFile, num_swap_places
 
 PAGE_BYTES = 8192
 

@@ -4,8 +4,8 @@ import pytest
 import transformers
 from tests.unit.model.tiny import TinyLlama, save_tiny_llama
 
-from weir.model.catalog import SMOLLM2_135M
-from weir.model.source import resolve_model
+from weir.model.files.catalog import SMOLLM2_135M
+from weir.model.files.source import resolve_model
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ import tokenizers
 from tests.unit.model.gguf_copy import add_metadata
 from tokenizers import models, pre_tokenizers, trainers
 
-from weir.model.source import ModelKind, ModelSource
+from weir.model.files.source import ModelKind, ModelSource
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 SENTENCES = [

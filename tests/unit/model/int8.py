@@ -7,16 +7,16 @@ import numpy.typing as npt
 from tests.unit.model.tiny import poisoned_pages
 
 from weir.engine.plan import ChunkPlan, StepPlan
-from weir.model.config import load_model_config
-from weir.model.core_share import CoreShare, FixedShare
-from weir.model.cpu_decoder import CpuDecoder, page_numbers
-from weir.model.cpu_workspace import MAX_SLICE_ROWS
-from weir.model.digest import model_digest
-from weir.model.packed_store import load_packed
+from weir.model.cpu.core_share import CoreShare, FixedShare
+from weir.model.cpu.decoder import CpuDecoder, page_numbers
+from weir.model.cpu.packed_store import load_packed
+from weir.model.cpu.slices import cut_slices
+from weir.model.cpu.workspace import MAX_SLICE_ROWS
+from weir.model.files.config import load_model_config
+from weir.model.files.digest import model_digest
+from weir.model.files.source import ModelSource
 from weir.model.plan_check import ordered_chunks
 from weir.model.precision import page_geometry
-from weir.model.source import ModelSource
-from weir.model.step_slices import cut_slices
 
 Logits = npt.NDArray[np.float32]
 

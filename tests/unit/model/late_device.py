@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from weir.kv.geometry import PAGE_TOKENS
-from weir.model import triton_runner
-from weir.model.dummy_device import dummy_weights_on
-from weir.model.model_shapes import shape_named
-from weir.model.triton_batch import DeviceBatch, TritonLimits
-from weir.model.triton_decoder import empty_pages
+from weir.model.files.shapes import shape_named
+from weir.model.triton import runner as triton_runner
+from weir.model.triton.batch import DeviceBatch, TritonLimits
+from weir.model.triton.decoder import empty_pages
+from weir.model.triton.dummy import dummy_weights_on
 
 WRITTEN = 7.0
 _CPU = torch.device("cpu")

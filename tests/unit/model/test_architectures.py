@@ -9,11 +9,11 @@ import torch
 from tests.unit.model.architectures import BASE, VARIANTS, Variant, save_variant
 from tests.unit.model.tiny import LogitsProbe, TinyLlama, chunk, prompt_ids
 
-from weir.model.config import load_model_config
 from weir.model.errors import ModelError
-from weir.model.hf_weights import safetensors_files
-from weir.model.source import resolve_model
-from weir.model.weights import load_weights
+from weir.model.files.config import load_model_config
+from weir.model.files.safetensors import safetensors_files
+from weir.model.files.source import resolve_model
+from weir.model.torch.weights import load_weights
 
 TABLE = (9, 2, 31, 4, 17, 40, 8, 33, 50, 21, 5, 60, 12)
 LENGTH = 200

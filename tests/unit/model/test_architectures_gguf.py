@@ -13,10 +13,10 @@ from tests.unit.model.k_quants import BLOCK, random_blocks, values_of
 from tests.unit.model.tiny import LogitsProbe, TinyLlama, chunk, prompt_ids
 
 from weir.model.architecture import GivenScaling, LinearScaling, ModelConfig
-from weir.model.config import load_model_config
 from weir.model.errors import ModelError
-from weir.model.gguf_weights import GgufTensors
-from weir.model.source import ModelSource, resolve_model
+from weir.model.files.config import load_model_config
+from weir.model.files.gguf_tensors import GgufTensors
+from weir.model.files.source import ModelSource, resolve_model
 
 TABLE = (9, 2, 31, 4, 17, 40, 8, 33, 50, 21, 5, 60, 12)
 LENGTH = 200

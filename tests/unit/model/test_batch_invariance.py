@@ -14,11 +14,11 @@ from tests.unit.model.tiny import TinyLlama, chunk, poisoned_pages, prompt_ids
 from weir.core.sampling import SamplingParams
 from weir.engine.plan import ChunkPlan, SampleSpec, StepPlan
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
-from weir.model.catalog import SMOLLM2_135M
-from weir.model.core_share import FixedShare
+from weir.model.cpu.core_share import FixedShare
 from weir.model.errors import ModelNotFound
+from weir.model.files.catalog import SMOLLM2_135M
+from weir.model.files.source import ModelSource, resolve_model
 from weir.model.load import Runner, load_model
-from weir.model.source import ModelSource, resolve_model
 
 pytestmark = pytest.mark.timeout(600)  # whoever comes first compiles
 

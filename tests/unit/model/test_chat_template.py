@@ -8,10 +8,10 @@ import transformers
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from weir.core.errors import InvalidRequest
-from weir.model.catalog import SMOLLM2_135M
-from weir.model.chat_template import ChatTemplate, load_chat_template
 from weir.model.errors import ModelError
-from weir.model.source import ModelKind, ModelSource, resolve_model
+from weir.model.files.catalog import SMOLLM2_135M
+from weir.model.files.source import ModelKind, ModelSource, resolve_model
+from weir.model.tokens.chat_template import ChatTemplate, load_chat_template
 
 CONVERSATIONS = [
     [{"role": "user", "content": "Hi"}],

@@ -13,12 +13,12 @@ import pytest
 from tests.unit.model.gguf_copy import write_gguf
 from tests.unit.model.tiny import TinyLlama
 
-from weir.model.catalog import SMOLLM2_135M
-from weir.model.config import load_model_config
-from weir.model.digest import model_digest
 from weir.model.errors import ModelError, ModelNotFound
-from weir.model.gguf_file import read_gguf
-from weir.model.source import ModelKind, resolve_model
+from weir.model.files.catalog import SMOLLM2_135M
+from weir.model.files.config import load_model_config
+from weir.model.files.digest import model_digest
+from weir.model.files.gguf import read_gguf
+from weir.model.files.source import ModelKind, resolve_model
 
 
 def hf_config_of(tiny: TinyLlama) -> dict[str, object]:

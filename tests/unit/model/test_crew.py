@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from weir.model.core_share import FixedShare
-from weir.model.crew import ThreadTeam, ThreadTeamFailed
+from weir.model.cpu.core_share import FixedShare
+from weir.model.cpu.threads import ThreadTeam, ThreadTeamFailed
 from weir.ops.simd.jit import kernel
 from weir.ops.simd.phases import PhaseState, chunk_is_done, num_taken, take_chunk, wait_for_phase
 

@@ -9,9 +9,9 @@ from tests.unit.model.tiny import GREEDY, LogitsProbe, TinyLlama, chunk, poisone
 from weir.core.errors import InternalError
 from weir.engine.plan import ChunkPlan, StepPlan
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
-from weir.model.config import load_model_config
-from weir.model.runner import TorchRunner
-from weir.model.weights import load_weights
+from weir.model.files.config import load_model_config
+from weir.model.torch.runner import TorchRunner
+from weir.model.torch.weights import load_weights
 
 TOLERANCE = 1e-4
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from weir.kv.cuda_memory import CudaDriver, CudaDriverError
+from weir.kv.memory.cuda import CudaDriver, CudaDriverError
 from weir.model.device_check import DeviceMissing, check_device, find_gpu
 
 

@@ -12,9 +12,9 @@ from tests.unit.model.tiny import LogitsProbe, TinyLlama, chunk, poisoned_pages,
 from weir.core.errors import InternalError
 from weir.core.sampling import SamplingParams
 from weir.engine.plan import ChunkPlan, SampleSpec, ScoreSpec, StepPlan
-from weir.model.core_share import FixedShare
+from weir.model.cpu.core_share import FixedShare
+from weir.model.files.source import ModelSource, resolve_model
 from weir.model.load import load_model
-from weir.model.source import ModelSource, resolve_model
 
 pytestmark = pytest.mark.timeout(600)  # whoever comes first compiles
 

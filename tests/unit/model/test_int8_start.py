@@ -16,9 +16,9 @@ import numpy as np
 from numba.core import event
 from weir.core.sampling import SamplingParams
 from weir.engine.plan import ChunkPlan, SampleSpec, ScoreSpec, StepPlan, TokenHistory
-from weir.model.core_share import FixedShare
+from weir.model.cpu.core_share import FixedShare
 from weir.model.load import load_model
-from weir.model.source import resolve_model
+from weir.model.files.source import resolve_model
 
 weights = load_model(resolve_model(sys.argv[1]), "auto", FixedShare(2), Path(sys.argv[2]))
 runner = weights.runner_over(np.zeros((64, weights.page_geometry.page_bytes), np.uint8))

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 from tests.unit.model.tiny import TinyLlama
 
-from weir.model.config import load_model_config
+from weir.model.cpu.packed_file import DATA_START, PackedWeights
+from weir.model.cpu.packed_store import load_packed
 from weir.model.errors import ModelError
-from weir.model.packed_file import DATA_START, PackedWeights
-from weir.model.packed_store import load_packed
+from weir.model.files.config import load_model_config
 
 PROGRAM = """
 import logging, sys
 from pathlib import Path
-from weir.model.config import load_model_config
-from weir.model.packed_store import load_packed
-from weir.model.source import resolve_model
+from weir.model.files.config import load_model_config
+from weir.model.cpu.packed_store import load_packed
+from weir.model.files.source import resolve_model
 logging.basicConfig(level=logging.INFO, stream=sys.stdout)
 source = resolve_model(sys.argv[1])
 load_packed(source, load_model_config(source), "d", Path(sys.argv[2]))

@@ -8,9 +8,9 @@ import pytest
 from tests.unit.model.tiny import TinyLlama
 
 from weir.core.device import Device
-from weir.model.config import load_model_config
-from weir.model.digest import model_digest
 from weir.model.errors import ModelError
+from weir.model.files.config import load_model_config
+from weir.model.files.digest import model_digest
 from weir.model.precision import Precision, arithmetic_key, check_precision, choose_arithmetic, page_geometry
 
 

@@ -4,7 +4,7 @@ import gguf
 import numpy as np
 import pytest
 
-from weir.model.quant_blocks import try_split_blocks
+from weir.model.files.quant_blocks import try_split_blocks
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from weir.core.sampling import SamplingParams
 from weir.engine.plan import ChunkPlan, SampleSpec
-from weir.model.step_slices import _Piece, _slice_of, cut_slices
+from weir.model.cpu.slices import _Piece, _slice_of, cut_slices
 
 SAMPLE = SampleSpec(SamplingParams(temperature=0.0), 1)
 

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from weir.model.chat_template import load_chat_template
-from weir.model.source import resolve_model
-from weir.model.token_vectors import frame_of, load_token_table, principal_parts
-from weir.model.tokenizer import load_tokenizer
+from weir.model.files.source import resolve_model
+from weir.model.tokens.chat_template import load_chat_template
+from weir.model.tokens.tokenizer import load_tokenizer
+from weir.model.tokens.vectors import frame_of, load_token_table, principal_parts
 from weir.policy.predictors.features import PromptFeatures
 
 

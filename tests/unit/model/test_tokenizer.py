@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from weir.core.errors import InvalidRequest
-from weir.model.catalog import SMOLLM2_135M
 from weir.model.errors import ModelError
-from weir.model.source import ModelKind, ModelSource, resolve_model
-from weir.model.tokenizer import Tokenizer, load_tokenizer
+from weir.model.files.catalog import SMOLLM2_135M
+from weir.model.files.source import ModelKind, ModelSource, resolve_model
+from weir.model.tokens.tokenizer import Tokenizer, load_tokenizer
 
 TEXTS = [
     "Hello world",

@@ -22,9 +22,9 @@ from tests.unit.model.gguf_vocabularies import (
 )
 
 from weir.model.errors import ModelError
-from weir.model.pre_tokenizers import PRE_TOKENIZATIONS
-from weir.model.source import ModelSource
-from weir.model.tokenizer import Tokenizer, load_tokenizer
+from weir.model.files.source import ModelSource
+from weir.model.tokens.pre_tokenizers import PRE_TOKENIZATIONS
+from weir.model.tokens.tokenizer import Tokenizer, load_tokenizer
 
 # as they stand in tokenizer.json of meta-llama/Meta-Llama-3-8B and Qwen/Qwen2.5-7B, and in Mistral's tekken_240718.json
 AFTER_DIGITS = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"

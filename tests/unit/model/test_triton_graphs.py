@@ -10,9 +10,9 @@ pytest.importorskip("triton", reason="Triton is installed on Linux only")
 
 import torch
 
-from weir.model.triton_batch import DeviceBatch, TritonLimits
-from weir.model.triton_graphs import DecodeGraphs, cuda_graph_capture, graph_shapes
-from weir.model.triton_upload import StepUpload
+from weir.model.triton.batch import DeviceBatch, TritonLimits
+from weir.model.triton.graphs import DecodeGraphs, cuda_graph_capture, graph_shapes
+from weir.model.triton.upload import StepUpload
 
 LIMITS = TritonLimits(max_rows=64, max_sequences=4, max_context_tokens=1024)
 

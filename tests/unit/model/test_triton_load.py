@@ -11,14 +11,14 @@ pytest.importorskip("triton", reason="Triton is installed on Linux only")
 import torch
 
 from weir.model.errors import ModelError
-from weir.model.triton_load import start_device
+from weir.model.triton.load import start_device
 
 _WARM_UP = """
-from weir.kv.device_memory import HostMemory
+from weir.kv.memory.device import HostMemory
 from weir.kv.geometry import ArenaGeometry
 from weir.model.precision import page_geometry
-from weir.model.source import resolve_model
-from weir.model.triton_load import StepRoom, load_on_device
+from weir.model.files.source import resolve_model
+from weir.model.triton.load import StepRoom, load_on_device
 
 weights = load_on_device(resolve_model("dummy:tiny"), "fp32", "interpreter", num_threads=1)
 page_bytes = page_geometry(weights.config, weights.arithmetic).page_bytes

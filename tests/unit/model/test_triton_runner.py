@@ -8,7 +8,7 @@ from tests.unit.model.late_device import WRITTEN, LateStream, late_runner
 
 from weir.core.sampling import SamplingParams
 from weir.engine.plan import ChunkPlan, SampleSpec, StepPlan
-from weir.model.triton_batch import TritonLimits
+from weir.model.triton.batch import TritonLimits
 
 LIMITS = TritonLimits(max_rows=64, max_sequences=4, max_context_tokens=256)
 TABLE = (5, 2)

@@ -11,10 +11,10 @@ import torch
 from tests.unit.model.gguf_copy import write_gguf
 from tests.unit.model.tiny import LogitsProbe, TinyLlama, chunk, prompt_ids, save_tiny_llama
 
-from weir.model.config import load_model_config
 from weir.model.errors import ModelError
-from weir.model.source import resolve_model
-from weir.model.weights import load_weights
+from weir.model.files.config import load_model_config
+from weir.model.files.source import resolve_model
+from weir.model.torch.weights import load_weights
 
 KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
 

@@ -10,12 +10,12 @@ import transformers
 
 from weir.core.sampling import SamplingParams
 from weir.engine.plan import ChunkPlan, SampleSpec, StepPlan
-from weir.model.config import ModelConfig, load_model_config
-from weir.model.decoder import Decoder
-from weir.model.paged_kv import PagedKv
-from weir.model.source import ModelSource, resolve_model
-from weir.model.step_batch import build_batch
-from weir.model.weights import load_weights
+from weir.model.files.config import ModelConfig, load_model_config
+from weir.model.files.source import ModelSource, resolve_model
+from weir.model.torch.batch import build_batch
+from weir.model.torch.decoder import Decoder
+from weir.model.torch.paged_kv import PagedKv
+from weir.model.torch.weights import load_weights
 
 VOCAB_SIZE = 160
 GREEDY = SampleSpec(SamplingParams(temperature=0.0), 0)

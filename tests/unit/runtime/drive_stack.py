@@ -10,9 +10,9 @@ from pathlib import Path
 from tests.unit.runtime.stacks import FAST, fake_plan, fake_spec
 
 from weir.core.errors import WeirError
-from weir.runtime.instances import run_planned
-from weir.runtime.leftovers import Removed
-from weir.runtime.paths import InstancePaths
+from weir.runtime.stack.instances import run_planned
+from weir.runtime.stack.leftovers import Removed
+from weir.runtime.stack.paths import InstancePaths
 
 
 def say(*words: object) -> None:

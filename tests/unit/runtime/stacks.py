@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from weir.runtime.backoff import BackoffPolicy
-from weir.runtime.paths import InstancePaths
-from weir.runtime.stack_plan import ProcessSpec, StackPlan
-from weir.runtime.state import StackState, try_read_state
-from weir.runtime.supervised import StartPolicy
+from weir.runtime.stack.backoff import BackoffPolicy
+from weir.runtime.stack.paths import InstancePaths
+from weir.runtime.stack.plan import ProcessSpec, StackPlan
+from weir.runtime.stack.state import StackState, try_read_state
+from weir.runtime.stack.supervised import StartPolicy
 
 HERE = Path(__file__).parent
 FAST = StartPolicy(

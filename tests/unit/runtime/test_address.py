@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from weir.rpc.server import make_server
 from weir.runtime.address import AddressInUse, bind
-from weir.runtime.paths import InstancePaths
 from weir.runtime.private_folder import UnsafeFolder, make_own_folder, make_private_folder
+from weir.runtime.stack.paths import InstancePaths
 
 
 @pytest.fixture

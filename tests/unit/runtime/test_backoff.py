@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weir.runtime.backoff import Backoff, BackoffPolicy
+from weir.runtime.stack.backoff import Backoff, BackoffPolicy
 
 POLICY = BackoffPolicy(first_s=0.5, longest_s=10.0, healthy_s=30.0)
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from weir.core.parsing import parse_text
 from weir.runtime.config import ConfigError, ServiceConfig, load_config, read_config, resolve_config, setting
-from weir.runtime.parse import parse_text
 
 
 class Colour(enum.Enum):

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from weir.runtime.logfile import last_lines, open_for_child, rotate, trim
+from weir.runtime.stack.logfile import last_lines, open_for_child, rotate, trim
 
 
 def test_a_log_that_is_too_long_is_emptied_under_its_writer(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from weir.runtime.config import ConfigError, ServiceConfig, read_config
-from weir.runtime.stack_plan import ProcessSpec, StackConfig, plan_stack
+from weir.runtime.stack.plan import ProcessSpec, StackConfig, plan_stack
 
 
 def flag_of(spec: ProcessSpec, name: str) -> str | None:

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from tests.unit.runtime.stacks import wait_until
 
-from weir.kv.process import ProcessIdentity, own_identity
-from weir.runtime.processes import Tagged, end_processes, find_tagged, is_running, send_signal, tag, try_identify
+from weir.core.process import ProcessIdentity, own_identity
+from weir.runtime.stack.processes import Tagged, end_processes, find_tagged, is_running, send_signal, tag, try_identify
 
 SLEEP = (sys.executable, "-S", "-E", "-c", "import time; time.sleep(60)")
 DEAF = (

@@ -9,9 +9,9 @@ from tests.unit.runtime.stacks import fake_spec
 
 from weir.cli.up import detached_command
 from weir.runtime.config import ConfigError, ServiceConfig, read_config
-from weir.runtime.paths import InstancePaths
-from weir.runtime.stack_plan import StackConfig, plan_stack
-from weir.runtime.supervised import StartPolicy, SupervisedProcess
+from weir.runtime.stack.paths import InstancePaths
+from weir.runtime.stack.plan import StackConfig, plan_stack
+from weir.runtime.stack.supervised import StartPolicy, SupervisedProcess
 
 URL = "nats://weir:s3cret@10.0.0.1:4222"
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from weir.kv.process import ProcessIdentity
-from weir.runtime.paths import InstancePaths, find_instances
+from weir.core.process import ProcessIdentity
 from weir.runtime.private_folder import UnsafeFolder
-from weir.runtime.state import ProcessState, StackState, identities_of, read_boot_id, try_read_state, write_state
+from weir.runtime.stack.paths import InstancePaths, find_instances
+from weir.runtime.stack.state import ProcessState, StackState, identities_of, read_boot_id, try_read_state, write_state
 
 STATE = StackState(
     instance="weir-1",

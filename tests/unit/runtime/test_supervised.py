@@ -12,8 +12,8 @@ import pytest
 from tests.unit.runtime.services import kill_all
 from tests.unit.runtime.stacks import FAST, fake_spec
 
-from weir.runtime.paths import InstancePaths
-from weir.runtime.supervised import ProcessFailed, SupervisedProcess
+from weir.runtime.stack.paths import InstancePaths
+from weir.runtime.stack.supervised import ProcessFailed, SupervisedProcess
 
 
 class Watched:
@@ -111,7 +111,7 @@ async def test_a_log_that_cannot_be_kept_small_is_told_once_and_ends_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full = Refusal(None, *[OSError(errno.ENOSPC, "no room")] * 1000)
-    monkeypatch.setattr("weir.runtime.supervised.trim", full)
+    monkeypatch.setattr("weir.runtime.stack.supervised.trim", full)
     async with running(tmp_path / "i") as (watched, run):
         await watched.wait_ready()
         await until(lambda: len(full.errors) <= 997, run)

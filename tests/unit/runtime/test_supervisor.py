@@ -12,11 +12,11 @@ import pytest
 from tests.unit.runtime.services import kill_all
 from tests.unit.runtime.stacks import Driver, FakeProcess, is_alive, wait_until
 
-from weir.kv.segment import segment_path
-from weir.runtime.instances import end_instance
-from weir.runtime.leftovers import remove_leftovers
-from weir.runtime.paths import InstanceBusy, InstancePaths
-from weir.runtime.state import try_read_state
+from weir.kv.arena.segment import segment_path
+from weir.runtime.stack.instances import end_instance
+from weir.runtime.stack.leftovers import remove_leftovers
+from weir.runtime.stack.paths import InstanceBusy, InstancePaths
+from weir.runtime.stack.state import try_read_state
 
 ALL = tuple(FakeProcess(name) for name in ("nats", "transfer-0", "scheduler-0", "prefill-0", "decode-0", "gateway-0"))
 
@@ -230,7 +230,7 @@ def test_down_leaves_alone_what_another_user_has_put_in_the_place_of_the_segment
     segment.write_bytes(b"a trap")
     try:
         with monkeypatch.context() as as_another_user:
-            as_another_user.setattr("weir.runtime.leftovers.os.getuid", lambda: os.geteuid() + 1)
+            as_another_user.setattr("weir.runtime.stack.leftovers.os.getuid", lambda: os.geteuid() + 1)
             assert asyncio.run(remove_leftovers(paths)).files == ()
         assert segment.exists()
         assert asyncio.run(remove_leftovers(paths)).files == (segment,)

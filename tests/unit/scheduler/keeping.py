@@ -10,17 +10,17 @@ from tests.unit.scheduler.scripted import SUBJECTS
 
 from weir.bus.codec import decode
 from weir.bus.configuration import MESSAGE_TYPES, Written
-from weir.bus.memory import InMemoryHub
+from weir.bus.in_memory import InMemoryHub
 from weir.client.scheduling import SchedulingClient, SchedulingView
 from weir.rpc.channel import make_channel
 from weir.rpc.errors import from_rpc_error
 from weir.rpc.server import ErrorGuard, make_server
 from weir.wire.v1 import scheduling_pb2, scheduling_pb2_grpc
 from weir_scheduler.component import SchedulerComponent
-from weir_scheduler.desk import SchedulingServicer
+from weir_scheduler.effective_limits import EffectiveLimits
+from weir_scheduler.limits_keeper import LimitsKeeper
 from weir_scheduler.limits_source import LimitsSource
-from weir_scheduler.rule_keeper import LimitsKeeper
-from weir_scheduler.rulebook import EffectiveLimits
+from weir_scheduler.scheduling_admin import SchedulingServicer
 
 FILE = "[tenants.acme]\nweight = 2\n"
 OTHER_FILE = "[tenants.acme]\nweight = 4\n"

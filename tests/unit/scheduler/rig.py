@@ -19,7 +19,7 @@ from weir.bus.messages import (
 from weir.core.clock import ManualClock
 from weir.scheduling.commands import Command, SendGrant, SendRevoke
 from weir.scheduling.core import SchedulerCore
-from weir.scheduling.limits import CoreLimits, LaneLimits
+from weir.scheduling.limits.core_limits import CoreLimits, LaneLimits
 
 LANES = (LaneLimits("interactive", 100, 20.0), LaneLimits("standard", 100, 30.0), LaneLimits("batch", 4, 60.0))
 

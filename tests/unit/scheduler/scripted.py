@@ -10,7 +10,7 @@ from tests.unit.scheduler.rig import make_limits, make_worker
 from weir.bus.codec import encode
 from weir.bus.endpoint import BusEndpoint
 from weir.bus.faults import Faults
-from weir.bus.memory import InMemoryHub
+from weir.bus.in_memory import InMemoryHub
 from weir.bus.messages import (
     Ack,
     Cancel,
@@ -27,9 +27,9 @@ from weir.bus.messages import (
 )
 from weir.bus.protocol import Bus, BusError
 from weir.bus.subjects import WORKER_TTL_S, Subjects
-from weir.bus.tasks import end_tasks
 from weir.core.clock import SystemClock
-from weir.scheduling.limits import CoreLimits
+from weir.core.tasks import end_tasks
+from weir.scheduling.limits.core_limits import CoreLimits
 from weir_scheduler.component import SchedulerComponent
 
 SUBJECTS = Subjects("test")

@@ -22,7 +22,7 @@ from weir.bus.messages import (
 from weir.core.clock import ManualClock
 from weir.scheduling.commands import Command, EnteredQueue, LeftQueue, SendGrant, SendRevoke
 from weir.scheduling.core import SchedulerCore
-from weir.scheduling.limits import CoreLimits
+from weir.scheduling.limits.core_limits import CoreLimits
 
 STEP_S = 0.5
 

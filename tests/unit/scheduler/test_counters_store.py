@@ -6,11 +6,11 @@ from tests.unit.scheduler.scripted import SUBJECTS, Stack, eventually
 
 from weir.bus.codec import encode
 from weir.bus.counter_messages import LaneCounters, TenantCounter
-from weir.bus.memory import InMemoryHub
+from weir.bus.in_memory import InMemoryHub
 from weir.core.clock import ManualClock
+from weir.scheduling.accounting.tenants import QuotaDebt
 from weir.scheduling.core import SchedulerCore
-from weir.scheduling.limits import CoreLimits, TenantLimits
-from weir.scheduling.tenants import QuotaDebt
+from weir.scheduling.limits.core_limits import CoreLimits, TenantLimits
 from weir_scheduler.counters_store import CountersStore
 
 LIMITS = CoreLimits(tenants=(TenantLimits("a"), TenantLimits("b")))

@@ -7,8 +7,8 @@ from tests.unit.scheduler.rig import Rig, make_worker
 
 from weir.bus.messages import RefusalReason, WorkerRecord
 from weir.policy.registry import make_policy
-from weir.scheduling.limits import CoreLimits, LaneLimits, TenantLimits
-from weir.scheduling.placing_limits import MemoryTestName, PlacingLimits
+from weir.scheduling.limits.core_limits import CoreLimits, LaneLimits, TenantLimits
+from weir.scheduling.limits.placing_limits import MemoryTestName, PlacingLimits
 
 
 def make_rig(*lanes: LaneLimits, workers: tuple[WorkerRecord, ...] = (), **changes: float | str | PlacingLimits) -> Rig:

@@ -7,7 +7,7 @@ import pytest
 from tests.unit.scheduler.scripted import Stack, eventually
 
 from weir.bus.codec import decode
-from weir.bus.memory import InMemoryHub
+from weir.bus.in_memory import InMemoryHub
 from weir.bus.messages import LeaderRecord
 from weir.bus.protocol import BusError, KvBucket
 from weir.core.clock import ManualClock

@@ -6,7 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weir.bus.messages import Submit
-from weir.scheduling.memory_test import (
+from weir.scheduling.accounting.running_lengths import RunningLengths
+from weir.scheduling.limits.placing_limits import PlacingLimits
+from weir.scheduling.placement.memory_fit import (
     NUM_PAST,
     Aggressive,
     Conservative,
@@ -16,8 +18,6 @@ from weir.scheduling.memory_test import (
     _Future,
     peak_tokens,
 )
-from weir.scheduling.placing_limits import PlacingLimits
-from weir.scheduling.running_lengths import RunningLengths
 
 SEQUENCES = st.lists(st.tuples(st.integers(1, 50), st.integers(0, 30)), min_size=1, max_size=12)
 

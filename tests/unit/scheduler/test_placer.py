@@ -9,7 +9,7 @@ from tests.unit.scheduler.rig import Rig, make_limits, make_submit, make_worker
 from weir.bus.messages import RefusalReason, Submit, WorkerRecord
 from weir.bus.prefix_messages import PrefixChanged
 from weir.core.cost import StepCost
-from weir.scheduling.placing_limits import PlacingLimits
+from weir.scheduling.limits.placing_limits import PlacingLimits
 
 COST = StepCost(5.0, 0.1, 0.0, 0.01, 0.0)
 

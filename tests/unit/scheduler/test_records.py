@@ -7,13 +7,13 @@ from tests.unit.scheduler.rig import make_submit
 
 from weir.bus.messages import Placement
 from weir.policy.registry import make_policy
-from weir.scheduling.book import Reservations
-from weir.scheduling.fairness import VirtualCounters
-from weir.scheduling.intake import RequestFactory
-from weir.scheduling.ledger import RequestTable
-from weir.scheduling.limits import CoreLimits, LaneLimits, TenantLimits
-from weir.scheduling.plan import PlacementPlan
+from weir.scheduling.accounting.fairness import VirtualCounters
+from weir.scheduling.accounting.reservations import Reservations
+from weir.scheduling.limits.core_limits import CoreLimits, LaneLimits, TenantLimits
+from weir.scheduling.placement_plan import PlacementPlan
+from weir.scheduling.queues.intake import RequestFactory
 from weir.scheduling.request import ScheduledRequest
+from weir.scheduling.request_table import RequestTable
 
 LANES = (LaneLimits("urgent", 10, 60.0, ttft_slo_ms=400, itl_slo_ms=40), LaneLimits("batch", 10, 90.0))
 LIMITS = CoreLimits(LANES, "batch", tenants=(TenantLimits("paying", ttft_slo_ms=250, itl_slo_ms=25),))

@@ -10,7 +10,7 @@ from tests.unit.scheduler.rig import Rig, make_worker
 from weir.bus.messages import RefusalReason
 from weir.policy.registry import make_policy, policy_names
 from weir.policy.seams import Policy, Waiting
-from weir.scheduling.limits import LaneLimits, TenantLimits
+from weir.scheduling.limits.core_limits import LaneLimits, TenantLimits
 
 
 def test_new_limits_lose_nothing_that_waits_and_keep_its_order() -> None:

@@ -10,7 +10,7 @@ from tests.unit.scheduler.keeping import FILE, OTHER_FILE, Keeping, write
 from tests.unit.scheduler.scripted import eventually
 
 from weir.bus.configuration import ACCESS_KEY, LIMITS_KEY, POLICY_KEY, AccessRules, PolicyChoice
-from weir.bus.memory import InMemoryHub
+from weir.bus.in_memory import InMemoryHub
 from weir.bus.protocol import BusUnavailable
 from weir.core.errors import InvalidRequest, Unavailable
 from weir_scheduler.limits_source import LimitsSource

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from weir.bus.codec import decode, encode
 from weir.bus.configuration import AccessRules, LimitsInForce, LimitsOverride, PolicyChoice
 from weir.core.errors import InvalidRequest
-from weir.scheduling.limits import CoreLimits
-from weir.scheduling.limits_change import change_limits
-from weir_scheduler.rulebook import EffectiveLimits, PolicySpec
+from weir.scheduling.limits.changes import change_limits
+from weir.scheduling.limits.core_limits import CoreLimits
+from weir_scheduler.effective_limits import EffectiveLimits, PolicySpec
 
 DIGEST = "ab" * 32
 FILE = f"""

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weir.scheduling.limits import CoreLimits, LaneLimits
-from weir.scheduling.shares import guaranteed_pages, pages_open_to
-from weir.scheduling.slots import Seat, slot_bound
+from weir.scheduling.accounting.shares import guaranteed_pages, pages_open_to
+from weir.scheduling.limits.core_limits import CoreLimits, LaneLimits
+from weir.scheduling.workers.slots import Seat, slot_bound
 
 
 def make_limits(*shares: float, lent_share: float = 1.0) -> CoreLimits:

@@ -6,12 +6,12 @@ from tests.unit.scheduler.rig import LANES, make_limits, make_submit, make_worke
 
 from weir.bus.messages import Placement
 from weir.policy.registry import make_policy
-from weir.scheduling.book import Reservations
-from weir.scheduling.intake import RequestFactory
-from weir.scheduling.pools import WorkerPools
+from weir.scheduling.accounting.reservations import Reservations
+from weir.scheduling.queues.intake import RequestFactory
 from weir.scheduling.request import ScheduledRequest
-from weir.scheduling.slots import Seat, Vacancies, slot_bound
-from weir.scheduling.workers import Workers
+from weir.scheduling.workers.pools import WorkerPools
+from weir.scheduling.workers.slots import Seat, Vacancies, slot_bound
+from weir.scheduling.workers.workers import Workers
 
 NUM_WORKERS = 3
 OVERBOOKING = 0.5

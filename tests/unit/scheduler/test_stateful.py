@@ -8,7 +8,7 @@ from tests.unit.scheduler.simulated import SimulatedSystem, State, reborn
 
 from weir.bus.messages import Outcome, Prefilled, Submit
 from weir.policy.registry import make_policy, policy_names
-from weir.scheduling.limits import CoreLimits, LaneLimits, TenantLimits
+from weir.scheduling.limits.core_limits import CoreLimits, LaneLimits, TenantLimits
 
 lane_names = st.sampled_from([lane.name for lane in LANES])
 picks = st.integers(0, 10**6)

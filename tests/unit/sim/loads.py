@@ -4,7 +4,7 @@ import random
 
 from weir.core.cost import StepCost
 from weir.sim.profile import CostProfile
-from weir.sim.workload import SimRequest, Workload
+from weir.sim.workloads.workload import SimRequest, Workload
 
 PROFILE = CostProfile(
     name="test",

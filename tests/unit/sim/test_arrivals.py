@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weir.sim.arrivals import burst, gamma, jittered_within_ticks, poisson, rescaled
-from weir.sim.workload import SimRequest, Workload
-from weir.sim.workloads import Lengths, at_rate, draw, first, merge, with_lanes, with_tenants
+from weir.sim.workloads.arrivals import burst, gamma, jittered_within_ticks, poisson, rescaled
+from weir.sim.workloads.mixing import Lengths, at_rate, draw, first, merge, with_lanes, with_tenants
+from weir.sim.workloads.workload import SimRequest, Workload
 
 
 def source(seed: int = 0) -> np.random.Generator:

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weir.sim.fairness import backlogged, common, delivered_service, jain_index, widest_gap
-from weir.sim.outcome import RequestOutcome, SimResult
+from weir.sim.results.fairness import backlogged, common, delivered_service, jain_index, widest_gap
+from weir.sim.results.outcome import RequestOutcome, SimResult
 
 
 def waited(tenant: str, arrival_s: float, granted_s: float | None, ended_s: float = 99.0) -> RequestOutcome:

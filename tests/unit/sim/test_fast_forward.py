@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from tests.unit.sim.loads import PROFILE, poisson_load
 
 from weir.core.cost import StepCost
-from weir.scheduling.limits import CoreLimits
-from weir.sim.exact_engine import ExactEngine
-from weir.sim.outcome import SimResult
+from weir.scheduling.limits.core_limits import CoreLimits
+from weir.sim.engines.exact import ExactEngine
+from weir.sim.results.outcome import SimResult
 from weir.sim.simulator import simulate
 from weir.sim.spec import FailureSpec, LinkSpec, PoolSpec, SystemSpec
-from weir.sim.workload import SimRequest, Workload
+from weir.sim.workloads.workload import SimRequest, Workload
 
 
 @st.composite

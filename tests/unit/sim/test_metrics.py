@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weir.sim.goodput import find_capacity
-from weir.sim.metrics import Slo, Slos, by_lane, by_tenant, gap_percentile_s, summarize
-from weir.sim.outcome import RequestOutcome, SimResult
+from weir.sim.results.goodput import find_capacity
+from weir.sim.results.metrics import Slo, Slos, by_lane, by_tenant, gap_percentile_s, summarize
+from weir.sim.results.outcome import RequestOutcome, SimResult
 
 
 def served(

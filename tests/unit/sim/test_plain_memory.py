@@ -4,7 +4,7 @@ import pytest
 
 from weir.engine.messages import PageBatch
 from weir.sim.events import Coincidence, Timeline
-from weir.sim.memory import MemoryIsTight, PlainMemory
+from weir.sim.memory.page_memory import MemoryIsTight, PlainMemory
 
 
 def test_pages_go_from_free_to_a_worker_to_another_and_back() -> None:

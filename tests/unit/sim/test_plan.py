@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from weir.sim.plan import Plan, PlanLimits, PoolSizes, Prices, search
-from weir.sim.stats import Estimate
+from weir.sim.planning.plan import Plan, PlanLimits, PoolSizes, Prices, search
+from weir.sim.results.stats import Estimate
 
 
 class Modelled:

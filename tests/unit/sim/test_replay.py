@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from weir.sim.replay import Replay, load_workload
+from weir.sim.workloads.replay import Replay, load_workload
 
 
 @pytest.fixture

@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 from tests.unit.sim.loads import PROFILE, poisson_load, shared_prompts
 
-from weir.engine.join import Batching, JoinSettings
-from weir.engine.preemption import PreemptionSettings
+from weir.engine.batching.joining import Batching, JoinSettings
+from weir.engine.memory.preemption import PreemptionSettings
 from weir.policy.registry import policy_names
-from weir.scheduling.limits import CoreLimits, LaneLimits
+from weir.scheduling.limits.core_limits import CoreLimits, LaneLimits
 from weir.sim.simulator import simulate
 from weir.sim.spec import FailureSpec, LinkSpec, PoolSpec, SystemSpec
-from weir.sim.workload import SimRequest, Workload
+from weir.sim.workloads.workload import SimRequest, Workload
 
 LOCAL = SystemSpec.colocated(1, PROFILE)
 SPLIT = SystemSpec.split(1, 1, PROFILE)

@@ -2,9 +2,9 @@
 
 import math
 
-from weir.scheduling.limits import CoreLimits, LaneLimits
-from weir.sim.metrics import Slo
-from weir.sim.slos import slo_from_ms, slos_of
+from weir.scheduling.limits.core_limits import CoreLimits, LaneLimits
+from weir.sim.results.metrics import Slo
+from weir.sim.results.slos import slo_from_ms, slos_of
 
 LANES = (
     LaneLimits("interactive", 10, 1.0, ttft_slo_ms=250, itl_slo_ms=50),

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from weir.sim.stats import bootstrap_estimate, mean_estimate
+from weir.sim.results.stats import bootstrap_estimate, mean_estimate
 
 
 def test_the_interval_of_five_values_is_students() -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from weir.sim.capture import capture_lines
-from weir.sim.trace_file import TraceError
-from weir.sim.traces import detect_format, read_lengths, read_trace
-from weir.sim.workload import SimRequest
+from weir.sim.workloads.capture import capture_lines
+from weir.sim.workloads.trace_file import TraceError
+from weir.sim.workloads.traces import detect_format, read_lengths, read_trace
+from weir.sim.workloads.workload import SimRequest
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 ARENA = "arrival_s,tenant,prompt_len,output_len\n"

@@ -9,13 +9,13 @@ from tests.unit.transfer.host import Host
 
 from weir.core.attempt import Attempt
 from weir.core.clock import ManualClock
+from weir.core.process import ProcessIdentity
 from weir.core.sampling import SamplingParams, StopRules
+from weir.kv.arena.segment import Segment
 from weir.kv.geometry import ArenaGeometry
 from weir.kv.messages import Claims
-from weir.kv.process import ProcessIdentity
-from weir.kv.record import SequenceParams
-from weir.kv.segment import Segment
-from weir.mover.same_host import SameHostMover
+from weir.kv.movers.same_host import SameHostMover
+from weir.kv.records.record import SequenceParams
 from weir_transfer.core import ArenaCore
 from weir_transfer.countdown import Countdowns
 from weir_transfer.lease_keeper import LeaseRegistration, LeaseTimes

@@ -11,12 +11,12 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from weir.core.attempt import Attempt
+from weir.core.process import ProcessIdentity, own_identity
 from weir.core.sampling import SamplingParams, StopRules
+from weir.kv.arena.segment import claim_segment
 from weir.kv.geometry import ArenaGeometry
-from weir.kv.process import ProcessIdentity, own_identity
-from weir.kv.record import SequenceParams
-from weir.kv.segment import claim_segment
-from weir.rpc.arena_client import ArenaClient, HandedOff
+from weir.kv.records.record import SequenceParams
+from weir.rpc.arena.client import ArenaClient, HandedOff
 from weir.rpc.server import ErrorGuard, TraceContextGuard, make_server
 from weir_transfer.lease_keeper import LeaseTimes
 from weir_transfer.orders import PrefixSettings

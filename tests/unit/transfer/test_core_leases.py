@@ -6,10 +6,10 @@ import pytest
 from tests.unit.transfer.conftest import World
 
 from weir.core.errors import Overloaded
+from weir.core.process import ProcessIdentity
+from weir.kv.arena.lease import LeaseState
 from weir.kv.layout import MAX_LEASES
-from weir.kv.lease import LeaseState
 from weir.kv.messages import Claims
-from weir.kv.process import ProcessIdentity
 from weir_transfer.refusals import AttachRefused, StaleAttachment
 
 

@@ -10,8 +10,8 @@ from weir.core.errors import Overloaded
 from weir.core.sampling import SamplingParams, StopRules
 from weir.kv.geometry import PAGE_TOKENS
 from weir.kv.messages import Claims, PageChain, PrefixMatch
-from weir.kv.prefix import page_hashes, prefix_seed
-from weir.kv.record import SequenceParams
+from weir.kv.prefixes.hashing import page_hashes, prefix_seed
+from weir.kv.records.record import SequenceParams
 from weir.kv.states import NotOwned
 from weir_transfer.orders import Attachment, HandOffOrder, MatchOrder, PrefixSettings
 from weir_transfer.refusals import StaleAttachment

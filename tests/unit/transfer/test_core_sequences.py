@@ -8,8 +8,8 @@ from tests.unit.transfer.conftest import TICK_S, World
 from weir.core.attempt import Attempt
 from weir.core.errors import Overloaded
 from weir.kv.messages import Acquired, Claims, HandedOff, HandOffReceipt, PageChain
+from weir.kv.movers.in_memory import InMemoryMover
 from weir.kv.states import NotOwned
-from weir.mover.in_memory import InMemoryMover
 from weir_transfer.core import ArenaCore
 from weir_transfer.countdown import Countdowns
 from weir_transfer.orders import Attachment, HandOffOrder

@@ -6,7 +6,7 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
-from weir.kv.process import ProcessIdentity, own_identity, try_read_start_ticks
+from weir.core.process import ProcessIdentity, own_identity, try_read_start_ticks
 from weir_transfer.fence import try_open_process
 
 

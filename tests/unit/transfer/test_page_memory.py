@@ -11,9 +11,9 @@ from opentelemetry.trace import NoOpTracer
 from tests.unit.transfer.host import PretendedProcess, until
 
 from weir.core.errors import Unavailable
-from weir.kv.device_memory import HostMemory
-from weir.kv.process import ProcessIdentity
-from weir.rpc.arena_client import ArenaClient
+from weir.core.process import ProcessIdentity
+from weir.kv.memory.device import HostMemory
+from weir.rpc.arena.client import ArenaClient
 from weir.rpc.server import ErrorGuard, make_server
 from weir.runtime.config import ConfigError
 from weir_transfer.arena import claim_arena

@@ -8,8 +8,8 @@ import pytest
 from tests.unit.transfer.host import ATTEMPT, Host, until, write_sequence
 
 from weir.core.errors import Overloaded, Unavailable
-from weir.kv.process import own_pid_namespace
-from weir.rpc.arena_client import ArenaClient, HandedOff
+from weir.core.process import own_pid_namespace
+from weir.rpc.arena.client import ArenaClient, HandedOff
 from weir.rpc.channel import make_channel
 from weir.wire.v1 import arena_pb2, arena_pb2_grpc
 

@@ -8,7 +8,7 @@ import pytest
 from tests.unit.transfer.host import ATTEMPT, Host, PretendedProcess, until, write_sequence
 
 from weir.core.errors import DeadlineExceeded, InternalError, Unavailable
-from weir.rpc import arena_client
+from weir.rpc.arena import client as arena_client
 from weir.wire.v1 import arena_pb2
 
 

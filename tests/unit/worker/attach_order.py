@@ -16,11 +16,11 @@ from types import ModuleType
 import grpc.aio
 from opentelemetry.trace import NoOpTracer
 
-from weir.rpc.arena_client import ArenaClient
+from weir.rpc.arena.client import ArenaClient
 from weir.runtime.service import ServiceContext
 from weir.worker import assembly
 from weir.worker.config import WorkerConfig
-from weir.worker.desk import RequestLimits
+from weir.worker.requests.request_manager import RequestLimits
 from weir_prefill.role import PrefillRole
 
 _SLOWER_S = 1.0

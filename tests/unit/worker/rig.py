@@ -10,31 +10,31 @@ from uuid import uuid4
 import grpc.aio
 from opentelemetry.trace import NoOpTracer, Tracer
 
-from weir.bus.memory import InMemoryHub
+from weir.bus.in_memory import InMemoryHub
 from weir.bus.messages import WorkerRecord
 from weir.bus.protocol import Bus
 from weir.bus.subjects import Subjects
 from weir.core.sampling import SamplingParams
-from weir.engine.batcher import BatchLimits
+from weir.engine.batching.batcher import BatchLimits
 from weir.engine.plan import ModelRunner, StepPlan, StepResult
-from weir.kv.devices import ArenaMemory
 from weir.kv.geometry import ArenaGeometry
+from weir.kv.memory.kinds import ArenaMemory
 from weir.kv.messages import HandedOff
 from weir.policy.seams import Policy
-from weir.rpc.arena_memory import InMemoryArena, InMemoryArenaClient
+from weir.rpc.arena.in_memory import InMemoryArena, InMemoryArenaClient
 from weir.rpc.channel import make_channel
 from weir.rpc.sampling_pb import sampling_to_pb
 from weir.rpc.server import ErrorGuard, make_server
 from weir.runtime.service import ServiceContext
 from weir.testing.runner import HashRunner, reference_tokens
 from weir.wire.v1 import types_pb2, worker_pb2, worker_pb2_grpc
-from weir.worker.arena_keeper import Arena
+from weir.worker.arena.page_keeper import Arena
 from weir.worker.assembly import RoleParts, WorkerDependencies, assemble
 from weir.worker.config import WorkerConfig
-from weir.worker.convert import ModelLimits
-from weir.worker.desk import RequestLimits
-from weir.worker.policy_watch import PolicyWatch
+from weir.worker.engine.policy_watch import PolicyWatch
 from weir.worker.registry import RegistryEntry
+from weir.worker.requests.convert import ModelLimits
+from weir.worker.requests.request_manager import RequestLimits
 from weir.worker.role import LoadedModel, Role, WorkerInfo
 from weir.worker.shell import WorkerShell
 from weir_decode.role import DecodeRole

@@ -9,8 +9,8 @@ from weir.core.errors import Unavailable
 from weir.engine.messages import Command, EngineReport, GivePages, PageBatch, PagesWanted
 from weir.kv.geometry import ArenaGeometry
 from weir.kv.messages import Acquired, PageChain
-from weir.rpc.arena_memory import InMemoryArena, InMemoryArenaClient
-from weir.worker.arena_keeper import PageKeeper
+from weir.rpc.arena.in_memory import InMemoryArena, InMemoryArenaClient
+from weir.worker.arena.page_keeper import PageKeeper
 
 WORKER = "decode-0-00000000"
 

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from weir.worker.background import begin
+from weir.worker.engine.background import begin
 
 
 def test_work_runs_before_its_result_is_asked_for() -> None:

@@ -31,7 +31,7 @@ from weir.rpc.channel import make_channel
 from weir.rpc.errors import from_rpc_error
 from weir.rpc.sampling_pb import sampling_problems, sampling_to_pb
 from weir.wire.v1 import types_pb2, worker_pb2
-from weir.worker.convert import ModelLimits, gateway_id_from_pb, key_from_pb, start_from_pb
+from weir.worker.requests.convert import ModelLimits, gateway_id_from_pb, key_from_pb, start_from_pb
 
 GATEWAY = "gateway-0-22222222"
 LIMITS = ModelLimits(VOCAB_SIZE, MAX_CONTEXT_TOKENS)

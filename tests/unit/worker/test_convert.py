@@ -4,7 +4,7 @@ from tests.unit.worker.rig import MAX_CONTEXT_TOKENS, VOCAB_SIZE, start_command
 
 from weir.core.sampling import SamplingParams, StopRules
 from weir.rpc.sampling_pb import sampling_to_pb
-from weir.worker.convert import ModelLimits, start_from_pb
+from weir.worker.requests.convert import ModelLimits, start_from_pb
 
 LIMITS = ModelLimits(vocab_size=VOCAB_SIZE, max_context_tokens=MAX_CONTEXT_TOKENS, model_digest="digest")
 PARAMS = SamplingParams(

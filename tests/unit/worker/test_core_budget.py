@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from weir.worker.core_budget import NUM_SLOTS, SLOT_BYTES, CoreBudget
+from weir.worker.engine.core_budget import NUM_SLOTS, SLOT_BYTES, CoreBudget
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_a_share_is_larger_again_when_the_others_have_ended(tmp_path: Path) -> N
 def test_what_a_killed_worker_left_in_the_file_does_not_count(tmp_path: Path) -> None:
     budget = CoreBudget(tmp_path / "cores", 4)
     program = (
-        "import sys, time; from pathlib import Path; from weir.worker.core_budget import CoreBudget;"
+        "import sys, time; from pathlib import Path; from weir.worker.engine.core_budget import CoreBudget;"
         "CoreBudget(Path(sys.argv[1]), 4).begin(); print('busy', flush=True); time.sleep(60)"
     )
     with subprocess.Popen(

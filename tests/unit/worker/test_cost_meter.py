@@ -11,7 +11,7 @@ from weir.core.cost import PromptChunk, StepCost
 from weir.engine.loop import InboxFull
 from weir.engine.messages import Command, EngineReport, SetCost, StepTiming
 from weir.engine.plan import StepLoad
-from weir.worker.cost_meter import CostMeter
+from weir.worker.engine.cost_meter import CostMeter
 
 COST = StepCost(4.0, 0.1, 0.0, 0.5, 0.001)
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from weir.engine.join import Batching, JoinSettings
-from weir.engine.preemption import PreemptionSettings
-from weir.engine.prefill_batches import PrefillBatchSettings
-from weir.engine.rests import RestSettings
+from weir.engine.batching.joining import Batching, JoinSettings
+from weir.engine.batching.pausing import RestSettings
+from weir.engine.batching.prefill_batches import PrefillBatchSettings
+from weir.engine.memory.preemption import PreemptionSettings
 from weir.runtime.config import ConfigError, read_config
 from weir_decode.config import DecodeConfig
 

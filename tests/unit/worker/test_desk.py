@@ -22,10 +22,10 @@ from weir.engine.messages import (
     SequenceKey,
     TokenSampled,
 )
-from weir.worker.delivery import OutputCollector, Update
-from weir.worker.desk import RequestLimits, RequestManager
-from weir.worker.streams import MAX_ANSWERS, MAX_FRAME_TOKENS, Frame, GatewayStream, StreamHub
-from weir.worker.tombstones import CancelledRequests
+from weir.worker.requests.request_manager import RequestLimits, RequestManager
+from weir.worker.requests.streams import MAX_ANSWERS, MAX_FRAME_TOKENS, Frame, GatewayStream, StreamHub
+from weir.worker.requests.token_outbox import OutputCollector, Update
+from weir.worker.requests.tombstones import CancelledRequests
 
 GATEWAY = "gateway-0-00000000"
 KEY = SequenceKey(f"{0:032x}", Attempt())

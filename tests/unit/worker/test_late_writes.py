@@ -24,9 +24,9 @@ from tests.unit.worker.serving import GATEWAY, hold
 
 from weir.engine.plan import StepPlan
 from weir.kv.messages import PageChain
-from weir.kv.prefix import page_hashes, prefix_seed
-from weir.model.triton_batch import TritonLimits
-from weir.rpc.arena_memory import InMemoryArenaClient
+from weir.kv.prefixes.hashing import page_hashes, prefix_seed
+from weir.model.triton.batch import TritonLimits
+from weir.rpc.arena.in_memory import InMemoryArenaClient
 from weir.wire.v1 import types_pb2
 
 PROMPT = list(range(100))

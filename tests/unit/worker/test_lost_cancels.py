@@ -9,11 +9,11 @@ import pytest
 from tests.unit.worker.rig import Rig, eventually, resume_command, running_rig, start_command
 from tests.unit.worker.serving import GATEWAY
 
-from weir.bus.tasks import end_tasks
 from weir.core.attempt import Attempt
 from weir.core.clock import SystemClock
+from weir.core.tasks import end_tasks
 from weir.wire.v1 import worker_pb2
-from weir_gateway.links import ConnectionSettings, WorkerConnections
+from weir_gateway.workers.connections import ConnectionSettings, WorkerConnections
 
 
 class Cable:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from weir.model.core_share import FixedShare
+from weir.model.cpu.core_share import FixedShare
 from weir.worker.config import WorkerConfig
-from weir.worker.core_budget import CoreBudget
-from weir.worker.model_loading import core_share_of
+from weir.worker.engine.core_budget import CoreBudget
+from weir.worker.engine.model_loading import core_share_of
 
 
 def test_int8_workers_share_the_cores_of_the_machine_whatever_their_instance(tmp_path: Path) -> None:

@@ -9,12 +9,12 @@ from tests.unit.worker.rig import INSTANCE, Rig, eventually
 
 from weir.bus.codec import encode
 from weir.bus.configuration import POLICY_KEY, PolicyChoice, PolicyParam
-from weir.bus.memory import InMemoryHub
+from weir.bus.in_memory import InMemoryHub
 from weir.bus.protocol import Bus, BusUnavailable
 from weir.bus.subjects import Subjects
 from weir.engine.loop import InboxFull
 from weir.policy.seams import Policy
-from weir.worker.policy_watch import PolicyWatch
+from weir.worker.engine.policy_watch import PolicyWatch
 
 SUBJECTS = Subjects("watch")
 
@@ -136,7 +136,7 @@ async def test_a_worker_that_starts_without_a_bus_hears_later() -> None:
 
 
 async def test_a_defect_is_counted_and_the_choice_is_heard_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weir.worker.policy_watch._RETRY_S", 0.01)
+    monkeypatch.setattr("weir.worker.engine.policy_watch._RETRY_S", 0.01)
     hub, taken = InMemoryHub(), list[Policy]()
     async with watching(hub, takes_after([RuntimeError("a defect")], taken)) as watch:
         await say(hub, PolicyChoice(1, "edf"))

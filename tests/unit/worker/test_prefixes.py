@@ -10,7 +10,7 @@ from tests.unit.worker.serving import begin, hold
 
 from weir.core.errors import Unavailable
 from weir.engine.plan import StepPlan
-from weir.kv.prefix import page_hashes, prefix_seed
+from weir.kv.prefixes.hashing import page_hashes, prefix_seed
 from weir.wire.v1 import types_pb2, worker_pb2
 
 Streams = tuple[Stream, Stream]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from weir.bus.codec import decode
-from weir.bus.memory import InMemoryHub
+from weir.bus.in_memory import InMemoryHub
 from weir.bus.messages import WorkerRecord
 from weir.bus.protocol import Bus, BusUnavailable
 from weir.bus.subjects import Subjects

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.gpu.model import CudaKind, prefill_and_decode
 from benchmarks.gpu.pair.run import PairLoad, PairResult, run_pair
-from weir.model.triton_batch import TritonLimits
+from weir.model.triton.batch import TritonLimits
 
 _LIMITS = TritonLimits(max_rows=1024, max_sequences=64, max_context_tokens=4096)
 _NUM_PAGES = 8192

@@ -19,7 +19,7 @@ from pathlib import Path
 from benchmarks.gpu.pair.worker import Ready, RunnerKind, WorkerSpec, run_worker
 from weir.core.attempt import Attempt
 from weir.core.sampling import SamplingParams, StopRules
-from weir.engine.batcher import BatchLimits
+from weir.engine.batching.batcher import BatchLimits
 from weir.engine.messages import (
     AddSequence,
     Arrival,
@@ -32,12 +32,12 @@ from weir.engine.messages import (
     SequenceEnded,
     TokenSampled,
 )
-from weir.kv.device_memory import send_memory
+from weir.kv.arena.ownership import Move, OwnershipTable
+from weir.kv.arena.segment import Segment
 from weir.kv.geometry import ArenaGeometry, num_pages_for
+from weir.kv.memory.device import send_memory
 from weir.kv.messages import HandedOff, PageChain
-from weir.kv.ownership import Move, OwnershipTable
-from weir.kv.record import SequenceParams
-from weir.kv.segment import Segment
+from weir.kv.records.record import SequenceParams
 from weir.kv.states import PageState
 
 _READY_TIMEOUT_S = 120.0

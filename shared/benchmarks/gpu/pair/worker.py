@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Protocol
 
 from weir.core.clock import SystemClock
-from weir.engine.batcher import Batcher, BatchLimits
-from weir.engine.decode import DecodeBatcher
+from weir.engine.batching.batcher import Batcher, BatchLimits
+from weir.engine.batching.decode import DecodeBatcher
+from weir.engine.batching.prefill import PrefillBatcher
 from weir.engine.loop import EngineLoop, LoopSettings
+from weir.engine.memory.pages import PagePool
 from weir.engine.messages import AddSequence, Command, EngineReport
-from weir.engine.pages import PagePool
 from weir.engine.plan import ModelRunner
-from weir.engine.prefill import PrefillBatcher
-from weir.kv.device_memory import DeviceMemory
+from weir.kv.arena.segment import Segment
+from weir.kv.memory.device import DeviceMemory
 from weir.kv.messages import HandedOff
-from weir.kv.segment import Segment
-from weir.worker.intake import read_arrival
+from weir.worker.arena.intake import read_arrival
 
 _RESERVE_PAGES = 64
 _RESERVE_SLOTS = 4

@@ -14,11 +14,11 @@ import numpy as np
 from benchmarks.predictors.data import KEPT_COSTS, DataSet, Prompter, alpaca_sets
 from benchmarks.predictors.measure import ScoredLength, scored_lengths
 from benchmarks.sim.runner import TracesMissing, traces_folder
-from weir.model.chat_template import load_chat_template
 from weir.model.errors import ModelNotFound
-from weir.model.source import resolve_model
-from weir.model.token_vectors import load_token_table
-from weir.model.tokenizer import load_tokenizer
+from weir.model.files.source import resolve_model
+from weir.model.tokens.chat_template import load_chat_template
+from weir.model.tokens.tokenizer import load_tokenizer
+from weir.model.tokens.vectors import load_token_table
 from weir.policy.predictors.token_table import TokenTable, make_token_table
 from weir.training.ranking import RankingSettings
 

@@ -7,13 +7,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.sim.runner import traces_folder
-from weir.scheduling.limits import CoreLimits, LaneLimits
-from weir.scheduling.placing_limits import MemoryTestName, PlacingLimits
-from weir.sim.metrics import summarize, ttft_s
-from weir.sim.outcome import RequestOutcome, SimResult
-from weir.sim.traces import read_lengths
-from weir.sim.workload import Workload
-from weir.sim.workloads import Lengths
+from weir.scheduling.limits.core_limits import CoreLimits, LaneLimits
+from weir.scheduling.limits.placing_limits import MemoryTestName, PlacingLimits
+from weir.sim.results.metrics import summarize, ttft_s
+from weir.sim.results.outcome import RequestOutcome, SimResult
+from weir.sim.workloads.mixing import Lengths
+from weir.sim.workloads.traces import read_lengths
+from weir.sim.workloads.workload import Workload
 
 SHAREGPT = "sharegpt8k_lengths_part_a.csv"
 PREDICTION_S = 0.0008

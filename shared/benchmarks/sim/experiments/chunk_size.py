@@ -8,13 +8,13 @@ from benchmarks.sim.experiment import Case, Check, Experiment, Figure, Size, Swe
 from benchmarks.sim.experiments._size_based import SHAREGPT, figures, lengths_of, open_limits
 from benchmarks.sim.report import show
 from benchmarks.sim.results import Results
-from weir.sim.arrivals import poisson
-from weir.sim.metrics import gap_percentile_s
 from weir.sim.profile import load_profile
+from weir.sim.results.metrics import gap_percentile_s
+from weir.sim.results.stats import Estimate, mean_estimate
 from weir.sim.simulator import simulate
 from weir.sim.spec import SystemSpec
-from weir.sim.stats import Estimate, mean_estimate
-from weir.sim.workloads import draw
+from weir.sim.workloads.arrivals import poisson
+from weir.sim.workloads.mixing import draw
 
 _PROFILE = "h100-llama3-8b"
 _RATE_A_S = 5.0

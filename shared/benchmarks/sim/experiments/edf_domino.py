@@ -9,13 +9,13 @@ from benchmarks.sim.experiment import Case, Check, Experiment, Figure, Size, Swe
 from benchmarks.sim.experiments._size_based import SHAREGPT, lengths_of, open_limits
 from benchmarks.sim.report import show
 from benchmarks.sim.results import Results
-from weir.sim.arrivals import poisson
-from weir.sim.metrics import after_warmup, ttft_s
 from weir.sim.profile import load_profile
+from weir.sim.results.metrics import after_warmup, ttft_s
 from weir.sim.simulator import simulate
 from weir.sim.spec import SystemSpec
-from weir.sim.workload import Workload
-from weir.sim.workloads import draw
+from weir.sim.workloads.arrivals import poisson
+from weir.sim.workloads.mixing import draw
+from weir.sim.workloads.workload import Workload
 
 _PROFILE = "h100-llama3-8b"
 _SATURATION_A_S = 7.4

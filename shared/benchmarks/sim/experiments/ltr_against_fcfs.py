@@ -16,12 +16,12 @@ from benchmarks.sim.experiments._size_based import (
 )
 from benchmarks.sim.report import show
 from benchmarks.sim.results import Results
-from weir.sim.arrivals import burst, poisson
 from weir.sim.profile import load_profile
 from weir.sim.simulator import simulate
 from weir.sim.spec import SystemSpec
-from weir.sim.workload import Workload
-from weir.sim.workloads import draw
+from weir.sim.workloads.arrivals import burst, poisson
+from weir.sim.workloads.mixing import draw
+from weir.sim.workloads.workload import Workload
 
 _PROFILE = "h100-llama3-8b"
 _ARENA = "vtc_arena_tenants_part_a.csv"

@@ -12,12 +12,12 @@ from benchmarks.sim.experiments._scored_prompts import ALPACA, MADE_UP, predicti
 from benchmarks.sim.experiments._size_based import figures, open_limits
 from benchmarks.sim.report import show
 from benchmarks.sim.results import Results
-from weir.sim.arrivals import Times, burst, poisson
-from weir.sim.outcome import SimResult
 from weir.sim.profile import load_profile
+from weir.sim.results.outcome import SimResult
 from weir.sim.simulator import simulate
 from weir.sim.spec import SystemSpec
-from weir.sim.workload import SimRequest, Workload
+from weir.sim.workloads.arrivals import Times, burst, poisson
+from weir.sim.workloads.workload import SimRequest, Workload
 from weir.training.tau import tau
 
 _PROFILE = "h100-llama3-8b"

@@ -9,14 +9,14 @@ from benchmarks.sim.experiment import Case, Check, Experiment, Figure, Size
 from benchmarks.sim.experiments._size_based import SHAREGPT, lengths_of, open_limits
 from benchmarks.sim.report import show
 from benchmarks.sim.results import Results
-from weir.scheduling.placing_limits import MemoryTestName, PlacingLimits
-from weir.sim.arrivals import poisson
-from weir.sim.metrics import Slo, Slos, summarize
+from weir.scheduling.limits.placing_limits import MemoryTestName, PlacingLimits
 from weir.sim.profile import load_profile
+from weir.sim.results.metrics import Slo, Slos, summarize
 from weir.sim.simulator import simulate
 from weir.sim.spec import SystemSpec
-from weir.sim.workload import Workload
-from weir.sim.workloads import Lengths, draw
+from weir.sim.workloads.arrivals import poisson
+from weir.sim.workloads.mixing import Lengths, draw
+from weir.sim.workloads.workload import Workload
 
 _PROFILE = "h100-llama3-8b"
 _KV_TOKENS = 60_000

@@ -11,13 +11,13 @@ from benchmarks.sim.report import show
 from benchmarks.sim.results import Results
 from benchmarks.sim.runner import traces_folder
 from weir.core.cost import StepCost
-from weir.scheduling.placing_limits import PlacingLimits, Router
-from weir.sim.metrics import summarize
+from weir.scheduling.limits.placing_limits import PlacingLimits, Router
 from weir.sim.profile import load_profile
+from weir.sim.results.metrics import summarize
 from weir.sim.simulator import simulate
 from weir.sim.spec import SystemSpec
-from weir.sim.traces import read_trace
-from weir.sim.workload import Workload
+from weir.sim.workloads.traces import read_trace
+from weir.sim.workloads.workload import Workload
 
 _TRACE = "mooncake_conversation.jsonl.gz"
 _NUM_REQUESTS = 12_031

@@ -9,15 +9,15 @@ from benchmarks.sim.experiment import Case, Check, Experiment, Figure, Size
 from benchmarks.sim.report import show
 from benchmarks.sim.results import Results
 from weir.core.cost import PromptChunk
-from weir.scheduling.limits import CoreLimits, LaneLimits
-from weir.sim.arrivals import poisson
-from weir.sim.metrics import summarize
+from weir.scheduling.limits.core_limits import CoreLimits, LaneLimits
 from weir.sim.profile import load_profile
+from weir.sim.results.metrics import summarize
+from weir.sim.results.stats import Estimate, mean_estimate
 from weir.sim.simulator import simulate
 from weir.sim.spec import LinkSpec, SystemSpec
-from weir.sim.stats import Estimate, mean_estimate
-from weir.sim.workload import Workload
-from weir.sim.workloads import Lengths, draw, merge
+from weir.sim.workloads.arrivals import poisson
+from weir.sim.workloads.mixing import Lengths, draw, merge
+from weir.sim.workloads.workload import Workload
 
 _PROFILE = "h100-llama3-8b"
 _CHUNK_TOKENS = 2048

@@ -8,16 +8,16 @@ from benchmarks.sim.experiment import Case, Check, Experiment, Figure, Size
 from benchmarks.sim.report import show
 from benchmarks.sim.results import Results
 from benchmarks.sim.runner import traces_folder
-from weir.sim.arrivals import poisson
-from weir.sim.goodput import TARGET_ATTAINMENT, crossing
-from weir.sim.metrics import Slo, Slos, summarize
-from weir.sim.outcome import SimResult
 from weir.sim.profile import load_profile
+from weir.sim.results.goodput import TARGET_ATTAINMENT, crossing
+from weir.sim.results.metrics import Slo, Slos, summarize
+from weir.sim.results.outcome import SimResult
+from weir.sim.results.stats import mean_estimate
 from weir.sim.simulator import simulate
 from weir.sim.spec import LinkSpec, SystemSpec
-from weir.sim.stats import mean_estimate
-from weir.sim.traces import read_lengths
-from weir.sim.workloads import draw
+from weir.sim.workloads.arrivals import poisson
+from weir.sim.workloads.mixing import draw
+from weir.sim.workloads.traces import read_lengths
 
 _NUM_GPUS = 4
 _PROFILE = "h100-llama3-8b"

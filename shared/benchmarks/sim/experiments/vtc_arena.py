@@ -9,15 +9,15 @@ import numpy as np
 from benchmarks.sim.experiment import Case, Check, Experiment, Figure, Size, SweepPlot
 from benchmarks.sim.results import Results
 from benchmarks.sim.runner import traces_folder
-from weir.scheduling.limits import CoreLimits, LaneLimits, TenantLimits
-from weir.sim.fairness import delivered_service, widest_gap
-from weir.sim.metrics import summarize
+from weir.scheduling.limits.core_limits import CoreLimits, LaneLimits, TenantLimits
 from weir.sim.profile import load_profile
+from weir.sim.results.fairness import delivered_service, widest_gap
+from weir.sim.results.metrics import summarize
 from weir.sim.simulator import simulate
 from weir.sim.spec import SystemSpec
-from weir.sim.traces import read_trace
-from weir.sim.workload import Workload
-from weir.sim.workloads import at_rate, first
+from weir.sim.workloads.mixing import at_rate, first
+from weir.sim.workloads.traces import read_trace
+from weir.sim.workloads.workload import Workload
 
 _TRACE = "vtc_arena_tenants_part_a.csv"
 _MAX_NUM_SEQS = 8

@@ -9,13 +9,13 @@ from benchmarks.sim.experiment import Case, Check, Experiment, Figure, Size
 from benchmarks.sim.experiments._size_based import figures, open_limits
 from benchmarks.sim.report import show
 from benchmarks.sim.results import Results
-from weir.scheduling.placing_limits import MemoryTestName
-from weir.sim.arrivals import gamma, poisson
-from weir.sim.metrics import gap_percentile_s
+from weir.scheduling.limits.placing_limits import MemoryTestName
 from weir.sim.profile import load_profile
+from weir.sim.results.metrics import gap_percentile_s
 from weir.sim.simulator import simulate
 from weir.sim.spec import SystemSpec
-from weir.sim.workload import SimRequest, Workload
+from weir.sim.workloads.arrivals import gamma, poisson
+from weir.sim.workloads.workload import SimRequest, Workload
 
 _PROFILE = "h100-llama3-8b"
 _NUM_PAGES = 1000

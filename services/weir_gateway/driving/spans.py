@@ -1,0 +1,135 @@
+"""The request's span and its attributes (GenAI conventions), and the spans of what the gateway does for it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
+
+from weir.bus.messages import Placement
+from weir.core.errors import Cancelled, WeirError
+from weir.runtime.telemetry import traceparent_of
+from weir_gateway.draft import RequestDraft
+from weir_gateway.requests.request import RequestEnd
+from weir_gateway.requests.validation import CheckedRequest
+
+PROVIDER_NAME = "weir"
+
+
+class RequestSpan:
+    """The root of what Weir does for one request; a child of the client's span, if it sent one."""
+
+    def __init__(self, tracer: Tracer, draft: RequestDraft, parent: Context, started_at_s: float) -> None:
+        self._tracer = tracer
+        self._draft = draft
+        self._started_at_s = started_at_s
+        self._needs_first_chunk = True
+        operation = draft.operation.value
+        self._span: Span = tracer.start_span(
+            f"{operation} {draft.options.model}".strip(), context=parent, kind=SpanKind.SERVER
+        )
+        self.context = trace.set_span_in_context(self._span, Context())
+        self._span.set_attributes(
+            {
+                "gen_ai.operation.name": operation,
+                "gen_ai.provider.name": PROVIDER_NAME,
+                "gen_ai.request.stream": draft.is_stream,
+            }
+        )
+        client_id = draft.options.request_id or draft.correlation_id
+        if client_id:
+            self._span.set_attribute("weir.request.client_id", client_id)
+        if draft.options.lane:
+            self._span.set_attribute("weir.request.lane", draft.options.lane)
+
+    @property
+    def traceparent(self) -> str:
+        return traceparent_of(self._span)
+
+    def open_choice(self, index: int) -> "RequestSpan":
+        """The span of one of several answers, below this one."""
+        choice = RequestSpan(self._tracer, self._draft, self.context, self._started_at_s)
+        choice._span.set_attribute("weir.request.choice", index)
+        choice._needs_first_chunk = False  # the client has one stream, and this span's first chunk is that of all
+        return choice
+
+    def describe_request(self, request_id: str, checked: CheckedRequest, num_choices: int) -> None:
+        """What is known once the request is checked."""
+        draft, sampling = checked.draft, checked.sampling
+        self._span.update_name(f"{draft.operation.value} {checked.model.name}")
+        self._span.set_attributes(
+            {
+                "weir.request.id": request_id,
+                "gen_ai.request.model": checked.model.name,
+                "gen_ai.response.model": checked.model.name,
+                "gen_ai.response.id": request_id,
+                "gen_ai.request.max_tokens": checked.stop_rules.max_tokens,
+                "gen_ai.request.temperature": sampling.temperature,
+                "gen_ai.request.top_p": sampling.top_p,
+                "gen_ai.request.top_k": sampling.top_k,
+                "gen_ai.request.presence_penalty": sampling.presence_penalty,
+                "gen_ai.request.frequency_penalty": sampling.frequency_penalty,
+                # an attribute is a signed 64-bit integer, a seed an unsigned one
+                "gen_ai.request.seed": sampling.seed if sampling.seed < 2**63 else str(sampling.seed),
+                "gen_ai.request.stop_sequences": draft.options.stop,
+                "gen_ai.usage.input_tokens": len(checked.prompt_token_ids),
+            }
+        )
+        self._span.set_attributes({"weir.tenant": checked.standing.tenant, "weir.lane": checked.standing.lane})
+        if num_choices > 1:
+            self._span.set_attribute("gen_ai.request.choice.count", num_choices)
+
+    def placed(self, placement: Placement) -> None:
+        """Where the request runs, and why there."""
+        self._span.set_attributes(
+            {
+                "weir.placement.reason": placement.reason,
+                "weir.placement.is_local": placement.is_local,
+                "weir.placement.prefill_worker_id": placement.prefill_worker_id,
+                "weir.placement.decode_worker_id": placement.decode_worker_id,
+            }
+        )
+
+    @contextmanager
+    def child(self, name: str) -> Iterator[Context]:
+        """A span around one thing that the gateway does; yields the context for spans below it."""
+        span = self._tracer.start_span(name, context=self.context)
+        try:
+            yield trace.set_span_in_context(span, Context())
+        except Exception as error:
+            span.set_attribute("error.type", type(error).__name__)
+            span.set_status(Status(StatusCode.ERROR, str(error)[:200]))
+            raise
+        finally:
+            span.end()
+
+    def phase_event(self, phase: str) -> None:
+        self._span.add_event(phase)
+
+    def first_chunk(self, now_s: float) -> None:
+        """Something was sent to the client."""
+        if self._needs_first_chunk and self._span.is_recording():
+            self._needs_first_chunk = False
+            self._span.set_attribute("gen_ai.response.time_to_first_chunk", now_s - self._started_at_s)
+
+    def end(self, ending: RequestEnd, num_output_tokens: int, now_s: float) -> None:
+        """An answer that came as a whole ends before anything of it is sent, which follows at once."""
+        if ending.error is None and num_output_tokens:
+            self.first_chunk(now_s)
+        self._span.set_attribute("gen_ai.usage.output_tokens", num_output_tokens)
+        if ending.finish_reason is not None:
+            self._span.set_attribute("gen_ai.response.finish_reasons", (ending.finish_reason.value,))
+        self._end_with(ending.error)
+
+    def end_refused(self, error: BaseException) -> None:
+        """Ends the span of a request that never was accepted."""
+        self._end_with(error)
+
+    def _end_with(self, error: BaseException | None) -> None:
+        if error is not None:
+            self._span.set_attribute("error.type", type(error).__name__)
+            message = error.message if isinstance(error, WeirError) else ""
+            if not isinstance(error, Cancelled):
+                self._span.set_status(Status(StatusCode.ERROR, message[:200]))
+        self._span.end()

@@ -1,0 +1,1 @@
+"""What clients speak to: gRPC, and OpenAI's HTTP API."""

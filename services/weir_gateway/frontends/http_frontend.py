@@ -1,0 +1,254 @@
+"""The HTTP door: the part of OpenAI's API that Weir serves, so that its clients can be pointed here."""
+
+import asyncio
+import logging
+import re
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from weir.core.api_key import try_read_key
+from weir.core.errors import InternalError, WeirError
+from weir.rpc.body_budget import BodyBudget
+from weir.runtime.telemetry import extract
+from weir_gateway.access.access import Caller
+from weir_gateway.draft import RequestDraft
+from weir_gateway.driving.choices import OutputDelta
+from weir_gateway.frontends.openai_logprobs import LogprobsRenderer
+from weir_gateway.frontends.openai_render import (
+    AnswerRenderer,
+    Usage,
+    WholeAnswer,
+    error_body,
+    error_headers,
+    error_status,
+)
+from weir_gateway.frontends.openai_schema import (
+    ChatBody,
+    CommonBody,
+    CompletionBody,
+    chat_draft,
+    completion_draft,
+    parse_body,
+)
+from weir_gateway.frontends.sse import DONE, EventStream, event, watched
+from weir_gateway.intake import InputProcessor, OpenRequest
+from weir_gateway.requests.output import OutputPiece
+from weir_gateway.requests.tokens import FinishReason
+
+logger = logging.getLogger(__name__)
+
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+_REQUEST_ID_HEADER = "X-Request-Id"
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSettings:
+    """`max_body_bytes` is above what any field may hold, so that a prompt that is too long is named."""
+
+    max_body_bytes: int = 32 * 1024 * 1024
+    body_timeout_s: float = 30.0
+    unread_s: float = 60.0
+
+
+class _BadBody(Exception):
+    """The body cannot be read; answered with `status`."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+_Handler = Callable[[Request, Caller, str], Awaitable[Response]]
+
+
+class HttpFrontend:
+    """Routes, and translates; `is_ready` decides what /health says. `bodies` bounds those that are being read."""
+
+    def __init__(
+        self, intake: InputProcessor, settings: HttpSettings, is_ready: Callable[[], bool], bodies: BodyBudget
+    ) -> None:
+        self._intake = intake
+        self._settings = settings
+        self._is_ready = is_ready
+        self._bodies = bodies
+        self.num_internal_errors = 0
+
+    def make_app(self) -> Starlette:
+        routes = [
+            Route("/v1/chat/completions", self._guarded(self._chat), methods=["POST"]),
+            Route("/v1/completions", self._guarded(self._completions), methods=["POST"]),
+            Route("/v1/models", self._guarded(self._models), methods=["GET"]),
+            Route("/health", self._health, methods=["GET"]),
+        ]
+        return Starlette(routes=routes, exception_handlers={HTTPException: _on_http_exception})
+
+    def _guarded(self, handler: _Handler) -> Callable[[Request], Awaitable[Response]]:
+        """Gives the request its id, and makes answers of errors."""
+
+        async def handle(request: Request) -> Response:
+            given_id = request.headers.get(_REQUEST_ID_HEADER, "")
+            correlation_id = given_id if _REQUEST_ID.fullmatch(given_id) else uuid.uuid4().hex
+            try:
+                # Before the body is read: nothing is done for somebody who is not known.
+                response = await handler(request, self._identify(request), correlation_id)
+            except WeirError as error:
+                response = JSONResponse(error_body(error), error_status(error), headers=error_headers(error))
+            except _BadBody as error:
+                response = JSONResponse(_plain_error(str(error), "invalid_request_error"), error.status)
+            except ClientDisconnect:
+                response = Response(status_code=499)  # nobody reads it
+            except Exception as error:  # the boundary of one HTTP request: logged, counted, told
+                self.num_internal_errors += 1
+                logger.exception("%s %s failed", request.method, request.url.path)
+                internal = InternalError(f"internal error: {type(error).__name__}; see the gateway's log")
+                response = JSONResponse(error_body(internal), 500)
+            response.headers[_REQUEST_ID_HEADER] = correlation_id
+            return response
+
+        return handle
+
+    def _identify(self, request: Request) -> Caller:
+        """Raises Unauthenticated."""
+        headers = request.headers
+        return self._intake.identify(try_read_key(headers.get("authorization", ""), headers.get("x-api-key", "")))
+
+    async def _health(self, request: Request) -> Response:
+        del request
+        is_ready = self._is_ready()
+        return JSONResponse({"status": "ok" if is_ready else "not ready"}, 200 if is_ready else 503)
+
+    async def _models(self, request: Request, caller: Caller, correlation_id: str) -> Response:
+        del request, caller, correlation_id
+        models = [
+            {
+                "id": model.name,
+                "object": "model",
+                "created": 0,
+                "owned_by": "weir",
+                "max_model_len": model.max_context_tokens,
+            }
+            for model in self._intake.models.list_models()
+        ]
+        return JSONResponse({"object": "list", "data": models})
+
+    async def _chat(self, request: Request, caller: Caller, correlation_id: str) -> Response:
+        body = parse_body(ChatBody, await self._read_body(request))
+        return await self._answer(request, caller, chat_draft(body, correlation_id), body)
+
+    async def _completions(self, request: Request, caller: Caller, correlation_id: str) -> Response:
+        body = parse_body(CompletionBody, await self._read_body(request))
+        return await self._answer(request, caller, completion_draft(body, correlation_id), body)
+
+    async def _read_body(self, request: Request) -> bytes:
+        limit = self._settings.max_body_bytes
+        too_large = _BadBody(413, f"the body is larger than {limit} bytes")
+        length = request.headers.get("content-length", "0")
+        if length.isdecimal() and int(length) > limit:
+            raise too_large
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self._settings.body_timeout_s):
+                async for chunk in request.stream():
+                    await self._bodies.take(len(chunk))
+                    body += chunk
+                    if len(body) > limit:
+                        raise too_large
+        except TimeoutError:
+            raise _BadBody(408, f"the body took longer than {self._settings.body_timeout_s:g} s") from None
+        finally:
+            self._bodies.give_back(len(body))
+        return bytes(body)
+
+    async def _answer(self, request: Request, caller: Caller, draft: RequestDraft, body: CommonBody) -> Response:
+        time_left_s = None if body.deadline_ms is None else body.deadline_ms / 1000
+        opened = await self._intake.open(draft, caller, extract(dict(request.headers)), time_left_s)
+        try:
+            renderer = AnswerRenderer(
+                operation=draft.operation,
+                request_id=opened.ids.request_id,
+                model=opened.checked.model.name,
+                created_s=int(time.time()),
+                includes_usage=body.includes_usage,
+                logprobs=LogprobsRenderer(opened.checked.model.tokenizer.token_bytes),
+            )
+            async with watched(request.receive, opened.leave):
+                if not draft.is_stream:
+                    return JSONResponse(await _whole_answer(opened, renderer))
+                # Before the first piece an error still gets a status of its own.
+                first = await opened.choices.next_piece()
+        except BaseException:
+            opened.leave()
+            raise
+        events = _events(opened, renderer, first)
+        return EventStream(events, opened.leave, unread_s=self._settings.unread_s)
+
+
+async def _whole_answer(opened: OpenRequest, renderer: AnswerRenderer) -> dict[str, Any]:
+    pieces: list[list[OutputPiece]] = [[] for _ in opened.choices.calls]
+    reasons: dict[int, FinishReason] = {}
+    while True:
+        delivery = await opened.choices.next_piece()
+        pieces[delivery.choice].append(delivery.piece)
+        if delivery.finish_reason is not None:
+            reasons[delivery.choice] = delivery.finish_reason
+        if delivery.is_last:
+            break
+    opened.leave()
+    answers = [
+        WholeAnswer(
+            text="".join(piece.text for piece in parts),
+            finish_reason=reasons[choice],
+            logprobs=[entry for piece in parts for entry in piece.logprobs],
+            prompt_logprobs=[entry for piece in parts for entry in piece.prompt_logprobs],
+        )
+        for choice, parts in enumerate(pieces)
+    ]
+    return renderer.whole(answers, _usage_of(opened))
+
+
+async def _events(opened: OpenRequest, renderer: AnswerRenderer, first: OutputDelta) -> AsyncIterator[bytes]:
+    """After an error comes an error event, and the end of the stream is seen in either case."""
+    num_choices = len(opened.choices.calls)
+    head = b"".join(event(chunk) for chunk in renderer.opening(num_choices))
+    num_chars = [0] * num_choices
+    delivery = first
+    try:
+        while True:
+            piece = delivery.piece
+            if piece.text or piece.logprobs or delivery.finish_reason is not None:
+                yield head + event(renderer.chunk(delivery, num_chars[delivery.choice]))
+                head = b""
+                num_chars[delivery.choice] += len(piece.text)
+                opened.sent()
+            if delivery.is_last:
+                break
+            delivery = await opened.choices.next_piece()
+    except WeirError as error:
+        yield head + event(error_body(error)) + DONE
+        return
+    yield b"".join(event(chunk) for chunk in renderer.closing(_usage_of(opened))) + DONE
+
+
+def _usage_of(opened: OpenRequest) -> Usage:
+    return Usage(opened.num_prompt_tokens, opened.num_output_tokens, opened.num_cached_tokens)
+
+
+def _plain_error(message: str, kind: str) -> dict[str, Any]:
+    return {"error": {"message": message, "type": kind, "param": None, "code": None}}
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    """No such path or method."""
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {request.url.path[:200]}: {error.detail}"
+    kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
+    return JSONResponse(_plain_error(message, kind), error.status_code, headers=error.headers)

@@ -1,0 +1,90 @@
+"""What the gateway knows of the models that it serves: limits, tokenizer, chat template. No weights, no torch."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from weir.core.device import Device
+from weir.core.errors import NotFound
+from weir.model.files.config import load_model_config
+from weir.model.files.digest import model_digest
+from weir.model.files.source import resolve_model
+from weir.model.precision import Precision
+from weir.model.tokens.chat_template import load_chat_template
+from weir.model.tokens.tokenizer import load_tokenizer
+from weir_gateway.requests.output import Detokenizer
+
+
+class TextTokenizer(Protocol):
+    """The part of `weir.model.tokens.tokenizer.Tokenizer` that the gateway uses. Called from several threads."""
+
+    def encode(self, text: str, *, add_bos: bool = True, field: str = "prompt") -> list[int]: ...
+
+    def detokenizer(self) -> Detokenizer: ...
+
+    def token_bytes(self, token_id: int) -> bytes: ...
+
+
+class ChatRenderer(Protocol):
+    """Turns a conversation into a prompt; raises InvalidRequest for one that the model does not take."""
+
+    def render(self, messages: Sequence[Mapping[str, str]]) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """One model. `max_context_tokens` bounds prompt and output together."""
+
+    name: str
+    max_context_tokens: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    tokenizer: TextTokenizer
+    chat_template: ChatRenderer
+    digest: str = ""
+    """Of the weights as the workers compute with them; empty: not known."""
+
+
+class ModelDirectory:
+    """The models by name."""
+
+    def __init__(self, models: Sequence[ServedModel]) -> None:
+        self._models = {model.name: model for model in models}
+
+    def list_models(self) -> list[ServedModel]:
+        return list(self._models.values())
+
+    def find(self, name: str, field: str) -> ServedModel:
+        """Empty: the only model served. Raises NotFound, naming `field`."""
+        if not name and len(self._models) == 1:
+            return next(iter(self._models.values()))
+        model = self._models.get(name)
+        if model is None:
+            shown = repr(name[:100]) if name else "no name"
+            raise NotFound(field, f"{field}: {shown} is not served here; one of {', '.join(self._models)} is")
+        return model
+
+
+def load_served_model(
+    name_or_path: str,
+    max_context_tokens: int = 0,
+    digest_precision: Precision | None = None,
+    digest_device: Device = "cpu",
+) -> ServedModel:
+    """Reads headers, tokenizer and chat template from the model's files; and all of its weights, once, for the digest
+    in the workers' precision on their device (None: no digest). Blocks.
+
+    Raises:
+        ModelError: no such model, files that cannot be served, or `max_context_tokens` above the model's (0: its own).
+    """
+    source = resolve_model(name_or_path)
+    config = load_model_config(source)
+    return ServedModel(
+        name=source.name,
+        max_context_tokens=config.context_within(max_context_tokens),
+        vocab_size=config.vocab_size,
+        eos_token_ids=config.eos_token_ids,
+        tokenizer=load_tokenizer(source),
+        chat_template=load_chat_template(source),
+        digest=model_digest(source, digest_precision, digest_device) if digest_precision is not None else "",
+    )

@@ -1,0 +1,289 @@
+"""Every check of a request that needs no worker. All violations are collected, each under the name the user wrote.
+
+Two steps around tokenizing: `check_fields` is cheap, whatever was sent; `check_prompt` knows the prompt's length.
+"""
+
+import hashlib
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from weir.core.errors import FieldViolation, InvalidRequest
+from weir.core.options import LOGIT_BIAS_RULE, NUMBER_RULES
+from weir.core.sampling import MAX_LOGIT_BIAS, SamplingParams, StopRules
+from weir_gateway.access.access import RequestScope
+from weir_gateway.draft import Conversation, FieldNames, RequestDraft, Text, TokenIds
+from weir_gateway.requests.models import ServedModel
+from weir_gateway.requests.prediction import NO_PREDICTION, OutputPrediction
+
+REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_LANE = re.compile(r"[A-Za-z0-9_.-]{0,64}")
+_ROLES = ("system", "user", "assistant")
+_MAX_STOPS = 16
+_MAX_STOP_CHARS = 256
+_MAX_STOP_TOKEN_IDS = 32
+_MAX_SALT_CHARS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`max_prompt_bytes` is far above what any context holds: it only keeps absurd texts from the tokenizer."""
+
+    default_max_tokens: int = 512
+    max_prompt_bytes: int = 1 << 20
+    max_messages: int = 1024
+    max_prompt_logprobs: int = 65_536
+    """Log-probabilities told of one prompt: its tokens times (1 + `prompt_logprobs`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Entries of a request's fields that repeat; None where the prompt has another form."""
+
+    messages: int | None
+    token_ids: int | None
+    stop: int
+    stop_token_ids: int
+    logit_bias: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedRequest:
+    """A request that can be submitted: all defaults filled in."""
+
+    draft: RequestDraft
+    model: ServedModel
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    stop_rules: StopRules
+    standing: RequestScope
+    prediction: OutputPrediction = NO_PREDICTION
+
+
+class _Violations:
+    """Collects; `raise_any` ends the check."""
+
+    def __init__(self) -> None:
+        self._found: list[FieldViolation] = []
+
+    def add(self, field: str, description: str) -> None:
+        self._found.append(FieldViolation(field, description))
+
+    def check(self, is_good: bool, field: str, description: str) -> None:
+        if not is_good:
+            self.add(field, description)
+
+    def raise_any(self) -> None:
+        if self._found:
+            raise InvalidRequest(self._found)
+
+
+def check_counts(counts: Counts, names: FieldNames, model: ServedModel, limits: Limits) -> None:
+    """Raises InvalidRequest with every field that has too many entries, or none of a prompt."""
+    found = _Violations()
+    _check_counts(found, counts, names, model, limits)
+    found.raise_any()
+
+
+def check_fields(draft: RequestDraft, model: ServedModel, limits: Limits) -> None:
+    """Raises InvalidRequest with every wrong field. Costs little, however large the prompt is."""
+    found = _Violations()
+    _check_counts(found, _counts_of(draft), draft.names, model, limits)
+    _check_prompt_form(found, draft, model, limits)
+    _check_names(found, draft)
+    _check_numbers(found, draft, model)
+    _check_logit_bias(found, draft, model)
+    _check_stops(found, draft, model)
+    found.raise_any()
+
+
+def check_prompt(
+    draft: RequestDraft, model: ServedModel, limits: Limits, prompt_token_ids: Sequence[int], standing: RequestScope
+) -> CheckedRequest:
+    """Raises InvalidRequest for a prompt that is empty or leaves no room in the context."""
+    found = _Violations()
+    num_prompt, context = len(prompt_token_ids), model.max_context_tokens
+    field = prompt_field(draft)
+    found.check(num_prompt > 0, field, "is empty; give at least one token")
+    found.check(
+        num_prompt < context,
+        field,
+        f"is {num_prompt} tokens; {model.name} takes at most {context - 1}, so that one token of output fits",
+    )
+    options = draft.options
+    max_tokens = min(
+        limits.default_max_tokens if options.max_tokens is None else options.max_tokens, context - num_prompt
+    )
+    _check_prompt_logprobs(found, draft, limits, num_prompt)
+    found.raise_any()
+    eos_ids = () if options.ignore_eos else model.eos_token_ids
+    return CheckedRequest(
+        draft=draft,
+        model=model,
+        prompt_token_ids=tuple(prompt_token_ids),
+        sampling=_sampling_of(draft),
+        stop_rules=StopRules(
+            max_tokens=max_tokens,
+            stop_token_ids=tuple(dict.fromkeys((*eos_ids, *options.stop_token_ids))),
+            min_tokens=min(options.min_tokens or 0, max_tokens),
+        ),
+        standing=standing,
+    )
+
+
+def prompt_field(draft: RequestDraft) -> str:
+    """What the client calls the prompt that it sent."""
+    match draft.prompt:
+        case Text():
+            return draft.names["text"]
+        case TokenIds():
+            return draft.names["token_ids"]
+        case Conversation():
+            return draft.names["messages"]
+
+
+def check_text_size(field: str, text: str, limits: Limits) -> None:
+    """Raises InvalidRequest for a text that the tokenizer should not even see."""
+    found = _Violations()
+    _check_bytes(found, field, _num_bytes(text), limits)
+    found.raise_any()
+
+
+def _counts_of(draft: RequestDraft) -> Counts:
+    return Counts(
+        messages=len(draft.prompt.messages) if isinstance(draft.prompt, Conversation) else None,
+        token_ids=len(draft.prompt.ids) if isinstance(draft.prompt, TokenIds) else None,
+        stop=len(draft.options.stop),
+        stop_token_ids=len(draft.options.stop_token_ids),
+        logit_bias=len(draft.options.logit_bias),
+    )
+
+
+def _check_counts(found: _Violations, counts: Counts, names: FieldNames, model: ServedModel, limits: Limits) -> None:
+    if counts.messages is not None and not 1 <= counts.messages <= limits.max_messages:
+        found.add(names["messages"], f"has {counts.messages} turns; give from 1 to {limits.max_messages}")
+    if counts.token_ids == 0:
+        found.add(names["token_ids"], "is empty; give at least one token id")
+    if counts.token_ids is not None and counts.token_ids >= model.max_context_tokens:
+        limit = f"{model.name} takes at most {model.max_context_tokens - 1}"
+        found.add(names["token_ids"], f"is {counts.token_ids} tokens; {limit}, so that one token of output fits")
+    for name, number, maximum, unit in (
+        ("stop", counts.stop, _MAX_STOPS, "strings"),
+        ("stop_token_ids", counts.stop_token_ids, _MAX_STOP_TOKEN_IDS, "ids"),
+        ("logit_bias", counts.logit_bias, MAX_LOGIT_BIAS, "tokens"),
+    ):
+        found.check(number <= maximum, names[name], f"has {number} {unit}; at most {maximum}")
+
+
+def _check_prompt_form(found: _Violations, draft: RequestDraft, model: ServedModel, limits: Limits) -> None:
+    names = draft.names
+    match draft.prompt:
+        case Text(text):
+            found.check(text != "", names["text"], "is empty; give at least one character")
+            _check_bytes(found, names["text"], _num_bytes(text), limits)
+        case TokenIds(ids):
+            if len(ids) < model.max_context_tokens:
+                _check_token_ids(found, names["token_ids"], ids, model)
+        case Conversation(messages):
+            if len(messages) <= limits.max_messages:
+                _check_messages(found, names, messages, limits)
+
+
+def _check_messages(
+    found: _Violations, names: FieldNames, messages: Sequence[Mapping[str, str]], limits: Limits
+) -> None:
+    num_bytes = 0
+    for index, message in enumerate(messages):
+        role = message["role"]
+        expected = f"must be one of {', '.join(_ROLES)}"
+        found.check(role in _ROLES, f"{names['messages']}[{index}].role", f"is {role[:40]!r}; {expected}")
+        num_bytes += _num_bytes(message["content"])
+    _check_bytes(found, names["messages"], num_bytes, limits)
+
+
+def _check_names(found: _Violations, draft: RequestDraft) -> None:
+    names = draft.names
+    if draft.options.request_id and not REQUEST_ID.fullmatch(draft.options.request_id):
+        found.add(
+            names["request_id"], f"is {draft.options.request_id[:80]!r}; use 1 to 64 characters of A-Z a-z 0-9 _ -"
+        )
+    if not _LANE.fullmatch(draft.options.lane):
+        found.add(names["lane"], f"is {draft.options.lane[:80]!r}; use at most 64 characters of A-Z a-z 0-9 _ . -")
+    if len(draft.options.cache_salt) > _MAX_SALT_CHARS:
+        found.add(
+            names["cache_salt"],
+            f"has {len(draft.options.cache_salt)} characters; at most {_MAX_SALT_CHARS} are allowed",
+        )
+
+
+def _check_numbers(found: _Violations, draft: RequestDraft, model: ServedModel) -> None:
+    for rule in NUMBER_RULES:
+        value = getattr(draft.options, rule.name)
+        problem = None if value is None else rule.try_find_problem(value, model.max_context_tokens)
+        if problem is not None:
+            found.add(draft.names[rule.name], problem)
+    max_tokens, min_tokens = draft.options.max_tokens, draft.options.min_tokens
+    if max_tokens is not None and min_tokens is not None and min_tokens > max_tokens:
+        found.add(draft.names["min_tokens"], f"is {min_tokens}; must be at most max_tokens, which is {max_tokens}")
+
+
+def _check_logit_bias(found: _Violations, draft: RequestDraft, model: ServedModel) -> None:
+    biases, name = draft.options.logit_bias, draft.names["logit_bias"]
+    if len(biases) > MAX_LOGIT_BIAS:
+        return
+    for token_id, bias in biases:
+        problem = LOGIT_BIAS_RULE.try_find_problem(bias, model.max_context_tokens)
+        if not 0 <= token_id < model.vocab_size:
+            limit = f"must be from 0 to {model.vocab_size - 1}, the vocabulary of {model.name}"
+            found.add(f"{name}[{token_id}]", f"is of token {token_id}; {limit}")
+        elif problem is not None:
+            found.add(f"{name}[{token_id}]", problem)
+
+
+def _check_prompt_logprobs(found: _Violations, draft: RequestDraft, limits: Limits, num_prompt: int) -> None:
+    num_top = draft.options.prompt_logprobs
+    if num_top is not None and num_prompt * (1 + num_top) > limits.max_prompt_logprobs:
+        num_told = f"{num_prompt} tokens of prompt times 1 + {num_top} are {num_prompt * (1 + num_top)}"
+        found.add(draft.names["prompt_logprobs"], f"is {num_top}; {num_told}, at most {limits.max_prompt_logprobs}")
+
+
+def _check_stops(found: _Violations, draft: RequestDraft, model: ServedModel) -> None:
+    names = draft.names
+    for index, stop in enumerate(draft.options.stop[:_MAX_STOPS]):
+        field = f"{names['stop']}[{index}]"
+        found.check(1 <= len(stop) <= _MAX_STOP_CHARS, field, f"has {len(stop)} characters; use 1 to {_MAX_STOP_CHARS}")
+    if len(draft.options.stop_token_ids) <= _MAX_STOP_TOKEN_IDS:
+        _check_token_ids(found, names["stop_token_ids"], draft.options.stop_token_ids, model)
+
+
+def _check_token_ids(found: _Violations, field: str, ids: Sequence[int], model: ServedModel) -> None:
+    wrong = next((index for index, token_id in enumerate(ids) if not 0 <= token_id < model.vocab_size), None)
+    if wrong is not None:
+        limit = f"must be from 0 to {model.vocab_size - 1}, the vocabulary of {model.name}"
+        found.add(field, f"[{wrong}] is {ids[wrong]}; {limit}")
+
+
+def _check_bytes(found: _Violations, field: str, num_bytes: int, limits: Limits) -> None:
+    limit = limits.max_prompt_bytes
+    found.check(num_bytes <= limit, field, f"is {num_bytes} bytes; at most {limit} are taken")
+
+
+def _num_bytes(text: str) -> int:
+    # Lone surrogates have no UTF-8; the tokenizer names them, so here they only count.
+    return len(text.encode("utf-8", "surrogatepass"))
+
+
+def _sampling_of(draft: RequestDraft) -> SamplingParams:
+    names = [rule.name for rule in NUMBER_RULES if rule.group == "sampling" and rule.name != "seed"]
+    given = {name: value for name in names if (value := getattr(draft.options, name)) is not None}
+    return SamplingParams(**given, seed=_seed_of(draft), logit_bias=tuple(sorted(draft.options.logit_bias)))
+
+
+def _seed_of(draft: RequestDraft) -> int:
+    """A client that names its request gets the same tokens when it sends the request again."""
+    if draft.options.seed is not None:
+        return draft.options.seed
+    if draft.options.request_id:
+        return int.from_bytes(hashlib.blake2b(draft.options.request_id.encode(), digest_size=8).digest())
+    return secrets.randbits(64)

@@ -1,0 +1,1 @@
+"""Streams to the workers, and their messages."""

@@ -1,0 +1,77 @@
+"""Cancels that a worker has not confirmed: whatever stream or link may have lost them, the next one says them again.
+
+cancel ──> noted ── the worker says that the attempt, or a newer one, has ended there ──> confirmed
+             ├───── `kept_s` have passed ─────────────> forgotten: the worker has given the gateway up long ago
+             └───── `max_entries` newer ones ─────────> forgotten, and counted: the request may go on
+"""
+
+import logging
+from collections import Counter, OrderedDict
+
+from weir.core.attempt import Attempt
+from weir.core.clock import Clock
+from weir.wire.v1 import worker_pb2
+from weir_gateway.workers.wire import attempt_from_pb, cancel_command
+
+logger = logging.getLogger(__name__)
+
+
+class UnconfirmedCancels:
+    """Those of one worker."""
+
+    def __init__(self, worker_id: str, *, kept_s: float, max_entries: int, clock: Clock, counts: Counter[str]) -> None:
+        self._worker_id = worker_id
+        self._kept_s = kept_s
+        self._max_entries = max_entries
+        self._clock = clock
+        self._counts = counts
+        self._entries: OrderedDict[str, tuple[Attempt, float]] = OrderedDict()  # with when it was said; oldest first
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._entries
+
+    def note(self, request_id: str, attempt: Attempt) -> worker_pb2.ServeRequest:
+        """Returns the command, to be said now if there is a stream."""
+        before, _ = self._entries.pop(request_id, (attempt, 0.0))
+        self._entries[request_id] = max(before, attempt), self._clock.now_s()
+        self.forget_old()
+        if len(self._entries) > self._max_entries:
+            forgotten_id, _ = self._entries.popitem(last=False)
+            logger.warning(
+                "the cancel of request %s at %s is forgotten: %d newer ones are not confirmed",
+                forgotten_id,
+                self._worker_id,
+                self._max_entries,
+            )
+            self._counts["cancels_forgotten_total"] += 1
+        return cancel_command(request_id, max(before, attempt))
+
+    def was_said_within(self, request_id: str, duration_s: float) -> bool:
+        entry = self._entries.get(request_id)
+        return entry is not None and self._clock.now_s() - entry[1] < duration_s
+
+    def try_confirm(self, update: worker_pb2.SequenceUpdate) -> bool:
+        """Whether the update says that what was cancelled has ended at the worker. UNKNOWN_REQUEST says no such thing:
+        the worker that has not heard of the request yet may still get it, and has not heard of the Cancel either."""
+        entry = self._entries.get(update.request_id)
+        if entry is None or attempt_from_pb(update.attempt) < entry[0]:
+            return False
+        is_unknown = update.error.reason == worker_pb2.WORKER_ERROR_REASON_UNKNOWN_REQUEST
+        has_ended = bool(update.finish_reason) or update.handed_off or update.HasField("error")
+        if has_ended and not is_unknown:
+            del self._entries[update.request_id]
+            return True
+        return False
+
+    def commands(self) -> list[worker_pb2.ServeRequest]:
+        """To be said on a new stream."""
+        self.forget_old()
+        return [cancel_command(request_id, attempt) for request_id, (attempt, _) in self._entries.items()]
+
+    def forget_old(self) -> None:
+        until_s = self._clock.now_s() - self._kept_s
+        while self._entries and next(iter(self._entries.values()))[1] <= until_s:
+            self._entries.popitem(last=False)

@@ -1,0 +1,360 @@
+"""The gateway's streams to workers: one long-lived `Worker/Serve` a worker, shared by all requests there."""
+
+import asyncio
+import contextlib
+import contextvars
+import logging
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import grpc
+import grpc.aio
+
+from weir.core.attempt import Attempt
+from weir.core.clock import Clock
+from weir.core.tasks import end_tasks
+from weir.rpc.channel import make_channel
+from weir.wire.v1 import worker_pb2, worker_pb2_grpc
+from weir_gateway.workers.cancels import UnconfirmedCancels
+from weir_gateway.workers.wire import attempt_from_pb
+
+logger = logging.getLogger(__name__)
+
+_Stream = grpc.aio.StreamStreamCall[worker_pb2.ServeRequest, worker_pb2.ServeResponse]
+_MAX_REMEMBERED_ENDS = 1024
+_CANCEL_AGAIN_AFTER_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionSettings:
+    """`lost_after_s` without a stream gives the worker up: long enough for a hiccup, short enough for a client.
+
+    So do more than `max_short_streams` in a row that lasted less: something that is said on them ends them.
+    `cancel_kept_s` must be longer than a worker takes to drop the sequences of a gateway that has no stream: some
+    seconds until both ends have noticed, and some more.
+    """
+
+    lost_after_s: float = 3.0
+    connect_timeout_s: float = 1.0
+    first_backoff_s: float = 0.05
+    max_backoff_s: float = 0.5
+    write_timeout_s: float = 5.0
+    max_queued_commands: int = 4096
+    max_short_streams: int = 5
+    cancel_kept_s: float = 60.0
+    max_unconfirmed_cancels: int = 2048
+
+
+class UpdateSubscriber(Protocol):
+    """A request that runs on the link's worker. Called from the event loop; must not block."""
+
+    def on_update(self, worker_id: str, update: worker_pb2.SequenceUpdate) -> None: ...
+
+    def on_link_lost(self, worker_id: str, message: str) -> None:
+        """The worker is given up. The subscription has ended."""
+        ...
+
+    def commands_to_resume(self, worker_id: str) -> list[worker_pb2.ServeRequest]:
+        """What to say on a new stream, so that nothing said or heard on the old one is missed."""
+        ...
+
+
+class _BrokenStream(Exception):
+    """The stream cannot be used any more; connect again."""
+
+
+class _WorkerReplaced(Exception):
+    """Another process answers at the worker's address: everything that was there is lost."""
+
+
+class WorkerConnection:
+    """Connects again by itself while requests or cancels need it; closes itself when the stream is gone and none do."""
+
+    def __init__(
+        self,
+        worker_id: str,
+        address: str,
+        gateway_id: str,
+        settings: ConnectionSettings,
+        clock: Clock,
+        counts: Counter[str],
+        cancels: UnconfirmedCancels,
+        on_closed: Callable[["WorkerConnection"], None],
+    ) -> None:
+        self.worker_id = worker_id
+        self._address = address
+        self._gateway_id = gateway_id
+        self._settings = settings
+        self._clock = clock
+        self._counts = counts
+        self._cancels = cancels
+        self._on_closed = on_closed
+        self._subscribers: dict[str, UpdateSubscriber] = {}
+        self._ended: OrderedDict[str, None] = OrderedDict()  # request ids, the latest last
+        self._queue: asyncio.Queue[worker_pb2.ServeRequest] = asyncio.Queue(settings.max_queued_commands)
+        self._connected = asyncio.Event()
+        self._overflow = asyncio.Event()
+        # An empty context: the link is not part of the trace of the request that happened to open it.
+        self._task = asyncio.create_task(self._run(), name=f"link to {worker_id}", context=contextvars.Context())
+
+    @property
+    def is_connected(self) -> bool:
+        return self._connected.is_set()
+
+    @property
+    def num_requests(self) -> int:
+        return len(self._subscribers)
+
+    async def wait_connected(self) -> None:
+        """Bounded by the link itself: after `lost_after_s` without a stream it tells its subscribers, and closes."""
+        await self._connected.wait()
+
+    def subscribe(self, request_id: str, subscriber: UpdateSubscriber) -> None:
+        self._subscribers[request_id] = subscriber
+
+    def unsubscribe(self, request_id: str) -> None:
+        if self._subscribers.pop(request_id, None) is not None:
+            self._note_end(request_id)
+
+    def cancel(self, request_id: str, attempt: Attempt) -> None:
+        """Said again on every new stream until the worker confirms it."""
+        self._note_end(request_id)
+        self.send(self._cancels.note(request_id, attempt))
+
+    def send(self, command: worker_pb2.ServeRequest) -> None:
+        """Without a stream this does nothing: whoever is subscribed is asked what to say when there is one again."""
+        if not self.is_connected:
+            return
+        try:
+            self._queue.put_nowait(command)
+        except asyncio.QueueFull:
+            self._overflow.set()
+
+    async def close(self) -> None:
+        await end_tasks([self._task])
+
+    async def _run(self) -> None:
+        try:
+            message = await self._keep_connected()
+        except Exception:  # the boundary of this task: its requests must end, whatever went wrong
+            logger.exception("link to %s failed", self.worker_id)
+            self._counts["link_failures_total"] += 1
+            message = f"the link to worker {self.worker_id} failed"
+        finally:
+            self._connected.clear()
+            self._on_closed(self)
+        self._give_up(message)
+
+    async def _keep_connected(self) -> str:
+        """Returns why the link is given up."""
+        settings = self._settings
+        lost_at_s = self._clock.now_s() + settings.lost_after_s
+        backoff_s = settings.first_backoff_s
+        num_short = 0
+        while True:
+            began_s = self._clock.now_s()
+            try:
+                await self._run_session()
+            except _WorkerReplaced as replaced:
+                return str(replaced)
+            except _BrokenStream as broken:
+                reason = str(broken)
+            now_s = self._clock.now_s()
+            if self._connected.is_set():
+                self._connected.clear()
+                self._counts["links_broken_total"] += 1
+                lost_at_s = now_s + settings.lost_after_s
+                num_short = num_short + 1 if now_s - began_s < settings.lost_after_s else 0
+                backoff_s = settings.first_backoff_s
+                logger.info("stream to %s broke: %s", self.worker_id, reason)
+            if not self._subscribers and not self._cancels:
+                return f"worker {self.worker_id} is not connected"
+            if now_s + backoff_s >= lost_at_s or num_short > settings.max_short_streams:
+                return f"worker {self.worker_id} is lost: {reason}"
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, settings.max_backoff_s)
+
+    async def _run_session(self) -> None:
+        """From Hello to the end of the stream. Raises _BrokenStream or _WorkerReplaced, never returns."""
+        async with contextlib.AsyncExitStack() as stack:
+            channel = await stack.enter_async_context(make_channel(self._address))
+            stub: worker_pb2_grpc.WorkerAsyncStub = worker_pb2_grpc.WorkerStub(channel)
+            try:
+                stream = stub.Serve()
+                stack.callback(stream.cancel)
+                async with asyncio.timeout(self._settings.connect_timeout_s):
+                    await self._greet(stream)
+                self._queue = asyncio.Queue(self._settings.max_queued_commands)
+                self._overflow.clear()
+                self._connected.set()
+                self._say_again()
+                await self._pump(stream)
+            except grpc.aio.AioRpcError as error:
+                raise _BrokenStream(f"{error.code().name} {error.details() or ''}".strip()) from error
+            except TimeoutError as error:
+                raise _BrokenStream("no answer in time") from error
+            except asyncio.InvalidStateError as error:  # what grpc.aio raises for a write to a stream that ended
+                raise _BrokenStream("the stream ended") from error
+
+    async def _greet(self, stream: _Stream) -> None:
+        await stream.write(worker_pb2.ServeRequest(hello=worker_pb2.Hello(gateway_id=self._gateway_id)))
+        response = await stream.read()
+        if not isinstance(response, worker_pb2.ServeResponse) or not response.HasField("welcome"):
+            raise _BrokenStream("no Welcome")
+        found_id = response.welcome.worker_id
+        if found_id != self.worker_id:
+            raise _WorkerReplaced(f"worker {self.worker_id} is gone: {found_id} answers at {self._address}")
+
+    def _say_again(self) -> None:
+        """Cancels first: what they free may be what others wait for."""
+        for command in self._cancels.commands():
+            self.send(command)
+        for subscriber in list(self._subscribers.values()):
+            for command in subscriber.commands_to_resume(self.worker_id):
+                self.send(command)
+
+    async def _pump(self, stream: _Stream) -> None:
+        """Reads and writes until either ends."""
+        halves = [asyncio.create_task(half) for half in (self._read(stream), self._write(stream), self._watch())]
+        try:
+            done, _ = await asyncio.wait(halves, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await end_tasks(halves)
+        for half in done:
+            if not half.cancelled():  # grpc.aio cancels the reader of a stream that was cancelled
+                half.result()
+        raise _BrokenStream("the stream ended")
+
+    async def _read(self, stream: _Stream) -> None:
+        while (response := await stream.read()) is not grpc.aio.EOF:
+            if not isinstance(response, worker_pb2.ServeResponse):  # grpc.aio's None for bytes that it cannot decode
+                self._counts["malformed_frames_total"] += 1
+                raise _BrokenStream("the worker sent bytes that are no ServeResponse")
+            if not response.HasField("step_frame"):
+                self._counts["malformed_frames_total"] += 1
+                continue
+            for update in response.step_frame.updates:
+                self._on_update(update)
+
+    async def _write(self, stream: _Stream) -> None:
+        while True:
+            command = await self._queue.get()
+            async with asyncio.timeout(self._settings.write_timeout_s):
+                await stream.write(command)
+
+    async def _watch(self) -> None:
+        await self._overflow.wait()
+        raise _BrokenStream(f"{self._queue.qsize()} commands wait, and the worker reads none")
+
+    def _on_update(self, update: worker_pb2.SequenceUpdate) -> None:
+        subscriber = self._subscribers.get(update.request_id)
+        if subscriber is not None:
+            subscriber.on_update(self.worker_id, update)
+            return
+        if self._cancels.try_confirm(update):
+            return
+        if update.request_id not in self._ended:
+            self._counts["unexpected_requests_total"] += 1
+        is_running = bool(update.token_ids) and not update.finish_reason and not update.HasField("error")
+        if is_running and not self._cancels.was_said_within(update.request_id, _CANCEL_AGAIN_AFTER_S):
+            # The worker goes on with what nobody wants.
+            self.cancel(update.request_id, attempt_from_pb(update.attempt))
+
+    def _note_end(self, request_id: str) -> None:
+        self._ended[request_id] = None
+        self._ended.move_to_end(request_id)
+        while len(self._ended) > _MAX_REMEMBERED_ENDS:
+            self._ended.popitem(last=False)
+
+    def _give_up(self, message: str) -> None:
+        subscribers, self._subscribers = self._subscribers, {}
+        if subscribers:
+            logger.warning("%s; %d requests end", message, len(subscribers))
+        for subscriber in subscribers.values():
+            subscriber.on_link_lost(self.worker_id, message)
+
+
+class WorkerConnections:
+    """The links by worker. A worker's id is new at each of its starts, so a link never outlives its worker's state.
+
+    Cancels outlive links: a worker that was given up, and is reached again, may still run what was cancelled meanwhile.
+    """
+
+    def __init__(self, gateway_id: str, settings: ConnectionSettings, clock: Clock) -> None:
+        self._gateway_id = gateway_id
+        self._settings = settings
+        self._clock = clock
+        self._links: dict[str, WorkerConnection] = {}
+        self._cancels: dict[str, UnconfirmedCancels] = {}
+        self._counts: Counter[str] = Counter()
+
+    def link_to(self, worker_id: str, address: str) -> WorkerConnection:
+        """The link to a worker, opened if need be."""
+        if worker_id not in self._links:
+            self._links[worker_id] = WorkerConnection(
+                worker_id,
+                address,
+                self._gateway_id,
+                self._settings,
+                self._clock,
+                self._counts,
+                self._cancels_at(worker_id),
+                self._forget,
+            )
+        return self._links[worker_id]
+
+    def try_get(self, worker_id: str) -> WorkerConnection | None:
+        return self._links.get(worker_id)
+
+    def cancel(self, worker_id: str, request_id: str, attempt: Attempt) -> None:
+        """Drops the request at the worker, now or when it is reached again."""
+        link = self._links.get(worker_id)
+        if link is not None:
+            link.cancel(request_id, attempt)
+        else:
+            self._cancels_at(worker_id).note(request_id, attempt)
+
+    async def close(self) -> None:
+        await asyncio.gather(*(link.close() for link in list(self._links.values())))
+
+    def metrics(self) -> dict[str, float]:
+        names = (
+            "links_broken_total",
+            "link_failures_total",
+            "malformed_frames_total",
+            "unexpected_requests_total",
+            "cancels_forgotten_total",
+        )
+        self._drop_unneeded_cancels()
+        links = self._links.values()
+        return {name: float(self._counts[name]) for name in names} | {
+            "links": float(len(links)),
+            "links_connected": float(sum(link.is_connected for link in links)),
+            "link_subscriptions": float(sum(link.num_requests for link in links)),
+            "cancels_unconfirmed": float(sum(len(cancels) for cancels in self._cancels.values())),
+        }
+
+    def _forget(self, link: WorkerConnection) -> None:
+        if self._links.get(link.worker_id) is link:
+            del self._links[link.worker_id]
+
+    def _cancels_at(self, worker_id: str) -> UnconfirmedCancels:
+        self._drop_unneeded_cancels()
+        if worker_id not in self._cancels:
+            settings = self._settings
+            self._cancels[worker_id] = UnconfirmedCancels(
+                worker_id,
+                kept_s=settings.cancel_kept_s,
+                max_entries=settings.max_unconfirmed_cancels,
+                clock=self._clock,
+                counts=self._counts,
+            )
+        return self._cancels[worker_id]
+
+    def _drop_unneeded_cancels(self) -> None:
+        for worker_id, cancels in list(self._cancels.items()):
+            cancels.forget_old()
+            if not cancels and worker_id not in self._links:
+                del self._cancels[worker_id]

@@ -1,0 +1,188 @@
+"""The limits and the policy in force: what the file or the flags say, and over it what was changed at run time."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from weir.bus.codec import MAX_STRING_CHARS, MessageTooLarge, encode
+from weir.bus.configuration import (
+    AccessRules,
+    LimitsInForce,
+    LimitsOverride,
+    PolicyChoice,
+    PolicyParam,
+    TenantAccess,
+)
+from weir.core.errors import FieldViolation, InvalidRequest
+from weir.policy.registry import make_policy, parse_policy
+from weir.policy.seams import Policy
+from weir.scheduling.limits.changes import change_limits
+from weir.scheduling.limits.core_limits import CoreLimits
+from weir.scheduling.limits.file import format_limits, parse_limits
+
+_MAX_KEPT_BYTES = 512 * 1024
+"""Of a file that is kept for the next scheduler: well under what one message may have."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySpec:
+    """A policy by its name, with parameters in place of its defaults."""
+
+    name: str
+    params: Mapping[str, float]
+
+    @classmethod
+    def parse(cls, text: str) -> "PolicySpec":
+        """`NAME` or `NAME:KEY=VALUE,…`. Raises ValueError."""
+        return cls(*parse_policy(text))
+
+    def make(self) -> Policy:
+        """A fresh one, for one user."""
+        return make_policy(self.name, self.params)
+
+    def __str__(self) -> str:
+        params = ",".join(f"{name}={value!r}" for name, value in sorted(self.params.items()))
+        return f"{self.name}:{params}" if params else self.name
+
+
+class EffectiveLimits:
+    """Every change is checked whole before anything is changed; what cannot be raises InvalidRequest or ValueError."""
+
+    def __init__(self, base: CoreLimits, policy: str, *, has_admin_key: bool = False) -> None:
+        """`has_admin_key`: operators have one that is not in the limits."""
+        self._base = base
+        """What the flags say; the file goes over it."""
+        self._has_admin_key = has_admin_key
+        self._configured_policy = policy
+        self._file_text = ""
+        self._file_limits = base
+        self._overrides: dict[str, str] = {}
+        self.limits = base
+        self.policy = PolicySpec.parse(policy)
+
+    @property
+    def overrides(self) -> Mapping[str, str]:
+        """Dotted key -> value in TOML."""
+        return self._overrides
+
+    @property
+    def file_digest(self) -> str:
+        """SHA-256 of the file that is in force; empty: there is none."""
+        return _digest(self._file_text) if self._file_text else ""
+
+    @property
+    def toml(self) -> str:
+        """The limits in force, as a file that would say them."""
+        return format_limits(self.limits)
+
+    def take_file(self, text: str) -> bool:
+        """A file that says something new goes over everything that was changed at run time. False: it says the same."""
+        if text == self._file_text:
+            return False
+        limits = _checked(parse_limits(text, self._base))
+        self._file_limits = self.limits = limits
+        self._file_text = text
+        self._overrides = {}
+        return True
+
+    def change(self, changes: Sequence[tuple[str, str]]) -> None:
+        """(dotted key, value in TOML): all of them, or none."""
+        overrides = self._overrides | dict(changes)
+        limits = self._limits_with(overrides)
+        self._check_keepable(overrides)
+        self._check_operators_stay(limits)
+        self.limits, self._overrides = limits, overrides
+
+    def choose_policy(self, text: str) -> None:
+        self.policy = PolicySpec.parse(text)
+
+    def go_on_from(self, kept: LimitsInForce, *, has_read_file: bool) -> None:
+        """Takes up what an earlier scheduler was at, unless the configuration has changed since.
+
+        `has_read_file` False: the file cannot be read now, so the last one that could be goes on.
+        """
+        if not has_read_file and kept.file_text:
+            self.take_file(kept.file_text.decode())
+        if kept.file_digest == self.file_digest and kept.overrides:
+            overrides = {entry.key: entry.value for entry in kept.overrides}
+            self.limits, self._overrides = self._limits_with(overrides), overrides
+
+    def go_on_with(self, choice: PolicyChoice) -> None:
+        """As `go_on_from`, of the policy."""
+        if choice.configured == self._configured_policy:
+            params = {param.name: param.value for param in choice.params}
+            self.policy = PolicySpec.parse(str(PolicySpec(choice.name, params)))
+
+    def access_rules(self, epoch: int) -> AccessRules:
+        """For gateways."""
+        return _access_rules(self.limits, epoch)
+
+    def policy_choice(self, epoch: int) -> PolicyChoice:
+        """For workers and for the next scheduler."""
+        params = tuple(PolicyParam(name, value) for name, value in sorted(self.policy.params.items()))
+        return PolicyChoice(epoch, self.policy.name, params, self._configured_policy)
+
+    def limits_in_force(self, epoch: int) -> LimitsInForce:
+        """For the next scheduler."""
+        return self._kept(epoch, self._overrides)
+
+    def _limits_with(self, overrides: Mapping[str, str]) -> CoreLimits:
+        """Raises InvalidRequest."""
+        return _checked(change_limits(self._file_limits, list(overrides.items())))
+
+    def _kept(self, epoch: int, overrides: Mapping[str, str]) -> LimitsInForce:
+        text = self._file_text.encode()
+        entries = tuple(LimitsOverride(key, value) for key, value in overrides.items())
+        return LimitsInForce(epoch, self.file_digest, text if len(text) <= _MAX_KEPT_BYTES else b"", entries)
+
+    def _check_operators_stay(self, limits: CoreLimits) -> None:
+        """Raises InvalidRequest for a change that nobody could take back."""
+        if self._lets_operators_in(self.limits) and not self._lets_operators_in(limits):
+            problem = "would be empty while tenants have keys, and nobody could change limits; give one with them"
+            raise InvalidRequest([FieldViolation("admin_key_digests", problem)])
+
+    def _lets_operators_in(self, limits: CoreLimits) -> bool:
+        return self._has_admin_key or bool(limits.admin_key_digests) or not limits.has_tenant_keys
+
+    def _check_keepable(self, overrides: Mapping[str, str]) -> None:
+        """Raises InvalidRequest for what the next scheduler could not read: it would start without any change."""
+        for key, value in overrides.items():
+            if len(value) > MAX_STRING_CHARS:
+                problem = (
+                    f"{len(value)} characters, at most {MAX_STRING_CHARS} at run time; put it into the limits file"
+                )
+                raise InvalidRequest([FieldViolation(key, problem)])
+        try:
+            encode(self._kept(0, overrides))
+        except MessageTooLarge as error:
+            problem = f"too many changes at run time, put them into the limits file: {error}"
+            raise InvalidRequest([FieldViolation("settings", problem)]) from error
+
+
+def _access_rules(limits: CoreLimits, epoch: int) -> AccessRules:
+    lanes = tuple(lane.name for lane in limits.lanes)
+    tenants = tuple(
+        TenantAccess(
+            tenant.name,
+            tuple(bytes.fromhex(digest) for digest in tenant.api_key_digests),
+            tenant.lanes,
+            tenant.isolates_cache,
+        )
+        for tenant in (*limits.tenants, limits.default_tenant)
+    )
+    return AccessRules(epoch, lanes, limits.default_lane, limits.default_tenant.name, tenants)
+
+
+def _checked(limits: CoreLimits) -> CoreLimits:
+    """Raises InvalidRequest where gateways could not be told of them."""
+    try:
+        encode(_access_rules(limits, 0))
+    except MessageTooLarge as error:
+        raise InvalidRequest(
+            [FieldViolation("tenants", f"too many tenants and keys for one message: {error}")]
+        ) from error
+    return limits
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,234 @@
+"""Keeps the rules in force: follows the limits file, and writes what gateways, workers and the next scheduler need.
+
+A file that cannot be read or is wrong changes nothing: what was in force goes on, and the fault is logged, counted and
+told to whoever asks.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from weir.bus.codec import MalformedMessage, decode, encode
+from weir.bus.configuration import (
+    ACCESS_KEY,
+    LIMITS_KEY,
+    MESSAGE_TYPES,
+    POLICY_KEY,
+    LimitsInForce,
+    PolicyChoice,
+    Written,
+)
+from weir.bus.protocol import BusError, KeyConflict, KvBucket, KvEntry
+from weir.core.errors import InvalidRequest, Unavailable
+from weir_scheduler.effective_limits import EffectiveLimits
+from weir_scheduler.limits_source import LimitsSource
+
+logger = logging.getLogger(__name__)
+
+_LOOK_S = 1.0
+_VERIFY_EVERY = 5
+"""Looks at the file between two looks whether the bucket still has what was written."""
+
+
+class LimitsKeeper:
+    """Of one leader. `on_limits` and `on_policy` are called after a change of the rulebook, before it is published."""
+
+    def __init__(
+        self,
+        rulebook: EffectiveLimits,
+        source: LimitsSource | None,
+        bucket: KvBucket,
+        epoch: int,
+        *,
+        look_s: float = _LOOK_S,
+    ) -> None:
+        self._rulebook = rulebook
+        self._source = source
+        self._bucket = bucket
+        self._epoch = epoch
+        self._look_s = look_s
+        self._unpublished = set(MESSAGE_TYPES)
+        self._on_limits: Callable[[], None] = lambda: None
+        self._on_policy: Callable[[], None] = lambda: None
+        self._file_error = ""
+        self._is_replaced = False
+        self._num_reloads = 0
+        self._num_errors = 0
+
+    @property
+    def rulebook(self) -> EffectiveLimits:
+        """To be read only."""
+        return self._rulebook
+
+    @property
+    def limits_path(self) -> Path | None:
+        return None if self._source is None else self._source.path
+
+    @property
+    def file_error(self) -> str:
+        """Why the file as it is now is not in force. Empty: it is."""
+        return self._file_error
+
+    async def load(self) -> None:
+        """Reads the file, and what an earlier scheduler left. Raises BusError.
+
+        Raises InvalidRequest for a file that is wrong when no earlier one is known.
+        """
+        kept = _try_decode(LIMITS_KEY, await self._bucket.get(LIMITS_KEY))
+        choice = _try_decode(POLICY_KEY, await self._bucket.get(POLICY_KEY))
+        if isinstance(kept, LimitsInForce):
+            await self._load_limits(kept)
+        elif self._source is not None:
+            self._rulebook.take_file(await self._source.read())
+        if isinstance(choice, PolicyChoice):
+            try:
+                self._rulebook.go_on_with(choice)
+            except ValueError as error:
+                logger.error("the policy of an earlier scheduler is not taken up: %s", error)
+
+    def attach(self, on_limits: Callable[[], None], on_policy: Callable[[], None]) -> None:
+        """From now on changes reach the core."""
+        self._on_limits = on_limits
+        self._on_policy = on_policy
+
+    async def set_limits(self, changes: Sequence[tuple[str, str]]) -> None:
+        """Raises InvalidRequest, and changes nothing then; Unavailable where another scheduler leads by now."""
+        self._rulebook.change(changes)
+        logger.info("limits changed: %s", ", ".join(f"{key} = {value}" for key, value in changes))
+        await self._limits_changed()
+        self._check_leads()
+
+    async def set_policy(self, text: str) -> None:
+        """Raises ValueError, and changes nothing then; Unavailable where another scheduler leads by now."""
+        self._rulebook.choose_policy(text)
+        logger.info("policy %s", self._rulebook.policy)
+        self._on_policy()
+        self._unpublished.add(POLICY_KEY)
+        await self.publish()
+        self._check_leads()
+
+    async def keep(self) -> None:
+        """Runs for ever: follows the file, and sees to it that the bucket has what is in force."""
+        num_looks = 0
+        while True:
+            await asyncio.sleep(self._look_s)
+            await self._look_at_file()
+            num_looks += 1
+            if num_looks % _VERIFY_EVERY == 0:
+                await self._verify()
+            await self.publish()
+
+    async def publish(self) -> None:
+        """Writes what has changed; what cannot be written now is tried again at the next look."""
+        for key in sorted(self._unpublished):
+            self._unpublished.discard(key)  # what changes while it is written is to be written too
+            try:
+                await self._put(key)
+            except BusError as error:
+                logger.debug("%s cannot be written: %s; again", key, error)
+                self._unpublished.add(key)
+
+    def metrics(self) -> dict[str, float]:
+        return {
+            "limits_reloads_total": float(self._num_reloads),
+            "limits_reload_errors_total": float(self._num_errors),
+            "limits_file_is_wrong": float(bool(self._file_error)),
+            "limits_overrides": float(len(self._rulebook.overrides)),
+            "rules_unpublished": float(len(self._unpublished)),
+        }
+
+    async def _load_limits(self, kept: LimitsInForce) -> None:
+        has_read_file = True
+        if self._source is not None:
+            try:
+                self._rulebook.take_file(await self._source.read())
+            except InvalidRequest as error:
+                if not kept.file_text:
+                    raise
+                has_read_file = False
+                self._note_error(error, "the last one that was right goes on")
+        try:
+            self._rulebook.go_on_from(kept, has_read_file=has_read_file)
+        except InvalidRequest as error:
+            logger.error("changes of an earlier scheduler are not taken up: %s", error.message)
+
+    async def _look_at_file(self) -> None:
+        if self._source is None:
+            return
+        try:
+            text = await self._source.try_read_changed()
+            if text is None:
+                return
+            has_changed = self._rulebook.take_file(text)
+        except InvalidRequest as error:
+            self._note_error(error, "the limits stay as they are")
+            return
+        self._file_error = ""
+        if has_changed:
+            self._num_reloads += 1
+            logger.info("limits file %s: in force", self._source.path)
+            await self._limits_changed()
+
+    def _note_error(self, error: InvalidRequest, consequence: str) -> None:
+        if error.message == self._file_error:
+            return
+        self._num_errors += 1
+        self._file_error = error.message
+        logger.error("limits file %s: %s; %s", self.limits_path, error.message, consequence)
+
+    async def _limits_changed(self) -> None:
+        # The core first: a gateway must not offer a lane that the core does not know yet.
+        self._on_limits()
+        self._unpublished |= {ACCESS_KEY, LIMITS_KEY}
+        await self.publish()
+
+    def _check_leads(self) -> None:
+        """What was changed here is lost with this scheduler: whoever changed it must not take it for done."""
+        if self._is_replaced:
+            raise Unavailable("another scheduler leads now; nothing was changed, ask that one", retry_after_s=_LOOK_S)
+
+    def _message_of(self, key: str) -> Written:
+        if key == ACCESS_KEY:
+            return self._rulebook.access_rules(self._epoch)
+        if key == POLICY_KEY:
+            return self._rulebook.policy_choice(self._epoch)
+        return self._rulebook.limits_in_force(self._epoch)
+
+    async def _verify(self) -> None:
+        """A server that lost its store has lost the rules, and a gateway that starts then would wait for ever."""
+        try:
+            for key in MESSAGE_TYPES:
+                if await self._bucket.get(key) is None:
+                    self._unpublished.add(key)
+        except BusError as error:
+            logger.debug("the bucket cannot be read: %s", error)
+
+    async def _put(self, key: str) -> None:
+        """Raises BusError. A value of a later leader stays: this one was replaced, and will hear of it.
+
+        What is written is what is in force once nobody else's write can come between.
+        """
+        while True:
+            entry = await self._bucket.get(key)
+            present = _try_decode(key, entry)
+            if present is not None and present.epoch > self._epoch:
+                self._is_replaced = True
+                return
+            try:
+                message = encode(self._message_of(key))
+                await self._bucket.update(key, message, revision=0 if entry is None else entry.revision)
+            except KeyConflict:
+                continue
+            return
+
+
+def _try_decode(key: str, entry: KvEntry | None) -> Written | None:
+    """None: there is none, or none that can be read."""
+    if entry is None or entry.value is None:
+        return None
+    try:
+        return decode(MESSAGE_TYPES[key], entry.value)
+    except MalformedMessage as error:
+        logger.error("malformed entry %s in the configuration bucket, it is written anew: %s", key, error)
+        return None

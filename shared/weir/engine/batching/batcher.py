@@ -1,0 +1,299 @@
+"""What all batchers share: the sequences of a worker, their pages, and the verbs that end them.
+
+        add                 decide / record                 settled by the shell
+    ──> WAITING ──────────> RUNNING ──────────────────────> HANDING_OFF ──────> forgotten (committed)
+           └───────────────────┴── ended: finished, cancelled, failed ──┘ (refused)
+
+Order is by lane, the most urgent first, and in a lane that of `add`. Every sequence ends in exactly one SequenceEnded
+or SequenceForgotten.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from weir.engine.batching.step_pace import StepPace
+from weir.engine.counters import EngineCounters
+from weir.engine.load import EngineLoad
+from weir.engine.memory.pages import PageNeed, PagePool
+from weir.engine.messages import (
+    Arrival,
+    EndReason,
+    Event,
+    Failure,
+    FailureReason,
+    PageBatch,
+    PagesWanted,
+    SequenceEnded,
+    SequenceForgotten,
+    SequenceKey,
+)
+from weir.engine.plan import ChunkPlan, StepPlan, StepResult, SwapPlan
+from weir.engine.recording import Recorder
+from weir.engine.result_check import check_result
+from weir.engine.sequence import Sequence, Stage
+from weir.kv.geometry import PAGE_TOKENS
+from weir.policy.seams import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """Bounds of a step and of waiting."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    chunk_tokens: int
+    """Of one sequence in one step."""
+    max_context_tokens: int
+    vocab_size: int
+    max_stall_s: float = 5.0
+    """A sequence that waits longer than this for a page or slot fails."""
+    target_step_s: float = math.inf
+    """Steps get so many prompt tokens that they last about this long."""
+
+
+class Batcher(ABC):
+    """Belongs to one engine thread. Verbs collect events; `take_events` hands them over, in order."""
+
+    def __init__(self, limits: BatchLimits, pool: PagePool) -> None:
+        self.limits = limits
+        self.pool = pool
+        self.counters = EngineCounters()
+        self.policy_name = ""
+        self._sequences: dict[SequenceKey, Sequence] = {}
+        self._events: list[Event] = []
+        self._recorder = Recorder(self.counters, self._events, limits.max_context_tokens)
+        self._order: list[Sequence] | None = None  # None: it has changed
+        self._planned: Seq[Sequence | None] = ()  # whose the chunks are of the step that runs now
+        self._decided_at_s = 0.0
+        self._may_be_overdue = False
+        self.pace = StepPace(limits.max_num_batched_tokens, limits.target_step_s)
+
+    @abstractmethod
+    def add(self, arrival: Arrival) -> None:
+        """Takes a sequence. One that is here already is ignored."""
+
+    @abstractmethod
+    def _plan_chunks(self, now_s: float) -> tuple[list[ChunkPlan], list[Sequence | None]]:
+        """Gives pages to sequences, as far as there are any, and plans what can be computed, and whose it is."""
+
+    @abstractmethod
+    def need(self) -> PageNeed:
+        """What sequences will take from the pool soon."""
+
+    @abstractmethod
+    def _begun(self, sequence: Sequence) -> None:
+        """The first token of its output was drawn here, and it did not end the sequence."""
+
+    def set_policy(self, policy: Policy) -> None:
+        """From the next step on. What came under another policy goes on under this one."""
+        self.policy_name = policy.name
+        self._order = None
+
+    def cancel(self, key: SequenceKey) -> None:
+        """Ends and frees a sequence. One that is being handed off is freed if the hand-off is refused."""
+        sequence = self._sequences.get(key)
+        if sequence is None:
+            return
+        if sequence.stage is Stage.HANDING_OFF:
+            sequence.is_cancelled = True
+        else:
+            self._end(sequence, reason=EndReason.CANCELLED)
+
+    def fail(self, key: SequenceKey, failure: Failure) -> None:
+        """Ends and frees a sequence; one that is being handed off because its hand-off was refused."""
+        sequence = self._sequences.get(key)
+        if sequence is None:
+            return
+        if sequence.is_cancelled:
+            self._end(sequence, reason=EndReason.CANCELLED)
+        else:
+            self._end(sequence, failure=failure)
+
+    def fail_all(self, failure: Failure) -> None:
+        """Ends every sequence but those that are being handed off: their pages may be another worker's already."""
+        for sequence in list(self._sequences.values()):
+            if sequence.stage is not Stage.HANDING_OFF:
+                self._end(sequence, failure=failure)
+
+    def forget(self, key: SequenceKey) -> None:
+        """The hand-off is committed: slot, pages and record are another worker's."""
+        sequence = self._sequences.pop(key, None)
+        if sequence is None:
+            return
+        assert sequence.slot is not None, "only a placed sequence is handed off"
+        self._order = None
+        self.pool.part(sequence.slot, sequence.block_table)
+        self.counters.handed_off += 1
+        self.counters.count_hand_off(key.request_id, sequence.block_table)
+        self._events.append(SequenceForgotten(key))
+
+    def note_passed_over(self, key: SequenceKey, num_steps: int) -> None:
+        """A half-read prompt that comes from elsewhere got nothing there in its last so many steps."""
+        sequence = self._sequences.get(key)
+        if sequence is not None:
+            sequence.num_passed_over = num_steps
+
+    def decide(self, now_s: float) -> StepPlan | None:
+        """The next step, or None when nothing can be computed now. Ends one sequence that has stalled too long."""
+        self._decided_at_s = now_s
+        chunks, self._planned = self._plan_chunks(now_s)
+        swap = self._take_swap_plan()
+        if self._may_be_overdue:
+            self._end_latest_overdue(now_s)
+        if not chunks and swap is None:
+            return None
+        self.counters.steps += 1
+        return StepPlan(self.counters.steps, tuple(chunks), swap or SwapPlan())
+
+    def record(self, plan: StepPlan, result: StepResult, now_s: float | None = None) -> None:
+        """Takes in what the step that was decided last computed, by `now_s`; None: it took no time.
+
+        Raises StepDefect, having changed nothing, if the result does not fit.
+        """
+        check_result(plan, result, self.limits.vocab_size)
+        self._record_swap(result)
+        ended_at_s = self._decided_at_s if now_s is None else now_s
+        self.pace.stepped(ended_at_s - self._decided_at_s)
+        drawn = self._recorder.record(plan, self._planned, result, ended_at_s)
+        for sequence in drawn.begun:
+            self._begun(sequence)
+        for sequence, reason in drawn.ended:
+            self._end(sequence, reason=reason)
+
+    def fail_step(self, failure: Failure) -> None:
+        """The step did not run: its sequences end, the others go on."""
+        self.counters.failed_steps += 1
+        self._undo_swap()
+        for sequence in self._planned:
+            if sequence is not None and sequence.key in self._sequences and sequence.stage is Stage.RUNNING:
+                self._end(sequence, failure=failure)
+
+    def take_events(self) -> tuple[Event, ...]:
+        events = tuple(self._events)
+        self._events.clear()
+        return events
+
+    def wanted(self) -> PagesWanted | None:
+        return self.pool.wanted(self.need())
+
+    def take_surplus(self) -> PageBatch:
+        return self.pool.take_surplus(self.need())
+
+    @property
+    def has_events(self) -> bool:
+        return bool(self._events)
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._sequences
+
+    @property
+    def load(self) -> EngineLoad:
+        num_waiting = num_used_pages = num_filled_pages = 0
+        for sequence in self._sequences.values():
+            num_waiting += sequence.stage is Stage.WAITING
+            num_used_pages += len(sequence.block_table)
+            num_filled_pages += (sequence.num_computed + PAGE_TOKENS - 1) // PAGE_TOKENS
+        return EngineLoad(
+            num_running=len(self._sequences) - num_waiting,
+            num_waiting=num_waiting,
+            num_held_pages=self.pool.num_held_pages,
+            num_free_pages=self.pool.num_free_pages,
+            num_used_pages=num_used_pages,
+            num_filled_pages=num_filled_pages,
+            max_step_tokens=self.pace.num_tokens,
+        )
+
+    @property
+    def next_deadline_s(self) -> float | None:
+        """When `decide` has a stalled sequence to end."""
+        stalls = [s.stalled_since_s for s in self._sequences.values() if s.stalled_since_s is not None]
+        return min(stalls) + self.limits.max_stall_s if stalls else None
+
+    def check_integrity(self) -> tuple[str, ...]:
+        """What is wrong with sequences and pages, in sentences; empty when all is well."""
+        held = self._held_lot()
+        page_ids = [page for sequence in self._sequences.values() for page in sequence.block_table]
+        slots = [sequence.slot for sequence in self._sequences.values() if sequence.slot is not None]
+        errors = self.pool.check_integrity([*page_ids, *held.page_ids], [*slots, *held.slots])
+        for sequence in self._sequences.values():
+            errors += sequence.check_integrity()
+        return tuple(errors)
+
+    def _ranked(self) -> list[Sequence]:
+        """All sequences in order; not to be changed."""
+        if self._order is None:
+            self._order = sorted(self._sequences.values(), key=self._order_of)
+        return self._order
+
+    def _order_of(self, sequence: Sequence) -> tuple[int, float]:
+        """The smaller goes first; equals in the order of `add`."""
+        return -sequence.facts.lane_priority, 0.0
+
+    def _keep(self, sequence: Sequence) -> None:
+        """It is this worker's from here on."""
+        self._sequences[sequence.key] = sequence
+        self._order = None
+
+    def _add_prompt(self, arrival: Arrival) -> None:
+        """Takes a prompt with the pages of its cached prefix. One that is here already is ignored."""
+        sequence = Sequence.of_arrival(arrival)
+        self.pool.adopt(None, arrival.block_table)
+        if sequence.key in self._sequences:
+            self.pool.put_back(None, arrival.block_table)
+            return
+        self._keep(sequence)
+        self.counters.prompt_tokens_cached += arrival.num_computed_tokens
+
+    # What only batchers that preempt or hold rows have more to do.
+
+    def _take_swap_plan(self) -> SwapPlan | None:
+        """The copies of the step being decided; None if nobody's pages leave or come back."""
+        return None
+
+    def _record_swap(self, result: StepResult) -> None:  # noqa: B027 - most batchers swap nothing
+        """They were made."""
+
+    def _undo_swap(self) -> None:  # noqa: B027
+        """They were not made, or their step failed."""
+
+    def _held_lot(self) -> PageBatch:
+        """What is in use though its sequence has ended."""
+        return PageBatch()
+
+    def _free(self, sequence: Sequence, reason: EndReason | None) -> None:
+        """The sequence has ended: what it used is free."""
+        del reason
+        computed = sequence.token_ids[: sequence.num_computed]
+        self.pool.put_back(sequence.slot, sequence.block_table, computed, sequence.prefix_seed)
+
+    def _stall(self, sequence: Sequence, now_s: float) -> None:
+        self._may_be_overdue = True
+        if sequence.stalled_since_s is None:
+            sequence.stalled_since_s = now_s
+            self.counters.stalls += 1
+
+    def _end_latest_overdue(self, now_s: float) -> None:
+        """One at a time and the latest first: what it frees may let the others go on."""
+        overdue_since_s = now_s - self.limits.max_stall_s
+        stalled = [sequence for sequence in self._ranked() if sequence.stalled_since_s is not None]
+        self._may_be_overdue = bool(stalled)
+        for sequence in reversed(stalled):
+            if sequence.stalled_since_s is not None and sequence.stalled_since_s <= overdue_since_s:
+                message = f"no page or slot was free for {self.limits.max_stall_s:g} s"
+                self._end(sequence, failure=Failure(FailureReason.NO_CAPACITY, message))
+                return
+
+    def _end(self, sequence: Sequence, *, reason: EndReason | None = None, failure: Failure | None = None) -> None:
+        del self._sequences[sequence.key]
+        self._order = None
+        if sequence.log is not None:
+            sequence.log.clear()
+        sequence.is_sound = failure is None or failure.reason is not FailureReason.INTERNAL
+        self._free(sequence, reason)
+        self.counters.failed += failure is not None
+        self.counters.cancelled += reason is EndReason.CANCELLED
+        self.counters.finished += reason in (EndReason.STOP, EndReason.LENGTH)
+        self._events.append(SequenceEnded(sequence.key, reason, failure))

@@ -1,0 +1,113 @@
+"""Sequences as a policy's seams see them. Members are made when a gate looks at them: many gates only count."""
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from typing import overload
+
+from weir.core.cost import StepCost
+from weir.engine.memory.pages import PagePool
+from weir.engine.sequence import Sequence
+from weir.kv.geometry import PAGE_TOKENS
+from weir.policy.seams import BatchView, Decode, Member, Prefill, StepView
+
+
+class Members(Seq[Member]):
+    """A view; does not outlive the step."""
+
+    def __init__(self, sequences: list[Sequence]) -> None:
+        self._sequences = sequences
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def __iter__(self) -> Iterator[Member]:
+        return map(_member_of, self._sequences)
+
+    @overload
+    def __getitem__(self, index: int) -> Member: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Seq[Member]: ...
+
+    def __getitem__(self, index: int | slice) -> Member | Seq[Member]:
+        if isinstance(index, slice):
+            return Members(self._sequences[index])
+        return _member_of(self._sequences[index])
+
+
+class Room:
+    """The pages that a worker may count on. Where others share its arena, what they use is taken for free."""
+
+    def __init__(self, pool: PagePool, num_arena_pages: int) -> None:
+        """0 pages: what the pool holds is all there is."""
+        self._pool = pool
+        self._num_arena_pages = num_arena_pages
+
+    @property
+    def num_pages(self) -> int:
+        return self._num_arena_pages or self._pool.num_held_pages
+
+    @property
+    def num_free_tokens(self) -> int:
+        return PAGE_TOKENS * max(0, self.num_pages - self._num_used)
+
+    @property
+    def use(self) -> float:
+        return min(1.0, self._num_used / self.num_pages) if self.num_pages else 0.0
+
+    @property
+    def _num_used(self) -> int:
+        return self._pool.num_held_pages - self._pool.num_free_pages
+
+
+def batch_view(waiting: list[Sequence], batch: list[Sequence], num_places: int, room: Room) -> BatchView:
+    return BatchView(
+        waiting=Members(waiting),
+        running=Members(batch),
+        num_places=num_places,
+        num_pool_tokens=room.num_pages * PAGE_TOKENS,
+        num_free_tokens=room.num_free_tokens,
+    )
+
+
+def step_view(
+    decodes: list[Sequence],
+    prefills: list[Sequence],
+    max_tokens: int,
+    room: Room,
+    now_s: float,
+    cost: StepCost | None = None,
+) -> StepView:
+    return StepView(
+        now_s=now_s,
+        max_tokens=max_tokens,
+        decodes=[
+            Decode(
+                num_context_tokens=s.num_computed + 1,
+                last_token_at_s=s.served_at_s,
+                itl_target_s=s.facts.itl_target_ms / 1e3,
+                arrived_at_s=s.came_at_s or 0.0,
+                num_emitted_tokens=s.num_output_tokens,
+            )
+            for s in decodes
+        ],
+        prefills=[Prefill(s.num_uncomputed, s.num_computed, s.came_at_s or 0.0) for s in prefills],
+        page_use=room.use,
+        num_free_tokens=room.num_free_tokens,
+        cost=cost,
+    )
+
+
+def _member_of(sequence: Sequence) -> Member:
+    facts = sequence.facts
+    num_missing_pages = 0 if sequence.slot is not None else sequence.num_missing_pages(sequence.num_uncomputed)
+    return Member(
+        request_id=facts.request_id,
+        num_prompt_tokens=sequence.num_prompt_tokens,
+        num_emitted_tokens=sequence.num_output_tokens,
+        waits_since_s=sequence.served_at_s,
+        predicted_output_tokens=facts.predicted_output_tokens or None,
+        lane_priority=facts.lane_priority,
+        num_missing_tokens=num_missing_pages * PAGE_TOKENS,
+        max_output_tokens=facts.stop.max_tokens,
+    )

@@ -1,0 +1,1 @@
+"""The pages of an engine's sequences: taken, shared, swapped out and given back."""

@@ -1,0 +1,271 @@
+"""The segment: one file in /dev/shm that holds the pages of a host and everything that is known about them.
+
+Made with open + posix_fallocate + mmap. multiprocessing.shared_memory would unlink it when a worker dies; without
+posix_fallocate a full /dev/shm is a SIGBUS at some later write and not an error now.
+"""
+
+import errno
+import logging
+import mmap
+import os
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weir.core.process import own_pid_namespace, try_read_start_ticks
+from weir.kv.arena.lease import LeaseTable
+from weir.kv.arena.segment_file import (
+    SegmentError,
+    is_mapped,
+    lock,
+    map_as_owner,
+    map_as_worker,
+    open_own,
+    path_of,
+    populate,
+)
+from weir.kv.geometry import ArenaGeometry
+from weir.kv.layout import (
+    COUNTERS_DTYPE,
+    LEASE_DTYPE,
+    MAX_LEASES,
+    PAGE_DTYPE,
+    SLOT_DTYPE,
+    SegmentHeader,
+    SegmentMismatch,
+    layout_of,
+    pack_header,
+)
+from weir.kv.records.record import SequenceRecord
+
+__all__ = ["DEFAULT_DIRECTORY", "ClaimedSegment", "Segment", "SegmentError", "claim_segment", "segment_path"]
+
+_log = logging.getLogger(__name__)
+
+DEFAULT_DIRECTORY = Path("/dev/shm")
+
+_MIB = 1 << 20
+
+
+def segment_path(instance: str, directory: Path = DEFAULT_DIRECTORY) -> Path:
+    """Where the segment of an instance lies."""
+    return directory / f"weir-{instance}-arena"
+
+
+class Segment:
+    """One mapping of the file. Views taken from it stay valid after `close`: the last one to go ends the mapping."""
+
+    def __init__(self, path: Path, header: SegmentHeader, mapping: mmap.mmap, lock_fd: int | None) -> None:
+        self.path = path
+        self.geometry = header.geometry
+        self.arena_id = header.arena_id
+        self.model_digest = header.model_digest
+        self.pid_namespace = header.pid_namespace
+        self._layout = layout_of(header.geometry)
+        self._memory = memoryview(mapping)
+        self._lock_fd = lock_fd
+
+    @classmethod
+    def create(cls, path: Path, geometry: ArenaGeometry, model_digest: str) -> "Segment":
+        """Makes, pre-faults and locks a new segment.
+
+        It has no name before it is whole, so a creator that dies leaves nothing. Raises SegmentError if there is too
+        little room, or if there is a file at `path`.
+        """
+        header = SegmentHeader(geometry, uuid.uuid4().hex, model_digest, own_pid_namespace())
+        lock_fd = os.open(path.parent, os.O_TMPFILE | os.O_RDWR, 0o600)
+        try:
+            lock(lock_fd, path)
+            _allocate(lock_fd, layout_of(geometry).total_bytes, path)
+            os.pwrite(lock_fd, pack_header(header), 0)
+            mapping = map_as_owner(lock_fd)[1]
+            populate(mapping)
+            segment = cls(path, header, mapping, lock_fd)
+            segment.counters["next_lease_id"] = 1
+            segment.counters["next_attachment"] = 1
+            _give_name(lock_fd, path)
+        except BaseException:
+            os.close(lock_fd)
+            raise
+        return segment
+
+    @classmethod
+    def open(cls, path: Path) -> "Segment":
+        """Maps an existing segment, pre-faulted. For workers: it is not removed while they map it.
+
+        Raises SegmentError for a file that another user can have put there, SegmentMismatch, or FileNotFoundError.
+        """
+        header, mapping = map_as_worker(path)
+        populate(mapping)
+        return cls(path, header, mapping, lock_fd=None)
+
+    @classmethod
+    def take(cls, path: Path) -> "Segment":
+        """Maps and locks an existing segment. For the transfer service.
+
+        Raises SegmentError while another process holds the lock and for a file that another user can have put there,
+        SegmentMismatch, or FileNotFoundError.
+        """
+        lock_fd = open_own(path)
+        try:
+            lock(lock_fd, path)
+            if os.fstat(lock_fd).st_nlink == 0:
+                raise FileNotFoundError(errno.ENOENT, "removed by its owner while it was being opened", str(path))
+            header, mapping = map_as_owner(lock_fd)
+            return cls(path, header, mapping, lock_fd)
+        except BaseException:
+            os.close(lock_fd)
+            raise
+
+    @property
+    def total_bytes(self) -> int:
+        return self._layout.total_bytes
+
+    @property
+    def counters(self) -> NDArray[Any]:
+        """One row of COUNTERS_DTYPE, shape []."""
+        return self._rows(COUNTERS_DTYPE, self._layout.counters, 1)[0:1].reshape(())
+
+    @property
+    def lease_rows(self) -> NDArray[Any]:
+        """LEASE_DTYPE, shape [MAX_LEASES]."""
+        return self._rows(LEASE_DTYPE, self._layout.leases, MAX_LEASES)
+
+    @property
+    def slot_rows(self) -> NDArray[Any]:
+        """SLOT_DTYPE, shape [num_slots]."""
+        return self._rows(SLOT_DTYPE, self._layout.slots, self.geometry.num_slots)
+
+    @property
+    def page_rows(self) -> NDArray[Any]:
+        """PAGE_DTYPE, shape [num_pages]."""
+        return self._rows(PAGE_DTYPE, self._layout.pages, self.geometry.num_pages)
+
+    @property
+    def pages(self) -> NDArray[np.uint8]:
+        """The pages' bytes: uint8, shape [num_pages, page_bytes]. Raises ValueError if they are on a device."""
+        if self.geometry.pages_on_device:
+            raise ValueError(f"the pages of {self.path} are on a device: they are mapped by `weir.kv.memory.device`")
+        shape = (self.geometry.num_pages, self.geometry.page_bytes)
+        return np.frombuffer(self._memory, np.uint8, shape[0] * shape[1], self._layout.page_data).reshape(shape)
+
+    def record(self, slot: int) -> SequenceRecord:
+        """The sequence record of a slot. Raises IndexError for a slot that is not there."""
+        if not 0 <= slot < self.geometry.num_slots:
+            raise IndexError(f"slot {slot}: this arena has {self.geometry.num_slots}")
+        start = self._layout.records + slot * self._layout.record_bytes
+        return SequenceRecord(self._memory[start : start + self._layout.record_bytes], self.geometry)
+
+    def begin_incarnation(self) -> int:
+        """For the transfer service, once a start: a number above that of every earlier process of this segment.
+
+        Counted and not taken from a clock, which may go backwards between two starts.
+        """
+        self.counters["incarnation"] += 1
+        return int(self.counters["incarnation"])
+
+    def close(self) -> None:
+        """Gives the lock and this object's hold on the mapping back. The file stays."""
+        self._memory = memoryview(b"")
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+            self._lock_fd = None
+
+    def unlink(self) -> None:
+        """Removes the file. For the transfer service, once nobody holds a lease. May be called twice."""
+        self.path.unlink(missing_ok=True)
+
+    def _rows(self, dtype: np.dtype[Any], offset: int, count: int) -> NDArray[Any]:
+        return np.frombuffer(self._memory, dtype, count, offset)
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedSegment:
+    """What `claim_segment` came to; `is_new` is false where a live segment was taken over."""
+
+    segment: Segment
+    is_new: bool
+
+
+def claim_segment(path: Path, geometry: ArenaGeometry, model_digest: str) -> ClaimedSegment:
+    """Takes over the segment at `path` if it has this geometry and model; removes any other and makes a new one.
+
+    Raises SegmentError if another transfer service has it, if it is another one that workers still map, if it is a file
+    that another user can have put there, or if there is too little room.
+    """
+    try:
+        segment = Segment.take(path)
+    except FileNotFoundError:
+        return ClaimedSegment(Segment.create(path, geometry, model_digest), is_new=True)
+    except SegmentMismatch as mismatch:
+        _remove_left_over(path, str(mismatch), "")
+    else:
+        difference = _difference(segment, geometry, model_digest)
+        if difference is None:
+            return ClaimedSegment(segment, is_new=False)
+        workers = _name_workers(segment)
+        segment.close()
+        _remove_left_over(path, difference, workers)
+    return ClaimedSegment(Segment.create(path, geometry, model_digest), is_new=True)
+
+
+def _remove_left_over(path: Path, reason: str, workers: str) -> None:
+    """Who maps it loses the pages that it computes with: it is removed once nobody does."""
+    fd = open_own(path)
+    try:
+        lock(fd, path)
+        if is_mapped(fd):
+            raise SegmentError(
+                f"{path} cannot be replaced ({reason}): {workers or 'a process'} still maps it; end what does "
+                f"(`weir down`; `fuser {path}` names it) or choose another instance name"
+            )
+        _log.warning("left-over segment %s of an earlier run removed: %s", path, reason)
+        path.unlink()
+    finally:
+        os.close(fd)
+
+
+def _name_workers(segment: Segment) -> str:
+    """Those with a lease that are alive, as far as they can be seen from here."""
+    if segment.pid_namespace != own_pid_namespace():
+        return ""
+    leases = LeaseTable(segment.lease_rows, segment.counters).all()
+    living = [lease for lease in leases if try_read_start_ticks(lease.process.pid) == lease.process.start_ticks]
+    return ", ".join(f"worker {lease.worker_id} (process {lease.process.pid})" for lease in living)
+
+
+def _difference(segment: Segment, geometry: ArenaGeometry, model_digest: str) -> str | None:
+    if segment.geometry != geometry:
+        return f"it has {segment.geometry}, wanted is {geometry}"
+    if segment.model_digest != model_digest:
+        return f"it is of model {segment.model_digest!r}, wanted is {model_digest!r}"
+    if segment.pid_namespace != own_pid_namespace():
+        return "it is of another pid namespace, whose processes cannot be seen from here"
+    return None
+
+
+def _give_name(fd: int, path: Path) -> None:
+    try:
+        os.link(path_of(fd), path, src_dir_fd=fd)  # with src_dir_fd os.link follows the link in /proc
+    except FileExistsError:
+        raise SegmentError(f"{path} exists: another transfer service has just made it") from None
+
+
+def _allocate(fd: int, total_bytes: int, path: Path) -> None:
+    try:
+        os.posix_fallocate(fd, 0, total_bytes)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
+            raise
+        os.ftruncate(fd, 0)  # what was allocated before it failed counts as free
+        file_system = os.fstatvfs(fd)
+        free_bytes = file_system.f_bavail * file_system.f_frsize
+        raise SegmentError(
+            f"{path.parent} is too small: the arena needs {total_bytes / _MIB:.0f} MiB, "
+            f"free are {free_bytes / _MIB:.0f} MiB; make it larger (`mount -o remount,size=… {path.parent}`, "
+            f"or shm_size in Compose), remove left-over files there, or give a smaller --arena-bytes"
+        ) from error

@@ -1,0 +1,176 @@
+"""The sealed pages: found by content hash, pinned while sequences use them, evicted least recently used.
+
+Rows of sealed pages (`weir.kv.states`) are written here alone. Hash, use number and state lie in the segment; the
+index and who pins what are derived, after a restart from block tables and from what workers say they hold.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weir.kv.prefixes.changes import PrefixChanges
+from weir.kv.states import NO_LEASE, PageState
+
+PageIds = NDArray[np.int64]
+PinCounts = NDArray[np.uint32]
+"""How often each page is pinned, shape [num_pages]."""
+
+
+class PrefixIndex:
+    """`page_rows`: PAGE_DTYPE [num_pages]. Page ids that come in are valid, and different within one call."""
+
+    def __init__(self, page_rows: NDArray[Any]) -> None:
+        self._rows = page_rows
+        self._page_of: dict[bytes, int] = {}
+        self._pins: dict[int, PinCounts] = {}
+        self._next_use = 1
+        self.num_evicted = 0
+        self.changes = PrefixChanges()
+
+    def __len__(self) -> int:
+        return len(self._page_of)
+
+    def __contains__(self, page_hash: bytes) -> bool:
+        return page_hash in self._page_of
+
+    def hashes(self) -> Collection[bytes]:
+        """Of all sealed pages. Not to be changed."""
+        return self._page_of.keys()
+
+    def find_prefix(self, hashes: Sequence[bytes]) -> list[int]:
+        """The pages of the longest prefix of `hashes` that is here."""
+        pages = []
+        for page_hash in hashes:
+            page_id = self._page_of.get(page_hash)
+            if page_id is None:
+                break
+            pages.append(page_id)
+        return pages
+
+    def is_sealed(self, pages: PageIds) -> NDArray[np.bool_]:
+        return self._rows["state"][pages] >= PageState.CACHED
+
+    def pins_of(self, lease_id: int) -> PinCounts:
+        """Not to be changed."""
+        pins = self._pins.get(lease_id)
+        return np.zeros(len(self._rows), np.uint32) if pins is None else pins
+
+    def pin(self, lease_id: int, pages: PageIds) -> None:
+        """Sealed pages cannot be evicted as long as somebody pins them."""
+        if not pages.size:
+            return
+        self._pins.setdefault(lease_id, self.pins_of(lease_id))[pages] += 1
+        self._rows["refcount"][pages] += 1
+        self._rows["state"][pages] = PageState.SHARED
+
+    def unpin(self, lease_id: int, pages: PageIds) -> None:
+        """Once for each page, which the lease must have pinned."""
+        if pages.size:
+            self._pins[lease_id][pages] -= 1
+            self._add_references(pages, -1)
+
+    def move_pins(self, from_lease_id: int, to_lease_id: int, pages: PageIds) -> None:
+        """What one lease pinned, another does from here on."""
+        self.pin(to_lease_id, pages)
+        self.unpin(from_lease_id, pages)
+
+    def replace_pins(self, lease_id: int, pins: PinCounts) -> None:
+        """The lease pins exactly this; counts of pages that are not sealed must be 0."""
+        before = self.pins_of(lease_id)
+        changed = np.flatnonzero(before != pins)
+        if changed.size:
+            self._add_references(changed, pins[changed].astype(np.int64) - before[changed])
+        self._pins.pop(lease_id, None)
+        if pins.any():
+            self._pins[lease_id] = pins.astype(np.uint32)
+
+    def seal(self, lease_id: int, pages: PageIds, hashes: Sequence[bytes]) -> PageIds:
+        """Makes `pages` (LEASED or ORPHANED, owned by whom the caller has checked) findable by `hashes`.
+
+        The lease pins them; with NO_LEASE nobody does. A page whose hash is here already stays what it is. Returns
+        the pages that were sealed.
+        """
+        new = [index for index, page_hash in enumerate(hashes) if page_hash not in self._page_of]
+        if not new:
+            return np.empty(0, np.int64)
+        sealed, new_hashes = pages[new], [hashes[index] for index in new]
+        self._rows["hash"][sealed] = np.frombuffer(b"".join(new_hashes), "<u8").reshape(-1, 2)
+        self._rows["refcount"][sealed] = 0
+        self._rows["state"][sealed] = PageState.CACHED  # the commit point; `recover` does what follows
+        self._rows["owner"][sealed] = NO_LEASE
+        self._page_of.update(zip(new_hashes, sealed.tolist(), strict=True))
+        self.changes.add(new_hashes)
+        if lease_id != NO_LEASE:
+            self.pin(lease_id, sealed)
+        return sealed
+
+    def touch(self, hashes: Sequence[bytes]) -> None:
+        """The prefix `hashes` was used now. A page counts as used after the pages that follow it, so that a chain is
+        evicted from its end and no page is kept that cannot be reached."""
+        pages = np.array([self._page_of[page_hash] for page_hash in hashes if page_hash in self._page_of], np.int64)
+        self._next_use += len(pages)
+        self._rows["last_use"][pages] = self._next_use - 1 - np.arange(len(pages))
+
+    def try_evict(self, num_pages: int) -> PageIds | None:
+        """Takes the `num_pages` cached pages that were used longest ago out of the index. The caller frees them.
+
+        None, and nothing is done, if there are fewer.
+        """
+        cached = np.flatnonzero(self._rows["state"] == PageState.CACHED)
+        if len(cached) < num_pages:
+            return None
+        if len(cached) > num_pages:
+            cached = cached[np.argpartition(self._rows["last_use"][cached], num_pages)[:num_pages]]
+        evicted = self._hashes_of(cached)
+        for page_hash in evicted:
+            del self._page_of[page_hash]
+        self.changes.evict(evicted)
+        self.num_evicted += num_pages
+        return cached
+
+    def recover(self) -> None:
+        """Reads the index from the rows, after a death of the writer at any point. Nothing is pinned yet."""
+        rows = self._rows
+        sealed = rows["state"] >= PageState.CACHED
+        rows["owner"][sealed] = NO_LEASE
+        rows["refcount"][sealed] = 0
+        rows["state"][sealed] = PageState.CACHED
+        rows["hash"][~sealed] = 0
+        pages = np.flatnonzero(sealed)
+        self._page_of = dict(zip(self._hashes_of(pages), pages.tolist(), strict=True))
+        self.changes.lose_count()
+        self._pins.clear()
+        self._next_use = int(rows["last_use"].max(initial=0)) + 1
+
+    def integrity_errors(self) -> Iterator[str]:
+        """What is wrong between rows, index and pins, in sentences."""
+        rows = self._rows
+        sealed = rows["state"] >= PageState.CACHED
+        is_shared = rows["state"] == PageState.SHARED
+        total = np.zeros(len(rows), np.int64)
+        for pins in self._pins.values():
+            total += pins
+        for page_id in np.flatnonzero(sealed & (rows["refcount"] != total)).tolist():
+            yield f"page {page_id} has reference count {rows['refcount'][page_id]} but is pinned {total[page_id]} times"
+        for page_id in np.flatnonzero(~sealed & (total > 0)).tolist():
+            yield f"page {page_id} is pinned in state {rows['state'][page_id]}"
+        for page_id in np.flatnonzero(sealed & (is_shared != (rows["refcount"] > 0))).tolist():
+            yield f"page {page_id} has reference count {rows['refcount'][page_id]} in state {rows['state'][page_id]}"
+        for page_id in np.flatnonzero(~sealed & rows["hash"].any(axis=1)).tolist():
+            yield f"page {page_id} has a hash in state {rows['state'][page_id]}"
+        pages = np.flatnonzero(sealed)
+        for page_id, page_hash in zip(pages.tolist(), self._hashes_of(pages), strict=True):
+            if self._page_of.get(page_hash) != page_id:
+                yield f"page {page_id} is sealed but not found by its hash"
+        if len(self._page_of) != len(pages):
+            yield f"the prefix index has {len(self._page_of)} entries for {len(pages)} sealed pages"
+
+    def _add_references(self, pages: PageIds, change: int | NDArray[np.int64]) -> None:
+        references = self._rows["refcount"][pages].astype(np.int64) + change
+        self._rows["refcount"][pages] = references
+        self._rows["state"][pages] = np.where(references > 0, PageState.SHARED, PageState.CACHED)
+
+    def _hashes_of(self, pages: PageIds) -> list[bytes]:
+        return [row.tobytes() for row in np.ascontiguousarray(self._rows["hash"][pages])]

@@ -1,0 +1,1 @@
+"""Sequence records: what another process needs to go on with a sequence, kept beside its pages."""

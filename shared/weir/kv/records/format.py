@@ -1,0 +1,209 @@
+"""The words of a sequence record and their packed form. `weir.kv.records.record` says where they lie and in which order."""
+
+import struct
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weir.core.attempt import Attempt
+from weir.core.logprobs import TokenLogprobs
+from weir.core.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, SamplingParams, StopRules
+from weir.kv.prefixes.hashing import HASH_BYTES
+
+_MAX_TEXT_BYTES = 64
+_NOT_ASKED = -1
+
+_CRC = struct.Struct("<I")
+_LENGTHS = struct.Struct("<QIIIIIIQII")
+_FACTS = struct.Struct(f"<64s64s64s6dQIIIIiiiII{HASH_BYTES}sdId")
+_STOP_ID = np.dtype("<i4")
+_BIAS = np.dtype([("token_id", "<i4"), ("bias", "<f8")])
+PACKED_HEADER_BYTES = _CRC.size + _LENGTHS.size
+MAX_FACTS_BYTES = _FACTS.size + MAX_STOP_TOKEN_IDS * _STOP_ID.itemsize + MAX_LOGIT_BIAS * _BIAS.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceParams:
+    """What does not change while a sequence runs under one attempt.
+
+    The ids are ASCII of at most 64 bytes. Of two sequences that compete for a worker's room the one with the higher
+    `lane_priority` is the more urgent.
+    """
+
+    request_id: str
+    attempt: Attempt
+    gateway_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    stop: StopRules
+    num_booked_pages: int
+    traceparent: str
+    lane_priority: int = 0
+    prefix_seed: bytes = b""
+    """Under which its pages may serve others (`weir.kv.prefixes.hashing`); empty: they may not."""
+    rank: float = 0.0
+    """Inside a lane, lower goes first where the worker's policy preempts."""
+    itl_target_ms: int = 0
+    """Between two tokens; 0: none."""
+    predicted_output_tokens: float = 0.0
+    """0.0: not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceSnapshot:
+    """A record as it was last published. Keys and values of positions [0, num_computed_tokens) are in the pages."""
+
+    facts: SequenceParams
+    output_token_ids: tuple[int, ...]
+    output_logprobs: tuple[TokenLogprobs, ...]
+    """One entry an output token, where the request asks for them."""
+    block_table: tuple[int, ...]
+    num_computed_tokens: int
+    rng_position: int
+    """Index of the output token that is drawn next."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordSummary:
+    """The little that ownership needs; read without touching the token log."""
+
+    request_id: str
+    attempt: Attempt
+    page_ids: NDArray[np.int64]
+    """The published block table, shape [num_pages]."""
+    num_computed_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordHeader:
+    """One publication. `facts_bytes` stay packed: most readers want little of them."""
+
+    sequence: int
+    attempt: Attempt
+    num_prompt_tokens: int
+    num_tokens: int
+    num_computed_tokens: int
+    num_pages: int
+    rng_position: int
+    facts_bytes: bytes
+
+    @property
+    def request_id(self) -> str:
+        return _text(self.facts_bytes[:_MAX_TEXT_BYTES])
+
+
+pack_lengths = _LENGTHS.pack
+"""sequence, attempt's dispatch and adoption, num_prompt_tokens, num_tokens, num_computed_tokens, num_pages,
+rng_position, number and CRC of the facts' bytes. Bare, because it runs for every token."""
+
+
+def seal_header(lengths: bytes) -> bytes:
+    """PACKED_HEADER_BYTES bytes."""
+    return _CRC.pack(zlib.crc32(lengths)) + lengths
+
+
+def try_unpack_header(packed: bytes, facts_area: memoryview) -> RecordHeader | None:
+    """None if a checksum is wrong: never written, cleared, or torn. `facts_area` has MAX_FACTS_BYTES bytes."""
+    lengths = packed[_CRC.size : PACKED_HEADER_BYTES]
+    if _CRC.unpack_from(packed)[0] != zlib.crc32(lengths):
+        return None
+    *numbers, num_facts_bytes, facts_crc = _LENGTHS.unpack(lengths)
+    # bytes() copies: what is checked is what is used, whoever writes meanwhile
+    facts_bytes = bytes(facts_area[:num_facts_bytes])
+    if num_facts_bytes < _FACTS.size or zlib.crc32(facts_bytes) != facts_crc:
+        return None
+    sequence, dispatch, adoption, num_prompt, num_tokens, num_computed, num_pages, position = numbers
+    attempt = Attempt(dispatch, adoption)
+    return RecordHeader(sequence, attempt, num_prompt, num_tokens, num_computed, num_pages, position, facts_bytes)
+
+
+def pack_facts(facts: SequenceParams) -> bytes:
+    """All but the prompt, which is in the token log, and the attempt, which may rise: at most MAX_FACTS_BYTES.
+
+    Raises ValueError for more stop ids or biases than a record holds.
+    """
+    sampling, stop = facts.sampling, facts.stop
+    for field, values, limit in (
+        ("stop_token_ids", stop.stop_token_ids, MAX_STOP_TOKEN_IDS),
+        ("logit_bias", sampling.logit_bias, MAX_LOGIT_BIAS),
+    ):
+        if len(values) > limit:
+            raise ValueError(f"{field}: {len(values)} ids, a record holds at most {limit}")
+    head = _FACTS.pack(
+        _text_bytes("request_id", facts.request_id),
+        _text_bytes("gateway_id", facts.gateway_id),
+        _text_bytes("traceparent", facts.traceparent),
+        sampling.temperature,
+        sampling.top_p,
+        sampling.min_p,
+        sampling.repetition_penalty,
+        sampling.presence_penalty,
+        sampling.frequency_penalty,
+        sampling.seed,
+        sampling.top_k,
+        stop.max_tokens,
+        stop.min_tokens,
+        facts.num_booked_pages,
+        facts.lane_priority,
+        _NOT_ASKED if sampling.logprobs is None else sampling.logprobs,
+        _NOT_ASKED if sampling.prompt_logprobs is None else sampling.prompt_logprobs,
+        len(stop.stop_token_ids),
+        len(sampling.logit_bias),
+        facts.prefix_seed,
+        facts.rank,
+        facts.itl_target_ms,
+        facts.predicted_output_tokens,
+    )
+    stop_ids = np.array(stop.stop_token_ids, _STOP_ID)
+    return head + stop_ids.tobytes() + np.array(list(sampling.logit_bias), _BIAS).tobytes()
+
+
+def unpack_facts(header: RecordHeader, prompt_token_ids: tuple[int, ...]) -> SequenceParams:
+    """The facts of a publication, with the prompt as the token log has it."""
+    fields = _FACTS.unpack_from(header.facts_bytes)
+    temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty = fields[3:9]
+    seed, top_k, max_tokens, min_tokens, num_booked_pages, lane_priority = fields[9:15]
+    logprobs, prompt_logprobs = (None if number == _NOT_ASKED else number for number in fields[15:17])
+    num_stop_ids, num_biases, prefix_seed, rank, itl_target_ms, predicted_output_tokens = fields[17:]
+    stop_ids = np.frombuffer(header.facts_bytes, _STOP_ID, num_stop_ids, _FACTS.size)
+    biases = np.frombuffer(header.facts_bytes, _BIAS, num_biases, _FACTS.size + stop_ids.nbytes)
+    return SequenceParams(
+        request_id=_text(fields[0]),
+        attempt=header.attempt,
+        gateway_id=_text(fields[1]),
+        prompt_token_ids=prompt_token_ids,
+        sampling=SamplingParams(
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+            logit_bias=tuple(biases.tolist()),
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+        ),
+        stop=StopRules(max_tokens, tuple(stop_ids.tolist()), min_tokens),
+        num_booked_pages=num_booked_pages,
+        traceparent=_text(fields[2]),
+        lane_priority=lane_priority,
+        prefix_seed=prefix_seed if any(prefix_seed) else b"",
+        rank=rank,
+        itl_target_ms=itl_target_ms,
+        predicted_output_tokens=predicted_output_tokens,
+    )
+
+
+def _text_bytes(field: str, text: str) -> bytes:
+    encoded = text.encode("ascii")
+    if len(encoded) > _MAX_TEXT_BYTES:
+        raise ValueError(f"{field} {text!r}: {len(encoded)} bytes, a record holds at most {_MAX_TEXT_BYTES}")
+    return encoded
+
+
+def _text(padded: bytes) -> str:
+    return padded.rstrip(b"\0").decode("ascii")

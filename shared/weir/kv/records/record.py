@@ -1,0 +1,248 @@
+"""Sequence records: what another worker needs to go on with a sequence whose worker died.
+
+    0                    header slot 0   CRC | lengths, attempt, random position, CRC of the facts
+    RECORD_HEADER_BYTES  header slot 1   the same
+                         facts           MAX_FACTS_BYTES bytes           fixed at `begin`
+                         logprobs        RECORD_LOGPROBS_BYTES bytes     of the newest output tokens
+                         token log       int32[max_context_tokens]       prompt, then output; append-only
+                         block table     int32[max_pages_per_sequence]   append-only once published (see `drop_pages`)
+
+The newest header slot with right CRCs counts; a publication overwrites the other one. Data come first, the header
+last, so a header never speaks of data that are not there, and one that was torn leaves its predecessor valid.
+Readers in other processes come after a system call of the writer (a gRPC message, its death), which orders memory.
+"""
+
+import zlib
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from weir.core.attempt import Attempt
+from weir.core.logprobs import TokenLogprobs
+from weir.kv.geometry import PAGE_TOKENS, ArenaGeometry
+from weir.kv.layout import RECORD_FACTS_BYTES, RECORD_HEADER_BYTES, RECORD_LOGPROBS_BYTES
+from weir.kv.records.format import (
+    PACKED_HEADER_BYTES,
+    RecordHeader,
+    RecordSummary,
+    SequenceParams,
+    SequenceSnapshot,
+    pack_facts,
+    pack_lengths,
+    seal_header,
+    try_unpack_header,
+    unpack_facts,
+)
+from weir.kv.records.logprobs import LogprobRing
+
+__all__ = ["RecordSummary", "SequenceParams", "SequenceRecord", "SequenceSnapshot"]
+
+
+@dataclass(slots=True)
+class _Writer:
+    """Where the writing process stands; ahead of the newest header by what is not yet published."""
+
+    sequence: int
+    attempt: Attempt
+    num_prompt_tokens: int
+    num_tokens: int
+    num_pages: int
+    num_published_pages: int
+    num_facts_bytes: int
+    facts_crc: int
+
+
+class SequenceRecord:
+    """One record in the segment, written by the owner of its slot alone.
+
+    To go on with a handed-off sequence, `read` it and append: the object continues where the header stands.
+    """
+
+    def __init__(self, memory: memoryview, geometry: ArenaGeometry) -> None:
+        self._max_tokens = geometry.max_context_tokens
+        self._max_pages = geometry.max_pages_per_sequence
+        self._num_arena_pages = geometry.num_pages
+        facts_start = 2 * RECORD_HEADER_BYTES
+        logprobs_start = facts_start + RECORD_FACTS_BYTES
+        log_start = logprobs_start + RECORD_LOGPROBS_BYTES
+        table_start = log_start + 4 * self._max_tokens
+        self._headers = memory[:facts_start]
+        self._facts = memory[facts_start:logprobs_start]
+        self._logprobs = LogprobRing(memory[logprobs_start:log_start])
+        self._token_log = memory[log_start:table_start].cast("i")
+        self._block_table = memory[table_start : table_start + 4 * self._max_pages].cast("i")
+        self._writer: _Writer | None = None
+
+    def begin(self, facts: SequenceParams) -> None:
+        """Starts a new sequence in this slot. Nothing is readable before `publish`. Raises ValueError."""
+        facts_bytes = pack_facts(facts)
+        num_prompt_tokens = len(facts.prompt_token_ids)
+        if not 1 <= num_prompt_tokens <= self._max_tokens:
+            raise ValueError(f"prompt_token_ids: {num_prompt_tokens} ids, allowed are 1 to {self._max_tokens}")
+        self.clear()
+        self._facts[: len(facts_bytes)] = facts_bytes
+        if facts.sampling.logprobs is not None:
+            self._logprobs.clear()
+        self._token_log[:num_prompt_tokens] = memoryview(array("i", facts.prompt_token_ids))
+        self._writer = _Writer(
+            sequence=0,
+            attempt=facts.attempt,
+            num_prompt_tokens=num_prompt_tokens,
+            num_tokens=num_prompt_tokens,
+            num_pages=0,
+            num_published_pages=0,
+            num_facts_bytes=len(facts_bytes),
+            facts_crc=zlib.crc32(facts_bytes),
+        )
+
+    def append_token(self, token_id: int) -> None:
+        """Adds one output token; readable after the next `publish`. Raises ValueError when the log is full."""
+        writer = self._require_writer()
+        if writer.num_tokens >= self._max_tokens:
+            raise ValueError(f"token log is full: {self._max_tokens} tokens; the sequence must end before")
+        self._token_log[writer.num_tokens] = token_id
+        writer.num_tokens += 1
+
+    def keep_logprobs(self, output_index: int, logprobs: TokenLogprobs) -> None:
+        """Of the output token that is appended next; the newest MAX_KEPT are read again."""
+        self._logprobs.keep(output_index, logprobs)
+
+    def set_block_table(self, page_ids: Sequence[int]) -> None:
+        """Sets the whole block table. Raises ValueError if that would change what is published, or does not fit."""
+        writer = self._require_writer()
+        num_published = writer.num_published_pages
+        if list(page_ids[:num_published]) != self._block_table[:num_published].tolist():
+            raise ValueError(f"page_ids: the first {num_published} entries are published and cannot change")
+        if len(page_ids) > self._max_pages:
+            raise ValueError(f"page_ids: {len(page_ids)} pages, a record holds at most {self._max_pages}")
+        for page_id in page_ids:
+            self._check_page(page_id)
+        self._block_table[: len(page_ids)] = memoryview(array("i", page_ids))
+        writer.num_pages = len(page_ids)
+
+    def append_page(self, page_id: int) -> None:
+        """Adds one page to the block table; readable after the next `publish`. Raises ValueError when it is full."""
+        writer = self._require_writer()
+        if writer.num_pages >= self._max_pages:
+            raise ValueError(f"block table is full: {self._max_pages} pages; the sequence must end before")
+        self._check_page(page_id)
+        self._block_table[writer.num_pages] = page_id
+        writer.num_pages += 1
+
+    def publish(self, num_computed_tokens: int) -> None:
+        """Makes everything appended so far readable, in one step. Call it before a token leaves the process."""
+        writer = self._require_writer()
+        if not 0 <= num_computed_tokens <= writer.num_tokens:
+            raise ValueError(f"num_computed_tokens {num_computed_tokens}: allowed are 0 to {writer.num_tokens}")
+        writer.sequence += 1
+        lengths = pack_lengths(
+            writer.sequence,
+            writer.attempt.dispatch,
+            writer.attempt.adoption,
+            writer.num_prompt_tokens,
+            writer.num_tokens,
+            num_computed_tokens,
+            writer.num_pages,
+            writer.num_tokens - writer.num_prompt_tokens,
+            writer.num_facts_bytes,
+            writer.facts_crc,
+        )
+        start = (writer.sequence & 1) * RECORD_HEADER_BYTES
+        self._headers[start : start + PACKED_HEADER_BYTES] = seal_header(lengths)
+        writer.num_published_pages = writer.num_pages
+
+    def drop_pages(self, num_kept: int) -> None:
+        """Takes all but the first `num_kept` pages back, and publishes that before it returns.
+
+        The pages may go to somebody else from then on. What was computed in the kept ones counts. Should the next
+        publication be torn, this one is the one before it, and not one that still names the pages.
+        """
+        writer = self._require_writer()
+        if not 0 <= num_kept <= writer.num_pages:
+            raise ValueError(f"num_kept {num_kept}: the block table has {writer.num_pages} pages")
+        header = self._newest_header()
+        num_computed_tokens = 0 if header is None else header.num_computed_tokens
+        writer.num_pages = num_kept
+        self.publish(min(num_computed_tokens, num_kept * PAGE_TOKENS))
+
+    def read(self) -> SequenceSnapshot | None:
+        """The newest publication, or None where there is none."""
+        header = self._newest_header()
+        if header is None:
+            return None
+        if self._writer is None:
+            self._writer = _writer_after(header)
+        token_ids = tuple(self._token_log[: header.num_tokens].tolist())
+        facts = unpack_facts(header, token_ids[: header.num_prompt_tokens])
+        output_token_ids = token_ids[header.num_prompt_tokens :]
+        return SequenceSnapshot(
+            facts=facts,
+            output_token_ids=output_token_ids,
+            output_logprobs=() if facts.sampling.logprobs is None else self._logprobs.read(output_token_ids),
+            block_table=tuple(self._block_table[: header.num_pages].tolist()),
+            num_computed_tokens=header.num_computed_tokens,
+            rng_position=header.rng_position,
+        )
+
+    def summarize(self) -> RecordSummary | None:
+        """Request, attempt and pages of the newest publication, at a cost that hardly grows with the sequence.
+
+        None also for a block table with an impossible page: whoever reads this uses the ids as indices.
+        """
+        header = self._newest_header()
+        if header is None:
+            return None
+        page_ids = np.frombuffer(self._block_table, np.int32, header.num_pages).astype(np.int64)
+        if page_ids.size and not 0 <= page_ids.min() <= page_ids.max() < self._num_arena_pages:
+            return None
+        return RecordSummary(header.request_id, header.attempt, page_ids, header.num_computed_tokens)
+
+    def clear(self) -> None:
+        """Ends the sequence: the slot has no valid record any more. May be called twice.
+
+        The older header goes first: a death between the two leaves the newest state and not a stale one.
+        """
+        newest = self._newest_header()
+        newest_slot = newest.sequence & 1 if newest is not None else 0
+        for header_slot in (1 - newest_slot, newest_slot):
+            start = header_slot * RECORD_HEADER_BYTES
+            self._headers[start : start + PACKED_HEADER_BYTES] = bytes(PACKED_HEADER_BYTES)
+        self._writer = None
+
+    def _require_writer(self) -> _Writer:
+        if self._writer is None:
+            raise RuntimeError("nothing to write to: `begin` a sequence, or `read` the one that is there, first")
+        return self._writer
+
+    def _check_page(self, page_id: int) -> None:
+        if not 0 <= page_id < self._num_arena_pages:
+            raise ValueError(f"page {page_id}: this arena has pages 0 to {self._num_arena_pages - 1}")
+
+    def _newest_header(self) -> RecordHeader | None:
+        first, second = self._valid_header(0), self._valid_header(1)
+        if first is None or second is None:
+            return first or second
+        return first if first.sequence > second.sequence else second
+
+    def _valid_header(self, header_slot: int) -> RecordHeader | None:
+        start = header_slot * RECORD_HEADER_BYTES
+        # bytes() copies: what is checked is what is used, whoever writes meanwhile.
+        header = try_unpack_header(bytes(self._headers[start : start + PACKED_HEADER_BYTES]), self._facts)
+        if header is None or not header.num_prompt_tokens <= header.num_tokens <= self._max_tokens:
+            return None
+        return header if header.num_pages <= self._max_pages else None
+
+
+def _writer_after(header: RecordHeader) -> _Writer:
+    return _Writer(
+        sequence=header.sequence,
+        attempt=header.attempt,
+        num_prompt_tokens=header.num_prompt_tokens,
+        num_tokens=header.num_tokens,
+        num_pages=header.num_pages,
+        num_published_pages=header.num_pages,
+        num_facts_bytes=len(header.facts_bytes),
+        facts_crc=zlib.crc32(header.facts_bytes),
+    )

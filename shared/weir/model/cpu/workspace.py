@@ -1,0 +1,121 @@
+"""Memory that a CPU runner's forward pass works in: made once, reused by every step."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from weir.model.architecture import ModelConfig
+from weir.model.cpu.packed_file import PackedWeights
+from weir.model.cpu.packed_weights import Parts
+from weir.model.cpu.slices import SliceArrays
+from weir.model.cpu.state import BITS, NUM_BYTES, NUM_OUTPUTS, OFFSET, Buffers, Extent, Longs, Model
+from weir.ops.paged_decode.cpu import decode_partial_floats, decode_scratch_floats, num_decode_items, plan_decode
+from weir.ops.paged_prefill.cpu import num_prefill_items, plan_prefill, prefill_scratch_floats
+from weir.ops.quantize.rows import empty_rows
+from weir.ops.sampling.cpu_scan import num_scan_blocks
+
+MAX_SLICE_ROWS = 128
+"""More would make the buffers of a slice fall out of the core's own cache, and gain nothing: weights are read once."""
+_FIRST_ITEMS = 256
+_LAYER_MATRICES = ("query_key_value", "attention_output", "gate_up", "down")
+
+
+def make_model(config: ModelConfig, packed: PackedWeights) -> Model:
+    """What the compiled code needs of the weights; views of the mapped file, but for the tables of its parts."""
+    most_parts = max(len(parts) for parts in packed.matrices.values())
+    layer_parts = np.zeros((config.num_layers, len(_LAYER_MATRICES), most_parts, 4), np.int64)
+    for layer in range(config.num_layers):
+        for number, name in enumerate(_LAYER_MATRICES):
+            _describe(packed, packed.matrices[f"layers.{layer}.{name}"], layer_parts[layer, number])
+    end_parts = np.zeros((2, most_parts, 4), np.int64)
+    _describe(packed, _embedding(packed.matrices), end_parts[0])
+    _describe(packed, packed.matrices["head"], end_parts[1])
+    no_bias = np.zeros((0, 0), np.float32)
+    return Model(
+        data=packed.mapped,
+        layer_parts=layer_parts,
+        end_parts=end_parts,
+        norms=packed.arrays["norms"],
+        query_key_value_bias=packed.arrays.get("query_key_value_bias", no_bias),
+        attention_output_bias=packed.arrays.get("attention_output_bias", no_bias),
+        cosines=packed.arrays["cosines"],
+        sines=packed.arrays["sines"],
+        epsilon=config.rms_norm_eps,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+    )
+
+
+class Workspace:
+    """Buffers for slices of at most MAX_SLICE_ROWS rows whose phases have at most `num_chunks` chunks.
+
+    Only what decode attention keeps of each block of context grows with the context, by doubling.
+    """
+
+    def __init__(self, config: ModelConfig, num_chunks: int) -> None:
+        self._num_kv_heads = config.num_kv_heads
+        self._group_heads = config.num_heads // config.num_kv_heads
+        self.buffers = _make_buffers(config, num_chunks)
+
+    def plan_attention(self, arrays: SliceArrays) -> Extent:
+        """Lists the work items of the slice's attention in the buffers. Its layers are still none."""
+        decodes = num_decode_items(arrays.decode_lengths, self._num_kv_heads)
+        prefills = num_prefill_items(arrays.num_tokens, self._num_kv_heads, self._group_heads)
+        self._make_room(decodes, prefills)
+        buffers = self.buffers
+        plan_decode(arrays.decode_lengths, self._num_kv_heads, buffers.decode_items)
+        plan_prefill(arrays.num_tokens, self._num_kv_heads, self._group_heads, buffers.prefill_items)
+        return Extent(decodes, prefills, 0, 0)
+
+    def _make_room(self, num_decodes: int, num_prefills: int) -> None:
+        buffers = self.buffers
+        if num_decodes > len(buffers.decode_items):
+            room = 1 << (num_decodes - 1).bit_length()
+            self.buffers = buffers = buffers._replace(
+                decode_items=np.zeros((room, 3), np.int32),
+                partials=np.empty((room, buffers.partials.shape[1]), np.float32),
+            )
+        if num_prefills > len(buffers.prefill_items):
+            room = 1 << (num_prefills - 1).bit_length()
+            self.buffers = buffers._replace(prefill_items=np.zeros((room, 3), np.int32))
+
+
+def _make_buffers(config: ModelConfig, num_chunks: int) -> Buffers:
+    rows, hidden, inner = MAX_SLICE_ROWS, config.hidden_size, config.intermediate_size
+    heads = config.num_heads * config.head_dim
+    qkv = heads + 2 * config.num_kv_heads * config.head_dim
+    group_heads = config.num_heads // config.num_kv_heads
+
+    def floats(*shape: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+        return np.empty(shape, np.float32)
+
+    return Buffers(
+        hidden=floats(rows, hidden),
+        rows_hidden=empty_rows(rows, hidden),
+        qkv=floats(rows, qkv),
+        attended=floats(rows, heads),
+        rows_heads=empty_rows(rows, heads),
+        gate_up=floats(rows, 2 * inner),
+        rows_inner=empty_rows(rows, inner),
+        part=floats(rows * max(qkv, 2 * inner)),
+        decode_items=np.zeros((_FIRST_ITEMS, 3), np.int32),
+        prefill_items=np.zeros((_FIRST_ITEMS, 3), np.int32),
+        partials=floats(_FIRST_ITEMS, decode_partial_floats(group_heads, config.head_dim)),
+        decode_scratch=floats(num_chunks, decode_scratch_floats(group_heads)),
+        prefill_scratch=floats(num_chunks, prefill_scratch_floats(group_heads, config.head_dim)),
+        last_hidden=floats(rows, hidden),
+        logits=floats(rows, config.vocab_size),
+        block_maxima=floats(rows, num_scan_blocks(config.vocab_size)),
+        highest=floats(rows),
+        argmax=np.empty(rows, np.int32),
+    )
+
+
+def _embedding(matrices: Mapping[str, Parts]) -> Parts:
+    return matrices.get("embedding", matrices["head"])
+
+
+def _describe(packed: PackedWeights, parts: Parts, rows: Longs) -> None:
+    for row, part in zip(rows, parts, strict=False):
+        row[BITS], row[NUM_OUTPUTS] = part.kind, part.num_outputs
+        row[OFFSET], row[NUM_BYTES] = packed.offset_of(part), part.data.nbytes

@@ -1,0 +1,1 @@
+"""A model's files: where they are, what their headers say, and their tensors by name. numpy only."""

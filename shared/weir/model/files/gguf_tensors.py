@@ -1,0 +1,112 @@
+"""Tensors of a GGUF file of the Llama or Qwen2 architecture."""
+
+import re
+from pathlib import Path
+from typing import TypeVar
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+
+from weir.model.architecture import ModelConfig
+from weir.model.errors import ModelError
+from weir.model.files.gguf import GgufTensor, read_gguf
+from weir.model.files.quant_blocks import QuantBlocks, try_split_blocks
+
+_SUPPORTED = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+
+_LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_TOP_NAMES = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_LAYER_PATTERN = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+_ROPE_FREQS = "rope_freqs.weight"  # no weight: the configuration has read it
+
+_ScalarT = TypeVar("_ScalarT", bound=np.generic)
+
+
+class GgufTensors:
+    """Dequantizes on read; the file is mapped, so a tensor's bytes are read once."""
+
+    def __init__(self, path: Path, config: ModelConfig) -> None:
+        file = read_gguf(path)
+        self._path = path
+        self._config = config
+        # llama.cpp's converter reorders queries and keys of this architecture and of no other
+        self._is_permuted = file.get("general.architecture", str) == "llama"
+        self._tensors = {_canonical_name(name): tensor for name, tensor in file.tensors.items() if name != _ROPE_FREQS}
+        self._data = np.memmap(path, dtype=np.uint8, mode="r")
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tensor.shape for name, tensor in self._tensors.items()}
+
+    def read(self, name: str) -> npt.NDArray[np.float32]:
+        tensor = self._tensors[name]
+        kind, raw = self._raw(tensor)
+        values = gguf.dequantize(raw, kind).reshape(tensor.shape)
+        # a copy also of what was F32 already: the file's mapping is read-only and not aligned for vector loads
+        loaded = np.array(values, dtype=np.float32) if kind.name == "F32" else np.ascontiguousarray(values, np.float32)
+        return self._in_order(name, loaded)
+
+    def try_read_blocks(self, name: str) -> QuantBlocks | None:
+        kind, raw = self._raw(self._tensors[name])
+        blocks = try_split_blocks(kind.name, raw)
+        return None if blocks is None else blocks.map_rows(lambda rows: self._in_order(name, rows))
+
+    def _in_order(self, name: str, rows: npt.NDArray[_ScalarT]) -> npt.NDArray[_ScalarT]:
+        """The rows of `name` as transformers orders them."""
+        if self._is_permuted and ".q_proj." in name:
+            return undo_rotary_permutation(rows, self._config.num_heads)
+        if self._is_permuted and ".k_proj." in name:
+            return undo_rotary_permutation(rows, self._config.num_kv_heads)
+        return rows
+
+    def _raw(self, tensor: GgufTensor) -> tuple[gguf.GGMLQuantizationType, npt.NDArray[np.uint8]]:
+        """The stored bytes, one row of blocks a row, and their type."""
+        try:
+            kind = gguf.GGMLQuantizationType(tensor.type_id)
+        except ValueError:
+            raise self._refuse(tensor, f"unknown type {tensor.type_id}") from None
+        if kind.name not in _SUPPORTED:
+            raise self._refuse(tensor, f"type {kind.name}")
+        block_elements, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+        if tensor.shape[-1] % block_elements:
+            raise self._refuse(tensor, f"rows of {tensor.shape[-1]} values in {kind.name} blocks of {block_elements}")
+        num_bytes = int(np.prod(tensor.shape)) // block_elements * block_bytes
+        raw = self._data[tensor.offset : tensor.offset + num_bytes]
+        if raw.size != num_bytes:
+            raise ModelError(f"{self._path}: cut off inside tensor {tensor.name}")
+        return kind, np.asarray(raw).reshape(*tensor.shape[:-1], -1)
+
+    def _refuse(self, tensor: GgufTensor, what: str) -> ModelError:
+        return ModelError(f"{self._path}: tensor {tensor.name} has {what}; Weir reads {', '.join(_SUPPORTED)}")
+
+
+def undo_rotary_permutation(rows: npt.NDArray[_ScalarT], num_heads: int) -> npt.NDArray[_ScalarT]:
+    """GGUF Llama files rotate pairs (0, 1), (2, 3) … of a head; here, as in transformers, (0, d/2), (1, d/2 + 1) …
+
+    llama.cpp's converter reorders the rows `[head, half, pair]` to `[head, pair, half]`; this puts them back. A copy.
+    """
+    pairs = len(rows) // num_heads // 2
+    reordered = rows.reshape(num_heads, pairs, 2, *rows.shape[1:]).swapaxes(1, 2)
+    return np.ascontiguousarray(reordered).reshape(rows.shape)
+
+
+def _canonical_name(name: str) -> str:
+    """Names that are not Llama's stay as they are and are refused with the rest."""
+    match = _LAYER_PATTERN.fullmatch(name)
+    if match is not None and match.group(2) in _LAYER_NAMES:
+        return f"model.layers.{match.group(1)}.{_LAYER_NAMES[match.group(2)]}.{match.group(3)}"
+    return _TOP_NAMES.get(name, name)

@@ -1,0 +1,111 @@
+"""Tensors of a Hugging Face folder: one or more safetensors files. numpy only, so bfloat16 is widened here."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
+
+from weir.model.errors import ModelError
+from weir.model.files.quant_blocks import QuantBlocks
+
+_SUPPORTED = ("F32", "F16", "BF16")
+_INDEX = "model.safetensors.index.json"
+
+
+def safetensors_files(folder: Path) -> list[Path]:
+    """Those that the folder's index names; without one, all but the `consolidated*` copies in Mistral's own naming.
+
+    Raises:
+        ModelError: there are none, or the index cannot be read or names a file that is not there.
+    """
+    index = folder / _INDEX
+    if index.is_file():
+        return _indexed_files(index)
+    paths = sorted(path for path in folder.glob("*.safetensors") if not path.name.startswith("consolidated"))
+    if not paths:
+        raise ModelError(f"{folder}: no *.safetensors file")
+    return paths
+
+
+def _indexed_files(index: Path) -> list[Path]:
+    try:
+        weight_map = json.loads(index.read_bytes())["weight_map"]
+        names = {str(name) for name in weight_map.values()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"{index}: cannot be read as an index of tensors ({error!r})") from error
+    # a name and not a path: nothing outside the folder is read
+    odd = sorted(name for name in names if Path(name).name != name)
+    paths = sorted(index.parent / name for name in names)
+    missing = [path.name for path in paths if not path.is_file()]
+    if odd or missing or not paths:
+        raise ModelError(f"{index}: names {', '.join(odd or missing) or 'no file'}, which the folder does not have")
+    return paths
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """Where a tensor lies: `offset` in bytes from the start of `path`."""
+
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+
+class SafetensorsFolder:
+    """All safetensors files of a folder as one set of tensors."""
+
+    def __init__(self, folder: Path) -> None:
+        self._entries: dict[str, _Entry] = {}
+        for path in safetensors_files(folder):
+            for name, entry in _read_header(path).items():
+                if name in self._entries:
+                    raise ModelError(f"{path}: tensor {name} is in {self._entries[name].path.name} too")
+                self._entries[name] = entry
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: entry.shape for name, entry in self._entries.items()}
+
+    def read(self, name: str) -> npt.NDArray[np.float32]:
+        entry = self._entries[name]
+        width = 4 if entry.dtype == "F32" else 2
+        num_bytes = int(np.prod(entry.shape)) * width
+        raw = np.memmap(entry.path, dtype=np.uint8, mode="r", offset=entry.offset, shape=(num_bytes,))
+        return _widened(raw, entry.dtype).reshape(entry.shape)
+
+    def try_read_blocks(self, name: str) -> QuantBlocks | None:
+        """None: these files hold floating-point numbers."""
+        return None
+
+
+def _widened(raw: npt.NDArray[np.uint8], dtype: str) -> npt.NDArray[np.float32]:
+    match dtype:
+        case "F32":
+            return np.array(raw.view("<f4"), dtype=np.float32)
+        case "F16":
+            return raw.view("<f2").astype(np.float32)
+    # bfloat16 is the upper half of a float32
+    return (raw.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def _read_header(path: Path) -> dict[str, _Entry]:
+    """8 bytes of length, a JSON object of tensors, their data: https://huggingface.co/docs/safetensors"""
+    try:
+        with safe_open(path, framework="np"):  # the library's checks: sizes, overlaps, the end of the file
+            pass
+    except SafetensorError as error:
+        raise ModelError(f"{path}: broken safetensors file ({error})") from error
+    with path.open("rb") as file:
+        header_bytes = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(header_bytes))
+    header.pop("__metadata__", None)
+    entries = {}
+    for name, fields in header.items():
+        if fields["dtype"] not in _SUPPORTED:
+            raise ModelError(f"{path}: tensor {name} is {fields['dtype']}; Weir reads {', '.join(_SUPPORTED)}")
+        offset = 8 + header_bytes + fields["data_offsets"][0]
+        entries[name] = _Entry(path, fields["dtype"], tuple(fields["shape"]), offset)
+    return entries

@@ -1,0 +1,151 @@
+"""From a conversation to a prompt: the model's own Jinja template, in a sandbox."""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import NoReturn
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+
+from weir.core.errors import FieldViolation, InvalidRequest
+from weir.model.errors import ModelError
+from weir.model.files.gguf import read_gguf
+from weir.model.files.source import ModelKind, ModelSource
+from weir.model.tokens.dummy import DUMMY_CHAT_TEMPLATE
+
+# what a template can raise by what it does with the messages it is given
+_TEMPLATE_FAILURES = (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError)
+
+
+class ChatTemplate:
+    """`template` None: a model without one, which refuses every conversation."""
+
+    def __init__(self, model_name: str, template: str | None, special_tokens: Mapping[str, str]) -> None:
+        self._model_name = model_name
+        self._special_tokens = dict(special_tokens)
+        self._template = None if template is None else _compile(model_name, template)
+
+    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """The prompt that asks for the assistant's next message. `messages`: `{"role": …, "content": …}` each.
+
+        Raises:
+            InvalidRequest: no messages, the template refuses them, or the model has no template.
+        """
+        if self._template is None:
+            _refuse(f"model {self._model_name!r} has no chat template; send it a prompt instead")
+        if not messages:
+            _refuse("empty; at least one message is needed")
+        try:
+            # None, and not undefined: templates ask `tools is not none`
+            return self._template.render(
+                messages=[dict(message) for message in messages],
+                add_generation_prompt=True,
+                tools=None,
+                documents=None,
+                **self._special_tokens,
+            )
+        except _TEMPLATE_FAILURES as error:
+            raise InvalidRequest([_violation(f"the model's chat template refuses them: {error}")]) from error
+
+
+def load_chat_template(source: ModelSource) -> ChatTemplate:
+    """From `tokenizer.chat_template` of the GGUF file, or chat_template.jinja or tokenizer_config.json of the folder.
+
+    Raises:
+        ModelError: the template is not valid Jinja.
+    """
+    if source.kind is ModelKind.HF_FOLDER:
+        return _from_folder(source)
+    if source.kind is ModelKind.DUMMY:
+        return ChatTemplate(source.name, DUMMY_CHAT_TEMPLATE, {})
+    gguf = read_gguf(source.path)
+    tokens = gguf.find("tokenizer.ggml.tokens", list, []) or []
+    special_tokens = {}
+    for name in ("bos", "eos"):
+        token_id = gguf.find(f"tokenizer.ggml.{name}_token_id", int)
+        if token_id is not None and 0 <= token_id < len(tokens):
+            special_tokens[f"{name}_token"] = str(tokens[token_id])
+    return ChatTemplate(source.name, gguf.find("tokenizer.chat_template", str), special_tokens)
+
+
+def _from_folder(source: ModelSource) -> ChatTemplate:
+    config_path = source.path / "tokenizer_config.json"
+    config = _read_json_object(config_path) if config_path.is_file() else {}
+    jinja_path = source.path / "chat_template.jinja"
+    template = jinja_path.read_text() if jinja_path.is_file() else _default_template(config.get("chat_template"))
+    special_tokens = {}
+    for name in ("bos_token", "eos_token"):
+        token = config.get(name)
+        text = token.get("content") if isinstance(token, dict) else token
+        if isinstance(text, str):
+            special_tokens[name] = text
+    return ChatTemplate(source.name, template, special_tokens)
+
+
+def _default_template(value: object) -> str | None:
+    """A folder may carry one template, or several by name."""
+    if isinstance(value, list):
+        named = {item.get("name"): item.get("template") for item in value if isinstance(item, dict)}
+        value = named.get("default")
+    return value if isinstance(value, str) else None
+
+
+def _read_json_object(path: Path) -> dict[str, object]:
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path}: cannot be read as JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path}: expected a JSON object, found {type(value).__name__}")
+    return value
+
+
+def _compile(model_name: str, template: str) -> jinja2.Template:
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationMarks]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
+    try:
+        return environment.from_string(template)
+    except jinja2.TemplateSyntaxError as error:
+        raise ModelError(f"model {model_name!r}: chat template, line {error.lineno}: {error.message}") from error
+
+
+class _GenerationMarks(jinja2.ext.Extension):
+    """`{% generation %} … {% endgeneration %}` marks the assistant's words for training: here, what it holds."""
+
+    tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """As transformers has it: Jinja's own escapes for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _violation(description: str) -> FieldViolation:
+    return FieldViolation("messages", description)
+
+
+def _refuse(description: str) -> NoReturn:
+    raise InvalidRequest([_violation(description)])

@@ -1,0 +1,152 @@
+"""Text to token ids and back.
+
+Ids become text through bytes: every token spells some bytes, and the bytes of a sequence are decoded as UTF-8 with
+U+FFFD for what is not UTF-8. That is what makes detokenizing one token at a time exact.
+"""
+
+import codecs
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import tokenizers
+
+from weir.core.errors import FieldViolation, InvalidRequest
+from weir.model.errors import ModelError
+from weir.model.files.config import load_model_config
+from weir.model.files.gguf import read_gguf
+from weir.model.files.source import ModelKind, ModelSource
+from weir.model.tokens.dummy import dummy_tokenizer
+from weir.model.tokens.gguf import tokenizer_from_gguf
+from weir.model.tokens.spelling import ByteFallbackSpelling, ByteLevelSpelling, Spelling
+
+
+class IncrementalDetokenizer:
+    """Turns a growing sequence of ids into text, one piece at a time, never half a character.
+
+    The pieces joined equal `Tokenizer.decode` of all ids, however the ids were cut into pushes.
+    """
+
+    def __init__(self, tokenizer: "Tokenizer", skip_special: bool) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special = skip_special
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._strip_space = tokenizer.strips_leading_space
+
+    def push(self, token_ids: Iterable[int]) -> str:
+        """The text that is certain after these ids."""
+        return self._emit(self._tokenizer.spell(token_ids, self._skip_special), final=False)
+
+    def finish(self) -> str:
+        """What is left: U+FFFD for a character that was never completed. The next push starts a new text."""
+        text = self._emit(b"", final=True)
+        self._utf8.reset()
+        self._strip_space = self._tokenizer.strips_leading_space
+        return text
+
+    def _emit(self, data: bytes, final: bool) -> str:
+        text = self._utf8.decode(data, final)
+        if self._strip_space and text:
+            self._strip_space = False
+            return text.removeprefix(" ")
+        return text
+
+
+class Tokenizer:
+    """Of one model. Safe to share between threads once loaded."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, spelling: Spelling, special_ids: frozenset[int]) -> None:
+        self._backend = backend
+        self._spelling = spelling
+        self._special_ids = special_ids
+        self._bytes_of: dict[int, bytes] = {}  # filled as ids come by; at most one entry a token of the vocabulary
+
+    @property
+    def vocab_size(self) -> int:
+        return self._backend.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def strips_leading_space(self) -> bool:
+        return self._spelling.strips_leading_space
+
+    def encode(self, text: str, *, add_bos: bool = True, field: str = "prompt") -> list[int]:
+        """Special tokens written out in the text are recognised. Bytes that the vocabulary has no token for are left
+        out, as the model was trained: a text may come to no tokens at all.
+
+        Args:
+            add_bos: start with the model's beginning-of-sequence token if the model wants one. A rendered chat
+                template writes that token itself: say False there.
+            field: what the request calls this text.
+
+        Raises:
+            InvalidRequest: the text has a lone surrogate, so it is not valid Unicode.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            problem = f"character {error.start} is a lone surrogate ({text[error.start]!a}), which is not valid Unicode"
+            raise InvalidRequest([FieldViolation(field, problem)]) from error
+        return self._backend.encode(text, add_special_tokens=add_bos).ids
+
+    def decode(self, token_ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """Ids past the vocabulary spell nothing."""
+        detokenizer = self.detokenizer(skip_special=skip_special)
+        return detokenizer.push(token_ids) + detokenizer.finish()
+
+    def detokenizer(self, *, skip_special: bool = True) -> IncrementalDetokenizer:
+        return IncrementalDetokenizer(self, skip_special)
+
+    def spell(self, token_ids: Iterable[int], skip_special: bool) -> bytes:
+        """The bytes of the tokens, one after the other."""
+        special = self._special_ids if skip_special else frozenset()
+        return b"".join(self.token_bytes(token_id) for token_id in token_ids if token_id not in special)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token spells, special ones too; a token can be a part of a character."""
+        spelled = self._bytes_of.get(token_id)
+        if spelled is None:
+            token = self._backend.id_to_token(token_id)
+            if token is None:
+                return b""
+            spelled = self._bytes_of[token_id] = self._spelling.bytes_of(token)
+        return spelled
+
+
+def load_tokenizer(source: ModelSource) -> Tokenizer:
+    """From the GGUF file's own metadata, or the folder's tokenizer.json; for dummy weights, one of bytes.
+
+    Raises:
+        ModelError: no tokenizer there, or of a kind that Weir does not know.
+    """
+    if source.kind is ModelKind.GGUF:
+        backend = tokenizer_from_gguf(read_gguf(source.path))
+    elif source.kind is ModelKind.DUMMY:
+        backend = dummy_tokenizer(load_model_config(source).vocab_size)
+    else:
+        backend = _read_tokenizer_json(source.path / "tokenizer.json")
+    added = backend.get_added_tokens_decoder()
+    special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+    return Tokenizer(backend, _spelling_of(backend, source.path), special_ids)
+
+
+def _read_tokenizer_json(path: Path) -> tokenizers.Tokenizer:
+    if not path.is_file():
+        raise ModelError(f"{path}: no such file; a model folder needs the tokenizer in this form")
+    try:
+        return tokenizers.Tokenizer.from_buffer(path.read_bytes())
+    except (ValueError, OSError) as error:
+        raise ModelError(f"{path}: not a tokenizer ({error})") from error
+
+
+def _spelling_of(backend: tokenizers.Tokenizer, path: Path) -> Spelling:
+    """Read off the decoder: which of the two ways of writing bytes as tokens the vocabulary uses."""
+    # the decoder's own state: written out with its 280,000 merges, Llama 3's tokenizer takes a second
+    decoder = json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else {}
+    parts = decoder["decoders"] if decoder.get("type") == "Sequence" else [decoder]
+    kinds = {part.get("type") for part in parts}
+    if kinds == {"ByteLevel"}:
+        return ByteLevelSpelling()
+    if "ByteFallback" in kinds and kinds <= {"Replace", "ByteFallback", "Fuse", "Strip"}:
+        return ByteFallbackSpelling(strips_leading_space="Strip" in kinds)
+    found = "+".join(sorted(str(kind) for kind in kinds))
+    raise ModelError(f"{path}: decoder {found}; Weir knows byte-level and byte-fallback vocabularies")

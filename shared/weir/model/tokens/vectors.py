@@ -1,0 +1,85 @@
+"""A model's own token embeddings, reduced to what a predictor in front of the model can carry."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from weir.core.errors import InvalidRequest
+from weir.model.files.config import load_model_config
+from weir.model.files.source import ModelSource
+from weir.model.files.tensors import open_tensors
+from weir.policy.predictors.token_table import TokenTable, make_token_table
+
+DEFAULT_DIMS = 576
+"""All of the built-in model's; of a larger model its main directions, 75 MB for 128,000 tokens."""
+_PROBES = ("A", "7", "the", "Zebra?")
+
+
+class ProbedTokenizer(Protocol):
+    """The part of `weir.model.tokens.tokenizer.Tokenizer` that is used here."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def encode(self, text: str, *, add_bos: bool = True, field: str = "prompt") -> list[int]: ...
+
+    def token_bytes(self, token_id: int) -> bytes: ...
+
+
+class ProbedTemplate(Protocol):
+    """The part of `weir.model.tokens.chat_template.ChatTemplate` that is used here."""
+
+    def render(self, messages: Sequence[Mapping[str, str]]) -> str: ...
+
+
+def load_token_table(
+    source: ModelSource, tokenizer: ProbedTokenizer, template: ProbedTemplate, num_dims: int = DEFAULT_DIMS
+) -> TokenTable:
+    """The same on every machine that has the same files and libraries; seconds for the built-in model.
+
+    Raises:
+        ModelError: the model's embeddings cannot be read.
+    """
+    config = load_model_config(source)
+    embeddings = open_tensors(source, config).read("model.embed_tokens.weight")
+    prefix, suffix = frame_of(tokenizer, template)
+    return make_token_table(principal_parts(embeddings, num_dims), tokenizer.token_bytes, prefix, suffix)
+
+
+def principal_parts(embeddings: npt.NDArray[np.float32], num_dims: int) -> npt.NDArray[np.float32]:
+    """[tokens, num_dims] of [tokens, hidden]: the directions in which tokens differ most, each of unit deviation."""
+    centred = embeddings - embeddings.mean(axis=0)
+    covariance = (centred.T @ centred).astype(np.float64) / len(centred)
+    values, directions = np.linalg.eigh(covariance)
+    best = np.argsort(values)[::-1][:num_dims]
+    # a direction's sign is arbitrary: its largest component is positive
+    chosen = directions[:, best]
+    chosen = chosen * np.sign(chosen[np.abs(chosen).argmax(axis=0), np.arange(chosen.shape[1])])
+    projection = (chosen / np.sqrt(np.maximum(values[best], 1e-12))).astype(np.float32)
+    projected: npt.NDArray[np.float32] = centred @ projection
+    return projected
+
+
+def frame_of(tokenizer: ProbedTokenizer, template: ProbedTemplate) -> tuple[list[int], list[int]]:
+    """The tokens that the template writes before and after a user's message; none where there is no template."""
+    try:
+        rendered = [
+            tokenizer.encode(template.render([{"role": "user", "content": probe}]), add_bos=False) for probe in _PROBES
+        ]
+    except InvalidRequest:
+        return [], []
+    prefix = _common(rendered)
+    suffix = _common([ids[len(prefix) :][::-1] for ids in rendered])[::-1]
+    return prefix, suffix
+
+
+def _common(sequences: Sequence[Sequence[int]]) -> list[int]:
+    """Their longest common beginning."""
+    common = []
+    for ids in zip(*sequences, strict=False):
+        if len(set(ids)) > 1:
+            break
+        common.append(ids[0])
+    return common

@@ -1,0 +1,90 @@
+"""Weights as the decoder wants them, all in fp32, from a GGUF file or a Hugging Face folder."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from weir.model.architecture import ModelConfig
+from weir.model.files.ram_check import check_memory
+from weir.model.files.source import ModelSource
+from weir.model.files.tensors import open_tensors
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """Matrices are `[out, in]`; `query_key_value` and `gate_up` are stacked along `out`: one product does all.
+
+    Biases are None where the model has none.
+    """
+
+    attention_norm: torch.Tensor
+    query_key_value: torch.Tensor
+    query_key_value_bias: torch.Tensor | None
+    attention_output: torch.Tensor
+    attention_output_bias: torch.Tensor | None
+    mlp_norm: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """`output` is `embedding` itself where the model ties them."""
+
+    embedding: torch.Tensor
+    layers: tuple[LayerWeights, ...]
+    final_norm: torch.Tensor
+    output: torch.Tensor
+
+    @property
+    def num_bytes(self) -> int:
+        """What one step has to read, at least: every matrix once."""
+        tensors = [self.final_norm, self.output]
+        for layer in self.layers:
+            tensors += [layer.attention_norm, layer.query_key_value, layer.attention_output]
+            tensors += [layer.mlp_norm, layer.gate_up, layer.down]
+            tensors += [bias for bias in (layer.query_key_value_bias, layer.attention_output_bias) if bias is not None]
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def load_weights(source: ModelSource, config: ModelConfig) -> Weights:
+    """Reads and, where they are quantized, dequantizes all tensors: 1 s for 135 M parameters.
+
+    Raises:
+        ModelError: names every tensor that is missing, unknown or of another shape than `config` asks for; or the
+            memory of this machine is too small for them, which is told before any is read.
+    """
+    tensors = open_tensors(source, config)
+    check_memory(source, config, bytes_a_weight=4)
+    return stack_weights(lambda name: torch.from_numpy(tensors.read(name)), config)
+
+
+def stack_weights(read_tensor: Callable[[str], torch.Tensor], config: ModelConfig) -> Weights:
+    """Of tensors by the names of `tensor_shapes`, each read once, on the device that they are on."""
+    embedding = read_tensor("model.embed_tokens.weight")
+    return Weights(
+        embedding=embedding,
+        layers=tuple(_stack_layer(read_tensor, config, layer) for layer in range(config.num_layers)),
+        final_norm=read_tensor("model.norm.weight"),
+        output=embedding if config.tie_word_embeddings else read_tensor("lm_head.weight"),
+    )
+
+
+def _stack_layer(read_tensor: Callable[[str], torch.Tensor], config: ModelConfig, layer: int) -> LayerWeights:
+    def read(name: str) -> torch.Tensor:
+        return read_tensor(f"model.layers.{layer}.{name}")
+
+    def read_bias(*names: str, exists: bool) -> torch.Tensor | None:
+        return torch.cat([read(f"self_attn.{name}.bias") for name in names]) if exists else None
+
+    return LayerWeights(
+        attention_norm=read("input_layernorm.weight"),
+        query_key_value=torch.cat([read(f"self_attn.{part}_proj.weight") for part in "qkv"]),
+        query_key_value_bias=read_bias("q_proj", "k_proj", "v_proj", exists=config.query_key_value_bias),
+        attention_output=read("self_attn.o_proj.weight"),
+        attention_output_bias=read_bias("o_proj", exists=config.attention_output_bias),
+        mlp_norm=read("post_attention_layernorm.weight"),
+        gate_up=torch.cat([read("mlp.gate_proj.weight"), read("mlp.up_proj.weight")]),
+        down=read("mlp.down_proj.weight"),
+    )

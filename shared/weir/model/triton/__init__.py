@@ -1,0 +1,1 @@
+"""The forward pass on a GPU: Triton kernels, library products and CUDA graphs."""

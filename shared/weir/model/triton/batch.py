@@ -1,0 +1,244 @@
+"""A step's plan as the index arrays that the Triton kernels read.
+
+Rows of the flat batch, in order:
+
+    | decode rows: one token a sequence | prompt chunk | prompt chunk | ...
+
+A prompt's chunk goes to the prefill kernel even if it is one token long: a position's keys and values must not depend
+on how its prompt was cut, and the two kernels add in different orders.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from weir.core.errors import InternalError
+from weir.core.sampling import SamplingParams
+from weir.engine.plan import ChunkPlan, SampleSpec, ScoreSpec, StepPlan
+from weir.kv.geometry import PAGE_TOKENS, num_pages_for
+from weir.model.plan_check import ordered_chunks
+from weir.model.triton.upload import HostArray, StepUpload
+from weir.ops.paged_prefill.launch import tiles_of
+from weir.ops.sampling.uniform import philox_uniform
+
+Ints = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class TritonLimits:
+    """What the buffers have room for: tokens of one step, and its sequences."""
+
+    max_rows: int
+    max_sequences: int
+    max_context_tokens: int
+
+    @property
+    def upload_bytes(self) -> int:
+        """An upper bound of what `device_batch` sends."""
+        pages = self.max_sequences * num_pages_for(self.max_context_tokens)
+        return 4 * (5 * self.max_rows + pages) + 32 * self.max_sequences + 1024
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeIndex:
+    """Rows [0, decodes) of the flat batch: `block_tables` [decodes, width] and `lengths` [decodes], int32."""
+
+    block_tables: torch.Tensor
+    lengths: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillIndex:
+    """The rows behind the decodes, as `weir.ops.paged_prefill` wants them; `first_rows` counts from the first."""
+
+    block_tables: torch.Tensor
+    first_rows: torch.Tensor
+    ends: torch.Tensor
+    tile_list: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class SampleIndex:
+    """Of each drawn row: its place in the flat batch (int32), temperature (fp32, 0 is greedy), uniform (fp64)."""
+
+    rows: torch.Tensor
+    temperatures: torch.Tensor
+    uniforms: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceBatch:
+    """On the device: `token_ids`, `positions`, `slots` int32 [rows], and who attends to what."""
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+    decode: DecodeIndex | None
+    prefill: PrefillIndex | None
+    sample: SampleIndex | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSampledRow:
+    """The flat batch's row whose logits draw the next token of `slot`."""
+
+    slot: int
+    row: int
+    spec: SampleSpec
+
+    @property
+    def is_drawn_on_device(self) -> bool:
+        """Greedy, or a temperature and nothing else."""
+        return not self.spec.masked_token_ids and not _asks_for_more(self.spec.params)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceScoredRows:
+    """Rows from `first_row` on are a prompt's, whose own tokens are scored."""
+
+    slot: int
+    first_row: int
+    spec: ScoreSpec
+
+
+@dataclass(frozen=True, slots=True)
+class HostBatch:
+    """The plan's chunks in the order of the flat batch."""
+
+    decodes: tuple[ChunkPlan, ...]
+    prefills: tuple[ChunkPlan, ...]
+    sampled: tuple[DeviceSampledRow, ...]
+    scored: tuple[DeviceScoredRows, ...]
+
+
+def host_batch(plan: StepPlan, num_pages: int, vocab_size: int, limits: TritonLimits) -> HostBatch:
+    """Raises InternalError if the plan would read or write where it must not, or is too large."""
+    short, long = ordered_chunks(plan, num_pages, vocab_size, limits.max_context_tokens)
+    decodes = tuple(chunk for chunk in short if chunk.sample is not None and chunk.sample.output_index > 0)
+    prefills = (*(chunk for chunk in short if chunk not in decodes), *long)
+    if plan.num_tokens > limits.max_rows or len(plan.chunks) > limits.max_sequences:
+        raise InternalError(
+            f"step plan: {plan.num_tokens} tokens of {len(plan.chunks)} sequences, the runner has room for "
+            f"{limits.max_rows} of {limits.max_sequences}"
+        )
+    sampled, scored, row = [], [], 0
+    for chunk in (*decodes, *prefills):
+        if chunk.score is not None:
+            scored.append(DeviceScoredRows(chunk.slot, row, chunk.score))
+        row += len(chunk.token_ids)
+        if chunk.sample is not None:
+            sampled.append(DeviceSampledRow(chunk.slot, row - 1, chunk.sample))
+    return HostBatch(decodes, prefills, tuple(sampled), tuple(scored))
+
+
+def device_batch(batch: HostBatch, upload: StepUpload, queries_per_tile: int) -> DeviceBatch:
+    """One copy to the device; the views are valid until the next."""
+    arrays = [
+        *_row_arrays((*batch.decodes, *batch.prefills)),
+        *(_decode_arrays(batch.decodes) if batch.decodes else ()),
+        *(_prefill_arrays(batch.prefills, queries_per_tile) if batch.prefills else ()),
+        *(_sample_arrays(batch.sampled) if batch.sampled else ()),
+    ]
+    views = iter(upload.send(arrays))
+    return DeviceBatch(
+        next(views),
+        next(views),
+        next(views),
+        DecodeIndex(next(views), next(views)) if batch.decodes else None,
+        PrefillIndex(next(views), next(views), next(views), next(views)) if batch.prefills else None,
+        SampleIndex(next(views), next(views), next(views)) if batch.sampled else None,
+    )
+
+
+def padded_decodes(batch: HostBatch, num_rows: int, table_width: int, upload: StepUpload) -> DeviceBatch:
+    """As `device_batch`, for a batch of decodes alone, filled up to `num_rows` rows and `table_width` pages a row.
+
+    Batches of one such shape lie at the same addresses. A row that fills up writes to no page (slot -1) and reads one
+    position of page 0; what is drawn for it means nothing.
+    """
+    filled: list[HostArray] = [
+        np.zeros(num_rows, np.int32),  # token ids
+        np.zeros(num_rows, np.int32),  # positions
+        np.full(num_rows, -1, np.int32),  # slots
+        np.zeros((num_rows, table_width), np.int32),
+        np.ones(num_rows, np.int32),  # lengths
+        np.arange(num_rows, dtype=np.int32),
+        np.zeros(num_rows, np.float32),  # temperatures
+        np.zeros(num_rows, np.float64),  # uniforms
+    ]
+    if batch.decodes:
+        tables, lengths = _decode_arrays(batch.decodes)
+        found: list[HostArray] = [*_row_arrays(batch.decodes), tables, lengths, *_sample_arrays(batch.sampled)]
+        for target, source in zip(filled, found, strict=True):
+            target[tuple(slice(length) for length in source.shape)] = source
+    token_ids, positions, slots, block_tables, ends, rows, temperatures, uniforms = upload.send(filled)
+    return DeviceBatch(
+        token_ids,
+        positions,
+        slots,
+        DecodeIndex(block_tables, ends),
+        None,
+        SampleIndex(rows, temperatures, uniforms),
+    )
+
+
+def _row_arrays(chunks: Sequence[ChunkPlan]) -> tuple[Ints, Ints, Ints]:
+    """Token ids, positions and slots."""
+    return (
+        np.concatenate([np.array(chunk.token_ids, np.int32) for chunk in chunks]),
+        np.concatenate([np.arange(chunk.start, chunk.end, dtype=np.int32) for chunk in chunks]),
+        np.concatenate([_slots(chunk) for chunk in chunks]),
+    )
+
+
+def _slots(chunk: ChunkPlan) -> Ints:
+    positions = np.arange(chunk.start, chunk.end, dtype=np.int32)
+    pages = np.array(chunk.block_table, np.int32)[positions // PAGE_TOKENS]
+    slots: Ints = pages * PAGE_TOKENS + positions % PAGE_TOKENS
+    return slots
+
+
+def _tables(chunks: Sequence[ChunkPlan]) -> Ints:
+    """Padded with page 0, which no kernel reads: lengths end before."""
+    counts = [num_pages_for(chunk.end) for chunk in chunks]
+    tables = np.zeros((len(chunks), max(counts)), np.int32)
+    for row, (chunk, count) in enumerate(zip(chunks, counts, strict=True)):
+        tables[row, :count] = chunk.block_table[:count]
+    return tables
+
+
+def _decode_arrays(chunks: Sequence[ChunkPlan]) -> tuple[Ints, Ints]:
+    return _tables(chunks), np.array([chunk.end for chunk in chunks], np.int32)
+
+
+def _prefill_arrays(chunks: Sequence[ChunkPlan], queries_per_tile: int) -> tuple[Ints, Ints, Ints, Ints]:
+    lengths = [len(chunk.token_ids) for chunk in chunks]
+    ends = [chunk.end for chunk in chunks]
+    first_rows = np.cumsum([0, *lengths]).astype(np.int32)
+    tiles = np.array(tiles_of(lengths, ends, queries_per_tile), np.int32)
+    return _tables(chunks), first_rows, np.array(ends, np.int32), tiles
+
+
+def _sample_arrays(
+    sampled: Sequence[DeviceSampledRow],
+) -> tuple[Ints, npt.NDArray[np.float32], npt.NDArray[np.float64]]:
+    params = [row.spec.params for row in sampled]
+    return (
+        np.array([row.row for row in sampled], np.int32),
+        np.array([0.0 if each.is_greedy else each.temperature for each in params], np.float32),
+        np.array([philox_uniform(row.spec.params.seed, row.spec.output_index) for row in sampled], np.float64),
+    )
+
+
+def _asks_for_more(params: SamplingParams) -> bool:
+    return (
+        params.top_k > 0
+        or params.top_p < 1.0
+        or params.min_p > 0.0
+        or params.has_penalties
+        or bool(params.logit_bias)
+        or params.logprobs is not None
+    )

@@ -1,0 +1,177 @@
+"""From a model's files to something that runs steps by the Triton kernels: on a GPU, or in Triton's interpreter."""
+
+import logging
+import math
+import os
+import sys
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from weir.core.device import Device
+from weir.core.sampling import SamplingParams
+from weir.engine.plan import ChunkPlan, SampleSpec, StepPlan, StepResult
+from weir.kv.geometry import ArenaGeometry, num_pages_for
+from weir.kv.memory.device import DeviceMemory
+from weir.model.architecture import ModelConfig
+from weir.model.errors import ModelError
+from weir.model.files.config import load_model_config
+from weir.model.files.source import ModelKind, ModelSource
+from weir.model.files.tensor_names import tensor_shapes
+from weir.model.files.tensors import open_tensors
+from weir.model.precision import Arithmetic, Precision, choose_arithmetic
+from weir.model.torch.weights import Weights, stack_weights
+from weir.model.triton.dummy import dummy_weights_on
+from weir.model.triton.pages import DevicePages, page_tensor
+
+# Triton decides while it is imported whether kernels are interpreted: see `_begin`.
+if TYPE_CHECKING:
+    from weir.model.triton.batch import TritonLimits
+    from weir.model.triton.runner import TritonRunner
+
+_log = logging.getLogger(__name__)
+_INTERPRET = "TRITON_INTERPRET"
+_WARM_UP_TOKENS = 40
+_DTYPES: dict[Arithmetic, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class StepRoom:
+    """What a worker's steps are at most: tokens, and sequences."""
+
+    max_tokens: int
+    max_sequences: int
+
+
+@dataclass(frozen=True)
+class DeviceWeights:
+    """A model on its device, not yet at any pages."""
+
+    config: ModelConfig
+    weights: Weights
+    arithmetic: Arithmetic
+    device: torch.device
+
+    @property
+    def num_bytes(self) -> int:
+        """What one step has to read, at least."""
+        return self.weights.num_bytes
+
+    def runner_over(self, memory: DeviceMemory, arena: ArenaGeometry, room: StepRoom) -> "DeviceRunner":
+        """A runner over the pages of an arena of that size; not warmed up yet.
+
+        Raises ValueError if the memory is too small for them.
+        """
+        from weir.model.triton.batch import TritonLimits  # noqa: PLC0415
+
+        longest = min(self.config.max_context_tokens, arena.max_context_tokens)
+        limits = TritonLimits(room.max_tokens, room.max_sequences, longest)
+        dtype = _DTYPES[self.arithmetic]
+        pages = page_tensor(memory, self.config, arena.num_pages, self.device, dtype)
+        return DeviceRunner(self, pages, limits)
+
+
+class DeviceRunner:
+    """Implements `weir.model.load.Runner`."""
+
+    def __init__(self, weights: DeviceWeights, pages: torch.Tensor, limits: "TritonLimits") -> None:
+        self._weights = weights
+        self._limits = limits
+        self._page_shape = pages.shape[1:]
+        self._runner = self._runner_over(pages, limits)
+        self.pages = DevicePages(pages)
+        """For swapping, in the thread that runs steps."""
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """As `TritonRunner.run`."""
+        return self._runner.run(plan)
+
+    def warm_up(self) -> None:
+        """Compiles every kernel and, on a GPU, captures the graphs of decode steps.
+
+        Pages of the arena may be others' already: none is written, and only page 0 is read, whatever is in it.
+        """
+        _compile_host_draws()
+        length = min(_WARM_UP_TOKENS, self._limits.max_rows, self._limits.max_context_tokens - 1)
+        table = tuple(range(num_pages_for(length + 1)))
+        dtype = _DTYPES[self._weights.arithmetic]
+        scratch = torch.zeros((len(table), *self._page_shape), dtype=dtype, device=self._weights.device)
+        runner = self._runner_over(scratch, replace(self._limits, max_rows=length, max_sequences=1))
+        greedy = SamplingParams(temperature=0.0)
+        runner.run(StepPlan(0, (ChunkPlan(0, 0, (0,) * length, table, SampleSpec(greedy, 0)),)))
+        runner.run(StepPlan(0, (ChunkPlan(0, length, (0,), table, SampleSpec(greedy, 1)),)))
+        if self._weights.device.type == "cuda":
+            self._runner.capture_decodes()
+
+    def _runner_over(self, pages: torch.Tensor, limits: "TritonLimits") -> "TritonRunner":
+        from weir.model.triton.runner import TritonRunner  # noqa: PLC0415
+
+        return TritonRunner(self._weights.config, self._weights.weights, pages, limits)
+
+
+def _compile_host_draws() -> None:
+    """Draws other than greedy or by temperature. They need numba, which a machine that does without them may lack."""
+    try:
+        from weir.model.sampler import compile_kernels  # noqa: PLC0415
+    except ImportError as error:
+        _log.warning("only greedy draws and draws by temperature will work, the others need numba: %s", error)
+        return
+    compile_kernels()
+
+
+def start_device(device: Device, num_threads: int) -> None:
+    """What takes long while it holds the interpreter's lock: imports what runners need, and begins to use the device.
+
+    Raises ModelError: there is no such device. `num_threads` as for `load_on_device`.
+    """
+    if _begin(device, num_threads).type == "cuda":
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    import weir.model.triton.runner  # noqa: F401, PLC0415 - and with it Triton, which `_begin` has to come before
+
+
+def load_on_device(source: ModelSource, precision: Precision, device: Device, num_threads: int) -> DeviceWeights:
+    """Reads the weights onto the device, tensor by tensor. `num_threads`: of the interpreter's matrix products.
+
+    Raises:
+        ModelError: the files are not a model that Weir serves, or not on this device or in this precision; there is no
+            such device, or too little memory on it.
+    """
+    config = load_model_config(source)
+    arithmetic = choose_arithmetic(precision, config, device)
+    place = _begin(device, num_threads)
+    dtype = _DTYPES[arithmetic]
+    if place.type == "cuda":
+        _check_memory(source, config, place, dtype)
+        if source.kind is ModelKind.DUMMY:  # gigabytes of random numbers are made quicker there
+            return DeviceWeights(config, dummy_weights_on(place, dtype, config), arithmetic, place)
+    tensors = open_tensors(source, config)
+    weights = stack_weights(lambda name: torch.from_numpy(tensors.read(name)).to(place, dtype), config)
+    return DeviceWeights(config, weights, arithmetic, place)
+
+
+def _begin(device: Device, num_threads: int) -> torch.device:
+    """To be called before anything of this process imports Triton."""
+    is_asked = os.environ.get(_INTERPRET) == "1"
+    if device == "interpreter":
+        if "triton" in sys.modules and not is_asked:
+            raise ModelError(f"device interpreter: Triton was imported by this process without {_INTERPRET}=1")
+        os.environ[_INTERPRET] = "1"
+        torch.set_num_threads(num_threads)
+        return torch.device("cpu")
+    if is_asked:
+        raise ModelError(f"device {device}: {_INTERPRET}=1 is set, so kernels would run on the CPU; unset it")
+    if not torch.cuda.is_available():
+        raise ModelError(f"device cuda: PyTorch {torch.__version__} finds no GPU; use --device cpu")
+    return torch.device("cuda", 0)
+
+
+def _check_memory(source: ModelSource, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
+    needed_bytes = dtype.itemsize * sum(math.prod(shape) for shape in tensor_shapes(config).values())
+    free_bytes, _ = torch.cuda.mem_get_info(device)
+    if needed_bytes > free_bytes:
+        raise ModelError(
+            f"model {source.name!r} needs {needed_bytes / 2**30:.1f} GiB for its weights, but only "
+            f"{free_bytes / 2**30:.1f} GiB of {torch.cuda.get_device_name(device)} are free; choose a smaller model, "
+            "or fewer workers on this GPU"
+        )

@@ -1,0 +1,284 @@
+"""The worker's side of the arena: pages and slots to and from the transfer service, under one lease.
+
+An answer can get lost, and a call can arrive late. Both are healed by attaching again: each attachment has a number
+that calls carry, calls of an ended one are refused, and with every new one the worker says what it holds.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import grpc
+import grpc.aio
+
+from weir.core.attempt import Attempt
+from weir.core.errors import DeadlineExceeded, InternalError, Unavailable
+from weir.kv.arena.segment import Segment
+from weir.kv.memory.kinds import ArenaMemory
+from weir.kv.memory.server import OpenMemory
+from weir.kv.messages import Acquired, HandedOff, HandOffReceipt, PageChain, PrefixMatch
+from weir.rpc.arena.holdings import Holdings
+from weir.rpc.arena.lease_stream import LeaseStream
+from weir.rpc.channel import make_channel
+from weir.rpc.errors import from_rpc_error
+from weir.runtime.telemetry import inject
+from weir.wire.v1 import arena_pb2, arena_pb2_grpc, types_pb2
+
+__all__ = ["Acquired", "ArenaClient", "HandOffReceipt", "HandedOff"]
+
+_CALL_TIMEOUT_S = 3.0
+_CALL_DEADLINE_S = 10.0
+_RETRY_S = 0.05
+_AnswerT = TypeVar("_AnswerT")
+_WITHOUT_ANSWER = (
+    grpc.StatusCode.ABORTED,
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.UNKNOWN,
+)
+"""The attachment has ended, or the call may have happened."""
+
+
+class ArenaClient:
+    """One lease. Make and use it in one event loop; that loop must not be blocked for longer than the lease lives.
+
+    When `lost` is set the lease is gone and the process is about to be killed: it must stop writing and exit.
+    """
+
+    def __init__(
+        self,
+        socket_path: Path,
+        worker_id: str,
+        role: str,
+        page_bytes: int,
+        model_digest: str,
+        on_handed_off: Callable[[HandedOff], None],
+        open_memory: OpenMemory | None = None,
+    ) -> None:
+        """`on_handed_off` is called in the event loop, once for each sequence that comes to this lease.
+
+        `open_memory` maps page memory that is not in the segment; None for a worker that computes on the CPU.
+        """
+        facts = arena_pb2.Register(worker_id=worker_id, role=role, page_bytes=page_bytes, model_digest=model_digest)
+        self._channel = make_channel(f"unix:{socket_path}")
+        self._stub: arena_pb2_grpc.ArenaAsyncStub = arena_pb2_grpc.ArenaStub(self._channel)
+        self._holdings = Holdings()
+        self._sealing: set[asyncio.Future[None]] = set()
+        self._stream = LeaseStream(self._stub, facts, self._holdings, on_handed_off, open_memory)
+
+    @property
+    def lost(self) -> asyncio.Event:
+        return self._stream.lost
+
+    @property
+    def segment(self) -> Segment:
+        """Raises RuntimeError before `start` has returned."""
+        if self._stream.segment is None:
+            raise RuntimeError("the segment is mapped between start() and close()")
+        return self._stream.segment
+
+    @property
+    def memory(self) -> ArenaMemory:
+        """The segment and, where its pages are on a device, these. Raises RuntimeError before `start` has returned."""
+        return ArenaMemory(self.segment, self._stream.pages)
+
+    @property
+    def lease_id(self) -> int:
+        """0 before the first attachment. Never changes after."""
+        return self._stream.lease_id
+
+    @property
+    def keeps_prefixes(self) -> bool:
+        """Whether the service has a prefix cache. As the newest attachment says."""
+        return self._stream.keeps_prefixes
+
+    async def start(self, timeout_s: float = 120.0) -> None:
+        """Attaches and maps the segment; tries for `timeout_s`. Raises Unavailable, with the service's reason."""
+        try:
+            await self._stream.start(timeout_s)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def acquire(self, num_pages: int, num_slots: int) -> Acquired:
+        """All or nothing. Raises Overloaded when too little is free, Unavailable when the service stays away."""
+        ends_at_s = _now_s() + _CALL_DEADLINE_S
+        while True:
+            attachment = await self._stream.wait_attached(ends_at_s)
+            request = arena_pb2.AcquireRequest(
+                lease_id=self.lease_id, attachment=attachment, num_pages=num_pages, num_slots=num_slots
+            )
+            answer = await self._try_once(attachment, self._stub.Acquire(request, timeout=_CALL_TIMEOUT_S))
+            # In a newer attachment the service has been told that these pages are not held, and has them back.
+            if answer is not None and self._stream.is_current(attachment):
+                acquired = Acquired(tuple(answer.page_ids), tuple(answer.slots))
+                self._holdings.add(acquired.page_ids, acquired.slots)
+                return acquired
+
+    async def match(self, hashes: Sequence[bytes], num_pages: int, num_slots: int) -> PrefixMatch:
+        """Pins what is cached of a prompt with these page hashes, which needs `num_pages` pages and `num_slots` slots.
+
+        Waits, within the service's bound, for pages that another request computes now. What is free of the rest comes
+        along. The match is given up by `release` unless all its pages get sealed. Raises Unavailable.
+        """
+        ends_at_s = _now_s() + _CALL_DEADLINE_S + self._stream.prefix_wait_s
+        while True:
+            attachment = await self._stream.wait_attached(ends_at_s)
+            request = arena_pb2.MatchRequest(
+                lease_id=self.lease_id,
+                attachment=attachment,
+                page_hashes=b"".join(hashes),
+                num_pages=num_pages,
+                num_slots=num_slots,
+            )
+            timeout_s = _CALL_TIMEOUT_S + self._stream.prefix_wait_s
+            answer = await self._try_once(attachment, self._stub.Match(request, timeout=timeout_s))
+            if answer is not None and self._stream.is_current(attachment):  # else as in `acquire`
+                acquired = Acquired(tuple(answer.page_ids), tuple(answer.slots))
+                match = PrefixMatch(answer.match_id, tuple(answer.matched_page_ids), acquired)
+                self._holdings.add((*match.page_ids, *acquired.page_ids), acquired.slots)
+                return match
+
+    async def seal(self, chain: PageChain) -> None:
+        """Lets others read full pages that this worker has computed and still uses; it must not write them any more.
+
+        A page for each hash. Raises Unavailable; nothing is lost by that but sharing.
+        """
+        attachment = await self._stream.wait_attached(_now_s() + _CALL_DEADLINE_S)
+        request = arena_pb2.SealRequest(lease_id=self.lease_id, attachment=attachment, chain=_chain_to_pb(chain))
+        sealed = asyncio.get_running_loop().create_future()
+        self._sealing.add(sealed)
+        try:
+            if await self._try_once(attachment, self._stub.Seal(request, timeout=_CALL_TIMEOUT_S)) is None:
+                raise Unavailable("whether pages were sealed is not known")
+        finally:
+            self._sealing.discard(sealed)
+            sealed.set_result(None)
+
+    async def release(
+        self,
+        page_ids: Sequence[int],
+        slots: Sequence[int],
+        chains: Sequence[PageChain] = (),
+        match_ids: Sequence[int] = (),
+    ) -> None:
+        """Gives pages and slots back, clears the slots' records, gives matches up. Whatever is raised, they are gone.
+
+        Pages of `chains` that have a hash are kept as a prefix. Raises ValueError for what is not held (then nothing is
+        gone), Unavailable when the service stays away: it gets them back when it returns.
+        """
+        released = [*page_ids, *(page_id for chain in chains for page_id in chain.page_ids)]
+        self._holdings.check(released, slots)
+        for slot in slots:
+            self.segment.record(slot).clear()
+        ends_at_s = _now_s() + _CALL_DEADLINE_S
+        try:
+            await self._wait_sealed()
+            attachment = await self._stream.wait_attached(ends_at_s)
+        except BaseException:
+            self._holdings.remove(released, slots)
+            self._stream.renew()
+            raise
+        # Claimed up to here: had the attachment begun without them, this call would name what is given out anew.
+        self._holdings.remove(released, slots)
+        request = arena_pb2.ReleaseRequest(
+            lease_id=self.lease_id,
+            attachment=attachment,
+            page_ids=page_ids,
+            slots=slots,
+            chains=[_chain_to_pb(chain) for chain in chains],
+            match_ids=match_ids,
+        )
+        if await self._try_once(attachment, self._stub.Release(request, timeout=_CALL_TIMEOUT_S)) is None:
+            # The next attachment does not name them as held, which releases them.
+            await self._stream.wait_attached(ends_at_s)
+
+    async def hand_off(
+        self, slot: int, request_id: str, attempt: Attempt, to_worker_id: str, hashes: Sequence[bytes] = ()
+    ) -> HandOffReceipt:
+        """Passes the published sequence in `slot`, with the pages of its record, to another worker of the host.
+
+        The first pages, those that have `hashes`, may serve others from here on.
+
+        Raises Unavailable when the receiver has no lease, InternalError when record and call do not agree: then the
+        sequence is still the caller's. Raises DeadlineExceeded when it cannot be known in time whether it was passed
+        on: then, as when cancelled, slot and pages are the caller's no more and it must not release them.
+        """
+        summary = self.segment.record(slot).summarize()
+        if summary is None:
+            raise ValueError(f"slot {slot} has no published record")
+        self._holdings.begin_hand_off(slot, summary.page_ids.tolist())
+        is_kept = False
+        try:
+            await self._wait_sealed()
+            return await self._hand_off(
+                arena_pb2.HandOffRequest(
+                    slot=slot,
+                    request_id=request_id,
+                    attempt=types_pb2.Attempt(dispatch=attempt.dispatch, adoption=attempt.adoption),
+                    to_worker_id=to_worker_id,
+                    page_hashes=b"".join(hashes),
+                )
+            )
+        except (Unavailable, InternalError):
+            is_kept = True
+            raise
+        except BaseException:
+            self._stream.renew()  # the next attachment does not name the slot, which settles what becomes of it
+            raise
+        finally:
+            self._holdings.end_hand_off(slot, is_kept=is_kept)
+
+    async def close(self) -> None:
+        """Gives up the lease and all it holds. The process must not write into the arena from here on."""
+        await self._stream.close()
+        await self._channel.close()
+
+    async def _hand_off(self, request: arena_pb2.HandOffRequest) -> HandOffReceipt:
+        """Repeats the call until it has an answer: a repeated one finds it done."""
+        ends_at_s = _now_s() + _CALL_DEADLINE_S
+        headers: dict[str, str] = {}
+        inject(headers)
+        while True:
+            request.attachment = await self._stream.wait_attached(ends_at_s, DeadlineExceeded)
+            request.lease_id = self.lease_id
+            try:
+                answer = await self._stub.HandOff(request, timeout=_CALL_TIMEOUT_S, metadata=tuple(headers.items()))
+            except grpc.aio.AioRpcError as error:
+                if error.code() == grpc.StatusCode.NOT_FOUND:
+                    raise Unavailable(f"no hand-off: {error.details()}") from error
+                if error.code() not in _WITHOUT_ANSWER:
+                    raise InternalError(f"no hand-off: {error.details()}") from error
+                if _now_s() >= ends_at_s:
+                    raise DeadlineExceeded(f"no hand-off within {_CALL_DEADLINE_S} s: {error.details()}") from error
+                await asyncio.sleep(_RETRY_S)
+            else:
+                return HandOffReceipt(answer.num_pages, answer.num_bytes_copied)
+
+    async def _wait_sealed(self) -> None:
+        """A Seal that came after its pages were given away would name pages that hold something else by then."""
+        if self._sealing:
+            await asyncio.wait(self._sealing)
+
+    async def _try_once(self, attachment: int, call: Awaitable[_AnswerT]) -> _AnswerT | None:
+        """None: the answer is lost, or the attachment has ended; a new one is under way then."""
+        try:
+            return await call
+        except grpc.aio.AioRpcError as error:
+            if error.code() not in _WITHOUT_ANSWER:
+                raise from_rpc_error(error) from error
+            self._stream.renew(attachment)
+            return None
+        except asyncio.CancelledError:
+            self._stream.renew(attachment)
+            raise
+
+
+def _chain_to_pb(chain: PageChain) -> arena_pb2.PageChain:
+    return arena_pb2.PageChain(page_ids=chain.page_ids, page_hashes=b"".join(chain.hashes))
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,155 @@
+"""Beginning and ending an instance from outside: `weir up` before its supervisor runs, and `weir down`."""
+
+import asyncio
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from weir.bus.server import NatsServerMissing
+from weir.core.clock import SystemClock
+from weir.core.errors import NotFound, WeirError
+from weir.core.process import ProcessIdentity
+from weir.runtime.config import check_instance
+from weir.runtime.descriptors import find_shortage, raise_descriptor_limit
+from weir.runtime.stack.leftovers import Removed, remove_leftovers
+from weir.runtime.stack.paths import InstanceBusy, InstancePaths, find_instances
+from weir.runtime.stack.plan import LOOPBACK, StackConfig, StackPlan, default_instance, plan_stack
+from weir.runtime.stack.ports import check_free, find_free_port
+from weir.runtime.stack.processes import all_tagged, find_tagged, is_running, send_signal
+from weir.runtime.stack.state import try_read_state
+from weir.runtime.stack.supervised import StartPolicy
+from weir.runtime.stack.supervisor import Reporter, Supervisor
+
+_POLL_S = 0.05
+_LOCK_S = 5.0
+_NUM_OWN_DESCRIPTORS = 64  # of a supervisor that watches nobody
+_STOP_LIMIT_S = 30.0  # of a supervisor that has not written its state yet
+
+
+class CannotStart(WeirError):
+    """Nothing was started; says what is in the way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What `end_instance` did."""
+
+    was_supervised: bool
+    leftovers: Removed
+
+    @property
+    def was_running(self) -> bool:
+        return self.was_supervised or bool(self.leftovers)
+
+
+async def run_stack(config: StackConfig, reporter: Reporter, environ: Mapping[str, str]) -> bool:
+    """`weir up` from first to last; False if it was broken off before the stack was ready.
+
+    Raises WeirError: what is in the way, or which process failed.
+
+    Leftovers of a supervisor that was killed go first; then ports are checked; only then anything starts.
+    """
+    shortage = find_shortage(raise_descriptor_limit(), _NUM_OWN_DESCRIPTORS + config.prefill + config.decode)
+    if shortage is not None:
+        reporter.warn(shortage)
+
+    def make_plan() -> StackPlan:
+        check_free(config.host, config.grpc_port, "--grpc-port")
+        check_free(config.host, config.http_port, "--http-port")
+        try:
+            plan = plan_stack(config, find_free_port(LOOPBACK, config.instance_name))
+        except (NatsServerMissing, ValueError) as error:
+            raise CannotStart(str(error)) from error
+        config.paths.make_admin_key()
+        return plan
+
+    return await run_planned(config.paths, make_plan, reporter, environ)
+
+
+async def run_planned(
+    paths: InstancePaths,
+    make_plan: Callable[[], StackPlan],
+    reporter: Reporter,
+    environ: Mapping[str, str],
+    policy: StartPolicy | None = None,
+) -> bool:
+    """Holds the instance, removes what is left of an earlier run, and only then makes the plan and runs it.
+
+    Raises InstanceBusy, also where the folder of a stack that runs was deleted, and its lock with it.
+    """
+    with paths.locked():
+        supervisor = try_find_supervisor(paths)
+        if supervisor is not None:
+            raise InstanceBusy(
+                f"instance {paths.folder.name!r} is already running (process {supervisor.pid}), though its folder was "
+                f"deleted; `weir down --instance {paths.folder.name}` ends it"
+            )
+        paths.name_supervisor()
+        reporter.found_leftovers(await remove_leftovers(paths))
+        paths.make()
+        return await Supervisor(make_plan(), reporter, environ, policy).run()
+
+
+async def end_instance(paths: InstancePaths, *, timeout_s: float | None = None) -> Ended:
+    """`weir down`: asks the supervisor, kills it when it takes longer than `timeout_s`, removes what is left.
+
+    None: as long as the supervisor says it may take.
+
+    Nothing of the instance runs afterwards. Raises StillRunning if something survives SIGKILL.
+    """
+    if not (paths.folder.exists() or find_tagged(paths.folder)):
+        return Ended(False, Removed((), ()))
+    supervisor = try_find_supervisor(paths)
+    was_supervised = supervisor is not None and send_signal(supervisor, signal.SIGTERM)
+    if supervisor is not None and was_supervised:
+        clock = SystemClock()
+        state = try_read_state(paths.state_file)
+        own_limit_s = _STOP_LIMIT_S if state is None else state.stop_limit_s
+        deadline_s = clock.now_s() + (own_limit_s if timeout_s is None else timeout_s)
+        # Polled: the exit of a process that is not a child tells nobody.
+        while is_running(supervisor) and clock.now_s() < deadline_s:  # noqa: ASYNC110
+            await asyncio.sleep(_POLL_S)
+        send_signal(supervisor, signal.SIGKILL)
+    return Ended(was_supervised, await _remove_when_unlocked(paths))
+
+
+def try_find_supervisor(paths: InstancePaths) -> ProcessIdentity | None:
+    """Who supervises the instance now: as the lock says, or what it has started, should its folder be deleted."""
+    by_tag = (process.supervisor for process in find_tagged(paths.folder))
+    named = (supervisor for supervisor in (paths.try_find_supervisor(), *by_tag) if supervisor is not None)
+    return next((supervisor for supervisor in named if is_running(supervisor)), None)
+
+
+async def _remove_when_unlocked(paths: InstancePaths) -> Removed:
+    clock = SystemClock()
+    deadline_s = clock.now_s() + _LOCK_S
+    while True:
+        try:
+            with paths.locked():
+                return await remove_leftovers(paths)
+        except InstanceBusy:  # its last holder is on the way out
+            if clock.now_s() > deadline_s:
+                raise
+        await asyncio.sleep(_POLL_S)
+
+
+def choose_instance(runtime_dir: Path, instance: str, grpc_port: int | None) -> InstancePaths:
+    """The instance that is named, or that has the port, or the only one there is.
+
+    Raises NotFound when several run and nothing says which, or for what cannot be a name.
+    """
+    if instance:
+        try:
+            check_instance(instance)
+        except ValueError as error:
+            raise NotFound("instance", str(error)) from error
+    if instance or grpc_port is not None:
+        return InstancePaths(runtime_dir.resolve() / (instance or default_instance(grpc_port or 0)))
+    tagged = (process.folder for process in all_tagged())
+    by_tag = {folder.name for folder in tagged if folder.parent == runtime_dir.resolve()}
+    names = sorted({*find_instances(runtime_dir), *by_tag})
+    if len(names) > 1 and default_instance(StackConfig.grpc_port) not in names:
+        raise NotFound("instance", f"several instances run: {', '.join(names)}; say which with --instance")
+    name = names[0] if len(names) == 1 else default_instance(StackConfig.grpc_port)
+    return InstancePaths(runtime_dir.resolve() / name)

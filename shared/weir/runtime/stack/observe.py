@@ -1,0 +1,112 @@
+"""`weir status`: a stack as its state file and its processes themselves describe it."""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import grpc
+import grpc.aio
+
+from weir.rpc.channel import make_channel
+from weir.runtime.stack.paths import InstancePaths
+from weir.runtime.stack.processes import is_running
+from weir.runtime.stack.state import ProcessState, try_read_state
+from weir.wire.v1 import admin_pb2, admin_pb2_grpc
+
+_DESCRIBE_S = 3.0
+
+Condition = Literal["starting", "ready", "restarting", "stopping", "stopped", "dead", "silent"]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessReport:
+    """One process. `dead`: gone, with nobody to restart it; `silent`: runs, but does not answer."""
+
+    name: str
+    role: str
+    pid: int | None
+    state: Condition
+    num_restarts: int
+    uptime_s: float
+    address: str
+    log_path: str
+    process_id: str = ""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    integrity_errors: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StackReport:
+    """One instance. `supervisor_pid` is None when the supervisor was killed: then nothing is restarted."""
+
+    instance: str
+    state: Literal["starting", "ready", "stopping", "orphaned"]
+    supervisor_pid: int | None
+    uptime_s: float
+    endpoints: Mapping[str, str]
+    processes: tuple[ProcessReport, ...]
+
+    @property
+    def is_well(self) -> bool:
+        return self.state == "ready" and all(
+            process.state == "ready" and not process.integrity_errors for process in self.processes
+        )
+
+
+async def try_observe(paths: InstancePaths) -> StackReport | None:
+    """None when nothing of the instance runs. Answers within a few seconds, whatever the processes do."""
+    state = try_read_state(paths.state_file)
+    if state is None:
+        return None
+    is_supervised = is_running(state.supervisor)
+    reports = await asyncio.gather(*(_observe_process(process, is_supervised) for process in state.processes))
+    if not is_supervised and all(report.state == "dead" for report in reports):
+        return None
+    return StackReport(
+        instance=state.instance,
+        state=state.phase if is_supervised else "orphaned",
+        supervisor_pid=state.supervisor.pid if is_supervised else None,
+        uptime_s=_seconds_since(state.started_at),
+        endpoints=state.endpoints,
+        processes=tuple(reports),
+    )
+
+
+async def _observe_process(process: ProcessState, is_supervised: bool) -> ProcessReport:
+    runs = process.identity is not None and is_running(process.identity)
+    condition: Condition = process.phase if runs or is_supervised else "dead"
+    described = admin_pb2.DescribeResponse()
+    if runs and process.address and process.role != "nats":
+        answer = await _try_describe(process.address)
+        if answer is not None:
+            described = answer
+        elif condition == "ready":
+            condition = "silent"
+    return ProcessReport(
+        name=process.name,
+        role=process.role,
+        pid=process.identity.pid if process.identity is not None and runs else None,
+        state=condition,
+        num_restarts=process.num_restarts,
+        uptime_s=_seconds_since(process.started_at) if runs else 0.0,
+        address=process.address,
+        log_path=process.log_path,
+        process_id=described.process_id,
+        metrics=dict(described.metrics),
+        integrity_errors=tuple(described.integrity_errors),
+    )
+
+
+async def _try_describe(address: str) -> admin_pb2.DescribeResponse | None:
+    async with make_channel(address) as channel:
+        stub: admin_pb2_grpc.AdminAsyncStub = admin_pb2_grpc.AdminStub(channel)
+        try:
+            return await stub.Describe(admin_pb2.DescribeRequest(), timeout=_DESCRIBE_S)
+        except grpc.aio.AioRpcError:
+            return None
+
+
+def _seconds_since(moment: float) -> float:
+    return round(max(0.0, time.time() - moment), 1)

@@ -1,0 +1,125 @@
+"""Where an instance keeps its files: one folder, for this user alone."""
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from weir.core.api_key import make_key
+from weir.core.errors import WeirError
+from weir.core.process import ProcessIdentity, own_identity
+from weir.runtime.address import UNFINISHED_SOCKETS
+from weir.runtime.private_folder import make_own_folder, make_private_folder
+
+_STATE_NAME = "state.json"
+
+
+class InstanceBusy(WeirError):
+    """Another supervisor holds the instance."""
+
+
+@dataclass(frozen=True, slots=True)
+class InstancePaths:
+    """Names inside `<runtime folder>/<instance>`."""
+
+    folder: Path
+
+    @property
+    def state_file(self) -> Path:
+        return self.folder / _STATE_NAME
+
+    @property
+    def arena_socket(self) -> Path:
+        return self.folder / "arena.sock"
+
+    @property
+    def admin_key_file(self) -> Path:
+        return self.folder / "admin.key"
+
+    @property
+    def nats_store(self) -> Path:
+        return self.folder / "nats"
+
+    @property
+    def supervisor_log(self) -> Path:
+        return self.log_file("supervisor")
+
+    def log_file(self, name: str) -> Path:
+        return self.folder / "logs" / f"{name}.log"
+
+    def ready_file(self, name: str) -> Path:
+        return self.folder / "ready" / f"{name}.json"
+
+    @property
+    def _lock_file(self) -> Path:
+        return self.folder / "lock"
+
+    def make(self) -> None:
+        """Makes the folders, with mode 0700. Raises UnsafeFolder if one is not this user's alone, or cannot be made."""
+        make_own_folder(self.folder.parent)
+        for folder in (self.folder, self.folder / "logs", self.folder / "ready"):
+            make_private_folder(folder)
+
+    def make_admin_key(self) -> None:
+        """A new key, for this user's commands: whoever may read it could stop the stack as well."""
+        self.admin_key_file.unlink(missing_ok=True)
+        descriptor = os.open(self.admin_key_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(make_key())
+
+    def try_read_admin_key(self) -> str | None:
+        """None: there is none, or it is another user's."""
+        try:
+            return self.admin_key_file.read_text()
+        except (FileNotFoundError, PermissionError):
+            return None
+
+    def remove_volatile(self) -> None:
+        """Removes all but the logs and the lock: what a start would trip over and what a stop must not leave."""
+        for socket in (self.arena_socket, *self.folder.glob(UNFINISHED_SOCKETS)):
+            socket.unlink(missing_ok=True)
+        shutil.rmtree(self.folder / "ready", ignore_errors=True)
+        shutil.rmtree(self.nats_store, ignore_errors=True)
+        self.admin_key_file.unlink(missing_ok=True)
+        self.state_file.unlink(missing_ok=True)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Holds the instance: one supervisor, or one clean-up, at a time. Raises InstanceBusy.
+
+        The kernel gives the lock back when the process ends, however it ends.
+        """
+        self.make()
+        with self._lock_file.open("a") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise InstanceBusy(
+                    f"instance {self.folder.name!r} is already running; see `weir status --instance "
+                    f"{self.folder.name}`, or choose other ports"
+                ) from error
+            lock.truncate(0)  # whoever is named in it held the lock before, and is gone
+            yield
+
+    def name_supervisor(self) -> None:
+        """Writes into the lock that this process, which holds it, is the instance's supervisor.
+
+        Earlier than the state file can say so: `weir down` must find a supervisor that has just begun.
+        """
+        self._lock_file.write_text(json.dumps(asdict(own_identity())))
+
+    def try_find_supervisor(self) -> ProcessIdentity | None:
+        """The supervisor that was named last: the caller checks whether that process still runs."""
+        try:
+            return ProcessIdentity(**json.loads(self._lock_file.read_text()))
+        except (FileNotFoundError, ValueError, TypeError):
+            return None
+
+
+def find_instances(runtime_dir: Path) -> list[str]:
+    """Names of the instances that run, or that were left by a supervisor that was killed."""
+    return sorted(path.parent.name for path in runtime_dir.glob(f"*/{_STATE_NAME}"))

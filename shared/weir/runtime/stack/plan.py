@@ -1,0 +1,225 @@
+"""Which processes make up a stack on one machine, with which flags: plain data, nothing is started here."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from weir.bus.server import nats_server_command
+from weir.core.urls import masked_url
+from weir.model.precision import DEVICE_HELP, PRECISION_HELP, check_precision
+from weir.runtime.config import (
+    NATS_SCHEMES,
+    OTLP_SCHEMES,
+    check_instance,
+    check_listen,
+    check_url,
+    default_runtime_dir,
+    setting,
+)
+from weir.runtime.model_choice import LOAD_HELP, MODEL_HELP, MODEL_SHAPE_HELP, check_load, model_reference
+from weir.runtime.stack.paths import InstancePaths
+from weir.runtime.stack.readiness import GrpcProbe, NatsProbe, Probe
+from weir.wire.v1 import arena_pb2, inference_pb2, worker_pb2
+
+LOOPBACK = "127.0.0.1"
+STOP_ORDER: tuple[tuple[str, ...], ...] = (
+    ("gateway",),
+    ("prefill", "decode"),
+    ("scheduler",),
+    ("transfer",),
+    ("nats",),
+)
+"""Whoever takes requests goes first, and nobody goes before those who need him."""
+
+IDLE_GRACE_S = 3.0
+"""For all but the gateway: once it is gone no request is wanted any more."""
+
+_WORKER_NAME = worker_pb2.DESCRIPTOR.services_by_name["Worker"].full_name
+_HEALTH_NAMES = {
+    "gateway": inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name,
+    "transfer": arena_pb2.DESCRIPTOR.services_by_name["Arena"].full_name,
+    "prefill": _WORKER_NAME,
+    "decode": _WORKER_NAME,
+    "scheduler": "",
+}
+_MAX_WORKERS = 64
+
+
+@dataclass(frozen=True)
+class StackConfig:
+    """A stack on this machine, as `weir up` starts it."""
+
+    prefill: int = setting(1, "Number of prefill workers. 0: decode workers serve alone.")
+    decode: int = setting(1, "Number of decode workers.")
+    model: str = setting("smollm2-135m", MODEL_HELP)
+    load: Literal["files", "dummy"] = setting("files", LOAD_HELP)
+    model_shape: str = setting("", MODEL_SHAPE_HELP)
+    device: Literal["cpu", "cuda", "interpreter"] = setting("cpu", DEVICE_HELP)
+    precision: Literal["auto", "int8", "fp32", "bf16"] = setting("auto", PRECISION_HELP)
+    host: str = setting(LOOPBACK, "Address that the gateway listens on.")
+    http_port: int = setting(8000, "Port of the OpenAI-style HTTP API.")
+    grpc_port: int = setting(50051, "Port of the gRPC API.")
+    nats: str = setting("", "NATS server to use, nats://[USER:PASSWORD@]HOST:PORT. Empty: start one.")
+    otlp_endpoint: str = setting("", "OTLP/gRPC collector for traces, http://HOST:4317. Empty: tracing is off.")
+    instance: str = setting("", "Name of the instance. Empty: weir-<gRPC port>.")
+    limits_file: str = setting("", "TOML file of lanes and tenants, followed while it changes. Empty: three lanes.")
+    policy: str = setting("fcfs", "Scheduling policy: NAME or NAME:KEY=VALUE,…")
+    arena_bytes: int = setting(0, "Memory for pages, in /dev/shm or on the device. 0: the transfer service's default.")
+    max_context_tokens: int = setting(0, "Prompt and output of a request together. 0: the model's context.")
+    log_level: Literal["debug", "info", "warning", "error"] = setting("info", "Least severe level that is logged.")
+    log_format: Literal["text", "json"] = setting("text", "Form of the log lines.")
+    grace_s: float = setting(10.0, "Seconds that running requests have to end after Ctrl-C or `weir down`.")
+    start_timeout_s: float = setting(180.0, "Seconds that the stack has to become ready.")
+    runtime_dir: Path = field(
+        default_factory=default_runtime_dir,
+        metadata={"help": "Folder that holds the folder of each instance: sockets, logs, state."},
+    )
+
+    def __post_init__(self) -> None:
+        if self.instance:
+            check_instance(self.instance)
+        for name, smallest in (("prefill", 0), ("decode", 1)):
+            if not smallest <= getattr(self, name) <= _MAX_WORKERS:
+                raise ValueError(f"{name} {getattr(self, name)}: must be in [{smallest}, {_MAX_WORKERS}]")
+        for name in ("http_port", "grpc_port"):
+            if not 1 <= getattr(self, name) <= 65535:
+                raise ValueError(f"{name} {getattr(self, name)}: must be in [1, 65535]")
+        if self.http_port == self.grpc_port:
+            raise ValueError(f"http_port {self.http_port}: is also the grpc_port; they must differ")
+        if self.arena_bytes < 0:
+            raise ValueError(f"arena_bytes {self.arena_bytes}: must not be negative")
+        if self.nats:
+            check_url("nats", self.nats, NATS_SCHEMES)
+        if self.otlp_endpoint:
+            check_url("otlp_endpoint", self.otlp_endpoint, OTLP_SCHEMES)
+        check_load(self.load, self.model_shape)
+        check_precision(self.precision, self.device)
+        if self.max_context_tokens < 0:
+            raise ValueError(f"max_context_tokens {self.max_context_tokens}: must not be negative")
+        if not 0 <= self.grace_s <= 600:
+            raise ValueError(f"grace_s {self.grace_s}: must be in [0, 600]")
+        if not 1 <= self.start_timeout_s <= 3600:
+            raise ValueError(f"start_timeout_s {self.start_timeout_s}: must be in [1, 3600]")
+
+    @property
+    def instance_name(self) -> str:
+        return self.instance or default_instance(self.grpc_port)
+
+    @property
+    def model_reference(self) -> str:
+        """What `resolve_model` takes."""
+        return model_reference(self.model, self.load, self.model_shape)
+
+    @property
+    def paths(self) -> InstancePaths:
+        return InstancePaths(self.runtime_dir.resolve() / self.instance_name)
+
+
+def default_instance(grpc_port: int) -> str:
+    """Two stacks with different ports have different names, and so share neither files nor subjects."""
+    return f"weir-{grpc_port}"
+
+
+@dataclass(frozen=True)
+class ProcessSpec:
+    """How to start one process and to see that it is ready. `environ` is for what must not be seen on command lines."""
+
+    name: str
+    role: str
+    command: tuple[str, ...]
+    log_path: Path
+    ready_file: Path
+    probe: Probe
+    environ: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True)
+class StackPlan:
+    """All that a supervisor needs to know. `endpoints` are for people: what it is -> where it is."""
+
+    paths: InstancePaths
+    specs: tuple[ProcessSpec, ...]
+    endpoints: Mapping[str, str]
+    start_timeout_s: float
+    grace_s: float
+
+
+def plan_stack(config: StackConfig, nats_port: int) -> StackPlan:
+    """The stack with its NATS at `nats_port`, unless that is elsewhere. Raises NatsServerMissing, ValueError."""
+    check_listen("runtime_dir", f"unix:{config.paths.arena_socket}")
+    nats_url = config.nats or f"nats://{LOOPBACK}:{nats_port}"
+    endpoints = {
+        "OpenAI": f"http://{config.host}:{config.http_port}/v1",
+        "gRPC": f"{config.host}:{config.grpc_port}",
+        "NATS": masked_url(nats_url),
+    }
+    specs = tuple(_plan_processes(config, nats_url, nats_port))
+    return StackPlan(config.paths, specs, endpoints, config.start_timeout_s, config.grace_s)
+
+
+def _plan_processes(config: StackConfig, nats_url: str, nats_port: int) -> list[ProcessSpec]:
+    arena = f"unix:{config.paths.arena_socket}"
+    neighbours = ("--workers-on-machine", str(config.prefill + config.decode))
+    worker_flags = ("--arena-socket", str(config.paths.arena_socket), *neighbours)
+    context = ("--max-context-tokens", str(config.max_context_tokens))
+    gateway_flags = ("--http-host", config.host, "--http-port", str(config.http_port), *context)
+    arena_size = ("--arena-bytes", str(config.arena_bytes)) if config.arena_bytes else ()
+    specs = [] if config.nats else [_nats_spec(config, nats_port)]
+    specs.append(_service_spec(config, nats_url, "transfer", 0, arena, (*arena_size, *context)))
+    specs.append(_service_spec(config, nats_url, "scheduler", 0, f"{LOOPBACK}:0", _scheduler_flags(config)))
+    for role, number in (("prefill", config.prefill), ("decode", config.decode)):
+        for index in range(number):
+            specs.append(_service_spec(config, nats_url, role, index, f"{LOOPBACK}:0", worker_flags))
+    specs.append(_service_spec(config, nats_url, "gateway", 0, f"{config.host}:{config.grpc_port}", gateway_flags))
+    return specs
+
+
+def _scheduler_flags(config: StackConfig) -> tuple[str, ...]:
+    limits = ("--limits-file", str(Path(config.limits_file).absolute())) if config.limits_file else ()
+    return (*limits, "--admin-key-file", str(config.paths.admin_key_file), "--policy", config.policy)
+
+
+def _nats_spec(config: StackConfig, port: int) -> ProcessSpec:
+    return ProcessSpec(
+        name="nats",
+        role="nats",
+        command=tuple(nats_server_command(port, config.paths.nats_store, host=LOOPBACK)),
+        log_path=config.paths.log_file("nats"),
+        ready_file=config.paths.ready_file("nats"),
+        probe=NatsProbe(LOOPBACK, port),
+    )
+
+
+def _service_spec(
+    config: StackConfig, nats_url: str, role: str, index: int, listen: str, own_flags: Sequence[str]
+) -> ProcessSpec:
+    name = f"{role}-{index}"
+    ready_file = config.paths.ready_file(name)
+    flags = {
+        "instance": config.instance_name,
+        "index": index,
+        "listen": listen,
+        "otlp-endpoint": config.otlp_endpoint,
+        "log-level": config.log_level,
+        "log-format": config.log_format,
+        "ready-file": ready_file,
+        "model": config.model,
+        "load": config.load,
+        "model-shape": config.model_shape,
+        "device": config.device,
+        "precision": config.precision,
+        "grace-s": config.grace_s if role == "gateway" else min(config.grace_s, IDLE_GRACE_S),
+        "runtime-dir": config.runtime_dir.resolve(),
+    }
+    common = [text for flag, value in flags.items() for text in (f"--{flag}", str(value))]
+    return ProcessSpec(
+        name=name,
+        role=role,
+        command=(sys.executable, "-m", f"weir_{role}", *common, *own_flags),
+        log_path=config.paths.log_file(name),
+        ready_file=ready_file,
+        probe=GrpcProbe(ready_file, _HEALTH_NAMES[role]),
+        environ={"WEIR_NATS_URL": nats_url},
+    )

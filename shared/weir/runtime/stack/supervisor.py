@@ -1,0 +1,203 @@
+"""`weir up`: all processes of a stack, from the first start to the last exit."""
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, Protocol
+
+from weir.core.errors import WeirError
+from weir.core.process import own_identity
+from weir.runtime.stack.leftovers import Removed, remove_leftovers
+from weir.runtime.stack.plan import IDLE_GRACE_S, STOP_ORDER, StackPlan
+from weir.runtime.stack.processes import tag
+from weir.runtime.stack.state import Phase, StackState, read_boot_id, write_state
+from weir.runtime.stack.supervised import Shortage, StartPolicy, SupervisedProcess
+
+# What a service may take beyond its grace period to stop in order, before it is killed.
+_STOP_MARGIN_S = 6.0
+
+
+class NotReadyInTime(WeirError):
+    """Some processes did not become ready; names them."""
+
+
+class Reporter(Protocol):
+    """Tells a user what happens."""
+
+    def found_leftovers(self, removed: Removed) -> None: ...
+
+    def process_ready(self, name: str, after_s: float) -> None: ...
+
+    def process_died(self, name: str, log_path: str) -> None: ...
+
+    def warn(self, text: str) -> None:
+        """Something that the machine refuses; the stack goes on."""
+        ...
+
+    def state_not_written(self, path: str, error: OSError) -> None:
+        """Others do not find the stack by its name while that is so; told once."""
+        ...
+
+    def stack_ready(self, endpoints: Mapping[str, str], after_s: float) -> None: ...
+
+    def stopping(self) -> None: ...
+
+
+class Supervisor:
+    """Runs one stack. Whatever ends `run`, nothing of the stack is left then.
+
+    Only for who holds the lock of the instance.
+    """
+
+    def __init__(
+        self,
+        plan: StackPlan,
+        reporter: Reporter,
+        environ: Mapping[str, str],
+        policy: StartPolicy | None = None,
+    ) -> None:
+        self._plan = plan
+        self._reporter = reporter
+        self._phase: Phase = "starting"
+        self._is_state_written = True
+        self._started_at = time.time()
+        self._boot_id = read_boot_id()
+        self._identity = own_identity()
+        self._asked_to_stop = asyncio.Event()
+        self._hurry = asyncio.Event()
+        # gRPC's own INFO lines tell of every connection that ends.
+        tags = tag(plan.paths.folder, self._identity)
+        tagged = {"GRPC_VERBOSITY": "ERROR", **environ, **tags, "PYTHONUNBUFFERED": "1"}
+        start_policy = policy or StartPolicy()
+        self._processes = [
+            SupervisedProcess(spec, start_policy, tagged, self._on_change, self._on_trouble) for spec in plan.specs
+        ]
+        self._running: list[asyncio.Task[None]] = []
+
+    async def run(self) -> bool:
+        """Returns after SIGINT, SIGTERM or SIGHUP: whether the stack was ready before.
+
+        Raises ProcessFailed or NotReadyInTime if the start fails.
+        """
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._on_signal)
+        try:
+            self._running = [asyncio.create_task(process.run()) for process in self._processes]
+            is_ready = await self._wait_ready()
+            if is_ready:
+                await self._stay()
+            return is_ready
+        finally:
+            await self._stop()
+
+    async def _wait_ready(self) -> bool:
+        """False if asked to stop meanwhile."""
+        all_ready = asyncio.create_task(self._all_ready())
+        asked = asyncio.create_task(self._asked_to_stop.wait())
+        done = await self._first_of(all_ready, asked, timeout_s=self._plan.start_timeout_s)
+        if not done:
+            late = ", ".join(process.spec.name for process in self._processes if not process.ready.is_set())
+            limit = f"{self._plan.start_timeout_s:.0f} s"
+            raise NotReadyInTime(f"not ready within {limit}: {late}; logs: {self._plan.paths.supervisor_log.parent}")
+        return all_ready in done and asked not in done
+
+    async def _first_of(
+        self, *awaited: "asyncio.Task[Any]", timeout_s: float | None = None
+    ) -> "set[asyncio.Task[Any]]":
+        """Which of `awaited` came first; raises what a process failed with, should that happen before."""
+        try:
+            done, _ = await asyncio.wait(
+                {*awaited, *self._running}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            for task in awaited:
+                task.cancel()
+        for task in done.intersection(self._running):
+            task.result()
+        return done
+
+    async def _all_ready(self) -> None:
+        """One that was ready and died again while others still start counts as not ready."""
+        while waiting := [process for process in self._processes if not process.ready.is_set()]:
+            await waiting[0].ready.wait()
+
+    async def _stay(self) -> None:
+        for process in self._processes:
+            process.restart_for_ever()
+        self._phase = "ready"
+        self._write_state()
+        self._tell(lambda: self._reporter.stack_ready(self._plan.endpoints, time.time() - self._started_at))
+        await self._first_of(asyncio.create_task(self._asked_to_stop.wait()))
+
+    async def _stop(self) -> None:
+        """Stage by stage, each bounded; a second signal cuts all of them short."""
+        self._phase = "stopping"
+        self._tell(self._reporter.stopping)
+        for process in self._processes:
+            process.end_restarts()
+        hurrying = asyncio.create_task(self._kill_when_hurried())
+        try:
+            for number, roles in enumerate(STOP_ORDER):
+                stage = [process for process in self._processes if process.spec.role in roles]
+                await asyncio.gather(*(process.stop(self._stage_limit_s(number)) for process in stage))
+            await asyncio.gather(*self._running, return_exceptions=True)
+        finally:
+            hurrying.cancel()
+            with suppress(asyncio.CancelledError):
+                await hurrying
+        await remove_leftovers(self._plan.paths, term_s=0.0)
+
+    async def _kill_when_hurried(self) -> None:
+        await self._hurry.wait()
+        await asyncio.gather(*(process.stop(0.0) for process in self._processes))
+
+    def _stage_limit_s(self, number: int) -> float:
+        grace_s = self._plan.grace_s if number == 0 else min(self._plan.grace_s, IDLE_GRACE_S)
+        return grace_s + _STOP_MARGIN_S
+
+    def _on_signal(self) -> None:
+        if self._asked_to_stop.is_set():
+            self._hurry.set()
+        self._asked_to_stop.set()
+
+    def _on_change(self, process: SupervisedProcess) -> None:
+        self._write_state()
+        state, error = process.state, process.start_error
+        if state.phase == "ready":
+            self._tell(lambda: self._reporter.process_ready(state.name, time.time() - state.started_at))
+        elif state.phase == "restarting" and error is not None:
+            self._on_trouble(f"{state.name} could not be started", error)
+        elif state.phase == "restarting":
+            self._tell(lambda: self._reporter.process_died(state.name, state.log_path))
+
+    def _on_trouble(self, what: str, error: Shortage) -> None:
+        self._tell(lambda: self._reporter.warn(f"{what} ({error}); trying again"))
+
+    def _tell(self, say: Callable[[], None]) -> None:
+        """What cannot be said, on a full disk or a terminal that is gone, ends nothing and leaves nobody running."""
+        with suppress(OSError):
+            say()
+
+    def _write_state(self) -> None:
+        state = StackState(
+            instance=self._plan.paths.folder.name,
+            boot_id=self._boot_id,
+            supervisor=self._identity,
+            phase=self._phase,
+            started_at=self._started_at,
+            stop_limit_s=_STOP_MARGIN_S + sum(self._stage_limit_s(number) for number in range(len(STOP_ORDER))),
+            endpoints=self._plan.endpoints,
+            processes=tuple(process.state for process in self._processes),
+        )
+        try:
+            write_state(self._plan.paths.state_file, state)
+        except OSError as caught:  # a full disk, or a folder that was cleaned away: the processes still have to end
+            error = caught
+            if self._is_state_written:
+                self._tell(lambda: self._reporter.state_not_written(str(self._plan.paths.state_file), error))
+            self._is_state_written = False
+        else:
+            self._is_state_written = True

@@ -1,0 +1,1 @@
+"""Who may wait, who is given up, and how requests leave."""

@@ -1,0 +1,100 @@
+"""Whether a new request may wait at all."""
+
+from typing import NamedTuple
+
+from weir.bus.messages import RefusalReason, Submit
+from weir.scheduling.limits.core_limits import CoreLimits
+from weir.scheduling.placement.deadlines import DeadlineEstimator
+from weir.scheduling.queues.rate import Rates
+from weir.scheduling.request import num_booked_pages
+from weir.scheduling.request_table import RequestTable
+from weir.scheduling.workers.capacity import Capacity
+from weir.scheduling.workers.workers import Workers
+
+WORKER_RETRY_MS = 2000
+"""A worker that died is back, or another has shown itself, after about this long."""
+
+
+class Refusal(NamedTuple):
+    """Why, in a word and in a sentence, and milliseconds until a retry makes sense (0: never)."""
+
+    reason: RefusalReason
+    message: str
+    retry_after_ms: int = 0
+
+
+class Admission:
+    """Refuses at once what can never start, or would wait where there is no room to wait."""
+
+    def __init__(
+        self,
+        limits: CoreLimits,
+        ledger: RequestTable,
+        workers: Workers,
+        capacity: Capacity,
+        rates: Rates,
+        foresight: DeadlineEstimator,
+    ) -> None:
+        self._limits = limits
+        self._ledger = ledger
+        self._workers = workers
+        self._capacity = capacity
+        self._rates = rates
+        self._foresight = foresight
+
+    def try_refuse(self, submit: Submit, *, is_gathering: bool, now_s: float) -> Refusal | None:
+        """None: it may wait."""
+        name = submit.lane or self._limits.default_lane
+        lane, tenant = self._limits.lanes_by_name.get(name), self._limits.tenant(submit.tenant)
+        if lane is None:
+            known = ", ".join(self._limits.lanes_by_name)
+            return Refusal(RefusalReason.UNKNOWN_LANE, f"lane {name!r} is none of {known}")
+        if tenant.lanes and name not in tenant.lanes:
+            message = f"lane {name!r}: tenant {tenant.name} may use {', '.join(tenant.lanes)}"
+            return Refusal(RefusalReason.LANE_FORBIDDEN, message)
+        refusal = None if is_gathering else self._try_refuse_for_workers(submit, lane.worker_group)
+        refusal = refusal or self._try_refuse_for_room(submit, name, tenant.name, now_s)
+        if refusal is not None or is_gathering or not submit.deadline_ms:
+            return refusal
+        return self._try_refuse_for_time(submit, name, tenant.name, now_s)
+
+    def _try_refuse_for_workers(self, submit: Submit, group: str) -> Refusal | None:
+        model = submit.model
+        if not self._workers.knows_model(model):
+            return Refusal(RefusalReason.UNKNOWN_MODEL, f"no worker ever served model {model!r}")
+        pool = self._capacity.of(model, group)
+        if not pool.hosts:
+            message = f"no host has workers that can read and answer for model {model!r} now"
+            return Refusal(RefusalReason.NO_WORKER, message, WORKER_RETRY_MS)
+        num_tokens, num_pages = submit.num_prompt_tokens + submit.max_tokens, num_booked_pages(submit)
+        if not pool.can_ever_hold(num_tokens, num_pages):
+            most_pages, most_tokens = (max(sizes) for sizes in zip(*pool.hosts, strict=True))
+            message = (
+                f"prompt {submit.num_prompt_tokens} + max_tokens {submit.max_tokens} = {num_tokens} tokens "
+                f"({num_pages} pages): the largest host holds {most_pages} pages "
+                f"and {most_tokens} tokens of context; ask for fewer"
+            )
+            return Refusal(RefusalReason.TOO_LARGE, message)
+        return None
+
+    def _try_refuse_for_time(self, submit: Submit, name: str, tenant: str, now_s: float) -> Refusal | None:
+        num_ahead = self._ledger.lanes.num_ahead(submit.model, name, tenant)
+        wait_ms = 1000 * self._rates.wait_s(submit.model, num_ahead, now_s)
+        late = self._foresight.try_late(submit, name, wait_ms, now_s)
+        return Refusal(RefusalReason.DEADLINE, late.message, late.retry_after_ms) if late else None
+
+    def _try_refuse_for_room(self, submit: Submit, name: str, tenant: str, now_s: float) -> Refusal | None:
+        lanes, model = self._ledger.lanes, submit.model
+        if lanes.is_full(name):
+            message = f"lane {name} is full: {self._limits.lanes_by_name[name].max_queued} requests wait"
+            retry_after_ms = self._rates.retry_after_ms(model, lanes.num_ahead(model, name), now_s)
+            return Refusal(RefusalReason.QUEUE_FULL, message, retry_after_ms)
+        over = self._ledger.tenants.try_over_quota(tenant, submit, now_s)
+        if over is None:
+            return None
+        if over.wait_s is None:
+            # One of its own leaves about when as many have left as there are tenants that take turns.
+            retry_after_ms = self._rates.retry_after_ms(model, lanes.num_tenants(model, name), now_s)
+        else:
+            retry_after_ms = int(over.wait_s * 1000) + 1
+        return Refusal(RefusalReason.QUOTA, over.message, retry_after_ms)

@@ -1,0 +1,101 @@
+"""How requests leave the scheduler's care, and who is told."""
+
+from collections import Counter
+
+from weir.bus.messages import Grant, Placement, RefusalReason, Revoke, SubmitReply
+from weir.scheduling.admission.admission import Refusal
+from weir.scheduling.commands import Command, EnteredQueue, LeftQueue, SendGrant, SendRevoke
+from weir.scheduling.request import ScheduledRequest
+from weir.scheduling.request_table import RequestTable
+
+
+class CommandQueue:
+    """What is to be done by whoever runs the core, and how often what was decided."""
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.counts: Counter[str] = Counter()
+        self._commands: list[Command] = []
+
+    def add(self, command: Command) -> None:
+        self._commands.append(command)
+
+    def take(self) -> tuple[Command, ...]:
+        """Everything since the last call."""
+        if not self._commands:
+            return ()
+        commands = tuple(self._commands)
+        self._commands.clear()
+        return commands
+
+    def entered(self, request: ScheduledRequest) -> None:
+        self.add(EnteredQueue(request.request_id, request.lane))
+
+    def granted(self, request: ScheduledRequest, placement: Placement) -> None:
+        self.counts[f"granted_{request.lane}"] += 1
+        self.add(SendGrant(request.submit.gateway_id, Grant(self.epoch, request.request_id, placement)))
+
+    def refuse(self, refusal: Refusal) -> SubmitReply:
+        """Counts it, and makes the answer."""
+        self.counts[f"refused_{refusal.reason.value}"] += 1
+        return SubmitReply(self.epoch, False, *refusal)
+
+
+class RequestCloser:
+    """Each takes a request out of everything."""
+
+    def __init__(self, ledger: RequestTable, outbox: CommandQueue) -> None:
+        self._ledger = ledger
+        self._outbox = outbox
+        self._replies: dict[str, SubmitReply] = {}
+        """By outcome: what a Submit is told that comes after its request is over."""
+
+    def revoke(self, request: ScheduledRequest, refusal: Refusal, now_s: float) -> None:
+        """The scheduler gives up what waits; its gateway is told."""
+        dispatch = request.dispatch
+        self._outbox.counts[f"revoked_{refusal.reason.value}"] += 1
+        reply = SubmitReply(self._outbox.epoch, False, *refusal)
+        self._ledger.remove(request, reply, now_s, up_to_dispatch=dispatch)
+        revoke = Revoke(self._outbox.epoch, request.request_id, dispatch, *refusal)
+        self._outbox.add(SendRevoke(request.submit.gateway_id, revoke))
+
+    def end(self, request_id: str, outcome: str, now_s: float) -> None:
+        """Nobody wants the request any more, known or not."""
+        reply = self._replies.get(outcome)
+        if reply is None:
+            message = f"the request is over: {outcome}"
+            reply = self._replies[outcome] = SubmitReply(self._outbox.epoch, False, RefusalReason.CANCELLED, message)
+        request = self._ledger.try_get(request_id)
+        if request is not None:
+            self._drop(request, outcome, reply, now_s)
+        else:
+            self._ledger.tombstones.put(request_id, reply, now_s)
+
+    def decline(self, request: ScheduledRequest, now_s: float) -> None:
+        """Its gateway did not take the grant. Not buried: it may run under another one, and will say so."""
+        self._drop(request, "declined", None, now_s)
+
+    def judge_missing(self, request_id: str, missing_s: float, now_s: float) -> None:
+        """Its gateway's list lacks it; if that has gone on for `missing_s`, it is freed."""
+        request = self._ledger.try_get(request_id)
+        if request is None:
+            return
+        if request.missing_since_s is None:
+            request.missing_since_s = now_s
+        elif now_s - request.missing_since_s > missing_s:
+            self._drop(request, "missing", None, now_s)
+
+    def drop_gateway(self, gateway_id: str, now_s: float) -> None:
+        """Its requests are not buried: a gateway that was only cut off lists them again when it is back."""
+        self._outbox.counts["gateways_lost"] += 1
+        for request_id in self._ledger.gateways.requests_of(gateway_id):
+            request = self._ledger.try_get(request_id)
+            if request is not None:
+                self._drop(request, "gateway_lost", None, now_s)
+        self._ledger.gateways.remove(gateway_id)
+
+    def _drop(self, request: ScheduledRequest, outcome: str, reply: SubmitReply | None, now_s: float) -> None:
+        self._outbox.counts[f"ended_{outcome}"] += 1
+        if request.placement is None:
+            self._outbox.add(LeftQueue(request.request_id, outcome))
+        self._ledger.remove(request, reply, now_s)

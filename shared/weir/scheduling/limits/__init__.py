@@ -1,0 +1,1 @@
+"""Lanes, tenants and every other bound of the scheduler, and the file that sets them."""

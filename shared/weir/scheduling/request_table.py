@@ -1,0 +1,224 @@
+"""All requests in the scheduler's care: each is in a queue or in the book, never in both, until it is removed."""
+
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Mapping
+
+from weir.bus.messages import Placement, Submit, SubmitReply
+from weir.policy.seams import Policy
+from weir.scheduling.accounting.fairness import DECODE_PRICE, PREFILL_PRICE, Fairness, GroupKey
+from weir.scheduling.accounting.gateways import Gateways
+from weir.scheduling.accounting.reservations import Reservations
+from weir.scheduling.accounting.tenants import Tenants
+from weir.scheduling.accounting.tombstones import EndedRequests
+from weir.scheduling.accounting.usage import LaneUsage
+from weir.scheduling.limits.core_limits import CoreLimits
+from weir.scheduling.queues.intake import RequestFactory
+from weir.scheduling.queues.lanes import Lanes
+from weir.scheduling.request import ScheduledRequest
+
+
+class RequestTable:
+    """The index of requests, and the few steps that change several collections at once."""
+
+    def __init__(self, limits: CoreLimits, policy: Policy, now_s: float) -> None:
+        self.book = Reservations()
+        self.gateways = Gateways(limits.gateway_ttl_s)
+        self.tombstones = EndedRequests(limits.max_tombstones, limits.tombstone_ttl_s)
+        self.fairness = Fairness(self._needs_counters)
+        self.usage = LaneUsage()
+        self.tenants = Tenants(limits)
+        self.lanes = Lanes(limits, policy.order, self.fairness, self.tenants.is_over_in_flight)
+        self.intake = RequestFactory(limits, policy, now_s)
+        self._limits = limits
+        self._started_at_s = now_s
+        self._requests: dict[str, ScheduledRequest] = {}
+        self._num_ahead = 0
+        self._given_back: OrderedDict[str, float] = OrderedDict()
+        """Tokens of requests that may come back, by id; as many as tombstones at most."""
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    @property
+    def requests(self) -> Mapping[str, ScheduledRequest]:
+        """All of them, by id."""
+        return self._requests
+
+    def try_get(self, request_id: str) -> ScheduledRequest | None:
+        return self._requests.get(request_id)
+
+    def is_backlogged(self, model: str) -> bool:
+        """Whether requests of the model wait."""
+        return self.lanes.has_queued(model)
+
+    def wanting(self, model: str) -> Collection[str]:
+        """Lanes with a guaranteed share that have requests of the model waiting."""
+        return self.lanes.wanting(model)
+
+    def enqueue(
+        self, submit: Submit, now_s: float, num_uncached_tokens: int, *, is_ahead: bool = False
+    ) -> ScheduledRequest:
+        """`is_ahead`: it was queued before everything that is submitted now. The lane must exist."""
+        lane = self.intake.lane_of(submit)
+        self._num_ahead += is_ahead
+        arrived_at_s = self.intake.arrival_s(now_s, self._num_ahead if is_ahead else 0)
+        request = self.intake.request(submit, lane, now_s, arrived_at_s, num_uncached_tokens)
+        # Whoever waited before the scheduler changed keeps the counter that was restored.
+        knows_counter = request.tenant in self.fairness.group(submit.model, lane)
+        self.lanes.add(request, lifts=not (is_ahead and knows_counter))
+        self.tenants.count_queued(request.tenant, 1, now_s)
+        self._index(request, now_s, pays=not is_ahead)
+        return request
+
+    def adopt(self, submit: Submit, placement: Placement, num_output_tokens: int, now_s: float) -> ScheduledRequest:
+        """Books a request that an earlier scheduler granted, even over what is free: it is there already."""
+        request = self.intake.request(submit, self.intake.lane_of(submit), now_s, now_s, submit.num_prompt_tokens)
+        request.placement, request.num_output_tokens = placement, num_output_tokens
+        self._index(request, now_s, pays=False)
+        self._book(request, now_s)
+        return request
+
+    def place(self, request: ScheduledRequest, placement: Placement, now_s: float) -> None:
+        """From its queue into the book. What it takes to read its prompt is charged."""
+        self._take_out(request, now_s, taken_at_s=now_s)
+        request.placement = placement
+        self._book(request, now_s)
+        num_computed = max(1, request.submit.num_prompt_tokens - request.plan.num_cached_tokens)
+        self._charge(request, PREFILL_PRICE * num_computed, now_s)
+
+    def follow(self, request: ScheduledRequest, placement: Placement, now_s: float) -> None:
+        """Its gateway runs it under a grant that another scheduler made, whatever this one has booked for it."""
+        was_queued = request.placement is None
+        self._take_out(request, now_s, taken_at_s=now_s)
+        request.placement = placement
+        self._book(request, now_s)
+        if was_queued:
+            self._charge(request, PREFILL_PRICE * request.submit.num_prompt_tokens, now_s)
+
+    def queue_again(self, request: ScheduledRequest, submit: Submit, now_s: float) -> None:
+        """Under a newer dispatch, before everything that is submitted now; what it has booked is free. The lane must
+        exist."""
+        self.remove(request, None, now_s)
+        self.enqueue(submit, now_s, submit.num_prompt_tokens, is_ahead=True)
+
+    def progressed(self, request: ScheduledRequest, num_output_tokens: int, now_s: float) -> None:
+        """So many tokens of a granted request are delivered; what is new of it is charged."""
+        num_new = num_output_tokens - request.num_output_tokens
+        if request.placement is None or num_new <= 0:
+            return
+        request.num_output_tokens = num_output_tokens
+        self._charge(request, DECODE_PRICE * num_new, now_s)
+        self.book.progressed(request.request_id, num_output_tokens, now_s)
+
+    def remove(
+        self, request: ScheduledRequest, reply: SubmitReply | None, now_s: float, *, up_to_dispatch: int | None = None
+    ) -> None:
+        """Out of everything. `reply` is what a late Submit will be told; None: the request may come back.
+
+        `up_to_dispatch`: the newest one that is over; None: its gateway ended it.
+        """
+        del self._requests[request.request_id]
+        self.gateways.remove_request(request.submit.gateway_id, request.request_id)
+        self._take_out(request, now_s)
+        num_given_back = self.tenants.give_back(request, now_s)
+        if reply is not None:
+            self.tombstones.put(request.request_id, reply, now_s, dispatch=up_to_dispatch)
+        elif num_given_back > 0:
+            self._given_back[request.request_id] = num_given_back
+            if len(self._given_back) > self._limits.max_tombstones:
+                self._given_back.popitem(last=False)
+
+    def set_policy(self, policy: Policy) -> None:
+        """Everything that waits stays where it is, in another order. If anything raises, nothing has changed."""
+        intake = RequestFactory(self._limits, policy, self._started_at_s)
+        ranks = [(request, intake.rank(request.waiting)) for request in self.lanes.requests()]
+        self.lanes.set_order(policy.order)
+        for request, rank in ranks:
+            request.set_rank(rank)
+        self.intake = intake
+
+    def set_limits(self, limits: CoreLimits, policy: Policy, now_s: float) -> None:
+        """Everything that waits waits on under them, in the order in which it came. If anything raises, nothing has
+        changed."""
+        tenants = Tenants(limits)
+        tenants.carry_over(self.tenants, now_s)
+        intake = RequestFactory(limits, policy, self._started_at_s)
+        if _queues_alike(limits) == _queues_alike(self._limits):
+            self.lanes.set_limits(limits, tenants.is_over_in_flight)
+        else:
+            self._queue_anew(limits, policy, intake, tenants)
+        self._limits, self.tenants, self.intake = limits, tenants, intake
+        queued, in_flight = Counter[str](), Counter[str]()
+        for request in self._requests.values():
+            if request.placement is None:
+                queued[request.tenant] += 1
+            else:
+                request.tenant = limits.tenant(request.submit.tenant).name
+                in_flight[request.tenant] += 1
+        for tenant in queued | in_flight:
+            tenants.count_queued(tenant, queued[tenant], now_s)
+            tenants.count_in_flight(tenant, in_flight[tenant], now_s)
+        self.fairness.keep_only(limits.lanes_by_name, limits.tenants_by_name)
+
+    def _queue_anew(self, limits: CoreLimits, policy: Policy, intake: RequestFactory, tenants: Tenants) -> None:
+        lanes = Lanes(limits, policy.order, self.fairness, tenants.is_over_in_flight)
+        queued = [intake.again(request) for request in self.lanes.requests()]
+        for request in queued:
+            lanes.add(request, lifts=request.tenant not in self.fairness.group(request.submit.model, request.lane))
+        self._requests |= {request.request_id: request for request in queued}
+        self.lanes = lanes
+
+    def metrics(self) -> dict[str, float]:
+        gauges = {
+            "queued": len(self.lanes),
+            "granted": len(self.book),
+            "booked_pages": self.book.num_pages,
+            "prefills_in_flight": self.book.num_prefills,
+            "gateways": len(self.gateways),
+            "tombstones": len(self.tombstones),
+            "tenant_counters": len(self.fairness),
+        } | {f"queued_{lane.name}": self.lanes.num_queued(lane.name) for lane in self._limits.lanes}
+        return {name: float(value) for name, value in gauges.items()}
+
+    def _needs_counters(self, group: GroupKey) -> bool:
+        return self.lanes.has_queued(group[0]) or self.usage.num_pages(*group) > 0
+
+    def _index(self, request: ScheduledRequest, now_s: float, *, pays: bool) -> None:
+        """`pays`: its caller charges it as a new one; else it has paid already, but for what it was given back."""
+        num_given_back = self._given_back.pop(request.request_id, 0.0)
+        if not pays:
+            self.tenants.take_again(request.tenant, num_given_back, now_s)
+        self.tombstones.remove(request.request_id)
+        self._requests[request.request_id] = request
+        self.gateways.add_request(request.submit.gateway_id, request.request_id, now_s)
+
+    def _book(self, request: ScheduledRequest, now_s: float) -> None:
+        self.book.add(request, now_s)
+        self.usage.add(request)
+        self.tenants.count_in_flight(request.tenant, 1, now_s)
+
+    def _take_out(self, request: ScheduledRequest, now_s: float, taken_at_s: float | None = None) -> None:
+        """Of its queue or of the book."""
+        if request.placement is None:
+            self.lanes.remove(request, taken_at_s)
+            self.tenants.count_queued(request.tenant, -1, now_s)
+        else:
+            self.book.remove(request, now_s)
+            self.usage.remove(request)
+            self.tenants.count_in_flight(request.tenant, -1, now_s)
+            self.lanes.reopen(request.tenant)
+
+    def _charge(self, request: ScheduledRequest, service: float, now_s: float) -> None:
+        if request.lane not in self._limits.lanes_by_name:
+            return
+        self.lanes.served(request, service)
+        self.tenants.count_service(request.tenant, service, now_s)
+        counters = self.fairness.group(request.submit.model, request.lane)
+        counters.charge(request.tenant, service / self._limits.tenant(request.tenant).weight)
+
+
+def _queues_alike(limits: CoreLimits) -> tuple[object, ...]:
+    """What queues and the records in them are made by: where it is the same, they stay as they are."""
+    targets = {name: (tenant.ttft_slo_ms, tenant.itl_slo_ms) for name, tenant in limits.tenants_by_name.items()}
+    orders = limits.lane_order, limits.tenant_order
+    return limits.lanes, limits.default_lane, limits.default_tenant.name, orders, targets

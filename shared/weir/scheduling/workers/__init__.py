@@ -1,0 +1,1 @@
+"""The workers as placement sees them: pools, capacity, open slots, cached prefixes."""

@@ -1,0 +1,1 @@
+"""Simulated page memory, and what is cached in it."""

@@ -1,0 +1,1 @@
+"""How many workers of which kind a load needs."""

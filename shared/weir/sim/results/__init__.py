@@ -1,0 +1,1 @@
+"""What a simulated run came to: latencies, attainment, fairness; tables and plots."""

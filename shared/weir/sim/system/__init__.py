@@ -1,0 +1,1 @@
+"""A simulated system: gateway, scheduler, and the fleet of workers."""

@@ -1,0 +1,56 @@
+"""What simulated memories tell the scheduler of their cached prefixes, as transfer services do."""
+
+from weir.bus.messages import SCHEDULER_HASH_BYTES
+from weir.bus.prefix_messages import PrefixChanged
+from weir.sim.events import Timeline, ns_of_s
+from weir.sim.memory.prefix_memory import PrefixMemory
+from weir.sim.system.scheduler import SimScheduler
+
+_PERIOD_S = 0.1
+
+
+class SimPrefixEvents:
+    """Of one memory. Nothing is lost on the way, so nothing is asked for again."""
+
+    def __init__(self, memory_id: str, memory: PrefixMemory, timeline: Timeline) -> None:
+        self._memory_id = memory_id
+        self._memory = memory
+        self._timeline = timeline
+        self._incarnation = 0
+        self._sequence = 0
+        self._is_stopped = False
+
+    def begin(self, scheduler: SimScheduler) -> None:
+        """Tells from now on."""
+        self._scheduler = scheduler
+        self._tell()
+
+    def stop(self) -> None:
+        self._is_stopped = True
+
+    def _tell(self) -> None:
+        if self._is_stopped:
+            return
+        index = self._memory.prefixes
+        changes = index.changes.take()
+        if changes is None:  # too much has changed: everything is told anew
+            self._incarnation += 1
+            self._sequence = 0
+        if changes is None or changes or self._sequence == 0 or self._timeline.now_ns % ns_of_s(1.0) == 0:
+            added = index.hashes() if changes is None else changes.added
+            message = PrefixChanged(
+                memory_id=self._memory_id,
+                incarnation=self._incarnation,
+                sequence=self._sequence,
+                num_pages=len(index),
+                added=_packed(list(added)),
+                evicted=_packed(list(changes.evicted if changes else ())),
+            )
+            self._sequence += 1
+            self._scheduler.prefixes_changed(message)
+        self._timeline.after(ns_of_s(_PERIOD_S), self._tell)
+
+
+def _packed(hashes: list[bytes]) -> bytes:
+    """Sorted, since sets of bytes come in another order in each process."""
+    return b"".join(sorted(page_hash[:SCHEDULER_HASH_BYTES] for page_hash in hashes))

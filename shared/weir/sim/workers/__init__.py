@@ -1,0 +1,1 @@
+"""Simulated workers, what arrives at them, and hand-offs between them."""

@@ -1,0 +1,139 @@
+"""Hand-offs of a simulated system: in place, or over a link into another memory, once that has room."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from weir.engine.messages import Failure, FailureReason, HandOffReady, PageBatch, UsedPages
+from weir.kv.geometry import num_pages_for
+from weir.sim.call import TOKEN, SimRequestState
+from weir.sim.events import Timeline
+from weir.sim.memory.page_memory import SimPageMemory
+from weir.sim.spec import SystemSpec
+from weir.sim.workers.arriving import SimArrival
+from weir.sim.workers.links import TransferLink
+from weir.sim.workers.worker import SimWorker
+
+
+@dataclass(frozen=True, slots=True)
+class _Transfer:
+    """From `ready`, whose sender keeps slot and pages until the receiver has the bytes."""
+
+    sender: SimWorker
+    receiver: SimWorker
+    ready: HandOffReady
+    call: SimRequestState
+
+
+class SimHandOffs:
+    """Books of what is between two workers."""
+
+    def __init__(self, spec: SystemSpec, timeline: Timeline, on_lost: Callable[[SimRequestState], None]) -> None:
+        """`on_lost`: one of the two workers is dead, and nobody else knows of the request."""
+        self._on_lost = on_lost
+        self._timeline = timeline
+        profile = next((pool.profile for pool in spec.pools if pool.role == "decode"), None)
+        self._link = (
+            None if spec.link is None or profile is None else TransferLink(spec.link, profile.kv_bytes_per_token)
+        )
+        self._waiting: dict[int, deque[_Transfer]] = {}
+        """By receiver: those for which its memory has no room yet, in order."""
+        self._num_under_way = 0
+        self._num_waited = 0
+
+    def begin(
+        self, sender: SimWorker, receiver: SimWorker, ready: HandOffReady, call: SimRequestState, delay_ns: int
+    ) -> None:
+        self._num_under_way += 1
+        transfer = _Transfer(sender, receiver, ready, call)
+        step: Callable[[_Transfer], None] = self._commit_in_place if self._link is None else self._reserve
+        self._timeline.after(delay_ns, lambda: step(transfer))
+
+    def refuse(self, sender: SimWorker, call: SimRequestState) -> None:
+        """The receiver is gone."""
+        failure = Failure(FailureReason.HAND_OFF_REFUSED, "the decode worker is gone")
+        sender.post(lambda engine: engine.fail(call, failure))
+
+    def retry(self, memory: SimPageMemory) -> None:
+        """Pages have become free."""
+        for waiting in self._waiting.values():
+            while waiting and waiting[0].receiver.memory is memory and self._try_transfer(waiting[0]):
+                waiting.popleft()
+
+    def forget_worker(self, worker: SimWorker) -> None:
+        """It is dead."""
+        for transfer in self._waiting.pop(worker.index, ()):
+            self._give_up(transfer)
+
+    def counters(self) -> dict[str, float]:
+        if self._link is None:
+            return {}
+        return {
+            "link_bytes": float(self._link.num_bytes),
+            "link_busy_s": self._link.busy_ns / 1e9,
+            "hand_offs_that_waited_for_pages": float(self._num_waited),
+        }
+
+    def integrity_errors(self) -> list[str]:
+        return [f"{self._num_under_way} hand-offs are under way at the end"] if self._num_under_way else []
+
+    def _commit_in_place(self, transfer: _Transfer) -> None:
+        sender, receiver, ready = transfer.sender, transfer.receiver, transfer.ready
+        if not (sender.is_alive and receiver.is_alive):
+            self._give_up(transfer)
+            return
+        self._num_under_way -= 1
+        call = transfer.call
+        sender.memory.hand_off(ready.slot, ready.page_ids, call.hashes, (sender.index, receiver.index))
+        sender.post(lambda engine: engine.forget(call, None))
+        self._deliver(transfer, ready.slot, ready.page_ids)
+
+    def _reserve(self, transfer: _Transfer) -> None:
+        waiting = self._waiting.setdefault(transfer.receiver.index, deque())
+        if waiting or not self._try_transfer(transfer):
+            self._num_waited += 1
+            waiting.append(transfer)
+
+    def _try_transfer(self, transfer: _Transfer) -> bool:
+        """False: the receiver's memory has no room."""
+        sender, receiver = transfer.sender, transfer.receiver
+        if not (sender.is_alive and receiver.is_alive):
+            self._give_up(transfer)
+            return True
+        num_tokens = transfer.call.request.num_prompt_tokens
+        lot = receiver.memory.try_acquire(receiver.index, num_pages_for(num_tokens), 1)
+        if lot is None:
+            return False
+        assert self._link is not None, "without a link pages change owner in place"
+        ends_ns = self._link.transfer(self._timeline.now_ns, sender.index, receiver.index, num_tokens)
+        slot, page_ids = lot.slots[0], lot.page_ids
+        self._timeline.at(ends_ns, lambda: self._commit_copy(transfer, slot, page_ids))
+        return True
+
+    def _commit_copy(self, transfer: _Transfer, slot: int, page_ids: tuple[int, ...]) -> None:
+        sender, receiver = transfer.sender, transfer.receiver
+        if not (sender.is_alive and receiver.is_alive):
+            if receiver.is_alive:
+                receiver.memory.release(receiver.index, PageBatch(page_ids, (slot,)), ())
+                self.retry(receiver.memory)
+            self._give_up(transfer)
+            return
+        self._num_under_way -= 1
+        call, num_tokens = transfer.call, transfer.call.request.num_prompt_tokens
+        seed = call.request.request_id.encode() if call.hashes else b""
+        used = UsedPages(transfer.ready.page_ids, (TOKEN,) * num_tokens if seed else (), seed)
+        sender.post(lambda engine: engine.forget(call, PageBatch((), (transfer.ready.slot,), (used,))))
+        self._deliver(transfer, slot, page_ids)
+
+    def _deliver(self, transfer: _Transfer, slot: int, page_ids: tuple[int, ...]) -> None:
+        receiver, call = transfer.receiver, transfer.call
+        arrival = SimArrival(call, slot, page_ids)
+        receiver.post(lambda engine: engine.add(arrival))
+        if call.is_over:
+            receiver.post(lambda engine: engine.cancel(call))
+
+    def _give_up(self, transfer: _Transfer) -> None:
+        self._num_under_way -= 1
+        self._on_lost(transfer.call)
+        if transfer.sender.is_alive:
+            self.refuse(transfer.sender, transfer.call)

@@ -1,0 +1,209 @@
+"""A simulated worker: an engine that is turned as the real loop turns its batcher, one step after the other.
+
+turn     commands taken ─> decide ─> the step takes its time ─> record ─> told ─> the next turn
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from weir.engine.messages import Event, Failure, PageBatch
+from weir.sim.call import SimRequestState
+from weir.sim.events import Coincidence, Timeline, ns_of_s
+from weir.sim.memory.page_memory import SimPageMemory
+from weir.sim.workers.arriving import SimArrival
+
+
+class Engine(Protocol):
+    """What a worker turns: the real batcher (`exact_engine`), or its equal for steady stretches (`fast_engine`)."""
+
+    @property
+    def busy_ns(self) -> int: ...
+
+    def add(self, arrival: SimArrival) -> None: ...
+
+    def cancel(self, call: SimRequestState) -> None: ...
+
+    def fail(self, call: SimRequestState, failure: Failure) -> None: ...
+
+    def forget(self, call: SimRequestState, copied: PageBatch | None) -> None:
+        """It is handed off; `copied`: what it had here, which is free now."""
+        ...
+
+    def begin_step(self) -> int | None:
+        """Decides; nanoseconds that the step takes, or None: there is nothing to compute now."""
+        ...
+
+    def end_step(self) -> None:
+        """The step ends now; what came out is told."""
+        ...
+
+    def look_ahead(self, ends_ns: int) -> int:
+        """The step that has begun now ends at `ends_ns`. While nothing but the next token of each comes of it, further
+        ones follow of themselves, unless a command comes: when the first step ends that is not of that kind."""
+        ...
+
+    def catch_up(self) -> int:
+        """After `look_ahead`: does what went on before now; when the step ends that runs now."""
+        ...
+
+    @property
+    def next_deadline_s(self) -> float | None: ...
+
+    @property
+    def num_running(self) -> int: ...
+
+    @property
+    def num_waiting(self) -> int: ...
+
+    @property
+    def max_step_tokens(self) -> int:
+        """Prompt tokens that a step gets at most, as steps go now."""
+        ...
+
+    def counters(self) -> Mapping[str, float]: ...
+
+    def settle_all(self) -> None:
+        """Tells what every sequence has drawn so far."""
+        ...
+
+    def die(self) -> None:
+        """All that is on it is lost."""
+        ...
+
+    def integrity_errors(self) -> list[str]:
+        """What is wrong when all requests have ended, in sentences."""
+        ...
+
+    def give_memory_back(self) -> None:
+        """At the end of a run."""
+        ...
+
+
+class WorkerListener(Protocol):
+    """What a worker tells."""
+
+    def on_events(self, worker: "SimWorker", events: tuple[Event, ...]) -> None: ...
+
+    def on_pages_free(self, memory: SimPageMemory) -> None: ...
+
+    def on_token(self, call: SimRequestState, *, is_last: bool) -> None:
+        """Drawn now."""
+        ...
+
+    def on_tokens(self, call: SimRequestState, num_tokens: int, last_ns: int, longest_gap_ns: int) -> None:
+        """The next of one that goes on, the last of them drawn at `last_ns`. Their gaps are told by `on_gaps`."""
+        ...
+
+    def on_gaps(self, gap_ns: int, num_gaps: int) -> None:
+        """Between the tokens of so many sequences."""
+        ...
+
+
+Command = Callable[[Engine], None]
+
+
+class SimWorker:
+    """Lives from its making to `die`. `index` counts from 1; its memory knows it by that."""
+
+    def __init__(self, worker_id: str, index: int, memory: SimPageMemory, timeline: Timeline) -> None:
+        self.worker_id = worker_id
+        self.index = index
+        self.memory = memory
+        self.is_alive = True
+        self._timeline = timeline
+        self._engine: Engine | None = None
+        self._inbox: list[Command] = []
+        self._is_stepping = False
+        self._is_turning = False
+        self._wake_number = 0
+        self._is_ahead = False
+        """What is planned is the end of a later step than the one that runs."""
+        self._step_number = 0
+        """Of the end that is planned."""
+        self._planned_ns = 0
+        """When that is."""
+
+    @property
+    def engine(self) -> Engine:
+        assert self._engine is not None, "a worker is begun before it is used"
+        return self._engine
+
+    def begin(self, engine: Engine) -> None:
+        """With the engine that it turns from here on."""
+        self._engine = engine
+
+    def post(self, command: Command) -> None:
+        """Done before the next step is decided."""
+        if not self.is_alive:
+            return
+        self._inbox.append(command)
+        if self._is_ahead:
+            self._is_ahead = False
+            ends_ns = self.engine.catch_up()
+            if ends_ns < self._planned_ns:
+                self._plan_end(ends_ns, is_alone=True)
+        self.wake()
+
+    def wake(self) -> None:
+        """Something may go on: at once, or after the step that runs."""
+        if not self._is_stepping and not self._is_turning and self.is_alive:
+            self._is_turning = True
+            self._timeline.after(0, self._turn)
+
+    def die(self) -> None:
+        """All that is on it is lost."""
+        self.is_alive = False
+        self.engine.die()
+        self.memory.release_all(self.index)
+
+    def _turn(self) -> None:
+        self._is_turning = False
+        if not self.is_alive or self._is_stepping:
+            return
+        self._wake_number += 1
+        if self._inbox:
+            commands, self._inbox = self._inbox, []
+            for command in commands:
+                command(self.engine)
+        duration_ns = self.engine.begin_step()
+        if duration_ns is None:
+            self._sleep()
+            return
+        self._is_stepping = True
+        ends_ns = self._timeline.now_ns + duration_ns
+        ahead_ns = self.engine.look_ahead(ends_ns)
+        self._is_ahead = ahead_ns > ends_ns
+        self._plan_end(ahead_ns, is_alone=self._is_ahead)
+
+    def _plan_end(self, ends_ns: int, *, is_alone: bool) -> None:
+        """`is_alone`: planned earlier or later than if each step were, so nothing else may happen in that instant."""
+        self._step_number += 1
+        self._planned_ns, number = ends_ns, self._step_number
+        if is_alone and ends_ns == self._timeline.now_ns:
+            raise Coincidence(f"a step of {self.worker_id} ends at {ends_ns} ns, when a command comes")
+        self._timeline.at(ends_ns, lambda: self._end_step(number, is_alone=is_alone))
+
+    def _end_step(self, number: int, *, is_alone: bool) -> None:
+        if not self.is_alive or number != self._step_number:
+            return
+        if is_alone:
+            self._timeline.check_alone()
+        if self._is_ahead:
+            self._is_ahead = False
+            self.engine.catch_up()
+        self._is_stepping = False
+        self.engine.end_step()
+        self._turn()
+
+    def _sleep(self) -> None:
+        """Until a command comes, or the batcher's deadline."""
+        deadline_s = self.engine.next_deadline_s
+        if deadline_s is None:
+            return
+        number = self._wake_number
+        # One more nanosecond: the deadline as a float may lie a little behind the whole number below it.
+        self._timeline.at(max(self._timeline.now_ns, ns_of_s(deadline_s)) + 1, lambda: self._wake_at_deadline(number))
+
+    def _wake_at_deadline(self, number: int) -> None:
+        if number == self._wake_number:
+            self.wake()

@@ -1,0 +1,1 @@
+"""What is asked of a simulated system: traces, arrival times, lengths."""

@@ -1,0 +1,99 @@
+"""Workloads put together from lengths and arrival times, and made out of others.
+
+`max_tokens` is one number for a whole workload. What a client asks for at most says little about what it gets, and a
+bound close to each request's true length would tell the scheduler what nobody knows.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from weir.sim.workloads.arrivals import Times, rescaled
+from weir.sim.workloads.workload import SimRequest, Workload
+
+
+class Lengths(NamedTuple):
+    """Of one request, in tokens."""
+
+    num_prompt_tokens: int
+    num_output_tokens: int
+
+
+def draw(
+    lengths: Sequence[Lengths],
+    arrivals_s: Times,
+    source: np.random.Generator,
+    *,
+    name: str = "drawn",
+    lane: str = "",
+    tenant: str = "",
+    max_tokens: int = 0,
+) -> Workload:
+    """A request for each arrival, its lengths drawn from `lengths` without repeats as long as there are enough.
+
+    `max_tokens` 0: the largest output of all `lengths`. Raises ValueError if it is below what is drawn.
+    """
+    if not lengths:
+        raise ValueError(f"{name}: no lengths to draw from")
+    picks = source.choice(len(lengths), len(arrivals_s), replace=len(arrivals_s) > len(lengths))
+    asked = max_tokens or max(pair.num_output_tokens for pair in lengths)
+    requests = []
+    for number, (at_s, pick) in enumerate(zip(arrivals_s.tolist(), picks.tolist(), strict=True)):
+        num_prompt, num_output = lengths[pick]
+        if num_output > asked:
+            raise ValueError(f"{name}: max_tokens {asked} is below an output of {num_output} tokens")
+        requests.append(SimRequest(f"{name}-{number}", at_s, num_prompt, num_output, asked, lane, tenant))
+    return Workload(name, tuple(requests))
+
+
+def at_rate(workload: Workload, rate_a_s: float) -> Workload:
+    """The same requests in the same pattern, stretched to a mean of `rate_a_s`."""
+    times = rescaled([request.arrival_s for request in workload.requests], rate_a_s)
+    moved = (
+        dataclasses.replace(request, arrival_s=at_s)
+        for request, at_s in zip(workload.requests, times.tolist(), strict=True)
+    )
+    return dataclasses.replace(workload, requests=tuple(moved))
+
+
+def first(workload: Workload, num: int) -> Workload:
+    """Its first `num` requests."""
+    return dataclasses.replace(workload, requests=tuple(workload.requests[:num]))
+
+
+def merge(name: str, workloads: Sequence[Workload]) -> Workload:
+    """All their requests by arrival time. Raises ValueError if they count prefix blocks differently or share an id."""
+    block_sizes = {workload.block_tokens for workload in workloads}
+    if len(block_sizes) != 1:
+        raise ValueError(f"{name}: workloads with blocks of {sorted(block_sizes)} tokens do not merge")
+    requests = sorted(
+        (request for workload in workloads for request in workload.requests),
+        key=lambda request: (request.arrival_s, request.request_id),
+    )
+    if len({request.request_id for request in requests}) != len(requests):
+        raise ValueError(f"{name}: two requests share an id; give the workloads names of their own")
+    return Workload(name, tuple(requests), block_sizes.pop())
+
+
+def with_lanes(workload: Workload, shares: Mapping[str, float], source: np.random.Generator) -> Workload:
+    """Each request's lane drawn by `shares`, which are scaled to 1."""
+    lanes = _drawn_names("lanes", shares, len(workload.requests), source)
+    changed = (dataclasses.replace(r, lane=lane) for r, lane in zip(workload.requests, lanes, strict=True))
+    return dataclasses.replace(workload, requests=tuple(changed))
+
+
+def with_tenants(workload: Workload, shares: Mapping[str, float], source: np.random.Generator) -> Workload:
+    """Each request's tenant drawn by `shares`, which are scaled to 1."""
+    tenants = _drawn_names("tenants", shares, len(workload.requests), source)
+    changed = (dataclasses.replace(r, tenant=tenant) for r, tenant in zip(workload.requests, tenants, strict=True))
+    return dataclasses.replace(workload, requests=tuple(changed))
+
+
+def _drawn_names(what: str, shares: Mapping[str, float], num: int, source: np.random.Generator) -> list[str]:
+    weights = np.asarray(list(shares.values()), np.float64)
+    if not len(weights) or (weights < 0).any() or not 0 < weights.sum() < float("inf"):
+        raise ValueError(f"{what} {dict(shares)}: shares must be at least 0 and some over 0")
+    names = list(shares)
+    return [names[pick] for pick in source.choice(len(names), num, p=weights / weights.sum()).tolist()]

@@ -1,0 +1,39 @@
+"""Reads handed-off sequences from the arena."""
+
+from weir.engine.messages import Arrival, PageBatch
+from weir.kv.arena.segment import Segment
+from weir.kv.messages import HandedOff
+
+
+class UnreadableRecord(Exception):
+    """The record of a handed-off sequence is not there, or is that of another one: a defect."""
+
+
+def read_arrival(segment: Segment, handed_off: HandedOff) -> Arrival:
+    """The sequence as its record has it, ready to be continued by whoever gets the arrival's log."""
+    record = segment.record(handed_off.slot)
+    snapshot = record.read()
+    if snapshot is None:
+        raise UnreadableRecord(f"request {handed_off.request_id}: slot {handed_off.slot} has no valid record")
+    facts = snapshot.facts
+    if (facts.request_id, facts.attempt) != (handed_off.request_id, handed_off.attempt):
+        raise UnreadableRecord(
+            f"request {handed_off.request_id}, {handed_off.attempt}: "
+            f"slot {handed_off.slot} has {facts.request_id}, {facts.attempt}"
+        )
+    return Arrival(
+        facts=facts,
+        slot=handed_off.slot,
+        log=record,
+        output_token_ids=snapshot.output_token_ids,
+        output_logprobs=snapshot.output_logprobs,
+        block_table=snapshot.block_table,
+        num_computed_tokens=snapshot.num_computed_tokens,
+    )
+
+
+def lot_of(segment: Segment, handed_off: HandedOff) -> PageBatch:
+    """Slot and pages of a handed-off sequence that nobody wants."""
+    summary = segment.record(handed_off.slot).summarize()
+    page_ids = () if summary is None else tuple(summary.page_ids.tolist())
+    return PageBatch(page_ids, (handed_off.slot,))

@@ -1,0 +1,179 @@
+"""Keeps the engine's pool in pages: acquires what it wants, returns what it has too much of."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from weir.core.attempt import Attempt
+from weir.core.errors import Overloaded, Unavailable, WeirError
+from weir.core.tasks import end_tasks
+from weir.engine.messages import Command, EngineReport, GivePages, PageBatch, PagesWanted
+from weir.kv.arena.segment import Segment
+from weir.kv.memory.kinds import ArenaMemory
+from weir.kv.messages import Acquired, HandOffReceipt, PageChain, PrefixMatch
+from weir.worker.arena.hashing import hashes_of
+
+_log = logging.getLogger(__name__)
+_FIRST_RETRY_S = 0.02
+_MAX_RETRY_S = 0.2
+_STOP_TIMEOUT_S = 2.0
+
+
+class Arena(Protocol):
+    """What a worker needs of `weir.rpc.arena.client.ArenaClient`, which says what each call means and raises."""
+
+    @property
+    def lost(self) -> asyncio.Event: ...
+
+    @property
+    def segment(self) -> Segment: ...
+
+    @property
+    def memory(self) -> ArenaMemory: ...
+
+    @property
+    def keeps_prefixes(self) -> bool: ...
+
+    async def start(self) -> None: ...
+
+    async def match(self, hashes: Sequence[bytes], num_pages: int, num_slots: int) -> PrefixMatch: ...
+
+    async def seal(self, chain: PageChain) -> None: ...
+
+    async def acquire(self, num_pages: int, num_slots: int) -> Acquired: ...
+
+    async def release(
+        self,
+        page_ids: Sequence[int],
+        slots: Sequence[int],
+        chains: Sequence[PageChain] = (),
+        match_ids: Sequence[int] = (),
+    ) -> None: ...
+
+    async def hand_off(
+        self, slot: int, request_id: str, attempt: Attempt, to_worker_id: str, hashes: Sequence[bytes] = ()
+    ) -> HandOffReceipt: ...
+
+    async def close(self) -> None: ...
+
+
+class PageKeeper:
+    """One acquisition at a time; what it got is the engine's before it looks again at what the engine wants."""
+
+    def __init__(self, arena: Arena, post: Callable[[Command], None], on_failure: Callable[[str], None]) -> None:
+        self._arena = arena
+        self._post = post
+        self._on_failure = on_failure
+        self._wanted: PagesWanted | None = None
+        self._ahead_pages = 0
+        self._ahead_slots = 0
+        self._is_wanted = asyncio.Event()
+        self._num_given = 0
+        self._num_refused = 0
+        self._ended_match_ids: list[int] = []
+        self._acquiring: asyncio.Task[None] | None = None
+        self._releases: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        self._acquiring = asyncio.create_task(self._keep_acquiring(), name="arena keeper")
+        self._acquiring.add_done_callback(self._check_end)
+
+    def on_report(self, report: EngineReport) -> "asyncio.Task[None] | None":
+        """What returns the report's surplus; None if it has none."""
+        if report.num_gives >= self._num_given:  # else it was said before the engine had seen the last lot
+            self._wanted = report.wanted
+            if self._wanted is not None:
+                self._is_wanted.set()
+        return self.give_back(report.surplus) if report.surplus or self._ended_match_ids else None
+
+    def anticipate(self, num_pages: int, num_slots: int) -> None:
+        """The engine will want this as soon as its running step ends: it is to find it there."""
+        self._ahead_pages += num_pages
+        self._ahead_slots += num_slots
+        self._is_wanted.set()
+
+    def give(self, acquired: Acquired) -> None:
+        """Gives the engine what came with a match."""
+        if acquired.page_ids or acquired.slots:
+            self._num_given += 1
+            self._post(GivePages(PageBatch(acquired.page_ids, acquired.slots)))
+
+    def end_match(self, match_id: int) -> None:
+        """Its request has ended: nobody is to wait for its pages. Said with the next report's surplus."""
+        self._ended_match_ids.append(match_id)
+
+    def give_back(self, lot: PageBatch) -> "asyncio.Task[None]":
+        """Returns pages and slots to the arena; nobody here may use them any more."""
+        task = asyncio.create_task(self._release(lot), name="release pages")
+        self._releases.add(task)
+        task.add_done_callback(self._releases.discard)
+        task.add_done_callback(self._check_end)
+        return task
+
+    async def stop(self) -> None:
+        """Ends acquiring, and waits a little for what is being returned."""
+        if self._acquiring is not None:
+            await end_tasks([self._acquiring])
+        if self._releases:
+            await asyncio.wait(self._releases, timeout=_STOP_TIMEOUT_S)
+
+    def metrics(self) -> dict[str, float]:
+        return {"arena_refusals_total": float(self._num_refused), "releases_under_way": float(len(self._releases))}
+
+    async def _keep_acquiring(self) -> None:
+        retry_s = _FIRST_RETRY_S
+        while True:
+            await self._is_wanted.wait()
+            wanted = self._take_wanted()
+            acquired = await self._try_acquire(wanted) if wanted is not None else None
+            if acquired is not None:
+                retry_s = _FIRST_RETRY_S
+                self._wanted = None
+                self.give(acquired)
+            if self._wanted is None and not self._ahead_pages:
+                self._is_wanted.clear()
+            elif acquired is None:  # the arena is full, or away: others have to give back first
+                await asyncio.sleep(retry_s)
+                retry_s = min(2 * retry_s, _MAX_RETRY_S)
+
+    def _take_wanted(self) -> PagesWanted | None:
+        """What the engine says counts; what is anticipated, it will say itself if it is not there in time."""
+        ahead = PagesWanted(self._ahead_pages, self._ahead_slots, least_pages=0, least_slots=0)
+        self._ahead_pages = self._ahead_slots = 0
+        if self._wanted is not None:
+            return self._wanted
+        return ahead if ahead.num_pages else None
+
+    async def _try_acquire(self, wanted: PagesWanted) -> Acquired | None:
+        """All that is wanted; failing that, the least that lets a sequence go on; None when not even that is free."""
+        try:
+            return await self._arena.acquire(wanted.num_pages, wanted.num_slots)
+        except Overloaded:
+            self._num_refused += 1
+        except Unavailable as error:
+            _log.warning("no pages: %s", error)
+            return None
+        if not (wanted.least_pages or wanted.least_slots):
+            return None
+        try:
+            return await self._arena.acquire(wanted.least_pages, wanted.least_slots)
+        except (Overloaded, Unavailable):
+            return None
+
+    async def _release(self, lot: PageBatch) -> None:
+        match_ids, self._ended_match_ids = self._ended_match_ids, []
+        chains = []
+        for used in lot.used:
+            hashes = await hashes_of(used.token_ids, used.prefix_seed) if self._arena.keeps_prefixes else ()
+            chains.append(PageChain(used.page_ids, hashes))
+        try:
+            await self._arena.release(lot.page_ids, lot.slots, chains, match_ids)
+        except WeirError as error:  # the client sees to it that they are returned when the service is back
+            num_pages = len(lot.page_ids) + sum(len(chain.page_ids) for chain in chains)
+            _log.warning("%d pages are returned later: %s", num_pages, error)
+
+    def _check_end(self, task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and task.exception() is not None:
+            _log.critical("%s failed", task.get_name(), exc_info=task.exception())
+            self._on_failure(f"{task.get_name()} failed: {task.exception()}")

@@ -1,0 +1,187 @@
+"""Looks up the cached prefix of each prompt before the engine gets it, and lets others use what the engine computes.
+
+    desk ──Add(prompt)──> match with the arena ──Give, Add(prompt and pages)──> engine
+    desk ──Cancel, FailAll ───────────────────────────────────────────────────> engine
+
+A prompt whose match is not answered when it is cancelled goes to the engine as it is, which ends it in the usual way.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, replace
+
+from weir.core.errors import WeirError
+from weir.core.tasks import end_tasks
+from weir.engine.messages import (
+    AddSequence,
+    Arrival,
+    CancelSequence,
+    ChunkComputed,
+    Command,
+    EngineReport,
+    FailAllSequences,
+    FailSequence,
+    HandOffReady,
+    SequenceEnded,
+    SequenceForgotten,
+    SequenceKey,
+)
+from weir.kv.geometry import PAGE_TOKENS, num_pages_for
+from weir.kv.messages import PageChain, PrefixMatch
+from weir.worker.arena.hashing import hashes_of
+from weir.worker.arena.page_keeper import Arena, PageKeeper
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Prompt:
+    """A prompt in the engine. `num_sealed`: its first pages that others can use already."""
+
+    hashes: tuple[bytes, ...]
+    match_id: int
+    num_sealed: int
+
+
+class Prefixes:
+    """Between the desk and the engine."""
+
+    def __init__(
+        self, arena: Arena, keeper: PageKeeper, post: Callable[[Command], None], on_failure: Callable[[str], None]
+    ) -> None:
+        self._arena = arena
+        self._keeper = keeper
+        self._post = post
+        self._on_failure = on_failure
+        self._matching: dict[SequenceKey, Arrival] = {}
+        self._prompts: dict[SequenceKey, _Prompt] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._num_failures = 0
+
+    def post(self, command: Command) -> None:
+        """For the engine, now or when the arena has answered. Raises InboxFull."""
+        match command:
+            case AddSequence(arrival) if arrival.slot is None:
+                self._start(arrival)
+                return
+            case CancelSequence(key) | FailSequence(key):
+                self._let_through(key)
+            case FailAllSequences():
+                for key in list(self._matching):
+                    self._let_through(key)
+            case _:
+                pass
+        self._post(command)
+
+    def hashes_of(self, key: SequenceKey) -> tuple[bytes, ...]:
+        """Of the full pages of a prompt in the engine; none if they are not to be shared."""
+        prompt = self._prompts.get(key)
+        return () if prompt is None else prompt.hashes
+
+    def on_report(self, report: EngineReport) -> None:
+        """Call it before the keeper's."""
+        settled = {event.key for event in report.events if isinstance(event, HandOffReady | SequenceEnded)}
+        for event in report.events:
+            match event:
+                case ChunkComputed(key) if key not in settled:  # else the hand-off or the release says it
+                    self._seal(event)
+                case SequenceEnded(key) | SequenceForgotten(key):
+                    prompt = self._prompts.pop(key, None)
+                    if prompt is not None and prompt.match_id and isinstance(event, SequenceEnded):
+                        self._keeper.end_match(prompt.match_id)
+                case _:
+                    pass
+
+    async def stop(self) -> None:
+        """What is matched from here on is nobody's."""
+        await end_tasks(self._tasks)
+
+    def metrics(self) -> dict[str, float]:
+        return {"num_matching": float(len(self._matching)), "match_failures_total": float(self._num_failures)}
+
+    def _start(self, arrival: Arrival) -> None:
+        facts = arrival.facts
+        num_prompt_tokens = len(facts.prompt_token_ids)
+        if not (self._arena.keeps_prefixes and facts.prefix_seed and num_prompt_tokens >= PAGE_TOKENS):
+            self._keeper.anticipate(num_pages_for(num_prompt_tokens), num_slots=1)
+            self._post(AddSequence(arrival))
+            return
+        key = SequenceKey(facts.request_id, facts.attempt)
+        self._matching[key] = arrival
+        self._spawn(self._match(key, arrival), f"match of {facts.request_id}")
+
+    def _let_through(self, key: SequenceKey) -> None:
+        """The engine gets the prompt without waiting for its match."""
+        arrival = self._matching.pop(key, None)
+        if arrival is not None:
+            self._post(AddSequence(arrival))
+
+    async def _match(self, key: SequenceKey, arrival: Arrival) -> None:
+        token_ids = arrival.facts.prompt_token_ids
+        hashes = await hashes_of(token_ids, arrival.facts.prefix_seed)
+        match = await self._try_match(hashes, num_pages_for(len(token_ids)))
+        if self._matching.get(key) is not arrival:
+            if match is not None:
+                await self._give_back(match)
+            return
+        del self._matching[key]
+        if match is None:
+            self._prompts[key] = _Prompt(hashes, match_id=0, num_sealed=0)
+            self._post(AddSequence(arrival))
+            return
+        num_matched = len(match.page_ids)
+        self._keeper.give(match.acquired)
+        self._prompts[key] = _Prompt(hashes, match.match_id, num_matched)
+        matched = replace(
+            arrival,
+            block_table=match.page_ids,
+            num_computed_tokens=num_matched * PAGE_TOKENS,
+            num_shared_pages=num_matched,
+        )
+        self._post(AddSequence(matched))
+
+    async def _try_match(self, hashes: tuple[bytes, ...], num_pages: int) -> PrefixMatch | None:
+        """None: the arena is away. The prompt is computed as if nothing were cached."""
+        try:
+            return await self._arena.match(hashes, num_pages, num_slots=1)
+        except WeirError as error:
+            self._num_failures += 1
+            _log.warning("a prompt's prefix was not looked up: %s", error)
+            return None
+
+    async def _give_back(self, match: PrefixMatch) -> None:
+        acquired = match.acquired
+        try:
+            await self._arena.release(acquired.page_ids, acquired.slots, [PageChain(match.page_ids)], [match.match_id])
+        except WeirError as error:  # the client sees to it that they are returned when the service is back
+            _log.warning("a match that nobody needs is returned later: %s", error)
+
+    def _seal(self, chunk: ChunkComputed) -> None:
+        """Others may go on from here while the rest of the prompt is computed."""
+        prompt = self._prompts.get(chunk.key)
+        if prompt is None:
+            return
+        first, end = prompt.num_sealed, min((chunk.start + chunk.num_tokens) // PAGE_TOKENS, len(prompt.hashes))
+        if end > first:
+            prompt.num_sealed = end
+            chain = PageChain(chunk.page_ids[first:end], prompt.hashes[first:end])
+            self._spawn(self._try_seal(chain), f"seal of {chunk.key.request_id}")
+
+    async def _try_seal(self, chain: PageChain) -> None:
+        try:
+            await self._arena.seal(chain)
+        except WeirError as error:  # others compute these pages themselves
+            self._num_failures += 1
+            _log.warning("%d pages are not shared: %s", len(chain.page_ids), error)
+
+    def _spawn(self, work: Coroutine[None, None, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_end)
+
+    def _on_end(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            _log.critical("%s failed", task.get_name(), exc_info=task.exception())
+            self._on_failure(f"{task.get_name()} failed: {task.exception()}")

@@ -1,0 +1,139 @@
+"""Loads a worker's model while the worker does other things, in the arithmetic and on the cores that it may use."""
+
+import logging
+import os
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from weir.core.errors import InternalError
+from weir.engine.memory.swapping import HostPages, PageBytes
+from weir.kv.memory.kinds import ArenaMemory
+from weir.model.cpu.core_share import CoreShare, FixedShare
+from weir.model.device_check import check_device
+from weir.model.files.config import load_model_config
+from weir.model.files.source import resolve_model
+from weir.model.precision import Arithmetic, choose_arithmetic, int8_obstacle
+from weir.runtime.extras import check_extra
+from weir.worker.config import WorkerConfig
+from weir.worker.engine.background import begin
+from weir.worker.engine.core_budget import CoreBudget
+
+if TYPE_CHECKING:
+    from weir.model.load import LoadedWeights, Runner
+    from weir.model.triton.load import DeviceWeights
+
+_LOAD_TIMEOUT_S = 600.0
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ArenaRunner:
+    """A runner over an arena, and the same pages as bytes; both for the engine's thread."""
+
+    runner: "Runner"
+    pages: PageBytes
+
+
+@dataclass(frozen=True)
+class Loading:
+    """A model on its way into memory."""
+
+    imports: "Future[None]"
+    over: Callable[[ArenaMemory], ArenaRunner]
+    """Waits for the weights, and raises what loading has raised."""
+
+    def wait_for_imports(self) -> None:
+        """Until no library of the model has to be imported any more; raises what that has raised.
+
+        An import may hold the interpreter's lock for seconds. A process that has a lease cannot renew it meanwhile, and
+        one that loses its lease is killed: attach to no arena before.
+        """
+        self.imports.result(_LOAD_TIMEOUT_S)
+
+
+def begin_loading(config: WorkerConfig) -> Loading:
+    """Begins at once, in threads of its own: it takes seconds, in which the transfer service makes its arena.
+
+    Raises ExtraMissing and DeviceMissing at once.
+    """
+    check_extra("worker", "a worker")
+    check_device(config.device)
+    if config.device == "cpu":
+        imports = begin(lambda: _import_for_cpu(config), "imports")
+        weights = begin(lambda: _load(config, imports), "weights")
+        return Loading(imports, lambda arena: _over_segment(weights, arena))
+    imports = begin(lambda: _import_for_device(config), "imports")
+    on_device = begin(lambda: _load_on_device(config, imports), "weights")
+    return Loading(imports, lambda arena: _over_device(on_device, arena, config))
+
+
+def core_share_of(config: WorkerConfig, arithmetic: Arithmetic) -> CoreShare:
+    """A fixed number of threads if one is set, or for PyTorch; else a share of the machine's budget of cores."""
+    num_cores = len(os.sched_getaffinity(0))
+    equal_share = FixedShare(config.num_threads or max(1, num_cores // config.workers_on_machine))
+    if config.num_threads or arithmetic == "fp32":
+        return equal_share
+    path = config.core_budget_path
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return CoreBudget(path, num_cores)
+    except OSError as error:
+        _log.warning("no common budget of cores (%s): %d threads, busy or not", error, equal_share.most)
+        return equal_share
+
+
+def _over_segment(weights: "Future[LoadedWeights]", arena: ArenaMemory) -> ArenaRunner:
+    pages = arena.segment.pages
+    return ArenaRunner(weights.result(_LOAD_TIMEOUT_S).runner_over(pages), HostPages(pages))
+
+
+def _over_device(weights: "Future[DeviceWeights]", arena: ArenaMemory, config: WorkerConfig) -> ArenaRunner:
+    from weir.model.triton.load import StepRoom  # noqa: PLC0415 - imported by another thread
+
+    if arena.pages is None:
+        raise InternalError(f"device {config.device}: the pages of this arena are in its segment")
+    room = StepRoom(config.max_num_batched_tokens, config.max_num_seqs)
+    runner = weights.result(_LOAD_TIMEOUT_S).runner_over(arena.pages, arena.segment.geometry, room)
+    return ArenaRunner(runner, runner.pages)
+
+
+def _import_for_device(config: WorkerConfig) -> None:
+    from weir.model.triton.load import start_device  # noqa: PLC0415 - imports torch
+
+    start_device(config.device, core_share_of(config, "fp32").most)
+
+
+def _load_on_device(config: WorkerConfig, imports: "Future[None]") -> "DeviceWeights":
+    imports.result(_LOAD_TIMEOUT_S)
+    from weir.model.triton.load import load_on_device  # noqa: PLC0415 - imported by another thread
+
+    source = resolve_model(config.model_reference)
+    share = core_share_of(config, "fp32")
+    weights = load_on_device(source, config.precision, config.device, share.most)
+    told = (source.name, weights.arithmetic, config.device, weights.num_bytes / 1e6)
+    _log.info("%s in %s by Triton kernels, device %s, %.0f MB", *told)
+    return weights
+
+
+def _import_for_cpu(config: WorkerConfig) -> None:
+    from weir.model.load import import_libraries  # noqa: PLC0415 - numpy and more, in this thread and not before
+
+    model_config = load_model_config(resolve_model(config.model_reference))
+    import_libraries(choose_arithmetic(config.precision, model_config))
+
+
+def _load(config: WorkerConfig, imports: "Future[None]") -> "LoadedWeights":
+    imports.result(_LOAD_TIMEOUT_S)
+    from weir.model.load import load_model  # noqa: PLC0415 - imported by another thread
+
+    source = resolve_model(config.model_reference)
+    model_config = load_model_config(source)
+    arithmetic = choose_arithmetic(config.precision, model_config)
+    if config.precision == "auto" and arithmetic == "fp32":
+        _log.warning("%s runs in fp32: %s", source.name, int8_obstacle(model_config))
+    share = core_share_of(config, arithmetic)
+    weights = load_model(source, config.precision, share)
+    _log.info("%s in %s, %.0f MB, at most %d threads", source.name, arithmetic, weights.num_bytes / 1e6, share.most)
+    return weights

@@ -1,0 +1,283 @@
+"""Between gateways and the engine: takes commands and hand-offs in, tells gateways what the engine reports.
+
+    Start, Cancel, Resume ──> Desk ──> Add, Cancel (engine)
+    frames (streams)      <── Desk <── TokenDrawn, SequenceEnded, SequenceForgotten (engine)
+
+No I/O and no waiting; called in the event loop alone.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from weir.core.clock import Clock
+from weir.engine.loop import InboxFull
+from weir.engine.messages import (
+    AddSequence,
+    Arrival,
+    CancelSequence,
+    ChunkComputed,
+    Command,
+    EndReason,
+    Event,
+    Failure,
+    FailureReason,
+    PromptScored,
+    SequenceEnded,
+    SequenceForgotten,
+    SequenceKey,
+    TokenSampled,
+)
+from weir.kv.records.record import SequenceParams
+from weir.worker.requests.request_table import EarlyResumes, SequenceTable
+from weir.worker.requests.streams import GatewayStream, StreamHub
+from weir.worker.requests.token_outbox import OutputCollector, SequenceEnd, Update
+from weir.worker.requests.tombstones import CancelledRequests
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """Bounds of what a worker remembers and accepts."""
+
+    max_live: int
+    """Sequences that run or wait here; more starts are refused."""
+    takes_hand_offs: bool
+    """A decode worker: what it does not know may still be handed to it."""
+    tail_s: float = 10.0
+    max_tails: int = 4096
+    tombstone_s: float = 60.0
+    max_tombstones: int = 8192
+    early_resume_s: float = 30.0
+    max_early_resumes: int = 4096
+    gateway_gone_s: float = 5.0
+
+
+class RequestManager:
+    """One a worker."""
+
+    def __init__(self, limits: RequestLimits, post: Callable[[Command], None], hub: StreamHub, clock: Clock) -> None:
+        self._limits = limits
+        self._post = post
+        self._hub = hub
+        self._ledger = SequenceTable(clock, tail_s=limits.tail_s, max_tails=limits.max_tails)
+        self._tombstones = CancelledRequests(clock, ttl_s=limits.tombstone_s, max_entries=limits.max_tombstones)
+        self._early = EarlyResumes(clock, ttl_s=limits.early_resume_s, max_entries=limits.max_early_resumes)
+        self._unposted: dict[SequenceKey, OutputCollector] = {}
+        """To be cancelled as soon as the engine takes it; each is a sequence that the engine has."""
+        self._is_draining = False
+
+    @property
+    def num_live(self) -> int:
+        return self._ledger.num_live
+
+    @property
+    def num_expected(self) -> int:
+        """Sequences that gateways wait for here and that have not been handed over yet."""
+        return len(self._early)
+
+    def begin_drain(self) -> None:
+        """Refuses every Start from here on."""
+        self._is_draining = True
+
+    def is_wanted(self, key: SequenceKey) -> bool:
+        """False once it was cancelled."""
+        return not self._tombstones.covers(key)
+
+    # -- from gateways --
+
+    def try_start(self, stream: GatewayStream, facts: SequenceParams) -> bool:
+        """Starts a prompt; whatever speaks against it is told to the gateway. One that is here already is resumed."""
+        key = SequenceKey(facts.request_id, facts.attempt)
+        held = self._ledger.find(key.request_id)
+        if held is not None and held.key == key and held.gateway_id == stream.gateway_id:
+            self._resume(stream, held, 0)
+            return False
+        refusal = self._refusal_of(key, held)
+        if refusal is None:
+            refusal = self._try_add(Arrival(facts))
+        if refusal is not None:
+            stream.answer(Update(key, ending=refusal))
+            return False
+        self._replace(held)
+        self._ledger.open(OutputCollector(key, facts.gateway_id, next_index=0))
+        return True
+
+    def cancel(self, stream: GatewayStream, key: SequenceKey) -> None:
+        """Drops this and older attempts, now or whenever they come. The gateway hears of it from the sequence's end,
+        or at once if the sequence has nothing to say to it: whoever is not answered does not know whether he was heard.
+        """
+        self._tombstones.put(key)
+        self._early.try_take(key, stream.gateway_id)
+        held = self._ledger.find(key.request_id)
+        if held is not None and held.gateway_id == stream.gateway_id and held.key.attempt <= key.attempt:
+            self._cancel(held)
+            if held.key == key and held.next_index is not None and held.ending is None:
+                return
+        stream.answer(Update(key, ending=SequenceEnd(reason=EndReason.CANCELLED)))
+
+    def resume(self, stream: GatewayStream, key: SequenceKey, next_index: int) -> None:
+        """Says everything from `next_index` on, now and later."""
+        held = self._ledger.get(key)
+        if held is not None and held.gateway_id == stream.gateway_id:
+            self._resume(stream, held, next_index)
+        elif self._tombstones.covers(key):
+            stream.answer(Update(key, ending=SequenceEnd(reason=EndReason.CANCELLED)))
+        elif self._may_still_come(key, next_index):
+            self._early.put(key, stream.gateway_id, next_index)
+        else:
+            stream.answer(Update(key, ending=self._unknown(key)))
+
+    def on_stream_end(self, stream: GatewayStream) -> None:
+        """What the gateway had not read is not known: it has to say where to go on."""
+        if self._hub.detach(stream):
+            self.pause(stream.gateway_id)
+
+    def pause(self, gateway_id: str) -> None:
+        """Nothing is said to this gateway until it asks."""
+        for delivery in self._ledger.of_gateway(gateway_id):
+            delivery.pause()
+
+    # -- from the arena --
+
+    def try_take_over(self, arrival: Arrival) -> bool:
+        """Takes a handed-off sequence. False: it is not wanted, and its slot and pages are the caller's to free."""
+        facts = arrival.facts
+        key = SequenceKey(facts.request_id, facts.attempt)
+        held = self._ledger.find(key.request_id)
+        if self._tombstones.covers(key) or (held is not None and held.key.attempt >= key.attempt):
+            return False
+        self._post(AddSequence(arrival))
+        self._replace(held)
+        next_index = self._early.try_take(key, facts.gateway_id)
+        stream = self._hub.get(facts.gateway_id)
+        if stream is None:
+            self._hub.expect(facts.gateway_id)
+            next_index = None
+        elif next_index is None:
+            next_index = 0
+        delivery = OutputCollector(
+            key,
+            facts.gateway_id,
+            token_ids=list(arrival.output_token_ids),
+            next_index=next_index,
+            logprobs=list(arrival.output_logprobs),
+        )
+        self._ledger.open(delivery)
+        if stream is not None:
+            stream.mark(delivery, step=0)
+        return True
+
+    # -- from the engine --
+
+    def on_event(self, event: Event, step: int) -> None:
+        """Notes what happened; it is sent once the event loop runs again, all of one step in one frame."""
+        delivery = self._ledger.get(event.key)
+        if delivery is None or delivery.ending is not None:
+            return
+        match event:
+            case ChunkComputed(_, start):
+                delivery.add_chunk(start)
+                return
+            case PromptScored(_, first_index, prompt_logprobs):
+                delivery.add_prompt_logprobs(first_index, prompt_logprobs)
+            case TokenSampled(_, index, token_id, logprobs):
+                delivery.add_token(index, token_id, logprobs)
+            case SequenceEnded(_, reason, failure):
+                self._ledger.end(delivery, SequenceEnd(reason, failure))
+            case SequenceForgotten():
+                self._ledger.end(delivery, SequenceEnd(is_handed_off=True))
+            case _:
+                return
+        self._mark(delivery, step)
+
+    def give_up(self, key: SequenceKey, failure: Failure) -> None:
+        """Tells the gateway that this is over, before (or without) the engine saying so."""
+        delivery = self._ledger.get(key)
+        if delivery is not None and delivery.ending is None:
+            self._ledger.end(delivery, SequenceEnd(failure=failure))
+            self._mark(delivery, step=0)
+
+    # -- every now and then --
+
+    def sweep(self) -> None:
+        """Forgets what is old, and cancels what belongs to gateways that have gone."""
+        self._tombstones.sweep()
+        self._ledger.sweep()
+        for gateway_id, key, next_index in self._early.take_expired():
+            stream = self._hub.get(gateway_id)
+            if stream is not None and next_index > 0:
+                stream.answer(Update(key, ending=self._unknown(key)))
+        for gateway_id in self._hub.take_vanished(self._limits.gateway_gone_s):
+            self._early.drop_gateway(gateway_id)
+            live = [held for held in self._ledger.of_gateway(gateway_id) if held.ending is None]
+            if live:
+                _log.warning("gateway %s has gone: %d sequences are cancelled", gateway_id, len(live))
+            for delivery in live:
+                self._tombstones.put(delivery.key)
+                self._cancel(delivery)
+        unposted, self._unposted = self._unposted, {}
+        for delivery in unposted.values():
+            self._cancel(delivery)
+
+    def _refusal_of(self, key: SequenceKey, held: OutputCollector | None) -> SequenceEnd | None:
+        if self._tombstones.covers(key):
+            return SequenceEnd(reason=EndReason.CANCELLED)
+        if held is not None and held.key.attempt >= key.attempt:
+            return _failed(FailureReason.STALE_ATTEMPT, f"attempt {held.key.attempt} is here already")
+        if self._is_draining:
+            return _failed(FailureReason.DRAINING, "this worker is shutting down")
+        if self._ledger.num_live >= self._limits.max_live:
+            return _failed(FailureReason.NO_CAPACITY, f"{self._limits.max_live} sequences are here already")
+        return None
+
+    def _try_add(self, arrival: Arrival) -> SequenceEnd | None:
+        try:
+            self._post(AddSequence(arrival))
+        except InboxFull as error:
+            return _failed(FailureReason.NO_CAPACITY, str(error))
+        return None
+
+    def _replace(self, held: OutputCollector | None) -> None:
+        """A newer attempt has come: the older one ends unheard."""
+        if held is not None:
+            self._cancel(held)
+
+    def _cancel(self, delivery: OutputCollector) -> None:
+        """Once a sequence, however often a gateway says it: the engine's inbox is bounded. Full, it is tried again."""
+        if delivery.ending is not None or delivery.is_cancel_posted:
+            return
+        try:
+            self._post(CancelSequence(delivery.key))
+        except InboxFull as error:
+            _log.warning("request %s is to be cancelled later: %s", delivery.key.request_id, error)
+            self._unposted[delivery.key] = delivery
+        else:
+            delivery.is_cancel_posted = True
+
+    def _resume(self, stream: GatewayStream, delivery: OutputCollector, next_index: int) -> None:
+        delivery.resume(next_index)
+        stream.mark(delivery, step=0)
+
+    def _mark(self, delivery: OutputCollector, step: int) -> None:
+        stream = self._hub.get(delivery.gateway_id)
+        if stream is not None:
+            stream.mark(delivery, step)
+
+    def _may_still_come(self, key: SequenceKey, next_index: int) -> bool:
+        """Token 0 comes from the prefill worker; whoever has token 1 has spoken to a decode worker that knew more."""
+        if not self._limits.takes_hand_offs or next_index > 1:
+            return False
+        held = self._ledger.find(key.request_id)
+        return held is None or held.key.attempt < key.attempt
+
+    def _unknown(self, key: SequenceKey) -> SequenceEnd:
+        held = self._ledger.find(key.request_id)
+        if held is not None and held.key.attempt > key.attempt:
+            return _failed(FailureReason.STALE_ATTEMPT, f"attempt {held.key.attempt} is here already")
+        return _failed(FailureReason.UNKNOWN_REQUEST, "this worker does not hold the request")
+
+
+def _failed(reason: FailureReason, message: str) -> SequenceEnd:
+    return SequenceEnd(failure=Failure(reason, message))

@@ -1,0 +1,113 @@
+"""The gRPC face of a worker: `weir.v1.Worker`."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import Any, Protocol
+
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from weir.core.errors import DeadlineExceeded, FieldViolation, InvalidRequest, WeirError
+from weir.engine.messages import SequenceKey
+from weir.wire.v1 import worker_pb2, worker_pb2_grpc
+from weir.worker.requests.convert import frame_to_pb, gateway_id_from_pb, key_from_pb
+from weir.worker.requests.request_manager import RequestManager
+from weir.worker.requests.streams import GatewayStream, StreamHub
+
+SERVICE_NAME = worker_pb2.DESCRIPTOR.services_by_name["Worker"].full_name
+
+_log = logging.getLogger(__name__)
+_HELLO_TIMEOUT_S = 5.0
+_MAX_NEXT_INDEX = 2**31 - 1
+_Requests = AsyncIterator[worker_pb2.ServeRequest]
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class StartHandler(Protocol):
+    """What a role makes of a Start whose id and attempt are in order."""
+
+    def __call__(self, stream: GatewayStream, key: SequenceKey, start: worker_pb2.Start) -> None: ...
+
+
+class WorkerServicer(worker_pb2_grpc.WorkerServicer):
+    """One stream a gateway; WeirErrors become statuses in the server's interceptor."""
+
+    def __init__(self, worker_id: str, hub: StreamHub, desk: RequestManager, on_start: StartHandler) -> None:
+        self._worker_id = worker_id
+        self._hub = hub
+        self._desk = desk
+        self._on_start = on_start
+
+    async def Serve(  # noqa: N802 - the method's name on the wire
+        self, request_iterator: _Requests, context: _Context
+    ) -> AsyncIterator[worker_pb2.ServeResponse]:
+        del context
+        gateway_id = await self._greeting(request_iterator)
+        self._desk.pause(gateway_id)
+        stream = self._hub.attach(gateway_id)
+        _log.info("gateway %s is connected", gateway_id)
+        reading = asyncio.create_task(self._read(request_iterator, stream))
+        try:
+            yield worker_pb2.ServeResponse(welcome=worker_pb2.Welcome(worker_id=self._worker_id))
+            while (frame := await stream.next_frame()) is not None:
+                yield frame_to_pb(frame)
+            if stream.error is not None:
+                raise stream.error
+        finally:
+            reading.cancel()
+            self._desk.on_stream_end(stream)
+            _log.info("gateway %s: the stream has ended", gateway_id)
+
+    async def _greeting(self, requests: _Requests) -> str:
+        try:
+            async with asyncio.timeout(_HELLO_TIMEOUT_S):
+                first = await _read_one(requests)
+        except TimeoutError as error:
+            raise DeadlineExceeded(f"no Hello within {_HELLO_TIMEOUT_S:g} s") from error
+        if first is None or first.WhichOneof("command") != "hello":
+            raise InvalidRequest([FieldViolation("hello", "the first message of a stream must be Hello")])
+        return gateway_id_from_pb(first.hello)
+
+    async def _read(self, requests: _Requests, stream: GatewayStream) -> None:
+        """Until the gateway stops talking, which ends the stream, or says something that ends it with an error."""
+        try:
+            while (request := await _read_one(requests)) is not None:
+                self._handle(stream, request)
+                await stream.wait_for_room()
+            stream.close()
+        except WeirError as error:
+            _log.warning("gateway %s: %s", stream.gateway_id, error)
+            stream.close(error)
+        except grpc.aio.BaseError:
+            stream.close()  # the transport ended it
+        except asyncio.CancelledError:
+            stream.close()
+            raise
+        except Exception as error:  # noqa: BLE001 - the boundary of this task: the servicer raises it again
+            _log.exception("a command of gateway %s failed", stream.gateway_id)
+            stream.close(WeirError(f"internal error: {type(error).__name__}; see the worker's log"))
+
+    def _handle(self, stream: GatewayStream, request: worker_pb2.ServeRequest) -> None:
+        match request.WhichOneof("command"):
+            case "start":
+                self._on_start(stream, key_from_pb("start", request.start), request.start)
+            case "cancel":
+                self._desk.cancel(stream, key_from_pb("cancel", request.cancel))
+            case "resume":
+                key = key_from_pb("resume", request.resume)
+                if request.resume.next_index > _MAX_NEXT_INDEX:
+                    raise InvalidRequest([FieldViolation("resume.next_index", f"must be at most {_MAX_NEXT_INDEX}")])
+                self._desk.resume(stream, key, request.resume.next_index)
+            case "hello":
+                raise InvalidRequest([FieldViolation("hello", "was said already on this stream")])
+            case _:
+                raise InvalidRequest([FieldViolation("command", "must be one of start, cancel, resume")])
+
+
+async def _read_one(requests: _Requests) -> worker_pb2.ServeRequest | None:
+    """None at the end. Raises InvalidRequest for bytes that are no ServeRequest."""
+    try:
+        return await anext(requests, None)
+    except DecodeError as error:
+        raise InvalidRequest([FieldViolation("request", f"is not a ServeRequest: {error}")]) from error

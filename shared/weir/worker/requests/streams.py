@@ -1,0 +1,160 @@
+"""The streams of gateways: who is connected, and the frames that each is sent.
+
+A stream queues no frames. It remembers *which* sequences have news, and a frame is made of them when the stream can
+take one: one frame a step while the gateway keeps up, one larger frame when it was slow.
+"""
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+
+from weir.core.clock import Clock
+from weir.core.errors import WeirError
+from weir.engine.messages import SequenceKey
+from weir.worker.requests.token_outbox import OutputCollector, Update
+
+MAX_FRAME_TOKENS = 8192
+MAX_ANSWERS = 1024
+MAX_FRAME_ANSWERS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """News for one gateway. `step` is that of the newest news, 0 outside a step."""
+
+    step: int
+    updates: tuple[Update, ...]
+
+
+class GatewayStream:
+    """One connection of one gateway. Written by the desk, read by the servicer."""
+
+    def __init__(self, gateway_id: str) -> None:
+        self.gateway_id = gateway_id
+        self.error: WeirError | None = None
+        self._with_news: dict[SequenceKey, OutputCollector] = {}
+        self._answers: deque[Update] = deque()
+        self._step = 0
+        self._changed = asyncio.Event()
+        self._has_room = asyncio.Event()
+        self._has_room.set()
+        self._is_finishing = False
+        self._is_closed = False
+
+    def mark(self, delivery: OutputCollector, step: int) -> None:
+        """The sequence has news. Frames go out once the caller returns to the event loop."""
+        if delivery.has_news:
+            self._with_news[delivery.key] = delivery
+            self._step = max(self._step, step)
+            self._changed.set()
+
+    def answer(self, update: Update) -> None:
+        """Says something that belongs to no sequence held here."""
+        self._answers.append(update)
+        if len(self._answers) >= MAX_ANSWERS:
+            self._has_room.clear()
+        self._changed.set()
+
+    async def wait_for_room(self) -> None:
+        """A gateway that does not read answers is not read from: each command makes at most one answer."""
+        await self._has_room.wait()
+
+    async def next_frame(self) -> Frame | None:
+        """Waits for news; None when the stream is closed, or finished and all is said."""
+        while not self._is_closed:
+            if self._is_finishing and not self._answers and not self._with_news:
+                return None
+            await self._changed.wait()
+            self._changed.clear()
+            updates = [self._answers.popleft() for _ in range(min(len(self._answers), MAX_FRAME_ANSWERS))]
+            self._has_room.set()
+            updates += self._take_updates()
+            if self._answers or self._with_news:
+                self._changed.set()
+            step, self._step = self._step, 0
+            if updates and not self._is_closed:
+                return Frame(step, tuple(updates))
+        return None
+
+    def finish(self) -> None:
+        """Ends the stream once everything has been said."""
+        self._is_finishing = True
+        self._changed.set()
+
+    def close(self, error: WeirError | None = None) -> None:
+        """Ends the stream, with a status if there is an error. The first call counts."""
+        if not self._is_closed:
+            self.error = error
+        self._is_closed = True
+        self._changed.set()
+        self._has_room.set()
+
+    def _take_updates(self) -> list[Update]:
+        updates, budget = [], MAX_FRAME_TOKENS
+        for key, delivery in list(self._with_news.items()):
+            if budget <= 0:
+                break
+            if delivery.has_news:
+                updates.append(delivery.take_update(budget))
+                budget -= len(updates[-1].token_ids)
+            if not delivery.has_news:
+                del self._with_news[key]
+        return updates
+
+
+class StreamHub:
+    """The present stream of each gateway, and since when others have none."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._streams: dict[str, GatewayStream] = {}
+        self._gone_since_s: dict[str, float] = {}
+
+    @property
+    def num_connected(self) -> int:
+        return len(self._streams)
+
+    def get(self, gateway_id: str) -> GatewayStream | None:
+        return self._streams.get(gateway_id)
+
+    def attach(self, gateway_id: str) -> GatewayStream:
+        """Opens a stream; one that the gateway had before is closed."""
+        before = self._streams.get(gateway_id)
+        if before is not None:
+            before.close()
+        self._gone_since_s.pop(gateway_id, None)
+        stream = GatewayStream(gateway_id)
+        self._streams[gateway_id] = stream
+        return stream
+
+    def detach(self, stream: GatewayStream) -> bool:
+        """The stream has ended. False: the gateway has a newer one already."""
+        stream.close()
+        if self._streams.get(stream.gateway_id) is not stream:
+            return False
+        del self._streams[stream.gateway_id]
+        self._gone_since_s[stream.gateway_id] = self._clock.now_s()
+        return True
+
+    def expect(self, gateway_id: str) -> None:
+        """A sequence of this gateway is here: it has to have a stream, or get one in time."""
+        if gateway_id not in self._streams:
+            self._gone_since_s.setdefault(gateway_id, self._clock.now_s())
+
+    def take_vanished(self, after_s: float) -> tuple[str, ...]:
+        """Gateways that have had no stream for longer than this; each is told once."""
+        until_s = self._clock.now_s() - after_s
+        vanished = tuple(gateway_id for gateway_id, since_s in self._gone_since_s.items() if since_s <= until_s)
+        for gateway_id in vanished:
+            del self._gone_since_s[gateway_id]
+        return vanished
+
+    def finish(self) -> None:
+        """Ends every stream once all has been said on it."""
+        for stream in self._streams.values():
+            stream.finish()
+
+    def close(self) -> None:
+        """Ends every stream."""
+        for stream in self._streams.values():
+            stream.close()
