@@ -70,7 +70,7 @@ class SlowImports(importlib.abc.MetaPathFinder):
 async def start_worker(config: WorkerConfig) -> None:
     context = ServiceContext(config, "prefill", "prefill-0", "", grpc.aio.server(), NoOpTracer(), print)
 
-    def make_role(parts: assembly.RoleParts, model: assembly.ModelFacts) -> PrefillRole:
+    def make_role(parts: assembly.RoleParts, model: assembly.ModelShape) -> PrefillRole:
         return PrefillRole(parts, model.batch_limits(config, 32), model.limits, context.tracer)
 
     limits = RequestLimits(max_live=8, takes_hand_offs=False)
