@@ -25,7 +25,7 @@ class DecodeConfig(WorkerConfig):
     serves_locally: bool = setting(True, "Also read prompts, where that costs less than a hand-off to this worker.")
     chunk_tokens: int = setting(256, "Tokens of one prompt computed in a step.")
     prefill_batches: bool = setting(False, "Read prompts in batches of their own while they are long, answers short.")
-    max_rests: int = setting(3, "Times that a sequence gives its place up for a more urgent one. 0: never.")
+    max_pauses: int = setting(3, "Times that a sequence gives its place up for a more urgent one. 0: never.")
     max_preemptions: int = setting(3, "Times that one sequence gives its pages up for others. 0: never.")
     swap_bytes: int = setting(-1, "Memory for the pages of such sequences. -1: a quarter of the arena, 0: none.")
     swap_dir: Path = field(
@@ -37,7 +37,7 @@ class DecodeConfig(WorkerConfig):
         for name, smallest, largest in (
             ("batch_window_ms", 1, 10_000),
             ("chunk_tokens", 1, 2**31 - 1),
-            ("max_rests", 0, 1000),
+            ("max_pauses", 0, 1000),
             ("max_preemptions", 0, 1000),
             ("swap_bytes", -1, 2**63 - 1),
         ):
@@ -48,7 +48,7 @@ class DecodeConfig(WorkerConfig):
         return RunningSettings(
             JoinSettings(Batching(self.batching), self.batch_window_ms / 1e3),
             PreemptionSettings(max_preemptions=self.max_preemptions, num_places=num_swap_places),
-            RestSettings(max_rests=self.max_rests),
+            RestSettings(max_pauses=self.max_pauses),
             num_arena_pages=num_arena_pages,
             prefill_batches=PrefillBatchSettings() if self.prefill_batches else None,
         )

@@ -28,7 +28,7 @@ from weir.kv.geometry import ArenaGeometry
 from weir.kv.messages import HandedOff
 from weir.kv.records.record import SequenceParams
 from weir.wire.v1 import worker_pb2
-from weir.worker.arena.intake import UnreadableRecord, lot_of, read_arrival
+from weir.worker.arena.intake import UnreadableRecord, bundle_of, read_arrival
 from weir.worker.arena.watermark import reserve_pages
 from weir.worker.assembly import RoleParts
 from weir.worker.requests.convert import ModelLimits, StartOrder, start_from_pb
@@ -54,7 +54,7 @@ class DecodeRole:
         """`settings_over`: what they are, given the arena's size."""
         self._arena = parts.arena
         self._keeper = parts.keeper
-        self._desk = parts.desk
+        self._manager = parts.manager
         self._worker_id = worker_id
         self._limits = limits
         self._model = model
@@ -78,15 +78,15 @@ class DecodeRole:
     def on_start(self, stream: GatewayStream, key: SequenceKey, start: worker_pb2.Start) -> None:
         """A prompt with a wrong field is refused alone: the other requests of its gateway go on."""
         try:
-            facts = self._checked(start_from_pb(start, stream.gateway_id, self._model))
+            params = self._checked(start_from_pb(start, stream.gateway_id, self._model))
         except InvalidRequest as error:
             _log.warning("gateway %s: request %s refused: %s", stream.gateway_id, key.request_id, error)
             stream.answer(Update(key, ending=SequenceEnd(failure=Failure(FailureReason.INTERNAL, str(error)))))
             return
-        if self._desk.try_start(stream, facts):
+        if self._manager.try_start(stream, params):
             self._num_local += 1
-            self._prompts[key] = facts
-            self._prompt_spans.begin(facts)
+            self._prompts[key] = params
+            self._prompt_spans.begin(params)
 
     def on_handed_off(self, handed_off: HandedOff) -> None:
         """Takes the sequence over, or frees it if nobody wants it any more."""
@@ -96,10 +96,10 @@ class DecodeRole:
         except UnreadableRecord as error:
             self._num_unreadable += 1
             _log.error("%s; it is freed", error)
-            self._keeper.give_back(lot_of(segment, handed_off))
+            self._keeper.give_back(bundle_of(segment, handed_off))
             return
-        if self._desk.try_take_over(arrival):
-            self._spans.begin(arrival.facts, len(arrival.output_token_ids))
+        if self._manager.try_take_over(arrival):
+            self._spans.begin(arrival.params, len(arrival.output_token_ids))
         else:
             self._num_unwanted += 1
             self._keeper.give_back(PageBatch(arrival.block_table, (handed_off.slot,)))
@@ -115,9 +115,9 @@ class DecodeRole:
                     fingerprint = fingerprint_of(key.request_id, page_ids)
                     _log.debug("request %s: %d pages (%012x)", key.request_id, len(page_ids), fingerprint)
                 case TokenSampled(key) if key in self._prompts:
-                    facts = self._prompts.pop(key)
+                    params = self._prompts.pop(key)
                     if key not in ended:
-                        self._spans.begin(facts, num_output_tokens=1)
+                        self._spans.begin(params, num_output_tokens=1)
                 case SequenceEnded(key):
                     self._prompts.pop(key, None)
                 case _:
@@ -141,4 +141,4 @@ class DecodeRole:
         if order.decode_worker_id != self._worker_id:
             problem = f"{order.decode_worker_id}: this is decode worker {self._worker_id}, which hands nothing off"
             raise InvalidRequest([FieldViolation("start.decode_worker_id", problem)])
-        return order.facts
+        return order.params

@@ -44,7 +44,7 @@ async def build(context: ServiceContext[GatewayConfig], gate: Gate, bodies: Body
         tracer=context.tracer,
         clock=SystemClock(),
     )
-    servicer = InferenceServicer(component.intake, unread_s=config.unread_s)
+    servicer = InferenceServicer(component.processor, unread_s=config.unread_s)
     gate.guard(_SERVICE_NAME, servicer.identify)
     inference_pb2_grpc.add_InferenceServicer_to_server(servicer, context.grpc_server)
     return component

@@ -50,7 +50,7 @@ class GatewayComponent:
         self._clock = clock
         self._bus: Bus | None = None
         self._gateway: Gateway | None = None
-        self._http_door: HttpFrontend | None = None
+        self._http_frontend: HttpFrontend | None = None
         self._http: HttpServer | None = None
 
     @property
@@ -58,11 +58,11 @@ class GatewayComponent:
         """0 before the start."""
         return 0 if self._http is None else self._http.port
 
-    def intake(self) -> InputProcessor:
+    def processor(self) -> InputProcessor:
         """Where requests go. Raises Unavailable before the start is complete."""
         if self._gateway is None:
             raise Unavailable("starting: not ready yet", retry_after_s=1.0)
-        return self._gateway.intake
+        return self._gateway.processor
 
     async def start(self) -> None:
         """Raises Unavailable without a bus or a free HTTP port, ModelError without the model's files."""
@@ -86,8 +86,8 @@ class GatewayComponent:
         await self._gateway.start()
         gateway = self._gateway
         http_settings = HttpSettings(unread_s=config.unread_s)
-        self._http_door = HttpFrontend(gateway.intake, http_settings, lambda: gateway.is_ready, self._bodies)
-        app = self._http_door.make_app()
+        self._http_frontend = HttpFrontend(gateway.processor, http_settings, lambda: gateway.is_ready, self._bodies)
+        app = self._http_frontend.make_app()
         self._http = HttpServer(
             app,
             config.http_host,
@@ -111,10 +111,10 @@ class GatewayComponent:
             await self._bus.close()
 
     def describe(self) -> Description:
-        if self._gateway is None or self._http_door is None:
+        if self._gateway is None or self._http_frontend is None:
             return Description()
         described = self._gateway.describe()
-        http = {"http_internal_errors_total": float(self._http_door.num_internal_errors)}
+        http = {"http_internal_errors_total": float(self._http_frontend.num_internal_errors)}
         return Description({**described.metrics, **http}, described.integrity_errors)
 
 
@@ -127,7 +127,7 @@ def gateway_settings(config: GatewayConfig) -> GatewaySettings:
         ),
         is_lower_priority_first=config.openai_priority == "lower-first",
         access_wait_s=config.scheduler_wait_s,
-        links=ConnectionSettings(lost_after_s=config.worker_lost_s),
+        connections=ConnectionSettings(lost_after_s=config.worker_lost_s),
         limits=Limits(
             default_max_tokens=config.default_max_tokens,
             max_prompt_bytes=config.max_prompt_bytes,

@@ -37,7 +37,7 @@ class GatewaySettings:
 
     control: ControlSettings = field(default_factory=ControlSettings)
     driver: DriverSettings = field(default_factory=DriverSettings)
-    links: ConnectionSettings = field(default_factory=ConnectionSettings)
+    connections: ConnectionSettings = field(default_factory=ConnectionSettings)
     limits: Limits = field(default_factory=Limits)
     report_interval_s: float = 1.0
     access_wait_s: float = 8.0
@@ -66,8 +66,8 @@ class Gateway:
         self._executor = ThreadPoolExecutor(_TOKENIZER_THREADS, thread_name_prefix="tokenize")
         self._endpoint = BusEndpoint(bus, tracer)
         self._port = SchedulerPort(self._endpoint, self._subjects, gateway_id, settings.control, clock)
-        self._links = WorkerConnections(gateway_id, settings.links, clock)
-        self._driver = Driver(self._port, self._links, settings.driver, clock)
+        self._connections = WorkerConnections(gateway_id, settings.connections, clock)
+        self._driver = Driver(self._port, self._connections, settings.driver, clock)
         self._inbox = SchedulerInbox(self._port, self._driver, report_interval_s=settings.report_interval_s)
         self._access_watch = AccessWatch(access)
         self._access_wait_s = settings.access_wait_s
@@ -75,7 +75,7 @@ class Gateway:
         self._tasks: list[asyncio.Task[None]] = []
         self._is_ready = False
         self._lengths = lengths or OutputLengths()
-        self.intake = InputProcessor(
+        self.processor = InputProcessor(
             models, access, settings.limits, self._driver, tracer, clock, self._executor, self._lengths, gateway_id
         )
 
@@ -103,24 +103,24 @@ class Gateway:
         self._is_ready = False
         await self._driver.stop()
         await end_tasks(self._tasks)
-        await self._links.close()
+        await self._connections.close()
         await self._endpoint.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self._lengths.close)
 
     def describe(self) -> Description:
-        links, bus = self._links.metrics(), self._endpoint.metrics()
+        connections, bus = self._connections.metrics(), self._endpoint.metrics()
         metrics = {
-            **self.intake.metrics(),
-            **links,
+            **self.processor.metrics(),
+            **connections,
             **bus,
             **self._port.metrics(),
             **self._access_watch.metrics(),
             "requests_in_flight": float(self._driver.num_in_flight),
             "requests_open": float(self._driver.num_tasks),
-            "malformed_messages_total": bus["bus_malformed_total"] + links["malformed_frames_total"],
+            "malformed_messages_total": bus["bus_malformed_total"] + connections["malformed_frames_total"],
         }
-        return Description(metrics, (*self.intake.check_integrity(), *self._driver.check_integrity()))
+        return Description(metrics, (*self.processor.check_integrity(), *self._driver.check_integrity()))
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         self._tasks.append(asyncio.create_task(work, name=name))

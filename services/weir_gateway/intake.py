@@ -195,11 +195,11 @@ class InputProcessor:
         model = self.models.find(draft.options.model, draft.names["model"])
         check_fields(draft, model, self._limits)
         options = draft.options
-        standing = self._access.stand(caller, draft.names, options.lane, draft.priority, options.cache_salt)
+        scope = self._access.stand(caller, draft.names, options.lane, draft.priority, options.cache_salt)
         self._check_name_is_free(draft, caller)
         with span.child("tokenize"):
             token_ids = await self._prompt_token_ids(draft, model)
-        return check_prompt(draft, model, self._limits, token_ids, standing)
+        return check_prompt(draft, model, self._limits, token_ids, scope)
 
     def _check_name_is_free(self, draft: RequestDraft, caller: Caller) -> None:
         if (caller.tenant, draft.options.request_id) in self._by_client_id:
@@ -230,16 +230,21 @@ class InputProcessor:
         ids = RequestIds(request_id, checked.draft.options.request_id or request_id, self._gateway_id)
         num_choices = _num_choices(checked.draft)
         span.describe_request(request_id, checked, num_choices)
-        news = asyncio.Event()
+        has_output = asyncio.Event()
         spans = [span] if num_choices == 1 else [span.open_choice(index) for index in range(num_choices)]
         calls = [
             self._make_call(
-                choice_of(checked, index), request_id_of(request_id, index), ids, spans[index], deadline_at_s, news
+                choice_of(checked, index),
+                request_id_of(request_id, index),
+                ids,
+                spans[index],
+                deadline_at_s,
+                has_output,
             )
             for index in range(num_choices)
         ]
-        choices = Choices(calls, news)
-        tenant = checked.standing.tenant
+        choices = Choices(calls, has_output)
+        tenant = checked.scope.tenant
         self._by_client_id[tenant, ids.client_id] = choices
         choices.ended.add_done_callback(lambda _: self._on_end(tenant, ids.client_id, choices))
         if num_choices > 1:
@@ -259,14 +264,14 @@ class InputProcessor:
         ids: RequestIds,
         span: RequestSpan,
         deadline_at_s: float | None,
-        news: asyncio.Event,
+        has_output: asyncio.Event,
     ) -> RequestState:
         def on_event(event: LifeEvent) -> None:
             self._counts[event.phase.value] += 1
             if event.phase in _TENANT_PHASES:
-                self._tenants.add(checked.standing.tenant, _TENANT_PHASES[event.phase], 1)
+                self._tenants.add(checked.scope.tenant, _TENANT_PHASES[event.phase], 1)
             span.phase_event(event.phase.value)
-            news.set()
+            has_output.set()
 
         request = RequestRecord(replace(ids, request_id=request_id), checked, deadline_at_s, self._clock, on_event)
         options = checked.draft.options
@@ -276,7 +281,7 @@ class InputProcessor:
             StopMatcher(options.stop, is_included=options.include_stop),
             OutputOptions(has_logprobs=options.logprobs is not None, min_tokens=checked.stop_rules.min_tokens),
         )
-        call = RequestState(request, output, self._clock, span.traceparent, news)
+        call = RequestState(request, output, self._clock, span.traceparent, has_output)
         call.ended.add_done_callback(lambda _: self._lengths.ended(call))
         return call
 

@@ -180,7 +180,7 @@ def refusal_error(
     """What the client is told; fields by the names that it used."""
     retry_after_s = retry_after_ms / 1000 or _MIN_RETRY_AFTER_S
     if reason is RefusalReason.QUOTA:
-        return QuotaExceeded(message, retry_after_s=retry_after_s, tenant=checked.standing.tenant)
+        return QuotaExceeded(message, retry_after_s=retry_after_s, tenant=checked.scope.tenant)
     if reason in _OVERLOADS:
         return Overloaded(message, retry_after_s=retry_after_s)
     field = _field_of(checked.draft, reason)

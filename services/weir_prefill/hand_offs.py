@@ -32,7 +32,7 @@ class HandOffs:
     def __init__(self, parts: RoleParts, spans: PrefillSpans) -> None:
         self._arena = parts.arena
         self._prefixes = parts.prefixes
-        self._desk = parts.desk
+        self._manager = parts.manager
         self._post = parts.post
         self._spans = spans
         self._places = asyncio.Semaphore(_MAX_AT_A_TIME)
@@ -64,10 +64,10 @@ class HandOffs:
     async def _hand_off(self, ready: HandOffReady, order: StartOrder) -> None:
         key = ready.key
         async with self._places:
-            if not self._desk.is_wanted(key):  # the engine knows, and ends it as cancelled
+            if not self._manager.is_wanted(key):  # the engine knows, and ends it as cancelled
                 self._post(FailSequence(key, Failure(FailureReason.HAND_OFF_REFUSED, "cancelled before the hand-off")))
                 return
-            with self._spans.hand_off(order.facts, order.decode_worker_id, len(ready.page_ids)) as span:
+            with self._spans.hand_off(order.params, order.decode_worker_id, len(ready.page_ids)) as span:
                 self._post(await self._settle(ready, order, span))
 
     async def _settle(self, ready: HandOffReady, order: StartOrder, span: Span) -> Command:
@@ -98,7 +98,7 @@ class HandOffs:
         self._num_in_doubt += 1
         message = f"the hand-off {problem}"
         span.set_status(Status(StatusCode.ERROR, message))
-        self._desk.give_up(key, Failure(reason, message))
+        self._manager.give_up(key, Failure(reason, message))
         return ForgetSequence(key)
 
     def _on_end(self, task: "asyncio.Task[None]") -> None:

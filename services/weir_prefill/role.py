@@ -22,7 +22,7 @@ from weir.engine.messages import (
 from weir.kv.arena.segment import Segment
 from weir.kv.messages import HandedOff
 from weir.wire.v1 import worker_pb2
-from weir.worker.arena.intake import lot_of
+from weir.worker.arena.intake import bundle_of
 from weir.worker.arena.watermark import reserve_pages
 from weir.worker.assembly import RoleParts
 from weir.worker.requests.convert import ModelLimits, StartOrder, start_from_pb
@@ -41,7 +41,7 @@ class PrefillRole:
     def __init__(self, parts: RoleParts, limits: BatchLimits, model: ModelLimits, tracer: Tracer) -> None:
         self._arena = parts.arena
         self._keeper = parts.keeper
-        self._desk = parts.desk
+        self._manager = parts.manager
         self._limits = limits
         self._model = model
         self._spans = PrefillSpans(tracer)
@@ -62,13 +62,13 @@ class PrefillRole:
             _log.warning("gateway %s: request %s refused: %s", stream.gateway_id, key.request_id, error)
             stream.answer(Update(key, ending=SequenceEnd(failure=Failure(FailureReason.INTERNAL, str(error)))))
             return
-        if self._desk.try_start(stream, order.facts):
+        if self._manager.try_start(stream, order.params):
             self._orders[key] = order
-            self._spans.begin(order.facts)
+            self._spans.begin(order.params)
 
     def on_handed_off(self, handed_off: HandedOff) -> None:
         _log.error("request %s was handed to a prefill worker; it is freed", handed_off.request_id)
-        self._keeper.give_back(lot_of(self._arena.segment, handed_off))
+        self._keeper.give_back(bundle_of(self._arena.segment, handed_off))
 
     def on_report(self, report: EngineReport) -> None:
         self._spans.on_report(report)

@@ -36,7 +36,7 @@ async def build(context: ServiceContext[SchedulerConfig]) -> SchedulerComponent:
         clock=SystemClock(),
         request_shutdown=context.request_shutdown,
     )
-    servicer = SchedulingServicer(component.try_desk)
+    servicer = SchedulingServicer(component.try_admin)
     scheduling_pb2_grpc.add_SchedulingServicer_to_server(servicer, context.grpc_server)
     return component
 

@@ -62,7 +62,7 @@ class SchedulerComponent:
         self._leadership: Leadership | None = None
         self._rules: LimitsKeeper | None = None
         self._rules_task: asyncio.Task[None] | None = None
-        self._desk: SchedulingAdmin | None = None
+        self._admin: SchedulingAdmin | None = None
         self._has_role = asyncio.Event()
         self._role_task: asyncio.Task[None] | None = None
 
@@ -84,9 +84,9 @@ class SchedulerComponent:
         """Nothing to wait for: whatever is queued or granted is held by gateways, and told to the next leader."""
         del deadline_s
 
-    def try_desk(self) -> SchedulingAdmin | None:
+    def try_admin(self) -> SchedulingAdmin | None:
         """None while another scheduler leads, or may."""
-        return self._desk if self._leadership is not None else None
+        return self._admin if self._leadership is not None else None
 
     async def stop(self) -> None:
         tasks = [task for task in (self._rules_task, self._role_task) if task is not None]
@@ -120,8 +120,8 @@ class SchedulerComponent:
         epoch = await self._wait_for_leadership(leadership)
         self._leadership = leadership
         rules = await self._load_rules(bus, epoch)
-        rulebook = rules.rulebook
-        core = SchedulerCore(rulebook.limits, self._clock, epoch, rulebook.policy.make())
+        effective_limits = rules.effective_limits
+        core = SchedulerCore(effective_limits.limits, self._clock, epoch, effective_limits.policy.make())
         self._shell = SchedulerShell(
             bus, self._subjects, core, tracer=self._tracer, clock=self._clock, on_failure=self._request_shutdown
         )
@@ -138,17 +138,17 @@ class SchedulerComponent:
         """Returns when gateways and workers can know them."""
 
         def limits_changed() -> None:
-            core.set_limits(rules.rulebook.limits)
+            core.set_limits(rules.effective_limits.limits)
             shell.act()
 
         def policy_changed() -> None:
-            core.set_policy(rules.rulebook.policy.make())
+            core.set_policy(rules.effective_limits.policy.make())
             shell.act()
 
         rules.attach(limits_changed, policy_changed)
         await rules.publish()
         self._rules = rules
-        self._desk = SchedulingAdmin(rules, self._operators, core, core.epoch)
+        self._admin = SchedulingAdmin(rules, self._operators, core, core.epoch)
         self._rules_task = asyncio.create_task(self._guarded_keep(rules))
 
     async def _guarded_keep(self, rules: LimitsKeeper) -> None:
@@ -162,8 +162,8 @@ class SchedulerComponent:
         """What is in force now. Raises BusError, and InvalidRequest."""
         bucket = await bus.bucket(self._subjects.configuration_bucket, durable=True)
         source = LimitsSource(Path(self._limits_file)) if self._limits_file else None
-        rulebook = EffectiveLimits(self._limits, self._policy, has_admin_key=self._operators.has_own_key)
-        rules = LimitsKeeper(rulebook, source, bucket, epoch)
+        effective_limits = EffectiveLimits(self._limits, self._policy, has_admin_key=self._operators.has_own_key)
+        rules = LimitsKeeper(effective_limits, source, bucket, epoch)
         await rules.load()
         return rules
 

@@ -32,7 +32,7 @@ class SchedulerConfig(ServiceConfig):
     page_overcommit: float = setting(
         1.0, "Pages that requests may book for each that there is. Above 1: some are preempted; raise max_stall_s too."
     )
-    memory_test: Literal["conservative", "aggressive", "past-future", "predicted"] = setting(
+    memory_fit: Literal["conservative", "aggressive", "past-future", "predicted"] = setting(
         "conservative",
         "Whether one more request fits: by the worst case; by what runs now; by the lengths of past outputs; or by "
         "predicted lengths.",
@@ -56,9 +56,9 @@ class SchedulerConfig(ServiceConfig):
         for name in ("max_prefills_per_worker", "max_prefill_tokens_per_worker"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} {getattr(self, name)}: must be at least 1")
-        if self.page_overcommit > 1 and self.memory_test != "conservative":
+        if self.page_overcommit > 1 and self.memory_fit != "conservative":
             raise ValueError(
-                f"page_overcommit {self.page_overcommit}: is for memory_test conservative, not {self.memory_test}"
+                f"page_overcommit {self.page_overcommit}: is for memory_fit conservative, not {self.memory_fit}"
             )
         return CoreLimits(
             lanes=tuple(parse_lane(text) for text in self.lanes),
@@ -66,6 +66,6 @@ class SchedulerConfig(ServiceConfig):
             max_prefills=self.max_prefills_per_worker,
             max_prefill_tokens=self.max_prefill_tokens_per_worker,
             page_overcommit=self.page_overcommit,
-            placing=PlacingLimits(memory_test=self.memory_test),
+            placing=PlacingLimits(memory_fit=self.memory_fit),
             gather_s=self.gather_s,
         )

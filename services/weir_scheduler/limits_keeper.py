@@ -36,14 +36,14 @@ class LimitsKeeper:
 
     def __init__(
         self,
-        rulebook: EffectiveLimits,
+        effective_limits: EffectiveLimits,
         source: LimitsSource | None,
         bucket: KvBucket,
         epoch: int,
         *,
         look_s: float = _LOOK_S,
     ) -> None:
-        self._rulebook = rulebook
+        self._effective_limits = effective_limits
         self._source = source
         self._bucket = bucket
         self._epoch = epoch
@@ -57,9 +57,9 @@ class LimitsKeeper:
         self._num_errors = 0
 
     @property
-    def rulebook(self) -> EffectiveLimits:
+    def effective_limits(self) -> EffectiveLimits:
         """To be read only."""
-        return self._rulebook
+        return self._effective_limits
 
     @property
     def limits_path(self) -> Path | None:
@@ -80,10 +80,10 @@ class LimitsKeeper:
         if isinstance(kept, LimitsInForce):
             await self._load_limits(kept)
         elif self._source is not None:
-            self._rulebook.take_file(await self._source.read())
+            self._effective_limits.take_file(await self._source.read())
         if isinstance(choice, PolicyChoice):
             try:
-                self._rulebook.go_on_with(choice)
+                self._effective_limits.go_on_with(choice)
             except ValueError as error:
                 logger.error("the policy of an earlier scheduler is not taken up: %s", error)
 
@@ -94,15 +94,15 @@ class LimitsKeeper:
 
     async def set_limits(self, changes: Sequence[tuple[str, str]]) -> None:
         """Raises InvalidRequest, and changes nothing then; Unavailable where another scheduler leads by now."""
-        self._rulebook.change(changes)
+        self._effective_limits.change(changes)
         logger.info("limits changed: %s", ", ".join(f"{key} = {value}" for key, value in changes))
         await self._limits_changed()
         self._check_leads()
 
     async def set_policy(self, text: str) -> None:
         """Raises ValueError, and changes nothing then; Unavailable where another scheduler leads by now."""
-        self._rulebook.choose_policy(text)
-        logger.info("policy %s", self._rulebook.policy)
+        self._effective_limits.choose_policy(text)
+        logger.info("policy %s", self._effective_limits.policy)
         self._on_policy()
         self._unpublished.add(POLICY_KEY)
         await self.publish()
@@ -134,7 +134,7 @@ class LimitsKeeper:
             "limits_reloads_total": float(self._num_reloads),
             "limits_reload_errors_total": float(self._num_errors),
             "limits_file_is_wrong": float(bool(self._file_error)),
-            "limits_overrides": float(len(self._rulebook.overrides)),
+            "limits_overrides": float(len(self._effective_limits.overrides)),
             "rules_unpublished": float(len(self._unpublished)),
         }
 
@@ -142,14 +142,14 @@ class LimitsKeeper:
         has_read_file = True
         if self._source is not None:
             try:
-                self._rulebook.take_file(await self._source.read())
+                self._effective_limits.take_file(await self._source.read())
             except InvalidRequest as error:
                 if not kept.file_text:
                     raise
                 has_read_file = False
                 self._note_error(error, "the last one that was right goes on")
         try:
-            self._rulebook.go_on_from(kept, has_read_file=has_read_file)
+            self._effective_limits.go_on_from(kept, has_read_file=has_read_file)
         except InvalidRequest as error:
             logger.error("changes of an earlier scheduler are not taken up: %s", error.message)
 
@@ -160,7 +160,7 @@ class LimitsKeeper:
             text = await self._source.try_read_changed()
             if text is None:
                 return
-            has_changed = self._rulebook.take_file(text)
+            has_changed = self._effective_limits.take_file(text)
         except InvalidRequest as error:
             self._note_error(error, "the limits stay as they are")
             return
@@ -190,10 +190,10 @@ class LimitsKeeper:
 
     def _message_of(self, key: str) -> Written:
         if key == ACCESS_KEY:
-            return self._rulebook.access_rules(self._epoch)
+            return self._effective_limits.access_rules(self._epoch)
         if key == POLICY_KEY:
-            return self._rulebook.policy_choice(self._epoch)
-        return self._rulebook.limits_in_force(self._epoch)
+            return self._effective_limits.policy_choice(self._epoch)
+        return self._effective_limits.limits_in_force(self._epoch)
 
     async def _verify(self) -> None:
         """A server that lost its store has lost the rules, and a gateway that starts then would wait for ever."""

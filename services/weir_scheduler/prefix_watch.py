@@ -31,8 +31,8 @@ class PrefixWatch:
 
     def ask_for_unknown(self) -> None:
         """One question a second and arena at most."""
-        for memory_id in self._core.unknown_prefixes():
-            task = asyncio.create_task(self._ask(memory_id), name=f"prefixes of {memory_id}")
+        for arena_id in self._core.unknown_prefixes():
+            task = asyncio.create_task(self._ask(arena_id), name=f"prefixes of {arena_id}")
             self._asking.add(task)
             task.add_done_callback(self._asking.discard)
 
@@ -42,14 +42,12 @@ class PrefixWatch:
     async def _on_change(self, message: PrefixChanged) -> None:
         self._core.prefixes_changed(message)
 
-    async def _ask(self, memory_id: str) -> None:
-        subject = self._subjects.prefixes_of(memory_id)
+    async def _ask(self, arena_id: str) -> None:
+        subject = self._subjects.prefixes_of(arena_id)
         try:
-            told = await self._endpoint.ask(
-                subject, AskPrefixes(memory_id), PrefixSnapshot, timeout_s=_ANSWER_TIMEOUT_S
-            )
+            told = await self._endpoint.ask(subject, AskPrefixes(arena_id), PrefixSnapshot, timeout_s=_ANSWER_TIMEOUT_S)
         except BusError as error:
-            logger.debug("%s has not told what it caches: %s", memory_id, error)
+            logger.debug("%s has not told what it caches: %s", arena_id, error)
             return
-        if told.memory_id == memory_id:
+        if told.arena_id == arena_id:
             self._core.prefixes_told(told)

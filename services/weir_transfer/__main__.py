@@ -29,7 +29,7 @@ async def _build(context: ServiceContext[TransferConfig]) -> TransferService:
     async def connect() -> Bus:
         return await NatsBus.connect(context.config.nats_url, name=context.process_id)
 
-    def make_news(index: PrefixIndex) -> PrefixEventPublisher:
+    def make_publisher(index: PrefixIndex) -> PrefixEventPublisher:
         incarnation = claimed.segment.begin_incarnation()
         return PrefixEventPublisher(connect, subjects, arena_id, incarnation, index, context.tracer, SystemClock())
 
@@ -40,8 +40,8 @@ async def _build(context: ServiceContext[TransferConfig]) -> TransferService:
         try_open_process,
         context.tracer,
         context.request_shutdown,
-        make_news,
-        claimed.door,
+        make_publisher,
+        claimed.memory_server,
     )
     context.resources.callback(service.release)
     service.add_to(context.grpc_server)

@@ -12,7 +12,7 @@ from weir.kv.memory.kinds import try_memory_kind
 from weir.kv.memory.server import MemoryServer
 from weir.model.device_check import check_device
 from weir.runtime.config import ConfigError
-from weir_transfer.config import TransferConfig, with_model_facts
+from weir_transfer.config import TransferConfig, with_model_shape
 from weir_transfer.fence import OpenProcess
 
 _log = logging.getLogger(__name__)
@@ -20,10 +20,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ClaimedArena:
-    """`door` None: the pages are in the segment."""
+    """`memory_server` None: the pages are in the segment."""
 
     segment: Segment
-    door: MemoryServer | None
+    memory_server: MemoryServer | None
 
 
 def claim_arena(config: TransferConfig, open_process: OpenProcess) -> ClaimedArena:
@@ -32,7 +32,7 @@ def claim_arena(config: TransferConfig, open_process: OpenProcess) -> ClaimedAre
     Raises DeviceMissing, ModelError, ConfigError for an arena too small for the model, Unavailable without memory.
     """
     check_device(config.device)
-    complete = with_model_facts(config)
+    complete = with_model_shape(config)
     try:
         geometry = complete.geometry
     except ValueError as error:

@@ -81,7 +81,7 @@ class TransferConfig(ServiceConfig):
 
     @property
     def geometry(self) -> ArenaGeometry:
-        """Raises ValueError if not one sequence fits. Only for a config `with_model_facts`."""
+        """Raises ValueError if not one sequence fits. Only for a config `with_model_shape`."""
         return geometry_within(
             self.arena_bytes,
             self.page_bytes,
@@ -91,7 +91,7 @@ class TransferConfig(ServiceConfig):
         )
 
 
-def with_model_facts(config: TransferConfig) -> TransferConfig:
+def with_model_shape(config: TransferConfig) -> TransferConfig:
     """The same with page size, context and digest of the model, read from its files where they are not given.
 
     Raises ModelError: no such model, none that the device computes, or `max_context_tokens` is above the model's.

@@ -23,7 +23,7 @@ from weir.kv.records.record import RecordSummary
 from weir.kv.states import NotOwned, PageState, SlotState
 from weir_transfer.countdown import Countdowns
 from weir_transfer.lease_keeper import LeaseKeeper, LeaseRegistration, LeaseTimes
-from weir_transfer.metrics import figures_of
+from weir_transfer.metrics import metrics_of
 from weir_transfer.orders import (
     Announcement,
     Attachment,
@@ -204,7 +204,7 @@ class ArenaCore:
         """Counters (`_total`) and gauges."""
         return {
             **{name: float(value) for name, value in asdict(self._counters).items()},
-            **figures_of(self._table, self._keeper.all()),
+            **metrics_of(self._table, self._keeper.all()),
             "prefix_pending": float(len(self._pending)),
         }
 
@@ -268,10 +268,10 @@ class ArenaCore:
     def _chain_of(self, slot: int) -> PageChain:
         """The pages of a dead worker's sequence, as its record has them."""
         snapshot = self._records[slot].read()
-        if snapshot is None or not (self._keeps_prefixes and snapshot.facts.prefix_seed):
+        if snapshot is None or not (self._keeps_prefixes and snapshot.params.prefix_seed):
             return PageChain(())
-        token_ids = (*snapshot.facts.prompt_token_ids, *snapshot.output_token_ids)
-        hashes = page_hashes(token_ids[: snapshot.num_computed_tokens], snapshot.facts.prefix_seed)
+        token_ids = (*snapshot.params.prompt_token_ids, *snapshot.output_token_ids)
+        hashes = page_hashes(token_ids[: snapshot.num_computed_tokens], snapshot.params.prefix_seed)
         return PageChain(snapshot.block_table, hashes[: len(snapshot.block_table)])
 
     def _require_record(self, order: HandOffOrder) -> RecordSummary:

@@ -7,10 +7,10 @@ from weir.kv.arena.ownership import OwnershipTable
 from weir.kv.states import PageState, SlotState
 
 
-def figures_of(table: OwnershipTable, leases: Sequence[Lease]) -> Mapping[str, float]:
+def metrics_of(table: OwnershipTable, leases: Sequence[Lease]) -> Mapping[str, float]:
     """How many leases, pages and slots there are in which state; evictions are since the start of this process."""
     states = [lease.state for lease in leases]
-    figures = {
+    metrics = {
         "leases": len(states),
         "suspect_leases": states.count(LeaseState.SUSPECT),
         "fencing_leases": states.count(LeaseState.FENCING),
@@ -21,4 +21,4 @@ def figures_of(table: OwnershipTable, leases: Sequence[Lease]) -> Mapping[str, f
         "prefix_evicted_pages_total": table.prefixes.num_evicted,
         **{f"{state.name.lower()}_pages": table.num_pages(state) for state in PageState},
     }
-    return {name: float(value) for name, value in figures.items()}
+    return {name: float(value) for name, value in metrics.items()}

@@ -34,7 +34,7 @@ class PrefixEventPublisher:
         self,
         connect: Callable[[], Awaitable[Bus]],
         subjects: Subjects,
-        memory_id: str,
+        arena_id: str,
         incarnation: int,
         index: PrefixIndex,
         tracer: Tracer,
@@ -43,7 +43,7 @@ class PrefixEventPublisher:
         """`incarnation` is higher than that of any earlier process of this memory."""
         self._connect = connect
         self._subjects = subjects
-        self._memory_id = memory_id
+        self._arena_id = arena_id
         self._incarnation = incarnation
         self._index = index
         self._tracer = tracer
@@ -75,8 +75,8 @@ class PrefixEventPublisher:
 
     def metrics(self) -> dict[str, float]:
         return {
-            "prefix_news_total": float(self._num_told),
-            "prefix_news_failures_total": float(self._num_failures),
+            "prefix_events_total": float(self._num_told),
+            "prefix_events_failures_total": float(self._num_failures),
         }
 
     async def _keep_telling(self) -> None:
@@ -97,16 +97,16 @@ class PrefixEventPublisher:
             self._bus = await self._connect()
         if self._endpoint is None:
             endpoint = BusEndpoint(self._bus, self._tracer)
-            await endpoint.serve(self._subjects.prefixes_of(self._memory_id), AskPrefixes, self._on_ask)
+            await endpoint.serve(self._subjects.prefixes_of(self._arena_id), AskPrefixes, self._on_ask)
             self._endpoint = endpoint
         return self._bus
 
     async def _on_ask(self, ask: AskPrefixes) -> PrefixSnapshot | None:
-        if ask.memory_id != self._memory_id or self._bus is None:
+        if ask.arena_id != self._arena_id or self._bus is None:
             return None
         await self._tell(self._bus, at_once=True)
         hashes = _packed(islice(self._index.hashes(), MAX_HASHES))
-        return PrefixSnapshot(self._memory_id, self._incarnation, self._next_sequence - 1, hashes)
+        return PrefixSnapshot(self._arena_id, self._incarnation, self._next_sequence - 1, hashes)
 
     async def _tell(self, bus: Bus, *, at_once: bool = False) -> None:
         """Whatever becomes of the message, its number is used: the next one shows the gap."""
@@ -120,7 +120,7 @@ class PrefixEventPublisher:
             self._next_sequence += 1  # this number is never said
         added = islice(self._index.hashes(), MAX_HASHES) if is_first else iter(changes.added if changes else ())
         message = PrefixChanged(
-            memory_id=self._memory_id,
+            arena_id=self._arena_id,
             incarnation=self._incarnation,
             sequence=self._next_sequence,
             num_pages=num_pages if num_pages <= MAX_HASHES else None,

@@ -83,9 +83,9 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
         self._open_process = open_process
         self._tracer = tracer
         self._pid_namespace = segment.pid_namespace
-        self._outbox_size = segment.geometry.num_slots
-        self._outboxes: dict[int, AnnouncementQueue] = {}
-        self._facts = arena_pb2.Attached(
+        self._max_announcements = segment.geometry.num_slots
+        self._announcements: dict[int, AnnouncementQueue] = {}
+        self._attached = arena_pb2.Attached(
             segment_path=str(segment.path),
             heartbeat_interval_ms=times.heartbeat_interval_ms,
             lease_ttl_ms=times.lease_ttl_ms,
@@ -96,8 +96,8 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
 
     def close(self) -> None:
         """Ends every stream. The leases stay."""
-        for outbox in self._outboxes.values():
-            outbox.close()
+        for announcements in self._announcements.values():
+            announcements.close()
 
     async def Attach(  # noqa: N802 - names on the wire
         self, request_iterator: _Requests, context: _Context
@@ -109,15 +109,15 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
             _log.warning("worker %s (pid %s) was refused: %s", register.worker_id, register.pid, error)
             await _abort(context, error)
         _log.info("worker %s has lease %d, attachment %d", register.worker_id, attachment.lease_id, attachment.number)
-        outbox = self._replace_outbox(attachment.lease_id)
-        listening = asyncio.create_task(self._listen(request_iterator, attachment, outbox))
+        announcements = self._replace_announcements(attachment.lease_id)
+        listening = asyncio.create_task(self._listen(request_iterator, attachment, announcements))
         try:
             yield arena_pb2.AttachResponse(attached=self._attached_to_pb(attachment))
-            while (message := await outbox.next()) is not None:
+            while (message := await announcements.next()) is not None:
                 yield message
         finally:
             listening.cancel()
-            self._break_stream(attachment, outbox)
+            self._break_stream(attachment, announcements)
             with contextlib.suppress(asyncio.CancelledError):
                 await listening
 
@@ -227,7 +227,7 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
             handle.close()
             raise
 
-    async def _listen(self, requests: _Requests, attachment: Attachment, outbox: AnnouncementQueue) -> None:
+    async def _listen(self, requests: _Requests, attachment: Attachment, announcements: AnnouncementQueue) -> None:
         try:
             async for request in requests:
                 match request.WhichOneof("message"):
@@ -244,31 +244,31 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
         except StaleAttachment as error:
             _log.warning("%s: its Detach came too late", error)
         finally:
-            outbox.close()
+            announcements.close()
 
-    def _replace_outbox(self, lease_id: int) -> AnnouncementQueue:
-        replaced = self._outboxes.get(lease_id)
+    def _replace_announcements(self, lease_id: int) -> AnnouncementQueue:
+        replaced = self._announcements.get(lease_id)
         if replaced is not None:
             replaced.close()
-        outbox = self._outboxes[lease_id] = AnnouncementQueue(self._outbox_size)
-        return outbox
+        announcements = self._announcements[lease_id] = AnnouncementQueue(self._max_announcements)
+        return announcements
 
-    def _break_stream(self, attachment: Attachment, outbox: AnnouncementQueue) -> None:
+    def _break_stream(self, attachment: Attachment, announcements: AnnouncementQueue) -> None:
         self._core.break_stream(attachment.lease_id, attachment.number)
         self._settled.ring()  # matches of this attachment have nobody to answer
-        if self._outboxes.get(attachment.lease_id) is outbox:
-            del self._outboxes[attachment.lease_id]
+        if self._announcements.get(attachment.lease_id) is announcements:
+            del self._announcements[attachment.lease_id]
         _log.info("attachment %d of lease %d ended", attachment.number, attachment.lease_id)
 
     def _announce(self, announcement: Announcement) -> None:
-        outbox = self._outboxes.get(announcement.lease_id)
-        if outbox is not None:  # else the receiver is told when it attaches again
+        announcements = self._announcements.get(announcement.lease_id)
+        if announcements is not None:  # else the receiver is told when it attaches again
             message = handed_off_to_pb(announcement.sequence)
-            outbox.push(arena_pb2.AttachResponse(sequence_handed_off=message))
+            announcements.push(arena_pb2.AttachResponse(sequence_handed_off=message))
 
     def _attached_to_pb(self, attachment: Attachment) -> arena_pb2.Attached:
         attached = arena_pb2.Attached()
-        attached.CopyFrom(self._facts)
+        attached.CopyFrom(self._attached)
         attached.lease_id = attachment.lease_id
         attached.attachment = attachment.number
         attached.handed_off_sequences.extend(handed_off_to_pb(sequence) for sequence in attachment.handed_off)

@@ -41,15 +41,15 @@ class TransferService:
         open_process: OpenProcess,
         tracer: Tracer,
         request_shutdown: Callable[[str], None],
-        make_news: Callable[[PrefixIndex], PrefixEventPublisher] | None = None,
-        door: MemoryServer | None = None,
+        make_publisher: Callable[[PrefixIndex], PrefixEventPublisher] | None = None,
+        memory_server: MemoryServer | None = None,
     ) -> None:
-        """`make_news`: of whoever tells the scheduler what is cached. `door`: of page memory on a device."""
+        """`make_publisher`: of whoever tells the scheduler what is cached. `memory_server`: of page memory on a device."""
         self._segment = segment
         self._request_shutdown = request_shutdown
         settled = ChangeSignal()
         countdowns = Countdowns(SystemClock(), _TICK_S)
-        self._door = door
+        self._memory_server = memory_server
         self._core = ArenaCore(segment, _mover_of(segment), countdowns, times, prefix_settings, settled.ring)
         self._fence = Fence(self._on_exit)
         self._servicer = ArenaService(
@@ -61,9 +61,11 @@ class TransferService:
             self._fence,
             open_process,
             tracer,
-            door.path if door is not None else None,
+            memory_server.path if memory_server is not None else None,
         )
-        self._news = make_news(self._core.prefixes) if make_news is not None and prefix_settings.is_on else None
+        self._publisher = (
+            make_publisher(self._core.prefixes) if make_publisher is not None and prefix_settings.is_on else None
+        )
         self._nobody_left = asyncio.Event()
         self._ticking: asyncio.Task[None] | None = None
         for lease in self._core.leases():
@@ -78,12 +80,12 @@ class TransferService:
 
     async def start(self) -> None:
         """Countdowns run from here on."""
-        if self._door is not None:
-            self._door.start()
+        if self._memory_server is not None:
+            self._memory_server.start()
         self._ticking = asyncio.create_task(self._tick_for_ever())
         self._ticking.add_done_callback(self._on_tick_end)
-        if self._news is not None:
-            self._news.start()
+        if self._publisher is not None:
+            self._publisher.start()
 
     async def drain(self, deadline_s: float) -> None:
         """Waits for the workers to leave: those who end work in an orderly way need the arena while they do."""
@@ -95,12 +97,12 @@ class TransferService:
         """The segment stays this service's until `release`."""
         if self._ticking is not None:
             self._ticking.cancel()
-        if self._news is not None:
-            await self._news.stop()
+        if self._publisher is not None:
+            await self._publisher.stop()
         self._servicer.close()
         self._fence.close()
-        if self._door is not None:
-            await asyncio.to_thread(self._door.close)
+        if self._memory_server is not None:
+            await asyncio.to_thread(self._memory_server.close)
 
     def release(self) -> None:
         """Removes the segment, unless somebody still has a lease: then the next transfer service goes on with it.
@@ -115,8 +117,8 @@ class TransferService:
         self._segment.close()
 
     def describe(self) -> Description:
-        news = self._news.metrics() if self._news is not None else {}
-        return Description({**self._core.metrics(), **news}, self._core.integrity_errors())
+        events = self._publisher.metrics() if self._publisher is not None else {}
+        return Description({**self._core.metrics(), **events}, self._core.integrity_errors())
 
     async def _tick_for_ever(self) -> None:
         while True:
@@ -125,7 +127,7 @@ class TransferService:
                 self._fence.kill(lease_id)
             if not self._core.leases():
                 self._nobody_left.set()
-                if self._door is not None and not self._door.has_memory:
+                if self._memory_server is not None and not self._memory_server.has_memory:
                     self._request_shutdown("the last worker that had the memory of this arena's pages is gone")
             await asyncio.sleep(_TICK_S)
 

@@ -63,7 +63,7 @@ def is_clean(stack: Stack) -> bool:
     return (
         errors == []
         and transfer["free_pages"] + transfer["cached_pages"] == transfer["total_pages"]
-        and scheduler["booked_pages"] == 0
+        and scheduler["reserved_pages"] == 0
         and scheduler["queued"] == 0
         and gateway["requests_in_flight"] == 0
     )

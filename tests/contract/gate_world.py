@@ -43,8 +43,8 @@ class GateWorld:
     now_s: float = 0.0
     waiting: list[Job] = field(default_factory=list)
     batch: list[Job] = field(default_factory=list)
-    resting: set[str] = field(default_factory=set)
-    num_rests: dict[str, int] = field(default_factory=dict)
+    paused: set[str] = field(default_factory=set)
+    num_pauses: dict[str, int] = field(default_factory=dict)
     ended: list[str] = field(default_factory=list)
     log: list[tuple[float, tuple[str, ...]]] = field(default_factory=list)
     idle_since_s: float | None = None
@@ -75,17 +75,17 @@ class GateWorld:
         return self.num_pool_tokens - sum(job.num_prompt_tokens + job.num_emitted for job in self.batch)
 
     def _step(self, decision: GateDecision) -> None:
-        resting, joining = list(decision.resting), list(decision.joining)
-        assert len(set(resting)) == len(resting)
-        assert set(resting) <= set(range(len(self.batch)))
+        paused, joining = list(decision.paused), list(decision.joining)
+        assert len(set(paused)) == len(paused)
+        assert set(paused) <= set(range(len(self.batch)))
         assert len(set(joining)) == len(joining)
         assert set(joining) <= set(range(len(self.waiting)))
-        assert len(self.batch) - len(resting) + len(joining) <= self.num_places
-        now_resting = {self.batch[index].request_id for index in resting}
-        for request_id in now_resting - self.resting:
-            self.num_rests[request_id] = self.num_rests.get(request_id, 0) + 1
-        self.resting = now_resting
-        computed = [job for job in self.batch if job.request_id not in now_resting]
+        assert len(self.batch) - len(paused) + len(joining) <= self.num_places
+        now_paused = {self.batch[index].request_id for index in paused}
+        for request_id in now_paused - self.paused:
+            self.num_pauses[request_id] = self.num_pauses.get(request_id, 0) + 1
+        self.paused = now_paused
+        computed = [job for job in self.batch if job.request_id not in now_paused]
         for job in [self.waiting[index] for index in joining]:
             if job.num_prompt_tokens > self._num_free():
                 break

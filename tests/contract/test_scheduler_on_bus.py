@@ -85,9 +85,9 @@ async def test_a_worker_that_only_the_registry_does_not_hear_keeps_its_requests(
         silent.add("d")
         await eventually(lambda: scheduler.describe().metrics["workers"] == 1)
         await asyncio.sleep(0.5)
-        assert (gateway.ends, scheduler.describe().metrics["booked_pages"]) == ({}, 2)
+        assert (gateway.ends, scheduler.describe().metrics["reserved_pages"]) == ({}, 2)
         await gateway.finish("a")
-        await eventually(lambda: scheduler.describe().metrics["booked_pages"] == 0)
+        await eventually(lambda: scheduler.describe().metrics["reserved_pages"] == 0)
         assert (gateway.ends, shutdowns) == ({"a": "finished"}, [])
     finally:
         await gateway.stop()

@@ -60,7 +60,7 @@ async def test_after_many_short_answers_more_requests_run_at_once_than_would_fit
         assert total_pages < NUM_AT_ONCE * LONGEST / PAGE_TOKENS
         await asyncio.to_thread(
             wait_until,
-            lambda: local_stack.metrics(scheduler)["booked_pages"] > total_pages,
+            lambda: local_stack.metrics(scheduler)["reserved_pages"] > total_pages,
             timeout_s=30,
             what="more is booked than there is",
         )

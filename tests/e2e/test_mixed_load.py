@@ -50,7 +50,7 @@ def is_idle(stack: Stack) -> bool:
         and transfer["free_slots"] == transfer["total_slots"]
         and scheduler["queued"] == 0
         and scheduler["granted"] == 0
-        and scheduler["booked_pages"] == 0
+        and scheduler["reserved_pages"] == 0
         and gateway["requests_in_flight"] == 0
     )
 

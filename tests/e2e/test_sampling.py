@@ -62,12 +62,12 @@ def test_a_prompt_is_scored_as_its_own_continuation_was(stack: Stack) -> None:
     with WeirClient(stack.grpc_address) as weir:
         prompt = weir.tokenize(PROMPT)
         greedy = GenerateOptions(temperature=0, max_tokens=20, logprobs=2, ignore_eos=True)
-        drawn = [told for chunk in weir.generate(prompt, greedy) for told in chunk.logprobs]
-        whole = [*prompt, *(told.token_id for told in drawn)]
+        sampled = [told for chunk in weir.generate(prompt, greedy) for told in chunk.logprobs]
+        whole = [*prompt, *(told.token_id for told in sampled)]
         scoring = GenerateOptions(temperature=0, max_tokens=1, prompt_logprobs=2)
         scored = [told for chunk in weir.generate(whole, scoring) for told in chunk.prompt_logprobs]
     assert [told.token_id for told in scored] == whole[1:]
-    for from_prompt, from_output in zip(scored[-len(drawn) :], drawn, strict=True):
+    for from_prompt, from_output in zip(scored[-len(sampled) :], sampled, strict=True):
         assert from_prompt.rank == from_output.rank == 1
         assert from_prompt.logprob == pytest.approx(from_output.logprob, abs=1e-3)
         assert from_prompt.top[0][0] == from_output.top[0][0]

@@ -64,10 +64,10 @@ class Continuation:
         sample = SampleSpec(GREEDY, len(self.output_ids)) if is_last else None
         return ChunkPlan(self._slot, self._num_computed, token_ids, self._page_ids, sample)
 
-    def record(self, chunk: ChunkPlan, drawn: Mapping[int, int]) -> None:
+    def record(self, chunk: ChunkPlan, sampled: Mapping[int, int]) -> None:
         self._num_computed = chunk.end
         if chunk.sample is not None:
-            self.output_ids.append(drawn[self._slot])
+            self.output_ids.append(sampled[self._slot])
 
 
 def generate(
@@ -87,10 +87,10 @@ def generate(
             running[slot] = Continuation(slot, prompt.prompt_ids, held[slot], len(prompt.expected_ids))
         assert running, "the pool is smaller than the next prompt"
         chunks = tuple(sequence.plan(chunk_tokens) for sequence in running.values())
-        drawn = runner.run(StepPlan(step, chunks)).token_ids
+        sampled = runner.run(StepPlan(step, chunks)).token_ids
         step += 1
         for chunk in chunks:
-            running[chunk.slot].record(chunk, drawn)
+            running[chunk.slot].record(chunk, sampled)
         for slot in [slot for slot, sequence in running.items() if sequence.is_done]:
             outputs[slot] = running.pop(slot).output_ids
             free_pages.extend(held.pop(slot))

@@ -39,7 +39,7 @@ def test_the_most_likely_token_is_nearly_always_the_same(report: QualityReport) 
 def common_start(prompt: Golden, output: list[int]) -> int:
     """Tokens before the first that differs."""
     pairs = enumerate(zip(prompt.expected_ids, output, strict=True))
-    return next((place for place, (expected, drawn) in pairs if expected != drawn), len(output))
+    return next((place for place, (expected, sampled) in pairs if expected != sampled), len(output))
 
 
 def test_greedy_answers_begin_as_those_of_fp32() -> None:

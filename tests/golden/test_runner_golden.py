@@ -77,12 +77,12 @@ def check(prompts: Sequence[Golden], outputs: Sequence[Sequence[int]], config: M
         assert len(output) == len(prompt.expected_ids)
         place = next(i for i, (a, b) in enumerate(zip(output, prompt.expected_ids, strict=True)) if a != b)
         logits = logits_after([*prompt.prompt_ids, *prompt.expected_ids[:place]], config, weights)
-        expected, drawn = (float(logits[ids[place]]) for ids in (prompt.expected_ids, output))
+        expected, sampled = (float(logits[ids[place]]) for ids in (prompt.expected_ids, output))
         print(
             f"prompt {prompt.name}, token {place}: expected {prompt.expected_ids[place]} with logit {expected:.6f}, "
-            f"drew {output[place]} with logit {drawn:.6f}"
+            f"drew {output[place]} with logit {sampled:.6f}"
         )
-        assert abs(expected - drawn) <= ALLOWED_MARGIN, prompt.name
+        assert abs(expected - sampled) <= ALLOWED_MARGIN, prompt.name
     assert len(different) <= ALLOWED_DIFFERENCES, [prompt.name for prompt, _ in different]
 
 

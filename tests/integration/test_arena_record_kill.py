@@ -51,7 +51,7 @@ def test_a_kill_at_any_moment_leaves_a_whole_record(tmp_path: Path) -> None:
         assert snapshot is not None
         num_output = len(snapshot.output_token_ids)
         assert num_output >= acknowledged
-        assert snapshot.facts.prompt_token_ids == (7, 8, 9)
+        assert snapshot.params.prompt_token_ids == (7, 8, 9)
         assert snapshot.output_token_ids == tuple(3 * index for index in range(num_output))
         assert snapshot.block_table == tuple(range(-(-num_output // 16)))
         assert (snapshot.num_computed_tokens, snapshot.rng_position) == (

@@ -61,8 +61,10 @@ async def _attach(channel: grpc.aio.Channel, identity: ProcessIdentity, lease_id
 async def _published_sequence(client: ArenaClient, num_pages: int) -> tuple[int, tuple[int, ...]]:
     acquired = await client.acquire(num_pages, 1)
     record = client.segment.record(acquired.slots[0])
-    facts = SequenceParams("r1", Attempt(), "gateway", (1, 2), SamplingParams(), StopRules(max_tokens=9), num_pages, "")
-    record.begin(facts)
+    params = SequenceParams(
+        "r1", Attempt(), "gateway", (1, 2), SamplingParams(), StopRules(max_tokens=9), num_pages, ""
+    )
+    record.begin(params)
     record.set_block_table(acquired.page_ids)
     record.publish(num_computed_tokens=2)
     return acquired.slots[0], acquired.page_ids

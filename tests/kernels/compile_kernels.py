@@ -65,8 +65,8 @@ def compiling(variant: str, arch: int, seen: set[str]) -> Callable[[Any, tuple[i
             # models of the same shape share variants: the second launch compiles nothing
             if binary.hash not in seen:
                 seen.add(binary.hash)
-                facts = {"variant": variant, "kernel": kernel.fn.__name__, "arch": arch}
-                print(json.dumps(facts | resources(binary, report.getvalue())), flush=True)
+                params = {"variant": variant, "kernel": kernel.fn.__name__, "arch": arch}
+                print(json.dumps(params | resources(binary, report.getvalue())), flush=True)
 
         return compile_only
 

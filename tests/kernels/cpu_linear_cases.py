@@ -18,7 +18,7 @@ from weir.ops.linear_int8.tile import make_block
 from weir.ops.quantize.rows import GROUP, dequantized, empty_rows, num_groups_of, records_of
 from weir.ops.simd.features import InstructionSet, cpu_features
 
-TIERS = cpu_features().tiers
+TIERS = cpu_features().isas
 KINDS = tuple(WeightKind)
 
 
@@ -72,8 +72,8 @@ def random_case(
 class LinearOfTier:
     """Both kinds of linear layer on one tier, whichever tier `weir.ops` has chosen for this process."""
 
-    def __init__(self, tier: InstructionSet) -> None:
-        self._drivers = {kind: _driver(make_block(kind, tier)) for kind in KINDS}
+    def __init__(self, isa: InstructionSet) -> None:
+        self._drivers = {kind: _driver(make_block(kind, isa)) for kind in KINDS}
 
     def __call__(
         self, rows: NDArray[np.uint8], matrix: PackedMatrix, out: NDArray[np.float32] | None = None, added: int = 0

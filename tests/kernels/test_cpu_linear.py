@@ -25,14 +25,14 @@ SHAPES = ((1, 32), (16, 64), (17, 96), (40, 160), (95, 576))
 
 
 @pytest.fixture(scope="module")
-def by_tier() -> dict[InstructionSet, LinearOfTier]:
-    return {tier: LinearOfTier(tier) for tier in TIERS}
+def by_isa() -> dict[InstructionSet, LinearOfTier]:
+    return {isa: LinearOfTier(isa) for isa in TIERS}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize("isa", TIERS)
 def test_products_are_exact_where_float32_can_hold_them(
-    by_tier: dict[InstructionSet, LinearOfTier], tier: InstructionSet, kind: WeightKind
+    by_isa: dict[InstructionSet, LinearOfTier], isa: InstructionSet, kind: WeightKind
 ) -> None:
     random = np.random.default_rng(1)
     for num_outputs, num_inputs in SHAPES:
@@ -46,63 +46,63 @@ def test_products_are_exact_where_float32_can_hold_them(
             row_scales = (2.0 ** random.integers(-1, 2, (num_rows, groups))).astype(np.float32)
             inputs = (values.reshape(num_rows, groups, 32) * row_scales[..., None]).reshape(values.shape)
             expected = inputs.astype(np.float64) @ weights.T
-            found = by_tier[tier](make_rows(values, row_scales), matrix)
+            found = by_isa[isa](make_rows(values, row_scales), matrix)
             assert np.array_equal(found, expected), (num_outputs, num_inputs, num_rows)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize("isa", TIERS)
 def test_the_largest_sums_do_not_saturate(
-    by_tier: dict[InstructionSet, LinearOfTier], tier: InstructionSet, kind: WeightKind
+    by_isa: dict[InstructionSet, LinearOfTier], isa: InstructionSet, kind: WeightKind
 ) -> None:
     extremes = [0, 15] if kind is WeightKind.INT4 else [-127, 127, -1]
     quants = np.repeat(np.resize(extremes, 16)[:, None], 96, axis=1)
     ones = np.ones((16, 3), dtype=np.float16)
     matrix, weights = make_matrix(kind, quants, ones, -8 * ones)
     values = np.repeat(np.array([127, -127, 0, 1, 127, -127, 127, 127, -127], dtype=np.int8)[:, None], 96, axis=1)
-    found = by_tier[tier](make_rows(values, np.ones((len(values), 3), dtype=np.float32)), matrix)
+    found = by_isa[isa](make_rows(values, np.ones((len(values), 3), dtype=np.float32)), matrix)
     assert np.array_equal(found, values.astype(np.float64) @ weights.T)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_all_tiers_give_the_same_bits(by_tier: dict[InstructionSet, LinearOfTier], kind: WeightKind) -> None:
+def test_all_tiers_give_the_same_bits(by_isa: dict[InstructionSet, LinearOfTier], kind: WeightKind) -> None:
     rows, matrix, inputs, weights = random_case(np.random.default_rng(2), kind, 15, 95, 576)
     expected = inputs @ weights.T
-    results = {tier: by_tier[tier](rows, matrix) for tier in TIERS}
+    results = {isa: by_isa[isa](rows, matrix) for isa in TIERS}
     tolerance = 2e-6 * np.abs(inputs) @ np.abs(weights).T
-    for tier, found in results.items():
-        assert np.array_equal(found, results[InstructionSet.PORTABLE]), tier
-        assert (np.abs(found - expected) <= tolerance).all(), tier
+    for isa, found in results.items():
+        assert np.array_equal(found, results[InstructionSet.PORTABLE]), isa
+        assert (np.abs(found - expected) <= tolerance).all(), isa
     assert np.array_equal(linear(rows, matrix), results[InstructionSet.PORTABLE])
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize("isa", TIERS)
 def test_a_row_has_the_same_bits_alone_and_in_any_batch(
-    by_tier: dict[InstructionSet, LinearOfTier], tier: InstructionSet, kind: WeightKind
+    by_isa: dict[InstructionSet, LinearOfTier], isa: InstructionSet, kind: WeightKind
 ) -> None:
     random = np.random.default_rng(3)
     rows, matrix, _, _ = random_case(random, kind, 40, 33, 192)
-    alone = np.concatenate([by_tier[tier](rows[index : index + 1], matrix) for index in range(len(rows))])
+    alone = np.concatenate([by_isa[isa](rows[index : index + 1], matrix) for index in range(len(rows))])
     for num_rows in (2, 7, 32, 33):
         for _ in range(4):
             chosen = random.permutation(len(rows))[:num_rows]
-            assert np.array_equal(by_tier[tier](rows[chosen].copy(), matrix), alone[chosen]), num_rows
+            assert np.array_equal(by_isa[isa](rows[chosen].copy(), matrix), alone[chosen]), num_rows
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize("isa", TIERS)
 def test_adding_adds_to_what_is_there_and_nothing_else_is_touched(
-    by_tier: dict[InstructionSet, LinearOfTier], tier: InstructionSet, kind: WeightKind
+    by_isa: dict[InstructionSet, LinearOfTier], isa: InstructionSet, kind: WeightKind
 ) -> None:
     random = np.random.default_rng(4)
     for num_rows, num_outputs in ((1, 17), (3, 9), (7, 31), (9, 40)):
         rows, matrix, _, _ = random_case(random, kind, num_rows, num_outputs, 64)
-        product = by_tier[tier](rows, matrix)
+        product = by_isa[isa](rows, matrix)
         memory = random.standard_normal(num_rows * num_outputs + 32).astype(np.float32)
         before = memory.copy()
         out = memory[16 : 16 + num_rows * num_outputs].reshape(num_rows, num_outputs)
-        by_tier[tier](rows, matrix, out, added=1)
+        by_isa[isa](rows, matrix, out, added=1)
         assert np.array_equal(out, before[16:-16].reshape(out.shape) + product)
         assert np.array_equal(memory[:16], before[:16])
         assert np.array_equal(memory[-16:], before[-16:])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from weir.ops.simd.features import InstructionSet, cpu_features, features_from, kernel_tier, parse_features
+from weir.ops.simd.features import InstructionSet, cpu_features, features_from, instruction_set, parse_features
 
 ROOT = Path(__file__).parents[2]
 
@@ -50,8 +50,8 @@ print(digest.hexdigest())
     ],
 )
 def test_the_fastest_tier_whose_instructions_are_all_there(features: dict[str, bool], fastest: InstructionSet) -> None:
-    assert features_from(features).tiers[-1] is fastest
-    assert features_from(features).tiers[0] is InstructionSet.PORTABLE
+    assert features_from(features).isas[-1] is fastest
+    assert features_from(features).isas[0] is InstructionSet.PORTABLE
 
 
 def test_feature_lists_are_read_as_llvm_writes_them() -> None:
@@ -60,12 +60,12 @@ def test_feature_lists_are_read_as_llvm_writes_them() -> None:
 
 def test_the_environment_chooses_among_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WEIR_CPU_KERNELS", raising=False)
-    assert kernel_tier() is cpu_features().tiers[-1]
+    assert instruction_set() is cpu_features().isas[-1]
     monkeypatch.setenv("WEIR_CPU_KERNELS", "portable")
-    assert kernel_tier() is InstructionSet.PORTABLE
+    assert instruction_set() is InstructionSet.PORTABLE
     monkeypatch.setenv("WEIR_CPU_KERNELS", "sse9")
     with pytest.raises(ValueError, match="WEIR_CPU_KERNELS is 'sse9'; this processor runs portable"):
-        kernel_tier()
+        instruction_set()
 
 
 @pytest.mark.skipif(sys.platform != "linux" or os.uname().machine != "x86_64", reason="names x86-64 instructions")

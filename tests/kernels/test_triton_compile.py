@@ -51,38 +51,38 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[st
         return dict(zip(SHARED_KIB, threads.map(run, SHARED_KIB), strict=True))
 
 
-def blocks_a_multiprocessor(facts: dict[str, Any]) -> int:
+def blocks_a_multiprocessor(params: dict[str, Any]) -> int:
     """How many programs run side by side, as far as registers and shared memory let them."""
-    _, multiprocessor_kib = SHARED_KIB[facts["arch"]]
+    _, multiprocessor_kib = SHARED_KIB[params["arch"]]
     # a warp gets registers in steps of 256, a block 1 KiB of shared memory beside its own
-    warp_registers: int = -(-facts["registers"] * 32 // 256) * 256
-    by_registers: int = REGISTERS // (warp_registers * facts["num_warps"])
-    by_shared_memory: int = multiprocessor_kib * 1024 // (facts["shared_bytes"] + 1024)
+    warp_registers: int = -(-params["registers"] * 32 // 256) * 256
+    by_registers: int = REGISTERS // (warp_registers * params["num_warps"])
+    by_shared_memory: int = multiprocessor_kib * 1024 // (params["shared_bytes"] + 1024)
     return min(by_registers, by_shared_memory)
 
 
 @pytest.mark.parametrize("arch", SHARED_KIB)
 def test_every_kernel_compiles(compiled: dict[int, list[dict[str, Any]]], arch: int) -> None:
-    assert {facts["kernel"] for facts in compiled[arch]} == KERNELS
+    assert {params["kernel"] for params in compiled[arch]} == KERNELS
     assert len(compiled[arch]) >= 30
 
 
 @pytest.mark.parametrize("arch", SHARED_KIB)
 def test_nothing_spills_to_memory(compiled: dict[int, list[dict[str, Any]]], arch: int) -> None:
-    assert [facts for facts in compiled[arch] if facts["spilled_bytes"] > 0] == []
+    assert [params for params in compiled[arch] if params["spilled_bytes"] > 0] == []
 
 
 @pytest.mark.parametrize("arch", SHARED_KIB)
 def test_shared_memory_fits(compiled: dict[int, list[dict[str, Any]]], arch: int) -> None:
     block_kib, _ = SHARED_KIB[arch]
-    assert [facts for facts in compiled[arch] if facts["shared_bytes"] > block_kib * 1024] == []
+    assert [params for params in compiled[arch] if params["shared_bytes"] > block_kib * 1024] == []
 
 
 @pytest.mark.parametrize("arch", SHARED_KIB)
 def test_decode_programs_share_a_multiprocessor_so_that_one_computes_while_others_load(
     compiled: dict[int, list[dict[str, Any]]], arch: int
 ) -> None:
-    decodes = [facts for facts in compiled[arch] if facts["kernel"] == "paged_decode_kernel"]
-    assert [facts for facts in decodes if blocks_a_multiprocessor(facts) < 2] == []
+    decodes = [params for params in compiled[arch] if params["kernel"] == "paged_decode_kernel"]
+    assert [params for params in decodes if blocks_a_multiprocessor(params) < 2] == []
     # two blocks of keys and values on their way while a third is read would be 96 KiB; one on its way is 32 KiB
-    assert {facts["variant"] for facts in decodes if facts["shared_bytes"] < 64 * 1024} == set()
+    assert {params["variant"] for params in decodes if params["shared_bytes"] < 64 * 1024} == set()

@@ -21,9 +21,9 @@ from weir_gateway.requests.tokens import FinishReason, TokenConflict
 from weir_gateway.workers.wire import (
     attempt_from_pb,
     finish_reason_from_pb,
-    news_from_pb,
     resume_command,
     start_command,
+    update_from_pb,
 )
 
 logger = logging.getLogger(__name__)
@@ -39,20 +39,20 @@ _DEFECTS = (
 
 
 class RequestState:
-    """`traceparent` is the request's span's, for the workers' spans; `news` is set when there is something to take."""
+    """`traceparent` is the request's span's, for the workers' spans; `has_output` is set when there is something to take."""
 
     def __init__(
-        self, request: RequestRecord, output: Output, clock: Clock, traceparent: str, news: asyncio.Event
+        self, request: RequestRecord, output: Output, clock: Clock, traceparent: str, has_output: asyncio.Event
     ) -> None:
         self.request = request
         self._output = output
         self._clock = clock
         self._traceparent = traceparent
-        self.news = news
+        self.has_output = has_output
         self._is_started = False
         self._is_known_to_scheduler = False
         self._is_over_at_workers = False
-        self._last_news_s = clock.now_s()
+        self._last_event_s = clock.now_s()
         self._last_probe_s = float("-inf")
         loop = asyncio.get_running_loop()
         self.granted: asyncio.Future[Placement] = loop.create_future()
@@ -86,7 +86,7 @@ class RequestState:
     @property
     def silent_s(self) -> float:
         """Time since its last token in order, or since it started."""
-        return self._clock.now_s() - self._last_news_s
+        return self._clock.now_s() - self._last_event_s
 
     def is_still(self, said: HeldRequest) -> bool:
         """Whether it is under the grant, or waits for the one, that the list of held requests said."""
@@ -108,7 +108,7 @@ class RequestState:
         """From now on its workers may know it. Returns the command for the prefill worker."""
         self.request.started()
         self._is_started = True
-        self._last_news_s = self._clock.now_s()
+        self._last_event_s = self._clock.now_s()
         return self._start_command()
 
     def try_probe(self, overdue_s: float, again_s: float) -> worker_pb2.ServeRequest | None:
@@ -117,7 +117,7 @@ class RequestState:
         Repeated after `again_s`, longer than a worker waits for a sequence that it was asked for: it would wait anew.
         """
         now_s = self._clock.now_s()
-        is_due = now_s - self._last_news_s >= overdue_s and now_s - self._last_probe_s >= again_s
+        is_due = now_s - self._last_event_s >= overdue_s and now_s - self._last_probe_s >= again_s
         may_be_at_decode = self._output.has_gap or self.request.phase is Phase.DECODING
         if not (is_due and may_be_at_decode):
             return None
@@ -155,7 +155,7 @@ class RequestState:
             return
         self.request.end(ending)
         self.ended.set_result(ending)
-        self.news.set()
+        self.has_output.set()
 
     # What workers say.
 
@@ -171,7 +171,7 @@ class RequestState:
             logger.exception("request %s: update of %s failed", self.request.request_id, worker_id)
             self.fail(InternalError(f"internal error: {type(error).__name__}; see the gateway's log"))
 
-    def on_link_lost(self, worker_id: str, message: str) -> None:
+    def on_connection_lost(self, worker_id: str, message: str) -> None:
         if self._is_prefill(worker_id) and self.request.phase is Phase.DECODING:
             return  # it has done its part
         if self._is_started:
@@ -209,9 +209,9 @@ class RequestState:
             return
         finish_reason = finish_reason_from_pb(update.finish_reason)
         self.num_cached_tokens = max(self.num_cached_tokens, update.num_cached_tokens)
-        if self._output.push(news_from_pb(update)):
-            self._last_news_s = self._clock.now_s()
-            self.news.set()
+        if self._output.push(update_from_pb(update)):
+            self._last_event_s = self._clock.now_s()
+            self.has_output.set()
         self._note_progress(worker_id, update)
         if self._output.finish_reason is not None:
             self._is_over_at_workers = finish_reason is not None

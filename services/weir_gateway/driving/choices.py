@@ -29,12 +29,12 @@ class OutputDelta(NamedTuple):
 class Choices:
     """Admitted together or not at all: nothing is handed out before each is queued, and the first error ends all.
 
-    Every call sets `news`, which they share, when it has some.
+    Every call sets `has_output`, which they share, when it has some.
     """
 
-    def __init__(self, calls: Sequence[RequestState], news: asyncio.Event) -> None:
+    def __init__(self, calls: Sequence[RequestState], has_output: asyncio.Event) -> None:
         self.calls = tuple(calls)
-        self._news = news
+        self._has_output = has_output
         self._open = dict(enumerate(self.calls))
         """Those whose last piece was not handed out; the one that was heard longest ago comes first."""
         self._error: WeirError | None = None
@@ -68,8 +68,8 @@ class Choices:
         Nothing is handed out if one of them was not admitted.
         """
         while (delivery := self._try_next()) is None:
-            self._news.clear()
-            await self._news.wait()
+            self._has_output.clear()
+            await self._has_output.wait()
         return delivery
 
     def _try_next(self) -> OutputDelta | None:
@@ -98,7 +98,7 @@ class Choices:
             endings = [call.ended.result() for call in self.calls]
             first = next((ending for ending in endings if ending.error is self._error), endings[0])
             self.ended.set_result(first)
-        self._news.set()
+        self._has_output.set()
 
 
 def choice_of(checked: CheckedRequest, index: int) -> CheckedRequest:

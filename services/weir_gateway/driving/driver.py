@@ -53,9 +53,11 @@ class DriverSettings:
 class Driver:
     """Holds every request that was accepted and has not ended, and those whose end is still being told."""
 
-    def __init__(self, port: SchedulerPort, links: WorkerConnections, settings: DriverSettings, clock: Clock) -> None:
+    def __init__(
+        self, port: SchedulerPort, connections: WorkerConnections, settings: DriverSettings, clock: Clock
+    ) -> None:
         self._port = port
-        self._links = links
+        self._connections = connections
         self._settings = settings
         self._clock = clock
         self._calls: dict[str, RequestState] = {}
@@ -214,9 +216,9 @@ class Driver:
     async def _try_start(self, call: RequestState, placement: Placement) -> bool:
         """False: a worker was lost, and none was told of the request."""
         request_id = call.request.request_id
-        prefill = self._links.link_to(placement.prefill_worker_id, placement.prefill_address)
+        prefill = self._connections.link_to(placement.prefill_worker_id, placement.prefill_address)
         prefill.subscribe(request_id, call)
-        decode = self._links.link_to(placement.decode_worker_id, placement.decode_address)
+        decode = self._connections.link_to(placement.decode_worker_id, placement.decode_address)
         decode.subscribe(request_id, call)
         connecting = asyncio.create_task(_wait_connected(prefill, decode))
         try:
@@ -235,9 +237,9 @@ class Driver:
     def _leave_workers(self, call: RequestState, placement: Placement) -> None:
         """They were not told of it."""
         for worker_id in {placement.prefill_worker_id, placement.decode_worker_id}:
-            link = self._links.try_get(worker_id)
-            if link is not None:
-                link.unsubscribe(call.request.request_id)
+            connection = self._connections.try_get(worker_id)
+            if connection is not None:
+                connection.unsubscribe(call.request.request_id)
 
     def _cancel_at_workers(self, call: RequestState) -> None:
         placement = call.request.placement
@@ -246,10 +248,10 @@ class Driver:
         request_id = call.request.request_id
         for worker_id in {placement.prefill_worker_id, placement.decode_worker_id}:
             if call.is_started and not call.is_over_at_workers:
-                self._links.cancel(worker_id, request_id, call.request.attempt)
-            link = self._links.try_get(worker_id)
-            if link is not None:
-                link.unsubscribe(request_id)
+                self._connections.cancel(worker_id, request_id, call.request.attempt)
+            connection = self._connections.try_get(worker_id)
+            if connection is not None:
+                connection.unsubscribe(request_id)
 
     async def _tell_scheduler(self, call: RequestState, context: Context) -> None:
         request, ending = call.request, call.ended.result()
@@ -284,12 +286,12 @@ class Driver:
 
     def _probe(self, call: RequestState) -> None:
         placement = call.request.placement
-        link = None if placement is None else self._links.try_get(placement.decode_worker_id)
-        command = None if link is None else call.try_probe(self._settings.overdue_s, self._settings.probe_again_s)
-        if link is not None and command is not None:
-            link.send(command)
+        connection = None if placement is None else self._connections.try_get(placement.decode_worker_id)
+        command = None if connection is None else call.try_probe(self._settings.overdue_s, self._settings.probe_again_s)
+        if connection is not None and command is not None:
+            connection.send(command)
 
 
-async def _wait_connected(*links: WorkerConnection) -> None:
-    for link in links:
-        await link.wait_connected()
+async def _wait_connected(*connections: WorkerConnection) -> None:
+    for connection in connections:
+        await connection.wait_connected()

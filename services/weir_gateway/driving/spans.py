@@ -76,7 +76,7 @@ class RequestSpan:
                 "gen_ai.usage.input_tokens": len(checked.prompt_token_ids),
             }
         )
-        self._span.set_attributes({"weir.tenant": checked.standing.tenant, "weir.lane": checked.standing.lane})
+        self._span.set_attributes({"weir.tenant": checked.scope.tenant, "weir.lane": checked.scope.lane})
         if num_choices > 1:
             self._span.set_attribute("gen_ai.request.choice.count", num_choices)
 

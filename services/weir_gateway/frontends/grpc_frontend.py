@@ -30,17 +30,17 @@ _ResponseT = TypeVar("_ResponseT", inference_pb2.GenerateResponse, inference_pb2
 class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     """Translates, and writes what comes; a client that does not read is given up after `unread_s`.
 
-    `intake` is asked for at each call: the servicer is there before what it serves.
+    `processor` is asked for at each call: the servicer is there before what it serves.
     """
 
-    def __init__(self, intake: Callable[[], InputProcessor], *, unread_s: float = 60.0) -> None:
-        self._intake = intake
+    def __init__(self, processor: Callable[[], InputProcessor], *, unread_s: float = 60.0) -> None:
+        self._processor = processor
         self._unread_s = unread_s
         self._endings: set[asyncio.Task[None]] = set()
 
     def identify(self, metadata: Mapping[str, str]) -> Caller:
         """Who calls; for before a message is read. Raises Unauthenticated, Unavailable before it can be known."""
-        return _identify(self._intake(), metadata)
+        return _identify(self._processor(), metadata)
 
     async def Generate(  # noqa: N802 - gRPC's name
         self, request: inference_pb2.GenerateRequest, context: _Context
@@ -48,7 +48,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         num_token_ids = len(request.token_ids.ids) if request.WhichOneof("prompt") == "token_ids" else None
         model, counts = request.options.model, _counts(request.options, num_token_ids=num_token_ids)
         try:
-            self._intake().check_counts(model, GRPC_NAMES, counts)
+            self._processor().check_counts(model, GRPC_NAMES, counts)
         except WeirError:
             del request  # parsed it is many times as large, and the error keeps this frame until it was told
             raise
@@ -63,7 +63,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     ) -> AsyncIterator[inference_pb2.ChatResponse]:
         model, counts = request.options.model, _counts(request.options, num_messages=len(request.messages))
         try:
-            self._intake().check_counts(model, GRPC_NAMES, counts)
+            self._processor().check_counts(model, GRPC_NAMES, counts)
         except WeirError:
             del request  # parsed it is many times as large, and the error keeps this frame until it was told
             raise
@@ -76,37 +76,37 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     async def Cancel(  # noqa: N802 - gRPC's name
         self, request: inference_pb2.CancelRequest, context: _Context
     ) -> inference_pb2.CancelResponse:
-        intake = self._intake()
-        return inference_pb2.CancelResponse(found=intake.cancel(_caller(intake, context), request.request_id))
+        processor = self._processor()
+        return inference_pb2.CancelResponse(found=processor.cancel(_caller(processor, context), request.request_id))
 
     async def Tokenize(  # noqa: N802 - gRPC's name
         self, request: inference_pb2.TokenizeRequest, context: _Context
     ) -> inference_pb2.TokenizeResponse:
-        intake = self._intake()
-        _caller(intake, context)
-        token_ids = await intake.tokenize(request.model, request.text)
+        processor = self._processor()
+        _caller(processor, context)
+        token_ids = await processor.tokenize(request.model, request.text)
         return inference_pb2.TokenizeResponse(token_ids=token_ids)
 
     async def ListModels(  # noqa: N802 - gRPC's name
         self, request: inference_pb2.ListModelsRequest, context: _Context
     ) -> inference_pb2.ListModelsResponse:
         del request
-        intake = self._intake()
-        _caller(intake, context)
+        processor = self._processor()
+        _caller(processor, context)
         models = [
             inference_pb2.Model(
                 name=model.name, max_context_tokens=model.max_context_tokens, vocab_size=model.vocab_size
             )
-            for model in intake.models.list_models()
+            for model in processor.models.list_models()
         ]
         return inference_pb2.ListModelsResponse(models=models)
 
     async def _deliveries(
         self, draft: RequestDraft, context: _Context
     ) -> AsyncIterator[tuple[OpenRequest, OutputDelta]]:
-        intake = self._intake()
-        caller = _caller(intake, context)
-        opened = await intake.open(draft, caller, current_context.get_current(), context.time_remaining())
+        processor = self._processor()
+        caller = _caller(processor, context)
+        opened = await processor.open(draft, caller, current_context.get_current(), context.time_remaining())
         # The call's end ends the request at once, whenever the generator that waits in a write is collected.
         context.add_done_callback(lambda _: opened.leave())  # type: ignore[arg-type]  # the stub knows no functions
         loop = asyncio.get_running_loop()
@@ -144,14 +144,14 @@ def _counts(
     )
 
 
-def _caller(intake: InputProcessor, context: _Context) -> Caller:
+def _caller(processor: InputProcessor, context: _Context) -> Caller:
     """Raises Unauthenticated."""
     pairs = context.invocation_metadata() or ()
-    return _identify(intake, {key: value for key, value in pairs if isinstance(value, str)})
+    return _identify(processor, {key: value for key, value in pairs if isinstance(value, str)})
 
 
-def _identify(intake: InputProcessor, metadata: Mapping[str, str]) -> Caller:
-    return intake.identify(try_read_key(metadata.get("authorization", ""), metadata.get("x-api-key", "")))
+def _identify(processor: InputProcessor, metadata: Mapping[str, str]) -> Caller:
+    return processor.identify(try_read_key(metadata.get("authorization", ""), metadata.get("x-api-key", "")))
 
 
 async def _end_unread(context: _Context) -> None:

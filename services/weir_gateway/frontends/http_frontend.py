@@ -74,9 +74,9 @@ class HttpFrontend:
     """Routes, and translates; `is_ready` decides what /health says. `bodies` bounds those that are being read."""
 
     def __init__(
-        self, intake: InputProcessor, settings: HttpSettings, is_ready: Callable[[], bool], bodies: BodyBudget
+        self, processor: InputProcessor, settings: HttpSettings, is_ready: Callable[[], bool], bodies: BodyBudget
     ) -> None:
-        self._intake = intake
+        self._processor = processor
         self._settings = settings
         self._is_ready = is_ready
         self._bodies = bodies
@@ -119,7 +119,7 @@ class HttpFrontend:
     def _identify(self, request: Request) -> Caller:
         """Raises Unauthenticated."""
         headers = request.headers
-        return self._intake.identify(try_read_key(headers.get("authorization", ""), headers.get("x-api-key", "")))
+        return self._processor.identify(try_read_key(headers.get("authorization", ""), headers.get("x-api-key", "")))
 
     async def _health(self, request: Request) -> Response:
         del request
@@ -136,7 +136,7 @@ class HttpFrontend:
                 "owned_by": "weir",
                 "max_model_len": model.max_context_tokens,
             }
-            for model in self._intake.models.list_models()
+            for model in self._processor.models.list_models()
         ]
         return JSONResponse({"object": "list", "data": models})
 
@@ -170,7 +170,7 @@ class HttpFrontend:
 
     async def _answer(self, request: Request, caller: Caller, draft: RequestDraft, body: CommonBody) -> Response:
         time_left_s = None if body.deadline_ms is None else body.deadline_ms / 1000
-        opened = await self._intake.open(draft, caller, extract(dict(request.headers)), time_left_s)
+        opened = await self._processor.open(draft, caller, extract(dict(request.headers)), time_left_s)
         try:
             renderer = AnswerRenderer(
                 operation=draft.operation,

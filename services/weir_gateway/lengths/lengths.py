@@ -70,7 +70,7 @@ class OutputLengths:
         max_tokens, prediction = checked.stop_rules.max_tokens, checked.prediction
         said = checked.draft.options.expected_output_tokens
         if said is not None:
-            self._words_of(checked.standing.tenant).observe(float(said), num_output, max_tokens)
+            self._words_of(checked.scope.tenant).observe(float(said), num_output, max_tokens)
         elif prediction.own_tokens:
             self._calibration.observe(prediction.own_tokens, num_output, max_tokens)
         if self._log is not None:
@@ -90,7 +90,7 @@ class OutputLengths:
             self._log.close()
 
     def _prediction_of_word(self, said: int, checked: CheckedRequest) -> OutputPrediction:
-        num_tokens = self._bounded(said * self._words_of(checked.standing.tenant).factor, checked)
+        num_tokens = self._bounded(said * self._words_of(checked.scope.tenant).factor, checked)
         if self._predictor is None:
             return OutputPrediction(num_tokens)
         score = self._predictor.head.score_of(num_tokens / self._calibration.factor)

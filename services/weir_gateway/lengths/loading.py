@@ -30,14 +30,14 @@ def load_lengths(config: GatewayConfig) -> OutputLengths:
             predictor = load_predictor(Path(config.predictor), digest)
         except PredictorFileError as error:
             raise ConfigError(f"predictor: {error}") from error
-        facts = predictor.facts
+        info = predictor.info
         logger.info(
             "output lengths are predicted by %s (%s, trained on %d requests of %s, tau %.2f on those held out)",
             config.predictor,
             predictor.head.kind,
-            facts.num_training,
-            facts.model,
-            facts.held_out_tau,
+            info.num_training,
+            info.model,
+            info.held_out_tau,
         )
     return OutputLengths(predictor, _open_log(config) if config.request_log else None)
 

@@ -58,11 +58,13 @@ class OutputOptions:
 class Output:
     """The output of one request. What the client has not taken yet grows in one piece, bounded by max_tokens."""
 
-    def __init__(self, order: TokenOrder, detokenizer: Detokenizer, stops: StopMatcher, wishes: OutputOptions) -> None:
+    def __init__(
+        self, order: TokenOrder, detokenizer: Detokenizer, stops: StopMatcher, output_options: OutputOptions
+    ) -> None:
         self._order = order
         self._detokenizer = detokenizer
         self._stops = stops
-        self._wishes = wishes
+        self._output_options = output_options
         self._pending = OutputPiece(0, [])
         self._logprobs: dict[int, TokenLogprobs] = {}
         """By output index, of tokens that are not in order yet."""
@@ -92,12 +94,12 @@ class Output:
         """Set with the last token."""
         return self._finish_reason
 
-    def push(self, news: TokenUpdate) -> bool:
+    def push(self, update: TokenUpdate) -> bool:
         """Returns whether there is something new for the client. Raises TokenConflict."""
         if self._finish_reason is not None:
             return False
-        ready = self._order.push(news.attempt, news.first_index, news.token_ids, news.finish_reason)
-        self._keep_logprobs(news)
+        ready = self._order.push(update.attempt, update.first_index, update.token_ids, update.finish_reason)
+        self._keep_logprobs(update)
         self._take(ready)
         if self._finish_reason is None and self._order.finish_reason is not None:
             self._finish_reason = self._order.finish_reason
@@ -112,15 +114,15 @@ class Output:
             piece.prompt_logprobs, self._prompt_logprobs = tuple(self._prompt_logprobs), []
         return piece
 
-    def _keep_logprobs(self, news: TokenUpdate) -> None:
+    def _keep_logprobs(self, update: TokenUpdate) -> None:
         """Those of tokens that were there before are dropped."""
-        if self._wishes.has_logprobs:
-            for index, logprobs in enumerate(news.logprobs, start=news.first_index):
+        if self._output_options.has_logprobs:
+            for index, logprobs in enumerate(update.logprobs, start=update.first_index):
                 if index >= self._num_tokens:
                     self._logprobs[index] = logprobs
         num_known = len(self._prompt_logprobs)
-        if self._num_tokens == 0 and 1 <= news.first_prompt_index <= num_known + 1:
-            self._prompt_logprobs.extend(news.prompt_logprobs[num_known + 1 - news.first_prompt_index :])
+        if self._num_tokens == 0 and 1 <= update.first_prompt_index <= num_known + 1:
+            self._prompt_logprobs.extend(update.prompt_logprobs[num_known + 1 - update.first_prompt_index :])
 
     def _take(self, token_ids: Sequence[int]) -> None:
         if not self._stops.is_active:
@@ -135,13 +137,13 @@ class Output:
 
     def _add_token(self, token_id: int) -> None:
         self._pending.token_ids.append(token_id)
-        if self._wishes.has_logprobs:
+        if self._output_options.has_logprobs:
             known = self._logprobs.pop(self._num_tokens, None)
             self._pending.logprobs.append(known or TokenLogprobs.unknown(token_id))
         self._num_tokens += 1
 
     def _stopped_by(self, text: str) -> bool:
-        result = self._stops.push(text, is_armed=self._num_tokens > self._wishes.min_tokens)
+        result = self._stops.push(text, is_armed=self._num_tokens > self._output_options.min_tokens)
         self._pending.text += result.text
         if result.matched is not None:
             self._finish_reason = FinishReason.STOP

@@ -17,7 +17,7 @@ async def pages_of(checked: CheckedRequest) -> bytes:
     options, model = checked.draft.options, checked.model
     if not model.digest or options.skips_prefix_cache or checked.sampling.prompt_logprobs is not None:
         return b""
-    seed = prefix_seed(model.digest, salt=checked.standing.cache_salt)
+    seed = prefix_seed(model.digest, salt=checked.scope.cache_salt)
     token_ids = checked.prompt_token_ids[: _MAX_PAGES * PAGE_TOKENS]
     if len(token_ids) <= _MAX_TOKENS_AT_ONCE:
         hashes = page_hashes(token_ids, seed)

@@ -96,13 +96,13 @@ class RequestRecord:
         left_ms = 0
         if self.deadline_at_s is not None:
             left_ms = max(1, round((self.deadline_at_s - self._clock.now_s()) * 1000))
-        options, standing = self.checked.draft.options, self.checked.standing
+        options, scope = self.checked.draft.options, self.checked.scope
         return Submit(
             request_id=self.request_id,
             gateway_id=self.ids.gateway_id,
             model=self.checked.model.name,
-            lane=standing.lane,
-            tenant=standing.tenant,
+            lane=scope.lane,
+            tenant=scope.tenant,
             num_prompt_tokens=len(self.checked.prompt_token_ids),
             max_tokens=self.checked.stop_rules.max_tokens,
             deadline_ms=left_ms,

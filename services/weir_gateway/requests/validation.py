@@ -57,7 +57,7 @@ class CheckedRequest:
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
     stop_rules: StopRules
-    standing: RequestScope
+    scope: RequestScope
     prediction: OutputPrediction = NO_PREDICTION
 
 
@@ -99,7 +99,7 @@ def check_fields(draft: RequestDraft, model: ServedModel, limits: Limits) -> Non
 
 
 def check_prompt(
-    draft: RequestDraft, model: ServedModel, limits: Limits, prompt_token_ids: Sequence[int], standing: RequestScope
+    draft: RequestDraft, model: ServedModel, limits: Limits, prompt_token_ids: Sequence[int], scope: RequestScope
 ) -> CheckedRequest:
     """Raises InvalidRequest for a prompt that is empty or leaves no room in the context."""
     found = _Violations()
@@ -128,7 +128,7 @@ def check_prompt(
             stop_token_ids=tuple(dict.fromkeys((*eos_ids, *options.stop_token_ids))),
             min_tokens=min(options.min_tokens or 0, max_tokens),
         ),
-        standing=standing,
+        scope=scope,
     )
 
 

@@ -52,7 +52,7 @@ class UpdateSubscriber(Protocol):
 
     def on_update(self, worker_id: str, update: worker_pb2.SequenceUpdate) -> None: ...
 
-    def on_link_lost(self, worker_id: str, message: str) -> None:
+    def on_connection_lost(self, worker_id: str, message: str) -> None:
         """The worker is given up. The subscription has ended."""
         ...
 
@@ -140,7 +140,7 @@ class WorkerConnection:
             message = await self._keep_connected()
         except Exception:  # the boundary of this task: its requests must end, whatever went wrong
             logger.exception("link to %s failed", self.worker_id)
-            self._counts["link_failures_total"] += 1
+            self._counts["worker_connection_failures_total"] += 1
             message = f"the link to worker {self.worker_id} failed"
         finally:
             self._connected.clear()
@@ -164,7 +164,7 @@ class WorkerConnection:
             now_s = self._clock.now_s()
             if self._connected.is_set():
                 self._connected.clear()
-                self._counts["links_broken_total"] += 1
+                self._counts["worker_connections_broken_total"] += 1
                 lost_at_s = now_s + settings.lost_after_s
                 num_short = num_short + 1 if now_s - began_s < settings.lost_after_s else 0
                 backoff_s = settings.first_backoff_s
@@ -273,7 +273,7 @@ class WorkerConnection:
         if subscribers:
             logger.warning("%s; %d requests end", message, len(subscribers))
         for subscriber in subscribers.values():
-            subscriber.on_link_lost(self.worker_id, message)
+            subscriber.on_connection_lost(self.worker_id, message)
 
 
 class WorkerConnections:
@@ -286,14 +286,14 @@ class WorkerConnections:
         self._gateway_id = gateway_id
         self._settings = settings
         self._clock = clock
-        self._links: dict[str, WorkerConnection] = {}
+        self._connections: dict[str, WorkerConnection] = {}
         self._cancels: dict[str, UnconfirmedCancels] = {}
         self._counts: Counter[str] = Counter()
 
     def link_to(self, worker_id: str, address: str) -> WorkerConnection:
         """The link to a worker, opened if need be."""
-        if worker_id not in self._links:
-            self._links[worker_id] = WorkerConnection(
+        if worker_id not in self._connections:
+            self._connections[worker_id] = WorkerConnection(
                 worker_id,
                 address,
                 self._gateway_id,
@@ -303,42 +303,42 @@ class WorkerConnections:
                 self._cancels_at(worker_id),
                 self._forget,
             )
-        return self._links[worker_id]
+        return self._connections[worker_id]
 
     def try_get(self, worker_id: str) -> WorkerConnection | None:
-        return self._links.get(worker_id)
+        return self._connections.get(worker_id)
 
     def cancel(self, worker_id: str, request_id: str, attempt: Attempt) -> None:
         """Drops the request at the worker, now or when it is reached again."""
-        link = self._links.get(worker_id)
-        if link is not None:
-            link.cancel(request_id, attempt)
+        connection = self._connections.get(worker_id)
+        if connection is not None:
+            connection.cancel(request_id, attempt)
         else:
             self._cancels_at(worker_id).note(request_id, attempt)
 
     async def close(self) -> None:
-        await asyncio.gather(*(link.close() for link in list(self._links.values())))
+        await asyncio.gather(*(connection.close() for connection in list(self._connections.values())))
 
     def metrics(self) -> dict[str, float]:
         names = (
-            "links_broken_total",
-            "link_failures_total",
+            "worker_connections_broken_total",
+            "worker_connection_failures_total",
             "malformed_frames_total",
             "unexpected_requests_total",
             "cancels_forgotten_total",
         )
         self._drop_unneeded_cancels()
-        links = self._links.values()
+        connections = self._connections.values()
         return {name: float(self._counts[name]) for name in names} | {
-            "links": float(len(links)),
-            "links_connected": float(sum(link.is_connected for link in links)),
-            "link_subscriptions": float(sum(link.num_requests for link in links)),
+            "connections": float(len(connections)),
+            "links_connected": float(sum(connection.is_connected for connection in connections)),
+            "link_subscriptions": float(sum(connection.num_requests for connection in connections)),
             "cancels_unconfirmed": float(sum(len(cancels) for cancels in self._cancels.values())),
         }
 
-    def _forget(self, link: WorkerConnection) -> None:
-        if self._links.get(link.worker_id) is link:
-            del self._links[link.worker_id]
+    def _forget(self, connection: WorkerConnection) -> None:
+        if self._connections.get(connection.worker_id) is connection:
+            del self._connections[connection.worker_id]
 
     def _cancels_at(self, worker_id: str) -> UnconfirmedCancels:
         self._drop_unneeded_cancels()
@@ -356,5 +356,5 @@ class WorkerConnections:
     def _drop_unneeded_cancels(self) -> None:
         for worker_id, cancels in list(self._cancels.items()):
             cancels.forget_old()
-            if not cancels and worker_id not in self._links:
+            if not cancels and worker_id not in self._connections:
                 del self._cancels[worker_id]

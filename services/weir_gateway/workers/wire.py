@@ -35,7 +35,7 @@ def finish_reason_to_pb(reason: FinishReason) -> types_pb2.FinishReason.ValueTyp
     return _TO_PB[reason]
 
 
-def news_from_pb(update: worker_pb2.SequenceUpdate) -> TokenUpdate:
+def update_from_pb(update: worker_pb2.SequenceUpdate) -> TokenUpdate:
     return TokenUpdate(
         attempt=attempt_from_pb(update.attempt),
         first_index=update.first_index,
@@ -61,9 +61,9 @@ def start_command(
         stop_token_ids=checked.stop_rules.stop_token_ids,
         decode_worker_id=placement.decode_worker_id,
         traceparent=traceparent,
-        num_booked_pages=placement.num_booked_pages,
+        num_reserved_pages=placement.num_reserved_pages,
         lane_priority=placement.lane_priority,
-        cache_salt=checked.standing.cache_salt,
+        cache_salt=checked.scope.cache_salt,
         skips_prefix_cache=checked.draft.options.skips_prefix_cache,
         rank=placement.rank,
         itl_target_ms=placement.itl_target_ms,

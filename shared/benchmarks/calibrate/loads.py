@@ -146,8 +146,8 @@ def trace_of(config: CalibrateConfig, rate_a_s: float, seed: int) -> Workload:
     times_s = poisson(rate_a_s, config.num_requests, source).tolist()
     lengths = []
     for low, high in (config.prompt_len, config.output_len):
-        drawn = np.exp(source.uniform(np.log(low), np.log(high + 1), config.num_requests))
-        lengths.append([min(high, int(length)) for length in drawn])
+        sampled = np.exp(source.uniform(np.log(low), np.log(high + 1), config.num_requests))
+        lengths.append([min(high, int(length)) for length in sampled])
     requests = [
         SimRequest(f"r{index}", at_s - times_s[0], num_prompt, num_output, num_output)
         for index, (at_s, num_prompt, num_output) in enumerate(zip(times_s, *lengths, strict=True))

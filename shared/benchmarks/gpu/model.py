@@ -70,14 +70,14 @@ def prefill_and_decode(
 ) -> list[int]:
     """Greedy tokens of one sequence alone, in the first pages."""
     table = tuple(range(num_pages_for(len(prompt) + num_output_tokens)))
-    tokens, computed, drawn = list(prompt), 0, 0
-    while drawn < num_output_tokens:
+    tokens, computed, sampled = list(prompt), 0, 0
+    while sampled < num_output_tokens:
         end = min(computed + chunk_tokens, len(tokens))
-        spec = SampleSpec(SamplingParams(temperature=0.0), drawn) if end == len(tokens) else None
+        spec = SampleSpec(SamplingParams(temperature=0.0), sampled) if end == len(tokens) else None
         chunk = ChunkPlan(0, computed, tuple(tokens[computed:end]), table[: num_pages_for(end)], spec)
         result = runner.run(StepPlan(0, (chunk,)))
         computed = end
         if spec is not None:
             tokens.append(result.token_ids[0])
-            drawn += 1
+            sampled += 1
     return tokens[len(prompt) :]

@@ -47,8 +47,8 @@ def _main_cpu(out: Path | None) -> int:
     linear = cpu_linear.run_cpu_kernels()
     print("\n".join(["", *cpu_linear.as_lines(linear)]))
     if out is not None:
-        facts = {"attention": [dataclasses.asdict(time) for time in attention], "linear": dataclasses.asdict(linear)}
-        out.write_text(json.dumps(facts, indent=2))
+        params = {"attention": [dataclasses.asdict(time) for time in attention], "linear": dataclasses.asdict(linear)}
+        out.write_text(json.dumps(params, indent=2))
     return 0
 
 

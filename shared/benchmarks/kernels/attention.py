@@ -88,14 +88,14 @@ def measure_decode(batch: int, length: int, num_threads: int, bandwidth_gb_s: fl
     partials = np.empty((num_items, decode.decode_partial_floats(_GROUP_HEADS, _HEAD_DIM)), np.float32)
     scratch = np.empty((most_chunks(num_threads), decode.decode_scratch_floats(_GROUP_HEADS)), np.float32)
     attended = np.empty((batch, _NUM_HEADS * _HEAD_DIM), np.float32)
-    crew = ThreadTeam(FixedShare(num_threads))
+    team = ThreadTeam(FixedShare(num_threads))
 
     def run_kernel(tables: Tables) -> None:
         def work(state: PhaseState, base: int, num_chunks: int) -> None:
             fixed = (qkv, rows, lengths, tables, world.pages, items, partials, scratch, attended)
             _decode_layers(*fixed, state, base, num_chunks)
 
-        crew.run(work, batch)
+        team.run(work, batch)
 
     queries = _queries_for_torch(qkv).view(batch, _NUM_KV_HEADS, _GROUP_HEADS, _HEAD_DIM)
     mask = torch.zeros(batch, 1, 1, num_pages_for(length) * PAGE_TOKENS, dtype=queries.dtype)
@@ -120,14 +120,14 @@ def measure_prefill(num_new: int, num_cached: int, num_threads: int, bandwidth_g
     prefill.plan_prefill(tokens, _NUM_KV_HEADS, _GROUP_HEADS, items)
     scratch = np.empty((most_chunks(num_threads), prefill.prefill_scratch_floats(_GROUP_HEADS, _HEAD_DIM)), np.float32)
     attended = np.empty((num_new, _NUM_HEADS * _HEAD_DIM), np.float32)
-    crew = ThreadTeam(FixedShare(num_threads))
+    team = ThreadTeam(FixedShare(num_threads))
 
     def run_kernel(tables: Tables) -> None:
         def work(state: PhaseState, base: int, num_chunks: int) -> None:
             fixed = (qkv, first_rows, tokens, ends, tables, world.pages, items, scratch, attended)
             _prefill_layers(*fixed, state, base, num_chunks)
 
-        crew.run(work, num_new)
+        team.run(work, num_new)
 
     queries = _queries_for_torch(qkv).view(num_new, -1, _HEAD_DIM).transpose(0, 1)[None]
     mask = torch.ones(num_new, end, dtype=torch.bool).tril_(num_cached)

@@ -42,7 +42,7 @@ def _sum_all(lines: NDArray[np.int64], sums: NDArray[np.int64], state: PhaseStat
 def read_bandwidth(num_threads: int) -> float:
     """GB/s of adding up memory that no cache holds, on so many threads; the fastest of some runs."""
     lines, sums = np.ones((COLD_BYTES // _LINE_BYTES, 8), np.int64), np.zeros(most_chunks(num_threads), np.int64)
-    crew = ThreadTeam(FixedShare(num_threads))
+    team = ThreadTeam(FixedShare(num_threads))
 
     def work(state: PhaseState, base: int, num_chunks: int) -> None:
         _sum_all(lines, sums, state, base, num_chunks)
@@ -51,6 +51,6 @@ def read_bandwidth(num_threads: int) -> float:
     end = time.perf_counter() + SECONDS
     while len(seconds) < LEAST_PASSES or time.perf_counter() < end:
         start = time.perf_counter()
-        crew.run(work, len(lines))
+        team.run(work, len(lines))
         seconds.append(time.perf_counter() - start)
     return lines.nbytes / min(seconds[1:]) / 1e9

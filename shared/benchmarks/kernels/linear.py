@@ -32,7 +32,7 @@ from weir.ops.linear_int8.pack import (
 )
 from weir.ops.quantize.cpu import quantize_rows
 from weir.ops.quantize.rows import GROUP
-from weir.ops.simd.features import InstructionSet, kernel_tier
+from weir.ops.simd.features import InstructionSet, instruction_set
 from weir.ops.simd.jit import parallel_kernel
 
 _NUM_LAYERS, _HIDDEN, _INNER, _QKV, _VOCABULARY = 30, 576, 1536, 960, 49152
@@ -91,7 +91,7 @@ class ModelTime:
 class CpuKernelReport:
     """What `run_cpu_kernels` measured."""
 
-    tier: InstructionSet
+    isa: InstructionSet
     layers: tuple[LinearTime, ...]
     models: tuple[ModelTime, ...]
 
@@ -107,7 +107,7 @@ def run_cpu_kernels() -> CpuKernelReport:
             peak = num_threads * peak_gmac_s(kind)
             layers += measure_layer(kind, num_outputs, num_inputs, num_threads, bandwidth, peak)
         models += measure_model(num_threads)
-    return CpuKernelReport(kernel_tier(), tuple(layers), tuple(models))
+    return CpuKernelReport(instruction_set(), tuple(layers), tuple(models))
 
 
 def measure_layer(
@@ -211,7 +211,7 @@ def _fastest_us(*turns: Sequence[Callable[[], object]]) -> list[float]:
 def as_lines(report: CpuKernelReport) -> list[str]:
     """Two tables in plain text."""
     lines = [
-        f"instructions: {report.tier}",
+        f"instructions: {report.isa}",
         f"{'layer':>18} {'rows':>5} {'threads':>7} {'us':>9} {'GB/s':>6} {'of memory':>9} {'GMAC/s':>7} {'of peak':>7} "
         f"{'torch fp32 us':>13} {'ratio':>6}",
     ]

@@ -80,10 +80,10 @@ def answers(
             if slot not in running and waiting:
                 table = tuple(range(slot * pages_each, (slot + 1) * pages_each))
                 running[slot] = _Running(waiting.pop(), slot, table, limits)
-        drawn = runner.run(StepPlan(step, tuple(sequence.plan() for sequence in running.values()))).token_ids
+        sampled = runner.run(StepPlan(step, tuple(sequence.plan() for sequence in running.values()))).token_ids
         step += 1
         for slot, sequence in list(running.items()):
-            answer = sequence.record(drawn.get(slot), stop_ids)
+            answer = sequence.record(sampled.get(slot), stop_ids)
             if answer is not None:
                 del running[slot]
                 yield answer

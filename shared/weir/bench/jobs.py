@@ -92,8 +92,8 @@ def trace_jobs(replay: TraceReplay, num: int, seed: int) -> list[BenchRequest]:
 
 def mixed(jobs: Sequence[BenchRequest], lanes: Mix, tenants: Mix, seed: int) -> list[BenchRequest]:
     """The jobs with lanes and tenants by shares, where there are any: those of a trace stay otherwise."""
-    drawn = zip(jobs, lanes.draw(len(jobs), seed + 2), tenants.draw(len(jobs), seed + 3), strict=True)
-    return [replace(job, lane=lane or job.lane, tenant=tenant or job.tenant) for job, lane, tenant in drawn]
+    sampled = zip(jobs, lanes.draw(len(jobs), seed + 2), tenants.draw(len(jobs), seed + 3), strict=True)
+    return [replace(job, lane=lane or job.lane, tenant=tenant or job.tenant) for job, lane, tenant in sampled]
 
 
 def _traced(workload: Workload, request: SimRequest, replay: TraceReplay, seed: int) -> BenchRequest:

@@ -148,9 +148,9 @@ class _Solo:
         now_s = self._timeline.now_s()
         while self._coming and self._started_at_s + self._coming[-1][1].arrives_at_s <= now_s:
             index, job = self._coming.pop()
-            facts = _facts_of(index, job)
-            self._records[facts.request_id] = JobRecord(self._started_at_s + job.arrives_at_s)
-            self._batcher.add(Arrival(facts))
+            params = _params_of(index, job)
+            self._records[params.request_id] = JobRecord(self._started_at_s + job.arrives_at_s)
+            self._batcher.add(Arrival(params))
 
     def _take_events(self) -> None:
         now_s = self._timeline.now_s()
@@ -178,7 +178,7 @@ class _Solo:
         self._timeline.wait_until(min(times_s))
 
 
-def _facts_of(index: int, job: EngineJob) -> SequenceParams:
+def _params_of(index: int, job: EngineJob) -> SequenceParams:
     return SequenceParams(
         request_id=f"{index:032x}",
         attempt=Attempt(),
@@ -186,6 +186,6 @@ def _facts_of(index: int, job: EngineJob) -> SequenceParams:
         prompt_token_ids=job.prompt_token_ids,
         sampling=SamplingParams(temperature=0.0),
         stop=StopRules(job.num_output_tokens),
-        num_booked_pages=job.num_pages,
+        num_reserved_pages=job.num_pages,
         traceparent="",
     )

@@ -146,6 +146,6 @@ def split_table(splits: Sequence[DecodeSplit]) -> Table:
     for column in ("linear", "head", "attention", "rest"):
         table.add_column(column, justify="right")
     for split in splits:
-        parts = (split.linear_ms, split.head_ms, split.attention_ms, split.rest_ms)
+        parts = (split.linear_ms, split.head_ms, split.attention_ms, split.pause_ms)
         table.add_row(str(split.num_sequences), *(f"{part:.2f}" for part in parts))
     return table

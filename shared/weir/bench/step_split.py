@@ -22,12 +22,12 @@ def measure_split(weights: Int8Weights, runner: Runner, share: CoreShare, num_se
         make_model(weights.config, weights.packed),
         Workspace(weights.config, most_chunks(share.most)).buffers,
     )
-    crew = ThreadTeam(share)
+    team = ThreadTeam(share)
 
     def linears(state: PhaseState, base: int, num_chunks: int) -> None:
         _linears(model, buffers, num_sequences, state, base, num_chunks)
 
-    linear_ms = _median_ms(lambda: crew.run(linears, num_sequences))
+    linear_ms = _median_ms(lambda: team.run(linears, num_sequences))
     whole, headless = decode_plan(num_sequences), decode_plan(num_sequences, is_sampled=False)
     short = decode_plan(num_sequences, context_tokens=1, is_sampled=False)
     whole_ms = _median_ms(lambda: runner.run(whole))
@@ -38,7 +38,7 @@ def measure_split(weights: Int8Weights, runner: Runner, share: CoreShare, num_se
         linear_ms=linear_ms,
         head_ms=whole_ms - headless_ms,
         attention_ms=headless_ms - short_ms,
-        rest_ms=short_ms - linear_ms,
+        pause_ms=short_ms - linear_ms,
     )
 
 

@@ -140,11 +140,11 @@ class _Worker:
         acquired = await self.client.acquire(num_pages_for(num_tokens), 1)
         request_id = uuid.uuid4().hex
         prompt = tuple(range(num_tokens))
-        facts = SequenceParams(
+        params = SequenceParams(
             request_id, _ATTEMPT, "bench", prompt, SamplingParams(), StopRules(1), len(acquired.page_ids), ""
         )
         record = self.client.segment.record(acquired.slots[0])
-        record.begin(facts)
+        record.begin(params)
         record.set_block_table(acquired.page_ids)
         record.publish(num_tokens)
         pages = self.client.segment.pages

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 VERSION_HEADER = "Weir-Version"
-WIRE_VERSION = "1"
+WIRE_VERSION = "2"
 
 MAX_MESSAGE_BYTES = 1_000_000
 """Under the default max_payload of nats-server (1 MiB), with room for headers."""

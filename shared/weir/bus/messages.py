@@ -94,7 +94,7 @@ class Placement:
     prefill_address: str
     decode_worker_id: str
     decode_address: str
-    num_booked_pages: int
+    num_reserved_pages: int
     lane_priority: int = 0
     """Higher is more urgent."""
     rank: float = 0.0

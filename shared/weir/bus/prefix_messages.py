@@ -10,13 +10,13 @@ MAX_HASHES = 100_000
 """In one message: 800 kB, which the bus takes."""
 
 
-_MEMORY_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
+_ARENA_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
 
-def _check_memory_id(memory_id: str) -> None:
+def _check_arena_id(arena_id: str) -> None:
     """It is part of a subject."""
-    if not _MEMORY_ID.fullmatch(memory_id):
-        raise ValueError(f"memory_id {memory_id[:64]!r}: use 1 to 128 characters of A-Z a-z 0-9 _ -")
+    if not _ARENA_ID.fullmatch(arena_id):
+        raise ValueError(f"memory_id {arena_id[:64]!r}: use 1 to 128 characters of A-Z a-z 0-9 _ -")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class PrefixChanged:
     that starts anew starts a new incarnation, with sequence 0 and an empty cache before it.
     """
 
-    memory_id: str
+    arena_id: str
     """The host's, or the worker's if it has memory of its own."""
     incarnation: int
     """Rises with every start."""
@@ -39,21 +39,21 @@ class PrefixChanged:
     evicted: bytes = b""
 
     def __post_init__(self) -> None:
-        _check_memory_id(self.memory_id)
+        _check_arena_id(self.arena_id)
 
 
 @dataclass(frozen=True, slots=True)
 class AskPrefixes:
     """The scheduler has missed something: everything, please."""
 
-    memory_id: str
+    arena_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixSnapshot:
     """All cached pages, as of the PrefixChanged of this sequence."""
 
-    memory_id: str
+    arena_id: str
     incarnation: int
     sequence: int
     hashes: bytes = b""

@@ -46,9 +46,9 @@ class Subjects:
         """The owner of a memory says what its prefix cache gained and lost: PrefixChanged, not answered."""
         return f"weir.{self.namespace}.scheduler.prefixes"
 
-    def prefixes_of(self, memory_id: str) -> str:
+    def prefixes_of(self, arena_id: str) -> str:
         """Scheduler asks for the whole of a prefix cache: AskPrefixes -> PrefixSnapshot."""
-        return f"weir.{self.namespace}.memory.{memory_id}.prefixes"
+        return f"weir.{self.namespace}.memory.{arena_id}.prefixes"
 
     def grant(self, gateway_id: str) -> str:
         """Scheduler lets a request start: Grant -> GrantReply."""
@@ -89,7 +89,7 @@ def subject_template(subject: str) -> str:
         case ["weir", _, "scheduler", verb]:
             return f"weir.{{instance}}.scheduler.{verb}"
         case ["weir", _, "memory", _, verb]:
-            return f"weir.{{instance}}.memory.{{memory_id}}.{verb}"
+            return f"weir.{{instance}}.memory.{{arena_id}}.{verb}"
         case ["weir", _, "gateway", _, verb]:
             return f"weir.{{instance}}.gateway.{{gateway_id}}.{verb}"
         case _:

@@ -85,7 +85,7 @@ def _gpu() -> Finding:
 
 def _arithmetic(cores: int) -> Finding:
     """Of `--device cpu --precision auto`, the default."""
-    from weir.ops.simd.features import kernel_tier  # loads the compiler's library, which no other command wants
+    from weir.ops.simd.features import instruction_set  # loads the compiler's library, which no other command wants
 
     try:
         check_extra("worker", "the default")
@@ -93,7 +93,7 @@ def _arithmetic(cores: int) -> Finding:
         return Finding("device cpu", missing.message, "note")
     threads = f"workers share {cores} threads as they are busy"
     try:
-        return Finding("device cpu", f"the default: int8, {kernel_tier()} kernels; {threads}")
+        return Finding("device cpu", f"the default: int8, {instruction_set()} kernels; {threads}")
     except ValueError as error:
         return Finding("device cpu", str(error), "missing", "unset WEIR_CPU_KERNELS")
 

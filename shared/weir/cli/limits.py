@@ -146,12 +146,12 @@ def _print_view(view: SchedulingView) -> None:
 
 
 def _print_figures(what: str, rows: Mapping[str, Mapping[str, float]]) -> None:
-    names = sorted({name for figures in rows.values() for name in figures})
+    names = sorted({name for metrics in rows.values() for name in metrics})
     widths = [max(len(name), 9) + 2 for name in names]
     first = max(len(what), *(len(row) for row in rows), 0) + 2
     stdout.print()
     header = "".join(f"{name:>{width}}" for name, width in zip(names, widths, strict=True))
     stdout.print(f"{what:<{first}}{header}", markup=False, soft_wrap=True)
-    for row, figures in rows.items():
-        cells = (f"{figures.get(name, 0.0):>{width}.10g}" for name, width in zip(names, widths, strict=True))
+    for row, metrics in rows.items():
+        cells = (f"{metrics.get(name, 0.0):>{width}.10g}" for name, width in zip(names, widths, strict=True))
         stdout.print(f"{row:<{first}}{''.join(cells)}", markup=False, soft_wrap=True)

@@ -20,7 +20,7 @@ from weir.runtime.stack.processes import find_tagged
 # What says most about a role; the others are in --json.
 _KEY_METRICS: dict[str, tuple[str, ...]] = {
     "gateway": ("requests_in_flight", "finished_total", "failed_total"),
-    "scheduler": ("workers", "queued", "granted", "booked_pages"),
+    "scheduler": ("workers", "queued", "granted", "reserved_pages"),
     "transfer": ("free_pages", "cached_pages", "total_pages", "prefix_hit_pages_total"),
     "prefill": ("num_running", "num_waiting", "prompt_tokens_computed_total"),
     "decode": ("num_running", "num_waiting", "decode_steps_total"),
@@ -89,7 +89,7 @@ def _print_process(process: ProcessReport, width: int) -> None:
     stdout.print(f"{process.state:<12}", end="", style=_STYLES.get(process.state, "yellow"))
     stdout.print(
         f"{process.pid or '':>8}{process.num_restarts:>10}{process.uptime_s:>7.0f} s  {process.address:<{width}}  "
-        + _figures(process.role, process.metrics),
+        + _metrics(process.role, process.metrics),
         markup=False,
         soft_wrap=True,
     )
@@ -110,6 +110,6 @@ def _print_integrity(process: ProcessReport) -> None:
         stderr.print(f"{process.name}: integrity: {error}", style="red", markup=False, soft_wrap=True)
 
 
-def _figures(role: str, metrics: Mapping[str, float]) -> str:
+def _metrics(role: str, metrics: Mapping[str, float]) -> str:
     shown = [name for name in _KEY_METRICS.get(role, ()) if name in metrics]
     return " ".join(f"{name}={metrics[name]:g}" for name in shown)

@@ -41,8 +41,8 @@ class SchedulingView:
             limits_digest=response.limits_digest,
             limits_error=response.limits_error,
             overrides={setting.key: setting.value for setting in response.overrides},
-            lanes={lane.name: dict(lane.figures) for lane in response.lanes},
-            tenants={tenant.name: dict(tenant.figures) for tenant in response.tenants},
+            lanes={lane.name: dict(lane.metrics) for lane in response.lanes},
+            tenants={tenant.name: dict(tenant.metrics) for tenant in response.tenants},
         )
 
 

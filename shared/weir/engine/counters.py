@@ -37,7 +37,7 @@ class EngineCounters:
     """Sequences whose pages came back with a wrong checksum: computed again."""
     tokens_recomputed: int = 0
     """Computed before, lost by preemption and computed again; not counted as prompt or output tokens a second time."""
-    rests: int = 0
+    pauses: int = 0
     """Times a sequence gave its place in the batch to a more urgent one; its pages stayed."""
     policy_defects: int = 0
     """Steps in which what the policy said could not be followed."""

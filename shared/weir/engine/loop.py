@@ -166,9 +166,9 @@ class EngineLoop:
                 self._batcher.set_policy(policy)
             case SetCost(cost):
                 self._batcher.pace.cost = cost
-            case GivePages(lot):
+            case GivePages(bundle):
                 self._num_gives += 1
-                self._batcher.pool.give(lot)
+                self._batcher.pool.give(bundle)
 
     def _run_step(self, plan: StepPlan, decided_at_s: float) -> StepTiming:
         started_ns = time.time_ns()

@@ -80,7 +80,7 @@ class PageBatch:
 class SequenceLog(Protocol):
     """A sequence's record in the arena, as its writer sees it. What was written counts once it is published."""
 
-    def begin(self, facts: SequenceParams) -> None: ...
+    def begin(self, params: SequenceParams) -> None: ...
 
     def set_block_table(self, page_ids: Sequence[int]) -> None: ...
 
@@ -104,7 +104,7 @@ class Arrival:
     From here on the engine's thread is the record's only user.
     """
 
-    facts: SequenceParams
+    params: SequenceParams
     slot: int | None = None
     log: SequenceLog | None = None
     output_token_ids: tuple[int, ...] = ()
@@ -157,7 +157,7 @@ class FailAllSequences:
 class GivePages:
     """Pages and slots for the pool."""
 
-    lot: PageBatch
+    bundle: PageBatch
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ _new = tuple.__new__  # of named tuples: their own constructors look at keywords
 
 
 @dataclass(slots=True)
-class Drawn:
+class Sampled:
     """Sequences that drew a token by which they end, and those that drew their first one here and go on."""
 
     ended: list[tuple[Sequence, EndReason]] = field(default_factory=list)
@@ -27,14 +27,14 @@ class Recorder:
         self._events = events
         self._max_context_tokens = max_context_tokens
 
-    def record(self, plan: StepPlan, owners: Seq[Sequence | None], result: StepResult, ended_at_s: float) -> Drawn:
+    def record(self, plan: StepPlan, owners: Seq[Sequence | None], result: StepResult, ended_at_s: float) -> Sampled:
         """`owners` of the chunks; None: of a sequence that has ended. The result has been checked.
 
         Most chunks are the next token of an output and nothing else: those go a short way.
         """
-        drawn, counters, events = Drawn(), self._counters, self._events
+        sampled, counters, events = Sampled(), self._counters, self._events
         num_prompt, num_output = counters.prompt_tokens_computed, counters.output_tokens_computed
-        token_ids, longest, num_decoded, num_drawn = result.token_ids, self._max_context_tokens, 0, 0
+        token_ids, longest, num_decoded, num_sampled = result.token_ids, self._max_context_tokens, 0, 0
         for chunk, sequence in zip(plan.chunks, owners, strict=True):
             if sequence is None:
                 counters.held_rows_computed += 1
@@ -44,22 +44,22 @@ class Recorder:
             num_prompt_tokens = sequence.num_prompt_tokens
             is_new = start >= num_prompt_tokens and start >= sequence.num_computed_before
             if sample is None or not is_new or sample.params.logprobs is not None:
-                self._record_chunk(sequence, chunk, result, drawn)
+                self._record_chunk(sequence, chunk, result, sampled)
                 continue
             end, token_id = start + len(chunk.token_ids), token_ids[chunk.slot]
             sequence.record_decode(end, token_id)
             num_decoded += end - start
-            num_drawn += 1
+            num_sampled += 1
             events.append(_new(TokenSampled, (sequence.key, end - num_prompt_tokens, token_id, None)))
             if token_id in sequence.stop_token_ids or end + 1 >= sequence.num_tokens_at_most or end + 1 >= longest:
-                drawn.ended.append((sequence, _reason_of(sequence, longest)))
+                sampled.ended.append((sequence, _reason_of(sequence, longest)))
         counters.output_tokens_computed += num_decoded
-        counters.tokens_generated += num_drawn
+        counters.tokens_generated += num_sampled
         counters.prefill_steps += counters.prompt_tokens_computed > num_prompt
         counters.decode_steps += counters.output_tokens_computed > num_output
-        return drawn
+        return sampled
 
-    def _record_chunk(self, sequence: Sequence, chunk: ChunkPlan, result: StepResult, drawn: Drawn) -> None:
+    def _record_chunk(self, sequence: Sequence, chunk: ChunkPlan, result: StepResult, sampled: Sampled) -> None:
         token_id = result.token_ids[chunk.slot] if chunk.sample is not None else None
         logprobs = result.logprobs.get(chunk.slot)
         sequence.record_chunk(chunk.end, token_id, logprobs)
@@ -76,9 +76,9 @@ class Recorder:
         self._events.append(TokenSampled(sequence.key, sequence.num_output_tokens - 1, token_id, logprobs))
         reason = sequence.end_reason(self._max_context_tokens)
         if reason is not None:
-            drawn.ended.append((sequence, reason))
+            sampled.ended.append((sequence, reason))
         elif chunk.start < sequence.num_prompt_tokens:
-            drawn.begun.append(sequence)
+            sampled.begun.append(sequence)
 
 
 def _reason_of(sequence: Sequence, max_context_tokens: int) -> EndReason:

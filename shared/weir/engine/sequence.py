@@ -48,7 +48,7 @@ class Sequence:
     """Reads are free; only the methods below change it, and `stage`, `stalled_since_s`, `is_cancelled` are its
     batcher's, `places` is given up by whoever keeps the swap file's books."""
 
-    facts: SequenceParams
+    params: SequenceParams
     token_ids: list[int]
     slot: int | None = None
     log: SequenceLog | None = None
@@ -62,14 +62,14 @@ class Sequence:
     num_shared_pages: int = 0
     away_since_s: float | None = None
     places: tuple[int, ...] = ()
-    num_parked: int = 0
+    num_swapped_out_tokens: int = 0
     """Tokens whose keys and values `places` and the shared pages hold."""
     num_computed_before: int = 0
     """Positions below this were computed once already, before they were lost."""
     num_preemptions: int = 0
-    num_rests: int = 0
+    num_pauses: int = 0
     """Times that it gave its place in the batch to a more urgent one, its pages stayed."""
-    rests_since_s: float | None = None
+    paused_since_s: float | None = None
     came_at_s: float | None = None
     """When its batcher first looked at it."""
     served_at_s: float = 0.0
@@ -86,20 +86,20 @@ class Sequence:
     """Output tokens before this one are drawn with more than the sampling parameters."""
 
     def __post_init__(self) -> None:
-        facts = self.facts
-        self.key = SequenceKey(facts.request_id, facts.attempt)
-        self.num_prompt_tokens = len(facts.prompt_token_ids)
-        self.num_tokens_at_most = self.num_prompt_tokens + facts.stop.max_tokens
-        self.stop_token_ids = facts.stop.stop_token_ids
-        self.num_special_draws = self.num_tokens_at_most if facts.sampling.has_penalties else facts.stop.min_tokens
-        if facts.sampling.has_penalties:
+        params = self.params
+        self.key = SequenceKey(params.request_id, params.attempt)
+        self.num_prompt_tokens = len(params.prompt_token_ids)
+        self.num_tokens_at_most = self.num_prompt_tokens + params.stop.max_tokens
+        self.stop_token_ids = params.stop.stop_token_ids
+        self.num_special_draws = self.num_tokens_at_most if params.sampling.has_penalties else params.stop.min_tokens
+        if params.sampling.has_penalties:
             self.history = GrowingHistory(self.token_ids, self.num_prompt_tokens)
 
     @classmethod
     def of_arrival(cls, arrival: Arrival) -> "Sequence":
         return cls(
-            facts=arrival.facts,
-            token_ids=[*arrival.facts.prompt_token_ids, *arrival.output_token_ids],
+            params=arrival.params,
+            token_ids=[*arrival.params.prompt_token_ids, *arrival.output_token_ids],
             slot=arrival.slot,
             log=arrival.log,
             block_table=arrival.block_table,
@@ -110,7 +110,7 @@ class Sequence:
     @property
     def prefix_seed(self) -> bytes:
         """Under which its pages may serve others; empty: they may not."""
-        return self.facts.prefix_seed if self.is_sound else b""
+        return self.params.prefix_seed if self.is_sound else b""
 
     @property
     def num_tokens(self) -> int:
@@ -127,7 +127,7 @@ class Sequence:
     @property
     def num_sharable_pages(self) -> int:
         """The first pages of its block table that other sequences may read by now: the full ones of its prompt."""
-        if not self.facts.prefix_seed:
+        if not self.params.prefix_seed:
             return self.num_shared_pages
         return max(self.num_shared_pages, self.num_prompt_tokens // PAGE_TOKENS)
 
@@ -148,12 +148,12 @@ class Sequence:
         num_pages, num_wanted = len(self.block_table), len(self.token_ids) + num_ahead
         if num_wanted <= num_pages * PAGE_TOKENS:  # nearly always, and this runs often
             return 0
-        return max(0, min(self.facts.num_booked_pages, num_pages_for(num_wanted)) - num_pages)
+        return max(0, min(self.params.num_reserved_pages, num_pages_for(num_wanted)) - num_pages)
 
     def place(self, slot: int, log: SequenceLog, page_ids: Seq[int]) -> None:
         """Gives a new sequence its slot, and pages after its cached prefix, and publishes that much of its record."""
         block_table = (*self.block_table, *page_ids)
-        log.begin(self.facts)
+        log.begin(self.params)
         log.set_block_table(block_table)
         log.publish(self.num_computed)
         self.slot, self.log, self.block_table = slot, log, block_table
@@ -164,9 +164,9 @@ class Sequence:
         self.log.append_page(page_id)
         self.block_table += (page_id,)
 
-    def park(self, places: tuple[int, ...], now_s: float) -> None:
+    def swap_out(self, places: tuple[int, ...], now_s: float) -> None:
         """Its private pages were copied to `places`, in order; they are not its own any more when this returns."""
-        self.places, self.num_parked = places, self.num_computed
+        self.places, self.num_swapped_out_tokens = places, self.num_computed
         self._leave(now_s)
 
     def drop(self, now_s: float) -> None:
@@ -178,10 +178,10 @@ class Sequence:
         """Private pages again; `is_whole`: with what was parked in them. Otherwise they are to be computed again."""
         assert self.log is not None, "only a placed sequence is preempted"
         if is_whole:
-            self.num_computed = self.num_parked
+            self.num_computed = self.num_swapped_out_tokens
         else:
-            self.num_computed_before = max(self.num_computed_before, self.num_parked)
-        self.places, self.num_parked, self.away_since_s = (), 0, None
+            self.num_computed_before = max(self.num_computed_before, self.num_swapped_out_tokens)
+        self.places, self.num_swapped_out_tokens, self.away_since_s = (), 0, None
         self.block_table += tuple(page_ids)
         self.log.set_block_table(self.block_table)
         self.log.publish(self.num_computed)
@@ -218,10 +218,10 @@ class Sequence:
 
         Changes nothing.
         """
-        start, facts, table = self.num_computed, self.facts, self.block_table
+        start, params, table = self.num_computed, self.params, self.block_table
         output_index = start + 1 - self.num_prompt_tokens
         sample = (
-            _new(SampleSpec, (facts.sampling, output_index, (), None))
+            _new(SampleSpec, (params.sampling, output_index, (), None))
             if output_index >= self.num_special_draws
             else self._sample_spec()
         )
@@ -231,9 +231,9 @@ class Sequence:
         return _new(ChunkPlan, (self.slot, start, (self.token_ids[start],), table, sample, None))
 
     def _sample_spec(self) -> SampleSpec:
-        stop, output_index = self.facts.stop, self.num_output_tokens
+        stop, output_index = self.params.stop, self.num_output_tokens
         return SampleSpec(
-            self.facts.sampling,
+            self.params.sampling,
             output_index,
             masked_token_ids=stop.stop_token_ids if output_index < stop.min_tokens else (),
             history=None if self.history is None else self.history.so_far(),
@@ -241,7 +241,7 @@ class Sequence:
 
     def _try_score_spec(self, end: int) -> ScoreSpec | None:
         """Of the positions up to `end` that are computed now. None if nobody asked, or no prompt token follows."""
-        num_top, num_prompt_tokens = self.facts.sampling.prompt_logprobs, self.num_prompt_tokens
+        num_top, num_prompt_tokens = self.params.sampling.prompt_logprobs, self.num_prompt_tokens
         if num_top is None or self.num_computed + 1 >= num_prompt_tokens or self.num_output_tokens > 0:
             return None
         return ScoreSpec(tuple(self.token_ids[self.num_computed + 1 : end + 1]), num_top)
@@ -272,7 +272,7 @@ class Sequence:
         """Why the last drawn token ends the sequence, or None when it goes on."""
         if self.num_output_tokens == 0:
             return None
-        if self.token_ids[-1] in self.facts.stop.stop_token_ids:
+        if self.token_ids[-1] in self.params.stop.stop_token_ids:
             return EndReason.STOP
         if self.num_tokens >= min(self.num_tokens_at_most, max_context_tokens):
             return EndReason.LENGTH
@@ -286,6 +286,8 @@ class Sequence:
             errors.append(f"{self.key.request_id}: {self.num_computed} of {self.num_tokens} tokens in room for {room}")
         if self.is_away and self.private_pages:
             errors.append(f"{self.key.request_id}: is away, but has {len(self.private_pages)} pages of its own")
-        if self.places and len(self.places) != num_pages_for(self.num_parked) - self.num_shared_pages:
-            errors.append(f"{self.key.request_id}: {self.num_parked} tokens parked in {len(self.places)} places")
+        if self.places and len(self.places) != num_pages_for(self.num_swapped_out_tokens) - self.num_shared_pages:
+            errors.append(
+                f"{self.key.request_id}: {self.num_swapped_out_tokens} tokens parked in {len(self.places)} places"
+            )
         return errors

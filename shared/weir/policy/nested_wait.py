@@ -144,7 +144,7 @@ class NestedWaitGate:
         self._credit = min(self._credit, 1.0) + plan.num_a_step
         inside = _sort_in(view, plan)
         joining: Sequence[int] = ()
-        resting: set[int] = set()
+        paused: set[int] = set()
         is_running = bool(view.waiting or view.running)
         for number, segment in enumerate(plan.segments):
             part = inside[number]
@@ -156,13 +156,13 @@ class NestedWaitGate:
                 joining = part.entrants[: num_joining if view.running else max(min(1, num_places), num_joining)]
                 self._credit = max(0.0, self._credit - len(joining))
             elif number > 0:
-                resting.update(part.entrants[num_room:] if is_running else part.entrants)
+                paused.update(part.entrants[num_room:] if is_running else part.entrants)
             if not is_running:
-                resting.update(part.members)
+                paused.update(part.members)
             if number > 0 and is_running and num_room < len(part.entrants):
                 self._credit += len(joining)
                 joining = ()  # the mix has changed: what rests there has pages that newcomers would want
-        return GateDecision(joining, resting)
+        return GateDecision(joining, paused)
 
     def _go_on(self, decision: GateDecision) -> GateDecision:
         self._idle_since_s = None
@@ -220,7 +220,7 @@ def _num_bounded(view: BatchView, num_places: int) -> int:
 
 def _is_idle(view: BatchView, decision: GateDecision) -> bool:
     """Whether nothing of what is there would be computed."""
-    return bool(view.waiting or view.running) and not decision.joining and len(decision.resting) == len(view.running)
+    return bool(view.waiting or view.running) and not decision.joining and len(decision.paused) == len(view.running)
 
 
 def _sort_in(view: BatchView, plan: LengthSegments) -> list[_Inside]:

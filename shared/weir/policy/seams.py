@@ -105,11 +105,11 @@ class BatchView:
 
 @dataclass(frozen=True, slots=True)
 class GateDecision:
-    """`joining`: indices into `waiting`, in the order in which they join, as far as there are pages; `resting`: indices
+    """`joining`: indices into `waiting`, in the order in which they join, as far as there are pages; `paused`: indices
     into `running`, not computed in this step (their pages stay)."""
 
     joining: Sequence[int]
-    resting: Collection[int] = ()
+    paused: Collection[int] = ()
 
 
 class Gate(Protocol):

@@ -17,12 +17,12 @@ from weir.policy.starvation import StarvationParams, guarded
 
 @dataclass(frozen=True, slots=True)
 class SrtfParams(StarvationParams):
-    """`max_age`: TRAIL's C, a share of the predicted output. `max_rests`: of one sequence. What rests or waits in a
-    worker for `max_rest_s` goes first."""
+    """`max_age`: TRAIL's C, a share of the predicted output. `max_pauses`: of one sequence. What rests or waits in a
+    worker for `max_pause_s` goes first."""
 
     max_age: float = bounded(0.8, 0, 1)
-    max_rests: int = bounded(3, 0)
-    max_rest_s: float = bounded(10.0, 0)
+    max_pauses: int = bounded(3, 0)
+    max_pause_s: float = bounded(10.0, 0)
 
 
 def make(params: SrtfParams) -> Policy:
@@ -54,8 +54,8 @@ class SrtfGate:
 
     def __init__(self, params: SrtfParams) -> None:
         self._params = params
-        self._num_rests: dict[str, int] = {}
-        self._resting: frozenset[str] = frozenset()
+        self._num_pauses: dict[str, int] = {}
+        self._paused: frozenset[str] = frozenset()
 
     def decide(self, view: BatchView, now_s: float) -> GateDecision:
         """Of equals, those in the batch come before those that wait, in their order."""
@@ -79,9 +79,9 @@ class SrtfGate:
             if num_free_tokens >= 0 or num_missing_tokens == 0:
                 joining.append(index)
                 num_places -= 1
-        resting = [index for index in range(len(view.running)) if index not in chosen]
-        self._remember(view, resting)
-        return GateDecision(joining, resting)
+        paused = [index for index in range(len(view.running)) if index not in chosen]
+        self._remember(view, paused)
+        return GateDecision(joining, paused)
 
     @property
     def next_deadline_s(self) -> float | None:
@@ -89,25 +89,27 @@ class SrtfGate:
 
     def _key(self, member: Member, now_s: float, is_running: bool) -> tuple[int, int, float]:
         """(lane, 0 for those that run to their end and 1 for those that waited long enough, tokens left)."""
-        if is_running and member.request_id not in self._resting:
-            may_rest = self._num_rests.get(member.request_id, 0) < self._params.max_rests and not self._is_late(member)
-            turn = 2 if may_rest else 0
+        if is_running and member.request_id not in self._paused:
+            may_pause = self._num_pauses.get(member.request_id, 0) < self._params.max_pauses and not self._is_late(
+                member
+            )
+            turn = 2 if may_pause else 0
         else:
-            turn = 1 if now_s - member.waits_since_s >= self._params.max_rest_s else 2
+            turn = 1 if now_s - member.waits_since_s >= self._params.max_pause_s else 2
         return -member.lane_priority, turn, _num_left(member)
 
     def _is_late(self, member: Member) -> bool:
         predicted = member.predicted_output_tokens
         return predicted is not None and member.num_emitted_tokens >= self._params.max_age * predicted
 
-    def _remember(self, view: BatchView, resting: list[int]) -> None:
+    def _remember(self, view: BatchView, paused: list[int]) -> None:
         """How often each sequence of the batch was put to rest; those that left are forgotten."""
-        now_resting = frozenset(view.running[index].request_id for index in resting)
+        now_paused = frozenset(view.running[index].request_id for index in paused)
         present = {member.request_id for member in view.running}
-        self._num_rests = {i: n for i, n in self._num_rests.items() if i in present}
-        for request_id in now_resting - self._resting:
-            self._num_rests[request_id] = self._num_rests.get(request_id, 0) + 1
-        self._resting = now_resting
+        self._num_pauses = {i: n for i, n in self._num_pauses.items() if i in present}
+        for request_id in now_paused - self._paused:
+            self._num_pauses[request_id] = self._num_pauses.get(request_id, 0) + 1
+        self._paused = now_paused
 
 
 def _num_left(member: Member) -> float:

@@ -39,9 +39,9 @@ from weir.scheduling.admission.endings import CommandQueue, RequestCloser
 from weir.scheduling.admission.shedding import Shedding
 from weir.scheduling.commands import Command, LeftQueue
 from weir.scheduling.granting import Granted, Granter, Unschedulable
-from weir.scheduling.integrity import check_ledger
+from weir.scheduling.integrity import check_requests
 from weir.scheduling.limits.core_limits import CoreLimits
-from weir.scheduling.metrics import lane_figures
+from weir.scheduling.metrics import lane_metrics
 from weir.scheduling.placement.placer import Placer
 from weir.scheduling.queues.rate import Rates
 from weir.scheduling.reconcile import Verdict, reconcile
@@ -63,12 +63,12 @@ class SchedulerCore:
         self._policy = policy or make_policy("fcfs")
         self._clock = clock
         self._queued_reply = SubmitReply(epoch, queued=True)
-        self._ledger = RequestTable(limits, self._policy, clock.now_s())
+        self._requests = RequestTable(limits, self._policy, clock.now_s())
         self._workers = Workers(limits.worker_ttl_s, limits.max_models)
-        self._placer = Placer(limits, self._workers, self._ledger.book, self._ledger.wanting)
+        self._placer = Placer(limits, self._workers, self._requests.reservations, self._requests.wanting)
         self._rates = Rates(limits.max_models)
-        self._outbox = CommandQueue(epoch)
-        self._endings = RequestCloser(self._ledger, self._outbox)
+        self._commands = CommandQueue(epoch)
+        self._closer = RequestCloser(self._requests, self._commands)
         self._is_bus_away = False
         self._ticked_at_s = clock.now_s()
         self._gather_until_s = clock.now_s() + limits.gather_s
@@ -85,81 +85,83 @@ class SchedulerCore:
 
     @property
     def is_idle(self) -> bool:
-        return len(self._ledger) == 0
+        return len(self._requests) == 0
 
     def is_granted(self, request_id: str, placement: Placement) -> bool:
         """Under this placement."""
-        request = self._ledger.try_get(request_id)
+        request = self._requests.try_get(request_id)
         return request is not None and request.placement == placement
 
     def knows_gateway(self, gateway_id: str) -> bool:
-        return gateway_id in self._ledger.gateways
+        return gateway_id in self._requests.gateways
 
     def submit(self, submit: Submit) -> SubmitReply:
         """Queues the request or refuses it; a repeated one gets the answer that it got before."""
         now_s = self._clock.now_s()
-        known = self._ledger.try_get(submit.request_id)
+        known = self._requests.try_get(submit.request_id)
         if known is not None and submit.dispatch <= known.dispatch:
             return self._queued_reply
-        earlier_reply = self._ledger.tombstones.try_reply(submit, now_s)
+        earlier_reply = self._requests.tombstones.try_reply(submit, now_s)
         if earlier_reply is not None:
             return earlier_reply
         if submit.dispatch > 1:  # it was admitted before, and granted in vain
             verdict = self._reconcile(HeldRequest(submit, None), submit.gateway_id, now_s)
             if verdict is not Verdict.REFUSED:
                 return self._queued_reply
-        self._outbox.counts["submitted"] += 1
+        self._commands.counts["submitted"] += 1
         refusal = self._admission.try_refuse(submit, is_gathering=now_s < self._gather_until_s, now_s=now_s)
         refusal = refusal or self._shedding.try_refuse(submit, now_s)
         if refusal is not None:
-            reply = self._outbox.refuse(refusal)
-            self._ledger.tombstones.put(submit.request_id, reply, now_s, dispatch=submit.dispatch)
+            reply = self._commands.refuse(refusal)
+            self._requests.tombstones.put(submit.request_id, reply, now_s, dispatch=submit.dispatch)
             return reply
-        request = self._ledger.enqueue(submit, now_s, self._placer.num_uncached_tokens(submit))
-        self._ledger.tenants.pay(request.tenant, submit, now_s)
-        self._outbox.entered(request)
+        request = self._requests.enqueue(submit, now_s, self._placer.num_uncached_tokens(submit))
+        self._requests.tenants.pay(request.tenant, submit, now_s)
+        self._commands.entered(request)
         return self._queued_reply
 
     def cancel(self, cancel: Cancel) -> None:
         """Drops the request wherever it is, and refuses a Submit of it that comes late."""
-        self._endings.end(cancel.request_id, "cancelled", self._clock.now_s())
+        self._closer.end(cancel.request_id, "cancelled", self._clock.now_s())
 
     def finish(self, finish: Finish) -> None:
         """The gateway closed the request."""
-        request = self._ledger.try_get(finish.request_id)
+        request = self._requests.try_get(finish.request_id)
         if request is not None and request.dispatch > finish.dispatch:
             return
         now_s = self._clock.now_s()
         if request is not None:
-            self._rates.add(request.submit.model, now_s, is_backlogged=self._ledger.is_backlogged(request.submit.model))
-            self._ledger.progressed(request, finish.num_output_tokens, now_s)
+            self._rates.add(
+                request.submit.model, now_s, is_backlogged=self._requests.is_backlogged(request.submit.model)
+            )
+            self._requests.progressed(request, finish.num_output_tokens, now_s)
         if request is not None and request.placement is not None and finish.outcome is Outcome.FINISHED:
             self._placer.finished(request, finish.num_output_tokens)
             self._policy.order.finished(request.waiting, finish.num_output_tokens, now_s)
-        self._endings.end(finish.request_id, finish.outcome.value, now_s)
+        self._closer.end(finish.request_id, finish.outcome.value, now_s)
 
     def progressed(self, request_id: str, num_output_tokens: int) -> None:
         """So many tokens of a granted request are delivered by now."""
-        request = self._ledger.try_get(request_id)
+        request = self._requests.try_get(request_id)
         if request is not None:
-            self._ledger.progressed(request, num_output_tokens, self._clock.now_s())
+            self._requests.progressed(request, num_output_tokens, self._clock.now_s())
 
     def prefilled(self, prefilled: Prefilled) -> None:
         """The request's prompt is read: its prefill worker has room for another."""
-        request = self._ledger.try_get(prefilled.request_id)
+        request = self._requests.try_get(prefilled.request_id)
         if request is not None and request.dispatch == prefilled.dispatch:
-            self._ledger.book.mark_prefilled(request, self._clock.now_s())
+            self._requests.reservations.mark_prefilled(request, self._clock.now_s())
 
     def grant_answered(self, request_id: str, placement: Placement, *, accepted: bool) -> None:
         """The gateway's answer to a Grant; declined, the booking is free again."""
-        request = self._ledger.try_get(request_id)
+        request = self._requests.try_get(request_id)
         if not accepted and request is not None and request.placement == placement:
-            self._endings.decline(request, self._clock.now_s())
+            self._closer.decline(request, self._clock.now_s())
 
     def held(self, held: Held) -> HeldReply:
         """Takes over what the gateway holds, and frees what it does not hold any more."""
         now_s = self._clock.now_s()
-        if not self._ledger.gateways.hear(held, now_s):
+        if not self._requests.gateways.hear(held, now_s):
             return HeldReply(self.epoch, num_adopted=0)
         num_adopted = 0
         refused_ids = []
@@ -169,9 +171,9 @@ class SchedulerCore:
                 refused_ids.append(entry.submit.request_id)
             elif verdict is Verdict.ADOPTED:
                 num_adopted += 1
-        for request_id in self._ledger.gateways.missing_from(held):
-            self._endings.judge_missing(request_id, self._limits.missing_s, now_s)
-        self._outbox.counts["adopted"] += num_adopted
+        for request_id in self._requests.gateways.missing_from(held):
+            self._closer.judge_missing(request_id, self._limits.missing_s, now_s)
+        self._commands.counts["adopted"] += num_adopted
         return HeldReply(self.epoch, num_adopted, tuple(refused_ids))
 
     def prefixes_changed(self, message: PrefixChanged) -> None:
@@ -189,18 +191,18 @@ class SchedulerCore:
     def worker_seen(self, record: WorkerRecord, revision: int) -> None:
         """A registry entry was told; only one of a new revision is a sign of life."""
         if record.role not in (PREFILL, DECODE):
-            self._outbox.counts["worker_malformed"] += 1
+            self._commands.counts["worker_malformed"] += 1
             return
         now_s = self._clock.now_s()
         if self._workers.put(record, revision, now_s) and record.role == PREFILL:
             num_on_worker = record.num_running + record.num_waiting
-            self._ledger.book.settle_prefills(record.worker_id, num_on_worker, now_s - _REACH_S, now_s)
+            self._requests.reservations.settle_prefills(record.worker_id, num_on_worker, now_s - _REACH_S, now_s)
 
     def worker_gone(self, worker_id: str) -> None:
         """Its registry entry was taken back, or nothing was heard of it for too long: it gets nothing new. What it has
         booked stays booked, for its gateways may hear it well, until they say that it ended."""
         if self._workers.silence(worker_id):
-            self._outbox.counts["workers_lost"] += 1
+            self._commands.counts["workers_lost"] += 1
         self._forget_silent()
 
     def bus_changed(self, *, is_connected: bool) -> None:
@@ -215,70 +217,70 @@ class SchedulerCore:
         if now_s - self._ticked_at_s > self._limits.max_stall_s:
             self._excuse_silence()
         self._ticked_at_s = now_s
-        self._ledger.tombstones.expire(now_s)
+        self._requests.tombstones.expire(now_s)
         self._placer.prefixes.forget_silent(now_s)
         self._shedding.give_up(now_s)
         if self._is_bus_away:
             return
         for worker_id in self._workers.expired(now_s):
             self.worker_gone(worker_id)
-        for gateway_id in self._ledger.gateways.expired(now_s):
-            self._endings.drop_gateway(gateway_id, now_s)
+        for gateway_id in self._requests.gateways.expired(now_s):
+            self._closer.drop_gateway(gateway_id, now_s)
         self._forget_silent()
 
     def decide(self) -> tuple[Command, ...]:
         """Grants whatever can start now; returns everything to be done since the last call."""
         now_s = self._clock.now_s()
         if now_s >= self._gather_until_s and not self._is_bus_away:
-            for model in self._ledger.lanes.models():
+            for model in self._requests.lanes.models():
                 while (decision := self._granter.try_decide(model, now_s)) is not None:
                     self._carry_out(decision, now_s)
-        return self._outbox.take()
+        return self._commands.take()
 
     def metrics(self) -> dict[str, float]:
         """Counters (`_total`) and gauges."""
-        counts = {f"{name}_total": float(count) for name, count in self._outbox.counts.items()}
+        counts = {f"{name}_total": float(count) for name, count in self._commands.counts.items()}
         gauges = {"epoch": self.epoch, "workers": len(self._workers), "is_gathering": self.is_gathering}
         own = {name: float(value) for name, value in gauges.items()}
-        return counts | self._ledger.metrics() | self._placer.metrics() | own
+        return counts | self._requests.metrics() | self._placer.metrics() | own
 
-    def lane_figures(self) -> dict[str, dict[str, float]]:
+    def lane_metrics(self) -> dict[str, dict[str, float]]:
         """lane -> figure -> value."""
-        return lane_figures(self._ledger, self._limits, self._outbox.counts, self._clock.now_s())
+        return lane_metrics(self._requests, self._limits, self._commands.counts, self._clock.now_s())
 
-    def tenant_figures(self) -> dict[str, dict[str, float]]:
+    def tenant_metrics(self) -> dict[str, dict[str, float]]:
         """tenant -> figure -> value; of those that were heard of."""
-        return self._ledger.tenants.figures(self._clock.now_s())
+        return self._requests.tenants.metrics(self._clock.now_s())
 
     def tenant_counters(self) -> dict[GroupKey, dict[str, float]]:
         """(model, lane) -> tenant -> service by virtual token counter: to be kept for the next scheduler."""
-        return self._ledger.fairness.values()
+        return self._requests.fairness.values()
 
     def restore_tenant_counters(self, counters: Mapping[GroupKey, Mapping[str, float]]) -> None:
         """What an earlier scheduler counted; of lanes and tenants that are configured now."""
-        self._ledger.fairness.restore(counters, self._limits.lanes_by_name, self._limits.tenants_by_name)
+        self._requests.fairness.restore(counters, self._limits.lanes_by_name, self._limits.tenants_by_name)
 
     def quota_debts(self) -> dict[str, QuotaDebt]:
         """Tenants that have used up some of their quotas: to be kept for the next scheduler."""
-        return self._ledger.tenants.debts(self._clock.now_s())
+        return self._requests.tenants.debts(self._clock.now_s())
 
     def restore_quota_debts(self, debts: Mapping[str, QuotaDebt]) -> None:
         """What an earlier scheduler's tenants had used up; of those that are configured now."""
-        self._ledger.tenants.restore_debts(debts, self._clock.now_s())
+        self._requests.tenants.restore_debts(debts, self._clock.now_s())
 
     def check_integrity(self) -> tuple[str, ...]:
         """What does not add up in the books; empty when all is well."""
-        return check_ledger(self._ledger)
+        return check_requests(self._requests)
 
     def set_limits(self, limits: CoreLimits) -> None:
         """From now on; nothing that waits or runs is lost. If anything raises, the earlier ones stay."""
-        self._ledger.set_limits(limits, self._policy, self._clock.now_s())
+        self._requests.set_limits(limits, self._policy, self._clock.now_s())
         self._apply(limits)
 
     def set_policy(self, policy: Policy) -> None:
         """From now on, also for what waits already. It must be used by nobody else. If anything raises, the earlier
         one stays."""
-        self._ledger.set_policy(policy)
+        self._requests.set_policy(policy)
         self._policy = policy
         self._apply(self._limits)
 
@@ -286,32 +288,32 @@ class SchedulerCore:
         self._limits = limits
         capacity = Capacity(self._workers)
         self._placer.set_limits(limits)
-        foresight = self._placer.foresight()
-        self._admission = Admission(limits, self._ledger, self._workers, capacity, self._rates, foresight)
-        self._shedding = Shedding(limits, self._ledger, self._rates, self._endings)
-        self._granter = Granter(limits, self._ledger, self._workers, capacity, self._placer)
+        deadline_estimator = self._placer.deadline_estimator()
+        self._admission = Admission(limits, self._requests, self._workers, capacity, self._rates, deadline_estimator)
+        self._shedding = Shedding(limits, self._requests, self._rates, self._closer)
+        self._granter = Granter(limits, self._requests, self._workers, capacity, self._placer)
 
     def _reconcile(self, entry: HeldRequest, gateway_id: str, now_s: float) -> Verdict:
-        was_queued = entry.submit.request_id in self._ledger.lanes
-        verdict = reconcile(entry, gateway_id, self._ledger, self._limits, now_s)
-        if was_queued and verdict is not Verdict.KNOWN and entry.submit.request_id not in self._ledger.lanes:
-            self._outbox.add(LeftQueue(entry.submit.request_id, verdict.value))
+        was_queued = entry.submit.request_id in self._requests.lanes
+        verdict = reconcile(entry, gateway_id, self._requests, self._limits, now_s)
+        if was_queued and verdict is not Verdict.KNOWN and entry.submit.request_id not in self._requests.lanes:
+            self._commands.add(LeftQueue(entry.submit.request_id, verdict.value))
         return verdict
 
     def _forget_silent(self) -> None:
         """Workers that nothing is booked on any more."""
         for worker_id in self._workers.silent():
-            if not self._ledger.book.requests_on(worker_id):
+            if not self._requests.reservations.requests_on(worker_id):
                 self._workers.remove(worker_id)
 
     def _carry_out(self, decision: Granted | Unschedulable, now_s: float) -> None:
         if isinstance(decision, Granted):
-            self._ledger.place(decision.request, decision.placement, now_s)
-            self._outbox.granted(decision.request, decision.placement)
+            self._requests.place(decision.request, decision.placement, now_s)
+            self._commands.granted(decision.request, decision.placement)
         else:
-            self._endings.revoke(decision.request, decision.refusal, now_s)
+            self._closer.revoke(decision.request, decision.refusal, now_s)
 
     def _excuse_silence(self) -> None:
         now_s = self._clock.now_s()
         self._workers.excuse_silence(now_s)
-        self._ledger.gateways.excuse_silence(now_s)
+        self._requests.gateways.excuse_silence(now_s)

@@ -50,9 +50,9 @@ class Granter:
     """
 
     def __init__(
-        self, limits: CoreLimits, ledger: RequestTable, workers: Workers, capacity: Capacity, placer: Placer
+        self, limits: CoreLimits, requests: RequestTable, workers: Workers, capacity: Capacity, placer: Placer
     ) -> None:
-        self._ledger = ledger
+        self._requests = requests
         self._workers = workers
         self._capacity = capacity
         self._placer = placer
@@ -68,7 +68,7 @@ class Granter:
 
     def try_decide(self, model: str, now_s: float) -> Granted | Unschedulable | None:
         """None: nobody can start now."""
-        num_head_changes = self._ledger.lanes.num_head_changes(model)
+        num_head_changes = self._requests.lanes.num_head_changes(model)
         as_of = (num_head_changes, int(now_s / _LOOK_AGAIN_S), *self._placer.slot_situation())
         quiet = self._quiet.get(model)
         if quiet is not None and quiet.as_of == as_of and quiet.situation is None:
@@ -77,7 +77,7 @@ class Granter:
         if quiet is not None and quiet.as_of == as_of and quiet.situation == situation:
             return None
         self._is_for_slots = True
-        queues = self._ledger.lanes.in_order(model, now_s)
+        queues = self._requests.lanes.in_order(model, now_s)
         choose = self._try_with_guarantees if self._has_guarantees else self._try_in_order
         decision = choose(model, queues, situation, now_s)
         if decision is None:
@@ -94,7 +94,7 @@ class Granter:
             group = self._group(model, queue)
             if group in blocked_groups or self._is_at_most(queue):
                 continue
-            request = self._ledger.lanes.try_next(model, queue, now_s)
+            request = self._requests.lanes.try_next(model, queue, now_s)
             if request is None:
                 continue
             decision = self._try_start(queue, request, situation, now_s)
@@ -113,7 +113,7 @@ class Granter:
         for place, queue in enumerate(queues):
             if not queue.limits.guaranteed_share or (queue.limits.max_batch and self._is_at_most(queue)):
                 continue
-            request = heads[queue.name] = self._ledger.lanes.try_next(model, queue, now_s)
+            request = heads[queue.name] = self._requests.lanes.try_next(model, queue, now_s)
             if request is None:
                 continue
             lacks_slot = self._only_lacks_slot(queue, request)
@@ -131,7 +131,7 @@ class Granter:
             group = self._group(model, queue) if queue.limits.worker_group else ""
             if place > first_blocked.get(group, place):
                 continue
-            request = heads[name] if name in heads else self._ledger.lanes.try_next(model, queue, now_s)
+            request = heads[name] if name in heads else self._requests.lanes.try_next(model, queue, now_s)
             decision = self._try_start(queue, request, situation, now_s) if request else None
             if decision is not None:
                 return decision
@@ -154,9 +154,9 @@ class Granter:
                 return Granted(request, placement)
         as_of = request.request_id, self._workers.num_changes
         is_looked_at = self._hopeful.get(key) == as_of
-        hopeless = None if is_looked_at else self._try_give_up(request, queue.limits.worker_group, now_s)
-        if hopeless is not None:
-            return hopeless
+        unschedulable = None if is_looked_at else self._try_give_up(request, queue.limits.worker_group, now_s)
+        if unschedulable is not None:
+            return unschedulable
         self._hopeful[key] = as_of
         if has_slot:
             self._is_for_slots = False
@@ -190,18 +190,18 @@ class Granter:
     def _situation(self, model: str, now_s: float) -> _Situation:
         """Idle guarantees are kept for lanes that wait, so who waits is part of it."""
         situation = self._placer.situation(now_s)
-        return (*situation, self._ledger.lanes.wanting(model)) if self._has_guarantees else situation
+        return (*situation, self._requests.lanes.wanting(model)) if self._has_guarantees else situation
 
     def _is_at_most(self, queue: LaneQueue) -> bool:
         """Whether the lane must have no more running."""
-        return 0 < queue.limits.max_batch <= self._ledger.usage.num_running(queue.name)
+        return 0 < queue.limits.max_batch <= self._requests.usage.num_running(queue.name)
 
     def _is_owed(self, model: str, queue: LaneQueue, request: ScheduledRequest) -> bool:
         """Whether the request is inside its lane's guarantee, by pages as they are charged."""
         share = queue.limits.guaranteed_share
         if not share:
             return False
-        num_charged = self._ledger.usage.num_pages(model, queue.name) + self._placer.charged_pages(request)
+        num_charged = self._requests.usage.num_pages(model, queue.name) + self._placer.charged_pages(request)
         return num_charged <= share * self._capacity.of(model, queue.limits.worker_group).num_pages
 
     def _group(self, model: str, queue: LaneQueue) -> str:

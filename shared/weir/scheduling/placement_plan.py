@@ -8,7 +8,7 @@ class PlacementPlan(NamedTuple):
 
     num_cached_tokens: int = 0
     """Of the prompt, in the memory of the worker that reads it."""
-    read_ms: float = 0.0
+    prefill_ms: float = 0.0
     """Of its prompt by itself."""
     itl_ms: float = 0.0
     num_charged_pages: int = 0

@@ -16,25 +16,25 @@ class Verdict(Enum):
     REFUSED = "refused"
 
 
-def reconcile(entry: HeldRequest, gateway_id: str, ledger: RequestTable, limits: CoreLimits, now_s: float) -> Verdict:
+def reconcile(entry: HeldRequest, gateway_id: str, requests: RequestTable, limits: CoreLimits, now_s: float) -> Verdict:
     """Takes the request over if the ledger lacks it. A newer dispatch wins, and of one dispatch what the gateway runs:
     it takes one grant of each, so that any other one of the same dispatch is void."""
     submit = entry.submit
     if submit.gateway_id != gateway_id:
         return Verdict.REFUSED
-    request = ledger.try_get(submit.request_id)
+    request = requests.try_get(submit.request_id)
     if request is None:
-        verdict = _take_over(entry, ledger, limits, now_s)
+        verdict = _take_over(entry, requests, limits, now_s)
     else:
         request.missing_since_s = None
         if _dispatch(entry) < request.dispatch:
             return Verdict.KNOWN
-        verdict = _update(request, entry, ledger, limits, now_s)
-    request = ledger.try_get(submit.request_id)
+        verdict = _update(request, entry, requests, limits, now_s)
+    request = requests.try_get(submit.request_id)
     if request is not None:
-        ledger.progressed(request, entry.num_output_tokens, now_s)
+        requests.progressed(request, entry.num_output_tokens, now_s)
         if entry.is_prefilled:
-            ledger.book.mark_prefilled(request, now_s)
+            requests.reservations.mark_prefilled(request, now_s)
     return verdict
 
 
@@ -42,33 +42,33 @@ def _dispatch(entry: HeldRequest) -> int:
     return entry.submit.dispatch if entry.placement is None else entry.placement.dispatch
 
 
-def _take_over(entry: HeldRequest, ledger: RequestTable, limits: CoreLimits, now_s: float) -> Verdict:
+def _take_over(entry: HeldRequest, requests: RequestTable, limits: CoreLimits, now_s: float) -> Verdict:
     """However full the lane is: it was admitted before whatever fills it, by a scheduler that kept the bound."""
     submit = entry.submit
-    if ledger.tombstones.covers(entry):
+    if requests.tombstones.covers(entry):
         return Verdict.REFUSED
     if entry.placement is not None:
-        ledger.adopt(submit, entry.placement, entry.num_output_tokens, now_s)
+        requests.adopt(submit, entry.placement, entry.num_output_tokens, now_s)
         return Verdict.ADOPTED
-    if ledger.intake.lane_of(submit) not in limits.lanes_by_name:
+    if requests.factory.lane_of(submit) not in limits.lanes_by_name:
         return Verdict.REFUSED
-    ledger.enqueue(submit, now_s, submit.num_prompt_tokens, is_ahead=True)
+    requests.enqueue(submit, now_s, submit.num_prompt_tokens, is_ahead=True)
     return Verdict.ADOPTED
 
 
 def _update(
-    request: ScheduledRequest, entry: HeldRequest, ledger: RequestTable, limits: CoreLimits, now_s: float
+    request: ScheduledRequest, entry: HeldRequest, requests: RequestTable, limits: CoreLimits, now_s: float
 ) -> Verdict:
     """Of a dispatch that is not older than the ledger's."""
     if entry.placement is not None:
         if entry.placement == request.placement:
             return Verdict.KNOWN
-        ledger.follow(request, entry.placement, now_s)
+        requests.follow(request, entry.placement, now_s)
         return Verdict.ADOPTED
     if entry.submit.dispatch == request.dispatch:
         return Verdict.KNOWN
-    if ledger.intake.lane_of(entry.submit) not in limits.lanes_by_name:
-        ledger.remove(request, None, now_s)
+    if requests.factory.lane_of(entry.submit) not in limits.lanes_by_name:
+        requests.remove(request, None, now_s)
         return Verdict.REFUSED
-    ledger.queue_again(request, entry.submit, now_s)
+    requests.queue_again(request, entry.submit, now_s)
     return Verdict.ADOPTED

@@ -34,7 +34,7 @@ class ScheduledRequest:
     """When its gateway first said a list without it."""
 
     request_id: str = field(init=False)
-    seat: tuple[int, float] = field(init=False)
+    priority: tuple[int, float] = field(init=False)
     """(minus the lane's priority, rank inside the lane): who comes first among those on a worker."""
     num_tokens: int = field(init=False)
     """The most that it can come to."""
@@ -55,9 +55,9 @@ class ScheduledRequest:
     def set_rank(self, rank: float) -> None:
         """Of one that waits, under another policy."""
         self.rank = rank
-        self.seat = (-self.lane_priority, rank)
+        self.priority = (-self.lane_priority, rank)
 
 
-def num_booked_pages(submit: Submit) -> int:
+def num_reserved_pages(submit: Submit) -> int:
     """Pages to book for a request: the worst case. `CoreLimits.page_overcommit` says how much of it is risked."""
     return num_pages_for(submit.num_prompt_tokens + submit.max_tokens)

@@ -21,14 +21,14 @@ class RequestTable:
     """The index of requests, and the few steps that change several collections at once."""
 
     def __init__(self, limits: CoreLimits, policy: Policy, now_s: float) -> None:
-        self.book = Reservations()
+        self.reservations = Reservations()
         self.gateways = Gateways(limits.gateway_ttl_s)
         self.tombstones = EndedRequests(limits.max_tombstones, limits.tombstone_ttl_s)
         self.fairness = Fairness(self._needs_counters)
         self.usage = LaneUsage()
         self.tenants = Tenants(limits)
         self.lanes = Lanes(limits, policy.order, self.fairness, self.tenants.is_over_in_flight)
-        self.intake = RequestFactory(limits, policy, now_s)
+        self.factory = RequestFactory(limits, policy, now_s)
         self._limits = limits
         self._started_at_s = now_s
         self._requests: dict[str, ScheduledRequest] = {}
@@ -59,10 +59,10 @@ class RequestTable:
         self, submit: Submit, now_s: float, num_uncached_tokens: int, *, is_ahead: bool = False
     ) -> ScheduledRequest:
         """`is_ahead`: it was queued before everything that is submitted now. The lane must exist."""
-        lane = self.intake.lane_of(submit)
+        lane = self.factory.lane_of(submit)
         self._num_ahead += is_ahead
-        arrived_at_s = self.intake.arrival_s(now_s, self._num_ahead if is_ahead else 0)
-        request = self.intake.request(submit, lane, now_s, arrived_at_s, num_uncached_tokens)
+        arrived_at_s = self.factory.arrival_s(now_s, self._num_ahead if is_ahead else 0)
+        request = self.factory.request(submit, lane, now_s, arrived_at_s, num_uncached_tokens)
         # Whoever waited before the scheduler changed keeps the counter that was restored.
         knows_counter = request.tenant in self.fairness.group(submit.model, lane)
         self.lanes.add(request, lifts=not (is_ahead and knows_counter))
@@ -72,17 +72,17 @@ class RequestTable:
 
     def adopt(self, submit: Submit, placement: Placement, num_output_tokens: int, now_s: float) -> ScheduledRequest:
         """Books a request that an earlier scheduler granted, even over what is free: it is there already."""
-        request = self.intake.request(submit, self.intake.lane_of(submit), now_s, now_s, submit.num_prompt_tokens)
+        request = self.factory.request(submit, self.factory.lane_of(submit), now_s, now_s, submit.num_prompt_tokens)
         request.placement, request.num_output_tokens = placement, num_output_tokens
         self._index(request, now_s, pays=False)
-        self._book(request, now_s)
+        self._reservations(request, now_s)
         return request
 
     def place(self, request: ScheduledRequest, placement: Placement, now_s: float) -> None:
         """From its queue into the book. What it takes to read its prompt is charged."""
         self._take_out(request, now_s, taken_at_s=now_s)
         request.placement = placement
-        self._book(request, now_s)
+        self._reservations(request, now_s)
         num_computed = max(1, request.submit.num_prompt_tokens - request.plan.num_cached_tokens)
         self._charge(request, PREFILL_PRICE * num_computed, now_s)
 
@@ -91,7 +91,7 @@ class RequestTable:
         was_queued = request.placement is None
         self._take_out(request, now_s, taken_at_s=now_s)
         request.placement = placement
-        self._book(request, now_s)
+        self._reservations(request, now_s)
         if was_queued:
             self._charge(request, PREFILL_PRICE * request.submit.num_prompt_tokens, now_s)
 
@@ -108,7 +108,7 @@ class RequestTable:
             return
         request.num_output_tokens = num_output_tokens
         self._charge(request, DECODE_PRICE * num_new, now_s)
-        self.book.progressed(request.request_id, num_output_tokens, now_s)
+        self.reservations.progressed(request.request_id, num_output_tokens, now_s)
 
     def remove(
         self, request: ScheduledRequest, reply: SubmitReply | None, now_s: float, *, up_to_dispatch: int | None = None
@@ -130,24 +130,24 @@ class RequestTable:
 
     def set_policy(self, policy: Policy) -> None:
         """Everything that waits stays where it is, in another order. If anything raises, nothing has changed."""
-        intake = RequestFactory(self._limits, policy, self._started_at_s)
-        ranks = [(request, intake.rank(request.waiting)) for request in self.lanes.requests()]
+        factory = RequestFactory(self._limits, policy, self._started_at_s)
+        ranks = [(request, factory.rank(request.waiting)) for request in self.lanes.requests()]
         self.lanes.set_order(policy.order)
         for request, rank in ranks:
             request.set_rank(rank)
-        self.intake = intake
+        self.factory = factory
 
     def set_limits(self, limits: CoreLimits, policy: Policy, now_s: float) -> None:
         """Everything that waits waits on under them, in the order in which it came. If anything raises, nothing has
         changed."""
         tenants = Tenants(limits)
         tenants.carry_over(self.tenants, now_s)
-        intake = RequestFactory(limits, policy, self._started_at_s)
+        factory = RequestFactory(limits, policy, self._started_at_s)
         if _queues_alike(limits) == _queues_alike(self._limits):
             self.lanes.set_limits(limits, tenants.is_over_in_flight)
         else:
-            self._queue_anew(limits, policy, intake, tenants)
-        self._limits, self.tenants, self.intake = limits, tenants, intake
+            self._queue_anew(limits, policy, factory, tenants)
+        self._limits, self.tenants, self.factory = limits, tenants, factory
         queued, in_flight = Counter[str](), Counter[str]()
         for request in self._requests.values():
             if request.placement is None:
@@ -160,9 +160,9 @@ class RequestTable:
             tenants.count_in_flight(tenant, in_flight[tenant], now_s)
         self.fairness.keep_only(limits.lanes_by_name, limits.tenants_by_name)
 
-    def _queue_anew(self, limits: CoreLimits, policy: Policy, intake: RequestFactory, tenants: Tenants) -> None:
+    def _queue_anew(self, limits: CoreLimits, policy: Policy, factory: RequestFactory, tenants: Tenants) -> None:
         lanes = Lanes(limits, policy.order, self.fairness, tenants.is_over_in_flight)
-        queued = [intake.again(request) for request in self.lanes.requests()]
+        queued = [factory.again(request) for request in self.lanes.requests()]
         for request in queued:
             lanes.add(request, lifts=request.tenant not in self.fairness.group(request.submit.model, request.lane))
         self._requests |= {request.request_id: request for request in queued}
@@ -171,9 +171,9 @@ class RequestTable:
     def metrics(self) -> dict[str, float]:
         gauges = {
             "queued": len(self.lanes),
-            "granted": len(self.book),
-            "booked_pages": self.book.num_pages,
-            "prefills_in_flight": self.book.num_prefills,
+            "granted": len(self.reservations),
+            "reserved_pages": self.reservations.num_pages,
+            "prefills_in_flight": self.reservations.num_prefills,
             "gateways": len(self.gateways),
             "tombstones": len(self.tombstones),
             "tenant_counters": len(self.fairness),
@@ -192,8 +192,8 @@ class RequestTable:
         self._requests[request.request_id] = request
         self.gateways.add_request(request.submit.gateway_id, request.request_id, now_s)
 
-    def _book(self, request: ScheduledRequest, now_s: float) -> None:
-        self.book.add(request, now_s)
+    def _reservations(self, request: ScheduledRequest, now_s: float) -> None:
+        self.reservations.add(request, now_s)
         self.usage.add(request)
         self.tenants.count_in_flight(request.tenant, 1, now_s)
 
@@ -203,7 +203,7 @@ class RequestTable:
             self.lanes.remove(request, taken_at_s)
             self.tenants.count_queued(request.tenant, -1, now_s)
         else:
-            self.book.remove(request, now_s)
+            self.reservations.remove(request, now_s)
             self.usage.remove(request)
             self.tenants.count_in_flight(request.tenant, -1, now_s)
             self.lanes.reopen(request.tenant)

@@ -62,7 +62,7 @@ class SimRequestState:
         assert self.placement is not None, "only a granted request has a lane of the scheduler"
         return self.placement.lane_priority
 
-    def facts(self) -> SequenceParams:
+    def params(self) -> SequenceParams:
         """As its Start says them. `prefix_seed` names the request, so that its pages are known when they come back."""
         placement = self.placement
         assert placement is not None, "only a granted request is started"
@@ -74,7 +74,7 @@ class SimRequestState:
             prompt_token_ids=(TOKEN,) * request.num_prompt_tokens,
             sampling=_GREEDY,
             stop=StopRules(request.max_tokens, (LAST_TOKEN,)),
-            num_booked_pages=placement.num_booked_pages,
+            num_reserved_pages=placement.num_reserved_pages,
             traceparent="",
             lane_priority=placement.lane_priority,
             prefix_seed=request.request_id.encode() if self.hashes else b"",

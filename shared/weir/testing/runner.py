@@ -51,7 +51,7 @@ class HashRunner:
             for position, token_id in enumerate(chunk.token_ids, chunk.start):
                 page_id = chunk.block_table[position // PAGE_TOKENS]
                 self._memory[page_id, position % PAGE_TOKENS] = _written(position, token_id)
-        results = [self._drawn(chunk) for chunk in plan.chunks if chunk.sample is not None]
+        results = [self._sampled(chunk) for chunk in plan.chunks if chunk.sample is not None]
         return StepResult(
             {slot: token_id for result in results for slot, token_id in result.token_ids.items()},
             logprobs={slot: told for result in results for slot, told in result.logprobs.items()},
@@ -62,7 +62,7 @@ class HashRunner:
         """What happens to pages that their owner gave away: somebody else writes."""
         self._memory[list(page_ids)] = _GARBAGE
 
-    def _drawn(self, chunk: ChunkPlan) -> StepResult:
+    def _sampled(self, chunk: ChunkPlan) -> StepResult:
         assert chunk.sample is not None, "nothing is drawn after this chunk"
         return _draw(self._read(chunk), chunk.slot, chunk.sample, self._vocab_size)
 

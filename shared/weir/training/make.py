@@ -59,7 +59,7 @@ def train_from_logs(
         model=source.name,
         num_samples=len(loaded.samples),
         skipped=loaded.skipped,
-        held_out_tau=predictor.facts.held_out_tau,
+        held_out_tau=predictor.info.held_out_tau,
         length_tau=tau(loaded.samples.features[:, 0], loaded.samples.num_output_tokens),
         file_bytes=out.stat().st_size,
     )
@@ -76,8 +76,8 @@ def train_predictor(
     """Over features of `table`, which must be the whole one. Raises ValueError for too few samples."""
     if kind == "forest":
         forest_settings = ForestSettings(seed=seed)
-        facts = PredictorInfo(model, len(samples), held_out_tau(samples, forest_settings))
-        return Predictor(PromptFeatures(table), fit_forest(samples, forest_settings), facts)
+        info = PredictorInfo(model, len(samples), held_out_tau(samples, forest_settings))
+        return Predictor(PromptFeatures(table), fit_forest(samples, forest_settings), info)
     trained = train_ranker(samples, replace(settings or RankingSettings(), seed=seed))
     small_table, ranker = compress(table, trained.ranker, FILE_DIMS)
     return Predictor(PromptFeatures(small_table), ranker, PredictorInfo(model, len(samples), trained.held_out_tau))

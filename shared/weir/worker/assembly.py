@@ -77,7 +77,7 @@ class RoleParts:
     arena: Arena
     keeper: PageKeeper
     prefixes: Prefixes
-    desk: RequestManager
+    manager: RequestManager
     post: Callable[[Command], None]
 
 
@@ -111,18 +111,18 @@ async def build_worker(
     await asyncio.to_thread(loading.wait_for_imports)
     return assemble(
         context,
-        _facts_of(context, model, serves_locally=serves_locally),
+        _info_of(context, model, serves_locally=serves_locally),
         limits,
-        _surroundings_of(context, model, lambda arena: over_arena(loading.over(arena), arena)),
+        _dependencies_of(context, model, lambda arena: over_arena(loading.over(arena), arena)),
         lambda parts: make_role(parts, model),
     )
 
 
 def assemble(
     context: ServiceContext[_ConfigT],
-    facts: WorkerInfo,
+    info: WorkerInfo,
     limits: RequestLimits,
-    surroundings: WorkerDependencies,
+    dependencies: WorkerDependencies,
     make_role: Callable[[RoleParts], Role],
 ) -> WorkerShell:
     """The component of a worker; its servicer is added to the context's server. Call it in the event loop."""
@@ -137,20 +137,20 @@ def assemble(
     clock = SystemClock()
     hub = StreamHub(clock)
     host = EngineHost(LoopSettings(INBOX_SIZE), clock, on_report)
-    arena = surroundings.make_arena(on_handed_off)
+    arena = dependencies.make_arena(on_handed_off)
     keeper = PageKeeper(arena, host.post, context.request_shutdown)
     prefixes = Prefixes(arena, keeper, host.post, context.request_shutdown)
-    desk = RequestManager(limits, prefixes.post, hub, clock)
-    policy_watch = surroundings.make_policy_watch(lambda policy: host.post(SetPolicy(policy)))
-    role = make_role(RoleParts(arena, keeper, prefixes, desk, host.post))
+    manager = RequestManager(limits, prefixes.post, hub, clock)
+    policy_watch = dependencies.make_policy_watch(lambda policy: host.post(SetPolicy(policy)))
+    role = make_role(RoleParts(arena, keeper, prefixes, manager, host.post))
     shell = WorkerShell(
-        facts,
-        WorkerParts(arena, keeper, prefixes, FinishNotifier(desk), host, hub, desk, role, policy_watch),
-        surroundings.load_model,
-        surroundings.make_registration,
+        info,
+        WorkerParts(arena, keeper, prefixes, FinishNotifier(manager), host, hub, manager, role, policy_watch),
+        dependencies.load_model,
+        dependencies.make_registration,
         context.request_shutdown,
     )
-    servicer = WorkerServicer(facts.worker_id, hub, desk, role.on_start)
+    servicer = WorkerServicer(info.worker_id, hub, manager, role.on_start)
     worker_pb2_grpc.add_WorkerServicer_to_server(servicer, context.grpc_server)
     return shell
 
@@ -164,7 +164,7 @@ def _read_model_facts(config: WorkerConfig) -> ModelShape:
     return ModelShape(source, model, digest, pages.page_bytes)
 
 
-def _facts_of(context: ServiceContext[_ConfigT], model: ModelShape, *, serves_locally: bool) -> WorkerInfo:
+def _info_of(context: ServiceContext[_ConfigT], model: ModelShape, *, serves_locally: bool) -> WorkerInfo:
     """What the registry says of this worker."""
     return WorkerInfo(
         worker_id=context.process_id,
@@ -180,7 +180,7 @@ def _facts_of(context: ServiceContext[_ConfigT], model: ModelShape, *, serves_lo
     )
 
 
-def _surroundings_of(
+def _dependencies_of(
     context: ServiceContext[_ConfigT], model: ModelShape, load_model: Callable[[ArenaMemory], LoadedModel]
 ) -> WorkerDependencies:
     """The real ones."""

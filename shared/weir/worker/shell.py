@@ -21,7 +21,7 @@ from weir.policy.registry import make_policy, parse_policy
 from weir.runtime.admin import Description
 from weir.worker.arena.page_keeper import Arena, PageKeeper
 from weir.worker.arena.prefixes import Prefixes
-from weir.worker.arena.watermark import num_bookable_pages
+from weir.worker.arena.watermark import num_reservable_pages
 from weir.worker.engine.cost_meter import CostMeter
 from weir.worker.engine.engine_host import EngineHost
 from weir.worker.engine.policy_watch import PolicyWatch
@@ -49,7 +49,7 @@ class WorkerParts:
     endings: FinishNotifier
     host: EngineHost
     hub: StreamHub
-    desk: RequestManager
+    manager: RequestManager
     role: Role
     policy_watch: PolicyWatch
 
@@ -59,20 +59,20 @@ class WorkerShell:
 
     def __init__(
         self,
-        facts: WorkerInfo,
+        info: WorkerInfo,
         parts: WorkerParts,
         load_model: Callable[[ArenaMemory], LoadedModel],
         make_registration: Callable[[Callable[[], WorkerRecord]], RegistryEntry],
         request_shutdown: Callable[[str], None],
     ) -> None:
         """`load_model` runs in a thread of its own; it may take seconds."""
-        self._facts = facts
+        self._info = info
         self._parts = parts
         self._load_model = load_model
         self._registration = make_registration(self._record)
         self._request_shutdown = request_shutdown
         self._tasks: list[asyncio.Task[None]] = []
-        self._cost_meter = CostMeter(SystemClock(), must_decode=facts.role != "prefill")
+        self._cost_meter = CostMeter(SystemClock(), must_decode=info.role != "prefill")
         self._is_draining = False
         self._is_broken = False
         self._has_changed = asyncio.Event()
@@ -84,8 +84,8 @@ class WorkerShell:
         self._tasks.append(asyncio.create_task(self._watch_lease(), name="lease watch"))
         model = await asyncio.to_thread(self._load_model, parts.arena.memory)
         await parts.host.start(parts.role.make_batcher(parts.arena.segment), model.runner, model.warm_up)
-        if self._facts.policy:
-            parts.host.post(SetPolicy(make_policy(*parse_policy(self._facts.policy))))
+        if self._info.policy:
+            parts.host.post(SetPolicy(make_policy(*parse_policy(self._info.policy))))
         parts.keeper.start()
         parts.policy_watch.start()
         self._tasks.append(asyncio.create_task(self._sweep(), name="sweep"))
@@ -98,7 +98,7 @@ class WorkerShell:
         loop = asyncio.get_running_loop()
         ends_at_s = loop.time() + deadline_s
         self._is_draining = True
-        self._parts.desk.begin_drain()
+        self._parts.manager.begin_drain()
         self._registration.put_now()
         if self._is_broken:
             return
@@ -107,13 +107,13 @@ class WorkerShell:
             async with asyncio.timeout(max(0.0, ends_at_s - _LAST_WORDS_S - loop.time())):
                 await self._wait_quiet()
         except TimeoutError:
-            _log.warning("%d sequences did not end in time", self._parts.desk.num_live)
+            _log.warning("%d sequences did not end in time", self._parts.manager.num_live)
             self._parts.prefixes.post(FailAllSequences(Failure(FailureReason.DRAINING, "this worker is shutting down")))
             try:
                 async with asyncio.timeout(_LAST_WORDS_S):
                     await self._wait_quiet()
             except TimeoutError:
-                _log.warning("%d sequences are left behind", self._parts.desk.num_live)
+                _log.warning("%d sequences are left behind", self._parts.manager.num_live)
         self._parts.hub.finish()
 
     async def stop(self) -> None:
@@ -164,7 +164,7 @@ class WorkerShell:
             "num_used_pages": report.load.num_used_pages,
             "num_filled_pages": report.load.num_filled_pages,
             "max_step_tokens": report.load.max_step_tokens,
-            "num_live": parts.desk.num_live,
+            "num_live": parts.manager.num_live,
             "num_gateways": parts.hub.num_connected,
             "registry_failures_total": self._registration.num_failures,
         }
@@ -182,24 +182,24 @@ class WorkerShell:
         self._parts.role.on_report(report)
 
     def _record(self) -> WorkerRecord:
-        facts, load = self._facts, self._parts.host.report.load
+        info, load = self._info, self._parts.host.report.load
         segment = self._parts.arena.segment
         return WorkerRecord(
-            worker_id=facts.worker_id,
-            role=facts.role,
-            model=facts.model,
-            address=facts.address,
+            worker_id=info.worker_id,
+            role=info.role,
+            model=info.model,
+            address=info.address,
             host_id=segment.arena_id,
-            max_context_tokens=min(facts.max_context_tokens, segment.geometry.max_context_tokens),
+            max_context_tokens=min(info.max_context_tokens, segment.geometry.max_context_tokens),
             page_tokens=PAGE_TOKENS,
-            num_arena_pages=num_bookable_pages(segment.geometry),
-            max_num_seqs=facts.max_num_seqs,
+            num_arena_pages=num_reservable_pages(segment.geometry),
+            max_num_seqs=info.max_num_seqs,
             num_running=load.num_running,
             num_waiting=load.num_waiting,
             is_draining=self._is_draining,
-            group=facts.group,
-            serves_locally=facts.serves_locally,
-            max_num_batched_tokens=load.max_step_tokens or facts.max_num_batched_tokens,
+            group=info.group,
+            serves_locally=info.serves_locally,
+            max_num_batched_tokens=load.max_step_tokens or info.max_num_batched_tokens,
             cost=self._cost_meter.cost(),
         )
 
@@ -207,12 +207,12 @@ class WorkerShell:
         """What a prefill worker computes for this one now should not be lost for a moment's patience."""
         try:
             async with asyncio.timeout(timeout_s):
-                await self._wait_while(lambda: self._parts.desk.num_expected > 0)
+                await self._wait_while(lambda: self._parts.manager.num_expected > 0)
         except TimeoutError:
-            _log.info("%d sequences that were announced did not come", self._parts.desk.num_expected)
+            _log.info("%d sequences that were announced did not come", self._parts.manager.num_expected)
 
     async def _wait_quiet(self) -> None:
-        await self._wait_while(lambda: self._parts.desk.num_live > 0)
+        await self._wait_while(lambda: self._parts.manager.num_live > 0)
 
     async def _wait_while(self, condition: Callable[[], bool]) -> None:
         """Looks again after every report of the engine and every sweep."""
@@ -228,7 +228,7 @@ class WorkerShell:
     async def _sweep(self) -> None:
         told_cost = None
         while True:
-            self._parts.desk.sweep()
+            self._parts.manager.sweep()
             cost = self._cost_meter.cost()
             if cost is not None and cost != told_cost:
                 with contextlib.suppress(InboxFull):  # told at a later sweep

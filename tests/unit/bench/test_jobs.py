@@ -28,10 +28,10 @@ def capture(tmp_path: Path) -> Path:
 
 def test_a_mix_gives_each_name_its_share_and_the_same_draw_for_the_same_seed() -> None:
     mix = Mix.parse("interactive=1, batch=3")
-    drawn = mix.draw(4000, seed=1)
-    assert drawn == mix.draw(4000, seed=1)
-    assert drawn != mix.draw(4000, seed=2)
-    assert Counter(drawn)["batch"] == pytest.approx(3000, rel=0.05)
+    sampled = mix.draw(4000, seed=1)
+    assert sampled == mix.draw(4000, seed=1)
+    assert sampled != mix.draw(4000, seed=2)
+    assert Counter(sampled)["batch"] == pytest.approx(3000, rel=0.05)
 
 
 @pytest.mark.parametrize("text", ["a", "a=", "a=x", "a=0", "a=-1", "a=inf", "=1", "a=1,a=2", "a=1,,b=2"])

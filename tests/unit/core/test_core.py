@@ -17,9 +17,9 @@ def test_a_dispatch_outweighs_any_number_of_adoptions(one: Attempt, other: Attem
 
 
 @given(st.lists(st.sampled_from(Phase), max_size=12))
-def test_no_path_of_allowed_transitions_passes_a_terminal_phase(wishes: list[Phase]) -> None:
+def test_no_path_of_allowed_transitions_passes_a_terminal_phase(output_options: list[Phase]) -> None:
     phase = Phase.RECEIVED
-    for wish in wishes:
+    for wish in output_options:
         if phase.is_terminal:
             with pytest.raises(IllegalTransition):
                 check_transition("r", phase, wish)

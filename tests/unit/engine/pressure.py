@@ -66,7 +66,7 @@ class Pressure:
     seed: int = 0
     policies: tuple[tuple[int, str], ...] = ()
     """(tick, policy from then on)."""
-    rests: RestSettings = field(default_factory=RestSettings)
+    pauses: RestSettings = field(default_factory=RestSettings)
 
 
 class PressedEngine:
@@ -81,7 +81,7 @@ class PressedEngine:
         self.free_pages = set(range(pressure.num_pages))
         pool = PagePool(reserve_pages=0, reserve_slots=0)
         pool.give(PageBatch((), tuple(range(len(pressure.prompts)))))
-        settings = RunningSettings(pressure.join, pressure.preemption, pressure.rests, pressure.num_pages)
+        settings = RunningSettings(pressure.join, pressure.preemption, pressure.pauses, pressure.num_pages)
         self.batcher = LocalBatcher(pressure.limits, pool, self.records.open, settings)
         self.outcomes: dict[SequenceKey, Outcome] = defaultdict(Outcome)
         self.num_failed_steps = 0
@@ -106,7 +106,7 @@ class PressedEngine:
     def key_of(self, index: int) -> SequenceKey:
         return SequenceKey(f"{index:032x}", Attempt())
 
-    def facts_of(self, index: int) -> SequenceParams:
+    def params_of(self, index: int) -> SequenceParams:
         prompt = self.pressure.prompts[index]
         return SequenceParams(
             request_id=f"{index:032x}",
@@ -115,7 +115,7 @@ class PressedEngine:
             prompt_token_ids=prompt.token_ids,
             sampling=SamplingParams(temperature=0.0, seed=prompt.seed),
             stop=StopRules(prompt.max_tokens),
-            num_booked_pages=100,
+            num_reserved_pages=100,
             traceparent="",
             lane_priority=prompt.lane_priority,
             prefix_seed=prompt.prefix_seed,
@@ -133,7 +133,7 @@ class PressedEngine:
         for index, prompt in enumerate(self.pressure.prompts):
             if prompt.arrives_at == self._tick:
                 self.outcomes[self.key_of(index)] = Outcome()
-                self.batcher.add(Arrival(self.facts_of(index)))
+                self.batcher.add(Arrival(self.params_of(index)))
             if prompt.cancelled_at == self._tick and prompt.arrives_at <= self._tick:
                 self.batcher.cancel(self.key_of(index))
 
@@ -171,14 +171,14 @@ class PressedEngine:
                 self.batcher.pool.give(PageBatch(tuple(self.free_pages.pop() for _ in range(num_pages))))
                 return
 
-    def _take_back(self, lot: PageBatch) -> None:
-        pages = [*lot.page_ids, *(page_id for used in lot.used for page_id in used.page_ids)]
+    def _take_back(self, bundle: PageBatch) -> None:
+        pages = [*bundle.page_ids, *(page_id for used in bundle.used for page_id in used.page_ids)]
         assert self.free_pages.isdisjoint(pages)
         assert len(set(pages)) == len(pages)
         self.runner.spoil(tuple(pages))
         self.free_pages.update(pages)
-        if lot.slots:
-            self.batcher.pool.give(PageBatch((), lot.slots))
+        if bundle.slots:
+            self.batcher.pool.give(PageBatch((), bundle.slots))
 
     def _see(self, event: Event) -> None:
         match event:

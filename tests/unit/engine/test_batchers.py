@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from tests.unit.engine.world import MAX_CONTEXT_TOKENS, VOCAB_SIZE, Records, facts, limits
+from tests.unit.engine.world import MAX_CONTEXT_TOKENS, VOCAB_SIZE, Records, limits, params
 
 from weir.engine.batching.batcher import Batcher
 from weir.engine.batching.decode import DecodeBatcher
@@ -43,18 +43,18 @@ def decode(num_pages: int = NUM_PAGES, **changes: int) -> DecodeBatcher:
     return DecodeBatcher(limits(**changes), pool)
 
 
-def handed_off(records: Records, slot: int, facts_: SequenceParams, first_token: int = 7) -> Arrival:
+def handed_off(records: Records, slot: int, params_: SequenceParams, first_token: int = 7) -> Arrival:
     """What prefill leaves behind, with pages of its own for each slot."""
     record = records.open(slot)
-    record.begin(facts_)
-    num_pages = -(-len(facts_.prompt_token_ids) // 16)
+    record.begin(params_)
+    num_pages = -(-len(params_.prompt_token_ids) // 16)
     record.set_block_table(range(slot * 4, slot * 4 + num_pages))
     record.append_token(first_token)
-    record.publish(len(facts_.prompt_token_ids))
+    record.publish(len(params_.prompt_token_ids))
     snapshot = record.read()
     assert snapshot is not None
     return Arrival(
-        facts=facts_,
+        params=params_,
         slot=slot,
         log=record,
         output_token_ids=(first_token,),
@@ -78,7 +78,7 @@ def records() -> Records:
 def test_prompts_are_computed_in_the_order_of_their_start_within_the_budget(records: Records) -> None:
     batcher = prefill(records, max_num_batched_tokens=64, chunk_tokens=32)
     for index in range(3):
-        batcher.add(Arrival(facts(tuple(range(40)), index)))
+        batcher.add(Arrival(params(tuple(range(40)), index)))
     shares = []
     while (plan := step(batcher)) is not None:
         shares.append([(chunk.start, len(chunk.token_ids)) for chunk in plan.chunks])
@@ -87,9 +87,9 @@ def test_prompts_are_computed_in_the_order_of_their_start_within_the_budget(reco
 
 def test_a_prompt_takes_all_its_pages_or_none_and_nobody_overtakes_it(records: Records) -> None:
     batcher = prefill(records, num_pages=4)
-    batcher.add(Arrival(facts(tuple(range(49)), 1)))
-    batcher.add(Arrival(facts(tuple(range(33)), 2)))
-    batcher.add(Arrival(facts(tuple(range(10)), 3)))
+    batcher.add(Arrival(params(tuple(range(49)), 1)))
+    batcher.add(Arrival(params(tuple(range(33)), 2)))
+    batcher.add(Arrival(params(tuple(range(10)), 3)))
     plan = step(batcher)
     assert plan is not None
     assert len(plan.chunks) == 1
@@ -99,7 +99,7 @@ def test_a_prompt_takes_all_its_pages_or_none_and_nobody_overtakes_it(records: R
 
 def test_a_prompt_that_gets_no_pages_fails_after_the_bound(records: Records) -> None:
     batcher = prefill(records, num_pages=1)
-    batcher.add(Arrival(facts(tuple(range(40)))))
+    batcher.add(Arrival(params(tuple(range(40)))))
     assert step(batcher, now_s=10.0) is None
     assert batcher.next_deadline_s == 12.0
     assert step(batcher, now_s=11.9) is None
@@ -115,7 +115,7 @@ def test_a_prompt_that_gets_no_pages_fails_after_the_bound(records: Records) -> 
 
 def test_pages_that_came_during_a_long_step_are_in_time(records: Records) -> None:
     batcher = prefill(records, num_pages=0)
-    batcher.add(Arrival(facts(tuple(range(20)))))
+    batcher.add(Arrival(params(tuple(range(20)))))
     assert step(batcher, now_s=0.0) is None
     batcher.pool.give(PageBatch((0, 1)))
     assert step(batcher, now_s=100.0) is not None
@@ -124,7 +124,7 @@ def test_pages_that_came_during_a_long_step_are_in_time(records: Records) -> Non
 def test_a_refused_hand_off_frees_the_pages_and_a_committed_one_parts_with_them(records: Records) -> None:
     batcher = prefill(records)
     for index in range(2):
-        batcher.add(Arrival(facts(tuple(range(20)), index)))
+        batcher.add(Arrival(params(tuple(range(20)), index)))
     step(batcher)
     ready = [event for event in batcher.take_events() if isinstance(event, HandOffReady)]
     assert step(batcher) is None
@@ -142,9 +142,9 @@ def test_a_refused_hand_off_frees_the_pages_and_a_committed_one_parts_with_them(
 
 def test_a_cancel_during_the_hand_off_waits_for_its_outcome(records: Records) -> None:
     batcher = prefill(records)
-    batcher.add(Arrival(facts(tuple(range(20)))))
+    batcher.add(Arrival(params(tuple(range(20)))))
     step(batcher)
-    key = SequenceKey(f"{0:032x}", facts((1,)).attempt)
+    key = SequenceKey(f"{0:032x}", params((1,)).attempt)
     batcher.take_events()
     batcher.cancel(key)
     assert batcher.take_events() == ()
@@ -154,9 +154,9 @@ def test_a_cancel_during_the_hand_off_waits_for_its_outcome(records: Records) ->
 
 def test_failing_all_leaves_hand_offs_alone(records: Records) -> None:
     batcher = prefill(records)
-    batcher.add(Arrival(facts(tuple(range(20)), 1)))
+    batcher.add(Arrival(params(tuple(range(20)), 1)))
     step(batcher)
-    batcher.add(Arrival(facts(tuple(range(20)), 2)))
+    batcher.add(Arrival(params(tuple(range(20)), 2)))
     batcher.take_events()
     batcher.fail_all(Failure(FailureReason.DRAINING, "bye"))
     assert [event.key.request_id for event in batcher.take_events()] == [f"{2:032x}"]
@@ -165,9 +165,9 @@ def test_failing_all_leaves_hand_offs_alone(records: Records) -> None:
 
 def test_decode_sequences_join_and_leave_between_steps(records: Records) -> None:
     batcher = decode()
-    batcher.add(handed_off(records, 0, facts((1, 2), 0, max_tokens=3)))
+    batcher.add(handed_off(records, 0, params((1, 2), 0, max_tokens=3)))
     sizes = [len(plan.chunks) for plan in [step(batcher)] if plan is not None]
-    batcher.add(handed_off(records, 1, facts((3, 4), 1, max_tokens=3)))
+    batcher.add(handed_off(records, 1, params((3, 4), 1, max_tokens=3)))
     while (plan := step(batcher)) is not None:
         sizes.append(len(plan.chunks))
     assert sizes == [1, 2, 1]
@@ -177,21 +177,21 @@ def test_decode_sequences_join_and_leave_between_steps(records: Records) -> None
 
 def test_each_token_is_published_before_it_is_reported(records: Records) -> None:
     batcher = decode()
-    batcher.add(handed_off(records, 0, facts((1, 2), max_tokens=9)))
+    batcher.add(handed_off(records, 0, params((1, 2), max_tokens=9)))
     for _ in range(5):
         step(batcher)
-        (drawn,) = [event for event in batcher.take_events() if isinstance(event, TokenSampled)]
+        (sampled,) = [event for event in batcher.take_events() if isinstance(event, TokenSampled)]
         snapshot = records.open(0).read()
         assert snapshot is not None
-        assert snapshot.output_token_ids[drawn.index] == drawn.token_id
-        assert len(snapshot.output_token_ids) == drawn.index + 1
-        assert snapshot.num_computed_tokens == 2 + drawn.index
+        assert snapshot.output_token_ids[sampled.index] == sampled.token_id
+        assert len(snapshot.output_token_ids) == sampled.index + 1
+        assert snapshot.num_computed_tokens == 2 + sampled.index
 
 
 def test_a_sequence_without_a_page_sits_out_and_goes_on_when_there_is_one(records: Records) -> None:
     batcher = decode(num_pages=1)
     for slot in range(2):
-        batcher.add(handed_off(records, slot, facts(tuple(range(15)), slot, max_tokens=20)))
+        batcher.add(handed_off(records, slot, params(tuple(range(15)), slot, max_tokens=20)))
     assert [len(plan.chunks) for _ in range(2) if (plan := step(batcher, 0.0)) is not None] == [2, 1]
     wanted = batcher.wanted()
     assert wanted is not None
@@ -207,7 +207,7 @@ def test_of_stalled_sequences_the_latest_fails_and_its_pages_help_the_others(rec
     pool = PagePool(reserve_pages=0, reserve_slots=0)
     batcher = DecodeBatcher(limits(), pool, RunningSettings(preemption=PreemptionSettings(max_preemptions=0)))
     for slot in range(2):
-        batcher.add(handed_off(records, slot, facts(tuple(range(16)), slot, max_tokens=40)))
+        batcher.add(handed_off(records, slot, params(tuple(range(16)), slot, max_tokens=40)))
     assert step(batcher, 0.0) is None
     assert step(batcher, 2.0) is None
     batcher.pool.give(PageBatch(batcher.take_surplus().all_page_ids))  # what its last report gave back to the arena
@@ -220,7 +220,7 @@ def test_of_stalled_sequences_the_latest_fails_and_its_pages_help_the_others(rec
 
 def test_a_sequence_never_uses_more_pages_than_were_booked(records: Records) -> None:
     batcher = decode()
-    batcher.add(handed_off(records, 0, facts(tuple(range(15)), max_tokens=40, num_booked_pages=1)))
+    batcher.add(handed_off(records, 0, params(tuple(range(15)), max_tokens=40, num_reserved_pages=1)))
     while step(batcher) is not None:
         pass
     events = batcher.take_events()
@@ -233,7 +233,7 @@ def test_a_sequence_never_uses_more_pages_than_were_booked(records: Records) -> 
 
 def test_the_context_limit_ends_a_sequence(records: Records) -> None:
     batcher = decode()
-    batcher.add(handed_off(records, 0, facts(tuple([1] * (MAX_CONTEXT_TOKENS - 3)), max_tokens=40)))
+    batcher.add(handed_off(records, 0, params(tuple([1] * (MAX_CONTEXT_TOKENS - 3)), max_tokens=40)))
     while step(batcher) is not None:
         pass
     events = batcher.take_events()
@@ -244,7 +244,7 @@ def test_the_context_limit_ends_a_sequence(records: Records) -> None:
 
 def test_a_hand_off_that_is_told_twice_counts_once(records: Records) -> None:
     batcher = decode()
-    arrival = handed_off(records, 0, facts((1, 2)))
+    arrival = handed_off(records, 0, params((1, 2)))
     batcher.add(arrival)
     batcher.add(arrival)
     assert batcher.counters.taken_over == 1
@@ -253,8 +253,8 @@ def test_a_hand_off_that_is_told_twice_counts_once(records: Records) -> None:
 
 def test_a_record_that_cannot_be_continued_fails_its_request_alone(records: Records) -> None:
     batcher = decode()
-    good = handed_off(records, 0, facts((1, 2), 0))
-    bad = handed_off(records, 1, facts(tuple(range(20)), 1))
+    good = handed_off(records, 0, params((1, 2), 0))
+    bad = handed_off(records, 1, params(tuple(range(20)), 1))
     short = replace(bad, block_table=bad.block_table[:1])
     batcher.add(good)
     batcher.add(short)

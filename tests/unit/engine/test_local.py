@@ -2,7 +2,7 @@
 
 import pytest
 from tests.unit.engine.test_batchers import handed_off, step
-from tests.unit.engine.world import VOCAB_SIZE, Records, facts, limits
+from tests.unit.engine.world import VOCAB_SIZE, Records, limits, params
 
 from weir.core.sampling import SamplingParams
 from weir.engine.batching.batcher import Batcher
@@ -44,8 +44,8 @@ def records() -> Records:
 
 def test_who_brings_its_pages_does_not_wait_behind_a_prompt_that_lacks_some(records: Records) -> None:
     batcher = local(records, num_pages=1)
-    batcher.add(Arrival(facts(tuple(range(25)), 1)))
-    arrival = handed_off(records, 2, facts(tuple(range(20)), 2, max_tokens=4))
+    batcher.add(Arrival(params(tuple(range(25)), 1)))
+    arrival = handed_off(records, 2, params(tuple(range(20)), 2, max_tokens=4))
     batcher.add(arrival)
     ends: dict[str, EndReason | Failure | None] = {}
     for now_s in (0.0, 0.1, 0.2, 2.5):
@@ -57,11 +57,11 @@ def test_who_brings_its_pages_does_not_wait_behind_a_prompt_that_lacks_some(reco
 
 def test_decodes_come_first_and_prompts_get_what_is_left_of_the_budget(records: Records) -> None:
     batcher = local(records, max_num_batched_tokens=20, chunk_tokens=32)
-    batcher.add(Arrival(facts((1, 2, 3), 0, max_tokens=9)))
-    batcher.add(Arrival(facts((4, 5), 1, max_tokens=9)))
+    batcher.add(Arrival(params((1, 2, 3), 0, max_tokens=9)))
+    batcher.add(Arrival(params((4, 5), 1, max_tokens=9)))
     assert shares(batcher) == [(0, 3), (0, 2)]
-    batcher.add(Arrival(facts(tuple(range(30)), 2, max_tokens=9)))
-    batcher.add(Arrival(facts(tuple(range(10)), 3, max_tokens=9)))
+    batcher.add(Arrival(params(tuple(range(30)), 2, max_tokens=9)))
+    batcher.add(Arrival(params(tuple(range(10)), 3, max_tokens=9)))
     assert shares(batcher) == [(3, 1), (2, 1), (0, 18)]
     assert shares(batcher) == [(4, 1), (3, 1), (18, 12), (0, 6)]
     assert shares(batcher) == [(5, 1), (4, 1), (30, 1), (6, 4)]
@@ -69,21 +69,21 @@ def test_decodes_come_first_and_prompts_get_what_is_left_of_the_budget(records: 
 
 def test_a_prompt_is_computed_in_chunks_of_at_most_the_given_size(records: Records) -> None:
     batcher = local(records, max_num_batched_tokens=64, chunk_tokens=16)
-    batcher.add(Arrival(facts(tuple(range(40)), 0, max_tokens=2)))
+    batcher.add(Arrival(params(tuple(range(40)), 0, max_tokens=2)))
     assert [shares(batcher) for _ in range(4)] == [[(0, 16)], [(16, 16)], [(32, 8)], [(40, 1)]]
     events = batcher.take_events()
     assert [(e.start, e.num_tokens) for e in events if isinstance(e, ChunkComputed)] == [(0, 16), (16, 16), (32, 8)]
     assert [e.index for e in events if isinstance(e, TokenSampled)] == [0, 1]
-    assert events[-1] == SequenceEnded(SequenceKey(f"{0:032x}", facts((1,)).attempt), EndReason.LENGTH)
+    assert events[-1] == SequenceEnded(SequenceKey(f"{0:032x}", params((1,)).attempt), EndReason.LENGTH)
 
 
 def test_prompts_and_handed_off_sequences_share_a_batch(records: Records) -> None:
     batcher = local(records)
     runner = HashRunner(128, VOCAB_SIZE)
-    split = facts(tuple(range(20)), 1, max_tokens=12, seed=3)
+    split = params(tuple(range(20)), 1, max_tokens=12, seed=3)
     (first,) = reference_tokens(split.prompt_token_ids, split.sampling, 1, VOCAB_SIZE)
     arrival = handed_off(records, 1, split, first_token=first)
-    batcher.add(Arrival(facts(tuple(range(25)), 2, max_tokens=12, seed=4)))
+    batcher.add(Arrival(params(tuple(range(25)), 2, max_tokens=12, seed=4)))
     batcher.add(arrival)
     fill(runner, arrival)
     while (plan := batcher.decide(0.0)) is not None:
@@ -93,22 +93,22 @@ def test_prompts_and_handed_off_sequences_share_a_batch(records: Records) -> Non
         if isinstance(event, TokenSampled):
             tokens[event.key.request_id].append(event.token_id)
     for number, length, seed in ((1, 20, 3), (2, 25, 4)):
-        params = SamplingParams(temperature=0.0, seed=seed)
-        assert tokens[f"{number:032x}"] == reference_tokens(tuple(range(length)), params, 12, VOCAB_SIZE)
+        sampling = SamplingParams(temperature=0.0, seed=seed)
+        assert tokens[f"{number:032x}"] == reference_tokens(tuple(range(length)), sampling, 12, VOCAB_SIZE)
     assert batcher.check_integrity() == ()
 
 
 def fill(runner: HashRunner, arrival: Arrival) -> None:
     """Writes what a prefill worker leaves in the pages of a handed-off sequence."""
-    chunk = ChunkPlan(0, 0, arrival.facts.prompt_token_ids, arrival.block_table, sample=None)
+    chunk = ChunkPlan(0, 0, arrival.params.prompt_token_ids, arrival.block_table, sample=None)
     runner.run(StepPlan(0, (chunk,)))
 
 
 def test_what_joins_leaves_the_pages_that_the_batch_wants_next(records: Records) -> None:
     batcher = local(records, num_pages=4)
-    batcher.add(Arrival(facts(tuple(range(15)), 0, max_tokens=9)))
+    batcher.add(Arrival(params(tuple(range(15)), 0, max_tokens=9)))
     assert shares(batcher) == [(0, 15)]
-    batcher.add(Arrival(facts(tuple(range(40)), 1, max_tokens=2)))
+    batcher.add(Arrival(params(tuple(range(40)), 1, max_tokens=2)))
     assert shares(batcher) == [(15, 1)], "three pages are free, and one of them is nearly the first one's"
     batcher.pool.give(PageBatch((1,)))
     assert shares(batcher) == [(16, 1), (0, 32)]
@@ -116,7 +116,7 @@ def test_what_joins_leaves_the_pages_that_the_batch_wants_next(records: Records)
 
 def test_a_prompt_that_gets_no_pages_fails_after_the_bound(records: Records) -> None:
     batcher = local(records, num_pages=1)
-    batcher.add(Arrival(facts(tuple(range(40)))))
+    batcher.add(Arrival(params(tuple(range(40)))))
     assert step(batcher, now_s=10.0) is None
     assert step(batcher, now_s=12.0) is None
     (end,) = batcher.take_events()
@@ -128,6 +128,6 @@ def test_a_prompt_that_gets_no_pages_fails_after_the_bound(records: Records) -> 
 def test_a_prompt_that_is_told_twice_counts_once(records: Records) -> None:
     batcher = local(records)
     for _ in range(2):
-        batcher.add(Arrival(facts((1, 2), 0, max_tokens=2)))
+        batcher.add(Arrival(params((1, 2), 0, max_tokens=2)))
     assert shares(batcher) == [(0, 2)]
     assert batcher.check_integrity() == ()

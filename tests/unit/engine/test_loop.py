@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from tests.unit.engine.world import VOCAB_SIZE, Records, facts, limits
+from tests.unit.engine.world import VOCAB_SIZE, Records, limits, params
 
 from weir.core.clock import SystemClock
 from weir.core.cost import StepCost
@@ -82,7 +82,7 @@ def started(engines: list[Engine], engine: Engine) -> Engine:
 
 
 def prompt(index: int, num_tokens: int = 20, max_tokens: int = 1) -> AddSequence:
-    return AddSequence(Arrival(facts(tuple(range(num_tokens)), index, max_tokens=max_tokens)))
+    return AddSequence(Arrival(params(tuple(range(num_tokens)), index, max_tokens=max_tokens)))
 
 
 def has_ended(report: EngineReport) -> bool:
@@ -155,7 +155,7 @@ def test_an_engine_whose_steps_keep_failing_gives_up_and_ends_what_it_has(engine
     report = engine.wait_for(lambda report: bool(report.fatal) and report.load.num_held_pages == 0)
     assert "2 steps failed in a row" in report.fatal
     ended = [event.key for event in engine.events if isinstance(event, SequenceEnded)]
-    assert sorted(ended) == [SequenceKey(f"{index:032x}", facts((1,)).attempt) for index in range(10)]
+    assert sorted(ended) == [SequenceKey(f"{index:032x}", params((1,)).attempt) for index in range(10)]
     assert engine.returned_pages == set(ALL.page_ids)
 
 
@@ -170,7 +170,7 @@ def test_a_prompt_is_cancelled_between_two_chunks(engines: list[Engine]) -> None
     engine.loop.post(GivePages(ALL))
     engine.loop.post(prompt(1, num_tokens=100))
     assert in_step.wait(TIMEOUT_S)
-    engine.loop.post(CancelSequence(SequenceKey(f"{1:032x}", facts((1,)).attempt)))
+    engine.loop.post(CancelSequence(SequenceKey(f"{1:032x}", params((1,)).attempt)))
     go_on.set()
     engine.wait_for(has_ended)
     assert not any(isinstance(event, TokenSampled | HandOffReady) for event in engine.events)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 from tests.unit.engine.test_rests import Crowd
-from tests.unit.engine.world import Records, facts, limits
+from tests.unit.engine.world import Records, limits, params
 
 from weir.engine.batching.joining import Batching, JoinSettings
 from weir.engine.batching.local import LocalBatcher
@@ -59,10 +59,10 @@ def test_a_gate_says_who_joins_in_which_order_and_who_of_the_batch_sits_the_step
     for slot in range(4):
         crowd.add(slot)
     assert crowd.steps() == [[0, 2]]
-    gate.decision = GateDecision((0,), resting=(1,))
+    gate.decision = GateDecision((0,), paused=(1,))
     assert crowd.steps() == [[0, 1]], "2 rests, 1 takes its place, and three are in the batch"
     assert gate.seen == [(["0", "1", "2", "3"], []), (["1", "3"], ["0", "2"])]
-    gate.decision = GateDecision((), resting=(0,))
+    gate.decision = GateDecision((), paused=(0,))
     assert crowd.steps() == [[1, 2]]
     assert crowd.batcher.counters.policy_defects == 0
 
@@ -81,13 +81,13 @@ def test_no_gate_lets_more_be_computed_than_there_are_places_nor_twice_as_many_i
     for slot in range(7):
         crowd.add(slot)
     assert crowd.steps() == [[0, 1]]
-    gate.decision = GateDecision((0, 1, 2), resting=(0, 1))
+    gate.decision = GateDecision((0, 1, 2), paused=(0, 1))
     assert crowd.steps() == [[2, 3]]
-    gate.decision = GateDecision((0, 1), resting=(0, 1, 2, 3))
+    gate.decision = GateDecision((0, 1), paused=(0, 1, 2, 3))
     assert crowd.steps() == [[]], "four are in, twice the places"
 
 
-@pytest.mark.parametrize("decision", [GateDecision((5,)), GateDecision((0, 0)), GateDecision((), resting=(9,))])
+@pytest.mark.parametrize("decision", [GateDecision((5,)), GateDecision((0, 0)), GateDecision((), paused=(9,))])
 def test_a_gate_that_says_what_cannot_be_is_not_followed_and_counted(decision: GateDecision) -> None:
     crowd = Crowd(policy=policy(ScriptedGate(decision)))
     for slot in range(2):
@@ -115,10 +115,10 @@ def local(budget: ScriptedBudget, num_decoding: int = 2) -> LocalBatcher:
         limits(max_num_batched_tokens=40), pool, Records(40, 8).open, RunningSettings(num_arena_pages=80)
     )
     for index in range(num_decoding):
-        batcher.add(Arrival(replace(facts((1, 2, 3), index, max_tokens=90), itl_target_ms=250)))
+        batcher.add(Arrival(replace(params((1, 2, 3), index, max_tokens=90), itl_target_ms=250)))
     step(batcher, 1.0)
     for index, num_tokens in ((8, 50), (9, 10)):
-        batcher.add(Arrival(facts(tuple(range(num_tokens)), index, max_tokens=90)))
+        batcher.add(Arrival(params(tuple(range(num_tokens)), index, max_tokens=90)))
     batcher.set_policy(policy(budget=budget))
     return batcher
 
@@ -188,7 +188,7 @@ def test_the_policy_changes_between_steps_and_everybody_goes_on() -> None:
     for slot in range(4):
         crowd.add(slot)
     crowd.steps()
-    gate.decision = GateDecision((0, 1), resting=(0, 1))
+    gate.decision = GateDecision((0, 1), paused=(0, 1))
     assert crowd.steps() == [[2, 3]]
     crowd.batcher.set_policy(make(FcfsParams()))
     assert crowd.batcher.policy_name == "fcfs"

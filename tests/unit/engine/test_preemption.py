@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from tests.unit.engine.test_batchers import NUM_PAGES, RECORD_SLOTS, handed_off
-from tests.unit.engine.world import VOCAB_SIZE, Records, facts, limits
+from tests.unit.engine.world import VOCAB_SIZE, Records, limits, params
 
 from weir.engine.batching.decode import DecodeBatcher
 from weir.engine.batching.running import RunningSettings
@@ -35,7 +35,7 @@ class Decoding:
         self._swapping = SwappingRunner(self.runner, PageMover(HostPages(self.runner.pages), swap_file))
 
     def add(self, slot: int, lane_priority: int = 0, max_tokens: int = 30, prefix_seed: bytes = b"") -> SequenceKey:
-        made = facts(tuple(range(15)), slot, max_tokens=max_tokens)
+        made = params(tuple(range(15)), slot, max_tokens=max_tokens)
         made = replace(made, lane_priority=lane_priority, prefix_seed=prefix_seed)
         self.batcher.add(handed_off(self.records, slot, made))
         return SequenceKey(made.request_id, made.attempt)
@@ -216,7 +216,7 @@ def test_full_pages_of_a_prompt_go_to_the_arena_and_others_to_whoever_needs_them
     """The arena alone knows whether somebody else reads a prompt's pages."""
     decoding = Decoding(tmp_path, num_free_pages=2)
     records = decoding.records
-    made = replace(facts(tuple(range(16)), 5, max_tokens=60), prefix_seed=b"seed")
+    made = replace(params(tuple(range(16)), 5, max_tokens=60), prefix_seed=b"seed")
     decoding.batcher.add(handed_off(records, 5, made))
     decoding.steps(17, 0.0)
     (prompt_page, second_page, _) = decoding.snapshot(5).block_table
@@ -232,10 +232,10 @@ def test_full_pages_of_a_prompt_go_to_the_arena_and_others_to_whoever_needs_them
 @pytest.mark.parametrize("num_kept", [0, 1])
 def test_pages_that_are_shared_with_others_stay(tmp_path: Path, num_kept: int) -> None:
     decoding = Decoding(tmp_path, num_free_pages=1)
-    made = facts(tuple(range(17)), 6, max_tokens=60)
+    made = params(tuple(range(17)), 6, max_tokens=60)
     arrival = handed_off(decoding.records, 6, made)
     shared = Arrival(
-        facts=made,
+        params=made,
         slot=6,
         log=arrival.log,
         output_token_ids=arrival.output_token_ids,

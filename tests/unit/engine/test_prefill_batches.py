@@ -1,7 +1,7 @@
 """Where prompts are long and answers short: a batch of prompts is read, then all answers are written."""
 
 import pytest
-from tests.unit.engine.world import VOCAB_SIZE, Records, facts, limits
+from tests.unit.engine.world import VOCAB_SIZE, Records, limits, params
 
 from weir.engine.batching.joining import Batching, JoinSettings
 from weir.engine.batching.local import LocalBatcher
@@ -104,7 +104,7 @@ def shapes(batcher: LocalBatcher, number: int) -> tuple[list[tuple[int, int]], d
     runner, steps = HashRunner(80, VOCAB_SIZE), []
     tokens: dict[str, list[int]] = {}
     for index in range(number):
-        batcher.add(Arrival(facts(tuple(range(index, index + 60)), index, max_tokens=3)))
+        batcher.add(Arrival(params(tuple(range(index, index + 60)), index, max_tokens=3)))
     now_s, num_ended = 0.0, 0
     while num_ended < number:
         now_s += 0.1
@@ -121,8 +121,8 @@ def shapes(batcher: LocalBatcher, number: int) -> tuple[list[tuple[int, int]], d
             elif isinstance(event, TokenSampled):
                 tokens.setdefault(event.key.request_id, []).append(event.token_id)
         assert batcher.check_integrity() == ()
-        lot = batcher.pool.take_all_free()
-        batcher.pool.give(PageBatch(lot.all_page_ids, lot.slots))
+        bundle = batcher.pool.take_all_free()
+        batcher.pool.give(PageBatch(bundle.all_page_ids, bundle.slots))
     return steps, tokens
 
 
@@ -131,7 +131,7 @@ def test_an_engine_goes_over_to_it_and_says_the_same_tokens() -> None:
     steps, tokens = shapes(local(RunningSettings(prefill_batches=PrefillBatchSettings(enter_share=0.8))), 6)
     assert tokens == as_usual
     for index in range(6):
-        made = facts((1,), index)
+        made = params((1,), index)
         prompt = tuple(range(index, index + 60))
         assert tokens[f"{index:032x}"] == reference_tokens(prompt, made.sampling, 3, VOCAB_SIZE)
     assert sum(decodes > 0 and prefill > 0 for decodes, prefill in steps) < sum(
@@ -148,7 +148,7 @@ def test_answers_are_not_collected_while_a_policy_decides() -> None:
 
 
 def has_mode(batcher: LocalBatcher) -> bool:
-    return isinstance(batcher._seats.gate, PrefillBatches) and batcher._planner.shares is not None
+    return isinstance(batcher._admission.gate, PrefillBatches) and batcher._planner.shares is not None
 
 
 def test_a_policy_with_a_say_and_a_static_batch_have_no_such_mode() -> None:

@@ -73,7 +73,7 @@ PRESSURES = st.builds(
     spoil_rate=st.sampled_from([0.0, 0.5]),
     seed=st.integers(0, 2**32),
     policies=st.lists(st.tuples(st.integers(0, 30), st.sampled_from(policy_names())), max_size=3).map(tuple),
-    rests=st.builds(RestSettings, st.sampled_from([0, 1, 3]), st.sampled_from([0.0, 0.5, 10.0])),
+    pauses=st.builds(RestSettings, st.sampled_from([0, 1, 3]), st.sampled_from([0.0, 0.5, 10.0])),
 )
 
 
@@ -100,7 +100,7 @@ def check(engine: PressedEngine) -> None:
     assert engine.free_pages == set(range(engine.pressure.num_pages))
     counters = engine.batcher.counters
     assert counters.preemptions <= engine.pressure.preemption.max_preemptions * len(engine.pressure.prompts)
-    assert counters.rests <= engine.pressure.rests.max_rests * len(engine.pressure.prompts)
+    assert counters.pauses <= engine.pressure.pauses.max_pauses * len(engine.pressure.prompts)
     assert counters.policy_defects == 0
 
 

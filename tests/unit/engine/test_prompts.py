@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from tests.unit.engine.test_batchers import prefill, step
 from tests.unit.engine.test_local import local
-from tests.unit.engine.world import Records, facts
+from tests.unit.engine.world import Records, params
 
 from weir.engine.batching.batcher import Batcher
 from weir.engine.batching.prompts import MAX_PASSED_OVER
@@ -22,13 +22,13 @@ def records() -> Records:
 
 def add(batcher: Batcher, number: int, num_tokens: int, lane_priority: int) -> None:
     """Its tokens are its number, so that a chunk says whose it is."""
-    made = facts((number,) * num_tokens, number, max_tokens=1)
+    made = params((number,) * num_tokens, number, max_tokens=1)
     batcher.add(Arrival(replace(made, lane_priority=lane_priority)))
 
 
 def add_lasting(batcher: Batcher, number: int, num_tokens: int, lane_priority: int) -> None:
     """One that goes on to draw tokens."""
-    batcher.add(Arrival(replace(facts((number,) * num_tokens, number, max_tokens=40), lane_priority=lane_priority)))
+    batcher.add(Arrival(replace(params((number,) * num_tokens, number, max_tokens=40), lane_priority=lane_priority)))
 
 
 def owners_of(batcher: Batcher) -> list[tuple[int, int]]:
@@ -108,5 +108,5 @@ def test_an_urgent_prompt_that_cannot_be_read_leaves_its_step_to_decodes(records
     urgent = batcher._ranked()[0]
     batcher.pool.put_back(None, urgent.block_table[1:])
     urgent.block_table = urgent.block_table[:1]
-    urgent.facts = replace(urgent.facts, num_booked_pages=1)
+    urgent.params = replace(urgent.params, num_reserved_pages=1)
     assert owners_of(batcher) == [(0, 1)]

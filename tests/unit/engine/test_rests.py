@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from tests.unit.engine.test_batchers import NUM_PAGES, RECORD_SLOTS, handed_off
-from tests.unit.engine.world import VOCAB_SIZE, Records, facts, limits
+from tests.unit.engine.world import VOCAB_SIZE, Records, limits, params
 
 from weir.engine.batching.decode import DecodeBatcher
 from weir.engine.batching.joining import Batching, JoinSettings
@@ -36,7 +36,7 @@ class Crowd:
 
     def add(self, slot: int, lane: int = 0, rank: float = 0.0, predicted: float = 0.0, max_tokens: int = 40) -> None:
         made = replace(
-            facts((1, 2, 3), slot, max_tokens=max_tokens),
+            params((1, 2, 3), slot, max_tokens=max_tokens),
             lane_priority=lane,
             rank=rank,
             predicted_output_tokens=predicted,
@@ -73,7 +73,7 @@ def test_an_urgent_hand_off_is_computed_in_the_next_step_of_a_full_batch() -> No
     assert crowd.steps() == [[0, 2]], "the latest of the lowest lane rests"
     pages = [s.block_table for s in crowd.batcher._ranked() if s.slot == 1]
     assert pages == [(4,)], "its pages stay"
-    assert crowd.batcher.counters.rests == 1
+    assert crowd.batcher.counters.pauses == 1
     assert crowd.batcher.counters.preemptions == 0
     crowd.end(2)
     assert crowd.steps() == [[0, 1]]
@@ -140,7 +140,7 @@ def test_late_in_its_life_a_sequence_yields_to_a_higher_lane_only() -> None:
 
 
 def test_nobody_rests_more_often_than_the_bound() -> None:
-    crowd = Crowd(RunningSettings(rests=RestSettings(max_rests=2)))
+    crowd = Crowd(RunningSettings(pauses=RestSettings(max_pauses=2)))
     crowd.add(0, lane=3)
     crowd.add(1)
     crowd.steps()
@@ -154,7 +154,7 @@ def test_nobody_rests_more_often_than_the_bound() -> None:
 
 
 def test_after_the_longest_rest_the_next_place_is_its_own_for_good() -> None:
-    crowd = Crowd(RunningSettings(rests=RestSettings(max_rest_s=1.0)))
+    crowd = Crowd(RunningSettings(pauses=RestSettings(max_pause_s=1.0)))
     crowd.add(0)
     crowd.add(1)
     crowd.steps()
@@ -187,14 +187,14 @@ def test_urgent_prompts_have_slots_and_pages_over_the_places_but_not_over_twice_
     batcher = LocalBatcher(limits(max_num_seqs=2), pool, Records(40, 8).open)
     runner = HashRunner(40, VOCAB_SIZE)
     for index in range(2):
-        batcher.add(Arrival(facts((1, 2, 3), index, max_tokens=50)))
+        batcher.add(Arrival(params((1, 2, 3), index, max_tokens=50)))
     computed(batcher, runner, 0.1)
     for index in range(num_urgent):
-        urgent = replace(facts((4, 5), 10 + index, max_tokens=50), lane_priority=1)
+        urgent = replace(params((4, 5), 10 + index, max_tokens=50), lane_priority=1)
         batcher.add(Arrival(urgent))
     assert len(computed(batcher, runner, 0.2)) == min(2, num_urgent), "the others sit out for the urgent prompts"
     assert sum(sequence.slot is not None for sequence in batcher._ranked()) == num_placed
-    assert all(s.facts.lane_priority == 1 for s in batcher._ranked()[: min(2, num_urgent)])
+    assert all(s.params.lane_priority == 1 for s in batcher._ranked()[: min(2, num_urgent)])
     assert [s.stage.value for s in batcher._ranked()[: min(2, num_urgent)]] == ["running"] * min(2, num_urgent)
 
 
@@ -205,12 +205,12 @@ def test_ever_more_urgent_prompts_do_not_fill_the_arena() -> None:
     runner = HashRunner(40, VOCAB_SIZE)
     for lane in range(4):
         for number in range(2):
-            batcher.add(Arrival(replace(facts((4, 5), 2 * lane + number, max_tokens=50), lane_priority=lane)))
+            batcher.add(Arrival(replace(params((4, 5), 2 * lane + number, max_tokens=50), lane_priority=lane)))
         computed(batcher, runner, 0.1 * lane)
     assert sum(sequence.slot is not None for sequence in batcher._ranked()) == 4, "twice the places"
 
 
-@pytest.mark.parametrize("changes", [{"max_rests": -1}, {"max_rest_s": -1.0}, {"max_age": 1.5}])
+@pytest.mark.parametrize("changes", [{"max_pauses": -1}, {"max_pause_s": -1.0}, {"max_age": 1.5}])
 def test_settings_that_make_no_sense_are_refused(changes: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="must be at least 0"):
         RestSettings(**changes)  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from tests.unit.engine.world import VOCAB_SIZE, Records, facts, limits
+from tests.unit.engine.world import VOCAB_SIZE, Records, limits, params
 
 from weir.core.clock import SystemClock
 from weir.engine.batching.joining import Batching, JoinSettings
@@ -79,14 +79,14 @@ def start(engines: list[Engine], settings: RunningSettings, num_pages: int, *arr
 def test_a_dynamic_batch_starts_when_its_window_is_over_although_nothing_comes(engines: list[Engine]) -> None:
     settings = RunningSettings(JoinSettings(Batching.DYNAMIC, window_s=0.15))
     started_at_s = time.monotonic()
-    engine = start(engines, settings, 8, Arrival(facts((1, 2), max_tokens=3)))
+    engine = start(engines, settings, 8, Arrival(params((1, 2), max_tokens=3)))
     (end,) = engine.wait_for_ends(1)
     assert end.reason is EndReason.LENGTH
     assert time.monotonic() - started_at_s >= 0.15
 
 
 def test_a_policy_is_taken_between_steps_and_named_in_reports(engines: list[Engine]) -> None:
-    arrivals = [Arrival(facts((1, 2, index), index, max_tokens=40)) for index in range(4)]
+    arrivals = [Arrival(params((1, 2, index), index, max_tokens=40)) for index in range(4)]
     engine = start(engines, RunningSettings(), 30, *arrivals)
     names = ("slai", "srtf", "wait", "fcfs")
     for name in names:
@@ -103,7 +103,7 @@ def test_a_policy_is_taken_between_steps_and_named_in_reports(engines: list[Engi
 def test_sequences_that_all_lack_a_page_make_room_although_nothing_comes(engines: list[Engine]) -> None:
     """Two that have a page each and need three, with three in all."""
     settings = RunningSettings(preemption=PreemptionSettings(after_s=0.05))
-    arrivals = [Arrival(facts(tuple(range(15)), index, max_tokens=30, num_booked_pages=3)) for index in range(2)]
+    arrivals = [Arrival(params(tuple(range(15)), index, max_tokens=30, num_reserved_pages=3)) for index in range(2)]
     engine = start(engines, settings, 3, *arrivals)
     ends = engine.wait_for_ends(2)
     assert [(end.reason, end.failure) for end in ends] == [(EndReason.LENGTH, None)] * 2

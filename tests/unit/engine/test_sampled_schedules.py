@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.unit.engine.world import VOCAB_SIZE, Outcome, Request, Schedule, World, facts, limits
+from tests.unit.engine.world import VOCAB_SIZE, Outcome, Request, Schedule, World, limits, params
 
 from weir.core.attempt import Attempt
 from weir.core.sampling import SamplingParams
@@ -41,14 +41,14 @@ def requests(draw: st.DrawFn) -> Request:
         seed=draw(st.integers(0, 2**64 - 1)),
         arrives_at=draw(st.integers(0, 10)),
         cancelled_at=None,
-        num_booked_pages=5,
+        num_reserved_pages=5,
         sampling=draw(SAMPLINGS),
         min_tokens=draw(st.integers(0, max_tokens)),
     )
 
 
 def reference(request: Request) -> list[int]:
-    sampling = facts((1,), sampling=request.sampling, seed=request.seed).sampling
+    sampling = params((1,), sampling=request.sampling, seed=request.seed).sampling
     token_ids = reference_tokens(
         request.prompt_token_ids,
         sampling,
@@ -121,7 +121,7 @@ def test_a_penalised_request_draws_the_same_alone_and_among_32_others() -> None:
             seed=number,
             arrives_at=number % 4,
             cancelled_at=None,
-            num_booked_pages=10,
+            num_reserved_pages=10,
             sampling=sampling if number == 16 else others[number % 3],
         )
         for number in range(33)
@@ -143,7 +143,7 @@ def test_a_penalised_request_draws_the_same_alone_and_among_32_others() -> None:
 
 def sequence_of(sampling: SamplingParams, num_prompt_tokens: int = 5) -> Sequence:
     return Sequence.of_arrival(
-        Arrival(facts(tuple(range(num_prompt_tokens)), sampling=sampling), slot=3, block_table=(1,))
+        Arrival(params(tuple(range(num_prompt_tokens)), sampling=sampling), slot=3, block_table=(1,))
     )
 
 
@@ -168,7 +168,7 @@ def test_a_result_that_lacks_what_was_planned_is_a_defect(
 
 
 def test_an_adopted_sequence_goes_on_with_the_penalties_of_all_its_output() -> None:
-    penalised = facts((1, 2), sampling=SamplingParams(0.0, frequency_penalty=1.0))
+    penalised = params((1, 2), sampling=SamplingParams(0.0, frequency_penalty=1.0))
     arrival = Arrival(penalised, slot=0, output_token_ids=(4, 4, 5), block_table=(1,), num_computed_tokens=4)
     chunk = Sequence.of_arrival(arrival).plan_chunk(8)
     assert chunk.sample is not None

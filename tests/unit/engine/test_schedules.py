@@ -26,7 +26,7 @@ def requests(draw: st.DrawFn) -> Request:
         seed=draw(st.integers(0, 2**64 - 1)),
         arrives_at=arrives_at,
         cancelled_at=draw(st.none() | st.integers(arrives_at, arrives_at + 60)),
-        num_booked_pages=draw(st.just(needed) | st.integers(num_pages_for(num_prompt_tokens), needed)),
+        num_reserved_pages=draw(st.just(needed) | st.integers(num_pages_for(num_prompt_tokens), needed)),
     )
 
 
@@ -86,7 +86,9 @@ def test_tokens_do_not_depend_on_the_schedule_and_nothing_leaks(schedule: Schedu
 def test_an_ample_arena_serves_every_request_to_its_end() -> None:
     """The property above would hold for an engine that fails everything."""
     made = tuple(
-        Request(tuple(range(length)), max_tokens, (), seed=length, arrives_at=0, cancelled_at=None, num_booked_pages=10)
+        Request(
+            tuple(range(length)), max_tokens, (), seed=length, arrives_at=0, cancelled_at=None, num_reserved_pages=10
+        )
         for length, max_tokens in [(1, 1), (5, 20), (16, 17), (17, 1), (48, 30), (33, 16)]
     )
     schedule = Schedule(made, 200, 12, limits(), limits(), reserve_pages=2, seed=3)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from tests.unit.engine.world import Records, facts
+from tests.unit.engine.world import Records, params
 
 from weir.engine.messages import Arrival
 from weir.engine.plan import ScoreSpec
@@ -10,7 +10,7 @@ from weir.engine.sequence import Sequence
 
 
 def test_what_was_lost_is_computed_again_by_itself_and_nothing_is_told_of_it_twice() -> None:
-    made = facts(tuple(range(40)))
+    made = params(tuple(range(40)))
     made = replace(made, sampling=replace(made.sampling, prompt_logprobs=0))
     sequence = Sequence.of_arrival(Arrival(made))
     sequence.place(0, Records(10, 1).open(0), (4, 5, 6))

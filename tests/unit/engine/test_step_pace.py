@@ -6,7 +6,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.engine.test_policy_seams import ScriptedBudget, policy
-from tests.unit.engine.world import Records, facts, limits
+from tests.unit.engine.world import Records, limits, params
 
 from weir.core.cost import StepCost
 from weir.engine.batching.batcher import Batcher
@@ -99,18 +99,18 @@ def read(batcher: Batcher, token_s: float, num_steps: int) -> list[int]:
         assert plan is not None
         sizes.append(plan.num_tokens)
         now_s += token_s * plan.num_tokens
-        batcher.record(plan, drawn(plan), now_s)
+        batcher.record(plan, sampled(plan), now_s)
     return sizes
 
 
-def drawn(plan: StepPlan) -> StepResult:
+def sampled(plan: StepPlan) -> StepResult:
     return StepResult({chunk.slot: 7 for chunk in plan.chunks if chunk.sample})
 
 
 def test_a_worker_that_reads_prompts_keeps_to_the_target() -> None:
     for kind in (PrefillBatcher, LocalBatcher):
         batcher = make(kind)
-        batcher.add(Arrival(facts(tuple(k % 50 for k in range(2900)), num_booked_pages=190)))
+        batcher.add(Arrival(params(tuple(k % 50 for k in range(2900)), num_reserved_pages=190)))
         sizes = read(batcher, 0.001, 12)
         assert sizes[0] == FIRST_TOKENS
         assert sizes[-1] == 192
@@ -120,7 +120,7 @@ def test_a_worker_that_reads_prompts_keeps_to_the_target() -> None:
 def test_without_a_target_a_worker_reads_as_much_as_a_step_may_hold() -> None:
     for kind in (PrefillBatcher, LocalBatcher):
         batcher = make(kind, math.inf)
-        batcher.add(Arrival(facts(tuple(k % 50 for k in range(2900)), num_booked_pages=190)))
+        batcher.add(Arrival(params(tuple(k % 50 for k in range(2900)), num_reserved_pages=190)))
         assert read(batcher, 1.0, 2) == [1024, 1024]
         assert batcher.load.max_step_tokens == 1024
 
@@ -128,16 +128,16 @@ def test_without_a_target_a_worker_reads_as_much_as_a_step_may_hold() -> None:
 def test_decodes_are_not_held_back_for_the_target() -> None:
     batcher = make(LocalBatcher)
     for index in range(3):
-        batcher.add(Arrival(facts((1, 2, 3), index, max_tokens=90)))
+        batcher.add(Arrival(params((1, 2, 3), index, max_tokens=90)))
     read(batcher, 0.0, 1)
     assert read(batcher, 9.0, 3) == [3, 3, 3]
 
 
 def test_a_policy_fills_steps_of_the_size_that_fits_and_knows_what_steps_cost() -> None:
     batcher = make(LocalBatcher)
-    batcher.add(Arrival(facts((1, 2, 3), 0, max_tokens=90)))
+    batcher.add(Arrival(params((1, 2, 3), 0, max_tokens=90)))
     read(batcher, 0.0, 1)
-    batcher.add(Arrival(facts(tuple(k % 50 for k in range(2900)), 1, num_booked_pages=190)))
+    batcher.add(Arrival(params(tuple(k % 50 for k in range(2900)), 1, num_reserved_pages=190)))
     budget = ScriptedBudget(StepShare((0,), 100))
     batcher.set_policy(policy(budget=budget))
     read(batcher, 0.001, 1)

@@ -45,7 +45,7 @@ class Request:
     seed: int
     arrives_at: int
     cancelled_at: int | None
-    num_booked_pages: int
+    num_reserved_pages: int
     sampling: SamplingParams = GREEDY
     """But for the seed."""
     min_tokens: int = 0
@@ -69,14 +69,14 @@ def limits(**changes: int) -> BatchLimits:
     return BatchLimits(**values, max_context_tokens=MAX_CONTEXT_TOKENS, vocab_size=VOCAB_SIZE, max_stall_s=2.0)
 
 
-def facts(
+def params(
     prompt_token_ids: tuple[int, ...],
     index: int = 0,
     *,
     max_tokens: int = 8,
     stop_token_ids: tuple[int, ...] = (),
     seed: int = 0,
-    num_booked_pages: int = 10,
+    num_reserved_pages: int = 10,
     sampling: SamplingParams = GREEDY,
     min_tokens: int = 0,
 ) -> SequenceParams:
@@ -87,7 +87,7 @@ def facts(
         prompt_token_ids=prompt_token_ids,
         sampling=replace(sampling, seed=seed),
         stop=StopRules(max_tokens, stop_token_ids, min_tokens),
-        num_booked_pages=num_booked_pages,
+        num_reserved_pages=num_reserved_pages,
         traceparent="",
     )
 
@@ -153,20 +153,20 @@ class World:
             key = SequenceKey(f"{index:032x}", Attempt())
             if request.arrives_at == self.tick:
                 self.outcomes[key] = Outcome()
-                self.prefill.add(Arrival(self._facts_of(index, request)))
+                self.prefill.add(Arrival(self._params_of(index, request)))
             if request.cancelled_at == self.tick and request.arrives_at <= self.tick:
                 self._cancelled.add(key)
                 self.prefill.cancel(key)
                 self.decode.cancel(key)
 
-    def _facts_of(self, index: int, request: Request) -> SequenceParams:
-        return facts(
+    def _params_of(self, index: int, request: Request) -> SequenceParams:
+        return params(
             request.prompt_token_ids,
             index,
             max_tokens=request.max_tokens,
             stop_token_ids=request.stop_token_ids,
             seed=request.seed,
-            num_booked_pages=request.num_booked_pages,
+            num_reserved_pages=request.num_reserved_pages,
             sampling=request.sampling,
             min_tokens=request.min_tokens,
         )
@@ -183,7 +183,7 @@ class World:
             assert snapshot is not None
             assert snapshot.block_table == ready.page_ids
             arrival = Arrival(
-                facts=snapshot.facts,
+                params=snapshot.params,
                 slot=ready.slot,
                 log=record,
                 output_token_ids=snapshot.output_token_ids,
@@ -222,12 +222,12 @@ class World:
                 batcher.pool.give(PageBatch(pages, slots))
                 return
 
-    def _take_back(self, lot: PageBatch) -> None:
-        assert self.free_pages.isdisjoint(lot.all_page_ids)
-        assert self.free_slots.isdisjoint(lot.slots)
-        self.runner.spoil(lot.all_page_ids)
-        self.free_pages.update(lot.all_page_ids)
-        self.free_slots.update(lot.slots)
+    def _take_back(self, bundle: PageBatch) -> None:
+        assert self.free_pages.isdisjoint(bundle.all_page_ids)
+        assert self.free_slots.isdisjoint(bundle.slots)
+        self.runner.spoil(bundle.all_page_ids)
+        self.free_pages.update(bundle.all_page_ids)
+        self.free_slots.update(bundle.slots)
 
     def _see(self, event: Event) -> None:
         match event:

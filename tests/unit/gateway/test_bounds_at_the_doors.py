@@ -134,7 +134,7 @@ async def test_entries_are_counted_before_anything_is_made_of_them(world: World,
 
 @pytest.mark.parametrize("field", ["messages", "token_ids"])
 async def test_what_is_refused_for_its_size_is_not_kept_while_the_refusal_is_told(world: World, field: str) -> None:
-    servicer = InferenceServicer(lambda: world.gateway.intake)
+    servicer = InferenceServicer(lambda: world.gateway.processor)
     method: Any = servicer.Generate if field == "token_ids" else servicer.Chat
     with pytest.raises(InvalidRequest) as refused:
         await anext(method(MANY[field], None))

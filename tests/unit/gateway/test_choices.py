@@ -126,7 +126,7 @@ async def test_a_refused_choice_ends_the_others_though_nobody_reads(numbered: Wo
     numbered.scheduler.refusal = SubmitReply(5, False, RefusalReason.QUEUE_FULL, "lane standard is full", 2000)
     numbered.scheduler.num_accepted = 2
     draft = RequestDraft(Operation.TEXT_COMPLETION, Text("hello"), GRPC_NAMES, OPTIONS)
-    opened = await numbered.gateway.intake.open(draft, CALLER, Context(), None)
+    opened = await numbered.gateway.processor.open(draft, CALLER, Context(), None)
     ending = await asyncio.wait_for(opened.choices.ended, 5)
     assert isinstance(ending.error, Overloaded)
     phases = sorted(call.request.phase.value for call in opened.choices.calls)
@@ -135,7 +135,7 @@ async def test_a_refused_choice_ends_the_others_though_nobody_reads(numbered: Wo
 
 
 async def test_there_must_be_places_for_all() -> None:
-    settings = GatewaySettings(FAST.control, DriverSettings(max_requests=4, tick_s=0.05), FAST.links)
+    settings = GatewaySettings(FAST.control, DriverSettings(max_requests=4, tick_s=0.05), FAST.connections)
     async with open_world(settings) as world:
         with pytest.raises(Overloaded, match="0 requests are in flight, at most 4"):
             await ask(world, GenerateOptions(n=5))

@@ -62,7 +62,7 @@ async def test_a_started_component_serves_http_and_describes_itself() -> None:
     component = make_component(config, hub=InMemoryHub(), model=byte_model(), request_shutdown=asked.append)
     async with stopped_at_the_end(component):
         with pytest.raises(Unavailable, match="not ready yet"):
-            component.intake()
+            component.processor()
         assert component.describe().metrics == {}
         await component.start()
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{component.http_port}") as http:
@@ -70,7 +70,7 @@ async def test_a_started_component_serves_http_and_describes_itself() -> None:
         described = component.describe()
         assert described.integrity_errors == ()
         assert described.metrics["requests_in_flight"] == described.metrics["accepted_total"] == 0
-        assert component.intake().models.list_models()[0].name == "bytes"
+        assert component.processor().models.list_models()[0].name == "bytes"
         await component.drain(1)
     assert asked == []
 
@@ -148,4 +148,4 @@ def test_every_setting_reaches_the_part_that_it_is_for() -> None:
     settings = gateway_settings(config)
     assert (settings.driver.max_requests, settings.driver.max_queue_s, settings.driver.no_progress_s) == (7, 11, 12)
     assert (settings.limits.default_max_tokens, settings.limits.max_prompt_bytes) == (8, 9)
-    assert (settings.control.outage_s, settings.links.lost_after_s) == (10, 13)
+    assert (settings.control.outage_s, settings.connections.lost_after_s) == (10, 13)

@@ -90,7 +90,7 @@ class TestFrames:
         world.decode.send_garbage()
         assert (await running).text == "hello world"
         assert world.metric("malformed_frames_total") == 1
-        assert world.metric("link_failures_total") == 0
+        assert world.metric("worker_connection_failures_total") == 0
 
     @pytest.mark.parametrize(
         ("reason", "kind", "has_hint"),

@@ -39,7 +39,7 @@ async def test_the_workers_get_the_prompt_and_every_parameter(world: World) -> N
     assert list(start.stop_token_ids) == [256, 5]
     assert (start.cache_salt, start.skips_prefix_cache) == ("team", True)
     assert start.decode_worker_id == world.decode.worker_id
-    assert (start.num_booked_pages, start.lane_priority) == (4, 2)
+    assert (start.num_reserved_pages, start.lane_priority) == (4, 2)
     assert (start.rank, start.itl_target_ms, start.predicted_output_tokens) == (-3.5, 80, 6.25)
     [resume] = world.decode.named("resume")
     assert (resume.request_id, resume.next_index) == (start.request_id, 0)

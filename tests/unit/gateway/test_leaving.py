@@ -70,7 +70,7 @@ async def test_an_http_client_that_leaves_frees_everything(world: World, phase: 
 async def test_a_deadline_holds_without_a_door_that_enforces_it(world: World, phase: str) -> None:
     is_there = hold_in(world, phase)
     draft = RequestDraft(Operation.TEXT_COMPLETION, Text("x"), GRPC_NAMES, GenerateOptions(max_tokens=9))
-    with await world.gateway.intake.open(draft, CALLER, Context(), 0.3) as opened:
+    with await world.gateway.processor.open(draft, CALLER, Context(), 0.3) as opened:
         await world.until(is_there, f"the request is {phase}")
         ending = await asyncio.wait_for(opened.choices.ended, 5)
     assert isinstance(ending.error, DeadlineExceeded)

@@ -118,7 +118,7 @@ class Failing(Predictor):
 
 
 async def test_a_failing_predictor_fails_no_request(predictor: Predictor, caplog: pytest.LogCaptureFixture) -> None:
-    failing = Failing(predictor.features, predictor.head, predictor.facts)
+    failing = Failing(predictor.features, predictor.head, predictor.info)
     async with open_world(lengths=OutputLengths(failing)) as world:
         assert await ask(world, "zzzzzzzz") == "hello world"
         assert await ask(world, "zzzzzzzz") == "hello world"

@@ -79,5 +79,5 @@ async def test_the_loss_of_its_only_worker_ends_it() -> None:
     call.request.granted(LOCAL)
     call.start()
     call.on_update("d", update(REQUEST_ID, 0, ANSWER[:2]))
-    call.on_link_lost("d", "gone")
+    call.on_connection_lost("d", "gone")
     assert events[-1].phase is Phase.FAILED

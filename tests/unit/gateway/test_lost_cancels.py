@@ -50,7 +50,7 @@ async def test_a_cancel_is_said_on_every_new_stream_until_it_is_confirmed(world:
         await world.until(lambda n=num_said: len(cancelled_ids(world)) == n, f"said {num_said} times")  # type: ignore[misc]
         world.decode.confirms_cancels = num_said == 2
         world.decode.break_streams()
-    await world.until(lambda: world.metric("links") == 1, "nobody needs the link any more")
+    await world.until(lambda: world.metric("connections") == 1, "nobody needs the link any more")
     assert cancelled_ids(world) == [request_id_of(world)] * 3
     assert world.metric("cancels_unconfirmed") == 0
 
@@ -64,7 +64,7 @@ async def test_a_worker_that_was_given_up_and_is_reached_again_hears_what_was_ca
     error, _ = await running
     assert isinstance(error, Unavailable)
     await world.until_idle()
-    assert world.metric("links") == 1
+    assert world.metric("connections") == 1
     await world.decode.start()
     await assert_serves(world)
     kinds = [command.WhichOneof("command") for command in world.decode.commands if command.WhichOneof("command")]
@@ -85,9 +85,9 @@ async def test_a_request_that_goes_on_after_its_cancel_was_confirmed_is_cancelle
 
 async def test_cancels_for_workers_that_never_come_back_are_not_kept_for_ever() -> None:
     clock = ManualClock()
-    links = WorkerConnections("gateway-0-00000000", FAST.links, clock)
+    connections = WorkerConnections("gateway-0-00000000", FAST.connections, clock)
     for index in range(3):
-        links.cancel(f"decode-{index}", "a", Attempt())
-    assert links.metrics()["cancels_unconfirmed"] == 3
-    clock.advance(FAST.links.cancel_kept_s)
-    assert links.metrics()["cancels_unconfirmed"] == 0
+        connections.cancel(f"decode-{index}", "a", Attempt())
+    assert connections.metrics()["cancels_unconfirmed"] == 3
+    clock.advance(FAST.connections.cancel_kept_s)
+    assert connections.metrics()["cancels_unconfirmed"] == 0

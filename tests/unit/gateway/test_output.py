@@ -15,8 +15,8 @@ from weir_gateway.requests.tokens import FinishReason, TokenOrder
 ATTEMPT = Attempt(1)
 
 
-def make_output(stops: list[str], wishes: OutputOptions = OutputOptions()) -> Output:  # noqa: B008 - frozen
-    return Output(TokenOrder(ATTEMPT, 1000), ByteDetokenizer(), StopMatcher(stops), wishes)
+def make_output(stops: list[str], output_options: OutputOptions = OutputOptions()) -> Output:  # noqa: B008 - frozen
+    return Output(TokenOrder(ATTEMPT, 1000), ByteDetokenizer(), StopMatcher(stops), output_options)
 
 
 def naive_text(token_ids: list[int], stops: list[str]) -> tuple[str, bool]:

@@ -48,7 +48,7 @@ async def read_all(call: RequestState) -> str:
 
 
 async def read_until_end(call: RequestState) -> tuple[str, WeirError | None]:
-    choices = Choices([call], call.news)
+    choices = Choices([call], call.has_output)
     text = ""
     try:
         while True:
@@ -84,7 +84,7 @@ def say_something(call: RequestState, source: random.Random) -> None:
         case 1:
             call.expire()
         case 2:
-            call.on_link_lost(worker_id, "lost")
+            call.on_connection_lost(worker_id, "lost")
         case 3:
             call.on_update(worker_id, worker_error(REQUEST_ID, source.randrange(7)))  # type: ignore[arg-type]
         case 4:

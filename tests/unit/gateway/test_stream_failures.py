@@ -107,7 +107,7 @@ class TestStreams:
         assert isinstance(error, Unavailable)
         assert error.retry_after_s is not None
         await world.until_idle()
-        assert world.metric("links") == 1
+        assert world.metric("connections") == 1
         assert "1 requests end" in caplog.text
 
     async def test_a_worker_that_breaks_every_stream_at_once_is_given_up(self, world: World) -> None:
@@ -116,7 +116,7 @@ class TestStreams:
         error, _ = await error_of(world)
         assert isinstance(error, Unavailable)
         assert "decode-0-bbbbbbbb is lost" in error.message
-        assert world.decode.num_streams == FAST.links.max_short_streams + 1
+        assert world.decode.num_streams == FAST.connections.max_short_streams + 1
 
     async def test_why_the_last_stream_broke_is_said_when_a_worker_is_given_up(self, world: World) -> None:
         world.pair.stops_after = 0
@@ -129,8 +129,8 @@ class TestStreams:
         self, world: World, caplog: pytest.LogCaptureFixture
     ) -> None:
         await run(world)
-        assert world.metric("links") == 2
+        assert world.metric("connections") == 2
         world.decode.break_streams()
-        await world.until(lambda: world.metric("links") == 1, "the link is closed")
+        await world.until(lambda: world.metric("connections") == 1, "the link is closed")
         assert world.decode.num_streams == 1
         assert "requests end" not in caplog.text, "an operator is warned of losses alone"

@@ -36,7 +36,7 @@ GATEWAY_ID = "gateway-0-00000000"
 FAST = GatewaySettings(
     control=ControlSettings(outage_s=0.6, ask_timeout_s=0.2, pause_s=0.05, close_wait_s=0.5),
     driver=DriverSettings(max_requests=16, overdue_s=0.15, gap_s=0.8, no_progress_s=5.0, tick_s=0.05),
-    links=ConnectionSettings(lost_after_s=1.5, connect_timeout_s=1.0, first_backoff_s=0.02, max_backoff_s=0.1),
+    connections=ConnectionSettings(lost_after_s=1.5, connect_timeout_s=1.0, first_backoff_s=0.02, max_backoff_s=0.1),
     report_interval_s=0.05,
 )
 
@@ -106,7 +106,7 @@ async def open_world(
         prefill_address=prefill.address,
         decode_worker_id=decode.worker_id,
         decode_address=decode.address,
-        num_booked_pages=4,
+        num_reserved_pages=4,
         lane_priority=2,
         rank=-3.5,
         itl_target_ms=80,
@@ -127,11 +127,13 @@ async def open_world(
     )
     await gateway.start()
     bodies = BodyBudget(max_bodies_bytes, wait_s=0.3)
-    door = HttpFrontend(gateway.intake, HttpSettings(unread_s=unread_s), lambda: gateway.is_ready, bodies)
+    frontend = HttpFrontend(gateway.processor, HttpSettings(unread_s=unread_s), lambda: gateway.is_ready, bodies)
     failures: list[str] = []
-    http = HttpServer(door.make_app(), "127.0.0.1", 0, max_connections=256, on_failure=failures.append, unread_s=30.0)
+    http = HttpServer(
+        frontend.make_app(), "127.0.0.1", 0, max_connections=256, on_failure=failures.append, unread_s=30.0
+    )
     await http.start()
-    servicer = InferenceServicer(lambda: gateway.intake, unread_s=unread_s)
+    servicer = InferenceServicer(lambda: gateway.processor, unread_s=unread_s)
     gate = Gate(port_limits or PortLimits(max_message_bytes=4 << 20, max_calls=96), bodies)
     gate.guard("weir.v1.Inference", servicer.identify)
     server = make_server([gate, TraceContextGuard(tracer), ErrorGuard()], gate.limits)

@@ -25,7 +25,7 @@ def segment(tmp_path: Path, geometry: ArenaGeometry) -> Iterator[Segment]:
 
 
 @pytest.fixture
-def facts() -> SequenceParams:
+def params() -> SequenceParams:
     return SequenceParams(
         request_id="0123456789abcdef0123456789abcdef",
         attempt=Attempt(2, 1),
@@ -33,6 +33,6 @@ def facts() -> SequenceParams:
         prompt_token_ids=(5, 6, 7, 49151),
         sampling=SamplingParams(temperature=0.75, top_k=40, top_p=0.9, seed=2**64 - 1),
         stop=StopRules(max_tokens=64, stop_token_ids=(0, 2)),
-        num_booked_pages=9,
+        num_reserved_pages=9,
         traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
     )

@@ -24,15 +24,15 @@ def path() -> Iterator[Path]:
 def doors() -> Iterator[list[MemoryServer]]:
     made: list[MemoryServer] = []
     yield made
-    for door in made:
-        door.close()
+    for server in made:
+        server.close()
 
 
 def opened(path: Path, doors: list[MemoryServer], memory: HostMemory | None) -> MemoryServer:
-    door = MemoryServer(path, ARENA, NUM_BYTES, HostMemory.open, memory)
-    doors.append(door)
-    door.start()
-    return door
+    server = MemoryServer(path, ARENA, NUM_BYTES, HostMemory.open, memory)
+    doors.append(server)
+    server.start()
+    return server
 
 
 def fetched(path: Path, arena_id: str = ARENA) -> HostMemory:
@@ -51,9 +51,9 @@ def test_two_workers_get_the_same_memory(path: Path, doors: list[MemoryServer]) 
 
 
 def test_the_socket_is_for_its_owner_alone_and_goes_with_the_door(path: Path, doors: list[MemoryServer]) -> None:
-    door = opened(path, doors, HostMemory.create(NUM_BYTES))
+    server = opened(path, doors, HostMemory.create(NUM_BYTES))
     assert path.stat().st_mode & 0o777 == 0o600
-    door.close()
+    server.close()
     assert not path.exists()
 
 
@@ -64,13 +64,13 @@ def test_a_restarted_service_gets_the_memory_back_from_a_worker(path: Path, door
     kept.buffer[:5] = b"pages"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
         dead.bind(str(path))
-    door = opened(path, doors, None)
+    server = opened(path, doors, None)
     with pytest.raises(MemoryNotReady, match="has no page memory to give"):
         fetched(path)
     offer_memory(path, ARENA, kept)
     kept.close()
     newcomer = fetched(path)
-    assert door.has_memory
+    assert server.has_memory
     assert bytes(newcomer.buffer[:5]) == b"pages"
     newcomer.close()
 
@@ -94,13 +94,13 @@ def test_memory_of_another_arena_is_not_given(path: Path, doors: list[MemoryServ
 
 
 def test_memory_of_another_arena_or_too_little_is_not_taken(path: Path, doors: list[MemoryServer]) -> None:
-    door = opened(path, doors, None)
+    server = opened(path, doors, None)
     with HostMemoryPair() as (small, right):
         offer_memory(path, ARENA, small)
         offer_memory(path, "b" * 32, right)
         with pytest.raises(MemoryNotReady):
             fetched(path)
-    assert not door.has_memory
+    assert not server.has_memory
 
 
 def test_where_nobody_listens_there_is_none_yet(path: Path) -> None:

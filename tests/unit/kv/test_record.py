@@ -22,10 +22,10 @@ def _memory() -> memoryview:
     return memoryview(bytearray(layout_of(_GEOMETRY).record_bytes))
 
 
-def _published(memory: memoryview, facts: SequenceParams) -> SequenceRecord:
+def _published(memory: memoryview, params: SequenceParams) -> SequenceRecord:
     """A record that was published twice: with one output token, then with two."""
     record = SequenceRecord(memory, _GEOMETRY)
-    record.begin(facts)
+    record.begin(params)
     record.set_block_table([3, 4])
     record.append_token(11)
     record.publish(num_computed_tokens=4)
@@ -41,9 +41,9 @@ def test_a_fresh_record_has_nothing_to_read() -> None:
     assert record.summarize() is None
 
 
-def test_everything_that_was_published_is_read_in_another_mapping(segment: Segment, facts: SequenceParams) -> None:
+def test_everything_that_was_published_is_read_in_another_mapping(segment: Segment, params: SequenceParams) -> None:
     record = segment.record(5)
-    record.begin(facts)
+    record.begin(params)
     record.set_block_table([7, 8])
     record.append_token(99)
     record.publish(num_computed_tokens=4)
@@ -51,7 +51,7 @@ def test_everything_that_was_published_is_read_in_another_mapping(segment: Segme
     snapshot = Segment.open(segment.path).record(5).read()
 
     assert snapshot is not None
-    assert snapshot.facts == facts
+    assert snapshot.params == params
     assert snapshot.output_token_ids == (99,)
     assert snapshot.block_table == (7, 8)
     assert snapshot.num_computed_tokens == 4
@@ -61,7 +61,7 @@ def test_everything_that_was_published_is_read_in_another_mapping(segment: Segme
 
 @settings(deadline=None)  # other processes share the machine
 @given(
-    facts=st.builds(
+    params=st.builds(
         SequenceParams,
         request_id=st.text("0123456789abcdef", min_size=1, max_size=64),
         attempt=st.builds(Attempt, st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1)),
@@ -89,7 +89,7 @@ def test_everything_that_was_published_is_read_in_another_mapping(segment: Segme
             stop_token_ids=st.lists(st.integers(0, 2**31 - 1), max_size=MAX_STOP_TOKEN_IDS).map(tuple),
             min_tokens=st.integers(0, 2**32 - 1),
         ),
-        num_booked_pages=st.integers(0, 2**32 - 1),
+        num_reserved_pages=st.integers(0, 2**32 - 1),
         traceparent=st.text("0123456789abcdef-", max_size=55),
         lane_priority=st.integers(-(2**31), 2**31 - 1),
         rank=st.floats(allow_nan=False),
@@ -98,22 +98,22 @@ def test_everything_that_was_published_is_read_in_another_mapping(segment: Segme
     ),
     output=st.lists(st.integers(0, 2**31 - 1), max_size=50),
 )
-def test_facts_and_tokens_come_back_as_they_were(facts: SequenceParams, output: list[int]) -> None:
+def test_facts_and_tokens_come_back_as_they_were(params: SequenceParams, output: list[int]) -> None:
     memory = _memory()
     record = SequenceRecord(memory, _GEOMETRY)
-    record.begin(facts)
+    record.begin(params)
     for token_id in output:
         record.append_token(token_id)
-        record.publish(num_computed_tokens=len(facts.prompt_token_ids))
-    record.publish(num_computed_tokens=len(facts.prompt_token_ids))
+        record.publish(num_computed_tokens=len(params.prompt_token_ids))
+    record.publish(num_computed_tokens=len(params.prompt_token_ids))
     snapshot = SequenceRecord(memory, _GEOMETRY).read()
     assert snapshot is not None
-    assert (snapshot.facts, snapshot.output_token_ids) == (facts, tuple(output))
+    assert (snapshot.params, snapshot.output_token_ids) == (params, tuple(output))
 
 
-def test_what_is_not_published_is_not_read(facts: SequenceParams) -> None:
+def test_what_is_not_published_is_not_read(params: SequenceParams) -> None:
     memory = _memory()
-    record = _published(memory, facts)
+    record = _published(memory, params)
     record.append_token(13)
     record.append_page(10)
     snapshot = SequenceRecord(memory, _GEOMETRY).read()
@@ -123,10 +123,10 @@ def test_what_is_not_published_is_not_read(facts: SequenceParams) -> None:
 
 
 @pytest.mark.parametrize("damage", ["torn", "flipped"])
-def test_damage_at_any_byte_of_the_newer_header_leaves_the_older_one(facts: SequenceParams, damage: str) -> None:
+def test_damage_at_any_byte_of_the_newer_header_leaves_the_older_one(params: SequenceParams, damage: str) -> None:
     memory = _memory()
     record = SequenceRecord(memory, _GEOMETRY)
-    record.begin(facts)
+    record.begin(params)
     record.append_token(11)
     record.publish(num_computed_tokens=4)
     older = SequenceRecord(memory, _GEOMETRY).read()
@@ -153,9 +153,9 @@ def test_damage_at_any_byte_of_the_newer_header_leaves_the_older_one(facts: Sequ
     assert num_torn > 30
 
 
-def test_another_object_goes_on_where_the_header_stands(facts: SequenceParams) -> None:
+def test_another_object_goes_on_where_the_header_stands(params: SequenceParams) -> None:
     memory = _memory()
-    _published(memory, facts)
+    _published(memory, params)
     receiver = SequenceRecord(memory, _GEOMETRY)
     assert receiver.read() is not None
     receiver.append_token(13)
@@ -163,15 +163,15 @@ def test_another_object_goes_on_where_the_header_stands(facts: SequenceParams) -
     receiver.publish(num_computed_tokens=6)
     snapshot = SequenceRecord(memory, _GEOMETRY).read()
     assert snapshot is not None
-    assert snapshot.facts == facts
+    assert snapshot.params == params
     assert snapshot.output_token_ids == (11, 12, 13)
     assert snapshot.block_table == (3, 4, 9, 20)
     assert snapshot.rng_position == 3
 
 
-def test_reading_does_not_take_back_what_its_writer_has_not_published_yet(facts: SequenceParams) -> None:
+def test_reading_does_not_take_back_what_its_writer_has_not_published_yet(params: SequenceParams) -> None:
     memory = _memory()
-    record = _published(memory, facts)
+    record = _published(memory, params)
     record.append_token(13)
     record.read()
     record.publish(num_computed_tokens=6)
@@ -180,16 +180,16 @@ def test_reading_does_not_take_back_what_its_writer_has_not_published_yet(facts:
     assert snapshot.output_token_ids == (11, 12, 13)
 
 
-def test_a_new_sequence_in_a_used_slot_hides_the_old_one_before_it_is_published(facts: SequenceParams) -> None:
+def test_a_new_sequence_in_a_used_slot_hides_the_old_one_before_it_is_published(params: SequenceParams) -> None:
     memory = _memory()
-    record = _published(memory, facts)
-    record.begin(replace(facts, request_id="f" * 32))
+    record = _published(memory, params)
+    record.begin(replace(params, request_id="f" * 32))
     assert SequenceRecord(memory, _GEOMETRY).read() is None
 
 
-def test_a_cleared_record_has_nothing_to_read_and_may_be_cleared_again(facts: SequenceParams) -> None:
+def test_a_cleared_record_has_nothing_to_read_and_may_be_cleared_again(params: SequenceParams) -> None:
     memory = _memory()
-    record = _published(memory, facts)
+    record = _published(memory, params)
     record.clear()
     record.clear()
     assert SequenceRecord(memory, _GEOMETRY).read() is None
@@ -197,15 +197,15 @@ def test_a_cleared_record_has_nothing_to_read_and_may_be_cleared_again(facts: Se
         record.append_token(1)
 
 
-def test_the_summary_names_request_attempt_and_pages(facts: SequenceParams) -> None:
-    summary = _published(_memory(), facts).summarize()
+def test_the_summary_names_request_attempt_and_pages(params: SequenceParams) -> None:
+    summary = _published(_memory(), params).summarize()
     assert summary is not None
-    assert (summary.request_id, summary.attempt) == (facts.request_id, facts.attempt)
+    assert (summary.request_id, summary.attempt) == (params.request_id, params.attempt)
     assert summary.page_ids.tolist() == [3, 4, 9]
 
 
-def test_a_published_block_table_cannot_change_but_grow(facts: SequenceParams) -> None:
-    record = _published(_memory(), facts)
+def test_a_published_block_table_cannot_change_but_grow(params: SequenceParams) -> None:
+    record = _published(_memory(), params)
     with pytest.raises(ValueError, match="first 3 entries are published"):
         record.set_block_table([3, 5, 9])
     with pytest.raises(ValueError, match="first 3 entries are published"):
@@ -213,17 +213,17 @@ def test_a_published_block_table_cannot_change_but_grow(facts: SequenceParams) -
     record.set_block_table([3, 4, 9, 30])
 
 
-def test_bounds_are_told_with_field_value_and_limit(facts: SequenceParams) -> None:
+def test_bounds_are_told_with_field_value_and_limit(params: SequenceParams) -> None:
     record = SequenceRecord(_memory(), _GEOMETRY)
     with pytest.raises(ValueError, match=r"prompt_token_ids: 257 ids, allowed are 1 to 256"):
-        record.begin(replace(facts, prompt_token_ids=(1,) * 257))
+        record.begin(replace(params, prompt_token_ids=(1,) * 257))
     with pytest.raises(ValueError, match="stop_token_ids: 65 ids, a record holds at most 64"):
-        record.begin(replace(facts, stop=StopRules(1, tuple(range(65)))))
+        record.begin(replace(params, stop=StopRules(1, tuple(range(65)))))
     with pytest.raises(ValueError, match="logit_bias: 301 ids, a record holds at most 300"):
-        record.begin(replace(facts, sampling=SamplingParams(logit_bias=tuple((i, 1.0) for i in range(301)))))
+        record.begin(replace(params, sampling=SamplingParams(logit_bias=tuple((i, 1.0) for i in range(301)))))
     with pytest.raises(ValueError, match=r"request_id .*65 bytes, a record holds at most 64"):
-        record.begin(replace(facts, request_id="x" * 65))
-    record.begin(replace(facts, prompt_token_ids=(1,) * 256))
+        record.begin(replace(params, request_id="x" * 65))
+    record.begin(replace(params, prompt_token_ids=(1,) * 256))
     with pytest.raises(ValueError, match="token log is full"):
         record.append_token(1)
     with pytest.raises(ValueError, match="page 40: this arena has pages 0 to 39"):

@@ -19,21 +19,21 @@ TOKEN_IDS = st.integers(0, 2**31 - 1)
 
 
 @pytest.fixture
-def asking(facts: SequenceParams) -> SequenceParams:
-    return replace(facts, sampling=SamplingParams(logprobs=2))
+def asking(params: SequenceParams) -> SequenceParams:
+    return replace(params, sampling=SamplingParams(logprobs=2))
 
 
 def told_of(index: int) -> TokenLogprobs:
     return TokenLogprobs(index + 100, -index / 8, index + 1, ((index, -0.5), (index + 1, -1.0)))
 
 
-def write(memory: memoryview, facts: SequenceParams, num_tokens: int) -> SequenceRecord:
+def write(memory: memoryview, params: SequenceParams, num_tokens: int) -> SequenceRecord:
     record = SequenceRecord(memory, _GEOMETRY)
-    record.begin(facts)
+    record.begin(params)
     for index in range(num_tokens):
         record.keep_logprobs(index, told_of(index))
         record.append_token(index + 100)
-        record.publish(len(facts.prompt_token_ids) + index)
+        record.publish(len(params.prompt_token_ids) + index)
     return record
 
 
@@ -78,10 +78,10 @@ def test_a_new_sequence_in_a_used_slot_has_none_of_the_old_ones(asking: Sequence
     assert snapshot.output_logprobs == (TokenLogprobs.unknown(7),)
 
 
-def test_a_sequence_that_did_not_ask_has_none(facts: SequenceParams) -> None:
+def test_a_sequence_that_did_not_ask_has_none(params: SequenceParams) -> None:
     memory = fresh_memory()
     record = SequenceRecord(memory, _GEOMETRY)
-    record.begin(facts)
+    record.begin(params)
     record.append_token(7)
     record.publish(4)
     snapshot = record.read()

@@ -60,26 +60,26 @@ def check(log: Log) -> int:
 
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
 def test_every_chunk_is_done_once_and_after_all_of_the_phase_before(num_threads: int) -> None:
-    crew = ThreadTeam(FixedShare(num_threads))
+    team = ThreadTeam(FixedShare(num_threads))
     for num_phases in (1, 2, 500):
         log = new_log(num_phases)
-        crew.run(lambda *place, log=log, n=num_phases: count_phases(log, n, *place), num_rows=8)
+        team.run(lambda *place, log=log, n=num_phases: count_phases(log, n, *place), num_rows=8)
         assert check(log) == (4 * num_threads if num_threads > 1 else 1)
 
 
 def test_the_number_of_threads_may_change_with_every_piece_of_work() -> None:
     numbers = [1, 3, 2, 1, 1, 3, 3, 2]
     share = ChangingShare(list(numbers))
-    crew = ThreadTeam(share)
+    team = ThreadTeam(share)
     for num_threads in numbers:
         log = new_log(50)
-        crew.run(lambda *place, log=log: count_phases(log, 50, *place), num_rows=8)
+        team.run(lambda *place, log=log: count_phases(log, 50, *place), num_rows=8)
         assert check(log) == (4 * num_threads if num_threads > 1 else 1)
         assert share.num_under_way == 0
 
 
 def test_a_thread_that_comes_late_is_not_waited_for_and_finds_nothing_to_do() -> None:
-    crew = ThreadTeam(FixedShare(2))
+    team = ThreadTeam(FixedShare(2))
     may_come, has_come = threading.Event(), threading.Event()
     caller = threading.get_ident()
 
@@ -92,7 +92,7 @@ def test_a_thread_that_comes_late_is_not_waited_for_and_finds_nothing_to_do() ->
 
     logs = [new_log(50) for _ in range(3)]
     for log in logs:
-        crew.run(lambda *place, log=log: work(log, *place), num_rows=8)
+        team.run(lambda *place, log=log: work(log, *place), num_rows=8)
     may_come.set()
     assert has_come.wait(10)
     for log in logs:
@@ -117,7 +117,7 @@ def test_a_chunk_is_taken_by_one_of_many_threads_that_want_it() -> None:
 
 
 def test_a_thread_that_fails_ends_the_work_and_is_waited_for_by_nobody(caplog: pytest.LogCaptureFixture) -> None:
-    crew = ThreadTeam(FixedShare(2))
+    team = ThreadTeam(FixedShare(2))
     caller = threading.get_ident()
     has_taken = threading.Event()
 
@@ -132,7 +132,7 @@ def test_a_thread_that_fails_ends_the_work_and_is_waited_for_by_nobody(caplog: p
             raise MemoryError("no memory for this thread")
 
     with pytest.raises(ThreadTeamFailed):
-        crew.run(work, num_rows=8)
+        team.run(work, num_rows=8)
     assert "no memory for this thread" in caplog.text
 
 

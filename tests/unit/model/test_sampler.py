@@ -53,7 +53,7 @@ def spec_of(
     return SampleSpec(params, index, masked, history if params.has_penalties else None)
 
 
-def may_be_drawn(token_id: int, values: list[float], params: SamplingParams) -> bool:
+def may_be_sampled(token_id: int, values: list[float], params: SamplingParams) -> bool:
     """By the definition, with limits moved by what float32 may lose: a tie with a limit may fall on either side."""
     largest = max(abs(value) for value in values if math.isfinite(value))
     slack = 1e-5 * max(1.0, largest / max(params.temperature, 1e-5))
@@ -84,8 +84,8 @@ def may_be_drawn(token_id: int, values: list[float], params: SamplingParams) -> 
 def test_draws_follow_the_distribution(params: SamplingParams) -> None:
     logits = np.random.default_rng(0).normal(0, 1.5, 9).astype(np.float32)
     count = 4000
-    drawn = [draw(logits, params, index) for index in range(count)]
-    found = np.bincount(drawn, minlength=len(logits))
+    sampled = [draw(logits, params, index) for index in range(count)]
+    found = np.bincount(sampled, minlength=len(logits))
     kept = kept_tokens(logits.tolist(), params)
     expected = np.array([kept.get(token, 0.0) * count for token in range(len(logits))])
     assert found[expected == 0].sum() == 0
@@ -97,7 +97,7 @@ def test_draws_follow_the_distribution(params: SamplingParams) -> None:
 @settings(deadline=None)
 @given(logits=logit_rows, params=st.builds(SamplingParams, **filters), index=indices)
 def test_only_tokens_inside_top_k_top_p_and_min_p_are_drawn(logits: Logits, params: SamplingParams, index: int) -> None:
-    assert may_be_drawn(draw(logits, params, index), logits.tolist(), params)
+    assert may_be_sampled(draw(logits, params, index), logits.tolist(), params)
 
 
 @settings(deadline=None)
@@ -116,7 +116,7 @@ def test_bias_penalties_and_mask_change_the_logits_as_the_definition_says(
     before = logits.copy()
     (token_id,) = sample_rows(logits, [spec_of(params, index, prompt, output, masked)])
     values = adjusted_logits(logits[0], params, prompt, output, masked)
-    assert may_be_drawn(token_id, values, params)
+    assert may_be_sampled(token_id, values, params)
     assert token_id not in masked
     np.testing.assert_array_equal(logits, before)
 
@@ -240,8 +240,8 @@ def test_the_greatest_uniform_number_draws_the_last_token_with_any_weight(
 def test_of_equal_logits_the_lower_id_is_kept() -> None:
     logits = np.zeros(600, np.float32)
     logits[:300] = -0.0  # equal to zero
-    drawn = {draw(logits, SamplingParams(top_k=3, seed=1), index) for index in range(50)}
-    assert drawn == {0, 1, 2}
+    sampled = {draw(logits, SamplingParams(top_k=3, seed=1), index) for index in range(50)}
+    assert sampled == {0, 1, 2}
     assert draw(logits, SamplingParams(0.0), 0) == 0
 
 

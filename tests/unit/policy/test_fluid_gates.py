@@ -57,7 +57,7 @@ def test_wait_waits_for_no_share_while_arrivals_vary_much() -> None:
             gate.decide(view([member(f"a{second}-{n}", 10.0, since_s=second) for n in range(150)], [], 0), second)
         gate.decide(view([], [], 64), 30.0)
         decision = gate.decide(view([member("b", 10.0, since_s=30)], [member("r", 10.0, 3)], 64), 30.1)
-        assert bool(list(decision.resting)) == is_held
+        assert bool(list(decision.paused)) == is_held
 
 
 def joined_a_step(pool: int, num_steps: int, silent: int = 0) -> list[int]:
@@ -92,9 +92,9 @@ def test_wait_waits_for_no_more_than_there_is_room_for() -> None:
     for second in range(3):
         gate.decide(BatchView(arrivals[50 * second : 50 * second + 50], [], 0, 6450, 6450), second + 1.0)
     three = [member(f"b{n}", 10.0, since_s=3.0) for n in range(3)]
-    for num_running, num_resting in ((54, 0), (40, 40)):
+    for num_running, num_paused in ((54, 0), (40, 40)):
         batch = [member(f"r{n}", 10.0, 1) for n in range(num_running)]
-        assert len(list(gate.decide(BatchView(three, batch, 64, 6450, 6450), 3.1).resting)) == num_resting
+        assert len(list(gate.decide(BatchView(three, batch, 64, 6450, 6450), 3.1).paused)) == num_paused
 
 
 def test_wait_lets_no_more_into_the_batch_than_fill_the_pages() -> None:
@@ -117,8 +117,8 @@ def test_types_are_told_apart_by_prompt_and_each_has_a_share_of_its_own() -> Non
     running = [member("r", 10.0, 3)]
     gate.decide(view([], running, 64), 6.0)
     short, long = ([Member(f"new{size}-{n}", size, 0, 6.0, 10.0) for n in range(6)] for size in (100, 900))
-    assert list(gate.decide(view(short, running, 64), 6.1).resting) == [0]
-    assert list(gate.decide(view([*short, *long], running, 64), 6.2).resting) == []
+    assert list(gate.decide(view(short, running, 64), 6.1).paused) == [0]
+    assert list(gate.decide(view([*short, *long], running, 64), 6.2).paused) == []
 
 
 def test_without_predictions_wait_reckons_with_the_answers_that_have_ended() -> None:
@@ -178,7 +178,7 @@ def test_a_segment_runs_only_if_the_one_before_it_does() -> None:
     no more."""
     batch = [member(f"m{n}", None, num_emitted) for n, num_emitted in enumerate((15, 15, 10))]
     held = nested_gate(20).decide(view([member("b", None, since_s=3.0)], batch, 64), 3.1)
-    assert (list(held.joining), sorted(held.resting)) == ([], [0, 1, 2])
+    assert (list(held.joining), sorted(held.paused)) == ([], [0, 1, 2])
 
 
 def test_nested_wait_waits_for_nobody_while_arrivals_vary_much() -> None:

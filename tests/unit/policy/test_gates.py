@@ -53,14 +53,14 @@ def test_wait_holds_the_batch_until_a_types_share_waits_or_its_time_is_over() ->
     running = [member("r", 10.0, 3)]
     four, five = [member(f"b{n}", 10.0) for n in range(4)], [member(f"b{n}", 10.0) for n in range(5)]
     held = gate.decide(view(four, running, 64), 1.1)
-    assert (list(held.joining), list(held.resting)) == ([], [0])
+    assert (list(held.joining), list(held.paused)) == ([], [0])
     assert gate.next_deadline_s == pytest.approx(1.6)
     started = gate.decide(view(five, running, 64), 1.2)
-    assert (list(started.joining), list(started.resting)) == ([0, 1, 2, 3, 4], [])
+    assert (list(started.joining), list(started.paused)) == ([0, 1, 2, 3, 4], [])
     gate.decide(view(four, running, 64), 1.3)
     assert gate.next_deadline_s == pytest.approx(1.8)
     late = gate.decide(view(four, running, 64), 1.8)
-    assert list(late.resting) == []
+    assert list(late.paused) == []
     assert gate.next_deadline_s is None
     gate.decide(view(four, running, 64), 1.9)
     assert gate.next_deadline_s == pytest.approx(2.4), "the next step may be held as long"
@@ -151,38 +151,38 @@ def test_a_sequence_at_the_end_of_a_segment_rests_until_the_next_has_room() -> N
     gate.decide(BatchView([member("w", None, since_s=0.5)], [], 0, 400, 400), 0.5)
     at_the_end = [member(f"m{n}", None, 10) for n in range(4)]
     decision = gate.decide(BatchView([], at_the_end, 64, 400, 400), 2.0)
-    assert sorted(decision.resting) == [2, 3]
+    assert sorted(decision.paused) == [2, 3]
 
 
 def test_srtf_computes_those_with_least_left_whether_they_run_or_wait() -> None:
     running = [member("long", 100.0, 10), member("short", 50.0, 30)]
     decision = gate_of("srtf").decide(view([member("new", 60.0)], running, 2), 1.0)
-    assert (list(decision.joining), list(decision.resting)) == ([0], [0])
+    assert (list(decision.joining), list(decision.paused)) == ([0], [0])
 
 
 def test_srtf_counts_what_is_left_and_not_what_was_predicted() -> None:
     """Of 100 tokens 60 are written: 40 are left, fewer than the newcomer's 50."""
     decision = gate_of("srtf").decide(view([member("new", 50.0)], [member("old", 100.0, 60)], 1), 1.0)
-    assert (list(decision.joining), list(decision.resting)) == ([], [])
+    assert (list(decision.joining), list(decision.paused)) == ([], [])
 
 
 def test_srtf_counts_a_rest_once_however_long_it_is() -> None:
-    gate = gate_of("srtf", max_rests=2, max_rest_s=100)
+    gate = gate_of("srtf", max_pauses=2, max_pause_s=100)
     old, short = member("old", 100.0, 5), member("short", 9.0, 5)
     for step in range(5):
-        assert list(gate.decide(view([], [old, short], 1), step / 10).resting) == [0]
-    assert list(gate.decide(view([], [old], 1), 0.6).resting) == []
-    assert list(gate.decide(view([], [old, short], 1), 0.7).resting) == [0], "its second rest"
-    assert list(gate.decide(view([], [old], 1), 0.8).resting) == []
-    assert list(gate.decide(view([], [old, short], 1), 0.9).resting) == [1], "it had two"
+        assert list(gate.decide(view([], [old, short], 1), step / 10).paused) == [0]
+    assert list(gate.decide(view([], [old], 1), 0.6).paused) == []
+    assert list(gate.decide(view([], [old, short], 1), 0.7).paused) == [0], "its second rest"
+    assert list(gate.decide(view([], [old], 1), 0.8).paused) == []
+    assert list(gate.decide(view([], [old, short], 1), 0.9).paused) == [1], "it had two"
 
 
 def test_srtf_forgets_who_has_left_the_batch() -> None:
-    gate = gate_of("srtf", max_rests=1, max_rest_s=100)
+    gate = gate_of("srtf", max_pauses=1, max_pause_s=100)
     batch = [member("old", 100.0, 5), member("short", 9.0, 5)]
-    assert list(gate.decide(view([], batch, 1), 0.1).resting) == [0]
+    assert list(gate.decide(view([], batch, 1), 0.1).paused) == [0]
     gate.decide(view([], [], 1), 0.2)
-    assert list(gate.decide(view([], batch, 1), 0.3).resting) == [0], "another of the same name"
+    assert list(gate.decide(view([], batch, 1), 0.3).paused) == [0], "another of the same name"
 
 
 def test_srtf_lets_in_who_brings_its_pages_behind_one_that_lacks_some() -> None:
@@ -196,25 +196,25 @@ def test_srtf_lets_in_who_brings_its_pages_behind_one_that_lacks_some() -> None:
 def test_srtf_never_stops_a_sequence_late_in_its_life() -> None:
     """0.8 of 1,000 predicted tokens: at 800 it runs to its end, at 799 it may be stopped."""
     newcomer = [member("new", 60.0, since_s=-100.0)]
-    assert list(gate_of("srtf").decide(view(newcomer, [member("old", 1000.0, 800)], 1), 1.0).resting) == []
-    assert list(gate_of("srtf").decide(view(newcomer, [member("old", 1000.0, 799)], 1), 1.0).resting) == [0]
+    assert list(gate_of("srtf").decide(view(newcomer, [member("old", 1000.0, 800)], 1), 1.0).paused) == []
+    assert list(gate_of("srtf").decide(view(newcomer, [member("old", 1000.0, 799)], 1), 1.0).paused) == [0]
 
 
 def test_srtf_stops_a_sequence_a_bounded_number_of_times_and_for_a_bounded_time() -> None:
-    gate = gate_of("srtf", max_rests=1, max_rest_s=5)
+    gate = gate_of("srtf", max_pauses=1, max_pause_s=5)
     old, other = member("old", 100.0, 5, since_s=1.0), member("other", 50.0, 5, since_s=1.0)
-    assert list(gate.decide(view([], [old, other], 1), 2.0).resting) == [0]
-    assert list(gate.decide(view([], [old, other], 1), 5.9).resting) == [0]
-    assert list(gate.decide(view([], [old, other], 1), 6.0).resting) == [1]
-    assert list(gate.decide(view([member("new", 5.0, since_s=6.0)], [old], 1), 6.1).resting) == []
+    assert list(gate.decide(view([], [old, other], 1), 2.0).paused) == [0]
+    assert list(gate.decide(view([], [old, other], 1), 5.9).paused) == [0]
+    assert list(gate.decide(view([], [old, other], 1), 6.0).paused) == [1]
+    assert list(gate.decide(view([member("new", 5.0, since_s=6.0)], [old], 1), 6.1).paused) == []
 
 
 def test_srtf_stops_nobody_for_a_lower_lane_or_for_one_that_finds_no_pages() -> None:
     urgent, short = member("urgent", 100.0, 5, lane=1), member("short", 5.0)
-    assert list(gate_of("srtf").decide(view([short], [urgent], 1), 1.0).resting) == []
+    assert list(gate_of("srtf").decide(view([short], [urgent], 1), 1.0).paused) == []
     large = Member("large", 500, 0, 0.0, 5.0, 0, num_missing_tokens=500)
     decision = gate_of("srtf").decide(view([large], [member("old", 100.0, 5)], 1, free=499), 1.0)
-    assert (list(decision.joining), list(decision.resting)) == ([], [])
+    assert (list(decision.joining), list(decision.paused)) == ([], [])
 
 
 def test_wasted_memory_access_is_that_of_the_paper() -> None:

@@ -35,7 +35,7 @@ def test_a_predictor_comes_back_as_it_was(kind: Kind, tmp_path: Path) -> None:
     prompts, _ = prompts_and_lengths(TABLE, 30, noise=0.0, seed=4)
     np.testing.assert_array_equal(loaded.predict(prompts).scores, made.predict(prompts).scores)
     np.testing.assert_array_equal(loaded.predict(prompts).output_tokens, made.predict(prompts).output_tokens)
-    assert loaded.facts == made.facts
+    assert loaded.info == made.info
     assert list(tmp_path.iterdir()) == [tmp_path / "p.npz"]
 
 

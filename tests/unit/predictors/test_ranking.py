@@ -140,4 +140,4 @@ def test_a_smaller_table_gives_nearly_the_same_scores() -> None:
 
 def test_a_forest_can_be_trained_instead() -> None:
     samples = samples_of(TABLE, 200, noise=0.3)
-    assert train_predictor(TABLE, samples, "m", "forest").facts.held_out_tau > 0.2
+    assert train_predictor(TABLE, samples, "m", "forest").info.held_out_tau > 0.2

@@ -48,8 +48,8 @@ class Keeping:
     async def start(self) -> "Keeping":
         self.bucket = await self._hub.connect().bucket(SUBJECTS.configuration_bucket, durable=True)
         source = None if self._path is None else LimitsSource(self._path)
-        book = EffectiveLimits(make_limits(), self._policy)
-        self.keeper = LimitsKeeper(book, source, self.bucket, self._epoch, look_s=0.02)
+        reservations = EffectiveLimits(make_limits(), self._policy)
+        self.keeper = LimitsKeeper(reservations, source, self.bucket, self._epoch, look_s=0.02)
         await self.keeper.load()
         self.keeper.attach(lambda: self.told.append("limits"), lambda: self.told.append("policy"))
         await self.keeper.publish()
@@ -62,7 +62,7 @@ class Keeping:
             await asyncio.wait([self._task])
 
     def weight(self) -> float:
-        return self.keeper.rulebook.limits.tenants_by_name["acme"].weight
+        return self.keeper.effective_limits.limits.tenants_by_name["acme"].weight
 
     async def published(self, key: str) -> Written:
         entry = await self.bucket.get(key)
@@ -82,7 +82,7 @@ class Served:
         self._servers = [make_server([ErrorGuard()]) for _ in self._components]
         addresses = []
         for server, component in zip(self._servers, self._components, strict=True):
-            scheduling_pb2_grpc.add_SchedulingServicer_to_server(SchedulingServicer(component.try_desk), server)
+            scheduling_pb2_grpc.add_SchedulingServicer_to_server(SchedulingServicer(component.try_admin), server)
             addresses.append(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
             await server.start()
         self._addresses = addresses

@@ -45,7 +45,7 @@ class MiniFleet:
             tenant_order=tenant_order,
             max_prefills=10**6,
             max_prefill_tokens=10**9,
-            slot_overbooking=0.0,
+            slot_overcommit=0.0,
             gather_s=0.0,
         )
         self.clock = ManualClock(100.0)

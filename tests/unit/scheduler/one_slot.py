@@ -5,7 +5,7 @@ from tests.unit.scheduler.rig import Rig, make_worker
 from weir.scheduling.limits.core_limits import CoreLimits, LaneLimits
 
 LANES = (LaneLimits("high", 100, 60.0), LaneLimits("middle", 100, 60.0), LaneLimits("low", 100, 60.0))
-LIMITS = CoreLimits(lanes=LANES, default_lane="high", slot_overbooking=0.0)
+LIMITS = CoreLimits(lanes=LANES, default_lane="high", slot_overcommit=0.0)
 
 
 def busy_rig(limits: CoreLimits = LIMITS) -> Rig:

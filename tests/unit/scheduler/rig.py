@@ -26,7 +26,7 @@ LANES = (LaneLimits("interactive", 100, 20.0), LaneLimits("standard", 100, 30.0)
 
 def make_limits(**changes: float) -> CoreLimits:
     """Decode slots are not overbooked unless it says so."""
-    values = {"max_prefills": 4, "max_prefill_tokens": 256, "slot_overbooking": 0.0} | changes
+    values = {"max_prefills": 4, "max_prefill_tokens": 256, "slot_overcommit": 0.0} | changes
     return CoreLimits(lanes=LANES, **values)  # type: ignore[arg-type]
 
 

@@ -258,12 +258,12 @@ class SimulatedSystem:
         worker = self.workers_ever[grant.placement.decode_worker_id]
         mine = [p for p in self.grants.values() if p.decode_worker_id == worker.worker_id]
         on_host = [p for p in self.grants.values() if self.workers_ever[p.decode_worker_id].host_id == worker.host_id]
-        num_pages = sum(p.num_booked_pages for p in on_host)
+        num_pages = sum(p.num_reserved_pages for p in on_host)
         if self._is_plain:
             assert len(mine) <= worker.max_num_seqs
             assert num_pages <= worker.num_arena_pages
         else:
-            assert len(mine) <= worker.max_num_seqs + ceil(worker.max_num_seqs * self.limits.slot_overbooking)
+            assert len(mine) <= worker.max_num_seqs + ceil(worker.max_num_seqs * self.limits.slot_overcommit)
             assert num_pages <= 2 * worker.num_arena_pages
 
 

@@ -13,8 +13,8 @@ def test_a_request_is_queued_and_granted_with_its_booking() -> None:
     placement = rig.placement("a")
     assert (placement.prefill_worker_id, placement.prefill_address) == ("p", "address-of-p")
     assert (placement.decode_worker_id, placement.decode_address) == ("d", "address-of-d")
-    assert (placement.dispatch, placement.num_booked_pages) == (1, 4)
-    assert (rig.metric("granted"), rig.metric("booked_pages"), rig.metric("queued")) == (1, 4, 0)
+    assert (placement.dispatch, placement.num_reserved_pages) == (1, 4)
+    assert (rig.metric("granted"), rig.metric("reserved_pages"), rig.metric("queued")) == (1, 4, 0)
 
 
 def test_a_grant_says_how_urgent_its_lane_is() -> None:
@@ -115,7 +115,7 @@ def test_a_submit_after_the_end_is_refused_and_a_finish_may_come_twice() -> None
     rig.finish("a")
     rig.finish("a")
     assert not rig.submit("a").queued
-    assert (rig.metric("ended_finished_total"), rig.metric("booked_pages")) == (1, 0)
+    assert (rig.metric("ended_finished_total"), rig.metric("reserved_pages")) == (1, 0)
 
 
 def test_while_gathering_requests_wait_and_afterwards_those_of_unknown_models_are_given_up() -> None:

@@ -101,8 +101,8 @@ class _Restarts:
         await self.store.restore()
 
     def left(self) -> tuple[float, float]:
-        figures = self.core.tenant_figures()
-        return figures["a"]["requests_left"], figures["b"]["tokens_left"]
+        metrics = self.core.tenant_metrics()
+        return metrics["a"]["requests_left"], metrics["b"]["tokens_left"]
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def test_what_its_gateway_runs_replaces_the_booking_of_the_same_dispatch_before_
     rig.core.grant_answered("a", mine, accepted=False)
     rig.decide()
     assert rig.core.is_granted("a", ELSEWHERE), "the answer was to another grant"
-    assert (rig.metric("granted"), rig.metric("booked_pages"), rig.metric("prefills_in_flight")) == (1, 2, 0)
+    assert (rig.metric("granted"), rig.metric("reserved_pages"), rig.metric("prefills_in_flight")) == (1, 2, 0)
     rig.submit("b")
     assert rig.placement("b").decode_worker_id == "d", "its slot is free"
     rig.finish("a")

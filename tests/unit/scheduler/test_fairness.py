@@ -183,7 +183,7 @@ def test_tenants_that_wait_or_run_keep_their_counters_whatever_other_models_come
     """Seventy models of 64 lanes are more groups of counters than are kept."""
     lanes = tuple(LaneLimits(f"lane{number}", 100, 60.0) for number in range(64))
     tenants = (TenantLimits("a"), TenantLimits("b"))
-    rig = Rig(CoreLimits(lanes=lanes, default_lane="lane0", tenants=tenants, slot_overbooking=0.0))
+    rig = Rig(CoreLimits(lanes=lanes, default_lane="lane0", tenants=tenants, slot_overcommit=0.0))
     others = [f"other{number}" for number in range(70)]
     rig.start(
         *(

@@ -13,7 +13,7 @@ from weir.scheduling.limits.placing_limits import MemoryTestName, PlacingLimits
 
 def make_rig(*lanes: LaneLimits, workers: tuple[WorkerRecord, ...] = (), **changes: float | str | PlacingLimits) -> Rig:
     """Lanes named high and low are enough for most."""
-    values = {"max_prefills": 100, "max_prefill_tokens": 10**6, "slot_overbooking": 0.0} | changes
+    values = {"max_prefills": 100, "max_prefill_tokens": 10**6, "slot_overcommit": 0.0} | changes
     limits = CoreLimits(lanes=lanes, default_lane=lanes[0].name, **values)  # type: ignore[arg-type]
     return Rig(limits).start(*(workers or (make_worker("p", "prefill"), make_worker("d", "decode", seqs=1))))
 
@@ -42,14 +42,14 @@ def test_a_lane_takes_its_guarantee_back_from_less_urgent_borrowers_at_once() ->
     for number in range(4):
         rig.submit(f"high-{number}", "high", prompt=150, max_tokens=10)
     assert rig.granted[10:] == ["high-0", "high-1", "high-2"], "30 of 100 pages, 10 each"
-    assert rig.metric("booked_pages") == 130, "decode workers preempt the borrowers"
+    assert rig.metric("reserved_pages") == 130, "decode workers preempt the borrowers"
 
 
-@pytest.mark.parametrize("memory_test", ["conservative", "past-future"])
-def test_a_guarantee_is_taken_back_whatever_is_expected_of_the_borrowers(memory_test: MemoryTestName) -> None:
+@pytest.mark.parametrize("memory_fit", ["conservative", "past-future"])
+def test_a_guarantee_is_taken_back_whatever_is_expected_of_the_borrowers(memory_fit: MemoryTestName) -> None:
     lanes = lane("high", guaranteed_share=0.3), lane("low")
     limits = CoreLimits(
-        lanes, "high", max_prefills=100, max_prefill_tokens=10**6, placing=PlacingLimits(memory_test=memory_test)
+        lanes, "high", max_prefills=100, max_prefill_tokens=10**6, placing=PlacingLimits(memory_fit=memory_fit)
     )
     rig = Rig(limits).start(*pair(400))
     for number in range(60):
@@ -61,15 +61,15 @@ def test_a_guarantee_is_taken_back_whatever_is_expected_of_the_borrowers(memory_
 
 
 @pytest.mark.parametrize(
-    ("memory_test", "prompt", "first"),
+    ("memory_fit", "prompt", "first"),
     [("aggressive", 16, "low"), ("aggressive", 900, "high"), ("conservative", 16, "high")],
 )
 def test_a_request_is_inside_its_lanes_guarantee_as_it_is_charged(
-    memory_test: MemoryTestName, prompt: int, first: str
+    memory_fit: MemoryTestName, prompt: int, first: str
 ) -> None:
     """The guarantee is 50 pages. Its worst case is 64 pages and more, its prompt 2 pages or 57."""
     lanes = lane("high"), lane("low", guaranteed_share=0.25)
-    placing = PlacingLimits(memory_test=memory_test)
+    placing = PlacingLimits(memory_fit=memory_fit)
     rig = make_rig(*lanes, workers=pair(200, seqs=1), placing=placing)
     rig.submit("running", "high")
     rig.submit("high", "high")
@@ -116,12 +116,12 @@ def test_an_idle_guarantee_is_lent_as_soon_as_its_owner_waits_no_more() -> None:
     assert rig.granted == ["running", "large"]
 
 
-@pytest.mark.parametrize(("memory_test", "starts"), [("conservative", False), ("aggressive", True)])
+@pytest.mark.parametrize(("memory_fit", "starts"), [("conservative", False), ("aggressive", True)])
 def test_a_request_for_more_than_its_lane_ever_gets_is_given_up_and_holds_up_nobody(
-    memory_test: MemoryTestName, starts: bool
+    memory_fit: MemoryTestName, starts: bool
 ) -> None:
     """30 of 100 pages are never lent. It needs 75 to its end, and 7 for its prompt."""
-    lanes, placing = (lane("high", guaranteed_share=0.3), lane("low")), PlacingLimits(memory_test=memory_test)
+    lanes, placing = (lane("high", guaranteed_share=0.3), lane("low")), PlacingLimits(memory_fit=memory_fit)
     rig = make_rig(*lanes, workers=pair(100), lent_share=0.0, placing=placing)
     rig.submit("runs", "high", prompt=1500, max_tokens=10)
     for name, lane_name, max_tokens in (("over", "low", 1100), ("under", "low", 1020), ("owner", "high", 1100)):
@@ -145,7 +145,7 @@ def test_over_its_guarantee_a_lane_that_waits_is_overtaken_by_no_less_urgent_one
 
 
 def test_an_urgent_request_gets_a_slot_at_once_when_all_are_booked_by_less_urgent_ones() -> None:
-    rig = make_rig(lane("high"), lane("low"), workers=pair(1000, seqs=4), slot_overbooking=0.5)
+    rig = make_rig(lane("high"), lane("low"), workers=pair(1000, seqs=4), slot_overcommit=0.5)
     for number in range(6):
         rig.submit(f"low-{number}", "low")
     for number in range(5):
@@ -192,7 +192,7 @@ def test_after_twice_that_time_it_counts_as_two_and_goes_by_when_it_came_to_be_a
 def test_who_may_have_no_more_in_flight_does_not_age_for_others_of_the_lane() -> None:
     """a-1 has waited for long, since its tenant has one in flight, as many as it may; b has come just now."""
     lanes = lane("high"), lane("low", ageing_s=10.0)
-    limits = CoreLimits(lanes, "high", tenants=(TenantLimits("a", max_in_flight=1),), slot_overbooking=0.0)
+    limits = CoreLimits(lanes, "high", tenants=(TenantLimits("a", max_in_flight=1),), slot_overcommit=0.0)
     rig = Rig(limits).start(make_worker("p", "prefill"), make_worker("d", "decode", seqs=2))
     rig.submit("a-0", "low", tenant="a")
     rig.submit("a-1", "low", tenant="a")
@@ -286,12 +286,12 @@ def test_figures_of_lanes_say_what_waits_runs_and_for_how_long() -> None:
     rig.submit("a", "low")
     rig.submit("b", "low")
     rig.run(3)
-    figures = rig.core.lane_figures()
-    assert figures["low"] == {
+    metrics = rig.core.lane_metrics()
+    assert metrics["low"] == {
         "queued": 1.0,
         "in_flight": 1.0,
         "granted_total": 1.0,
         "oldest_wait_s": 3.0,
         "priority": 0.0,
     }
-    assert figures["high"]["queued"] == 0.0
+    assert metrics["high"]["queued"] == 0.0

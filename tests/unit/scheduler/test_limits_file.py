@@ -89,7 +89,7 @@ LANE = "[lanes.standard]\nmax_queued = 1\nmax_wait_s = 1\n"
         ('default_lane = "vip"', "default_lane", "'vip': is none of interactive, standard, batch"),
         ('lane_order = "random"', "lane_order", "'random', must be one of strict, weighted"),
         ("lent_share = 2", "lent_share", "2.0: must be in [0, 1]"),
-        ("slot_overbooking = -1", "slot_overbooking", "-1.0: must be in [0, 10]"),
+        ("slot_overcommit = -1", "slot_overcommit", "-1.0: must be in [0, 10]"),
         ("max_queued = 0", "max_queued", "0: must be in"),
         ("[tenants._]", "tenants._", "tenant '_': a name is"),
         ("[tenants.default]", "file", "tenant default: named 2 times"),

@@ -82,7 +82,7 @@ def test_a_gateway_that_was_only_cut_off_brings_its_requests_back() -> None:
     assert rig.core.is_idle
     rig.say_held()
     rig.decide()
-    assert (rig.metric("granted"), rig.metric("booked_pages")) == (1, 2)
+    assert (rig.metric("granted"), rig.metric("reserved_pages")) == (1, 2)
 
 
 def test_what_its_gateway_does_not_list_for_two_seconds_is_freed() -> None:

@@ -45,8 +45,8 @@ def running(*sequences: tuple[int, int, int], now_s: float = 0.0) -> RunningLeng
     return lengths
 
 
-def use_of(*lengths: RunningLengths, pages: int = 1000, booked: int = 0) -> MemoryUse:
-    return MemoryUse("a", pages, booked, lengths)
+def use_of(*lengths: RunningLengths, pages: int = 1000, reserved: int = 0) -> MemoryUse:
+    return MemoryUse("a", pages, reserved, lengths)
 
 
 def taught(test: PastFuture, *outputs: int) -> PastFuture:
@@ -105,21 +105,21 @@ def test_until_outputs_have_ended_the_worst_is_expected_and_then_what_was_seen()
 
 def test_the_conservative_test_books_the_worst_case() -> None:
     test = Conservative(overcommit=1.0)
-    assert test.fits(use_of(pages=100, booked=68), submit(100, 400), 0.0)
-    assert not test.fits(use_of(pages=100, booked=69), submit(100, 400), 0.0)
-    assert Conservative(2.0).fits(use_of(pages=100, booked=168), submit(100, 400), 0.0)
+    assert test.fits(use_of(pages=100, reserved=68), submit(100, 400), 0.0)
+    assert not test.fits(use_of(pages=100, reserved=69), submit(100, 400), 0.0)
+    assert Conservative(2.0).fits(use_of(pages=100, reserved=168), submit(100, 400), 0.0)
 
 
 def test_the_aggressive_test_looks_at_what_is_held_now() -> None:
-    use = use_of(running((800, 400, 1), (700, 400, 1)), pages=104, booked=150)
+    use = use_of(running((800, 400, 1), (700, 400, 1)), pages=104, reserved=150)
     assert Aggressive().fits(use, submit(100, 400), 0.0)
     assert not Aggressive().fits(use, submit(200, 400), 0.0)
 
 
 def test_past_future_admits_what_the_worst_case_forbids_and_refuses_what_would_overflow() -> None:
-    use = use_of(running(*[(100, 1000, 10)] * 10), pages=125, booked=700)
-    short = taught(PastFuture(PlacingLimits(memory_test="past-future")), 30)
-    long = taught(PastFuture(PlacingLimits(memory_test="past-future")), 900)
+    use = use_of(running(*[(100, 1000, 10)] * 10), pages=125, reserved=700)
+    short = taught(PastFuture(PlacingLimits(memory_fit="past-future")), 30)
+    long = taught(PastFuture(PlacingLimits(memory_fit="past-future")), 900)
     assert short.fits(use, submit(100, 1000), 0.0)
     assert not long.fits(use, submit(100, 1000), 0.0)
     assert not PastFuture(PlacingLimits()).fits(use, submit(100, 1000), 0.0), "nothing is known yet"
@@ -148,7 +148,7 @@ def test_a_refusal_holds_for_larger_requests_until_somebody_comes_or_goes_or_a_q
 
 def test_a_prediction_that_is_trusted_is_the_length() -> None:
     use = use_of(running(*[(100, 1000, 10)] * 10), pages=125)
-    limits = PlacingLimits(memory_test="predicted", memory_reserve=0.0)
+    limits = PlacingLimits(memory_fit="predicted", memory_reserve=0.0)
     test = taught(PastFuture(limits, trusts_predictions=True), 30)
     assert test.fits(use, submit(100, 2000, predicted=30), 0.0)
     assert not test.fits(use, submit(100, 2000, predicted=1900), 0.0)
@@ -193,7 +193,7 @@ def test_columns_stay_with_their_sequences_as_others_leave() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"memory_test": "hope"}, "memory_test 'hope': is none of conservative, aggressive, past-future, predicted"),
+        ({"memory_fit": "hope"}, "memory_fit 'hope': is none of conservative, aggressive, past-future, predicted"),
         ({"router": "north"}, "router 'north': is none of estimated-ttft, least-load, longest-prefix, random"),
         ({"memory_reserve": 1.0}, "memory_reserve 1.0: must be in"),
     ],

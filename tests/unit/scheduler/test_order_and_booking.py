@@ -90,7 +90,7 @@ def test_the_pages_of_a_host_are_shared_by_all_its_decode_workers() -> None:
         rig.submit(name, prompt=60, max_tokens=4)
     assert rig.granted == ["a", "b"]
     assert {rig.placement(name).decode_worker_id for name in ("a", "b")} == {"d1", "d2"}
-    assert rig.metric("booked_pages") == 8
+    assert rig.metric("reserved_pages") == 8
 
 
 def test_with_overcommit_more_pages_are_booked_than_there_are_but_no_request_alone_is_larger_than_the_arena() -> None:
@@ -103,7 +103,7 @@ def test_with_overcommit_more_pages_are_booked_than_there_are_but_no_request_alo
         rig.prefilled(f"r{number}")
     rig.submit("one-too-many", prompt=1, max_tokens=1)
     assert rig.granted == [f"r{number}" for number in range(5)]
-    assert rig.metric("booked_pages") == 25
+    assert rig.metric("reserved_pages") == 25
 
 
 def test_a_prefill_worker_is_given_a_bounded_number_of_prompts_and_tokens() -> None:

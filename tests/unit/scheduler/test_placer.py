@@ -38,8 +38,8 @@ def packed(pages: Sequence[int]) -> bytes:
     return b"".join(page.to_bytes(8, "little") for page in pages)
 
 
-def tell(rig: Rig, memory_id: str, pages: Sequence[int], sequence: int = 0) -> None:
-    rig.core.prefixes_changed(PrefixChanged(memory_id, 1, sequence, None, packed(pages)))
+def tell(rig: Rig, arena_id: str, pages: Sequence[int], sequence: int = 0) -> None:
+    rig.core.prefixes_changed(PrefixChanged(arena_id, 1, sequence, None, packed(pages)))
 
 
 def send(rig: Rig, request_id: str, pages: Sequence[int] = (), **changes: int) -> str:
@@ -162,7 +162,7 @@ def test_where_no_decode_worker_keeps_the_pace_the_one_with_the_most_room_is_tak
 def test_past_future_grants_more_than_the_worst_case_once_it_has_seen_short_outputs() -> None:
     counts = {}
     for name in ("conservative", "past-future"):
-        placing = PlacingLimits(memory_test=name)
+        placing = PlacingLimits(memory_fit=name)
         rig = make_rig(*[replace(one, num_arena_pages=200, max_num_seqs=999) for one in pairs(1)], placing=placing)
         for number in range(200):
             send(rig, f"past{number}", prompt=16, max_tokens=1000)

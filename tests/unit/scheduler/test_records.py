@@ -51,23 +51,23 @@ def test_a_request_waits_as_long_as_its_lane_allows_or_its_client_if_that_is_les
 
 def test_what_was_read_is_waited_for_no_more() -> None:
     """Three prompts of 300 ms each; the first is read, and 100 ms of the second."""
-    book = Reservations()
+    reservations = Reservations()
     requests = []
     for number in range(3):
         request = RequestFactory(LIMITS, make_policy("fcfs"), 0.0).request(
             make_submit(f"r{number}"), "batch", 5.0, 5.0, 16
         )
         request.placement = Placement(1, "p", "p:1", "d", "d:1", 2)
-        request.plan = PlacementPlan(read_ms=300.0)
-        book.add(request, 10.0)
+        request.plan = PlacementPlan(prefill_ms=300.0)
+        reservations.add(request, 10.0)
         requests.append(request)
-    load = book.prefill_load("p")
+    load = reservations.prefill_load("p")
     assert load.queue_ms(10.0) == pytest.approx(900.0)
     assert load.queue_ms(10.2) == pytest.approx(700.0)
-    book.mark_prefilled(requests[0], 10.4)
+    reservations.mark_prefilled(requests[0], 10.4)
     assert load.queue_ms(10.5) == pytest.approx(500.0)
-    book.remove(requests[1], 10.6)
-    book.mark_prefilled(requests[2], 10.7)
+    reservations.remove(requests[1], 10.6)
+    reservations.mark_prefilled(requests[2], 10.7)
     assert load.queue_ms(10.7) == 0.0
 
 
@@ -95,18 +95,18 @@ def test_nobody_is_put_back_by_a_lift() -> None:
 def test_only_what_is_computed_of_a_prompt_is_charged() -> None:
     """90 of 100 tokens are cached; of a prompt that is cached as a whole one token is computed for its logits."""
     for num_cached, charged in ((0, 100.0), (90, 10.0), (100, 1.0)):
-        ledger = RequestTable(LIMITS, make_policy("fcfs"), 0.0)
-        request = ledger.enqueue(make_submit("r", "batch", tenant="paying", prompt=100), 1.0, 100)
+        table = RequestTable(LIMITS, make_policy("fcfs"), 0.0)
+        request = table.enqueue(make_submit("r", "batch", tenant="paying", prompt=100), 1.0, 100)
         request.plan = PlacementPlan(num_cached_tokens=num_cached)
-        ledger.place(request, Placement(1, "p", "p:1", "d", "d:1", 8), 2.0)
-        assert ledger.fairness.group("m", "batch")["paying"] == charged
+        table.place(request, Placement(1, "p", "p:1", "d", "d:1", 8), 2.0)
+        assert table.fairness.group("m", "batch")["paying"] == charged
 
 
 @pytest.mark.parametrize(("is_ahead", "counter"), [(True, 5.0), (False, 100.0)])
 def test_who_waited_before_the_scheduler_changed_keeps_its_place_among_tenants(is_ahead: bool, counter: float) -> None:
     """Whoever comes anew is lifted to the least of those that wait."""
-    ledger = RequestTable(LIMITS, make_policy("fcfs"), 0.0)
-    ledger.fairness.restore({("m", "batch"): {"paying": 5.0, "default": 100.0}}, ["batch"], ["paying", "default"])
-    ledger.enqueue(make_submit("first", "batch", tenant="default"), 1.0, 16, is_ahead=True)
-    ledger.enqueue(make_submit("second", "batch", tenant="paying"), 1.0, 16, is_ahead=is_ahead)
-    assert ledger.fairness.group("m", "batch")["paying"] == counter
+    table = RequestTable(LIMITS, make_policy("fcfs"), 0.0)
+    table.fairness.restore({("m", "batch"): {"paying": 5.0, "default": 100.0}}, ["batch"], ["paying", "default"])
+    table.enqueue(make_submit("first", "batch", tenant="default"), 1.0, 16, is_ahead=True)
+    table.enqueue(make_submit("second", "batch", tenant="paying"), 1.0, 16, is_ahead=is_ahead)
+    assert table.fairness.group("m", "batch")["paying"] == counter

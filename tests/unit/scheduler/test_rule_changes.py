@@ -22,11 +22,11 @@ def test_new_limits_lose_nothing_that_waits_and_keep_its_order() -> None:
     lanes = (LANES[2], LANES[0], LaneLimits("new", 10, 5.0))
     changed = replace(LIMITS, lanes=lanes, tenants=(TenantLimits("a", tokens_per_min=2000),))
     rig.core.set_limits(changed)
-    assert list(rig.core.lane_figures()) == [lane.name for lane in lanes]
+    assert list(rig.core.lane_metrics()) == [lane.name for lane in lanes]
     assert rig.core.check_integrity() == ()
     assert rig.metric("queued") == 5
-    assert rig.core.tenant_figures()["a"]["queued"] == 5
-    used = 2000 - rig.core.tenant_figures()["a"]["tokens_left"]
+    assert rig.core.tenant_metrics()["a"]["queued"] == 5
+    used = 2000 - rig.core.tenant_metrics()["a"]["tokens_left"]
     assert 0 < used <= 5 * 32, "what was used up stays used up"
     # `middle` is no more: its requests wait in the default lane, by when they came.
     assert drain(rig) == ["l0", "l1", "m0", "h0", "m1"]
@@ -53,7 +53,7 @@ def test_limits_of_tenants_that_change_hold_for_what_waits() -> None:
     rig.core.set_limits(replace(limits, tenants=(TenantLimits("a", max_in_flight=2), TenantLimits("b"))))
     rig.decide()
     assert rig.granted == ["a0", "b0", "a1"]
-    counts = {name: (f["queued"], f["in_flight"]) for name, f in rig.core.tenant_figures().items()}
+    counts = {name: (f["queued"], f["in_flight"]) for name, f in rig.core.tenant_metrics().items()}
     assert counts == {"a": (1, 2), "b": (0, 1)}
     rig.core.set_limits(limits)
     rig.finish("a0")
@@ -82,10 +82,10 @@ def test_who_waits_as_a_stranger_belongs_to_the_default_tenant_of_now() -> None:
     """The two change places."""
     rig = busy_rig(replace(LIMITS, tenants=(TenantLimits("a"),), default_tenant=TenantLimits("b")))
     rig.submit("waits", tenant="stranger")
-    assert rig.core.tenant_figures()["b"]["queued"] == 1
+    assert rig.core.tenant_metrics()["b"]["queued"] == 1
     rig.core.set_limits(replace(LIMITS, tenants=(TenantLimits("b"),), default_tenant=TenantLimits("a")))
-    figures = rig.core.tenant_figures()
-    assert (figures["a"]["queued"], figures["b"]["queued"]) == (1, 0)
+    metrics = rig.core.tenant_metrics()
+    assert (metrics["a"]["queued"], metrics["b"]["queued"]) == (1, 0)
 
 
 def test_what_waits_goes_by_arrival_alone_as_soon_as_limits_say_so() -> None:
@@ -156,7 +156,7 @@ def test_what_waits_already_is_served_as_if_the_policy_had_been_there_from_the_s
 
 
 def test_who_waited_before_a_policy_came_gets_a_slot_over_the_number_by_its_rank_under_it() -> None:
-    rig = Rig(replace(LIMITS, slot_overbooking=1.0))
+    rig = Rig(replace(LIMITS, slot_overcommit=1.0))
     for name, predicted in (("long", 500.0), ("short", 5.0), ("middle", 50.0)):
         rig.submit(name, predicted_output_tokens=predicted)
     rig.core.set_policy(make_policy("srtf"))
@@ -182,11 +182,11 @@ def test_a_policy_that_cannot_take_the_queue_leaves_everything_as_it_was() -> No
     rig = busy_rig()
     for number in range(3):
         rig.submit(f"r{number}", tenant=f"t{number}")
-    before = (rig.core.metrics(), rig.core.tenant_figures(), rig.core.tenant_counters())
+    before = (rig.core.metrics(), rig.core.tenant_metrics(), rig.core.tenant_counters())
     broken = Policy("broken", BrokenOrder(), None, None)  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match="no place for r0"):
         rig.core.set_policy(broken)
-    assert (rig.core.metrics(), rig.core.tenant_figures(), rig.core.tenant_counters()) == before
+    assert (rig.core.metrics(), rig.core.tenant_metrics(), rig.core.tenant_counters()) == before
     assert rig.core.policy_name == "fcfs"
     assert rig.core.check_integrity() == ()
     assert drain(rig) == ["r0", "r1", "r2"]

@@ -111,8 +111,8 @@ async def test_gateways_workers_and_the_next_scheduler_find_what_is_in_force(kee
 
     await keeping.stop()
     follower = await keep(limits_path, epoch=2)
-    assert follower.keeper.rulebook.limits == keeping.keeper.rulebook.limits
-    assert str(follower.keeper.rulebook.policy) == "srtf:max_age=0.5"
+    assert follower.keeper.effective_limits.limits == keeping.keeper.effective_limits.limits
+    assert str(follower.keeper.effective_limits.policy) == "srtf:max_age=0.5"
     assert (await follower.published(ACCESS_KEY)).epoch == 2
 
 

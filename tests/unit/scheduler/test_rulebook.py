@@ -22,7 +22,7 @@ isolates_cache = true
 """
 
 
-def rulebook(policy: str = "fcfs") -> EffectiveLimits:
+def effective_limits(policy: str = "fcfs") -> EffectiveLimits:
     return EffectiveLimits(CoreLimits(), policy)
 
 
@@ -31,20 +31,20 @@ def field_of(refused: pytest.ExceptionInfo[InvalidRequest]) -> str:
 
 
 def test_a_file_goes_over_the_flags_and_says_whether_it_is_news() -> None:
-    book = rulebook()
-    assert book.take_file(FILE)
-    assert book.limits.tenants_by_name["acme"].weight == 2
-    assert not book.take_file(FILE)
-    assert book.take_file(FILE + "# a remark\n")
+    reservations = effective_limits()
+    assert reservations.take_file(FILE)
+    assert reservations.limits.tenants_by_name["acme"].weight == 2
+    assert not reservations.take_file(FILE)
+    assert reservations.take_file(FILE + "# a remark\n")
 
 
 def test_a_wrong_file_or_change_leaves_everything_as_it_was() -> None:
-    book = rulebook()
-    book.take_file(FILE)
-    book.change([("tenants.acme.weight", "3")])
-    before = (book.limits, dict(book.overrides), book.file_digest)
+    reservations = effective_limits()
+    reservations.take_file(FILE)
+    reservations.change([("tenants.acme.weight", "3")])
+    before = (reservations.limits, dict(reservations.overrides), reservations.file_digest)
     with pytest.raises(InvalidRequest) as refused:
-        book.take_file(FILE + "wieght = 2\n")
+        reservations.take_file(FILE + "wieght = 2\n")
     assert field_of(refused) == "tenants.acme.wieght"
     for changes, field in (
         ([("tenants.acme.weight", "0")], "tenants.acme"),
@@ -57,26 +57,26 @@ def test_a_wrong_file_or_change_leaves_everything_as_it_was() -> None:
         ([("default_tenant.name", "x")], "default_tenant.name"),
     ):
         with pytest.raises(InvalidRequest) as refused:
-            book.change(changes)
+            reservations.change(changes)
         assert field_of(refused) == field
-    assert (book.limits, dict(book.overrides), book.file_digest) == before
+    assert (reservations.limits, dict(reservations.overrides), reservations.file_digest) == before
 
 
 def test_changes_add_up_until_the_file_says_something_new() -> None:
-    book = rulebook()
-    book.take_file(FILE)
-    book.change([("tenants.acme.weight", "3"), ("lanes.batch.max_queued", "7")])
-    book.change([("tenants.acme.weight", "5"), ("tenants.new.max_in_flight", "1"), ("lane_order", "weighted")])
-    limits = book.limits
+    reservations = effective_limits()
+    reservations.take_file(FILE)
+    reservations.change([("tenants.acme.weight", "3"), ("lanes.batch.max_queued", "7")])
+    reservations.change([("tenants.acme.weight", "5"), ("tenants.new.max_in_flight", "1"), ("lane_order", "weighted")])
+    limits = reservations.limits
     assert limits.tenants_by_name["acme"].weight == 5
     assert limits.tenants_by_name["acme"].requests_per_min == 60
     assert limits.lanes_by_name["batch"].max_queued == 7
     assert limits.tenants_by_name["new"].max_in_flight == 1
     assert limits.lane_order == "weighted"
-    assert book.take_file(FILE.replace("= 60", "= 90"))
-    assert dict(book.overrides) == {}
-    assert book.limits.tenants_by_name["acme"].weight == 2
-    assert "new" not in book.limits.tenants_by_name
+    assert reservations.take_file(FILE.replace("= 60", "= 90"))
+    assert dict(reservations.overrides) == {}
+    assert reservations.limits.tenants_by_name["acme"].weight == 2
+    assert "new" not in reservations.limits.tenants_by_name
 
 
 def test_values_are_toml_and_a_word_needs_no_quotes() -> None:
@@ -87,35 +87,35 @@ def test_values_are_toml_and_a_word_needs_no_quotes() -> None:
 
 @given(st.floats(0.001, 1000), st.integers(0, 10**6), st.booleans())
 def test_limits_in_force_written_as_a_file_are_the_same_limits(weight: float, bound: int, isolates: bool) -> None:
-    book = rulebook()
-    book.change(
+    reservations = effective_limits()
+    reservations.change(
         [
             ("tenants.a-b.weight", repr(weight)),
             ("tenants.a-b.max_queued", str(bound)),
             ("default_tenant.isolates_cache", str(isolates).lower()),
         ]
     )
-    again = rulebook()
-    again.take_file(book.toml)
-    assert again.limits == book.limits
+    again = effective_limits()
+    again.take_file(reservations.toml)
+    assert again.limits == reservations.limits
 
 
 def test_the_next_scheduler_goes_on_with_changes_of_the_same_file_and_policy() -> None:
-    first = rulebook("ltr")
+    first = effective_limits("ltr")
     first.take_file(FILE)
     first.change([("tenants.acme.weight", "3")])
     first.choose_policy("srtf")
     kept = decode(LimitsInForce, encode(first.limits_in_force(7)))
     choice = decode(PolicyChoice, encode(first.policy_choice(7)))
 
-    same = rulebook("ltr")
+    same = effective_limits("ltr")
     same.take_file(FILE)
     same.go_on_from(kept, has_read_file=True)
     same.go_on_with(choice)
     assert same.limits == first.limits
     assert str(same.policy) == "srtf"
 
-    changed = rulebook("edf")
+    changed = effective_limits("edf")
     changed.take_file(FILE.replace("= 60", "= 90"))
     changed.go_on_from(kept, has_read_file=True)
     changed.go_on_with(choice)
@@ -124,10 +124,10 @@ def test_the_next_scheduler_goes_on_with_changes_of_the_same_file_and_policy() -
 
 
 def test_beside_a_faulty_file_the_next_scheduler_goes_on_from_the_last_right_one() -> None:
-    first = rulebook()
+    first = effective_limits()
     first.take_file(FILE)
     first.change([("tenants.acme.weight", "3")])
-    second = rulebook()
+    second = effective_limits()
     second.go_on_from(first.limits_in_force(7), has_read_file=False)
     assert second.limits == first.limits
     assert second.file_digest == first.file_digest
@@ -135,7 +135,7 @@ def test_beside_a_faulty_file_the_next_scheduler_goes_on_from_the_last_right_one
 
 def test_changes_without_a_file_are_not_taken_up_where_there_is_one_now() -> None:
     kept = LimitsInForce(7, "", b"", (LimitsOverride("tenants.acme.weight", "3"),))
-    alone, filed = rulebook(), rulebook()
+    alone, filed = effective_limits(), effective_limits()
     alone.go_on_from(kept, has_read_file=True)
     filed.take_file(FILE)
     filed.go_on_from(kept, has_read_file=True)
@@ -143,9 +143,9 @@ def test_changes_without_a_file_are_not_taken_up_where_there_is_one_now() -> Non
 
 
 def test_gateways_are_told_digests_lanes_and_the_default_tenant() -> None:
-    book = rulebook()
-    book.take_file(FILE + "\n[default_tenant]\nlanes = ['standard']\n")
-    rules = decode(AccessRules, encode(book.access_rules(9)))
+    reservations = effective_limits()
+    reservations.take_file(FILE + "\n[default_tenant]\nlanes = ['standard']\n")
+    rules = decode(AccessRules, encode(reservations.access_rules(9)))
     assert (rules.epoch, rules.default_lane, rules.default_tenant) == (9, "standard", "default")
     assert rules.lanes == ("interactive", "standard", "batch")
     acme, default = rules.tenants
@@ -156,43 +156,43 @@ def test_gateways_are_told_digests_lanes_and_the_default_tenant() -> None:
 
 def test_more_keys_than_a_message_holds_are_refused_before_anything_changes() -> None:
     digests = ", ".join(f'"{number:064x}"' for number in range(40_000))
-    book = rulebook()
+    reservations = effective_limits()
     with pytest.raises(InvalidRequest, match="too many tenants and keys for one message"):
-        book.take_file(f"[tenants.acme]\napi_key_digests = [{digests}]\n")
-    assert book.limits == CoreLimits()
+        reservations.take_file(f"[tenants.acme]\napi_key_digests = [{digests}]\n")
+    assert reservations.limits == CoreLimits()
 
 
 def test_changes_that_the_next_scheduler_could_not_read_are_refused_before_anything_changes() -> None:
-    book = rulebook()
-    book.change([("lanes.batch.weight", "2")])
+    reservations = effective_limits()
+    reservations.change([("lanes.batch.weight", "2")])
     digests = ", ".join(f'"{number:064x}"' for number in range(16))
     with pytest.raises(InvalidRequest, match="put it into the limits file") as refused:
-        book.change([("tenants.acme.api_key_digests", f"[{digests}]")])
+        reservations.change([("tenants.acme.api_key_digests", f"[{digests}]")])
     assert field_of(refused) == "tenants.acme.api_key_digests"
     many = [(f"tenants.t{number:04}.weight", "2 # " + "x" * 1000) for number in range(1000)]
     with pytest.raises(InvalidRequest, match="too many changes at run time"):
-        book.change(many)
-    assert dict(book.overrides) == {"lanes.batch.weight": "2"}
-    kept = decode(LimitsInForce, encode(book.limits_in_force(7)))
-    follower = rulebook()
+        reservations.change(many)
+    assert dict(reservations.overrides) == {"lanes.batch.weight": "2"}
+    kept = decode(LimitsInForce, encode(reservations.limits_in_force(7)))
+    follower = effective_limits()
     follower.go_on_from(kept, has_read_file=True)
-    assert follower.limits == book.limits
+    assert follower.limits == reservations.limits
 
 
 @pytest.mark.parametrize("value", ["9" * 400, "9" * 5000, "[" * 2000], ids=["too large", "too long", "too deep"])
 def test_a_value_that_python_cannot_take_is_refused_as_any_other(value: str) -> None:
-    book = rulebook()
+    reservations = effective_limits()
     with pytest.raises(InvalidRequest):
-        book.take_file(f"[tenants.acme]\nweight = {value}\n")
+        reservations.take_file(f"[tenants.acme]\nweight = {value}\n")
     with pytest.raises(InvalidRequest):
-        book.change([("tenants.acme.weight", value)])
-    assert book.limits == CoreLimits()
+        reservations.change([("tenants.acme.weight", value)])
+    assert reservations.limits == CoreLimits()
 
 
 @pytest.mark.parametrize("value", ['"sk-secret"', '["sk-secret"]', "[1234567890]"])
 def test_a_key_that_stands_where_its_digest_should_is_not_repeated(value: str) -> None:
     with pytest.raises(InvalidRequest, match="api_key_digests") as refused:
-        rulebook().take_file(f"[tenants.acme]\napi_key_digests = {value}\n")
+        effective_limits().take_file(f"[tenants.acme]\napi_key_digests = {value}\n")
     assert value.strip('[]"') not in refused.value.message
 
 
@@ -204,7 +204,7 @@ def test_a_policy_is_written_as_it_is_read(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "nonsense", "fcfs:x=1", "srtf:max_age=nan", "srtf:max_age"])
 def test_a_policy_that_cannot_be_is_refused_and_changes_nothing(text: str) -> None:
-    book = rulebook("ltr")
+    reservations = effective_limits("ltr")
     with pytest.raises(ValueError, match="policy"):
-        book.choose_policy(text)
-    assert str(book.policy) == "ltr"
+        reservations.choose_policy(text)
+    assert str(reservations.policy) == "ltr"

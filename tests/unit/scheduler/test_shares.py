@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from weir.scheduling.accounting.shares import guaranteed_pages, pages_open_to
 from weir.scheduling.limits.core_limits import CoreLimits, LaneLimits
-from weir.scheduling.workers.slots import Seat, slot_bound
+from weir.scheduling.workers.slots import PriorityKey, slot_bound
 
 
 def make_limits(*shares: float, lent_share: float = 1.0) -> CoreLimits:
@@ -76,8 +76,8 @@ def test_an_owner_inside_its_guarantee_gets_it_unless_the_more_urgent_have_it(
         assert opened <= max(num_free, owed, 0)
 
 
-def has_slot(seat: Seat, seats: list[Seat], max_num_seqs: int, slot_overbooking: float) -> bool:
-    return seat < slot_bound(seats, max_num_seqs, slot_overbooking)
+def has_slot(priority: PriorityKey, priorities: list[PriorityKey], max_num_seqs: int, slot_overcommit: float) -> bool:
+    return priority < slot_bound(priorities, max_num_seqs, slot_overcommit)
 
 
 def test_all_slots_booked_a_more_urgent_request_still_gets_one() -> None:

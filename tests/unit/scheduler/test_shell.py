@@ -34,12 +34,12 @@ async def test_a_request_is_granted_finished_and_leaves_nothing(stack: Stack) ->
     grant = gateway.grants[0]
     assert reply.queued
     assert (grant.request_id, grant.epoch) == ("a", reply.epoch)
-    assert (grant.placement.prefill_address, grant.placement.num_booked_pages) == ("address-of-p", 2)
+    assert (grant.placement.prefill_address, grant.placement.num_reserved_pages) == ("address-of-p", 2)
     await gateway.finish("a")
     description = scheduler.describe()
     assert description.integrity_errors == ()
     metrics = description.metrics
-    assert (metrics["granted"], metrics["booked_pages"], metrics["is_leader"]) == (0, 0, 1)
+    assert (metrics["granted"], metrics["reserved_pages"], metrics["is_leader"]) == (0, 0, 1)
     assert (metrics["submitted_total"], metrics["ended_finished_total"], metrics["messages_under_way"]) == (1, 1, 0)
 
 
@@ -84,9 +84,9 @@ async def test_a_worker_that_takes_its_record_back_gets_nothing_new_at_once_and_
     await eventually(lambda: scheduler.describe().metrics["workers"] == 1)
     reply = await gateway.submit("b")
     assert reply.reason is RefusalReason.NO_WORKER
-    assert scheduler.describe().metrics["booked_pages"] == 2
+    assert scheduler.describe().metrics["reserved_pages"] == 2
     await gateway.finish("a")
-    await eventually(lambda: scheduler.describe().metrics["booked_pages"] == 0)
+    await eventually(lambda: scheduler.describe().metrics["reserved_pages"] == 0)
     assert gateway.ends == {"b": "refused", "a": "finished"}
 
 

@@ -51,12 +51,12 @@ def test_a_dead_worker_is_forgotten_with_its_last_booking_and_its_gateways_death
     del rig.workers["d"]
     rig.core.worker_gone("d")
     rig.run(20)
-    assert rig.metric("booked_pages") == 2
+    assert rig.metric("reserved_pages") == 2
     if says_it_ended:
         rig.finish("a", Outcome.FAILED)
     else:
         rig.run(rig.limits.gateway_ttl_s + 0.5, silent=["g"])
-    assert (rig.metric("booked_pages"), rig.core.is_idle) == (0, True)
+    assert (rig.metric("reserved_pages"), rig.core.is_idle) == (0, True)
     rig.core.tick()
     assert "d" not in rig.core._workers
 
@@ -103,6 +103,6 @@ def test_an_adopted_grant_whose_worker_never_shows_itself_ends_on_its_gateways_w
     rig.gateways["g"] = [entry]
     rig.start()
     rig.run(20)
-    assert (rig.revoked, rig.metric("booked_pages")) == ({}, 2)
+    assert (rig.revoked, rig.metric("reserved_pages")) == ({}, 2)
     rig.finish("a", Outcome.FAILED)
-    assert rig.metric("booked_pages") == 0
+    assert rig.metric("reserved_pages") == 0

@@ -10,7 +10,7 @@ from weir.scheduling.accounting.reservations import Reservations
 from weir.scheduling.queues.intake import RequestFactory
 from weir.scheduling.request import ScheduledRequest
 from weir.scheduling.workers.pools import WorkerPools
-from weir.scheduling.workers.slots import Seat, Vacancies, slot_bound
+from weir.scheduling.workers.slots import PriorityKey, Vacancies, slot_bound
 from weir.scheduling.workers.workers import Workers
 
 NUM_WORKERS = 3
@@ -22,13 +22,13 @@ class World:
     """Some pairs of workers, whose slots are taken and become free by hand."""
 
     def __init__(self, max_num_seqs: int) -> None:
-        self.book, self.workers = Reservations(), Workers(10.0, 10)
+        self.reservations, self.workers = Reservations(), Workers(10.0, 10)
         for number in range(NUM_WORKERS):
             for role in ("prefill", "decode"):
                 record = make_worker(f"{role}{number}", role, host=f"h{number}", seqs=max_num_seqs)
                 self.workers.put(record, 1, 0.0)
-        self.pools = WorkerPools(self.workers, self.book)
-        self.vacancies = Vacancies(self.pools, self.workers, self.book, OVERBOOKING)
+        self.pools = WorkerPools(self.workers, self.reservations)
+        self.vacancies = Vacancies(self.pools, self.workers, self.reservations, OVERBOOKING)
         self.running: list[ScheduledRequest] = []
         self._num_made = 0
 
@@ -40,18 +40,18 @@ class World:
         request.placement = Placement(
             1, f"prefill{worker}", address, f"decode{worker}", address, 2, request.lane_priority, rank
         )
-        self.book.add(request, 0.0)
+        self.reservations.add(request, 0.0)
         self.running.append(request)
 
     def free(self, number: int) -> None:
         if self.running:
-            self.book.remove(self.running.pop(number % len(self.running)), 0.0)
+            self.reservations.remove(self.running.pop(number % len(self.running)), 0.0)
 
-    def open_by_a_look_at_each(self, seat: Seat) -> set[str]:
+    def open_by_a_look_at_each(self, priority: PriorityKey) -> set[str]:
         return {
-            station.worker_id
-            for station in self.pools.writers("m", "")
-            if seat < slot_bound(station.decode.ranks, station.max_num_seqs, OVERBOOKING)
+            worker_state.worker_id
+            for worker_state in self.pools.decode_workers("m", "")
+            if priority < slot_bound(worker_state.decode.ranks, worker_state.max_num_seqs, OVERBOOKING)
         }
 
 
@@ -75,11 +75,11 @@ def test_open_slots_are_those_that_a_look_at_each_worker_finds(
         slots = world.vacancies.of("m", "")
         for lane_priority in range(3):
             for rank in (0.0, 1.5, 3.0):
-                seat = (-lane_priority, rank)
-                opened = world.open_by_a_look_at_each(seat)
-                assert set(slots.open_to(seat)) == opened
-                assert {i for i in (f"decode{n}" for n in range(NUM_WORKERS)) if slots.is_open(i, seat)} == opened
-                assert (seat < slots.bound) == bool(opened)
+                priority = (-lane_priority, rank)
+                opened = world.open_by_a_look_at_each(priority)
+                assert set(slots.open_to(priority)) == opened
+                assert {i for i in (f"decode{n}" for n in range(NUM_WORKERS)) if slots.is_open(i, priority)} == opened
+                assert (priority < slots.bound) == bool(opened)
 
 
 def test_however_many_moves_there_were_since_no_worker_is_forgotten() -> None:

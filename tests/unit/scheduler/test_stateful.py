@@ -153,7 +153,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         ends = {i: request.ends for gateway in system.gateways.values() for i, request in gateway.requests.items()}
         assert all(len(how) == 1 for how in ends.values()), ends
         metrics = system.core.metrics()
-        for name in ("queued", "granted", "booked_pages", "prefills_in_flight"):
+        for name in ("queued", "granted", "reserved_pages", "prefills_in_flight"):
             assert metrics[name] == 0, (name, metrics)
         assert system.core.is_idle
         assert not system.waiting

@@ -15,7 +15,7 @@ LANES = (LaneLimits("high", 100, 60.0, ttft_slo_ms=500, itl_slo_ms=50), LaneLimi
 
 
 def make_rig(*tenants: TenantLimits, seqs: int = 1) -> Rig:
-    limits = CoreLimits(lanes=LANES, default_lane="high", tenants=tenants, slot_overbooking=0.0)
+    limits = CoreLimits(lanes=LANES, default_lane="high", tenants=tenants, slot_overcommit=0.0)
     return Rig(limits).start(make_worker("p", "prefill", pages=1000), make_worker("d", "decode", pages=1000, seqs=seqs))
 
 
@@ -41,10 +41,10 @@ def test_tokens_are_taken_for_prompt_and_most_that_may_be_answered_and_what_was_
     reply = rig.submit("r2", tenant="a", prompt=100, max_tokens=100)
     assert refusal(reply) == (RefusalReason.QUOTA, 10_001)
     rig.finish("r1", num_output_tokens=50)
-    assert rig.core.tenant_figures()["a"]["tokens_left"] == 450
+    assert rig.core.tenant_metrics()["a"]["tokens_left"] == 450
     assert rig.submit("r3", tenant="a", prompt=100, max_tokens=350).queued
     rig.cancel("r3")
-    assert rig.core.tenant_figures()["a"]["tokens_left"] == 450 - 100, "it had been granted: its prompt was read"
+    assert rig.core.tenant_metrics()["a"]["tokens_left"] == 450 - 100, "it had been granted: its prompt was read"
 
 
 def test_what_is_refused_or_repeated_costs_nothing_and_what_never_ran_is_given_back() -> None:
@@ -53,10 +53,10 @@ def test_what_is_refused_or_repeated_costs_nothing_and_what_never_ran_is_given_b
     rig.submit("r1", tenant="a", prompt=100, max_tokens=100)
     rig.submit("r1", tenant="a", prompt=100, max_tokens=100)
     rig.submit("no-such-lane", "gold", tenant="a")
-    figures = rig.core.tenant_figures()["a"]
-    assert (figures["tokens_left"], figures["requests_left"]) == (400, 99)
+    metrics = rig.core.tenant_metrics()["a"]
+    assert (metrics["tokens_left"], metrics["requests_left"]) == (400, 99)
     rig.cancel("r1")
-    assert rig.core.tenant_figures()["a"]["tokens_left"] == 600
+    assert rig.core.tenant_metrics()["a"]["tokens_left"] == 600
 
 
 def test_a_request_that_was_freed_and_comes_back_pays_again_what_it_was_given_back() -> None:
@@ -64,16 +64,16 @@ def test_a_request_that_was_freed_and_comes_back_pays_again_what_it_was_given_ba
     rig = make_rig(TenantLimits("a", tokens_per_min=600, requests_per_min=60))
     rig.submit("runs", tenant="a", prompt=100, max_tokens=200)
     rig.submit("waits", tenant="a", prompt=50, max_tokens=100)
-    assert rig.core.tenant_figures()["a"]["tokens_left"] == 600 - 300 - 150
+    assert rig.core.tenant_metrics()["a"]["tokens_left"] == 600 - 300 - 150
     rig.run(6, silent=("g",))
     assert rig.core.is_idle
-    assert rig.core.tenant_figures()["a"]["tokens_left"] == 600 - 100 + 60
+    assert rig.core.tenant_metrics()["a"]["tokens_left"] == 600 - 100 + 60
     rig.say_held()
     rig.decide()
-    assert rig.core.tenant_figures()["a"]["tokens_left"] == 600 - 300 - 150 + 60
+    assert rig.core.tenant_metrics()["a"]["tokens_left"] == 600 - 300 - 150 + 60
     rig.cancel("waits")
     rig.finish("runs", num_output_tokens=200)
-    assert rig.core.tenant_figures()["a"]["tokens_left"] == 600 - 300 + 60
+    assert rig.core.tenant_metrics()["a"]["tokens_left"] == 600 - 300 + 60
 
 
 def test_a_request_that_was_freed_and_is_submitted_again_pays_once() -> None:
@@ -82,28 +82,28 @@ def test_a_request_that_was_freed_and_is_submitted_again_pays_once() -> None:
     rig.submit("waits", tenant="a", prompt=50, max_tokens=100)
     rig.run(6, silent=("g",))
     rig.core.submit(make_submit("waits", tenant="a", prompt=50, max_tokens=100))
-    assert rig.core.tenant_figures()["a"]["tokens_left"] == 450
+    assert rig.core.tenant_metrics()["a"]["tokens_left"] == 450
     rig.cancel("waits")
-    assert rig.core.tenant_figures()["a"]["tokens_left"] == 600
+    assert rig.core.tenant_metrics()["a"]["tokens_left"] == 600
 
 
 def test_what_was_given_back_is_remembered_of_as_many_requests_as_of_those_that_are_over() -> None:
     """Two, and none of what got nothing back: r1, which was freed first, comes back for nothing, r2 for its 150 tokens.
     Of those of r3 the bucket had room for 95, since 55 had come into it meanwhile."""
-    limits = CoreLimits(LANES, "high", (TenantLimits("a", tokens_per_min=600),), max_tombstones=2, slot_overbooking=0.0)
+    limits = CoreLimits(LANES, "high", (TenantLimits("a", tokens_per_min=600),), max_tombstones=2, slot_overcommit=0.0)
     rig = Rig(limits).start(make_worker("p", "prefill"), make_worker("d", "decode", seqs=1))
     rig.submit("running")
     for request_id in ("r1", "r2", "r3"):
         rig.submit(request_id, tenant="a", prompt=50, max_tokens=100)
     rig.run(6, silent=("g",))
     rig.say_held()
-    assert rig.core.tenant_figures()["a"]["tokens_left"] == 600 - 150 - 95
+    assert rig.core.tenant_metrics()["a"]["tokens_left"] == 600 - 150 - 95
 
 
 def test_a_request_larger_than_the_bucket_passes_when_it_is_full_and_is_paid_off() -> None:
     rig = make_rig(TenantLimits("a", tokens_per_min=60))
     assert rig.submit("large", tenant="a", prompt=100, max_tokens=20).queued
-    assert rig.core.tenant_figures()["a"]["tokens_left"] == -60
+    assert rig.core.tenant_metrics()["a"]["tokens_left"] == -60
     assert refusal(rig.submit("next", tenant="a", prompt=10, max_tokens=20)) == (RefusalReason.QUOTA, 90_001)
 
 
@@ -136,7 +136,7 @@ def test_what_was_taken_at_a_higher_rate_is_not_paid_off_at_a_lower_one() -> Non
     rig = make_rig(TenantLimits("a", tokens_per_min=1200))
     rig.submit("r1", tenant="a", prompt=200, max_tokens=800)
     with_rate(rig, 20)
-    assert rig.core.tenant_figures()["a"]["tokens_left"] == pytest.approx(200 / 60)
+    assert rig.core.tenant_metrics()["a"]["tokens_left"] == pytest.approx(200 / 60)
     assert rig.core.quota_debts()["a"].tokens_s == pytest.approx(50)
     assert refusal(rig.submit("r2", tenant="a", prompt=10, max_tokens=10)) == (RefusalReason.QUOTA, 50_001)
     rig.run(50.5)
@@ -146,9 +146,9 @@ def test_what_was_taken_at_a_higher_rate_is_not_paid_off_at_a_lower_one() -> Non
 def test_a_higher_rate_gives_its_room_at_once_less_what_was_used_up() -> None:
     rig = make_rig(TenantLimits("a", tokens_per_min=600))
     assert rig.submit("r1", tenant="a", prompt=100, max_tokens=800).queued
-    assert rig.core.tenant_figures()["a"]["tokens_left"] == -300
+    assert rig.core.tenant_metrics()["a"]["tokens_left"] == -300
     with_rate(rig, 1000)
-    assert rig.core.tenant_figures()["a"]["tokens_left"] == 100
+    assert rig.core.tenant_metrics()["a"]["tokens_left"] == 100
     assert rig.submit("r2", tenant="a", prompt=50, max_tokens=50).queued
 
 
@@ -244,4 +244,4 @@ def test_an_unfinished_request_is_given_up_without_learning_from_its_length() ->
     rig = make_rig()
     rig.submit("r1")
     rig.finish("r1", Outcome.FAILED, num_output_tokens=9)
-    assert rig.core.tenant_figures()["default"]["in_flight"] == 0
+    assert rig.core.tenant_metrics()["default"]["in_flight"] == 0

@@ -9,14 +9,14 @@ from weir.sim.memory.page_memory import MemoryIsTight, PlainMemory
 
 def test_pages_go_from_free_to_a_worker_to_another_and_back() -> None:
     memory = PlainMemory(8, 3)
-    lot = memory.try_acquire(1, 5, 1)
-    assert lot is not None
-    assert (len(lot.page_ids), memory.num_free_pages) == (5, 3)
+    bundle = memory.try_acquire(1, 5, 1)
+    assert bundle is not None
+    assert (len(bundle.page_ids), memory.num_free_pages) == (5, 3)
     assert memory.try_acquire(2, 4, 0) is None
-    memory.hand_off(lot.slots[0], lot.page_ids, (), (1, 2))
+    memory.hand_off(bundle.slots[0], bundle.page_ids, (), (1, 2))
     memory.release_all(1)
     assert memory.num_free_pages == 3
-    memory.release(2, PageBatch(lot.page_ids[:2]), ())
+    memory.release(2, PageBatch(bundle.page_ids[:2]), ())
     memory.release_all(2)
     assert memory.num_free_pages == 8
     assert memory.integrity_errors() == []
@@ -24,9 +24,9 @@ def test_pages_go_from_free_to_a_worker_to_another_and_back() -> None:
 
 def test_what_is_free_twice_is_found() -> None:
     memory = PlainMemory(8, 3)
-    lot = memory.take_all(1)
-    memory.release(1, lot, ())
-    memory.release(1, PageBatch(lot.page_ids[:1]), ())
+    bundle = memory.take_all(1)
+    memory.release(1, bundle, ())
+    memory.release(1, PageBatch(bundle.page_ids[:1]), ())
     assert memory.integrity_errors() == ["9 of 8 pages are free at the end, 8 different"]
 
 

@@ -59,7 +59,7 @@ class World:
                 prompt_token_ids=(1, 2, 3),
                 sampling=SamplingParams(),
                 stop=StopRules(max_tokens=8),
-                num_booked_pages=len(page_ids),
+                num_reserved_pages=len(page_ids),
                 traceparent="",
             )
         )

@@ -115,10 +115,10 @@ async def until(condition: Callable[[], bool]) -> None:
 
 def write_sequence(client: ArenaClient, slot: int, page_ids: tuple[int, ...], request_id: str = "r1") -> None:
     record = client.segment.record(slot)
-    facts = SequenceParams(
+    params = SequenceParams(
         request_id, ATTEMPT, "gateway-0", (1, 2, 3), SamplingParams(), StopRules(max_tokens=8), len(page_ids), ""
     )
-    record.begin(facts)
+    record.begin(params)
     record.set_block_table(page_ids)
     record.append_token(4)
     record.publish(num_computed_tokens=3)

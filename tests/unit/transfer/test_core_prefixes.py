@@ -68,7 +68,7 @@ def _begin(world: World, match: PrefixMatch, num_tokens: int, num_computed: int)
             prompt_token_ids=_TEXT[:num_tokens],
             sampling=SamplingParams(),
             stop=StopRules(max_tokens=8),
-            num_booked_pages=16,
+            num_reserved_pages=16,
             traceparent="",
             prefix_seed=_SEED,
         )

@@ -5,13 +5,13 @@ import pytest
 from weir.model.errors import ModelError
 from weir.model.files.shapes import MODEL_SHAPES
 from weir.model.precision import page_geometry
-from weir_transfer.config import TransferConfig, with_model_facts
+from weir_transfer.config import TransferConfig, with_model_shape
 
 TINY = TransferConfig(load="dummy", model_shape="tiny")
 
 
 def test_page_size_context_and_digest_are_the_models() -> None:
-    complete = with_model_facts(TINY)
+    complete = with_model_shape(TINY)
     assert complete.page_bytes == page_geometry(MODEL_SHAPES["tiny"], "int8").page_bytes
     assert complete.max_context_tokens == 2048
     assert len(complete.model_digest) == 32
@@ -19,26 +19,26 @@ def test_page_size_context_and_digest_are_the_models() -> None:
 
 def test_a_shorter_context_makes_shorter_sequences() -> None:
     config = TransferConfig(load="dummy", model_shape="tiny", max_context_tokens=160)
-    complete = with_model_facts(config)
+    complete = with_model_shape(config)
     assert complete.max_context_tokens == 160
     assert complete.geometry.max_pages_per_sequence == 10
-    assert complete.model_digest == with_model_facts(TINY).model_digest
+    assert complete.model_digest == with_model_shape(TINY).model_digest
 
 
 def test_a_longer_context_than_the_models_is_refused() -> None:
     config = TransferConfig(load="dummy", model_shape="tiny", max_context_tokens=2049)
     with pytest.raises(ModelError, match="max_context_tokens 2049: the model's context is 2048"):
-        with_model_facts(config)
+        with_model_shape(config)
 
 
 def test_an_arena_too_small_for_the_context_says_what_would_do() -> None:
-    config = with_model_facts(TransferConfig(load="dummy", model_shape="llama-3.1-8b", arena_bytes=1 << 30))
+    config = with_model_shape(TransferConfig(load="dummy", model_shape="llama-3.1-8b", arena_bytes=1 << 30))
     with pytest.raises(ValueError, match=r"too small for one sequence of 131072 tokens .*smaller max_context_tokens"):
         _ = config.geometry
     shorter = TransferConfig(
         load="dummy", model_shape="llama-3.1-8b", arena_bytes=1 << 30, num_slots=8, max_context_tokens=2048
     )
-    assert with_model_facts(shorter).geometry.num_pages > 128
+    assert with_model_shape(shorter).geometry.num_pages > 128
 
 
 @pytest.mark.parametrize(
@@ -59,4 +59,4 @@ def test_settings_that_do_not_go_together_are_refused(settings: dict[str, object
 
 def test_facts_that_are_given_are_not_read() -> None:
     given = TransferConfig(model="no/such/model", page_bytes=4096, max_context_tokens=64, model_digest="ab")
-    assert with_model_facts(given) == given
+    assert with_model_shape(given) == given

@@ -60,11 +60,11 @@ class DeviceHost:
     async def start(self) -> None:
         claimed = claim_arena(self.config, self.open_process)
         self.arena_id = claimed.segment.arena_id
-        self.door = claimed.door
+        self.memory_server = claimed.memory_server
         times, prefixes = self.config.lease_times, self.config.prefix_settings
         shut_down = self.shutdown_reasons.append
         self.service = TransferService(
-            claimed.segment, times, prefixes, self.open_process, NoOpTracer(), shut_down, None, claimed.door
+            claimed.segment, times, prefixes, self.open_process, NoOpTracer(), shut_down, None, claimed.memory_server
         )
         self._server = make_server([ErrorGuard()])
         self.service.add_to(self._server)
@@ -140,8 +140,8 @@ async def test_a_service_begins_anew_when_no_worker_kept_the_pages(host: DeviceH
     await worker.close()
     await host.start()
     assert host.arena_id != arena_id
-    assert host.door is not None
-    assert host.door.has_memory
+    assert host.memory_server is not None
+    assert host.memory_server.has_memory
 
 
 async def test_a_service_ends_when_the_last_worker_with_its_pages_goes(host: DeviceHost) -> None:
@@ -161,15 +161,15 @@ async def test_a_worker_without_a_device_is_told_why_it_gets_no_lease(host: Devi
 
 
 async def test_a_worker_waits_for_memory_and_keeps_the_lease_it_was_given(host: DeviceHost) -> None:
-    assert host.door is not None
-    memory, host.door._memory = host.door._memory, None
+    assert host.memory_server is not None
+    memory, host.memory_server._memory = host.memory_server._memory, None
     client = host.client("w")
     starting = asyncio.create_task(client.start(5))
     await until(lambda: client.lease_id != 0)
     lease_id = client.lease_id
     await asyncio.sleep(0.2)
     assert not starting.done()
-    host.door._memory = memory
+    host.memory_server._memory = memory
     await starting
     assert client.lease_id == lease_id
     assert host.service.describe().metrics["leases"] == 1

@@ -39,9 +39,9 @@ class Listener:
         await self.endpoint.serve(SUBJECTS.prefixes, PrefixChanged, self._on_change)
 
     async def ask_for_unknown(self) -> None:
-        for memory_id in self.view.take_unknown(1e9):
-            subject = SUBJECTS.prefixes_of(memory_id)
-            told = await self.endpoint.ask(subject, AskPrefixes(memory_id), PrefixSnapshot, timeout_s=1.0)
+        for arena_id in self.view.take_unknown(1e9):
+            subject = SUBJECTS.prefixes_of(arena_id)
+            told = await self.endpoint.ask(subject, AskPrefixes(arena_id), PrefixSnapshot, timeout_s=1.0)
             self.view.replace(told, 0.0)
 
     def num_cached_pages(self) -> int:
@@ -59,7 +59,7 @@ class Arena:
         self.hub = hub
         self.index = PrefixIndex(np.zeros(10, PAGE_DTYPE))
         self.is_reachable = True
-        self.news = PrefixEventPublisher(self.connect, SUBJECTS, "arena", 1, self.index, TRACER, SystemClock())
+        self.events = PrefixEventPublisher(self.connect, SUBJECTS, "arena", 1, self.index, TRACER, SystemClock())
 
     async def connect(self) -> Bus:
         if not self.is_reachable:
@@ -81,22 +81,22 @@ async def test_the_scheduler_learns_what_is_sealed_and_what_is_evicted() -> None
     listener, arena = Listener(hub.connect()), Arena(hub)
     await listener.start()
     arena.seal([0, 1])
-    arena.news.start()
+    arena.events.start()
     await until(lambda: listener.num_cached_pages() == 2)
     arena.seal([2, 3, 4])
     await until(lambda: listener.num_cached_pages() == 5)
     arena.evict(2)
     await until(lambda: listener.num_cached_pages() == 3)
     assert listener.view.metrics()["prefix_gaps_total"] == 0
-    await arena.news.stop()
+    await arena.events.stop()
 
 
 async def test_a_scheduler_that_comes_later_asks_for_the_whole() -> None:
     hub = InMemoryHub()
     arena = Arena(hub)
-    arena.news.start()
+    arena.events.start()
     arena.seal(range(7))
-    await until(lambda: arena.news.metrics()["prefix_news_total"] >= 2)
+    await until(lambda: arena.events.metrics()["prefix_events_total"] >= 2)
     listener = Listener(hub.connect())
     await listener.start()
     await until(lambda: listener.num_heard >= 1)
@@ -105,28 +105,28 @@ async def test_a_scheduler_that_comes_later_asks_for_the_whole() -> None:
     assert listener.num_cached_pages() == 7
     arena.seal([7])
     await until(lambda: listener.num_cached_pages() == 8)
-    await arena.news.stop()
+    await arena.events.stop()
 
 
 async def test_more_changes_than_are_kept_are_a_gap_that_the_whole_fills() -> None:
     hub = InMemoryHub()
     listener, arena = Listener(hub.connect()), Arena(hub)
     await listener.start()
-    arena.news.start()
+    arena.events.start()
     await until(lambda: listener.num_heard >= 1)
     arena.seal(range(6))
     arena.index.changes.lose_count()
     await until(lambda: listener.view.metrics()["prefix_gaps_total"] == 1)
     await listener.ask_for_unknown()
     assert listener.num_cached_pages() == 6
-    await arena.news.stop()
+    await arena.events.stop()
 
 
 async def test_without_a_bus_the_arena_goes_on_and_stops_in_time() -> None:
     arena = Arena(InMemoryHub())
     arena.is_reachable = False
-    arena.news.start()
-    await until(lambda: arena.news.metrics()["prefix_news_failures_total"] == 1)
+    arena.events.start()
+    await until(lambda: arena.events.metrics()["prefix_events_failures_total"] == 1)
     arena.seal([0])
     async with asyncio.timeout(1):
-        await arena.news.stop()
+        await arena.events.stop()

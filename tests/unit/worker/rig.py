@@ -156,7 +156,7 @@ def start_command(decode_worker_id: str, **changes: Any) -> worker_pb2.Start:
         "sampling": sampling_to_pb(SamplingParams(temperature=0.0, seed=1)),
         "max_tokens": 12,
         "decode_worker_id": decode_worker_id,
-        "num_booked_pages": 25,
+        "num_reserved_pages": 25,
     }
     return worker_pb2.Start(**(values | changes))
 
@@ -253,10 +253,10 @@ async def _start_worker(
             return PrefillRole(parts, limits, ModelLimits(VOCAB_SIZE, MAX_CONTEXT_TOKENS), tracer)
         return DecodeRole(parts, worker_id, limits, ModelLimits(VOCAB_SIZE, MAX_CONTEXT_TOKENS, "rig"), tracer)
 
-    facts = WorkerInfo(worker_id, role, "hash", address, MAX_CONTEXT_TOKENS, 8)
+    info = WorkerInfo(worker_id, role, "hash", address, MAX_CONTEXT_TOKENS, 8)
     limits = RequestLimits(max_live=16, takes_hand_offs=role == "decode", tail_s=2.0, gateway_gone_s=gateway_gone_s)
     shell = assemble(
-        context, facts, limits, WorkerDependencies(make_arena, make_registration, make_policy_watch, load), make_role
+        context, info, limits, WorkerDependencies(make_arena, make_registration, make_policy_watch, load), make_role
     )
     await server.start()
     await shell.start()

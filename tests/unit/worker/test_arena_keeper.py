@@ -26,8 +26,8 @@ class Bench:
         self.keeper = PageKeeper(self.client, self.posted.append, self.failures.append)
 
     @property
-    def lots(self) -> list[PageBatch]:
-        return [command.lot for command in self.posted if isinstance(command, GivePages)]
+    def bundles(self) -> list[PageBatch]:
+        return [command.bundle for command in self.posted if isinstance(command, GivePages)]
 
 
 @pytest.fixture
@@ -51,17 +51,17 @@ async def test_what_was_said_before_the_last_lot_arrived_is_not_acquired_again(b
     await settle()
     bench.keeper.on_report(EngineReport(wanted=wanted(4), num_gives=0))
     await settle()
-    assert [len(lot.page_ids) for lot in bench.lots] == [4]
+    assert [len(bundle.page_ids) for bundle in bench.bundles] == [4]
     bench.keeper.on_report(EngineReport(wanted=wanted(3), num_gives=1))
     await settle()
-    assert [len(lot.page_ids) for lot in bench.lots] == [4, 3]
+    assert [len(bundle.page_ids) for bundle in bench.bundles] == [4, 3]
 
 
 async def test_of_a_full_arena_it_takes_the_least_that_helps(bench: Bench) -> None:
     bench.arena.acquire("another", 15, 0)
     bench.keeper.on_report(EngineReport(wanted=wanted(8, least_pages=2)))
     await settle()
-    assert [len(lot.page_ids) for lot in bench.lots] == [2]
+    assert [len(bundle.page_ids) for bundle in bench.bundles] == [2]
     assert bench.keeper.metrics()["arena_refusals_total"] == 1
 
 
@@ -69,10 +69,10 @@ async def test_it_tries_again_until_others_have_given_back(bench: Bench) -> None
     held = bench.arena.acquire("another", 20, 0)
     bench.keeper.on_report(EngineReport(wanted=wanted(8)))
     await settle()
-    assert bench.lots == []
+    assert bench.bundles == []
     bench.arena.release("another", [PageChain(held.page_ids)], ())
     async with asyncio.timeout(2):
-        while not bench.lots:  # noqa: ASYNC110 - a list has no event
+        while not bench.bundles:  # noqa: ASYNC110 - a list has no event
             await asyncio.sleep(0.01)
 
 
@@ -85,7 +85,7 @@ async def test_it_stops_trying_when_nothing_is_wanted_any_more(bench: Bench) -> 
     refusals = bench.keeper.metrics()["arena_refusals_total"]
     await asyncio.sleep(0.3)
     assert bench.keeper.metrics()["arena_refusals_total"] == refusals
-    assert bench.lots == []
+    assert bench.bundles == []
 
 
 async def test_an_arena_that_is_away_is_asked_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +100,7 @@ async def test_an_arena_that_is_away_is_asked_again(bench: Bench, monkeypatch: p
     monkeypatch.setattr(bench.client, "acquire", acquire)
     bench.keeper.on_report(EngineReport(wanted=wanted(2)))
     await asyncio.sleep(0.2)
-    assert bench.lots == [PageBatch((1, 2))]
+    assert bench.bundles == [PageBatch((1, 2))]
 
 
 async def test_surplus_goes_back_and_what_was_never_owned_is_a_failure(bench: Bench) -> None:
@@ -118,10 +118,10 @@ async def test_what_is_anticipated_is_acquired_once_and_not_insisted_on(bench: B
     bench.keeper.anticipate(3, 1)
     bench.keeper.anticipate(4, 1)
     await settle()
-    assert [(len(lot.page_ids), len(lot.slots)) for lot in bench.lots] == [(7, 2)]
+    assert [(len(bundle.page_ids), len(bundle.slots)) for bundle in bench.bundles] == [(7, 2)]
     bench.keeper.anticipate(14, 1)
     await asyncio.sleep(0.2)
-    assert len(bench.lots) == 1
+    assert len(bench.bundles) == 1
     assert bench.keeper.metrics()["arena_refusals_total"] == 1
 
 
@@ -129,4 +129,4 @@ async def test_what_the_engine_wants_includes_what_was_anticipated(bench: Bench)
     bench.keeper.anticipate(3, 1)
     bench.keeper.on_report(EngineReport(wanted=wanted(5)))
     await settle()
-    assert [len(lot.page_ids) for lot in bench.lots] == [5]
+    assert [len(bundle.page_ids) for bundle in bench.bundles] == [5]

@@ -127,7 +127,7 @@ BAD_STARTS: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": 2**32 - 1}, "start.max_tokens"),
     ({"stop_token_ids": [VOCAB_SIZE]}, "start.stop_token_ids[0]"),
     ({"stop_token_ids": [1] * 65}, "start.stop_token_ids: 65 ids"),
-    ({"num_booked_pages": 2}, "start.num_booked_pages: 2: allowed are 3"),
+    ({"num_reserved_pages": 2}, "start.num_reserved_pages: 2: allowed are 3"),
     ({"decode_worker_id": ""}, "start.decode_worker_id"),
     ({"min_tokens": 401}, "start.min_tokens: 401: allowed are 0 to 400"),
     ({"sampling": types_pb2.SamplingParams(temperature=1)}, "start.sampling.seed: must be given"),
@@ -216,7 +216,7 @@ STARTS = st.builds(
     stop_token_ids=st.lists(TOKEN_IDS, max_size=3),
     decode_worker_id=mostly(st.just("decode-0-00000000"), st.text(max_size=80)),
     traceparent=st.text(max_size=80) | st.just("00-" + "a" * 32 + "-" + "b" * 16 + "-01"),
-    num_booked_pages=mostly(st.integers(1, 30), UINT32),
+    num_reserved_pages=mostly(st.integers(1, 30), UINT32),
 )
 
 
@@ -237,21 +237,21 @@ def check(request: worker_pb2.ServeRequest) -> None:
                 key_from_pb("resume", request.resume)
             case "start":
                 key_from_pb("start", request.start)
-                facts = start_from_pb(request.start, GATEWAY, LIMITS).facts
-                assert 0 < len(facts.prompt_token_ids) < MAX_CONTEXT_TOKENS
-                assert max(facts.prompt_token_ids) < VOCAB_SIZE
-                assert 0 <= facts.sampling.temperature <= 2
-                assert 0 < facts.sampling.top_p <= 1
-                assert 0 <= facts.sampling.top_k <= VOCAB_SIZE
-                assert 1 <= facts.stop.max_tokens <= MAX_CONTEXT_TOKENS
-                assert 0 <= facts.stop.min_tokens <= MAX_CONTEXT_TOKENS
-                assert all(token_id < VOCAB_SIZE for token_id, _ in facts.sampling.logit_bias)
-                assert sampling_problems(sampling_to_pb(facts.sampling)) == []
-                assert len(facts.traceparent) in (0, 55)
+                params = start_from_pb(request.start, GATEWAY, LIMITS).params
+                assert 0 < len(params.prompt_token_ids) < MAX_CONTEXT_TOKENS
+                assert max(params.prompt_token_ids) < VOCAB_SIZE
+                assert 0 <= params.sampling.temperature <= 2
+                assert 0 < params.sampling.top_p <= 1
+                assert 0 <= params.sampling.top_k <= VOCAB_SIZE
+                assert 1 <= params.stop.max_tokens <= MAX_CONTEXT_TOKENS
+                assert 0 <= params.stop.min_tokens <= MAX_CONTEXT_TOKENS
+                assert all(token_id < VOCAB_SIZE for token_id, _ in params.sampling.logit_bias)
+                assert sampling_problems(sampling_to_pb(params.sampling)) == []
+                assert len(params.traceparent) in (0, 55)
                 records = Records(num_pages=8, num_slots=1, max_context_tokens=MAX_CONTEXT_TOKENS)
                 record = records.open(0)
-                record.begin(facts)
+                record.begin(params)
                 record.publish(0)
                 snapshot = record.read()
                 assert snapshot is not None
-                assert snapshot.facts == facts
+                assert snapshot.params == params

@@ -33,19 +33,19 @@ def test_sampling_stop_rules_and_urgency_are_those_of_the_start() -> None:
         itl_target_ms=70,
         predicted_output_tokens=12.5,
     )
-    facts = start_from_pb(start, "gateway-0-00000000", LIMITS).facts
-    assert facts.sampling == PARAMS
-    assert facts.stop == StopRules(30, (4, 5), 8)
-    assert facts.lane_priority == 2
-    assert (facts.rank, facts.itl_target_ms, facts.predicted_output_tokens) == (-1.5, 70, 12.5)
-    assert facts.prefix_seed != b""
+    params = start_from_pb(start, "gateway-0-00000000", LIMITS).params
+    assert params.sampling == PARAMS
+    assert params.stop == StopRules(30, (4, 5), 8)
+    assert params.lane_priority == 2
+    assert (params.rank, params.itl_target_ms, params.predicted_output_tokens) == (-1.5, 70, 12.5)
+    assert params.prefix_seed != b""
 
 
 def test_more_tokens_than_the_vocabulary_has_are_all_of_them() -> None:
     start = start_command("decode-0-00000000", sampling=sampling_to_pb(SamplingParams(top_k=2**31 - 1)))
-    assert start_from_pb(start, "g", LIMITS).facts.sampling.top_k == VOCAB_SIZE
+    assert start_from_pb(start, "g", LIMITS).params.sampling.top_k == VOCAB_SIZE
 
 
 def test_a_prompt_that_is_scored_has_no_place_in_the_prefix_cache() -> None:
     start = start_command("decode-0-00000000", sampling=sampling_to_pb(SamplingParams(prompt_logprobs=0)))
-    assert start_from_pb(start, "g", LIMITS).facts.prefix_seed == b""
+    assert start_from_pb(start, "g", LIMITS).params.prefix_seed == b""

@@ -29,9 +29,9 @@ def test_rule_and_window_come_from_flags() -> None:
 
 
 def test_rests_and_prefill_batches_come_from_flags() -> None:
-    config = read_config(DecodeConfig, ["--max-rests", "0"], environ={"WEIR_PREFILL_BATCHES": "true"})
+    config = read_config(DecodeConfig, ["--max-pauses", "0"], environ={"WEIR_PREFILL_BATCHES": "true"})
     settings = config.running_settings(0, 9)
-    assert settings.rests == RestSettings(max_rests=0)
+    assert settings.pauses == RestSettings(max_pauses=0)
     assert settings.prefill_batches == PrefillBatchSettings()
 
 
@@ -42,7 +42,7 @@ def test_rests_and_prefill_batches_come_from_flags() -> None:
         ("--batch-window-ms", "0", "batch_window_ms 0: must be in [1, 10000]"),
         ("--max-preemptions", "-1", "max_preemptions -1: must be in [0, 1000]"),
         ("--swap-bytes", "-2", "swap_bytes -2: must be in [-1,"),
-        ("--max-rests", "-1", "max_rests -1: must be in [0, 1000]"),
+        ("--max-pauses", "-1", "max_pauses -1: must be in [0, 1000]"),
         ("--policy", "luck", "policy 'luck': must be one of"),
         ("--chunk-tokens", "0", "chunk_tokens 0: must be in [1,"),
         ("--target-step-ms", "-1", "target_step_ms -1: must be in [0, 600000]"),

@@ -10,45 +10,45 @@ TOLD = [TokenLogprobs(index, -index / 8, 1) for index in range(6)]
 
 
 def begun(num_tokens: int, num_prompt: int = 0) -> OutputCollector:
-    delivery = OutputCollector(KEY, "gateway", next_index=0)
+    collector = OutputCollector(KEY, "gateway", next_index=0)
     if num_prompt:
-        delivery.add_prompt_logprobs(1, TOLD[:num_prompt])
+        collector.add_prompt_logprobs(1, TOLD[:num_prompt])
     for index in range(num_tokens):
-        delivery.add_token(index, index, TOLD[index])
-    return delivery
+        collector.add_token(index, index, TOLD[index])
+    return collector
 
 
 def test_each_update_has_those_of_its_own_tokens() -> None:
-    delivery = begun(2)
-    assert delivery.take_update(100).logprobs == tuple(TOLD[:2])
-    delivery.add_token(2, 2, TOLD[2])
-    update = delivery.take_update(100)
+    collector = begun(2)
+    assert collector.take_update(100).logprobs == tuple(TOLD[:2])
+    collector.add_token(2, 2, TOLD[2])
+    update = collector.take_update(100)
     assert (update.first_index, update.token_ids, update.logprobs) == (2, (2,), (TOLD[2],))
 
 
 def test_an_update_that_is_cut_short_has_no_more_of_them_than_tokens() -> None:
-    delivery = begun(5)
-    assert delivery.take_update(3).logprobs == tuple(TOLD[:3])
-    assert delivery.take_update(3).logprobs == tuple(TOLD[3:5])
+    collector = begun(5)
+    assert collector.take_update(3).logprobs == tuple(TOLD[:3])
+    assert collector.take_update(3).logprobs == tuple(TOLD[3:5])
 
 
 def test_a_gateway_that_asks_again_gets_them_again() -> None:
-    delivery = begun(3, num_prompt=4)
-    delivery.take_update(100)
-    assert not delivery.has_news
-    delivery.resume(1)
-    update = delivery.take_update(100)
+    collector = begun(3, num_prompt=4)
+    collector.take_update(100)
+    assert not collector.has_updates
+    collector.resume(1)
+    update = collector.take_update(100)
     assert (update.first_index, update.logprobs) == (1, tuple(TOLD[1:3]))
     assert (update.first_prompt_index, update.prompt_logprobs) == (1, tuple(TOLD[:4]))
 
 
 def test_those_of_the_prompt_are_news_without_a_token_and_are_sent_once() -> None:
-    delivery = begun(0, num_prompt=2)
-    news = [delivery.has_news]
-    update = delivery.take_update(100)
+    collector = begun(0, num_prompt=2)
+    news = [collector.has_updates]
+    update = collector.take_update(100)
     assert (update.token_ids, update.prompt_logprobs) == ((), tuple(TOLD[:2]))
-    news.append(delivery.has_news)
+    news.append(collector.has_updates)
     assert news == [True, False]
-    delivery.add_prompt_logprobs(3, TOLD[2:4])
-    update = delivery.take_update(100)
+    collector.add_prompt_logprobs(3, TOLD[2:4])
+    update = collector.take_update(100)
     assert (update.first_prompt_index, update.prompt_logprobs) == (3, tuple(TOLD[2:4]))

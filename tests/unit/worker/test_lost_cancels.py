@@ -75,7 +75,7 @@ class Listener:
     def on_update(self, worker_id: str, update: worker_pb2.SequenceUpdate) -> None:
         self.num_tokens += len(update.token_ids)
 
-    def on_link_lost(self, worker_id: str, message: str) -> None:
+    def on_connection_lost(self, worker_id: str, message: str) -> None:
         pass
 
     def commands_to_resume(self, worker_id: str) -> list[worker_pb2.ServeRequest]:

@@ -68,7 +68,7 @@ async def test_a_prompt_that_is_cancelled_while_it_is_read_leaves_nothing(
     rig: Rig, streams: tuple[Stream, Stream]
 ) -> None:
     rig.on_run["decode"] = lambda plan: time.sleep(0.05)
-    start = start_command(rig.decode.worker_id, prompt_token_ids=range(300), num_booked_pages=25)
+    start = start_command(rig.decode.worker_id, prompt_token_ids=range(300), num_reserved_pages=25)
     await streams[1].send(start=start)
     await asyncio.sleep(0.12)
     await streams[1].send(cancel=cancel_command(start))

@@ -130,7 +130,7 @@ class _Pair:
         self._started_s = time.monotonic()
         ends_at_s = self._started_s + self._load.timeout_s
         for number, prompt in enumerate(self._load.prompts):
-            self._pipes["prefill"].send(AddSequence(Arrival(self._facts(number, prompt))))
+            self._pipes["prefill"].send(AddSequence(Arrival(self._params(number, prompt))))
         while self._open:
             for role in self._ready_roles(ends_at_s):
                 said = self._receive(role, ends_at_s)
@@ -140,7 +140,7 @@ class _Pair:
         self._wait_until_all_pages_are_back(ends_at_s)
         return self._result
 
-    def _facts(self, number: int, prompt: Sequence[int]) -> SequenceParams:
+    def _params(self, number: int, prompt: Sequence[int]) -> SequenceParams:
         num_tokens = len(prompt) + self._load.num_output_tokens
         return SequenceParams(
             request_id=f"{number:032x}",
@@ -149,7 +149,7 @@ class _Pair:
             prompt_token_ids=tuple(prompt),
             sampling=SamplingParams(temperature=0.0),
             stop=StopRules(self._load.num_output_tokens),
-            num_booked_pages=num_pages_for(num_tokens),
+            num_reserved_pages=num_pages_for(num_tokens),
             traceparent="",
         )
 
@@ -201,11 +201,11 @@ class _Pair:
             self._num_given[role] += 1
             self._pipes[role].send(GivePages(PageBatch(acquired.page_ids, acquired.slots)))
 
-    def _release(self, role: str, lot: PageBatch) -> None:
-        for slot in lot.slots:
+    def _release(self, role: str, bundle: PageBatch) -> None:
+        for slot in bundle.slots:
             self._segment.record(slot).clear()
-        chains = [PageChain(lot.page_ids), *(PageChain(used.page_ids) for used in lot.used)]
-        self._table.release(_LEASES[role], chains, lot.slots)
+        chains = [PageChain(bundle.page_ids), *(PageChain(used.page_ids) for used in bundle.used)]
+        self._table.release(_LEASES[role], chains, bundle.slots)
 
     def _wait_until_all_pages_are_back(self, ends_at_s: float) -> None:
         while any(self._table.pages_of(lease).size for lease in _LEASES.values()):

@@ -20,10 +20,10 @@ PREDICTION_S = 0.0008
 """Charged to every request whose length is predicted: what a prediction may take on one core."""
 
 
-def open_limits(memory_test: MemoryTestName = "conservative", max_prefill_tokens: int = 2048) -> CoreLimits:
+def open_limits(memory_fit: MemoryTestName = "conservative", max_prefill_tokens: int = 2048) -> CoreLimits:
     """One lane that refuses nobody and gives nobody up; one queue, for there is one tenant."""
     lane = LaneLimits("batch", max_queued=50_000, max_wait_s=86_400.0)
-    placing = PlacingLimits(memory_test=memory_test)
+    placing = PlacingLimits(memory_fit=memory_fit)
     return CoreLimits(
         lanes=(lane,),
         default_lane="batch",

@@ -56,7 +56,7 @@ def _workload(kind: str, rate_a_s: float, num: int, seed: int, *, knows_lengths:
 
 def _run(arm: str, kind: str, rate_a_s: float, num: int, seed: int) -> Mapping[str, float]:
     workload = _workload(kind, rate_a_s, num, seed, knows_lengths=arm == _ORACLE)
-    limits = dataclasses.replace(open_limits(), placing=PlacingLimits(memory_test=_ARMS[arm], seed=seed))
+    limits = dataclasses.replace(open_limits(), placing=PlacingLimits(memory_fit=_ARMS[arm], seed=seed))
     spec = SystemSpec.colocated(1, load_profile(_PROFILE), num_pages=_KV_TOKENS // 16)
     result = simulate(spec, workload, limits=limits)
     summary = summarize(result, _SLOS)

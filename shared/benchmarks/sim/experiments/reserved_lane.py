@@ -38,8 +38,8 @@ def _system(name: str) -> SystemSpec:
 def _workload(arm: str, duration_s: float, seed: int) -> Workload:
     """Short urgent questions, one a second; a flood of long work at about twice what one worker can do."""
     source = np.random.default_rng(seed)
-    urgent = _drawn("urgent", 1.0, (100, 1000), (20, 200), duration_s, source)
-    flood = _drawn("flood", 20.0, (1000, 4000), (200, 600), duration_s, source)
+    urgent = _sampled("urgent", 1.0, (100, 1000), (20, 200), duration_s, source)
+    flood = _sampled("flood", 20.0, (1000, 4000), (200, 600), duration_s, source)
     if arm == _ALONE:
         return urgent
     if arm in (_IDLE_LANE, _IDLE_NO_LANE):
@@ -47,7 +47,7 @@ def _workload(arm: str, duration_s: float, seed: int) -> Workload:
     return merge("both", (urgent, flood))
 
 
-def _drawn(
+def _sampled(
     name: str,
     rate_a_s: float,
     prompts: tuple[int, int],

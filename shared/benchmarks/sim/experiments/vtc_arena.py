@@ -36,12 +36,12 @@ def _workload(rate_a_s: float, num_requests: int, seed: int) -> Workload:
         of_tenant: dict[str, list[tuple[int, int]]] = {}
         for request in workload.requests:
             of_tenant.setdefault(request.tenant, []).append((request.num_prompt_tokens, request.num_output_tokens))
-        redrawn = []
+        resampled = []
         for request in workload.requests:
             lengths = of_tenant[request.tenant]
             num_prompt, num_output = lengths[int(source.integers(len(lengths)))]
-            redrawn.append(dataclasses.replace(request, num_prompt_tokens=num_prompt, num_output_tokens=num_output))
-        workload = dataclasses.replace(workload, requests=tuple(redrawn))
+            resampled.append(dataclasses.replace(request, num_prompt_tokens=num_prompt, num_output_tokens=num_output))
+        workload = dataclasses.replace(workload, requests=tuple(resampled))
     return at_rate(workload, rate_a_s)
 
 

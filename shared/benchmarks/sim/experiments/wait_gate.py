@@ -52,9 +52,9 @@ def _workload(arm: str, point: str, num: int, seed: int) -> Workload:
 
 
 def _run(arm: str, point: str, num: int, seed: int) -> Mapping[str, float]:
-    policy, params, memory_test = _ARMS[arm]
+    policy, params, memory_fit = _ARMS[arm]
     spec = SystemSpec.colocated(1, load_profile(_PROFILE), num_pages=_NUM_PAGES, max_num_seqs=256)
-    limits = open_limits(memory_test, max_prefill_tokens=8192)
+    limits = open_limits(memory_fit, max_prefill_tokens=8192)
     workload = _workload(arm, point, num, seed)
     result = simulate(spec, workload, limits=limits, policy=policy, policy_params=params)
     values = figures(result)

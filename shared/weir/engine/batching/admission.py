@@ -43,13 +43,13 @@ def queue_of(ranked: list[Sequence]) -> Queue:
 
 
 class BatchAdmission:
-    """`resting`: of the batch, as the gate said in this step."""
+    """`paused`: of the batch, as the gate said in this step."""
 
-    def __init__(self, num_places: int, rests: Pausing, room: Room, counters: EngineCounters) -> None:
+    def __init__(self, num_places: int, pauses: Pausing, room: Room, counters: EngineCounters) -> None:
         self.num_places = num_places
-        self.resting: frozenset[Sequence] = _NOBODY
+        self.paused: frozenset[Sequence] = _NOBODY
         self.gate: Gate | None = None
-        self._rests = rests
+        self._pausing = pauses
         self._room = room
         self._counters = counters
         self._has_warned = False
@@ -61,17 +61,17 @@ class BatchAdmission:
         num_free = self.num_places - len(queue.batch)
         if num_free <= 0:
             return []
-        overdue = [sequence for sequence in queue.waiting if self._rests.is_overdue(sequence, now_s)]
+        overdue = [sequence for sequence in queue.waiting if self._pausing.is_overdue(sequence, now_s)]
         others = [sequence for sequence in queue.waiting[: queue.num_open] if sequence not in overdue]
         return [*overdue, *others][:num_free]
 
     def num_computed(self, batch: list[Sequence]) -> int:
         """Sequences that take part in the step."""
-        return len(batch) - len(self.resting)
+        return len(batch) - len(self.paused)
 
     def set_gate(self, gate: Gate | None) -> None:
         self.gate = gate
-        self.resting = _NOBODY
+        self.paused = _NOBODY
 
     def _ask(self, gate: Gate, queue: Queue, now_s: float) -> list[Sequence]:
         view = batch_view(queue.waiting, queue.batch, self.num_places, self._room)
@@ -80,7 +80,7 @@ class BatchAdmission:
         if problem is not None:
             self._count_defect(problem)
             decision = GateDecision(range(max(0, min(self.num_places - len(queue.batch), len(queue.waiting)))))
-        self.resting = frozenset(queue.batch[index] for index in decision.resting) if decision.resting else _NOBODY
+        self.paused = frozenset(queue.batch[index] for index in decision.paused) if decision.paused else _NOBODY
         num_free = self.num_places - self.num_computed(queue.batch)
         num_free = min(num_free, MAX_OVERBOOKING * self.num_places - len(queue.batch))
         joining = [queue.waiting[index] for index in decision.joining if index < queue.num_open]
@@ -96,7 +96,7 @@ class BatchAdmission:
 def _try_find_problem(decision: GateDecision, view: BatchView) -> str | None:
     for name, indices, bound in (
         ("joining", decision.joining, len(view.waiting)),
-        ("resting", decision.resting, len(view.running)),
+        ("paused", decision.paused, len(view.running)),
     ):
         if len(set(indices)) != len(indices) or not all(0 <= index < bound for index in indices):
             return f"{name} {list(indices)[:8]}: must be different indices below {bound}"

@@ -156,10 +156,10 @@ class Batcher(ABC):
         self._record_swap(result)
         ended_at_s = self._decided_at_s if now_s is None else now_s
         self.pace.stepped(ended_at_s - self._decided_at_s)
-        drawn = self._recorder.record(plan, self._planned, result, ended_at_s)
-        for sequence in drawn.begun:
+        sampled = self._recorder.record(plan, self._planned, result, ended_at_s)
+        for sequence in sampled.begun:
             self._begun(sequence)
-        for sequence, reason in drawn.ended:
+        for sequence, reason in sampled.ended:
             self._end(sequence, reason=reason)
 
     def fail_step(self, failure: Failure) -> None:
@@ -214,7 +214,7 @@ class Batcher(ABC):
 
     def check_integrity(self) -> tuple[str, ...]:
         """What is wrong with sequences and pages, in sentences; empty when all is well."""
-        held = self._held_lot()
+        held = self._held_bundle()
         page_ids = [page for sequence in self._sequences.values() for page in sequence.block_table]
         slots = [sequence.slot for sequence in self._sequences.values() if sequence.slot is not None]
         errors = self.pool.check_integrity([*page_ids, *held.page_ids], [*slots, *held.slots])
@@ -230,7 +230,7 @@ class Batcher(ABC):
 
     def _order_of(self, sequence: Sequence) -> tuple[int, float]:
         """The smaller goes first; equals in the order of `add`."""
-        return -sequence.facts.lane_priority, 0.0
+        return -sequence.params.lane_priority, 0.0
 
     def _keep(self, sequence: Sequence) -> None:
         """It is this worker's from here on."""
@@ -259,7 +259,7 @@ class Batcher(ABC):
     def _undo_swap(self) -> None:  # noqa: B027
         """They were not made, or their step failed."""
 
-    def _held_lot(self) -> PageBatch:
+    def _held_bundle(self) -> PageBatch:
         """What is in use though its sequence has ended."""
         return PageBatch()
 

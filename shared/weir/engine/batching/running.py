@@ -1,8 +1,8 @@
 """The running batch: sequences that draw a token each step, bounded in tokens, places and pages.
 
 A step decodes first; what is left of its budget goes to sequences with more to compute: prompts (`local`), and what
-preemption has lost. A policy may decide otherwise (`step_share`), and who joins (`seats`); who is more urgent takes
-another one's place (`rests`). A sequence that needs a page which the pool does not have sits out, and the pool asks
+preemption has lost. A policy may decide otherwise (`step_share`), and who joins (`admission`); who is more urgent takes
+another one's place (`pauses`). A sequence that needs a page which the pool does not have sits out, and the pool asks
 for pages; when none come, sequences behind it give theirs up.
 """
 
@@ -39,9 +39,9 @@ class RunningBatcher(Batcher):
         self._max_running = min(limits.max_num_seqs, limits.max_num_batched_tokens)
         self._own_gate = make_gate(settings.join)
         # A batch that runs to its end displaces nobody.
-        self._rests = Pausing(settings.rests if self._own_gate is None else RestSettings(max_rests=0))
+        self._pausing = Pausing(settings.pauses if self._own_gate is None else RestSettings(max_pauses=0))
         self._room = Room(pool, settings.num_arena_pages)
-        self._seats = BatchAdmission(self._max_running, self._rests, self._room, self.counters)
+        self._admission = BatchAdmission(self._max_running, self._pausing, self._room, self.counters)
         self._prefill_batches = PrefillBatches(settings.prefill_batches) if settings.prefill_batches else None
         self._has_held_rows = self._holds_rows = settings.join.holds_rows
         self._held = HeldRows(pool)
@@ -61,7 +61,7 @@ class RunningBatcher(Batcher):
     def set_policy(self, policy: Policy) -> None:
         """A policy without a gate leaves the worker's own rule in force."""
         super().set_policy(policy)
-        self._rests.goes_by_rank = policy.is_preemptive and policy.gate is None
+        self._pausing.goes_by_rank = policy.is_preemptive and policy.gate is None
         self._holds_rows = self._has_held_rows and policy.gate is None
         if not self._holds_rows:
             self._held.release()
@@ -72,7 +72,7 @@ class RunningBatcher(Batcher):
         is_free = gate is None and step_budget is None and self._own_gate is None
         if is_free and self._prefill_batches is not None:
             gate, step_budget = self._prefill_batches, self._prefill_batches
-        self._seats.set_gate(gate or self._own_gate)
+        self._admission.set_gate(gate or self._own_gate)
         self._planner.shares = Shares(step_budget, self._room, self.counters) if step_budget else None
 
     def need(self) -> PageNeed:
@@ -113,7 +113,7 @@ class RunningBatcher(Batcher):
     @property
     def next_deadline_s(self) -> float | None:
         """When `decide` has something to do although nothing has happened."""
-        gate = self._seats.gate
+        gate = self._admission.gate
         deadlines = (
             super().next_deadline_s,
             self._page_room.next_deadline_s(self._ranked(), self._decided_at_s),
@@ -133,7 +133,7 @@ class RunningBatcher(Batcher):
     def _plan_chunks(self, now_s: float) -> tuple[list[ChunkPlan], list[Sequence | None]]:
         ranked, running = self._ranked(), Stage.RUNNING
         present = [s for s in ranked if s.stage is running and s.away_since_s is None and s.stalled_since_s is None]
-        if len(present) < len(ranked) or self._seats.gate is not None:
+        if len(present) < len(ranked) or self._admission.gate is not None:
             self._page_room.make(ranked, now_s)
             num_present = sum(s.stage is running and s.away_since_s is None for s in ranked)
             for sequence in self._page_room.bring_back(ranked, self._max_running - num_present):
@@ -143,8 +143,8 @@ class RunningBatcher(Batcher):
         draft = self._planner.plan(self._taking_part(present), now_s)
         for sequence in draft.stalled:
             self._stall(sequence, now_s)
-        for sequence in draft.unbooked:
-            message = f"needs more than the {sequence.facts.num_booked_pages} pages that were booked for it"
+        for sequence in draft.unreserved:
+            message = f"needs more than the {sequence.params.num_reserved_pages} pages that were booked for it"
             self._end(sequence, failure=Failure(FailureReason.NO_CAPACITY, message))
         return draft.chunks, draft.owners
 
@@ -160,16 +160,16 @@ class RunningBatcher(Batcher):
     def _undo_swap(self) -> None:
         self._preemption.undo()
 
-    def _held_lot(self) -> PageBatch:
-        return self._held.lot
+    def _held_bundle(self) -> PageBatch:
+        return self._held.bundle
 
     def _order_of(self, sequence: Sequence) -> tuple[int, float]:
-        return self._rests.order_of(sequence)
+        return self._pausing.order_of(sequence)
 
     def _free(self, sequence: Sequence, reason: EndReason | None) -> None:
         self._preemption.forget(sequence)
         mode = self._prefill_batches
-        if mode is not None and self._seats.gate is mode and reason in (EndReason.STOP, EndReason.LENGTH):
+        if mode is not None and self._admission.gate is mode and reason in (EndReason.STOP, EndReason.LENGTH):
             mode.ended(sequence.num_output_tokens)
         is_row = self._holds_rows and sequence.stage is Stage.RUNNING and not sequence.is_away
         if is_row and reason in (EndReason.STOP, EndReason.LENGTH):
@@ -211,7 +211,7 @@ class RunningBatcher(Batcher):
         for sequence in queue.waiting:
             if sequence.came_at_s is None:
                 sequence.came_at_s = sequence.served_at_s = now_s
-        joining = self._seats.choose(queue, now_s)
+        joining = self._admission.choose(queue, now_s)
         is_short = False
         for sequence in joining:
             if sequence.slot is None and (is_short or not self._try_admit(sequence)):
@@ -221,42 +221,42 @@ class RunningBatcher(Batcher):
                 self._seat(sequence, now_s)
         num_joined = 0 if is_short else len(joining)
         others = [s for s in queue.waiting if s.stage is Stage.WAITING and s not in joining]
-        if not is_short and self._seats.num_computed(queue.batch) + num_joined >= self._max_running:
+        if not is_short and self._admission.num_computed(queue.batch) + num_joined >= self._max_running:
             others = self._displace(others, queue, now_s)
         for sequence in others:
             sequence.stalled_since_s = None
 
     def _displace(self, newcomers: list[Sequence], queue: Queue, now_s: float) -> list[Sequence]:
         """Seats the most urgent ones in the places of others. Those that still wait."""
-        seated = [sequence for sequence in reversed(queue.batch) if sequence not in self._seats.resting]
+        seated = [sequence for sequence in reversed(queue.batch) if sequence not in self._admission.paused]
         open_to = set(queue.waiting[: queue.num_open])
         for index, newcomer in enumerate(newcomers):
-            victim = self._rests.try_choose(newcomer, seated) if newcomer in open_to else None
-            if victim is None or not self._may_overbook(newcomer):
+            victim = self._pausing.try_choose(newcomer, seated) if newcomer in open_to else None
+            if victim is None or not self._may_overcommit(newcomer):
                 return newcomers[index:]
             if not self._try_admit(newcomer):
                 self._stall(newcomer, now_s)
                 return newcomers[index + 1 :]
             self._seat(newcomer, now_s)
             seated.remove(victim)
-            self._rests.begin(victim, now_s)
-            self.counters.rests += 1
+            self._pausing.begin(victim, now_s)
+            self.counters.pauses += 1
         return []
 
     def _joinable(self) -> list[Sequence]:
         """Those that wait and could join now, were there pages."""
         queue = queue_of(self._ranked())
-        num_free = max(0, self._max_running - self._seats.num_computed(queue.batch))
+        num_free = max(0, self._max_running - self._admission.num_computed(queue.batch))
         joinable, seated = queue.waiting[:num_free], queue.batch[::-1]
         for newcomer in queue.waiting[num_free:]:
-            victim = self._rests.try_choose(newcomer, seated)
-            if victim is None or not self._may_overbook(newcomer):
+            victim = self._pausing.try_choose(newcomer, seated)
+            if victim is None or not self._may_overcommit(newcomer):
                 break
             seated.remove(victim)
             joinable.append(newcomer)
         return joinable
 
-    def _may_overbook(self, newcomer: Sequence) -> bool:
+    def _may_overcommit(self, newcomer: Sequence) -> bool:
         """What was handed over has its pages and slot already."""
         if newcomer.slot is not None:
             return True
@@ -267,14 +267,14 @@ class RunningBatcher(Batcher):
         if sequence.key in self._sequences:  # one that could not be recorded has ended
             sequence.stage = Stage.RUNNING
             sequence.stalled_since_s = None
-            self._rests.end(sequence, now_s)
+            self._pausing.end(sequence, now_s)
 
     def _taking_part(self, present: list[Sequence]) -> list[Sequence]:
         """Of those with pages: not those that a gate lets rest, or whose pages leave in this step, nor more than there
         are places for (they are more when a policy has just gone that let some rest)."""
-        resting = self._seats.resting
-        if resting or self._preemption.is_any_leaving:
-            present = [s for s in present if s not in resting and not self._preemption.is_leaving(s)]
+        paused = self._admission.paused
+        if paused or self._preemption.is_any_leaving:
+            present = [s for s in present if s not in paused and not self._preemption.is_leaving(s)]
         if len(present) + len(self._held) > self._max_running:
             self._held.release()
             return present[: self._max_running]

@@ -17,7 +17,7 @@ class RunningSettings:
 
     join: JoinSettings = field(default_factory=JoinSettings)
     preemption: PreemptionSettings = field(default_factory=PreemptionSettings)
-    rests: RestSettings = field(default_factory=RestSettings)
+    pauses: RestSettings = field(default_factory=RestSettings)
     num_arena_pages: int = 0
     prefill_batches: PrefillBatchSettings | None = None
     """None: never. While a policy has a gate or a step budget, and for static batches: never."""

@@ -26,7 +26,7 @@ class Draft:
     owners: list[Sequence | None] = field(default_factory=list)
     stalled: list[Sequence] = field(default_factory=list)
     """There is no page for them."""
-    unbooked: list[Sequence] = field(default_factory=list)
+    unreserved: list[Sequence] = field(default_factory=list)
     """They want more pages than were booked for them."""
 
 
@@ -81,11 +81,11 @@ class StepPlanner:
         """Those that run beside the prompts, and those that sit out for the first of them."""
         if not prompts or self._has_sat_out:
             return decodes, []
-        lane_priority = in_turn(prompts)[0].facts.lane_priority
-        sitting_out = [sequence for sequence in decodes if sequence.facts.lane_priority < lane_priority]
+        lane_priority = in_turn(prompts)[0].params.lane_priority
+        sitting_out = [sequence for sequence in decodes if sequence.params.lane_priority < lane_priority]
         if not sitting_out:
             return decodes, []
-        return [sequence for sequence in decodes if sequence.facts.lane_priority >= lane_priority], sitting_out
+        return [sequence for sequence in decodes if sequence.params.lane_priority >= lane_priority], sitting_out
 
     def _plan_prompts(self, prompts: list[Sequence], budget: int, draft: Draft) -> int:
         """How many tokens were planned."""
@@ -108,8 +108,8 @@ class StepPlanner:
     def _try_grow(self, sequence: Sequence, num_tokens: int, draft: Draft) -> bool:
         """Gives a sequence the pages for its next tokens. False: it cannot be computed in this step."""
         num_missing = sequence.num_missing_pages(num_tokens)
-        if len(sequence.block_table) + num_missing > sequence.facts.num_booked_pages:
-            draft.unbooked.append(sequence)
+        if len(sequence.block_table) + num_missing > sequence.params.num_reserved_pages:
+            draft.unreserved.append(sequence)
             return False
         page_ids = self._pool.try_take(num_missing) if num_missing else ()
         if page_ids is None:

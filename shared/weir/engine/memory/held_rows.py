@@ -47,7 +47,7 @@ class HeldRows:
         return bool(rows)
 
     @property
-    def lot(self) -> PageBatch:
+    def bundle(self) -> PageBatch:
         """What the rows hold."""
         return PageBatch(
             tuple(page_id for _, page_ids in self._rows for page_id in page_ids),

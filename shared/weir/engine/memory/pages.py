@@ -59,11 +59,11 @@ class PagePool:
     def num_held_pages(self) -> int:
         return len(self._free_pages) + len(self._pages_in_use)
 
-    def give(self, lot: PageBatch) -> None:
+    def give(self, bundle: PageBatch) -> None:
         """Adds what the arena gave, as free."""
-        self._check_new(lot)
-        self._free_pages.update(dict.fromkeys(lot.page_ids))
-        self._free_slots.extend(lot.slots)
+        self._check_new(bundle)
+        self._free_pages.update(dict.fromkeys(bundle.page_ids))
+        self._free_slots.extend(bundle.slots)
 
     def adopt(self, slot: int | None, page_ids: Sequence[int]) -> None:
         """Adds what came with a sequence, as in use: by hand-off, or the cached prefix of a prompt (no slot yet)."""
@@ -143,10 +143,10 @@ class PagePool:
 
     def take_all_free(self) -> PageBatch:
         """Everything that no sequence uses; the pool holds it no more."""
-        lot = PageBatch(tuple(self._free_pages), tuple(self._free_slots), self._take_used())
+        bundle = PageBatch(tuple(self._free_pages), tuple(self._free_slots), self._take_used())
         self._free_pages.clear()
         self._free_slots.clear()
-        return lot
+        return bundle
 
     def check_integrity(self, page_ids_in_use: Sequence[int], slots_in_use: Sequence[int]) -> list[str]:
         """Compares the books with what sequences say they use; what is wrong, in sentences."""
@@ -175,11 +175,11 @@ class PagePool:
         self._used.clear()
         return used
 
-    def _check_new(self, lot: PageBatch) -> None:
+    def _check_new(self, bundle: PageBatch) -> None:
         in_use, free = self._pages_in_use, self._free_pages
-        held_pages = [page_id for page_id in lot.page_ids if page_id in free or page_id in in_use]
-        held_slots = [slot for slot in lot.slots if slot in self._slots_in_use or slot in self._free_slots]
-        if held_pages or held_slots or len(set(lot.page_ids)) < len(lot.page_ids):
+        held_pages = [page_id for page_id in bundle.page_ids if page_id in free or page_id in in_use]
+        held_slots = [slot for slot in bundle.slots if slot in self._slots_in_use or slot in self._free_slots]
+        if held_pages or held_slots or len(set(bundle.page_ids)) < len(bundle.page_ids):
             raise PageDefect(
                 f"held already, or named twice: pages {sorted(held_pages)[:8]}, slots {sorted(held_slots)[:8]}"
             )

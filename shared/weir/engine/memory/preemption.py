@@ -141,7 +141,7 @@ class Preemption:
             sequence.drop(now_s)
             self._counters.preemptions_dropped += 1
         else:
-            sequence.park(places, now_s)
+            sequence.swap_out(places, now_s)
             self._counters.pages_swapped_out += len(places)
         # Full pages of a prompt may be others' prefix by now: the arena knows whether they are free.
         num_sharable = sequence.num_sharable_pages - sequence.num_shared_pages

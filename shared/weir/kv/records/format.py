@@ -38,7 +38,7 @@ class SequenceParams:
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
     stop: StopRules
-    num_booked_pages: int
+    num_reserved_pages: int
     traceparent: str
     lane_priority: int = 0
     prefix_seed: bytes = b""
@@ -55,7 +55,7 @@ class SequenceParams:
 class SequenceSnapshot:
     """A record as it was last published. Keys and values of positions [0, num_computed_tokens) are in the pages."""
 
-    facts: SequenceParams
+    params: SequenceParams
     output_token_ids: tuple[int, ...]
     output_logprobs: tuple[TokenLogprobs, ...]
     """One entry an output token, where the request asks for them."""
@@ -78,7 +78,7 @@ class RecordSummary:
 
 @dataclass(frozen=True, slots=True)
 class RecordHeader:
-    """One publication. `facts_bytes` stay packed: most readers want little of them."""
+    """One publication. `params_bytes` stay packed: most readers want little of them."""
 
     sequence: int
     attempt: Attempt
@@ -87,11 +87,11 @@ class RecordHeader:
     num_computed_tokens: int
     num_pages: int
     rng_position: int
-    facts_bytes: bytes
+    params_bytes: bytes
 
     @property
     def request_id(self) -> str:
-        return _text(self.facts_bytes[:_MAX_TEXT_BYTES])
+        return _text(self.params_bytes[:_MAX_TEXT_BYTES])
 
 
 pack_lengths = _LENGTHS.pack
@@ -104,27 +104,27 @@ def seal_header(lengths: bytes) -> bytes:
     return _CRC.pack(zlib.crc32(lengths)) + lengths
 
 
-def try_unpack_header(packed: bytes, facts_area: memoryview) -> RecordHeader | None:
-    """None if a checksum is wrong: never written, cleared, or torn. `facts_area` has MAX_FACTS_BYTES bytes."""
+def try_unpack_header(packed: bytes, params_area: memoryview) -> RecordHeader | None:
+    """None if a checksum is wrong: never written, cleared, or torn. `params_area` has MAX_FACTS_BYTES bytes."""
     lengths = packed[_CRC.size : PACKED_HEADER_BYTES]
     if _CRC.unpack_from(packed)[0] != zlib.crc32(lengths):
         return None
-    *numbers, num_facts_bytes, facts_crc = _LENGTHS.unpack(lengths)
+    *numbers, num_params_bytes, params_crc = _LENGTHS.unpack(lengths)
     # bytes() copies: what is checked is what is used, whoever writes meanwhile
-    facts_bytes = bytes(facts_area[:num_facts_bytes])
-    if num_facts_bytes < _FACTS.size or zlib.crc32(facts_bytes) != facts_crc:
+    params_bytes = bytes(params_area[:num_params_bytes])
+    if num_params_bytes < _FACTS.size or zlib.crc32(params_bytes) != params_crc:
         return None
     sequence, dispatch, adoption, num_prompt, num_tokens, num_computed, num_pages, position = numbers
     attempt = Attempt(dispatch, adoption)
-    return RecordHeader(sequence, attempt, num_prompt, num_tokens, num_computed, num_pages, position, facts_bytes)
+    return RecordHeader(sequence, attempt, num_prompt, num_tokens, num_computed, num_pages, position, params_bytes)
 
 
-def pack_facts(facts: SequenceParams) -> bytes:
+def pack_params(params: SequenceParams) -> bytes:
     """All but the prompt, which is in the token log, and the attempt, which may rise: at most MAX_FACTS_BYTES.
 
     Raises ValueError for more stop ids or biases than a record holds.
     """
-    sampling, stop = facts.sampling, facts.stop
+    sampling, stop = params.sampling, params.stop
     for field, values, limit in (
         ("stop_token_ids", stop.stop_token_ids, MAX_STOP_TOKEN_IDS),
         ("logit_bias", sampling.logit_bias, MAX_LOGIT_BIAS),
@@ -132,9 +132,9 @@ def pack_facts(facts: SequenceParams) -> bytes:
         if len(values) > limit:
             raise ValueError(f"{field}: {len(values)} ids, a record holds at most {limit}")
     head = _FACTS.pack(
-        _text_bytes("request_id", facts.request_id),
-        _text_bytes("gateway_id", facts.gateway_id),
-        _text_bytes("traceparent", facts.traceparent),
+        _text_bytes("request_id", params.request_id),
+        _text_bytes("gateway_id", params.gateway_id),
+        _text_bytes("traceparent", params.traceparent),
         sampling.temperature,
         sampling.top_p,
         sampling.min_p,
@@ -145,30 +145,30 @@ def pack_facts(facts: SequenceParams) -> bytes:
         sampling.top_k,
         stop.max_tokens,
         stop.min_tokens,
-        facts.num_booked_pages,
-        facts.lane_priority,
+        params.num_reserved_pages,
+        params.lane_priority,
         _NOT_ASKED if sampling.logprobs is None else sampling.logprobs,
         _NOT_ASKED if sampling.prompt_logprobs is None else sampling.prompt_logprobs,
         len(stop.stop_token_ids),
         len(sampling.logit_bias),
-        facts.prefix_seed,
-        facts.rank,
-        facts.itl_target_ms,
-        facts.predicted_output_tokens,
+        params.prefix_seed,
+        params.rank,
+        params.itl_target_ms,
+        params.predicted_output_tokens,
     )
     stop_ids = np.array(stop.stop_token_ids, _STOP_ID)
     return head + stop_ids.tobytes() + np.array(list(sampling.logit_bias), _BIAS).tobytes()
 
 
-def unpack_facts(header: RecordHeader, prompt_token_ids: tuple[int, ...]) -> SequenceParams:
+def unpack_params(header: RecordHeader, prompt_token_ids: tuple[int, ...]) -> SequenceParams:
     """The facts of a publication, with the prompt as the token log has it."""
-    fields = _FACTS.unpack_from(header.facts_bytes)
+    fields = _FACTS.unpack_from(header.params_bytes)
     temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty = fields[3:9]
-    seed, top_k, max_tokens, min_tokens, num_booked_pages, lane_priority = fields[9:15]
+    seed, top_k, max_tokens, min_tokens, num_reserved_pages, lane_priority = fields[9:15]
     logprobs, prompt_logprobs = (None if number == _NOT_ASKED else number for number in fields[15:17])
     num_stop_ids, num_biases, prefix_seed, rank, itl_target_ms, predicted_output_tokens = fields[17:]
-    stop_ids = np.frombuffer(header.facts_bytes, _STOP_ID, num_stop_ids, _FACTS.size)
-    biases = np.frombuffer(header.facts_bytes, _BIAS, num_biases, _FACTS.size + stop_ids.nbytes)
+    stop_ids = np.frombuffer(header.params_bytes, _STOP_ID, num_stop_ids, _FACTS.size)
+    biases = np.frombuffer(header.params_bytes, _BIAS, num_biases, _FACTS.size + stop_ids.nbytes)
     return SequenceParams(
         request_id=_text(fields[0]),
         attempt=header.attempt,
@@ -188,7 +188,7 @@ def unpack_facts(header: RecordHeader, prompt_token_ids: tuple[int, ...]) -> Seq
             prompt_logprobs=prompt_logprobs,
         ),
         stop=StopRules(max_tokens, tuple(stop_ids.tolist()), min_tokens),
-        num_booked_pages=num_booked_pages,
+        num_reserved_pages=num_reserved_pages,
         traceparent=_text(fields[2]),
         lane_priority=lane_priority,
         prefix_seed=prefix_seed if any(prefix_seed) else b"",

@@ -29,11 +29,11 @@ from weir.kv.records.format import (
     RecordSummary,
     SequenceParams,
     SequenceSnapshot,
-    pack_facts,
     pack_lengths,
+    pack_params,
     seal_header,
     try_unpack_header,
-    unpack_facts,
+    unpack_params,
 )
 from weir.kv.records.logprobs import LogprobRing
 
@@ -50,8 +50,8 @@ class _Writer:
     num_tokens: int
     num_pages: int
     num_published_pages: int
-    num_facts_bytes: int
-    facts_crc: int
+    num_params_bytes: int
+    params_crc: int
 
 
 class SequenceRecord:
@@ -64,37 +64,37 @@ class SequenceRecord:
         self._max_tokens = geometry.max_context_tokens
         self._max_pages = geometry.max_pages_per_sequence
         self._num_arena_pages = geometry.num_pages
-        facts_start = 2 * RECORD_HEADER_BYTES
-        logprobs_start = facts_start + RECORD_FACTS_BYTES
+        params_start = 2 * RECORD_HEADER_BYTES
+        logprobs_start = params_start + RECORD_FACTS_BYTES
         log_start = logprobs_start + RECORD_LOGPROBS_BYTES
         table_start = log_start + 4 * self._max_tokens
-        self._headers = memory[:facts_start]
-        self._facts = memory[facts_start:logprobs_start]
+        self._headers = memory[:params_start]
+        self._params = memory[params_start:logprobs_start]
         self._logprobs = LogprobRing(memory[logprobs_start:log_start])
         self._token_log = memory[log_start:table_start].cast("i")
         self._block_table = memory[table_start : table_start + 4 * self._max_pages].cast("i")
         self._writer: _Writer | None = None
 
-    def begin(self, facts: SequenceParams) -> None:
+    def begin(self, params: SequenceParams) -> None:
         """Starts a new sequence in this slot. Nothing is readable before `publish`. Raises ValueError."""
-        facts_bytes = pack_facts(facts)
-        num_prompt_tokens = len(facts.prompt_token_ids)
+        params_bytes = pack_params(params)
+        num_prompt_tokens = len(params.prompt_token_ids)
         if not 1 <= num_prompt_tokens <= self._max_tokens:
             raise ValueError(f"prompt_token_ids: {num_prompt_tokens} ids, allowed are 1 to {self._max_tokens}")
         self.clear()
-        self._facts[: len(facts_bytes)] = facts_bytes
-        if facts.sampling.logprobs is not None:
+        self._params[: len(params_bytes)] = params_bytes
+        if params.sampling.logprobs is not None:
             self._logprobs.clear()
-        self._token_log[:num_prompt_tokens] = memoryview(array("i", facts.prompt_token_ids))
+        self._token_log[:num_prompt_tokens] = memoryview(array("i", params.prompt_token_ids))
         self._writer = _Writer(
             sequence=0,
-            attempt=facts.attempt,
+            attempt=params.attempt,
             num_prompt_tokens=num_prompt_tokens,
             num_tokens=num_prompt_tokens,
             num_pages=0,
             num_published_pages=0,
-            num_facts_bytes=len(facts_bytes),
-            facts_crc=zlib.crc32(facts_bytes),
+            num_params_bytes=len(params_bytes),
+            params_crc=zlib.crc32(params_bytes),
         )
 
     def append_token(self, token_id: int) -> None:
@@ -146,8 +146,8 @@ class SequenceRecord:
             num_computed_tokens,
             writer.num_pages,
             writer.num_tokens - writer.num_prompt_tokens,
-            writer.num_facts_bytes,
-            writer.facts_crc,
+            writer.num_params_bytes,
+            writer.params_crc,
         )
         start = (writer.sequence & 1) * RECORD_HEADER_BYTES
         self._headers[start : start + PACKED_HEADER_BYTES] = seal_header(lengths)
@@ -175,12 +175,12 @@ class SequenceRecord:
         if self._writer is None:
             self._writer = _writer_after(header)
         token_ids = tuple(self._token_log[: header.num_tokens].tolist())
-        facts = unpack_facts(header, token_ids[: header.num_prompt_tokens])
+        params = unpack_params(header, token_ids[: header.num_prompt_tokens])
         output_token_ids = token_ids[header.num_prompt_tokens :]
         return SequenceSnapshot(
-            facts=facts,
+            params=params,
             output_token_ids=output_token_ids,
-            output_logprobs=() if facts.sampling.logprobs is None else self._logprobs.read(output_token_ids),
+            output_logprobs=() if params.sampling.logprobs is None else self._logprobs.read(output_token_ids),
             block_table=tuple(self._block_table[: header.num_pages].tolist()),
             num_computed_tokens=header.num_computed_tokens,
             rng_position=header.rng_position,
@@ -229,7 +229,7 @@ class SequenceRecord:
     def _valid_header(self, header_slot: int) -> RecordHeader | None:
         start = header_slot * RECORD_HEADER_BYTES
         # bytes() copies: what is checked is what is used, whoever writes meanwhile.
-        header = try_unpack_header(bytes(self._headers[start : start + PACKED_HEADER_BYTES]), self._facts)
+        header = try_unpack_header(bytes(self._headers[start : start + PACKED_HEADER_BYTES]), self._params)
         if header is None or not header.num_prompt_tokens <= header.num_tokens <= self._max_tokens:
             return None
         return header if header.num_pages <= self._max_pages else None
@@ -243,6 +243,6 @@ def _writer_after(header: RecordHeader) -> _Writer:
         num_tokens=header.num_tokens,
         num_pages=header.num_pages,
         num_published_pages=header.num_pages,
-        num_facts_bytes=len(header.facts_bytes),
-        facts_crc=zlib.crc32(header.facts_bytes),
+        num_params_bytes=len(header.params_bytes),
+        params_crc=zlib.crc32(header.params_bytes),
     )

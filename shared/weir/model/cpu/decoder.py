@@ -27,7 +27,7 @@ class CpuDecoder:
         self._config = config
         self._model = make_model(config, packed)
         self._workspace = Workspace(config, most_chunks(share.most))
-        self._crew = ThreadTeam(share)
+        self._team = ThreadTeam(share)
 
     def compute(self, step_slice: StepSlice, pages: BrainFloats) -> Scan:
         """Writes keys and values into `pages`, the view that `page_numbers` makes.
@@ -50,7 +50,7 @@ class CpuDecoder:
         def work(state: PhaseState, base: int, num_chunks: int) -> None:
             forward(model, buffers, arrays, pages, extent, state, base, num_chunks)
 
-        self._crew.run(work, len(arrays.token_ids))
+        self._team.run(work, len(arrays.token_ids))
 
 
 def page_numbers(config: ModelConfig, pages: npt.NDArray[np.uint8]) -> BrainFloats:

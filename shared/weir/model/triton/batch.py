@@ -90,7 +90,7 @@ class DeviceSampledRow:
     spec: SampleSpec
 
     @property
-    def is_drawn_on_device(self) -> bool:
+    def is_sampled_on_device(self) -> bool:
         """Greedy, or a temperature and nothing else."""
         return not self.spec.masked_token_ids and not _asks_for_more(self.spec.params)
 

@@ -100,7 +100,7 @@ class DecodeGraphs:
             not batch.decodes
             or batch.prefills
             or batch.scored
-            or not all(row.is_drawn_on_device for row in batch.sampled)
+            or not all(row.is_sampled_on_device for row in batch.sampled)
         ):
             return None
         width = max(num_pages_for(chunk.end) for chunk in batch.decodes)

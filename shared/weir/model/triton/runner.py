@@ -103,7 +103,7 @@ class TritonRunner:
 
     def _draw(self, logits: torch.Tensor, sampled: Sequence[DeviceSampledRow], index: SampleIndex) -> StepResult:
         by_slot = _checked(self._sample(logits, index).tolist(), sampled)
-        places = [place for place, row in enumerate(sampled) if not row.is_drawn_on_device]
+        places = [place for place, row in enumerate(sampled) if not row.is_sampled_on_device]
         if not places:
             return StepResult(by_slot)
         # here and not above: it needs numba, which a machine that draws greedily or by temperature may lack

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from weir.ops.linear_int8.pack import BLOCK_OUTPUTS, SCALES_BYTES, PackedMatrix, WeightKind
 from weir.ops.linear_int8.tile import make_block, most_tile_rows
 from weir.ops.quantize.rows import GROUP, RECORD_BYTES, row_bytes
-from weir.ops.simd.features import kernel_tier
+from weir.ops.simd.features import instruction_set
 from weir.ops.simd.jit import kernel, parallel_kernel
 
 _SPAN_BYTES = 128 << 10
-_TILE_ROWS = most_tile_rows(kernel_tier())
-_int4_block = make_block(WeightKind.INT4, kernel_tier())
-_int8_block = make_block(WeightKind.INT8, kernel_tier())
+_TILE_ROWS = most_tile_rows(instruction_set())
+_int4_block = make_block(WeightKind.INT4, instruction_set())
+_int8_block = make_block(WeightKind.INT8, instruction_set())
 
 
 @kernel

@@ -48,7 +48,7 @@ class TileShape:
     """
 
     kind: WeightKind
-    tier: InstructionSet
+    isa: InstructionSet
     num_rows: int
     num_vectors: int
     num_rounds: int
@@ -70,29 +70,29 @@ class BlockArguments:
     is_added: ir.Value
 
 
-def tile_shapes(kind: WeightKind, tier: InstructionSet) -> list[TileShape]:
+def tile_shapes(kind: WeightKind, isa: InstructionSet) -> list[TileShape]:
     """The tiles for a batch, largest first; one of each but the first makes any remainder. Measured, see ADR 0005."""
-    if tier is InstructionSet.AVX512_VNNI:
+    if isa is InstructionSet.AVX512_VNNI:
         tiles = [(8, 1, 1), (4, 1, 1), (3, 1, 1), (2, 1, 1), (1, 1, 1)]
-    elif tier is InstructionSet.PORTABLE:
+    elif isa is InstructionSet.PORTABLE:
         tiles = [(4, 1, 2), (2, 1, 2), (1, 1, 2)]
-    elif tier is InstructionSet.AVX2 and kind is WeightKind.INT8:
+    elif isa is InstructionSet.AVX2 and kind is WeightKind.INT8:
         tiles = [(4, 1, 8), (3, 1, 8), (2, 2, 4), (1, 2, 1)]
     else:
         tiles = [(4, 2, 4), (3, 2, 1), (2, 2, 1), (1, 2, 1)]
-    return [TileShape(kind, tier, *tile, _PREFETCH_BYTES if tile[0] <= 3 else 0) for tile in tiles]
+    return [TileShape(kind, isa, *tile, _PREFETCH_BYTES if tile[0] <= 3 else 0) for tile in tiles]
 
 
-def most_tile_rows(tier: InstructionSet) -> int:
+def most_tile_rows(isa: InstructionSet) -> int:
     """Rows of the largest tile: given so many, a block is one call of it."""
-    return max(tile_shapes(kind, tier)[0].num_rows for kind in WeightKind)
+    return max(tile_shapes(kind, isa)[0].num_rows for kind in WeightKind)
 
 
-def make_block(kind: WeightKind, tier: InstructionSet) -> Callable[..., Any]:
+def make_block(kind: WeightKind, isa: InstructionSet) -> Callable[..., Any]:
     """A function for kernels that takes `BlockArguments` in order, all int64; 1 in `is_added` adds to what is there."""
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:
-        _emit_block(builder, tile_shapes(kind, tier), BlockArguments(*values))
+        _emit_block(builder, tile_shapes(kind, isa), BlockArguments(*values))
         return context.get_dummy_value()
 
     # numba wants every argument by name
@@ -151,7 +151,7 @@ def _tile_function(module: ir.Module, shape: TileShape) -> ir.Function:
 
 
 def _emit_tile(builder: ir.IRBuilder, shape: TileShape, arguments: BlockArguments) -> None:
-    lanes = dot_product(shape.tier, shape.kind).width * shape.num_vectors
+    lanes = dot_product(shape.isa, shape.kind).width * shape.num_vectors
     for row in range(shape.num_rows):
         # results go to a line that no cache holds yet: it is there when the sums are
         emit_prefetch_for_write(builder, _at(builder, arguments.out, arguments.out_stride, row))
@@ -165,7 +165,7 @@ def _emit_groups(
     builder: ir.IRBuilder, shape: TileShape, arguments: BlockArguments, first: ir.Value
 ) -> list[list[Any]]:
     """Memory [rows][vectors] (which LLVM keeps in registers) with the sums over all groups, outputs from `first` on."""
-    width = dot_product(shape.tier, shape.kind).width
+    width = dot_product(shape.isa, shape.kind).width
     zero = ir.Constant(vector_type(width), [ir.Constant(FLOAT, 0.0)] * width)
     results = [
         [cgutils.alloca_once(builder, zero.type) for _ in range(shape.num_vectors)] for _ in range(shape.num_rows)
@@ -185,7 +185,7 @@ def _emit_group(
     builder: ir.IRBuilder, shape: TileShape, group: ir.Value, first_output: ir.Value, rows: list[ir.Value], results: Any
 ) -> None:
     """One group of 32 inputs, outputs from `first_output` on; `group` and `rows` are where its weights and rows are."""
-    dot, is_8_bit = dot_product(shape.tier, shape.kind), shape.kind is WeightKind.INT8
+    dot, is_8_bit = dot_product(shape.isa, shape.kind), shape.kind is WeightKind.INT8
     width, vectors = dot.width, range(shape.num_vectors)
     firsts = [
         emit_load_splat(builder, _offset(builder, row, CORRECTION_OFFSET), INT32, width) if is_8_bit else None
@@ -222,19 +222,19 @@ def _emit_scales(
     builder: ir.IRBuilder, shape: TileShape, group: ir.Value, output: ir.Value
 ) -> tuple[ir.Value, ir.Value | None]:
     """Scales of a vector of outputs, and minima where the kind has them."""
-    width = dot_product(shape.tier, shape.kind).width
+    width = dot_product(shape.isa, shape.kind).width
     if shape.kind is WeightKind.INT8:
         return emit_load(builder, _at(builder, group, output, 4), width), None
     minima = _offset(builder, group, 2 * BLOCK_OUTPUTS)
     scale, minimum = (
-        emit_load_half(builder, _at(builder, base, output, 2), width, shape.tier) for base in (group, minima)
+        emit_load_half(builder, _at(builder, base, output, 2), width, shape.isa) for base in (group, minima)
     )
     return scale, minimum
 
 
 def _emit_step(builder: ir.IRBuilder, shape: TileShape, weights: ir.Value, rows: list[ir.Value], totals: Any) -> None:
     """64 bytes of weights: one quad of inputs, or two of 4 bits."""
-    dot = dot_product(shape.tier, shape.kind)
+    dot = dot_product(shape.isa, shape.kind)
     if shape.prefetch_bytes:
         emit_prefetch(builder, _offset(builder, weights, shape.prefetch_bytes))
     parts = [
@@ -273,7 +273,7 @@ def _emit_results(
     builder: ir.IRBuilder, shape: TileShape, arguments: BlockArguments, first: ir.Value, results: list[list[Any]]
 ) -> None:
     """Writes them, or adds them to what is there."""
-    width = dot_product(shape.tier, shape.kind).width
+    width = dot_product(shape.isa, shape.kind).width
     is_added = builder.icmp_signed("!=", arguments.is_added, ir.Constant(INT64, 0))
     for row, row_results in enumerate(results):
         for vector, memory in enumerate(row_results):

@@ -15,7 +15,7 @@ from numba import types
 
 from weir.kv.geometry import PAGE_TOKENS
 from weir.ops.simd.bf16 import BF16_BYTES, emit_load_bf16
-from weir.ops.simd.features import InstructionSet, kernel_tier
+from weir.ops.simd.features import InstructionSet, instruction_set
 from weir.ops.simd.float import (
     emit_constant,
     emit_fma,
@@ -37,7 +37,7 @@ _KEY_STRIDE = PAGE_TOKENS * BF16_BYTES
 _UNROLLED_DIMENSIONS = 8
 # The second level takes more lines at once than the first: measured 15 against 11 GB/s a core on Zen 4.
 _AHEAD_LEVEL = 2
-_HAS_WIDE_REGISTERS = kernel_tier() is InstructionSet.AVX512_VNNI
+_HAS_WIDE_REGISTERS = instruction_set() is InstructionSet.AVX512_VNNI
 _VALUE_LANES = 16 if _HAS_WIDE_REGISTERS else 8
 # Dimensions at a time: the sums of a tile, TILE_ROWS times as many, have to stay in registers.
 _VALUE_SLICES = (64, 16, 8) if _HAS_WIDE_REGISTERS else (16, 8)

@@ -32,7 +32,7 @@ class CpuFeatures:
     has_avx512_vnni: bool
 
     @property
-    def tiers(self) -> tuple[InstructionSet, ...]:
+    def isas(self) -> tuple[InstructionSet, ...]:
         """Those that run here, the fastest last."""
         has_avx2 = self.has_avx2 and self.has_fma and self.has_f16c
         available = {
@@ -41,7 +41,7 @@ class CpuFeatures:
             InstructionSet.AVX_VNNI: has_avx2 and self.has_avx_vnni,
             InstructionSet.AVX512_VNNI: has_avx2 and self.has_avx512_vnni,
         }
-        return tuple(tier for tier in InstructionSet if available[tier])
+        return tuple(isa for isa in InstructionSet if available[isa])
 
 
 @cache
@@ -77,13 +77,13 @@ def parse_features(text: str) -> dict[str, bool]:
     return {name.lstrip("+-"): not name.startswith("-") for name in names}
 
 
-def kernel_tier() -> InstructionSet:
+def instruction_set() -> InstructionSet:
     """The fastest one that runs here, or the one that `WEIR_CPU_KERNELS` names.
 
     Raises:
         ValueError: `WEIR_CPU_KERNELS` names no tier, or one that this processor lacks.
     """
-    available = cpu_features().tiers
+    available = cpu_features().isas
     wanted = os.environ.get(_ENVIRONMENT)
     if not wanted:
         return available[-1]

@@ -17,7 +17,7 @@ import numba
 import xxhash
 from numba.extending import intrinsic
 
-from weir.ops.simd.features import kernel_tier
+from weir.ops.simd.features import instruction_set
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -34,7 +34,7 @@ def kernel_cache_directory() -> Path:
     for source in sorted([*ops, *(_OPS_ROOT.parent / "model").glob("cpu_*.py")]):
         digest.update(str(source.relative_to(_OPS_ROOT.parent)).encode() + b"\0" + source.read_bytes())
     root = Path(os.environ.get("WEIR_CACHE") or Path.home() / ".cache" / "weir")
-    return root / "kernels" / f"{kernel_tier()}-{digest.hexdigest()}"
+    return root / "kernels" / f"{instruction_set()}-{digest.hexdigest()}"
 
 
 @contextmanager

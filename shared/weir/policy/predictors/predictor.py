@@ -51,13 +51,13 @@ class PredictorInfo:
 class Predictor:
     """Features and a head. Safe to use from several threads: nothing in it changes."""
 
-    def __init__(self, features: PromptFeatures, head: Head, facts: PredictorInfo) -> None:
+    def __init__(self, features: PromptFeatures, head: Head, info: PredictorInfo) -> None:
         """Raises ValueError if they do not fit together."""
         if head.num_features != features.num_features:
             raise ValueError(f"the head takes {head.num_features} features, the table makes {features.num_features}")
         self.features = features
         self.head = head
-        self.facts = facts
+        self.info = info
 
     def predict(self, prompts: Sequence[Sequence[int]]) -> Predictions:
         """Of the prompts' token ids, in one batch."""

@@ -32,15 +32,15 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 def save_predictor(path: Path, predictor: Predictor) -> None:
     """Written under another name first: nobody sees half of it. Raises OSError."""
-    facts, table = predictor.facts, predictor.features.table
+    info, table = predictor.info, predictor.features.table
     header = {
         "format": FORMAT,
         "version": VERSION,
         "kind": predictor.head.kind,
-        "model": facts.model,
+        "model": info.model,
         "tokenizer_digest": table.tokenizer_digest,
-        "num_training": facts.num_training,
-        "held_out_tau": facts.held_out_tau,
+        "num_training": info.num_training,
+        "held_out_tau": info.held_out_tau,
     }
     arrays: dict[str, npt.NDArray[Any]] = {"header": np.frombuffer(json.dumps(header).encode(), np.uint8)}
     arrays |= {f"table.{name}": array for name, array in table.arrays().items()}
@@ -73,8 +73,8 @@ def load_predictor(path: Path, tokenizer_digest: str | None = None) -> Predictor
     try:
         table = table_from_arrays(header["tokenizer_digest"], _part(arrays, "table"))
         head = _HEADS[header["kind"]](_part(arrays, "head"))
-        facts = PredictorInfo(header["model"], int(header["num_training"]), float(header["held_out_tau"]))
-        return Predictor(PromptFeatures(table), head, facts)
+        info = PredictorInfo(header["model"], int(header["num_training"]), float(header["held_out_tau"]))
+        return Predictor(PromptFeatures(table), head, info)
     except KeyError as error:
         raise PredictorFileError(path, f"lacks {error}") from error
     except (ValueError, TypeError, AttributeError) as error:

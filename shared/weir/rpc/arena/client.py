@@ -61,12 +61,14 @@ class ArenaClient:
 
         `open_memory` maps page memory that is not in the segment; None for a worker that computes on the CPU.
         """
-        facts = arena_pb2.Register(worker_id=worker_id, role=role, page_bytes=page_bytes, model_digest=model_digest)
+        registration = arena_pb2.Register(
+            worker_id=worker_id, role=role, page_bytes=page_bytes, model_digest=model_digest
+        )
         self._channel = make_channel(f"unix:{socket_path}")
         self._stub: arena_pb2_grpc.ArenaAsyncStub = arena_pb2_grpc.ArenaStub(self._channel)
         self._holdings = Holdings()
         self._sealing: set[asyncio.Future[None]] = set()
-        self._stream = LeaseStream(self._stub, facts, self._holdings, on_handed_off, open_memory)
+        self._stream = LeaseStream(self._stub, registration, self._holdings, on_handed_off, open_memory)
 
     @property
     def lost(self) -> asyncio.Event:

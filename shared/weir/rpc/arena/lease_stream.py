@@ -38,13 +38,13 @@ class _AttachRefused(Exception):
 class LeaseStream:
     """The `Attach` stream of a worker and what it stands for. An attachment lasts as long as one such stream.
 
-    `facts` says who the worker is; `holdings` is read at the beginning of each attachment and grows by hand-offs.
+    `registration` says who the worker is; `holdings` is read at the beginning of each attachment and grows by hand-offs.
     """
 
     def __init__(
         self,
         stub: "arena_pb2_grpc.ArenaAsyncStub",
-        facts: arena_pb2.Register,
+        registration: arena_pb2.Register,
         holdings: Holdings,
         on_handed_off: Callable[[HandedOff], None],
         open_memory: OpenMemory | None,
@@ -56,7 +56,7 @@ class LeaseStream:
         self.keeps_prefixes = False
         self.prefix_wait_s = 0.0
         self._stub = stub
-        self._facts = facts
+        self._registration = registration
         self._holdings = holdings
         self._on_handed_off = on_handed_off
         self._open_memory = open_memory
@@ -72,8 +72,8 @@ class LeaseStream:
     async def start(self, timeout_s: float) -> None:
         """Returns when attached and mapped. Raises Unavailable."""
         identity = own_identity()
-        self._facts.pid, self._facts.pid_start_ticks = identity.pid, identity.start_ticks
-        self._facts.pid_namespace = own_pid_namespace()
+        self._registration.pid, self._registration.pid_start_ticks = identity.pid, identity.start_ticks
+        self._registration.pid_namespace = own_pid_namespace()
         self._keeping = asyncio.create_task(self._keep_attached())
         self._keeping.add_done_callback(self._on_keeping_end)
         await self.wait_attached(asyncio.get_running_loop().time() + timeout_s)
@@ -144,7 +144,7 @@ class LeaseStream:
             self._lose(f"defect: {error!r}")
 
     def _lose(self, refusal: str) -> None:
-        _log.error("worker %s has no lease: %s", self._facts.worker_id, refusal)
+        _log.error("worker %s has no lease: %s", self._registration.worker_id, refusal)
         self._refusal = refusal
         self.lost.set()
         self._settled.set()
@@ -160,7 +160,7 @@ class LeaseStream:
         try:
             attached = await asyncio.wait_for(self._register(call), _ATTACH_TIMEOUT_S)
             beating = asyncio.create_task(_beat(call, attached.heartbeat_interval_ms / 1000))
-            self.lease_id = self._facts.lease_id = attached.lease_id
+            self.lease_id = self._registration.lease_id = attached.lease_id
             if self.segment is None:
                 self.segment = await _map(Path(attached.segment_path))
             if attached.memory_socket_path:
@@ -181,15 +181,15 @@ class LeaseStream:
             if beating is not None:
                 beating.cancel()
 
-    async def _share_pages(self, door_path: Path, segment: Segment) -> None:
+    async def _share_pages(self, memory_socket_path: Path, segment: Segment) -> None:
         """Maps the page memory; or, at a later attachment, offers it: this may be a new service, which has none."""
         if self.pages is not None:
-            await asyncio.to_thread(offer_memory, door_path, segment.arena_id, self.pages)
+            await asyncio.to_thread(offer_memory, memory_socket_path, segment.arena_id, self.pages)
             return
         if self._open_memory is None:
             raise _AttachRefused("the pages of its arena are on a device, and this worker computes on the CPU")
         try:
-            self.pages = await asyncio.to_thread(fetch_memory, door_path, segment.arena_id, self._open_memory)
+            self.pages = await asyncio.to_thread(fetch_memory, memory_socket_path, segment.arena_id, self._open_memory)
         except (ValueError, OSError, CudaDriverError) as error:
             raise _AttachRefused(f"its page memory cannot be mapped from here: {error}") from error
 
@@ -201,7 +201,7 @@ class LeaseStream:
         register = arena_pb2.Register(
             held_page_ids=claims.page_ids, held_slots=claims.slots, handing_off_slots=claims.handing_off_slots
         )
-        register.MergeFrom(self._facts)
+        register.MergeFrom(self._registration)
         try:
             await call.write(arena_pb2.AttachRequest(register=register))
             message = await _read(call)

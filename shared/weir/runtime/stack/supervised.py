@@ -108,8 +108,8 @@ class SupervisedProcess:
             if self._stopping.is_set():
                 break
             ready_for_s = 0.0 if self._ready_at_s is None else self._clock.now_s() - self._ready_at_s
-            is_hopeless = exit_code == _EXIT_USAGE or self._num_starts >= self._policy.max_failures
-            if is_hopeless and not self._restarts_for_ever:
+            is_unschedulable = exit_code == _EXIT_USAGE or self._num_starts >= self._policy.max_failures
+            if is_unschedulable and not self._restarts_for_ever:
                 raise ProcessFailed(self._failure_text(exit_code))
             self._enter("restarting")
             with contextlib.suppress(TimeoutError):

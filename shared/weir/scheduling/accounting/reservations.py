@@ -34,7 +34,7 @@ class DecodeLoad:
 class _Prompt(NamedTuple):
     granted_at_s: float
     num_tokens: int
-    read_ms: float
+    prefill_ms: float
     lane_priority: int
 
 
@@ -45,7 +45,7 @@ class PrefillLoad:
     prompts: dict[str, _Prompt] = field(default_factory=dict)
     num_tokens: int = 0
     """That are not cached."""
-    read_ms: float = 0.0
+    prefill_ms: float = 0.0
     moved_at_s: float = 0.0
     """When the first one came to its turn."""
 
@@ -62,8 +62,8 @@ class PrefillLoad:
         """Until all of them are read, by estimate."""
         if not self.prompts:
             return 0.0
-        first_ms = next(iter(self.prompts.values())).read_ms
-        return self.read_ms - min(first_ms, (now_s - self.moved_at_s) * 1000)
+        first_ms = next(iter(self.prompts.values())).prefill_ms
+        return self.prefill_ms - min(first_ms, (now_s - self.moved_at_s) * 1000)
 
 
 _NO_PREFILLS = PrefillLoad()
@@ -138,10 +138,10 @@ class Reservations:
         self._slot_moved(placement.decode_worker_id)
         decode = self.decode_load(placement.decode_worker_id)
         decode.request_ids.add(request.request_id)
-        insort(decode.ranks, _seat_rank(request))
-        decode.num_pages += placement.num_booked_pages
+        insort(decode.ranks, _priority_rank(request))
+        decode.num_pages += placement.num_reserved_pages
         decode.num_context_tokens += submit.num_prompt_tokens
-        decode.pages_by_lane[request.lane] += plan.num_charged_pages or placement.num_booked_pages
+        decode.pages_by_lane[request.lane] += plan.num_charged_pages or placement.num_reserved_pages
         decode.lengths.add(
             request.request_id, submit.num_prompt_tokens, submit.max_tokens, submit.predicted_output_tokens, now_s
         )
@@ -149,9 +149,9 @@ class Reservations:
         if not prefill.prompts:
             prefill.moved_at_s = now_s
         num_tokens = max(0, submit.num_prompt_tokens - plan.num_cached_tokens)
-        prefill.prompts[request.request_id] = _Prompt(now_s, num_tokens, plan.read_ms, placement.lane_priority)
+        prefill.prompts[request.request_id] = _Prompt(now_s, num_tokens, plan.prefill_ms, placement.lane_priority)
         prefill.num_tokens += num_tokens
-        prefill.read_ms += plan.read_ms
+        prefill.prefill_ms += plan.prefill_ms
 
     def mark_prefilled(self, request: ScheduledRequest, now_s: float) -> None:
         """Its first token is there."""
@@ -162,7 +162,7 @@ class Reservations:
             return
         self.num_frees += 1
         load.num_tokens -= prompt.num_tokens
-        load.read_ms = load.read_ms - prompt.read_ms if load.prompts else 0.0
+        load.prefill_ms = load.prefill_ms - prompt.prefill_ms if load.prompts else 0.0
         load.moved_at_s = now_s
         per_s = 1000 / request.plan.itl_ms if request.plan.itl_ms else 0.0
         decode = self.decode_load(placement.decode_worker_id)
@@ -193,9 +193,9 @@ class Reservations:
         self._slot_moved(placement.decode_worker_id)
         load = self.decode_load(placement.decode_worker_id)
         load.request_ids.discard(request.request_id)
-        del load.ranks[bisect_left(load.ranks, _seat_rank(request))]
-        load.num_pages -= placement.num_booked_pages
-        load.pages_by_lane[request.lane] -= request.plan.num_charged_pages or placement.num_booked_pages
+        del load.ranks[bisect_left(load.ranks, _priority_rank(request))]
+        load.num_pages -= placement.num_reserved_pages
+        load.pages_by_lane[request.lane] -= request.plan.num_charged_pages or placement.num_reserved_pages
         num_emitted = load.lengths.num_reported(request.request_id)
         load.num_context_tokens -= request.submit.num_prompt_tokens + num_emitted
         load.lengths.remove(request.request_id)
@@ -212,7 +212,7 @@ class Reservations:
         placements = {request_id: request.placement for request_id, request in self._requests.items()}
         for worker_id, load in self._decode.items():
             mine = {i: p for i, p in placements.items() if p is not None and p.decode_worker_id == worker_id}
-            if mine.keys() != load.request_ids or sum(p.num_booked_pages for p in mine.values()) != load.num_pages:
+            if mine.keys() != load.request_ids or sum(p.num_reserved_pages for p in mine.values()) != load.num_pages:
                 errors.append(f"decode worker {worker_id}: {load.num_pages} pages booked by {len(load.request_ids)}")
             if not len(mine) == len(load.ranks) == len(load.lengths) or (not mine and load.num_context_tokens):
                 errors.append(f"decode worker {worker_id}: {len(mine)} requests, {len(load.ranks)} ranks")
@@ -231,6 +231,6 @@ class Reservations:
         self._moved.append(worker_id)
 
 
-def _seat_rank(request: ScheduledRequest) -> _SeatRank:
+def _priority_rank(request: ScheduledRequest) -> _SeatRank:
     placement = request.placement
     return (0, 0.0) if placement is None else (-placement.lane_priority, placement.rank)

@@ -101,7 +101,7 @@ class Tenants:
         account = self._accounts.get(tenant)
         return account is not None and 0 < account.limits.max_in_flight <= account.num_in_flight
 
-    def figures(self, now_s: float) -> dict[str, dict[str, float]]:
+    def metrics(self, now_s: float) -> dict[str, dict[str, float]]:
         """tenant -> figure -> value."""
         return {name: _figures(account, now_s) for name, account in sorted(self._accounts.items())}
 
@@ -165,14 +165,14 @@ def _num_tokens(submit: Submit) -> int:
 
 
 def _figures(account: _Account, now_s: float) -> dict[str, float]:
-    figures = {
+    metrics = {
         "queued": float(account.num_queued),
         "in_flight": float(account.num_in_flight),
         "served_tokens_total": account.num_served_tokens,
         "weight": account.limits.weight,
     }
     if account.requests is not None:
-        figures["requests_left"] = account.requests.level(now_s)
+        metrics["requests_left"] = account.requests.level(now_s)
     if account.tokens is not None:
-        figures["tokens_left"] = account.tokens.level(now_s)
-    return figures
+        metrics["tokens_left"] = account.tokens.level(now_s)
+    return metrics

@@ -38,4 +38,4 @@ class LaneUsage:
 def _num_pages(request: ScheduledRequest) -> int:
     if request.plan.num_charged_pages:
         return request.plan.num_charged_pages
-    return request.placement.num_booked_pages if request.placement else 0
+    return request.placement.num_reserved_pages if request.placement else 0

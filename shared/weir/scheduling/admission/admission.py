@@ -6,7 +6,7 @@ from weir.bus.messages import RefusalReason, Submit
 from weir.scheduling.limits.core_limits import CoreLimits
 from weir.scheduling.placement.deadlines import DeadlineEstimator
 from weir.scheduling.queues.rate import Rates
-from weir.scheduling.request import num_booked_pages
+from weir.scheduling.request import num_reserved_pages
 from weir.scheduling.request_table import RequestTable
 from weir.scheduling.workers.capacity import Capacity
 from weir.scheduling.workers.workers import Workers
@@ -29,18 +29,18 @@ class Admission:
     def __init__(
         self,
         limits: CoreLimits,
-        ledger: RequestTable,
+        requests: RequestTable,
         workers: Workers,
         capacity: Capacity,
         rates: Rates,
-        foresight: DeadlineEstimator,
+        deadline_estimator: DeadlineEstimator,
     ) -> None:
         self._limits = limits
-        self._ledger = ledger
+        self._requests = requests
         self._workers = workers
         self._capacity = capacity
         self._rates = rates
-        self._foresight = foresight
+        self._deadline_estimator = deadline_estimator
 
     def try_refuse(self, submit: Submit, *, is_gathering: bool, now_s: float) -> Refusal | None:
         """None: it may wait."""
@@ -66,7 +66,7 @@ class Admission:
         if not pool.hosts:
             message = f"no host has workers that can read and answer for model {model!r} now"
             return Refusal(RefusalReason.NO_WORKER, message, WORKER_RETRY_MS)
-        num_tokens, num_pages = submit.num_prompt_tokens + submit.max_tokens, num_booked_pages(submit)
+        num_tokens, num_pages = submit.num_prompt_tokens + submit.max_tokens, num_reserved_pages(submit)
         if not pool.can_ever_hold(num_tokens, num_pages):
             most_pages, most_tokens = (max(sizes) for sizes in zip(*pool.hosts, strict=True))
             message = (
@@ -78,18 +78,18 @@ class Admission:
         return None
 
     def _try_refuse_for_time(self, submit: Submit, name: str, tenant: str, now_s: float) -> Refusal | None:
-        num_ahead = self._ledger.lanes.num_ahead(submit.model, name, tenant)
+        num_ahead = self._requests.lanes.num_ahead(submit.model, name, tenant)
         wait_ms = 1000 * self._rates.wait_s(submit.model, num_ahead, now_s)
-        late = self._foresight.try_late(submit, name, wait_ms, now_s)
+        late = self._deadline_estimator.try_late(submit, name, wait_ms, now_s)
         return Refusal(RefusalReason.DEADLINE, late.message, late.retry_after_ms) if late else None
 
     def _try_refuse_for_room(self, submit: Submit, name: str, tenant: str, now_s: float) -> Refusal | None:
-        lanes, model = self._ledger.lanes, submit.model
+        lanes, model = self._requests.lanes, submit.model
         if lanes.is_full(name):
             message = f"lane {name} is full: {self._limits.lanes_by_name[name].max_queued} requests wait"
             retry_after_ms = self._rates.retry_after_ms(model, lanes.num_ahead(model, name), now_s)
             return Refusal(RefusalReason.QUEUE_FULL, message, retry_after_ms)
-        over = self._ledger.tenants.try_over_quota(tenant, submit, now_s)
+        over = self._requests.tenants.try_over_quota(tenant, submit, now_s)
         if over is None:
             return None
         if over.wait_s is None:

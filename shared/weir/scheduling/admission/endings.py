@@ -44,32 +44,32 @@ class CommandQueue:
 class RequestCloser:
     """Each takes a request out of everything."""
 
-    def __init__(self, ledger: RequestTable, outbox: CommandQueue) -> None:
-        self._ledger = ledger
-        self._outbox = outbox
+    def __init__(self, requests: RequestTable, queue: CommandQueue) -> None:
+        self._requests = requests
+        self._queue = queue
         self._replies: dict[str, SubmitReply] = {}
         """By outcome: what a Submit is told that comes after its request is over."""
 
     def revoke(self, request: ScheduledRequest, refusal: Refusal, now_s: float) -> None:
         """The scheduler gives up what waits; its gateway is told."""
         dispatch = request.dispatch
-        self._outbox.counts[f"revoked_{refusal.reason.value}"] += 1
-        reply = SubmitReply(self._outbox.epoch, False, *refusal)
-        self._ledger.remove(request, reply, now_s, up_to_dispatch=dispatch)
-        revoke = Revoke(self._outbox.epoch, request.request_id, dispatch, *refusal)
-        self._outbox.add(SendRevoke(request.submit.gateway_id, revoke))
+        self._queue.counts[f"revoked_{refusal.reason.value}"] += 1
+        reply = SubmitReply(self._queue.epoch, False, *refusal)
+        self._requests.remove(request, reply, now_s, up_to_dispatch=dispatch)
+        revoke = Revoke(self._queue.epoch, request.request_id, dispatch, *refusal)
+        self._queue.add(SendRevoke(request.submit.gateway_id, revoke))
 
     def end(self, request_id: str, outcome: str, now_s: float) -> None:
         """Nobody wants the request any more, known or not."""
         reply = self._replies.get(outcome)
         if reply is None:
             message = f"the request is over: {outcome}"
-            reply = self._replies[outcome] = SubmitReply(self._outbox.epoch, False, RefusalReason.CANCELLED, message)
-        request = self._ledger.try_get(request_id)
+            reply = self._replies[outcome] = SubmitReply(self._queue.epoch, False, RefusalReason.CANCELLED, message)
+        request = self._requests.try_get(request_id)
         if request is not None:
             self._drop(request, outcome, reply, now_s)
         else:
-            self._ledger.tombstones.put(request_id, reply, now_s)
+            self._requests.tombstones.put(request_id, reply, now_s)
 
     def decline(self, request: ScheduledRequest, now_s: float) -> None:
         """Its gateway did not take the grant. Not buried: it may run under another one, and will say so."""
@@ -77,7 +77,7 @@ class RequestCloser:
 
     def judge_missing(self, request_id: str, missing_s: float, now_s: float) -> None:
         """Its gateway's list lacks it; if that has gone on for `missing_s`, it is freed."""
-        request = self._ledger.try_get(request_id)
+        request = self._requests.try_get(request_id)
         if request is None:
             return
         if request.missing_since_s is None:
@@ -87,15 +87,15 @@ class RequestCloser:
 
     def drop_gateway(self, gateway_id: str, now_s: float) -> None:
         """Its requests are not buried: a gateway that was only cut off lists them again when it is back."""
-        self._outbox.counts["gateways_lost"] += 1
-        for request_id in self._ledger.gateways.requests_of(gateway_id):
-            request = self._ledger.try_get(request_id)
+        self._queue.counts["gateways_lost"] += 1
+        for request_id in self._requests.gateways.requests_of(gateway_id):
+            request = self._requests.try_get(request_id)
             if request is not None:
                 self._drop(request, "gateway_lost", None, now_s)
-        self._ledger.gateways.remove(gateway_id)
+        self._requests.gateways.remove(gateway_id)
 
     def _drop(self, request: ScheduledRequest, outcome: str, reply: SubmitReply | None, now_s: float) -> None:
-        self._outbox.counts[f"ended_{outcome}"] += 1
+        self._queue.counts[f"ended_{outcome}"] += 1
         if request.placement is None:
-            self._outbox.add(LeftQueue(request.request_id, outcome))
-        self._ledger.remove(request, reply, now_s)
+            self._queue.add(LeftQueue(request.request_id, outcome))
+        self._requests.remove(request, reply, now_s)

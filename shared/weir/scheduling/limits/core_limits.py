@@ -56,7 +56,7 @@ class CoreLimits:
     """Of a guarantee that lies idle, what others may borrow."""
     max_queued: int = 50_000
     """In all lanes together; over it the least urgent lane's latest requests are given up first."""
-    slot_overbooking: float = 0.5
+    slot_overcommit: float = 0.5
     """Decode slots of a worker that urgent requests may book over its own number, as a part of it; as many of the
     least urgent sequences there rest meanwhile."""
     max_prefills: int = 8
@@ -88,7 +88,7 @@ class CoreLimits:
         for name, lowest, highest in (
             ("page_overcommit", 1, 100),
             ("lent_share", 0, 1),
-            ("slot_overbooking", 0, 10),
+            ("slot_overcommit", 0, 10),
             ("max_queued", 1, 10**7),
         ):
             if not lowest <= getattr(self, name) <= highest:

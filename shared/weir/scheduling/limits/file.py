@@ -1,6 +1,6 @@
 """The file of lanes and tenants: TOML, read strictly, so that a slip of the pen is an error and not a default.
 
-default_lane = "standard"        # also: lane_order, tenant_order, lent_share, max_queued, slot_overbooking,
+default_lane = "standard"        # also: lane_order, tenant_order, lent_share, max_queued, slot_overcommit,
                                  # admin_key_digests
 
 [lanes.interactive]              # in their order in the file, from the most to the least urgent
@@ -33,7 +33,7 @@ _SCALARS = (
     "tenant_order",
     "lent_share",
     "max_queued",
-    "slot_overbooking",
+    "slot_overcommit",
     "admin_key_digests",
 )
 _TABLES = ("lanes", "tenants", "default_tenant")

@@ -9,10 +9,10 @@ Router = Literal["estimated-ttft", "least-load", "longest-prefix", "random"]
 
 @dataclass(frozen=True, slots=True)
 class PlacingLimits:
-    """`router` and `memory_test` beside the defaults are baselines to measure against; `predicted` wants a predictor
+    """`router` and `memory_fit` beside the defaults are baselines to measure against; `predicted` wants a predictor
     for every request, and takes its word for the truth."""
 
-    memory_test: MemoryTestName = "conservative"
+    memory_fit: MemoryTestName = "conservative"
     memory_reserve: float = 0.05
     """Part of a memory that the past-future test leaves free: for what lengths of the past do not tell."""
     router: Router = "estimated-ttft"
@@ -20,7 +20,7 @@ class PlacingLimits:
     """Pools of at most this many workers are looked through; of larger ones a few, drawn at random."""
     itl_weight: float = 10.0
     """Milliseconds to the first token that one between two tokens is worth."""
-    read_weight: float = 0.2
+    prefill_weight: float = 0.2
     """What a millisecond of a worker's reading counts against one to the first token: others wait for it."""
     hand_off_ms: float = 1.0
     hand_off_page_ms: float = 0.0
@@ -32,14 +32,14 @@ class PlacingLimits:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, known in (("memory_test", get_args(MemoryTestName)), ("router", get_args(Router))):
+        for name, known in (("memory_fit", get_args(MemoryTestName)), ("router", get_args(Router))):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} {getattr(self, name)!r}: is none of {', '.join(known)}")
         for name, lowest, highest in (
             ("memory_reserve", 0, 0.9),
             ("small_pool", 2, 1024),
             ("itl_weight", 0, 10_000),
-            ("read_weight", 0, 100),
+            ("prefill_weight", 0, 100),
             ("hand_off_ms", 0, 60_000),
             ("hand_off_page_ms", 0, 1000),
             ("local_harm", 0, 100),

@@ -44,33 +44,33 @@ class DeadlineEstimator:
         pool = self._pools.pool(submit.model, self._limits.lanes_by_name[lane].worker_group)
         hashes, placing = hashes_from(submit.page_hashes), self._limits.placing
         best: CompletionEstimate | None = None
-        for seat in pool:
-            station = seat.station
-            if not station.is_measured or not all(one.station.is_measured for one in seat.decode):
+        for candidate in pool:
+            worker = candidate.worker
+            if not worker.is_measured or not all(one.worker.is_measured for one in candidate.decode):
                 return None
-            num_cached = min(self._prefixes.num_cached_tokens(station.memory_id, hashes), submit.num_prompt_tokens - 1)
-            read_ms = station.read_ms(submit.num_prompt_tokens - num_cached, num_cached)
+            num_cached = min(self._prefixes.num_cached_tokens(worker.arena_id, hashes), submit.num_prompt_tokens - 1)
+            prefill_ms = worker.prefill_ms(submit.num_prompt_tokens - num_cached, num_cached)
             hand_off_ms = placing.hand_off_ms + placing.hand_off_page_ms * num_pages_for(submit.num_prompt_tokens)
-            alone_ms = read_ms + (0.0 if seat.is_local else hand_off_ms)
-            first_ms = station.prefill.queue_ms(now_s) + alone_ms
+            alone_ms = prefill_ms + (0.0 if candidate.is_local else hand_off_ms)
+            first_ms = worker.prefill.queue_ms(now_s) + alone_ms
             if best is None or first_ms < best.first_token_ms:
-                itl_ms = min(one.station.itl_ms(submit.num_prompt_tokens) for one in seat.decode)
+                itl_ms = min(one.worker.itl_ms(submit.num_prompt_tokens) for one in candidate.decode)
                 best = CompletionEstimate(first_ms, alone_ms, first_ms + itl_ms * (_expected_tokens(submit) - 1))
         return best
 
     def try_late(self, submit: Submit, lane: str, wait_ms: float, now_s: float) -> Late | None:
         """`wait_ms`: for those before it in the queue. None: it may be in time. Asked only of requests with a deadline:
         others wait as long as their lane allows."""
-        foreseen = self.try_foresee(submit, lane, now_s) if submit.deadline_ms else None
-        if foreseen is None:
+        estimated = self.try_foresee(submit, lane, now_s) if submit.deadline_ms else None
+        if estimated is None:
             return None
-        bounds = [("its deadline", submit.deadline_ms, foreseen.end_ms)]
+        bounds = [("its deadline", submit.deadline_ms, estimated.end_ms)]
         if submit.ttft_target_ms:
-            bounds.append(("its target for the first token", submit.ttft_target_ms, foreseen.first_token_ms))
+            bounds.append(("its target for the first token", submit.ttft_target_ms, estimated.first_token_ms))
         for name, bound_ms, needed_ms in bounds:
             if wait_ms + needed_ms <= bound_ms * _DOUBT:
                 continue
-            could_ever = needed_ms - foreseen.first_token_ms + foreseen.alone_ms <= bound_ms
+            could_ever = needed_ms - estimated.first_token_ms + estimated.alone_ms <= bound_ms
             message = f"it would take about {wait_ms + needed_ms:.0f} ms, {name} is in {bound_ms} ms"
             return Late(message, max(100, int(wait_ms + needed_ms - bound_ms)) if could_ever else 0)
         return None

@@ -18,7 +18,7 @@ from weir.bus.messages import Submit
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
 from weir.scheduling.accounting.running_lengths import Floats, RunningLengths
 from weir.scheduling.limits.placing_limits import PlacingLimits
-from weir.scheduling.request import num_booked_pages
+from weir.scheduling.request import num_reserved_pages
 
 NUM_PAST = 200
 NUM_SEEDS = 100
@@ -34,10 +34,10 @@ _ROUNDING_TOKENS = PAGE_TOKENS / 2
 class MemoryUse:
     """What is booked in one memory: by the worst case, and by the sequences in it."""
 
-    memory_id: str
+    arena_id: str
     num_pages: int
     """That requests of the asking one's lane may come to beside what others use: all, where no share is guaranteed."""
-    num_booked_pages: int
+    num_reserved_pages: int
     lengths: Sequence[RunningLengths]
     """Of each decode worker that the memory serves."""
 
@@ -73,10 +73,10 @@ class Conservative:
 
     def fits(self, use: MemoryUse, submit: Submit, now_s: float) -> bool:
         del now_s
-        return use.num_booked_pages + num_booked_pages(submit) <= use.num_pages * self._overcommit
+        return use.num_reserved_pages + num_reserved_pages(submit) <= use.num_pages * self._overcommit
 
     def charged_pages(self, submit: Submit) -> int:
-        return num_booked_pages(submit)
+        return num_reserved_pages(submit)
 
     def finished(self, model: str, num_output_tokens: int) -> None:
         del model, num_output_tokens
@@ -239,11 +239,11 @@ class PastFuture:
     def _future(self, use: MemoryUse, model: str, now_s: float) -> _Future:
         """What was drawn holds until a sequence comes or goes: as they grow together, their peak stays where it is."""
         versions = tuple(one.version for one in use.lengths)
-        future = self._futures.get(use.memory_id)
+        future = self._futures.get(use.arena_id)
         if future is None or future.versions != versions or now_s - future.made_at_s > _MAX_AGE_S:
             if len(self._futures) >= _MAX_MEMORIES:
                 self._futures.clear()
-            future = self._futures[use.memory_id] = self._draw(use.lengths, model, versions, now_s)
+            future = self._futures[use.arena_id] = self._draw(use.lengths, model, versions, now_s)
         return future
 
     def _draw(self, lengths: Sequence[RunningLengths], model: str, versions: tuple[int, ...], now_s: float) -> _Future:
@@ -260,9 +260,9 @@ class PastFuture:
         return _Future(prompt + emitted + _ROUNDING_TOKENS, total - emitted, versions, now_s)
 
 
-def make_memory_test(limits: PlacingLimits, overcommit: float) -> MemoryFit:
+def make_memory_fit(limits: PlacingLimits, overcommit: float) -> MemoryFit:
     """`overcommit`: pages that the conservative test books for each that there is."""
-    match limits.memory_test:
+    match limits.memory_fit:
         case "conservative":
             return Conservative(overcommit)
         case "aggressive":

@@ -16,7 +16,7 @@ class Option(NamedTuple):
     cost_ms: float
     place: int
     """In the pool."""
-    seat: PrefillCandidate
+    candidate: PrefillCandidate
     decodes: Sequence[DecodeCandidate]
     """Who may go on from there, the best first; never none."""
     num_cached_tokens: int
@@ -27,13 +27,13 @@ class Expectation(NamedTuple):
     """What an option's cost is made of."""
 
     queue_ms: float
-    read_ms: float
+    prefill_ms: float
     hand_off_ms: float
     itl_ms: float
 
     @property
     def ttft_ms(self) -> float:
-        return self.queue_ms + self.read_ms + self.hand_off_ms
+        return self.queue_ms + self.prefill_ms + self.hand_off_ms
 
 
 class Router:
@@ -46,7 +46,7 @@ class Router:
 
     def cost_ms(
         self,
-        seat: PrefillCandidate,
+        candidate: PrefillCandidate,
         decode: DecodeCandidate,
         submit: Submit,
         num_cached_tokens: int,
@@ -55,30 +55,32 @@ class Router:
     ) -> float:
         """Less is better. `is_choice`: prefill workers as well as decode workers could read the prompt."""
         if not self._is_estimating:
-            return self._baseline_cost(seat, decode, submit, num_cached_tokens, now_s)
-        limits, station, num_prompt_tokens = self._limits, seat.station, submit.num_prompt_tokens
+            return self._baseline_cost(candidate, decode, submit, num_cached_tokens, now_s)
+        limits, worker, num_prompt_tokens = self._limits, candidate.worker, submit.num_prompt_tokens
         num_uncached = num_prompt_tokens - num_cached_tokens
-        ttft_ms = station.prefill.queue_ms(now_s) if station.prefill.prompts else 0.0
-        if seat.is_local:
-            read_ms = station.read_beside_ms(num_uncached, num_cached_tokens)
-            ttft_ms += read_ms + limits.local_harm * read_ms * len(station.decode.ranks)
+        ttft_ms = worker.prefill.queue_ms(now_s) if worker.prefill.prompts else 0.0
+        if candidate.is_local:
+            prefill_ms = worker.prefill_beside_ms(num_uncached, num_cached_tokens)
+            ttft_ms += prefill_ms + limits.local_harm * prefill_ms * len(worker.decode.ranks)
             if is_choice:
                 ttft_ms /= 1 - limits.local_gain
         else:
-            read_ms = station.read_ms(num_uncached, num_cached_tokens)
-            ttft_ms += read_ms + self._hand_off_ms(submit)
-        return ttft_ms + limits.read_weight * read_ms + limits.itl_weight * decode.station.itl_ms(num_prompt_tokens)
+            prefill_ms = worker.prefill_ms(num_uncached, num_cached_tokens)
+            ttft_ms += prefill_ms + self._hand_off_ms(submit)
+        return (
+            ttft_ms + limits.prefill_weight * prefill_ms + limits.itl_weight * decode.worker.itl_ms(num_prompt_tokens)
+        )
 
     def expect(self, option: Option, decode: DecodeCandidate, submit: Submit, now_s: float) -> Expectation:
         """Whatever the rule that chose it."""
-        station, num_cached = option.seat.station, option.num_cached_tokens
+        worker, num_cached = option.candidate.worker, option.num_cached_tokens
         num_uncached = submit.num_prompt_tokens - num_cached
-        read = station.read_beside_ms if option.seat.is_local else station.read_ms
+        read = worker.prefill_beside_ms if option.candidate.is_local else worker.prefill_ms
         return Expectation(
-            queue_ms=station.prefill.queue_ms(now_s),
-            read_ms=read(num_uncached, num_cached),
-            hand_off_ms=0.0 if option.seat.is_local else self._hand_off_ms(submit),
-            itl_ms=decode.station.itl_ms(submit.num_prompt_tokens),
+            queue_ms=worker.prefill.queue_ms(now_s),
+            prefill_ms=read(num_uncached, num_cached),
+            hand_off_ms=0.0 if option.candidate.is_local else self._hand_off_ms(submit),
+            itl_ms=decode.worker.itl_ms(submit.num_prompt_tokens),
         )
 
     def _hand_off_ms(self, submit: Submit) -> float:
@@ -88,7 +90,7 @@ class Router:
         return limits.hand_off_ms + limits.hand_off_page_ms * num_pages_for(submit.num_prompt_tokens)
 
     def _baseline_cost(
-        self, seat: PrefillCandidate, decode: DecodeCandidate, submit: Submit, num_cached_tokens: int, now_s: float
+        self, candidate: PrefillCandidate, decode: DecodeCandidate, submit: Submit, num_cached_tokens: int, now_s: float
     ) -> float:
         match self._limits.router:
             case "longest-prefix":
@@ -96,16 +98,16 @@ class Router:
             case "random":
                 return self._random.random()
             case _:
-                queue_ms = seat.station.prefill.queue_ms(now_s)
-                return queue_ms + self._limits.itl_weight * decode.station.itl_ms(submit.num_prompt_tokens)
+                queue_ms = candidate.worker.prefill.queue_ms(now_s)
+                return queue_ms + self._limits.itl_weight * decode.worker.itl_ms(submit.num_prompt_tokens)
 
 
 def kind_of(option: Option, expected: Expectation, beside: Expectation | None) -> str:
     """One word for why: the metric's label. `beside`: what the best prefill worker would have offered."""
-    if not option.seat.is_local:
+    if not option.candidate.is_local:
         return "split_cached" if option.num_cached_tokens else "split"
     if beside is None:
         return "local"
     if beside.queue_ms > expected.ttft_ms:
         return "local_queue"
-    return "local_hand_off" if beside.hand_off_ms > beside.read_ms else "local_short"
+    return "local_hand_off" if beside.hand_off_ms > beside.prefill_ms else "local_short"

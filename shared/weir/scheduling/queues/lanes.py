@@ -53,7 +53,7 @@ class Lanes:
         self._requests: dict[str, ScheduledRequest] = {}
         self._lane_counts: Counter[str] = Counter()
         self._expiry: LazyHeap[tuple[float]] = LazyHeap()
-        self._parked: dict[str, dict[LaneQueue, str]] = {}
+        self._swapped_out: dict[str, dict[LaneQueue, str]] = {}
         """tenant -> where it is passed over, with the model."""
         self._num_head_changes = 0
         """Of all models, so that one whose queues are made anew never comes to a number that it had."""
@@ -156,7 +156,7 @@ class Lanes:
     def set_limits(self, limits: CoreLimits, is_over: Callable[[str], bool]) -> None:
         """Others of tenants, the same lanes. Who is passed over is looked at again."""
         self._limits, self._is_over = limits, is_over
-        for tenant in list(self._parked):
+        for tenant in list(self._swapped_out):
             self.reopen(tenant)
 
     def num_head_changes(self, model: str) -> int:
@@ -180,8 +180,8 @@ class Lanes:
         while (key := queue.try_least()) is not None:
             if not self._is_over(key):
                 return queue.next_of(key, now_s)
-            queue.park(key)
-            self._parked.setdefault(key, {})[queue] = model
+            queue.swap_out(key)
+            self._swapped_out.setdefault(key, {})[queue] = model
         return None
 
     def served(self, request: ScheduledRequest, service: float) -> None:
@@ -195,7 +195,7 @@ class Lanes:
 
     def reopen(self, tenant: str) -> None:
         """The tenant may have more in flight again."""
-        for queue, model in self._parked.pop(tenant, {}).items():
+        for queue, model in self._swapped_out.pop(tenant, {}).items():
             queue.reopen(tenant)
             if model in self._models:
                 self._mark_changed(self._models[model])

@@ -21,11 +21,11 @@ class WorkerState:
         "_pair_ms",
         "_sequence_ms",
         "_token_ms",
+        "arena_id",
         "decode",
         "is_measured",
         "max_context_tokens",
         "max_num_seqs",
-        "memory_id",
         "prefill",
         "record",
         "serves_locally",
@@ -36,7 +36,7 @@ class WorkerState:
     def __init__(self, record: WorkerRecord, prefill: PrefillLoad, decode: DecodeLoad) -> None:
         self.record = record
         self.worker_id = record.worker_id
-        self.memory_id = record.worker_id if record.num_own_pages else record.host_id
+        self.arena_id = record.worker_id if record.num_own_pages else record.host_id
         self.step_tokens = record.max_num_batched_tokens or _UNKNOWN_STEP_TOKENS
         self.max_num_seqs = record.max_num_seqs
         self.max_context_tokens = record.max_context_tokens
@@ -60,13 +60,13 @@ class WorkerState:
             + self._context_ms * (load.num_context_tokens + num_prompt_tokens)
         )
 
-    def read_ms(self, num_uncached_tokens: int, num_cached_tokens: int) -> float:
+    def prefill_ms(self, num_uncached_tokens: int, num_cached_tokens: int) -> float:
         """A prompt by itself on a worker that does nothing else."""
         num_steps = -(-num_uncached_tokens // self.step_tokens)
         pairs_ms = self._pair_ms * (num_cached_tokens + num_uncached_tokens / 2)
         return num_steps * self._base_ms + num_uncached_tokens * (self._token_ms + pairs_ms)
 
-    def read_beside_ms(self, num_uncached_tokens: int, num_cached_tokens: int) -> float:
+    def prefill_beside_ms(self, num_uncached_tokens: int, num_cached_tokens: int) -> float:
         """A prompt on a worker that decodes what is booked there meanwhile."""
         load = self.decode
         num_running = len(load.ranks)

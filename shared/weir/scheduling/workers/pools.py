@@ -16,12 +16,12 @@ _MAX_POOLS = 1024
 class ArenaLoad:
     """Pages that one or several decode workers book in."""
 
-    memory_id: str
+    arena_id: str
     num_pages: int
     loads: tuple[DecodeLoad, ...]
 
     @property
-    def num_booked_pages(self) -> int:
+    def num_reserved_pages(self) -> int:
         return sum(load.num_pages for load in self.loads)
 
     def pages_by_lane(self) -> Mapping[str, int]:
@@ -38,7 +38,7 @@ class ArenaLoad:
 class DecodeCandidate:
     """A worker that can write an answer, and where its pages are."""
 
-    station: WorkerState
+    worker: WorkerState
     memory: ArenaLoad
 
 
@@ -46,10 +46,10 @@ class DecodeCandidate:
 class PrefillCandidate:
     """A worker that can read a prompt, and who of its host can go on from there; `is_local`: only itself."""
 
-    station: WorkerState
+    worker: WorkerState
     decode: tuple[DecodeCandidate, ...]
     is_local: bool
-    writers: frozenset[str]
+    decode_workers: frozenset[str]
     """The worker ids of `decode`."""
 
 
@@ -59,12 +59,12 @@ Pool = tuple[PrefillCandidate, ...]
 class WorkerPools:
     """By model and group."""
 
-    def __init__(self, workers: Workers, book: Reservations) -> None:
+    def __init__(self, workers: Workers, reservations: Reservations) -> None:
         self._workers = workers
-        self._book = book
+        self._reservations = reservations
         self._pools: dict[tuple[str, str], Pool] = {}
-        self._memory_ids: dict[tuple[str, str], tuple[str, ...]] = {}
-        self._writers: dict[tuple[str, str], tuple[WorkerState, ...]] = {}
+        self._arena_ids: dict[tuple[str, str], tuple[str, ...]] = {}
+        self._decode_workers: dict[tuple[str, str], tuple[WorkerState, ...]] = {}
         self._num_changes = -1
 
     def pool(self, model: str, group: str) -> Pool:
@@ -74,56 +74,64 @@ class WorkerPools:
         if pool is None:
             if len(self._pools) >= _MAX_POOLS:
                 self._pools.clear()
-                self._memory_ids.clear()
-                self._writers.clear()
+                self._arena_ids.clear()
+                self._decode_workers.clear()
             pool = self._pools[key] = self._make(model, group)
         return pool
 
-    def writers(self, model: str, group: str) -> tuple[WorkerState, ...]:
+    def decode_workers(self, model: str, group: str) -> tuple[WorkerState, ...]:
         """The workers that write answers, each once."""
         pool = self.pool(model, group)
-        writers = self._writers.get((model, group))
-        if writers is None:
-            by_id = {seat.station.worker_id: seat.station for one in pool for seat in one.decode}
-            writers = self._writers[model, group] = tuple(by_id.values())
-        return writers
+        decode_workers = self._decode_workers.get((model, group))
+        if decode_workers is None:
+            by_id = {candidate.worker.worker_id: candidate.worker for one in pool for candidate in one.decode}
+            decode_workers = self._decode_workers[model, group] = tuple(by_id.values())
+        return decode_workers
 
-    def memory_ids(self, model: str, group: str) -> tuple[str, ...]:
+    def arena_ids(self, model: str, group: str) -> tuple[str, ...]:
         """Of the workers that read prompts, each once."""
         pool = self.pool(model, group)
-        ids = self._memory_ids.get((model, group))
+        ids = self._arena_ids.get((model, group))
         if ids is None:
-            ids = self._memory_ids[model, group] = tuple({seat.station.memory_id: None for seat in pool})
+            ids = self._arena_ids[model, group] = tuple({candidate.worker.arena_id: None for candidate in pool})
         return ids
 
     def _refresh(self) -> None:
         if self._num_changes != self._workers.num_changes:
             self._num_changes = self._workers.num_changes
             self._pools.clear()
-            self._memory_ids.clear()
-            self._writers.clear()
-            self._book.forget_idle(self._workers)
+            self._arena_ids.clear()
+            self._decode_workers.clear()
+            self._reservations.forget_idle(self._workers)
 
     def _make(self, model: str, group: str) -> Pool:
         split: list[PrefillCandidate] = []
         local: list[PrefillCandidate] = []
         for host in self._workers.hosts_of(model, group):
-            seats = tuple(self._decode_seat(host, record) for record in host.decode)
-            split += [_read_seat(self._station(record), seats, is_local=False) for record in host.prefill]
-            local += [_read_seat(seat.station, (seat,), is_local=True) for seat in seats if seat.station.serves_locally]
+            candidates = tuple(self._decode_candidate(host, record) for record in host.decode)
+            split += [
+                _prefill_candidate(self._worker_state(record), candidates, is_local=False) for record in host.prefill
+            ]
+            local += [
+                _prefill_candidate(candidate.worker, (candidate,), is_local=True)
+                for candidate in candidates
+                if candidate.worker.serves_locally
+            ]
         return (*split, *local)
 
-    def _station(self, record: WorkerRecord) -> WorkerState:
+    def _worker_state(self, record: WorkerRecord) -> WorkerState:
         worker_id = record.worker_id
-        return WorkerState(record, self._book.prefill_load(worker_id), self._book.decode_load(worker_id))
+        return WorkerState(
+            record, self._reservations.prefill_load(worker_id), self._reservations.decode_load(worker_id)
+        )
 
-    def _decode_seat(self, host: HostView, record: WorkerRecord) -> DecodeCandidate:
-        station = self._station(record)
+    def _decode_candidate(self, host: HostView, record: WorkerRecord) -> DecodeCandidate:
+        worker = self._worker_state(record)
         if record.num_own_pages:
-            return DecodeCandidate(station, ArenaLoad(record.worker_id, record.num_own_pages, (station.decode,)))
-        loads = tuple(self._book.decode_load(worker_id) for worker_id in host.all_decode_ids)
-        return DecodeCandidate(station, ArenaLoad(host.host_id, host.num_arena_pages, loads))
+            return DecodeCandidate(worker, ArenaLoad(record.worker_id, record.num_own_pages, (worker.decode,)))
+        loads = tuple(self._reservations.decode_load(worker_id) for worker_id in host.all_decode_ids)
+        return DecodeCandidate(worker, ArenaLoad(host.host_id, host.num_arena_pages, loads))
 
 
-def _read_seat(station: WorkerState, decode: tuple[DecodeCandidate, ...], *, is_local: bool) -> PrefillCandidate:
-    return PrefillCandidate(station, decode, is_local, frozenset(seat.station.worker_id for seat in decode))
+def _prefill_candidate(worker: WorkerState, decode: tuple[DecodeCandidate, ...], *, is_local: bool) -> PrefillCandidate:
+    return PrefillCandidate(worker, decode, is_local, frozenset(candidate.worker.worker_id for candidate in decode))

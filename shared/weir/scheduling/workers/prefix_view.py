@@ -54,10 +54,10 @@ class PrefixView:
     def __len__(self) -> int:
         return len(self._memories)
 
-    def num_cached_tokens(self, memory_id: str, hashes: Hashes) -> int:
+    def num_cached_tokens(self, arena_id: str, hashes: Hashes) -> int:
         """The longest prefix that is there. A chain goes from its end, so half of what is left is looked at each time:
         a page that is there has those before it."""
-        memory = self._memories.get(memory_id)
+        memory = self._memories.get(arena_id)
         if memory is None or not hashes or not memory.has(hashes[0]):
             return 0
         told, placed, before = memory.told, memory.placed, memory.placed_before
@@ -71,23 +71,23 @@ class PrefixView:
                 missing = middle
         return (found + 1) * PAGE_TOKENS
 
-    def deepest(self, memory_ids: Sequence[str], hashes: Hashes) -> tuple[str, ...]:
+    def deepest(self, arena_ids: Sequence[str], hashes: Hashes) -> tuple[str, ...]:
         """Those that have the longest prefix; none if nobody has any of it."""
-        holders = [(i, self._memories[i]) for i in memory_ids if i in self._memories]
-        holders = [(memory_id, memory) for memory_id, memory in holders if hashes and memory.has(hashes[0])]
+        holders = [(i, self._memories[i]) for i in arena_ids if i in self._memories]
+        holders = [(arena_id, memory) for arena_id, memory in holders if hashes and memory.has(hashes[0])]
         found, missing = 0, len(hashes)
         while missing - found > 1 and holders:
             middle = (found + missing) // 2
-            deeper = [(memory_id, memory) for memory_id, memory in holders if memory.has(hashes[middle])]
+            deeper = [(arena_id, memory) for arena_id, memory in holders if memory.has(hashes[middle])]
             if deeper:
                 holders, found = deeper, middle
             else:
                 missing = middle
-        return tuple(memory_id for memory_id, _ in holders)
+        return tuple(arena_id for arena_id, _ in holders)
 
-    def place(self, memory_id: str, hashes: Hashes, now_s: float) -> None:
+    def place(self, arena_id: str, hashes: Hashes, now_s: float) -> None:
         """A prompt is about to be computed there: who begins alike should go there too."""
-        memory = self._memories.get(memory_id)
+        memory = self._memories.get(arena_id)
         if memory is None or not hashes:
             return
         if now_s - memory.placed_since_s > _PLACED_S or len(memory.placed) > _MAX_PLACED:
@@ -96,11 +96,11 @@ class PrefixView:
 
     def change(self, message: PrefixChanged, now_s: float) -> None:
         """What a memory says. One that comes late or twice is passed over; after a gap the whole is wanted."""
-        memory = self._memories.get(message.memory_id)
+        memory = self._memories.get(message.arena_id)
         if memory is None:
             if len(self._memories) >= _MAX_MEMORIES:
                 return
-            memory = self._memories[message.memory_id] = _Memory(now_s, message.incarnation)
+            memory = self._memories[message.arena_id] = _Memory(now_s, message.incarnation)
         if message.incarnation < memory.incarnation:
             return
         memory.heard_at_s = now_s
@@ -123,7 +123,7 @@ class PrefixView:
 
     def replace(self, snapshot: PrefixSnapshot, now_s: float) -> None:
         """The whole of a memory, as of the message of its number."""
-        memory = self._memories.get(snapshot.memory_id)
+        memory = self._memories.get(snapshot.arena_id)
         if memory is None or snapshot.incarnation < memory.incarnation:
             return
         if snapshot.incarnation == memory.incarnation and snapshot.sequence < memory.sequence:
@@ -134,16 +134,16 @@ class PrefixView:
     def take_unknown(self, now_s: float) -> tuple[str, ...]:
         """Memories whose whole should be asked for now; the same one not again within a second."""
         unknown = []
-        for memory_id, memory in self._memories.items():
+        for arena_id, memory in self._memories.items():
             if memory.sequence < 0 and now_s - memory.asked_at_s >= _ASK_AGAIN_S:
                 memory.asked_at_s = now_s
-                unknown.append(memory_id)
+                unknown.append(arena_id)
         return tuple(unknown)
 
     def forget_silent(self, now_s: float) -> None:
         """Drops what nobody has spoken of for long: its owner is gone."""
-        for memory_id in [i for i, one in self._memories.items() if now_s - one.heard_at_s > _SILENT_S]:
-            del self._memories[memory_id]
+        for arena_id in [i for i, one in self._memories.items() if now_s - one.heard_at_s > _SILENT_S]:
+            del self._memories[arena_id]
 
     def metrics(self) -> dict[str, float]:
         return {

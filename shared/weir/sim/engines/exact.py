@@ -46,7 +46,7 @@ class ExactEngine:
     def go_on(self, arrival: Arrival, num_passed_over: int) -> None:
         """With a sequence that is half done; its prompt got nothing in so many steps before."""
         self._batcher.add(arrival)
-        key = SequenceKey(arrival.facts.request_id, arrival.facts.attempt)
+        key = SequenceKey(arrival.params.request_id, arrival.params.attempt)
         self._batcher.note_passed_over(key, num_passed_over)
 
     def cancel(self, call: SimRequestState) -> None:
@@ -129,10 +129,10 @@ class ExactEngine:
             self._listener.on_events(self._worker, self._batcher.take_events())
         self._return(self._batcher.pool.take_used() if self._owns_memory else self._batcher.take_surplus())
 
-    def _return(self, lot: PageBatch) -> None:
-        if not lot:
+    def _return(self, bundle: PageBatch) -> None:
+        if not bundle:
             return
-        self._release(lot)
+        self._release(bundle)
         if self._owns_memory:
             self._take_all_memory()
         else:
@@ -157,32 +157,32 @@ class ExactEngine:
             sample, slot = chunk.sample, chunk.slot
             if sample is None:
                 continue
-            facts = records[slot].facts
+            params = records[slot].params
             # A row that a static batch holds after its end belongs to nobody.
-            is_last = facts is not None and sample.output_index + 1 == calls[facts.request_id].num_true_tokens
+            is_last = params is not None and sample.output_index + 1 == calls[params.request_id].num_true_tokens
             token_ids[slot] = LAST_TOKEN if is_last else TOKEN
         return StepResult(token_ids)
 
     def _supply(self) -> bool:
         """Whether there was anything to give."""
         wanted = None if self._owns_memory else self._batcher.wanted()
-        lot = None if wanted is None else self._try_acquire(wanted)
-        if lot is None:
+        bundle = None if wanted is None else self._try_acquire(wanted)
+        if bundle is None:
             return False
-        self._batcher.pool.give(lot)
+        self._batcher.pool.give(bundle)
         return True
 
     def _try_acquire(self, wanted: PagesWanted) -> PageBatch | None:
         index = self._worker.index
-        lot = self._memory.try_acquire(index, wanted.num_pages, wanted.num_slots)
-        return lot or self._memory.try_acquire(index, wanted.least_pages, wanted.least_slots)
+        bundle = self._memory.try_acquire(index, wanted.num_pages, wanted.num_slots)
+        return bundle or self._memory.try_acquire(index, wanted.least_pages, wanted.least_slots)
 
     def _take_all_memory(self) -> None:
         self._batcher.pool.give(self._memory.take_all(self._worker.index))
 
-    def _release(self, lot: PageBatch) -> None:
+    def _release(self, bundle: PageBatch) -> None:
         hashes = []
-        for used in lot.used:
+        for used in bundle.used:
             call = self._calls[used.prefix_seed.decode()] if used.prefix_seed else None
             hashes.append(() if call is None else call.hashes[: len(used.token_ids) // 16])
-        self._memory.release(self._worker.index, lot, hashes)
+        self._memory.release(self._worker.index, bundle, hashes)

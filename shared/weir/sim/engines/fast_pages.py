@@ -42,9 +42,9 @@ class FastPages:
         """So many will be used soon."""
         num_short = self._num_used + num_pages - len(self._stock)
         if num_short > 0:
-            lot = self.memory.try_acquire(self._worker, max(num_short, _LOT), 0)
-            assert lot is not None, "has_room was asked"
-            self._put(lot)
+            bundle = self.memory.try_acquire(self._worker, max(num_short, _LOT), 0)
+            assert bundle is not None, "has_room was asked"
+            self._put(bundle)
 
     def shrink(self, num_pages: int) -> None:
         self._num_used -= num_pages
@@ -66,9 +66,9 @@ class FastPages:
 
     def take_slot(self) -> int:
         if not self._slots:
-            lot = self.memory.try_acquire(self._worker, 0, 1)
-            assert lot is not None, "a memory has twice as many slots as sequences run"
-            self._slots.extend(lot.slots)
+            bundle = self.memory.try_acquire(self._worker, 0, 1)
+            assert bundle is not None, "a memory has twice as many slots as sequences run"
+            self._slots.extend(bundle.slots)
         return self._slots.pop()
 
     def close(self) -> None:
@@ -79,9 +79,9 @@ class FastPages:
         self._stock.clear()
         self._slots.clear()
 
-    def _put(self, lot: PageBatch) -> None:
-        self._stock.extend(lot.page_ids)
-        self._slots.extend(lot.slots)
+    def _put(self, bundle: PageBatch) -> None:
+        self._stock.extend(bundle.page_ids)
+        self._slots.extend(bundle.slots)
 
     def _take(self, num_pages: int) -> list[int]:
         taken = self._stock[len(self._stock) - num_pages :]

@@ -34,7 +34,7 @@ class FastPrompt:
     num_computed: int = 0
     num_pages: int = 0
     """That it has: none, or those of all its tokens."""
-    lot: PageBatch | None = None
+    bundle: PageBatch | None = None
     """The same by name, where they have names."""
     is_stalled: bool = False
     is_cancelled: bool = False
@@ -73,14 +73,14 @@ class NamedRoom:
         self._listener = listener
 
     def try_place(self, prompt: FastPrompt, num_pages: int) -> bool:
-        lot = self._worker.memory.try_acquire(self._worker.index, num_pages, 1)
-        assert lot is not None, "a memory that fast engines use says so when it is tight"
-        prompt.num_pages, prompt.lot = num_pages, lot
+        bundle = self._worker.memory.try_acquire(self._worker.index, num_pages, 1)
+        assert bundle is not None, "a memory that fast engines use says so when it is tight"
+        prompt.num_pages, prompt.bundle = num_pages, bundle
         return True
 
     def give_back(self, prompt: FastPrompt) -> None:
-        assert prompt.lot is not None, "it was placed here"
-        self._worker.memory.release(self._worker.index, prompt.lot, ())
+        assert prompt.bundle is not None, "it was placed here"
+        self._worker.memory.release(self._worker.index, prompt.bundle, ())
         self._listener.on_pages_free(self._worker.memory)
 
 
@@ -253,5 +253,5 @@ class FastPrefill:
 
 def _ready(prompt: FastPrompt) -> HandOffReady:
     """Pages that are only counted have no names, and nobody asks for them."""
-    lot = prompt.lot
-    return HandOffReady(prompt.call.key, lot.slots[0] if lot else _NO_SLOT, lot.page_ids if lot else ())
+    bundle = prompt.bundle
+    return HandOffReady(prompt.call.key, bundle.slots[0] if bundle else _NO_SLOT, bundle.page_ids if bundle else ())

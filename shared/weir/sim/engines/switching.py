@@ -145,11 +145,11 @@ class SwitchingEngine:
         num_pages = max(row.num_prompt_pages, num_pages_for(num_computed))
         pages = self._pages.name(num_pages - len(row.arrival.page_ids))
         slot = self._pages.take_slot() if row.arrival.slot is None else row.arrival.slot
-        facts, record = row.call.facts(), self._pages.memory.records[slot]
-        record.begin(facts)
+        params, record = row.call.params(), self._pages.memory.records[slot]
+        record.begin(params)
         self._num_moved += 1
         return Arrival(
-            facts,
+            params,
             slot=slot,
             log=record,
             output_token_ids=(TOKEN,) * (num_tokens - num_prompt_tokens),

@@ -42,7 +42,7 @@ class SimPageMemory(Protocol):
         """Slot and pages of the first worker are the second's; what has a hash may be shared from here on."""
         ...
 
-    def release(self, worker: int, lot: PageBatch, hashes: Sequence[Sequence[bytes]]) -> None:
+    def release(self, worker: int, bundle: PageBatch, hashes: Sequence[Sequence[bytes]]) -> None:
         """Takes pages and slots back; `hashes`: one list for each of the lot's used pages."""
         ...
 
@@ -101,9 +101,9 @@ class PlainMemory:
         return PageBatch(pages, slots)
 
     def take_all(self, worker: int) -> PageBatch:
-        lot = self.try_acquire(worker, len(self._free_pages), len(self._free_slots))
-        assert lot is not None, "as many as are free"
-        return lot
+        bundle = self.try_acquire(worker, len(self._free_pages), len(self._free_slots))
+        assert bundle is not None, "as many as are free"
+        return bundle
 
     def seal(self, worker: int, page_ids: Sequence[int], hashes: Sequence[bytes]) -> None:
         """Nobody looks for them."""
@@ -116,15 +116,15 @@ class PlainMemory:
         self._held_pages[sender].difference_update(page_ids)
         self._held_pages.setdefault(receiver, set()).update(page_ids)
 
-    def release(self, worker: int, lot: PageBatch, hashes: Sequence[Sequence[bytes]]) -> None:
+    def release(self, worker: int, bundle: PageBatch, hashes: Sequence[Sequence[bytes]]) -> None:
         del hashes
-        pages = lot.all_page_ids if lot.used else lot.page_ids
+        pages = bundle.all_page_ids if bundle.used else bundle.page_ids
         if pages:
             self._held_pages[worker].difference_update(pages)
             self._free_pages.extend(pages)
-        if lot.slots:
-            self._held_slots[worker].difference_update(lot.slots)
-            self._free_slots.extend(lot.slots)
+        if bundle.slots:
+            self._held_slots[worker].difference_update(bundle.slots)
+            self._free_slots.extend(bundle.slots)
 
     def release_all(self, worker: int) -> None:
         pages = tuple(sorted(self._held_pages.pop(worker, ())))

@@ -24,7 +24,7 @@ class Place:
     """0: the memory is the host's."""
 
     @property
-    def memory_id(self) -> str:
+    def arena_id(self) -> str:
         """As the scheduler knows it."""
         return self.worker_id if self.num_own_pages else self.host_id
 

@@ -44,9 +44,9 @@ class PrefixMemory:
     def take_all(self, worker: int) -> PageBatch:
         """What no sequence and no prefix uses."""
         num_slots = self._table.num_slots(SlotState.FREE)
-        lot = self.try_acquire(worker, self._table.num_pages(PageState.FREE), num_slots)
-        assert lot is not None, "as many as are free"
-        return lot
+        bundle = self.try_acquire(worker, self._table.num_pages(PageState.FREE), num_slots)
+        assert bundle is not None, "as many as are free"
+        return bundle
 
     def seal(self, worker: int, page_ids: Sequence[int], hashes: Sequence[bytes]) -> None:
         self._table.seal(worker, PageChain(tuple(page_ids), tuple(hashes)))
@@ -55,11 +55,11 @@ class PrefixMemory:
         move = Move("", Attempt(), *workers)
         self._table.hand_off(slot, np.array(page_ids, np.int64), move, hashes)
 
-    def release(self, worker: int, lot: PageBatch, hashes: Sequence[Sequence[bytes]]) -> None:
-        chains = [PageChain(lot.page_ids)] if lot.page_ids else []
-        known = hashes or [()] * len(lot.used)
-        chains += [PageChain(used.page_ids, tuple(own)) for used, own in zip(lot.used, known, strict=True)]
-        self._table.release(worker, chains, lot.slots)
+    def release(self, worker: int, bundle: PageBatch, hashes: Sequence[Sequence[bytes]]) -> None:
+        chains = [PageChain(bundle.page_ids)] if bundle.page_ids else []
+        known = hashes or [()] * len(bundle.used)
+        chains += [PageChain(used.page_ids, tuple(own)) for used, own in zip(bundle.used, known, strict=True)]
+        self._table.release(worker, chains, bundle.slots)
 
     def release_all(self, worker: int) -> None:
         for slot in self._table.slots_of(worker):

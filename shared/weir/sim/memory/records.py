@@ -10,15 +10,15 @@ from weir.kv.records.record import SequenceParams
 class SimRecord:
     """Implements `weir.engine.messages.SequenceLog`. The modelled model asks it whose chunk it computes."""
 
-    __slots__ = ("_preemptions", "facts")
+    __slots__ = ("_preemptions", "params")
 
     def __init__(self, preemptions: Counter[str]) -> None:
         """`preemptions`: by request, counted here."""
-        self.facts: SequenceParams | None = None
+        self.params: SequenceParams | None = None
         self._preemptions = preemptions
 
-    def begin(self, facts: SequenceParams) -> None:
-        self.facts = facts
+    def begin(self, params: SequenceParams) -> None:
+        self.params = params
 
     def set_block_table(self, page_ids: Sequence[int]) -> None:
         """Nobody reads it: nothing is adopted in a simulation."""
@@ -38,8 +38,8 @@ class SimRecord:
     def drop_pages(self, num_kept: int) -> None:
         """A sequence gives its pages up when it is preempted, and then alone."""
         del num_kept
-        if self.facts is not None:
-            self._preemptions[self.facts.request_id] += 1
+        if self.params is not None:
+            self._preemptions[self.params.request_id] += 1
 
     def clear(self) -> None:
-        self.facts = None
+        self.params = None

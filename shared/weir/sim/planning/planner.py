@@ -91,14 +91,14 @@ class Planned:
         }
 
     def _candidate(self, candidate: Candidate) -> dict[str, Any]:
-        figures = ("mean_ttft_s", "p99_ttft_s", "mean_tpot_s", "p99_worst_gap_s", "output_tokens_a_s")
+        metrics = ("mean_ttft_s", "p99_ttft_s", "mean_tpot_s", "p99_worst_gap_s", "output_tokens_a_s")
         estimate = candidate.attainment
         return {
             **candidate.pools._asdict(),
             "cost": candidate.cost,
             "is_enough": candidate.is_enough,
             "attainment": finite({"mean": estimate.mean, "low": estimate.low, "high": estimate.high}),
-            **finite({figure: self.mean(candidate.pools, figure) for figure in figures}),
+            **finite({figure: self.mean(candidate.pools, figure) for figure in metrics}),
         }
 
 

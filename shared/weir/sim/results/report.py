@@ -47,9 +47,9 @@ def as_dict(result: SimResult, slos: Slos | None = None) -> dict[str, Any]:
     }
 
 
-def finite(figures: Mapping[str, float]) -> dict[str, float | None]:
+def finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
     """JSON has neither NaN nor infinity: both become null."""
-    return {name: _finite(value) for name, value in figures.items()}
+    return {name: _finite(value) for name, value in metrics.items()}
 
 
 def last_service(result: SimResult) -> list[float]:

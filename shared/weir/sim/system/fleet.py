@@ -27,10 +27,10 @@ class Fleet:
         self._timeline = timeline
         self._engines = engines
         self._places = places_of(spec, keeps_prefixes=keeps_prefixes)
-        memories = {place.memory_id: place.memory for place in self._places.values()}
+        memories = {place.arena_id: place.memory for place in self._places.values()}
         self._news = [
-            SimPrefixEvents(memory_id, memory, timeline)
-            for memory_id, memory in memories.items()
+            SimPrefixEvents(arena_id, memory, timeline)
+            for arena_id, memory in memories.items()
             if isinstance(memory, PrefixMemory)
         ]
         self._workers: dict[str, SimWorker] = {}
@@ -141,7 +141,7 @@ class Fleet:
 
     def note_preemptions(self) -> None:
         """In the outcomes, at the end of a run."""
-        for memory in {place.memory_id: place.memory for place in self._places.values()}.values():
+        for memory in {place.arena_id: place.memory for place in self._places.values()}.values():
             for request_id, num_preemptions in memory.preemptions.items():
                 self.gateway.calls[request_id].outcome.num_preemptions += num_preemptions
 
@@ -151,9 +151,9 @@ class Fleet:
         for worker in self._workers.values():
             errors += [f"{worker.worker_id}: {error}" for error in worker.engine.integrity_errors()]
             worker.engine.give_memory_back()
-        memories = {place.memory_id: place.memory for place in self._places.values()}
-        for memory_id, memory in memories.items():
-            errors += [f"memory of {memory_id}: {error}" for error in memory.integrity_errors()]
+        memories = {place.arena_id: place.memory for place in self._places.values()}
+        for arena_id, memory in memories.items():
+            errors += [f"memory of {arena_id}: {error}" for error in memory.integrity_errors()]
         return errors + self._hand_offs.integrity_errors()
 
     def _make(self, place: Place) -> SimWorker:

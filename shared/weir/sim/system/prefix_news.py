@@ -12,8 +12,8 @@ _PERIOD_S = 0.1
 class SimPrefixEvents:
     """Of one memory. Nothing is lost on the way, so nothing is asked for again."""
 
-    def __init__(self, memory_id: str, memory: PrefixMemory, timeline: Timeline) -> None:
-        self._memory_id = memory_id
+    def __init__(self, arena_id: str, memory: PrefixMemory, timeline: Timeline) -> None:
+        self._arena_id = arena_id
         self._memory = memory
         self._timeline = timeline
         self._incarnation = 0
@@ -39,7 +39,7 @@ class SimPrefixEvents:
         if changes is None or changes or self._sequence == 0 or self._timeline.now_ns % ns_of_s(1.0) == 0:
             added = index.hashes() if changes is None else changes.added
             message = PrefixChanged(
-                memory_id=self._memory_id,
+                arena_id=self._arena_id,
                 incarnation=self._incarnation,
                 sequence=self._sequence,
                 num_pages=len(index),

@@ -20,16 +20,16 @@ class SimArrival(NamedTuple):
     def for_batcher(self, memory: SimPageMemory) -> Arrival:
         """`memory`: of the worker that takes it."""
         call, slot, page_ids = self
-        facts = call.facts()
+        params = call.params()
         if slot is None:
             num_cached_tokens = len(page_ids) * PAGE_TOKENS
             return Arrival(
-                facts, block_table=page_ids, num_computed_tokens=num_cached_tokens, num_shared_pages=len(page_ids)
+                params, block_table=page_ids, num_computed_tokens=num_cached_tokens, num_shared_pages=len(page_ids)
             )
         record = memory.records[slot]
-        record.begin(facts)
+        record.begin(params)
         return Arrival(
-            facts,
+            params,
             slot=slot,
             log=record,
             output_token_ids=(TOKEN,),

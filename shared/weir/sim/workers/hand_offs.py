@@ -101,12 +101,12 @@ class SimHandOffs:
             self._give_up(transfer)
             return True
         num_tokens = transfer.call.request.num_prompt_tokens
-        lot = receiver.memory.try_acquire(receiver.index, num_pages_for(num_tokens), 1)
-        if lot is None:
+        bundle = receiver.memory.try_acquire(receiver.index, num_pages_for(num_tokens), 1)
+        if bundle is None:
             return False
         assert self._link is not None, "without a link pages change owner in place"
         ends_ns = self._link.transfer(self._timeline.now_ns, sender.index, receiver.index, num_tokens)
-        slot, page_ids = lot.slots[0], lot.page_ids
+        slot, page_ids = bundle.slots[0], bundle.page_ids
         self._timeline.at(ends_ns, lambda: self._commit_copy(transfer, slot, page_ids))
         return True
 

@@ -26,7 +26,7 @@ def draw(
     arrivals_s: Times,
     source: np.random.Generator,
     *,
-    name: str = "drawn",
+    name: str = "sampled",
     lane: str = "",
     tenant: str = "",
     max_tokens: int = 0,

@@ -24,29 +24,29 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18weir/v1/scheduling.proto\x12\x07weir.v1\"\x1b\n\x19\x44\x65scribeSchedulingRequest\"*\n\x0cLimitSetting\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\"\x87\x01\n\x0fLaneDescription\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x36\n\x07\x66igures\x18\x02 \x03(\x0b\x32%.weir.v1.LaneDescription.FiguresEntry\x1a.\n\x0c\x46iguresEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x8b\x01\n\x11TenantDescription\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x38\n\x07\x66igures\x18\x02 \x03(\x0b\x32\'.weir.v1.TenantDescription.FiguresEntry\x1a.\n\x0c\x46iguresEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x92\x02\n\x1a\x44\x65scribeSchedulingResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06policy\x18\x02 \x01(\t\x12\x13\n\x0blimits_toml\x18\x03 \x01(\t\x12\x13\n\x0blimits_path\x18\x04 \x01(\t\x12\x15\n\rlimits_digest\x18\x05 \x01(\t\x12\x14\n\x0climits_error\x18\x06 \x01(\t\x12(\n\toverrides\x18\x07 \x03(\x0b\x32\x15.weir.v1.LimitSetting\x12\'\n\x05lanes\x18\x08 \x03(\x0b\x32\x18.weir.v1.LaneDescription\x12+\n\x07tenants\x18\t \x03(\x0b\x32\x1a.weir.v1.TenantDescription\";\n\x10SetLimitsRequest\x12\'\n\x08settings\x18\x01 \x03(\x0b\x32\x15.weir.v1.LimitSetting\"(\n\x11SetLimitsResponse\x12\x13\n\x0blimits_toml\x18\x01 \x01(\t\"\"\n\x10SetPolicyRequest\x12\x0e\n\x06policy\x18\x01 \x01(\t\"#\n\x11SetPolicyResponse\x12\x0e\n\x06policy\x18\x01 \x01(\t2\xf3\x01\n\nScheduling\x12]\n\x12\x44\x65scribeScheduling\x12\".weir.v1.DescribeSchedulingRequest\x1a#.weir.v1.DescribeSchedulingResponse\x12\x42\n\tSetLimits\x12\x19.weir.v1.SetLimitsRequest\x1a\x1a.weir.v1.SetLimitsResponse\x12\x42\n\tSetPolicy\x12\x19.weir.v1.SetPolicyRequest\x1a\x1a.weir.v1.SetPolicyResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18weir/v1/scheduling.proto\x12\x07weir.v1\"\x1b\n\x19\x44\x65scribeSchedulingRequest\"*\n\x0cLimitSetting\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\"\x87\x01\n\x0fLaneDescription\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x36\n\x07metrics\x18\x02 \x03(\x0b\x32%.weir.v1.LaneDescription.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x8b\x01\n\x11TenantDescription\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x38\n\x07metrics\x18\x02 \x03(\x0b\x32\'.weir.v1.TenantDescription.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x92\x02\n\x1a\x44\x65scribeSchedulingResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06policy\x18\x02 \x01(\t\x12\x13\n\x0blimits_toml\x18\x03 \x01(\t\x12\x13\n\x0blimits_path\x18\x04 \x01(\t\x12\x15\n\rlimits_digest\x18\x05 \x01(\t\x12\x14\n\x0climits_error\x18\x06 \x01(\t\x12(\n\toverrides\x18\x07 \x03(\x0b\x32\x15.weir.v1.LimitSetting\x12\'\n\x05lanes\x18\x08 \x03(\x0b\x32\x18.weir.v1.LaneDescription\x12+\n\x07tenants\x18\t \x03(\x0b\x32\x1a.weir.v1.TenantDescription\";\n\x10SetLimitsRequest\x12\'\n\x08settings\x18\x01 \x03(\x0b\x32\x15.weir.v1.LimitSetting\"(\n\x11SetLimitsResponse\x12\x13\n\x0blimits_toml\x18\x01 \x01(\t\"\"\n\x10SetPolicyRequest\x12\x0e\n\x06policy\x18\x01 \x01(\t\"#\n\x11SetPolicyResponse\x12\x0e\n\x06policy\x18\x01 \x01(\t2\xf3\x01\n\nScheduling\x12]\n\x12\x44\x65scribeScheduling\x12\".weir.v1.DescribeSchedulingRequest\x1a#.weir.v1.DescribeSchedulingResponse\x12\x42\n\tSetLimits\x12\x19.weir.v1.SetLimitsRequest\x1a\x1a.weir.v1.SetLimitsResponse\x12\x42\n\tSetPolicy\x12\x19.weir.v1.SetPolicyRequest\x1a\x1a.weir.v1.SetPolicyResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'weir.wire.v1.scheduling_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LANEDESCRIPTION_FIGURESENTRY']._loaded_options = None
-  _globals['_LANEDESCRIPTION_FIGURESENTRY']._serialized_options = b'8\001'
-  _globals['_TENANTDESCRIPTION_FIGURESENTRY']._loaded_options = None
-  _globals['_TENANTDESCRIPTION_FIGURESENTRY']._serialized_options = b'8\001'
+  _globals['_LANEDESCRIPTION_METRICSENTRY']._loaded_options = None
+  _globals['_LANEDESCRIPTION_METRICSENTRY']._serialized_options = b'8\001'
+  _globals['_TENANTDESCRIPTION_METRICSENTRY']._loaded_options = None
+  _globals['_TENANTDESCRIPTION_METRICSENTRY']._serialized_options = b'8\001'
   _globals['_DESCRIBESCHEDULINGREQUEST']._serialized_start=37
   _globals['_DESCRIBESCHEDULINGREQUEST']._serialized_end=64
   _globals['_LIMITSETTING']._serialized_start=66
   _globals['_LIMITSETTING']._serialized_end=108
   _globals['_LANEDESCRIPTION']._serialized_start=111
   _globals['_LANEDESCRIPTION']._serialized_end=246
-  _globals['_LANEDESCRIPTION_FIGURESENTRY']._serialized_start=200
-  _globals['_LANEDESCRIPTION_FIGURESENTRY']._serialized_end=246
+  _globals['_LANEDESCRIPTION_METRICSENTRY']._serialized_start=200
+  _globals['_LANEDESCRIPTION_METRICSENTRY']._serialized_end=246
   _globals['_TENANTDESCRIPTION']._serialized_start=249
   _globals['_TENANTDESCRIPTION']._serialized_end=388
-  _globals['_TENANTDESCRIPTION_FIGURESENTRY']._serialized_start=200
-  _globals['_TENANTDESCRIPTION_FIGURESENTRY']._serialized_end=246
+  _globals['_TENANTDESCRIPTION_METRICSENTRY']._serialized_start=200
+  _globals['_TENANTDESCRIPTION_METRICSENTRY']._serialized_end=246
   _globals['_DESCRIBESCHEDULINGRESPONSE']._serialized_start=391
   _globals['_DESCRIBESCHEDULINGRESPONSE']._serialized_end=665
   _globals['_SETLIMITSREQUEST']._serialized_start=667

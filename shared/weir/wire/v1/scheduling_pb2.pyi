@@ -68,7 +68,7 @@ class LaneDescription(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     @_typing.final
-    class FiguresEntry(_message.Message):
+    class MetricsEntry(_message.Message):
         DESCRIPTOR: _descriptor.Descriptor
 
         KEY_FIELD_NUMBER: _builtins.int
@@ -88,22 +88,22 @@ class LaneDescription(_message.Message):
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     NAME_FIELD_NUMBER: _builtins.int
-    FIGURES_FIELD_NUMBER: _builtins.int
+    METRICS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name."""
     @_builtins.property
-    def figures(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+    def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """What is so now, by name: counters end in _total."""
 
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
-        figures: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["figures", b"figures", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["metrics", b"metrics", "name", b"name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -116,7 +116,7 @@ class TenantDescription(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     @_typing.final
-    class FiguresEntry(_message.Message):
+    class MetricsEntry(_message.Message):
         DESCRIPTOR: _descriptor.Descriptor
 
         KEY_FIELD_NUMBER: _builtins.int
@@ -136,22 +136,22 @@ class TenantDescription(_message.Message):
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     NAME_FIELD_NUMBER: _builtins.int
-    FIGURES_FIELD_NUMBER: _builtins.int
+    METRICS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name."""
     @_builtins.property
-    def figures(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+    def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """What is so now, by name: counters end in _total."""
 
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
-        figures: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["figures", b"figures", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["metrics", b"metrics", "name", b"name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -140,7 +140,7 @@ class Start(_message.Message):
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     DECODE_WORKER_ID_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
-    NUM_BOOKED_PAGES_FIELD_NUMBER: _builtins.int
+    NUM_RESERVED_PAGES_FIELD_NUMBER: _builtins.int
     LANE_PRIORITY_FIELD_NUMBER: _builtins.int
     MIN_TOKENS_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
@@ -156,7 +156,7 @@ class Start(_message.Message):
     """The decode worker that the scheduler booked."""
     traceparent: _builtins.str
     """W3C trace context of the request's span."""
-    num_booked_pages: _builtins.int
+    num_reserved_pages: _builtins.int
     """Pages booked for the request; the worker refuses to use more."""
     lane_priority: _builtins.int
     """How urgent the request's lane is: higher is more urgent."""
@@ -199,7 +199,7 @@ class Start(_message.Message):
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         decode_worker_id: _builtins.str = ...,
         traceparent: _builtins.str = ...,
-        num_booked_pages: _builtins.int = ...,
+        num_reserved_pages: _builtins.int = ...,
         lane_priority: _builtins.int = ...,
         min_tokens: _builtins.int = ...,
         cache_salt: _builtins.str = ...,
@@ -210,7 +210,7 @@ class Start(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cache_salt", b"cache_salt", "decode_worker_id", b"decode_worker_id", "itl_target_ms", b"itl_target_ms", "lane_priority", b"lane_priority", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "num_booked_pages", b"num_booked_pages", "predicted_output_tokens", b"predicted_output_tokens", "prompt_token_ids", b"prompt_token_ids", "rank", b"rank", "request_id", b"request_id", "sampling", b"sampling", "skips_prefix_cache", b"skips_prefix_cache", "stop_token_ids", b"stop_token_ids", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cache_salt", b"cache_salt", "decode_worker_id", b"decode_worker_id", "itl_target_ms", b"itl_target_ms", "lane_priority", b"lane_priority", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "num_reserved_pages", b"num_reserved_pages", "predicted_output_tokens", b"predicted_output_tokens", "prompt_token_ids", b"prompt_token_ids", "rank", b"rank", "request_id", b"request_id", "sampling", b"sampling", "skips_prefix_cache", b"skips_prefix_cache", "stop_token_ids", b"stop_token_ids", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -15,14 +15,14 @@ def read_arrival(segment: Segment, handed_off: HandedOff) -> Arrival:
     snapshot = record.read()
     if snapshot is None:
         raise UnreadableRecord(f"request {handed_off.request_id}: slot {handed_off.slot} has no valid record")
-    facts = snapshot.facts
-    if (facts.request_id, facts.attempt) != (handed_off.request_id, handed_off.attempt):
+    params = snapshot.params
+    if (params.request_id, params.attempt) != (handed_off.request_id, handed_off.attempt):
         raise UnreadableRecord(
             f"request {handed_off.request_id}, {handed_off.attempt}: "
-            f"slot {handed_off.slot} has {facts.request_id}, {facts.attempt}"
+            f"slot {handed_off.slot} has {params.request_id}, {params.attempt}"
         )
     return Arrival(
-        facts=facts,
+        params=params,
         slot=handed_off.slot,
         log=record,
         output_token_ids=snapshot.output_token_ids,
@@ -32,7 +32,7 @@ def read_arrival(segment: Segment, handed_off: HandedOff) -> Arrival:
     )
 
 
-def lot_of(segment: Segment, handed_off: HandedOff) -> PageBatch:
+def bundle_of(segment: Segment, handed_off: HandedOff) -> PageBatch:
     """Slot and pages of a handed-off sequence that nobody wants."""
     summary = segment.record(handed_off.slot).summarize()
     page_ids = () if summary is None else tuple(summary.page_ids.tolist())

@@ -103,9 +103,9 @@ class PageKeeper:
         """Its request has ended: nobody is to wait for its pages. Said with the next report's surplus."""
         self._ended_match_ids.append(match_id)
 
-    def give_back(self, lot: PageBatch) -> "asyncio.Task[None]":
+    def give_back(self, bundle: PageBatch) -> "asyncio.Task[None]":
         """Returns pages and slots to the arena; nobody here may use them any more."""
-        task = asyncio.create_task(self._release(lot), name="release pages")
+        task = asyncio.create_task(self._release(bundle), name="release pages")
         self._releases.add(task)
         task.add_done_callback(self._releases.discard)
         task.add_done_callback(self._check_end)
@@ -161,16 +161,16 @@ class PageKeeper:
         except (Overloaded, Unavailable):
             return None
 
-    async def _release(self, lot: PageBatch) -> None:
+    async def _release(self, bundle: PageBatch) -> None:
         match_ids, self._ended_match_ids = self._ended_match_ids, []
         chains = []
-        for used in lot.used:
+        for used in bundle.used:
             hashes = await hashes_of(used.token_ids, used.prefix_seed) if self._arena.keeps_prefixes else ()
             chains.append(PageChain(used.page_ids, hashes))
         try:
-            await self._arena.release(lot.page_ids, lot.slots, chains, match_ids)
+            await self._arena.release(bundle.page_ids, bundle.slots, chains, match_ids)
         except WeirError as error:  # the client sees to it that they are returned when the service is back
-            num_pages = len(lot.page_ids) + sum(len(chain.page_ids) for chain in chains)
+            num_pages = len(bundle.page_ids) + sum(len(chain.page_ids) for chain in chains)
             _log.warning("%d pages are returned later: %s", num_pages, error)
 
     def _check_end(self, task: "asyncio.Task[None]") -> None:

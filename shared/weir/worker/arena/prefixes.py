@@ -101,15 +101,15 @@ class Prefixes:
         return {"num_matching": float(len(self._matching)), "match_failures_total": float(self._num_failures)}
 
     def _start(self, arrival: Arrival) -> None:
-        facts = arrival.facts
-        num_prompt_tokens = len(facts.prompt_token_ids)
-        if not (self._arena.keeps_prefixes and facts.prefix_seed and num_prompt_tokens >= PAGE_TOKENS):
+        params = arrival.params
+        num_prompt_tokens = len(params.prompt_token_ids)
+        if not (self._arena.keeps_prefixes and params.prefix_seed and num_prompt_tokens >= PAGE_TOKENS):
             self._keeper.anticipate(num_pages_for(num_prompt_tokens), num_slots=1)
             self._post(AddSequence(arrival))
             return
-        key = SequenceKey(facts.request_id, facts.attempt)
+        key = SequenceKey(params.request_id, params.attempt)
         self._matching[key] = arrival
-        self._spawn(self._match(key, arrival), f"match of {facts.request_id}")
+        self._spawn(self._match(key, arrival), f"match of {params.request_id}")
 
     def _let_through(self, key: SequenceKey) -> None:
         """The engine gets the prompt without waiting for its match."""
@@ -118,8 +118,8 @@ class Prefixes:
             self._post(AddSequence(arrival))
 
     async def _match(self, key: SequenceKey, arrival: Arrival) -> None:
-        token_ids = arrival.facts.prompt_token_ids
-        hashes = await hashes_of(token_ids, arrival.facts.prefix_seed)
+        token_ids = arrival.params.prompt_token_ids
+        hashes = await hashes_of(token_ids, arrival.params.prefix_seed)
         match = await self._try_match(hashes, num_pages_for(len(token_ids)))
         if self._matching.get(key) is not arrival:
             if match is not None:

@@ -12,6 +12,6 @@ def reserve_pages(geometry: ArenaGeometry) -> int:
     return min(_MAX_RESERVE_PAGES, geometry.num_pages // _SHARE)
 
 
-def num_bookable_pages(geometry: ArenaGeometry) -> int:
+def num_reservable_pages(geometry: ArenaGeometry) -> int:
     """Pages that requests may book: what is booked must be there although workers hold up to twice their reserve."""
     return geometry.num_pages - geometry.num_pages // _BOOKABLE_SHARE

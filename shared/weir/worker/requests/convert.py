@@ -53,12 +53,12 @@ class ModelLimits:
 class StartOrder:
     """A Start that was checked."""
 
-    facts: SequenceParams
+    params: SequenceParams
     decode_worker_id: str
 
     @property
     def key(self) -> SequenceKey:
-        return SequenceKey(self.facts.request_id, self.facts.attempt)
+        return SequenceKey(self.params.request_id, self.params.attempt)
 
 
 def gateway_id_from_pb(hello: worker_pb2.Hello) -> str:
@@ -85,7 +85,7 @@ def start_from_pb(start: worker_pb2.Start, gateway_id: str, limits: ModelLimits)
     sampling = sampling_from_pb(start.sampling)
     # Positions that are found in the cache have no logits.
     is_cacheable = not start.skips_prefix_cache and sampling.prompt_logprobs is None
-    facts = SequenceParams(
+    params = SequenceParams(
         request_id=start.request_id,
         attempt=Attempt(start.attempt.dispatch, start.attempt.adoption),
         gateway_id=gateway_id,
@@ -93,7 +93,7 @@ def start_from_pb(start: worker_pb2.Start, gateway_id: str, limits: ModelLimits)
         # a greater top_k keeps every token too
         sampling=replace(sampling, top_k=min(sampling.top_k, limits.vocab_size)),
         stop=StopRules(start.max_tokens, tuple(start.stop_token_ids), start.min_tokens),
-        num_booked_pages=start.num_booked_pages,
+        num_reserved_pages=start.num_reserved_pages,
         # A trace that cannot be joined is no reason to refuse a prompt.
         traceparent=start.traceparent if _TRACEPARENT.fullmatch(start.traceparent) else "",
         lane_priority=start.lane_priority,
@@ -102,7 +102,7 @@ def start_from_pb(start: worker_pb2.Start, gateway_id: str, limits: ModelLimits)
         itl_target_ms=start.itl_target_ms,
         predicted_output_tokens=start.predicted_output_tokens,
     )
-    return StartOrder(facts, start.decode_worker_id)
+    return StartOrder(params, start.decode_worker_id)
 
 
 def frame_to_pb(frame: Frame) -> worker_pb2.ServeResponse:
@@ -138,7 +138,7 @@ def _problems(start: worker_pb2.Start, limits: ModelLimits) -> list[tuple[str, s
         _range_problem("max_tokens", "", start.max_tokens, 1, limits.max_context_tokens),
         _range_problem("min_tokens", "", start.min_tokens, 0, limits.max_context_tokens),
         _range_problem("stop_token_ids", "ids", len(start.stop_token_ids), 0, MAX_STOP_TOKEN_IDS),
-        _range_problem("num_booked_pages", "", start.num_booked_pages, num_pages_for(num_prompt_tokens), 2**31 - 1),
+        _range_problem("num_reserved_pages", "", start.num_reserved_pages, num_pages_for(num_prompt_tokens), 2**31 - 1),
         _id_problem("prompt_token_ids", start.prompt_token_ids, limits.vocab_size),
         _id_problem("stop_token_ids", start.stop_token_ids, limits.vocab_size),
         _range_problem("sampling.logit_bias", "ids", len(start.sampling.logit_bias), 0, MAX_LOGIT_BIAS),

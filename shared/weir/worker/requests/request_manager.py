@@ -61,7 +61,7 @@ class RequestManager:
         self._limits = limits
         self._post = post
         self._hub = hub
-        self._ledger = SequenceTable(clock, tail_s=limits.tail_s, max_tails=limits.max_tails)
+        self._sequences = SequenceTable(clock, tail_s=limits.tail_s, max_tails=limits.max_tails)
         self._tombstones = CancelledRequests(clock, ttl_s=limits.tombstone_s, max_entries=limits.max_tombstones)
         self._early = EarlyResumes(clock, ttl_s=limits.early_resume_s, max_entries=limits.max_early_resumes)
         self._unposted: dict[SequenceKey, OutputCollector] = {}
@@ -70,7 +70,7 @@ class RequestManager:
 
     @property
     def num_live(self) -> int:
-        return self._ledger.num_live
+        return self._sequences.num_live
 
     @property
     def num_expected(self) -> int:
@@ -87,21 +87,21 @@ class RequestManager:
 
     # -- from gateways --
 
-    def try_start(self, stream: GatewayStream, facts: SequenceParams) -> bool:
+    def try_start(self, stream: GatewayStream, params: SequenceParams) -> bool:
         """Starts a prompt; whatever speaks against it is told to the gateway. One that is here already is resumed."""
-        key = SequenceKey(facts.request_id, facts.attempt)
-        held = self._ledger.find(key.request_id)
+        key = SequenceKey(params.request_id, params.attempt)
+        held = self._sequences.find(key.request_id)
         if held is not None and held.key == key and held.gateway_id == stream.gateway_id:
             self._resume(stream, held, 0)
             return False
         refusal = self._refusal_of(key, held)
         if refusal is None:
-            refusal = self._try_add(Arrival(facts))
+            refusal = self._try_add(Arrival(params))
         if refusal is not None:
             stream.answer(Update(key, ending=refusal))
             return False
         self._replace(held)
-        self._ledger.open(OutputCollector(key, facts.gateway_id, next_index=0))
+        self._sequences.open(OutputCollector(key, params.gateway_id, next_index=0))
         return True
 
     def cancel(self, stream: GatewayStream, key: SequenceKey) -> None:
@@ -110,7 +110,7 @@ class RequestManager:
         """
         self._tombstones.put(key)
         self._early.try_take(key, stream.gateway_id)
-        held = self._ledger.find(key.request_id)
+        held = self._sequences.find(key.request_id)
         if held is not None and held.gateway_id == stream.gateway_id and held.key.attempt <= key.attempt:
             self._cancel(held)
             if held.key == key and held.next_index is not None and held.ending is None:
@@ -119,7 +119,7 @@ class RequestManager:
 
     def resume(self, stream: GatewayStream, key: SequenceKey, next_index: int) -> None:
         """Says everything from `next_index` on, now and later."""
-        held = self._ledger.get(key)
+        held = self._sequences.get(key)
         if held is not None and held.gateway_id == stream.gateway_id:
             self._resume(stream, held, next_index)
         elif self._tombstones.covers(key):
@@ -136,90 +136,90 @@ class RequestManager:
 
     def pause(self, gateway_id: str) -> None:
         """Nothing is said to this gateway until it asks."""
-        for delivery in self._ledger.of_gateway(gateway_id):
-            delivery.pause()
+        for collector in self._sequences.of_gateway(gateway_id):
+            collector.pause()
 
     # -- from the arena --
 
     def try_take_over(self, arrival: Arrival) -> bool:
         """Takes a handed-off sequence. False: it is not wanted, and its slot and pages are the caller's to free."""
-        facts = arrival.facts
-        key = SequenceKey(facts.request_id, facts.attempt)
-        held = self._ledger.find(key.request_id)
+        params = arrival.params
+        key = SequenceKey(params.request_id, params.attempt)
+        held = self._sequences.find(key.request_id)
         if self._tombstones.covers(key) or (held is not None and held.key.attempt >= key.attempt):
             return False
         self._post(AddSequence(arrival))
         self._replace(held)
-        next_index = self._early.try_take(key, facts.gateway_id)
-        stream = self._hub.get(facts.gateway_id)
+        next_index = self._early.try_take(key, params.gateway_id)
+        stream = self._hub.get(params.gateway_id)
         if stream is None:
-            self._hub.expect(facts.gateway_id)
+            self._hub.expect(params.gateway_id)
             next_index = None
         elif next_index is None:
             next_index = 0
-        delivery = OutputCollector(
+        collector = OutputCollector(
             key,
-            facts.gateway_id,
+            params.gateway_id,
             token_ids=list(arrival.output_token_ids),
             next_index=next_index,
             logprobs=list(arrival.output_logprobs),
         )
-        self._ledger.open(delivery)
+        self._sequences.open(collector)
         if stream is not None:
-            stream.mark(delivery, step=0)
+            stream.mark(collector, step=0)
         return True
 
     # -- from the engine --
 
     def on_event(self, event: Event, step: int) -> None:
         """Notes what happened; it is sent once the event loop runs again, all of one step in one frame."""
-        delivery = self._ledger.get(event.key)
-        if delivery is None or delivery.ending is not None:
+        collector = self._sequences.get(event.key)
+        if collector is None or collector.ending is not None:
             return
         match event:
             case ChunkComputed(_, start):
-                delivery.add_chunk(start)
+                collector.add_chunk(start)
                 return
             case PromptScored(_, first_index, prompt_logprobs):
-                delivery.add_prompt_logprobs(first_index, prompt_logprobs)
+                collector.add_prompt_logprobs(first_index, prompt_logprobs)
             case TokenSampled(_, index, token_id, logprobs):
-                delivery.add_token(index, token_id, logprobs)
+                collector.add_token(index, token_id, logprobs)
             case SequenceEnded(_, reason, failure):
-                self._ledger.end(delivery, SequenceEnd(reason, failure))
+                self._sequences.end(collector, SequenceEnd(reason, failure))
             case SequenceForgotten():
-                self._ledger.end(delivery, SequenceEnd(is_handed_off=True))
+                self._sequences.end(collector, SequenceEnd(is_handed_off=True))
             case _:
                 return
-        self._mark(delivery, step)
+        self._mark(collector, step)
 
     def give_up(self, key: SequenceKey, failure: Failure) -> None:
         """Tells the gateway that this is over, before (or without) the engine saying so."""
-        delivery = self._ledger.get(key)
-        if delivery is not None and delivery.ending is None:
-            self._ledger.end(delivery, SequenceEnd(failure=failure))
-            self._mark(delivery, step=0)
+        collector = self._sequences.get(key)
+        if collector is not None and collector.ending is None:
+            self._sequences.end(collector, SequenceEnd(failure=failure))
+            self._mark(collector, step=0)
 
     # -- every now and then --
 
     def sweep(self) -> None:
         """Forgets what is old, and cancels what belongs to gateways that have gone."""
         self._tombstones.sweep()
-        self._ledger.sweep()
+        self._sequences.sweep()
         for gateway_id, key, next_index in self._early.take_expired():
             stream = self._hub.get(gateway_id)
             if stream is not None and next_index > 0:
                 stream.answer(Update(key, ending=self._unknown(key)))
         for gateway_id in self._hub.take_vanished(self._limits.gateway_gone_s):
             self._early.drop_gateway(gateway_id)
-            live = [held for held in self._ledger.of_gateway(gateway_id) if held.ending is None]
+            live = [held for held in self._sequences.of_gateway(gateway_id) if held.ending is None]
             if live:
                 _log.warning("gateway %s has gone: %d sequences are cancelled", gateway_id, len(live))
-            for delivery in live:
-                self._tombstones.put(delivery.key)
-                self._cancel(delivery)
+            for collector in live:
+                self._tombstones.put(collector.key)
+                self._cancel(collector)
         unposted, self._unposted = self._unposted, {}
-        for delivery in unposted.values():
-            self._cancel(delivery)
+        for collector in unposted.values():
+            self._cancel(collector)
 
     def _refusal_of(self, key: SequenceKey, held: OutputCollector | None) -> SequenceEnd | None:
         if self._tombstones.covers(key):
@@ -228,7 +228,7 @@ class RequestManager:
             return _failed(FailureReason.STALE_ATTEMPT, f"attempt {held.key.attempt} is here already")
         if self._is_draining:
             return _failed(FailureReason.DRAINING, "this worker is shutting down")
-        if self._ledger.num_live >= self._limits.max_live:
+        if self._sequences.num_live >= self._limits.max_live:
             return _failed(FailureReason.NO_CAPACITY, f"{self._limits.max_live} sequences are here already")
         return None
 
@@ -244,36 +244,36 @@ class RequestManager:
         if held is not None:
             self._cancel(held)
 
-    def _cancel(self, delivery: OutputCollector) -> None:
+    def _cancel(self, collector: OutputCollector) -> None:
         """Once a sequence, however often a gateway says it: the engine's inbox is bounded. Full, it is tried again."""
-        if delivery.ending is not None or delivery.is_cancel_posted:
+        if collector.ending is not None or collector.is_cancel_posted:
             return
         try:
-            self._post(CancelSequence(delivery.key))
+            self._post(CancelSequence(collector.key))
         except InboxFull as error:
-            _log.warning("request %s is to be cancelled later: %s", delivery.key.request_id, error)
-            self._unposted[delivery.key] = delivery
+            _log.warning("request %s is to be cancelled later: %s", collector.key.request_id, error)
+            self._unposted[collector.key] = collector
         else:
-            delivery.is_cancel_posted = True
+            collector.is_cancel_posted = True
 
-    def _resume(self, stream: GatewayStream, delivery: OutputCollector, next_index: int) -> None:
-        delivery.resume(next_index)
-        stream.mark(delivery, step=0)
+    def _resume(self, stream: GatewayStream, collector: OutputCollector, next_index: int) -> None:
+        collector.resume(next_index)
+        stream.mark(collector, step=0)
 
-    def _mark(self, delivery: OutputCollector, step: int) -> None:
-        stream = self._hub.get(delivery.gateway_id)
+    def _mark(self, collector: OutputCollector, step: int) -> None:
+        stream = self._hub.get(collector.gateway_id)
         if stream is not None:
-            stream.mark(delivery, step)
+            stream.mark(collector, step)
 
     def _may_still_come(self, key: SequenceKey, next_index: int) -> bool:
         """Token 0 comes from the prefill worker; whoever has token 1 has spoken to a decode worker that knew more."""
         if not self._limits.takes_hand_offs or next_index > 1:
             return False
-        held = self._ledger.find(key.request_id)
+        held = self._sequences.find(key.request_id)
         return held is None or held.key.attempt < key.attempt
 
     def _unknown(self, key: SequenceKey) -> SequenceEnd:
-        held = self._ledger.find(key.request_id)
+        held = self._sequences.find(key.request_id)
         if held is not None and held.key.attempt > key.attempt:
             return _failed(FailureReason.STALE_ATTEMPT, f"attempt {held.key.attempt} is here already")
         return _failed(FailureReason.UNKNOWN_REQUEST, "this worker does not hold the request")

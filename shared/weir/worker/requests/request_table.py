@@ -15,48 +15,48 @@ class SequenceTable:
         self._clock = clock
         self._tail_s = tail_s
         self._max_tails = max_tails
-        self._deliveries: dict[str, OutputCollector] = {}
+        self._collectors: dict[str, OutputCollector] = {}
         self._tails: OrderedDict[str, None] = OrderedDict()  # oldest end first
 
     @property
     def num_live(self) -> int:
-        return len(self._deliveries) - len(self._tails)
+        return len(self._collectors) - len(self._tails)
 
     def live(self) -> Iterator[OutputCollector]:
-        return (delivery for delivery in self._deliveries.values() if delivery.ending is None)
+        return (collector for collector in self._collectors.values() if collector.ending is None)
 
     def of_gateway(self, gateway_id: str) -> list[OutputCollector]:
-        return [delivery for delivery in self._deliveries.values() if delivery.gateway_id == gateway_id]
+        return [collector for collector in self._collectors.values() if collector.gateway_id == gateway_id]
 
     def find(self, request_id: str) -> OutputCollector | None:
         """The newest attempt's."""
-        return self._deliveries.get(request_id)
+        return self._collectors.get(request_id)
 
     def get(self, key: SequenceKey) -> OutputCollector | None:
         """None also for an attempt that a newer one has replaced."""
-        delivery = self._deliveries.get(key.request_id)
-        return delivery if delivery is not None and delivery.key == key else None
+        collector = self._collectors.get(key.request_id)
+        return collector if collector is not None and collector.key == key else None
 
-    def open(self, delivery: OutputCollector) -> None:
+    def open(self, collector: OutputCollector) -> None:
         """Replaces an older attempt's."""
-        self.drop(delivery.key.request_id)
-        self._deliveries[delivery.key.request_id] = delivery
+        self.drop(collector.key.request_id)
+        self._collectors[collector.key.request_id] = collector
 
     def drop(self, request_id: str) -> None:
-        self._deliveries.pop(request_id, None)
+        self._collectors.pop(request_id, None)
         self._tails.pop(request_id, None)
 
-    def end(self, delivery: OutputCollector, ending: SequenceEnd) -> None:
+    def end(self, collector: OutputCollector, ending: SequenceEnd) -> None:
         """From now on the delivery is a tail."""
-        delivery.end(ending, self._clock.now_s())
-        self._tails[delivery.key.request_id] = None
+        collector.end(ending, self._clock.now_s())
+        self._tails[collector.key.request_id] = None
         if len(self._tails) > self._max_tails:
             self.drop(next(iter(self._tails)))
 
     def sweep(self) -> None:
         """Forgets tails that are old."""
         until_s = self._clock.now_s() - self._tail_s
-        while self._tails and self._deliveries[oldest := next(iter(self._tails))].ended_at_s <= until_s:
+        while self._tails and self._collectors[oldest := next(iter(self._tails))].ended_at_s <= until_s:
             self.drop(oldest)
 
 

@@ -33,10 +33,10 @@ class StartHandler(Protocol):
 class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     """One stream a gateway; WeirErrors become statuses in the server's interceptor."""
 
-    def __init__(self, worker_id: str, hub: StreamHub, desk: RequestManager, on_start: StartHandler) -> None:
+    def __init__(self, worker_id: str, hub: StreamHub, manager: RequestManager, on_start: StartHandler) -> None:
         self._worker_id = worker_id
         self._hub = hub
-        self._desk = desk
+        self._manager = manager
         self._on_start = on_start
 
     async def Serve(  # noqa: N802 - the method's name on the wire
@@ -44,7 +44,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     ) -> AsyncIterator[worker_pb2.ServeResponse]:
         del context
         gateway_id = await self._greeting(request_iterator)
-        self._desk.pause(gateway_id)
+        self._manager.pause(gateway_id)
         stream = self._hub.attach(gateway_id)
         _log.info("gateway %s is connected", gateway_id)
         reading = asyncio.create_task(self._read(request_iterator, stream))
@@ -56,7 +56,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
                 raise stream.error
         finally:
             reading.cancel()
-            self._desk.on_stream_end(stream)
+            self._manager.on_stream_end(stream)
             _log.info("gateway %s: the stream has ended", gateway_id)
 
     async def _greeting(self, requests: _Requests) -> str:
@@ -93,12 +93,12 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             case "start":
                 self._on_start(stream, key_from_pb("start", request.start), request.start)
             case "cancel":
-                self._desk.cancel(stream, key_from_pb("cancel", request.cancel))
+                self._manager.cancel(stream, key_from_pb("cancel", request.cancel))
             case "resume":
                 key = key_from_pb("resume", request.resume)
                 if request.resume.next_index > _MAX_NEXT_INDEX:
                     raise InvalidRequest([FieldViolation("resume.next_index", f"must be at most {_MAX_NEXT_INDEX}")])
-                self._desk.resume(stream, key, request.resume.next_index)
+                self._manager.resume(stream, key, request.resume.next_index)
             case "hello":
                 raise InvalidRequest([FieldViolation("hello", "was said already on this stream")])
             case _:

@@ -40,13 +40,13 @@ class PrefillSpans:
     def num_open(self) -> int:
         return len(self._open)
 
-    def begin(self, facts: SequenceParams) -> None:
-        self._open[SequenceKey(facts.request_id, facts.attempt)] = self._tracer.start_span(
+    def begin(self, params: SequenceParams) -> None:
+        self._open[SequenceKey(params.request_id, params.attempt)] = self._tracer.start_span(
             "prefill",
-            context=context_of(facts.traceparent),
+            context=context_of(params.traceparent),
             attributes={
-                "weir.request_id": facts.request_id,
-                "gen_ai.usage.input_tokens": len(facts.prompt_token_ids),
+                "weir.request_id": params.request_id,
+                "gen_ai.usage.input_tokens": len(params.prompt_token_ids),
             },
         )
 
@@ -66,14 +66,14 @@ class PrefillSpans:
                     pass
 
     @contextmanager
-    def hand_off(self, facts: SequenceParams, to_worker_id: str, num_pages: int) -> Iterator[Span]:
+    def hand_off(self, params: SequenceParams, to_worker_id: str, num_pages: int) -> Iterator[Span]:
         """The current span while the call runs, so that the transfer service's span becomes its child."""
         with self._tracer.start_as_current_span(
             "hand_off",
-            context=context_of(facts.traceparent),
+            context=context_of(params.traceparent),
             kind=SpanKind.CLIENT,
             attributes={
-                "weir.request_id": facts.request_id,
+                "weir.request_id": params.request_id,
                 "weir.decode_worker_id": to_worker_id,
                 "weir.num_pages": num_pages,
             },
@@ -114,14 +114,14 @@ class DecodeSpans:
     def num_open(self) -> int:
         return len(self._open)
 
-    def begin(self, facts: SequenceParams, num_output_tokens: int) -> None:
+    def begin(self, params: SequenceParams, num_output_tokens: int) -> None:
         """Called at the hand-off, with the tokens that are there already."""
         span = self._tracer.start_span(
             "decode",
-            context=context_of(facts.traceparent),
-            attributes={"weir.request_id": facts.request_id},
+            context=context_of(params.traceparent),
+            attributes={"weir.request_id": params.request_id},
         )
-        self._open[SequenceKey(facts.request_id, facts.attempt)] = _Decoding(span, num_output_tokens)
+        self._open[SequenceKey(params.request_id, params.attempt)] = _Decoding(span, num_output_tokens)
 
     def on_report(self, report: EngineReport) -> None:
         ended = {event.key: event for event in report.events if isinstance(event, SequenceEnded)}

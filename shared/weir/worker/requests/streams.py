@@ -32,7 +32,7 @@ class GatewayStream:
     def __init__(self, gateway_id: str) -> None:
         self.gateway_id = gateway_id
         self.error: WeirError | None = None
-        self._with_news: dict[SequenceKey, OutputCollector] = {}
+        self._with_updates: dict[SequenceKey, OutputCollector] = {}
         self._answers: deque[Update] = deque()
         self._step = 0
         self._changed = asyncio.Event()
@@ -41,10 +41,10 @@ class GatewayStream:
         self._is_finishing = False
         self._is_closed = False
 
-    def mark(self, delivery: OutputCollector, step: int) -> None:
+    def mark(self, collector: OutputCollector, step: int) -> None:
         """The sequence has news. Frames go out once the caller returns to the event loop."""
-        if delivery.has_news:
-            self._with_news[delivery.key] = delivery
+        if collector.has_updates:
+            self._with_updates[collector.key] = collector
             self._step = max(self._step, step)
             self._changed.set()
 
@@ -62,14 +62,14 @@ class GatewayStream:
     async def next_frame(self) -> Frame | None:
         """Waits for news; None when the stream is closed, or finished and all is said."""
         while not self._is_closed:
-            if self._is_finishing and not self._answers and not self._with_news:
+            if self._is_finishing and not self._answers and not self._with_updates:
                 return None
             await self._changed.wait()
             self._changed.clear()
             updates = [self._answers.popleft() for _ in range(min(len(self._answers), MAX_FRAME_ANSWERS))]
             self._has_room.set()
             updates += self._take_updates()
-            if self._answers or self._with_news:
+            if self._answers or self._with_updates:
                 self._changed.set()
             step, self._step = self._step, 0
             if updates and not self._is_closed:
@@ -91,14 +91,14 @@ class GatewayStream:
 
     def _take_updates(self) -> list[Update]:
         updates, budget = [], MAX_FRAME_TOKENS
-        for key, delivery in list(self._with_news.items()):
+        for key, collector in list(self._with_updates.items()):
             if budget <= 0:
                 break
-            if delivery.has_news:
-                updates.append(delivery.take_update(budget))
+            if collector.has_updates:
+                updates.append(collector.take_update(budget))
                 budget -= len(updates[-1].token_ids)
-            if not delivery.has_news:
-                del self._with_news[key]
+            if not collector.has_updates:
+                del self._with_updates[key]
         return updates
 
 

@@ -59,7 +59,7 @@ class OutputCollector:
     _is_ending_sent: bool = False
 
     @property
-    def has_news(self) -> bool:
+    def has_updates(self) -> bool:
         if self.next_index is None:
             return False
         if self.next_index < len(self.token_ids) or self._num_prompt_sent < len(self.prompt_logprobs):
