@@ -9,7 +9,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 
 from weir.bus.messages import Placement
 from weir.core.errors import Cancelled, WeirError
-from weir.runtime.telemetry import traceparent_of
+from weir.core.trace_context import traceparent_of
 from weir_gateway.draft import RequestDraft
 from weir_gateway.requests.request import RequestEnd
 from weir_gateway.requests.validation import CheckedRequest

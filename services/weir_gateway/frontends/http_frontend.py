@@ -17,8 +17,8 @@ from starlette.routing import Route
 
 from weir.core.api_key import try_read_key
 from weir.core.errors import InternalError, WeirError
+from weir.core.trace_context import extract
 from weir.rpc.body_budget import BodyBudget
-from weir.runtime.telemetry import extract
 from weir_gateway.access.access import Caller
 from weir_gateway.draft import RequestDraft
 from weir_gateway.driving.choices import OutputDelta

@@ -4,12 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from weir.core.device import Device
+from weir.core.device import Device, Precision
 from weir.core.errors import NotFound
 from weir.model.files.config import load_model_config
 from weir.model.files.digest import model_digest
 from weir.model.files.source import resolve_model
-from weir.model.precision import Precision
 from weir.model.tokens.chat_template import load_chat_template
 from weir.model.tokens.tokenizer import load_tokenizer
 from weir_gateway.requests.output import Detokenizer

@@ -8,7 +8,8 @@ import typer
 from benchmarks.calibrate.loads import CalibrateConfig
 from benchmarks.calibrate.report import main as run_calibrate
 from weir.cli import options
-from weir.cli.console import EXIT_USAGE, fail
+from weir.cli.console import fail
+from weir.cli.exit_codes import EXIT_USAGE
 
 
 def calibrate(

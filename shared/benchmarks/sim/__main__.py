@@ -9,7 +9,8 @@ from benchmarks.sim.experiment import Size
 from benchmarks.sim.main import list_experiments
 from benchmarks.sim.main import main as run_experiments
 from benchmarks.sim.registry import experiment_names
-from weir.cli.console import EXIT_USAGE, fail
+from weir.cli.console import fail
+from weir.cli.exit_codes import EXIT_USAGE
 
 
 def sim(

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from weir.bench.solo import EngineJob, JobTimeline, SoloRun, WallTimeline, run_alone
+from weir.core.device import Precision
 from weir.engine.batching.batcher import BatchLimits
 from weir.engine.batching.joining import Batching, JoinSettings
 from weir.engine.batching.running import RunningSettings
@@ -28,7 +29,6 @@ from weir.model.errors import ModelError
 from weir.model.files.config import ModelConfig
 from weir.model.files.source import resolve_model
 from weir.model.load import load_model
-from weir.model.precision import Precision
 
 _NEVER_S = 1e9
 _CHUNK_TOKENS = 512

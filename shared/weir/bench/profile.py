@@ -12,12 +12,12 @@ from rich.progress import Progress
 from weir.bench.step_grid import shapes, time_grid
 from weir.core.cost import StepCost
 from weir.core.cost_fit import CostFit, CostSample, fit_cost
+from weir.core.device import Precision
 from weir.kv.geometry import PAGE_TOKENS
 from weir.model.cpu.core_share import FixedShare
 from weir.model.errors import ModelError
 from weir.model.files.source import resolve_model
 from weir.model.load import load_model
-from weir.model.precision import Precision
 from weir.sim.profile import CostProfile, save_profile
 from weir.worker.engine.cost_meter import METRIC_PREFIX
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
+from weir.core.device import Precision
 from weir.core.logprobs import TokenLogprobs
 from weir.engine.plan import ChunkPlan, ScoreSpec, StepPlan
 from weir.kv.geometry import num_pages_for
@@ -22,7 +23,6 @@ from weir.model.cpu.core_share import FixedShare
 from weir.model.errors import ModelError
 from weir.model.files.source import resolve_model
 from weir.model.load import LoadedWeights, load_model
-from weir.model.precision import Precision
 from weir.model.tokens.tokenizer import load_tokenizer
 
 WINDOW_TOKENS = 512

@@ -24,12 +24,12 @@ from weir.bench.step_times import (
     prefill_plan,
     time_step,
 )
+from weir.core.device import Precision
 from weir.kv.geometry import num_pages_for
 from weir.model.cpu.core_share import FixedShare
 from weir.model.errors import ModelError
 from weir.model.files.source import resolve_model
 from weir.model.load import Int8Weights, LoadedWeights, Runner, load_model
-from weir.model.precision import Precision
 
 _PREFILL_TOKENS = (128, 512)
 _DECODE_SEQUENCES = (1, 8, 32)

@@ -14,7 +14,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 from weir.bus.codec import MalformedMessage, check_version, decode, encode, version_headers
 from weir.bus.protocol import Bus, BusError, BusMessage, Subscription
 from weir.bus.subjects import subject_template
-from weir.runtime import telemetry
+from weir.core import trace_context
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -118,7 +118,7 @@ class BusEndpoint:
 
     @contextmanager
     def _process_span(self, message: BusMessage) -> Iterator[None]:
-        parent = telemetry.extract(message.headers)
+        parent = trace_context.extract(message.headers)
         if not trace.get_current_span(parent).get_span_context().is_valid:
             # The subscription's task may have been started inside somebody's trace; this message has none.
             with _attached(Context()):
@@ -134,7 +134,7 @@ class BusEndpoint:
             yield
             return
         with self._span("send", subject, SpanKind.PRODUCER, parent) as span:
-            telemetry.inject(headers, trace.set_span_in_context(span, parent))
+            trace_context.inject(headers, trace.set_span_in_context(span, parent))
             yield
 
     @contextmanager

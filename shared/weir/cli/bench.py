@@ -7,7 +7,7 @@ import typer
 
 from weir.cli import bench_lanes, bench_serve, bench_simulator, options
 from weir.cli.console import need_extra
-from weir.model.precision import PRECISION_HELP, Precision
+from weir.core.device import PRECISION_HELP, Precision
 
 app = typer.Typer(help="Measure. Figures depend on the machine and on what else runs on it.", no_args_is_help=True)
 

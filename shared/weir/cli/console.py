@@ -5,12 +5,9 @@ from typing import NoReturn
 import typer
 from rich.console import Console
 
+from weir.cli.exit_codes import EXIT_FAILED
 from weir.core.errors import WeirError
 from weir.runtime.extras import Extra, ExtraMissing, check_extra
-
-EXIT_FAILED = 1
-EXIT_USAGE = 2
-EXIT_NOT_RUNNING = 3
 
 stderr = Console(stderr=True, highlight=False)
 stdout = Console(highlight=False)

@@ -16,7 +16,8 @@ import typer
 
 from weir.bus.server import NatsServerMissing, find_nats_server
 from weir.cli import options
-from weir.cli.console import EXIT_FAILED, stdout
+from weir.cli.console import stdout
+from weir.cli.exit_codes import EXIT_FAILED
 from weir.model.files.catalog import CATALOG, model_cache_dir
 from weir.runtime.extras import DISTRIBUTION, ExtraMissing, check_extra, install_command
 

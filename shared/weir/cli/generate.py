@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 
 from weir.cli import options
-from weir.cli.console import EXIT_USAGE, error_line, fail, stdout
+from weir.cli.console import error_line, fail, stdout
+from weir.cli.exit_codes import EXIT_USAGE
 from weir.client import DEFAULT_TIMEOUT_S, GenerateOptions, WeirClient
 from weir.core.errors import WeirError
 

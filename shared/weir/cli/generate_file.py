@@ -10,7 +10,8 @@ from typing import IO, Any, TypeGuard
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from weir.cli.console import EXIT_FAILED, EXIT_USAGE, error_line, fail, stderr, stdout
+from weir.cli.console import error_line, fail, stderr, stdout
+from weir.cli.exit_codes import EXIT_FAILED, EXIT_USAGE
 from weir.cli.options import Reach
 from weir.client import AsyncWeirClient, Chunk, GenerateOptions
 from weir.core.errors import WeirError

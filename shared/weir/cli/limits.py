@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weir.cli import options
-from weir.cli.console import EXIT_FAILED, EXIT_USAGE, error_line, fail, stderr, stdout
+from weir.cli.console import error_line, fail, stderr, stdout
+from weir.cli.exit_codes import EXIT_FAILED, EXIT_USAGE
 from weir.cli.schedulers import AdminKey, SchedulerAddress, open_scheduling
 from weir.client.scheduling import SchedulingView
 from weir.core.api_key import MIN_KEY_CHARS, key_digest, make_key

@@ -5,7 +5,8 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from weir.cli.console import EXIT_USAGE, fail
+from weir.cli.console import fail
+from weir.cli.exit_codes import EXIT_USAGE
 from weir.client import DEFAULT_TIMEOUT_S, AsyncWeirClient, WeirClient
 from weir.client.messages import key_metadata
 

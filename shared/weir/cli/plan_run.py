@@ -9,7 +9,8 @@ from typing import cast
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from weir.cli.console import EXIT_FAILED, stderr, stdout
+from weir.cli.console import stderr, stdout
+from weir.cli.exit_codes import EXIT_FAILED
 from weir.policy.registry import parse_policy
 from weir.scheduling.limits.core_limits import CoreLimits
 from weir.scheduling.limits.file import parse_limits

@@ -5,7 +5,8 @@ from typing import Annotated
 import typer
 
 from weir.cli import options
-from weir.cli.console import EXIT_USAGE, fail, stderr, stdout
+from weir.cli.console import fail, stderr, stdout
+from weir.cli.exit_codes import EXIT_USAGE
 from weir.cli.schedulers import AdminKey, SchedulerAddress, open_scheduling
 
 app = typer.Typer(help="The scheduling policy.", no_args_is_help=True)

@@ -10,8 +10,8 @@ import typer
 
 from weir.cli import options
 from weir.cli.console import error_line, fail, need_extra, stdout
+from weir.core.device import PRECISION_HELP, Precision
 from weir.core.errors import WeirError
-from weir.model.precision import PRECISION_HELP, Precision
 from weir.runtime.config import default_runtime_dir
 from weir.runtime.stack.instances import choose_instance
 from weir.runtime.stack.observe import try_observe

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from weir.cli import options
-from weir.cli.console import EXIT_NOT_RUNNING, error_line, fail
+from weir.cli.console import error_line, fail
+from weir.cli.exit_codes import EXIT_NOT_RUNNING
 from weir.client.scheduling import SchedulingClient
 from weir.core.errors import WeirError
 from weir.runtime.config import default_runtime_dir

@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 
 from weir.cli import options
-from weir.cli.console import EXIT_USAGE, fail, need_extra
+from weir.cli.console import fail, need_extra
+from weir.cli.exit_codes import EXIT_USAGE
 
 
 def simulate(

@@ -9,7 +9,8 @@ from typing import NoReturn
 import typer
 
 from weir.cli import options
-from weir.cli.console import EXIT_FAILED, EXIT_NOT_RUNNING, error_line, fail, stderr, stdout
+from weir.cli.console import error_line, fail, stderr, stdout
+from weir.cli.exit_codes import EXIT_FAILED, EXIT_NOT_RUNNING
 from weir.core.errors import WeirError
 from weir.runtime.config import default_runtime_dir
 from weir.runtime.stack.instances import choose_instance

@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 
 import typer
 
-from weir.cli.console import EXIT_FAILED, EXIT_USAGE, error_line, fail, need_extra, stderr
+from weir.cli.console import error_line, fail, need_extra, stderr
+from weir.cli.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
 from weir.cli.limits import read_limits_file
-from weir.cli.main import EXIT_INTERRUPTED
 from weir.cli.progress import ConsoleReporter, DetachedProgress, print_endpoints
 from weir.cli.pull import pull_with_progress
 from weir.core.errors import WeirError

@@ -1,4 +1,4 @@
-"""Where workers compute.
+"""Where workers compute, and in which arithmetic.
 
     cpu           in compiled kernels; pages lie in the segment, beside the tables
     cuda          in Triton kernels on GPU 0; pages lie in the GPU's memory
@@ -6,9 +6,38 @@
                   handed out and mapped as a GPU's is. Slow: it runs the GPU path on machines without a GPU, for tests
 
 Wherever pages lie, the tables and the sequence records are in the segment.
+
+The arithmetic follows from the device and from what was asked for; the first one of a device is its `auto`:
+
+    cpu           int8 (where the model's shapes fit), fp32     compiled kernels, PyTorch
+    cuda          bf16, fp32                                    Triton kernels on GPU 0
+    interpreter   fp32                                          the same Triton kernels, interpreted on the CPU: a test
+                                                                of the GPU path for machines without one, and slow
 """
 
+from collections.abc import Mapping
 from typing import Literal
 
 Device = Literal["cpu", "cuda", "interpreter"]
 """Of all workers of a host: they share its arena."""
+Precision = Literal["auto", "int8", "fp32", "bf16"]
+Arithmetic = Literal["int8", "fp32", "bf16"]
+
+DEVICE_HELP = "Where workers compute: cpu, cuda (GPU 0) or interpreter (kernels for GPUs, on the CPU: slow, for tests)."
+PRECISION_HELP = (
+    "Arithmetic of the model. CPU: int8 (compiled kernels, same tokens in every batch) or fp32 (PyTorch); "
+    "CUDA: bf16 or fp32; auto: the device's first."
+)
+
+ARITHMETIC_OF_DEVICE: Mapping[Device, tuple[Arithmetic, ...]] = {
+    "cpu": ("int8", "fp32"),
+    "cuda": ("bf16", "fp32"),
+    "interpreter": ("fp32",),
+}
+
+
+def check_precision(precision: Precision, device: Device) -> None:
+    """Raises ValueError for a precision that the device has for no model."""
+    known = ARITHMETIC_OF_DEVICE[device]
+    if precision != "auto" and precision not in known:
+        raise ValueError(f"precision {precision}: device {device} computes in {' or '.join(known)}; auto is {known[0]}")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from weir.core.device import Arithmetic, Precision
 from weir.engine.plan import ModelRunner
 from weir.kv.geometry import PageGeometry
 from weir.model.architecture import ModelConfig
@@ -15,7 +16,7 @@ from weir.model.files.catalog import model_cache_dir
 from weir.model.files.config import load_model_config
 from weir.model.files.digest import model_digest
 from weir.model.files.source import ModelSource
-from weir.model.precision import Arithmetic, Precision, choose_arithmetic, page_geometry
+from weir.model.precision import choose_arithmetic, page_geometry
 
 # Each arithmetic imports its own libraries, and only when it is used: torch alone is 200 MB and seconds.
 if TYPE_CHECKING:

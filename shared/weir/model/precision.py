@@ -1,49 +1,22 @@
-"""Which arithmetic a model runs in. Nothing here imports torch or numba: every process of a stack may ask.
-
-The arithmetic follows from the device and from what was asked for; the first one of a device is its `auto`:
-
-    cpu           int8 (where the model's shapes fit), fp32     compiled kernels, PyTorch
-    cuda          bf16, fp32                                    Triton kernels on GPU 0
-    interpreter   fp32                                          the same Triton kernels, interpreted on the CPU: a test
-                                                                of the GPU path for machines without one, and slow
+"""Which arithmetic a model runs in, by its shapes (`weir.core.device`). Nothing here imports torch or numba: every
+process of a stack may ask.
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
-from weir.core.device import Device
+from weir.core.device import ARITHMETIC_OF_DEVICE, Arithmetic, Device, Precision, check_precision
 from weir.kv.geometry import PAGE_LAYOUT, TOKEN_MAJOR_PAGE_LAYOUT, PageGeometry
 from weir.model.architecture import ModelConfig
 from weir.model.errors import ModelError
 
-Precision = Literal["auto", "int8", "fp32", "bf16"]
-Arithmetic = Literal["int8", "fp32", "bf16"]
-
-DEVICE_HELP = "Where workers compute: cpu, cuda (GPU 0) or interpreter (kernels for GPUs, on the CPU: slow, for tests)."
-PRECISION_HELP = (
-    "Arithmetic of the model. CPU: int8 (compiled kernels, same tokens in every batch) or fp32 (PyTorch); "
-    "CUDA: bf16 or fp32; auto: the device's first."
-)
-
-_OF_DEVICE: Mapping[Device, tuple[Arithmetic, ...]] = {
-    "cpu": ("int8", "fp32"),
-    "cuda": ("bf16", "fp32"),
-    "interpreter": ("fp32",),
-}
 _BYTES: Mapping[Arithmetic, int] = {"int8": 2, "fp32": 4, "bf16": 2}
 """Of a number in a page. int8 is about matrices: keys and values are bfloat16."""
 _VERSIONS: Mapping[Arithmetic, int] = {"int8": 2, "fp32": 1, "bf16": 1}
 """Part of every digest: to be raised when results, or files of packed weights, change their bits."""
 _GROUP = 32
 _TRITON_HEAD_DIMS = (16, 256)
-
-
-def check_precision(precision: Precision, device: Device) -> None:
-    """Raises ValueError for a precision that the device has for no model."""
-    known = _OF_DEVICE[device]
-    if precision != "auto" and precision not in known:
-        raise ValueError(f"precision {precision}: device {device} computes in {' or '.join(known)}; auto is {known[0]}")
 
 
 def choose_arithmetic(precision: Precision, config: ModelConfig, device: Device = "cpu") -> Arithmetic:
@@ -60,7 +33,7 @@ def choose_arithmetic(precision: Precision, config: ModelConfig, device: Device 
         obstacle = triton_obstacle(config)
         if obstacle:
             raise ModelError(f"device {device}: {obstacle}; use --device cpu for this model")
-        return _OF_DEVICE[device][0] if precision == "auto" else _named(precision)
+        return ARITHMETIC_OF_DEVICE[device][0] if precision == "auto" else _named(precision)
     if precision == "fp32":
         return "fp32"
     obstacle = int8_obstacle(config)

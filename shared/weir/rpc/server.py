@@ -21,11 +21,11 @@ from opentelemetry import trace
 from opentelemetry.trace import SpanKind, Tracer
 
 from weir.core.errors import Unavailable, WeirError
+from weir.core.trace_context import extract
 from weir.rpc.channel import KEEPALIVE_TIME_MS, KEEPALIVE_TIMEOUT_MS, MAX_MESSAGE_BYTES
 from weir.rpc.errors import abort_with
 from weir.rpc.gate import PortLimits
 from weir.rpc.malformed import refuse_malformed
-from weir.runtime.telemetry import extract
 
 if TYPE_CHECKING:  # these are generic in their stubs only
     ServicerContext = grpc.aio.ServicerContext[Any, Any]

@@ -15,10 +15,10 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_type_hints
 
+from weir.core.device import DEVICE_HELP, PRECISION_HELP, check_precision
 from weir.core.errors import WeirError
 from weir.core.parsing import choices_of, describe_type, parse_text, parse_toml
 from weir.core.urls import masked_url
-from weir.model.precision import DEVICE_HELP, PRECISION_HELP, check_precision
 from weir.runtime.model_choice import LOAD_HELP, MODEL_HELP, MODEL_SHAPE_HELP, check_load, model_reference
 
 ROLES = ("transfer", "scheduler", "prefill", "decode", "gateway")

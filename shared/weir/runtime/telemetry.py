@@ -1,22 +1,15 @@
-"""Traces: the OpenTelemetry SDK with an OTLP/gRPC exporter, and W3C trace context through headers.
-
-Without an endpoint the provider is OpenTelemetry's own no-op one; trace context still passes through, so that a hop
-that does not trace does not cut the trace in two.
-"""
+"""Traces: the OpenTelemetry SDK with an OTLP/gRPC exporter. Without an endpoint the provider is OpenTelemetry's no-op."""
 
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
-from opentelemetry import trace
-from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider as SdkTracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.trace import NoOpTracerProvider, Span, TracerProvider
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.trace import NoOpTracerProvider, TracerProvider
 
 import weir
 
@@ -25,7 +18,6 @@ _MAX_QUEUED_SPANS = 8192
 _EXPORT_TIMEOUT_S = 2.0
 _QUIET_S = 60.0
 _EXPORT_LOGGERS = ("opentelemetry.exporter.otlp.proto.grpc.exporter", "opentelemetry.sdk._shared_internal")
-_PROPAGATOR = TraceContextTextMapPropagator()
 
 
 class QuietFilter(logging.Filter):
@@ -83,25 +75,3 @@ def shutdown_tracing(provider: TracerProvider, timeout_s: float) -> bool:
     flusher.start()
     flusher.join(timeout_s)
     return not flusher.is_alive()
-
-
-def traceparent_of(span: Span) -> str:
-    """The span as a W3C `traceparent`; empty for a span that is not part of a trace."""
-    headers: dict[str, str] = {}
-    _PROPAGATOR.inject(headers, context=trace.set_span_in_context(span, Context()))
-    return headers.get("traceparent", "")
-
-
-def context_of(traceparent: str) -> Context:
-    """The context to start children in; an empty or malformed `traceparent` gives an empty one."""
-    return _PROPAGATOR.extract({"traceparent": traceparent}, context=Context())
-
-
-def inject(headers: dict[str, str], context: Context | None = None) -> None:
-    """Adds `traceparent` (and `tracestate`) of `context`, default the current one, if there is a trace."""
-    _PROPAGATOR.inject(headers, context=context)
-
-
-def extract(headers: Mapping[str, str]) -> Context:
-    """The context that the headers carry; an empty one if they carry none."""
-    return _PROPAGATOR.extract(dict(headers), context=Context())

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from tests.unit.model.tiny import TinyLlama
 
-from weir.core.device import Device
+from weir.core.device import Device, Precision, check_precision
 from weir.model.errors import ModelError
 from weir.model.files.config import load_model_config
 from weir.model.files.digest import model_digest
-from weir.model.precision import Precision, arithmetic_key, check_precision, choose_arithmetic, page_geometry
+from weir.model.precision import arithmetic_key, choose_arithmetic, page_geometry
 
 
 def test_auto_takes_int8_where_the_shapes_fit(tiny: TinyLlama) -> None:

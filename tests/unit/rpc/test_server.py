@@ -14,10 +14,10 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from weir.core.errors import InternalError, NotFound, Overloaded, Unavailable
+from weir.core.trace_context import traceparent_of
 from weir.rpc.channel import MAX_MESSAGE_BYTES, make_channel
 from weir.rpc.errors import from_rpc_error
 from weir.rpc.server import ErrorGuard, ReadinessGuard, TraceContextGuard, make_server
-from weir.runtime.telemetry import traceparent_of
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream", "written_stream")

@@ -12,15 +12,8 @@ from opentelemetry.sdk import _shared_internal
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import NoOpTracerProvider
 
-from weir.runtime.telemetry import (
-    QuietFilter,
-    context_of,
-    extract,
-    inject,
-    setup_tracing,
-    shutdown_tracing,
-    traceparent_of,
-)
+from weir.core.trace_context import context_of, extract, inject, traceparent_of
+from weir.runtime.telemetry import QuietFilter, setup_tracing, shutdown_tracing
 from weir.testing.otlp import OtlpReceiver
 
 

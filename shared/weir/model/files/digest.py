@@ -4,12 +4,12 @@ from pathlib import Path
 
 import xxhash
 
-from weir.core.device import Device
+from weir.core.device import Device, Precision
 from weir.kv.geometry import PAGE_TOKENS
 from weir.model.files.config import load_model_config
 from weir.model.files.safetensors import safetensors_files
 from weir.model.files.source import ModelKind, ModelSource
-from weir.model.precision import Precision, arithmetic_key, page_layout
+from weir.model.precision import arithmetic_key, page_layout
 
 _CHUNK_BYTES = 1 << 22
 

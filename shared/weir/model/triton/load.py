@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from weir.core.device import Device
+from weir.core.device import Arithmetic, Device, Precision
 from weir.core.sampling import SamplingParams
 from weir.engine.plan import ChunkPlan, SampleSpec, StepPlan, StepResult
 from weir.kv.geometry import ArenaGeometry, num_pages_for
@@ -20,7 +20,7 @@ from weir.model.files.config import load_model_config
 from weir.model.files.source import ModelKind, ModelSource
 from weir.model.files.tensor_names import tensor_shapes
 from weir.model.files.tensors import open_tensors
-from weir.model.precision import Arithmetic, Precision, choose_arithmetic
+from weir.model.precision import choose_arithmetic
 from weir.model.torch.weights import Weights, stack_weights
 from weir.model.triton.dummy import dummy_weights_on
 from weir.model.triton.pages import DevicePages, page_tensor

@@ -14,6 +14,7 @@ import grpc.aio
 
 from weir.core.attempt import Attempt
 from weir.core.errors import DeadlineExceeded, InternalError, Unavailable
+from weir.core.trace_context import inject
 from weir.kv.arena.segment import Segment
 from weir.kv.memory.kinds import ArenaMemory
 from weir.kv.memory.server import OpenMemory
@@ -22,7 +23,6 @@ from weir.rpc.arena.holdings import Holdings
 from weir.rpc.arena.lease_stream import LeaseStream
 from weir.rpc.channel import make_channel
 from weir.rpc.errors import from_rpc_error
-from weir.runtime.telemetry import inject
 from weir.wire.v1 import arena_pb2, arena_pb2_grpc, types_pb2
 
 __all__ = ["Acquired", "ArenaClient", "HandOffReceipt", "HandedOff"]

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 from weir.bus.server import nats_server_command
+from weir.core.device import DEVICE_HELP, PRECISION_HELP, check_precision
 from weir.core.urls import masked_url
-from weir.model.precision import DEVICE_HELP, PRECISION_HELP, check_precision
 from weir.runtime.config import (
     NATS_SCHEMES,
     OTLP_SCHEMES,

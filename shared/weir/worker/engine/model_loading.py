@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from weir.core.device import Arithmetic
 from weir.core.errors import InternalError
 from weir.engine.memory.swapping import HostPages, PageBytes
 from weir.kv.memory.kinds import ArenaMemory
@@ -14,7 +15,7 @@ from weir.model.cpu.core_share import CoreShare, FixedShare
 from weir.model.device_check import check_device
 from weir.model.files.config import load_model_config
 from weir.model.files.source import resolve_model
-from weir.model.precision import Arithmetic, choose_arithmetic, int8_obstacle
+from weir.model.precision import choose_arithmetic, int8_obstacle
 from weir.runtime.extras import check_extra
 from weir.worker.config import WorkerConfig
 from weir.worker.engine.background import begin

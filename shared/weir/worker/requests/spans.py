@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, set_span_in_context
 
+from weir.core.trace_context import context_of
 from weir.engine.messages import (
     ChunkComputed,
     EngineReport,
@@ -26,7 +27,6 @@ from weir.engine.messages import (
     TokenSampled,
 )
 from weir.kv.records.record import SequenceParams
-from weir.runtime.telemetry import context_of
 
 
 class PrefillSpans:
