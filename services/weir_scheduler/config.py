@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from weir.policy.registry import parse_policy
+from weir.policy.registry import PolicySpec
 from weir.runtime.config import ServiceConfig, setting
 from weir.scheduling.limits.core_limits import CoreLimits, parse_lane
 from weir.scheduling.limits.placing_limits import PlacingLimits
@@ -46,7 +46,7 @@ class SchedulerConfig(ServiceConfig):
         if not 0 <= self.gather_s <= 60:
             raise ValueError(f"gather_s {self.gather_s}: must be in [0, 60]")
         try:
-            parse_policy(self.policy)
+            PolicySpec.parse(self.policy)
         except ValueError as error:
             raise ValueError(f"policy {self.policy!r}: {error}") from error
         # Found now, not when the first request comes.

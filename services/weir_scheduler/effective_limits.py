@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from weir.bus.codec import MAX_STRING_CHARS, MessageTooLarge, encode
 from weir.bus.configuration import (
@@ -10,39 +9,16 @@ from weir.bus.configuration import (
     LimitsInForce,
     LimitsOverride,
     PolicyChoice,
-    PolicyParam,
     TenantAccess,
 )
 from weir.core.errors import FieldViolation, InvalidRequest
-from weir.policy.registry import make_policy, parse_policy
-from weir.policy.seams import Policy
+from weir.policy.registry import PolicySpec
 from weir.scheduling.limits.changes import change_limits
 from weir.scheduling.limits.core_limits import CoreLimits
 from weir.scheduling.limits.file import format_limits, parse_limits
 
 _MAX_KEPT_BYTES = 512 * 1024
 """Of a file that is kept for the next scheduler: well under what one message may have."""
-
-
-@dataclass(frozen=True, slots=True)
-class PolicySpec:
-    """A policy by its name, with parameters in place of its defaults."""
-
-    name: str
-    params: Mapping[str, float]
-
-    @classmethod
-    def parse(cls, text: str) -> "PolicySpec":
-        """`NAME` or `NAME:KEY=VALUE,…`. Raises ValueError."""
-        return cls(*parse_policy(text))
-
-    def make(self) -> Policy:
-        """A fresh one, for one user."""
-        return make_policy(self.name, self.params)
-
-    def __str__(self) -> str:
-        params = ",".join(f"{name}={value!r}" for name, value in sorted(self.params.items()))
-        return f"{self.name}:{params}" if params else self.name
 
 
 class EffectiveLimits:
@@ -110,8 +86,7 @@ class EffectiveLimits:
     def go_on_with(self, choice: PolicyChoice) -> None:
         """As `go_on_from`, of the policy."""
         if choice.configured == self._configured_policy:
-            params = {param.name: param.value for param in choice.params}
-            self.policy = PolicySpec.parse(str(PolicySpec(choice.name, params)))
+            self.policy = PolicySpec.parse(choice.policy)
 
     def access_rules(self, epoch: int) -> AccessRules:
         """For gateways."""
@@ -119,8 +94,7 @@ class EffectiveLimits:
 
     def policy_choice(self, epoch: int) -> PolicyChoice:
         """For workers and for the next scheduler."""
-        params = tuple(PolicyParam(name, value) for name, value in sorted(self.policy.params.items()))
-        return PolicyChoice(epoch, self.policy.name, params, self._configured_policy)
+        return PolicyChoice(epoch, str(self.policy), self._configured_policy)
 
     def limits_in_force(self, epoch: int) -> LimitsInForce:
         """For the next scheduler."""

@@ -13,18 +13,12 @@ import logging
 from weir.bus.messages import HeldRequest, Placement
 from weir.core.clock import Clock
 from weir.core.errors import Cancelled, DeadlineExceeded, InternalError, Overloaded, Unavailable, WeirError
-from weir.core.life import Phase
+from weir.core.life import FinishReason, Phase
 from weir.wire.v1 import types_pb2, worker_pb2
 from weir_gateway.requests.output import Output, OutputPiece
 from weir_gateway.requests.request import RequestEnd, RequestRecord
-from weir_gateway.requests.tokens import FinishReason, TokenConflict
-from weir_gateway.workers.wire import (
-    attempt_from_pb,
-    finish_reason_from_pb,
-    resume_command,
-    start_command,
-    update_from_pb,
-)
+from weir_gateway.requests.tokens import TokenConflict
+from weir_gateway.workers.wire import attempt_from_pb, output_end_from_pb, resume_command, start_command, update_from_pb
 
 logger = logging.getLogger(__name__)
 
@@ -207,7 +201,7 @@ class RequestState:
         if update.HasField("error"):
             self._end_by_worker(worker_id, update.error)
             return
-        finish_reason = finish_reason_from_pb(update.finish_reason)
+        finish_reason = output_end_from_pb(update.finish_reason)
         self.num_cached_tokens = max(self.num_cached_tokens, update.num_cached_tokens)
         if self._output.push(update_from_pb(update)):
             self._last_event_s = self._clock.now_s()

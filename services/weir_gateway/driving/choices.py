@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from weir.core.errors import WeirError
+from weir.core.life import FinishReason
 from weir_gateway.driving.call import RequestState
 from weir_gateway.requests.output import OutputPiece
 from weir_gateway.requests.request import RequestEnd
-from weir_gateway.requests.tokens import FinishReason
 from weir_gateway.requests.validation import CheckedRequest
 
 logger = logging.getLogger(__name__)

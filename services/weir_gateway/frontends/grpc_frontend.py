@@ -12,14 +12,13 @@ from opentelemetry import context as current_context
 from weir.core.api_key import try_read_key
 from weir.core.errors import Cancelled, WeirError
 from weir.rpc.errors import abort_with
-from weir.rpc.sampling_pb import logprobs_to_pb, options_from_pb
+from weir.rpc.sampling_pb import finish_reason_to_pb, logprobs_to_pb, options_from_pb
 from weir.wire.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 from weir_gateway.access.access import Caller
 from weir_gateway.draft import GRPC_NAMES, Conversation, Operation, Prompt, RequestDraft, Text, TokenIds
 from weir_gateway.driving.choices import OutputDelta
 from weir_gateway.intake import InputProcessor, OpenRequest
 from weir_gateway.requests.validation import Counts
-from weir_gateway.workers.wire import finish_reason_to_pb
 
 logger = logging.getLogger(__name__)
 

@@ -17,6 +17,7 @@ from starlette.routing import Route
 
 from weir.core.api_key import try_read_key
 from weir.core.errors import InternalError, WeirError
+from weir.core.life import FinishReason
 from weir.core.trace_context import extract
 from weir.rpc.body_budget import BodyBudget
 from weir_gateway.access.access import Caller
@@ -42,7 +43,6 @@ from weir_gateway.frontends.openai_schema import (
 from weir_gateway.frontends.sse import DONE, EventStream, event, watched
 from weir_gateway.intake import InputProcessor, OpenRequest
 from weir_gateway.requests.output import OutputPiece
-from weir_gateway.requests.tokens import FinishReason
 
 logger = logging.getLogger(__name__)
 

@@ -17,11 +17,11 @@ from weir.core.errors import (
     Unavailable,
     WeirError,
 )
+from weir.core.life import FinishReason
 from weir.core.logprobs import TokenLogprobs
 from weir_gateway.draft import Operation
 from weir_gateway.driving.choices import OutputDelta
 from weir_gateway.frontends.openai_logprobs import LogprobsRenderer
-from weir_gateway.requests.tokens import FinishReason
 
 Json = dict[str, Any]
 

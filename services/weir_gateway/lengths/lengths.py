@@ -11,14 +11,13 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from weir.core.life import Phase
+from weir.core.life import FinishReason, Phase
 from weir.policy.predictors.calibration import Calibration, CalibrationLimits
 from weir.policy.predictors.log_record import LogRecord
 from weir.policy.predictors.predictor import Predictor
 from weir_gateway.driving.call import RequestState
 from weir_gateway.lengths.request_log import RequestLog
 from weir_gateway.requests.prediction import OutputPrediction, PredictionLimits, PredictionQueue
-from weir_gateway.requests.tokens import FinishReason
 from weir_gateway.requests.validation import CheckedRequest
 
 _MAX_TENANTS = 1024

@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from weir.core.attempt import Attempt
+from weir.core.life import FinishReason
 from weir.core.logprobs import TokenLogprobs
 from weir_gateway.requests.stops import StopMatcher
-from weir_gateway.requests.tokens import FinishReason, TokenOrder
+from weir_gateway.requests.tokens import TokenOrder
 
 
 class Detokenizer(Protocol):

@@ -7,8 +7,7 @@ from weir.bus.messages import HeldRequest, Placement, Submit
 from weir.core.attempt import Attempt
 from weir.core.clock import Clock
 from weir.core.errors import WeirError
-from weir.core.life import LifeEvent, Phase, check_transition
-from weir_gateway.requests.tokens import FinishReason
+from weir.core.life import FinishReason, LifeEvent, Phase, check_transition
 from weir_gateway.requests.validation import CheckedRequest
 
 

@@ -1,16 +1,9 @@
 """Puts the output tokens of one request in order. They come from two workers, on streams that can break and repeat."""
 
 from collections.abc import Sequence
-from enum import Enum
 
 from weir.core.attempt import Attempt
-
-
-class FinishReason(Enum):
-    """Why the output ended without an error."""
-
-    STOP = "stop"
-    LENGTH = "length"
+from weir.core.life import FinishReason
 
 
 class TokenConflict(Exception):

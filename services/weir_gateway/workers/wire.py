@@ -2,20 +2,11 @@
 
 from weir.bus.messages import Placement
 from weir.core.attempt import Attempt
-from weir.rpc.sampling_pb import all_logprobs_from_pb, sampling_to_pb
+from weir.core.life import FinishReason
+from weir.rpc.sampling_pb import all_logprobs_from_pb, finish_reason_from_pb, sampling_to_pb
 from weir.wire.v1 import types_pb2, worker_pb2
 from weir_gateway.requests.output import TokenUpdate
-from weir_gateway.requests.tokens import FinishReason
 from weir_gateway.requests.validation import CheckedRequest
-
-_FINISH_REASONS: dict[int, FinishReason] = {
-    types_pb2.FINISH_REASON_STOP: FinishReason.STOP,
-    types_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
-}
-_TO_PB = {
-    FinishReason.STOP: types_pb2.FINISH_REASON_STOP,
-    FinishReason.LENGTH: types_pb2.FINISH_REASON_LENGTH,
-}
 
 
 def attempt_from_pb(attempt: types_pb2.Attempt) -> Attempt:
@@ -26,13 +17,10 @@ def attempt_to_pb(attempt: Attempt) -> types_pb2.Attempt:
     return types_pb2.Attempt(dispatch=attempt.dispatch, adoption=attempt.adoption)
 
 
-def finish_reason_from_pb(value: int) -> FinishReason | None:
-    """None for the reasons that are no end of an answer: not ended, and cancelled."""
-    return _FINISH_REASONS.get(value)
-
-
-def finish_reason_to_pb(reason: FinishReason) -> types_pb2.FinishReason.ValueType:
-    return _TO_PB[reason]
+def output_end_from_pb(value: types_pb2.FinishReason.ValueType) -> FinishReason | None:
+    """None for what is no end of an answer: not ended, and cancelled."""
+    reason = finish_reason_from_pb(value)
+    return None if reason is FinishReason.CANCELLED else reason
 
 
 def update_from_pb(update: worker_pb2.SequenceUpdate) -> TokenUpdate:
@@ -40,7 +28,7 @@ def update_from_pb(update: worker_pb2.SequenceUpdate) -> TokenUpdate:
         attempt=attempt_from_pb(update.attempt),
         first_index=update.first_index,
         token_ids=update.token_ids,
-        finish_reason=finish_reason_from_pb(update.finish_reason),
+        finish_reason=output_end_from_pb(update.finish_reason),
         logprobs=all_logprobs_from_pb(update.logprobs),
         prompt_logprobs=all_logprobs_from_pb(update.prompt_logprobs),
         first_prompt_index=update.first_prompt_index,

@@ -58,20 +58,12 @@ class AccessRules:
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyParam:
-    """One parameter of a policy."""
-
-    name: str
-    value: float
-
-
-@dataclass(frozen=True, slots=True)
 class PolicyChoice:
-    """The policy of the scheduler and of every worker: what `weir.policy.registry.make_policy` takes."""
+    """The policy of the scheduler and of every worker."""
 
     epoch: int
-    name: str
-    params: tuple[PolicyParam, ...] = ()
+    policy: str
+    """What `weir.policy.registry.PolicySpec` parses."""
     configured: str = ""
     """What the scheduler's own configuration said when this was chosen; once that changes, it wins."""
 

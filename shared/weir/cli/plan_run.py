@@ -11,7 +11,7 @@ from rich.table import Table
 
 from weir.cli.console import stderr, stdout
 from weir.cli.exit_codes import EXIT_FAILED
-from weir.policy.registry import parse_policy
+from weir.policy.registry import PolicySpec
 from weir.scheduling.limits.core_limits import CoreLimits
 from weir.scheduling.limits.file import parse_limits
 from weir.sim.planning.plan import PlanLimits, PoolSizes, Prices
@@ -79,7 +79,7 @@ def make_job(options: PlanOptions) -> PlanJob:
     if slos == Slos():
         asked = "--ttft-ms, --gap-ms, --tpot-ms, --latency-ms or a --limits-file whose lanes have SLOs"
         raise ValueError(f"nothing is asked: give {asked}")
-    policy, params = parse_policy(options.policy)
+    policy = PolicySpec.parse(options.policy)
     return PlanJob(
         trace=options.trace,
         replay=replay,
@@ -90,8 +90,8 @@ def make_job(options: PlanOptions) -> PlanJob:
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,
         limits=limits,
-        policy=policy,
-        policy_params=params,
+        policy=policy.name,
+        policy_params=policy.params,
         seeds=tuple(range(options.num_seeds if replay.is_random else 1)),
     )
 

@@ -50,10 +50,10 @@ def set_(
     weir policy set ltr
     weir policy set srtf:max_age=0.5
     """
-    from weir.policy.registry import parse_policy
+    from weir.policy.registry import PolicySpec
 
     try:
-        parse_policy(policy)
+        PolicySpec.parse(policy)
     except ValueError as error:
         fail(str(error), code=EXIT_USAGE)
     with open_scheduling(scheduler, admin_key, instance, grpc_port, runtime_dir) as client:

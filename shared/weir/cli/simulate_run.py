@@ -9,7 +9,7 @@ import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from weir.cli.console import stderr, stdout
-from weir.policy.registry import parse_policy
+from weir.policy.registry import PolicySpec
 from weir.scheduling.limits.core_limits import CoreLimits
 from weir.scheduling.limits.file import parse_limits
 from weir.sim.profile import load_profile
@@ -133,7 +133,7 @@ def make_workload(options: SimulateOptions) -> Workload:
 
 
 def _simulate(spec: SystemSpec, workload: Workload, limits: CoreLimits, options: SimulateOptions) -> SimResult:
-    policy, params = parse_policy(options.policy)
+    policy = PolicySpec.parse(options.policy)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=stderr, transient=True) as progress:
         bar = progress.add_task("simulating", total=len(workload.requests))
@@ -145,8 +145,8 @@ def _simulate(spec: SystemSpec, workload: Workload, limits: CoreLimits, options:
             spec,
             workload,
             limits=limits,
-            policy=policy,
-            policy_params=params,
+            policy=policy.name,
+            policy_params=policy.params,
             fast_forward=not options.is_step_exact,
             on_progress=advanced,
         )

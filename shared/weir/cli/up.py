@@ -118,10 +118,10 @@ def _resolve(given: Mapping[str, Any], config: Path | None) -> StackConfig:
 
 def _need_rules(stack: StackConfig) -> None:
     """Policy and limits. Said here: a scheduler that does not start says it after seconds, and not in one line."""
-    from weir.policy.registry import parse_policy
+    from weir.policy.registry import PolicySpec
 
     try:
-        parse_policy(stack.policy)
+        PolicySpec.parse(stack.policy)
     except ValueError as error:
         fail(f"--policy: {error}", code=EXIT_USAGE)
     if stack.limits_file:

@@ -6,6 +6,7 @@ Requests and answers are plain dataclasses; no protobuf type leaves this room.
 from weir.client.aio import DEFAULT_TIMEOUT_S, AsyncWeirClient
 from weir.client.messages import Chunk, ModelInfo, ProcessDescription, Turn
 from weir.client.sync import WeirClient
+from weir.core.life import FinishReason
 from weir.core.logprobs import TokenLogprobs
 from weir.core.options import GenerateOptions
 
@@ -13,6 +14,7 @@ __all__ = [
     "DEFAULT_TIMEOUT_S",
     "AsyncWeirClient",
     "Chunk",
+    "FinishReason",
     "GenerateOptions",
     "ModelInfo",
     "ProcessDescription",

@@ -4,18 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from weir.core.life import FinishReason
 from weir.core.logprobs import TokenLogprobs
 from weir.core.options import GenerateOptions
-from weir.rpc.sampling_pb import all_logprobs_from_pb, check_token_id, options_to_pb
-from weir.wire.v1 import admin_pb2, inference_pb2, types_pb2
-
-FinishReason = Literal["stop", "length", "cancelled"]
-
-_FINISH_REASONS: dict[int, FinishReason] = {
-    types_pb2.FINISH_REASON_STOP: "stop",
-    types_pb2.FINISH_REASON_LENGTH: "length",
-    types_pb2.FINISH_REASON_CANCELLED: "cancelled",
-}
+from weir.rpc.sampling_pb import all_logprobs_from_pb, check_token_id, finish_reason_from_pb, options_to_pb
+from weir.wire.v1 import admin_pb2, inference_pb2
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +46,7 @@ class Chunk:
             first_index=response.first_index,
             token_ids=tuple(response.token_ids),
             text=response.text,
-            finish_reason=_FINISH_REASONS.get(response.finish_reason),
+            finish_reason=finish_reason_from_pb(response.finish_reason),
             num_prompt_tokens=response.usage.num_prompt_tokens,
             num_output_tokens=response.usage.num_output_tokens,
             num_cached_tokens=response.usage.num_cached_tokens,

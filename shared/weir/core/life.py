@@ -10,7 +10,7 @@ of the four terminal phases, and the gateway that drives it decides which.
 """
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 
 
 class Phase(Enum):
@@ -30,6 +30,16 @@ class Phase(Enum):
     @property
     def is_terminal(self) -> bool:
         return self in _TERMINAL
+
+
+class FinishReason(StrEnum):
+    """Why an answer ended without an error."""
+
+    STOP = "stop"
+    """At a stop token or a stop string."""
+    LENGTH = "length"
+    """At `max_tokens`, or where the context is full."""
+    CANCELLED = "cancelled"
 
 
 _TERMINAL = frozenset({Phase.FINISHED, Phase.CANCELLED, Phase.FAILED, Phase.REFUSED})

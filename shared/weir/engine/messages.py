@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 
 from weir.core.attempt import Attempt
 from weir.core.cost import StepCost
+from weir.core.life import FinishReason
 from weir.core.logprobs import TokenLogprobs
 from weir.engine.load import EngineLoad
 from weir.engine.plan import NO_LOAD, StepLoad
@@ -19,14 +20,6 @@ class SequenceKey(NamedTuple):
 
     request_id: str
     attempt: Attempt
-
-
-class EndReason(Enum):
-    """How a sequence ended without an error."""
-
-    STOP = "stop"
-    LENGTH = "length"
-    CANCELLED = "cancelled"
 
 
 class FailureReason(Enum):
@@ -232,7 +225,7 @@ class SequenceEnded:
     batch holds, once that batch has ended). Exactly one field is set."""
 
     key: SequenceKey
-    reason: EndReason | None = None
+    reason: FinishReason | None = None
     failure: Failure | None = None
 
 

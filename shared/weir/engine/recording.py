@@ -3,8 +3,9 @@
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
+from weir.core.life import FinishReason
 from weir.engine.counters import EngineCounters
-from weir.engine.messages import ChunkComputed, EndReason, Event, PromptScored, TokenSampled
+from weir.engine.messages import ChunkComputed, Event, PromptScored, TokenSampled
 from weir.engine.plan import ChunkPlan, StepPlan, StepResult
 from weir.engine.sequence import Sequence
 
@@ -15,7 +16,7 @@ _new = tuple.__new__  # of named tuples: their own constructors look at keywords
 class Sampled:
     """Sequences that drew a token by which they end, and those that drew their first one here and go on."""
 
-    ended: list[tuple[Sequence, EndReason]] = field(default_factory=list)
+    ended: list[tuple[Sequence, FinishReason]] = field(default_factory=list)
     begun: list[Sequence] = field(default_factory=list)
 
 
@@ -81,7 +82,7 @@ class Recorder:
             sampled.begun.append(sequence)
 
 
-def _reason_of(sequence: Sequence, max_context_tokens: int) -> EndReason:
+def _reason_of(sequence: Sequence, max_context_tokens: int) -> FinishReason:
     reason = sequence.end_reason(max_context_tokens)
     assert reason is not None, "the short way has found one"
     return reason

@@ -18,9 +18,10 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import Enum
 
+from weir.core.life import FinishReason
 from weir.core.logprobs import TokenLogprobs
 from weir.engine.history import GrowingHistory
-from weir.engine.messages import Arrival, EndReason, SequenceKey, SequenceLog
+from weir.engine.messages import Arrival, SequenceKey, SequenceLog
 from weir.engine.plan import ChunkPlan, SampleSpec, ScoreSpec
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
 from weir.kv.records.record import SequenceParams
@@ -268,14 +269,14 @@ class Sequence:
         self.num_computed = end
         log.publish(end)
 
-    def end_reason(self, max_context_tokens: int) -> EndReason | None:
+    def end_reason(self, max_context_tokens: int) -> FinishReason | None:
         """Why the last drawn token ends the sequence, or None when it goes on."""
         if self.num_output_tokens == 0:
             return None
         if self.token_ids[-1] in self.params.stop.stop_token_ids:
-            return EndReason.STOP
+            return FinishReason.STOP
         if self.num_tokens >= min(self.num_tokens_at_most, max_context_tokens):
-            return EndReason.LENGTH
+            return FinishReason.LENGTH
         return None
 
     def check_integrity(self) -> list[str]:

@@ -1,7 +1,7 @@
 """All policies by name. One name selects all three seams, in the scheduler, in the batchers and in the simulator."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from weir.policy import (
@@ -58,16 +58,32 @@ def make_policy(name: str, params: Mapping[str, float] | None = None) -> Policy:
         raise ValueError(f"policy {name}: {error}") from error
 
 
-def parse_policy(text: str) -> tuple[str, dict[str, float]]:
-    """`name` or `name:key=value,key=value`, checked as `make_policy` would. Raises ValueError."""
-    name, _, rest = text.strip().partition(":")
-    entry = _entry(name)
-    try:
-        values = parse_values(rest)
-        make_params(entry.params, values)
-    except ValueError as error:
-        raise ValueError(f"policy {name}: {error}") from error
-    return name, values
+@dataclass(frozen=True, slots=True)
+class PolicySpec:
+    """A policy by its name, with parameters in place of its defaults. `str` gives what `parse` takes."""
+
+    name: str
+    params: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, text: str) -> "PolicySpec":
+        """`name` or `name:key=value,key=value`, checked as `make_policy` would. Raises ValueError."""
+        name, _, rest = text.strip().partition(":")
+        entry = _entry(name)
+        try:
+            params = parse_values(rest)
+            make_params(entry.params, params)
+        except ValueError as error:
+            raise ValueError(f"policy {name}: {error}") from error
+        return cls(name, params)
+
+    def make(self) -> Policy:
+        """A fresh one, for one user. Raises ValueError."""
+        return make_policy(self.name, self.params)
+
+    def __str__(self) -> str:
+        params = ",".join(f"{name}={value!r}" for name, value in sorted(self.params.items()))
+        return f"{self.name}:{params}" if params else self.name
 
 
 def describe_policy(name: str) -> str:

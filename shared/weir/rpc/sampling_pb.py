@@ -1,9 +1,10 @@
-"""Between options, sampling parameters, log-probabilities and their messages of `weir.v1`, field by field by name."""
+"""Between options, sampling parameters, log-probabilities, finish reasons and their messages of `weir.v1`, field by field by name."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from weir.core.errors import FieldViolation, InvalidRequest
+from weir.core.life import FinishReason
 from weir.core.logprobs import TokenLogprobs
 from weir.core.options import LOGIT_BIAS_RULE, NUMBER_RULES, GenerateOptions, NumberRule
 from weir.core.sampling import SamplingParams
@@ -11,6 +12,12 @@ from weir.wire.v1 import inference_pb2, types_pb2
 
 _MAX_UINT32 = 2**32 - 1
 _SAMPLING_RULES = tuple(rule for rule in NUMBER_RULES if rule.group == "sampling")
+_FINISH_REASONS: dict[FinishReason, types_pb2.FinishReason.ValueType] = {
+    FinishReason.STOP: types_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: types_pb2.FINISH_REASON_LENGTH,
+    FinishReason.CANCELLED: types_pb2.FINISH_REASON_CANCELLED,
+}
+_FROM_PB = {value: reason for reason, value in _FINISH_REASONS.items()}
 OPTIONAL_SAMPLING = ("logprobs", "prompt_logprobs")
 """Parameters that may be absent in `SamplingParams` too."""
 
@@ -110,6 +117,16 @@ def logprobs_from_pb(message: types_pb2.TokenLogprobs) -> TokenLogprobs:
 
 def all_logprobs_from_pb(messages: Sequence[types_pb2.TokenLogprobs]) -> tuple[TokenLogprobs, ...]:
     return tuple(logprobs_from_pb(message) for message in messages)
+
+
+def finish_reason_to_pb(reason: FinishReason | None) -> types_pb2.FinishReason.ValueType:
+    """None: not ended."""
+    return types_pb2.FINISH_REASON_UNSPECIFIED if reason is None else _FINISH_REASONS[reason]
+
+
+def finish_reason_from_pb(value: types_pb2.FinishReason.ValueType) -> FinishReason | None:
+    """None: not ended, or a reason that a newer peer knows."""
+    return _FROM_PB.get(value)
 
 
 def check_token_id(field: str, token_id: int) -> None:

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Mapping
 
+from weir.policy.registry import PolicySpec
 from weir.scheduling.limits.core_limits import CoreLimits
 from weir.sim.call import check_workload
-from weir.sim.engines.maker import EngineMaker, PolicyChoice
+from weir.sim.engines.maker import EngineMaker
 from weir.sim.events import NS_PER_S, Coincidence, Timeline, ns_of_s
 from weir.sim.memory.page_memory import MemoryIsTight
 from weir.sim.results.outcome import SimResult
@@ -42,7 +43,7 @@ def simulate(
     Raises ValueError, SimulationDefect.
     """
     check_workload(workload)
-    choice = PolicyChoice(policy, policy_params or {})
+    choice = PolicySpec(policy, policy_params or {})
     setup = (spec, workload, limits or CoreLimits(), choice, on_progress)
     shares_fast = looks_ahead = True
     while True:
@@ -63,7 +64,7 @@ class _Run:
         spec: SystemSpec,
         workload: Workload,
         limits: CoreLimits,
-        policy: PolicyChoice,
+        policy: PolicySpec,
         on_progress: Progress | None,
         *,
         fast_forward: bool,

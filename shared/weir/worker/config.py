@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from weir.policy.registry import parse_policy
+from weir.policy.registry import PolicySpec
 from weir.runtime.config import ServiceConfig, setting
 
 _GROUP = re.compile(r"[a-z0-9_-]{0,32}")
@@ -35,7 +35,7 @@ class WorkerConfig(ServiceConfig):
             if getattr(self, name) < smallest:
                 raise ValueError(f"{name} {getattr(self, name)}: must be at least {smallest}")
         if self.policy:
-            parse_policy(self.policy)
+            PolicySpec.parse(self.policy)
         if not _GROUP.fullmatch(self.group):
             raise ValueError(f"group {self.group!r}: must be at most 32 characters of a-z 0-9 _ -")
         if not 0 <= self.target_step_ms <= 600_000:

@@ -17,7 +17,7 @@ from weir.engine.loop import InboxFull
 from weir.engine.messages import EngineReport, FailAllSequences, Failure, FailureReason, SetCost, SetPolicy
 from weir.kv.geometry import PAGE_TOKENS
 from weir.kv.memory.kinds import ArenaMemory
-from weir.policy.registry import make_policy, parse_policy
+from weir.policy.registry import PolicySpec
 from weir.runtime.admin import Description
 from weir.worker.arena.page_keeper import Arena, PageKeeper
 from weir.worker.arena.prefixes import Prefixes
@@ -85,7 +85,7 @@ class WorkerShell:
         model = await asyncio.to_thread(self._load_model, parts.arena.memory)
         await parts.host.start(parts.role.make_batcher(parts.arena.segment), model.runner, model.warm_up)
         if self._info.policy:
-            parts.host.post(SetPolicy(make_policy(*parse_policy(self._info.policy))))
+            parts.host.post(SetPolicy(PolicySpec.parse(self._info.policy).make()))
         parts.keeper.start()
         parts.policy_watch.start()
         self._tasks.append(asyncio.create_task(self._sweep(), name="sweep"))

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 from tests.unit.client.scripted_gateway import ScriptedGateway, scripted_gateway
 
-from weir.client import AsyncWeirClient, Chunk, GenerateOptions, Turn, WeirClient
+from weir.client import AsyncWeirClient, Chunk, FinishReason, GenerateOptions, Turn, WeirClient
 from weir.core.errors import FieldViolation, InvalidRequest, Overloaded, Unavailable
 
 OPTIONS = GenerateOptions(
@@ -15,7 +15,7 @@ OPTIONS = GenerateOptions(
 )  # fmt: skip
 CHUNKS = [
     Chunk("r", 0, (5,), "one ", None, 0, 0, 0),
-    Chunk("r", 1, (6, 7), "two", "stop", 4, 3, 2),
+    Chunk("r", 1, (6, 7), "two", FinishReason.STOP, 4, 3, 2),
 ]
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from tests.unit.engine.world import MAX_CONTEXT_TOKENS, VOCAB_SIZE, Records, limits, params
 
+from weir.core.life import FinishReason
 from weir.engine.batching.batcher import Batcher
 from weir.engine.batching.decode import DecodeBatcher
 from weir.engine.batching.prefill import PrefillBatcher
@@ -14,7 +15,6 @@ from weir.engine.memory.pages import PageDefect, PageNeed, PagePool
 from weir.engine.memory.preemption import PreemptionSettings
 from weir.engine.messages import (
     Arrival,
-    EndReason,
     Failure,
     FailureReason,
     HandOffReady,
@@ -149,7 +149,7 @@ def test_a_cancel_during_the_hand_off_waits_for_its_outcome(records: Records) ->
     batcher.cancel(key)
     assert batcher.take_events() == ()
     batcher.fail(key, Failure(FailureReason.HAND_OFF_REFUSED, "gone"))
-    assert batcher.take_events() == (SequenceEnded(key, EndReason.CANCELLED),)
+    assert batcher.take_events() == (SequenceEnded(key, FinishReason.CANCELLED),)
 
 
 def test_failing_all_leaves_hand_offs_alone(records: Records) -> None:
@@ -238,7 +238,7 @@ def test_the_context_limit_ends_a_sequence(records: Records) -> None:
         pass
     events = batcher.take_events()
     assert isinstance(events[-1], SequenceEnded)
-    assert events[-1].reason is EndReason.LENGTH
+    assert events[-1].reason is FinishReason.LENGTH
     assert sum(isinstance(event, TokenSampled) for event in events) == 2
 
 

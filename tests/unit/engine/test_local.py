@@ -4,6 +4,7 @@ import pytest
 from tests.unit.engine.test_batchers import handed_off, step
 from tests.unit.engine.world import VOCAB_SIZE, Records, limits, params
 
+from weir.core.life import FinishReason
 from weir.core.sampling import SamplingParams
 from weir.engine.batching.batcher import Batcher
 from weir.engine.batching.local import LocalBatcher
@@ -11,7 +12,6 @@ from weir.engine.memory.pages import PagePool
 from weir.engine.messages import (
     Arrival,
     ChunkComputed,
-    EndReason,
     Failure,
     FailureReason,
     PageBatch,
@@ -47,11 +47,11 @@ def test_who_brings_its_pages_does_not_wait_behind_a_prompt_that_lacks_some(reco
     batcher.add(Arrival(params(tuple(range(25)), 1)))
     arrival = handed_off(records, 2, params(tuple(range(20)), 2, max_tokens=4))
     batcher.add(arrival)
-    ends: dict[str, EndReason | Failure | None] = {}
+    ends: dict[str, FinishReason | Failure | None] = {}
     for now_s in (0.0, 0.1, 0.2, 2.5):
         step(batcher, now_s)
         ends |= {e.key.request_id: e.reason or e.failure for e in batcher.take_events() if isinstance(e, SequenceEnded)}
-    assert ends[f"{2:032x}"] is EndReason.LENGTH
+    assert ends[f"{2:032x}"] is FinishReason.LENGTH
     assert isinstance(ends[f"{1:032x}"], Failure), "after it has waited for as long as it may"
 
 
@@ -74,7 +74,7 @@ def test_a_prompt_is_computed_in_chunks_of_at_most_the_given_size(records: Recor
     events = batcher.take_events()
     assert [(e.start, e.num_tokens) for e in events if isinstance(e, ChunkComputed)] == [(0, 16), (16, 16), (32, 8)]
     assert [e.index for e in events if isinstance(e, TokenSampled)] == [0, 1]
-    assert events[-1] == SequenceEnded(SequenceKey(f"{0:032x}", params((1,)).attempt), EndReason.LENGTH)
+    assert events[-1] == SequenceEnded(SequenceKey(f"{0:032x}", params((1,)).attempt), FinishReason.LENGTH)
 
 
 def test_prompts_and_handed_off_sequences_share_a_batch(records: Records) -> None:

@@ -10,6 +10,7 @@ from tests.unit.engine.world import VOCAB_SIZE, Records, limits, params
 
 from weir.core.clock import SystemClock
 from weir.core.cost import StepCost
+from weir.core.life import FinishReason
 from weir.engine.batching.prefill import PrefillBatcher
 from weir.engine.loop import EngineLoop, InboxFull, LoopSettings
 from weir.engine.memory.pages import PagePool
@@ -17,7 +18,6 @@ from weir.engine.messages import (
     AddSequence,
     Arrival,
     CancelSequence,
-    EndReason,
     EngineReport,
     Event,
     FailureReason,
@@ -128,7 +128,7 @@ def test_a_step_that_raises_fails_its_sequences_and_no_others(engines: list[Engi
     assert "ZeroDivisionError: on purpose" in end.failure.message
     engine.loop.post(prompt(2))
     end = next(event for event in engine.wait_for(has_ended).events if isinstance(event, SequenceEnded))
-    assert (end.key.request_id, end.reason) == (f"{2:032x}", EndReason.LENGTH)
+    assert (end.key.request_id, end.reason) == (f"{2:032x}", FinishReason.LENGTH)
 
 
 def test_a_runner_that_forgets_a_token_is_a_failed_step(engines: list[Engine], monkeypatch: pytest.MonkeyPatch) -> None:

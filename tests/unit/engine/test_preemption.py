@@ -7,12 +7,13 @@ import pytest
 from tests.unit.engine.test_batchers import NUM_PAGES, RECORD_SLOTS, handed_off
 from tests.unit.engine.world import VOCAB_SIZE, Records, limits, params
 
+from weir.core.life import FinishReason
 from weir.engine.batching.decode import DecodeBatcher
 from weir.engine.batching.running import RunningSettings
 from weir.engine.memory.pages import PagePool
 from weir.engine.memory.preemption import PreemptionSettings
 from weir.engine.memory.swapping import HostPages, PageMover, SwappingRunner
-from weir.engine.messages import Arrival, EndReason, Failure, FailureReason, PageBatch, SequenceEnded, SequenceKey
+from weir.engine.messages import Arrival, Failure, FailureReason, PageBatch, SequenceEnded, SequenceKey
 from weir.engine.plan import StepPlan
 from weir.kv.memory.swap import SwapFile
 from weir.kv.records.record import SequenceSnapshot
@@ -139,7 +140,7 @@ def test_one_that_ends_while_it_is_away_leaves_its_places(tmp_path: Path) -> Non
     decoding.steps(2, 0.0)
     decoding.step(0.5)
     decoding.batcher.cancel(key)
-    assert [(end.key, end.reason) for end in decoding.ends()] == [(key, EndReason.CANCELLED)]
+    assert [(end.key, end.reason) for end in decoding.ends()] == [(key, FinishReason.CANCELLED)]
     assert decoding.batcher.check_integrity() == ()
     assert decoding.records.open(1).read() is None
 

@@ -3,12 +3,13 @@
 import pytest
 from tests.unit.engine.world import VOCAB_SIZE, Records, limits, params
 
+from weir.core.life import FinishReason
 from weir.engine.batching.joining import Batching, JoinSettings
 from weir.engine.batching.local import LocalBatcher
 from weir.engine.batching.prefill_batches import PrefillBatches, PrefillBatchSettings, PrefillPhase
 from weir.engine.batching.running import RunningSettings
 from weir.engine.memory.pages import PagePool
-from weir.engine.messages import Arrival, EndReason, PageBatch, SequenceEnded, TokenSampled
+from weir.engine.messages import Arrival, PageBatch, SequenceEnded, TokenSampled
 from weir.policy.registry import make_policy
 from weir.policy.seams import BatchView, Decode, Member, Prefill, StepView
 from weir.testing.runner import HashRunner, reference_tokens
@@ -116,7 +117,7 @@ def shapes(batcher: LocalBatcher, number: int) -> tuple[list[tuple[int, int]], d
             batcher.record(plan, runner.run(plan), now_s)
         for event in batcher.take_events():
             if isinstance(event, SequenceEnded):
-                assert event.reason is EndReason.LENGTH
+                assert event.reason is FinishReason.LENGTH
                 num_ended += 1
             elif isinstance(event, TokenSampled):
                 tokens.setdefault(event.key.request_id, []).append(event.token_id)

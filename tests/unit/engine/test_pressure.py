@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from tests.unit.engine.pressure import PressedEngine, Pressure, Prompt
 from tests.unit.engine.world import MAX_CONTEXT_TOKENS, VOCAB_SIZE
 
+from weir.core.life import FinishReason
 from weir.core.sampling import SamplingParams
 from weir.engine.batching.batcher import BatchLimits
 from weir.engine.batching.joining import Batching, JoinSettings
 from weir.engine.batching.pausing import RestSettings
 from weir.engine.memory.preemption import PreemptionSettings
-from weir.engine.messages import EndReason, FailureReason
+from weir.engine.messages import FailureReason
 from weir.kv.geometry import num_pages_for
 from weir.policy.registry import policy_names
 from weir.testing.runner import reference_tokens
@@ -90,9 +91,9 @@ def check(engine: PressedEngine) -> None:
         assert len(outcome.ends) == 1
         end = outcome.ends[0]
         assert outcome.token_ids == expected[: len(outcome.token_ids)]
-        if end.reason is EndReason.LENGTH:
+        if end.reason is FinishReason.LENGTH:
             assert outcome.token_ids == expected
-        elif end.reason is EndReason.CANCELLED:
+        elif end.reason is FinishReason.CANCELLED:
             assert prompt.cancelled_at is not None
         else:
             assert end.failure is not None

@@ -8,6 +8,7 @@ import pytest
 from tests.unit.engine.world import VOCAB_SIZE, Records, limits, params
 
 from weir.core.clock import SystemClock
+from weir.core.life import FinishReason
 from weir.engine.batching.joining import Batching, JoinSettings
 from weir.engine.batching.local import LocalBatcher
 from weir.engine.batching.running import RunningSettings
@@ -17,7 +18,6 @@ from weir.engine.memory.preemption import PreemptionSettings
 from weir.engine.messages import (
     AddSequence,
     Arrival,
-    EndReason,
     EngineReport,
     GivePages,
     PageBatch,
@@ -81,7 +81,7 @@ def test_a_dynamic_batch_starts_when_its_window_is_over_although_nothing_comes(e
     started_at_s = time.monotonic()
     engine = start(engines, settings, 8, Arrival(params((1, 2), max_tokens=3)))
     (end,) = engine.wait_for_ends(1)
-    assert end.reason is EndReason.LENGTH
+    assert end.reason is FinishReason.LENGTH
     assert time.monotonic() - started_at_s >= 0.15
 
 
@@ -92,7 +92,7 @@ def test_a_policy_is_taken_between_steps_and_named_in_reports(engines: list[Engi
     for name in names:
         engine.loop.post(SetPolicy(make_policy(name)))
     ends = engine.wait_for_ends(4)
-    assert [end.reason for end in ends] == [EndReason.LENGTH] * 4
+    assert [end.reason for end in ends] == [FinishReason.LENGTH] * 4
     assert engine.last_report.policy == "fcfs"
     timing = engine.last_timing
     assert timing is not None
@@ -106,5 +106,5 @@ def test_sequences_that_all_lack_a_page_make_room_although_nothing_comes(engines
     arrivals = [Arrival(params(tuple(range(15)), index, max_tokens=30, num_reserved_pages=3)) for index in range(2)]
     engine = start(engines, settings, 3, *arrivals)
     ends = engine.wait_for_ends(2)
-    assert [(end.reason, end.failure) for end in ends] == [(EndReason.LENGTH, None)] * 2
+    assert [(end.reason, end.failure) for end in ends] == [(FinishReason.LENGTH, None)] * 2
     assert engine.batcher.counters.preemptions >= 1

@@ -5,8 +5,9 @@ from hypothesis import strategies as st
 from tests.unit.engine.world import MAX_CONTEXT_TOKENS, VOCAB_SIZE, Outcome, Request, Schedule, World, limits
 
 from weir.core.attempt import Attempt
+from weir.core.life import FinishReason
 from weir.core.sampling import SamplingParams
-from weir.engine.messages import EndReason, SequenceKey
+from weir.engine.messages import SequenceKey
 from weir.kv.geometry import num_pages_for
 from weir.testing.runner import reference_tokens
 
@@ -47,13 +48,13 @@ SCHEDULES = st.builds(
 )
 
 
-def reference(request: Request) -> tuple[list[int], EndReason]:
+def reference(request: Request) -> tuple[list[int], FinishReason]:
     """Tokens and end of a request that runs alone and without bounds."""
     num_tokens = min(request.max_tokens, MAX_CONTEXT_TOKENS - len(request.prompt_token_ids))
     params = SamplingParams(temperature=0.0, seed=request.seed)
     token_ids = reference_tokens(request.prompt_token_ids, params, num_tokens, VOCAB_SIZE)
     stops = [index for index, token_id in enumerate(token_ids) if token_id in request.stop_token_ids]
-    return (token_ids[: stops[0] + 1], EndReason.STOP) if stops else (token_ids, EndReason.LENGTH)
+    return (token_ids[: stops[0] + 1], FinishReason.STOP) if stops else (token_ids, FinishReason.LENGTH)
 
 
 def check(request: Request, outcome: Outcome) -> None:
@@ -61,9 +62,9 @@ def check(request: Request, outcome: Outcome) -> None:
     assert len(outcome.ends) == 1
     end = outcome.ends[0]
     assert outcome.token_ids == token_ids[: len(outcome.token_ids)]
-    if end.failure is None and end.reason is not EndReason.CANCELLED:
+    if end.failure is None and end.reason is not FinishReason.CANCELLED:
         assert (outcome.token_ids, end.reason) == (token_ids, reason)
-    if end.reason is EndReason.CANCELLED:
+    if end.reason is FinishReason.CANCELLED:
         assert request.cancelled_at is not None
 
 

@@ -7,10 +7,11 @@ from hypothesis import strategies as st
 from tests.unit.gateway.fake_model import EOS, ByteDetokenizer
 
 from weir.core.attempt import Attempt
+from weir.core.life import FinishReason
 from weir.core.logprobs import TokenLogprobs
 from weir_gateway.requests.output import Output, OutputOptions, TokenUpdate
 from weir_gateway.requests.stops import StopMatcher
-from weir_gateway.requests.tokens import FinishReason, TokenOrder
+from weir_gateway.requests.tokens import TokenOrder
 
 ATTEMPT = Attempt(1)
 

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weir.core.attempt import Attempt
-from weir_gateway.requests.tokens import FinishReason, TokenConflict, TokenOrder
+from weir.core.life import FinishReason
+from weir_gateway.requests.tokens import TokenConflict, TokenOrder
 
 ATTEMPT = Attempt(1)
 OLDER, NEWER = Attempt(1, 0), Attempt(1, 1)

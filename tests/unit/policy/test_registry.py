@@ -2,13 +2,12 @@
 
 import pytest
 
-from weir.policy.registry import describe_policy, make_policy, parse_policy, policy_names
+from weir.policy.registry import PolicySpec, describe_policy, make_policy, policy_names
 
 
 def test_every_policy_is_made_by_its_name_from_what_parse_gives() -> None:
     for name in policy_names():
-        parsed, values = parse_policy(name)
-        assert make_policy(parsed, values).name == name
+        assert PolicySpec.parse(name).make().name == name
 
 
 def test_each_use_of_a_policy_has_state_of_its_own() -> None:
@@ -18,7 +17,9 @@ def test_each_use_of_a_policy_has_state_of_its_own() -> None:
 
 
 def test_a_name_with_values() -> None:
-    assert parse_policy("ltr: threshold_picks = 5, starvation=off") == ("ltr", {"threshold_picks": 5, "starvation": 0})
+    spec = PolicySpec.parse("ltr: threshold_picks = 5, starvation=off")
+    assert spec == PolicySpec("ltr", {"threshold_picks": 5, "starvation": 0})
+    assert PolicySpec.parse(str(spec)) == spec
 
 
 @pytest.mark.parametrize(
@@ -41,7 +42,7 @@ def test_a_name_with_values() -> None:
 )
 def test_what_is_wrong_is_named_with_what_is_allowed(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        parse_policy(text)
+        PolicySpec.parse(text)
 
 
 def test_plain_numbers_are_checked_as_text_is() -> None:

@@ -106,7 +106,7 @@ async def test_gateways_workers_and_the_next_scheduler_find_what_is_in_force(kee
     assert isinstance(access, AccessRules)
     assert isinstance(policy, PolicyChoice)
     assert access.tenants[0].lanes == ("batch",)
-    assert (policy.name, [(param.name, param.value) for param in policy.params]) == ("srtf", [("max_age", 0.5)])
+    assert policy.policy == "srtf:max_age=0.5"
     assert keeping.told == ["limits", "policy"]
 
     await keeping.stop()
@@ -123,7 +123,7 @@ async def test_a_scheduler_that_was_replaced_does_not_write_over_its_follower(ke
         await deposed.keeper.set_policy("srtf")
     with pytest.raises(Unavailable, match="another scheduler leads"):
         await deposed.keeper.set_limits([("tenants.acme.weight", "9")])
-    assert await follower.published(POLICY_KEY) == PolicyChoice(2, "fcfs", (), "fcfs")
+    assert await follower.published(POLICY_KEY) == PolicyChoice(2, "fcfs", "fcfs")
 
 
 async def test_of_two_changes_at_once_the_later_is_published_whichever_is_written_first(
@@ -142,10 +142,10 @@ async def test_of_two_changes_at_once_the_later_is_published_whichever_is_writte
     earlier = asyncio.create_task(keeping.keeper.set_policy("edf"))
     await is_held.wait()
     await keeping.keeper.set_policy("srtf")
-    assert await keeping.published(POLICY_KEY) == PolicyChoice(1, "srtf", (), "fcfs")
+    assert await keeping.published(POLICY_KEY) == PolicyChoice(1, "srtf", "fcfs")
     may_go.set()
     await earlier
-    assert await keeping.published(POLICY_KEY) == PolicyChoice(1, "srtf", (), "fcfs")
+    assert await keeping.published(POLICY_KEY) == PolicyChoice(1, "srtf", "fcfs")
 
 
 async def test_a_change_that_could_not_be_written_is_not_forgotten_for_an_earlier_one_that_was(
@@ -168,7 +168,7 @@ async def test_a_change_that_could_not_be_written_is_not_forgotten_for_an_earlie
     may_go.set()
     await earlier
     async with asyncio.timeout(5):
-        while await keeping.published(POLICY_KEY) != PolicyChoice(1, "srtf", (), "fcfs"):  # noqa: ASYNC110  what is waited for has no event
+        while await keeping.published(POLICY_KEY) != PolicyChoice(1, "srtf", "fcfs"):  # noqa: ASYNC110  what is waited for has no event
             await asyncio.sleep(0.02)
 
 

@@ -9,13 +9,13 @@ from tests.unit.engine.world import params
 from weir.core.attempt import Attempt
 from weir.core.clock import ManualClock
 from weir.core.errors import WeirError
+from weir.core.life import FinishReason
 from weir.engine.loop import InboxFull
 from weir.engine.messages import (
     AddSequence,
     Arrival,
     CancelSequence,
     Command,
-    EndReason,
     FailureReason,
     SequenceEnded,
     SequenceForgotten,
@@ -74,7 +74,7 @@ async def has_nothing_to_say(stream: GatewayStream) -> bool:
     return False
 
 
-def reason_of(update: Update) -> FailureReason | EndReason | None:
+def reason_of(update: Update) -> FailureReason | FinishReason | None:
     assert update.ending is not None
     return update.ending.reason if update.ending.failure is None else update.ending.failure.reason
 
@@ -88,12 +88,12 @@ async def test_tokens_of_several_steps_wait_in_one_frame_while_nobody_reads() ->
     assert office.manager.try_start(office.stream, params((1, 2)))
     for index in range(3):
         office.manager.on_event(TokenSampled(KEY, index, 100 + index), step=index + 1)
-    office.manager.on_event(SequenceEnded(KEY, EndReason.LENGTH), step=3)
+    office.manager.on_event(SequenceEnded(KEY, FinishReason.LENGTH), step=3)
     frame = await frame_of(office.stream)
     assert frame.step == 3
     (update,) = frame.updates
     assert (update.first_index, update.token_ids) == (0, (100, 101, 102))
-    assert reason_of(update) is EndReason.LENGTH
+    assert reason_of(update) is FinishReason.LENGTH
     assert await has_nothing_to_say(office.stream)
 
 
@@ -260,7 +260,7 @@ async def test_what_ended_before_its_cancel_could_be_posted_is_not_cancelled() -
     office.manager.try_start(office.stream, params((1, 2)))
     office.is_inbox_full = True
     office.manager.cancel(office.stream, KEY)
-    office.manager.on_event(SequenceEnded(KEY, EndReason.LENGTH), step=1)
+    office.manager.on_event(SequenceEnded(KEY, FinishReason.LENGTH), step=1)
     office.is_inbox_full = False
     office.manager.sweep()
     assert office.posted[1:] == []
@@ -269,7 +269,7 @@ async def test_what_ended_before_its_cancel_could_be_posted_is_not_cancelled() -
 async def test_a_cancel_of_what_is_not_here_is_answered_at_once() -> None:
     office = Office(takes_hand_offs=True)
     office.manager.cancel(office.stream, KEY)
-    assert reason_of((await frame_of(office.stream)).updates[0]) is EndReason.CANCELLED
+    assert reason_of((await frame_of(office.stream)).updates[0]) is FinishReason.CANCELLED
 
 
 async def test_a_cancel_of_what_runs_is_answered_by_its_end_alone() -> None:
@@ -277,19 +277,19 @@ async def test_a_cancel_of_what_runs_is_answered_by_its_end_alone() -> None:
     office.manager.try_start(office.stream, params((1, 2)))
     office.manager.cancel(office.stream, KEY)
     assert await has_nothing_to_say(office.stream)
-    office.manager.on_event(SequenceEnded(KEY, EndReason.CANCELLED), step=1)
+    office.manager.on_event(SequenceEnded(KEY, FinishReason.CANCELLED), step=1)
     (update,) = (await frame_of(office.stream)).updates
-    assert reason_of(update) is EndReason.CANCELLED
+    assert reason_of(update) is FinishReason.CANCELLED
     assert await has_nothing_to_say(office.stream)
 
 
 async def test_a_cancel_of_what_has_ended_and_was_told_is_answered() -> None:
     office = Office(takes_hand_offs=False)
     office.manager.try_start(office.stream, params((1, 2)))
-    office.manager.on_event(SequenceEnded(KEY, EndReason.LENGTH), step=1)
-    assert reason_of((await frame_of(office.stream)).updates[0]) is EndReason.LENGTH
+    office.manager.on_event(SequenceEnded(KEY, FinishReason.LENGTH), step=1)
+    assert reason_of((await frame_of(office.stream)).updates[0]) is FinishReason.LENGTH
     office.manager.cancel(office.stream, KEY)
-    assert reason_of((await frame_of(office.stream)).updates[0]) is EndReason.CANCELLED
+    assert reason_of((await frame_of(office.stream)).updates[0]) is FinishReason.CANCELLED
 
 
 @pytest.mark.parametrize("is_ended", [False, True], ids=["running", "ended"])
@@ -298,10 +298,10 @@ async def test_a_cancel_on_a_new_stream_is_answered_though_the_sequence_was_not_
     office.manager.try_start(office.stream, params((1, 2)))
     office.manager.on_stream_end(office.stream)
     if is_ended:
-        office.manager.on_event(SequenceEnded(KEY, EndReason.CANCELLED), step=1)
+        office.manager.on_event(SequenceEnded(KEY, FinishReason.CANCELLED), step=1)
     stream = office.hub.attach(GATEWAY)
     office.manager.cancel(stream, KEY)
-    assert reason_of((await frame_of(stream)).updates[0]) is EndReason.CANCELLED
+    assert reason_of((await frame_of(stream)).updates[0]) is FinishReason.CANCELLED
     assert office.posted[1:] == ([] if is_ended else [CancelSequence(KEY)])
 
 

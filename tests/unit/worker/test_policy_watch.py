@@ -8,7 +8,7 @@ import pytest
 from tests.unit.worker.rig import INSTANCE, Rig, eventually
 
 from weir.bus.codec import encode
-from weir.bus.configuration import POLICY_KEY, PolicyChoice, PolicyParam
+from weir.bus.configuration import POLICY_KEY, PolicyChoice
 from weir.bus.in_memory import InMemoryHub
 from weir.bus.protocol import Bus, BusUnavailable
 from weir.bus.subjects import Subjects
@@ -49,7 +49,7 @@ async def test_the_present_choice_and_each_later_one_are_taken() -> None:
     await say(hub, PolicyChoice(1, "fcfs"))
     async with watching(hub, taken.append) as watch:
         await eventually(lambda: [policy.name for policy in taken] == ["fcfs"])
-        await say(hub, PolicyChoice(1, "slai", (PolicyParam("default_itl_s", 0.1),)))
+        await say(hub, PolicyChoice(1, "slai:default_itl_s=0.1"))
         await eventually(lambda: [policy.name for policy in taken] == ["fcfs", "slai"])
         assert watch.policy_name == "slai"
     hub.stop()

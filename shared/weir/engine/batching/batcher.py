@@ -13,13 +13,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+from weir.core.life import FinishReason
 from weir.engine.batching.step_pace import StepPace
 from weir.engine.counters import EngineCounters
 from weir.engine.load import EngineLoad
 from weir.engine.memory.pages import PageNeed, PagePool
 from weir.engine.messages import (
     Arrival,
-    EndReason,
     Event,
     Failure,
     FailureReason,
@@ -99,7 +99,7 @@ class Batcher(ABC):
         if sequence.stage is Stage.HANDING_OFF:
             sequence.is_cancelled = True
         else:
-            self._end(sequence, reason=EndReason.CANCELLED)
+            self._end(sequence, reason=FinishReason.CANCELLED)
 
     def fail(self, key: SequenceKey, failure: Failure) -> None:
         """Ends and frees a sequence; one that is being handed off because its hand-off was refused."""
@@ -107,7 +107,7 @@ class Batcher(ABC):
         if sequence is None:
             return
         if sequence.is_cancelled:
-            self._end(sequence, reason=EndReason.CANCELLED)
+            self._end(sequence, reason=FinishReason.CANCELLED)
         else:
             self._end(sequence, failure=failure)
 
@@ -263,7 +263,7 @@ class Batcher(ABC):
         """What is in use though its sequence has ended."""
         return PageBatch()
 
-    def _free(self, sequence: Sequence, reason: EndReason | None) -> None:
+    def _free(self, sequence: Sequence, reason: FinishReason | None) -> None:
         """The sequence has ended: what it used is free."""
         del reason
         computed = sequence.token_ids[: sequence.num_computed]
@@ -286,7 +286,7 @@ class Batcher(ABC):
                 self._end(sequence, failure=Failure(FailureReason.NO_CAPACITY, message))
                 return
 
-    def _end(self, sequence: Sequence, *, reason: EndReason | None = None, failure: Failure | None = None) -> None:
+    def _end(self, sequence: Sequence, *, reason: FinishReason | None = None, failure: Failure | None = None) -> None:
         del self._sequences[sequence.key]
         self._order = None
         if sequence.log is not None:
@@ -294,6 +294,6 @@ class Batcher(ABC):
         sequence.is_sound = failure is None or failure.reason is not FailureReason.INTERNAL
         self._free(sequence, reason)
         self.counters.failed += failure is not None
-        self.counters.cancelled += reason is EndReason.CANCELLED
-        self.counters.finished += reason in (EndReason.STOP, EndReason.LENGTH)
+        self.counters.cancelled += reason is FinishReason.CANCELLED
+        self.counters.finished += reason in (FinishReason.STOP, FinishReason.LENGTH)
         self._events.append(SequenceEnded(sequence.key, reason, failure))

@@ -8,6 +8,7 @@ for pages; when none come, sequences behind it give theirs up.
 
 from abc import abstractmethod
 
+from weir.core.life import FinishReason
 from weir.engine.batching.admission import BatchAdmission, Queue, queue_of
 from weir.engine.batching.batcher import Batcher, BatchLimits
 from weir.engine.batching.joining import make_gate
@@ -21,7 +22,7 @@ from weir.engine.memory.held_rows import HeldRows
 from weir.engine.memory.page_room import PageRoom, in_batch
 from weir.engine.memory.pages import PageNeed, PagePool
 from weir.engine.memory.preemption import Preemption
-from weir.engine.messages import Arrival, EndReason, Failure, FailureReason, PageBatch, TakenOver
+from weir.engine.messages import Arrival, Failure, FailureReason, PageBatch, TakenOver
 from weir.engine.plan import ChunkPlan, StepPlan, StepResult, SwapPlan
 from weir.engine.sequence import LOOKAHEAD_TOKENS, Sequence, Stage
 from weir.kv.geometry import PAGE_TOKENS
@@ -166,13 +167,13 @@ class RunningBatcher(Batcher):
     def _order_of(self, sequence: Sequence) -> tuple[int, float]:
         return self._pausing.order_of(sequence)
 
-    def _free(self, sequence: Sequence, reason: EndReason | None) -> None:
+    def _free(self, sequence: Sequence, reason: FinishReason | None) -> None:
         self._preemption.forget(sequence)
         mode = self._prefill_batches
-        if mode is not None and self._admission.gate is mode and reason in (EndReason.STOP, EndReason.LENGTH):
+        if mode is not None and self._admission.gate is mode and reason in (FinishReason.STOP, FinishReason.LENGTH):
             mode.ended(sequence.num_output_tokens)
         is_row = self._holds_rows and sequence.stage is Stage.RUNNING and not sequence.is_away
-        if is_row and reason in (EndReason.STOP, EndReason.LENGTH):
+        if is_row and reason in (FinishReason.STOP, FinishReason.LENGTH):
             self._held.add(sequence)
         else:
             super()._free(sequence, reason)

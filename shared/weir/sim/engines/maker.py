@@ -1,8 +1,7 @@
 """Makes the engines of simulated workers: the real batchers, and the fast ones where they are their equal."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from weir.engine.batching.batcher import Batcher, BatchLimits
 from weir.engine.batching.decode import DecodeBatcher
@@ -12,8 +11,7 @@ from weir.engine.batching.prefill import PrefillBatcher
 from weir.engine.batching.running import RunningSettings
 from weir.engine.memory.pages import PagePool
 from weir.kv.geometry import num_pages_for
-from weir.policy.registry import make_policy
-from weir.policy.seams import Policy
+from weir.policy.registry import PolicySpec
 from weir.sim.call import VOCAB_SIZE, Calls
 from weir.sim.engines.exact import ExactEngine
 from weir.sim.engines.fast import FastEngine
@@ -34,24 +32,13 @@ _RESERVE_SHARE = 128
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyChoice:
-    """Its state is made anew for each of its users."""
-
-    name: str = "fcfs"
-    params: Mapping[str, float] = field(default_factory=dict)
-
-    def make(self) -> Policy:
-        return make_policy(self.name, self.params)
-
-
-@dataclass(frozen=True, slots=True)
 class EngineMaker:
     """`fast_forward`: fast engines where they are their equal. `shares_fast`: also on memories that several use, which
     raise MemoryIsTight when they are so no more. `looks_ahead`: they do not plan each of their steps, and raise
     Coincidence where it cannot be told without that what comes first."""
 
     spec: SystemSpec
-    policy: PolicyChoice
+    policy: PolicySpec
     timeline: Timeline
     fast_forward: bool
     shares_fast: bool

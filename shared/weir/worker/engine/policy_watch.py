@@ -10,7 +10,7 @@ from weir.bus.protocol import Bus, BusError
 from weir.bus.subjects import Subjects
 from weir.core.tasks import end_tasks
 from weir.engine.loop import InboxFull
-from weir.policy.registry import make_policy
+from weir.policy.registry import PolicySpec
 from weir.policy.seams import Policy
 
 _log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class PolicyWatch:
     @property
     def policy_name(self) -> str:
         """Of the last choice that was heard; empty: none."""
-        return "" if self._choice is None else self._choice.name
+        return "" if self._choice is None else PolicySpec.parse(self._choice.policy).name
 
     def start(self) -> None:
         """Returns at once: a worker without word from the scheduler goes on as it was configured."""
@@ -85,10 +85,9 @@ class PolicyWatch:
             known = self._choice
             if known is not None and choice.epoch < known.epoch:
                 return
-            if known is None or (choice.name, choice.params) != (known.name, known.params):
-                policy = make_policy(choice.name, {param.name: param.value for param in choice.params})
-                self._on_policy(policy)
-                _log.info("policy %s", choice.name)
+            if known is None or choice.policy != known.policy:
+                self._on_policy(PolicySpec.parse(choice.policy).make())
+                _log.info("policy %s", choice.policy)
             self._choice = choice
         except (MalformedMessage, ValueError) as error:
             self._num_refused += 1

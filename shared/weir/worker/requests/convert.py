@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from weir.core.attempt import Attempt
 from weir.core.errors import FieldViolation, InvalidRequest
 from weir.core.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, StopRules
-from weir.engine.messages import EndReason, FailureReason, SequenceKey
+from weir.engine.messages import FailureReason, SequenceKey
 from weir.kv.geometry import num_pages_for
 from weir.kv.prefixes.hashing import prefix_seed
 from weir.kv.records.record import SequenceParams
-from weir.rpc.sampling_pb import logprobs_to_pb, sampling_from_pb, sampling_problems
+from weir.rpc.sampling_pb import finish_reason_to_pb, logprobs_to_pb, sampling_from_pb, sampling_problems
 from weir.wire.v1 import types_pb2, worker_pb2
 from weir.worker.requests.streams import Frame
 from weir.worker.requests.token_outbox import Update
@@ -24,12 +24,6 @@ _REQUEST_ID = re.compile(r"[0-9a-f]{32}")
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
-_REASONS = {
-    None: types_pb2.FINISH_REASON_UNSPECIFIED,
-    EndReason.STOP: types_pb2.FINISH_REASON_STOP,
-    EndReason.LENGTH: types_pb2.FINISH_REASON_LENGTH,
-    EndReason.CANCELLED: types_pb2.FINISH_REASON_CANCELLED,
-}
 _FAILURES = {
     FailureReason.UNKNOWN_REQUEST: worker_pb2.WORKER_ERROR_REASON_UNKNOWN_REQUEST,
     FailureReason.STALE_ATTEMPT: worker_pb2.WORKER_ERROR_REASON_STALE_ATTEMPT,
@@ -123,7 +117,7 @@ def _update_to_pb(update: Update) -> worker_pb2.SequenceUpdate:
     )
     if update.ending is not None:
         message.handed_off = update.ending.is_handed_off
-        message.finish_reason = _REASONS[update.ending.reason]
+        message.finish_reason = finish_reason_to_pb(update.ending.reason)
         if update.ending.failure is not None:
             message.error.reason = _FAILURES[update.ending.failure.reason]
             message.error.message = update.ending.failure.message

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from weir.core.clock import Clock
+from weir.core.life import FinishReason
 from weir.engine.loop import InboxFull
 from weir.engine.messages import (
     AddSequence,
@@ -18,7 +19,6 @@ from weir.engine.messages import (
     CancelSequence,
     ChunkComputed,
     Command,
-    EndReason,
     Event,
     Failure,
     FailureReason,
@@ -115,7 +115,7 @@ class RequestManager:
             self._cancel(held)
             if held.key == key and held.next_index is not None and held.ending is None:
                 return
-        stream.answer(Update(key, ending=SequenceEnd(reason=EndReason.CANCELLED)))
+        stream.answer(Update(key, ending=SequenceEnd(reason=FinishReason.CANCELLED)))
 
     def resume(self, stream: GatewayStream, key: SequenceKey, next_index: int) -> None:
         """Says everything from `next_index` on, now and later."""
@@ -123,7 +123,7 @@ class RequestManager:
         if held is not None and held.gateway_id == stream.gateway_id:
             self._resume(stream, held, next_index)
         elif self._tombstones.covers(key):
-            stream.answer(Update(key, ending=SequenceEnd(reason=EndReason.CANCELLED)))
+            stream.answer(Update(key, ending=SequenceEnd(reason=FinishReason.CANCELLED)))
         elif self._may_still_come(key, next_index):
             self._early.put(key, stream.gateway_id, next_index)
         else:
@@ -223,7 +223,7 @@ class RequestManager:
 
     def _refusal_of(self, key: SequenceKey, held: OutputCollector | None) -> SequenceEnd | None:
         if self._tombstones.covers(key):
-            return SequenceEnd(reason=EndReason.CANCELLED)
+            return SequenceEnd(reason=FinishReason.CANCELLED)
         if held is not None and held.key.attempt >= key.attempt:
             return _failed(FailureReason.STALE_ATTEMPT, f"attempt {held.key.attempt} is here already")
         if self._is_draining:

@@ -10,15 +10,16 @@ engine never waits for a gateway.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from weir.core.life import FinishReason
 from weir.core.logprobs import TokenLogprobs
-from weir.engine.messages import EndReason, Failure, SequenceKey
+from weir.engine.messages import Failure, SequenceKey
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceEnd:
     """How a sequence ended here. Exactly one field is set."""
 
-    reason: EndReason | None = None
+    reason: FinishReason | None = None
     failure: Failure | None = None
     is_handed_off: bool = False
 
