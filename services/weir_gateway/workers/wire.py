@@ -3,7 +3,7 @@
 from weir.bus.messages import Placement
 from weir.core.attempt import Attempt
 from weir.core.life import FinishReason
-from weir.rpc.sampling_pb import all_logprobs_from_pb, finish_reason_from_pb, sampling_to_pb
+from weir.rpc.sampling_pb import all_logprobs_from_pb, finish_reason_from_pb, sampling_to_pb, scheduling_to_pb
 from weir.wire.v1 import types_pb2, worker_pb2
 from weir_gateway.requests.output import TokenUpdate
 from weir_gateway.requests.validation import CheckedRequest
@@ -50,12 +50,9 @@ def start_command(
         decode_worker_id=placement.decode_worker_id,
         traceparent=traceparent,
         num_reserved_pages=placement.num_reserved_pages,
-        lane_priority=placement.lane_priority,
+        scheduling=scheduling_to_pb(placement.scheduling),
         cache_salt=checked.scope.cache_salt,
         skips_prefix_cache=checked.draft.options.skips_prefix_cache,
-        rank=placement.rank,
-        itl_target_ms=placement.itl_target_ms,
-        predicted_output_tokens=placement.predicted_output_tokens,
     )
     return worker_pb2.ServeRequest(start=start)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from weir.core.cost import StepCost
+from weir.core.scheduling import NO_PREFERENCE, SchedulingParams
 
 SCHEDULER_HASH_BYTES = 8
 """The scheduler knows pages by the first bytes of their hashes: a false match costs time, never a wrong token."""
@@ -95,14 +96,7 @@ class Placement:
     decode_worker_id: str
     decode_address: str
     num_reserved_pages: int
-    lane_priority: int = 0
-    """Higher is more urgent."""
-    rank: float = 0.0
-    """Inside a lane, lower goes first where a policy preempts."""
-    itl_target_ms: int = 0
-    """Between two tokens; 0: none."""
-    predicted_output_tokens: float = 0.0
-    """0.0: not known."""
+    scheduling: SchedulingParams = NO_PREFERENCE
     reason: str = ""
     """Why there: for the trace."""
 

@@ -62,7 +62,7 @@ COUNTERS_DTYPE = np.dtype([("next_lease_id", "<u4"), ("incarnation", "<u4"), ("n
 RECORD_HEADER_BYTES = 128
 """One of the two header slots of a sequence record."""
 RECORD_FACTS_BYTES = 4608
-"""The facts of a sequence record; `weir.kv.records.format.MAX_FACTS_BYTES` of them are used at most."""
+"""The facts of a sequence record; `weir.kv.records.format.MAX_PARAMS_BYTES` of them are used at most."""
 RECORD_LOGPROBS_BYTES = 2048
 """Log-probabilities of a sequence's newest tokens; what `weir.kv.records.logprobs` needs of it."""
 

@@ -1,4 +1,6 @@
-"""Between options, sampling parameters, log-probabilities, finish reasons and their messages of `weir.v1`, field by field by name."""
+"""What is said in several messages of `weir.v1`, to Python and back: options, sampling and scheduling parameters,
+log-probabilities, finish reasons. Field by field by name.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,6 +10,7 @@ from weir.core.life import FinishReason
 from weir.core.logprobs import TokenLogprobs
 from weir.core.options import LOGIT_BIAS_RULE, NUMBER_RULES, GenerateOptions, NumberRule
 from weir.core.sampling import SamplingParams
+from weir.core.scheduling import SchedulingParams
 from weir.wire.v1 import inference_pb2, types_pb2
 
 _MAX_UINT32 = 2**32 - 1
@@ -117,6 +120,20 @@ def logprobs_from_pb(message: types_pb2.TokenLogprobs) -> TokenLogprobs:
 
 def all_logprobs_from_pb(messages: Sequence[types_pb2.TokenLogprobs]) -> tuple[TokenLogprobs, ...]:
     return tuple(logprobs_from_pb(message) for message in messages)
+
+
+def scheduling_to_pb(params: SchedulingParams) -> types_pb2.SchedulingParams:
+    return types_pb2.SchedulingParams(
+        lane_priority=params.lane_priority,
+        rank=params.rank,
+        itl_target_ms=params.itl_target_ms,
+        predicted_output_tokens=params.predicted_output_tokens,
+    )
+
+
+def scheduling_from_pb(message: types_pb2.SchedulingParams) -> SchedulingParams:
+    """Checks nothing."""
+    return SchedulingParams(message.lane_priority, message.rank, message.itl_target_ms, message.predicted_output_tokens)
 
 
 def finish_reason_to_pb(reason: FinishReason | None) -> types_pb2.FinishReason.ValueType:

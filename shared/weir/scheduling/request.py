@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from weir.bus.messages import Placement, Submit
+from weir.core.scheduling import SchedulingParams
 from weir.kv.geometry import num_pages_for
 from weir.policy.seams import Waiting
 from weir.scheduling.placement_plan import NO_PLAN, PlacementPlan
@@ -14,17 +15,14 @@ class ScheduledRequest:
 
     submit: Submit
     lane: str
-    lane_priority: int
-    """-1: of a lane that is configured no more."""
     tenant: str
     """A configured one's name, or the default one's."""
     queued_at_s: float
     expires_at_s: float
     waiting: Waiting
     """What the policy knows of it."""
-    itl_target_ms: int = 0
-    rank: float = 0.0
-    """Inside its lane, lower goes first where the policy preempts."""
+    scheduling: SchedulingParams
+    """`lane_priority` -1: of a lane that is configured no more."""
     placement: Placement | None = None
     plan: PlacementPlan = NO_PLAN
     """Set by the placer, before `placement` is."""
@@ -43,7 +41,7 @@ class ScheduledRequest:
     def __post_init__(self) -> None:
         submit = self.submit
         self.request_id = submit.request_id
-        self.set_rank(self.rank)
+        self.set_rank(self.scheduling.rank)
         self.num_tokens = submit.num_prompt_tokens + submit.max_tokens
         self.num_pages = num_pages_for(self.num_tokens)
 
@@ -54,8 +52,9 @@ class ScheduledRequest:
 
     def set_rank(self, rank: float) -> None:
         """Of one that waits, under another policy."""
-        self.rank = rank
-        self.priority = (-self.lane_priority, rank)
+        now = self.scheduling
+        self.scheduling = SchedulingParams(now.lane_priority, rank, now.itl_target_ms, now.predicted_output_tokens)
+        self.priority = (-now.lane_priority, rank)
 
 
 def num_reserved_pages(submit: Submit) -> int:

@@ -60,7 +60,7 @@ class SimRequestState:
     @property
     def lane_priority(self) -> int:
         assert self.placement is not None, "only a granted request has a lane of the scheduler"
-        return self.placement.lane_priority
+        return self.placement.scheduling.lane_priority
 
     def params(self) -> SequenceParams:
         """As its Start says them. `prefix_seed` names the request, so that its pages are known when they come back."""
@@ -76,11 +76,8 @@ class SimRequestState:
             stop=StopRules(request.max_tokens, (LAST_TOKEN,)),
             num_reserved_pages=placement.num_reserved_pages,
             traceparent="",
-            lane_priority=placement.lane_priority,
+            scheduling=placement.scheduling,
             prefix_seed=request.request_id.encode() if self.hashes else b"",
-            rank=placement.rank,
-            itl_target_ms=placement.itl_target_ms,
-            predicted_output_tokens=placement.predicted_output_tokens,
         )
 
 

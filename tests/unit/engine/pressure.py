@@ -11,6 +11,7 @@ from tests.unit.engine.world import TICK_S, VOCAB_SIZE, Outcome, Records
 from weir.core.attempt import Attempt
 from weir.core.clock import ManualClock
 from weir.core.sampling import SamplingParams, StopRules
+from weir.core.scheduling import SchedulingParams
 from weir.engine.batching.batcher import BatchLimits
 from weir.engine.batching.joining import JoinSettings
 from weir.engine.batching.local import LocalBatcher
@@ -117,11 +118,10 @@ class PressedEngine:
             stop=StopRules(prompt.max_tokens),
             num_reserved_pages=100,
             traceparent="",
-            lane_priority=prompt.lane_priority,
+            scheduling=SchedulingParams(
+                prompt.lane_priority, prompt.rank, prompt.itl_target_ms, prompt.predicted_output_tokens
+            ),
             prefix_seed=prompt.prefix_seed,
-            rank=prompt.rank,
-            predicted_output_tokens=prompt.predicted_output_tokens,
-            itl_target_ms=prompt.itl_target_ms,
         )
 
     def _make_swap_file(self) -> SwapFile | None:

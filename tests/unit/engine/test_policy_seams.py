@@ -7,6 +7,7 @@ import pytest
 from tests.unit.engine.test_rests import Crowd
 from tests.unit.engine.world import Records, limits, params
 
+from weir.core.scheduling import SchedulingParams
 from weir.engine.batching.joining import Batching, JoinSettings
 from weir.engine.batching.local import LocalBatcher
 from weir.engine.batching.running import RunningSettings
@@ -115,7 +116,9 @@ def local(budget: ScriptedBudget, num_decoding: int = 2) -> LocalBatcher:
         limits(max_num_batched_tokens=40), pool, Records(40, 8).open, RunningSettings(num_arena_pages=80)
     )
     for index in range(num_decoding):
-        batcher.add(Arrival(replace(params((1, 2, 3), index, max_tokens=90), itl_target_ms=250)))
+        batcher.add(
+            Arrival(replace(params((1, 2, 3), index, max_tokens=90), scheduling=SchedulingParams(itl_target_ms=250)))
+        )
     step(batcher, 1.0)
     for index, num_tokens in ((8, 50), (9, 10)):
         batcher.add(Arrival(params(tuple(range(num_tokens)), index, max_tokens=90)))

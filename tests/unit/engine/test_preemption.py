@@ -8,6 +8,7 @@ from tests.unit.engine.test_batchers import NUM_PAGES, RECORD_SLOTS, handed_off
 from tests.unit.engine.world import VOCAB_SIZE, Records, limits, params
 
 from weir.core.life import FinishReason
+from weir.core.scheduling import SchedulingParams
 from weir.engine.batching.decode import DecodeBatcher
 from weir.engine.batching.running import RunningSettings
 from weir.engine.memory.pages import PagePool
@@ -37,7 +38,7 @@ class Decoding:
 
     def add(self, slot: int, lane_priority: int = 0, max_tokens: int = 30, prefix_seed: bytes = b"") -> SequenceKey:
         made = params(tuple(range(15)), slot, max_tokens=max_tokens)
-        made = replace(made, lane_priority=lane_priority, prefix_seed=prefix_seed)
+        made = replace(made, scheduling=SchedulingParams(lane_priority), prefix_seed=prefix_seed)
         self.batcher.add(handed_off(self.records, slot, made))
         return SequenceKey(made.request_id, made.attempt)
 

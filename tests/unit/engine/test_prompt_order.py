@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from tests.unit.engine.world import VOCAB_SIZE, Records, limits, params
 
+from weir.core.scheduling import SchedulingParams
 from weir.engine.batching.prefill import PrefillBatcher
 from weir.engine.batching.prompts import MAX_PASSED_OVER
 from weir.engine.memory.pages import PagePool
@@ -19,7 +20,7 @@ def prefill(num_slots: int = 8, **changes: int) -> PrefillBatcher:
 
 
 def add(batcher: PrefillBatcher, number: int, num_tokens: int, lane: int = 0) -> None:
-    batcher.add(Arrival(replace(params(tuple(range(num_tokens)), number), lane_priority=lane)))
+    batcher.add(Arrival(replace(params(tuple(range(num_tokens)), number), scheduling=SchedulingParams(lane))))
 
 
 def step(batcher: PrefillBatcher) -> list[tuple[int, int]]:
@@ -145,7 +146,7 @@ def test_under_a_stream_of_urgent_prompts_another_one_is_still_read() -> None:
     num_steps, number = 0, 10
     when: list[int] = []
     while len(when) < 3:
-        if not any(sequence.params.lane_priority for sequence in batcher._ranked()):
+        if not any(sequence.params.scheduling.lane_priority for sequence in batcher._ranked()):
             number += 1
             add(batcher, number, 60, lane=1)
         served = [prompt for prompt, _ in step(batcher)]

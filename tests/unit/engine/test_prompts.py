@@ -8,6 +8,7 @@ from tests.unit.engine.test_batchers import prefill, step
 from tests.unit.engine.test_local import local
 from tests.unit.engine.world import Records, params
 
+from weir.core.scheduling import SchedulingParams
 from weir.engine.batching.batcher import Batcher
 from weir.engine.batching.prompts import MAX_PASSED_OVER
 from weir.engine.messages import Arrival
@@ -23,12 +24,16 @@ def records() -> Records:
 def add(batcher: Batcher, number: int, num_tokens: int, lane_priority: int) -> None:
     """Its tokens are its number, so that a chunk says whose it is."""
     made = params((number,) * num_tokens, number, max_tokens=1)
-    batcher.add(Arrival(replace(made, lane_priority=lane_priority)))
+    batcher.add(Arrival(replace(made, scheduling=SchedulingParams(lane_priority))))
 
 
 def add_lasting(batcher: Batcher, number: int, num_tokens: int, lane_priority: int) -> None:
     """One that goes on to draw tokens."""
-    batcher.add(Arrival(replace(params((number,) * num_tokens, number, max_tokens=40), lane_priority=lane_priority)))
+    batcher.add(
+        Arrival(
+            replace(params((number,) * num_tokens, number, max_tokens=40), scheduling=SchedulingParams(lane_priority))
+        )
+    )
 
 
 def owners_of(batcher: Batcher) -> list[tuple[int, int]]:

@@ -6,6 +6,7 @@ import pytest
 from tests.unit.engine.test_batchers import NUM_PAGES, RECORD_SLOTS, handed_off
 from tests.unit.engine.world import VOCAB_SIZE, Records, limits, params
 
+from weir.core.scheduling import SchedulingParams
 from weir.engine.batching.decode import DecodeBatcher
 from weir.engine.batching.joining import Batching, JoinSettings
 from weir.engine.batching.local import LocalBatcher
@@ -37,9 +38,7 @@ class Crowd:
     def add(self, slot: int, lane: int = 0, rank: float = 0.0, predicted: float = 0.0, max_tokens: int = 40) -> None:
         made = replace(
             params((1, 2, 3), slot, max_tokens=max_tokens),
-            lane_priority=lane,
-            rank=rank,
-            predicted_output_tokens=predicted,
+            scheduling=SchedulingParams(lane, rank, predicted_output_tokens=predicted),
         )
         self.batcher.add(handed_off(self.records, slot, made))
 
@@ -190,11 +189,11 @@ def test_urgent_prompts_have_slots_and_pages_over_the_places_but_not_over_twice_
         batcher.add(Arrival(params((1, 2, 3), index, max_tokens=50)))
     computed(batcher, runner, 0.1)
     for index in range(num_urgent):
-        urgent = replace(params((4, 5), 10 + index, max_tokens=50), lane_priority=1)
+        urgent = replace(params((4, 5), 10 + index, max_tokens=50), scheduling=SchedulingParams(1))
         batcher.add(Arrival(urgent))
     assert len(computed(batcher, runner, 0.2)) == min(2, num_urgent), "the others sit out for the urgent prompts"
     assert sum(sequence.slot is not None for sequence in batcher._ranked()) == num_placed
-    assert all(s.params.lane_priority == 1 for s in batcher._ranked()[: min(2, num_urgent)])
+    assert all(s.params.scheduling.lane_priority == 1 for s in batcher._ranked()[: min(2, num_urgent)])
     assert [s.stage.value for s in batcher._ranked()[: min(2, num_urgent)]] == ["running"] * min(2, num_urgent)
 
 
@@ -205,7 +204,9 @@ def test_ever_more_urgent_prompts_do_not_fill_the_arena() -> None:
     runner = HashRunner(40, VOCAB_SIZE)
     for lane in range(4):
         for number in range(2):
-            batcher.add(Arrival(replace(params((4, 5), 2 * lane + number, max_tokens=50), lane_priority=lane)))
+            batcher.add(
+                Arrival(replace(params((4, 5), 2 * lane + number, max_tokens=50), scheduling=SchedulingParams(lane)))
+            )
         computed(batcher, runner, 0.1 * lane)
     assert sum(sequence.slot is not None for sequence in batcher._ranked()) == 4, "twice the places"
 

@@ -39,8 +39,9 @@ async def test_the_workers_get_the_prompt_and_every_parameter(world: World) -> N
     assert list(start.stop_token_ids) == [256, 5]
     assert (start.cache_salt, start.skips_prefix_cache) == ("team", True)
     assert start.decode_worker_id == world.decode.worker_id
-    assert (start.num_reserved_pages, start.lane_priority) == (4, 2)
-    assert (start.rank, start.itl_target_ms, start.predicted_output_tokens) == (-3.5, 80, 6.25)
+    assert (start.num_reserved_pages, start.scheduling.lane_priority) == (4, 2)
+    ranked = start.scheduling
+    assert (ranked.rank, ranked.itl_target_ms, ranked.predicted_output_tokens) == (-3.5, 80, 6.25)
     [resume] = world.decode.named("resume")
     assert (resume.request_id, resume.next_index) == (start.request_id, 0)
     [hello] = world.prefill.named("hello")

@@ -17,6 +17,7 @@ from weir.bus.configuration import AccessRules
 from weir.bus.in_memory import InMemoryHub
 from weir.bus.messages import Placement
 from weir.core.clock import SystemClock
+from weir.core.scheduling import SchedulingParams
 from weir.rpc.body_budget import BodyBudget
 from weir.rpc.gate import Gate, PortLimits
 from weir.rpc.server import ErrorGuard, TraceContextGuard, make_server
@@ -107,10 +108,7 @@ async def open_world(
         decode_worker_id=decode.worker_id,
         decode_address=decode.address,
         num_reserved_pages=4,
-        lane_priority=2,
-        rank=-3.5,
-        itl_target_ms=80,
-        predicted_output_tokens=6.25,
+        scheduling=SchedulingParams(2, -3.5, 80, 6.25),
     )
     scheduler = FakeScheduler(hub.connect(), placement, rules=rules)
     await scheduler.start()

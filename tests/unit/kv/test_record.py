@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from weir.core.attempt import Attempt
 from weir.core.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, SamplingParams, StopRules
+from weir.core.scheduling import SchedulingParams
 from weir.kv.arena.segment import Segment
 from weir.kv.geometry import ArenaGeometry
 from weir.kv.layout import RECORD_HEADER_BYTES, layout_of
@@ -91,10 +92,13 @@ def test_everything_that_was_published_is_read_in_another_mapping(segment: Segme
         ),
         num_reserved_pages=st.integers(0, 2**32 - 1),
         traceparent=st.text("0123456789abcdef-", max_size=55),
-        lane_priority=st.integers(-(2**31), 2**31 - 1),
-        rank=st.floats(allow_nan=False),
-        itl_target_ms=st.integers(0, 2**32 - 1),
-        predicted_output_tokens=st.floats(0, allow_infinity=False),
+        scheduling=st.builds(
+            SchedulingParams,
+            lane_priority=st.integers(-(2**31), 2**31 - 1),
+            rank=st.floats(allow_nan=False),
+            itl_target_ms=st.integers(0, 2**32 - 1),
+            predicted_output_tokens=st.floats(0, allow_infinity=False),
+        ),
     ),
     output=st.lists(st.integers(0, 2**31 - 1), max_size=50),
 )

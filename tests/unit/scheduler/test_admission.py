@@ -21,7 +21,9 @@ def test_a_grant_says_how_urgent_its_lane_is() -> None:
     rig = Rig().start()
     for lane in ("batch", "interactive", "", "standard"):
         rig.submit(f"in-{lane}", lane)
-    priorities = {lane: rig.placement(f"in-{lane}").lane_priority for lane in ("batch", "standard", "", "interactive")}
+    priorities = {
+        lane: rig.placement(f"in-{lane}").scheduling.lane_priority for lane in ("batch", "standard", "", "interactive")
+    }
     assert priorities == {"batch": 0, "standard": 1, "": 1, "interactive": 2}
 
 

@@ -40,7 +40,7 @@ def test_a_requests_own_target_goes_before_its_tenants_and_that_before_its_lanes
 ) -> None:
     request = taken_in(lane, tenant, ttft_ms=own_ms[0], itl_ms=own_ms[1])
     assert request.waiting.ttft_deadline_s == pytest.approx(ttft_due_s)
-    assert request.itl_target_ms == itl_ms
+    assert request.scheduling.itl_target_ms == itl_ms
 
 
 def test_a_request_waits_as_long_as_its_lane_allows_or_its_client_if_that_is_less() -> None:

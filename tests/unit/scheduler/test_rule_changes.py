@@ -67,7 +67,7 @@ def test_a_tenants_new_target_holds_for_what_waits() -> None:
     rig.submit("waits", tenant="a")
     rig.core.set_limits(replace(LIMITS, tenants=(TenantLimits("a", itl_slo_ms=20),)))
     rig.finish("running")
-    assert rig.placement("waits").itl_target_ms == 20
+    assert rig.placement("waits").scheduling.itl_target_ms == 20
 
 
 def test_a_lanes_new_patience_holds_for_what_waits() -> None:
@@ -145,7 +145,7 @@ def order_and_ranks(policy: str, *, from_the_start: bool) -> list[tuple[str, flo
         )
     if not from_the_start:
         rig.core.set_policy(make_policy(policy))
-    return [(request_id, rig.placement(request_id).rank) for request_id in drain(rig)]
+    return [(request_id, rig.placement(request_id).scheduling.rank) for request_id in drain(rig)]
 
 
 @pytest.mark.parametrize("policy", policy_names())
@@ -216,4 +216,4 @@ def test_a_preemptive_policys_rank_is_in_the_placement() -> None:
     rig.submit("short", predicted_output_tokens=5.0)
     rig.finish("short")
     rig.submit("long", predicted_output_tokens=500.0)
-    assert rig.placement("short").rank < rig.placement("long").rank
+    assert rig.placement("short").scheduling.rank < rig.placement("long").scheduling.rank

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from tests.unit.scheduler.rig import LANES, make_limits, make_submit, make_worker
 
 from weir.bus.messages import Placement
+from weir.core.scheduling import SchedulingParams
 from weir.policy.registry import make_policy
 from weir.scheduling.accounting.reservations import Reservations
 from weir.scheduling.queues.intake import RequestFactory
@@ -38,7 +39,13 @@ class World:
         request = INTAKE.request(submit, LANES[lane].name, 0.0, 0.0, 1)
         address = f"address-{worker}"
         request.placement = Placement(
-            1, f"prefill{worker}", address, f"decode{worker}", address, 2, request.lane_priority, rank
+            1,
+            f"prefill{worker}",
+            address,
+            f"decode{worker}",
+            address,
+            2,
+            SchedulingParams(request.scheduling.lane_priority, rank),
         )
         self.reservations.add(request, 0.0)
         self.running.append(request)

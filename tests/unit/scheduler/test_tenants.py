@@ -219,7 +219,7 @@ def test_a_requests_own_target_goes_before_its_tenants_and_that_before_its_lanes
 ) -> None:
     rig = make_rig(TenantLimits("slow", itl_slo_ms=200))
     rig.submit("r", lane, tenant=tenant, itl_target_ms=own_ms)
-    assert rig.placement("r").itl_target_ms == target_ms
+    assert rig.placement("r").scheduling.itl_target_ms == target_ms
 
 
 def test_service_is_charged_as_it_is_delivered_and_what_another_scheduler_charged_is_not_charged_again() -> None:

@@ -118,8 +118,11 @@ def sampling(**changes: Any) -> types_pb2.SamplingParams:
 
 BAD_STARTS: list[tuple[dict[str, Any], str]] = [
     ({"prompt_token_ids": []}, "start.prompt_token_ids: 0 tokens: allowed are 1 to 399"),
-    ({"rank": float("nan")}, "start.rank: nan: must be finite"),
-    ({"predicted_output_tokens": -1.0}, "start.predicted_output_tokens: -1.0: must be finite and at least 0"),
+    ({"scheduling": types_pb2.SchedulingParams(rank=float("nan"))}, "start.scheduling.rank: nan: must be finite"),
+    (
+        {"scheduling": types_pb2.SchedulingParams(predicted_output_tokens=-1.0)},
+        "start.scheduling.predicted_output_tokens: -1.0: must be finite and at least 0",
+    ),
     ({"prompt_token_ids": [1] * 400}, "start.prompt_token_ids: 400 tokens"),
     ({"prompt_token_ids": [1, 2, VOCAB_SIZE]}, "start.prompt_token_ids[2]: 500 is not below the vocabulary's 500"),
     ({"prompt_token_ids": [2**32 - 1]}, "start.prompt_token_ids[0]"),
@@ -208,10 +211,13 @@ STARTS = st.builds(
         prompt_logprobs=st.none() | st.integers(0, 20),
     ),
     min_tokens=mostly(st.integers(0, MAX_CONTEXT_TOKENS), UINT32),
-    lane_priority=st.integers(-(2**31), 2**31 - 1),
-    rank=mostly(st.floats(-1e9, 1e9), st.floats()),
-    itl_target_ms=UINT32,
-    predicted_output_tokens=mostly(st.floats(0, 1e6), st.floats()),
+    scheduling=st.builds(
+        types_pb2.SchedulingParams,
+        lane_priority=st.integers(-(2**31), 2**31 - 1),
+        rank=mostly(st.floats(-1e9, 1e9), st.floats()),
+        itl_target_ms=UINT32,
+        predicted_output_tokens=mostly(st.floats(0, 1e6), st.floats()),
+    ),
     max_tokens=mostly(st.integers(1, MAX_CONTEXT_TOKENS), UINT32),
     stop_token_ids=st.lists(TOKEN_IDS, max_size=3),
     decode_worker_id=mostly(st.just("decode-0-00000000"), st.text(max_size=80)),

@@ -3,7 +3,9 @@
 from tests.unit.worker.rig import MAX_CONTEXT_TOKENS, VOCAB_SIZE, start_command
 
 from weir.core.sampling import SamplingParams, StopRules
+from weir.core.scheduling import SchedulingParams
 from weir.rpc.sampling_pb import sampling_to_pb
+from weir.wire.v1 import types_pb2
 from weir.worker.requests.convert import ModelLimits, start_from_pb
 
 LIMITS = ModelLimits(vocab_size=VOCAB_SIZE, max_context_tokens=MAX_CONTEXT_TOKENS, model_digest="digest")
@@ -28,16 +30,14 @@ def test_sampling_stop_rules_and_urgency_are_those_of_the_start() -> None:
         max_tokens=30,
         min_tokens=8,
         stop_token_ids=[4, 5],
-        lane_priority=2,
-        rank=-1.5,
-        itl_target_ms=70,
-        predicted_output_tokens=12.5,
+        scheduling=types_pb2.SchedulingParams(
+            lane_priority=2, rank=-1.5, itl_target_ms=70, predicted_output_tokens=12.5
+        ),
     )
     params = start_from_pb(start, "gateway-0-00000000", LIMITS).params
     assert params.sampling == PARAMS
     assert params.stop == StopRules(30, (4, 5), 8)
-    assert params.lane_priority == 2
-    assert (params.rank, params.itl_target_ms, params.predicted_output_tokens) == (-1.5, 70, 12.5)
+    assert params.scheduling == SchedulingParams(2, -1.5, 70, 12.5)
     assert params.prefix_seed != b""
 
 

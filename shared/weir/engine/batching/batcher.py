@@ -230,7 +230,7 @@ class Batcher(ABC):
 
     def _order_of(self, sequence: Sequence) -> tuple[int, float]:
         """The smaller goes first; equals in the order of `add`."""
-        return -sequence.params.lane_priority, 0.0
+        return -sequence.params.scheduling.lane_priority, 0.0
 
     def _keep(self, sequence: Sequence) -> None:
         """It is this worker's from here on."""

@@ -40,7 +40,7 @@ class Pausing:
     def order_of(self, sequence: Sequence) -> tuple[int, float]:
         """The smaller goes first; equals in the order in which they came."""
         params = sequence.params
-        return -params.lane_priority, params.rank if self.goes_by_rank else 0.0
+        return -params.scheduling.lane_priority, params.scheduling.rank if self.goes_by_rank else 0.0
 
     def is_overdue(self, sequence: Sequence, now_s: float) -> bool:
         """It takes the next place before anybody else does."""
@@ -49,11 +49,11 @@ class Pausing:
 
     def try_choose(self, newcomer: Sequence, batch: Iterable[Sequence]) -> Sequence | None:
         """Who of `batch` is to rest for the newcomer; the last in order is asked first."""
-        urgency, lane = self.order_of(newcomer), newcomer.params.lane_priority
+        urgency, lane = self.order_of(newcomer), newcomer.params.scheduling.lane_priority
         for sequence in batch:
             if self.order_of(sequence) <= urgency:
                 return None
-            is_below = sequence.params.lane_priority < lane
+            is_below = sequence.params.scheduling.lane_priority < lane
             if sequence.num_pauses < self._settings.max_pauses and (is_below or not self._is_late(sequence)):
                 return sequence
         return None
@@ -70,5 +70,5 @@ class Pausing:
         sequence.paused_since_s = None
 
     def _is_late(self, sequence: Sequence) -> bool:
-        predicted = sequence.params.predicted_output_tokens
+        predicted = sequence.params.scheduling.predicted_output_tokens
         return predicted > 0 and sequence.num_output_tokens >= self._settings.max_age * predicted

@@ -85,7 +85,7 @@ def step_view(
             Decode(
                 num_context_tokens=s.num_computed + 1,
                 last_token_at_s=s.served_at_s,
-                itl_target_s=s.params.itl_target_ms / 1e3,
+                itl_target_s=s.params.scheduling.itl_target_ms / 1e3,
                 arrived_at_s=s.came_at_s or 0.0,
                 num_emitted_tokens=s.num_output_tokens,
             )
@@ -106,8 +106,8 @@ def _member_of(sequence: Sequence) -> Member:
         num_prompt_tokens=sequence.num_prompt_tokens,
         num_emitted_tokens=sequence.num_output_tokens,
         waits_since_s=sequence.served_at_s,
-        predicted_output_tokens=params.predicted_output_tokens or None,
-        lane_priority=params.lane_priority,
+        predicted_output_tokens=params.scheduling.predicted_output_tokens or None,
+        lane_priority=params.scheduling.lane_priority,
         num_missing_tokens=num_missing_pages * PAGE_TOKENS,
         max_output_tokens=params.stop.max_tokens,
     )

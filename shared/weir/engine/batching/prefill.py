@@ -63,8 +63,8 @@ class PrefillBatcher(Batcher):
             owners.append(sequence)
             served.append(sequence)
         # In a lane nobody is passed over for ever: those before one come to their end.
-        most_urgent = max((sequence.params.lane_priority for sequence in served), default=0)
-        note_turn([s for s in candidates if s.params.lane_priority < most_urgent], served)
+        most_urgent = max((sequence.params.scheduling.lane_priority for sequence in served), default=0)
+        note_turn([s for s in candidates if s.params.scheduling.lane_priority < most_urgent], served)
         self.pace.planned(num_tokens - budget)
         return chunks, owners
 
@@ -86,10 +86,10 @@ class PrefillBatcher(Batcher):
         num_placed = len(ranked) - len(waiting)
         num_free = max(0, max_num_seqs - num_placed)
         placeable = waiting[:num_free]
-        read = [sequence.params.lane_priority for sequence in ranked if sequence.stage is Stage.RUNNING]
+        read = [sequence.params.scheduling.lane_priority for sequence in ranked if sequence.stage is Stage.RUNNING]
         num_over = max(0, num_placed - max_num_seqs)
         for sequence in waiting[num_free:]:
-            num_lower = sum(lane_priority < sequence.params.lane_priority for lane_priority in read)
+            num_lower = sum(lane_priority < sequence.params.scheduling.lane_priority for lane_priority in read)
             if num_over >= min(num_lower, (MAX_OVERBOOKING - 1) * max_num_seqs):
                 break
             placeable.append(sequence)
@@ -103,7 +103,9 @@ class PrefillBatcher(Batcher):
             if num_tokens <= 0:
                 break
             if sequence.stage is Stage.WAITING:
-                is_behind = any(s.params.lane_priority >= sequence.params.lane_priority for s in stalled)
+                is_behind = any(
+                    s.params.scheduling.lane_priority >= sequence.params.scheduling.lane_priority for s in stalled
+                )
                 if is_behind or not self._try_place(sequence):
                     stalled.append(sequence)
                     continue

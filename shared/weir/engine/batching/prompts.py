@@ -29,7 +29,7 @@ def in_turn(prompts: list[_PromptT]) -> list[_PromptT]:
 def is_below(sequence: Sequence, served: list[Sequence]) -> bool:
     """Less urgent than a prompt that is in the step already: that one does not wait until this one's chunk, which
     would only fill the step, is computed too."""
-    return bool(served) and sequence.params.lane_priority < served[-1].params.lane_priority
+    return bool(served) and sequence.params.scheduling.lane_priority < served[-1].params.scheduling.lane_priority
 
 
 def note_turn(prompts: Iterable[PromptProgress], served: Iterable[PromptProgress]) -> None:

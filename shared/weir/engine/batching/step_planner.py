@@ -81,11 +81,13 @@ class StepPlanner:
         """Those that run beside the prompts, and those that sit out for the first of them."""
         if not prompts or self._has_sat_out:
             return decodes, []
-        lane_priority = in_turn(prompts)[0].params.lane_priority
-        sitting_out = [sequence for sequence in decodes if sequence.params.lane_priority < lane_priority]
+        lane_priority = in_turn(prompts)[0].params.scheduling.lane_priority
+        sitting_out = [sequence for sequence in decodes if sequence.params.scheduling.lane_priority < lane_priority]
         if not sitting_out:
             return decodes, []
-        return [sequence for sequence in decodes if sequence.params.lane_priority >= lane_priority], sitting_out
+        return [
+            sequence for sequence in decodes if sequence.params.scheduling.lane_priority >= lane_priority
+        ], sitting_out
 
     def _plan_prompts(self, prompts: list[Sequence], budget: int, draft: Draft) -> int:
         """How many tokens were planned."""

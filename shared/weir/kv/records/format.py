@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from weir.core.attempt import Attempt
 from weir.core.logprobs import TokenLogprobs
 from weir.core.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, SamplingParams, StopRules
+from weir.core.scheduling import NO_PREFERENCE, SchedulingParams
 from weir.kv.prefixes.hashing import HASH_BYTES
 
 _MAX_TEXT_BYTES = 64
@@ -17,19 +18,18 @@ _NOT_ASKED = -1
 
 _CRC = struct.Struct("<I")
 _LENGTHS = struct.Struct("<QIIIIIIQII")
-_FACTS = struct.Struct(f"<64s64s64s6dQIIIIiiiII{HASH_BYTES}sdId")
+_PARAMS = struct.Struct(f"<64s64s64s6dQIIIIiiiII{HASH_BYTES}sdId")
 _STOP_ID = np.dtype("<i4")
 _BIAS = np.dtype([("token_id", "<i4"), ("bias", "<f8")])
 PACKED_HEADER_BYTES = _CRC.size + _LENGTHS.size
-MAX_FACTS_BYTES = _FACTS.size + MAX_STOP_TOKEN_IDS * _STOP_ID.itemsize + MAX_LOGIT_BIAS * _BIAS.itemsize
+MAX_PARAMS_BYTES = _PARAMS.size + MAX_STOP_TOKEN_IDS * _STOP_ID.itemsize + MAX_LOGIT_BIAS * _BIAS.itemsize
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceParams:
     """What does not change while a sequence runs under one attempt.
 
-    The ids are ASCII of at most 64 bytes. Of two sequences that compete for a worker's room the one with the higher
-    `lane_priority` is the more urgent.
+    The ids are ASCII of at most 64 bytes.
     """
 
     request_id: str
@@ -40,15 +40,9 @@ class SequenceParams:
     stop: StopRules
     num_reserved_pages: int
     traceparent: str
-    lane_priority: int = 0
+    scheduling: SchedulingParams = NO_PREFERENCE
     prefix_seed: bytes = b""
     """Under which its pages may serve others (`weir.kv.prefixes.hashing`); empty: they may not."""
-    rank: float = 0.0
-    """Inside a lane, lower goes first where the worker's policy preempts."""
-    itl_target_ms: int = 0
-    """Between two tokens; 0: none."""
-    predicted_output_tokens: float = 0.0
-    """0.0: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,14 +99,14 @@ def seal_header(lengths: bytes) -> bytes:
 
 
 def try_unpack_header(packed: bytes, params_area: memoryview) -> RecordHeader | None:
-    """None if a checksum is wrong: never written, cleared, or torn. `params_area` has MAX_FACTS_BYTES bytes."""
+    """None if a checksum is wrong: never written, cleared, or torn. `params_area` has MAX_PARAMS_BYTES bytes."""
     lengths = packed[_CRC.size : PACKED_HEADER_BYTES]
     if _CRC.unpack_from(packed)[0] != zlib.crc32(lengths):
         return None
     *numbers, num_params_bytes, params_crc = _LENGTHS.unpack(lengths)
     # bytes() copies: what is checked is what is used, whoever writes meanwhile
     params_bytes = bytes(params_area[:num_params_bytes])
-    if num_params_bytes < _FACTS.size or zlib.crc32(params_bytes) != params_crc:
+    if num_params_bytes < _PARAMS.size or zlib.crc32(params_bytes) != params_crc:
         return None
     sequence, dispatch, adoption, num_prompt, num_tokens, num_computed, num_pages, position = numbers
     attempt = Attempt(dispatch, adoption)
@@ -120,7 +114,7 @@ def try_unpack_header(packed: bytes, params_area: memoryview) -> RecordHeader | 
 
 
 def pack_params(params: SequenceParams) -> bytes:
-    """All but the prompt, which is in the token log, and the attempt, which may rise: at most MAX_FACTS_BYTES.
+    """All but the prompt, which is in the token log, and the attempt, which may rise: at most MAX_PARAMS_BYTES.
 
     Raises ValueError for more stop ids or biases than a record holds.
     """
@@ -131,7 +125,7 @@ def pack_params(params: SequenceParams) -> bytes:
     ):
         if len(values) > limit:
             raise ValueError(f"{field}: {len(values)} ids, a record holds at most {limit}")
-    head = _FACTS.pack(
+    head = _PARAMS.pack(
         _text_bytes("request_id", params.request_id),
         _text_bytes("gateway_id", params.gateway_id),
         _text_bytes("traceparent", params.traceparent),
@@ -146,29 +140,29 @@ def pack_params(params: SequenceParams) -> bytes:
         stop.max_tokens,
         stop.min_tokens,
         params.num_reserved_pages,
-        params.lane_priority,
+        params.scheduling.lane_priority,
         _NOT_ASKED if sampling.logprobs is None else sampling.logprobs,
         _NOT_ASKED if sampling.prompt_logprobs is None else sampling.prompt_logprobs,
         len(stop.stop_token_ids),
         len(sampling.logit_bias),
         params.prefix_seed,
-        params.rank,
-        params.itl_target_ms,
-        params.predicted_output_tokens,
+        params.scheduling.rank,
+        params.scheduling.itl_target_ms,
+        params.scheduling.predicted_output_tokens,
     )
     stop_ids = np.array(stop.stop_token_ids, _STOP_ID)
     return head + stop_ids.tobytes() + np.array(list(sampling.logit_bias), _BIAS).tobytes()
 
 
 def unpack_params(header: RecordHeader, prompt_token_ids: tuple[int, ...]) -> SequenceParams:
-    """The facts of a publication, with the prompt as the token log has it."""
-    fields = _FACTS.unpack_from(header.params_bytes)
+    """The parameters of a publication, with the prompt as the token log has it."""
+    fields = _PARAMS.unpack_from(header.params_bytes)
     temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty = fields[3:9]
     seed, top_k, max_tokens, min_tokens, num_reserved_pages, lane_priority = fields[9:15]
     logprobs, prompt_logprobs = (None if number == _NOT_ASKED else number for number in fields[15:17])
     num_stop_ids, num_biases, prefix_seed, rank, itl_target_ms, predicted_output_tokens = fields[17:]
-    stop_ids = np.frombuffer(header.params_bytes, _STOP_ID, num_stop_ids, _FACTS.size)
-    biases = np.frombuffer(header.params_bytes, _BIAS, num_biases, _FACTS.size + stop_ids.nbytes)
+    stop_ids = np.frombuffer(header.params_bytes, _STOP_ID, num_stop_ids, _PARAMS.size)
+    biases = np.frombuffer(header.params_bytes, _BIAS, num_biases, _PARAMS.size + stop_ids.nbytes)
     return SequenceParams(
         request_id=_text(fields[0]),
         attempt=header.attempt,
@@ -190,11 +184,8 @@ def unpack_params(header: RecordHeader, prompt_token_ids: tuple[int, ...]) -> Se
         stop=StopRules(max_tokens, tuple(stop_ids.tolist()), min_tokens),
         num_reserved_pages=num_reserved_pages,
         traceparent=_text(fields[2]),
-        lane_priority=lane_priority,
+        scheduling=SchedulingParams(lane_priority, rank, itl_target_ms, predicted_output_tokens),
         prefix_seed=prefix_seed if any(prefix_seed) else b"",
-        rank=rank,
-        itl_target_ms=itl_target_ms,
-        predicted_output_tokens=predicted_output_tokens,
     )
 
 

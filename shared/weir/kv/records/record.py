@@ -2,7 +2,7 @@
 
     0                    header slot 0   CRC | lengths, attempt, random position, CRC of the facts
     RECORD_HEADER_BYTES  header slot 1   the same
-                         facts           MAX_FACTS_BYTES bytes           fixed at `begin`
+                         facts           MAX_PARAMS_BYTES bytes           fixed at `begin`
                          logprobs        RECORD_LOGPROBS_BYTES bytes     of the newest output tokens
                          token log       int32[max_context_tokens]       prompt, then output; append-only
                          block table     int32[max_pages_per_sequence]   append-only once published (see `drop_pages`)

@@ -149,7 +149,9 @@ class Reservations:
         if not prefill.prompts:
             prefill.moved_at_s = now_s
         num_tokens = max(0, submit.num_prompt_tokens - plan.num_cached_tokens)
-        prefill.prompts[request.request_id] = _Prompt(now_s, num_tokens, plan.prefill_ms, placement.lane_priority)
+        prefill.prompts[request.request_id] = _Prompt(
+            now_s, num_tokens, plan.prefill_ms, placement.scheduling.lane_priority
+        )
         prefill.num_tokens += num_tokens
         prefill.prefill_ms += plan.prefill_ms
 
@@ -233,4 +235,4 @@ class Reservations:
 
 def _priority_rank(request: ScheduledRequest) -> _SeatRank:
     placement = request.placement
-    return (0, 0.0) if placement is None else (-placement.lane_priority, placement.rank)
+    return (0, 0.0) if placement is None else (-placement.scheduling.lane_priority, placement.scheduling.rank)

@@ -201,7 +201,7 @@ class Placer:
                 num_cached = cached_by_memory[arena_id]
             num_prompts, num_tokens = len(load.prompts), load.num_tokens
             if num_prompts >= max_prefills or num_tokens + submit.num_prompt_tokens > max_prefill_tokens:
-                num_prompts, num_tokens = load.ahead_of(request.lane_priority)
+                num_prompts, num_tokens = load.ahead_of(request.scheduling.lane_priority)
             num_tokens += submit.num_prompt_tokens - num_cached
             is_full = num_prompts > 0 and (num_prompts >= max_prefills or num_tokens > max_prefill_tokens)
             if is_full and (not num_cached or num_prompts >= max_prefills):
@@ -235,7 +235,7 @@ class Placer:
         ]
         if len(free) < 2:
             return free
-        num_prompt_tokens, target_ms = request.submit.num_prompt_tokens, request.itl_target_ms
+        num_prompt_tokens, target_ms = request.submit.num_prompt_tokens, request.scheduling.itl_target_ms
         itls_ms = [
             (candidate.worker.itl_ms(num_prompt_tokens), index, candidate) for index, candidate in enumerate(free)
         ]
@@ -287,9 +287,6 @@ class Placer:
             decode_worker_id=writer.worker_id,
             decode_address=writer.address,
             num_reserved_pages=request.num_pages,
-            lane_priority=request.lane_priority,
-            rank=request.rank,
-            itl_target_ms=request.itl_target_ms,
-            predicted_output_tokens=submit.predicted_output_tokens,
+            scheduling=request.scheduling,
             reason=reason,
         )

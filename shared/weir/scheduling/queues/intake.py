@@ -3,6 +3,7 @@
 from math import inf
 
 from weir.bus.messages import Submit
+from weir.core.scheduling import SchedulingParams
 from weir.policy.seams import Policy, Waiting
 from weir.scheduling.limits.core_limits import CoreLimits
 from weir.scheduling.request import ScheduledRequest
@@ -50,13 +51,16 @@ class RequestFactory:
         return ScheduledRequest(
             submit,
             lane,
-            self._limits.lane_priorities.get(lane, -1),
             tenant.name,
             queued_at_s,
             queued_at_s + wait_s,
             waiting,
-            submit.itl_target_ms or tenant.itl_slo_ms or (limits.itl_slo_ms if limits else 0),
-            self.rank(waiting),
+            SchedulingParams(
+                self._limits.lane_priorities.get(lane, -1),
+                self.rank(waiting),
+                submit.itl_target_ms or tenant.itl_slo_ms or (limits.itl_slo_ms if limits else 0),
+                submit.predicted_output_tokens,
+            ),
         )
 
     def rank(self, waiting: Waiting) -> float:

@@ -199,6 +199,40 @@ class SamplingParams(_message.Message):
 Global___SamplingParams: _TypeAlias = SamplingParams  # noqa: Y015
 
 @_typing.final
+class SchedulingParams(_message.Message):
+    """How a request is ranked against others: the scheduler's word, carried to whoever has to choose."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LANE_PRIORITY_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    ITL_TARGET_MS_FIELD_NUMBER: _builtins.int
+    PREDICTED_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    lane_priority: _builtins.int
+    """How urgent the request's lane is: higher is more urgent."""
+    rank: _builtins.float
+    """Inside a lane, lower goes first where the worker's policy preempts. Finite."""
+    itl_target_ms: _builtins.int
+    """Time between two tokens that is asked for. 0: none."""
+    predicted_output_tokens: _builtins.float
+    """How many output tokens are expected. 0: not known."""
+    def __init__(
+        self,
+        *,
+        lane_priority: _builtins.int = ...,
+        rank: _builtins.float = ...,
+        itl_target_ms: _builtins.int = ...,
+        predicted_output_tokens: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["itl_target_ms", b"itl_target_ms", "lane_priority", b"lane_priority", "predicted_output_tokens", b"predicted_output_tokens", "rank", b"rank"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SchedulingParams: _TypeAlias = SchedulingParams  # noqa: Y015
+
+@_typing.final
 class TokenLogprobs(_message.Message):
     """How likely a token was: natural logarithms of the softmax of the model's own logits, before logit_bias, penalties,
     temperature and filters.

@@ -141,37 +141,26 @@ class Start(_message.Message):
     DECODE_WORKER_ID_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     NUM_RESERVED_PAGES_FIELD_NUMBER: _builtins.int
-    LANE_PRIORITY_FIELD_NUMBER: _builtins.int
+    SCHEDULING_FIELD_NUMBER: _builtins.int
     MIN_TOKENS_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     SKIPS_PREFIX_CACHE_FIELD_NUMBER: _builtins.int
-    RANK_FIELD_NUMBER: _builtins.int
-    ITL_TARGET_MS_FIELD_NUMBER: _builtins.int
-    PREDICTED_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request's id: 32 lower-case hex digits."""
     max_tokens: _builtins.int
     """At most this many output tokens, at least 1."""
     decode_worker_id: _builtins.str
-    """The decode worker that the scheduler booked."""
+    """The decode worker that the scheduler reserved."""
     traceparent: _builtins.str
     """W3C trace context of the request's span."""
     num_reserved_pages: _builtins.int
-    """Pages booked for the request; the worker refuses to use more."""
-    lane_priority: _builtins.int
-    """How urgent the request's lane is: higher is more urgent."""
+    """Pages reserved for the request; the worker refuses to use more."""
     min_tokens: _builtins.int
-    """Output tokens before which no stop token is drawn."""
+    """Output tokens before which no stop token is sampled."""
     cache_salt: _builtins.str
     """Only prompts with the same salt share cached pages. Empty: shared by all that have none."""
     skips_prefix_cache: _builtins.bool
     """The prompt's pages are neither looked up in the prefix cache nor kept there."""
-    rank: _builtins.float
-    """Inside a lane, lower goes first where the worker's policy preempts. Finite."""
-    itl_target_ms: _builtins.int
-    """Time between two tokens that is asked for. 0: none."""
-    predicted_output_tokens: _builtins.float
-    """How many output tokens are expected. 0: not known."""
     @_builtins.property
     def attempt(self) -> _types_pb2.Attempt:
         """Its epoch."""
@@ -188,6 +177,10 @@ class Start(_message.Message):
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Ids that end the output (the model's own included unless ignored). At most 64."""
 
+    @_builtins.property
+    def scheduling(self) -> _types_pb2.SchedulingParams:
+        """How it is ranked against others."""
+
     def __init__(
         self,
         *,
@@ -200,17 +193,14 @@ class Start(_message.Message):
         decode_worker_id: _builtins.str = ...,
         traceparent: _builtins.str = ...,
         num_reserved_pages: _builtins.int = ...,
-        lane_priority: _builtins.int = ...,
+        scheduling: _types_pb2.SchedulingParams | None = ...,
         min_tokens: _builtins.int = ...,
         cache_salt: _builtins.str = ...,
         skips_prefix_cache: _builtins.bool = ...,
-        rank: _builtins.float = ...,
-        itl_target_ms: _builtins.int = ...,
-        predicted_output_tokens: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "sampling", b"sampling", "scheduling", b"scheduling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cache_salt", b"cache_salt", "decode_worker_id", b"decode_worker_id", "itl_target_ms", b"itl_target_ms", "lane_priority", b"lane_priority", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "num_reserved_pages", b"num_reserved_pages", "predicted_output_tokens", b"predicted_output_tokens", "prompt_token_ids", b"prompt_token_ids", "rank", b"rank", "request_id", b"request_id", "sampling", b"sampling", "skips_prefix_cache", b"skips_prefix_cache", "stop_token_ids", b"stop_token_ids", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cache_salt", b"cache_salt", "decode_worker_id", b"decode_worker_id", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "num_reserved_pages", b"num_reserved_pages", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "scheduling", b"scheduling", "skips_prefix_cache", b"skips_prefix_cache", "stop_token_ids", b"stop_token_ids", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

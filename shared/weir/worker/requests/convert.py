@@ -15,7 +15,13 @@ from weir.engine.messages import FailureReason, SequenceKey
 from weir.kv.geometry import num_pages_for
 from weir.kv.prefixes.hashing import prefix_seed
 from weir.kv.records.record import SequenceParams
-from weir.rpc.sampling_pb import finish_reason_to_pb, logprobs_to_pb, sampling_from_pb, sampling_problems
+from weir.rpc.sampling_pb import (
+    finish_reason_to_pb,
+    logprobs_to_pb,
+    sampling_from_pb,
+    sampling_problems,
+    scheduling_from_pb,
+)
 from weir.wire.v1 import types_pb2, worker_pb2
 from weir.worker.requests.streams import Frame
 from weir.worker.requests.token_outbox import Update
@@ -90,11 +96,8 @@ def start_from_pb(start: worker_pb2.Start, gateway_id: str, limits: ModelLimits)
         num_reserved_pages=start.num_reserved_pages,
         # A trace that cannot be joined is no reason to refuse a prompt.
         traceparent=start.traceparent if _TRACEPARENT.fullmatch(start.traceparent) else "",
-        lane_priority=start.lane_priority,
+        scheduling=scheduling_from_pb(start.scheduling),
         prefix_seed=prefix_seed(limits.model_digest, salt=start.cache_salt) if is_cacheable else b"",
-        rank=start.rank,
-        itl_target_ms=start.itl_target_ms,
-        predicted_output_tokens=start.predicted_output_tokens,
     )
     return StartOrder(params, start.decode_worker_id)
 
@@ -138,10 +141,11 @@ def _problems(start: worker_pb2.Start, limits: ModelLimits) -> list[tuple[str, s
         _range_problem("sampling.logit_bias", "ids", len(start.sampling.logit_bias), 0, MAX_LOGIT_BIAS),
         _id_problem("sampling.logit_bias", tuple(start.sampling.logit_bias), limits.vocab_size),
     ]
-    if not math.isfinite(start.rank):
-        checks.append(("rank", f"{start.rank}: must be finite"))
-    if not 0 <= start.predicted_output_tokens < math.inf:
-        checks.append(("predicted_output_tokens", f"{start.predicted_output_tokens}: must be finite and at least 0"))
+    rank, predicted = start.scheduling.rank, start.scheduling.predicted_output_tokens
+    if not math.isfinite(rank):
+        checks.append(("scheduling.rank", f"{rank}: must be finite"))
+    if not 0 <= predicted < math.inf:
+        checks.append(("scheduling.predicted_output_tokens", f"{predicted}: must be finite and at least 0"))
     if not _NAME.fullmatch(start.decode_worker_id):
         checks.append(("decode_worker_id", "must be 1 to 64 characters of A-Z a-z 0-9 _ -"))
     sampling = [(f"sampling.{name}", problem) for name, problem in sampling_problems(start.sampling)]
