@@ -8,7 +8,7 @@ from weir.bus.nats import NatsBus
 from weir.bus.protocol import Bus
 from weir.core.clock import SystemClock
 from weir.rpc.body_budget import BodyBudget
-from weir.rpc.gate import Gate, PortLimits
+from weir.rpc.port_guard import PortGuard, PortLimits
 from weir.runtime.config import load_config
 from weir.runtime.service import ServiceContext, run_service
 from weir.wire.v1 import inference_pb2, inference_pb2_grpc
@@ -22,7 +22,7 @@ _CONNECT_TIMEOUT_S = 30.0
 _SERVICE_NAME = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 
 
-async def build(context: ServiceContext[GatewayConfig], gate: Gate, bodies: BodyBudget) -> GatewayComponent:
+async def build(context: ServiceContext[GatewayConfig], gate: PortGuard, bodies: BodyBudget) -> GatewayComponent:
     config = context.config
 
     async def connect() -> Bus:
@@ -54,7 +54,7 @@ def main() -> int:
     """Returns the exit code."""
     config = load_config(GatewayConfig, sys.argv[1:], environ=os.environ)
     bodies = BodyBudget(config.max_bodies_bytes)
-    gate = Gate(PortLimits(config.message_bytes, config.max_calls), bodies)
+    gate = PortGuard(PortLimits(config.message_bytes, config.max_calls), bodies)
     build_component = partial(build, gate=gate, bodies=bodies)
     return run_service("gateway", config, build_component, service_names=(_SERVICE_NAME,), gate=gate)
 

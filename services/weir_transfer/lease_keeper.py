@@ -1,4 +1,4 @@
-"""The life of leases (`weir.kv.arena.lease.LeaseState`): who is attached, who is silent, whose process must be killed."""
+"""The life of leases (`weir.kv.arena.lease.LeaseState`): who is attached, silent, to be killed."""
 
 from dataclasses import dataclass, field
 

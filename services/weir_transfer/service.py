@@ -44,7 +44,7 @@ class TransferService:
         make_publisher: Callable[[PrefixIndex], PrefixEventPublisher] | None = None,
         memory_server: MemoryServer | None = None,
     ) -> None:
-        """`make_publisher`: of whoever tells the scheduler what is cached. `memory_server`: of page memory on a device."""
+        """`make_publisher`: of what tells the scheduler what is cached. `memory_server`: of page memory on a device."""
         self._segment = segment
         self._request_shutdown = request_shutdown
         settled = ChangeSignal()

@@ -2,10 +2,10 @@
 
 import pytest
 
-from benchmarks.sim.experiment import Size
+from benchmarks.sim.experiment import Size, TracesMissing, check_traces
 from benchmarks.sim.registry import experiment_names, load_experiment
 from benchmarks.sim.report import bound, measured_checks, show
-from benchmarks.sim.runner import TracesMissing, check_traces, run_experiment
+from benchmarks.sim.runner import run_experiment
 
 
 @pytest.mark.parametrize("name", experiment_names())

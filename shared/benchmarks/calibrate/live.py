@@ -21,7 +21,7 @@ from benchmarks.calibrate.loads import (
     trace_of,
 )
 from weir.bench.jobs import BenchRequest, random_prompts
-from weir.bench.load import LoadConfig, RequestRecord, run_jobs
+from weir.bench.load import LoadConfig, ServedRequest, run_jobs
 from weir.bench.profile import try_cost_of
 from weir.core.cost import StepCost
 from weir.sim.results.outcome import SimResult
@@ -157,7 +157,7 @@ class _Calibrator:
         num_split = self._metrics("scheduler").get("placed_split_total", 0.0) - num_split
         return figures_of(_served(records)), 1 - num_split / len(records)
 
-    def _serve(self, jobs: Sequence[BenchRequest]) -> list[RequestRecord]:
+    def _serve(self, jobs: Sequence[BenchRequest]) -> list[ServedRequest]:
         load = LoadConfig(
             self._stack.http_url,
             self._config.model,
@@ -192,7 +192,7 @@ class _Calibrator:
         return self._stack.metrics(process)
 
 
-def _served(records: Sequence[RequestRecord]) -> list[Served]:
+def _served(records: Sequence[ServedRequest]) -> list[Served]:
     return [Served(r.started_s, r.started_s + r.ttft_s, r.started_s + r.latency_s, r.output_len) for r in records]
 
 

@@ -4,11 +4,14 @@ A case is one arm (what is compared) at one point (where on the sweep: a load, a
 see the same arrivals and lengths, so that ratios can be taken seed by seed.
 """
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 
 from benchmarks.sim.results import Results
+from weir.bench.simulator import DATA_VARIABLE
 from weir.sim.results.stats import Estimate
 
 
@@ -96,3 +99,25 @@ class Experiment:
     def seeds(self, size: Size) -> range:
         given = self.num_seeds or {}
         return range(given.get(size, 2 if size is Size.SMALL else 5))
+
+
+class TracesMissing(Exception):
+    """The experiment needs trace files that are not on this machine."""
+
+
+def traces_folder() -> Path:
+    """Where traces are. Raises TracesMissing."""
+    root = os.environ.get(DATA_VARIABLE)
+    if not root:
+        raise TracesMissing(f"{DATA_VARIABLE} is not set: a folder whose folder `traces` has the trace files")
+    return Path(root) / "traces"
+
+
+def check_traces(experiment: Experiment) -> None:
+    """Raises TracesMissing, naming the files."""
+    if not experiment.traces:
+        return
+    folder = traces_folder()
+    missing = [name for name in experiment.traces if not (folder / name).is_file()]
+    if missing:
+        raise TracesMissing(f"{folder} lacks {', '.join(missing)}")

@@ -7,11 +7,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from benchmarks.sim.experiment import Experiment, Size
+from benchmarks.sim.experiment import Experiment, Size, TracesMissing
 from benchmarks.sim.registry import experiment_names, load_experiment
 from benchmarks.sim.report import bound, figure_rows, measured_checks, show, write_results
 from benchmarks.sim.results import Results
-from benchmarks.sim.runner import TracesMissing, run_experiment
+from benchmarks.sim.runner import run_experiment
 
 
 def list_experiments() -> None:

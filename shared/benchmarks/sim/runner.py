@@ -2,37 +2,12 @@
 
 import math
 import multiprocessing
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from pathlib import Path
 
-from benchmarks.sim.experiment import Experiment, Size
+from benchmarks.sim.experiment import Experiment, Size, check_traces
 from benchmarks.sim.registry import load_experiment
 from benchmarks.sim.results import Results, Row
-from weir.bench.simulator import DATA_VARIABLE
-
-
-class TracesMissing(Exception):
-    """The experiment needs trace files that are not on this machine."""
-
-
-def traces_folder() -> Path:
-    """Where traces are. Raises TracesMissing."""
-    root = os.environ.get(DATA_VARIABLE)
-    if not root:
-        raise TracesMissing(f"{DATA_VARIABLE} is not set: a folder whose folder `traces` has the trace files")
-    return Path(root) / "traces"
-
-
-def check_traces(experiment: Experiment) -> None:
-    """Raises TracesMissing, naming the files."""
-    if not experiment.traces:
-        return
-    folder = traces_folder()
-    missing = [name for name in experiment.traces if not (folder / name).is_file()]
-    if missing:
-        raise TracesMissing(f"{folder} lacks {', '.join(missing)}")
 
 
 def run_experiment(

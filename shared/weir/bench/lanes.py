@@ -15,7 +15,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from weir.bench.jobs import BenchRequest, random_prompts
-from weir.bench.load import LoadConfig, RequestRecord, run_jobs
+from weir.bench.load import LoadConfig, ServedRequest, run_jobs
 
 _FLOOD = "flood"
 _URGENT = "urgent"
@@ -125,7 +125,7 @@ def p99(values: Sequence[float]) -> float:
 
 
 async def _measure(config: LanesConfig) -> tuple[Side, Side]:
-    sides: dict[str, list[list[RequestRecord]]] = {config.urgent_lane: [], config.flood_lane: []}
+    sides: dict[str, list[list[ServedRequest]]] = {config.urgent_lane: [], config.flood_lane: []}
     for number in range(config.rounds):
         # A B, B A, …: a machine that slows down slows both.
         order = [config.urgent_lane, config.flood_lane]
@@ -134,7 +134,7 @@ async def _measure(config: LanesConfig) -> tuple[Side, Side]:
     return _side(sides[config.urgent_lane]), _side(sides[config.flood_lane])
 
 
-async def _run(config: LanesConfig, urgent_lane: str, seed: int) -> list[RequestRecord]:
+async def _run(config: LanesConfig, urgent_lane: str, seed: int) -> list[ServedRequest]:
     jobs = jobs_of(config, urgent_lane, seed)
     load = LoadConfig(
         config.base_url,
@@ -152,7 +152,7 @@ async def _run(config: LanesConfig, urgent_lane: str, seed: int) -> list[Request
     return records
 
 
-def _side(runs: Sequence[Sequence[RequestRecord]]) -> Side:
+def _side(runs: Sequence[Sequence[ServedRequest]]) -> Side:
     urgent = [[record.ttft_s for record in run if record.tenant == _URGENT] for run in runs]
     speeds = []
     for run in runs:

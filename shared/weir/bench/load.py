@@ -39,7 +39,7 @@ class LoadConfig:
 
 
 @dataclass(slots=True)
-class RequestRecord:
+class ServedRequest:
     """What one client saw; times in seconds of this process's monotonic clock."""
 
     input_len: int
@@ -56,7 +56,7 @@ class RequestRecord:
     """Of HTTP; 0: no answer."""
 
 
-async def run_load(config: LoadConfig) -> tuple[list[RequestRecord], float]:
+async def run_load(config: LoadConfig) -> tuple[list[ServedRequest], float]:
     """Returns one record a request, and how long all of them took. Raises TraceError."""
     return await run_jobs(config, make_jobs(config))
 
@@ -72,7 +72,7 @@ def make_jobs(config: LoadConfig) -> list[BenchRequest]:
 
 async def run_jobs(
     config: LoadConfig, jobs: Sequence[BenchRequest], transport: httpx.AsyncBaseTransport | None = None
-) -> tuple[list[RequestRecord], float]:
+) -> tuple[list[ServedRequest], float]:
     """Sends each at its time, or as soon after as there is room below `max_concurrency`. `transport`: for tests."""
     gate = asyncio.Semaphore(config.max_concurrency)
     limits = httpx.Limits(max_connections=config.max_concurrency + 4)
@@ -81,7 +81,7 @@ async def run_jobs(
         base_url=config.base_url, timeout=config.timeout_s, limits=limits, transport=transport
     ) as client:
 
-        async def one(job: BenchRequest) -> RequestRecord:
+        async def one(job: BenchRequest) -> ServedRequest:
             async with gate:
                 return await _stream_one(client, config, job)
 
@@ -94,7 +94,7 @@ async def run_jobs(
         return records, time.monotonic() - started
 
 
-async def _stream_one(client: httpx.AsyncClient, config: LoadConfig, job: BenchRequest) -> RequestRecord:
+async def _stream_one(client: httpx.AsyncClient, config: LoadConfig, job: BenchRequest) -> ServedRequest:
     body = {
         "model": config.model,
         "prompt": job.prompt,
@@ -107,7 +107,7 @@ async def _stream_one(client: httpx.AsyncClient, config: LoadConfig, job: BenchR
         **job.body,
         **config.extra_body,
     }
-    record = RequestRecord(len(job.prompt), time.monotonic(), lane=job.lane, tenant=job.tenant)
+    record = ServedRequest(len(job.prompt), time.monotonic(), lane=job.lane, tenant=job.tenant)
     api_key = config.api_keys.get(job.tenant) or config.api_keys.get("", "")
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     try:
@@ -122,7 +122,7 @@ async def _stream_one(client: httpx.AsyncClient, config: LoadConfig, job: BenchR
     return record
 
 
-async def _read_events(response: httpx.Response, record: RequestRecord) -> None:
+async def _read_events(response: httpx.Response, record: ServedRequest) -> None:
     last_s = record.started_s
     async for line in response.aiter_lines():
         if not line.startswith("data:"):

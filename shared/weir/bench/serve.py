@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from weir.bench.load import LoadConfig, RequestRecord, run_load
+from weir.bench.load import LoadConfig, ServedRequest, run_load
 
 _WIDTH = 50
 _METRICS = {
@@ -19,7 +19,7 @@ _METRICS = {
     "itl": "Inter-token Latency",
 }
 _METRICS["e2el"] = "End-to-end Latency"
-_GROUPS: Mapping[str, Callable[[RequestRecord], str]] = {
+_GROUPS: Mapping[str, Callable[[ServedRequest], str]] = {
     "lanes": lambda record: record.lane,
     "tenants": lambda record: record.tenant,
 }
@@ -57,7 +57,7 @@ def main(config: LoadConfig, *, json_output: bool, result_path: Path | None) -> 
     return 1 if result["failed"] else 0
 
 
-def summarize_groups(records: Sequence[RequestRecord], duration_s: float) -> dict[str, dict[str, dict[str, float]]]:
+def summarize_groups(records: Sequence[ServedRequest], duration_s: float) -> dict[str, dict[str, dict[str, float]]]:
     """The same figures of each lane and of each tenant, where requests named any.
 
     `refused` of the failed: told at once to come later (429 or 503).
@@ -73,12 +73,12 @@ def summarize_groups(records: Sequence[RequestRecord], duration_s: float) -> dic
     return groups
 
 
-def _summarize_group(records: Sequence[RequestRecord], duration_s: float) -> dict[str, float]:
+def _summarize_group(records: Sequence[ServedRequest], duration_s: float) -> dict[str, float]:
     refused = sum(record.status in _REFUSED_STATUSES for record in records)
     return {**summarize(records, duration_s), "refused": float(refused)}
 
 
-def summarize(records: Sequence[RequestRecord], duration_s: float) -> dict[str, float]:
+def summarize(records: Sequence[ServedRequest], duration_s: float) -> dict[str, float]:
     """The keys of `vllm bench serve`; latencies in ms."""
     done = [record for record in records if not record.error]
     num_output = sum(record.output_len for record in done)

@@ -24,8 +24,8 @@ from weir.core.errors import Unavailable, WeirError
 from weir.core.trace_context import extract
 from weir.rpc.channel import KEEPALIVE_TIME_MS, KEEPALIVE_TIMEOUT_MS, MAX_MESSAGE_BYTES
 from weir.rpc.errors import abort_with
-from weir.rpc.gate import PortLimits
 from weir.rpc.malformed import refuse_malformed
+from weir.rpc.port_guard import PortLimits
 
 if TYPE_CHECKING:  # these are generic in their stubs only
     ServicerContext = grpc.aio.ServicerContext[Any, Any]

@@ -28,7 +28,7 @@ from opentelemetry.trace import Tracer
 
 from weir.core.errors import WeirError
 from weir.model.errors import ModelError
-from weir.rpc.gate import Gate
+from weir.rpc.port_guard import PortGuard
 from weir.rpc.server import ErrorGuard, ReadinessGuard, TraceContextGuard, make_server
 from weir.runtime.address import Listening, bind
 from weir.runtime.admin import AdminService, Description, Identity, LoopErrors
@@ -113,7 +113,7 @@ def run_service(
     config: _ConfigT,
     build: Callable[[ServiceContext[_ConfigT]], Awaitable[Component]],
     service_names: Sequence[str],
-    gate: Gate | None = None,
+    gate: PortGuard | None = None,
 ) -> int:
     """Runs one process from start to end and returns its exit code: 0 after a signal, 1 when it could not go on, 2 for
     a setting or a model that cannot be used: a ConfigError or ModelError, which another start would meet again.
@@ -138,7 +138,7 @@ class _Service(Generic[_ConfigT]):
     """The server of one process and the state that its phases share."""
 
     def __init__(
-        self, role: str, process_id: str, config: _ConfigT, service_names: Sequence[str], gate: Gate | None
+        self, role: str, process_id: str, config: _ConfigT, service_names: Sequence[str], gate: PortGuard | None
     ) -> None:
         self._role = role
         self._process_id = process_id

@@ -1,4 +1,4 @@
-"""Traces: the OpenTelemetry SDK with an OTLP/gRPC exporter. Without an endpoint the provider is OpenTelemetry's no-op."""
+"""Traces: the OpenTelemetry SDK with an OTLP/gRPC exporter. Without an endpoint it is a no-op."""
 
 import logging
 import threading

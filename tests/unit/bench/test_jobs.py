@@ -8,7 +8,7 @@ import pytest
 
 from weir.bench.api_keys import check_keys, read_keys
 from weir.bench.jobs import Mix, TraceReplay, mixed, random_jobs, trace_jobs
-from weir.bench.load import LoadConfig, RequestRecord, make_jobs, run_jobs
+from weir.bench.load import LoadConfig, ServedRequest, make_jobs, run_jobs
 from weir.bench.serve import block, summarize, summarize_groups
 from weir.sim.workloads.trace_file import TraceError
 
@@ -90,9 +90,9 @@ def test_a_configuration_does_not_show_its_keys() -> None:
 
 
 def test_figures_of_lanes_and_tenants_are_those_of_their_requests() -> None:
-    fast = RequestRecord(10, 0.0, ttft_s=0.1, latency_s=0.2, output_len=2, lane="interactive", tenant="a", status=200)
-    slow = RequestRecord(10, 0.0, ttft_s=0.9, latency_s=1.0, output_len=4, lane="batch", tenant="b", status=200)
-    refused = RequestRecord(10, 0.0, error="HTTP 429", lane="batch", tenant="b", status=429)
+    fast = ServedRequest(10, 0.0, ttft_s=0.1, latency_s=0.2, output_len=2, lane="interactive", tenant="a", status=200)
+    slow = ServedRequest(10, 0.0, ttft_s=0.9, latency_s=1.0, output_len=4, lane="batch", tenant="b", status=200)
+    refused = ServedRequest(10, 0.0, error="HTTP 429", lane="batch", tenant="b", status=429)
     groups = summarize_groups([fast, slow, refused], duration_s=2.0)
     assert groups["lanes"]["interactive"]["p99_ttft_ms"] == pytest.approx(100)
     batch = groups["lanes"]["batch"]
@@ -102,7 +102,7 @@ def test_figures_of_lanes_and_tenants_are_those_of_their_requests() -> None:
     printed = block(summarize([fast, slow, refused], 2.0), LoadConfig("http://x", "m"), groups)
     assert "interactive" in printed
     assert "- Tenants (ms) -" in printed
-    assert summarize_groups([RequestRecord(1, 0.0)], 1.0) == {}
+    assert summarize_groups([ServedRequest(1, 0.0)], 1.0) == {}
 
 
 async def test_each_request_says_its_lane_and_shows_its_tenants_key(capture: Path) -> None:

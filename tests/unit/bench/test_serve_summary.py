@@ -3,13 +3,13 @@
 import pytest
 
 from weir.bench.jobs import random_prompts
-from weir.bench.load import LoadConfig, RequestRecord
+from weir.bench.load import LoadConfig, ServedRequest
 from weir.bench.serve import block, summarize
 
 
 def test_figures_follow_their_definitions() -> None:
-    steady = RequestRecord(input_len=10, started_s=0.0, ttft_s=0.5, gaps_s=[0.1, 0.3], latency_s=0.9, output_len=3)
-    failed = RequestRecord(input_len=99, started_s=0.0, error="HTTP 503")
+    steady = ServedRequest(input_len=10, started_s=0.0, ttft_s=0.5, gaps_s=[0.1, 0.3], latency_s=0.9, output_len=3)
+    failed = ServedRequest(input_len=99, started_s=0.0, error="HTTP 503")
     result = summarize([steady, failed], duration_s=2.0)
     assert (result["completed"], result["failed"]) == (1, 1)
     assert (result["total_input_tokens"], result["total_output_tokens"]) == (10, 3)

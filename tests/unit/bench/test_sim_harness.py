@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.sim.experiment import Case, Check, Experiment, Figure, Size, SweepPlot
+from benchmarks.sim.experiment import Case, Check, Experiment, Figure, Size, SweepPlot, TracesMissing
 from benchmarks.sim.registry import experiment_names, load_experiment
 from benchmarks.sim.report import as_markdown, show, write_results
 from benchmarks.sim.results import Results, Row
-from benchmarks.sim.runner import TracesMissing, run_case, run_experiment
+from benchmarks.sim.runner import run_case, run_experiment
 from weir.sim.results.stats import Estimate, mean_estimate
 
 

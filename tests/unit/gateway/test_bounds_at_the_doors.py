@@ -19,7 +19,7 @@ from weir.client import AsyncWeirClient
 from weir.core.api_key import key_digest
 from weir.core.errors import InvalidRequest, Overloaded, Unauthenticated
 from weir.rpc.errors import from_rpc_error
-from weir.rpc.gate import PortLimits
+from weir.rpc.port_guard import PortLimits
 from weir.testing.load import greedy_request, stream
 from weir.wire.v1 import inference_pb2, types_pb2
 from weir_gateway.config import GatewayConfig

@@ -19,7 +19,7 @@ from weir.bus.messages import Placement
 from weir.core.clock import SystemClock
 from weir.core.scheduling import SchedulingParams
 from weir.rpc.body_budget import BodyBudget
-from weir.rpc.gate import Gate, PortLimits
+from weir.rpc.port_guard import PortGuard, PortLimits
 from weir.rpc.server import ErrorGuard, TraceContextGuard, make_server
 from weir.wire.v1 import inference_pb2_grpc
 from weir_gateway.driving.driver import DriverSettings
@@ -132,7 +132,7 @@ async def open_world(
     )
     await http.start()
     servicer = InferenceServicer(lambda: gateway.processor, unread_s=unread_s)
-    gate = Gate(port_limits or PortLimits(max_message_bytes=4 << 20, max_calls=96), bodies)
+    gate = PortGuard(port_limits or PortLimits(max_message_bytes=4 << 20, max_calls=96), bodies)
     gate.guard("weir.v1.Inference", servicer.identify)
     server = make_server([gate, TraceContextGuard(tracer), ErrorGuard()], gate.limits)
     inference_pb2_grpc.add_InferenceServicer_to_server(servicer, server)

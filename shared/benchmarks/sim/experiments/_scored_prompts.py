@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks.predictors.data import KEPT_COSTS, DataSet, Prompter, alpaca_sets
 from benchmarks.predictors.measure import ScoredLength, scored_lengths
-from benchmarks.sim.runner import TracesMissing, traces_folder
+from benchmarks.sim.experiment import TracesMissing, traces_folder
 from weir.model.errors import ModelNotFound
 from weir.model.files.source import resolve_model
 from weir.model.tokens.chat_template import load_chat_template

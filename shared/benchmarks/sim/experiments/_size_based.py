@@ -6,7 +6,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.sim.runner import traces_folder
+from benchmarks.sim.experiment import traces_folder
 from weir.scheduling.limits.core_limits import CoreLimits, LaneLimits
 from weir.scheduling.limits.placing_limits import MemoryTestName, PlacingLimits
 from weir.sim.results.metrics import summarize, ttft_s

@@ -5,11 +5,10 @@ from collections import Counter
 from collections.abc import Mapping
 from functools import lru_cache
 
-from benchmarks.sim.experiment import Case, Check, Experiment, Figure, Size
+from benchmarks.sim.experiment import Case, Check, Experiment, Figure, Size, traces_folder
 from benchmarks.sim.experiments._size_based import open_limits
 from benchmarks.sim.report import show
 from benchmarks.sim.results import Results
-from benchmarks.sim.runner import traces_folder
 from weir.core.cost import StepCost
 from weir.scheduling.limits.placing_limits import PlacingLimits, Router
 from weir.sim.profile import load_profile

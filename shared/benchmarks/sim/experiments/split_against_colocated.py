@@ -4,10 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from benchmarks.sim.experiment import Case, Check, Experiment, Figure, Size
+from benchmarks.sim.experiment import Case, Check, Experiment, Figure, Size, traces_folder
 from benchmarks.sim.report import show
 from benchmarks.sim.results import Results
-from benchmarks.sim.runner import traces_folder
 from weir.sim.profile import load_profile
 from weir.sim.results.goodput import TARGET_ATTAINMENT, crossing
 from weir.sim.results.metrics import Slo, Slos, summarize

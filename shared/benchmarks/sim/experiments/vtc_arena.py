@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from benchmarks.sim.experiment import Case, Check, Experiment, Figure, Size, SweepPlot
+from benchmarks.sim.experiment import Case, Check, Experiment, Figure, Size, SweepPlot, traces_folder
 from benchmarks.sim.results import Results
-from benchmarks.sim.runner import traces_folder
 from weir.scheduling.limits.core_limits import CoreLimits, LaneLimits, TenantLimits
 from weir.sim.profile import load_profile
 from weir.sim.results.fairness import delivered_service, widest_gap

@@ -1,4 +1,4 @@
-"""The words of a sequence record and their packed form. `weir.kv.records.record` says where they lie and in which order."""
+"""The fields of a sequence record and their packed form. `weir.kv.records.record` says where they lie, in which order."""
 
 import struct
 import zlib

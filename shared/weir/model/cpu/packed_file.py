@@ -37,7 +37,7 @@ class PackedFileDefect(Exception):
 
 @dataclass(frozen=True)
 class PackedWeights:
-    """`mapped` [file bytes] is read-only, the rest are views of it. Names are those of `weir.model.cpu.packed_weights`."""
+    """`mapped` [file bytes] is read-only, the rest are views of it. Names: `weir.model.cpu.packed_weights`."""
 
     mapped: npt.NDArray[np.uint8]
     matrices: Mapping[str, Parts]

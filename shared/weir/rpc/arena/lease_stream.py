@@ -38,7 +38,7 @@ class _AttachRefused(Exception):
 class LeaseStream:
     """The `Attach` stream of a worker and what it stands for. An attachment lasts as long as one such stream.
 
-    `registration` says who the worker is; `holdings` is read at the beginning of each attachment and grows by hand-offs.
+    `registration` says who the worker is; `holdings` is read when each attachment begins and grows by hand-offs.
     """
 
     def __init__(

@@ -13,8 +13,8 @@ from weir.sim.workers.worker import SimWorker, WorkerListener
 
 
 class ExactEngine:
-    """Implements `weir.sim.workers.worker.Engine`. `owns_memory`: no other worker uses the memory, and it keeps no prefixes, so
-    all of it is in the batcher's pool."""
+    """Implements `weir.sim.workers.worker.Engine`. `owns_memory`: no other worker uses the memory, and it
+    keeps no prefixes, so all of it is in the batcher's pool."""
 
     def __init__(
         self,

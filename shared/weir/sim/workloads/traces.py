@@ -7,7 +7,7 @@
 | `arena`    | CSV  | arrival_s, tenant, prompt_len, output_len (Apache-2.0; VTC, OSDI 2024) |
 | `aibrix`   | JSONL | timestamp (ms), requests[] of "Prompt Length", "Output Length" (Apache-2.0) |
 | `lengths`  | CSV  | num_prefill_tokens, num_decode_tokens: no times, all come at once (Sarathi-Serve's ShareGPT) |
-| `capture`  | JSONL | arrival_s, num_prompt_tokens, num_output_tokens and more: `weir.sim.workloads.capture`; a request log |
+| `capture`  | JSONL | arrival_s, num_prompt_tokens and more: `weir.sim.workloads.capture`; a request log |
 
 A request that made no token counts as one of one token: it still read its prompt.
 """

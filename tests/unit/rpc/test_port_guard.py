@@ -17,7 +17,7 @@ from opentelemetry.trace import NoOpTracer
 from weir.core.errors import DeadlineExceeded, InvalidRequest, Overloaded, Unauthenticated, WeirError
 from weir.rpc.body_budget import BodyBudget
 from weir.rpc.errors import from_rpc_error
-from weir.rpc.gate import Gate, PortLimits
+from weir.rpc.port_guard import PortGuard, PortLimits
 from weir.rpc.server import ErrorGuard, ReadinessGuard, TraceContextGuard, make_server
 
 LIMITS = PortLimits(max_message_bytes=100_000, max_calls=4, max_side_calls=2, read_timeout_s=0.5)
@@ -35,7 +35,7 @@ class Text:
 class Port:
     """A server behind a gate, with a service for callers who have a key and one for everybody."""
 
-    gate: Gate
+    gate: PortGuard
     bodies: BodyBudget
     parsed: list[int] = field(default_factory=list)
     held: list["weakref.ref[Text]"] = field(default_factory=list)
@@ -128,7 +128,7 @@ def check_key(metadata: Mapping[str, str]) -> None:
 async def open_port(limits: PortLimits = LIMITS, max_bodies_bytes: int = 1_000_000) -> AsyncIterator[Port]:
     """Checks at the end that all room came back."""
     bodies = BodyBudget(max_bodies_bytes, wait_s=0.2)
-    port = Port(Gate(limits, bodies), bodies)
+    port = Port(PortGuard(limits, bodies), bodies)
     port.gate.guard("test.Keyed", check_key)
     readiness = ReadinessGuard(["test.Keyed"])
     readiness.open()
@@ -270,4 +270,4 @@ def _ping_until_closed(host: str, port: int) -> bytes:
 
 def test_a_message_that_never_finds_room_is_a_mistake_of_the_configuration() -> None:
     with pytest.raises(ValueError, match="max_message_bytes 100000: above the 99999 of all bodies"):
-        Gate(LIMITS, BodyBudget(99_999))
+        PortGuard(LIMITS, BodyBudget(99_999))

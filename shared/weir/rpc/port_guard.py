@@ -51,7 +51,7 @@ class PortLimits:
         return self.max_calls + 2 * self.max_side_calls
 
 
-class Gate(grpc.aio.ServerInterceptor):
+class PortGuard(grpc.aio.ServerInterceptor):
     """Has to be the outermost interceptor. Synchronous handlers (none of ours) pass by."""
 
     def __init__(self, limits: PortLimits, bodies: BodyBudget) -> None:
@@ -122,7 +122,7 @@ class _Call:
     """The handler of one call."""
 
     def __init__(
-        self, gate: Gate, kind: str, check: CheckCaller | None, handler: Any, function: Callable[..., Any]
+        self, gate: PortGuard, kind: str, check: CheckCaller | None, handler: Any, function: Callable[..., Any]
     ) -> None:
         self._gate = gate
         self._kind = kind

@@ -1,0 +1,69 @@
+"""The tree as the guards see it: Weir's own modules, and who imports whom."""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SOURCE_FOLDERS = (ROOT / "shared", ROOT / "services")
+
+
+@dataclass(frozen=True)
+class Import:
+    """`path:line` imports `module`, a module of Weir's own or of somebody else. `is_late`: inside a function."""
+
+    path: Path
+    line: int
+    module: str
+    is_late: bool
+
+    def __str__(self) -> str:
+        return f"{self.path.relative_to(ROOT)}:{self.line} imports {self.module}"
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """All modules of the library, the benchmarks and the services by their dotted names; generated code left out."""
+    found = {}
+    for folder in SOURCE_FOLDERS:
+        for path in sorted(folder.rglob("*.py")):
+            parts = path.relative_to(folder).with_suffix("").parts
+            if parts[:3] != ("weir", "wire", "v1"):
+                found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+@cache
+def imports_of(module: str) -> tuple[Import, ...]:
+    """Every import statement of a module, late ones too, resolved to modules where a name is one."""
+    path = modules()[module]
+    return tuple(_imports(path, ast.parse(path.read_text()), is_late=False))
+
+
+def _imports(path: Path, node: ast.AST, *, is_late: bool) -> Iterator[Import]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            yield from (Import(path, child.lineno, alias.name, is_late) for alias in child.names)
+        elif isinstance(child, ast.ImportFrom) and child.module is not None:
+            for name in (f"{child.module}.{alias.name}" for alias in child.names):
+                yield Import(path, child.lineno, name if name in modules() else child.module, is_late)
+        else:
+            is_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
+            yield from _imports(path, child, is_late=is_late or is_function)
+
+
+@cache
+def importers() -> dict[str, frozenset[str]]:
+    """Of each module, the others that import it."""
+    found: dict[str, set[str]] = {module: set() for module in modules()}
+    for module in modules():
+        for one in imports_of(module):
+            if one.module in found and one.module != module:
+                found[one.module].add(module)
+    return {module: frozenset(names) for module, names in found.items()}
+
+
+def is_within(module: str, packages: tuple[str, ...]) -> bool:
+    return any(module == package or module.startswith(f"{package}.") for package in packages)
