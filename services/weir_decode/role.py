@@ -32,9 +32,9 @@ from weir.worker.arena.intake import UnreadableRecord, bundle_of, read_arrival
 from weir.worker.arena.watermark import reserve_pages
 from weir.worker.assembly import RoleParts
 from weir.worker.requests.convert import ModelLimits, StartOrder, start_from_pb
+from weir.worker.requests.output_collector import SequenceEnd, Update
 from weir.worker.requests.spans import DecodeSpans, PrefillSpans
 from weir.worker.requests.streams import GatewayStream
-from weir.worker.requests.token_outbox import SequenceEnd, Update
 
 _log = logging.getLogger(__name__)
 

@@ -26,9 +26,9 @@ from weir.worker.arena.intake import bundle_of
 from weir.worker.arena.watermark import reserve_pages
 from weir.worker.assembly import RoleParts
 from weir.worker.requests.convert import ModelLimits, StartOrder, start_from_pb
+from weir.worker.requests.output_collector import SequenceEnd, Update
 from weir.worker.requests.spans import PrefillSpans
 from weir.worker.requests.streams import GatewayStream
-from weir.worker.requests.token_outbox import SequenceEnd, Update
 from weir_prefill.hand_offs import HandOffs
 
 _log = logging.getLogger(__name__)

@@ -33,7 +33,7 @@ _DEFECTS = (
 
 
 class RequestState:
-    """`traceparent` is the request's span's, for the workers' spans; `has_output` is set when something can be taken."""
+    """`traceparent` is the request's span's, for the workers' spans; `has_output`: something can be taken."""
 
     def __init__(
         self, request: RequestRecord, output: Output, clock: Clock, traceparent: str, has_output: asyncio.Event

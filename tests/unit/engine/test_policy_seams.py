@@ -4,7 +4,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
 import pytest
-from tests.unit.engine.test_rests import Crowd
+from tests.unit.engine.test_pausing import Crowd
 from tests.unit.engine.world import Records, limits, params
 
 from weir.core.scheduling import SchedulingParams

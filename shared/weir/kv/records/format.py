@@ -1,4 +1,4 @@
-"""The fields of a sequence record and their packed form. `weir.kv.records.record` says where they lie, in which order."""
+"""The fields of a sequence record and their packed form; `weir.kv.records.record` says where they lie."""
 
 import struct
 import zlib

@@ -23,8 +23,8 @@ from weir.rpc.sampling_pb import (
     scheduling_from_pb,
 )
 from weir.wire.v1 import types_pb2, worker_pb2
+from weir.worker.requests.output_collector import Update
 from weir.worker.requests.streams import Frame
-from weir.worker.requests.token_outbox import Update
 
 _REQUEST_ID = re.compile(r"[0-9a-f]{32}")
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")

@@ -29,9 +29,9 @@ from weir.engine.messages import (
     TokenSampled,
 )
 from weir.kv.records.record import SequenceParams
+from weir.worker.requests.output_collector import OutputCollector, SequenceEnd, Update
 from weir.worker.requests.request_table import EarlyResumes, SequenceTable
 from weir.worker.requests.streams import GatewayStream, StreamHub
-from weir.worker.requests.token_outbox import OutputCollector, SequenceEnd, Update
 from weir.worker.requests.tombstones import CancelledRequests
 
 _log = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from weir.core.clock import Clock
 from weir.engine.messages import SequenceKey
-from weir.worker.requests.token_outbox import OutputCollector, SequenceEnd
+from weir.worker.requests.output_collector import OutputCollector, SequenceEnd
 
 
 class SequenceTable:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from weir.core.clock import Clock
 from weir.core.errors import WeirError
 from weir.engine.messages import SequenceKey
-from weir.worker.requests.token_outbox import OutputCollector, Update
+from weir.worker.requests.output_collector import OutputCollector, Update
 
 MAX_FRAME_TOKENS = 8192
 MAX_ANSWERS = 1024

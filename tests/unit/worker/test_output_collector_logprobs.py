@@ -3,7 +3,7 @@
 from weir.core.attempt import Attempt
 from weir.core.logprobs import TokenLogprobs
 from weir.engine.messages import SequenceKey
-from weir.worker.requests.token_outbox import OutputCollector
+from weir.worker.requests.output_collector import OutputCollector
 
 KEY = SequenceKey("a" * 32, Attempt(1))
 TOLD = [TokenLogprobs(index, -index / 8, 1) for index in range(6)]

@@ -22,9 +22,9 @@ from weir.engine.messages import (
     SequenceKey,
     TokenSampled,
 )
+from weir.worker.requests.output_collector import OutputCollector, Update
 from weir.worker.requests.request_manager import RequestLimits, RequestManager
 from weir.worker.requests.streams import MAX_ANSWERS, MAX_FRAME_TOKENS, Frame, GatewayStream, StreamHub
-from weir.worker.requests.token_outbox import OutputCollector, Update
 from weir.worker.requests.tombstones import CancelledRequests
 
 GATEWAY = "gateway-0-00000000"
