@@ -19,7 +19,7 @@ PROMPTS = [[1000 + number] * (3 + 41 * number) for number in range(5)]
 
 @pytest.fixture(scope="module")
 def local_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    environ = {"WEIR_MEMORY_TEST": "past-future"}
+    environ = {"WEIR_MEMORY_FIT": "past-future"}
     flags = ("--arena-bytes", str(1 << 30))
     with Stack(tmp_path_factory.mktemp("run"), num_prefill=0, num_decode=1, flags=flags, environ=environ) as stack:
         yield stack
