@@ -1,4 +1,4 @@
-"""The HTTP door: the part of OpenAI's API that Weir serves, so that its clients can be pointed here."""
+"""The HTTP frontend: the part of OpenAI's API that Weir serves, so that its clients can be pointed here."""
 
 import asyncio
 import logging
@@ -17,17 +17,14 @@ from starlette.routing import Route
 
 from weir.core.api_key import try_read_key
 from weir.core.errors import InternalError, WeirError
-from weir.core.life import FinishReason
 from weir.core.trace_context import extract
 from weir.rpc.body_budget import BodyBudget
-from weir_gateway.access.access import Caller
-from weir_gateway.draft import RequestDraft
-from weir_gateway.driving.choices import OutputDelta
+from weir_gateway.access.access_control import Caller
+from weir_gateway.driving.open_request import OpenRequest
 from weir_gateway.frontends.openai_logprobs import LogprobsRenderer
 from weir_gateway.frontends.openai_render import (
     AnswerRenderer,
     Usage,
-    WholeAnswer,
     error_body,
     error_headers,
     error_status,
@@ -36,13 +33,14 @@ from weir_gateway.frontends.openai_schema import (
     ChatBody,
     CommonBody,
     CompletionBody,
-    chat_draft,
-    completion_draft,
+    chat_request,
+    completion_request,
     parse_body,
 )
 from weir_gateway.frontends.sse import DONE, EventStream, event, watched
-from weir_gateway.intake import InputProcessor, OpenRequest
-from weir_gateway.requests.output import OutputPiece
+from weir_gateway.input_processor import InputProcessor
+from weir_gateway.requests.client_request import ClientRequest
+from weir_gateway.requests.output import OutputDelta, joined
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +54,7 @@ class HttpSettings:
 
     max_body_bytes: int = 32 * 1024 * 1024
     body_timeout_s: float = 30.0
-    unread_s: float = 60.0
+    send_timeout_s: float = 60.0
 
 
 class _BadBody(Exception):
@@ -142,11 +140,11 @@ class HttpFrontend:
 
     async def _chat(self, request: Request, caller: Caller, correlation_id: str) -> Response:
         body = parse_body(ChatBody, await self._read_body(request))
-        return await self._answer(request, caller, chat_draft(body, correlation_id), body)
+        return await self._answer(request, caller, chat_request(body, correlation_id), body)
 
     async def _completions(self, request: Request, caller: Caller, correlation_id: str) -> Response:
         body = parse_body(CompletionBody, await self._read_body(request))
-        return await self._answer(request, caller, completion_draft(body, correlation_id), body)
+        return await self._answer(request, caller, completion_request(body, correlation_id), body)
 
     async def _read_body(self, request: Request) -> bytes:
         limit = self._settings.max_body_bytes
@@ -168,70 +166,59 @@ class HttpFrontend:
             self._bodies.give_back(len(body))
         return bytes(body)
 
-    async def _answer(self, request: Request, caller: Caller, draft: RequestDraft, body: CommonBody) -> Response:
+    async def _answer(
+        self, request: Request, caller: Caller, client_request: ClientRequest, body: CommonBody
+    ) -> Response:
         time_left_s = None if body.deadline_ms is None else body.deadline_ms / 1000
-        opened = await self._processor.open(draft, caller, extract(dict(request.headers)), time_left_s)
+        opened = await self._processor.open(client_request, caller, extract(dict(request.headers)), time_left_s)
         try:
             renderer = AnswerRenderer(
-                operation=draft.operation,
-                request_id=opened.ids.request_id,
+                operation=client_request.operation,
+                request_id=opened.request_id,
                 model=opened.checked.model.name,
                 created_s=int(time.time()),
                 includes_usage=body.includes_usage,
                 logprobs=LogprobsRenderer(opened.checked.model.tokenizer.token_bytes),
             )
             async with watched(request.receive, opened.leave):
-                if not draft.is_stream:
+                if not client_request.is_stream:
                     return JSONResponse(await _whole_answer(opened, renderer))
-                # Before the first piece an error still gets a status of its own.
-                first = await opened.choices.next_piece()
+                # Before the first delta an error still gets a status of its own.
+                first = await opened.next_delta()
         except BaseException:
             opened.leave()
             raise
         events = _events(opened, renderer, first)
-        return EventStream(events, opened.leave, unread_s=self._settings.unread_s)
+        return EventStream(events, opened.leave, send_timeout_s=self._settings.send_timeout_s)
 
 
 async def _whole_answer(opened: OpenRequest, renderer: AnswerRenderer) -> dict[str, Any]:
-    pieces: list[list[OutputPiece]] = [[] for _ in opened.choices.calls]
-    reasons: dict[int, FinishReason] = {}
+    deltas: list[list[OutputDelta]] = [[] for _ in opened.states]
     while True:
-        delivery = await opened.choices.next_piece()
-        pieces[delivery.choice].append(delivery.piece)
-        if delivery.finish_reason is not None:
-            reasons[delivery.choice] = delivery.finish_reason
-        if delivery.is_last:
+        delta = await opened.next_delta()
+        deltas[delta.choice].append(delta)
+        if delta.is_last:
             break
     opened.leave()
-    answers = [
-        WholeAnswer(
-            text="".join(piece.text for piece in parts),
-            finish_reason=reasons[choice],
-            logprobs=[entry for piece in parts for entry in piece.logprobs],
-            prompt_logprobs=[entry for piece in parts for entry in piece.prompt_logprobs],
-        )
-        for choice, parts in enumerate(pieces)
-    ]
-    return renderer.whole(answers, _usage_of(opened))
+    return renderer.whole([joined(choice) for choice in deltas], _usage_of(opened))
 
 
 async def _events(opened: OpenRequest, renderer: AnswerRenderer, first: OutputDelta) -> AsyncIterator[bytes]:
     """After an error comes an error event, and the end of the stream is seen in either case."""
-    num_choices = len(opened.choices.calls)
+    num_choices = len(opened.states)
     head = b"".join(event(chunk) for chunk in renderer.opening(num_choices))
     num_chars = [0] * num_choices
-    delivery = first
+    delta = first
     try:
         while True:
-            piece = delivery.piece
-            if piece.text or piece.logprobs or delivery.finish_reason is not None:
-                yield head + event(renderer.chunk(delivery, num_chars[delivery.choice]))
+            if delta.text or delta.logprobs or delta.finish_reason is not None:
+                yield head + event(renderer.chunk(delta, num_chars[delta.choice]))
                 head = b""
-                num_chars[delivery.choice] += len(piece.text)
-                opened.sent()
-            if delivery.is_last:
+                num_chars[delta.choice] += len(delta.text)
+                opened.mark_sent()
+            if delta.is_last:
                 break
-            delivery = await opened.choices.next_piece()
+            delta = await opened.next_delta()
     except WeirError as error:
         yield head + event(error_body(error)) + DONE
         return

@@ -19,9 +19,9 @@ from weir.core.errors import (
 )
 from weir.core.life import FinishReason
 from weir.core.logprobs import TokenLogprobs
-from weir_gateway.draft import Operation
-from weir_gateway.driving.choices import OutputDelta
 from weir_gateway.frontends.openai_logprobs import LogprobsRenderer
+from weir_gateway.requests.client_request import Operation
+from weir_gateway.requests.output import OutputDelta
 
 Json = dict[str, Any]
 
@@ -60,16 +60,6 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class WholeAnswer:
-    """One choice, complete."""
-
-    text: str
-    finish_reason: FinishReason
-    logprobs: Sequence[TokenLogprobs] = ()
-    prompt_logprobs: Sequence[TokenLogprobs] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class AnswerRenderer:
     """Renders one answer; `created_s` is Unix time."""
 
@@ -80,9 +70,9 @@ class AnswerRenderer:
     includes_usage: bool = False
     logprobs: LogprobsRenderer | None = None
 
-    def whole(self, answers: Sequence[WholeAnswer], usage: Usage) -> Json:
-        """The answer that is not streamed, its choices in order."""
-        choices = [self._whole_choice(index, answer) for index, answer in enumerate(answers)]
+    def whole(self, outputs: Sequence[OutputDelta], usage: Usage) -> Json:
+        """The answer that is not streamed; `outputs` are its choices in order, complete."""
+        choices = [self._whole_choice(output) for output in outputs]
         return {**self._head(is_chunk=False), "choices": choices, "usage": usage.to_json()}
 
     def opening(self, num_choices: int) -> list[Json]:
@@ -92,31 +82,31 @@ class AnswerRenderer:
             return [self._chunk(choice, content, None) for choice in range(num_choices)]
         return []
 
-    def chunk(self, delivery: OutputDelta, text_offset: int) -> Json:
-        """A piece of a choice, the last one with a finish reason. `text_offset`: characters of the choice before it."""
-        text = delivery.piece.text
-        logprobs = self._logprobs_json(delivery.piece.logprobs, text_offset) if delivery.piece.token_ids else None
+    def chunk(self, delta: OutputDelta, text_offset: int) -> Json:
+        """Part of a choice, the last one with a finish reason. `text_offset`: characters of the choice before it."""
+        logprobs = self._logprobs_json(delta.logprobs, text_offset) if delta.token_ids else None
         if self.operation is Operation.TEXT_COMPLETION:
-            content: Json = {"text": text}
+            content: Json = {"text": delta.text}
         else:
-            content = {"delta": {"content": text} if text else {}}
-        return self._chunk(delivery.choice, {**content, "logprobs": logprobs}, delivery.finish_reason)
+            content = {"delta": {"content": delta.text} if delta.text else {}}
+        return self._chunk(delta.choice, {**content, "logprobs": logprobs}, delta.finish_reason)
 
     def closing(self, usage: Usage) -> list[Json]:
-        """What follows the last piece: the token counts, if they were asked for."""
+        """What follows the last delta: the token counts, if they were asked for."""
         if not self.includes_usage:
             return []
         return [{**self._head(is_chunk=True), "choices": [], "usage": usage.to_json()}]
 
-    def _whole_choice(self, index: int, answer: WholeAnswer) -> Json:
+    def _whole_choice(self, output: OutputDelta) -> Json:
         if self.operation is Operation.CHAT:
-            content: Json = {"message": {"role": "assistant", "content": answer.text, "refusal": None}}
+            content: Json = {"message": {"role": "assistant", "content": output.text, "refusal": None}}
         else:
-            content = {"text": answer.text}
-        logprobs = self._logprobs_json(answer.logprobs, 0)
-        choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": answer.finish_reason.value}
-        if answer.prompt_logprobs and self.logprobs is not None:
-            choice["prompt_logprobs"] = self.logprobs.prompt_json(answer.prompt_logprobs)
+            content = {"text": output.text}
+        choice = self._choice(
+            output.choice, {**content, "logprobs": self._logprobs_json(output.logprobs, 0)}, output.finish_reason
+        )
+        if output.prompt_logprobs and self.logprobs is not None:
+            choice["prompt_logprobs"] = self.logprobs.prompt_json(output.prompt_logprobs)
         return choice
 
     def _logprobs_json(self, logprobs: Sequence[TokenLogprobs], text_offset: int) -> Json | None:
@@ -127,12 +117,13 @@ class AnswerRenderer:
         return self.logprobs.completion_json(logprobs, text_offset)
 
     def _chunk(self, choice: int, content: Json, finish_reason: FinishReason | None) -> Json:
-        reason = None if finish_reason is None else finish_reason.value
-        chunk = {
-            **self._head(is_chunk=True),
-            "choices": [{"index": choice, **content, "finish_reason": reason}],
-        }
+        chunk = {**self._head(is_chunk=True), "choices": [self._choice(choice, content, finish_reason)]}
         return {**chunk, "usage": None} if self.includes_usage else chunk
+
+    @staticmethod
+    def _choice(index: int, content: Json, finish_reason: FinishReason | None) -> Json:
+        reason = None if finish_reason is None else finish_reason.value
+        return {"index": index, **content, "finish_reason": reason}
 
     def _head(self, *, is_chunk: bool) -> Json:
         if self.operation is Operation.CHAT:

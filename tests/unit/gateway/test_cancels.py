@@ -91,9 +91,9 @@ def test_what_is_older_than_a_worker_waits_for_a_gateway_is_not_said_again() -> 
 
 def test_a_cancel_was_said_lately_for_a_while() -> None:
     book = Book()
-    assert not book.cancels.was_said_within("a", 1.0)
+    assert not book.cancels.was_sent_within("a", 1.0)
     book.cancels.note("a", Attempt())
     book.clock.advance(0.9)
-    assert book.cancels.was_said_within("a", 1.0)
+    assert book.cancels.was_sent_within("a", 1.0)
     book.clock.advance(0.2)
-    assert not book.cancels.was_said_within("a", 1.0)
+    assert not book.cancels.was_sent_within("a", 1.0)

@@ -20,7 +20,7 @@ class TestFrames:
         await world.until(lambda: world.decode.named("cancel"), "cancelled")
         await asyncio.sleep(0.05)
         assert [cancel.request_id for cancel in world.decode.named("cancel")] == ["f" * 32]
-        assert world.metric("unexpected_requests_total") == 1
+        assert world.metric("unexpected_updates_total") == 1
         await assert_serves(world)
 
     async def test_a_gap_is_asked_for_and_then_filled(self, world: World) -> None:

@@ -41,7 +41,7 @@ class TestStreams:
     async def test_tokens_that_were_lost_with_a_stream_are_asked_for_by_index(self, world: World) -> None:
         world.pair.stops_after = 4
         running = run(world)
-        await world.until(lambda: world.metric("link_subscriptions") == 2, "runs")
+        await world.until(lambda: world.metric("worker_subscriptions") == 2, "runs")
         await asyncio.sleep(0.1)
         world.decode.break_streams()
         await world.until(lambda: world.decode.num_streams == 2, "connected again")
@@ -107,7 +107,7 @@ class TestStreams:
         assert isinstance(error, Unavailable)
         assert error.retry_after_s is not None
         await world.until_idle()
-        assert world.metric("connections") == 1
+        assert world.metric("worker_connections") == 1
         assert "1 requests end" in caplog.text
 
     async def test_a_worker_that_breaks_every_stream_at_once_is_given_up(self, world: World) -> None:
@@ -129,8 +129,8 @@ class TestStreams:
         self, world: World, caplog: pytest.LogCaptureFixture
     ) -> None:
         await run(world)
-        assert world.metric("connections") == 2
+        assert world.metric("worker_connections") == 2
         world.decode.break_streams()
-        await world.until(lambda: world.metric("connections") == 1, "the link is closed")
+        await world.until(lambda: world.metric("worker_connections") == 1, "the link is closed")
         assert world.decode.num_streams == 1
         assert "requests end" not in caplog.text, "an operator is warned of losses alone"

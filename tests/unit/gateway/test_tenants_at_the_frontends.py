@@ -11,7 +11,7 @@ import openai
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 from tests.unit.gateway.fake_scheduler import OPEN_RULES
-from tests.unit.gateway.test_access import CLOSED, KEY_A, KEY_B
+from tests.unit.gateway.test_access_control import CLOSED, KEY_A, KEY_B
 from tests.unit.gateway.world import FAST, World, open_world
 
 from weir.bus.messages import RefusalReason, SubmitReply

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from weir.core.attempt import Attempt
 from weir.core.life import FinishReason
-from weir_gateway.requests.tokens import TokenConflict, TokenOrder
+from weir_gateway.requests.token_order import TokenConflict, TokenOrder
 
 ATTEMPT = Attempt(1)
 OLDER, NEWER = Attempt(1, 0), Attempt(1, 1)

@@ -45,7 +45,7 @@ Prompt = Text | TokenIds | Conversation
 
 
 @dataclass(frozen=True, slots=True)
-class RequestDraft:
+class ClientRequest:
     """`options.request_id` is the client's own name for the request, to cancel it by; `correlation_id` is only shown in
     traces.
     """

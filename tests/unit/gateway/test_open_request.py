@@ -1,6 +1,7 @@
 """Several answers to one request: one stream, one admission, one end."""
 
 import asyncio
+from dataclasses import replace
 
 import grpc
 import openai
@@ -16,9 +17,8 @@ from weir.client import AsyncWeirClient, Chunk, GenerateOptions
 from weir.core.errors import Cancelled, Overloaded, Unavailable
 from weir.testing.load import greedy_request
 from weir.wire.v1 import inference_pb2, worker_pb2
-from weir_gateway.draft import GRPC_NAMES, Operation, RequestDraft, Text
 from weir_gateway.driving.driver import DriverSettings
-from weir_gateway.gateway import GatewaySettings
+from weir_gateway.requests.client_request import GRPC_NAMES, ClientRequest, Operation, Text
 
 OPTIONS = GenerateOptions(n=3, seed=11, max_tokens=20)
 
@@ -125,17 +125,17 @@ async def test_a_refused_choice_ends_the_others_though_nobody_reads(numbered: Wo
     numbered.pair.stops_after = 1
     numbered.scheduler.refusal = SubmitReply(5, False, RefusalReason.QUEUE_FULL, "lane standard is full", 2000)
     numbered.scheduler.num_accepted = 2
-    draft = RequestDraft(Operation.TEXT_COMPLETION, Text("hello"), GRPC_NAMES, OPTIONS)
-    opened = await numbered.gateway.processor.open(draft, CALLER, Context(), None)
-    ending = await asyncio.wait_for(opened.choices.ended, 5)
+    client_request = ClientRequest(Operation.TEXT_COMPLETION, Text("hello"), GRPC_NAMES, OPTIONS)
+    opened = await numbered.gateway.processor.open(client_request, CALLER, Context(), None)
+    ending = await asyncio.wait_for(opened.ended, 5)
     assert isinstance(ending.error, Overloaded)
-    phases = sorted(call.request.phase.value for call in opened.choices.calls)
+    phases = sorted(state.phase.value for state in opened.states)
     assert phases == ["cancelled", "cancelled", "refused"]
     opened.leave()
 
 
-async def test_there_must_be_places_for_all() -> None:
-    settings = GatewaySettings(FAST.control, DriverSettings(max_requests=4, tick_s=0.05), FAST.connections)
+async def test_there_must_be_room_for_all() -> None:
+    settings = replace(FAST, driver=DriverSettings(max_requests=4, tick_s=0.05))
     async with open_world(settings) as world:
         with pytest.raises(Overloaded, match="0 requests are in flight, at most 4"):
             await ask(world, GenerateOptions(n=5))
