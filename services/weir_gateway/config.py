@@ -33,7 +33,7 @@ class GatewayConfig(ServiceConfig):
         65_536, "Log-probabilities of one prompt at most: its tokens times (1 + prompt_logprobs)."
     )
     prefix_hints: bool = setting(
-        True, "Tell the scheduler hashes of prompts' pages, so that it finds what is cached. Reads the weights once."
+        True, "Send the scheduler hashes of prompts' pages, so that it finds what is cached. Reads the weights once."
     )
     scheduler_wait_s: float = setting(8.0, "Seconds that a new request waits for a scheduler that does not answer.")
     max_queue_s: float = setting(900.0, "Seconds that a request waits for its grant at most.")
@@ -82,7 +82,7 @@ class GatewayConfig(ServiceConfig):
 
     @property
     def max_calls(self) -> int:
-        """At each port. Some room above the requests: whoever is too many is told so by who counts them."""
+        """At each port. More than requests, so that one request too many is refused as such."""
         return 2 * self.max_requests + 64
 
     @property

@@ -22,8 +22,8 @@ from weir_gateway.config import GatewayConfig
 from weir_gateway.driving.driver import Driver, DriverSettings
 from weir_gateway.driving.scheduler_inbox import SchedulerInbox
 from weir_gateway.driving.scheduler_port import SchedulerPort, SchedulerPortSettings
-from weir_gateway.frontends.http_frontend import HttpFrontend, HttpSettings
-from weir_gateway.frontends.http_server import HttpServer, HttpServerSettings
+from weir_gateway.frontends.http_frontend import HttpFrontend
+from weir_gateway.frontends.http_server import HttpServer, HttpSettings
 from weir_gateway.input_processor import InputProcessor
 from weir_gateway.lengths.output_lengths import OutputLengths
 from weir_gateway.requests.models import ModelDirectory, ServedModel
@@ -43,7 +43,6 @@ class GatewaySettings:
     connections: ConnectionSettings = field(default_factory=ConnectionSettings)
     limits: Limits = field(default_factory=Limits)
     http: HttpSettings = field(default_factory=HttpSettings)
-    http_server: HttpServerSettings = field(default_factory=HttpServerSettings)
     report_interval_s: float = 1.0
     access_wait_s: float = 8.0
     """Waited at the start for the rules of access; without them it starts, and lets nobody in."""
@@ -63,8 +62,7 @@ class GatewaySettings:
                 max_prompt_bytes=config.max_prompt_bytes,
                 max_prompt_logprobs=config.max_prompt_logprobs,
             ),
-            http=HttpSettings(send_timeout_s=config.send_timeout_s),
-            http_server=HttpServerSettings(
+            http=HttpSettings(
                 host=config.http_host,
                 port=config.http_port,
                 max_connections=config.max_calls,
@@ -122,7 +120,7 @@ class Gateway:
         models = ModelDirectory([model])
         self.processor = InputProcessor(models, access, settings.limits, lengths, self._driver, process.tracer, clock)
         self._frontend = HttpFrontend(self.processor, settings.http, lambda: self._is_ready, process.bodies)
-        self._http = HttpServer(self._frontend.make_app(), settings.http_server, process.request_shutdown)
+        self._http = HttpServer(self._frontend.make_app(), settings.http, process.request_shutdown)
         self._tasks: list[asyncio.Task[None]] = []
         self._is_ready = False
 
@@ -149,7 +147,7 @@ class Gateway:
         await self._driver.drain(deadline_s)
 
     async def stop(self) -> None:
-        """Ends what still runs, tells scheduler and workers, and closes."""
+        """Ends what still runs, here and at scheduler and workers, and closes."""
         self._is_ready = False
         await self._driver.stop()
         await end_tasks(self._tasks)
@@ -203,6 +201,7 @@ class GatewayComponent:
         try:
             bus = await self._loaders.connect()
         except BusError as error:
+            await asyncio.to_thread(lengths.close)
             raise Unavailable(str(error)) from error
         self._gateway = Gateway(self._process, self._settings, bus, model, lengths)
         await self._gateway.start()

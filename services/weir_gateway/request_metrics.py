@@ -29,7 +29,7 @@ class RequestMetrics:
         )
 
     def count_rejection(self, error: WeirError) -> None:
-        """Of a request that never was accepted."""
+        """For a request that never was accepted."""
         self._counts.update(("rejected_total", f"rejected_{type(error).__name__.lower()}_total"))
 
     def count_phase(self, tenant: str, phase: Phase) -> None:

@@ -67,7 +67,7 @@ class AccessControl:
         if api_key is None:
             raise Unauthenticated("an API key is needed: send Authorization: Bearer KEY, or X-API-Key: KEY")
         digest = key_digest(api_key)
-        # What the look-up's time tells is about a digest, of which nobody can choose the bytes; the rest is compared
+        # The look-up's time depends on a digest, of which nobody can choose the bytes; the rest is compared
         # in constant time.
         known, caller = self._by_digest.get(digest[:_LOOKUP_BYTES], (b"", None))
         if caller is None or not hmac.compare_digest(known, digest):

@@ -15,7 +15,7 @@ _RETRY_S = 0.5
 
 
 class AccessWatch:
-    """Whatever cannot be read changes nothing: the rules that were there go on."""
+    """Rules that cannot be decoded change nothing: the known ones stay in force."""
 
     def __init__(self, access: AccessControl) -> None:
         self._access = access

@@ -1,7 +1,7 @@
 """Drives requests: submit, grant, start, stream, close. One task a request, from its acceptance to its last message.
 
              ┌─── its workers are lost ───┐
-drive() ─> submit ─> wait for grant ─> connect ─> Start ─> tokens ─> ended ─> tell scheduler and workers ─> done
+drive() ─> submit ─> wait for grant ─> connect ─> Start ─> tokens ─> ended ─> end at workers, scheduler ─> done
              └────────────┴───────────────┴─────────┴────────┴─> cancelled, expired, lost: the same way out
 """
 
@@ -207,7 +207,7 @@ class Driver:
             raise Overloaded(message, retry_after_s=RETRY_AFTER_S) from None
 
     async def _try_start(self, state: RequestState, placement: Placement) -> bool:
-        """False: a worker was lost, and none was told of the request."""
+        """False: a worker was lost, and none knows of the request."""
         prefill = self._connections.connect(WorkerEndpoint(placement.prefill_worker_id, placement.prefill_address))
         prefill.subscribe(state.request_id, state)
         decode = self._connections.connect(WorkerEndpoint(placement.decode_worker_id, placement.decode_address))

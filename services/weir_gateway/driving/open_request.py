@@ -54,7 +54,7 @@ class OpenRequest:
 
     @property
     def num_output_tokens(self) -> int:
-        """Of all choices."""
+        """Summed over all choices."""
         return sum(state.output.num_tokens for state in self.states)
 
     @property
@@ -73,7 +73,7 @@ class OpenRequest:
         return delta
 
     def mark_sent(self) -> None:
-        """Something went out to the client."""
+        """To be called when a delta was sent to the client: the first one is in the trace."""
         self._span.first_chunk(self._clock.now_s())
 
     def cancel(self, message: str) -> None:

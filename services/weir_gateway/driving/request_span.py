@@ -14,8 +14,6 @@ from weir_gateway.requests.client_request import ClientRequest
 from weir_gateway.requests.request_state import RequestEnd
 from weir_gateway.requests.validation import CheckedRequest
 
-PROVIDER_NAME = "weir"
-
 
 class RequestSpan:
     """The root of what Weir does for one request; a child of the client's span, if it sent one."""
@@ -33,7 +31,7 @@ class RequestSpan:
         self._span.set_attributes(
             {
                 "gen_ai.operation.name": operation,
-                "gen_ai.provider.name": PROVIDER_NAME,
+                "gen_ai.provider.name": "weir",
                 "gen_ai.request.stream": client_request.is_stream,
             }
         )

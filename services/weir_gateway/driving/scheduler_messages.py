@@ -76,7 +76,7 @@ async def prompt_page_hashes(checked: CheckedRequest) -> bytes:
 def refusal_error(
     checked: CheckedRequest, reason: RefusalReason | None, message: str, retry_after_ms: int
 ) -> WeirError:
-    """What the client is told; fields by the names that it used."""
+    """For the client; fields by the names that it used."""
     retry_after_s = retry_after_ms / 1000 or _MIN_RETRY_AFTER_S
     if reason is RefusalReason.QUOTA:
         return QuotaExceeded(message, retry_after_s=retry_after_s, tenant=checked.scope.tenant)

@@ -1,4 +1,4 @@
-"""What the gateway tells the scheduler over the bus, and which replies it believes."""
+"""The gateway's messages to the scheduler over the bus, repeated until they are answered."""
 
 import asyncio
 import logging
@@ -55,7 +55,7 @@ class SchedulerPortSettings:
 class SchedulerPort:
     """Asks until there is an answer, or the time is up; every message may arrive twice.
 
-    The highest epoch seen is the leader's: whoever sends a lower one was replaced, and is not believed.
+    The highest epoch seen is the leader's: whoever sends a lower one was replaced, and is ignored.
     """
 
     def __init__(
@@ -72,13 +72,9 @@ class SchedulerPort:
         self._settings = settings
         self._clock = clock
         self._counts: Counter[str] = Counter()
-        self._epoch = 0
+        self.epoch = 0
         self._report_sequence = 0
         self._last_reply_s = clock.now_s()
-
-    @property
-    def epoch(self) -> int:
-        return self._epoch
 
     @property
     def is_silent(self) -> bool:
@@ -87,10 +83,10 @@ class SchedulerPort:
 
     def accept_epoch(self, epoch: int) -> bool:
         """False: the sender is not the leader any more."""
-        if epoch < self._epoch:
+        if epoch < self.epoch:
             self._counts["stale_epochs_total"] += 1
             return False
-        self._epoch = epoch
+        self.epoch = epoch
         self._last_reply_s = self._clock.now_s()
         return True
 
@@ -113,7 +109,8 @@ class SchedulerPort:
         return reply
 
     async def end(self, state: RequestState, context: Context) -> None:
-        """The request ended, or is not wanted. Without an answer the next list of held requests says the same."""
+        """The request ended, or is not wanted. Without an answer the next list of held requests, which lacks it,
+        has the same effect."""
         if state.placement is None:
             subject: str = self._subjects.cancel
             message: Cancel | Finish = Cancel(state.request_id, self._gateway_id)
@@ -156,7 +153,7 @@ class SchedulerPort:
     def metrics(self) -> dict[str, float]:
         refused = {name: float(count) for name, count in self._counts.items() if name.startswith("refused_")}
         names = ("stale_epochs_total", "reports_unanswered_total", "ends_unconfirmed_total")
-        return {name: float(self._counts[name]) for name in names} | refused | {"scheduler_epoch": float(self._epoch)}
+        return {name: float(self._counts[name]) for name in names} | refused | {"scheduler_epoch": float(self.epoch)}
 
     async def _try_ask(
         self, subject: str, message: "DataclassInstance", reply_type: type[_ReplyT], context: Context, deadline_s: float

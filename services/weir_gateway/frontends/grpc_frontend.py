@@ -47,8 +47,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         self._endings: set[asyncio.Task[None]] = set()
 
     def identify(self, metadata: Mapping[str, str]) -> Caller:
-        """Who calls; for before a message is read. Raises Unauthenticated, Unavailable before it can be known."""
-        return _identify(self._processor(), metadata)
+        """The caller; for before a message is received. Raises Unauthenticated, Unavailable before it can be known."""
+        key = try_read_key(metadata.get("authorization", ""), metadata.get("x-api-key", ""))
+        return self._processor().identify(key)
 
     async def Generate(  # noqa: N802 - gRPC's name
         self, request: inference_pb2.GenerateRequest, context: _Context
@@ -64,7 +65,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         client_request = ClientRequest(Operation.TEXT_COMPLETION, prompt, GRPC_NAMES, options_from_pb(request.options))
         del request  # else kept until the answer is complete
         async for opened, delta in self._deltas(client_request, context):
-            yield fill(inference_pb2.GenerateResponse(), opened, delta)
+            yield _fill(inference_pb2.GenerateResponse(), opened, delta)
 
     async def Chat(  # noqa: N802 - gRPC's name
         self, request: inference_pb2.ChatRequest, context: _Context
@@ -81,42 +82,40 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         )
         del request  # else kept until the answer is complete
         async for opened, delta in self._deltas(client_request, context):
-            yield fill(inference_pb2.ChatResponse(), opened, delta)
+            yield _fill(inference_pb2.ChatResponse(), opened, delta)
 
     async def Cancel(  # noqa: N802 - gRPC's name
         self, request: inference_pb2.CancelRequest, context: _Context
     ) -> inference_pb2.CancelResponse:
-        processor = self._processor()
-        return inference_pb2.CancelResponse(found=processor.cancel(_caller(processor, context), request.request_id))
+        caller = self._caller_of(context)
+        return inference_pb2.CancelResponse(found=self._processor().cancel(caller, request.request_id))
 
     async def Tokenize(  # noqa: N802 - gRPC's name
         self, request: inference_pb2.TokenizeRequest, context: _Context
     ) -> inference_pb2.TokenizeResponse:
-        processor = self._processor()
-        _caller(processor, context)
-        token_ids = await processor.tokenize(request.model, request.text)
+        self._caller_of(context)
+        token_ids = await self._processor().tokenize(request.model, request.text)
         return inference_pb2.TokenizeResponse(token_ids=token_ids)
 
     async def ListModels(  # noqa: N802 - gRPC's name
         self, request: inference_pb2.ListModelsRequest, context: _Context
     ) -> inference_pb2.ListModelsResponse:
         del request
-        processor = self._processor()
-        _caller(processor, context)
+        self._caller_of(context)
         models = [
             inference_pb2.Model(
                 name=model.name, max_context_tokens=model.max_context_tokens, vocab_size=model.vocab_size
             )
-            for model in processor.models.list_models()
+            for model in self._processor().models.list_models()
         ]
         return inference_pb2.ListModelsResponse(models=models)
 
     async def _deltas(
         self, client_request: ClientRequest, context: _Context
     ) -> AsyncIterator[tuple[OpenRequest, OutputDelta]]:
-        processor = self._processor()
-        caller = _caller(processor, context)
-        opened = await processor.open(client_request, caller, current_context.get_current(), context.time_remaining())
+        opened = await self._processor().open(
+            client_request, self._caller_of(context), current_context.get_current(), context.time_remaining()
+        )
         # The call's end ends the request at once, whenever the generator that waits in a write is collected.
         context.add_done_callback(lambda _: opened.leave())  # type: ignore[arg-type]  # the stub knows no functions
         loop = asyncio.get_running_loop()
@@ -132,6 +131,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
                 if delta.is_last:
                     return
 
+    def _caller_of(self, context: _Context) -> Caller:
+        """Raises Unauthenticated."""
+        pairs = context.invocation_metadata() or ()
+        return self.identify({key: value for key, value in pairs if isinstance(value, str)})
+
     def _give_up_client(self, opened: OpenRequest, context: _Context) -> None:
         logger.warning("request %s: its client has not read for long and is given up", opened.request_id)
         opened.leave()
@@ -143,7 +147,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
 def _counts(
     options: inference_pb2.RequestOptions, *, num_messages: int | None = None, num_token_ids: int | None = None
 ) -> Counts:
-    """Of entries, before an object is made of each."""
+    """Of the fields that repeat, before an object is made of each entry."""
     stop = options.stop_conditions
     return Counts(
         messages=num_messages,
@@ -154,24 +158,14 @@ def _counts(
     )
 
 
-def _caller(processor: InputProcessor, context: _Context) -> Caller:
-    """Raises Unauthenticated."""
-    pairs = context.invocation_metadata() or ()
-    return _identify(processor, {key: value for key, value in pairs if isinstance(value, str)})
-
-
-def _identify(processor: InputProcessor, metadata: Mapping[str, str]) -> Caller:
-    return processor.identify(try_read_key(metadata.get("authorization", ""), metadata.get("x-api-key", "")))
-
-
 async def _abort_unread(context: _Context) -> None:
     """The status waits behind what was written; both go when the client reads again, or leaves."""
     with contextlib.suppress(grpc.aio.AbortError, grpc.aio.UsageError):
         await abort_with(context, Cancelled("the client has not read the answer for too long"))
 
 
-def fill(response: _ResponseT, opened: OpenRequest, delta: OutputDelta) -> _ResponseT:
-    """Fills an empty response."""
+def _fill(response: _ResponseT, opened: OpenRequest, delta: OutputDelta) -> _ResponseT:
+    """`response` is empty before."""
     response.request_id = opened.client_id
     response.first_index = delta.first_index
     response.token_ids.extend(delta.token_ids)

@@ -3,10 +3,8 @@
 import asyncio
 import logging
 import re
-import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any
 
 from starlette.applications import Starlette
@@ -21,10 +19,9 @@ from weir.core.trace_context import extract
 from weir.rpc.body_budget import BodyBudget
 from weir_gateway.access.access_control import Caller
 from weir_gateway.driving.open_request import OpenRequest
-from weir_gateway.frontends.openai_logprobs import LogprobsRenderer
+from weir_gateway.frontends.http_server import HttpSettings
 from weir_gateway.frontends.openai_render import (
     AnswerRenderer,
-    Usage,
     error_body,
     error_headers,
     error_status,
@@ -48,15 +45,6 @@ _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _REQUEST_ID_HEADER = "X-Request-Id"
 
 
-@dataclass(frozen=True, slots=True)
-class HttpSettings:
-    """`max_body_bytes` is above what any field may hold, so that a prompt that is too long is named."""
-
-    max_body_bytes: int = 32 * 1024 * 1024
-    body_timeout_s: float = 30.0
-    send_timeout_s: float = 60.0
-
-
 class _BadBody(Exception):
     """The body cannot be read; answered with `status`."""
 
@@ -69,7 +57,7 @@ _Handler = Callable[[Request, Caller, str], Awaitable[Response]]
 
 
 class HttpFrontend:
-    """Routes, and translates; `is_ready` decides what /health says. `bodies` bounds those that are being read."""
+    """Routes, and translates; `is_ready` decides what /health answers. `bodies` bounds those that are being read."""
 
     def __init__(
         self, processor: InputProcessor, settings: HttpSettings, is_ready: Callable[[], bool], bodies: BodyBudget
@@ -96,7 +84,7 @@ class HttpFrontend:
             given_id = request.headers.get(_REQUEST_ID_HEADER, "")
             correlation_id = given_id if _REQUEST_ID.fullmatch(given_id) else uuid.uuid4().hex
             try:
-                # Before the body is read: nothing is done for somebody who is not known.
+                # Before the body is read: nothing is done for an unknown caller.
                 response = await handler(request, self._identify(request), correlation_id)
             except WeirError as error:
                 response = JSONResponse(error_body(error), error_status(error), headers=error_headers(error))
@@ -104,7 +92,7 @@ class HttpFrontend:
                 response = JSONResponse(_plain_error(str(error), "invalid_request_error"), error.status)
             except ClientDisconnect:
                 response = Response(status_code=499)  # nobody reads it
-            except Exception as error:  # the boundary of one HTTP request: logged, counted, told
+            except Exception as error:  # the boundary of one HTTP request: logged, counted, answered
                 self.num_internal_errors += 1
                 logger.exception("%s %s failed", request.method, request.url.path)
                 internal = InternalError(f"internal error: {type(error).__name__}; see the gateway's log")
@@ -172,14 +160,7 @@ class HttpFrontend:
         time_left_s = None if body.deadline_ms is None else body.deadline_ms / 1000
         opened = await self._processor.open(client_request, caller, extract(dict(request.headers)), time_left_s)
         try:
-            renderer = AnswerRenderer(
-                operation=client_request.operation,
-                request_id=opened.request_id,
-                model=opened.checked.model.name,
-                created_s=int(time.time()),
-                includes_usage=body.includes_usage,
-                logprobs=LogprobsRenderer(opened.checked.model.tokenizer.token_bytes),
-            )
+            renderer = AnswerRenderer(opened, includes_usage=body.includes_usage)
             async with watched(request.receive, opened.leave):
                 if not client_request.is_stream:
                     return JSONResponse(await _whole_answer(opened, renderer))
@@ -200,14 +181,13 @@ async def _whole_answer(opened: OpenRequest, renderer: AnswerRenderer) -> dict[s
         if delta.is_last:
             break
     opened.leave()
-    return renderer.whole([joined(choice) for choice in deltas], _usage_of(opened))
+    return renderer.whole([joined(choice) for choice in deltas])
 
 
 async def _events(opened: OpenRequest, renderer: AnswerRenderer, first: OutputDelta) -> AsyncIterator[bytes]:
     """After an error comes an error event, and the end of the stream is seen in either case."""
-    num_choices = len(opened.states)
-    head = b"".join(event(chunk) for chunk in renderer.opening(num_choices))
-    num_chars = [0] * num_choices
+    head = b"".join(event(chunk) for chunk in renderer.opening())
+    num_chars = [0] * len(opened.states)
     delta = first
     try:
         while True:
@@ -222,11 +202,7 @@ async def _events(opened: OpenRequest, renderer: AnswerRenderer, first: OutputDe
     except WeirError as error:
         yield head + event(error_body(error)) + DONE
         return
-    yield b"".join(event(chunk) for chunk in renderer.closing(_usage_of(opened))) + DONE
-
-
-def _usage_of(opened: OpenRequest) -> Usage:
-    return Usage(opened.num_prompt_tokens, opened.num_output_tokens, opened.num_cached_tokens)
+    yield b"".join(event(chunk) for chunk in renderer.closing()) + DONE
 
 
 def _plain_error(message: str, kind: str) -> dict[str, Any]:

@@ -22,18 +22,20 @@ _POLL_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class HttpServerSettings:
-    """Where it listens (port 0: any free one), and how long a slow client may hold a connection.
+class HttpSettings:
+    """Where it listens (port 0: any free one), and how much and for how long a client may hold.
 
-    More than `max_connections` get 503 at once. What a closed connection still has to send is given up after
-    `send_timeout_s` without progress.
+    More than `max_connections` get 503 at once. `max_body_bytes` is above what any field may hold, so that a prompt
+    that is too long is named. A client that takes nothing for `send_timeout_s` is given up.
     """
 
     host: str = "127.0.0.1"
     port: int = 0
     max_connections: int = 256
-    send_timeout_s: float = 60.0
+    max_body_bytes: int = 32 << 20
     head_timeout_s: float = 30.0
+    body_timeout_s: float = 30.0
+    send_timeout_s: float = 60.0
 
 
 class _Server(uvicorn.Server):
@@ -103,7 +105,7 @@ class HttpServer:
     `on_failure` is called with the reason when it ends before `stop`: then nobody answers at the port any more.
     """
 
-    def __init__(self, app: Starlette, settings: HttpServerSettings, on_failure: Callable[[str], None]) -> None:
+    def __init__(self, app: Starlette, settings: HttpSettings, on_failure: Callable[[str], None]) -> None:
         self._host = settings.host
         self._on_failure = on_failure
         config = uvicorn.Config(

@@ -185,7 +185,7 @@ def _client_request(
     stop = _stop_of(body.stop, violations)
     logit_bias = _logit_bias_of(body.logit_bias or {}, violations)
     if body.prompt_logprobs is not None and body.is_stream:
-        violations.append(FieldViolation("prompt_logprobs", "is told in whole answers only; leave stream out"))
+        violations.append(FieldViolation("prompt_logprobs", "comes with whole answers only; leave stream out"))
     if body.deadline_ms is not None and not 1 <= body.deadline_ms <= MAX_TARGET_MS:
         limit = f"must be from 1 to {MAX_TARGET_MS} (a day)"
         violations.append(FieldViolation("deadline_ms", f"is {body.deadline_ms}; {limit}"))

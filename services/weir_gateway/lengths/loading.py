@@ -1,4 +1,4 @@
-"""Reads what output lengths need: the predictor's file, the model's token table. Blocks; for a thread, at the start."""
+"""Loads what output lengths need: the predictor's file, the model's token table. Blocks; for a thread, at the start."""
 
 import logging
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Output lengths: what the scheduler is told of a request's length, and what is learned when the request has ended.
+"""Output lengths: predicted for the scheduler before a request is submitted, learned from when it has ended.
 
 A client's own estimate comes before the predictor's, since it may know. It could claim too little to come first: that
 helps it only among its own tenant's requests (tenants share by what they use, not by what they claim), and a tenant's
@@ -86,7 +86,7 @@ class OutputLengths:
             self._log.write(record, checked.prompt_token_ids)
 
     def metrics(self) -> dict[str, float]:
-        """Nothing of a part that is off."""
+        """A part that is off has none."""
         queue = {} if self._queue is None else self._queue.metrics()
         factor = {} if self._queue is None else {"prediction_factor": self._calibration.factor}
         return queue | factor | ({} if self._log is None else self._log.metrics())

@@ -1,4 +1,4 @@
-"""Output-length predictions: batched in a thread where they cost more than a moment, and never waited for long.
+"""Output-length predictions: batched in a thread where they are slow, and never waited for long.
 
 A prediction is a help. Whatever happens to it (late, failed, too many waiting) the request goes on without, and it is
 counted.
@@ -103,7 +103,7 @@ class PredictionQueue:
                     asked.set_result(prediction)
 
     def _note_failure(self) -> None:
-        """The first is told in full: the others are likely the same."""
+        """The first is logged in full: the others are likely the same."""
         if not self._counts["failed"]:
             logger.exception("the output-length predictor failed; requests go on without")
 

@@ -25,12 +25,12 @@ class OutputDelta:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     """One entry a token, where they were asked for."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    """In the first one with a token, where they were asked for."""
+    """In a choice's first delta with a token, where they were asked for."""
     finish_reason: FinishReason | None = None
-    """In the last one of a choice."""
+    """Set in the last delta of a choice."""
     choice: int = 0
     is_last: bool = False
-    """Of all choices."""
+    """Whether nothing follows, of any choice."""
 
 
 class Output:
@@ -45,7 +45,7 @@ class Output:
         has_logprobs: bool = False,
         min_tokens: int = 0,
     ) -> None:
-        """A stop string counts after `min_tokens`."""
+        """A stop string counts only after `min_tokens` tokens."""
         self._order = order
         self._detokenizer = detokenizer
         self._stops = stops

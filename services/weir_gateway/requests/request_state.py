@@ -45,7 +45,7 @@ class RequestEnd:
 
 
 class RequestState:
-    """The attributes are read by everybody and changed by the methods alone. The last phase is terminal."""
+    """The attributes are public to look at and changed by the methods alone. The last phase is terminal."""
 
     def __init__(
         self,
@@ -75,28 +75,28 @@ class RequestState:
         self.is_admitted = False
         """Whether the scheduler queued it, however it ended."""
         self.is_known_to_scheduler = False
-        """Whether the scheduler may hold it, so that it has to be told the end."""
+        """Whether the scheduler may hold it, so that it needs the end."""
         self.is_started = False
         """Whether its workers may know of it."""
         self.is_over_at_workers = False
         """Whether the workers ended it themselves, so that no Cancel is needed."""
         self.num_cached_tokens = 0
-        """Of the prompt, as its workers say."""
+        """Tokens of the prompt that were in the prefix cache, as its workers report."""
         self._received_at_s = self._last_event_s = clock.now_s()
         self._last_probe_s = float("-inf")
         loop = asyncio.get_running_loop()
         self.granted: asyncio.Future[Placement] = loop.create_future()
         self.unreachable: asyncio.Future[str] = loop.create_future()
-        """Why no worker was told of the grant; like `granted` of the present dispatch."""
+        """Why no worker could be reached for the grant; like `granted` of the present dispatch."""
         self.prefilled: asyncio.Future[None] = loop.create_future()
         self.ended: asyncio.Future[RequestEnd] = loop.create_future()
         self.released = asyncio.Event()
-        """Set when nobody reads the output any more."""
+        """Set when nobody takes the output any more."""
         on_phase(self.phase)
 
     @property
     def attempt(self) -> Attempt:
-        """Workers' updates of older ones are dropped."""
+        """Updates of older attempts are dropped."""
         return Attempt(self.dispatch)
 
     @property
@@ -250,7 +250,7 @@ class RequestState:
             self.prefilled.set_result(None)
             if self.phase is Phase.PREFILLING:
                 self._enter(Phase.HANDING_OFF)
-        # Either worker may be the first to say that the decode worker has it.
+        # Either worker may be the first to report that the decode worker has it.
         is_handed_off = update.handed_off or self._has_decoded(worker_id)
         if is_handed_off and self.phase in (Phase.PREFILLING, Phase.HANDING_OFF):
             self._enter(Phase.DECODING)

@@ -33,7 +33,7 @@ class Limits:
     max_prompt_bytes: int = 1 << 20
     max_messages: int = 1024
     max_prompt_logprobs: int = 65_536
-    """Log-probabilities told of one prompt: its tokens times (1 + `prompt_logprobs`)."""
+    """Log-probabilities of one prompt: its tokens times (1 + `prompt_logprobs`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class OutputPrediction:
-    """What the scheduler is told of a request's length; the default says nothing."""
+    """A request's length for the scheduler; the default stands for nothing known."""
 
     num_tokens: float = 0.0
     score: float | None = None
@@ -263,9 +263,10 @@ def _check_logit_bias(found: _Violations, client_request: ClientRequest, model: 
 def _check_prompt_logprobs(found: _Violations, client_request: ClientRequest, limits: Limits, num_prompt: int) -> None:
     num_top = client_request.options.prompt_logprobs
     if num_top is not None and num_prompt * (1 + num_top) > limits.max_prompt_logprobs:
-        num_told = f"{num_prompt} tokens of prompt times 1 + {num_top} are {num_prompt * (1 + num_top)}"
+        num_entries = f"{num_prompt} tokens of prompt times 1 + {num_top} are {num_prompt * (1 + num_top)}"
         found.add(
-            client_request.names["prompt_logprobs"], f"is {num_top}; {num_told}, at most {limits.max_prompt_logprobs}"
+            client_request.names["prompt_logprobs"],
+            f"is {num_top}; {num_entries}, at most {limits.max_prompt_logprobs}",
         )
 
 

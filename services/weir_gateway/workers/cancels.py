@@ -1,6 +1,6 @@
 """Cancels that a worker has not confirmed: whatever stream may have lost them, the next one carries them again.
 
-cancel ──> noted ── the worker says that the attempt, or a newer one, has ended there ──> confirmed
+cancel ──> noted ── the worker reports that the attempt, or a newer one, has ended there ──> confirmed
              ├───── `kept_s` have passed ─────────────> forgotten: the worker has given the gateway up long ago
              └───── `max_entries` newer ones ─────────> forgotten, and counted: the request may go on
 """
@@ -54,8 +54,8 @@ class UnconfirmedCancels:
         return entry is not None and self._clock.now_s() - entry[1] < duration_s
 
     def try_confirm(self, update: worker_pb2.SequenceUpdate) -> bool:
-        """Whether the update says that what was cancelled has ended at the worker. UNKNOWN_REQUEST says no such thing:
-        the worker that has not heard of the request yet may still get it, and has not heard of the Cancel either."""
+        """Whether the update shows that what was cancelled has ended at the worker. UNKNOWN_REQUEST does not: a worker
+        that does not know the request yet may still get it, and has not got the Cancel either."""
         entry = self._entries.get(update.request_id)
         if entry is None or attempt_from_pb(update.attempt) < entry[0]:
             return False

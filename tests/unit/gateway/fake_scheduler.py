@@ -49,7 +49,7 @@ class FakeScheduler:
     epoch: int = 5
     refusal: SubmitReply | None = None
     num_accepted: int = 0
-    """Submits that are taken before `refusal` is said."""
+    """Submits that are taken before `refusal` is the reply."""
     refusal_delay_s: float = 0.0
     held_delay_s: float = 0.0
     rules: AccessRules | None = OPEN_RULES

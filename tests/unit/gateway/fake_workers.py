@@ -1,4 +1,4 @@
-"""Workers that do what a test says, over real gRPC streams."""
+"""Workers that do what a test wants, over real gRPC streams."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -16,7 +16,7 @@ GOING_ON = types_pb2.FINISH_REASON_UNSPECIFIED
 STOP, LENGTH = types_pb2.FINISH_REASON_STOP, types_pb2.FINISH_REASON_LENGTH
 CANCELLED = types_pb2.FINISH_REASON_CANCELLED
 NUM_CACHED_TOKENS = 3
-"""Of every prompt, so the prefill worker says."""
+"""Of every prompt, as the prefill worker reports."""
 
 
 class FakeWorker:

@@ -27,10 +27,10 @@ CLOSED = replace(
 )
 
 
-def book_of(rules: AccessRules, *, is_lower_priority_first: bool = False) -> AccessControl:
-    book = AccessControl(is_lower_priority_first=is_lower_priority_first)
-    assert book.update(rules)
-    return book
+def access_of(rules: AccessRules, *, is_lower_priority_first: bool = False) -> AccessControl:
+    access = AccessControl(is_lower_priority_first=is_lower_priority_first)
+    assert access.update(rules)
+    return access
 
 
 def test_nobody_is_let_in_before_the_rules_are_known() -> None:
@@ -40,48 +40,48 @@ def test_nobody_is_let_in_before_the_rules_are_known() -> None:
 
 
 def test_without_keys_everybody_is_the_default_tenant_whatever_key_is_shown() -> None:
-    book = book_of(OPEN_RULES)
-    assert {book.identify(None).tenant, book.identify("anything").tenant} == {"default"}
+    access = access_of(OPEN_RULES)
+    assert {access.identify(None).tenant, access.identify("anything").tenant} == {"default"}
 
 
 def test_with_keys_a_tenant_is_known_by_each_of_its_keys_and_nobody_else_is_let_in() -> None:
-    book = book_of(CLOSED)
-    assert [book.identify(key).tenant for key in (KEY_A, KEY_B, OTHER_KEY_B)] == ["a", "b", "b"]
+    access = access_of(CLOSED)
+    assert [access.identify(key).tenant for key in (KEY_A, KEY_B, OTHER_KEY_B)] == ["a", "b", "b"]
     for unknown in (None, "", KEY_A + "x", KEY_A[:-1], KEY_A.upper()):
         with pytest.raises(Unauthenticated) as refused:
-            book.identify(unknown)
+            access.identify(unknown)
         assert KEY_A not in refused.value.message
 
 
 def test_a_digest_that_only_begins_alike_is_not_the_key() -> None:
     digest = key_digest(KEY_A)
     forged = digest[:16] + bytes(16)
-    book = book_of(replace(CLOSED, tenants=(TenantAccess("a", (forged,)),)))
+    access = access_of(replace(CLOSED, tenants=(TenantAccess("a", (forged,)),)))
     with pytest.raises(Unauthenticated):
-        book.identify(KEY_A)
+        access.identify(KEY_A)
 
 
 def test_rules_of_a_scheduler_that_was_replaced_are_not_taken() -> None:
-    book = book_of(CLOSED)
-    assert not book.update(replace(OPEN_RULES, epoch=CLOSED.epoch - 1))
+    access = access_of(CLOSED)
+    assert not access.update(replace(OPEN_RULES, epoch=CLOSED.epoch - 1))
     with pytest.raises(Unauthenticated):
-        book.identify(None)
-    assert book.update(replace(OPEN_RULES, epoch=CLOSED.epoch))
-    assert book.identify(None).tenant == "default"
+        access.identify(None)
+    assert access.update(replace(OPEN_RULES, epoch=CLOSED.epoch))
+    assert access.identify(None).tenant == "default"
 
 
 def test_a_tenant_has_its_own_lanes_and_the_first_it_names_is_its_default() -> None:
-    book = book_of(CLOSED)
-    free, bound = book.identify(KEY_A), book.identify(KEY_B)
-    assert book.scope_of(free, GRPC_NAMES, "", None, "").lane == "standard"
-    assert book.scope_of(free, GRPC_NAMES, "interactive", None, "").lane == "interactive"
-    assert book.scope_of(bound, GRPC_NAMES, "", None, "").lane == "standard", "the default lane is open to it"
-    only_batch = book.identify("key-of-c-0123456789")
-    assert book.scope_of(only_batch, GRPC_NAMES, "", None, "").lane == "batch"
+    access = access_of(CLOSED)
+    free, bound = access.identify(KEY_A), access.identify(KEY_B)
+    assert access.scope_of(free, GRPC_NAMES, "", None, "").lane == "standard"
+    assert access.scope_of(free, GRPC_NAMES, "interactive", None, "").lane == "interactive"
+    assert access.scope_of(bound, GRPC_NAMES, "", None, "").lane == "standard", "the default lane is open to it"
+    only_batch = access.identify("key-of-c-0123456789")
+    assert access.scope_of(only_batch, GRPC_NAMES, "", None, "").lane == "batch"
     with pytest.raises(PermissionDenied, match="'interactive' is not open to tenant 'b'; it may use standard, batch"):
-        book.scope_of(bound, HTTP_NAMES, "interactive", None, "")
+        access.scope_of(bound, HTTP_NAMES, "interactive", None, "")
     with pytest.raises(InvalidRequest) as refused:
-        book.scope_of(free, HTTP_NAMES, "vip", None, "")
+        access.scope_of(free, HTTP_NAMES, "vip", None, "")
     assert refused.value.violations[0].field == "lane"
     assert "interactive, standard, batch" in refused.value.violations[0].description
 
@@ -93,32 +93,32 @@ def test_a_tenant_has_its_own_lanes_and_the_first_it_names_is_its_default() -> N
 def test_a_higher_priority_is_a_more_urgent_lane_and_the_other_way_round_if_so_configured(
     priority: int, lane: str
 ) -> None:
-    book = book_of(OPEN_RULES)
-    assert book.scope_of(book.identify(None), HTTP_NAMES, "", priority, "").lane == lane
-    turned = book_of(OPEN_RULES, is_lower_priority_first=True)
+    access = access_of(OPEN_RULES)
+    assert access.scope_of(access.identify(None), HTTP_NAMES, "", priority, "").lane == lane
+    turned = access_of(OPEN_RULES, is_lower_priority_first=True)
     assert turned.scope_of(turned.identify(None), HTTP_NAMES, "", -priority, "").lane == lane
 
 
 def test_priority_moves_among_the_lanes_that_are_open_and_not_beside_a_lane() -> None:
-    book = book_of(CLOSED)
-    bound = book.identify(KEY_B)
-    assert book.scope_of(bound, HTTP_NAMES, "", 5, "").lane == "standard"
+    access = access_of(CLOSED)
+    bound = access.identify(KEY_B)
+    assert access.scope_of(bound, HTTP_NAMES, "", 5, "").lane == "standard"
     with pytest.raises(InvalidRequest) as refused:
-        book.scope_of(bound, HTTP_NAMES, "batch", 1, "")
+        access.scope_of(bound, HTTP_NAMES, "batch", 1, "")
     assert refused.value.violations[0].field == "priority"
 
 
 @given(st.text(max_size=64), st.text(max_size=64))
 def test_an_isolated_tenants_salt_is_nobody_elses_whatever_they_ask_for(own: str, others: str) -> None:
-    book = book_of(CLOSED)
-    isolated = book.scope_of(book.identify(KEY_B), GRPC_NAMES, "", None, own).cache_salt
-    assert isolated == book.scope_of(book.identify(OTHER_KEY_B), GRPC_NAMES, "", None, own).cache_salt
-    assert isolated != book.scope_of(book.identify(KEY_A), GRPC_NAMES, "", None, others).cache_salt
-    assert isolated != book.scope_of(book.identify("key-of-c-0123456789"), GRPC_NAMES, "", None, others).cache_salt
+    access = access_of(CLOSED)
+    isolated = access.scope_of(access.identify(KEY_B), GRPC_NAMES, "", None, own).cache_salt
+    assert isolated == access.scope_of(access.identify(OTHER_KEY_B), GRPC_NAMES, "", None, own).cache_salt
+    assert isolated != access.scope_of(access.identify(KEY_A), GRPC_NAMES, "", None, others).cache_salt
+    assert isolated != access.scope_of(access.identify("key-of-c-0123456789"), GRPC_NAMES, "", None, others).cache_salt
     assert len(isolated) > 64, "longer than a request's salt may be"
     if own != others:
-        assert isolated != book.scope_of(book.identify(KEY_B), GRPC_NAMES, "", None, others).cache_salt
-    assert book.scope_of(book.identify(KEY_A), GRPC_NAMES, "", None, own).cache_salt == own
+        assert isolated != access.scope_of(access.identify(KEY_B), GRPC_NAMES, "", None, others).cache_salt
+    assert access.scope_of(access.identify(KEY_A), GRPC_NAMES, "", None, own).cache_salt == own
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Clients that go away, cancel, or run out of time, in every phase: nothing stays behind."""
+"""Clients that disconnect, cancel, or run out of time, in every phase: nothing stays behind."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -11,7 +11,7 @@ import pytest
 from opentelemetry.context import Context
 from tests.unit.gateway.fake_scheduler import CALLER
 from tests.unit.gateway.fake_workers import update
-from tests.unit.gateway.phases import PHASES, assert_everybody_was_told, hold_in
+from tests.unit.gateway.phases import PHASES, assert_end_reached_all, hold_in
 from tests.unit.gateway.world import World, open_world
 
 from weir.core.errors import DeadlineExceeded
@@ -32,7 +32,7 @@ async def test_a_grpc_client_that_leaves_frees_everything(world: World, phase: s
     await asyncio.sleep(0.05)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-    await assert_everybody_was_told(world, phase)
+    await assert_end_reached_all(world, phase)
     assert world.metric("cancelled_total") == 1
 
 
@@ -43,7 +43,7 @@ async def test_a_deadline_ends_the_request_and_frees_everything(world: World, ph
     await world.until(is_there, f"the request is {phase}")
     record = await running
     assert record.code is EXPIRED
-    await assert_everybody_was_told(world, phase)
+    await assert_end_reached_all(world, phase)
     assert world.metric("cancelled_total") == 1
 
 
@@ -62,19 +62,19 @@ async def test_an_http_client_that_leaves_frees_everything(world: World, phase: 
     await asyncio.sleep(0.05)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-    await assert_everybody_was_told(world, phase)
+    await assert_end_reached_all(world, phase)
     assert world.metric("cancelled_total") == 1
 
 
 @pytest.mark.parametrize("phase", PHASES)
-async def test_a_deadline_holds_without_a_door_that_enforces_it(world: World, phase: str) -> None:
+async def test_a_deadline_holds_without_a_frontend_that_enforces_it(world: World, phase: str) -> None:
     is_there = hold_in(world, phase)
     client_request = ClientRequest(Operation.TEXT_COMPLETION, Text("x"), GRPC_NAMES, GenerateOptions(max_tokens=9))
     with await world.gateway.processor.open(client_request, CALLER, Context(), 0.3) as opened:
         await world.until(is_there, f"the request is {phase}")
         ending = await asyncio.wait_for(opened.ended, 5)
     assert isinstance(ending.error, DeadlineExceeded)
-    await assert_everybody_was_told(world, phase)
+    await assert_end_reached_all(world, phase)
 
 
 async def test_a_client_that_cancels_at_once_leaves_nothing(world: World) -> None:
@@ -119,7 +119,7 @@ async def test_a_grpc_client_that_never_reads_is_given_up() -> None:
     async with blocked_write(send_timeout_s=0.3) as (world, call):
         await world.until(lambda: world.metric("requests_open") == 0, "given up")
         assert world.metric("cancelled_total") == 1
-        await world.until(lambda: world.decode.named("cancel"), "the worker is told")
+        await world.until(lambda: world.decode.named("cancel"), "the worker got the cancel")
         with pytest.raises(grpc.aio.AioRpcError) as ended:
             _ = [response async for response in call]
         assert ended.value.code() is CANCELLED

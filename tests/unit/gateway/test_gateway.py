@@ -144,8 +144,8 @@ def test_every_setting_reaches_the_part_that_it_is_for() -> None:
     assert (settings.driver.max_requests, settings.driver.max_queue_s, settings.driver.no_progress_s) == (7, 11, 12)
     assert (settings.limits.default_max_tokens, settings.limits.max_prompt_bytes) == (8, 9)
     assert (settings.port.outage_s, settings.access_wait_s, settings.connections.lost_after_s) == (10, 10, 13)
-    assert (settings.http.send_timeout_s, settings.http_server.send_timeout_s, settings.instance) == (14, 14, "other")
-    server = settings.http_server
-    assert (server.host, server.port, server.max_connections) == ("::1", 15, config.max_calls)
+    assert (settings.http.send_timeout_s, settings.instance) == (14, "other")
+    http = settings.http
+    assert (http.host, http.port, http.max_connections) == ("::1", 15, config.max_calls)
     assert not settings.is_lower_priority_first
     assert GatewaySettings.of(replace(config, openai_priority="lower-first")).is_lower_priority_first

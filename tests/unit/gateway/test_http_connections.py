@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from weir_gateway.frontends.http_server import HttpServer, HttpServerSettings
+from weir_gateway.frontends.http_server import HttpServer, HttpSettings
 
 HEAD_TIMEOUT_S = 0.3
 SLOW_S = 3 * HEAD_TIMEOUT_S
@@ -31,7 +31,7 @@ async def _answer(request: Request) -> PlainTextResponse:
 async def port() -> AsyncIterator[int]:
     app = Starlette(routes=[Route("/{pace}", _answer)])
     failures: list[str] = []
-    settings = HttpServerSettings(max_connections=2, head_timeout_s=HEAD_TIMEOUT_S, send_timeout_s=SEND_TIMEOUT_S)
+    settings = HttpSettings(max_connections=2, head_timeout_s=HEAD_TIMEOUT_S, send_timeout_s=SEND_TIMEOUT_S)
     server = HttpServer(app, settings, failures.append)
     await server.start()
     yield server.port
@@ -86,7 +86,7 @@ async def wait_for_status(port: int, wanted: bytes) -> None:
         await asyncio.sleep(0.05)
 
 
-async def test_one_that_never_reads_its_answer_gives_its_place_back(port: int) -> None:
+async def test_one_that_never_reads_its_answer_gives_its_connection_back(port: int) -> None:
     _, writer = await connect_with_a_small_window(port)
     writer.write(CLOSING_REQUEST % b"big")
     async with asyncio.timeout(20):

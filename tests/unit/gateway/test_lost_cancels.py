@@ -13,7 +13,7 @@ from weir_gateway.workers.connections import WorkerConnections
 
 
 async def decoding(world: World) -> "asyncio.Task[tuple[WeirError, str]]":
-    """A request of which the decode worker has said four tokens."""
+    """A request of which the decode worker has sent four tokens."""
     world.pair.stops_after = 4
     running = asyncio.create_task(error_of(world))
     await world.until(lambda: world.scheduler.prefilled, "runs")
@@ -43,14 +43,14 @@ async def test_what_is_cancelled_while_the_stream_is_down_is_cancelled_once_it_i
     await world.until(lambda: world.metric("cancels_unconfirmed") == 0, "confirmed")
 
 
-async def test_a_cancel_is_said_on_every_new_stream_until_it_is_confirmed(world: World) -> None:
+async def test_a_cancel_is_sent_on_every_new_stream_until_it_is_confirmed(world: World) -> None:
     world.decode.confirms_cancels = False
     await leave(await decoding(world))
-    for num_said in (1, 2, 3):
-        await world.until(lambda n=num_said: len(cancelled_ids(world)) == n, f"said {num_said} times")  # type: ignore[misc]
-        world.decode.confirms_cancels = num_said == 2
+    for num_sent in (1, 2, 3):
+        await world.until(lambda n=num_sent: len(cancelled_ids(world)) == n, f"sent {num_sent} times")  # type: ignore[misc]
+        world.decode.confirms_cancels = num_sent == 2
         world.decode.break_streams()
-    await world.until(lambda: world.metric("worker_connections") == 1, "nobody needs the link any more")
+    await world.until(lambda: world.metric("worker_connections") == 1, "nobody needs the connection any more")
     assert cancelled_ids(world) == [request_id_of(world)] * 3
     assert world.metric("cancels_unconfirmed") == 0
 

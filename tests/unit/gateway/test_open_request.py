@@ -92,8 +92,8 @@ async def test_only_choice_0_scores_the_prompt(numbered: World) -> None:
     chunks = await ask(numbered, GenerateOptions(n=3, seed=11, max_tokens=20, prompt_logprobs=1))
     asked = [start.sampling.HasField("prompt_logprobs") for start in numbered.pair.starts.values()]
     assert sorted(asked) == [False, False, True]
-    told = [chunk for chunk in chunks if chunk.prompt_logprobs]
-    assert [(chunk.choice, chunk.first_index, len(chunk.prompt_logprobs)) for chunk in told] == [(0, 0, 4)]
+    with_prompt = [chunk for chunk in chunks if chunk.prompt_logprobs]
+    assert [(chunk.choice, chunk.first_index, len(chunk.prompt_logprobs)) for chunk in with_prompt] == [(0, 0, 4)]
 
 
 async def test_the_scheduler_sees_each_choice_as_a_request(numbered: World) -> None:
@@ -117,8 +117,8 @@ async def test_if_one_is_refused_all_are_and_nothing_was_sent(numbered: World, n
     assert refused.value.retry_after_s == 2.0
     await numbered.until_idle()
     accepted = {submit.request_id for submit in numbered.scheduler.submits[:num_accepted]}
-    told = {cancel.request_id for cancel in numbered.scheduler.cancels}
-    assert accepted <= told | {finish.request_id for finish in numbered.scheduler.finishes}
+    cancelled = {cancel.request_id for cancel in numbered.scheduler.cancels}
+    assert accepted <= cancelled | {finish.request_id for finish in numbered.scheduler.finishes}
 
 
 async def test_a_refused_choice_ends_the_others_though_nobody_reads(numbered: World) -> None:
@@ -171,7 +171,7 @@ async def test_one_name_cancels_all_choices(world: World) -> None:
     def cancelled_ids() -> set[str]:
         return {cancel.request_id for cancel in world.decode.named("cancel")}
 
-    await world.until(lambda: len(cancelled_ids()) == 3, "the worker is told")
+    await world.until(lambda: len(cancelled_ids()) == 3, "the worker got the cancels")
 
 
 async def test_a_client_that_leaves_ends_all_choices(world: World) -> None:

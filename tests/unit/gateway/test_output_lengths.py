@@ -74,10 +74,10 @@ async def test_a_prediction_is_never_above_what_may_be_sampled(predictor: Predic
         assert world.scheduler.submits[0].predicted_output_tokens == 5
 
 
-async def test_a_clients_word_comes_before_the_predictors(predictor: Predictor) -> None:
+async def test_a_clients_estimate_comes_before_the_predictors(predictor: Predictor) -> None:
     async with open_world(lengths=OutputLengths(predictor)) as world:
-        for text, said in (("zzzzzzzz", 9), ("aaaaaaaa", 39)):
-            await ask(world, text, replace(OPTIONS, expected_output_tokens=said))
+        for text, estimate in (("zzzzzzzz", 9), ("aaaaaaaa", 39)):
+            await ask(world, text, replace(OPTIONS, expected_output_tokens=estimate))
         short, long = world.scheduler.submits
         assert short.predicted_output_tokens == 9
         assert short.output_score is not None
@@ -86,7 +86,7 @@ async def test_a_clients_word_comes_before_the_predictors(predictor: Predictor) 
         assert world.metric("predictions_made_total") == 0
 
 
-async def test_a_tenant_that_says_too_little_is_believed_less_and_less() -> None:
+async def test_a_tenant_that_claims_too_little_is_believed_less_and_less() -> None:
     async with open_world(lengths=OutputLengths()) as world:
         for _ in range(25):
             await ask(world, "zzzz", replace(OPTIONS, expected_output_tokens=1))
@@ -158,7 +158,7 @@ async def test_a_request_log_is_a_trace_for_the_simulator(tmp_path: Path) -> Non
     assert 0.1 <= last.arrival_s - first.arrival_s < 60
 
 
-async def test_the_log_says_when_a_request_came_not_when_it_ended(tmp_path: Path) -> None:
+async def test_the_log_has_when_a_request_came_not_when_it_ended(tmp_path: Path) -> None:
     log = RequestLog(RequestLogSettings(tmp_path / "log", 1 << 20, keeps_tokens=True), None)
     async with open_world(lengths=OutputLengths(log=log, unix_time_s=lambda: 1000.0)) as world:
         world.pair.stops_after = 0

@@ -248,7 +248,7 @@ def test_an_unknown_model_is_not_found_and_none_means_the_only_one() -> None:
     assert missing.value.field == "options.model"
 
 
-def test_how_many_log_probabilities_of_a_prompt_are_told_is_bounded() -> None:
+def test_how_many_log_probabilities_of_a_prompt_may_come_is_bounded() -> None:
     limits = dataclasses.replace(LIMITS, max_prompt_logprobs=30)
     asked = changed(prompt_logprobs=2)
     assert check_prompt(asked, MODEL, limits, [1] * 10, SCOPE).sampling.prompt_logprobs == 2

@@ -25,7 +25,7 @@ from weir.wire.v1 import inference_pb2_grpc
 from weir_gateway.driving.driver import DriverSettings
 from weir_gateway.driving.scheduler_port import SchedulerPortSettings
 from weir_gateway.frontends.grpc_frontend import InferenceServicer
-from weir_gateway.frontends.http_frontend import HttpSettings
+from weir_gateway.frontends.http_server import HttpSettings
 from weir_gateway.gateway import Gateway, GatewayProcess, GatewaySettings
 from weir_gateway.lengths.output_lengths import OutputLengths
 from weir_gateway.workers.connections import ConnectionSettings
