@@ -5,16 +5,14 @@ import sys
 from functools import partial
 
 from weir.bus.nats import NatsBus
-from weir.bus.protocol import Bus
-from weir.core.clock import SystemClock
 from weir.rpc.body_budget import BodyBudget
 from weir.rpc.port_guard import PortGuard, PortLimits
 from weir.runtime.config import load_config
 from weir.runtime.service import ServiceContext, run_service
 from weir.wire.v1 import inference_pb2, inference_pb2_grpc
-from weir_gateway.component import GatewayComponent
 from weir_gateway.config import GatewayConfig
 from weir_gateway.frontends.grpc_frontend import InferenceServicer
+from weir_gateway.gateway import GatewayComponent, GatewayLoaders, GatewayProcess, GatewaySettings
 from weir_gateway.lengths.loading import load_lengths
 from weir_gateway.requests.models import load_served_model
 
@@ -22,30 +20,18 @@ _CONNECT_TIMEOUT_S = 30.0
 _SERVICE_NAME = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 
 
-async def build(context: ServiceContext[GatewayConfig], gate: PortGuard, bodies: BodyBudget) -> GatewayComponent:
+async def build(context: ServiceContext[GatewayConfig], guard: PortGuard, bodies: BodyBudget) -> GatewayComponent:
     config = context.config
-
-    async def connect() -> Bus:
-        return await NatsBus.connect(config.nats_url, name=context.process_id, timeout_s=_CONNECT_TIMEOUT_S)
-
-    component = GatewayComponent(
-        config,
-        context.process_id,
-        connect=connect,
-        load_model=lambda: load_served_model(
-            config.model_reference,
-            config.max_context_tokens,
-            config.precision if config.prefix_hints else None,
-            config.device,
-        ),
-        load_lengths=lambda: load_lengths(config),
-        bodies=bodies,
-        request_shutdown=context.request_shutdown,
-        tracer=context.tracer,
-        clock=SystemClock(),
+    digest_precision = config.precision if config.prefix_hints else None
+    loaders = GatewayLoaders(
+        partial(NatsBus.connect, config.nats_url, name=context.process_id, timeout_s=_CONNECT_TIMEOUT_S),
+        partial(load_served_model, config.model_reference, config.max_context_tokens, digest_precision, config.device),
+        partial(load_lengths, config),
     )
-    servicer = InferenceServicer(component.processor, unread_s=config.unread_s)
-    gate.guard(_SERVICE_NAME, servicer.identify)
+    process = GatewayProcess(context.process_id, context.tracer, bodies, context.request_shutdown)
+    component = GatewayComponent(process, GatewaySettings.of(config), loaders)
+    servicer = InferenceServicer(lambda: component.gateway.processor, send_timeout_s=config.send_timeout_s)
+    guard.guard(_SERVICE_NAME, servicer.identify)
     inference_pb2_grpc.add_InferenceServicer_to_server(servicer, context.grpc_server)
     return component
 
@@ -54,9 +40,10 @@ def main() -> int:
     """Returns the exit code."""
     config = load_config(GatewayConfig, sys.argv[1:], environ=os.environ)
     bodies = BodyBudget(config.max_bodies_bytes)
-    gate = PortGuard(PortLimits(config.message_bytes, config.max_calls), bodies)
-    build_component = partial(build, gate=gate, bodies=bodies)
-    return run_service("gateway", config, build_component, service_names=(_SERVICE_NAME,), gate=gate)
+    guard = PortGuard(PortLimits(config.message_bytes, config.max_calls), bodies)
+    return run_service(
+        "gateway", config, partial(build, guard=guard, bodies=bodies), service_names=(_SERVICE_NAME,), gate=guard
+    )
 
 
 if __name__ == "__main__":

@@ -30,10 +30,10 @@ class GatewayConfig(ServiceConfig):
     )
     max_context_tokens: int = setting(0, "Prompt and output of a request together. 0: the model's context.")
     max_prompt_logprobs: int = setting(
-        65_536, "Log-probabilities told of one prompt at most: its tokens times (1 + prompt_logprobs)."
+        65_536, "Log-probabilities of one prompt at most: its tokens times (1 + prompt_logprobs)."
     )
     prefix_hints: bool = setting(
-        True, "Tell the scheduler hashes of prompts' pages, so that it finds what is cached. Reads the weights once."
+        True, "Send the scheduler hashes of prompts' pages, so that it finds what is cached. Reads the weights once."
     )
     scheduler_wait_s: float = setting(8.0, "Seconds that a new request waits for a scheduler that does not answer.")
     max_queue_s: float = setting(900.0, "Seconds that a request waits for its grant at most.")
@@ -42,7 +42,7 @@ class GatewayConfig(ServiceConfig):
     openai_priority: Literal["higher-first", "lower-first"] = setting(
         "higher-first", "Which way the field `priority` of HTTP requests goes: up or down the lanes from the default."
     )
-    unread_s: float = setting(60.0, "Seconds after which a client that does not read is given up.")
+    send_timeout_s: float = setting(60.0, "Seconds after which a client that does not read is given up.")
 
     predictor: str = setting("", "File of `weir train-predictor` that predicts output lengths. Empty: none.")
     request_log: str = setting("", "File to log ended requests to, to train a predictor on. Empty: none.")
@@ -70,7 +70,7 @@ class GatewayConfig(ServiceConfig):
             raise ValueError(f"request_log_mb {self.request_log_mb}: must be in [1, {_MAX_LOG_MB}]")
         if self.max_context_tokens < 0:
             raise ValueError(f"max_context_tokens {self.max_context_tokens}: must not be negative")
-        for name in ("scheduler_wait_s", "max_queue_s", "no_progress_s", "worker_lost_s", "unread_s"):
+        for name in ("scheduler_wait_s", "max_queue_s", "no_progress_s", "worker_lost_s", "send_timeout_s"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise ValueError(f"{name} {value}: must be a positive number of seconds")
@@ -82,7 +82,7 @@ class GatewayConfig(ServiceConfig):
 
     @property
     def max_calls(self) -> int:
-        """At each port. Some room above the requests: whoever is too many is told so by who counts them."""
+        """At each port. More than requests, so that one request too many is refused as such."""
         return 2 * self.max_requests + 64
 
     @property

@@ -1,97 +1,145 @@
-"""The parts of a gateway, put together around a bus and a model. The doors stand in front of it."""
+"""The service, wired: the parts of a gateway around its bus and its model, and their start and end."""
 
 import asyncio
 import logging
-from collections.abc import Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
 from opentelemetry.trace import Tracer
 
 from weir.bus.endpoint import BusEndpoint
-from weir.bus.protocol import Bus
+from weir.bus.protocol import Bus, BusError
 from weir.bus.subjects import Subjects
-from weir.core.clock import Clock
+from weir.core.clock import SystemClock
+from weir.core.errors import Unavailable
 from weir.core.tasks import end_tasks
+from weir.rpc.body_budget import BodyBudget
 from weir.runtime.service import Description
-from weir_gateway.access.access import AccessControl
+from weir_gateway.access.access_control import AccessControl
 from weir_gateway.access.access_watch import AccessWatch
+from weir_gateway.config import GatewayConfig
 from weir_gateway.driving.driver import Driver, DriverSettings
-from weir_gateway.driving.inbox import SchedulerInbox
-from weir_gateway.intake import InputProcessor
-from weir_gateway.lengths.lengths import OutputLengths
-from weir_gateway.requests.models import ModelDirectory
+from weir_gateway.driving.scheduler_inbox import SchedulerInbox
+from weir_gateway.driving.scheduler_port import SchedulerPort, SchedulerPortSettings
+from weir_gateway.frontends.http_frontend import HttpFrontend
+from weir_gateway.frontends.http_server import HttpServer, HttpSettings
+from weir_gateway.input_processor import InputProcessor
+from weir_gateway.lengths.output_lengths import OutputLengths
+from weir_gateway.requests.models import ModelDirectory, ServedModel
 from weir_gateway.requests.validation import Limits
-from weir_gateway.scheduler_port import ControlSettings, SchedulerPort
 from weir_gateway.workers.connections import ConnectionSettings, WorkerConnections
 
 logger = logging.getLogger(__name__)
-
-_TOKENIZER_THREADS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class GatewaySettings:
     """Bounds and waits of each part."""
 
-    control: ControlSettings = field(default_factory=ControlSettings)
+    instance: str
+    port: SchedulerPortSettings = field(default_factory=SchedulerPortSettings)
     driver: DriverSettings = field(default_factory=DriverSettings)
     connections: ConnectionSettings = field(default_factory=ConnectionSettings)
     limits: Limits = field(default_factory=Limits)
+    http: HttpSettings = field(default_factory=HttpSettings)
     report_interval_s: float = 1.0
     access_wait_s: float = 8.0
     """Waited at the start for the rules of access; without them it starts, and lets nobody in."""
     is_lower_priority_first: bool = False
 
+    @classmethod
+    def of(cls, config: GatewayConfig) -> "GatewaySettings":
+        return cls(
+            instance=config.instance,
+            port=SchedulerPortSettings(outage_s=config.scheduler_wait_s),
+            driver=DriverSettings(
+                max_requests=config.max_requests, max_queue_s=config.max_queue_s, no_progress_s=config.no_progress_s
+            ),
+            connections=ConnectionSettings(lost_after_s=config.worker_lost_s),
+            limits=Limits(
+                default_max_tokens=config.default_max_tokens,
+                max_prompt_bytes=config.max_prompt_bytes,
+                max_prompt_logprobs=config.max_prompt_logprobs,
+            ),
+            http=HttpSettings(
+                host=config.http_host,
+                port=config.http_port,
+                max_connections=config.max_calls,
+                send_timeout_s=config.send_timeout_s,
+            ),
+            access_wait_s=config.scheduler_wait_s,
+            is_lower_priority_first=config.openai_priority == "lower-first",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayProcess:
+    """What the gateway has from the process that it runs in. `gateway_id` is new at each start of the process."""
+
+    gateway_id: str
+    tracer: Tracer
+    bodies: BodyBudget
+    """Shared with the gRPC port."""
+    request_shutdown: Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayLoaders:
+    """What the gateway needs at its start. The two that load block, and are called in a thread."""
+
+    connect: Callable[[], Awaitable[Bus]]
+    load_model: Callable[[], ServedModel]
+    load_lengths: Callable[[], OutputLengths] = OutputLengths
+
 
 class Gateway:
-    """`gateway_id` is new at each start of the process. The bus stays the caller's."""
+    """The parts, from the bus to the HTTP port. Closes the bus and `lengths` at its end."""
 
     def __init__(
         self,
-        gateway_id: str,
-        instance: str,
-        bus: Bus,
-        models: ModelDirectory,
+        process: GatewayProcess,
         settings: GatewaySettings,
-        *,
-        tracer: Tracer,
-        clock: Clock,
-        lengths: OutputLengths | None = None,
+        bus: Bus,
+        model: ServedModel,
+        lengths: OutputLengths,
     ) -> None:
-        self._gateway_id = gateway_id
-        self._subjects = Subjects(instance)
+        clock = SystemClock()
+        self._settings = settings
+        self._gateway_id = process.gateway_id
+        self._subjects = Subjects(settings.instance)
+        self._bus = bus
+        self._lengths = lengths
         access = AccessControl(is_lower_priority_first=settings.is_lower_priority_first)
-        self._executor = ThreadPoolExecutor(_TOKENIZER_THREADS, thread_name_prefix="tokenize")
-        self._endpoint = BusEndpoint(bus, tracer)
-        self._port = SchedulerPort(self._endpoint, self._subjects, gateway_id, settings.control, clock)
-        self._connections = WorkerConnections(gateway_id, settings.connections, clock)
+        self._access_watch = AccessWatch(access)
+        self._endpoint = BusEndpoint(bus, process.tracer)
+        self._port = SchedulerPort(self._endpoint, self._subjects, self._gateway_id, settings.port, clock)
+        self._connections = WorkerConnections(self._gateway_id, settings.connections, clock)
         self._driver = Driver(self._port, self._connections, settings.driver, clock)
         self._inbox = SchedulerInbox(self._port, self._driver, report_interval_s=settings.report_interval_s)
-        self._access_watch = AccessWatch(access)
-        self._access_wait_s = settings.access_wait_s
-        self._bus = bus
+        models = ModelDirectory([model])
+        self.processor = InputProcessor(models, access, settings.limits, lengths, self._driver, process.tracer, clock)
+        self._frontend = HttpFrontend(self.processor, settings.http, lambda: self._is_ready, process.bodies)
+        self._http = HttpServer(self._frontend.make_app(), settings.http, process.request_shutdown)
         self._tasks: list[asyncio.Task[None]] = []
         self._is_ready = False
-        self._lengths = lengths or OutputLengths()
-        self.processor = InputProcessor(
-            models, access, settings.limits, self._driver, tracer, clock, self._executor, self._lengths, gateway_id
-        )
 
     @property
-    def is_ready(self) -> bool:
-        """Whether new requests are taken."""
-        return self._is_ready
+    def http_port(self) -> int:
+        """0 before the start."""
+        return self._http.port
 
     async def start(self) -> None:
+        """Raises Unavailable without a free HTTP port."""
         self._spawn(self._access_watch.follow(self._bus, self._subjects), "follow the rules of access")
         await self._inbox.subscribe(self._endpoint, self._subjects, self._gateway_id)
         self._spawn(self._driver.watch(), "watch requests")
         self._spawn(self._inbox.report_for_ever(), "report held requests")
-        if not await self._access_watch.wait_known(self._access_wait_s):
-            logger.warning("no rules of access after %g s: nobody is let in until they come", self._access_wait_s)
+        if not await self._access_watch.wait_known(self._settings.access_wait_s):
+            wait_s = self._settings.access_wait_s
+            logger.warning("no rules of access after %g s: nobody is let in until they come", wait_s)
         self._is_ready = True
+        await self._http.start()
 
     async def drain(self, deadline_s: float) -> None:
         """Takes no new request, and waits for those that run."""
@@ -99,14 +147,16 @@ class Gateway:
         await self._driver.drain(deadline_s)
 
     async def stop(self) -> None:
-        """Ends what still runs, tells everybody, and closes."""
+        """Ends what still runs, here and at scheduler and workers, and closes."""
         self._is_ready = False
         await self._driver.stop()
         await end_tasks(self._tasks)
         await self._connections.close()
         await self._endpoint.close()
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        self.processor.close()
         await asyncio.to_thread(self._lengths.close)
+        await self._http.stop()
+        await self._bus.close()
 
     def describe(self) -> Description:
         connections, bus = self._connections.metrics(), self._endpoint.metrics()
@@ -119,8 +169,50 @@ class Gateway:
             "requests_in_flight": float(self._driver.num_in_flight),
             "requests_open": float(self._driver.num_tasks),
             "malformed_messages_total": bus["bus_malformed_total"] + connections["malformed_frames_total"],
+            "http_internal_errors_total": float(self._frontend.num_internal_errors),
         }
         return Description(metrics, (*self.processor.check_integrity(), *self._driver.check_integrity()))
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         self._tasks.append(asyncio.create_task(work, name=name))
+
+
+class GatewayComponent:
+    """The gateway as a component of its process: ready when the model's tokenizer is loaded, the bus is connected and
+    the HTTP port is open."""
+
+    def __init__(self, process: GatewayProcess, settings: GatewaySettings, loaders: GatewayLoaders) -> None:
+        self._process = process
+        self._settings = settings
+        self._loaders = loaders
+        self._gateway: Gateway | None = None
+
+    @property
+    def gateway(self) -> Gateway:
+        """Raises Unavailable before it is loaded."""
+        if self._gateway is None:
+            raise Unavailable("starting: not ready yet", retry_after_s=1.0)
+        return self._gateway
+
+    async def start(self) -> None:
+        """Raises Unavailable without a bus or a free HTTP port, ModelError without the model's files."""
+        model = await asyncio.to_thread(self._loaders.load_model)
+        lengths = await asyncio.to_thread(self._loaders.load_lengths)
+        try:
+            bus = await self._loaders.connect()
+        except BusError as error:
+            await asyncio.to_thread(lengths.close)
+            raise Unavailable(str(error)) from error
+        self._gateway = Gateway(self._process, self._settings, bus, model, lengths)
+        await self._gateway.start()
+
+    async def drain(self, deadline_s: float) -> None:
+        if self._gateway is not None:
+            await self._gateway.drain(deadline_s)
+
+    async def stop(self) -> None:
+        if self._gateway is not None:
+            await self._gateway.stop()
+
+    def describe(self) -> Description:
+        return Description() if self._gateway is None else self._gateway.describe()

@@ -1,1 +1,1 @@
-"""Who may ask for what: callers by their keys, and the rules as the scheduler writes them."""
+"""Who may ask for what: callers by their keys, and the rules that the scheduler publishes."""

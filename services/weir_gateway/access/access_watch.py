@@ -7,7 +7,7 @@ from weir.bus.codec import MalformedMessage, decode
 from weir.bus.configuration import ACCESS_KEY, AccessRules
 from weir.bus.protocol import Bus, BusError, KvEntry
 from weir.bus.subjects import Subjects
-from weir_gateway.access.access import AccessControl
+from weir_gateway.access.access_control import AccessControl
 
 logger = logging.getLogger(__name__)
 
@@ -15,17 +15,17 @@ _RETRY_S = 0.5
 
 
 class AccessWatch:
-    """Whatever cannot be read changes nothing: the rules that were there go on."""
+    """Rules that cannot be decoded change nothing: the known ones stay in force."""
 
-    def __init__(self, book: AccessControl) -> None:
-        self._book = book
+    def __init__(self, access: AccessControl) -> None:
+        self._access = access
         self._is_known = asyncio.Event()
         self._num_malformed = 0
         self._num_changes = 0
         self._num_failures = 0
 
     async def follow(self, bus: Bus, subjects: Subjects) -> None:
-        """Runs for ever: a gateway that heard of no change any more would let in whose key was taken away."""
+        """Runs for ever: without changes, a gateway would go on letting in whose key was taken away."""
         while True:
             try:
                 await self._watch(bus, subjects)
@@ -71,7 +71,7 @@ class AccessWatch:
             self._num_malformed += 1
             logger.error("malformed rules of access, those that are known go on: %s", error)
             return
-        if self._book.take(rules):
+        if self._access.update(rules):
             self._num_changes += 1
             self._is_known.set()
             num_keys = sum(len(tenant.key_digests) for tenant in rules.tenants)

@@ -1,1 +1,1 @@
-"""A request on its way: submitted, granted, started, streamed, closed."""
+"""What drives a request: submitted, granted, started, streamed, closed."""

@@ -1,4 +1,4 @@
-"""The gRPC door: `weir.v1.Inference`. Errors leave as WeirError; the server's interceptor makes statuses of them."""
+"""The gRPC frontend: `weir.v1.Inference`. Errors leave as WeirError; the server's interceptor maps them to statuses."""
 
 import asyncio
 import contextlib
@@ -14,10 +14,19 @@ from weir.core.errors import Cancelled, WeirError
 from weir.rpc.errors import abort_with
 from weir.rpc.sampling_pb import finish_reason_to_pb, logprobs_to_pb, options_from_pb
 from weir.wire.v1 import inference_pb2, inference_pb2_grpc, types_pb2
-from weir_gateway.access.access import Caller
-from weir_gateway.draft import GRPC_NAMES, Conversation, Operation, Prompt, RequestDraft, Text, TokenIds
-from weir_gateway.driving.choices import OutputDelta
-from weir_gateway.intake import InputProcessor, OpenRequest
+from weir_gateway.access.access_control import Caller
+from weir_gateway.driving.open_request import OpenRequest
+from weir_gateway.input_processor import InputProcessor
+from weir_gateway.requests.client_request import (
+    GRPC_NAMES,
+    ClientRequest,
+    Conversation,
+    Operation,
+    Prompt,
+    Text,
+    TokenIds,
+)
+from weir_gateway.requests.output import OutputDelta
 from weir_gateway.requests.validation import Counts
 
 logger = logging.getLogger(__name__)
@@ -27,19 +36,20 @@ _ResponseT = TypeVar("_ResponseT", inference_pb2.GenerateResponse, inference_pb2
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServicer):
-    """Translates, and writes what comes; a client that does not read is given up after `unread_s`.
+    """Translates, and sends what comes; a client that does not read is given up after `send_timeout_s`.
 
     `processor` is asked for at each call: the servicer is there before what it serves.
     """
 
-    def __init__(self, processor: Callable[[], InputProcessor], *, unread_s: float = 60.0) -> None:
+    def __init__(self, processor: Callable[[], InputProcessor], *, send_timeout_s: float = 60.0) -> None:
         self._processor = processor
-        self._unread_s = unread_s
+        self._send_timeout_s = send_timeout_s
         self._endings: set[asyncio.Task[None]] = set()
 
     def identify(self, metadata: Mapping[str, str]) -> Caller:
-        """Who calls; for before a message is read. Raises Unauthenticated, Unavailable before it can be known."""
-        return _identify(self._processor(), metadata)
+        """The caller; for before a message is received. Raises Unauthenticated, Unavailable before it can be known."""
+        key = try_read_key(metadata.get("authorization", ""), metadata.get("x-api-key", ""))
+        return self._processor().identify(key)
 
     async def Generate(  # noqa: N802 - gRPC's name
         self, request: inference_pb2.GenerateRequest, context: _Context
@@ -49,13 +59,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         try:
             self._processor().check_counts(model, GRPC_NAMES, counts)
         except WeirError:
-            del request  # parsed it is many times as large, and the error keeps this frame until it was told
+            del request  # parsed it is many times as large, and the error keeps this frame until it is sent
             raise
         prompt: Prompt = Text(request.text) if num_token_ids is None else TokenIds(tuple(request.token_ids.ids))
-        draft = RequestDraft(Operation.TEXT_COMPLETION, prompt, GRPC_NAMES, options_from_pb(request.options))
+        client_request = ClientRequest(Operation.TEXT_COMPLETION, prompt, GRPC_NAMES, options_from_pb(request.options))
         del request  # else kept until the answer is complete
-        async for opened, delivery in self._deliveries(draft, context):
-            yield fill(inference_pb2.GenerateResponse(), opened, delivery)
+        async for opened, delta in self._deltas(client_request, context):
+            yield _fill(inference_pb2.GenerateResponse(), opened, delta)
 
     async def Chat(  # noqa: N802 - gRPC's name
         self, request: inference_pb2.ChatRequest, context: _Context
@@ -64,67 +74,72 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         try:
             self._processor().check_counts(model, GRPC_NAMES, counts)
         except WeirError:
-            del request  # parsed it is many times as large, and the error keeps this frame until it was told
+            del request  # parsed it is many times as large, and the error keeps this frame until it is sent
             raise
         turns = tuple({"role": message.role, "content": message.content} for message in request.messages)
-        draft = RequestDraft(Operation.CHAT, Conversation(turns), GRPC_NAMES, options_from_pb(request.options))
+        client_request = ClientRequest(
+            Operation.CHAT, Conversation(turns), GRPC_NAMES, options_from_pb(request.options)
+        )
         del request  # else kept until the answer is complete
-        async for opened, delivery in self._deliveries(draft, context):
-            yield fill(inference_pb2.ChatResponse(), opened, delivery)
+        async for opened, delta in self._deltas(client_request, context):
+            yield _fill(inference_pb2.ChatResponse(), opened, delta)
 
     async def Cancel(  # noqa: N802 - gRPC's name
         self, request: inference_pb2.CancelRequest, context: _Context
     ) -> inference_pb2.CancelResponse:
-        processor = self._processor()
-        return inference_pb2.CancelResponse(found=processor.cancel(_caller(processor, context), request.request_id))
+        caller = self._caller_of(context)
+        return inference_pb2.CancelResponse(found=self._processor().cancel(caller, request.request_id))
 
     async def Tokenize(  # noqa: N802 - gRPC's name
         self, request: inference_pb2.TokenizeRequest, context: _Context
     ) -> inference_pb2.TokenizeResponse:
-        processor = self._processor()
-        _caller(processor, context)
-        token_ids = await processor.tokenize(request.model, request.text)
+        self._caller_of(context)
+        token_ids = await self._processor().tokenize(request.model, request.text)
         return inference_pb2.TokenizeResponse(token_ids=token_ids)
 
     async def ListModels(  # noqa: N802 - gRPC's name
         self, request: inference_pb2.ListModelsRequest, context: _Context
     ) -> inference_pb2.ListModelsResponse:
         del request
-        processor = self._processor()
-        _caller(processor, context)
+        self._caller_of(context)
         models = [
             inference_pb2.Model(
                 name=model.name, max_context_tokens=model.max_context_tokens, vocab_size=model.vocab_size
             )
-            for model in processor.models.list_models()
+            for model in self._processor().models.list_models()
         ]
         return inference_pb2.ListModelsResponse(models=models)
 
-    async def _deliveries(
-        self, draft: RequestDraft, context: _Context
+    async def _deltas(
+        self, client_request: ClientRequest, context: _Context
     ) -> AsyncIterator[tuple[OpenRequest, OutputDelta]]:
-        processor = self._processor()
-        caller = _caller(processor, context)
-        opened = await processor.open(draft, caller, current_context.get_current(), context.time_remaining())
+        opened = await self._processor().open(
+            client_request, self._caller_of(context), current_context.get_current(), context.time_remaining()
+        )
         # The call's end ends the request at once, whenever the generator that waits in a write is collected.
         context.add_done_callback(lambda _: opened.leave())  # type: ignore[arg-type]  # the stub knows no functions
         loop = asyncio.get_running_loop()
         with opened:
             while True:
-                delivery = await opened.choices.next_piece()
-                unread = loop.call_later(self._unread_s, self._give_up_reader, opened, context)
+                delta = await opened.next_delta()
+                timer = loop.call_later(self._send_timeout_s, self._give_up_client, opened, context)
                 try:
-                    yield opened, delivery
+                    yield opened, delta
                 finally:
-                    unread.cancel()
-                opened.sent()
-                if delivery.is_last:
+                    timer.cancel()
+                opened.mark_sent()
+                if delta.is_last:
                     return
 
-    def _give_up_reader(self, opened: OpenRequest, context: _Context) -> None:
-        logger.warning("request %s: its client has not read for long and is given up", opened.ids.request_id)
+    def _caller_of(self, context: _Context) -> Caller:
+        """Raises Unauthenticated."""
+        pairs = context.invocation_metadata() or ()
+        return self.identify({key: value for key, value in pairs if isinstance(value, str)})
+
+    def _give_up_client(self, opened: OpenRequest, context: _Context) -> None:
+        logger.warning("request %s: its client has not read for long and is given up", opened.request_id)
         opened.leave()
-        ending = asyncio.create_task(_end_unread(context))
+        ending = asyncio.create_task(_abort_unread(context))
         self._endings.add(ending)
         ending.add_done_callback(self._endings.discard)
 
@@ -132,7 +147,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
 def _counts(
     options: inference_pb2.RequestOptions, *, num_messages: int | None = None, num_token_ids: int | None = None
 ) -> Counts:
-    """Of entries, before an object is made of each."""
+    """Of the fields that repeat, before an object is made of each entry."""
     stop = options.stop_conditions
     return Counts(
         messages=num_messages,
@@ -143,34 +158,24 @@ def _counts(
     )
 
 
-def _caller(processor: InputProcessor, context: _Context) -> Caller:
-    """Raises Unauthenticated."""
-    pairs = context.invocation_metadata() or ()
-    return _identify(processor, {key: value for key, value in pairs if isinstance(value, str)})
-
-
-def _identify(processor: InputProcessor, metadata: Mapping[str, str]) -> Caller:
-    return processor.identify(try_read_key(metadata.get("authorization", ""), metadata.get("x-api-key", "")))
-
-
-async def _end_unread(context: _Context) -> None:
+async def _abort_unread(context: _Context) -> None:
     """The status waits behind what was written; both go when the client reads again, or leaves."""
     with contextlib.suppress(grpc.aio.AbortError, grpc.aio.UsageError):
         await abort_with(context, Cancelled("the client has not read the answer for too long"))
 
 
-def fill(response: _ResponseT, opened: OpenRequest, delivery: OutputDelta) -> _ResponseT:
-    """Writes what is delivered into an empty response."""
+def _fill(response: _ResponseT, opened: OpenRequest, delta: OutputDelta) -> _ResponseT:
+    """`response` is empty before."""
     response.request_id = opened.client_id
-    response.first_index = delivery.piece.first_index
-    response.token_ids.extend(delivery.piece.token_ids)
-    response.text = delivery.piece.text
-    response.choice = delivery.choice
-    response.logprobs.extend(map(logprobs_to_pb, delivery.piece.logprobs))
-    response.prompt_logprobs.extend(map(logprobs_to_pb, delivery.piece.prompt_logprobs))
-    if delivery.finish_reason is not None:
-        response.finish_reason = finish_reason_to_pb(delivery.finish_reason)
-    if delivery.is_last:
+    response.first_index = delta.first_index
+    response.token_ids.extend(delta.token_ids)
+    response.text = delta.text
+    response.choice = delta.choice
+    response.logprobs.extend(map(logprobs_to_pb, delta.logprobs))
+    response.prompt_logprobs.extend(map(logprobs_to_pb, delta.prompt_logprobs))
+    if delta.finish_reason is not None:
+        response.finish_reason = finish_reason_to_pb(delta.finish_reason)
+    if delta.is_last:
         usage = types_pb2.Usage(
             num_prompt_tokens=opened.num_prompt_tokens,
             num_output_tokens=opened.num_output_tokens,

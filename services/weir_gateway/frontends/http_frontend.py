@@ -1,12 +1,10 @@
-"""The HTTP door: the part of OpenAI's API that Weir serves, so that its clients can be pointed here."""
+"""The HTTP frontend: the part of OpenAI's API that Weir serves, so that its clients can be pointed here."""
 
 import asyncio
 import logging
 import re
-import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any
 
 from starlette.applications import Starlette
@@ -17,17 +15,13 @@ from starlette.routing import Route
 
 from weir.core.api_key import try_read_key
 from weir.core.errors import InternalError, WeirError
-from weir.core.life import FinishReason
 from weir.core.trace_context import extract
 from weir.rpc.body_budget import BodyBudget
-from weir_gateway.access.access import Caller
-from weir_gateway.draft import RequestDraft
-from weir_gateway.driving.choices import OutputDelta
-from weir_gateway.frontends.openai_logprobs import LogprobsRenderer
+from weir_gateway.access.access_control import Caller
+from weir_gateway.driving.open_request import OpenRequest
+from weir_gateway.frontends.http_server import HttpSettings
 from weir_gateway.frontends.openai_render import (
     AnswerRenderer,
-    Usage,
-    WholeAnswer,
     error_body,
     error_headers,
     error_status,
@@ -36,27 +30,19 @@ from weir_gateway.frontends.openai_schema import (
     ChatBody,
     CommonBody,
     CompletionBody,
-    chat_draft,
-    completion_draft,
+    chat_request,
+    completion_request,
     parse_body,
 )
 from weir_gateway.frontends.sse import DONE, EventStream, event, watched
-from weir_gateway.intake import InputProcessor, OpenRequest
-from weir_gateway.requests.output import OutputPiece
+from weir_gateway.input_processor import InputProcessor
+from weir_gateway.requests.client_request import ClientRequest
+from weir_gateway.requests.output import OutputDelta, joined
 
 logger = logging.getLogger(__name__)
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _REQUEST_ID_HEADER = "X-Request-Id"
-
-
-@dataclass(frozen=True, slots=True)
-class HttpSettings:
-    """`max_body_bytes` is above what any field may hold, so that a prompt that is too long is named."""
-
-    max_body_bytes: int = 32 * 1024 * 1024
-    body_timeout_s: float = 30.0
-    unread_s: float = 60.0
 
 
 class _BadBody(Exception):
@@ -71,7 +57,7 @@ _Handler = Callable[[Request, Caller, str], Awaitable[Response]]
 
 
 class HttpFrontend:
-    """Routes, and translates; `is_ready` decides what /health says. `bodies` bounds those that are being read."""
+    """Routes, and translates; `is_ready` decides what /health answers. `bodies` bounds those that are being read."""
 
     def __init__(
         self, processor: InputProcessor, settings: HttpSettings, is_ready: Callable[[], bool], bodies: BodyBudget
@@ -98,7 +84,7 @@ class HttpFrontend:
             given_id = request.headers.get(_REQUEST_ID_HEADER, "")
             correlation_id = given_id if _REQUEST_ID.fullmatch(given_id) else uuid.uuid4().hex
             try:
-                # Before the body is read: nothing is done for somebody who is not known.
+                # Before the body is read: nothing is done for an unknown caller.
                 response = await handler(request, self._identify(request), correlation_id)
             except WeirError as error:
                 response = JSONResponse(error_body(error), error_status(error), headers=error_headers(error))
@@ -106,7 +92,7 @@ class HttpFrontend:
                 response = JSONResponse(_plain_error(str(error), "invalid_request_error"), error.status)
             except ClientDisconnect:
                 response = Response(status_code=499)  # nobody reads it
-            except Exception as error:  # the boundary of one HTTP request: logged, counted, told
+            except Exception as error:  # the boundary of one HTTP request: logged, counted, answered
                 self.num_internal_errors += 1
                 logger.exception("%s %s failed", request.method, request.url.path)
                 internal = InternalError(f"internal error: {type(error).__name__}; see the gateway's log")
@@ -142,11 +128,11 @@ class HttpFrontend:
 
     async def _chat(self, request: Request, caller: Caller, correlation_id: str) -> Response:
         body = parse_body(ChatBody, await self._read_body(request))
-        return await self._answer(request, caller, chat_draft(body, correlation_id), body)
+        return await self._answer(request, caller, chat_request(body, correlation_id), body)
 
     async def _completions(self, request: Request, caller: Caller, correlation_id: str) -> Response:
         body = parse_body(CompletionBody, await self._read_body(request))
-        return await self._answer(request, caller, completion_draft(body, correlation_id), body)
+        return await self._answer(request, caller, completion_request(body, correlation_id), body)
 
     async def _read_body(self, request: Request) -> bytes:
         limit = self._settings.max_body_bytes
@@ -168,78 +154,55 @@ class HttpFrontend:
             self._bodies.give_back(len(body))
         return bytes(body)
 
-    async def _answer(self, request: Request, caller: Caller, draft: RequestDraft, body: CommonBody) -> Response:
+    async def _answer(
+        self, request: Request, caller: Caller, client_request: ClientRequest, body: CommonBody
+    ) -> Response:
         time_left_s = None if body.deadline_ms is None else body.deadline_ms / 1000
-        opened = await self._processor.open(draft, caller, extract(dict(request.headers)), time_left_s)
+        opened = await self._processor.open(client_request, caller, extract(dict(request.headers)), time_left_s)
         try:
-            renderer = AnswerRenderer(
-                operation=draft.operation,
-                request_id=opened.ids.request_id,
-                model=opened.checked.model.name,
-                created_s=int(time.time()),
-                includes_usage=body.includes_usage,
-                logprobs=LogprobsRenderer(opened.checked.model.tokenizer.token_bytes),
-            )
+            renderer = AnswerRenderer(opened, includes_usage=body.includes_usage)
             async with watched(request.receive, opened.leave):
-                if not draft.is_stream:
+                if not client_request.is_stream:
                     return JSONResponse(await _whole_answer(opened, renderer))
-                # Before the first piece an error still gets a status of its own.
-                first = await opened.choices.next_piece()
+                # Before the first delta an error still gets a status of its own.
+                first = await opened.next_delta()
         except BaseException:
             opened.leave()
             raise
         events = _events(opened, renderer, first)
-        return EventStream(events, opened.leave, unread_s=self._settings.unread_s)
+        return EventStream(events, opened.leave, send_timeout_s=self._settings.send_timeout_s)
 
 
 async def _whole_answer(opened: OpenRequest, renderer: AnswerRenderer) -> dict[str, Any]:
-    pieces: list[list[OutputPiece]] = [[] for _ in opened.choices.calls]
-    reasons: dict[int, FinishReason] = {}
+    deltas: list[list[OutputDelta]] = [[] for _ in opened.states]
     while True:
-        delivery = await opened.choices.next_piece()
-        pieces[delivery.choice].append(delivery.piece)
-        if delivery.finish_reason is not None:
-            reasons[delivery.choice] = delivery.finish_reason
-        if delivery.is_last:
+        delta = await opened.next_delta()
+        deltas[delta.choice].append(delta)
+        if delta.is_last:
             break
     opened.leave()
-    answers = [
-        WholeAnswer(
-            text="".join(piece.text for piece in parts),
-            finish_reason=reasons[choice],
-            logprobs=[entry for piece in parts for entry in piece.logprobs],
-            prompt_logprobs=[entry for piece in parts for entry in piece.prompt_logprobs],
-        )
-        for choice, parts in enumerate(pieces)
-    ]
-    return renderer.whole(answers, _usage_of(opened))
+    return renderer.whole([joined(choice) for choice in deltas])
 
 
 async def _events(opened: OpenRequest, renderer: AnswerRenderer, first: OutputDelta) -> AsyncIterator[bytes]:
     """After an error comes an error event, and the end of the stream is seen in either case."""
-    num_choices = len(opened.choices.calls)
-    head = b"".join(event(chunk) for chunk in renderer.opening(num_choices))
-    num_chars = [0] * num_choices
-    delivery = first
+    head = b"".join(event(chunk) for chunk in renderer.opening())
+    num_chars = [0] * len(opened.states)
+    delta = first
     try:
         while True:
-            piece = delivery.piece
-            if piece.text or piece.logprobs or delivery.finish_reason is not None:
-                yield head + event(renderer.chunk(delivery, num_chars[delivery.choice]))
+            if delta.text or delta.logprobs or delta.finish_reason is not None:
+                yield head + event(renderer.chunk(delta, num_chars[delta.choice]))
                 head = b""
-                num_chars[delivery.choice] += len(piece.text)
-                opened.sent()
-            if delivery.is_last:
+                num_chars[delta.choice] += len(delta.text)
+                opened.mark_sent()
+            if delta.is_last:
                 break
-            delivery = await opened.choices.next_piece()
+            delta = await opened.next_delta()
     except WeirError as error:
         yield head + event(error_body(error)) + DONE
         return
-    yield b"".join(event(chunk) for chunk in renderer.closing(_usage_of(opened))) + DONE
-
-
-def _usage_of(opened: OpenRequest) -> Usage:
-    return Usage(opened.num_prompt_tokens, opened.num_output_tokens, opened.num_cached_tokens)
+    yield b"".join(event(chunk) for chunk in renderer.closing()) + DONE
 
 
 def _plain_error(message: str, kind: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import contextlib
 import logging
 import socket
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import uvicorn
 from starlette.applications import Starlette
@@ -17,21 +18,38 @@ logger = logging.getLogger(__name__)
 _BACKLOG = 2048
 _CLOSE_CONNECTIONS_S = 2
 _KEEP_ALIVE_S = 30
-_LOOK_S = 0.01
+_POLL_S = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSettings:
+    """Where it listens (port 0: any free one), and how much and for how long a client may hold.
+
+    More than `max_connections` get 503 at once. `max_body_bytes` is above what any field may hold, so that a prompt
+    that is too long is named. A client that takes nothing for `send_timeout_s` is given up.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    max_connections: int = 256
+    max_body_bytes: int = 32 << 20
+    head_timeout_s: float = 30.0
+    body_timeout_s: float = 30.0
+    send_timeout_s: float = 60.0
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, unread_s: float) -> None:
+    def __init__(self, config: uvicorn.Config, send_timeout_s: float) -> None:
         super().__init__(config)
-        self._unread_s = unread_s
-        self._look_at_s = 0.0
+        self._send_timeout_s = send_timeout_s
+        self._next_check_s = 0.0
         self._unread: dict[object, int] = {}
-        """Bytes that wait on connections that are being closed, at the last look."""
+        """Bytes that wait on connections that are being closed, at the last check."""
 
     async def on_tick(self, counter: int) -> bool:
         now_s = asyncio.get_running_loop().time()
-        if now_s >= self._look_at_s:
-            self._look_at_s = now_s + self._unread_s
+        if now_s >= self._next_check_s:
+            self._next_check_s = now_s + self._send_timeout_s
             self._end_unread()
         return await super().on_tick(counter)
 
@@ -82,38 +100,29 @@ def _protocol_with_deadline(head_timeout_s: float) -> type[asyncio.Protocol]:
 
 
 class HttpServer:
-    """Serves one application from `start` to `stop`. `max_connections` is a bound; more get 503 at once.
+    """Serves one application from `start` to `stop`.
 
-    `on_failure` is told when it ends before `stop`: then nobody answers at the port any more.
+    `on_failure` is called with the reason when it ends before `stop`: then nobody answers at the port any more.
     """
 
-    def __init__(
-        self,
-        app: Starlette,
-        host: str,
-        port: int,
-        *,
-        max_connections: int,
-        on_failure: Callable[[str], None],
-        unread_s: float,
-        head_timeout_s: float = 30.0,
-    ) -> None:
-        self._host = host
-        self._port = port
+    def __init__(self, app: Starlette, settings: HttpSettings, on_failure: Callable[[str], None]) -> None:
+        self._host = settings.host
         self._on_failure = on_failure
         config = uvicorn.Config(
             app,
-            http=_protocol_with_deadline(head_timeout_s),
+            http=_protocol_with_deadline(settings.head_timeout_s),
             log_config=None,
             access_log=False,
             lifespan="off",
-            limit_concurrency=max_connections,
+            limit_concurrency=settings.max_connections,
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=_CLOSE_CONNECTIONS_S,
         )
-        self._server = _Server(config, unread_s)
+        self._server = _Server(config, settings.send_timeout_s)
+        self._wanted_port = settings.port
         self._task: asyncio.Task[None] | None = None
         self.port = 0
+        """Once it has started."""
 
     async def start(self) -> None:
         """Returns when connections are taken. Raises Unavailable, naming the address, when it cannot be bound."""
@@ -124,7 +133,7 @@ class HttpServer:
             if self._task.done():
                 self._task.result()
                 raise Unavailable("the HTTP server ended while it started")
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
         self._task.add_done_callback(self._check_end)
         logger.info("HTTP on %s:%d", self._host, self.port)
 
@@ -146,7 +155,7 @@ class HttpServer:
     def _bind(self) -> socket.socket:
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         try:
-            return socket.create_server((self._host, self._port), family=family, backlog=_BACKLOG)
+            return socket.create_server((self._host, self._wanted_port), family=family, backlog=_BACKLOG)
         except OSError as error:
-            problem = f"HTTP cannot listen on {self._host}:{self._port} ({error.strerror or error})"
+            problem = f"HTTP cannot listen on {self._host}:{self._wanted_port} ({error.strerror or error})"
             raise Unavailable(f"{problem}; choose another --http-port") from error

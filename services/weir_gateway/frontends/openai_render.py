@@ -1,8 +1,8 @@
 """Answers in the forms of OpenAI's API: whole, in chunks, and errors."""
 
 import math
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from weir.core.errors import (
@@ -17,11 +17,10 @@ from weir.core.errors import (
     Unavailable,
     WeirError,
 )
-from weir.core.life import FinishReason
-from weir.core.logprobs import TokenLogprobs
-from weir_gateway.draft import Operation
-from weir_gateway.driving.choices import OutputDelta
+from weir_gateway.driving.open_request import OpenRequest
 from weir_gateway.frontends.openai_logprobs import LogprobsRenderer
+from weir_gateway.requests.client_request import Operation
+from weir_gateway.requests.output import OutputDelta
 
 Json = dict[str, Any]
 
@@ -42,108 +41,83 @@ _ERRORS: tuple[tuple[type[WeirError], int, str, str], ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Token counts of one answer."""
-
-    num_prompt_tokens: int
-    num_output_tokens: int
-    num_cached_tokens: int
-
-    def to_json(self) -> Json:
-        return {
-            "prompt_tokens": self.num_prompt_tokens,
-            "completion_tokens": self.num_output_tokens,
-            "total_tokens": self.num_prompt_tokens + self.num_output_tokens,
-            "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens},
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class WholeAnswer:
-    """One choice, complete."""
-
-    text: str
-    finish_reason: FinishReason
-    logprobs: Sequence[TokenLogprobs] = ()
-    prompt_logprobs: Sequence[TokenLogprobs] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class AnswerRenderer:
-    """Renders one answer; `created_s` is Unix time."""
+    """Renders the answer to one request: whole, or opening, chunks and closing."""
 
-    operation: Operation
-    request_id: str
-    model: str
-    created_s: int
-    includes_usage: bool = False
-    logprobs: LogprobsRenderer | None = None
+    def __init__(self, opened: OpenRequest, *, includes_usage: bool) -> None:
+        self._opened = opened
+        self._is_chat = opened.checked.client_request.operation is Operation.CHAT
+        self._includes_usage = includes_usage
+        self._logprobs = LogprobsRenderer(opened.checked.model.tokenizer.token_bytes)
+        self._created_unix_s = int(time.time())
 
-    def whole(self, answers: Sequence[WholeAnswer], usage: Usage) -> Json:
-        """The answer that is not streamed, its choices in order."""
-        choices = [self._whole_choice(index, answer) for index, answer in enumerate(answers)]
-        return {**self._head(is_chunk=False), "choices": choices, "usage": usage.to_json()}
+    def whole(self, outputs: Sequence[OutputDelta]) -> Json:
+        """The answer that is not streamed; `outputs` are its choices in order, complete."""
+        choices = [self._whole_choice(output) for output in outputs]
+        return {**self._head(is_chunk=False), "choices": choices, "usage": self._usage()}
 
-    def opening(self, num_choices: int) -> list[Json]:
+    def opening(self) -> list[Json]:
         """What a stream begins with, before any text."""
-        if self.operation is Operation.CHAT:
-            content: Json = {"delta": {"role": "assistant", "content": ""}, "logprobs": None}
-            return [self._chunk(choice, content, None) for choice in range(num_choices)]
-        return []
-
-    def chunk(self, delivery: OutputDelta, text_offset: int) -> Json:
-        """A piece of a choice, the last one with a finish reason. `text_offset`: characters of the choice before it."""
-        text = delivery.piece.text
-        logprobs = self._logprobs_json(delivery.piece.logprobs, text_offset) if delivery.piece.token_ids else None
-        if self.operation is Operation.TEXT_COMPLETION:
-            content: Json = {"text": text}
-        else:
-            content = {"delta": {"content": text} if text else {}}
-        return self._chunk(delivery.choice, {**content, "logprobs": logprobs}, delivery.finish_reason)
-
-    def closing(self, usage: Usage) -> list[Json]:
-        """What follows the last piece: the token counts, if they were asked for."""
-        if not self.includes_usage:
+        if not self._is_chat:
             return []
-        return [{**self._head(is_chunk=True), "choices": [], "usage": usage.to_json()}]
+        content = {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+        return [self._chunk({"index": choice, **content}) for choice in range(len(self._opened.states))]
 
-    def _whole_choice(self, index: int, answer: WholeAnswer) -> Json:
-        if self.operation is Operation.CHAT:
-            content: Json = {"message": {"role": "assistant", "content": answer.text, "refusal": None}}
+    def chunk(self, delta: OutputDelta, text_offset: int) -> Json:
+        """Part of a choice, the last one with a finish reason. `text_offset`: characters of the choice before it."""
+        if self._is_chat:
+            content: Json = {"delta": {"content": delta.text} if delta.text else {}}
         else:
-            content = {"text": answer.text}
-        logprobs = self._logprobs_json(answer.logprobs, 0)
-        choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": answer.finish_reason.value}
-        if answer.prompt_logprobs and self.logprobs is not None:
-            choice["prompt_logprobs"] = self.logprobs.prompt_json(answer.prompt_logprobs)
+            content = {"text": delta.text}
+        return self._chunk(self._choice(delta, content, text_offset))
+
+    def closing(self) -> list[Json]:
+        """What follows the last delta: the token counts, if they were asked for."""
+        if not self._includes_usage:
+            return []
+        return [{**self._head(is_chunk=True), "choices": [], "usage": self._usage()}]
+
+    def _whole_choice(self, output: OutputDelta) -> Json:
+        if self._is_chat:
+            content: Json = {"message": {"role": "assistant", "content": output.text, "refusal": None}}
+        else:
+            content = {"text": output.text}
+        choice = self._choice(output, content, 0)
+        if output.prompt_logprobs:
+            choice["prompt_logprobs"] = self._logprobs.prompt_json(output.prompt_logprobs)
         return choice
 
-    def _logprobs_json(self, logprobs: Sequence[TokenLogprobs], text_offset: int) -> Json | None:
-        if not logprobs or self.logprobs is None:
-            return None
-        if self.operation is Operation.CHAT:
-            return self.logprobs.chat_json(logprobs)
-        return self.logprobs.completion_json(logprobs, text_offset)
+    def _choice(self, delta: OutputDelta, content: Json, text_offset: int) -> Json:
+        logprobs = None
+        if delta.logprobs:
+            chat, completion = self._logprobs.chat_json, self._logprobs.completion_json
+            logprobs = chat(delta.logprobs) if self._is_chat else completion(delta.logprobs, text_offset)
+        reason = None if delta.finish_reason is None else delta.finish_reason.value
+        return {"index": delta.choice, **content, "logprobs": logprobs, "finish_reason": reason}
 
-    def _chunk(self, choice: int, content: Json, finish_reason: FinishReason | None) -> Json:
-        reason = None if finish_reason is None else finish_reason.value
-        chunk = {
-            **self._head(is_chunk=True),
-            "choices": [{"index": choice, **content, "finish_reason": reason}],
+    def _chunk(self, choice: Json) -> Json:
+        chunk = {**self._head(is_chunk=True), "choices": [choice]}
+        return {**chunk, "usage": None} if self._includes_usage else chunk
+
+    def _usage(self) -> Json:
+        num_prompt, num_output = self._opened.num_prompt_tokens, self._opened.num_output_tokens
+        return {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_output,
+            "total_tokens": num_prompt + num_output,
+            "prompt_tokens_details": {"cached_tokens": self._opened.num_cached_tokens},
         }
-        return {**chunk, "usage": None} if self.includes_usage else chunk
 
     def _head(self, *, is_chunk: bool) -> Json:
-        if self.operation is Operation.CHAT:
+        if self._is_chat:
             prefix, kind = "chatcmpl", "chat.completion.chunk" if is_chunk else "chat.completion"
         else:
             prefix, kind = "cmpl", "text_completion"
         return {
-            "id": f"{prefix}-{self.request_id}",
+            "id": f"{prefix}-{self._opened.request_id}",
             "object": kind,
-            "created": self.created_s,
-            "model": self.model,
+            "created": self._created_unix_s,
+            "model": self._opened.checked.model.name,
         }
 
 
@@ -164,7 +138,7 @@ def error_body(error: WeirError) -> Json:
 
 
 def error_headers(error: WeirError) -> dict[str, str]:
-    """`Retry-After` in whole seconds, at least 1, if trying again makes sense; for 401 how to say who asks."""
+    """`Retry-After` in whole seconds, at least 1, if trying again makes sense; for 401 how to authenticate."""
     if isinstance(error, Unauthenticated):
         return {"WWW-Authenticate": "Bearer"}
     if error.retry_after_s is None:

@@ -12,7 +12,15 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from weir.core.errors import FieldViolation, InvalidRequest
 from weir.core.options import MAX_TARGET_MS, NUMBER_RULES, GenerateOptions, grpc_names
-from weir_gateway.draft import Conversation, FieldNames, Operation, Prompt, RequestDraft, Text, TokenIds
+from weir_gateway.requests.client_request import (
+    ClientRequest,
+    Conversation,
+    FieldNames,
+    Operation,
+    Prompt,
+    Text,
+    TokenIds,
+)
 
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
 _ModelT = TypeVar("_ModelT", bound="CommonBody")
@@ -137,15 +145,15 @@ def parse_body(body_type: type[_ModelT], raw: bytes) -> _ModelT:
         ) from None
 
 
-def completion_draft(body: CompletionBody, correlation_id: str) -> RequestDraft:
+def completion_request(body: CompletionBody, correlation_id: str) -> ClientRequest:
     """Raises InvalidRequest for what is not served."""
     violations = _unserved(body)
     prompt = _prompt_of(body.prompt, violations)
     given = {"max_tokens": body.max_tokens, "logprobs": body.logprobs}
-    return _draft(body, Operation.TEXT_COMPLETION, prompt, given, HTTP_NAMES, correlation_id, violations)
+    return _client_request(body, Operation.TEXT_COMPLETION, prompt, given, HTTP_NAMES, correlation_id, violations)
 
 
-def chat_draft(body: ChatBody, correlation_id: str) -> RequestDraft:
+def chat_request(body: ChatBody, correlation_id: str) -> ClientRequest:
     """Raises InvalidRequest for what is not served."""
     violations = _unserved(body)
     turns = tuple(
@@ -161,10 +169,10 @@ def chat_draft(body: ChatBody, correlation_id: str) -> RequestDraft:
     given = {"max_tokens": body.max_tokens, "logprobs": (body.top_logprobs or 0) if body.logprobs else None}
     if body.max_completion_tokens is not None:
         names["max_tokens"], given["max_tokens"] = "max_completion_tokens", body.max_completion_tokens
-    return _draft(body, Operation.CHAT, Conversation(turns), given, names, correlation_id, violations)
+    return _client_request(body, Operation.CHAT, Conversation(turns), given, names, correlation_id, violations)
 
 
-def _draft(
+def _client_request(
     body: CommonBody,
     operation: Operation,
     prompt: Prompt,
@@ -172,12 +180,12 @@ def _draft(
     names: FieldNames,
     correlation_id: str,
     violations: list[FieldViolation],
-) -> RequestDraft:
+) -> ClientRequest:
     """`given`: the numbers whose fields are not the same in both kinds of request."""
     stop = _stop_of(body.stop, violations)
     logit_bias = _logit_bias_of(body.logit_bias or {}, violations)
     if body.prompt_logprobs is not None and body.is_stream:
-        violations.append(FieldViolation("prompt_logprobs", "is told in whole answers only; leave stream out"))
+        violations.append(FieldViolation("prompt_logprobs", "comes with whole answers only; leave stream out"))
     if body.deadline_ms is not None and not 1 <= body.deadline_ms <= MAX_TARGET_MS:
         limit = f"must be from 1 to {MAX_TARGET_MS} (a day)"
         violations.append(FieldViolation("deadline_ms", f"is {body.deadline_ms}; {limit}"))
@@ -185,7 +193,7 @@ def _draft(
         raise InvalidRequest(violations)
     shared = [rule.name for rule in NUMBER_RULES if rule.name not in given]
     numbers: dict[str, Any] = {name: getattr(body, name) for name in shared} | dict(given)
-    return RequestDraft(
+    return ClientRequest(
         operation=operation,
         prompt=prompt,
         names=names,

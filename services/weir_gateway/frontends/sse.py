@@ -41,17 +41,17 @@ async def watched(receive: Receive, on_disconnect: Callable[[], None]) -> AsyncI
 class EventStream(Response):
     """Sends what `events` yields, under the connection's flow control. `leave` is called at the end, however it comes.
 
-    A client that does not read for `unread_s` is given up: its connection is closed.
+    A client that does not read for `send_timeout_s` is given up: its connection is closed.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[bytes], leave: Callable[[], None], *, unread_s: float) -> None:
+    def __init__(self, events: AsyncIterator[bytes], leave: Callable[[], None], *, send_timeout_s: float) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._events = events
         self._leave = leave
-        self._unread_s = unread_s
+        self._send_timeout_s = send_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -62,10 +62,10 @@ class EventStream(Response):
                 await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
         except TimeoutError:
             # Returning before the body's end makes the server close the connection.
-            logger.warning("a client has not read its stream for %g s and is given up", self._unread_s)
+            logger.warning("a client has not read its stream for %g s and is given up", self._send_timeout_s)
         finally:
             self._leave()
 
     async def _send(self, send: Send, message: dict[str, Any]) -> None:
-        async with asyncio.timeout(self._unread_s):
+        async with asyncio.timeout(self._send_timeout_s):
             await send(message)

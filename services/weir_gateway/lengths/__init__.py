@@ -1,1 +1,1 @@
-"""How long answers will be: predicted, calibrated, and logged for training."""
+"""Output lengths: predicted, calibrated, and logged for training."""

@@ -1,4 +1,4 @@
-"""Reads what output lengths need: the predictor's file, the model's token table. Blocks; for a thread, at the start."""
+"""Loads what output lengths need: the predictor's file, the model's token table. Blocks; for a thread, at the start."""
 
 import logging
 from pathlib import Path
@@ -13,7 +13,7 @@ from weir.policy.predictors.predictor_file import load_predictor
 from weir.policy.predictors.token_table import digest_of_tokens
 from weir.runtime.config import ConfigError
 from weir_gateway.config import GatewayConfig
-from weir_gateway.lengths.lengths import OutputLengths
+from weir_gateway.lengths.output_lengths import OutputLengths
 from weir_gateway.lengths.request_log import RequestLog, RequestLogSettings
 
 logger = logging.getLogger(__name__)

@@ -95,7 +95,7 @@ class RequestLog:
 
 
 def _open(path: Path) -> TextIO:
-    """Readable by its owner alone: it tells what people ask about. A line that a crash has torn is ended first."""
+    """Readable by its owner alone: it shows what clients ask about. A line that a crash has torn is ended first."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     file = os.fdopen(descriptor, "a", encoding="ascii")
     if file.tell():

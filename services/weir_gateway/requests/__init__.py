@@ -1,1 +1,1 @@
-"""What a request is once it is checked: its prompt, its options, its tokens and text."""
+"""A request as a client sent it, checked, and running: its prompt, options, phase, tokens and text."""

@@ -11,7 +11,14 @@ from weir.model.files.digest import model_digest
 from weir.model.files.source import resolve_model
 from weir.model.tokens.chat_template import load_chat_template
 from weir.model.tokens.tokenizer import load_tokenizer
-from weir_gateway.requests.output import Detokenizer
+
+
+class Detokenizer(Protocol):
+    """Turns a growing sequence of ids into text, never half a character (`weir.model.tokens.tokenizer`)."""
+
+    def push(self, token_ids: Sequence[int]) -> str: ...
+
+    def finish(self) -> str: ...
 
 
 class TextTokenizer(Protocol):
@@ -45,7 +52,7 @@ class ServedModel:
 
 
 class ModelDirectory:
-    """The models by name."""
+    """Finds the models that are served."""
 
     def __init__(self, models: Sequence[ServedModel]) -> None:
         self._models = {model.name: model for model in models}

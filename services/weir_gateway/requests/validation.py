@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from weir.core.errors import FieldViolation, InvalidRequest
 from weir.core.options import LOGIT_BIAS_RULE, NUMBER_RULES
 from weir.core.sampling import MAX_LOGIT_BIAS, SamplingParams, StopRules
-from weir_gateway.access.access import RequestScope
-from weir_gateway.draft import Conversation, FieldNames, RequestDraft, Text, TokenIds
+from weir_gateway.access.access_control import RequestScope
+from weir_gateway.requests.client_request import ClientRequest, Conversation, FieldNames, Text, TokenIds
 from weir_gateway.requests.models import ServedModel
-from weir_gateway.requests.prediction import NO_PREDICTION, OutputPrediction
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _LANE = re.compile(r"[A-Za-z0-9_.-]{0,64}")
@@ -34,7 +33,7 @@ class Limits:
     max_prompt_bytes: int = 1 << 20
     max_messages: int = 1024
     max_prompt_logprobs: int = 65_536
-    """Log-probabilities told of one prompt: its tokens times (1 + `prompt_logprobs`)."""
+    """Log-probabilities of one prompt: its tokens times (1 + `prompt_logprobs`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +48,27 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
+class OutputPrediction:
+    """A request's length for the scheduler; the default stands for nothing known."""
+
+    num_tokens: float = 0.0
+    score: float | None = None
+    """The predictor's rank (higher is shorter)."""
+    uncalibrated_tokens: float = 0.0
+    """The predictor's number before it was corrected."""
+
+
+@dataclass(frozen=True, slots=True)
 class CheckedRequest:
     """A request that can be submitted: all defaults filled in."""
 
-    draft: RequestDraft
+    client_request: ClientRequest
     model: ServedModel
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
     stop_rules: StopRules
     scope: RequestScope
-    prediction: OutputPrediction = NO_PREDICTION
+    prediction: OutputPrediction = OutputPrediction()
 
 
 class _Violations:
@@ -86,43 +96,47 @@ def check_counts(counts: Counts, names: FieldNames, model: ServedModel, limits: 
     found.raise_any()
 
 
-def check_fields(draft: RequestDraft, model: ServedModel, limits: Limits) -> None:
+def check_fields(client_request: ClientRequest, model: ServedModel, limits: Limits) -> None:
     """Raises InvalidRequest with every wrong field. Costs little, however large the prompt is."""
     found = _Violations()
-    _check_counts(found, _counts_of(draft), draft.names, model, limits)
-    _check_prompt_form(found, draft, model, limits)
-    _check_names(found, draft)
-    _check_numbers(found, draft, model)
-    _check_logit_bias(found, draft, model)
-    _check_stops(found, draft, model)
+    _check_counts(found, _counts_of(client_request), client_request.names, model, limits)
+    _check_prompt_form(found, client_request, model, limits)
+    _check_names(found, client_request)
+    _check_numbers(found, client_request, model)
+    _check_logit_bias(found, client_request, model)
+    _check_stops(found, client_request, model)
     found.raise_any()
 
 
 def check_prompt(
-    draft: RequestDraft, model: ServedModel, limits: Limits, prompt_token_ids: Sequence[int], scope: RequestScope
+    client_request: ClientRequest,
+    model: ServedModel,
+    limits: Limits,
+    prompt_token_ids: Sequence[int],
+    scope: RequestScope,
 ) -> CheckedRequest:
     """Raises InvalidRequest for a prompt that is empty or leaves no room in the context."""
     found = _Violations()
     num_prompt, context = len(prompt_token_ids), model.max_context_tokens
-    field = prompt_field(draft)
+    field = prompt_field(client_request)
     found.check(num_prompt > 0, field, "is empty; give at least one token")
     found.check(
         num_prompt < context,
         field,
         f"is {num_prompt} tokens; {model.name} takes at most {context - 1}, so that one token of output fits",
     )
-    options = draft.options
+    options = client_request.options
     max_tokens = min(
         limits.default_max_tokens if options.max_tokens is None else options.max_tokens, context - num_prompt
     )
-    _check_prompt_logprobs(found, draft, limits, num_prompt)
+    _check_prompt_logprobs(found, client_request, limits, num_prompt)
     found.raise_any()
     eos_ids = () if options.ignore_eos else model.eos_token_ids
     return CheckedRequest(
-        draft=draft,
+        client_request=client_request,
         model=model,
         prompt_token_ids=tuple(prompt_token_ids),
-        sampling=_sampling_of(draft),
+        sampling=_sampling_of(client_request),
         stop_rules=StopRules(
             max_tokens=max_tokens,
             stop_token_ids=tuple(dict.fromkeys((*eos_ids, *options.stop_token_ids))),
@@ -132,15 +146,15 @@ def check_prompt(
     )
 
 
-def prompt_field(draft: RequestDraft) -> str:
+def prompt_field(client_request: ClientRequest) -> str:
     """What the client calls the prompt that it sent."""
-    match draft.prompt:
+    match client_request.prompt:
         case Text():
-            return draft.names["text"]
+            return client_request.names["text"]
         case TokenIds():
-            return draft.names["token_ids"]
+            return client_request.names["token_ids"]
         case Conversation():
-            return draft.names["messages"]
+            return client_request.names["messages"]
 
 
 def check_text_size(field: str, text: str, limits: Limits) -> None:
@@ -150,13 +164,13 @@ def check_text_size(field: str, text: str, limits: Limits) -> None:
     found.raise_any()
 
 
-def _counts_of(draft: RequestDraft) -> Counts:
+def _counts_of(client_request: ClientRequest) -> Counts:
     return Counts(
-        messages=len(draft.prompt.messages) if isinstance(draft.prompt, Conversation) else None,
-        token_ids=len(draft.prompt.ids) if isinstance(draft.prompt, TokenIds) else None,
-        stop=len(draft.options.stop),
-        stop_token_ids=len(draft.options.stop_token_ids),
-        logit_bias=len(draft.options.logit_bias),
+        messages=len(client_request.prompt.messages) if isinstance(client_request.prompt, Conversation) else None,
+        token_ids=len(client_request.prompt.ids) if isinstance(client_request.prompt, TokenIds) else None,
+        stop=len(client_request.options.stop),
+        stop_token_ids=len(client_request.options.stop_token_ids),
+        logit_bias=len(client_request.options.logit_bias),
     )
 
 
@@ -176,9 +190,9 @@ def _check_counts(found: _Violations, counts: Counts, names: FieldNames, model: 
         found.check(number <= maximum, names[name], f"has {number} {unit}; at most {maximum}")
 
 
-def _check_prompt_form(found: _Violations, draft: RequestDraft, model: ServedModel, limits: Limits) -> None:
-    names = draft.names
-    match draft.prompt:
+def _check_prompt_form(found: _Violations, client_request: ClientRequest, model: ServedModel, limits: Limits) -> None:
+    names = client_request.names
+    match client_request.prompt:
         case Text(text):
             found.check(text != "", names["text"], "is empty; give at least one character")
             _check_bytes(found, names["text"], _num_bytes(text), limits)
@@ -202,34 +216,39 @@ def _check_messages(
     _check_bytes(found, names["messages"], num_bytes, limits)
 
 
-def _check_names(found: _Violations, draft: RequestDraft) -> None:
-    names = draft.names
-    if draft.options.request_id and not REQUEST_ID.fullmatch(draft.options.request_id):
+def _check_names(found: _Violations, client_request: ClientRequest) -> None:
+    names = client_request.names
+    if client_request.options.request_id and not REQUEST_ID.fullmatch(client_request.options.request_id):
         found.add(
-            names["request_id"], f"is {draft.options.request_id[:80]!r}; use 1 to 64 characters of A-Z a-z 0-9 _ -"
+            names["request_id"],
+            f"is {client_request.options.request_id[:80]!r}; use 1 to 64 characters of A-Z a-z 0-9 _ -",
         )
-    if not _LANE.fullmatch(draft.options.lane):
-        found.add(names["lane"], f"is {draft.options.lane[:80]!r}; use at most 64 characters of A-Z a-z 0-9 _ . -")
-    if len(draft.options.cache_salt) > _MAX_SALT_CHARS:
+    if not _LANE.fullmatch(client_request.options.lane):
+        found.add(
+            names["lane"], f"is {client_request.options.lane[:80]!r}; use at most 64 characters of A-Z a-z 0-9 _ . -"
+        )
+    if len(client_request.options.cache_salt) > _MAX_SALT_CHARS:
         found.add(
             names["cache_salt"],
-            f"has {len(draft.options.cache_salt)} characters; at most {_MAX_SALT_CHARS} are allowed",
+            f"has {len(client_request.options.cache_salt)} characters; at most {_MAX_SALT_CHARS} are allowed",
         )
 
 
-def _check_numbers(found: _Violations, draft: RequestDraft, model: ServedModel) -> None:
+def _check_numbers(found: _Violations, client_request: ClientRequest, model: ServedModel) -> None:
     for rule in NUMBER_RULES:
-        value = getattr(draft.options, rule.name)
+        value = getattr(client_request.options, rule.name)
         problem = None if value is None else rule.try_find_problem(value, model.max_context_tokens)
         if problem is not None:
-            found.add(draft.names[rule.name], problem)
-    max_tokens, min_tokens = draft.options.max_tokens, draft.options.min_tokens
+            found.add(client_request.names[rule.name], problem)
+    max_tokens, min_tokens = client_request.options.max_tokens, client_request.options.min_tokens
     if max_tokens is not None and min_tokens is not None and min_tokens > max_tokens:
-        found.add(draft.names["min_tokens"], f"is {min_tokens}; must be at most max_tokens, which is {max_tokens}")
+        found.add(
+            client_request.names["min_tokens"], f"is {min_tokens}; must be at most max_tokens, which is {max_tokens}"
+        )
 
 
-def _check_logit_bias(found: _Violations, draft: RequestDraft, model: ServedModel) -> None:
-    biases, name = draft.options.logit_bias, draft.names["logit_bias"]
+def _check_logit_bias(found: _Violations, client_request: ClientRequest, model: ServedModel) -> None:
+    biases, name = client_request.options.logit_bias, client_request.names["logit_bias"]
     if len(biases) > MAX_LOGIT_BIAS:
         return
     for token_id, bias in biases:
@@ -241,20 +260,23 @@ def _check_logit_bias(found: _Violations, draft: RequestDraft, model: ServedMode
             found.add(f"{name}[{token_id}]", problem)
 
 
-def _check_prompt_logprobs(found: _Violations, draft: RequestDraft, limits: Limits, num_prompt: int) -> None:
-    num_top = draft.options.prompt_logprobs
+def _check_prompt_logprobs(found: _Violations, client_request: ClientRequest, limits: Limits, num_prompt: int) -> None:
+    num_top = client_request.options.prompt_logprobs
     if num_top is not None and num_prompt * (1 + num_top) > limits.max_prompt_logprobs:
-        num_told = f"{num_prompt} tokens of prompt times 1 + {num_top} are {num_prompt * (1 + num_top)}"
-        found.add(draft.names["prompt_logprobs"], f"is {num_top}; {num_told}, at most {limits.max_prompt_logprobs}")
+        num_entries = f"{num_prompt} tokens of prompt times 1 + {num_top} are {num_prompt * (1 + num_top)}"
+        found.add(
+            client_request.names["prompt_logprobs"],
+            f"is {num_top}; {num_entries}, at most {limits.max_prompt_logprobs}",
+        )
 
 
-def _check_stops(found: _Violations, draft: RequestDraft, model: ServedModel) -> None:
-    names = draft.names
-    for index, stop in enumerate(draft.options.stop[:_MAX_STOPS]):
+def _check_stops(found: _Violations, client_request: ClientRequest, model: ServedModel) -> None:
+    names = client_request.names
+    for index, stop in enumerate(client_request.options.stop[:_MAX_STOPS]):
         field = f"{names['stop']}[{index}]"
         found.check(1 <= len(stop) <= _MAX_STOP_CHARS, field, f"has {len(stop)} characters; use 1 to {_MAX_STOP_CHARS}")
-    if len(draft.options.stop_token_ids) <= _MAX_STOP_TOKEN_IDS:
-        _check_token_ids(found, names["stop_token_ids"], draft.options.stop_token_ids, model)
+    if len(client_request.options.stop_token_ids) <= _MAX_STOP_TOKEN_IDS:
+        _check_token_ids(found, names["stop_token_ids"], client_request.options.stop_token_ids, model)
 
 
 def _check_token_ids(found: _Violations, field: str, ids: Sequence[int], model: ServedModel) -> None:
@@ -274,16 +296,18 @@ def _num_bytes(text: str) -> int:
     return len(text.encode("utf-8", "surrogatepass"))
 
 
-def _sampling_of(draft: RequestDraft) -> SamplingParams:
+def _sampling_of(client_request: ClientRequest) -> SamplingParams:
     names = [rule.name for rule in NUMBER_RULES if rule.group == "sampling" and rule.name != "seed"]
-    given = {name: value for name in names if (value := getattr(draft.options, name)) is not None}
-    return SamplingParams(**given, seed=_seed_of(draft), logit_bias=tuple(sorted(draft.options.logit_bias)))
+    given = {name: value for name in names if (value := getattr(client_request.options, name)) is not None}
+    return SamplingParams(
+        **given, seed=_seed_of(client_request), logit_bias=tuple(sorted(client_request.options.logit_bias))
+    )
 
 
-def _seed_of(draft: RequestDraft) -> int:
+def _seed_of(client_request: ClientRequest) -> int:
     """A client that names its request gets the same tokens when it sends the request again."""
-    if draft.options.seed is not None:
-        return draft.options.seed
-    if draft.options.request_id:
-        return int.from_bytes(hashlib.blake2b(draft.options.request_id.encode(), digest_size=8).digest())
+    if client_request.options.seed is not None:
+        return client_request.options.seed
+    if client_request.options.request_id:
+        return int.from_bytes(hashlib.blake2b(client_request.options.request_id.encode(), digest_size=8).digest())
     return secrets.randbits(64)

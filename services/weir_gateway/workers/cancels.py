@@ -1,6 +1,6 @@
-"""Cancels that a worker has not confirmed: whatever stream or link may have lost them, the next one says them again.
+"""Cancels that a worker has not confirmed: whatever stream may have lost them, the next one carries them again.
 
-cancel ──> noted ── the worker says that the attempt, or a newer one, has ended there ──> confirmed
+cancel ──> noted ── the worker reports that the attempt, or a newer one, has ended there ──> confirmed
              ├───── `kept_s` have passed ─────────────> forgotten: the worker has given the gateway up long ago
              └───── `max_entries` newer ones ─────────> forgotten, and counted: the request may go on
 """
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 class UnconfirmedCancels:
-    """Those of one worker."""
+    """The Cancels to one worker, each with the newest attempt that it is for."""
 
     def __init__(self, worker_id: str, *, kept_s: float, max_entries: int, clock: Clock, counts: Counter[str]) -> None:
         self._worker_id = worker_id
@@ -25,7 +25,7 @@ class UnconfirmedCancels:
         self._max_entries = max_entries
         self._clock = clock
         self._counts = counts
-        self._entries: OrderedDict[str, tuple[Attempt, float]] = OrderedDict()  # with when it was said; oldest first
+        self._entries: OrderedDict[str, tuple[Attempt, float]] = OrderedDict()  # with when it was sent; oldest first
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -34,7 +34,7 @@ class UnconfirmedCancels:
         return request_id in self._entries
 
     def note(self, request_id: str, attempt: Attempt) -> worker_pb2.ServeRequest:
-        """Returns the command, to be said now if there is a stream."""
+        """Returns the command, to be sent now if there is a stream."""
         before, _ = self._entries.pop(request_id, (attempt, 0.0))
         self._entries[request_id] = max(before, attempt), self._clock.now_s()
         self.forget_old()
@@ -49,13 +49,13 @@ class UnconfirmedCancels:
             self._counts["cancels_forgotten_total"] += 1
         return cancel_command(request_id, max(before, attempt))
 
-    def was_said_within(self, request_id: str, duration_s: float) -> bool:
+    def was_sent_within(self, request_id: str, duration_s: float) -> bool:
         entry = self._entries.get(request_id)
         return entry is not None and self._clock.now_s() - entry[1] < duration_s
 
     def try_confirm(self, update: worker_pb2.SequenceUpdate) -> bool:
-        """Whether the update says that what was cancelled has ended at the worker. UNKNOWN_REQUEST says no such thing:
-        the worker that has not heard of the request yet may still get it, and has not heard of the Cancel either."""
+        """Whether the update shows that what was cancelled has ended at the worker. UNKNOWN_REQUEST does not: a worker
+        that does not know the request yet may still get it, and has not got the Cancel either."""
         entry = self._entries.get(update.request_id)
         if entry is None or attempt_from_pb(update.attempt) < entry[0]:
             return False
@@ -67,7 +67,7 @@ class UnconfirmedCancels:
         return False
 
     def commands(self) -> list[worker_pb2.ServeRequest]:
-        """To be said on a new stream."""
+        """To be sent on a new stream."""
         self.forget_old()
         return [cancel_command(request_id, attempt) for request_id, (attempt, _) in self._entries.items()]
 

@@ -7,7 +7,7 @@ import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import grpc
 import grpc.aio
@@ -31,7 +31,7 @@ _CANCEL_AGAIN_AFTER_S = 1.0
 class ConnectionSettings:
     """`lost_after_s` without a stream gives the worker up: long enough for a hiccup, short enough for a client.
 
-    So do more than `max_short_streams` in a row that lasted less: something that is said on them ends them.
+    So do more than `max_short_streams` in a row that lasted less: something that is sent on them ends them.
     `cancel_kept_s` must be longer than a worker takes to drop the sequences of a gateway that has no stream: some
     seconds until both ends have noticed, and some more.
     """
@@ -47,8 +47,15 @@ class ConnectionSettings:
     max_unconfirmed_cancels: int = 2048
 
 
+class WorkerEndpoint(NamedTuple):
+    """A worker's id is new at each of its starts; its address, HOST:PORT, may be the same again."""
+
+    worker_id: str
+    address: str
+
+
 class UpdateSubscriber(Protocol):
-    """A request that runs on the link's worker. Called from the event loop; must not block."""
+    """A request that runs on the connection's worker. Called from the event loop; must not block."""
 
     def on_update(self, worker_id: str, update: worker_pb2.SequenceUpdate) -> None: ...
 
@@ -57,7 +64,7 @@ class UpdateSubscriber(Protocol):
         ...
 
     def commands_to_resume(self, worker_id: str) -> list[worker_pb2.ServeRequest]:
-        """What to say on a new stream, so that nothing said or heard on the old one is missed."""
+        """To be sent on a new stream, so that nothing that the old one may have lost is missed."""
         ...
 
 
@@ -74,8 +81,7 @@ class WorkerConnection:
 
     def __init__(
         self,
-        worker_id: str,
-        address: str,
+        endpoint: WorkerEndpoint,
         gateway_id: str,
         settings: ConnectionSettings,
         clock: Clock,
@@ -83,8 +89,7 @@ class WorkerConnection:
         cancels: UnconfirmedCancels,
         on_closed: Callable[["WorkerConnection"], None],
     ) -> None:
-        self.worker_id = worker_id
-        self._address = address
+        self.worker_id, self._address = endpoint
         self._gateway_id = gateway_id
         self._settings = settings
         self._clock = clock
@@ -96,8 +101,10 @@ class WorkerConnection:
         self._queue: asyncio.Queue[worker_pb2.ServeRequest] = asyncio.Queue(settings.max_queued_commands)
         self._connected = asyncio.Event()
         self._overflow = asyncio.Event()
-        # An empty context: the link is not part of the trace of the request that happened to open it.
-        self._task = asyncio.create_task(self._run(), name=f"link to {worker_id}", context=contextvars.Context())
+        # An empty context: the connection is not part of the trace of the request that happened to open it.
+        self._task = asyncio.create_task(
+            self._run(), name=f"connection to {self.worker_id}", context=contextvars.Context()
+        )
 
     @property
     def is_connected(self) -> bool:
@@ -108,7 +115,7 @@ class WorkerConnection:
         return len(self._subscribers)
 
     async def wait_connected(self) -> None:
-        """Bounded by the link itself: after `lost_after_s` without a stream it tells its subscribers, and closes."""
+        """Bounded: after `lost_after_s` without a stream the connection tells its subscribers, and closes."""
         await self._connected.wait()
 
     def subscribe(self, request_id: str, subscriber: UpdateSubscriber) -> None:
@@ -119,12 +126,12 @@ class WorkerConnection:
             self._note_end(request_id)
 
     def cancel(self, request_id: str, attempt: Attempt) -> None:
-        """Said again on every new stream until the worker confirms it."""
+        """Sent again on every new stream until the worker confirms it."""
         self._note_end(request_id)
         self.send(self._cancels.note(request_id, attempt))
 
     def send(self, command: worker_pb2.ServeRequest) -> None:
-        """Without a stream this does nothing: whoever is subscribed is asked what to say when there is one again."""
+        """Without a stream this does nothing: a new one begins with the subscribers' `commands_to_resume`."""
         if not self.is_connected:
             return
         try:
@@ -139,16 +146,16 @@ class WorkerConnection:
         try:
             message = await self._keep_connected()
         except Exception:  # the boundary of this task: its requests must end, whatever went wrong
-            logger.exception("link to %s failed", self.worker_id)
+            logger.exception("connection to %s failed", self.worker_id)
             self._counts["worker_connection_failures_total"] += 1
-            message = f"the link to worker {self.worker_id} failed"
+            message = f"the connection to worker {self.worker_id} failed"
         finally:
             self._connected.clear()
             self._on_closed(self)
         self._give_up(message)
 
     async def _keep_connected(self) -> str:
-        """Returns why the link is given up."""
+        """Returns why the connection is given up."""
         settings = self._settings
         lost_at_s = self._clock.now_s() + settings.lost_after_s
         backoff_s = settings.first_backoff_s
@@ -189,7 +196,7 @@ class WorkerConnection:
                 self._queue = asyncio.Queue(self._settings.max_queued_commands)
                 self._overflow.clear()
                 self._connected.set()
-                self._say_again()
+                self._resend()
                 await self._pump(stream)
             except grpc.aio.AioRpcError as error:
                 raise _BrokenStream(f"{error.code().name} {error.details() or ''}".strip()) from error
@@ -207,7 +214,7 @@ class WorkerConnection:
         if found_id != self.worker_id:
             raise _WorkerReplaced(f"worker {self.worker_id} is gone: {found_id} answers at {self._address}")
 
-    def _say_again(self) -> None:
+    def _resend(self) -> None:
         """Cancels first: what they free may be what others wait for."""
         for command in self._cancels.commands():
             self.send(command)
@@ -256,9 +263,9 @@ class WorkerConnection:
         if self._cancels.try_confirm(update):
             return
         if update.request_id not in self._ended:
-            self._counts["unexpected_requests_total"] += 1
+            self._counts["unexpected_updates_total"] += 1
         is_running = bool(update.token_ids) and not update.finish_reason and not update.HasField("error")
-        if is_running and not self._cancels.was_said_within(update.request_id, _CANCEL_AGAIN_AFTER_S):
+        if is_running and not self._cancels.was_sent_within(update.request_id, _CANCEL_AGAIN_AFTER_S):
             # The worker goes on with what nobody wants.
             self.cancel(update.request_id, attempt_from_pb(update.attempt))
 
@@ -277,9 +284,10 @@ class WorkerConnection:
 
 
 class WorkerConnections:
-    """The links by worker. A worker's id is new at each of its starts, so a link never outlives its worker's state.
+    """One connection a worker. The worker's id is new at each of its starts, so none outlives its worker's state.
 
-    Cancels outlive links: a worker that was given up, and is reached again, may still run what was cancelled meanwhile.
+    Cancels outlive connections: a worker that was given up, and is reached again, may still run what was cancelled
+    meanwhile.
     """
 
     def __init__(self, gateway_id: str, settings: ConnectionSettings, clock: Clock) -> None:
@@ -290,12 +298,12 @@ class WorkerConnections:
         self._cancels: dict[str, UnconfirmedCancels] = {}
         self._counts: Counter[str] = Counter()
 
-    def link_to(self, worker_id: str, address: str) -> WorkerConnection:
-        """The link to a worker, opened if need be."""
+    def connect(self, endpoint: WorkerEndpoint) -> WorkerConnection:
+        """The connection to a worker, opened if need be; `wait_connected` says when it can be used."""
+        worker_id = endpoint.worker_id
         if worker_id not in self._connections:
             self._connections[worker_id] = WorkerConnection(
-                worker_id,
-                address,
+                endpoint,
                 self._gateway_id,
                 self._settings,
                 self._clock,
@@ -324,15 +332,15 @@ class WorkerConnections:
             "worker_connections_broken_total",
             "worker_connection_failures_total",
             "malformed_frames_total",
-            "unexpected_requests_total",
+            "unexpected_updates_total",
             "cancels_forgotten_total",
         )
         self._drop_unneeded_cancels()
         connections = self._connections.values()
         return {name: float(self._counts[name]) for name in names} | {
-            "connections": float(len(connections)),
-            "links_connected": float(sum(connection.is_connected for connection in connections)),
-            "link_subscriptions": float(sum(connection.num_requests for connection in connections)),
+            "worker_connections": float(len(connections)),
+            "worker_connections_open": float(sum(connection.is_connected for connection in connections)),
+            "worker_subscriptions": float(sum(connection.num_requests for connection in connections)),
             "cancels_unconfirmed": float(sum(len(cancels) for cancels in self._cancels.values())),
         }
 

@@ -9,7 +9,6 @@ PREFILLING and HANDING_OFF go straight to FINISHED when the first token is the l
 of the four terminal phases, and the gateway that drives it decides which.
 """
 
-from dataclasses import dataclass
 from enum import Enum, StrEnum
 
 
@@ -52,15 +51,6 @@ _NEXT: dict[Phase, frozenset[Phase]] = {
     Phase.HANDING_OFF: frozenset({Phase.DECODING, Phase.QUEUED}) | _TERMINAL,
     Phase.DECODING: frozenset({Phase.QUEUED}) | _TERMINAL,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class LifeEvent:
-    """One transition; `at_s` on the recording process's monotonic clock."""
-
-    request_id: str
-    phase: Phase
-    at_s: float
 
 
 class IllegalTransition(Exception):

@@ -1,4 +1,4 @@
-"""A scheduler that says what a test wants, over a real endpoint on the in-memory bus."""
+"""A scheduler that does what a test wants, over a real endpoint on the in-memory bus."""
 
 import asyncio
 from dataclasses import dataclass, field, replace
@@ -25,7 +25,7 @@ from weir.bus.messages import (
 )
 from weir.bus.protocol import Bus
 from weir.bus.subjects import Subjects
-from weir_gateway.access.access import Caller, RequestScope
+from weir_gateway.access.access_control import Caller, RequestScope
 
 INSTANCE = "test"
 OPEN_RULES = AccessRules(
@@ -35,12 +35,12 @@ OPEN_RULES = AccessRules(
     default_tenant="default",
 )
 CALLER = Caller("default", OPEN_RULES.lanes, "standard", OPEN_RULES.lanes)
-STANDING = RequestScope("default", "standard", "")
+SCOPE = RequestScope("default", "standard", "")
 
 
 @dataclass
 class FakeScheduler:
-    """Grants each request at once unless told otherwise, and writes down what it hears."""
+    """Grants each request at once unless a test changes that, and keeps every message."""
 
     bus: Bus
     placement: Placement
@@ -49,7 +49,7 @@ class FakeScheduler:
     epoch: int = 5
     refusal: SubmitReply | None = None
     num_accepted: int = 0
-    """Submits that are taken before `refusal` is said."""
+    """Submits that are taken before `refusal` is the reply."""
     refusal_delay_s: float = 0.0
     held_delay_s: float = 0.0
     rules: AccessRules | None = OPEN_RULES

@@ -1,4 +1,4 @@
-"""Workers that do what a test says, over real gRPC streams."""
+"""Workers that do what a test wants, over real gRPC streams."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -16,11 +16,11 @@ GOING_ON = types_pb2.FINISH_REASON_UNSPECIFIED
 STOP, LENGTH = types_pb2.FINISH_REASON_STOP, types_pb2.FINISH_REASON_LENGTH
 CANCELLED = types_pb2.FINISH_REASON_CANCELLED
 NUM_CACHED_TOKENS = 3
-"""Of every prompt, so the prefill worker says."""
+"""Of every prompt, as the prefill worker reports."""
 
 
 class FakeWorker:
-    """Answers Hello, writes down every command, hands it to `on_command`, and sends what it is told to.
+    """Answers Hello, keeps every command, hands it to `on_command`, and sends what a test gives it.
 
     Cancels are answered while `confirms_cancels`. A command of the kind `ends_streams_on` ends every stream.
     """
@@ -119,6 +119,7 @@ def update(
     dispatch: int = 1,
     logprobs: Sequence[types_pb2.TokenLogprobs] = (),
     prompt_logprobs: Sequence[types_pb2.TokenLogprobs] = (),
+    first_prompt_index: int = 1,
 ) -> worker_pb2.SequenceUpdate:
     return worker_pb2.SequenceUpdate(
         request_id=request_id,
@@ -129,12 +130,12 @@ def update(
         handed_off=handed_off,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
-        first_prompt_index=1,
+        first_prompt_index=first_prompt_index,
     )
 
 
-def told_of(token_id: int, num_top: int) -> types_pb2.TokenLogprobs:
-    """What a worker says of a token: of id i the logarithm -i / 64, and that smaller ids are likelier."""
+def token_logprobs(token_id: int, num_top: int) -> types_pb2.TokenLogprobs:
+    """As a worker sends them: of id i the logarithm -i / 64, and smaller ids are likelier."""
     top = list(range(num_top))
     return types_pb2.TokenLogprobs(
         token_id=token_id,
@@ -186,9 +187,10 @@ class FakePair:
             return
         tokens, finish = self.tokens(start)
         if start.sampling.HasField("prompt_logprobs"):
-            told = [told_of(token_id, start.sampling.prompt_logprobs) for token_id in start.prompt_token_ids[1:]]
-            self.prefill.send(_update(start, 0, prompt_logprobs=told))
-        first = _update(start, 0, tokens[:1], logprobs=_told(start, tokens[:1]))
+            num_top = start.sampling.prompt_logprobs
+            of_prompt = [token_logprobs(token_id, num_top) for token_id in start.prompt_token_ids[1:]]
+            self.prefill.send(_update(start, 0, prompt_logprobs=of_prompt))
+        first = _update(start, 0, tokens[:1], logprobs=_logprobs(start, tokens[:1]))
         first.num_cached_tokens = NUM_CACHED_TOKENS
         if len(tokens) == 1:
             first.finish_reason = finish
@@ -206,7 +208,7 @@ class FakePair:
             is_last = index == len(tokens) - 1
             new = tokens[index : index + 1]
             ending = finish if is_last else GOING_ON
-            self.decode.send(_update(start, index, new, finish=ending, logprobs=_told(start, new)))
+            self.decode.send(_update(start, index, new, finish=ending, logprobs=_logprobs(start, new)))
 
     def _on_decode_command(self, command: worker_pb2.ServeRequest) -> None:
         if command.HasField("resume") and command.resume.next_index > 0:
@@ -214,12 +216,12 @@ class FakePair:
 
 
 def _update(
-    start: worker_pb2.Start, first_index: int, token_ids: Sequence[int] = (), **news: Any
+    start: worker_pb2.Start, first_index: int, token_ids: Sequence[int] = (), **fields: Any
 ) -> worker_pb2.SequenceUpdate:
-    return update(start.request_id, first_index, token_ids, dispatch=start.attempt.dispatch, **news)
+    return update(start.request_id, first_index, token_ids, dispatch=start.attempt.dispatch, **fields)
 
 
-def _told(start: worker_pb2.Start, token_ids: Sequence[int]) -> list[types_pb2.TokenLogprobs]:
+def _logprobs(start: worker_pb2.Start, token_ids: Sequence[int]) -> list[types_pb2.TokenLogprobs]:
     if not start.sampling.HasField("logprobs"):
         return []
-    return [told_of(token_id, start.sampling.logprobs) for token_id in token_ids]
+    return [token_logprobs(token_id, start.sampling.logprobs) for token_id in token_ids]

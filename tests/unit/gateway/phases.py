@@ -1,4 +1,4 @@
-"""Stops a request in a chosen phase of its life, and says what must have been told to whom when it ends there."""
+"""Stops a request in a chosen phase of its life, and checks who knows of its end there."""
 
 import asyncio
 from collections.abc import Callable
@@ -30,7 +30,7 @@ def hold_in(world: World, phase: str) -> Callable[[], bool]:
     raise ValueError(phase)
 
 
-async def assert_everybody_was_told(world: World, phase: str) -> None:
+async def assert_end_reached_all(world: World, phase: str) -> None:
     """The scheduler and, if they can know of the request, both workers."""
     scheduler = world.scheduler
     scheduler.is_silent = False
@@ -42,7 +42,7 @@ async def assert_everybody_was_told(world: World, phase: str) -> None:
         assert [finish.request_id for finish in scheduler.finishes] == [scheduler.submits[0].request_id]
     if phase in ("prefilling", "decoding"):
         for worker in (world.prefill, world.decode):
-            await world.until(lambda w=worker: w.named("cancel"), f"{worker.worker_id} is told")  # type: ignore[misc]
+            await world.until(lambda w=worker: w.named("cancel"), f"{worker.worker_id} got the cancel")  # type: ignore[misc]
             assert [cancel.request_id for cancel in worker.named("cancel")] == [scheduler.submits[0].request_id]
     await asyncio.sleep(0.1)
     assert all(held.requests == () for held in scheduler.helds[-1:])

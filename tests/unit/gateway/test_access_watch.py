@@ -12,29 +12,29 @@ from weir.bus.codec import encode
 from weir.bus.configuration import ACCESS_KEY, AccessRules
 from weir.bus.in_memory import InMemoryHub
 from weir.bus.subjects import Subjects
-from weir_gateway.access.access import AccessControl
+from weir_gateway.access.access_control import AccessControl
 from weir_gateway.access.access_watch import AccessWatch
 
 SUBJECTS = Subjects("test")
 
 
-class _FailingBook(AccessControl):
-    """Fails at the first rules that it is told."""
+class _FailingOnce(AccessControl):
+    """Fails at its first rules."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.num_told = 0
+        self.num_updates = 0
 
-    def take(self, rules: AccessRules) -> bool:
-        self.num_told += 1
-        if self.num_told == 1:
+    def update(self, rules: AccessRules) -> bool:
+        self.num_updates += 1
+        if self.num_updates == 1:
             raise RuntimeError("a defect")
-        return super().take(rules)
+        return super().update(rules)
 
 
 @contextlib.asynccontextmanager
-async def following(hub: InMemoryHub, book: AccessControl) -> AsyncIterator[AccessWatch]:
-    watch, bus = AccessWatch(book), hub.connect()
+async def following(hub: InMemoryHub, access: AccessControl) -> AsyncIterator[AccessWatch]:
+    watch, bus = AccessWatch(access), hub.connect()
     task = asyncio.create_task(watch.follow(bus, SUBJECTS))
     yield watch
     task.cancel()
@@ -42,37 +42,37 @@ async def following(hub: InMemoryHub, book: AccessControl) -> AsyncIterator[Acce
     await bus.close()
 
 
-async def say(hub: InMemoryHub, rules: AccessRules) -> None:
+async def write(hub: InMemoryHub, rules: AccessRules) -> None:
     bus = hub.connect()
     await (await bus.bucket(SUBJECTS.configuration_bucket, durable=True)).put(ACCESS_KEY, encode(rules))
     await bus.close()
 
 
-async def test_a_defect_is_counted_and_the_rules_are_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_defect_is_counted_and_the_rules_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weir_gateway.access.access_watch._RETRY_S", 0.01)
-    hub, book = InMemoryHub(), _FailingBook()
-    await say(hub, OPEN_RULES)
-    async with following(hub, book) as watch:
+    hub, access = InMemoryHub(), _FailingOnce()
+    await write(hub, OPEN_RULES)
+    async with following(hub, access) as watch:
         assert await watch.wait_known(5)
-        assert book.rules == OPEN_RULES
+        assert access.identify(None).tenant == OPEN_RULES.default_tenant
         assert watch.metrics()["access_rules_failures_total"] == 1
 
 
 async def test_a_bus_that_is_away_at_the_start_and_later_costs_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weir_gateway.access.access_watch._RETRY_S", 0.01)
-    hub, book = InMemoryHub(), AccessControl()
+    hub, access = InMemoryHub(), AccessControl()
     hub.stop()
-    async with following(hub, book) as watch:
+    async with following(hub, access) as watch:
         assert not await watch.wait_known(0.05)
         hub.start()
-        await say(hub, OPEN_RULES)
+        await write(hub, OPEN_RULES)
         assert await watch.wait_known(5)
         hub.stop()
         await asyncio.sleep(0.05)
         hub.start()
         later = replace(OPEN_RULES, default_tenant="other")
-        await say(hub, later)
+        await write(hub, later)
         async with asyncio.timeout(5):
-            while book.rules != later:  # noqa: ASYNC110  what is waited for has no event
+            while access.identify(None).tenant != later.default_tenant:  # noqa: ASYNC110  what is waited for has no event
                 await asyncio.sleep(0.01)
         assert watch.metrics()["access_rules_failures_total"] == 0

@@ -54,7 +54,7 @@ async def test_bodies_that_come_at_the_same_time_are_bounded_together() -> None:
         await post(200)
 
 
-async def test_a_text_that_is_only_tokenized_needs_a_place_as_well(world: World) -> None:
+async def test_a_text_that_is_only_tokenized_needs_room_as_well(world: World) -> None:
     world.pair.stops_after = 0
     requests = [
         asyncio.create_task(stream(world.stub, greedy_request("x", max_tokens=8)))
@@ -133,7 +133,7 @@ async def test_entries_are_counted_before_anything_is_made_of_them(world: World,
 
 
 @pytest.mark.parametrize("field", ["messages", "token_ids"])
-async def test_what_is_refused_for_its_size_is_not_kept_while_the_refusal_is_told(world: World, field: str) -> None:
+async def test_what_is_refused_for_its_size_is_not_kept_while_the_refusal_is_sent(world: World, field: str) -> None:
     servicer = InferenceServicer(lambda: world.gateway.processor)
     method: Any = servicer.Generate if field == "token_ids" else servicer.Chat
     with pytest.raises(InvalidRequest) as refused:
@@ -159,7 +159,7 @@ async def test_grpc_and_http_share_the_room_for_what_is_being_read() -> None:
             assert await client.tokenize("abc") == [97, 98, 99]
 
 
-def test_a_message_may_be_larger_than_the_longest_prompt_unless_it_is_said_otherwise() -> None:
+def test_a_message_may_be_larger_than_the_longest_prompt_unless_the_setting_differs() -> None:
     assert GatewayConfig().message_bytes == 4 << 20
     assert GatewayConfig(max_prompt_bytes=16 << 20).message_bytes == 34 << 20
     assert GatewayConfig(max_prompt_bytes=1 << 30).message_bytes == 64 << 20

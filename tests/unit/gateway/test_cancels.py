@@ -1,4 +1,4 @@
-"""Which cancels are said again, and until when; with a clock that is turned by hand."""
+"""Which cancels are sent again, and until when; with a manual clock."""
 
 from collections import Counter
 
@@ -12,7 +12,7 @@ from weir_gateway.workers.cancels import UnconfirmedCancels
 from weir_gateway.workers.wire import cancel_command
 
 
-class Book:
+class Rig:
     """Cancels at one worker, of which three are remembered, for a minute."""
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class Book:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "sent",
     [
         update("a", 3, finish=CANCELLED, dispatch=2),
         update("a", 3, [7], finish=LENGTH, dispatch=2),
@@ -34,15 +34,15 @@ class Book:
     ],
     ids=["cancelled", "finished", "handed off", "newer attempt"],
 )
-def test_an_end_of_the_attempt_or_of_a_newer_one_confirms(said: worker_pb2.SequenceUpdate) -> None:
-    book = Book()
-    book.cancels.note("a", Attempt(2))
-    assert book.cancels.try_confirm(said)
-    assert book.ids() == []
+def test_an_end_of_the_attempt_or_of_a_newer_one_confirms(sent: worker_pb2.SequenceUpdate) -> None:
+    rig = Rig()
+    rig.cancels.note("a", Attempt(2))
+    assert rig.cancels.try_confirm(sent)
+    assert rig.ids() == []
 
 
 @pytest.mark.parametrize(
-    "said",
+    "sent",
     [
         update("a", 3, [7], dispatch=2),
         update("a", 3, finish=CANCELLED, dispatch=1),
@@ -50,50 +50,50 @@ def test_an_end_of_the_attempt_or_of_a_newer_one_confirms(said: worker_pb2.Seque
     ],
     ids=["goes on", "older attempt", "another request"],
 )
-def test_nothing_else_confirms(said: worker_pb2.SequenceUpdate) -> None:
-    book = Book()
-    book.cancels.note("a", Attempt(2))
-    assert not book.cancels.try_confirm(said)
-    assert book.ids() == ["a"]
+def test_nothing_else_confirms(sent: worker_pb2.SequenceUpdate) -> None:
+    rig = Rig()
+    rig.cancels.note("a", Attempt(2))
+    assert not rig.cancels.try_confirm(sent)
+    assert rig.ids() == ["a"]
 
 
 def test_a_worker_that_gave_the_request_up_confirms_and_one_that_has_not_heard_of_it_does_not() -> None:
-    book = Book()
-    book.cancels.note("a", Attempt())
-    assert not book.cancels.try_confirm(worker_error("a", worker_pb2.WORKER_ERROR_REASON_UNKNOWN_REQUEST))
-    assert book.cancels.try_confirm(worker_error("a", worker_pb2.WORKER_ERROR_REASON_INTERNAL))
+    rig = Rig()
+    rig.cancels.note("a", Attempt())
+    assert not rig.cancels.try_confirm(worker_error("a", worker_pb2.WORKER_ERROR_REASON_UNKNOWN_REQUEST))
+    assert rig.cancels.try_confirm(worker_error("a", worker_pb2.WORKER_ERROR_REASON_INTERNAL))
 
 
 def test_the_newest_cancelled_attempt_is_said() -> None:
-    book = Book()
-    assert book.cancels.note("a", Attempt(2)) == cancel_command("a", Attempt(2))
-    assert book.cancels.note("a", Attempt(1)) == cancel_command("a", Attempt(2))
-    assert book.cancels.commands() == [cancel_command("a", Attempt(2))]
+    rig = Rig()
+    assert rig.cancels.note("a", Attempt(2)) == cancel_command("a", Attempt(2))
+    assert rig.cancels.note("a", Attempt(1)) == cancel_command("a", Attempt(2))
+    assert rig.cancels.commands() == [cancel_command("a", Attempt(2))]
 
 
 def test_of_too_many_the_oldest_are_forgotten_and_counted() -> None:
-    book = Book()
+    rig = Rig()
     for request_id in "abcad":
-        book.cancels.note(request_id, Attempt())
-    assert book.ids() == ["c", "a", "d"]
-    assert book.counts["cancels_forgotten_total"] == 1
+        rig.cancels.note(request_id, Attempt())
+    assert rig.ids() == ["c", "a", "d"]
+    assert rig.counts["cancels_forgotten_total"] == 1
 
 
-def test_what_is_older_than_a_worker_waits_for_a_gateway_is_not_said_again() -> None:
-    book = Book()
-    book.cancels.note("a", Attempt())
-    book.clock.advance(1.0)
-    book.cancels.note("b", Attempt())
-    book.clock.advance(59.0)
-    assert book.ids() == ["b"]
-    assert book.counts["cancels_forgotten_total"] == 0
+def test_what_is_older_than_a_worker_waits_for_a_gateway_is_not_sent_again() -> None:
+    rig = Rig()
+    rig.cancels.note("a", Attempt())
+    rig.clock.advance(1.0)
+    rig.cancels.note("b", Attempt())
+    rig.clock.advance(59.0)
+    assert rig.ids() == ["b"]
+    assert rig.counts["cancels_forgotten_total"] == 0
 
 
-def test_a_cancel_was_said_lately_for_a_while() -> None:
-    book = Book()
-    assert not book.cancels.was_said_within("a", 1.0)
-    book.cancels.note("a", Attempt())
-    book.clock.advance(0.9)
-    assert book.cancels.was_said_within("a", 1.0)
-    book.clock.advance(0.2)
-    assert not book.cancels.was_said_within("a", 1.0)
+def test_a_cancel_was_sent_lately_for_a_while() -> None:
+    rig = Rig()
+    assert not rig.cancels.was_sent_within("a", 1.0)
+    rig.cancels.note("a", Attempt())
+    rig.clock.advance(0.9)
+    assert rig.cancels.was_sent_within("a", 1.0)
+    rig.clock.advance(0.2)
+    assert not rig.cancels.was_sent_within("a", 1.0)

@@ -1,4 +1,4 @@
-"""A grant whose workers cannot be reached is asked for anew, under the next number; older numbers say nothing more."""
+"""A grant whose workers cannot be reached is asked for anew, under the next number; older numbers count no more."""
 
 import asyncio
 from dataclasses import replace
@@ -48,7 +48,7 @@ async def test_a_request_whose_workers_are_gone_is_submitted_again_and_served(wo
     assert [finish.dispatch for finish in world.scheduler.finishes] == [2]
 
 
-async def test_what_older_dispatches_still_say_is_dropped(world: World) -> None:
+async def test_what_still_comes_of_older_dispatches_is_dropped(world: World) -> None:
     world.scheduler.grants_at_once = False
     running = run(world)
     again = await grant_in_vain(world)

@@ -1,4 +1,4 @@
-"""Workers that say what makes no sense."""
+"""Workers that send what makes no sense."""
 
 import asyncio
 
@@ -20,7 +20,7 @@ class TestFrames:
         await world.until(lambda: world.decode.named("cancel"), "cancelled")
         await asyncio.sleep(0.05)
         assert [cancel.request_id for cancel in world.decode.named("cancel")] == ["f" * 32]
-        assert world.metric("unexpected_requests_total") == 1
+        assert world.metric("unexpected_updates_total") == 1
         await assert_serves(world)
 
     async def test_a_gap_is_asked_for_and_then_filled(self, world: World) -> None:
@@ -114,7 +114,7 @@ class TestFrames:
         assert type(error) is kind
         assert "says the worker" in error.message
         assert (error.retry_after_s is not None) == has_hint
-        await world.until(lambda: world.decode.named("cancel"), "the decode worker is told")
+        await world.until(lambda: world.decode.named("cancel"), "the decode worker got the cancel")
 
     async def test_a_worker_that_cancels_by_itself_ends_the_request(self, world: World) -> None:
         world.pair.stops_after = 4

@@ -48,7 +48,7 @@ async def test_the_workers_get_the_prompt_and_every_parameter(world: World) -> N
     assert hello.gateway_id == "gateway-0-00000000"
 
 
-async def test_the_scheduler_gets_lengths_and_is_told_the_end(world: World) -> None:
+async def test_the_scheduler_gets_lengths_and_the_end(world: World) -> None:
     request = greedy_request("Say hello", max_tokens=4, lane="batch")
     await stream(world.stub, request, timeout_s=30)
     await world.until_idle()
@@ -80,7 +80,7 @@ async def test_a_chat_is_rendered_with_the_models_template(world: World) -> None
     assert (chunks[-1].num_prompt_tokens, chunks[-1].num_output_tokens) == (29, 3)
 
 
-async def test_no_piece_of_text_has_half_a_character(world: World) -> None:
+async def test_no_delta_has_half_a_character(world: World) -> None:
     world.pair.answer = ids_of("aé€😀")
     record = await stream(world.stub, greedy_request("x", max_tokens=10))
     assert record.text == "aé€😀"
@@ -101,7 +101,7 @@ async def test_a_stop_string_ends_the_answer_before_it_and_stops_the_workers(wor
     assert record.text == "hell"
     assert bytes(record.token_ids) == b"hello w"
     assert record.finish_reasons == [STOP]
-    await world.until(lambda: world.decode.named("cancel"), "the decode worker is told to stop")
+    await world.until(lambda: world.decode.named("cancel"), "the decode worker got the cancel")
     assert [cancel.attempt.dispatch for cancel in world.decode.named("cancel")] == [1]
     await world.until_idle()
     assert world.scheduler.finishes[0].outcome is Outcome.FINISHED

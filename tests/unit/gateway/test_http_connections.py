@@ -10,13 +10,13 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from weir_gateway.frontends.http_server import HttpServer
+from weir_gateway.frontends.http_server import HttpServer, HttpSettings
 
 HEAD_TIMEOUT_S = 0.3
 SLOW_S = 3 * HEAD_TIMEOUT_S
 REQUEST = b"GET /%s HTTP/1.1\r\nHost: here\r\n\r\n"
 CLOSING_REQUEST = b"GET /%s HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n"
-UNREAD_S = 2.0
+SEND_TIMEOUT_S = 2.0
 BIG = 8 << 20
 """More than the kernel takes for a client that does not read."""
 
@@ -31,15 +31,8 @@ async def _answer(request: Request) -> PlainTextResponse:
 async def port() -> AsyncIterator[int]:
     app = Starlette(routes=[Route("/{pace}", _answer)])
     failures: list[str] = []
-    server = HttpServer(
-        app,
-        "127.0.0.1",
-        0,
-        max_connections=2,
-        on_failure=failures.append,
-        head_timeout_s=HEAD_TIMEOUT_S,
-        unread_s=UNREAD_S,
-    )
+    settings = HttpSettings(max_connections=2, head_timeout_s=HEAD_TIMEOUT_S, send_timeout_s=SEND_TIMEOUT_S)
+    server = HttpServer(app, settings, failures.append)
     await server.start()
     yield server.port
     await server.stop()
@@ -93,7 +86,7 @@ async def wait_for_status(port: int, wanted: bytes) -> None:
         await asyncio.sleep(0.05)
 
 
-async def test_one_that_never_reads_its_answer_gives_its_place_back(port: int) -> None:
+async def test_one_that_never_reads_its_answer_gives_its_connection_back(port: int) -> None:
     _, writer = await connect_with_a_small_window(port)
     writer.write(CLOSING_REQUEST % b"big")
     async with asyncio.timeout(20):

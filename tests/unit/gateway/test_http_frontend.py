@@ -86,7 +86,7 @@ async def test_a_chat(world: World, client: openai.AsyncOpenAI) -> None:
 
 
 @pytest.mark.parametrize("includes_usage", [True, False])
-async def test_a_streamed_chat_is_the_whole_one_in_pieces(
+async def test_a_streamed_chat_is_the_whole_one_in_chunks(
     world: World, client: openai.AsyncOpenAI, includes_usage: bool
 ) -> None:
     world.pair.answer = ids_of("héllo 😀!")

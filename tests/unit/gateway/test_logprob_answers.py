@@ -24,16 +24,16 @@ async def test_grpc_tells_them_with_each_token(world: World) -> None:
     world.pair.answer = ids_of(ANSWER)
     async with AsyncWeirClient(world.grpc_address) as client:
         chunks = [chunk async for chunk in client.generate("abc", GenerateOptions(logprobs=2, prompt_logprobs=1))]
-    told = [entry for chunk in chunks for entry in chunk.logprobs]
-    assert [entry.token_id for entry in told] == ids_of(ANSWER)
-    assert [entry.logprob for entry in told] == [-token_id / 64 for token_id in ids_of(ANSWER)]
-    assert told[0].rank == ord("h") + 1
-    assert told[0].top == ((0, 0.0), (1, -1 / 64))
+    found = [entry for chunk in chunks for entry in chunk.logprobs]
+    assert [entry.token_id for entry in found] == ids_of(ANSWER)
+    assert [entry.logprob for entry in found] == [-token_id / 64 for token_id in ids_of(ANSWER)]
+    assert found[0].rank == ord("h") + 1
+    assert found[0].top == ((0, 0.0), (1, -1 / 64))
     assert all(len(chunk.logprobs) == len(chunk.token_ids) for chunk in chunks)
     assert [entry.token_id for entry in chunks[0].prompt_logprobs] == ids_of("bc")
 
 
-async def test_who_does_not_ask_is_told_nothing(world: World, client: openai.AsyncOpenAI) -> None:
+async def test_who_does_not_ask_gets_none(world: World, client: openai.AsyncOpenAI) -> None:
     answer = await client.completions.create(model="bytes", prompt="abc")
     assert answer.choices[0].logprobs is None
     chat = await client.chat.completions.create(
@@ -78,13 +78,13 @@ async def test_a_streamed_chat_tells_every_token_once(client: openai.AsyncOpenAI
     stream = await client.chat.completions.create(
         model="bytes", messages=[{"role": "user", "content": "x"}], logprobs=True, top_logprobs=1, stream=True
     )
-    told, text = [], ""
+    found, text = [], ""
     async for chunk in stream:
         text += chunk.choices[0].delta.content or ""
         if chunk.choices[0].logprobs is not None:
-            told += [byte for entry in chunk.choices[0].logprobs.content or () for byte in entry.bytes or ()]
+            found += [byte for entry in chunk.choices[0].logprobs.content or () for byte in entry.bytes or ()]
     assert text == ANSWER
-    assert told == ids_of(ANSWER)
+    assert found == ids_of(ANSWER)
 
 
 @pytest.mark.parametrize("is_stream", [False, True])

@@ -13,7 +13,7 @@ from weir_gateway.workers.connections import WorkerConnections
 
 
 async def decoding(world: World) -> "asyncio.Task[tuple[WeirError, str]]":
-    """A request of which the decode worker has said four tokens."""
+    """A request of which the decode worker has sent four tokens."""
     world.pair.stops_after = 4
     running = asyncio.create_task(error_of(world))
     await world.until(lambda: world.scheduler.prefilled, "runs")
@@ -34,7 +34,7 @@ async def test_what_is_cancelled_while_the_stream_is_down_is_cancelled_once_it_i
     running = await decoding(world)
     world.decode.refuses_streams = True
     world.decode.break_streams()
-    await world.until(lambda: world.metric("links_connected") == 1, "the stream is down")
+    await world.until(lambda: world.metric("worker_connections_open") == 1, "the stream is down")
     await leave(running)
     await world.until_idle()
     assert cancelled_ids(world) == []
@@ -43,14 +43,14 @@ async def test_what_is_cancelled_while_the_stream_is_down_is_cancelled_once_it_i
     await world.until(lambda: world.metric("cancels_unconfirmed") == 0, "confirmed")
 
 
-async def test_a_cancel_is_said_on_every_new_stream_until_it_is_confirmed(world: World) -> None:
+async def test_a_cancel_is_sent_on_every_new_stream_until_it_is_confirmed(world: World) -> None:
     world.decode.confirms_cancels = False
     await leave(await decoding(world))
-    for num_said in (1, 2, 3):
-        await world.until(lambda n=num_said: len(cancelled_ids(world)) == n, f"said {num_said} times")  # type: ignore[misc]
-        world.decode.confirms_cancels = num_said == 2
+    for num_sent in (1, 2, 3):
+        await world.until(lambda n=num_sent: len(cancelled_ids(world)) == n, f"sent {num_sent} times")  # type: ignore[misc]
+        world.decode.confirms_cancels = num_sent == 2
         world.decode.break_streams()
-    await world.until(lambda: world.metric("connections") == 1, "nobody needs the link any more")
+    await world.until(lambda: world.metric("worker_connections") == 1, "nobody needs the connection any more")
     assert cancelled_ids(world) == [request_id_of(world)] * 3
     assert world.metric("cancels_unconfirmed") == 0
 
@@ -64,7 +64,7 @@ async def test_a_worker_that_was_given_up_and_is_reached_again_hears_what_was_ca
     error, _ = await running
     assert isinstance(error, Unavailable)
     await world.until_idle()
-    assert world.metric("connections") == 1
+    assert world.metric("worker_connections") == 1
     await world.decode.start()
     await assert_serves(world)
     kinds = [command.WhichOneof("command") for command in world.decode.commands if command.WhichOneof("command")]
@@ -80,7 +80,7 @@ async def test_a_request_that_goes_on_after_its_cancel_was_confirmed_is_cancelle
     await world.until(lambda: world.metric("cancels_unconfirmed") == 0, "confirmed")
     world.decode.send(update(request_id, 4, [7]))
     await world.until(lambda: len(cancelled_ids(world)) == 2, "again")
-    assert world.metric("unexpected_requests_total") == 0
+    assert world.metric("unexpected_updates_total") == 0
 
 
 async def test_cancels_for_workers_that_never_come_back_are_not_kept_for_ever() -> None:

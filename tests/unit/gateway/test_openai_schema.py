@@ -1,4 +1,4 @@
-"""Whatever bytes come: a draft, or InvalidRequest with named fields."""
+"""Whatever bytes come: a client_request, or InvalidRequest with named fields."""
 
 import json
 from typing import Any
@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weir.core.errors import InvalidRequest
-from weir_gateway.draft import RequestDraft
-from weir_gateway.frontends.openai_schema import ChatBody, CompletionBody, chat_draft, completion_draft, parse_body
+from weir_gateway.frontends.openai_schema import ChatBody, CompletionBody, chat_request, completion_request, parse_body
+from weir_gateway.requests.client_request import ClientRequest
 
 NAMES = (
     *("model", "prompt", "messages", "max_tokens", "temperature", "top_p", "n", "stream", "stream_options", "stop"),
@@ -21,23 +21,23 @@ values: st.SearchStrategy[Any] = st.recursive(
 )
 
 
-def read_completion(raw: bytes) -> RequestDraft:
-    return completion_draft(parse_body(CompletionBody, raw), "id")
+def read_completion(raw: bytes) -> ClientRequest:
+    return completion_request(parse_body(CompletionBody, raw), "id")
 
 
-def read_chat(raw: bytes) -> RequestDraft:
-    return chat_draft(parse_body(ChatBody, raw), "id")
+def read_chat(raw: bytes) -> ClientRequest:
+    return chat_request(parse_body(ChatBody, raw), "id")
 
 
-def read(raw: bytes) -> tuple[list[RequestDraft], list[InvalidRequest]]:
-    """The drafts that the bytes are, and the refusals; nothing else may be raised on the way."""
-    drafts, refusals = [], []
-    for read_draft in (read_completion, read_chat):
+def read(raw: bytes) -> tuple[list[ClientRequest], list[InvalidRequest]]:
+    """The client_requests that the bytes are, and the refusals; nothing else may be raised on the way."""
+    client_requests, refusals = [], []
+    for read_client_request in (read_completion, read_chat):
         try:
-            drafts.append(read_draft(raw))
+            client_requests.append(read_client_request(raw))
         except InvalidRequest as refusal:
             refusals.append(refusal)
-    return drafts, refusals
+    return client_requests, refusals
 
 
 def assert_refusals_name_fields(raw: bytes) -> None:
@@ -57,5 +57,9 @@ def test_random_fields_are_refused_or_read(body: dict[str, Any]) -> None:
 
 
 def test_a_sound_body_is_read() -> None:
-    [draft], _ = read(b'{"prompt": [1, 2], "stop": "x", "stream": true}')
-    assert (draft.options.stop, draft.is_stream, draft.correlation_id) == (("x",), True, "id")
+    [client_request], _ = read(b'{"prompt": [1, 2], "stop": "x", "stream": true}')
+    assert (client_request.options.stop, client_request.is_stream, client_request.correlation_id) == (
+        ("x",),
+        True,
+        "id",
+    )

@@ -1,4 +1,4 @@
-"""The request log: what it says, what it never says unasked, and that it stays small."""
+"""The request log: what it has, what it never has unasked, and that it stays small."""
 
 import json
 import stat

@@ -141,7 +141,7 @@ class TestScheduler:
         reply = await world.scheduler.grant(world.scheduler.submits[0], epoch=6, placement=another)
         assert not reply.accepted
         world.scheduler.epoch = 6
-        await world.until(lambda: any(held.requests for held in world.scheduler.helds), "it is told")
+        await world.until(lambda: any(held.requests for held in world.scheduler.helds), "it got the list")
         assert {entry.placement for held in world.scheduler.helds for entry in held.requests} == {
             world.scheduler.placement
         }
@@ -157,7 +157,7 @@ class TestScheduler:
         assert isinstance(error, Unavailable)
         assert error.retry_after_s is not None
 
-    async def test_the_held_list_says_what_is_queued_granted_and_prefilled(self, world: World) -> None:
+    async def test_the_held_list_has_what_is_queued_granted_and_prefilled(self, world: World) -> None:
         world.scheduler.grants_at_once = False
         running = run(world)
         await world.until(lambda: any(held.requests for held in world.scheduler.helds), "queued")

@@ -1,4 +1,4 @@
-"""A worker or its stream is lost: the request ends, is said to have ended, and the gateway serves again."""
+"""A worker or its stream is lost: the request ends, is reported as ended, and the gateway serves again."""
 
 import asyncio
 
@@ -41,7 +41,7 @@ class TestStreams:
     async def test_tokens_that_were_lost_with_a_stream_are_asked_for_by_index(self, world: World) -> None:
         world.pair.stops_after = 4
         running = run(world)
-        await world.until(lambda: world.metric("link_subscriptions") == 2, "runs")
+        await world.until(lambda: world.metric("worker_subscriptions") == 2, "runs")
         await asyncio.sleep(0.1)
         world.decode.break_streams()
         await world.until(lambda: world.decode.num_streams == 2, "connected again")
@@ -61,7 +61,7 @@ class TestStreams:
         assert getattr(world, side).worker_id in error.message
         assert (error.retry_after_s, text) == (1.0, "")
         other = world.decode if side == "prefill" else world.prefill
-        await world.until(lambda: other.named("cancel"), "the other worker is told")
+        await world.until(lambda: other.named("cancel"), "the other worker got the cancel")
         await world.until_idle()
         assert world.scheduler.finishes[0].outcome is Outcome.FAILED
         await getattr(world, side).start()
@@ -84,7 +84,7 @@ class TestStreams:
         await world.until(lambda: world.scheduler.prefilled, "handed off")
         await asyncio.sleep(0.05)
         await world.prefill.stop()
-        await asyncio.sleep(0.8)  # longer than a worker may be away
+        await asyncio.sleep(0.8)  # longer than a worker may be unreachable
         world.decode.send(update(request_id_of(world), 4, ids_of("o world"), finish=LENGTH))
         assert (await running).text == "hello world"
 
@@ -107,7 +107,7 @@ class TestStreams:
         assert isinstance(error, Unavailable)
         assert error.retry_after_s is not None
         await world.until_idle()
-        assert world.metric("connections") == 1
+        assert world.metric("worker_connections") == 1
         assert "1 requests end" in caplog.text
 
     async def test_a_worker_that_breaks_every_stream_at_once_is_given_up(self, world: World) -> None:
@@ -118,19 +118,19 @@ class TestStreams:
         assert "decode-0-bbbbbbbb is lost" in error.message
         assert world.decode.num_streams == FAST.connections.max_short_streams + 1
 
-    async def test_why_the_last_stream_broke_is_said_when_a_worker_is_given_up(self, world: World) -> None:
+    async def test_why_the_last_stream_broke_is_reported_when_a_worker_is_given_up(self, world: World) -> None:
         world.pair.stops_after = 0
         world.decode.on_command = lambda command: world.decode.send_garbage() if command.HasField("resume") else None
         error, _ = await error_of(world)
         assert isinstance(error, Unavailable)
         assert "decode-0-bbbbbbbb is lost: the worker sent bytes that are no ServeResponse" in error.message
 
-    async def test_the_idle_link_to_a_worker_that_went_away_is_closed(
+    async def test_the_idle_connection_to_a_worker_that_went_away_is_closed(
         self, world: World, caplog: pytest.LogCaptureFixture
     ) -> None:
         await run(world)
-        assert world.metric("connections") == 2
+        assert world.metric("worker_connections") == 2
         world.decode.break_streams()
-        await world.until(lambda: world.metric("connections") == 1, "the link is closed")
+        await world.until(lambda: world.metric("worker_connections") == 1, "the connection is closed")
         assert world.decode.num_streams == 1
         assert "requests end" not in caplog.text, "an operator is warned of losses alone"

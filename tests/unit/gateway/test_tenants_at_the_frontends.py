@@ -1,4 +1,4 @@
-"""Keys, lanes, hints and quotas as clients of both doors meet them."""
+"""Keys, lanes, hints and quotas as clients of both frontends meet them."""
 
 import asyncio
 import logging
@@ -11,7 +11,7 @@ import openai
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 from tests.unit.gateway.fake_scheduler import OPEN_RULES
-from tests.unit.gateway.test_access import CLOSED, KEY_A, KEY_B
+from tests.unit.gateway.test_access_control import CLOSED, KEY_A, KEY_B
 from tests.unit.gateway.world import FAST, World, open_world
 
 from weir.bus.messages import RefusalReason, SubmitReply
@@ -101,8 +101,8 @@ async def test_by_http_a_key_comes_in_either_header_and_a_wrong_one_is_401_in_op
         response = await http.request(method, path, json=json, headers=bearer("wrong-key-0123456"))
         assert response.status_code == 401
         assert response.headers["WWW-Authenticate"] == "Bearer"
-        error = response.json()["error"]
-        assert (error["type"], error["code"]) == ("authentication_error", "invalid_api_key")
+        body = response.json()["error"]
+        assert (body["type"], body["code"]) == ("authentication_error", "invalid_api_key")
         assert "wrong-key" not in response.text
     assert (await http.get("/health")).status_code == 200
 
@@ -158,10 +158,10 @@ async def test_keys_are_in_no_log_and_no_span(
         await text_of(client)
     await http.post("/v1/completions", json=BODY, headers=bearer("wrong-key-0123456"))
     ours = [record.getMessage() for record in caplog.records if record.name.startswith("weir")]
-    told = "\n".join([*ours, *(span.to_json() for span in closed.spans.get_finished_spans())])
-    assert '"weir.tenant": "a"' in told
+    exported = "\n".join([*ours, *(span.to_json() for span in closed.spans.get_finished_spans())])
+    assert '"weir.tenant": "a"' in exported
     for secret in (KEY_A, KEY_B, "wrong-key-0123456"):
-        assert secret not in told
+        assert secret not in exported
 
 
 async def test_tenants_neither_see_nor_cancel_each_others_requests(closed: World) -> None:
@@ -181,7 +181,7 @@ async def test_tenants_neither_see_nor_cancel_each_others_requests(closed: World
         await asyncio.wait(running)
 
 
-async def test_hints_reach_the_scheduler_from_both_doors(world: World, http: httpx.AsyncClient) -> None:
+async def test_hints_reach_the_scheduler_from_both_frontends(world: World, http: httpx.AsyncClient) -> None:
     hints = {"ttft_target_ms": 200, "itl_target_ms": 40, "expected_output_tokens": 7}
     async with AsyncWeirClient(world.grpc_address) as client:
         await text_of(client, GenerateOptions(max_tokens=5, temperature=0.0, lane="batch", **hints))  # type: ignore[arg-type]
@@ -189,8 +189,8 @@ async def test_hints_reach_the_scheduler_from_both_doors(world: World, http: htt
     assert response.status_code == 200
     by_grpc, by_http = world.scheduler.submits
     for submit in (by_grpc, by_http):
-        told = (submit.ttft_target_ms, submit.itl_target_ms, submit.expected_output_tokens)
-        assert told == (200, 40, 7)
+        sent = (submit.ttft_target_ms, submit.itl_target_ms, submit.expected_output_tokens)
+        assert sent == (200, 40, 7)
     assert (by_grpc.lane, by_http.lane) == ("batch", "interactive")
     assert 25_000 < by_http.deadline_ms <= 30_000
     assert by_grpc.deadline_ms > 500_000, "the client's own time-out"
@@ -253,8 +253,8 @@ async def test_a_refusal_of_the_scheduler_says_when_to_come_again(
         assert error.tenant == "default"
     response = await http.post("/v1/completions", json=BODY)
     assert response.status_code == status
-    told = response.json()["error"]
-    assert (told["type"], told["code"]) == (error_type, code)
+    body = response.json()["error"]
+    assert (body["type"], body["code"]) == (error_type, code)
     if kind is not PermissionDenied:
         assert error.retry_after_s == 2.4
         assert response.headers["Retry-After"] == "3"

@@ -8,30 +8,38 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.gateway.fake_model import EOS, MAX_CONTEXT, VOCAB_SIZE, byte_model
-from tests.unit.gateway.fake_scheduler import STANDING
+from tests.unit.gateway.fake_scheduler import SCOPE
 
 from weir.core.errors import InvalidRequest, NotFound
 from weir.core.options import GenerateOptions
 from weir.core.sampling import SamplingParams, StopRules
 from weir.rpc.sampling_pb import sampling_problems, sampling_to_pb
-from weir_gateway.draft import GRPC_NAMES, Conversation, Operation, Prompt, RequestDraft, Text, TokenIds
 from weir_gateway.frontends.openai_schema import HTTP_NAMES
+from weir_gateway.requests.client_request import (
+    GRPC_NAMES,
+    ClientRequest,
+    Conversation,
+    Operation,
+    Prompt,
+    Text,
+    TokenIds,
+)
 from weir_gateway.requests.models import ModelDirectory
 from weir_gateway.requests.validation import Limits, check_fields, check_prompt
 
 MODEL = byte_model()
 LIMITS = Limits(default_max_tokens=64, max_prompt_bytes=1000)
-GOOD = RequestDraft(operation=Operation.TEXT_COMPLETION, prompt=Text("hello"), names=GRPC_NAMES)
+GOOD = ClientRequest(operation=Operation.TEXT_COMPLETION, prompt=Text("hello"), names=GRPC_NAMES)
 
 
-def changed(prompt: Prompt | None = None, **options: Any) -> RequestDraft:
+def changed(prompt: Prompt | None = None, **options: Any) -> ClientRequest:
     return dataclasses.replace(GOOD, prompt=prompt or GOOD.prompt, options=GenerateOptions(**options))
 
 
-def violations_of(draft: RequestDraft) -> dict[str, str]:
+def violations_of(client_request: ClientRequest) -> dict[str, str]:
     """Field -> what is wrong with it."""
     try:
-        check_fields(draft, MODEL, LIMITS)
+        check_fields(client_request, MODEL, LIMITS)
     except InvalidRequest as error:
         return {violation.field: violation.description for violation in error.violations}
     return {}
@@ -179,8 +187,8 @@ any_options = st.builds(
     stop_token_ids=st.lists(st.integers(-5, 400), max_size=20).map(tuple),
     ignore_eos=st.booleans(),
 )
-drafts = st.builds(
-    RequestDraft,
+client_requests = st.builds(
+    ClientRequest,
     operation=st.sampled_from(Operation),
     prompt=prompts,
     names=st.just(GRPC_NAMES),
@@ -189,11 +197,11 @@ drafts = st.builds(
 )
 
 
-@given(drafts)
-def test_whatever_comes_is_either_sound_or_refused_by_name(draft: RequestDraft) -> None:
-    if violations_of(draft):
+@given(client_requests)
+def test_whatever_comes_is_either_sound_or_refused_by_name(client_request: ClientRequest) -> None:
+    if violations_of(client_request):
         return
-    checked = check_prompt(draft, MODEL, LIMITS, [1, 2, 3], STANDING)
+    checked = check_prompt(client_request, MODEL, LIMITS, [1, 2, 3], SCOPE)
     assert 0 <= checked.sampling.temperature <= 2
     assert 0 < checked.sampling.top_p <= 1
     assert 0 <= checked.sampling.top_k < 2**31
@@ -206,7 +214,7 @@ def test_whatever_comes_is_either_sound_or_refused_by_name(draft: RequestDraft) 
 
 
 def test_defaults_are_filled_in_and_a_seed_is_drawn() -> None:
-    first, second = (check_prompt(GOOD, MODEL, LIMITS, [1, 2, 3], STANDING) for _ in range(2))
+    first, second = (check_prompt(GOOD, MODEL, LIMITS, [1, 2, 3], SCOPE) for _ in range(2))
     assert first.stop_rules == StopRules(max_tokens=64, stop_token_ids=(EOS,))
     assert first.sampling == SamplingParams(seed=first.sampling.seed)
     assert first.sampling.seed != second.sampling.seed
@@ -214,21 +222,21 @@ def test_defaults_are_filled_in_and_a_seed_is_drawn() -> None:
 
 def test_max_tokens_is_cut_to_what_the_context_leaves() -> None:
     wanted = changed(max_tokens=512)
-    assert check_prompt(wanted, MODEL, LIMITS, [1] * 500, STANDING).stop_rules.max_tokens == 12
-    assert check_prompt(GOOD, MODEL, LIMITS, [1] * 511, STANDING).stop_rules.max_tokens == 1
+    assert check_prompt(wanted, MODEL, LIMITS, [1] * 500, SCOPE).stop_rules.max_tokens == 12
+    assert check_prompt(GOOD, MODEL, LIMITS, [1] * 511, SCOPE).stop_rules.max_tokens == 1
 
 
 def test_the_models_end_tokens_are_left_out_when_ignored_and_never_repeated() -> None:
     ignoring = changed(ignore_eos=True, stop_token_ids=(5,))
-    assert check_prompt(ignoring, MODEL, LIMITS, [1], STANDING).stop_rules.stop_token_ids == (5,)
+    assert check_prompt(ignoring, MODEL, LIMITS, [1], SCOPE).stop_rules.stop_token_ids == (5,)
     repeating = changed(stop_token_ids=(5, EOS, 5))
-    assert check_prompt(repeating, MODEL, LIMITS, [1], STANDING).stop_rules.stop_token_ids == (EOS, 5)
+    assert check_prompt(repeating, MODEL, LIMITS, [1], SCOPE).stop_rules.stop_token_ids == (EOS, 5)
 
 
 @pytest.mark.parametrize(("num_tokens", "words"), [(0, "is empty"), (512, "is 512 tokens; bytes takes at most 511")])
 def test_a_prompt_that_tokenizes_to_nothing_or_too_much_is_refused(num_tokens: int, words: str) -> None:
     with pytest.raises(InvalidRequest, match=f"text: {words}"):
-        check_prompt(GOOD, MODEL, LIMITS, [1] * num_tokens, STANDING)
+        check_prompt(GOOD, MODEL, LIMITS, [1] * num_tokens, SCOPE)
 
 
 def test_an_unknown_model_is_not_found_and_none_means_the_only_one() -> None:
@@ -240,16 +248,16 @@ def test_an_unknown_model_is_not_found_and_none_means_the_only_one() -> None:
     assert missing.value.field == "options.model"
 
 
-def test_how_many_log_probabilities_of_a_prompt_are_told_is_bounded() -> None:
+def test_how_many_log_probabilities_of_a_prompt_may_come_is_bounded() -> None:
     limits = dataclasses.replace(LIMITS, max_prompt_logprobs=30)
     asked = changed(prompt_logprobs=2)
-    assert check_prompt(asked, MODEL, limits, [1] * 10, STANDING).sampling.prompt_logprobs == 2
+    assert check_prompt(asked, MODEL, limits, [1] * 10, SCOPE).sampling.prompt_logprobs == 2
     with pytest.raises(InvalidRequest, match=r"prompt_logprobs: is 2; 11 tokens .* are 33, at most 30"):
-        check_prompt(asked, MODEL, limits, [1] * 11, STANDING)
+        check_prompt(asked, MODEL, limits, [1] * 11, SCOPE)
 
 
 def test_min_tokens_is_cut_with_max_tokens() -> None:
-    rules = check_prompt(changed(max_tokens=100, min_tokens=50), MODEL, LIMITS, [1] * 500, STANDING).stop_rules
+    rules = check_prompt(changed(max_tokens=100, min_tokens=50), MODEL, LIMITS, [1] * 500, SCOPE).stop_rules
     assert (rules.max_tokens, rules.min_tokens) == (12, 12)
 
 

@@ -1,4 +1,4 @@
-"""A gateway's link to a real worker is cut, and what runs there is cancelled meanwhile."""
+"""A gateway's connection to a real worker is cut, and what runs there is cancelled meanwhile."""
 
 import asyncio
 import time
@@ -13,7 +13,7 @@ from weir.core.attempt import Attempt
 from weir.core.clock import SystemClock
 from weir.core.tasks import end_tasks
 from weir.wire.v1 import worker_pb2
-from weir_gateway.workers.connections import ConnectionSettings, WorkerConnections
+from weir_gateway.workers.connections import ConnectionSettings, WorkerConnections, WorkerEndpoint
 
 
 class Cable:
@@ -90,51 +90,51 @@ async def patient_rig() -> AsyncIterator[Rig]:
 
 
 @asynccontextmanager
-async def opened_links(lost_after_s: float) -> AsyncIterator[WorkerConnections]:
-    links = WorkerConnections(GATEWAY, ConnectionSettings(lost_after_s=lost_after_s), SystemClock())
+async def opened_connections(lost_after_s: float) -> AsyncIterator[WorkerConnections]:
+    connections = WorkerConnections(GATEWAY, ConnectionSettings(lost_after_s=lost_after_s), SystemClock())
     try:
-        yield links
+        yield connections
     finally:
-        await links.close()
+        await connections.close()
 
 
-async def run_on(rig: Rig, links: WorkerConnections, decode_address: str) -> Listener:
+async def run_on(rig: Rig, connections: WorkerConnections, decode_address: str) -> Listener:
     """A long answer whose decode has begun."""
     listener = Listener(start_command(rig.decode.worker_id, max_tokens=300))
     request_id = listener.start.request_id
-    prefill = links.link_to(rig.prefill.worker_id, rig.prefill.address)
-    decode = links.link_to(rig.decode.worker_id, decode_address)
-    for link in (prefill, decode):
-        link.subscribe(request_id, listener)
-        await link.wait_connected()
+    prefill = connections.connect(WorkerEndpoint(rig.prefill.worker_id, rig.prefill.address))
+    decode = connections.connect(WorkerEndpoint(rig.decode.worker_id, decode_address))
+    for connection in (prefill, decode):
+        connection.subscribe(request_id, listener)
+        await connection.wait_connected()
     decode.send(worker_pb2.ServeRequest(resume=resume_command(listener.start)))
     prefill.send(worker_pb2.ServeRequest(start=listener.start))
     await eventually(lambda: listener.num_tokens > 3)
     return listener
 
 
-def cancel(links: WorkerConnections, rig: Rig, listener: Listener) -> None:
+def cancel(connections: WorkerConnections, rig: Rig, listener: Listener) -> None:
     request_id = listener.start.request_id
-    links.cancel(rig.decode.worker_id, request_id, Attempt(1))
+    connections.cancel(rig.decode.worker_id, request_id, Attempt(1))
     for worker_id in (rig.prefill.worker_id, rig.decode.worker_id):
-        link = links.try_get(worker_id)
-        if link is not None:
-            link.unsubscribe(request_id)
+        connection = connections.try_get(worker_id)
+        if connection is not None:
+            connection.unsubscribe(request_id)
 
 
-async def test_what_is_cancelled_while_the_link_is_cut_ends_and_frees_its_pages(patient_rig: Rig) -> None:
+async def test_what_is_cancelled_while_the_connection_is_cut_ends_and_frees_its_pages(patient_rig: Rig) -> None:
     rig = patient_rig
     rig.on_run["decode"] = lambda plan: time.sleep(0.02)
-    async with Cable(rig.decode.address).laid() as cable, opened_links(lost_after_s=60.0) as links:
-        listener = await run_on(rig, links, cable.address)
-        link = links.link_to(rig.decode.worker_id, cable.address)
+    async with Cable(rig.decode.address).laid() as cable, opened_connections(lost_after_s=60.0) as connections:
+        listener = await run_on(rig, connections, cable.address)
+        connection = connections.connect(WorkerEndpoint(rig.decode.worker_id, cable.address))
         await cable.cut()
-        await eventually(lambda: not link.is_connected)
-        cancel(links, rig, listener)
+        await eventually(lambda: not connection.is_connected)
+        cancel(connections, rig, listener)
         cable.mend()
         await rig.wait_idle()
         assert rig.decode.metrics()["cancelled_total"] == 1
-        await eventually(lambda: links.metrics()["cancels_unconfirmed"] == 0)
+        await eventually(lambda: connections.metrics()["cancels_unconfirmed"] == 0)
 
 
 async def test_what_is_cancelled_after_its_worker_was_given_up_ends_once_another_request_reaches_it(
@@ -142,15 +142,15 @@ async def test_what_is_cancelled_after_its_worker_was_given_up_ends_once_another
 ) -> None:
     rig = patient_rig
     rig.on_run["decode"] = lambda plan: time.sleep(0.02)
-    async with Cable(rig.decode.address).laid() as cable, opened_links(lost_after_s=0.2) as links:
-        listener = await run_on(rig, links, cable.address)
+    async with Cable(rig.decode.address).laid() as cable, opened_connections(lost_after_s=0.2) as connections:
+        listener = await run_on(rig, connections, cable.address)
         await cable.cut()
-        await eventually(lambda: links.try_get(rig.decode.worker_id) is None)
-        cancel(links, rig, listener)
+        await eventually(lambda: connections.try_get(rig.decode.worker_id) is None)
+        cancel(connections, rig, listener)
         cable.mend()
-        other = await run_on(rig, links, cable.address)
+        other = await run_on(rig, connections, cable.address)
         await eventually(lambda: rig.decode.metrics()["cancelled_total"] == 1)
         assert rig.decode.metrics()["finished_total"] == 0, "it ended because it was cancelled"
-        cancel(links, rig, other)
+        cancel(connections, rig, other)
         await rig.wait_idle()
         assert rig.decode.metrics()["cancelled_total"] == 2

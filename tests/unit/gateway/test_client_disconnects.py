@@ -1,4 +1,4 @@
-"""Clients that go away, cancel, or run out of time, in every phase: nothing stays behind."""
+"""Clients that disconnect, cancel, or run out of time, in every phase: nothing stays behind."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -11,15 +11,15 @@ import pytest
 from opentelemetry.context import Context
 from tests.unit.gateway.fake_scheduler import CALLER
 from tests.unit.gateway.fake_workers import update
-from tests.unit.gateway.phases import PHASES, assert_everybody_was_told, hold_in
+from tests.unit.gateway.phases import PHASES, assert_end_reached_all, hold_in
 from tests.unit.gateway.world import World, open_world
 
 from weir.core.errors import DeadlineExceeded
 from weir.core.options import GenerateOptions
 from weir.testing.load import greedy_request, stream
 from weir.wire.v1 import inference_pb2_grpc
-from weir_gateway.draft import GRPC_NAMES, Operation, RequestDraft, Text
 from weir_gateway.frontends.sse import EventStream
+from weir_gateway.requests.client_request import GRPC_NAMES, ClientRequest, Operation, Text
 
 CANCELLED, EXPIRED = grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED
 
@@ -32,7 +32,7 @@ async def test_a_grpc_client_that_leaves_frees_everything(world: World, phase: s
     await asyncio.sleep(0.05)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-    await assert_everybody_was_told(world, phase)
+    await assert_end_reached_all(world, phase)
     assert world.metric("cancelled_total") == 1
 
 
@@ -43,7 +43,7 @@ async def test_a_deadline_ends_the_request_and_frees_everything(world: World, ph
     await world.until(is_there, f"the request is {phase}")
     record = await running
     assert record.code is EXPIRED
-    await assert_everybody_was_told(world, phase)
+    await assert_end_reached_all(world, phase)
     assert world.metric("cancelled_total") == 1
 
 
@@ -62,19 +62,19 @@ async def test_an_http_client_that_leaves_frees_everything(world: World, phase: 
     await asyncio.sleep(0.05)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-    await assert_everybody_was_told(world, phase)
+    await assert_end_reached_all(world, phase)
     assert world.metric("cancelled_total") == 1
 
 
 @pytest.mark.parametrize("phase", PHASES)
-async def test_a_deadline_holds_without_a_door_that_enforces_it(world: World, phase: str) -> None:
+async def test_a_deadline_holds_without_a_frontend_that_enforces_it(world: World, phase: str) -> None:
     is_there = hold_in(world, phase)
-    draft = RequestDraft(Operation.TEXT_COMPLETION, Text("x"), GRPC_NAMES, GenerateOptions(max_tokens=9))
-    with await world.gateway.processor.open(draft, CALLER, Context(), 0.3) as opened:
+    client_request = ClientRequest(Operation.TEXT_COMPLETION, Text("x"), GRPC_NAMES, GenerateOptions(max_tokens=9))
+    with await world.gateway.processor.open(client_request, CALLER, Context(), 0.3) as opened:
         await world.until(is_there, f"the request is {phase}")
-        ending = await asyncio.wait_for(opened.choices.ended, 5)
+        ending = await asyncio.wait_for(opened.ended, 5)
     assert isinstance(ending.error, DeadlineExceeded)
-    await assert_everybody_was_told(world, phase)
+    await assert_end_reached_all(world, phase)
 
 
 async def test_a_client_that_cancels_at_once_leaves_nothing(world: World) -> None:
@@ -96,12 +96,12 @@ async def test_a_deadline_is_passed_on_to_the_scheduler_and_shrinks_while_the_re
 
 
 @asynccontextmanager
-async def blocked_write(unread_s: float) -> AsyncIterator[tuple[World, Any]]:
+async def blocked_write(send_timeout_s: float) -> AsyncIterator[tuple[World, Any]]:
     """A gateway whose client has stopped reading, so that it waits in a write; and the client's call."""
     # A fixed, small flow-control window, so that writes have to wait for the reader.
     options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65_535)]
     async with (
-        open_world(unread_s=unread_s, max_context=300_000) as world,
+        open_world(send_timeout_s=send_timeout_s, max_context=300_000) as world,
         grpc.aio.insecure_channel(world.grpc_address, options=options) as channel,
     ):
         world.pair.stops_after = 1
@@ -116,10 +116,10 @@ async def blocked_write(unread_s: float) -> AsyncIterator[tuple[World, Any]]:
 
 
 async def test_a_grpc_client_that_never_reads_is_given_up() -> None:
-    async with blocked_write(unread_s=0.3) as (world, call):
+    async with blocked_write(send_timeout_s=0.3) as (world, call):
         await world.until(lambda: world.metric("requests_open") == 0, "given up")
         assert world.metric("cancelled_total") == 1
-        await world.until(lambda: world.decode.named("cancel"), "the worker is told")
+        await world.until(lambda: world.decode.named("cancel"), "the worker got the cancel")
         with pytest.raises(grpc.aio.AioRpcError) as ended:
             _ = [response async for response in call]
         assert ended.value.code() is CANCELLED
@@ -127,7 +127,7 @@ async def test_a_grpc_client_that_never_reads_is_given_up() -> None:
 
 
 async def test_a_grpc_client_that_leaves_without_reading_frees_everything() -> None:
-    async with blocked_write(unread_s=60) as (world, call):
+    async with blocked_write(send_timeout_s=60) as (world, call):
         assert world.metric("requests_in_flight") == 1
         call.cancel()
         await world.until_idle()
@@ -152,6 +152,6 @@ async def test_an_http_client_that_never_reads_is_given_up() -> None:
         if message.get("body") == b"data: 2\n\n":
             await never()
 
-    response = EventStream(events(), leave, unread_s=0.05)
+    response = EventStream(events(), leave, send_timeout_s=0.05)
     await asyncio.wait_for(response({"type": "http"}, never, send), 5)
     assert num_left > 0

@@ -1,4 +1,4 @@
-"""Output-length predictions: batched in a thread where they cost more than a moment, and never waited for long.
+"""Output-length predictions: batched in a thread where they are slow, and never waited for long.
 
 A prediction is a help. Whatever happens to it (late, failed, too many waiting) the request goes on without, and it is
 counted.
@@ -13,21 +13,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from weir.policy.predictors.predictor import Predictions
+from weir_gateway.requests.validation import OutputPrediction
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class OutputPrediction:
-    """What the scheduler is told of a request's length. `num_tokens` 0.0: nothing. `own_tokens` is the predictor's
-    figure before it was corrected, `score` its rank (higher is shorter)."""
-
-    num_tokens: float = 0.0
-    score: float | None = None
-    own_tokens: float = 0.0
-
-
-NO_PREDICTION = OutputPrediction()
 
 
 class BatchPredictor(Protocol):
@@ -59,10 +47,6 @@ class PredictionQueue:
         self._waiting: list[tuple[Sequence[int], asyncio.Future[OutputPrediction]]] = []
         self._pump: asyncio.Task[None] | None = None
         self._counts: Counter[str] = Counter()
-
-    @property
-    def is_inline(self) -> bool:
-        return self._is_inline
 
     async def try_predict(self, prompt: Sequence[int]) -> OutputPrediction | None:
         """None: it failed, came too late, or too many were waiting."""
@@ -119,11 +103,11 @@ class PredictionQueue:
                     asked.set_result(prediction)
 
     def _note_failure(self) -> None:
-        """The first is told in full: the others are likely the same."""
+        """The first is logged in full: the others are likely the same."""
         if not self._counts["failed"]:
             logger.exception("the output-length predictor failed; requests go on without")
 
 
 def _taken_apart(predictions: Predictions) -> list[OutputPrediction]:
     pairs = zip(predictions.output_tokens.tolist(), predictions.scores.tolist(), strict=True)
-    return [OutputPrediction(tokens, score, own_tokens=tokens) for tokens, score in pairs]
+    return [OutputPrediction(tokens, score, uncalibrated_tokens=tokens) for tokens, score in pairs]

@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from weir.core.attempt import Attempt
 from weir.core.life import FinishReason
-from weir_gateway.requests.tokens import TokenConflict, TokenOrder
+from weir_gateway.requests.token_order import TokenConflict, TokenOrder
 
 ATTEMPT = Attempt(1)
 OLDER, NEWER = Attempt(1, 0), Attempt(1, 1)
 
 
 @st.composite
-def deliveries(draw: st.DrawFn) -> tuple[list[int], list[tuple[int, list[int], bool]]]:
+def update_cases(draw: st.DrawFn) -> tuple[list[int], list[tuple[int, list[int], bool]]]:
     """An output, and updates that together cover it, overlapping, in any order, some of them twice."""
     output = draw(st.lists(st.integers(0, 49_151), min_size=1, max_size=40))
     cuts = sorted({0, len(output), *draw(st.lists(st.integers(0, len(output)), max_size=6))})
@@ -27,7 +27,7 @@ def deliveries(draw: st.DrawFn) -> tuple[list[int], list[tuple[int, list[int], b
     return output, draw(st.permutations(updates))
 
 
-@given(deliveries())
+@given(update_cases())
 def test_every_order_and_repetition_of_updates_gives_the_same_output_once(
     case: tuple[list[int], list[tuple[int, list[int], bool]]],
 ) -> None:
@@ -38,7 +38,7 @@ def test_every_order_and_repetition_of_updates_gives_the_same_output_once(
         assert order.finish_reason is None or received == output
         received += order.push(ATTEMPT, first_index, token_ids, FinishReason.LENGTH if is_last else None)
         assert received == output[: len(received)]
-    assert received == output == list(order.token_ids)
+    assert received == output
     assert order.finish_reason is FinishReason.LENGTH
     assert not order.has_gap
 
@@ -66,7 +66,6 @@ def test_an_older_attempt_is_refused_once_a_newer_one_spoke() -> None:
     assert order.push(OLDER, 0, [10]) == [10]
     assert order.push(NEWER, 1, [11]) == [11]
     assert order.push(OLDER, 2, [99]) == []
-    assert order.num_stale == 1
     assert order.push(NEWER, 2, [12]) == [12]
 
 

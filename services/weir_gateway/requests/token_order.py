@@ -7,7 +7,7 @@ from weir.core.life import FinishReason
 
 
 class TokenConflict(Exception):
-    """A worker contradicts what was said before: going on could send wrong tokens."""
+    """A worker contradicts what was received before: going on could send wrong tokens."""
 
 
 class TokenOrder:
@@ -28,21 +28,11 @@ class TokenOrder:
         self._ahead: dict[int, int] = {}
         self._end_index: int | None = None
         self._finish_reason: FinishReason | None = None
-        self.num_repeated = 0
-        self.num_stale = 0
 
     @property
     def next_index(self) -> int:
         """Index of the first token that is not there yet."""
         return len(self._token_ids)
-
-    @property
-    def token_ids(self) -> Sequence[int]:
-        return self._token_ids
-
-    @property
-    def attempt(self) -> Attempt:
-        return self._attempt
 
     @property
     def has_gap(self) -> bool:
@@ -61,14 +51,13 @@ class TokenOrder:
         token_ids: Sequence[int],
         finish_reason: FinishReason | None = None,
     ) -> list[int]:
-        """Takes news of a worker and returns the tokens that are in order now, perhaps none.
+        """Takes a worker's update and returns the tokens that are in order now, perhaps none.
 
         Raises:
             TokenConflict: an index past max_tokens or past the end, another token where one was before, or more than
                 max_ahead tokens after a gap.
         """
         if attempt < self._attempt:
-            self.num_stale += 1
             return []
         self._attempt = attempt
         end_index = first_index + len(token_ids)
@@ -85,9 +74,7 @@ class TokenOrder:
         known = self._token_ids[index] if index < self.next_index else self._ahead.get(index)
         if known is None:
             self._ahead[index] = token_id
-            return
-        self.num_repeated += 1
-        if known != token_id:
+        elif known != token_id:
             raise TokenConflict(f"token {index} was {known}, and is {token_id} now")
 
     def _set_end(self, end_index: int, finish_reason: FinishReason) -> None:

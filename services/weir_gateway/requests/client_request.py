@@ -1,4 +1,4 @@
-"""A request as a client wrote it, in words that both doors share. Nothing in it is checked yet."""
+"""A request as a client sent it, in the form that both frontends share. Nothing in it is checked yet."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ class Operation(Enum):
 
 
 FieldNames = Mapping[str, str]
-"""What a door's clients call each option, and the forms of a prompt, for errors that name it."""
+"""What a frontend's clients call each option, and the forms of a prompt, for errors that name it."""
 
 GRPC_NAMES: FieldNames = grpc_names() | {name: name for name in ("text", "token_ids", "messages", "priority")}
 
@@ -45,7 +45,7 @@ Prompt = Text | TokenIds | Conversation
 
 
 @dataclass(frozen=True, slots=True)
-class RequestDraft:
+class ClientRequest:
     """`options.request_id` is the client's own name for the request, to cancel it by; `correlation_id` is only shown in
     traces.
     """
@@ -57,4 +57,4 @@ class RequestDraft:
     correlation_id: str = ""
     is_stream: bool = True
     priority: int | None = None
-    """Another way to name the lane: `access.AccessBook` says which it is."""
+    """Another way to name the lane (`AccessControl.scope_of`)."""

@@ -11,10 +11,9 @@ from weir.bus.codec import MalformedMessage, decode, encode
 from weir.bus.configuration import AccessRules, TenantAccess
 from weir.core.api_key import key_digest, make_key, try_read_key
 from weir.core.errors import InvalidRequest, PermissionDenied, Unauthenticated, Unavailable
-from weir_gateway.access.access import AccessControl
-from weir_gateway.access.tenant_counts import TenantCounts
-from weir_gateway.draft import GRPC_NAMES
+from weir_gateway.access.access_control import AccessControl
 from weir_gateway.frontends.openai_schema import HTTP_NAMES
+from weir_gateway.requests.client_request import GRPC_NAMES
 
 KEY_A, KEY_B, OTHER_KEY_B = "key-of-a-0123456789", "key-of-b-0123456789", "other-key-of-b-01234"
 CLOSED = replace(
@@ -28,10 +27,10 @@ CLOSED = replace(
 )
 
 
-def book_of(rules: AccessRules, *, is_lower_priority_first: bool = False) -> AccessControl:
-    book = AccessControl(is_lower_priority_first=is_lower_priority_first)
-    assert book.take(rules)
-    return book
+def access_of(rules: AccessRules, *, is_lower_priority_first: bool = False) -> AccessControl:
+    access = AccessControl(is_lower_priority_first=is_lower_priority_first)
+    assert access.update(rules)
+    return access
 
 
 def test_nobody_is_let_in_before_the_rules_are_known() -> None:
@@ -41,48 +40,48 @@ def test_nobody_is_let_in_before_the_rules_are_known() -> None:
 
 
 def test_without_keys_everybody_is_the_default_tenant_whatever_key_is_shown() -> None:
-    book = book_of(OPEN_RULES)
-    assert {book.identify(None).tenant, book.identify("anything").tenant} == {"default"}
+    access = access_of(OPEN_RULES)
+    assert {access.identify(None).tenant, access.identify("anything").tenant} == {"default"}
 
 
 def test_with_keys_a_tenant_is_known_by_each_of_its_keys_and_nobody_else_is_let_in() -> None:
-    book = book_of(CLOSED)
-    assert [book.identify(key).tenant for key in (KEY_A, KEY_B, OTHER_KEY_B)] == ["a", "b", "b"]
+    access = access_of(CLOSED)
+    assert [access.identify(key).tenant for key in (KEY_A, KEY_B, OTHER_KEY_B)] == ["a", "b", "b"]
     for unknown in (None, "", KEY_A + "x", KEY_A[:-1], KEY_A.upper()):
         with pytest.raises(Unauthenticated) as refused:
-            book.identify(unknown)
+            access.identify(unknown)
         assert KEY_A not in refused.value.message
 
 
 def test_a_digest_that_only_begins_alike_is_not_the_key() -> None:
     digest = key_digest(KEY_A)
     forged = digest[:16] + bytes(16)
-    book = book_of(replace(CLOSED, tenants=(TenantAccess("a", (forged,)),)))
+    access = access_of(replace(CLOSED, tenants=(TenantAccess("a", (forged,)),)))
     with pytest.raises(Unauthenticated):
-        book.identify(KEY_A)
+        access.identify(KEY_A)
 
 
 def test_rules_of_a_scheduler_that_was_replaced_are_not_taken() -> None:
-    book = book_of(CLOSED)
-    assert not book.take(replace(OPEN_RULES, epoch=CLOSED.epoch - 1))
+    access = access_of(CLOSED)
+    assert not access.update(replace(OPEN_RULES, epoch=CLOSED.epoch - 1))
     with pytest.raises(Unauthenticated):
-        book.identify(None)
-    assert book.take(replace(OPEN_RULES, epoch=CLOSED.epoch))
-    assert book.identify(None).tenant == "default"
+        access.identify(None)
+    assert access.update(replace(OPEN_RULES, epoch=CLOSED.epoch))
+    assert access.identify(None).tenant == "default"
 
 
 def test_a_tenant_has_its_own_lanes_and_the_first_it_names_is_its_default() -> None:
-    book = book_of(CLOSED)
-    free, bound = book.identify(KEY_A), book.identify(KEY_B)
-    assert book.stand(free, GRPC_NAMES, "", None, "").lane == "standard"
-    assert book.stand(free, GRPC_NAMES, "interactive", None, "").lane == "interactive"
-    assert book.stand(bound, GRPC_NAMES, "", None, "").lane == "standard", "the default lane is open to it"
-    only_batch = book.identify("key-of-c-0123456789")
-    assert book.stand(only_batch, GRPC_NAMES, "", None, "").lane == "batch"
+    access = access_of(CLOSED)
+    free, bound = access.identify(KEY_A), access.identify(KEY_B)
+    assert access.scope_of(free, GRPC_NAMES, "", None, "").lane == "standard"
+    assert access.scope_of(free, GRPC_NAMES, "interactive", None, "").lane == "interactive"
+    assert access.scope_of(bound, GRPC_NAMES, "", None, "").lane == "standard", "the default lane is open to it"
+    only_batch = access.identify("key-of-c-0123456789")
+    assert access.scope_of(only_batch, GRPC_NAMES, "", None, "").lane == "batch"
     with pytest.raises(PermissionDenied, match="'interactive' is not open to tenant 'b'; it may use standard, batch"):
-        book.stand(bound, HTTP_NAMES, "interactive", None, "")
+        access.scope_of(bound, HTTP_NAMES, "interactive", None, "")
     with pytest.raises(InvalidRequest) as refused:
-        book.stand(free, HTTP_NAMES, "vip", None, "")
+        access.scope_of(free, HTTP_NAMES, "vip", None, "")
     assert refused.value.violations[0].field == "lane"
     assert "interactive, standard, batch" in refused.value.violations[0].description
 
@@ -94,32 +93,32 @@ def test_a_tenant_has_its_own_lanes_and_the_first_it_names_is_its_default() -> N
 def test_a_higher_priority_is_a_more_urgent_lane_and_the_other_way_round_if_so_configured(
     priority: int, lane: str
 ) -> None:
-    book = book_of(OPEN_RULES)
-    assert book.stand(book.identify(None), HTTP_NAMES, "", priority, "").lane == lane
-    turned = book_of(OPEN_RULES, is_lower_priority_first=True)
-    assert turned.stand(turned.identify(None), HTTP_NAMES, "", -priority, "").lane == lane
+    access = access_of(OPEN_RULES)
+    assert access.scope_of(access.identify(None), HTTP_NAMES, "", priority, "").lane == lane
+    turned = access_of(OPEN_RULES, is_lower_priority_first=True)
+    assert turned.scope_of(turned.identify(None), HTTP_NAMES, "", -priority, "").lane == lane
 
 
 def test_priority_moves_among_the_lanes_that_are_open_and_not_beside_a_lane() -> None:
-    book = book_of(CLOSED)
-    bound = book.identify(KEY_B)
-    assert book.stand(bound, HTTP_NAMES, "", 5, "").lane == "standard"
+    access = access_of(CLOSED)
+    bound = access.identify(KEY_B)
+    assert access.scope_of(bound, HTTP_NAMES, "", 5, "").lane == "standard"
     with pytest.raises(InvalidRequest) as refused:
-        book.stand(bound, HTTP_NAMES, "batch", 1, "")
+        access.scope_of(bound, HTTP_NAMES, "batch", 1, "")
     assert refused.value.violations[0].field == "priority"
 
 
 @given(st.text(max_size=64), st.text(max_size=64))
 def test_an_isolated_tenants_salt_is_nobody_elses_whatever_they_ask_for(own: str, others: str) -> None:
-    book = book_of(CLOSED)
-    isolated = book.stand(book.identify(KEY_B), GRPC_NAMES, "", None, own).cache_salt
-    assert isolated == book.stand(book.identify(OTHER_KEY_B), GRPC_NAMES, "", None, own).cache_salt
-    assert isolated != book.stand(book.identify(KEY_A), GRPC_NAMES, "", None, others).cache_salt
-    assert isolated != book.stand(book.identify("key-of-c-0123456789"), GRPC_NAMES, "", None, others).cache_salt
+    access = access_of(CLOSED)
+    isolated = access.scope_of(access.identify(KEY_B), GRPC_NAMES, "", None, own).cache_salt
+    assert isolated == access.scope_of(access.identify(OTHER_KEY_B), GRPC_NAMES, "", None, own).cache_salt
+    assert isolated != access.scope_of(access.identify(KEY_A), GRPC_NAMES, "", None, others).cache_salt
+    assert isolated != access.scope_of(access.identify("key-of-c-0123456789"), GRPC_NAMES, "", None, others).cache_salt
     assert len(isolated) > 64, "longer than a request's salt may be"
     if own != others:
-        assert isolated != book.stand(book.identify(KEY_B), GRPC_NAMES, "", None, others).cache_salt
-    assert book.stand(book.identify(KEY_A), GRPC_NAMES, "", None, own).cache_salt == own
+        assert isolated != access.scope_of(access.identify(KEY_B), GRPC_NAMES, "", None, others).cache_salt
+    assert access.scope_of(access.identify(KEY_A), GRPC_NAMES, "", None, own).cache_salt == own
 
 
 @pytest.mark.parametrize(
@@ -154,14 +153,3 @@ def test_rules_pass_the_bus_and_wrong_ones_do_not() -> None:
         decode(AccessRules, broken)
     with pytest.raises(ValueError, match="31 bytes, must have 32"):
         TenantAccess("a", (bytes(31),))
-
-
-def test_counts_of_tenants_are_bounded_however_many_come() -> None:
-    counts = TenantCounts(max_tenants=2)
-    for tenant in ("a", "b", "c", "d", "a"):
-        counts.add(tenant, "finished", 1)
-    assert counts.metrics() == {
-        'tenant_finished_total{tenant="a"}': 2.0,
-        'tenant_finished_total{tenant="b"}': 1.0,
-        'tenant_finished_total{tenant="other"}': 2.0,
-    }

@@ -1,4 +1,4 @@
-"""What a gateway reads at its start to tell output lengths: a predictor, and what its log needs of the model."""
+"""What a gateway loads at its start to predict output lengths: a predictor, and what its log needs of the model."""
 
 from pathlib import Path
 
@@ -25,9 +25,9 @@ def save_one_for_the_model(path: Path) -> None:
     source = resolve_model(MODEL)
     tokenizer = load_tokenizer(source)
     table = load_token_table(source, tokenizer, load_chat_template(source), num_dims=8)
-    draws = np.random.default_rng(0)
-    prompts = [draws.integers(0, tokenizer.vocab_size, 10).tolist() for _ in range(120)]
-    samples = Samples(PromptFeatures(table).of(prompts), draws.integers(1, 100, 120))
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, tokenizer.vocab_size, 10).tolist() for _ in range(120)]
+    samples = Samples(PromptFeatures(table).of(prompts), rng.integers(1, 100, 120))
     save_predictor(path, train_predictor(table, samples, MODEL, settings=QUICK))
 
 
@@ -44,10 +44,10 @@ def test_only_what_is_asked_for_is_loaded(tmp_path: Path) -> None:
         ),
     ):
         lengths = load_lengths(config)
-        told = lengths.metrics()
+        metrics = lengths.metrics()
         lengths.close()
         found = {"prediction": "prediction_factor", "log": "request_log_written_total"}
-        assert {part for part, metric in found.items() if metric in told} == parts
+        assert {part for part, metric in found.items() if metric in metrics} == parts
 
 
 def test_a_predictor_of_another_model_stops_the_start(tmp_path: Path) -> None:

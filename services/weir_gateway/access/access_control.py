@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from weir.bus.configuration import AccessRules, TenantAccess
 from weir.core.api_key import key_digest
 from weir.core.errors import FieldViolation, InvalidRequest, PermissionDenied, Unauthenticated, Unavailable
-from weir_gateway.draft import FieldNames
 
 _LOOKUP_BYTES = 16
 _UNKNOWN_RULES_RETRY_S = 1.0
@@ -44,11 +43,7 @@ class AccessControl:
         self._by_digest: Mapping[bytes, tuple[bytes, Caller]] = {}
         self._anonymous: Caller | None = None
 
-    @property
-    def rules(self) -> AccessRules | None:
-        return self._rules
-
-    def take(self, rules: AccessRules) -> bool:
+    def update(self, rules: AccessRules) -> bool:
         """False: they are those of a scheduler that was replaced."""
         if self._rules is not None and rules.epoch < self._rules.epoch:
             return False
@@ -65,24 +60,26 @@ class AccessControl:
     def identify(self, api_key: str | None) -> Caller:
         """Raises Unauthenticated where keys are asked for, and Unavailable before the rules are known."""
         if self._rules is None:
-            message = "the scheduler has not said yet who may ask; try again"
+            message = "the rules of access are not known yet; try again"
             raise Unavailable(message, retry_after_s=_UNKNOWN_RULES_RETRY_S)
         if self._anonymous is not None:
             return self._anonymous
         if api_key is None:
             raise Unauthenticated("an API key is needed: send Authorization: Bearer KEY, or X-API-Key: KEY")
         digest = key_digest(api_key)
-        # What the look-up's time tells is about a digest, of which nobody can choose the bytes; the rest is compared
+        # The look-up's time depends on a digest, of which nobody can choose the bytes; the rest is compared
         # in constant time.
         known, caller = self._by_digest.get(digest[:_LOOKUP_BYTES], (b"", None))
         if caller is None or not hmac.compare_digest(known, digest):
             raise Unauthenticated("the API key is not known")
         return caller
 
-    def stand(
-        self, caller: Caller, names: FieldNames, lane: str, priority: int | None, cache_salt: str
+    def scope_of(
+        self, caller: Caller, names: Mapping[str, str], lane: str, priority: int | None, cache_salt: str
     ) -> RequestScope:
-        """Raises InvalidRequest for a lane that there is not, and PermissionDenied for one that is not the caller's."""
+        """`names`: what the client calls the fields. Raises InvalidRequest for a lane that there is not, and
+        PermissionDenied for one that is not the caller's.
+        """
         if lane and priority is not None:
             violation = FieldViolation(names["priority"], f"is {priority}, with {names['lane']}: give one of them")
             raise InvalidRequest([violation])
@@ -101,8 +98,8 @@ class AccessControl:
     def _lane_of(self, caller: Caller, priority: int) -> str:
         """0 is the default lane, each step of priority one lane up, as far as there are lanes."""
         steps = -priority if self._is_lower_priority_first else priority
-        place = caller.lanes.index(caller.default_lane) - steps
-        return caller.lanes[min(max(place, 0), len(caller.lanes) - 1)]
+        index = caller.lanes.index(caller.default_lane) - steps
+        return caller.lanes[min(max(index, 0), len(caller.lanes) - 1)]
 
 
 def _caller(tenant: TenantAccess, rules: AccessRules) -> Caller:

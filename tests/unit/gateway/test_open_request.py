@@ -1,6 +1,7 @@
 """Several answers to one request: one stream, one admission, one end."""
 
 import asyncio
+from dataclasses import replace
 
 import grpc
 import openai
@@ -16,9 +17,8 @@ from weir.client import AsyncWeirClient, Chunk, GenerateOptions
 from weir.core.errors import Cancelled, Overloaded, Unavailable
 from weir.testing.load import greedy_request
 from weir.wire.v1 import inference_pb2, worker_pb2
-from weir_gateway.draft import GRPC_NAMES, Operation, RequestDraft, Text
 from weir_gateway.driving.driver import DriverSettings
-from weir_gateway.gateway import GatewaySettings
+from weir_gateway.requests.client_request import GRPC_NAMES, ClientRequest, Operation, Text
 
 OPTIONS = GenerateOptions(n=3, seed=11, max_tokens=20)
 
@@ -92,8 +92,8 @@ async def test_only_choice_0_scores_the_prompt(numbered: World) -> None:
     chunks = await ask(numbered, GenerateOptions(n=3, seed=11, max_tokens=20, prompt_logprobs=1))
     asked = [start.sampling.HasField("prompt_logprobs") for start in numbered.pair.starts.values()]
     assert sorted(asked) == [False, False, True]
-    told = [chunk for chunk in chunks if chunk.prompt_logprobs]
-    assert [(chunk.choice, chunk.first_index, len(chunk.prompt_logprobs)) for chunk in told] == [(0, 0, 4)]
+    with_prompt = [chunk for chunk in chunks if chunk.prompt_logprobs]
+    assert [(chunk.choice, chunk.first_index, len(chunk.prompt_logprobs)) for chunk in with_prompt] == [(0, 0, 4)]
 
 
 async def test_the_scheduler_sees_each_choice_as_a_request(numbered: World) -> None:
@@ -117,25 +117,25 @@ async def test_if_one_is_refused_all_are_and_nothing_was_sent(numbered: World, n
     assert refused.value.retry_after_s == 2.0
     await numbered.until_idle()
     accepted = {submit.request_id for submit in numbered.scheduler.submits[:num_accepted]}
-    told = {cancel.request_id for cancel in numbered.scheduler.cancels}
-    assert accepted <= told | {finish.request_id for finish in numbered.scheduler.finishes}
+    cancelled = {cancel.request_id for cancel in numbered.scheduler.cancels}
+    assert accepted <= cancelled | {finish.request_id for finish in numbered.scheduler.finishes}
 
 
 async def test_a_refused_choice_ends_the_others_though_nobody_reads(numbered: World) -> None:
     numbered.pair.stops_after = 1
     numbered.scheduler.refusal = SubmitReply(5, False, RefusalReason.QUEUE_FULL, "lane standard is full", 2000)
     numbered.scheduler.num_accepted = 2
-    draft = RequestDraft(Operation.TEXT_COMPLETION, Text("hello"), GRPC_NAMES, OPTIONS)
-    opened = await numbered.gateway.processor.open(draft, CALLER, Context(), None)
-    ending = await asyncio.wait_for(opened.choices.ended, 5)
+    client_request = ClientRequest(Operation.TEXT_COMPLETION, Text("hello"), GRPC_NAMES, OPTIONS)
+    opened = await numbered.gateway.processor.open(client_request, CALLER, Context(), None)
+    ending = await asyncio.wait_for(opened.ended, 5)
     assert isinstance(ending.error, Overloaded)
-    phases = sorted(call.request.phase.value for call in opened.choices.calls)
+    phases = sorted(state.phase.value for state in opened.states)
     assert phases == ["cancelled", "cancelled", "refused"]
     opened.leave()
 
 
-async def test_there_must_be_places_for_all() -> None:
-    settings = GatewaySettings(FAST.control, DriverSettings(max_requests=4, tick_s=0.05), FAST.connections)
+async def test_there_must_be_room_for_all() -> None:
+    settings = replace(FAST, driver=DriverSettings(max_requests=4, tick_s=0.05))
     async with open_world(settings) as world:
         with pytest.raises(Overloaded, match="0 requests are in flight, at most 4"):
             await ask(world, GenerateOptions(n=5))
@@ -171,7 +171,7 @@ async def test_one_name_cancels_all_choices(world: World) -> None:
     def cancelled_ids() -> set[str]:
         return {cancel.request_id for cancel in world.decode.named("cancel")}
 
-    await world.until(lambda: len(cancelled_ids()) == 3, "the worker is told")
+    await world.until(lambda: len(cancelled_ids()) == 3, "the worker got the cancels")
 
 
 async def test_a_client_that_leaves_ends_all_choices(world: World) -> None:

@@ -22,9 +22,10 @@ from weir.policy.predictors.token_table import make_token_table
 from weir.sim.workloads.traces import read_trace
 from weir.training.make import train_predictor
 from weir.training.samples import Samples
-from weir_gateway.lengths.lengths import OutputLengths
+from weir_gateway.lengths.output_lengths import OutputLengths
+from weir_gateway.lengths.prediction_queue import PredictionLimits, PredictionQueue
 from weir_gateway.lengths.request_log import RequestLog, RequestLogSettings
-from weir_gateway.requests.prediction import OutputPrediction, PredictionLimits, PredictionQueue
+from weir_gateway.requests.validation import OutputPrediction
 
 OPTIONS = GenerateOptions(max_tokens=50, temperature=0.0)
 ANSWER_TOKENS = len("hello world") + 1
@@ -59,7 +60,7 @@ async def test_what_is_predicted_is_submitted(predictor: Predictor) -> None:
         assert world.metric("predictions_made_total") == 2
 
 
-async def test_nothing_is_said_without_a_predictor() -> None:
+async def test_nothing_is_predicted_without_a_predictor() -> None:
     async with open_world() as world:
         await ask(world, "zzzz")
         (submit,) = world.scheduler.submits
@@ -67,16 +68,16 @@ async def test_nothing_is_said_without_a_predictor() -> None:
         assert "predictions_made_total" not in world.gateway.describe().metrics
 
 
-async def test_a_prediction_is_never_above_what_may_be_drawn(predictor: Predictor) -> None:
+async def test_a_prediction_is_never_above_what_may_be_sampled(predictor: Predictor) -> None:
     async with open_world(lengths=OutputLengths(predictor)) as world:
         await ask(world, "zzzzzzzz", replace(OPTIONS, max_tokens=5))
         assert world.scheduler.submits[0].predicted_output_tokens == 5
 
 
-async def test_a_clients_word_comes_before_the_predictors(predictor: Predictor) -> None:
+async def test_a_clients_estimate_comes_before_the_predictors(predictor: Predictor) -> None:
     async with open_world(lengths=OutputLengths(predictor)) as world:
-        for text, said in (("zzzzzzzz", 9), ("aaaaaaaa", 39)):
-            await ask(world, text, replace(OPTIONS, expected_output_tokens=said))
+        for text, estimate in (("zzzzzzzz", 9), ("aaaaaaaa", 39)):
+            await ask(world, text, replace(OPTIONS, expected_output_tokens=estimate))
         short, long = world.scheduler.submits
         assert short.predicted_output_tokens == 9
         assert short.output_score is not None
@@ -85,7 +86,7 @@ async def test_a_clients_word_comes_before_the_predictors(predictor: Predictor) 
         assert world.metric("predictions_made_total") == 0
 
 
-async def test_a_tenant_that_says_too_little_is_believed_less_and_less() -> None:
+async def test_a_tenant_that_claims_too_little_is_believed_less_and_less() -> None:
     async with open_world(lengths=OutputLengths()) as world:
         for _ in range(25):
             await ask(world, "zzzz", replace(OPTIONS, expected_output_tokens=1))
@@ -157,7 +158,7 @@ async def test_a_request_log_is_a_trace_for_the_simulator(tmp_path: Path) -> Non
     assert 0.1 <= last.arrival_s - first.arrival_s < 60
 
 
-async def test_the_log_says_when_a_request_came_not_when_it_ended(tmp_path: Path) -> None:
+async def test_the_log_has_when_a_request_came_not_when_it_ended(tmp_path: Path) -> None:
     log = RequestLog(RequestLogSettings(tmp_path / "log", 1 << 20, keeps_tokens=True), None)
     async with open_world(lengths=OutputLengths(log=log, unix_time_s=lambda: 1000.0)) as world:
         world.pair.stops_after = 0
@@ -200,9 +201,8 @@ async def test_prompts_that_come_meanwhile_are_one_batch_and_answers_are_their_o
     slow = Slow(0.02)
     with ThreadPoolExecutor(1) as executor:
         queue = PredictionQueue(slow, 1.0, PredictionLimits(wait_s=10.0, max_batch=8), executor)
-        assert not queue.is_inline
         found = await many(queue, 20)
-    assert [prediction and prediction.own_tokens for prediction in found] == [float(i + 1) for i in range(20)]
+    assert [prediction and prediction.uncalibrated_tokens for prediction in found] == [float(i + 1) for i in range(20)]
     assert slow.batches == [8, 8, 4]
 
 
@@ -233,7 +233,7 @@ async def test_a_predictor_that_fails_in_its_thread_fails_its_batch_alone() -> N
     with ThreadPoolExecutor(1) as executor:
         queue = PredictionQueue(Once(0.0), 1.0, PredictionLimits(wait_s=10.0), executor)
         assert await queue.try_predict([1]) is None
-        assert await queue.try_predict([1, 2]) == OutputPrediction(2.0, -2.0, own_tokens=2.0)
+        assert await queue.try_predict([1, 2]) == OutputPrediction(2.0, -2.0, uncalibrated_tokens=2.0)
     assert queue.metrics() == {
         "predictions_made_total": 1,
         "predictions_failed_total": 1,

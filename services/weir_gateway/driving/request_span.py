@@ -10,38 +10,36 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 from weir.bus.messages import Placement
 from weir.core.errors import Cancelled, WeirError
 from weir.core.trace_context import traceparent_of
-from weir_gateway.draft import RequestDraft
-from weir_gateway.requests.request import RequestEnd
+from weir_gateway.requests.client_request import ClientRequest
+from weir_gateway.requests.request_state import RequestEnd
 from weir_gateway.requests.validation import CheckedRequest
-
-PROVIDER_NAME = "weir"
 
 
 class RequestSpan:
     """The root of what Weir does for one request; a child of the client's span, if it sent one."""
 
-    def __init__(self, tracer: Tracer, draft: RequestDraft, parent: Context, started_at_s: float) -> None:
+    def __init__(self, tracer: Tracer, client_request: ClientRequest, parent: Context, started_at_s: float) -> None:
         self._tracer = tracer
-        self._draft = draft
+        self._client_request = client_request
         self._started_at_s = started_at_s
         self._needs_first_chunk = True
-        operation = draft.operation.value
+        operation = client_request.operation.value
         self._span: Span = tracer.start_span(
-            f"{operation} {draft.options.model}".strip(), context=parent, kind=SpanKind.SERVER
+            f"{operation} {client_request.options.model}".strip(), context=parent, kind=SpanKind.SERVER
         )
         self.context = trace.set_span_in_context(self._span, Context())
         self._span.set_attributes(
             {
                 "gen_ai.operation.name": operation,
-                "gen_ai.provider.name": PROVIDER_NAME,
-                "gen_ai.request.stream": draft.is_stream,
+                "gen_ai.provider.name": "weir",
+                "gen_ai.request.stream": client_request.is_stream,
             }
         )
-        client_id = draft.options.request_id or draft.correlation_id
+        client_id = client_request.options.request_id or client_request.correlation_id
         if client_id:
             self._span.set_attribute("weir.request.client_id", client_id)
-        if draft.options.lane:
-            self._span.set_attribute("weir.request.lane", draft.options.lane)
+        if client_request.options.lane:
+            self._span.set_attribute("weir.request.lane", client_request.options.lane)
 
     @property
     def traceparent(self) -> str:
@@ -49,15 +47,15 @@ class RequestSpan:
 
     def open_choice(self, index: int) -> "RequestSpan":
         """The span of one of several answers, below this one."""
-        choice = RequestSpan(self._tracer, self._draft, self.context, self._started_at_s)
+        choice = RequestSpan(self._tracer, self._client_request, self.context, self._started_at_s)
         choice._span.set_attribute("weir.request.choice", index)
         choice._needs_first_chunk = False  # the client has one stream, and this span's first chunk is that of all
         return choice
 
     def describe_request(self, request_id: str, checked: CheckedRequest, num_choices: int) -> None:
         """What is known once the request is checked."""
-        draft, sampling = checked.draft, checked.sampling
-        self._span.update_name(f"{draft.operation.value} {checked.model.name}")
+        client_request, sampling = checked.client_request, checked.sampling
+        self._span.update_name(f"{client_request.operation.value} {checked.model.name}")
         self._span.set_attributes(
             {
                 "weir.request.id": request_id,
@@ -72,7 +70,7 @@ class RequestSpan:
                 "gen_ai.request.frequency_penalty": sampling.frequency_penalty,
                 # an attribute is a signed 64-bit integer, a seed an unsigned one
                 "gen_ai.request.seed": sampling.seed if sampling.seed < 2**63 else str(sampling.seed),
-                "gen_ai.request.stop_sequences": draft.options.stop,
+                "gen_ai.request.stop_sequences": client_request.options.stop,
                 "gen_ai.usage.input_tokens": len(checked.prompt_token_ids),
             }
         )

@@ -4,19 +4,15 @@ from dataclasses import replace
 
 from tests.unit.gateway.failing import run
 from tests.unit.gateway.fake_workers import LENGTH, update
-from tests.unit.gateway.test_request_life import ANSWER, REQUEST_ID, make_call, read_all
+from tests.unit.gateway.test_request_state import ANSWER, REQUEST_ID, make_state, read_all
 from tests.unit.gateway.world import World
 
 from weir.bus.messages import Placement
 from weir.core.clock import ManualClock
-from weir.core.life import LifeEvent, Phase
+from weir.core.life import Phase
 from weir.wire.v1 import worker_pb2
 
 LOCAL = Placement(1, "d", "d:1", "d", "d:1", 4)
-
-
-def phases_of(events: list[LifeEvent]) -> list[Phase]:
-    return [event.phase for event in events]
 
 
 def serve_locally(world: World) -> None:
@@ -57,27 +53,27 @@ async def test_a_broken_stream_before_the_first_token_starts_the_request_again(w
     assert len(world.decode.named("start")) == 2
 
 
-async def test_news_of_the_prompt_are_no_sign_that_it_is_read() -> None:
-    events: list[LifeEvent] = []
-    call = make_call(events, ManualClock())
-    call.request.granted(LOCAL)
-    call.start()
-    call.on_update("d", update(REQUEST_ID, 0, prompt_logprobs=()))
-    assert phases_of(events)[-1] is Phase.PREFILLING
-    assert [command.WhichOneof("command") for command in call.commands_to_resume("d")] == ["start", "resume"]
-    call.on_update("d", update(REQUEST_ID, 0, ANSWER[:2]))
-    assert phases_of(events)[-1] is Phase.DECODING
-    assert [command.WhichOneof("command") for command in call.commands_to_resume("d")] == ["resume"]
-    call.on_update("d", update(REQUEST_ID, 2, ANSWER[2:], finish=LENGTH))
-    assert await read_all(call) == "hello world"
-    assert phases_of(events)[-1] is Phase.FINISHED
+async def test_an_update_about_the_prompt_is_no_sign_that_it_is_prefilled() -> None:
+    phases: list[Phase] = []
+    state = make_state(phases, ManualClock())
+    state.grant(LOCAL)
+    state.start()
+    state.on_update("d", update(REQUEST_ID, 0, prompt_logprobs=()))
+    assert phases[-1:] == [Phase.PREFILLING]
+    assert [command.WhichOneof("command") for command in state.commands_to_resume("d")] == ["start", "resume"]
+    state.on_update("d", update(REQUEST_ID, 0, ANSWER[:2]))
+    assert phases[-1:] == [Phase.DECODING]
+    assert [command.WhichOneof("command") for command in state.commands_to_resume("d")] == ["resume"]
+    state.on_update("d", update(REQUEST_ID, 2, ANSWER[2:], finish=LENGTH))
+    assert await read_all(state) == "hello world"
+    assert phases[-1:] == [Phase.FINISHED]
 
 
 async def test_the_loss_of_its_only_worker_ends_it() -> None:
-    events: list[LifeEvent] = []
-    call = make_call(events, ManualClock())
-    call.request.granted(LOCAL)
-    call.start()
-    call.on_update("d", update(REQUEST_ID, 0, ANSWER[:2]))
-    call.on_connection_lost("d", "gone")
-    assert events[-1].phase is Phase.FAILED
+    phases: list[Phase] = []
+    state = make_state(phases, ManualClock())
+    state.grant(LOCAL)
+    state.start()
+    state.on_update("d", update(REQUEST_ID, 0, ANSWER[:2]))
+    state.on_connection_lost("d", "gone")
+    assert phases[-1:] == [Phase.FAILED]

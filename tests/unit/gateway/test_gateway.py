@@ -1,9 +1,10 @@
-"""The gateway as a component: what it needs to start, and what it says of itself."""
+"""The gateway as a component of its process: what it needs to start, and how it describes itself."""
 
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -13,12 +14,12 @@ from tests.unit.gateway.fake_model import byte_model
 
 from weir.bus.in_memory import InMemoryHub
 from weir.bus.protocol import Bus, BusUnavailable
-from weir.core.clock import SystemClock
 from weir.core.errors import Unavailable
 from weir.model.errors import ModelNotFound
+from weir.rpc.body_budget import BodyBudget
 from weir.runtime.config import ConfigError, read_config
-from weir_gateway.component import GatewayComponent, gateway_settings
 from weir_gateway.config import GatewayConfig
+from weir_gateway.gateway import GatewayComponent, GatewayLoaders, GatewayProcess, GatewaySettings
 from weir_gateway.requests.models import ServedModel, load_served_model
 
 
@@ -37,15 +38,9 @@ def make_component(
     def load_model() -> ServedModel:
         return model or load_served_model("no/such/model.gguf")
 
-    return GatewayComponent(
-        config,
-        "gateway-0-00000000",
-        connect=connect,
-        load_model=load_model,
-        request_shutdown=request_shutdown,
-        tracer=NoOpTracerProvider().get_tracer("test"),
-        clock=SystemClock(),
-    )
+    tracer, bodies = NoOpTracerProvider().get_tracer("test"), BodyBudget(config.max_bodies_bytes)
+    process = GatewayProcess("gateway-0-00000000", tracer, bodies, request_shutdown)
+    return GatewayComponent(process, GatewaySettings.of(config), GatewayLoaders(connect, load_model))
 
 
 @asynccontextmanager
@@ -62,15 +57,15 @@ async def test_a_started_component_serves_http_and_describes_itself() -> None:
     component = make_component(config, hub=InMemoryHub(), model=byte_model(), request_shutdown=asked.append)
     async with stopped_at_the_end(component):
         with pytest.raises(Unavailable, match="not ready yet"):
-            component.processor()
+            _ = component.gateway
         assert component.describe().metrics == {}
         await component.start()
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{component.http_port}") as http:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{component.gateway.http_port}") as http:
             assert (await http.get("/health")).status_code == 200
         described = component.describe()
         assert described.integrity_errors == ()
         assert described.metrics["requests_in_flight"] == described.metrics["accepted_total"] == 0
-        assert component.processor().models.list_models()[0].name == "bytes"
+        assert component.gateway.processor.models.list_models()[0].name == "bytes"
         await component.drain(1)
     assert asked == []
 
@@ -143,9 +138,14 @@ def test_a_bad_setting_is_named_with_its_flag(flags: list[str], words: str) -> N
 def test_every_setting_reaches_the_part_that_it_is_for() -> None:
     config = GatewayConfig(
         max_requests=7, default_max_tokens=8, max_prompt_bytes=9, scheduler_wait_s=10, max_queue_s=11,
-        no_progress_s=12, worker_lost_s=13,
+        no_progress_s=12, worker_lost_s=13, send_timeout_s=14, http_host="::1", http_port=15, instance="other",
     )  # fmt: skip
-    settings = gateway_settings(config)
+    settings = GatewaySettings.of(config)
     assert (settings.driver.max_requests, settings.driver.max_queue_s, settings.driver.no_progress_s) == (7, 11, 12)
     assert (settings.limits.default_max_tokens, settings.limits.max_prompt_bytes) == (8, 9)
-    assert (settings.control.outage_s, settings.connections.lost_after_s) == (10, 13)
+    assert (settings.port.outage_s, settings.access_wait_s, settings.connections.lost_after_s) == (10, 10, 13)
+    assert (settings.http.send_timeout_s, settings.instance) == (14, "other")
+    http = settings.http
+    assert (http.host, http.port, http.max_connections) == ("::1", 15, config.max_calls)
+    assert not settings.is_lower_priority_first
+    assert GatewaySettings.of(replace(config, openai_priority="lower-first")).is_lower_priority_first

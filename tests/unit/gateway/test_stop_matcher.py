@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weir_gateway.requests.stops import StopMatcher
+from weir_gateway.requests.stop_matcher import StopMatcher
 
 LETTERS = "ab\n"
 STOPS = st.lists(st.text(LETTERS, min_size=1, max_size=5), min_size=1, max_size=4)
@@ -19,11 +19,11 @@ def naive_search(text: str, stops: list[str]) -> tuple[str, str | None]:
     return text, None
 
 
-def run_matcher(pieces: list[str], stops: list[str]) -> tuple[str, str | None]:
+def run_matcher(parts: list[str], stops: list[str]) -> tuple[str, str | None]:
     matcher = StopMatcher(stops)
     output = ""
-    for piece in pieces:
-        result = matcher.push(piece)
+    for part in parts:
+        result = matcher.push(part)
         output += result.text
         if result.matched is not None:
             return output, result.matched
@@ -31,25 +31,25 @@ def run_matcher(pieces: list[str], stops: list[str]) -> tuple[str, str | None]:
 
 
 @given(st.lists(st.text(LETTERS, max_size=4), max_size=12), STOPS)
-def test_pieces_give_what_a_naive_search_of_the_whole_text_gives(pieces: list[str], stops: list[str]) -> None:
-    assert run_matcher(pieces, stops) == naive_search("".join(pieces), stops)
+def test_parts_give_what_a_naive_search_of_the_whole_text_gives(parts: list[str], stops: list[str]) -> None:
+    assert run_matcher(parts, stops) == naive_search("".join(parts), stops)
 
 
 @given(st.lists(st.text(LETTERS, max_size=4), max_size=12), STOPS)
-def test_text_is_held_back_only_while_it_can_become_a_stop_string(pieces: list[str], stops: list[str]) -> None:
+def test_text_is_held_back_only_while_it_can_become_a_stop_string(parts: list[str], stops: list[str]) -> None:
     matcher = StopMatcher(stops)
     read, output = "", ""
-    for piece in pieces:
-        result = matcher.push(piece)
+    for part in parts:
+        result = matcher.push(part)
         if result.matched is not None:
             return
-        read += piece
+        read += part
         output += result.text
         held = read[len(output) :]
         assert held == "" or any(stop.startswith(held) and stop != held for stop in stops)
 
 
-def test_a_stop_string_may_span_pieces() -> None:
+def test_a_stop_string_may_span_parts() -> None:
     matcher = StopMatcher(["END"])
     assert matcher.push("so E") == ("so ", None)
     assert matcher.push("N") == ("", None)

@@ -1,4 +1,4 @@
-"""Stop strings: text that ends the output and is not part of it, however it is cut into pieces."""
+"""Stop strings: text that ends the output and is not part of it, wherever it is cut."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

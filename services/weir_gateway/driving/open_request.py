@@ -1,0 +1,140 @@
+"""What a frontend holds of a request: its n choices, each a request of its own to scheduler and workers, as one
+stream of output."""
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+
+from weir.core.clock import Clock
+from weir.core.errors import WeirError
+from weir_gateway.driving.request_span import RequestSpan
+from weir_gateway.requests.output import OutputDelta
+from weir_gateway.requests.request_state import RequestEnd, RequestState
+from weir_gateway.requests.validation import CheckedRequest
+
+
+class OpenRequest:
+    """Leaving the context without having taken everything cancels it.
+
+    Choices are admitted together or not at all: nothing is handed out before each is queued, and the first error ends
+    all. Their states share one `has_output`.
+    """
+
+    def __init__(self, states: Sequence[RequestState], span: RequestSpan, clock: Clock) -> None:
+        self.states = tuple(states)
+        """Choice 0 is what a request with n = 1 would be."""
+        self._span = span
+        self._clock = clock
+        self._has_output = states[0].has_output
+        self._unfinished = dict(enumerate(self.states))
+        """Choices whose last delta was not handed out; the one that was served longest ago comes first."""
+        self._error: WeirError | None = None
+        self.ended: asyncio.Future[RequestEnd] = asyncio.get_running_loop().create_future()
+        """All have ended: the first error's ending, or that of choice 0."""
+        for state in self.states:
+            state.ended.add_done_callback(self._on_end)
+
+    @property
+    def request_id(self) -> str:
+        return self.states[0].request_id
+
+    @property
+    def client_id(self) -> str:
+        """What the client calls it by."""
+        return self.checked.client_request.options.request_id or self.request_id
+
+    @property
+    def checked(self) -> CheckedRequest:
+        return self.states[0].checked
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.checked.prompt_token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Summed over all choices."""
+        return sum(state.output.num_tokens for state in self.states)
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Of the prompt, found in the prefix cache by the choice that found most: the others wait for its pages."""
+        return max(state.num_cached_tokens for state in self.states)
+
+    async def next_delta(self) -> OutputDelta:
+        """Waits for something to send. Raises the first error, after everything before it was handed out.
+
+        Nothing is handed out if one choice was not admitted.
+        """
+        while (delta := self._try_next()) is None:
+            self._has_output.clear()
+            await self._has_output.wait()
+        return delta
+
+    def mark_sent(self) -> None:
+        """To be called when a delta was sent to the client: the first one is in the trace."""
+        self._span.first_chunk(self._clock.now_s())
+
+    def cancel(self, message: str) -> None:
+        for state in self.states:
+            state.cancel(message)
+
+    def leave(self) -> None:
+        """The client is gone, or has everything."""
+        self.cancel("the client went away")
+        for state in self.states:
+            state.released.set()
+
+    def __enter__(self) -> "OpenRequest":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
+
+    def _try_next(self) -> OutputDelta | None:
+        if all(state.is_admitted for state in self.states):
+            for choice, state in list(self._unfinished.items()):
+                delta = state.output.try_take()
+                if delta is not None:
+                    return self._hand_out(choice, delta)
+        if self._error is not None:
+            raise self._error
+        return None
+
+    def _hand_out(self, choice: int, delta: OutputDelta) -> OutputDelta:
+        state = self._unfinished.pop(choice)
+        if delta.finish_reason is None:
+            self._unfinished[choice] = state
+        delta.choice = choice
+        delta.is_last = not self._unfinished
+        return delta
+
+    def _on_end(self, ended: "asyncio.Future[RequestEnd]") -> None:
+        ending = ended.result()
+        if ending.error is not None and self._error is None:
+            self._error = ending.error
+            self.cancel("another answer to the same request has failed")
+        if all(state.ended.done() for state in self.states) and not self.ended.done():
+            endings = [state.ended.result() for state in self.states]
+            first = next((ending for ending in endings if ending.error is self._error), endings[0])
+            self.ended.set_result(first)
+        self._has_output.set()
+
+
+def choice_of(checked: CheckedRequest, index: int) -> CheckedRequest:
+    """Choice 0 is the request as it is; each other one samples with a seed made of the request's own."""
+    if index == 0:
+        return checked
+    sampling = replace(checked.sampling, seed=_seed_of(checked.sampling.seed, index), prompt_logprobs=None)
+    return replace(checked, sampling=sampling)
+
+
+def request_id_of(request_id: str, index: int) -> str:
+    """Those of one request differ in their last two digits only."""
+    return f"{request_id[:-2]}{int(request_id[-2:], 16) ^ index:02x}"
+
+
+def _seed_of(seed: int, index: int) -> int:
+    packed = seed.to_bytes(8, "big") + index.to_bytes(2, "big")
+    return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest())

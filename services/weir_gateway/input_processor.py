@@ -1,0 +1,188 @@
+"""From a client's request to a running one: room, checks, tokens, and a driver that takes charge."""
+
+import asyncio
+import uuid
+from functools import partial
+
+from opentelemetry.context import Context
+from opentelemetry.trace import Tracer
+
+from weir.core.clock import Clock
+from weir.core.errors import FieldViolation, InvalidRequest, WeirError
+from weir.core.life import Phase
+from weir.core.options import MAX_CHOICES
+from weir_gateway.access.access_control import AccessControl, Caller
+from weir_gateway.driving.driver import Driver
+from weir_gateway.driving.open_request import OpenRequest, choice_of, request_id_of
+from weir_gateway.driving.request_span import RequestSpan
+from weir_gateway.lengths.output_lengths import OutputLengths
+from weir_gateway.request_metrics import RequestMetrics
+from weir_gateway.requests.client_request import ClientRequest, FieldNames
+from weir_gateway.requests.models import ModelDirectory
+from weir_gateway.requests.prompt_tokenizer import PromptTokenizer
+from weir_gateway.requests.request_state import RequestEnd, RequestState
+from weir_gateway.requests.validation import (
+    CheckedRequest,
+    Counts,
+    Limits,
+    check_counts,
+    check_fields,
+    check_prompt,
+    check_text_size,
+)
+
+
+class InputProcessor:
+    """Accepts or refuses requests, and finds the running ones by their clients' names."""
+
+    def __init__(
+        self,
+        models: ModelDirectory,
+        access: AccessControl,
+        limits: Limits,
+        lengths: OutputLengths,
+        driver: Driver,
+        tracer: Tracer,
+        clock: Clock,
+    ) -> None:
+        self.models = models
+        self._access = access
+        self._limits = limits
+        self._lengths = lengths
+        self._driver = driver
+        self._tracer = tracer
+        self._clock = clock
+        self._tokenizer = PromptTokenizer()
+        self._metrics = RequestMetrics()
+        self._by_client_id: dict[tuple[str, str], OpenRequest] = {}
+        """(tenant, the client's name for the request): tenants neither see nor cancel each other's."""
+
+    def identify(self, api_key: str | None) -> Caller:
+        """Who shows this key. Raises Unauthenticated, or Unavailable before it can be known."""
+        try:
+            return self._access.identify(api_key)
+        except WeirError as error:
+            self._metrics.count_rejection(error)
+            raise
+
+    async def open(
+        self, client_request: ClientRequest, caller: Caller, parent: Context, time_left_s: float | None
+    ) -> OpenRequest:
+        """Accepts a request whose client waits `time_left_s` more (None: as long as it takes). Raises WeirError."""
+        now_s = self._clock.now_s()
+        deadline_at_s = None if time_left_s is None else now_s + time_left_s
+        span = RequestSpan(self._tracer, client_request, parent, now_s)
+        try:
+            with self._driver.reserve(_num_choices(client_request)):
+                checked = await self._lengths.with_prediction(await self._check(client_request, caller, span))
+                self._check_name_is_free(client_request, caller)
+                return self._accept(checked, span, deadline_at_s)
+        except WeirError as error:
+            self._metrics.count_rejection(error)
+            span.end_refused(error)
+            raise
+        except BaseException as error:
+            span.end_refused(error)
+            raise
+
+    def check_counts(self, model_name: str, names: FieldNames, counts: Counts) -> None:
+        """Raises InvalidRequest for more entries than `open` would take, and NotFound."""
+        try:
+            check_counts(counts, names, self.models.find(model_name, names["model"]), self._limits)
+        except WeirError as error:
+            self._metrics.count_rejection(error)
+            raise
+
+    def cancel(self, caller: Caller, client_id: str) -> bool:
+        """False: the caller has no such request running."""
+        opened = self._by_client_id.get((caller.tenant, client_id))
+        if opened is not None:
+            opened.cancel("cancelled by the client")
+        return opened is not None
+
+    async def tokenize(self, model_name: str, text: str) -> list[int]:
+        """Takes the room of a request meanwhile: its text may be as long, and waits for the same threads."""
+        model = self.models.find(model_name, "model")
+        check_text_size("text", text, self._limits)
+        with self._driver.reserve(1):
+            return await self._tokenizer.tokenize(model, text, field="text")
+
+    def metrics(self) -> dict[str, float]:
+        return self._metrics.metrics() | self._lengths.metrics()
+
+    def check_integrity(self) -> list[str]:
+        num_running = self._metrics.num_running
+        num_held = sum(not state.phase.is_terminal for state in self._driver.states())
+        lost = [name for name, opened in self._by_client_id.items() if opened.ended.done()]
+        errors = [f"request {name!r} has ended and keeps its name" for name in lost]
+        if num_running != num_held:
+            errors.append(f"{num_running} accepted requests have not ended, {num_held} are held")
+        return errors
+
+    def close(self) -> None:
+        self._tokenizer.close()
+
+    async def _check(self, client_request: ClientRequest, caller: Caller, span: RequestSpan) -> CheckedRequest:
+        options, names = client_request.options, client_request.names
+        model = self.models.find(options.model, names["model"])
+        check_fields(client_request, model, self._limits)
+        scope = self._access.scope_of(caller, names, options.lane, client_request.priority, options.cache_salt)
+        self._check_name_is_free(client_request, caller)
+        with span.child("tokenize"):
+            token_ids = await self._tokenizer.tokenize_prompt(client_request, model)
+        return check_prompt(client_request, model, self._limits, token_ids, scope)
+
+    def _check_name_is_free(self, client_request: ClientRequest, caller: Caller) -> None:
+        request_id = client_request.options.request_id
+        if (caller.tenant, request_id) in self._by_client_id:
+            description = f"{request_id!r} is the id of a request that is running"
+            raise InvalidRequest([FieldViolation(client_request.names["request_id"], description)])
+
+    def _accept(self, checked: CheckedRequest, span: RequestSpan, deadline_at_s: float | None) -> OpenRequest:
+        request_id = uuid.uuid4().hex
+        num_choices = _num_choices(checked.client_request)
+        span.describe_request(request_id, checked, num_choices)
+        has_output = asyncio.Event()
+        spans = [span] if num_choices == 1 else [span.open_choice(index) for index in range(num_choices)]
+        states = [
+            RequestState(
+                request_id_of(request_id, index),
+                choice_of(checked, index),
+                deadline_at_s=deadline_at_s,
+                traceparent=choice_span.traceparent,
+                has_output=has_output,
+                clock=self._clock,
+                on_phase=partial(self._on_phase, checked.scope.tenant, choice_span),
+            )
+            for index, choice_span in enumerate(spans)
+        ]
+        opened = OpenRequest(states, span, self._clock)
+        key = (checked.scope.tenant, opened.client_id)
+        self._by_client_id[key] = opened
+        opened.ended.add_done_callback(lambda _: self._on_end(key, opened))
+        if num_choices > 1:
+            opened.ended.add_done_callback(
+                lambda ended: span.end(ended.result(), opened.num_output_tokens, self._clock.now_s())
+            )
+        self._metrics.count_prompt_tokens(checked.scope.tenant, len(checked.prompt_token_ids))
+        for state, choice_span in zip(states, spans, strict=True):
+            state.ended.add_done_callback(partial(self._on_choice_end, state))
+            self._driver.drive(state, choice_span)
+        return opened
+
+    def _on_phase(self, tenant: str, span: RequestSpan, phase: Phase) -> None:
+        self._metrics.count_phase(tenant, phase)
+        span.phase_event(phase.value)
+
+    def _on_choice_end(self, state: RequestState, ended: "asyncio.Future[RequestEnd]") -> None:
+        self._lengths.observe(state, ended.result())
+
+    def _on_end(self, key: tuple[str, str], opened: OpenRequest) -> None:
+        self._by_client_id.pop(key, None)
+        self._metrics.count_output_tokens(key[0], opened.num_output_tokens)
+
+
+def _num_choices(client_request: ClientRequest) -> int:
+    """Before it is checked: what is out of range is refused later, and takes the room of one meanwhile."""
+    num_choices = client_request.options.n or 1
+    return num_choices if 1 <= num_choices <= MAX_CHOICES else 1

@@ -1,0 +1,311 @@
+"""The record of one running request: its phase, its placement, its output, and how it ended, once.
+
+    scheduler ── grant, revoke ──┐                  ┌── output ──> frontend
+    workers ──── updates ────────┼──> RequestState ─┤
+    client ───── cancel ─────────┘                  └── ended ───> driver
+
+Everything that comes in is a plain call from the event loop; nothing here waits.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from weir.bus.messages import Placement
+from weir.core.attempt import Attempt
+from weir.core.clock import Clock
+from weir.core.errors import Cancelled, DeadlineExceeded, InternalError, Overloaded, Unavailable, WeirError
+from weir.core.life import FinishReason, Phase, check_transition
+from weir.rpc.sampling_pb import sampling_to_pb, scheduling_to_pb
+from weir.wire.v1 import types_pb2, worker_pb2
+from weir_gateway.requests.output import Output
+from weir_gateway.requests.token_order import TokenConflict
+from weir_gateway.requests.validation import CheckedRequest
+from weir_gateway.workers.wire import attempt_from_pb, output_end_from_pb, resume_command
+
+logger = logging.getLogger(__name__)
+
+RETRY_AFTER_S = 1.0
+
+_INTERNAL_REASONS = (
+    worker_pb2.WORKER_ERROR_REASON_UNSPECIFIED,
+    worker_pb2.WORKER_ERROR_REASON_STALE_ATTEMPT,
+    worker_pb2.WORKER_ERROR_REASON_INTERNAL,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestEnd:
+    """How a request ended. `error` is None for FINISHED alone, and then `finish_reason` is set."""
+
+    phase: Phase
+    error: WeirError | None = None
+    finish_reason: FinishReason | None = None
+
+
+class RequestState:
+    """The attributes are public to look at and changed by the methods alone. The last phase is terminal."""
+
+    def __init__(
+        self,
+        request_id: str,
+        checked: CheckedRequest,
+        *,
+        deadline_at_s: float | None,
+        traceparent: str,
+        has_output: asyncio.Event,
+        clock: Clock,
+        on_phase: Callable[[Phase], None],
+    ) -> None:
+        """`has_output` is set at each change that a frontend may wait for; `traceparent` is of the request's span."""
+        self.request_id = request_id
+        self.checked = checked
+        self.deadline_at_s = deadline_at_s
+        self.has_output = has_output
+        self._traceparent = traceparent
+        self._clock = clock
+        self._on_phase = on_phase
+        self.output = Output.of(checked)
+        self.phase = Phase.RECEIVED
+        self.dispatch = 1
+        """How many times it was submitted. Whatever speaks of an earlier time comes too late."""
+        self.placement: Placement | None = None
+        """Set by the grant of the present dispatch."""
+        self.is_admitted = False
+        """Whether the scheduler queued it, however it ended."""
+        self.is_known_to_scheduler = False
+        """Whether the scheduler may hold it, so that it needs the end."""
+        self.is_started = False
+        """Whether its workers may know of it."""
+        self.is_over_at_workers = False
+        """Whether the workers ended it themselves, so that no Cancel is needed."""
+        self.num_cached_tokens = 0
+        """Tokens of the prompt that were in the prefix cache, as its workers report."""
+        self._received_at_s = self._last_event_s = clock.now_s()
+        self._last_probe_s = float("-inf")
+        loop = asyncio.get_running_loop()
+        self.granted: asyncio.Future[Placement] = loop.create_future()
+        self.unreachable: asyncio.Future[str] = loop.create_future()
+        """Why no worker could be reached for the grant; like `granted` of the present dispatch."""
+        self.prefilled: asyncio.Future[None] = loop.create_future()
+        self.ended: asyncio.Future[RequestEnd] = loop.create_future()
+        self.released = asyncio.Event()
+        """Set when nobody takes the output any more."""
+        on_phase(self.phase)
+
+    @property
+    def attempt(self) -> Attempt:
+        """Updates of older attempts are dropped."""
+        return Attempt(self.dispatch)
+
+    @property
+    def age_s(self) -> float:
+        return self._clock.now_s() - self._received_at_s
+
+    @property
+    def silent_s(self) -> float:
+        """Time since its last token in order, or since it started."""
+        return self._clock.now_s() - self._last_event_s
+
+    # Submitted, granted, started.
+
+    def submit(self) -> None:
+        self.is_known_to_scheduler = True
+
+    def queue(self) -> None:
+        """The scheduler took it. A grant can overtake that reply, which then changes nothing."""
+        if self.phase is Phase.RECEIVED:
+            self.is_admitted = True
+            self._enter(Phase.QUEUED)
+
+    def grant(self, placement: Placement) -> None:
+        if placement.dispatch != self.dispatch:
+            raise ValueError(f"request {self.request_id}: dispatch {placement.dispatch}, not {self.dispatch}")
+        self.queue()
+        self._enter(Phase.GRANTED)
+        self.placement = placement
+        if not self.granted.done():  # else the wait for it has just timed out
+            self.granted.set_result(placement)
+
+    def requeue(self) -> None:
+        """Its grant came to nothing before any worker knew of it: it waits for that of the next dispatch."""
+        self._enter(Phase.QUEUED)
+        self.placement = None
+        self.dispatch += 1
+        loop = asyncio.get_running_loop()
+        self.granted = loop.create_future()
+        self.unreachable = loop.create_future()
+
+    def start(self) -> worker_pb2.ServeRequest:
+        """From now on its workers may know it. Returns the command for the prefill worker."""
+        self._enter(Phase.PREFILLING)
+        self.is_started = True
+        self._last_event_s = self._clock.now_s()
+        return self._start_command()
+
+    def resume_command(self) -> worker_pb2.ServeRequest:
+        """Asks a worker for the updates from the next token on."""
+        return resume_command(self.request_id, self.attempt, self.output.next_index)
+
+    def try_probe(self, overdue_s: float, again_s: float) -> worker_pb2.ServeRequest | None:
+        """A Resume for the decode worker when tokens are overdue: a lost update comes again, a lost sequence shows.
+
+        Repeated after `again_s`, longer than a worker waits for a sequence that it was asked for: it would wait anew.
+        """
+        now_s = self._clock.now_s()
+        is_due = now_s - self._last_event_s >= overdue_s and now_s - self._last_probe_s >= again_s
+        may_be_at_decode = self.output.has_gap or self.phase is Phase.DECODING
+        if not (is_due and may_be_at_decode):
+            return None
+        self._last_probe_s = now_s
+        return self.resume_command()
+
+    # What ends it.
+
+    def fail(self, error: WeirError) -> None:
+        self.end(RequestEnd(Phase.FAILED, error))
+
+    def refuse(self, error: WeirError) -> None:
+        """The scheduler did not take it, so it does not hold it."""
+        self.is_known_to_scheduler = False
+        self.end(RequestEnd(Phase.REFUSED, error))
+
+    def revoke(self, error: WeirError) -> None:
+        """The scheduler does not hold it any more."""
+        self.is_known_to_scheduler = False
+        self.fail(self._with_count(error))
+
+    def cancel(self, message: str) -> None:
+        self.end(RequestEnd(Phase.CANCELLED, Cancelled(message)))
+
+    def expire(self) -> None:
+        self.end(RequestEnd(Phase.CANCELLED, self._with_count(DeadlineExceeded("the deadline has passed"))))
+
+    def lose(self, message: str) -> None:
+        """Fails it as Unavailable: to be tried again, unless tokens were sent."""
+        self.fail(self._with_count(Unavailable(message, retry_after_s=RETRY_AFTER_S)))
+
+    def end(self, ending: RequestEnd) -> None:
+        """The first ending counts; later ones have no effect."""
+        if self.phase.is_terminal:
+            return
+        self._enter(ending.phase)
+        self.ended.set_result(ending)
+
+    # `workers.connections.UpdateSubscriber`.
+
+    def on_update(self, worker_id: str, update: worker_pb2.SequenceUpdate) -> None:
+        if self.phase.is_terminal:
+            return
+        try:
+            self._take_update(worker_id, update)
+        except TokenConflict as conflict:
+            logger.error("request %s: worker %s: %s", self.request_id, worker_id, conflict)
+            self.fail(self._with_count(InternalError(f"worker {worker_id} contradicts what was sent: {conflict}")))
+        except Exception as error:  # the boundary between one request and the stream that it shares with others
+            logger.exception("request %s: update of %s failed", self.request_id, worker_id)
+            self.fail(InternalError(f"internal error: {type(error).__name__}; see the gateway's log"))
+
+    def on_connection_lost(self, worker_id: str, message: str) -> None:
+        if self._is_prefill(worker_id) and self.phase is Phase.DECODING:
+            return  # it has done its part
+        if self.is_started:
+            self.lose(message)
+        elif not self.unreachable.done():
+            self.unreachable.set_result(message)
+
+    def commands_to_resume(self, worker_id: str) -> list[worker_pb2.ServeRequest]:
+        if not self.is_started or self.phase.is_terminal:
+            return []
+        starts_here = self.placement is not None and worker_id == self.placement.prefill_worker_id
+        if starts_here and self.phase is Phase.PREFILLING:
+            # Whether Start arrived is not known: both are harmless for a worker that has it.
+            return [self._start_command(), self.resume_command()]
+        return [self.resume_command()]
+
+    def _take_update(self, worker_id: str, update: worker_pb2.SequenceUpdate) -> None:
+        attempt = attempt_from_pb(update.attempt)
+        if attempt < self.attempt:
+            return
+        if attempt.dispatch > self.dispatch:
+            raise TokenConflict(f"attempt {attempt.dispatch}, and {self.dispatch} was granted")
+        if update.HasField("error"):
+            self._end_by_worker(worker_id, update.error)
+            return
+        self.num_cached_tokens = max(self.num_cached_tokens, update.num_cached_tokens)
+        if self.output.push(update):
+            self._last_event_s = self._clock.now_s()
+            self.has_output.set()
+        self._advance_phase(worker_id, update)
+        if self.output.finish_reason is not None:
+            self.is_over_at_workers = output_end_from_pb(update.finish_reason) is not None
+            self.end(RequestEnd(Phase.FINISHED, finish_reason=self.output.finish_reason))
+        elif update.finish_reason == types_pb2.FINISH_REASON_CANCELLED:
+            self.is_over_at_workers = True
+            self.lose(f"worker {worker_id} cancelled the request")
+
+    def _advance_phase(self, worker_id: str, update: worker_pb2.SequenceUpdate) -> None:
+        if self.output.next_index > 0 and not self.prefilled.done():
+            self.prefilled.set_result(None)
+            if self.phase is Phase.PREFILLING:
+                self._enter(Phase.HANDING_OFF)
+        # Either worker may be the first to report that the decode worker has it.
+        is_handed_off = update.handed_off or self._has_decoded(worker_id)
+        if is_handed_off and self.phase in (Phase.PREFILLING, Phase.HANDING_OFF):
+            self._enter(Phase.DECODING)
+
+    def _end_by_worker(self, worker_id: str, error: worker_pb2.WorkerError) -> None:
+        message = f"worker {worker_id} gave the request up: {error.message or 'no reason given'}"
+        self.is_over_at_workers = not self._is_prefill(worker_id)
+        if error.reason == worker_pb2.WORKER_ERROR_REASON_NO_CAPACITY:
+            self.fail(self._with_count(Overloaded(message, retry_after_s=RETRY_AFTER_S)))
+        elif error.reason in _INTERNAL_REASONS:
+            self.fail(self._with_count(InternalError(message)))
+        else:
+            self.lose(message)
+
+    def _with_count(self, error: WeirError) -> WeirError:
+        """Once tokens were sent, trying again is for the client to decide: it would see them twice."""
+        if self.output.num_tokens == 0 or not self.checked.client_request.is_stream:
+            return error
+        counted = f"{error.message}; {self.output.num_tokens} tokens were sent before"
+        return type(error)(counted) if isinstance(error, DeadlineExceeded | InternalError) else Unavailable(counted)
+
+    def _has_decoded(self, worker_id: str) -> bool:
+        """Whether an update of this worker shows that the prompt is prefilled. A local one's may be of the prompt."""
+        is_local = self.placement is not None and self.placement.is_local
+        return not self._is_prefill(worker_id) and (not is_local or self.output.next_index > 0)
+
+    def _is_prefill(self, worker_id: str) -> bool:
+        """Whether the worker's part ends with the hand-off."""
+        placement = self.placement
+        return placement is not None and not placement.is_local and worker_id == placement.prefill_worker_id
+
+    def _start_command(self) -> worker_pb2.ServeRequest:
+        checked, placement = self.checked, self.placement
+        if placement is None:
+            raise AssertionError(f"request {self.request_id} is started without a grant")
+        start = worker_pb2.Start(
+            request_id=self.request_id,
+            attempt=types_pb2.Attempt(dispatch=placement.dispatch),
+            prompt_token_ids=checked.prompt_token_ids,
+            sampling=sampling_to_pb(checked.sampling),
+            max_tokens=checked.stop_rules.max_tokens,
+            min_tokens=checked.stop_rules.min_tokens,
+            stop_token_ids=checked.stop_rules.stop_token_ids,
+            decode_worker_id=placement.decode_worker_id,
+            traceparent=self._traceparent,
+            num_reserved_pages=placement.num_reserved_pages,
+            scheduling=scheduling_to_pb(placement.scheduling),
+            cache_salt=checked.scope.cache_salt,
+            skips_prefix_cache=checked.client_request.options.skips_prefix_cache,
+        )
+        return worker_pb2.ServeRequest(start=start)
+
+    def _enter(self, phase: Phase) -> None:
+        """Raises IllegalTransition."""
+        check_transition(self.request_id, self.phase, phase)
+        self.phase = phase
+        self._on_phase(phase)
+        self.has_output.set()

@@ -1,0 +1,193 @@
+"""Whatever happens to a request, in whatever order: it ends once, and its client gets a prefix of the answer."""
+
+import asyncio
+import random
+from collections import Counter
+
+import pytest
+from opentelemetry.context import Context
+from opentelemetry.trace import NoOpTracerProvider
+from tests.unit.gateway.fake_model import byte_model, ids_of
+from tests.unit.gateway.fake_scheduler import SCOPE
+from tests.unit.gateway.fake_workers import GOING_ON, LENGTH, update, worker_error
+
+from weir.bus.messages import Placement
+from weir.core.clock import ManualClock
+from weir.core.errors import Unavailable, WeirError
+from weir.core.life import IllegalTransition, Phase
+from weir.core.options import GenerateOptions
+from weir.wire.v1 import types_pb2, worker_pb2
+from weir_gateway.driving.open_request import OpenRequest
+from weir_gateway.driving.request_span import RequestSpan
+from weir_gateway.requests.client_request import GRPC_NAMES, ClientRequest, Operation, Text
+from weir_gateway.requests.request_state import RequestState
+from weir_gateway.requests.validation import Limits, check_prompt
+
+ANSWER = ids_of("hello world")
+REQUEST_ID = "0" * 32
+PLACEMENT = Placement(1, "p", "p:1", "d", "d:1", 4)
+CLIENT_REQUEST = ClientRequest(
+    Operation.TEXT_COMPLETION, Text("x"), GRPC_NAMES, GenerateOptions(max_tokens=len(ANSWER))
+)
+
+
+def make_state(phases: list[Phase], clock: ManualClock, *, deadline_at_s: float | None = None) -> RequestState:
+    return RequestState(
+        REQUEST_ID,
+        check_prompt(CLIENT_REQUEST, byte_model(), Limits(), [1, 2, 3], SCOPE),
+        deadline_at_s=deadline_at_s,
+        traceparent="",
+        has_output=asyncio.Event(),
+        clock=clock,
+        on_phase=phases.append,
+    )
+
+
+async def read_all(state: RequestState) -> str:
+    text, error = await read_until_end(state)
+    assert error is None
+    return text
+
+
+async def read_until_end(state: RequestState) -> tuple[str, WeirError | None]:
+    clock = ManualClock()
+    span = RequestSpan(NoOpTracerProvider().get_tracer("test"), CLIENT_REQUEST, Context(), 0.0)
+    opened = OpenRequest([state], span, clock)
+    text = ""
+    try:
+        while True:
+            delta = await opened.next_delta()
+            text += delta.text
+            assert delta.is_last == (delta.finish_reason is not None)
+            if delta.is_last:
+                return text, None
+    except WeirError as error:
+        return text, error
+
+
+def random_update(source: random.Random) -> worker_pb2.SequenceUpdate:
+    """Mostly sound, sometimes nonsense."""
+    start = source.randrange(len(ANSWER) + 1)
+    end = source.randrange(start, len(ANSWER) + 1)
+    tokens = ANSWER[start:end]
+    if source.random() < 0.02:
+        tokens = [*tokens, 0]
+    finish = LENGTH if start + len(tokens) == len(ANSWER) and source.random() < 0.7 else GOING_ON
+    if source.random() < 0.02:
+        finish = types_pb2.FINISH_REASON_CANCELLED
+    return update(
+        REQUEST_ID, start, tokens, finish=finish, handed_off=source.random() < 0.2, dispatch=source.choice([0, 1, 1, 1])
+    )
+
+
+def do_something(state: RequestState, source: random.Random) -> None:
+    worker_id = source.choice(["p", "d"])
+    match source.randrange(40):
+        case 0:
+            state.cancel("enough")
+        case 1:
+            state.expire()
+        case 2:
+            state.on_connection_lost(worker_id, "lost")
+        case 3:
+            state.on_update(worker_id, worker_error(REQUEST_ID, source.randrange(7)))  # type: ignore[arg-type]
+        case 4:
+            state.revoke(Unavailable("revoked"))
+        case 5:
+            state.commands_to_resume(worker_id)
+        case 6:
+            state.try_probe(0.0, 0.0)
+        case _:
+            state.on_update(worker_id, random_update(source))
+
+
+@pytest.mark.parametrize("seed", range(60))
+async def test_a_request_ends_exactly_once_and_its_client_gets_a_prefix(seed: int) -> None:
+    source = random.Random(seed)
+    phases: list[Phase] = []
+    state = make_state(phases, ManualClock())
+    reading = asyncio.create_task(read_until_end(state))
+    state.grant(PLACEMENT)
+    state.start()
+    for _ in range(source.randrange(1, 60)):
+        do_something(state, source)
+        if source.random() < 0.3:
+            await asyncio.sleep(0)
+    state.cancel("the end of the test")
+    text, error = await asyncio.wait_for(reading, 5)
+    terminal = [phase for phase in phases if phase.is_terminal]
+    assert len(terminal) == 1
+    assert phases[-1] is terminal[0]
+    assert "hello world".startswith(text)
+    assert (error is None) == (terminal[0] is Phase.FINISHED)
+    assert terminal[0] is not Phase.FINISHED or text == "hello world"
+
+
+async def test_random_requests_end_in_every_way() -> None:
+    """The test above says something only if its requests end differently."""
+    endings: Counter[Phase] = Counter()
+    for seed in range(200):
+        source = random.Random(seed)
+        phases: list[Phase] = []
+        state = make_state(phases, ManualClock())
+        state.grant(PLACEMENT)
+        state.start()
+        for _ in range(60):
+            do_something(state, source)
+        state.cancel("the end of the test")
+        endings[phases[-1]] += 1
+    assert set(endings) == {Phase.FINISHED, Phase.FAILED, Phase.CANCELLED}
+    assert min(endings.values()) > 10
+
+
+async def test_the_first_ending_counts() -> None:
+    phases: list[Phase] = []
+    state = make_state(phases, ManualClock())
+    state.cancel("first")
+    state.lose("second")
+    _, error = await read_until_end(state)
+    assert error is not None
+    assert error.message == "first"
+    assert phases == [Phase.RECEIVED, Phase.CANCELLED]
+    with pytest.raises(IllegalTransition):
+        state.grant(PLACEMENT)
+
+
+async def test_tokens_that_came_before_an_error_are_handed_out_before_it() -> None:
+    state = make_state([], ManualClock())
+    state.grant(PLACEMENT)
+    state.start()
+    state.on_update("p", update(REQUEST_ID, 0, ANSWER[:3]))
+    state.lose("gone")
+    text, error = await read_until_end(state)
+    assert text == "hel"
+    assert isinstance(error, Unavailable)
+    assert error.message == "gone; 3 tokens were sent before"
+
+
+async def test_a_whole_answer_is_handed_out_to_its_end() -> None:
+    state = make_state([], ManualClock())
+    state.grant(PLACEMENT)
+    state.start()
+    state.on_update("p", update(REQUEST_ID, 0, ANSWER[:1]))
+    state.on_update("d", update(REQUEST_ID, 1, ANSWER[1:], finish=LENGTH))
+    assert await read_all(state) == "hello world"
+
+
+async def test_a_probe_waits_for_overdue_tokens_and_leaves_time_for_the_answer() -> None:
+    clock = ManualClock()
+    state = make_state([], clock)
+    state.grant(PLACEMENT)
+    state.start()
+    clock.advance(100)
+    assert state.try_probe(3, 40) is None  # still prefilling: nobody at the decode worker to ask for
+    state.on_update("p", update(REQUEST_ID, 0, ANSWER[:1], handed_off=True))
+    assert state.try_probe(3, 40) is None
+    clock.advance(3)
+    probe = state.try_probe(3, 40)
+    assert probe is not None
+    assert probe.resume.next_index == 1
+    clock.advance(39)
+    assert state.try_probe(3, 40) is None
+    clock.advance(1)
+    assert state.try_probe(3, 40) is not None
