@@ -11,16 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from weir.runtime.stack.backoff import BackoffPolicy
 from weir.runtime.stack.paths import InstancePaths
 from weir.runtime.stack.plan import ProcessSpec, StackPlan
 from weir.runtime.stack.state import StackState, try_read_state
 from weir.runtime.stack.supervised import StartPolicy
 
 HERE = Path(__file__).parent
-FAST = StartPolicy(
-    probe_interval_s=0.01, backoff=BackoffPolicy(first_s=0.02, longest_s=0.2, healthy_s=5.0), log_check_s=0.05
-)
+FAST = StartPolicy(probe_interval_s=0.01, first_backoff_s=0.02, max_backoff_s=0.2, healthy_s=5.0, log_check_s=0.05)
 
 
 class FileProbe:

@@ -14,12 +14,12 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from weir.core.backoff import Backoff
 from weir.core.clock import Clock, SystemClock
 from weir.core.errors import WeirError
 from weir.core.process import ProcessIdentity
-from weir.runtime.stack.backoff import Backoff, BackoffPolicy
 from weir.runtime.stack.logfile import last_lines, open_for_child, rotate, trim
 from weir.runtime.stack.plan import ProcessSpec
 from weir.runtime.stack.processes import try_identify
@@ -38,12 +38,17 @@ class ProcessFailed(WeirError):
 
 @dataclass(frozen=True, slots=True)
 class StartPolicy:
-    """How often a process may fail before the stack was ready, and how often it is probed until it is."""
+    """How often a process may fail before the stack was ready, and how often it is probed until it is.
+
+    Delays between starts double from `first_backoff_s` to `max_backoff_s`, anew once it was ready for `healthy_s`.
+    """
 
     max_failures: int = 3
     probe_interval_s: float = 0.05
     log_check_s: float = 5.0
-    backoff: BackoffPolicy = field(default_factory=BackoffPolicy)
+    first_backoff_s: float = 0.25
+    max_backoff_s: float = 10.0
+    healthy_s: float = 30.0
 
 
 class SupervisedProcess:
@@ -72,7 +77,7 @@ class SupervisedProcess:
         self._on_trouble = on_trouble
         self._told: set[str] = set()
         self._clock = clock or SystemClock()
-        self._backoff = Backoff(policy.backoff)
+        self._backoff = Backoff(policy.first_backoff_s, policy.max_backoff_s)
         self._process: asyncio.subprocess.Process | None = None
         self._identity: ProcessIdentity | None = None
         self._phase: ProcessPhase = "starting"
@@ -108,12 +113,14 @@ class SupervisedProcess:
             if self._stopping.is_set():
                 break
             ready_for_s = 0.0 if self._ready_at_s is None else self._clock.now_s() - self._ready_at_s
-            is_unschedulable = exit_code == _EXIT_USAGE or self._num_starts >= self._policy.max_failures
-            if is_unschedulable and not self._restarts_for_ever:
+            gives_up = exit_code == _EXIT_USAGE or self._num_starts >= self._policy.max_failures
+            if gives_up and not self._restarts_for_ever:
                 raise ProcessFailed(self._failure_text(exit_code))
             self._enter("restarting")
+            if ready_for_s >= self._policy.healthy_s:
+                self._backoff.reset()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), self._backoff.next_delay_s(ready_for_s))
+                await asyncio.wait_for(self._stopping.wait(), self._backoff.next_delay_s())
         self._enter("stopped")
 
     def end_restarts(self) -> None:
