@@ -17,7 +17,7 @@ from weir.engine.messages import (
     EngineReport,
     Failure,
     FailureReason,
-    PageBatch,
+    PageBundle,
     SequenceEnded,
     SequenceKey,
     TakenOver,
@@ -102,7 +102,7 @@ class DecodeRole:
             self._spans.begin(arrival.params, len(arrival.output_token_ids))
         else:
             self._num_unwanted += 1
-            self._keeper.give_back(PageBatch(arrival.block_table, (handed_off.slot,)))
+            self._keeper.give_back(PageBundle(arrival.block_table, (handed_off.slot,)))
 
     def on_report(self, report: EngineReport) -> None:
         self._counters = report.counters

@@ -25,7 +25,7 @@ from weir.engine.messages import (
     FailureReason,
     ForgetSequence,
     GivePages,
-    PageBatch,
+    PageBundle,
     SetCost,
     SetPolicy,
     StepTiming,
@@ -193,7 +193,7 @@ class EngineLoop:
             self._clock.now_s() - decided_at_s,
         )
 
-    def _take_surplus(self) -> PageBatch:
+    def _take_surplus(self) -> PageBundle:
         now_s = self._clock.now_s()
         if not self._batcher.is_idle:
             self._idle_since_s = None
@@ -205,7 +205,7 @@ class EngineLoop:
             return self._batcher.pool.take_used()
         return self._batcher.pool.take_all_free()
 
-    def _report(self, timing: StepTiming | None, surplus: PageBatch) -> None:
+    def _report(self, timing: StepTiming | None, surplus: PageBundle) -> None:
         self._outbox(
             EngineReport(
                 events=self._batcher.take_events(),

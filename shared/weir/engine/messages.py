@@ -54,7 +54,7 @@ class UsedPages:
 
 
 @dataclass(frozen=True, slots=True)
-class PageBatch:
+class PageBundle:
     """Pages and slots that change hands together. `page_ids` hold nothing that anybody wants."""
 
     page_ids: tuple[int, ...] = ()
@@ -150,7 +150,7 @@ class FailAllSequences:
 class GivePages:
     """Pages and slots for the pool."""
 
-    bundle: PageBatch
+    bundle: PageBundle
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +273,7 @@ class EngineReport:
     wanted: PagesWanted | None = None
     num_gives: int = 0
     """Give commands taken so far: whoever gives pages knows by it whether `wanted` counts the last lot already."""
-    surplus: PageBatch = PageBatch()
+    surplus: PageBundle = PageBundle()
     """No longer the engine's; to be returned to the arena."""
     load: EngineLoad = field(default_factory=EngineLoad)
     counters: Mapping[str, int] = field(default_factory=dict)

@@ -25,7 +25,7 @@ from weir.engine.messages import (
     Event,
     Failure,
     FailureReason,
-    PageBatch,
+    PageBundle,
     SequenceEnded,
     SequenceKey,
     TokenSampled,
@@ -81,7 +81,7 @@ class PressedEngine:
         self.swap_file = self._make_swap_file()
         self.free_pages = set(range(pressure.num_pages))
         pool = PagePool(reserve_pages=0, reserve_slots=0)
-        pool.give(PageBatch((), tuple(range(len(pressure.prompts)))))
+        pool.give(PageBundle((), tuple(range(len(pressure.prompts)))))
         settings = RunningSettings(pressure.join, pressure.preemption, pressure.pauses, pressure.num_pages)
         self.batcher = LocalBatcher(pressure.limits, pool, self.records.open, settings)
         self.outcomes: dict[SequenceKey, Outcome] = defaultdict(Outcome)
@@ -168,17 +168,17 @@ class PressedEngine:
             return
         for num_pages in (wanted.num_pages, wanted.least_pages):
             if 0 < num_pages <= len(self.free_pages):
-                self.batcher.pool.give(PageBatch(tuple(self.free_pages.pop() for _ in range(num_pages))))
+                self.batcher.pool.give(PageBundle(tuple(self.free_pages.pop() for _ in range(num_pages))))
                 return
 
-    def _take_back(self, bundle: PageBatch) -> None:
+    def _take_back(self, bundle: PageBundle) -> None:
         pages = [*bundle.page_ids, *(page_id for used in bundle.used for page_id in used.page_ids)]
         assert self.free_pages.isdisjoint(pages)
         assert len(set(pages)) == len(pages)
         self.runner.spoil(tuple(pages))
         self.free_pages.update(pages)
         if bundle.slots:
-            self.batcher.pool.give(PageBatch((), bundle.slots))
+            self.batcher.pool.give(PageBundle((), bundle.slots))
 
     def _see(self, event: Event) -> None:
         match event:

@@ -18,7 +18,7 @@ from weir.engine.messages import (
     Failure,
     FailureReason,
     HandOffReady,
-    PageBatch,
+    PageBundle,
     SequenceEnded,
     SequenceKey,
     TokenSampled,
@@ -33,13 +33,13 @@ RECORD_SLOTS = 16
 
 def prefill(records: Records, num_pages: int = NUM_PAGES, num_slots: int = 8, **changes: int) -> PrefillBatcher:
     pool = PagePool(reserve_pages=0, reserve_slots=0)
-    pool.give(PageBatch(tuple(range(num_pages)), tuple(range(num_slots))))
+    pool.give(PageBundle(tuple(range(num_pages)), tuple(range(num_slots))))
     return PrefillBatcher(limits(**changes), pool, records.open)
 
 
 def decode(num_pages: int = NUM_PAGES, **changes: int) -> DecodeBatcher:
     pool = PagePool(reserve_pages=0, reserve_slots=0)
-    pool.give(PageBatch(tuple(range(NUM_PAGES, NUM_PAGES + num_pages))))
+    pool.give(PageBundle(tuple(range(NUM_PAGES, NUM_PAGES + num_pages))))
     return DecodeBatcher(limits(**changes), pool)
 
 
@@ -117,7 +117,7 @@ def test_pages_that_came_during_a_long_step_are_in_time(records: Records) -> Non
     batcher = prefill(records, num_pages=0)
     batcher.add(Arrival(params(tuple(range(20)))))
     assert step(batcher, now_s=0.0) is None
-    batcher.pool.give(PageBatch((0, 1)))
+    batcher.pool.give(PageBundle((0, 1)))
     assert step(batcher, now_s=100.0) is not None
 
 
@@ -196,7 +196,7 @@ def test_a_sequence_without_a_page_sits_out_and_goes_on_when_there_is_one(record
     wanted = batcher.wanted()
     assert wanted is not None
     assert wanted.least_pages == 1
-    batcher.pool.give(PageBatch((2 * NUM_PAGES - 1,)))
+    batcher.pool.give(PageBundle((2 * NUM_PAGES - 1,)))
     assert wanted.num_pages >= 1
     plan = batcher.decide(0.1)
     assert plan is not None
@@ -210,7 +210,7 @@ def test_of_stalled_sequences_the_latest_fails_and_its_pages_help_the_others(rec
         batcher.add(handed_off(records, slot, params(tuple(range(16)), slot, max_tokens=40)))
     assert step(batcher, 0.0) is None
     assert step(batcher, 2.0) is None
-    batcher.pool.give(PageBatch(batcher.take_surplus().all_page_ids))  # what its last report gave back to the arena
+    batcher.pool.give(PageBundle(batcher.take_surplus().all_page_ids))  # what its last report gave back to the arena
     plan = step(batcher, 2.0)
     assert plan is not None
     assert [chunk.slot for chunk in plan.chunks] == [0]
@@ -265,11 +265,11 @@ def test_a_record_that_cannot_be_continued_fails_its_request_alone(records: Reco
 
 def test_the_pool_notices_a_page_that_nobody_uses() -> None:
     pool = PagePool(reserve_pages=0, reserve_slots=0)
-    pool.give(PageBatch((1, 2, 3)))
+    pool.give(PageBundle((1, 2, 3)))
     assert pool.try_take(2) is not None
     assert pool.check_integrity([], []) != []
     with pytest.raises(PageDefect, match="held already"):
-        pool.give(PageBatch((3,)))
+        pool.give(PageBundle((3,)))
 
 
 def test_the_pool_keeps_a_reserve_and_returns_what_is_above_twice_of_it() -> None:
@@ -278,8 +278,8 @@ def test_the_pool_keeps_a_reserve_and_returns_what_is_above_twice_of_it() -> Non
     wanted = pool.wanted(need)
     assert wanted is not None
     assert (wanted.num_pages, wanted.least_pages) == (6, 2)
-    pool.give(PageBatch(tuple(range(10))))
+    pool.give(PageBundle(tuple(range(10))))
     assert not pool.take_surplus(need)
-    pool.give(PageBatch((10,)))
+    pool.give(PageBundle((10,)))
     assert len(pool.take_surplus(need).page_ids) == 5
     assert pool.wanted(need) is None

@@ -14,7 +14,7 @@ from weir.engine.messages import (
     ChunkComputed,
     Failure,
     FailureReason,
-    PageBatch,
+    PageBundle,
     SequenceEnded,
     SequenceKey,
     TokenSampled,
@@ -27,7 +27,7 @@ NUM_PAGES = 64
 
 def local(records: Records, num_pages: int = NUM_PAGES, **changes: int) -> LocalBatcher:
     pool = PagePool(reserve_pages=0, reserve_slots=0)
-    pool.give(PageBatch(tuple(range(64, 64 + num_pages)), tuple(range(8, 16))))
+    pool.give(PageBundle(tuple(range(64, 64 + num_pages)), tuple(range(8, 16))))
     return LocalBatcher(limits(**changes), pool, records.open)
 
 
@@ -110,7 +110,7 @@ def test_what_joins_leaves_the_pages_that_the_batch_wants_next(records: Records)
     assert shares(batcher) == [(0, 15)]
     batcher.add(Arrival(params(tuple(range(40)), 1, max_tokens=2)))
     assert shares(batcher) == [(15, 1)], "three pages are free, and one of them is nearly the first one's"
-    batcher.pool.give(PageBatch((1,)))
+    batcher.pool.give(PageBundle((1,)))
     assert shares(batcher) == [(16, 1), (0, 32)]
 
 

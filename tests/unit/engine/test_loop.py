@@ -23,7 +23,7 @@ from weir.engine.messages import (
     FailureReason,
     GivePages,
     HandOffReady,
-    PageBatch,
+    PageBundle,
     SequenceEnded,
     SequenceKey,
     SetCost,
@@ -34,7 +34,7 @@ from weir.testing.runner import HashRunner
 
 TIMEOUT_S = 5.0
 NUM_PAGES = 40
-ALL = PageBatch(tuple(range(NUM_PAGES)), tuple(range(8)))
+ALL = PageBundle(tuple(range(NUM_PAGES)), tuple(range(8)))
 
 
 class Engine:
@@ -95,7 +95,7 @@ def test_it_asks_for_pages_runs_and_returns_all_of_them_when_idle(engines: list[
     wanted = engine.wait_for(lambda report: report.wanted is not None).wanted
     assert wanted is not None
     assert (wanted.num_pages, wanted.num_slots) == (2, 1)
-    engine.loop.post(GivePages(PageBatch((4, 5, 6), (3,))))
+    engine.loop.post(GivePages(PageBundle((4, 5, 6), (3,))))
     engine.wait_for(has_ended)
     free = engine.wait_for(lambda report: bool(report.surplus.slots)).surplus
     assert free.slots == (3,)
@@ -184,13 +184,13 @@ def test_what_a_waiting_prompt_lacks_is_told_before_a_long_step(engines: list[En
         assert release.wait(TIMEOUT_S)
 
     engine = Engine(hold)
-    engine.loop.post(GivePages(PageBatch((0, 1), (0,))))
+    engine.loop.post(GivePages(PageBundle((0, 1), (0,))))
     engine.loop.post(prompt(1))
     engine.loop.post(prompt(2))
     started(engines, engine)
     report = engine.wait_for(lambda report: report.wanted is not None)
     assert report.timing is None
-    engine.loop.post(GivePages(PageBatch((2, 3), (1,))))
+    engine.loop.post(GivePages(PageBundle((2, 3), (1,))))
     release.set()
     engine.wait_for(has_ended)
     engine.wait_for(has_ended)

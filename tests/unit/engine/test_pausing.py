@@ -13,7 +13,7 @@ from weir.engine.batching.local import LocalBatcher
 from weir.engine.batching.pausing import RestSettings
 from weir.engine.batching.running import RunningBatcher, RunningSettings
 from weir.engine.memory.pages import PagePool
-from weir.engine.messages import Arrival, PageBatch, TokenSampled
+from weir.engine.messages import Arrival, PageBundle, TokenSampled
 from weir.policy.fcfs import FcfsParams, make
 from weir.policy.seams import Policy
 from weir.testing.runner import HashRunner
@@ -28,7 +28,7 @@ class Crowd:
     def __init__(self, settings: RunningSettings | None = None, policy: Policy | None = None) -> None:
         self.records = Records(2 * NUM_PAGES, RECORD_SLOTS)
         pool = PagePool(reserve_pages=0, reserve_slots=0)
-        pool.give(PageBatch(tuple(range(NUM_PAGES, 2 * NUM_PAGES))))
+        pool.give(PageBundle(tuple(range(NUM_PAGES, 2 * NUM_PAGES))))
         self.batcher = DecodeBatcher(limits(max_num_seqs=2), pool, settings)
         if policy is not None:
             self.batcher.set_policy(policy)
@@ -182,7 +182,7 @@ def test_urgent_prompts_have_slots_and_pages_over_the_places_but_not_over_twice_
     num_urgent: int, num_placed: int
 ) -> None:
     pool = PagePool(reserve_pages=0, reserve_slots=0)
-    pool.give(PageBatch(tuple(range(40)), tuple(range(8))))
+    pool.give(PageBundle(tuple(range(40)), tuple(range(8))))
     batcher = LocalBatcher(limits(max_num_seqs=2), pool, Records(40, 8).open)
     runner = HashRunner(40, VOCAB_SIZE)
     for index in range(2):
@@ -199,7 +199,7 @@ def test_urgent_prompts_have_slots_and_pages_over_the_places_but_not_over_twice_
 
 def test_ever_more_urgent_prompts_do_not_fill_the_arena() -> None:
     pool = PagePool(reserve_pages=0, reserve_slots=0)
-    pool.give(PageBatch(tuple(range(40)), tuple(range(8))))
+    pool.give(PageBundle(tuple(range(40)), tuple(range(8))))
     batcher = LocalBatcher(limits(max_num_seqs=2), pool, Records(40, 8).open)
     runner = HashRunner(40, VOCAB_SIZE)
     for lane in range(4):

@@ -12,7 +12,7 @@ from weir.engine.batching.joining import Batching, JoinSettings
 from weir.engine.batching.local import LocalBatcher
 from weir.engine.batching.running import RunningSettings
 from weir.engine.memory.pages import PagePool
-from weir.engine.messages import Arrival, PageBatch
+from weir.engine.messages import Arrival, PageBundle
 from weir.engine.plan import StepResult
 from weir.policy.fcfs import FcfsParams, make
 from weir.policy.seams import BatchView, GateDecision, Policy, StepShare, StepView
@@ -111,7 +111,7 @@ def test_an_urgent_hand_off_has_its_place_under_a_gate_too() -> None:
 def local(budget: ScriptedBudget, num_decoding: int = 2) -> LocalBatcher:
     """`num_decoding` sequences that decode, and then a prompt of 50 tokens and one of 10."""
     pool = PagePool(reserve_pages=0, reserve_slots=0)
-    pool.give(PageBatch(tuple(range(40)), tuple(range(8))))
+    pool.give(PageBundle(tuple(range(40)), tuple(range(8))))
     batcher = LocalBatcher(
         limits(max_num_batched_tokens=40), pool, Records(40, 8).open, RunningSettings(num_arena_pages=80)
     )

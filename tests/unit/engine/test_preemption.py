@@ -14,7 +14,7 @@ from weir.engine.batching.running import RunningSettings
 from weir.engine.memory.pages import PagePool
 from weir.engine.memory.preemption import PreemptionSettings
 from weir.engine.memory.swapping import HostPages, PageMover, SwappingRunner
-from weir.engine.messages import Arrival, Failure, FailureReason, PageBatch, SequenceEnded, SequenceKey
+from weir.engine.messages import Arrival, Failure, FailureReason, PageBundle, SequenceEnded, SequenceKey
 from weir.engine.plan import StepPlan
 from weir.kv.memory.swap import SwapFile
 from weir.kv.records.record import SequenceSnapshot
@@ -29,7 +29,7 @@ class Decoding:
     def __init__(self, tmp_path: Path, *, num_free_pages: int, max_preemptions: int = 3, max_num_seqs: int = 8) -> None:
         self.records = Records(2 * NUM_PAGES, RECORD_SLOTS)
         pool = PagePool(reserve_pages=0, reserve_slots=0)
-        pool.give(PageBatch(tuple(range(NUM_PAGES, NUM_PAGES + num_free_pages))))
+        pool.give(PageBundle(tuple(range(NUM_PAGES, NUM_PAGES + num_free_pages))))
         preemption = PreemptionSettings(after_s=0.5, max_preemptions=max_preemptions, num_places=NUM_PLACES)
         self.batcher = DecodeBatcher(limits(max_num_seqs=max_num_seqs), pool, RunningSettings(preemption=preemption))
         self.runner = HashRunner(2 * NUM_PAGES, VOCAB_SIZE)
@@ -125,7 +125,7 @@ def test_it_comes_back_into_other_pages_with_what_it_had(tmp_path: Path) -> None
     content = decoding.runner.pages[1 * 4].copy()
     decoding.step(0.5)
     decoding.steps(1, 0.5)
-    decoding.batcher.pool.give(PageBatch((100, 101, 102)))
+    decoding.batcher.pool.give(PageBundle((100, 101, 102)))
     decoding.step(0.6)
     back = decoding.snapshot(1)
     assert back.num_computed_tokens == 16
@@ -203,7 +203,7 @@ def test_a_step_that_fails_while_a_sequence_comes_back_leaves_it_away_and_its_ne
     decoding.step(0.5)
     decoding.steps(1, 0.5)
     decoding.batcher.cancel(key)
-    decoding.batcher.pool.give(PageBatch((100, 101)))
+    decoding.batcher.pool.give(PageBundle((100, 101)))
     plan = decoding.batcher.decide(0.6)
     assert plan is not None
     assert plan.swap.ins

@@ -9,7 +9,7 @@ from weir.engine.batching.local import LocalBatcher
 from weir.engine.batching.prefill_batches import PrefillBatches, PrefillBatchSettings, PrefillPhase
 from weir.engine.batching.running import RunningSettings
 from weir.engine.memory.pages import PagePool
-from weir.engine.messages import Arrival, PageBatch, SequenceEnded, TokenSampled
+from weir.engine.messages import Arrival, PageBundle, SequenceEnded, TokenSampled
 from weir.policy.registry import make_policy
 from weir.policy.seams import BatchView, Decode, Member, Prefill, StepView
 from weir.testing.runner import HashRunner, reference_tokens
@@ -96,7 +96,7 @@ def test_settings_that_make_no_sense_are_refused(changes: dict[str, float]) -> N
 
 def local(settings: RunningSettings) -> LocalBatcher:
     pool = PagePool(reserve_pages=0, reserve_slots=0)
-    pool.give(PageBatch(tuple(range(80)), tuple(range(20))))
+    pool.give(PageBundle(tuple(range(80)), tuple(range(20))))
     return LocalBatcher(limits(max_num_seqs=4), pool, Records(80, 20).open, settings)
 
 
@@ -123,7 +123,7 @@ def shapes(batcher: LocalBatcher, number: int) -> tuple[list[tuple[int, int]], d
                 tokens.setdefault(event.key.request_id, []).append(event.token_id)
         assert batcher.check_integrity() == ()
         bundle = batcher.pool.take_all_free()
-        batcher.pool.give(PageBatch(bundle.all_page_ids, bundle.slots))
+        batcher.pool.give(PageBundle(bundle.all_page_ids, bundle.slots))
     return steps, tokens
 
 

@@ -8,14 +8,14 @@ from weir.core.scheduling import SchedulingParams
 from weir.engine.batching.prefill import PrefillBatcher
 from weir.engine.batching.prompts import MAX_PASSED_OVER
 from weir.engine.memory.pages import PagePool
-from weir.engine.messages import Arrival, Failure, FailureReason, HandOffReady, PageBatch
+from weir.engine.messages import Arrival, Failure, FailureReason, HandOffReady, PageBundle
 from weir.policy.registry import make_policy
 from weir.testing.runner import HashRunner
 
 
 def prefill(num_slots: int = 8, **changes: int) -> PrefillBatcher:
     pool = PagePool(reserve_pages=0, reserve_slots=0)
-    pool.give(PageBatch(tuple(range(100)), tuple(range(num_slots))))
+    pool.give(PageBundle(tuple(range(100)), tuple(range(num_slots))))
     return PrefillBatcher(limits(**changes), pool, Records(100, 8).open)
 
 
@@ -81,7 +81,7 @@ def test_in_a_lane_a_long_prompt_is_read_to_its_end_and_the_next_has_no_pages_be
 
 def test_who_was_passed_over_too_often_and_lacks_pages_holds_no_urgent_prompt_up() -> None:
     pool = PagePool(reserve_pages=0, reserve_slots=0)
-    pool.give(PageBatch(tuple(range(4)), tuple(range(4))))
+    pool.give(PageBundle(tuple(range(4)), tuple(range(4))))
     batcher = PrefillBatcher(limits(max_num_batched_tokens=16), pool, Records(100, 8).open)
     add(batcher, 1, 90)
     for number in range(2, 4 + MAX_PASSED_OVER):
@@ -89,31 +89,31 @@ def test_who_was_passed_over_too_often_and_lacks_pages_holds_no_urgent_prompt_up
         assert step(batcher) == [(number, 16)]
         ready = [event for event in batcher.take_events() if isinstance(event, HandOffReady)]
         batcher.forget(ready[0].key)
-        pool.give(PageBatch(ready[0].page_ids, (ready[0].slot,)))
-    pool.give(PageBatch(tuple(range(4, 10))))
+        pool.give(PageBundle(ready[0].page_ids, (ready[0].slot,)))
+    pool.give(PageBundle(tuple(range(4, 10))))
     add(batcher, 99, 16, lane=1)
     assert step(batcher) == [(1, 16)], "its turn, now that it has pages"
 
 
 def test_while_a_prompt_waits_for_pages_those_that_have_theirs_are_read() -> None:
     pool = PagePool(reserve_pages=0, reserve_slots=0)
-    pool.give(PageBatch(tuple(range(7)), tuple(range(4))))
+    pool.give(PageBundle(tuple(range(7)), tuple(range(4))))
     batcher = PrefillBatcher(limits(max_num_batched_tokens=32), pool, Records(100, 8).open)
     add(batcher, 1, 90)
     assert step(batcher) == [(1, 32)]
     add(batcher, 2, 90, lane=1)
     assert [step(batcher) for _ in range(2)] == [[(1, 32)], [(1, 26)]]
-    pool.give(PageBatch(tuple(range(7, 14))))
+    pool.give(PageBundle(tuple(range(7, 14))))
     assert step(batcher) == [(2, 32)]
 
 
 def test_who_lacked_pages_once_waits_for_a_place_that_an_urgent_prompt_took_and_does_not_fail() -> None:
     pool = PagePool(reserve_pages=0, reserve_slots=0)
-    pool.give(PageBatch((0,), (0, 1)))
+    pool.give(PageBundle((0,), (0, 1)))
     batcher = PrefillBatcher(limits(max_num_seqs=1, max_num_batched_tokens=16), pool, Records(100, 8).open)
     add(batcher, 1, 90)
     assert batcher.decide(0.0) is None, "too few pages for it"
-    pool.give(PageBatch(tuple(range(1, 100))))
+    pool.give(PageBundle(tuple(range(1, 100))))
     add(batcher, 2, 90, lane=1)
     for now_s in (1.0, 2.0, 7.0):
         plan = batcher.decide(now_s)

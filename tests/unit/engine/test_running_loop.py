@@ -20,7 +20,7 @@ from weir.engine.messages import (
     Arrival,
     EngineReport,
     GivePages,
-    PageBatch,
+    PageBundle,
     SequenceEnded,
     SetPolicy,
     StepTiming,
@@ -54,7 +54,7 @@ class Engine:
             ends += [event for event in report.events if isinstance(event, SequenceEnded)]
             if report.surplus:  # whoever owns the arena would do so
                 pages = [*report.surplus.page_ids, *(page for used in report.surplus.used for page in used.page_ids)]
-                self.loop.post(GivePages(PageBatch(tuple(pages), report.surplus.slots)))
+                self.loop.post(GivePages(PageBundle(tuple(pages), report.surplus.slots)))
         return ends
 
 
@@ -69,7 +69,7 @@ def engines() -> Iterator[list[Engine]]:
 def start(engines: list[Engine], settings: RunningSettings, num_pages: int, *arrivals: Arrival) -> Engine:
     engine = Engine(settings)
     engines.append(engine)
-    engine.loop.post(GivePages(PageBatch(tuple(range(num_pages)), tuple(range(8)))))
+    engine.loop.post(GivePages(PageBundle(tuple(range(num_pages)), tuple(range(8)))))
     for arrival in arrivals:
         engine.loop.post(AddSequence(arrival))
     engine.loop.start(lambda: None).result(TIMEOUT_S)

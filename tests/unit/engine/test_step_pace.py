@@ -14,7 +14,7 @@ from weir.engine.batching.local import LocalBatcher
 from weir.engine.batching.prefill import PrefillBatcher
 from weir.engine.batching.step_pace import FIRST_TOKENS, LEAST_TOKENS, StepPace
 from weir.engine.memory.pages import PagePool
-from weir.engine.messages import Arrival, PageBatch
+from weir.engine.messages import Arrival, PageBundle
 from weir.engine.plan import StepPlan, StepResult
 from weir.policy.seams import StepShare
 
@@ -84,7 +84,7 @@ def test_short_steps_of_a_few_tokens_say_nothing_of_full_ones() -> None:
 
 def make(kind: type[PrefillBatcher] | type[LocalBatcher], target_s: float = TARGET_S) -> Batcher:
     pool = PagePool(reserve_pages=0, reserve_slots=0)
-    pool.give(PageBatch(tuple(range(200)), tuple(range(8))))
+    pool.give(PageBundle(tuple(range(200)), tuple(range(8))))
     bounds = replace(
         limits(max_num_batched_tokens=1024, chunk_tokens=1024), max_context_tokens=3000, target_step_s=target_s
     )

@@ -18,7 +18,7 @@ from weir.engine.messages import (
     Failure,
     FailureReason,
     HandOffReady,
-    PageBatch,
+    PageBundle,
     PromptScored,
     SequenceEnded,
     SequenceKey,
@@ -219,10 +219,10 @@ class World:
             if num_pages <= len(self.free_pages) and num_slots <= len(self.free_slots):
                 pages = tuple(self.free_pages.pop() for _ in range(num_pages))
                 slots = tuple(self.free_slots.pop() for _ in range(num_slots))
-                batcher.pool.give(PageBatch(pages, slots))
+                batcher.pool.give(PageBundle(pages, slots))
                 return
 
-    def _take_back(self, bundle: PageBatch) -> None:
+    def _take_back(self, bundle: PageBundle) -> None:
         assert self.free_pages.isdisjoint(bundle.all_page_ids)
         assert self.free_slots.isdisjoint(bundle.slots)
         self.runner.spoil(bundle.all_page_ids)

@@ -23,7 +23,7 @@ from weir.engine.messages import (
     Event,
     Failure,
     FailureReason,
-    PageBatch,
+    PageBundle,
     PagesWanted,
     SequenceEnded,
     SequenceForgotten,
@@ -178,7 +178,7 @@ class Batcher(ABC):
     def wanted(self) -> PagesWanted | None:
         return self.pool.wanted(self.need())
 
-    def take_surplus(self) -> PageBatch:
+    def take_surplus(self) -> PageBundle:
         return self.pool.take_surplus(self.need())
 
     @property
@@ -259,9 +259,9 @@ class Batcher(ABC):
     def _undo_swap(self) -> None:  # noqa: B027
         """They were not made, or their step failed."""
 
-    def _held_bundle(self) -> PageBatch:
+    def _held_bundle(self) -> PageBundle:
         """What is in use though its sequence has ended."""
-        return PageBatch()
+        return PageBundle()
 
     def _free(self, sequence: Sequence, reason: FinishReason | None) -> None:
         """The sequence has ended: what it used is free."""

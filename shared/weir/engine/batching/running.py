@@ -22,7 +22,7 @@ from weir.engine.memory.held_rows import HeldRows
 from weir.engine.memory.page_room import PageRoom, in_batch
 from weir.engine.memory.pages import PageNeed, PagePool
 from weir.engine.memory.preemption import Preemption
-from weir.engine.messages import Arrival, Failure, FailureReason, PageBatch, TakenOver
+from weir.engine.messages import Arrival, Failure, FailureReason, PageBundle, TakenOver
 from weir.engine.plan import ChunkPlan, StepPlan, StepResult, SwapPlan
 from weir.engine.sequence import LOOKAHEAD_TOKENS, Sequence, Stage
 from weir.kv.geometry import PAGE_TOKENS
@@ -99,7 +99,7 @@ class RunningBatcher(Batcher):
             head_slots=head_slots,
         )
 
-    def take_surplus(self) -> PageBatch:
+    def take_surplus(self) -> PageBundle:
         """While nothing can run, what preempted sequences wait for may be what another worker of the host needs."""
         is_any = False
         for sequence in self._ranked():
@@ -161,7 +161,7 @@ class RunningBatcher(Batcher):
     def _undo_swap(self) -> None:
         self._preemption.undo()
 
-    def _held_bundle(self) -> PageBatch:
+    def _held_bundle(self) -> PageBundle:
         return self._held.bundle
 
     def _order_of(self, sequence: Sequence) -> tuple[int, float]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from weir.core.sampling import SamplingParams
 from weir.engine.memory.pages import PagePool
-from weir.engine.messages import PageBatch
+from weir.engine.messages import PageBundle
 from weir.engine.plan import ChunkPlan, SampleSpec
 from weir.engine.sequence import Sequence
 from weir.kv.geometry import num_pages_for
@@ -47,9 +47,9 @@ class HeldRows:
         return bool(rows)
 
     @property
-    def bundle(self) -> PageBatch:
+    def bundle(self) -> PageBundle:
         """What the rows hold."""
-        return PageBatch(
+        return PageBundle(
             tuple(page_id for _, page_ids in self._rows for page_id in page_ids),
             tuple(chunk.slot for chunk, _ in self._rows),
         )

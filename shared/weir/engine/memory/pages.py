@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from weir.engine.messages import PageBatch, PagesWanted, UsedPages
+from weir.engine.messages import PageBundle, PagesWanted, UsedPages
 
 
 class PageDefect(Exception):
@@ -59,7 +59,7 @@ class PagePool:
     def num_held_pages(self) -> int:
         return len(self._free_pages) + len(self._pages_in_use)
 
-    def give(self, bundle: PageBatch) -> None:
+    def give(self, bundle: PageBundle) -> None:
         """Adds what the arena gave, as free."""
         self._check_new(bundle)
         self._free_pages.update(dict.fromkeys(bundle.page_ids))
@@ -128,22 +128,22 @@ class PagePool:
             least_slots=max(0, need.head_slots - len(self._free_slots)),
         )
 
-    def take_surplus(self, need: PageNeed) -> PageBatch:
+    def take_surplus(self, need: PageNeed) -> PageBundle:
         """Used pages, and free pages and slots beyond the need and twice the reserve; the pool holds them no more. What
         goes is all above one reserve, so that the next slot that becomes free does not make a surplus again."""
-        return PageBatch(
+        return PageBundle(
             self._take_free_pages_above(need.num_pages),
             _take_above(self._free_slots, need.num_slots, self._reserve_slots),
             self._take_used(),
         )
 
-    def take_used(self) -> PageBatch:
+    def take_used(self) -> PageBundle:
         """Used pages only."""
-        return PageBatch(used=self._take_used())
+        return PageBundle(used=self._take_used())
 
-    def take_all_free(self) -> PageBatch:
+    def take_all_free(self) -> PageBundle:
         """Everything that no sequence uses; the pool holds it no more."""
-        bundle = PageBatch(tuple(self._free_pages), tuple(self._free_slots), self._take_used())
+        bundle = PageBundle(tuple(self._free_pages), tuple(self._free_slots), self._take_used())
         self._free_pages.clear()
         self._free_slots.clear()
         return bundle
@@ -175,7 +175,7 @@ class PagePool:
         self._used.clear()
         return used
 
-    def _check_new(self, bundle: PageBatch) -> None:
+    def _check_new(self, bundle: PageBundle) -> None:
         in_use, free = self._pages_in_use, self._free_pages
         held_pages = [page_id for page_id in bundle.page_ids if page_id in free or page_id in in_use]
         held_slots = [slot for slot in bundle.slots if slot in self._slots_in_use or slot in self._free_slots]
