@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.contract.gate_world import GateWorld, Job
 from tests.contract.opcodes import num_opcodes
 
-from weir.policy.registry import make_policy, policy_names
+from weir.policy.registry import PolicySpec, policy_names
 from weir.policy.seams import BatchView, Gate, Member
 
 MAX_IDLE_S = {"srtf": 0.0, "wait": 0.1, "nested-wait": 0.1, "magnus": 0.2}
@@ -19,13 +19,13 @@ every_gate = pytest.mark.parametrize("name", MAX_IDLE_S)
 
 
 def make_gate(name: str) -> Gate:
-    gate = make_policy(name, PARAMS.get(name)).gate
+    gate = PolicySpec(name, PARAMS.get(name, {})).make().gate
     assert gate is not None
     return gate
 
 
 def test_every_policy_with_a_gate_is_under_this_contract() -> None:
-    with_gate = {name for name in policy_names() if make_policy(name, PARAMS.get(name)).gate is not None}
+    with_gate = {name for name in policy_names() if PolicySpec(name, PARAMS.get(name, {})).make().gate is not None}
     assert with_gate == MAX_IDLE_S.keys()
 
 

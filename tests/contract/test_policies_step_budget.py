@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.contract.opcodes import num_opcodes
 
-from weir.policy.registry import make_policy, policy_names
+from weir.policy.registry import PolicySpec, policy_names
 from weir.policy.seams import Decode, Prefill, StepBudget, StepShare, StepView
 
 BUDGETS = ("hybrid", "slai", "prefill-first", "unchunked")
@@ -15,13 +15,13 @@ every_budget = pytest.mark.parametrize("name", BUDGETS)
 
 
 def make_budget(name: str) -> StepBudget:
-    budget = make_policy(name).step_budget
+    budget = PolicySpec(name).make().step_budget
     assert budget is not None
     return budget
 
 
 def test_every_policy_with_a_step_budget_is_under_this_contract() -> None:
-    assert {name for name in policy_names() if make_policy(name).step_budget is not None} == set(BUDGETS)
+    assert {name for name in policy_names() if PolicySpec(name).make().step_budget is not None} == set(BUDGETS)
 
 
 @st.composite

@@ -49,15 +49,6 @@ def policy_names() -> tuple[str, ...]:
     return tuple(_ENTRIES)
 
 
-def make_policy(name: str, params: Mapping[str, float] | None = None) -> Policy:
-    """A fresh policy; `params` in place of its defaults. Raises ValueError that says what is allowed."""
-    entry = _entry(name)
-    try:
-        return entry.make(make_params(entry.params, params or {}))
-    except ValueError as error:
-        raise ValueError(f"policy {name}: {error}") from error
-
-
 @dataclass(frozen=True, slots=True)
 class PolicySpec:
     """A policy by its name, with parameters in place of its defaults. `str` gives what `parse` takes."""
@@ -67,7 +58,7 @@ class PolicySpec:
 
     @classmethod
     def parse(cls, text: str) -> "PolicySpec":
-        """`name` or `name:key=value,key=value`, checked as `make_policy` would. Raises ValueError."""
+        """`name` or `name:key=value,key=value`, checked as `make` does. Raises ValueError."""
         name, _, rest = text.strip().partition(":")
         entry = _entry(name)
         try:
@@ -78,8 +69,12 @@ class PolicySpec:
         return cls(name, params)
 
     def make(self) -> Policy:
-        """A fresh one, for one user. Raises ValueError."""
-        return make_policy(self.name, self.params)
+        """A fresh policy, for one user: policies hold state. Raises ValueError that says what is allowed."""
+        entry = _entry(self.name)
+        try:
+            return entry.make(make_params(entry.params, self.params))
+        except ValueError as error:
+            raise ValueError(f"policy {self.name}: {error}") from error
 
     def __str__(self) -> str:
         params = ",".join(f"{name}={value!r}" for name, value in sorted(self.params.items()))

@@ -32,7 +32,7 @@ from weir.engine.messages import (
 )
 from weir.kv.memory.swap import SwapFile
 from weir.kv.records.record import SequenceParams
-from weir.policy.registry import make_policy
+from weir.policy.registry import PolicySpec
 from weir.testing.runner import HashRunner
 
 
@@ -96,7 +96,7 @@ class PressedEngine:
             self._arrive_and_cancel()
             for tick, name in self.pressure.policies:
                 if tick == self._tick:
-                    self.batcher.set_policy(make_policy(name))
+                    self.batcher.set_policy(PolicySpec(name).make())
             self._grant()
             self._step()
             self._tick += 1

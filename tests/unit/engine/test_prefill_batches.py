@@ -10,7 +10,7 @@ from weir.engine.batching.prefill_batches import PrefillBatches, PrefillBatchSet
 from weir.engine.batching.running import RunningSettings
 from weir.engine.memory.pages import PagePool
 from weir.engine.messages import Arrival, PageBundle, SequenceEnded, TokenSampled
-from weir.policy.registry import make_policy
+from weir.policy.registry import PolicySpec
 from weir.policy.seams import BatchView, Decode, Member, Prefill, StepView
 from weir.testing.runner import HashRunner, reference_tokens
 
@@ -142,7 +142,7 @@ def test_an_engine_goes_over_to_it_and_says_the_same_tokens() -> None:
 
 def test_answers_are_not_collected_while_a_policy_decides() -> None:
     batcher = local(RunningSettings(prefill_batches=PrefillBatchSettings()))
-    batcher.set_policy(make_policy("wait"))
+    batcher.set_policy(PolicySpec("wait").make())
     shapes(batcher, 6)
     assert batcher._prefill_batches is not None
     assert len(batcher._prefill_batches._outputs) == 0
@@ -158,7 +158,7 @@ def test_a_policy_with_a_say_and_a_static_batch_have_no_such_mode() -> None:
     assert has_mode(batcher)
     found = []
     for name in ("slai", "wait", "fcfs"):
-        batcher.set_policy(make_policy(name))
+        batcher.set_policy(PolicySpec(name).make())
         found.append(has_mode(batcher))
     assert found == [False, False, True]
     assert not has_mode(

@@ -9,7 +9,7 @@ from weir.engine.batching.prefill import PrefillBatcher
 from weir.engine.batching.prompts import MAX_PASSED_OVER
 from weir.engine.memory.pages import PagePool
 from weir.engine.messages import Arrival, Failure, FailureReason, HandOffReady, PageBundle
-from weir.policy.registry import make_policy
+from weir.policy.registry import PolicySpec
 from weir.testing.runner import HashRunner
 
 
@@ -162,7 +162,7 @@ def test_under_a_stream_of_urgent_prompts_another_one_is_still_read() -> None:
 
 def test_prompts_of_one_lane_go_in_their_order_whatever_the_policy() -> None:
     batcher = prefill(max_num_batched_tokens=16)
-    batcher.set_policy(make_policy("srtf"))
+    batcher.set_policy(PolicySpec("srtf").make())
     add(batcher, 1, 40)
     add(batcher, 2, 4)
     assert step(batcher) == [(1, 16)]

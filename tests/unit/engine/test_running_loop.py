@@ -25,7 +25,7 @@ from weir.engine.messages import (
     SetPolicy,
     StepTiming,
 )
-from weir.policy.registry import make_policy
+from weir.policy.registry import PolicySpec
 from weir.testing.runner import HashRunner
 
 TIMEOUT_S = 10.0
@@ -90,7 +90,7 @@ def test_a_policy_is_taken_between_steps_and_named_in_reports(engines: list[Engi
     engine = start(engines, RunningSettings(), 30, *arrivals)
     names = ("slai", "srtf", "wait", "fcfs")
     for name in names:
-        engine.loop.post(SetPolicy(make_policy(name)))
+        engine.loop.post(SetPolicy(PolicySpec(name).make()))
     ends = engine.wait_for_ends(4)
     assert [end.reason for end in ends] == [FinishReason.LENGTH] * 4
     assert engine.last_report.policy == "fcfs"

@@ -1,11 +1,11 @@
 """Batches as gates see them."""
 
-from weir.policy.registry import make_policy
+from weir.policy.registry import PolicySpec
 from weir.policy.seams import BatchView, Gate, Member
 
 
 def gate_of(name: str, **params: float) -> Gate:
-    gate = make_policy(name, params).gate
+    gate = PolicySpec(name, params).make().gate
     assert gate is not None
     return gate
 

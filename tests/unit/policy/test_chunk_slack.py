@@ -1,7 +1,7 @@
 """What the slack of decodes leaves for prompts, where the general cases say nothing."""
 
 from weir.policy.dynamic_chunk import DynamicChunk
-from weir.policy.registry import make_policy
+from weir.policy.registry import PolicySpec
 from weir.policy.seams import Decode, Prefill, StepShare, StepView
 
 
@@ -30,4 +30,4 @@ def test_prompts_do_not_starve_beside_more_decodes_than_the_smallest_step_has() 
 
 
 def test_the_hybrid_without_dynamic_chunks_leaves_the_step_to_the_batcher() -> None:
-    assert make_policy("hybrid", {"dynamic_chunk": 0}).step_budget is None
+    assert PolicySpec("hybrid", {"dynamic_chunk": 0}).make().step_budget is None

@@ -6,7 +6,7 @@ import pytest
 
 from weir.core.cost import StepCost
 from weir.policy.dynamic_chunk import DynamicChunk
-from weir.policy.registry import make_policy
+from weir.policy.registry import PolicySpec
 from weir.policy.seams import Decode, Prefill, StepBudget, StepShare, StepView
 from weir.policy.slai import LastSchedulableTime, SlaiParams
 
@@ -101,14 +101,14 @@ def test_the_first_chunks_are_not_those_of_a_faster_machine() -> None:
 )
 def test_baselines_put_prompts_before_decodes(name: str, num_prefill_tokens: int, num_decodes: int) -> None:
     """Of prompts with 300 and 210 tokens beside three decodes in 512, the second does not fit whole."""
-    budget = make_policy(name).step_budget
+    budget = PolicySpec(name).make().step_budget
     assert budget is not None
     share = budget.plan(view([token_at(99.0)] * 3, [300, 210]))
     assert (share.num_prefill_tokens, len(share.decodes)) == (num_prefill_tokens, num_decodes)
 
 
 def test_unchunked_reads_a_long_prompt_at_once_and_decodes_wait() -> None:
-    budget = make_policy("unchunked").step_budget
+    budget = PolicySpec("unchunked").make().step_budget
     assert budget is not None
     share = budget.plan(view([token_at(99.0)] * 3, [512]))
     assert (share.num_prefill_tokens, len(share.decodes)) == (512, 0)
