@@ -57,7 +57,7 @@ def test_everything_ends_and_nothing_is_held_longer_than_the_longest_wait(name: 
 @pytest.mark.parametrize("name", ["magnus", "wait", "nested-wait"])
 def test_gates_that_may_hold_a_batch_back_do(name: str) -> None:
     jobs = [Job(f"j{n}", 0.004 * n + (n > 50), 50, 5 + 40 * (n % 2), 20.0) for n in range(80)]
-    world = GateWorld(make_gate(name), jobs, num_places=64)
+    world = GateWorld(make_gate(name), jobs, max_running=64)
     world.run()
     assert 0 < world.longest_idle_s <= MAX_IDLE_S[name] + 1e-9
 

@@ -12,8 +12,7 @@ from typing import Protocol
 from weir.core.attempt import Attempt
 from weir.core.sampling import SamplingParams, StopRules
 from weir.engine.batching.batcher import BatchLimits
-from weir.engine.batching.local import LocalBatcher
-from weir.engine.batching.running import RunningSettings
+from weir.engine.batching.running import RunningBatcher, RunningSettings
 from weir.engine.memory.pages import PagePool
 from weir.engine.messages import Arrival, PageBundle, SequenceEnded, TokenSampled
 from weir.engine.plan import ModelRunner
@@ -117,7 +116,7 @@ class _Solo:
         memory = [memoryview(bytearray(record_bytes)) for _ in jobs]
         pool = PagePool(reserve_pages=0, reserve_slots=0)
         pool.give(PageBundle(tuple(range(num_pages)), tuple(range(self._num_slots))))
-        self._batcher = LocalBatcher(limits, pool, lambda slot: SequenceRecord(memory[slot], geometry), settings)
+        self._batcher = RunningBatcher(limits, pool, lambda slot: SequenceRecord(memory[slot], geometry), settings)
         self._coming = sorted(enumerate(jobs), key=lambda entry: -entry[1].arrives_at_s)  # next one last
         self._records: dict[str, JobRecord] = {}
         self._started_at_s = timeline.now_s()

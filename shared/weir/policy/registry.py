@@ -18,8 +18,9 @@ from weir.policy import (
     steps,
     wait,
 )
-from weir.policy.params import describe, make_params, parse_values
+from weir.policy.params import NoParams, describe, make_params, parse_values
 from weir.policy.seams import Policy
+from weir.policy.starvation import StarvationParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +30,10 @@ class _Entry:
 
 
 _ENTRIES: Mapping[str, _Entry] = {
-    "fcfs": _Entry(fcfs.FcfsParams, fcfs.make),
-    "shortest-prompt": _Entry(shortest_prompt.ShortestPromptParams, shortest_prompt.make),
+    "fcfs": _Entry(NoParams, fcfs.make),
+    "shortest-prompt": _Entry(StarvationParams, shortest_prompt.make),
     "bucketed": _Entry(bucketed.BucketedParams, bucketed.make),
-    "ltr": _Entry(ltr.LtrParams, ltr.make),
+    "ltr": _Entry(StarvationParams, ltr.make),
     "magnus": _Entry(magnus.MagnusParams, magnus.make),
     "srtf": _Entry(srtf.SrtfParams, srtf.make),
     "edf": _Entry(edf.EdfParams, edf.make),
@@ -40,8 +41,8 @@ _ENTRIES: Mapping[str, _Entry] = {
     "slai": _Entry(slai.SlaiParams, slai.make),
     "wait": _Entry(wait.WaitParams, wait.make),
     "nested-wait": _Entry(wait.WaitParams, nested_wait.make),
-    "prefill-first": _Entry(steps.StepParams, steps.make_prefill_first),
-    "unchunked": _Entry(steps.StepParams, steps.make_unchunked),
+    "prefill-first": _Entry(NoParams, steps.make_prefill_first),
+    "unchunked": _Entry(NoParams, steps.make_unchunked),
 }
 
 

@@ -14,12 +14,11 @@ from weir.core.sampling import SamplingParams, StopRules
 from weir.core.scheduling import SchedulingParams
 from weir.engine.batching.batcher import BatchLimits
 from weir.engine.batching.joining import JoinSettings
-from weir.engine.batching.local import LocalBatcher
-from weir.engine.batching.pausing import RestSettings
-from weir.engine.batching.running import RunningSettings
+from weir.engine.batching.pausing import PauseSettings
+from weir.engine.batching.running import RunningBatcher, RunningSettings
 from weir.engine.memory.pages import PagePool
 from weir.engine.memory.preemption import PreemptionSettings
-from weir.engine.memory.swapping import HostPages, PageMover, SwappingRunner
+from weir.engine.memory.swapping import HostPages, PageSwapper, SwappingRunner
 from weir.engine.messages import (
     Arrival,
     Event,
@@ -67,7 +66,7 @@ class Pressure:
     seed: int = 0
     policies: tuple[tuple[int, str], ...] = ()
     """(tick, policy from then on)."""
-    pauses: RestSettings = field(default_factory=RestSettings)
+    pauses: PauseSettings = field(default_factory=PauseSettings)
 
 
 class PressedEngine:
@@ -83,7 +82,7 @@ class PressedEngine:
         pool = PagePool(reserve_pages=0, reserve_slots=0)
         pool.give(PageBundle((), tuple(range(len(pressure.prompts)))))
         settings = RunningSettings(pressure.join, pressure.preemption, pressure.pauses, pressure.num_pages)
-        self.batcher = LocalBatcher(pressure.limits, pool, self.records.open, settings)
+        self.batcher = RunningBatcher(pressure.limits, pool, self.records.open, settings)
         self.outcomes: dict[SequenceKey, Outcome] = defaultdict(Outcome)
         self.num_failed_steps = 0
         self.step_sizes: list[int] = []
@@ -125,9 +124,9 @@ class PressedEngine:
         )
 
     def _make_swap_file(self) -> SwapFile | None:
-        num_places = self.pressure.preemption.num_places
+        num_slots = self.pressure.preemption.num_swap_slots
         page_bytes = self.runner.pages.shape[1]
-        return SwapFile(Path(tempfile.gettempdir()), page_bytes, num_places) if num_places else None
+        return SwapFile(Path(tempfile.gettempdir()), page_bytes, num_slots) if num_slots else None
 
     def _arrive_and_cancel(self) -> None:
         for index, prompt in enumerate(self.pressure.prompts):
@@ -144,12 +143,12 @@ class PressedEngine:
             assert len(plan.chunks) <= self.batcher.limits.max_num_seqs
             self.step_sizes.append(len(plan.chunks))
             if self._random.random() < self.pressure.spoil_rate and plan.swap.ins and self.swap_file is not None:
-                self.swap_file.bytes_of(self._random.choice(plan.swap.ins).place)[0] ^= 1
+                self.swap_file.bytes_of(self._random.choice(plan.swap.ins).swap_slot)[0] ^= 1
             if self._random.random() < self.pressure.failure_rate:
                 self.num_failed_steps += 1
                 self.batcher.fail_step(Failure(FailureReason.INTERNAL, "on purpose"))
             elif self.swap_file is not None:
-                mover = PageMover(HostPages(self.runner.pages), self.swap_file)
+                mover = PageSwapper(HostPages(self.runner.pages), self.swap_file)
                 self.batcher.record(plan, SwappingRunner(self.runner, mover).run(plan), self._ended_at_s())
             else:
                 assert not plan.swap

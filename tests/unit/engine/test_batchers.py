@@ -7,9 +7,8 @@ from tests.unit.engine.world import MAX_CONTEXT_TOKENS, VOCAB_SIZE, Records, lim
 
 from weir.core.life import FinishReason
 from weir.engine.batching.batcher import Batcher
-from weir.engine.batching.decode import DecodeBatcher
 from weir.engine.batching.prefill import PrefillBatcher
-from weir.engine.batching.running import RunningSettings
+from weir.engine.batching.running import RunningBatcher, RunningSettings
 from weir.engine.counters import fingerprint_of
 from weir.engine.memory.pages import PageDefect, PageNeed, PagePool
 from weir.engine.memory.preemption import PreemptionSettings
@@ -37,10 +36,10 @@ def prefill(records: Records, num_pages: int = NUM_PAGES, num_slots: int = 8, **
     return PrefillBatcher(limits(**changes), pool, records.open)
 
 
-def decode(num_pages: int = NUM_PAGES, **changes: int) -> DecodeBatcher:
+def decode(num_pages: int = NUM_PAGES, **changes: int) -> RunningBatcher:
     pool = PagePool(reserve_pages=0, reserve_slots=0)
     pool.give(PageBundle(tuple(range(NUM_PAGES, NUM_PAGES + num_pages))))
-    return DecodeBatcher(limits(**changes), pool)
+    return RunningBatcher(limits(**changes), pool, Records(2 * NUM_PAGES, RECORD_SLOTS).open)
 
 
 def handed_off(records: Records, slot: int, params_: SequenceParams, first_token: int = 7) -> Arrival:
@@ -137,7 +136,7 @@ def test_a_refused_hand_off_frees_the_pages_and_a_committed_one_parts_with_them(
     assert records.open(ready[1].slot).read() is not None
     assert batcher.counters.page_fingerprint == fingerprint_of(ready[1].key.request_id, ready[1].page_ids)
     with pytest.raises(PageDefect):
-        batcher.pool.part(ready[1].slot, ready[1].page_ids)
+        batcher.pool.hand_over(ready[1].slot, ready[1].page_ids)
 
 
 def test_a_cancel_during_the_hand_off_waits_for_its_outcome(records: Records) -> None:
@@ -205,7 +204,8 @@ def test_a_sequence_without_a_page_sits_out_and_goes_on_when_there_is_one(record
 
 def test_of_stalled_sequences_the_latest_fails_and_its_pages_help_the_others(records: Records) -> None:
     pool = PagePool(reserve_pages=0, reserve_slots=0)
-    batcher = DecodeBatcher(limits(), pool, RunningSettings(preemption=PreemptionSettings(max_preemptions=0)))
+    settings = RunningSettings(preemption=PreemptionSettings(max_preemptions=0))
+    batcher = RunningBatcher(limits(), pool, records.open, settings)
     for slot in range(2):
         batcher.add(handed_off(records, slot, params(tuple(range(16)), slot, max_tokens=40)))
     assert step(batcher, 0.0) is None
@@ -218,7 +218,7 @@ def test_of_stalled_sequences_the_latest_fails_and_its_pages_help_the_others(rec
     assert [end.key.request_id for end in ends] == [f"{1:032x}"]
 
 
-def test_a_sequence_never_uses_more_pages_than_were_booked(records: Records) -> None:
+def test_a_sequence_never_uses_more_pages_than_are_reserved(records: Records) -> None:
     batcher = decode()
     batcher.add(handed_off(records, 0, params(tuple(range(15)), max_tokens=40, num_reserved_pages=1)))
     while step(batcher) is not None:
@@ -227,7 +227,7 @@ def test_a_sequence_never_uses_more_pages_than_were_booked(records: Records) -> 
     end = events[-1]
     assert isinstance(end, SequenceEnded)
     assert end.failure is not None
-    assert "1 pages that were booked" in end.failure.message
+    assert "1 pages that are reserved" in end.failure.message
     assert sum(isinstance(event, TokenSampled) for event in events) == 1
 
 
@@ -242,7 +242,7 @@ def test_the_context_limit_ends_a_sequence(records: Records) -> None:
     assert sum(isinstance(event, TokenSampled) for event in events) == 2
 
 
-def test_a_hand_off_that_is_told_twice_counts_once(records: Records) -> None:
+def test_a_hand_off_that_comes_twice_counts_once(records: Records) -> None:
     batcher = decode()
     arrival = handed_off(records, 0, params((1, 2)))
     batcher.add(arrival)

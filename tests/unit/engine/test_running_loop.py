@@ -10,8 +10,7 @@ from tests.unit.engine.world import VOCAB_SIZE, Records, limits, params
 from weir.core.clock import SystemClock
 from weir.core.life import FinishReason
 from weir.engine.batching.joining import Batching, JoinSettings
-from weir.engine.batching.local import LocalBatcher
-from weir.engine.batching.running import RunningSettings
+from weir.engine.batching.running import RunningBatcher, RunningSettings
 from weir.engine.loop import EngineLoop, LoopSettings
 from weir.engine.memory.pages import PagePool
 from weir.engine.memory.preemption import PreemptionSettings
@@ -39,7 +38,7 @@ class Engine:
         self.reports: queue.Queue[EngineReport] = queue.Queue()
         self.last_report = EngineReport()
         self.last_timing: StepTiming | None = None
-        self.batcher = LocalBatcher(
+        self.batcher = RunningBatcher(
             limits(), PagePool(reserve_pages=0, reserve_slots=0), Records(NUM_PAGES, 8).open, settings
         )
         runner = HashRunner(NUM_PAGES, VOCAB_SIZE)

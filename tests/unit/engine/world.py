@@ -9,8 +9,8 @@ from weir.core.clock import ManualClock
 from weir.core.logprobs import TokenLogprobs
 from weir.core.sampling import SamplingParams, StopRules
 from weir.engine.batching.batcher import Batcher, BatchLimits
-from weir.engine.batching.decode import DecodeBatcher
 from weir.engine.batching.prefill import PrefillBatcher
+from weir.engine.batching.running import RunningBatcher
 from weir.engine.memory.pages import PagePool
 from weir.engine.messages import (
     Arrival,
@@ -128,7 +128,9 @@ class World:
         self.prefill = PrefillBatcher(
             schedule.prefill_limits, PagePool(reserve_pages=reserve, reserve_slots=1), self.records.open
         )
-        self.decode = DecodeBatcher(schedule.decode_limits, PagePool(reserve_pages=reserve, reserve_slots=0))
+        self.decode = RunningBatcher(
+            schedule.decode_limits, PagePool(reserve_pages=reserve, reserve_slots=0), self.records.open
+        )
         self.outcomes: dict[SequenceKey, Outcome] = defaultdict(Outcome)
         self._random = random.Random(schedule.seed)
         self._cancelled: set[SequenceKey] = set()

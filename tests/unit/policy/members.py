@@ -14,5 +14,5 @@ def member(request_id: str, predicted: float | None, emitted: int = 0, *, lane: 
     return Member(request_id, 100, emitted, since_s, predicted, lane)
 
 
-def view(waiting: list[Member], running: list[Member], places: int, free: int = 10**6) -> BatchView:
-    return BatchView(waiting, running, places, 10**6, free)
+def view(waiting: list[Member], running: list[Member], max_running: int, free: int = 10**6) -> BatchView:
+    return BatchView(waiting, running, max_running, 10**6, free)

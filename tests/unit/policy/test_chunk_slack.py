@@ -2,7 +2,7 @@
 
 from weir.policy.dynamic_chunk import DynamicChunk
 from weir.policy.registry import PolicySpec
-from weir.policy.seams import Decode, Prefill, StepShare, StepView
+from weir.policy.seams import Decode, StepShare, StepView
 
 
 def chunk_beside(decodes: list[Decode]) -> int:
@@ -11,7 +11,7 @@ def chunk_beside(decodes: list[Decode]) -> int:
     for number in range(4000):
         share = StepShare((), 128 * (number % 16))
         budget.stepped(0.005 + 0.0001 * share.num_prefill_tokens, share)
-    return budget.plan(StepView(100.0, 4096, decodes, [Prefill(9000, 0)], 0.5, 10**6)).num_prefill_tokens
+    return budget.plan(StepView(100.0, 4096, decodes, [9000], 0.5, 10**6)).num_prefill_tokens
 
 
 def test_the_most_urgent_decode_says_how_large_a_chunk_is_wherever_it_stands() -> None:

@@ -123,7 +123,7 @@ def test_whoever_comes_or_leaves_at_the_very_moment_counts() -> None:
     assert queue.try_peek(10.0) == "young"
 
 
-def test_serving_times_are_learnt_from_requests_that_ended() -> None:
+def test_serving_times_are_learned_from_requests_that_ended() -> None:
     """Reading 1,000 tokens takes 0.5 s and writing one 20 ms; the estimator begins with 20 ms and 15 ms."""
     fit = LinearServingTime(MagnusParams())
     assert fit.seconds(1000, 100) == pytest.approx(0.02 + 1.5)

@@ -24,7 +24,7 @@ class HeldRows:
 
     def add(self, sequence: Sequence) -> None:
         """Takes slot and pages of a sequence that has ended after at least one computed token."""
-        assert sequence.slot is not None, "only a placed sequence was computed"
+        assert sequence.slot is not None, "only a sequence with a slot was computed"
         end = sequence.num_computed
         chunk = ChunkPlan(
             slot=sequence.slot,
@@ -36,7 +36,7 @@ class HeldRows:
         self._rows.append((chunk, sequence.block_table))
 
     def chunks(self) -> Iterator[ChunkPlan]:
-        """One token each. What they draw is nobody's."""
+        """One token each; what is sampled for them is dropped."""
         return (chunk for chunk, _ in self._rows)
 
     def release(self) -> bool:
@@ -48,7 +48,7 @@ class HeldRows:
 
     @property
     def bundle(self) -> PageBundle:
-        """What the rows hold."""
+        """All pages and slots of the rows."""
         return PageBundle(
             tuple(page_id for _, page_ids in self._rows for page_id in page_ids),
             tuple(chunk.slot for chunk, _ in self._rows),
