@@ -67,10 +67,10 @@ def test_while_anybody_waits_somebody_is_next_and_each_is_taken_once(
             order.finished(request, 7, now_s)
         assert sorted(queue.ids()) == sorted(here)
         assert len(queue) == len(here)
-    rest = drained(queue, now_s)
-    assert sorted(rest) == sorted(here)
+    others = drained(queue, now_s)
+    assert sorted(others) == sorted(here)
     assert len(queue) == 0
-    assert len({*gone, *rest}) == len(gone) + len(rest)
+    assert len({*gone, *others}) == len(gone) + len(others)
 
 
 @every_policy

@@ -72,7 +72,7 @@ def test_a_step_is_within_its_budget_and_never_empty(
 
 @dataclass(slots=True)
 class Run:
-    """Prompts and answers of one batch, computed as a budget says, until all have ended."""
+    """Prompts and answers of one batch, computed as a budget decides, until all have ended."""
 
     prompts: list[int]
     answers: list[int]

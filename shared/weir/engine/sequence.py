@@ -150,7 +150,7 @@ class Sequence:
 
     @property
     def num_sharable_pages(self) -> int:
-        """How many of its first pages other sequences may read by now: the full ones of its prompt."""
+        """How many of its first pages other sequences may use by now: the full ones of its prompt."""
         if not self.params.prefix_seed:
             return self.num_shared_pages
         return max(self.num_shared_pages, self.num_prompt_tokens // PAGE_TOKENS)

@@ -49,10 +49,9 @@ class ServingTime(Protocol):
     def observe(self, num_uncached_tokens: float, num_output_tokens: float, seconds: float) -> None: ...
 
 
-def make(params: MagnusParams, serving_time: ServingTime | None = None) -> Policy:
-    """`serving_time`: an estimator of one's own instead of the linear one."""
+def make(params: MagnusParams) -> Policy:
     gate = WmaGate(params.max_waste, params.max_batch, params.max_hold_s) if params.static_batches else None
-    order = MagnusOrder(params, serving_time or LinearServingTime(params))
+    order = MagnusOrder(params, LinearServingTime(params))
     return Policy("magnus", order, gate, step_budget=None)
 
 

@@ -37,7 +37,7 @@ from weir.testing.runner import HashRunner
 
 @dataclass(frozen=True)
 class Prompt:
-    """One request; `lane_priority` and `rank` as the scheduler books them."""
+    """One request; `lane_priority` and `rank` as the scheduler sets them."""
 
     token_ids: tuple[int, ...]
     max_tokens: int
@@ -70,7 +70,7 @@ class Pressure:
 
 
 class PressedEngine:
-    """Runs to the end of all prompts; `outcomes` tells what came out."""
+    """Runs to the end of all prompts; `outcomes` is what came out."""
 
     def __init__(self, pressure: Pressure) -> None:
         self.pressure = pressure

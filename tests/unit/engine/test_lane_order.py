@@ -22,13 +22,13 @@ def records() -> Records:
 
 
 def add(batcher: Batcher, number: int, num_tokens: int, lane_priority: int) -> None:
-    """Its tokens are its number, so that a chunk says whose it is."""
+    """Its tokens are its number, so that a chunk shows whose it is."""
     made = params((number,) * num_tokens, number, max_tokens=1)
     batcher.add(Arrival(replace(made, scheduling=SchedulingParams(lane_priority))))
 
 
 def add_lasting(batcher: Batcher, number: int, num_tokens: int, lane_priority: int) -> None:
-    """One that goes on to draw tokens."""
+    """One that goes on to decode."""
     batcher.add(
         Arrival(
             replace(params((number,) * num_tokens, number, max_tokens=40), scheduling=SchedulingParams(lane_priority))

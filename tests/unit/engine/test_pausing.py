@@ -67,7 +67,7 @@ def test_an_urgent_hand_off_is_computed_in_the_next_step_of_a_full_batch() -> No
     crowd.add(1)
     assert crowd.steps() == [[0, 1]]
     crowd.add(2, lane=2)
-    assert crowd.steps() == [[0, 2]], "the latest of the lowest lane rests"
+    assert crowd.steps() == [[0, 2]], "the latest of the lowest lane is paused"
     pages = [s.block_table for s in crowd.batcher._ranked() if s.slot == 1]
     assert pages == [(4,)], "its pages stay"
     assert crowd.batcher.counters.pauses == 1

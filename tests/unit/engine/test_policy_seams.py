@@ -1,4 +1,4 @@
-"""What a policy says is what the engine does, as far as it is possible; nothing is lost when the policy changes."""
+"""The engine does what a policy decides, as far as it is possible; nothing is lost when the policy changes."""
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
@@ -19,7 +19,7 @@ from weir.policy.seams import BatchView, GateDecision, Policy, StepShare, StepVi
 
 @dataclass
 class ScriptedGate:
-    """Says what it is told to, and keeps what it saw."""
+    """Decides what a test sets, and keeps what it saw."""
 
     decision: GateDecision = field(default_factory=lambda: GateDecision(()))
     seen: list[tuple[list[str], list[str]]] = field(default_factory=list)

@@ -218,7 +218,7 @@ def test_a_step_that_fails_while_one_comes_back_leaves_it_preempted_and_its_new_
 
 
 def test_full_pages_of_a_prompt_go_to_the_arena_and_others_to_whoever_needs_them(tmp_path: Path) -> None:
-    """The arena alone knows whether somebody else reads a prompt's pages."""
+    """Only the arena knows whether somebody else uses a prompt's pages."""
     decoding = Decoding(tmp_path, num_free_pages=2)
     records = decoding.records
     made = replace(params(tuple(range(16)), 5, max_tokens=60), prefix_seed=b"seed")

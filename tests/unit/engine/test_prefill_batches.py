@@ -1,4 +1,4 @@
-"""Where prompts are long and answers short: a batch of prompts is read, then all answers are written."""
+"""Where prompts are long and answers short: a batch of prompts is prefilled, then all of it is decoded."""
 
 import pytest
 from tests.unit.engine.world import VOCAB_SIZE, Records, limits, params
@@ -26,7 +26,7 @@ def step_view(num_decodes: int, *prompts: int, now_s: float = 0.0) -> StepView:
 
 
 def switched(**changes: float) -> PrefillBatches:
-    """Has seen 400 prompt tokens and one short answer, and reads."""
+    """Has seen 400 prompt tokens and one short answer, and prefills a batch."""
     mode = PrefillBatches(PrefillBatchSettings(**changes))  # type: ignore[arg-type]
     mode.decide(gate_view(1, 0), 0.0)
     mode.plan(step_view(0, 400))
@@ -100,7 +100,7 @@ def local(settings: RunningSettings) -> RunningBatcher:
 
 
 def shapes(batcher: RunningBatcher, number: int) -> tuple[list[tuple[int, int]], dict[str, list[int]]]:
-    """(decodes, prompt tokens) of each step that serves so many prompts, and what was said."""
+    """(decodes, prompt tokens) of each step that serves so many prompts, and the tokens of each sequence."""
     runner, steps = HashRunner(80, VOCAB_SIZE), []
     tokens: dict[str, list[int]] = {}
     for index in range(number):

@@ -1,4 +1,4 @@
-"""Too few pages: sequences are preempted, and nothing of it shows in what they say."""
+"""Too few pages: sequences are preempted, and their tokens are those that they would have had."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Prompts are read in the order of their lanes, between any two chunks, and nobody is passed over for ever."""
+"""Prompts are computed in the order of their lanes, between any two chunks, and nobody is passed over for ever."""
 
 from dataclasses import replace
 

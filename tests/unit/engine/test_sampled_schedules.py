@@ -69,16 +69,16 @@ def check(request: Request, outcome: Outcome) -> None:
         check_prompt(request, outcome)
     assert outcome.token_ids == expected[: len(outcome.token_ids)]
     if request.sampling.logprobs is not None:
-        assert [told.token_id for told in outcome.logprobs] == outcome.token_ids
-        assert {len(told.top) for told in outcome.logprobs} <= {request.sampling.logprobs}
+        assert [entry.token_id for entry in outcome.logprobs] == outcome.token_ids
+        assert {len(entry.top) for entry in outcome.logprobs} <= {request.sampling.logprobs}
 
 
 def check_prompt(request: Request, outcome: Outcome) -> None:
     if request.sampling.prompt_logprobs is None:
         assert outcome.prompt_logprobs == []
         return
-    assert tuple(told.token_id for told in outcome.prompt_logprobs) == request.prompt_token_ids[1:]
-    assert {len(told.top) for told in outcome.prompt_logprobs} <= {request.sampling.prompt_logprobs}
+    assert tuple(entry.token_id for entry in outcome.prompt_logprobs) == request.prompt_token_ids[1:]
+    assert {len(entry.top) for entry in outcome.prompt_logprobs} <= {request.sampling.prompt_logprobs}
 
 
 SCHEDULES = st.builds(

@@ -23,7 +23,7 @@ def test_what_was_lost_is_computed_again_by_itself_and_nothing_is_told_of_it_twi
     again = sequence.plan_chunk(64)
     assert (again.start, again.end, again.score, again.block_table) == (0, 20, None, (7, 8))
     sequence.record_chunk(again.end, None)
-    rest = sequence.plan_chunk(64)
-    assert (rest.start, rest.end) == (20, 40)
-    assert rest.score == ScoreSpec(tuple(range(21, 40)), 0)
-    assert rest.sample is not None
+    last = sequence.plan_chunk(64)
+    assert (last.start, last.end) == (20, 40)
+    assert last.score == ScoreSpec(tuple(range(21, 40)), 0)
+    assert last.sample is not None

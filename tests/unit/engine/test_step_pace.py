@@ -91,7 +91,7 @@ def make(kind: type[PrefillBatcher] | type[RunningBatcher], target_s: float = TA
     return kind(bounds, pool, Records(200, 8, 3000).open)
 
 
-def read(batcher: Batcher, token_s: float, num_steps: int) -> list[int]:
+def run_steps(batcher: Batcher, token_s: float, num_steps: int) -> list[int]:
     """Tokens of each step, each of which takes `token_s` a token."""
     sizes, now_s = [], 1.0
     for _ in range(num_steps):
@@ -111,7 +111,7 @@ def test_a_worker_that_reads_prompts_keeps_to_the_target() -> None:
     for kind in (PrefillBatcher, RunningBatcher):
         batcher = make(kind)
         batcher.add(Arrival(params(tuple(k % 50 for k in range(2900)), num_reserved_pages=190)))
-        sizes = read(batcher, 0.001, 12)
+        sizes = run_steps(batcher, 0.001, 12)
         assert sizes[0] == FIRST_TOKENS
         assert sizes[-1] == 192
         assert batcher.load.max_step_tokens == 192
@@ -121,7 +121,7 @@ def test_without_a_target_a_worker_reads_as_much_as_a_step_may_hold() -> None:
     for kind in (PrefillBatcher, RunningBatcher):
         batcher = make(kind, math.inf)
         batcher.add(Arrival(params(tuple(k % 50 for k in range(2900)), num_reserved_pages=190)))
-        assert read(batcher, 1.0, 2) == [1024, 1024]
+        assert run_steps(batcher, 1.0, 2) == [1024, 1024]
         assert batcher.load.max_step_tokens == 1024
 
 
@@ -129,19 +129,19 @@ def test_decodes_are_not_held_back_for_the_target() -> None:
     batcher = make(RunningBatcher)
     for index in range(3):
         batcher.add(Arrival(params((1, 2, 3), index, max_tokens=90)))
-    read(batcher, 0.0, 1)
-    assert read(batcher, 9.0, 3) == [3, 3, 3]
+    run_steps(batcher, 0.0, 1)
+    assert run_steps(batcher, 9.0, 3) == [3, 3, 3]
 
 
 def test_a_policy_fills_steps_of_the_size_that_fits_and_knows_what_steps_cost() -> None:
     batcher = make(RunningBatcher)
     batcher.add(Arrival(params((1, 2, 3), 0, max_tokens=90)))
-    read(batcher, 0.0, 1)
+    run_steps(batcher, 0.0, 1)
     batcher.add(Arrival(params(tuple(k % 50 for k in range(2900)), 1, num_reserved_pages=190)))
     budget = ScriptedBudget(StepShare((0,), 100))
     batcher.set_policy(policy(budget=budget))
-    read(batcher, 0.001, 1)
+    run_steps(batcher, 0.001, 1)
     batcher.pace.cost = StepCost(1.0, 2.0, 0.0, 3.0, 0.0)
-    read(batcher, 0.001, 1)
+    run_steps(batcher, 0.001, 1)
     assert [view.cost for view in budget.views] == [None, batcher.pace.cost]
     assert budget.views[0].max_tokens == FIRST_TOKENS + 1

@@ -115,7 +115,7 @@ class Outcome:
 
 
 class World:
-    """Runs a schedule to its end; `outcomes` tells what came out."""
+    """Runs a schedule to its end; `outcomes` is what came out."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
@@ -236,10 +236,10 @@ class World:
             case PromptScored(key, first_index, logprobs):
                 assert first_index == len(self.outcomes[key].prompt_logprobs) + 1
                 self.outcomes[key].prompt_logprobs.extend(logprobs)
-            case TokenSampled(key, index, token_id, told):
+            case TokenSampled(key, index, token_id, sampled):
                 assert index == len(self.outcomes[key].token_ids)
                 self.outcomes[key].token_ids.append(token_id)
-                self.outcomes[key].logprobs += [] if told is None else [told]
+                self.outcomes[key].logprobs += [] if sampled is None else [sampled]
             case SequenceEnded(key):
                 self.outcomes[key].ends.append(event)
             case HandOffReady(key, slot, _):

@@ -76,7 +76,7 @@ def test_where_there_is_no_place_nobody_joins(name: str) -> None:
 
 
 class OpenGate:
-    """Whoever finds a place joins."""
+    """Whoever finds room joins."""
 
     next_deadline_s = None
 
@@ -86,7 +86,7 @@ class OpenGate:
 
 @pytest.mark.parametrize("max_variation", [0.0, 2.0])
 def test_wait_keeps_the_pages_within_the_fluid_and_an_open_gate_does_not(max_variation: float) -> None:
-    """Each comes to 150 tokens and a pool holds 3,000; 40 places would need up to 6,000."""
+    """Each comes to 150 tokens and a pool holds 3,000; 40 of them would need up to 6,000."""
 
     def run(gate: Gate) -> GateWorld:
         jobs = [Job(f"j{n}", 0.02 * n + 0.15 * math.sin(n / 30), 100, 50, 50.0) for n in range(400)]
@@ -112,7 +112,7 @@ def test_nested_wait_cuts_answers_at_their_quantiles() -> None:
 
 
 def test_nested_wait_leaves_pages_for_how_many_outlive_a_segment() -> None:
-    """Half write 10 tokens, half 30: of 20 ages a half is there, by chance; of one length there is no chance at all."""
+    """Half get 10 tokens, half 30: of 20 ages a half is there, by chance; of one length there is no chance at all."""
     variance = token_variance(100, 0.0, [10, 30])
     assert variance == pytest.approx(sum(0.25 * (100 + age) ** 2 for age in range(10, 30)), rel=0.02)
     assert token_variance(100, 0.0, [30, 30]) == 0
@@ -161,7 +161,7 @@ def test_srtf_computes_those_with_least_left_whether_they_run_or_wait() -> None:
 
 
 def test_srtf_counts_what_is_left_and_not_what_was_predicted() -> None:
-    """Of 100 tokens 60 are written: 40 are left, fewer than the newcomer's 50."""
+    """Of 100 tokens 60 are there: 40 are left, fewer than the newcomer's 50."""
     decision = gate_of("srtf").decide(view([member("new", 50.0)], [member("old", 100.0, 60)], 1), 1.0)
     assert (list(decision.joining), list(decision.paused)) == ([], [])
 
@@ -172,7 +172,7 @@ def test_srtf_counts_a_rest_once_however_long_it_is() -> None:
     for step in range(5):
         assert list(gate.decide(view([], [old, short], 1), step / 10).paused) == [0]
     assert list(gate.decide(view([], [old], 1), 0.6).paused) == []
-    assert list(gate.decide(view([], [old, short], 1), 0.7).paused) == [0], "its second rest"
+    assert list(gate.decide(view([], [old, short], 1), 0.7).paused) == [0], "its second pause"
     assert list(gate.decide(view([], [old], 1), 0.8).paused) == []
     assert list(gate.decide(view([], [old, short], 1), 0.9).paused) == [1], "it had two"
 
@@ -233,7 +233,7 @@ def test_a_static_batch_is_of_similar_requests_and_starts_with_the_first() -> No
 
 
 def test_who_could_join_two_batches_joins_where_it_wastes_less() -> None:
-    """120 tokens of answer beside 10 waste 110 * 100 + 7,095 reads, beside 300 they waste 180 * 100 + 37,710."""
+    """120 tokens of answer beside 10 waste 110 * 100 + 7,095 tokens, beside 300 they waste 180 * 100 + 37,710."""
     gate = WmaGate(max_waste=60_000, max_batch=8, max_hold_s=0)
     three = [member("a", 10.0), member("b", 300.0), member("c", 120.0)]
     assert gate.decide(view(three, [], 8), 0.0).joining == [0, 2]

@@ -124,7 +124,7 @@ def test_whoever_comes_or_leaves_at_the_very_moment_counts() -> None:
 
 
 def test_serving_times_are_learned_from_requests_that_ended() -> None:
-    """Reading 1,000 tokens takes 0.5 s and writing one 20 ms; the estimator begins with 20 ms and 15 ms."""
+    """Prefilling 1,000 tokens takes 0.5 s and decoding one 20 ms; the estimator begins with 20 ms and 15 ms."""
     fit = LinearServingTime(MagnusParams())
     assert fit.seconds(1000, 100) == pytest.approx(0.02 + 1.5)
     for number in range(800):

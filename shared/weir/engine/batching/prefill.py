@@ -75,7 +75,7 @@ class PrefillBatcher(Batcher):
 
     def _admissible(self) -> list[Sequence]:
         """Those that wait and may be admitted now. Hand-offs count against `max_num_seqs`, so that while the transfer
-        service is away no new prompts take pages. Beyond it only as many as outrank a prompt that is being computed."""
+        service is down no new prompts take pages. Beyond it only as many as outrank a prompt that is being computed."""
         ranked, max_num_seqs = self._ranked(), self.limits.max_num_seqs
         waiting = [sequence for sequence in ranked if sequence.stage is Stage.WAITING]
         num_admitted = len(ranked) - len(waiting)
