@@ -3,9 +3,9 @@
 import os
 import sys
 
-from weir.engine.memory.swapping import PageMover, SwappingRunner
+from weir.engine.memory.swapping import PageSwapper, SwappingRunner
 from weir.kv.memory.kinds import ArenaMemory
-from weir.kv.memory.swap import SwapFile, num_swap_places
+from weir.kv.memory.swap import SwapFile, num_swap_slots
 from weir.runtime.config import load_config
 from weir.runtime.service import ServiceContext, run_service
 from weir.worker.arena.watermark import num_reservable_pages
@@ -26,11 +26,11 @@ async def _build(context: ServiceContext[DecodeConfig]) -> WorkerShell:
 
     def over_arena(loaded: ArenaRunner, arena: ArenaMemory) -> LoadedModel:
         geometry = arena.segment.geometry
-        num_places = num_swap_places(config.swap_bytes, geometry)
-        if num_places == 0:
+        num_slots = num_swap_slots(config.swap_bytes, geometry)
+        if num_slots == 0:
             return LoadedModel(loaded.runner, loaded.runner.warm_up)
-        swap_file = SwapFile(config.swap_dir, geometry.page_bytes, num_places)
-        runner = SwappingRunner(loaded.runner, PageMover(loaded.pages, swap_file))
+        swap_file = SwapFile(config.swap_dir, geometry.page_bytes, num_slots)
+        runner = SwappingRunner(loaded.runner, PageSwapper(loaded.pages, swap_file))
         return LoadedModel(runner, loaded.runner.warm_up)
 
     def make_role(parts: RoleParts, model: ModelShape) -> DecodeRole:
@@ -41,7 +41,7 @@ async def _build(context: ServiceContext[DecodeConfig]) -> WorkerShell:
             model.limits,
             context.tracer,
             lambda geometry: config.running_settings(
-                num_swap_places(config.swap_bytes, geometry), num_reservable_pages(geometry)
+                num_swap_slots(config.swap_bytes, geometry), num_reservable_pages(geometry)
             ),
         )
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from weir.engine.batching.joining import Batching, JoinSettings
-from weir.engine.batching.pausing import RestSettings
+from weir.engine.batching.pausing import PauseSettings
 from weir.engine.batching.prefill_batches import PrefillBatchSettings
 from weir.engine.batching.running import RunningSettings
 from weir.engine.memory.preemption import PreemptionSettings
@@ -44,11 +44,11 @@ class DecodeConfig(WorkerConfig):
             if not smallest <= getattr(self, name) <= largest:
                 raise ValueError(f"{name} {getattr(self, name)}: must be in [{smallest}, {largest}]")
 
-    def running_settings(self, num_swap_places: int, num_arena_pages: int) -> RunningSettings:
+    def running_settings(self, num_swap_slots: int, num_arena_pages: int) -> RunningSettings:
         return RunningSettings(
             JoinSettings(Batching(self.batching), self.batch_window_ms / 1e3),
-            PreemptionSettings(max_preemptions=self.max_preemptions, num_places=num_swap_places),
-            RestSettings(max_pauses=self.max_pauses),
+            PreemptionSettings(max_preemptions=self.max_preemptions, num_swap_slots=num_swap_slots),
+            PauseSettings(max_pauses=self.max_pauses),
             num_arena_pages=num_arena_pages,
             prefill_batches=PrefillBatchSettings() if self.prefill_batches else None,
         )

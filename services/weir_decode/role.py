@@ -9,15 +9,14 @@ from opentelemetry.trace import Tracer
 
 from weir.core.errors import FieldViolation, InvalidRequest
 from weir.engine.batching.batcher import Batcher, BatchLimits
-from weir.engine.batching.local import LocalBatcher
-from weir.engine.batching.running import RunningSettings
+from weir.engine.batching.running import RunningBatcher, RunningSettings
 from weir.engine.counters import fingerprint_of
 from weir.engine.memory.pages import PagePool
 from weir.engine.messages import (
     EngineReport,
     Failure,
     FailureReason,
-    PageBatch,
+    PageBundle,
     SequenceEnded,
     SequenceKey,
     TakenOver,
@@ -73,7 +72,7 @@ class DecodeRole:
         limits = replace(self._limits, max_context_tokens=longest)
         self._model = replace(self._model, max_context_tokens=longest)
         pool = PagePool(reserve_pages=reserve_pages(segment.geometry), reserve_slots=0)
-        return LocalBatcher(limits, pool, segment.record, self._settings_over(segment.geometry))
+        return RunningBatcher(limits, pool, segment.record, self._settings_over(segment.geometry))
 
     def on_start(self, stream: GatewayStream, key: SequenceKey, start: worker_pb2.Start) -> None:
         """A prompt with a wrong field is refused alone: the other requests of its gateway go on."""
@@ -102,7 +101,7 @@ class DecodeRole:
             self._spans.begin(arrival.params, len(arrival.output_token_ids))
         else:
             self._num_unwanted += 1
-            self._keeper.give_back(PageBatch(arrival.block_table, (handed_off.slot,)))
+            self._keeper.give_back(PageBundle(arrival.block_table, (handed_off.slot,)))
 
     def on_report(self, report: EngineReport) -> None:
         self._counters = report.counters

@@ -1,4 +1,4 @@
-"""A batch that a gate rules: sequences come, take pages, write a token a step, and leave."""
+"""A batch that a gate rules: sequences come, take pages, get a token a step, and leave."""
 
 from dataclasses import dataclass, field
 
@@ -9,7 +9,7 @@ STEP_S = 0.01
 
 @dataclass(slots=True)
 class Job:
-    """`num_left`: tokens that it has yet to write, which no gate is told."""
+    """`num_left`: tokens still to come, which no gate knows."""
 
     request_id: str
     arrives_at_s: float
@@ -17,14 +17,14 @@ class Job:
     num_left: int
     predicted: float | None
     lane_priority: int = 0
-    num_emitted: int = 0
+    num_output_tokens: int = 0
     served_at_s: float = 0.0
 
     def member(self, is_waiting: bool) -> Member:
         return Member(
             request_id=self.request_id,
             num_prompt_tokens=self.num_prompt_tokens,
-            num_emitted_tokens=self.num_emitted,
+            num_output_tokens=self.num_output_tokens,
             waits_since_s=self.served_at_s,
             predicted_output_tokens=self.predicted,
             lane_priority=self.lane_priority,
@@ -38,7 +38,7 @@ class GateWorld:
 
     gate: Gate
     jobs: list[Job]
-    num_places: int = 8
+    max_running: int = 8
     num_pool_tokens: int = 20_000
     now_s: float = 0.0
     waiting: list[Job] = field(default_factory=list)
@@ -69,10 +69,10 @@ class GateWorld:
     def view(self) -> BatchView:
         waiting = [job.member(is_waiting=True) for job in self.waiting]
         running = [job.member(is_waiting=False) for job in self.batch]
-        return BatchView(waiting, running, self.num_places, self.num_pool_tokens, self._num_free())
+        return BatchView(waiting, running, self.max_running, self.num_pool_tokens, self._num_free())
 
     def _num_free(self) -> int:
-        return self.num_pool_tokens - sum(job.num_prompt_tokens + job.num_emitted for job in self.batch)
+        return self.num_pool_tokens - sum(job.num_prompt_tokens + job.num_output_tokens for job in self.batch)
 
     def _step(self, decision: GateDecision) -> None:
         paused, joining = list(decision.paused), list(decision.joining)
@@ -80,7 +80,7 @@ class GateWorld:
         assert set(paused) <= set(range(len(self.batch)))
         assert len(set(joining)) == len(joining)
         assert set(joining) <= set(range(len(self.waiting)))
-        assert len(self.batch) - len(paused) + len(joining) <= self.num_places
+        assert len(self.batch) - len(paused) + len(joining) <= self.max_running
         now_paused = {self.batch[index].request_id for index in paused}
         for request_id in now_paused - self.paused:
             self.num_pauses[request_id] = self.num_pauses.get(request_id, 0) + 1
@@ -103,7 +103,7 @@ class GateWorld:
         self.now_s += STEP_S
         self.peak_tokens = max(self.peak_tokens, self.num_pool_tokens - self._num_free() + len(computed))
         for job in computed:
-            job.num_emitted += 1
+            job.num_output_tokens += 1
             job.num_left -= 1
             job.served_at_s = self.now_s
             if job.num_left == 0:

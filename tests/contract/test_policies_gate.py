@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.contract.gate_world import GateWorld, Job
 from tests.contract.opcodes import num_opcodes
 
-from weir.policy.registry import make_policy, policy_names
+from weir.policy.registry import PolicySpec, policy_names
 from weir.policy.seams import BatchView, Gate, Member
 
 MAX_IDLE_S = {"srtf": 0.0, "wait": 0.1, "nested-wait": 0.1, "magnus": 0.2}
@@ -19,13 +19,13 @@ every_gate = pytest.mark.parametrize("name", MAX_IDLE_S)
 
 
 def make_gate(name: str) -> Gate:
-    gate = make_policy(name, PARAMS.get(name)).gate
+    gate = PolicySpec(name, PARAMS.get(name, {})).make().gate
     assert gate is not None
     return gate
 
 
 def test_every_policy_with_a_gate_is_under_this_contract() -> None:
-    with_gate = {name for name in policy_names() if make_policy(name, PARAMS.get(name)).gate is not None}
+    with_gate = {name for name in policy_names() if PolicySpec(name, PARAMS.get(name, {})).make().gate is not None}
     assert with_gate == MAX_IDLE_S.keys()
 
 
@@ -57,7 +57,7 @@ def test_everything_ends_and_nothing_is_held_longer_than_the_longest_wait(name: 
 @pytest.mark.parametrize("name", ["magnus", "wait", "nested-wait"])
 def test_gates_that_may_hold_a_batch_back_do(name: str) -> None:
     jobs = [Job(f"j{n}", 0.004 * n + (n > 50), 50, 5 + 40 * (n % 2), 20.0) for n in range(80)]
-    world = GateWorld(make_gate(name), jobs, num_places=64)
+    world = GateWorld(make_gate(name), jobs, max_running=64)
     world.run()
     assert 0 < world.longest_idle_s <= MAX_IDLE_S[name] + 1e-9
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.contract.opcodes import num_opcodes
 from tests.contract.policy_requests import arrivals, waiting
 
-from weir.policy.registry import make_policy, policy_names
+from weir.policy.registry import PolicySpec, policy_names
 from weir.policy.seams import Order, OrderQueue, Waiting
 
 every_policy = pytest.mark.parametrize("name", policy_names())
@@ -42,7 +42,7 @@ def filled(order: Order, requests: Sequence[Waiting]) -> OrderQueue:
 def test_while_anybody_waits_somebody_is_next_and_each_is_taken_once(
     name: str, requests: list[Waiting], data: st.DataObject
 ) -> None:
-    order = make_policy(name).order
+    order = PolicySpec(name).make().order
     queue = order.new_queue()
     here: set[str] = set()
     gone: list[str] = []
@@ -67,10 +67,10 @@ def test_while_anybody_waits_somebody_is_next_and_each_is_taken_once(
             order.finished(request, 7, now_s)
         assert sorted(queue.ids()) == sorted(here)
         assert len(queue) == len(here)
-    rest = drained(queue, now_s)
-    assert sorted(rest) == sorted(here)
+    others = drained(queue, now_s)
+    assert sorted(others) == sorted(here)
     assert len(queue) == 0
-    assert len({*gone, *rest}) == len(gone) + len(rest)
+    assert len({*gone, *others}) == len(gone) + len(others)
 
 
 @every_policy
@@ -83,28 +83,28 @@ def test_the_order_in_which_simultaneous_requests_are_added_does_not_matter(
     seed.shuffle(shuffled)
     shuffled.sort(key=lambda request: request.arrived_at_s)
     end_s = requests[-1].arrived_at_s + 1
-    assert drained(filled(make_policy(name).order, requests), end_s) == drained(
-        filled(make_policy(name).order, shuffled), end_s
+    assert drained(filled(PolicySpec(name).make().order, requests), end_s) == drained(
+        filled(PolicySpec(name).make().order, shuffled), end_s
     )
 
 
 @every_policy
 def test_equals_go_by_arrival_then_by_id(name: str) -> None:
     requests = [waiting("c", 1.0), waiting("b", 2.0), waiting("a", 2.0), waiting("d", 0.5)]
-    queue = filled(make_policy(name).order, sorted(requests, key=lambda request: request.arrived_at_s))
+    queue = filled(PolicySpec(name).make().order, sorted(requests, key=lambda request: request.arrived_at_s))
     assert drained(queue, 3.0) == ["d", "c", "a", "b"]
 
 
 @every_policy
 def test_a_request_is_in_a_queue_once(name: str) -> None:
-    queue = filled(make_policy(name).order, [waiting("a")])
+    queue = filled(PolicySpec(name).make().order, [waiting("a")])
     with pytest.raises(ValueError, match="a is in the"):
         queue.add(waiting("a", prompt=5000, output=900.0))
 
 
 @every_policy
 def test_tenants_queues_are_apart(name: str) -> None:
-    order = make_policy(name).order
+    order = PolicySpec(name).make().order
     one, other = filled(order, [waiting("a")]), order.new_queue()
     other.discard("a")
     assert other.try_peek(0.0) is None
@@ -116,7 +116,7 @@ def picks_until_the_worst_is_taken(name: str, params: Mapping[str, float]) -> in
 
     The hybrid likes nobody less than who is too late already.
     """
-    queue = make_policy(name, params).order.new_queue()
+    queue = PolicySpec(name, params).make().order.new_queue()
     due_s = 0.1 if name == "hybrid" else math.inf
     queue.add(waiting("worst", 0.0, prompt=5000, output=800.0, score=-9.0, due_s=due_s))
     now_s = 0.0
@@ -150,7 +150,7 @@ def test_without_starvation_control_the_worst_waits_for_ever(name: str) -> None:
 @every_policy
 def test_a_decision_costs_little_more_with_ten_thousand_than_with_a_hundred(name: str) -> None:
     def cost(num_queued: int) -> int:
-        order = make_policy(name).order
+        order = PolicySpec(name).make().order
         requests = [
             waiting(f"q{n:05}", n * 0.001, prompt=1 + n * 7919 % 4000, output=1.0 + n * 104729 % 900, score=n % 97 / 10)
             for n in range(num_queued)

@@ -26,7 +26,6 @@ WIDE_CONSTRUCTORS: dict[str, str] = {
     "services/weir_transfer/service.py": "to be mended",
 }
 TINY_FILES: dict[str, str] = {
-    "shared/weir/engine/batching/running_settings.py": "to be mended",
     "shared/weir/kv/movers/same_device.py": "to be mended",
     "shared/weir/kv/movers/same_host.py": "to be mended",
     "shared/weir/scheduling/metrics.py": "to be mended",

@@ -20,7 +20,7 @@ from rich.table import Table
 from weir.bus.messages import Finish, Outcome, Prefilled, Submit, WorkerRecord
 from weir.core.clock import ManualClock
 from weir.core.cost import StepCost
-from weir.policy.registry import make_policy
+from weir.policy.registry import PolicySpec
 from weir.runtime.garbage import rare_full_collections
 from weir.scheduling.commands import Command, SendGrant
 from weir.scheduling.core import SchedulerCore
@@ -68,7 +68,7 @@ class _Bench:
         tenants = tuple(TenantLimits(f"tenant-{number}") for number in range(config.num_tenants))
         limits = CoreLimits(lanes=lanes, tenants=tenants, max_queued=10**6, gather_s=0.0)
         self._clock = ManualClock(1000.0)
-        self._core = SchedulerCore(limits, self._clock, 1, make_policy(policy))
+        self._core = SchedulerCore(limits, self._clock, 1, PolicySpec(policy).make())
         self._random = random.Random(config.seed)
         self._names = [(lane.name, tenant.name) for lane in lanes for tenant in tenants]
         self._num_pairs = num_pairs

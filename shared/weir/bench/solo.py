@@ -12,10 +12,9 @@ from typing import Protocol
 from weir.core.attempt import Attempt
 from weir.core.sampling import SamplingParams, StopRules
 from weir.engine.batching.batcher import BatchLimits
-from weir.engine.batching.local import LocalBatcher
-from weir.engine.batching.running import RunningSettings
+from weir.engine.batching.running import RunningBatcher, RunningSettings
 from weir.engine.memory.pages import PagePool
-from weir.engine.messages import Arrival, PageBatch, SequenceEnded, TokenSampled
+from weir.engine.messages import Arrival, PageBundle, SequenceEnded, TokenSampled
 from weir.engine.plan import ModelRunner
 from weir.kv.geometry import ArenaGeometry, num_pages_for
 from weir.kv.layout import layout_of
@@ -116,8 +115,8 @@ class _Solo:
         record_bytes = layout_of(geometry).record_bytes
         memory = [memoryview(bytearray(record_bytes)) for _ in jobs]
         pool = PagePool(reserve_pages=0, reserve_slots=0)
-        pool.give(PageBatch(tuple(range(num_pages)), tuple(range(self._num_slots))))
-        self._batcher = LocalBatcher(limits, pool, lambda slot: SequenceRecord(memory[slot], geometry), settings)
+        pool.give(PageBundle(tuple(range(num_pages)), tuple(range(self._num_slots))))
+        self._batcher = RunningBatcher(limits, pool, lambda slot: SequenceRecord(memory[slot], geometry), settings)
         self._coming = sorted(enumerate(jobs), key=lambda entry: -entry[1].arrives_at_s)  # next one last
         self._records: dict[str, JobRecord] = {}
         self._started_at_s = timeline.now_s()
@@ -167,7 +166,7 @@ class _Solo:
                 case _:
                     pass
         surplus = self._batcher.pool.take_used()
-        self._batcher.pool.give(PageBatch(tuple(page for used in surplus.used for page in used.page_ids)))
+        self._batcher.pool.give(PageBundle(tuple(page for used in surplus.used for page in used.page_ids)))
 
     def _wait(self) -> None:
         times_s = [self._started_at_s + self._coming[-1][1].arrives_at_s] if self._coming else []

@@ -1,4 +1,4 @@
-"""What a worker has done since it started. The same names on both worker kinds, so that they can be compared."""
+"""What a worker has done since it started, under the same names in both roles, so that they can be compared."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -38,13 +38,13 @@ class EngineCounters:
     tokens_recomputed: int = 0
     """Computed before, lost by preemption and computed again; not counted as prompt or output tokens a second time."""
     pauses: int = 0
-    """Times a sequence gave its place in the batch to a more urgent one; its pages stayed."""
+    """Times a sequence left the batch for a more urgent one; its pages stayed."""
     policy_defects: int = 0
-    """Steps in which what the policy said could not be followed."""
+    """Steps in which a decision of the policy was impossible and not followed."""
     held_rows_computed: int = 0
     """Rows of static batches that were computed after their sequences had ended."""
     page_fingerprint: int = 0
-    """XOR of `fingerprint_of` all hand-offs. Summed up by XOR, it is the same over all prefill workers as over all
+    """XOR of `fingerprint_of` over all hand-offs. XORed over workers, it is the same for all prefill workers as for all
     decode workers exactly when the same requests went out and came in with the same pages."""
 
     def count_chunk(self, start: int, end: int, num_prompt_tokens: int, num_computed_before: int = 0) -> None:
@@ -63,12 +63,10 @@ class EngineCounters:
         return {name: getattr(self, name) for name in _NAMES}
 
 
-_NAMES = tuple(
-    entry.name for entry in fields(EngineCounters)
-)  # asdict takes ten times as long, and this runs every step
+_NAMES = tuple(entry.name for entry in fields(EngineCounters))  # asdict takes ten times as long, every step
 
 
 def fingerprint_of(request_id: str, page_ids: Sequence[int]) -> int:
-    """48 bits (exact as a float) that stand for a request and its pages in their order."""
-    said = f"{request_id}:{','.join(map(str, page_ids))}"
-    return int.from_bytes(hashlib.blake2b(said.encode(), digest_size=6).digest(), "big")
+    """48 bits (exact as a float) of a hash over a request and its pages in their order."""
+    text = f"{request_id}:{','.join(map(str, page_ids))}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "big")

@@ -1,6 +1,6 @@
-"""The engine's thread: take commands, decide, run, record, report. It sleeps while there is nothing to do.
+"""An engine, and the thread that turns it and sleeps while there is nothing to do.
 
-inbox (bounded) ──> [ decide ─> run ─> record ] ──> outbox(EngineReport), called in this thread
+inbox (bounded) ──> [ apply ──> decide ─> run ─> record ] ──> outbox(EngineReport), called in the engine's thread
 """
 
 import contextlib
@@ -25,13 +25,13 @@ from weir.engine.messages import (
     FailureReason,
     ForgetSequence,
     GivePages,
-    PageBatch,
+    PageBundle,
     SetCost,
     SetPolicy,
     StepTiming,
 )
 from weir.engine.plan import ModelRunner, StepPlan
-from weir.engine.result_check import StepDefect
+from weir.engine.recording import StepDefect
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class InboxFull(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LoopSettings:
-    """How the loop behaves at its edges."""
+    """`inbox_size`: commands that may wait."""
 
     inbox_size: int
     linger_s: float = 0.5
@@ -51,8 +51,9 @@ class LoopSettings:
     """After this many failed steps in a row the engine gives up: the next would fail too."""
 
 
-class EngineLoop:
-    """Owns the thread. `outbox` must not block, and must not call back into this object but by `post`."""
+class EngineCore:
+    """The engine without thread and queue: `EngineLoop` turns it, or a test by hand. Reports go to `outbox`, which must
+    not call back into this object."""
 
     def __init__(
         self,
@@ -67,90 +68,14 @@ class EngineLoop:
         self._outbox = outbox
         self._settings = settings
         self._clock = clock
-        self._inbox: queue.Queue[Command | None] = queue.Queue(settings.inbox_size)
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self._prepare: Callable[[], None] = _nothing
-        self._prepared: Future[None] = Future()
-        self._is_stopping = False
-        self._has_worked = False
         self._num_gives = 0
         self._num_failed_in_a_row = 0
-        self._fatal = ""
         self._idle_since_s: float | None = None
         self._integrity_errors: tuple[str, ...] = ()
+        self.fatal = ""
+        """Not empty: it has given up for this reason, and is to be closed."""
 
-    def start(self, prepare: Callable[[], None]) -> "Future[None]":
-        """Starts the thread. The future is done when `prepare` (a warm-up, say) has run in it, or failed."""
-        self._prepare = prepare
-        self._thread.start()
-        return self._prepared
-
-    def post(self, command: Command) -> None:
-        """From any thread. Raises InboxFull; never waits."""
-        try:
-            self._inbox.put_nowait(command)
-        except queue.Full:
-            raise InboxFull(f"{self._inbox.maxsize} commands wait for the engine") from None
-
-    def stop(self, timeout_s: float) -> bool:
-        """Ends the thread after the running step; the last report has all free pages. False: it still runs."""
-        self._is_stopping = True
-        with contextlib.suppress(queue.Full):  # a full inbox wakes it too
-            self._inbox.put_nowait(None)
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
-
-    def _run(self) -> None:
-        try:
-            self._prepare()
-        except Exception as error:  # noqa: BLE001 - told to whoever waits for the start
-            self._prepared.set_exception(error)
-            return
-        self._prepared.set_result(None)
-        try:
-            while not self._is_stopping and not self._fatal:
-                self._take_commands()
-                self._turn()
-            if self._fatal:
-                self._batcher.fail_all(Failure(FailureReason.INTERNAL, self._fatal))
-            self._integrity_errors = self._batcher.check_integrity()
-            self._report(None, self._batcher.pool.take_all_free())
-        except Exception as error:  # noqa: BLE001 - the thread's boundary: logged, and the shell ends the process
-            _log.exception("the engine has stopped")
-            self._outbox(EngineReport(fatal=f"the engine has stopped: {type(error).__name__}: {error}"))
-
-    def _turn(self) -> None:
-        decided_at_s = self._clock.now_s()
-        plan = self._batcher.decide(decided_at_s)
-        # What ended has left pages, with which others may go on at once.
-        self._has_worked = plan is not None or self._batcher.has_events
-        if plan is None:
-            self._report(None, self._take_surplus())
-            return
-        if self._batcher.has_events or self._batcher.wanted() is not None:
-            self._report(None, self._take_surplus())  # a step can be long: pages come meanwhile, ends are told at once
-        timing = self._run_step(plan, decided_at_s)
-        self._report(timing, self._take_surplus())
-
-    def _take_commands(self) -> None:
-        """All that wait; blocks for the first one when the last turn had nothing to compute."""
-        try:
-            command = self._inbox.get_nowait() if self._has_worked else self._inbox.get(timeout=self._sleep_s())
-            while True:
-                if command is not None:
-                    self._apply(command)
-                command = self._inbox.get_nowait()
-        except queue.Empty:
-            return
-
-    def _sleep_s(self) -> float | None:
-        """Until the first deadline; None: until a command comes."""
-        deadlines = [] if self._batcher.next_deadline_s is None else [self._batcher.next_deadline_s]
-        if self._idle_since_s is not None and self._batcher.pool.has_free:
-            deadlines.append(self._idle_since_s + self._settings.linger_s)
-        return max(0.0, min(deadlines) - self._clock.now_s()) if deadlines else None
-
-    def _apply(self, command: Command) -> None:
+    def apply(self, command: Command) -> None:
         match command:
             case AddSequence(arrival):
                 self._batcher.add(arrival)
@@ -170,6 +95,37 @@ class EngineLoop:
                 self._num_gives += 1
                 self._batcher.pool.give(bundle)
 
+    def turn(self) -> bool:
+        """One step, if anything can be computed. False: nothing is to be done before a command or `next_deadline_s`."""
+        decided_at_s = self._clock.now_s()
+        plan = self._batcher.decide(decided_at_s)
+        # What ended has left pages, with which others may go on at once.
+        has_worked = plan is not None or self._batcher.has_events
+        if plan is None:
+            self._report(None, self._take_surplus())
+            return has_worked
+        self._idle_since_s = None  # also of a sequence that comes and ends in one turn
+        if self._batcher.has_events or self._batcher.wanted() is not None:
+            self._report(None, self._take_surplus())  # a step can be long: pages come meanwhile, ends are out at once
+        timing = self._run_step(plan, decided_at_s)
+        self._report(timing, self._take_surplus())
+        return has_worked
+
+    @property
+    def next_deadline_s(self) -> float | None:
+        """When `turn` has something to do although no command has come."""
+        deadlines = [] if self._batcher.next_deadline_s is None else [self._batcher.next_deadline_s]
+        if self._idle_since_s is not None and self._batcher.pool.has_free:
+            deadlines.append(self._idle_since_s + self._settings.linger_s)
+        return min(deadlines, default=None)
+
+    def close(self) -> None:
+        """The last report, with all free pages."""
+        if self.fatal:
+            self._batcher.fail_all(Failure(FailureReason.INTERNAL, self.fatal))
+        self._integrity_errors = self._batcher.check_integrity()
+        self._report(None, self._batcher.pool.take_all_free())
+
     def _run_step(self, plan: StepPlan, decided_at_s: float) -> StepTiming:
         started_ns = time.time_ns()
         try:
@@ -182,7 +138,7 @@ class EngineLoop:
             self._batcher.fail_step(Failure(FailureReason.INTERNAL, f"step {plan.step} failed: {what}"))
             self._num_failed_in_a_row += 1
             if self._num_failed_in_a_row >= self._settings.max_failed_steps:
-                self._fatal = f"{self._num_failed_in_a_row} steps failed in a row, the last with {what}"
+                self.fatal = f"{self._num_failed_in_a_row} steps failed in a row, the last with {what}"
         return StepTiming(
             plan.step,
             started_ns,
@@ -193,7 +149,7 @@ class EngineLoop:
             self._clock.now_s() - decided_at_s,
         )
 
-    def _take_surplus(self) -> PageBatch:
+    def _take_surplus(self) -> PageBundle:
         now_s = self._clock.now_s()
         if not self._batcher.is_idle:
             self._idle_since_s = None
@@ -205,7 +161,7 @@ class EngineLoop:
             return self._batcher.pool.take_used()
         return self._batcher.pool.take_all_free()
 
-    def _report(self, timing: StepTiming | None, surplus: PageBatch) -> None:
+    def _report(self, timing: StepTiming | None, surplus: PageBundle) -> None:
         self._outbox(
             EngineReport(
                 events=self._batcher.take_events(),
@@ -217,10 +173,82 @@ class EngineLoop:
                 counters=self._batcher.counters.snapshot(),
                 policy=self._batcher.policy_name,
                 integrity_errors=self._integrity_errors,
-                fatal=self._fatal,
+                fatal=self.fatal,
             )
         )
 
 
-def _nothing() -> None:
-    """The default preparation."""
+class EngineLoop:
+    """Owns the thread. `outbox` must not block, and must not call back into this object but by `post`."""
+
+    def __init__(
+        self,
+        batcher: Batcher,
+        runner: ModelRunner,
+        outbox: Callable[[EngineReport], None],
+        settings: LoopSettings,
+        clock: Clock,
+    ) -> None:
+        self._core = EngineCore(batcher, runner, outbox, settings, clock)
+        self._outbox = outbox
+        self._clock = clock
+        self._inbox: queue.Queue[Command | None] = queue.Queue(settings.inbox_size)
+        self._thread: threading.Thread | None = None
+        self._is_stopping = False
+
+    def start(self, prepare: Callable[[], None]) -> "Future[None]":
+        """Starts the thread. The future is done when `prepare` (a warm-up, say) has run in it, or failed."""
+        prepared: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, args=(prepare, prepared), name="engine", daemon=True)
+        self._thread.start()
+        return prepared
+
+    def post(self, command: Command) -> None:
+        """From any thread. Raises InboxFull; never waits."""
+        try:
+            self._inbox.put_nowait(command)
+        except queue.Full:
+            raise InboxFull(f"{self._inbox.maxsize} commands wait for the engine") from None
+
+    def stop(self, timeout_s: float) -> bool:
+        """Ends the thread after the running step; the last report has all free pages. False: it still runs."""
+        self._is_stopping = True
+        if self._thread is None:
+            return True
+        with contextlib.suppress(queue.Full):  # a full inbox wakes it too
+            self._inbox.put_nowait(None)
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self, prepare: Callable[[], None], prepared: "Future[None]") -> None:
+        try:
+            prepare()
+        except Exception as error:  # noqa: BLE001 - handed to whoever waits for the start
+            prepared.set_exception(error)
+            return
+        prepared.set_result(None)
+        try:
+            has_worked = False
+            while not self._is_stopping and not self._core.fatal:
+                self._take_commands(wait=not has_worked)
+                has_worked = self._core.turn()
+            self._core.close()
+        except Exception as error:  # noqa: BLE001 - the thread's boundary: logged, and the shell ends the process
+            _log.exception("the engine has stopped")
+            self._outbox(EngineReport(fatal=f"the engine has stopped: {type(error).__name__}: {error}"))
+
+    def _take_commands(self, *, wait: bool) -> None:
+        """All that are there; `wait`: for the first of them, or until the engine's next deadline."""
+        try:
+            command = self._inbox.get(timeout=self._wait_s()) if wait else self._inbox.get_nowait()
+            while True:
+                if command is not None:
+                    self._core.apply(command)
+                command = self._inbox.get_nowait()
+        except queue.Empty:
+            return
+
+    def _wait_s(self) -> float | None:
+        """None: for ever."""
+        deadline_s = self._core.next_deadline_s
+        return None if deadline_s is None else max(0.0, deadline_s - self._clock.now_s())

@@ -1,4 +1,4 @@
-"""What goes into an engine (commands) and what comes out of it (one report a turn). All frozen: they cross threads."""
+"""What goes into an engine (commands) and what comes out of it (reports of events). All frozen: they cross threads."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +9,6 @@ from weir.core.attempt import Attempt
 from weir.core.cost import StepCost
 from weir.core.life import FinishReason
 from weir.core.logprobs import TokenLogprobs
-from weir.engine.load import EngineLoad
 from weir.engine.plan import NO_LOAD, StepLoad
 from weir.kv.records.record import SequenceParams
 from weir.policy.seams import Policy
@@ -23,7 +22,7 @@ class SequenceKey(NamedTuple):
 
 
 class FailureReason(Enum):
-    """Why a worker gave a sequence up. The first two are said by the shell alone."""
+    """Why a worker gave a sequence up. The first two come from its shell, never from the engine."""
 
     UNKNOWN_REQUEST = "unknown_request"
     STALE_ATTEMPT = "stale_attempt"
@@ -43,7 +42,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class UsedPages:
-    """Pages that one sequence used, in the order of its positions; `token_ids` are computed in them from position 0 on.
+    """Pages that one sequence used, in the order of its positions; they hold `token_ids` from position 0 on.
 
     They may serve other sequences as a prefix under `prefix_seed`; empty: they may not.
     """
@@ -54,8 +53,8 @@ class UsedPages:
 
 
 @dataclass(frozen=True, slots=True)
-class PageBatch:
-    """Pages and slots that change hands together. `page_ids` hold nothing that anybody wants."""
+class PageBundle:
+    """Pages and slots that change hands together. What `page_ids` hold is of no use to anybody."""
 
     page_ids: tuple[int, ...] = ()
     slots: tuple[int, ...] = ()
@@ -66,12 +65,12 @@ class PageBatch:
 
     @property
     def all_page_ids(self) -> tuple[int, ...]:
-        """Those that sequences used included; a page that two of them shared is named twice."""
+        """Also those that sequences used; a page that two of them shared is there twice."""
         return (*self.page_ids, *(page_id for used in self.used for page_id in used.page_ids))
 
 
 class SequenceLog(Protocol):
-    """A sequence's record in the arena, as its writer sees it. What was written counts once it is published."""
+    """A sequence's record in the arena, as the engine changes it. Changes count once they are published."""
 
     def begin(self, params: SequenceParams) -> None: ...
 
@@ -94,7 +93,7 @@ class SequenceLog(Protocol):
 class Arrival:
     """A sequence that comes to a worker: a prompt, or a handed-off sequence with its slot, its record and its pages.
 
-    From here on the engine's thread is the record's only user.
+    Once it is posted, the engine's thread alone uses the record.
     """
 
     params: SequenceParams
@@ -102,31 +101,31 @@ class Arrival:
     log: SequenceLog | None = None
     output_token_ids: tuple[int, ...] = ()
     output_logprobs: tuple[TokenLogprobs, ...] = ()
-    """One entry an output token, where the request asks for them."""
+    """One entry for each output token, where the request asks for them."""
     block_table: tuple[int, ...] = ()
-    """Of a prompt: the pages of its cached prefix, which others read too."""
+    """A prompt has the pages of its cached prefix, which others use too."""
     num_computed_tokens: int = 0
     num_shared_pages: int = 0
-    """The first pages of the block table that were others' before: giving them back may free nothing."""
+    """The first pages of the block table, which others may use too: giving them back may free nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class AddSequence:
-    """Take a sequence."""
+    """One that is in the engine already is ignored."""
 
     arrival: Arrival
 
 
 @dataclass(frozen=True, slots=True)
 class CancelSequence:
-    """End a sequence as cancelled, and free it. Unknown ones are ignored."""
+    """Ends a sequence as cancelled, and frees it. Unknown ones are ignored."""
 
     key: SequenceKey
 
 
 @dataclass(frozen=True, slots=True)
 class FailSequence:
-    """End a sequence with an error, and free it. Unknown ones are ignored."""
+    """Ends a sequence with an error, and frees it. Unknown ones are ignored."""
 
     key: SequenceKey
     failure: Failure
@@ -134,35 +133,35 @@ class FailSequence:
 
 @dataclass(frozen=True, slots=True)
 class ForgetSequence:
-    """The hand-off of this sequence is committed: its slot and pages belong to somebody else."""
+    """The hand-off of this sequence is committed: its slot and pages belong to another worker."""
 
     key: SequenceKey
 
 
 @dataclass(frozen=True, slots=True)
 class FailAllSequences:
-    """End every sequence whose hand-off is not under way."""
+    """Ends every sequence whose hand-off is not under way."""
 
     failure: Failure
 
 
 @dataclass(frozen=True, slots=True)
 class GivePages:
-    """Pages and slots for the pool."""
+    """Pages and slots from the arena, for the pool."""
 
-    bundle: PageBatch
+    bundle: PageBundle
 
 
 @dataclass(frozen=True, slots=True)
 class SetPolicy:
-    """Make batches by this policy, from the next step on. It is the engine's own from here on."""
+    """Batches follow this policy from the next step on. The engine owns it once it is posted."""
 
     policy: Policy
 
 
 @dataclass(frozen=True, slots=True)
 class SetCost:
-    """This is what steps have cost of late."""
+    """What steps have cost of late, for policies that predict them."""
 
     cost: StepCost
 
@@ -174,13 +173,13 @@ Command = (
 
 @dataclass(frozen=True, slots=True)
 class ChunkComputed:
-    """A part of a prompt is in its pages: `num_tokens` from position `start` on."""
+    """A part of a prompt is in its pages: `num_tokens` from position `start` on. `page_ids`: of all positions up to the
+    end of this part."""
 
     key: SequenceKey
     start: int
     num_tokens: int
     page_ids: tuple[int, ...] = ()
-    """Of all positions up to there."""
 
 
 class TokenSampled(NamedTuple):
@@ -194,7 +193,7 @@ class TokenSampled(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PromptScored:
-    """How likely the prompt's tokens from number `first_index` on are; 0 has no place, so it begins with 1."""
+    """How likely the prompt's tokens from number `first_index` on are. Token 0 follows nothing, so the first is 1."""
 
     key: SequenceKey
     first_index: int
@@ -203,8 +202,8 @@ class PromptScored:
 
 @dataclass(frozen=True, slots=True)
 class HandOffReady:
-    """The prompt is computed and its first token drawn. The engine leaves slot and pages alone until it is told
-    Forget (committed) or Fail (refused)."""
+    """The prompt is computed and its first token sampled. The engine leaves slot and pages alone until ForgetSequence
+    (the hand-off is committed) or FailSequence (it is refused) comes."""
 
     key: SequenceKey
     slot: int
@@ -213,7 +212,7 @@ class HandOffReady:
 
 @dataclass(frozen=True, slots=True)
 class TakenOver:
-    """A handed-off sequence joined this worker with these pages."""
+    """A handed-off sequence came to this worker with these pages."""
 
     key: SequenceKey
     page_ids: tuple[int, ...]
@@ -222,7 +221,7 @@ class TakenOver:
 @dataclass(frozen=True, slots=True)
 class SequenceEnded:
     """The last event of a sequence that ended here; its pages are in the pool again (those of a row that a static
-    batch holds, once that batch has ended). Exactly one field is set."""
+    batch holds, once that batch has ended). Either `reason` or `failure` is set."""
 
     key: SequenceKey
     reason: FinishReason | None = None
@@ -241,7 +240,7 @@ Event = ChunkComputed | PromptScored | TokenSampled | HandOffReady | TakenOver |
 
 @dataclass(frozen=True, slots=True)
 class PagesWanted:
-    """What the pool would like, and the least that lets a sequence go on."""
+    """What the pool asks the arena for, and the least that lets a sequence go on."""
 
     num_pages: int
     num_slots: int
@@ -264,22 +263,43 @@ class StepTiming:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """Sequences in the batch (`num_running`) and before it, and what the pool holds."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_held_pages: int = 0
+    num_free_pages: int = 0
+    num_used_pages: int = 0
+    """In block tables."""
+    num_filled_pages: int = 0
+    """Those of the used ones that hold at least one computed token."""
+    max_step_tokens: int = 0
+    """Prompt tokens that a step gets at most at the moment, so that it lasts about as long as its target."""
+
+    @property
+    def page_waste(self) -> float:
+        """Share of the used pages that hold no token yet, in [0, 1]."""
+        return 1 - self.num_filled_pages / self.num_used_pages if self.num_used_pages else 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class EngineReport:
-    """All that one turn of the engine has to tell."""
+    """What has happened since the last report."""
 
     events: tuple[Event, ...] = ()
     timing: StepTiming | None = None
-    """None: no step ran in this turn."""
+    """None: no step ran."""
     wanted: PagesWanted | None = None
     num_gives: int = 0
-    """Give commands taken so far: whoever gives pages knows by it whether `wanted` counts the last lot already."""
-    surplus: PageBatch = PageBatch()
+    """GivePages commands taken so far: whoever gives pages knows by it whether `wanted` counts the last bundle."""
+    surplus: PageBundle = PageBundle()
     """No longer the engine's; to be returned to the arena."""
     load: EngineLoad = field(default_factory=EngineLoad)
     counters: Mapping[str, int] = field(default_factory=dict)
     policy: str = ""
-    """The name of the policy by which batches are made; empty: none was set."""
+    """The name of the policy that batches follow; empty: none was set."""
     integrity_errors: tuple[str, ...] = ()
-    """Of the last check."""
+    """What the last check found."""
     fatal: str = ""
     """Not empty: the engine has stopped for this reason."""

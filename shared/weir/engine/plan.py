@@ -16,16 +16,16 @@ from weir.core.sampling import SamplingParams
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenHistory:
-    """The tokens of a sequence before the one to be drawn, int32: first the prompt's, then the output's."""
+    """The tokens of a sequence before the one to be sampled, int32: first the prompt's, then the output's."""
 
     token_ids: NDArray[np.int32]
     num_prompt_tokens: int
 
 
 class SampleSpec(NamedTuple):
-    """Draw output token number `output_index` (from 0) from the logits of the chunk's last token.
+    """Sample output token number `output_index` (from 0) from the logits of the chunk's last token.
 
-    None of `masked_token_ids` may be drawn. `history` is there if the parameters have penalties.
+    None of `masked_token_ids` may be sampled. `history` is there if the parameters have penalties.
     """
 
     params: SamplingParams
@@ -36,10 +36,10 @@ class SampleSpec(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ScoreSpec:
-    """Tell how likely the prompt's own tokens are: `next_token_ids[i]` after the chunk's token i.
+    """Score the prompt's own tokens: how likely is `next_token_ids[i]` after the chunk's token i?
 
-    One entry a token of the chunk, except for the prompt's last one, after which the prompt has none. `num_top` of the
-    most likely tokens are told too.
+    One entry for each token of the chunk, except for the prompt's last one, after which the prompt has none. The
+    `num_top` most likely tokens are named too.
     """
 
     next_token_ids: tuple[int, ...]
@@ -69,10 +69,10 @@ class ChunkPlan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PageCopy:
-    """One page of the arena and its place in the swap file."""
+    """Between one page of the arena and one slot of the swap file."""
 
     page_id: int
-    place: int
+    swap_slot: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +91,10 @@ class StepLoad(NamedTuple):
 
     num_prefill_tokens: int = 0
     num_prefill_pairs: float = 0.0
-    """Each token of a prompt with each one before it."""
+    """Each token of a prompt chunk with each one before it."""
     num_decodes: int = 0
     num_context_tokens: int = 0
-    """That the decodes read."""
+    """Summed over the decodes: positions that each attends to."""
 
 
 NO_LOAD = StepLoad()
@@ -129,18 +129,18 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The drawn token of each chunk that has a `sample`, by slot.
+    """The sampled token of each chunk that has a `sample`, by slot.
 
-    `failed_places`: places of the swap file that had no room for a page that leaves, or whose bytes were not those of
-    the page that should come back.
+    `failed_swap_slots`: slots of the swap file that had no room for a page that leaves, or whose bytes were not those
+    of the page that should come back.
     """
 
     token_ids: Mapping[int, int]
-    failed_places: frozenset[int] = frozenset()
+    failed_swap_slots: frozenset[int] = frozenset()
     logprobs: Mapping[int, TokenLogprobs] = field(default_factory=dict)
-    """By slot, of the drawn tokens whose parameters ask for it."""
+    """By slot, of the sampled tokens whose parameters ask for it."""
     prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
-    """By slot, of each chunk that has a `score`: one entry a token of `next_token_ids`."""
+    """By slot, of each chunk that has a `score`: one entry for each of its `next_token_ids`."""
 
 
 class ModelRunner(Protocol):

@@ -1,4 +1,4 @@
-"""Takes the result of a step into sequences, counters and events; who ends by it, and who goes on, is told."""
+"""Takes the result of a step in: checked against its plan first, then recorded in sequences, counters and events."""
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -12,16 +12,50 @@ from weir.engine.sequence import Sequence
 _new = tuple.__new__  # of named tuples: their own constructors look at keywords first
 
 
+class StepDefect(Exception):
+    """What the runner returned is not what the plan asked for."""
+
+
+def check_result(plan: StepPlan, result: StepResult, vocab_size: int) -> None:
+    """Raises StepDefect, naming the slot, for what is missing or is not a token. Nothing of a result is used before."""
+    token_ids = result.token_ids
+    for chunk in plan.chunks:
+        sample = chunk.sample
+        if sample is not None and sample.params.logprobs is None and chunk.score is None:
+            # Most chunks, so this runs often.
+            token_id = token_ids.get(chunk.slot)
+            if token_id is not None and 0 <= token_id < vocab_size:
+                continue
+        problem = _try_find_problem(chunk, result, vocab_size)
+        if problem is not None:
+            raise StepDefect(f"slot {chunk.slot}: {problem}")
+
+
+def _try_find_problem(chunk: ChunkPlan, result: StepResult, vocab_size: int) -> str | None:
+    if chunk.score is not None:
+        num_scored, num_wanted = len(result.prompt_logprobs.get(chunk.slot, ())), len(chunk.score.next_token_ids)
+        if num_scored != num_wanted:
+            return f"{num_scored} of {num_wanted} tokens of the prompt were scored"
+    if chunk.sample is None:
+        return None
+    token_id = result.token_ids.get(chunk.slot)
+    if token_id is None or not 0 <= token_id < vocab_size:
+        return f"sampled {token_id}, the vocabulary has {vocab_size}"
+    if chunk.sample.params.logprobs is not None and chunk.slot not in result.logprobs:
+        return "the sampled token has no log-probability"
+    return None
+
+
 @dataclass(slots=True)
 class Sampled:
-    """Sequences that drew a token by which they end, and those that drew their first one here and go on."""
+    """Sequences that end by the token sampled for them, and those that go on after their first token of output."""
 
     ended: list[tuple[Sequence, FinishReason]] = field(default_factory=list)
     begun: list[Sequence] = field(default_factory=list)
 
 
 class Recorder:
-    """Writes to `counters` and `events` of its batcher."""
+    """Changes `counters` and `events` of its batcher."""
 
     def __init__(self, counters: EngineCounters, events: list[Event], max_context_tokens: int) -> None:
         self._counters = counters
@@ -29,9 +63,9 @@ class Recorder:
         self._max_context_tokens = max_context_tokens
 
     def record(self, plan: StepPlan, owners: Seq[Sequence | None], result: StepResult, ended_at_s: float) -> Sampled:
-        """`owners` of the chunks; None: of a sequence that has ended. The result has been checked.
+        """`owners`: the sequence of each chunk; None for one that has ended. The result has been checked.
 
-        Most chunks are the next token of an output and nothing else: those go a short way.
+        Most chunks are the next token of an output and nothing else: those are recorded here, others apart.
         """
         sampled, counters, events = Sampled(), self._counters, self._events
         num_prompt, num_output = counters.prompt_tokens_computed, counters.output_tokens_computed
@@ -52,7 +86,7 @@ class Recorder:
             num_decoded += end - start
             num_sampled += 1
             events.append(_new(TokenSampled, (sequence.key, end - num_prompt_tokens, token_id, None)))
-            if token_id in sequence.stop_token_ids or end + 1 >= sequence.num_tokens_at_most or end + 1 >= longest:
+            if token_id in sequence.stop_token_ids or end + 1 >= sequence.max_num_tokens or end + 1 >= longest:
                 sampled.ended.append((sequence, _reason_of(sequence, longest)))
         counters.output_tokens_computed += num_decoded
         counters.tokens_generated += num_sampled
@@ -67,8 +101,8 @@ class Recorder:
         num_before = sequence.num_computed_before
         self._counters.count_chunk(chunk.start, chunk.end, sequence.num_prompt_tokens, num_before)
         if num_before <= chunk.start < sequence.num_prompt_tokens:
-            told = ChunkComputed(sequence.key, chunk.start, len(chunk.token_ids), chunk.block_table)
-            self._events.append(told)
+            computed = ChunkComputed(sequence.key, chunk.start, len(chunk.token_ids), chunk.block_table)
+            self._events.append(computed)
         if chunk.score is not None:
             self._events.append(PromptScored(sequence.key, chunk.start + 1, result.prompt_logprobs[chunk.slot]))
         if token_id is None:
@@ -84,5 +118,5 @@ class Recorder:
 
 def _reason_of(sequence: Sequence, max_context_tokens: int) -> FinishReason:
     reason = sequence.end_reason(max_context_tokens)
-    assert reason is not None, "the short way has found one"
+    assert reason is not None, "found when it was recorded"
     return reason

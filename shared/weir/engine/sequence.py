@@ -4,13 +4,11 @@
     positions   0 ........ num_computed ....... num_tokens
                 |-- in pages ---|-- to be computed --|
 
-The keys and values of [0, num_computed) are in `block_table`'s pages. The last drawn token is never computed when it
-ends the sequence. A token is drawn from the logits of position num_tokens - 1, that is when num_computed reaches
-num_tokens.
+The keys and values of [0, num_computed) are in `block_table`'s pages. A token is sampled from the logits of position
+num_tokens - 1, that is when num_computed reaches num_tokens; the token by which a sequence ends is never computed.
 
-A preempted sequence is away: of its pages it keeps those that it shares (the first `num_shared_pages` of its block
-table), and num_computed says no more than they hold. The others wait in `places` of the swap file, or are lost and
-computed again.
+A preempted sequence keeps only those of its pages that it shares (the first `num_shared_pages` of its block table), and
+num_computed says no more than they hold. The others are in `swap_slots` of the swap file, or lost and computed again.
 """
 
 from collections.abc import Callable
@@ -18,36 +16,61 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import Enum
 
+import numpy as np
+
 from weir.core.life import FinishReason
 from weir.core.logprobs import TokenLogprobs
-from weir.engine.history import GrowingHistory
 from weir.engine.messages import Arrival, SequenceKey, SequenceLog
-from weir.engine.plan import ChunkPlan, SampleSpec, ScoreSpec
+from weir.engine.plan import ChunkPlan, SampleSpec, ScoreSpec, TokenHistory
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
 from weir.kv.records.record import SequenceParams
 
 _new = tuple.__new__  # of named tuples: their own constructors look at keywords first
 
 OpenLog = Callable[[int], SequenceLog]
-"""The record of a slot, to be begun."""
+"""The empty record of a slot."""
 
+_MIN_HISTORY_TOKENS = 256
 
 LOOKAHEAD_TOKENS = 8
-"""Pages are wanted this many tokens before they are needed, so that the arena's answer is here in time."""
+"""Pages are asked for this many tokens before they are needed, so that the arena's answer is here in time."""
 
 
 class Stage(Enum):
-    """Where a sequence is in this worker."""
+    """Of a sequence in this worker."""
 
     WAITING = "waiting"
     RUNNING = "running"
     HANDING_OFF = "handing_off"
 
 
+class GrowingHistory:
+    """The tokens of a sequence in one array. Only grows, and moves to a larger array rather than change what a
+    `TokenHistory` shows."""
+
+    def __init__(self, token_ids: Seq[int], num_prompt_tokens: int) -> None:
+        self._num_tokens = len(token_ids)
+        self._num_prompt_tokens = num_prompt_tokens
+        self._token_ids = np.empty(self._num_tokens + _MIN_HISTORY_TOKENS, np.int32)
+        self._token_ids[: self._num_tokens] = token_ids
+
+    def append(self, token_id: int) -> None:
+        if self._num_tokens == len(self._token_ids):
+            larger = np.empty(2 * self._num_tokens, np.int32)
+            larger[: self._num_tokens] = self._token_ids
+            self._token_ids = larger
+        self._token_ids[self._num_tokens] = token_id
+        self._num_tokens += 1
+
+    def view(self) -> TokenHistory:
+        """The tokens so far, not copied."""
+        return TokenHistory(self._token_ids[: self._num_tokens], self._num_prompt_tokens)
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Reads are free; only the methods below change it, and `stage`, `stalled_since_s`, `is_cancelled` are its
-    batcher's, `places` is given up by whoever keeps the swap file's books."""
+    """Everybody may look; it is changed by the methods below, and `stage`, `stalled_since_s`, `is_cancelled` and the
+    fields of pauses by its batcher, `swap_slots` by `Preemption`."""
 
     params: SequenceParams
     token_ids: list[int]
@@ -59,40 +82,40 @@ class Sequence:
     stalled_since_s: float | None = None
     is_cancelled: bool = False
     is_sound: bool = True
-    """False: something went wrong where it was computed, so nobody else is to use what is in its pages."""
+    """False: a step with it failed, so nobody else may use what is in its pages."""
     num_shared_pages: int = 0
-    away_since_s: float | None = None
-    places: tuple[int, ...] = ()
+    preempted_since_s: float | None = None
+    swap_slots: tuple[int, ...] = ()
     num_swapped_out_tokens: int = 0
-    """Tokens whose keys and values `places` and the shared pages hold."""
+    """Tokens whose keys and values `swap_slots` and the shared pages hold."""
     num_computed_before: int = 0
     """Positions below this were computed once already, before they were lost."""
     num_preemptions: int = 0
     num_pauses: int = 0
-    """Times that it gave its place in the batch to a more urgent one, its pages stayed."""
+    """Times that it left the batch for a more urgent one; its pages stayed."""
     paused_since_s: float | None = None
-    came_at_s: float | None = None
-    """When its batcher first looked at it."""
+    first_seen_at_s: float | None = None
+    """By its batcher, while it waited."""
     served_at_s: float = 0.0
-    """When its last token was drawn here; before that, when it came."""
+    """When a step with it ended last; before that, `first_seen_at_s`."""
     num_passed_over: int = 0
     """Steps in a row that had no room for any of its prompt."""
     key: SequenceKey = field(init=False)
     num_prompt_tokens: int = field(init=False)
-    num_tokens_at_most: int = field(init=False)
-    """Of prompt and output, by its own stop rules."""
+    max_num_tokens: int = field(init=False)
+    """Prompt and output together, by its own stop rules."""
     history: GrowingHistory | None = field(init=False, default=None)
     stop_token_ids: tuple[int, ...] = field(init=False)
-    num_special_draws: int = field(init=False)
-    """Output tokens before this one are drawn with more than the sampling parameters."""
+    first_plain_index: int = field(init=False)
+    """From this output token on a sample depends on the logits and the sampling parameters alone."""
 
     def __post_init__(self) -> None:
         params = self.params
         self.key = SequenceKey(params.request_id, params.attempt)
         self.num_prompt_tokens = len(params.prompt_token_ids)
-        self.num_tokens_at_most = self.num_prompt_tokens + params.stop.max_tokens
+        self.max_num_tokens = self.num_prompt_tokens + params.stop.max_tokens
         self.stop_token_ids = params.stop.stop_token_ids
-        self.num_special_draws = self.num_tokens_at_most if params.sampling.has_penalties else params.stop.min_tokens
+        self.first_plain_index = self.max_num_tokens if params.sampling.has_penalties else params.stop.min_tokens
         if params.sampling.has_penalties:
             self.history = GrowingHistory(self.token_ids, self.num_prompt_tokens)
 
@@ -110,7 +133,7 @@ class Sequence:
 
     @property
     def prefix_seed(self) -> bytes:
-        """Under which its pages may serve others; empty: they may not."""
+        """The seed of the hashes under which its pages may serve others as a prefix; empty: they may not."""
         return self.params.prefix_seed if self.is_sound else b""
 
     @property
@@ -127,14 +150,14 @@ class Sequence:
 
     @property
     def num_sharable_pages(self) -> int:
-        """The first pages of its block table that other sequences may read by now: the full ones of its prompt."""
+        """How many of its first pages other sequences may use by now: the full ones of its prompt."""
         if not self.params.prefix_seed:
             return self.num_shared_pages
         return max(self.num_shared_pages, self.num_prompt_tokens // PAGE_TOKENS)
 
     @property
-    def is_away(self) -> bool:
-        return self.away_since_s is not None
+    def is_preempted(self) -> bool:
+        return self.preempted_since_s is not None
 
     @property
     def private_pages(self) -> tuple[int, ...]:
@@ -145,13 +168,13 @@ class Sequence:
         return max(0, num_pages_for(self.num_computed + num_ahead) - len(self.block_table))
 
     def num_pages_short_of(self, num_ahead: int) -> int:
-        """Pages that it lacks for all its tokens and `num_ahead` more, as far as they are booked."""
+        """Pages that it lacks for all its tokens and `num_ahead` more, but for those over its reservation."""
         num_pages, num_wanted = len(self.block_table), len(self.token_ids) + num_ahead
         if num_wanted <= num_pages * PAGE_TOKENS:  # nearly always, and this runs often
             return 0
         return max(0, min(self.params.num_reserved_pages, num_pages_for(num_wanted)) - num_pages)
 
-    def place(self, slot: int, log: SequenceLog, page_ids: Seq[int]) -> None:
+    def allocate(self, slot: int, log: SequenceLog, page_ids: Seq[int]) -> None:
         """Gives a new sequence its slot, and pages after its cached prefix, and publishes that much of its record."""
         block_table = (*self.block_table, *page_ids)
         log.begin(self.params)
@@ -165,43 +188,43 @@ class Sequence:
         self.log.append_page(page_id)
         self.block_table += (page_id,)
 
-    def swap_out(self, places: tuple[int, ...], now_s: float) -> None:
-        """Its private pages were copied to `places`, in order; they are not its own any more when this returns."""
-        self.places, self.num_swapped_out_tokens = places, self.num_computed
-        self._leave(now_s)
+    def swap_out(self, swap_slots: tuple[int, ...], now_s: float) -> None:
+        """Its private pages were copied to `swap_slots`, in order; they are not its own any more when this returns."""
+        self.swap_slots, self.num_swapped_out_tokens = swap_slots, self.num_computed
+        self._give_up_pages(now_s)
 
-    def drop(self, now_s: float) -> None:
+    def drop_pages(self, now_s: float) -> None:
         """Its private pages are lost, and not its own any more when this returns."""
         self.num_computed_before = max(self.num_computed_before, self.num_computed)
-        self._leave(now_s)
+        self._give_up_pages(now_s)
 
-    def come_back(self, page_ids: Seq[int], *, is_whole: bool) -> None:
-        """Private pages again; `is_whole`: with what was parked in them. Otherwise they are to be computed again."""
-        assert self.log is not None, "only a placed sequence is preempted"
-        if is_whole:
+    def restore(self, page_ids: Seq[int], *, is_intact: bool) -> None:
+        """Private pages again; `is_intact`: with what was swapped out. Otherwise that is to be computed again."""
+        assert self.log is not None, "only a sequence with a slot is preempted"
+        if is_intact:
             self.num_computed = self.num_swapped_out_tokens
         else:
             self.num_computed_before = max(self.num_computed_before, self.num_swapped_out_tokens)
-        self.places, self.num_swapped_out_tokens, self.away_since_s = (), 0, None
+        self.swap_slots, self.num_swapped_out_tokens, self.preempted_since_s = (), 0, None
         self.block_table += tuple(page_ids)
         self.log.set_block_table(self.block_table)
         self.log.publish(self.num_computed)
 
-    def _leave(self, now_s: float) -> None:
+    def _give_up_pages(self, now_s: float) -> None:
         """The record comes first: an adopter must not find pages that are somebody else's."""
-        assert self.log is not None, "only a placed sequence is preempted"
+        assert self.log is not None, "only a sequence with a slot is preempted"
         self.log.drop_pages(self.num_shared_pages)
         self.block_table = self.block_table[: self.num_shared_pages]
         self.num_computed = min(self.num_computed, self.num_shared_pages * PAGE_TOKENS)
         self.num_preemptions += 1
-        self.away_since_s = now_s
+        self.preempted_since_s = now_s
 
     def plan_chunk(self, max_tokens: int) -> ChunkPlan:
-        """The next at most `max_tokens` positions; draws a token when they reach the end. Changes nothing.
+        """The next at most `max_tokens` positions, with a sample when they reach the end. Changes nothing.
 
-        What was lost is computed again by itself, since nothing is told of it a second time.
+        What was lost is computed again in chunks of its own, since no event reports it a second time.
         """
-        assert self.slot is not None, "only a placed sequence can be computed"
+        assert self.slot is not None, "only a sequence with a slot can be computed"
         is_again = self.num_computed < self.num_computed_before
         end = min(self.num_computed + max_tokens, self.num_computed_before if is_again else self.num_tokens)
         is_last = end == self.num_tokens
@@ -215,15 +238,12 @@ class Sequence:
         )
 
     def plan_decode(self) -> ChunkPlan:
-        """`plan_chunk(1)` of a sequence with one token to compute and a page for it; quicker, for most chunks are this.
-
-        Changes nothing.
-        """
+        """`plan_chunk(1)` of a sequence with one token to compute and a page for it: most chunks, so it is quicker."""
         start, params, table = self.num_computed, self.params, self.block_table
         output_index = start + 1 - self.num_prompt_tokens
         sample = (
             _new(SampleSpec, (params.sampling, output_index, (), None))
-            if output_index >= self.num_special_draws
+            if output_index >= self.first_plain_index
             else self._sample_spec()
         )
         num_pages = start // PAGE_TOKENS + 1
@@ -237,19 +257,19 @@ class Sequence:
             self.params.sampling,
             output_index,
             masked_token_ids=stop.stop_token_ids if output_index < stop.min_tokens else (),
-            history=None if self.history is None else self.history.so_far(),
+            history=None if self.history is None else self.history.view(),
         )
 
     def _try_score_spec(self, end: int) -> ScoreSpec | None:
-        """Of the positions up to `end` that are computed now. None if nobody asked, or no prompt token follows."""
+        """For the positions up to `end` that are computed now. None if nobody asked, or no prompt token follows."""
         num_top, num_prompt_tokens = self.params.sampling.prompt_logprobs, self.num_prompt_tokens
         if num_top is None or self.num_computed + 1 >= num_prompt_tokens or self.num_output_tokens > 0:
             return None
         return ScoreSpec(tuple(self.token_ids[self.num_computed + 1 : end + 1]), num_top)
 
     def record_chunk(self, end: int, token_id: int | None, logprobs: TokenLogprobs | None = None) -> None:
-        """Positions up to `end` are computed, and `token_id` was drawn after them. Published when this returns."""
-        assert self.log is not None, "only a placed sequence can be computed"
+        """Positions up to `end` are computed, and `token_id` was sampled after them. Published when this returns."""
+        assert self.log is not None, "only a sequence with a slot can be computed"
         if token_id is None:
             self.num_computed = end
             self.log.publish(end)
@@ -261,7 +281,7 @@ class Sequence:
     def record_decode(self, end: int, token_id: int) -> None:
         """`record_chunk` of a token that comes without log-probabilities; quicker."""
         log = self.log
-        assert log is not None, "only a placed sequence can be computed"
+        assert log is not None, "only a sequence with a slot can be computed"
         log.append_token(token_id)
         self.token_ids.append(token_id)
         if self.history is not None:
@@ -270,25 +290,26 @@ class Sequence:
         log.publish(end)
 
     def end_reason(self, max_context_tokens: int) -> FinishReason | None:
-        """Why the last drawn token ends the sequence, or None when it goes on."""
+        """Why the last sampled token ends the sequence, or None when it goes on."""
         if self.num_output_tokens == 0:
             return None
         if self.token_ids[-1] in self.params.stop.stop_token_ids:
             return FinishReason.STOP
-        if self.num_tokens >= min(self.num_tokens_at_most, max_context_tokens):
+        if self.num_tokens >= min(self.max_num_tokens, max_context_tokens):
             return FinishReason.LENGTH
         return None
 
     def check_integrity(self) -> list[str]:
-        """What is wrong with the ranges above, in sentences."""
+        """What is wrong with the ranges in the drawing above, in sentences."""
         errors = []
-        room = len(self.block_table) * PAGE_TOKENS
-        if not 0 <= self.num_computed <= min(room, self.num_tokens):
-            errors.append(f"{self.key.request_id}: {self.num_computed} of {self.num_tokens} tokens in room for {room}")
-        if self.is_away and self.private_pages:
-            errors.append(f"{self.key.request_id}: is away, but has {len(self.private_pages)} pages of its own")
-        if self.places and len(self.places) != num_pages_for(self.num_swapped_out_tokens) - self.num_shared_pages:
+        capacity = len(self.block_table) * PAGE_TOKENS
+        if not 0 <= self.num_computed <= min(capacity, self.num_tokens):
             errors.append(
-                f"{self.key.request_id}: {self.num_swapped_out_tokens} tokens parked in {len(self.places)} places"
+                f"{self.key.request_id}: {self.num_computed} of {self.num_tokens} tokens in pages for {capacity}"
             )
+        if self.is_preempted and self.private_pages:
+            errors.append(f"{self.key.request_id}: is preempted, but has {len(self.private_pages)} pages of its own")
+        num_swapped_out, num_swap_slots = self.num_swapped_out_tokens, len(self.swap_slots)
+        if num_swap_slots and num_swap_slots != num_pages_for(num_swapped_out) - self.num_shared_pages:
+            errors.append(f"{self.key.request_id}: {num_swapped_out} tokens swapped out to {num_swap_slots} pages")
         return errors

@@ -8,7 +8,7 @@ from weir.engine.plan import StepLoad
 
 
 class StepLog:
-    """Keeps the newest `max_steps` steps, and tells by `num_added` whether there are new ones."""
+    """Keeps the newest `max_steps` steps, and `num_added` shows whether there are new ones."""
 
     def __init__(self, max_steps: int = 4096) -> None:
         self._samples: deque[CostSample] = deque(maxlen=max_steps)

@@ -45,7 +45,7 @@ class BucketedOrder:
         return 0.0
 
     def finished(self, request: Waiting, num_output_tokens: int, now_s: float) -> None:
-        """Nothing is learnt."""
+        """Nothing is learned."""
 
     def _bucket_of(self, request: Waiting) -> int:
         length: float = request.num_uncached_tokens

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from weir.core.cost import StepCost
-from weir.policy.least_squares import LeastSquares
+from weir.policy.estimators import LeastSquares
 from weir.policy.seams import Decode, StepShare, StepView
 
 _STEP_TOKENS = (*range(128, 2049, 128), 2552)
@@ -15,15 +15,15 @@ _SAFETY = 1.2
 _FIRST_GUESS_MS = (15.0, 0.08, 0.1, 1e-4)
 """Base, a prompt token, a decode, a token of context: Niyama's for an A100, until the worker's own are known."""
 _PAIRS_A_TOKEN = 256
-"""Tokens that one of a prompt attends to, where that is not looked at: as in a prompt of 512."""
+"""Tokens that one of a prompt attends to on average, as in a prompt of 512."""
 
 
 class DynamicChunk:
     """All decodes run; prompts get what brings the step to the largest total whose predicted time, with a margin of a
-    fifth, is within the slack, and never less than the smallest total brings, so that they do not starve.
+    fifth, is within the slack, and never less than the smallest total leaves them, so that they do not starve.
 
     A decode is due at arrival + TTFT target + (emitted + 1) * ITL target in Niyama. A worker knows when its last token
-    came, not what its first one was promised, so here it is due one target after its last token.
+    came, not when its first one was due, so here it is due one target after its last token.
     """
 
     def __init__(self, default_itl_s: float) -> None:
@@ -36,7 +36,7 @@ class DynamicChunk:
         num_decodes = min(len(view.decodes), view.max_tokens)
         decodes = range(num_decodes)
         self._num_context_tokens = sum(view.decodes[index].num_context_tokens for index in decodes)
-        num_left = sum(prefill.num_left_tokens for prefill in view.prefills)
+        num_left = sum(view.prefills)
         num_room = view.max_tokens - num_decodes
         if num_left == 0 or num_room == 0:
             return StepShare(decodes, 0)

@@ -4,7 +4,7 @@ and makes them all late (the domino effect), which `hybrid` cures."""
 import math
 from dataclasses import dataclass
 
-from weir.policy.keyed_order import KeyedOrder
+from weir.policy.keyed_queue import KeyedOrder
 from weir.policy.params import bounded, check_bounds
 from weir.policy.seams import Policy, Waiting
 

@@ -1,7 +1,7 @@
 """The fluid limit of a batch in which every request moves on by one token a step.
 
 Ao, Luo, Simchi-Levi, Wang: "Optimizing LLM Inference: Fluid-Guided Online Scheduling with Memory Constraints", arXiv
-2504.11320. Type j arrives lambda_j times a second with l_j tokens of prompt and writes l'_j; a step takes
+2504.11320. Type j arrives lambda_j times a second with l_j tokens of prompt and l'_j of output; a step takes
 tau = d0 + d1 * (tokens in pages). In balance each stage of type j holds lambda_j * tau requests, so that pages hold
 tau * W tokens, W = sum over types of lambda_j * sum over k = 0 .. l'_j of (l_j + k). Hence tau* = d0 / (1 - d1 * W).
 """
@@ -23,7 +23,7 @@ class Flow:
 
     @property
     def num_stages(self) -> float:
-        """Steps that one takes: one to read its prompt, one a token."""
+        """Steps that one takes: one for its prompt, one a token."""
         return self.num_output_tokens + 1
 
     @property

@@ -18,8 +18,8 @@ from weir.policy.starvation import StarvationParams, guarded
 
 @dataclass(frozen=True, slots=True)
 class HybridParams(StarvationParams):
-    """`default_*`: of requests without a target of their own. `tokens_per_s`: prompts are read this fast, until it is
-    known better."""
+    """`default_*`: of requests without a target of their own. `tokens_per_s`: how fast prompts are prefilled, until it
+    has been measured."""
 
     alpha_s_per_token: float = bounded(0.0005, 0)
     relegation: bool = True
@@ -35,7 +35,7 @@ def make(params: HybridParams) -> Policy:
 
 
 class HybridOrder:
-    """All queues share one estimate of how fast prompts are read."""
+    """All queues share one estimate of how fast prompts are prefilled."""
 
     def __init__(self, params: HybridParams) -> None:
         self._params = params
@@ -49,7 +49,7 @@ class HybridOrder:
         return due_s + self._params.alpha_s_per_token * request.num_uncached_tokens
 
     def finished(self, request: Waiting, num_output_tokens: int, now_s: float) -> None:
-        """Reading speed is learnt when requests are taken."""
+        """The prefill rate is learned when requests are taken."""
 
     def _can_meet(self, request: Waiting, now_s: float) -> bool:
         due_s = deadline_s(request, self._params.default_ttft_s)
@@ -72,7 +72,7 @@ class _PrefillRate:
         return self._tokens / self._seconds
 
     def took(self, num_tokens: int, now_s: float, is_backlogged: bool) -> None:
-        """A request started; `is_backlogged`: others go on waiting, so the time to the next start is reading time."""
+        """A request started; `is_backlogged`: others go on waiting, so the time to the next start is prefill time."""
         if self._busy_since_s is not None:
             self._tokens = self._DECAY * self._tokens + num_tokens
             self._seconds = self._DECAY * self._seconds + (now_s - self._busy_since_s)

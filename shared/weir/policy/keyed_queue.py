@@ -1,9 +1,10 @@
-"""A queue by a key that a request gets once; what most policies are made of."""
+"""Queues by a key that a request gets once, and orders of such queues; what most policies are made of."""
 
 from collections.abc import Callable
 
 from weir.core.heaps import LazyHeap
-from weir.policy.seams import Waiting
+from weir.policy.seams import OrderQueue, Waiting
+from weir.policy.starvation import StarvationParams, guarded
 
 Key = tuple[float, ...]
 KeyOf = Callable[[Waiting], Key]
@@ -47,10 +48,31 @@ class KeyedQueue:
         return None if top is None else top[1]
 
     def try_peek_request(self) -> Waiting | None:
-        """Who is next, itself."""
+        """As `try_peek`, but the request and not its id."""
         top = self._heap.try_peek()
         return None if top is None else self._requests[top[1]]
 
     def take(self, request_id: str, now_s: float) -> None:
         del now_s
         self.discard(request_id)
+
+
+class KeyedOrder:
+    """An order whose queues share nothing, with starvation control if `starvation` has it on.
+
+    `rank` is the first number of a key.
+    """
+
+    def __init__(self, key_of: KeyOf, starvation: StarvationParams | None = None) -> None:
+        self._key_of = key_of
+        self._starvation = starvation
+
+    def new_queue(self) -> OrderQueue:
+        queue = KeyedQueue(self._key_of)
+        return queue if self._starvation is None else guarded(queue, self._starvation)
+
+    def rank(self, request: Waiting) -> float:
+        return next(iter(self._key_of(request)), 0.0)
+
+    def finished(self, request: Waiting, num_output_tokens: int, now_s: float) -> None:
+        """Nothing is learned."""

@@ -3,27 +3,20 @@
 Fu, Zhu, Su, Qiao, Stoica, Zhang: "Efficient LLM Scheduling by Learning to Rank", arXiv 2408.15792.
 """
 
-from dataclasses import dataclass
-
+from weir.policy.estimators import RecentMean
 from weir.policy.keyed_queue import KeyedQueue
-from weir.policy.means import RecentMean
 from weir.policy.seams import OrderQueue, Policy, Waiting
 from weir.policy.starvation import StarvationParams, guarded
 
 
-@dataclass(frozen=True, slots=True)
-class LtrParams(StarvationParams):
-    """Starvation control alone; the score comes with the request."""
-
-
-def make(params: LtrParams) -> Policy:
+def make(params: StarvationParams) -> Policy:
     return Policy("ltr", LtrOrder(params), gate=None, step_budget=None)
 
 
 class LtrOrder:
     """By score, the highest (shortest) first. What has no score ranks as the mean of the requests that have ended."""
 
-    def __init__(self, params: LtrParams) -> None:
+    def __init__(self, params: StarvationParams) -> None:
         self._params = params
         self._scores = RecentMean()
 

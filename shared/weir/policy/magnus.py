@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from math import inf
 from typing import Protocol
 
+from weir.policy.estimators import LeastSquares, RecentMean
 from weir.policy.keyed_queue import KeyedQueue
-from weir.policy.least_squares import LeastSquares
-from weir.policy.means import RecentMean
 from weir.policy.params import bounded, check_bounds
 from weir.policy.seams import OrderQueue, Policy, Waiting
-from weir.policy.wma import WmaGate, WmaLimits
+from weir.policy.wma import WmaGate
 
 _MAX_STARTED = 65_536
 _MIN_SERVING_S = 0.001
@@ -26,8 +25,8 @@ _MIN_SERVING_S = 0.001
 class MagnusParams:
     """Serving times begin as prefill_token_ms * uncached tokens + decode_token_ms * predicted output, and are fitted to
     what requests took. `static_batches`: the worker runs batch after batch, each put together by wasted memory access:
-    less than `max_waste` (tokens read for nothing) in each, at most `max_batch` sequences; a batch that is not full
-    is held back for `max_hold_s` at most."""
+    less than `max_waste` (tokens attended to for nothing) in each, at most `max_batch` sequences; a batch that is not
+    full is held back for `max_hold_s` at most."""
 
     prefill_token_ms: float = bounded(0.02, 0)
     decode_token_ms: float = bounded(15.0, 0)
@@ -50,16 +49,14 @@ class ServingTime(Protocol):
     def observe(self, num_uncached_tokens: float, num_output_tokens: float, seconds: float) -> None: ...
 
 
-def make(params: MagnusParams, serving_time: ServingTime | None = None) -> Policy:
-    """`serving_time`: an estimator of one's own instead of the linear one."""
-    limits = WmaLimits(params.max_waste, params.max_batch, params.max_hold_s)
-    gate = WmaGate(limits) if params.static_batches else None
-    order = MagnusOrder(params, serving_time or LinearServingTime(params))
+def make(params: MagnusParams) -> Policy:
+    gate = WmaGate(params.max_waste, params.max_batch, params.max_hold_s) if params.static_batches else None
+    order = MagnusOrder(params, LinearServingTime(params))
     return Policy("magnus", order, gate, step_budget=None)
 
 
 class LinearServingTime:
-    """Linear in the tokens to read and to write."""
+    """Linear in the tokens to prefill and to decode."""
 
     def __init__(self, params: MagnusParams) -> None:
         prior = (0.0, params.prefill_token_ms / 1000, params.decode_token_ms / 1000)
@@ -89,7 +86,7 @@ class MagnusOrder:
         return self._serving_time.seconds(request.num_uncached_tokens, self._output_of(request))
 
     def started(self, request_id: str, now_s: float) -> None:
-        """From here on it is being served."""
+        """Its serving time begins."""
         self._started_at_s[request_id] = now_s
         if len(self._started_at_s) > _MAX_STARTED:
             self._started_at_s.popitem(last=False)
@@ -126,13 +123,13 @@ class _Bucket:
 
     def add(self, request: Waiting) -> None:
         self.queue.add(request)
-        self._look_again()
+        self._update_first()
 
     def discard(self, request_id: str) -> None:
         self.queue.discard(request_id)
-        self._look_again()
+        self._update_first()
 
-    def _look_again(self) -> None:
+    def _update_first(self) -> None:
         first = self.queue.try_peek_request()
         if first is not None:
             self.first_at_s, self.first_id = first.arrived_at_s, first.request_id

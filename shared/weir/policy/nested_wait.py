@@ -1,9 +1,9 @@
 """Nested WAIT: as WAIT, for answers whose length nobody knows beforehand.
 
-Ao, Luo, Simchi-Levi, Wang, arXiv 2504.11320. Stages (tokens written) are cut into segments at quantiles of the answers
-that have ended. Fewer requests reach a later segment, so its share of the pages is smaller; a sequence that comes to
-the end of a segment rests, with its pages, until the next one has room. A segment runs only if the one before it does
-and enough wait to enter it.
+Ao, Luo, Simchi-Levi, Wang, arXiv 2504.11320. Stages (output tokens so far) are cut into segments at quantiles of the
+answers that have ended. Fewer requests reach a later segment, so its share of the pages is smaller; a sequence that
+comes to the end of a segment is paused, with its pages, until the next one has room. A segment runs only if the one
+before it does and enough wait to enter it.
 
 How many outlive a segment is chance, so the paper keeps memory free beyond the fluid's, logarithmic in how seldom it
 may run out, and thresholds after the first that are strictly over what arrives there on average. Here entry is even and
@@ -129,17 +129,17 @@ class NestedWaitGate:
         self._departures.observe(view)
         if now_s >= self._refresh_at_s:
             self._refresh(view.num_pool_tokens, now_s)
-        num_places = max(0, view.num_places - len(view.running))
+        max_joining = max(0, view.max_running - len(view.running))
         if self._plan is None:
-            return GateDecision(range(_num_bounded(view, num_places)))
-        decision = self._run_segments(view, self._plan, num_places, now_s)
-        return self._end_of_idleness(view, num_places, now_s) if _is_idle(view, decision) else self._go_on(decision)
+            return GateDecision(range(_num_bounded(view, max_joining)))
+        decision = self._run_segments(view, self._plan, max_joining, now_s)
+        return self._end_of_idleness(view, max_joining, now_s) if _is_idle(view, decision) else self._go_on(decision)
 
     @property
     def next_deadline_s(self) -> float | None:
         return self._next_deadline_s
 
-    def _run_segments(self, view: BatchView, plan: LengthSegments, num_places: int, now_s: float) -> GateDecision:
+    def _run_segments(self, view: BatchView, plan: LengthSegments, max_joining: int, now_s: float) -> GateDecision:
         # What a step leaves of its share counts for the next one, up to one request.
         self._credit = min(self._credit, 1.0) + plan.num_a_step
         inside = _sort_in(view, plan)
@@ -152,8 +152,8 @@ class NestedWaitGate:
             is_short = len(part.entrants) < min(segment.quota, segment.max_inside - len(part.members))
             is_running = is_running and not self._is_held(number, is_short, now_s)
             if number == 0 and is_running:
-                num_joining = min(num_room, num_places, math.floor(self._credit))
-                joining = part.entrants[: num_joining if view.running else max(min(1, num_places), num_joining)]
+                num_joining = min(num_room, max_joining, math.floor(self._credit))
+                joining = part.entrants[: num_joining if view.running else max(min(1, max_joining), num_joining)]
                 self._credit = max(0.0, self._credit - len(joining))
             elif number > 0:
                 paused.update(part.entrants[num_room:] if is_running else part.entrants)
@@ -161,14 +161,14 @@ class NestedWaitGate:
                 paused.update(part.members)
             if number > 0 and is_running and num_room < len(part.entrants):
                 self._credit += len(joining)
-                joining = ()  # the mix has changed: what rests there has pages that newcomers would want
+                joining = ()  # the mix has changed: what is paused there has pages that newcomers would want
         return GateDecision(joining, paused)
 
     def _go_on(self, decision: GateDecision) -> GateDecision:
         self._idle_since_s = None
         return decision
 
-    def _end_of_idleness(self, view: BatchView, num_places: int, now_s: float) -> GateDecision:
+    def _end_of_idleness(self, view: BatchView, max_joining: int, now_s: float) -> GateDecision:
         """Segments may be held one after the other; together they hold the batch for `max_wait_s` at the most."""
         if self._idle_since_s is None:
             self._idle_since_s = now_s
@@ -177,7 +177,7 @@ class NestedWaitGate:
             self._next_deadline_s = due_s
             return GateDecision((), range(len(view.running)))
         self._next_deadline_s = None
-        return self._go_on(GateDecision(range(min(1, num_places, len(view.waiting)))))
+        return self._go_on(GateDecision(range(min(1, max_joining, len(view.waiting)))))
 
     def _is_held(self, number: int, is_short: bool, now_s: float) -> bool:
         """Whether a segment waits for entrants, for `max_wait_s` at the most."""
@@ -205,12 +205,12 @@ class NestedWaitGate:
             self._plan = replace(self._plan, segments=parts)
 
 
-def _num_bounded(view: BatchView, num_places: int) -> int:
+def _num_bounded(view: BatchView, max_joining: int) -> int:
     """Of those that wait, from the first on: as many as fit beside the batch if all come to their own bounds; one where
     nothing runs."""
     num_left = view.num_pool_tokens - sum(one.num_prompt_tokens + one.max_output_tokens for one in view.running)
     num_joining = 0
-    for member in view.waiting[:num_places]:
+    for member in view.waiting[:max_joining]:
         num_left -= member.num_prompt_tokens + member.max_output_tokens
         if num_left < 0 and (view.running or num_joining):
             break
@@ -224,13 +224,13 @@ def _is_idle(view: BatchView, decision: GateDecision) -> bool:
 
 
 def _sort_in(view: BatchView, plan: LengthSegments) -> list[_Inside]:
-    """Who has written all of a segment's tokens stands before the next one."""
+    """A sequence with all tokens of a segment stands before the next one."""
     bounds = [segment.ends for segment in plan.segments[:-1]]
     inside = [_Inside() for _ in plan.segments]
     inside[0].entrants.extend(range(len(view.waiting)))
     for index, member in enumerate(view.running):
-        number = bisect_left(bounds, member.num_emitted_tokens)
-        if number < len(bounds) and member.num_emitted_tokens == bounds[number]:
+        number = bisect_left(bounds, member.num_output_tokens)
+        if number < len(bounds) and member.num_output_tokens == bounds[number]:
             inside[number + 1].entrants.append(index)
         else:
             inside[number].members.append(index)

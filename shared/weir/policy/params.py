@@ -1,6 +1,6 @@
 """Parameters of policies: frozen dataclasses of bounded numbers and switches, made from text or from plain numbers.
 
-hybrid:alpha_s_per_token=0.002,ttft_s=1       a name, then what differs from the defaults
+hybrid:alpha_s_per_token=0.002,default_ttft_s=1       a name, then what differs from the defaults
 """
 
 import dataclasses
@@ -9,6 +9,12 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 ParamsT = TypeVar("ParamsT")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NoParams:
+    """Of a policy with nothing to set."""
+
 
 _SWITCH_WORDS = {"on": 1.0, "true": 1.0, "1": 1.0, "off": 0.0, "false": 0.0, "0": 0.0}
 

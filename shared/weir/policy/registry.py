@@ -18,8 +18,9 @@ from weir.policy import (
     steps,
     wait,
 )
-from weir.policy.params import describe, make_params, parse_values
+from weir.policy.params import NoParams, describe, make_params, parse_values
 from weir.policy.seams import Policy
+from weir.policy.starvation import StarvationParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +30,10 @@ class _Entry:
 
 
 _ENTRIES: Mapping[str, _Entry] = {
-    "fcfs": _Entry(fcfs.FcfsParams, fcfs.make),
-    "shortest-prompt": _Entry(shortest_prompt.ShortestPromptParams, shortest_prompt.make),
+    "fcfs": _Entry(NoParams, fcfs.make),
+    "shortest-prompt": _Entry(StarvationParams, shortest_prompt.make),
     "bucketed": _Entry(bucketed.BucketedParams, bucketed.make),
-    "ltr": _Entry(ltr.LtrParams, ltr.make),
+    "ltr": _Entry(StarvationParams, ltr.make),
     "magnus": _Entry(magnus.MagnusParams, magnus.make),
     "srtf": _Entry(srtf.SrtfParams, srtf.make),
     "edf": _Entry(edf.EdfParams, edf.make),
@@ -40,22 +41,13 @@ _ENTRIES: Mapping[str, _Entry] = {
     "slai": _Entry(slai.SlaiParams, slai.make),
     "wait": _Entry(wait.WaitParams, wait.make),
     "nested-wait": _Entry(wait.WaitParams, nested_wait.make),
-    "prefill-first": _Entry(steps.StepParams, steps.make_prefill_first),
-    "unchunked": _Entry(steps.StepParams, steps.make_unchunked),
+    "prefill-first": _Entry(NoParams, steps.make_prefill_first),
+    "unchunked": _Entry(NoParams, steps.make_unchunked),
 }
 
 
 def policy_names() -> tuple[str, ...]:
     return tuple(_ENTRIES)
-
-
-def make_policy(name: str, params: Mapping[str, float] | None = None) -> Policy:
-    """A fresh policy; `params` in place of its defaults. Raises ValueError that says what is allowed."""
-    entry = _entry(name)
-    try:
-        return entry.make(make_params(entry.params, params or {}))
-    except ValueError as error:
-        raise ValueError(f"policy {name}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +59,7 @@ class PolicySpec:
 
     @classmethod
     def parse(cls, text: str) -> "PolicySpec":
-        """`name` or `name:key=value,key=value`, checked as `make_policy` would. Raises ValueError."""
+        """`name` or `name:key=value,key=value`, checked as `make` does. Raises ValueError."""
         name, _, rest = text.strip().partition(":")
         entry = _entry(name)
         try:
@@ -78,8 +70,12 @@ class PolicySpec:
         return cls(name, params)
 
     def make(self) -> Policy:
-        """A fresh one, for one user. Raises ValueError."""
-        return make_policy(self.name, self.params)
+        """A fresh policy, for one user: policies hold state. Raises ValueError that says what is allowed."""
+        entry = _entry(self.name)
+        try:
+            return entry.make(make_params(entry.params, self.params))
+        except ValueError as error:
+            raise ValueError(f"policy {self.name}: {error}") from error
 
     def __str__(self) -> str:
         params = ",".join(f"{name}={value!r}" for name, value in sorted(self.params.items()))

@@ -1,7 +1,7 @@
 """The three seams of a policy, and what each may know. All of it plain data; time is the caller's.
 
-Order       scheduler: which request of one tenant (in one lane, of one model) is next
-Gate        batcher, once a step: who of those that wait may join, who of the batch sits this step out
+Order       scheduler: which request of one tenant (in one lane, for one model) is next
+Gate        batcher, once a step: who of those that wait may join, who of the batch is paused
 StepBudget  batcher, once a step: which decodes run, and how many prompt tokens beside them
 """
 
@@ -19,13 +19,13 @@ class Waiting(NamedTuple):
     arrived_at_s: float
     num_prompt_tokens: int
     num_uncached_tokens: int
-    """As it was known when the request was queued; at least 1."""
+    """As known when the request was queued; at least 1."""
     max_tokens: int
     ttft_deadline_s: float
     """When its first token is due; infinite: no target."""
     predicted_output_tokens: float | None = None
     output_score: float | None = None
-    """Of a ranking predictor: higher is shorter. Comparable between requests of one predictor only."""
+    """From a ranking predictor: higher is shorter. Comparable between requests of one predictor only."""
 
 
 class OrderQueue(Protocol):
@@ -47,16 +47,16 @@ class OrderQueue(Protocol):
         ...
 
     def try_peek(self, now_s: float) -> str | None:
-        """Who is next. Asked again without a change, at the same time, it says the same. Times never go back."""
+        """Who is next. Asked again without a change, at the same time, the answer is the same. Times never go back."""
         ...
 
     def take(self, request_id: str, now_s: float) -> None:
-        """The request that `try_peek` named starts now: out of the queue, and the policy learns that it was served."""
+        """The request that `try_peek` named starts now: it leaves the queue, and the policy may learn from it."""
         ...
 
 
 class Order(Protocol):
-    """Makes queues, one a tenant; what tenants share (running means, say) is the order's own."""
+    """Makes a queue for each tenant; what tenants share (running means, say) is the order's own."""
 
     def new_queue(self) -> OrderQueue: ...
 
@@ -74,33 +74,34 @@ class Member(NamedTuple):
 
     request_id: str
     num_prompt_tokens: int
-    num_emitted_tokens: int
+    num_output_tokens: int
+    """So far."""
     waits_since_s: float
-    """When it came, or was last served."""
+    """When it came, or a step with it ended last."""
     predicted_output_tokens: float | None = None
     lane_priority: int = 0
-    """Higher is more urgent. Nobody rests for the sake of a lower lane."""
+    """Higher is more urgent. Nobody is paused for the sake of a lower lane."""
     num_missing_tokens: int = 0
-    """Of one that waits: room in pages that it takes to join."""
+    """Room in pages that a waiting sequence takes to join."""
     max_output_tokens: int = 0
-    """By its own bound; 0: not told."""
+    """By its own stop rules; 0: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchView:
-    """`waiting` in the order in which they would join, `running` in the order of the batch, those that rest included.
+    """`waiting` in the order in which they would join, `running` in the order of the batch, the paused included.
 
     Nobody may be in both.
     """
 
     waiting: Sequence[Member]
     running: Sequence[Member]
-    num_places: int
-    """Sequences that may be computed in a step: those of the batch that do not rest, and those that join."""
+    max_running: int
+    """Sequences that may be computed in a step: those of the batch that are not paused, and those that join."""
     num_pool_tokens: int
-    """What all pages of the worker hold."""
+    """Room in all pages of the worker."""
     num_free_tokens: int
-    """Room in free pages."""
+    """Room in its free pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,7 @@ class GateDecision:
 
 
 class Gate(Protocol):
-    """Computes nothing for its maximum wait at the longest while something waits or rests."""
+    """While something waits or is paused, it may leave a step empty for its maximum wait at the longest."""
 
     def decide(self, view: BatchView, now_s: float) -> GateDecision: ...
 
@@ -124,45 +125,36 @@ class Gate(Protocol):
 
 
 class Decode(NamedTuple):
-    """A sequence of the batch that draws one token a step."""
+    """A sequence of the batch whose next token is sampled in each step."""
 
     num_context_tokens: int
     last_token_at_s: float
     itl_target_s: float
     """0: none, the policy's default."""
-    arrived_at_s: float = 0.0
-    num_emitted_tokens: int = 0
-
-
-class Prefill(NamedTuple):
-    """A sequence of the batch with more than one token to compute."""
-
-    num_left_tokens: int
-    num_before_tokens: int
-    arrived_at_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class StepView:
-    """`decodes` and `prefills` in the order of the batch."""
+    """`decodes` and `prefills` in the order of the batch. A prefill is a sequence with more than one token to compute:
+    how many it has left is all that a budget needs."""
 
     now_s: float
     max_tokens: int
     decodes: Sequence[Decode]
-    prefills: Sequence[Prefill]
+    prefills: Sequence[int]
     page_use: float
     """Share of the pages that sequences use, in [0, 1]."""
     num_free_tokens: int
     """Room in free pages."""
     cost: StepCost | None = None
-    """What steps of this worker have cost of late; None: it is not known yet."""
+    """What steps of this worker have cost of late; None: unknown yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepShare:
     """`decodes`: indices of those that run. `num_prefill_tokens`: for all prefills together, in their order.
 
-    Work-conserving: if anything can be computed, something is.
+    If anything can be computed, something must be.
     """
 
     decodes: Sequence[int]
@@ -181,14 +173,14 @@ class StepBudget(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A name for one of each; made anew for each user, since they hold state."""
+    """One of each seam under a name; made anew for each user, since they hold state."""
 
     name: str
     order: Order
     gate: Gate | None
-    """None: open, whoever has a place joins."""
+    """None: whoever waits joins while there is room."""
     step_budget: StepBudget | None
     """None: decodes first, then prompts in order, up to the budget."""
     is_preemptive: bool = False
-    """Whether a request of better rank may take a running one's place in the batch (within a lane). Its gate says who
-    rests; the scheduler grants over a worker's places to a request that outranks somebody there."""
+    """Whether a running request may be paused for one of better rank (within a lane). Its gate decides who; the
+    scheduler grants beyond a worker's slots to a request that outranks one that runs there."""

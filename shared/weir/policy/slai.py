@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from weir.policy.params import bounded
 from weir.policy.seams import Policy, StepShare, StepView
-from weir.policy.shortest_prompt import ShortestPromptOrder
+from weir.policy.shortest_prompt import shortest_prompt_order
 from weir.policy.starvation import StarvationParams
 
 
@@ -24,7 +24,7 @@ class SlaiParams(StarvationParams):
 
 
 def make(params: SlaiParams) -> Policy:
-    return Policy("slai", ShortestPromptOrder(params), gate=None, step_budget=LastSchedulableTime(params))
+    return Policy("slai", shortest_prompt_order(params), gate=None, step_budget=LastSchedulableTime(params))
 
 
 class LastSchedulableTime:
@@ -40,8 +40,7 @@ class LastSchedulableTime:
         critical: list[int] = []
         while heap and heap[0][0] <= view.now_s and len(critical) < view.max_tokens:
             critical.append(heapq.heappop(heap)[1])
-        num_left = sum(prefill.num_left_tokens for prefill in view.prefills)
-        num_prefill_tokens = min(num_left, view.max_tokens - len(critical))
+        num_prefill_tokens = min(sum(view.prefills), view.max_tokens - len(critical))
         num_others = min(len(heap), view.max_tokens - len(critical) - num_prefill_tokens)
         others = [heapq.heappop(heap)[1] for _ in range(num_others)]
         return StepShare(sorted(critical + others), num_prefill_tokens)

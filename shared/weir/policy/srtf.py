@@ -1,15 +1,15 @@
 """Shortest remaining time first, with TRAIL's limited preemption (Shahout et al., arXiv 2410.01035).
 
 Who waits is ordered by predicted output. In a batch, the sequences with the fewest predicted tokens left are computed;
-one may be put to rest only while it has emitted less than `max_age` of its first prediction, later it runs to its end.
-Pages of who rests stay: dropping and recomputing them costs more than first come, first served.
+one may be paused only while it has less than `max_age` of its predicted output, later it runs to its end. Pages of
+paused sequences stay: dropping and recomputing them costs more than first come, first served.
 """
 
 import math
 from dataclasses import dataclass
 
+from weir.policy.estimators import RecentMean
 from weir.policy.keyed_queue import KeyedQueue
-from weir.policy.means import RecentMean
 from weir.policy.params import bounded
 from weir.policy.seams import BatchView, GateDecision, Member, OrderQueue, Policy, Waiting
 from weir.policy.starvation import StarvationParams, guarded
@@ -17,8 +17,8 @@ from weir.policy.starvation import StarvationParams, guarded
 
 @dataclass(frozen=True, slots=True)
 class SrtfParams(StarvationParams):
-    """`max_age`: TRAIL's C, a share of the predicted output. `max_pauses`: of one sequence. What rests or waits in a
-    worker for `max_pause_s` goes first."""
+    """`max_age`: TRAIL's C, a share of the predicted output. `max_pauses`: of one sequence. What is paused or waits in
+    a worker for `max_pause_s` goes first."""
 
     max_age: float = bounded(0.8, 0, 1)
     max_pauses: int = bounded(3, 0)
@@ -50,7 +50,7 @@ class SrtfOrder:
 
 
 class SrtfGate:
-    """Fills the places with those that have least left, lane by lane; never idle while anything can be computed."""
+    """Computes those that have least left, lane by lane; never idle while anything can be computed."""
 
     def __init__(self, params: SrtfParams) -> None:
         self._params = params
@@ -63,22 +63,22 @@ class SrtfGate:
             [(self._key(member, now_s, True), 0, index) for index, member in enumerate(view.running)]
             + [(self._key(member, now_s, False), 1, index) for index, member in enumerate(view.waiting)]
         )
-        num_places, num_free_tokens = view.num_places, view.num_free_tokens
+        num_room, num_free_tokens = view.max_running, view.num_free_tokens
         joining: list[int] = []
         chosen: set[int] = set()
         for _, is_waiting, index in candidates:
-            if num_places <= 0:
+            if num_room <= 0:
                 break
             if not is_waiting:
                 chosen.add(index)
-                num_places -= 1
+                num_room -= 1
                 continue
             # One that lacks pages holds up all after it, but those who bring their own: these may be what it lacks.
             num_missing_tokens = view.waiting[index].num_missing_tokens
             num_free_tokens -= num_missing_tokens
             if num_free_tokens >= 0 or num_missing_tokens == 0:
                 joining.append(index)
-                num_places -= 1
+                num_room -= 1
         paused = [index for index in range(len(view.running)) if index not in chosen]
         self._remember(view, paused)
         return GateDecision(joining, paused)
@@ -100,10 +100,10 @@ class SrtfGate:
 
     def _is_late(self, member: Member) -> bool:
         predicted = member.predicted_output_tokens
-        return predicted is not None and member.num_emitted_tokens >= self._params.max_age * predicted
+        return predicted is not None and member.num_output_tokens >= self._params.max_age * predicted
 
     def _remember(self, view: BatchView, paused: list[int]) -> None:
-        """How often each sequence of the batch was put to rest; those that left are forgotten."""
+        """How often each sequence of the batch was paused; those that left are forgotten."""
         now_paused = frozenset(view.running[index].request_id for index in paused)
         present = {member.request_id for member in view.running}
         self._num_pauses = {i: n for i, n in self._num_pauses.items() if i in present}
@@ -115,4 +115,4 @@ class SrtfGate:
 def _num_left(member: Member) -> float:
     if member.predicted_output_tokens is None:
         return math.inf
-    return max(0.0, member.predicted_output_tokens - member.num_emitted_tokens)
+    return max(0.0, member.predicted_output_tokens - member.num_output_tokens)

@@ -6,7 +6,7 @@ been passed over `threshold_picks` times is starving, and while somebody is, one
 passed over most. A request with k older ones in its queue is therefore taken after at most
 threshold_picks + period * (k + 1) picks, whatever else arrives, and the order keeps all but 1 / period of the picks.
 
-A running request draws a token each step, and there is a pick whenever one ends: 200 steps are about 64 picks for
+A running request gets a token each step, and there is a pick whenever one ends: 200 steps are about 64 picks for
 answers of some hundred tokens, a hundred of them at a time. The period decides how long the longest wait is, for in an
 overload whoever the order puts last starves sooner or later (ADR 0015 has what was measured).
 """

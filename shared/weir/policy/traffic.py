@@ -1,4 +1,4 @@
-"""What a batcher can tell of its traffic from those that wait: rates and lengths of the last minute."""
+"""What a gate can learn of its traffic from the batches that it sees: rates and lengths of the last minute."""
 
 import math
 from collections import deque
@@ -11,8 +11,8 @@ _MAX_SEEN = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """One arrival."""
+class SeenArrival:
+    """A request when a gate saw it for the first time."""
 
     at_s: float
     num_prompt_tokens: int
@@ -24,7 +24,7 @@ class Traffic:
 
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s
-        self._seen: deque[Seen] = deque(maxlen=_MAX_SEEN)
+        self._seen: deque[SeenArrival] = deque(maxlen=_MAX_SEEN)
         self._known: set[str] = set()
         self._began_at_s: float | None = None
 
@@ -34,13 +34,15 @@ class Traffic:
             self._began_at_s = now_s
         for member in view.waiting:
             if member.request_id not in self._known:
-                self._seen.append(Seen(member.waits_since_s, member.num_prompt_tokens, member.predicted_output_tokens))
+                self._seen.append(
+                    SeenArrival(member.waits_since_s, member.num_prompt_tokens, member.predicted_output_tokens)
+                )
         self._known = {member.request_id for members in (view.waiting, view.running) for member in members}
         while self._seen and self._seen[0].at_s < now_s - self._window_s:
             self._seen.popleft()
 
     @property
-    def arrivals(self) -> Sequence[Seen]:
+    def arrivals(self) -> Sequence[SeenArrival]:
         return self._seen
 
     def span_s(self, now_s: float) -> float:
@@ -73,18 +75,18 @@ class Departures:
 
     def __init__(self, max_lengths: int = 1000) -> None:
         self.lengths: deque[int] = deque(maxlen=max_lengths)
-        self._emitted: dict[str, int] = {}
+        self._num_output_tokens: dict[str, int] = {}
 
     def observe(self, view: BatchView) -> None:
         """Who was in the batch and is no more has ended, with a token more than it was seen with; but who waits was
         preempted and comes back."""
-        emitted = {member.request_id: member.num_emitted_tokens for member in view.running}
-        gone = {i: num_tokens for i, num_tokens in self._emitted.items() if i not in emitted}
+        num_output_tokens = {member.request_id: member.num_output_tokens for member in view.running}
+        gone = {i: num_tokens for i, num_tokens in self._num_output_tokens.items() if i not in num_output_tokens}
         if gone:
             for member in view.waiting:
                 gone.pop(member.request_id, None)
             self.lengths.extend(num_tokens + 1 for num_tokens in gone.values())
-        self._emitted = emitted
+        self._num_output_tokens = num_output_tokens
 
     @property
     def mean(self) -> float | None:

@@ -17,7 +17,7 @@ from weir.policy.fcfs import fcfs_order
 from weir.policy.fluid import Flow, balanced_step_s, longest_step_s
 from weir.policy.params import bounded, check_bounds
 from weir.policy.seams import BatchView, GateDecision, Member, Policy
-from weir.policy.traffic import Departures, Seen, Traffic
+from weir.policy.traffic import Departures, SeenArrival, Traffic
 
 Type = tuple[int, int]
 _SHORTEST = 64
@@ -88,13 +88,13 @@ class WaitGate:
         self._departures.observe(view)
         if now_s >= self._refresh_at_s:
             self._refresh(view.num_pool_tokens, now_s)
-        num_places = max(0, view.num_places - len(view.running))
+        max_joining = max(0, view.max_running - len(view.running))
         if not self._shares:
-            return GateDecision(range(min(num_places, len(view.waiting))))
+            return GateDecision(range(min(max_joining, len(view.waiting))))
         running = Counter(self._type_of(member) for member in view.running)
         if self._is_held(view, running, now_s):
             return GateDecision((), range(len(view.running)))
-        return GateDecision(self._joining(view.waiting, running, num_places))
+        return GateDecision(self._joining(view.waiting, running, max_joining))
 
     @property
     def next_deadline_s(self) -> float | None:
@@ -117,13 +117,13 @@ class WaitGate:
         self._next_deadline_s = due_s
         return True
 
-    def _joining(self, waiting: Sequence[Member], running: Counter[Type], num_places: int) -> list[int]:
+    def _joining(self, waiting: Sequence[Member], running: Counter[Type], max_joining: int) -> list[int]:
         """At most a step's share of each type; what is left of it counts for the next step, up to one request."""
         for kind, share in self._shares.items():
             self._credits[kind] = min(self._credits.get(kind, 1.0), 1.0) + share.num_a_step
         joining: list[int] = []
         for index, member in enumerate(waiting):
-            if len(joining) >= num_places:
+            if len(joining) >= max_joining:
                 break
             kind = self._type_of(member)
             if running and kind in self._shares:
@@ -142,7 +142,7 @@ class WaitGate:
         self._credits = {kind: credit for kind, credit in self._credits.items() if kind in self._shares}
 
     def _flows(self, now_s: float) -> dict[Type, Flow]:
-        by_type: dict[Type, list[Seen]] = {}
+        by_type: dict[Type, list[SeenArrival]] = {}
         for seen in self._traffic.arrivals:
             kind = self._type(seen.num_prompt_tokens, seen.predicted_output_tokens)
             by_type.setdefault(kind, []).append(seen)

@@ -30,7 +30,7 @@ from weir.bus.messages import (
 )
 from weir.bus.prefix_messages import PrefixChanged, PrefixSnapshot
 from weir.core.clock import Clock
-from weir.policy.registry import make_policy
+from weir.policy.registry import PolicySpec
 from weir.policy.seams import Policy
 from weir.scheduling.accounting.fairness import GroupKey
 from weir.scheduling.accounting.tenants import QuotaDebt
@@ -60,7 +60,7 @@ class SchedulerCore:
         """`policy`: first come first served, if none is given. It must be used by nobody else."""
         self.epoch = epoch
         self._limits = limits
-        self._policy = policy or make_policy("fcfs")
+        self._policy = policy or PolicySpec("fcfs").make()
         self._clock = clock
         self._queued_reply = SubmitReply(epoch, queued=True)
         self._requests = RequestTable(limits, self._policy, clock.now_s())

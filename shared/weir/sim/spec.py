@@ -103,9 +103,9 @@ class SystemSpec:
             raise ValueError("pools: name at least one")
         if ("prefill" in roles) != ("decode" in roles) and not self._decodes_serve_locally:
             raise ValueError("pools: a prefill pool needs a decode pool, and the other way round")
-        if self.preemption.num_places:
+        if self.preemption.num_swap_slots:
             raise ValueError(
-                f"preemption.num_places {self.preemption.num_places}: must be 0, for copies to a swap file "
+                f"preemption.num_swap_slots {self.preemption.num_swap_slots}: must be 0, for copies to a swap file "
                 "cost no time here; what is preempted is computed again"
             )
         known = self.worker_ids

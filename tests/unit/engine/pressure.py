@@ -14,31 +14,30 @@ from weir.core.sampling import SamplingParams, StopRules
 from weir.core.scheduling import SchedulingParams
 from weir.engine.batching.batcher import BatchLimits
 from weir.engine.batching.joining import JoinSettings
-from weir.engine.batching.local import LocalBatcher
-from weir.engine.batching.pausing import RestSettings
-from weir.engine.batching.running import RunningSettings
+from weir.engine.batching.pausing import PauseSettings
+from weir.engine.batching.running import RunningBatcher, RunningSettings
 from weir.engine.memory.pages import PagePool
 from weir.engine.memory.preemption import PreemptionSettings
-from weir.engine.memory.swapping import HostPages, PageMover, SwappingRunner
+from weir.engine.memory.swapping import HostPages, PageSwapper, SwappingRunner
 from weir.engine.messages import (
     Arrival,
     Event,
     Failure,
     FailureReason,
-    PageBatch,
+    PageBundle,
     SequenceEnded,
     SequenceKey,
     TokenSampled,
 )
 from weir.kv.memory.swap import SwapFile
 from weir.kv.records.record import SequenceParams
-from weir.policy.registry import make_policy
+from weir.policy.registry import PolicySpec
 from weir.testing.runner import HashRunner
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One request; `lane_priority` and `rank` as the scheduler books them."""
+    """One request; `lane_priority` and `rank` as the scheduler sets them."""
 
     token_ids: tuple[int, ...]
     max_tokens: int
@@ -67,11 +66,11 @@ class Pressure:
     seed: int = 0
     policies: tuple[tuple[int, str], ...] = ()
     """(tick, policy from then on)."""
-    pauses: RestSettings = field(default_factory=RestSettings)
+    pauses: PauseSettings = field(default_factory=PauseSettings)
 
 
 class PressedEngine:
-    """Runs to the end of all prompts; `outcomes` tells what came out."""
+    """Runs to the end of all prompts; `outcomes` is what came out."""
 
     def __init__(self, pressure: Pressure) -> None:
         self.pressure = pressure
@@ -81,9 +80,9 @@ class PressedEngine:
         self.swap_file = self._make_swap_file()
         self.free_pages = set(range(pressure.num_pages))
         pool = PagePool(reserve_pages=0, reserve_slots=0)
-        pool.give(PageBatch((), tuple(range(len(pressure.prompts)))))
+        pool.give(PageBundle((), tuple(range(len(pressure.prompts)))))
         settings = RunningSettings(pressure.join, pressure.preemption, pressure.pauses, pressure.num_pages)
-        self.batcher = LocalBatcher(pressure.limits, pool, self.records.open, settings)
+        self.batcher = RunningBatcher(pressure.limits, pool, self.records.open, settings)
         self.outcomes: dict[SequenceKey, Outcome] = defaultdict(Outcome)
         self.num_failed_steps = 0
         self.step_sizes: list[int] = []
@@ -96,7 +95,7 @@ class PressedEngine:
             self._arrive_and_cancel()
             for tick, name in self.pressure.policies:
                 if tick == self._tick:
-                    self.batcher.set_policy(make_policy(name))
+                    self.batcher.set_policy(PolicySpec(name).make())
             self._grant()
             self._step()
             self._tick += 1
@@ -125,9 +124,9 @@ class PressedEngine:
         )
 
     def _make_swap_file(self) -> SwapFile | None:
-        num_places = self.pressure.preemption.num_places
+        num_slots = self.pressure.preemption.num_swap_slots
         page_bytes = self.runner.pages.shape[1]
-        return SwapFile(Path(tempfile.gettempdir()), page_bytes, num_places) if num_places else None
+        return SwapFile(Path(tempfile.gettempdir()), page_bytes, num_slots) if num_slots else None
 
     def _arrive_and_cancel(self) -> None:
         for index, prompt in enumerate(self.pressure.prompts):
@@ -144,12 +143,12 @@ class PressedEngine:
             assert len(plan.chunks) <= self.batcher.limits.max_num_seqs
             self.step_sizes.append(len(plan.chunks))
             if self._random.random() < self.pressure.spoil_rate and plan.swap.ins and self.swap_file is not None:
-                self.swap_file.bytes_of(self._random.choice(plan.swap.ins).place)[0] ^= 1
+                self.swap_file.bytes_of(self._random.choice(plan.swap.ins).swap_slot)[0] ^= 1
             if self._random.random() < self.pressure.failure_rate:
                 self.num_failed_steps += 1
                 self.batcher.fail_step(Failure(FailureReason.INTERNAL, "on purpose"))
             elif self.swap_file is not None:
-                mover = PageMover(HostPages(self.runner.pages), self.swap_file)
+                mover = PageSwapper(HostPages(self.runner.pages), self.swap_file)
                 self.batcher.record(plan, SwappingRunner(self.runner, mover).run(plan), self._ended_at_s())
             else:
                 assert not plan.swap
@@ -168,17 +167,17 @@ class PressedEngine:
             return
         for num_pages in (wanted.num_pages, wanted.least_pages):
             if 0 < num_pages <= len(self.free_pages):
-                self.batcher.pool.give(PageBatch(tuple(self.free_pages.pop() for _ in range(num_pages))))
+                self.batcher.pool.give(PageBundle(tuple(self.free_pages.pop() for _ in range(num_pages))))
                 return
 
-    def _take_back(self, bundle: PageBatch) -> None:
+    def _take_back(self, bundle: PageBundle) -> None:
         pages = [*bundle.page_ids, *(page_id for used in bundle.used for page_id in used.page_ids)]
         assert self.free_pages.isdisjoint(pages)
         assert len(set(pages)) == len(pages)
         self.runner.spoil(tuple(pages))
         self.free_pages.update(pages)
         if bundle.slots:
-            self.batcher.pool.give(PageBatch((), bundle.slots))
+            self.batcher.pool.give(PageBundle((), bundle.slots))
 
     def _see(self, event: Event) -> None:
         match event:

@@ -7,9 +7,8 @@ from tests.unit.engine.world import MAX_CONTEXT_TOKENS, VOCAB_SIZE, Records, lim
 
 from weir.core.life import FinishReason
 from weir.engine.batching.batcher import Batcher
-from weir.engine.batching.decode import DecodeBatcher
 from weir.engine.batching.prefill import PrefillBatcher
-from weir.engine.batching.running import RunningSettings
+from weir.engine.batching.running import RunningBatcher, RunningSettings
 from weir.engine.counters import fingerprint_of
 from weir.engine.memory.pages import PageDefect, PageNeed, PagePool
 from weir.engine.memory.preemption import PreemptionSettings
@@ -18,7 +17,7 @@ from weir.engine.messages import (
     Failure,
     FailureReason,
     HandOffReady,
-    PageBatch,
+    PageBundle,
     SequenceEnded,
     SequenceKey,
     TokenSampled,
@@ -33,14 +32,14 @@ RECORD_SLOTS = 16
 
 def prefill(records: Records, num_pages: int = NUM_PAGES, num_slots: int = 8, **changes: int) -> PrefillBatcher:
     pool = PagePool(reserve_pages=0, reserve_slots=0)
-    pool.give(PageBatch(tuple(range(num_pages)), tuple(range(num_slots))))
+    pool.give(PageBundle(tuple(range(num_pages)), tuple(range(num_slots))))
     return PrefillBatcher(limits(**changes), pool, records.open)
 
 
-def decode(num_pages: int = NUM_PAGES, **changes: int) -> DecodeBatcher:
+def decode(num_pages: int = NUM_PAGES, **changes: int) -> RunningBatcher:
     pool = PagePool(reserve_pages=0, reserve_slots=0)
-    pool.give(PageBatch(tuple(range(NUM_PAGES, NUM_PAGES + num_pages))))
-    return DecodeBatcher(limits(**changes), pool)
+    pool.give(PageBundle(tuple(range(NUM_PAGES, NUM_PAGES + num_pages))))
+    return RunningBatcher(limits(**changes), pool, Records(2 * NUM_PAGES, RECORD_SLOTS).open)
 
 
 def handed_off(records: Records, slot: int, params_: SequenceParams, first_token: int = 7) -> Arrival:
@@ -117,7 +116,7 @@ def test_pages_that_came_during_a_long_step_are_in_time(records: Records) -> Non
     batcher = prefill(records, num_pages=0)
     batcher.add(Arrival(params(tuple(range(20)))))
     assert step(batcher, now_s=0.0) is None
-    batcher.pool.give(PageBatch((0, 1)))
+    batcher.pool.give(PageBundle((0, 1)))
     assert step(batcher, now_s=100.0) is not None
 
 
@@ -137,7 +136,7 @@ def test_a_refused_hand_off_frees_the_pages_and_a_committed_one_parts_with_them(
     assert records.open(ready[1].slot).read() is not None
     assert batcher.counters.page_fingerprint == fingerprint_of(ready[1].key.request_id, ready[1].page_ids)
     with pytest.raises(PageDefect):
-        batcher.pool.part(ready[1].slot, ready[1].page_ids)
+        batcher.pool.hand_over(ready[1].slot, ready[1].page_ids)
 
 
 def test_a_cancel_during_the_hand_off_waits_for_its_outcome(records: Records) -> None:
@@ -196,7 +195,7 @@ def test_a_sequence_without_a_page_sits_out_and_goes_on_when_there_is_one(record
     wanted = batcher.wanted()
     assert wanted is not None
     assert wanted.least_pages == 1
-    batcher.pool.give(PageBatch((2 * NUM_PAGES - 1,)))
+    batcher.pool.give(PageBundle((2 * NUM_PAGES - 1,)))
     assert wanted.num_pages >= 1
     plan = batcher.decide(0.1)
     assert plan is not None
@@ -205,12 +204,13 @@ def test_a_sequence_without_a_page_sits_out_and_goes_on_when_there_is_one(record
 
 def test_of_stalled_sequences_the_latest_fails_and_its_pages_help_the_others(records: Records) -> None:
     pool = PagePool(reserve_pages=0, reserve_slots=0)
-    batcher = DecodeBatcher(limits(), pool, RunningSettings(preemption=PreemptionSettings(max_preemptions=0)))
+    settings = RunningSettings(preemption=PreemptionSettings(max_preemptions=0))
+    batcher = RunningBatcher(limits(), pool, records.open, settings)
     for slot in range(2):
         batcher.add(handed_off(records, slot, params(tuple(range(16)), slot, max_tokens=40)))
     assert step(batcher, 0.0) is None
     assert step(batcher, 2.0) is None
-    batcher.pool.give(PageBatch(batcher.take_surplus().all_page_ids))  # what its last report gave back to the arena
+    batcher.pool.give(PageBundle(batcher.take_surplus().all_page_ids))  # what its last report gave back to the arena
     plan = step(batcher, 2.0)
     assert plan is not None
     assert [chunk.slot for chunk in plan.chunks] == [0]
@@ -218,7 +218,7 @@ def test_of_stalled_sequences_the_latest_fails_and_its_pages_help_the_others(rec
     assert [end.key.request_id for end in ends] == [f"{1:032x}"]
 
 
-def test_a_sequence_never_uses_more_pages_than_were_booked(records: Records) -> None:
+def test_a_sequence_never_uses_more_pages_than_are_reserved(records: Records) -> None:
     batcher = decode()
     batcher.add(handed_off(records, 0, params(tuple(range(15)), max_tokens=40, num_reserved_pages=1)))
     while step(batcher) is not None:
@@ -227,7 +227,7 @@ def test_a_sequence_never_uses_more_pages_than_were_booked(records: Records) -> 
     end = events[-1]
     assert isinstance(end, SequenceEnded)
     assert end.failure is not None
-    assert "1 pages that were booked" in end.failure.message
+    assert "1 pages that are reserved" in end.failure.message
     assert sum(isinstance(event, TokenSampled) for event in events) == 1
 
 
@@ -242,7 +242,7 @@ def test_the_context_limit_ends_a_sequence(records: Records) -> None:
     assert sum(isinstance(event, TokenSampled) for event in events) == 2
 
 
-def test_a_hand_off_that_is_told_twice_counts_once(records: Records) -> None:
+def test_a_hand_off_that_comes_twice_counts_once(records: Records) -> None:
     batcher = decode()
     arrival = handed_off(records, 0, params((1, 2)))
     batcher.add(arrival)
@@ -265,11 +265,11 @@ def test_a_record_that_cannot_be_continued_fails_its_request_alone(records: Reco
 
 def test_the_pool_notices_a_page_that_nobody_uses() -> None:
     pool = PagePool(reserve_pages=0, reserve_slots=0)
-    pool.give(PageBatch((1, 2, 3)))
+    pool.give(PageBundle((1, 2, 3)))
     assert pool.try_take(2) is not None
     assert pool.check_integrity([], []) != []
     with pytest.raises(PageDefect, match="held already"):
-        pool.give(PageBatch((3,)))
+        pool.give(PageBundle((3,)))
 
 
 def test_the_pool_keeps_a_reserve_and_returns_what_is_above_twice_of_it() -> None:
@@ -278,8 +278,8 @@ def test_the_pool_keeps_a_reserve_and_returns_what_is_above_twice_of_it() -> Non
     wanted = pool.wanted(need)
     assert wanted is not None
     assert (wanted.num_pages, wanted.least_pages) == (6, 2)
-    pool.give(PageBatch(tuple(range(10))))
+    pool.give(PageBundle(tuple(range(10))))
     assert not pool.take_surplus(need)
-    pool.give(PageBatch((10,)))
+    pool.give(PageBundle((10,)))
     assert len(pool.take_surplus(need).page_ids) == 5
     assert pool.wanted(need) is None

@@ -1,4 +1,4 @@
-"""The engine's thread: what it does with nothing to do, with defects, and at its end."""
+"""The engine's thread: its inbox, its sleep and its end. What a turn does is tested without one, in `test_core`."""
 
 import queue
 import threading
@@ -9,8 +9,6 @@ import pytest
 from tests.unit.engine.world import VOCAB_SIZE, Records, limits, params
 
 from weir.core.clock import SystemClock
-from weir.core.cost import StepCost
-from weir.core.life import FinishReason
 from weir.engine.batching.prefill import PrefillBatcher
 from weir.engine.loop import EngineLoop, InboxFull, LoopSettings
 from weir.engine.memory.pages import PagePool
@@ -20,13 +18,11 @@ from weir.engine.messages import (
     CancelSequence,
     EngineReport,
     Event,
-    FailureReason,
     GivePages,
     HandOffReady,
-    PageBatch,
+    PageBundle,
     SequenceEnded,
     SequenceKey,
-    SetCost,
     TokenSampled,
 )
 from weir.engine.plan import StepPlan
@@ -34,7 +30,7 @@ from weir.testing.runner import HashRunner
 
 TIMEOUT_S = 5.0
 NUM_PAGES = 40
-ALL = PageBatch(tuple(range(NUM_PAGES)), tuple(range(8)))
+ALL = PageBundle(tuple(range(NUM_PAGES)), tuple(range(8)))
 
 
 class Engine:
@@ -95,7 +91,7 @@ def test_it_asks_for_pages_runs_and_returns_all_of_them_when_idle(engines: list[
     wanted = engine.wait_for(lambda report: report.wanted is not None).wanted
     assert wanted is not None
     assert (wanted.num_pages, wanted.num_slots) == (2, 1)
-    engine.loop.post(GivePages(PageBatch((4, 5, 6), (3,))))
+    engine.loop.post(GivePages(PageBundle((4, 5, 6), (3,))))
     engine.wait_for(has_ended)
     free = engine.wait_for(lambda report: bool(report.surplus.slots)).surplus
     assert free.slots == (3,)
@@ -112,35 +108,6 @@ def test_an_idle_engine_sleeps(engines: list[Engine]) -> None:
     time.sleep(0.3)
     assert engine.reports.empty()
     assert time.process_time() - before < 0.1
-
-
-def test_a_step_that_raises_fails_its_sequences_and_no_others(engines: list[Engine]) -> None:
-    def raise_once(plan: StepPlan) -> None:
-        if plan.step == 1:
-            raise ZeroDivisionError("on purpose")
-
-    engine = started(engines, Engine(raise_once))
-    engine.loop.post(GivePages(ALL))
-    engine.loop.post(prompt(1))
-    end = next(event for event in engine.wait_for(has_ended).events if isinstance(event, SequenceEnded))
-    assert end.failure is not None
-    assert end.failure.reason is FailureReason.INTERNAL
-    assert "ZeroDivisionError: on purpose" in end.failure.message
-    engine.loop.post(prompt(2))
-    end = next(event for event in engine.wait_for(has_ended).events if isinstance(event, SequenceEnded))
-    assert (end.key.request_id, end.reason) == (f"{2:032x}", FinishReason.LENGTH)
-
-
-def test_a_runner_that_forgets_a_token_is_a_failed_step(engines: list[Engine], monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = Engine()
-    run = engine.runner.run
-    monkeypatch.setattr(engine.runner, "run", lambda plan: type(run(plan))({}))
-    started(engines, engine)
-    engine.loop.post(GivePages(ALL))
-    engine.loop.post(prompt(1))
-    end = next(event for event in engine.wait_for(has_ended).events if isinstance(event, SequenceEnded))
-    assert end.failure is not None
-    assert "drew None" in end.failure.message
 
 
 def test_an_engine_whose_steps_keep_failing_gives_up_and_ends_what_it_has(engines: list[Engine]) -> None:
@@ -177,25 +144,6 @@ def test_a_prompt_is_cancelled_between_two_chunks(engines: list[Engine]) -> None
     assert engine.seen[-1].counters["prompt_tokens_computed"] == 32
 
 
-def test_what_a_waiting_prompt_lacks_is_told_before_a_long_step(engines: list[Engine]) -> None:
-    release = threading.Event()
-
-    def hold(plan: StepPlan) -> None:
-        assert release.wait(TIMEOUT_S)
-
-    engine = Engine(hold)
-    engine.loop.post(GivePages(PageBatch((0, 1), (0,))))
-    engine.loop.post(prompt(1))
-    engine.loop.post(prompt(2))
-    started(engines, engine)
-    report = engine.wait_for(lambda report: report.wanted is not None)
-    assert report.timing is None
-    engine.loop.post(GivePages(PageBatch((2, 3), (1,))))
-    release.set()
-    engine.wait_for(has_ended)
-    engine.wait_for(has_ended)
-
-
 def test_a_full_inbox_is_refused(engines: list[Engine]) -> None:
     engine = Engine(settings=LoopSettings(2))
     engine.loop.post(prompt(1))
@@ -205,7 +153,7 @@ def test_a_full_inbox_is_refused(engines: list[Engine]) -> None:
     started(engines, engine)
 
 
-def test_a_warm_up_that_fails_is_told_to_whoever_started(engines: list[Engine]) -> None:
+def test_a_warm_up_that_fails_is_raised_to_whoever_started_it(engines: list[Engine]) -> None:
     engine = Engine()
 
     def prepare() -> None:
@@ -226,13 +174,3 @@ def test_stopping_waits_for_the_running_step_and_returns_the_free_pages(engines:
         engine.seen.append(engine.reports.get())
     assert engine.seen[-1].load.num_free_pages == 0
     assert len(engine.returned_pages) == NUM_PAGES - 7
-
-
-def test_what_steps_cost_is_there_for_the_next_step(engines: list[Engine]) -> None:
-    engine = started(engines, Engine())
-    cost = StepCost(1.0, 2.0, 0.0, 3.0, 0.0)
-    engine.loop.post(SetCost(cost))
-    engine.loop.post(GivePages(ALL))
-    engine.loop.post(prompt(1))
-    engine.wait_for(lambda report: report.timing is not None)
-    assert engine.loop._batcher.pace.cost == cost

@@ -1,4 +1,4 @@
-"""Who takes whose place in a full batch, and what it costs the other."""
+"""Who is paused for whom in a full batch, and what it costs him."""
 
 from dataclasses import replace
 
@@ -7,29 +7,27 @@ from tests.unit.engine.test_batchers import NUM_PAGES, RECORD_SLOTS, handed_off
 from tests.unit.engine.world import VOCAB_SIZE, Records, limits, params
 
 from weir.core.scheduling import SchedulingParams
-from weir.engine.batching.decode import DecodeBatcher
 from weir.engine.batching.joining import Batching, JoinSettings
-from weir.engine.batching.local import LocalBatcher
-from weir.engine.batching.pausing import RestSettings
+from weir.engine.batching.pausing import PauseSettings
 from weir.engine.batching.running import RunningBatcher, RunningSettings
 from weir.engine.memory.pages import PagePool
-from weir.engine.messages import Arrival, PageBatch, TokenSampled
-from weir.policy.fcfs import FcfsParams, make
+from weir.engine.messages import Arrival, PageBundle, TokenSampled
+from weir.policy.registry import PolicySpec
 from weir.policy.seams import Policy
 from weir.testing.runner import HashRunner
 
 STEP_S = 0.1
-PREEMPTIVE: Policy = replace(make(FcfsParams()), name="by rank", is_preemptive=True)
+PREEMPTIVE: Policy = replace(PolicySpec("fcfs").make(), name="by rank", is_preemptive=True)
 
 
 class Crowd:
-    """A decode engine with two places; hand-offs of one page each."""
+    """A decode engine that computes two sequences a step; hand-offs of one page each."""
 
     def __init__(self, settings: RunningSettings | None = None, policy: Policy | None = None) -> None:
         self.records = Records(2 * NUM_PAGES, RECORD_SLOTS)
         pool = PagePool(reserve_pages=0, reserve_slots=0)
-        pool.give(PageBatch(tuple(range(NUM_PAGES, 2 * NUM_PAGES))))
-        self.batcher = DecodeBatcher(limits(max_num_seqs=2), pool, settings)
+        pool.give(PageBundle(tuple(range(NUM_PAGES, 2 * NUM_PAGES))))
+        self.batcher = RunningBatcher(limits(max_num_seqs=2), pool, self.records.open, settings)
         if policy is not None:
             self.batcher.set_policy(policy)
         self.runner = HashRunner(2 * NUM_PAGES, VOCAB_SIZE)
@@ -69,7 +67,7 @@ def test_an_urgent_hand_off_is_computed_in_the_next_step_of_a_full_batch() -> No
     crowd.add(1)
     assert crowd.steps() == [[0, 1]]
     crowd.add(2, lane=2)
-    assert crowd.steps() == [[0, 2]], "the latest of the lowest lane rests"
+    assert crowd.steps() == [[0, 2]], "the latest of the lowest lane is paused"
     pages = [s.block_table for s in crowd.batcher._ranked() if s.slot == 1]
     assert pages == [(4,)], "its pages stay"
     assert crowd.batcher.counters.pauses == 1
@@ -139,7 +137,7 @@ def test_late_in_its_life_a_sequence_yields_to_a_higher_lane_only() -> None:
 
 
 def test_nobody_rests_more_often_than_the_bound() -> None:
-    crowd = Crowd(RunningSettings(pauses=RestSettings(max_pauses=2)))
+    crowd = Crowd(RunningSettings(pauses=PauseSettings(max_pauses=2)))
     crowd.add(0, lane=3)
     crowd.add(1)
     crowd.steps()
@@ -152,8 +150,8 @@ def test_nobody_rests_more_often_than_the_bound() -> None:
     assert crowd.steps() == [[0, 1]], "it has rested twice"
 
 
-def test_after_the_longest_rest_the_next_place_is_its_own_for_good() -> None:
-    crowd = Crowd(RunningSettings(pauses=RestSettings(max_pause_s=1.0)))
+def test_after_the_longest_pause_a_sequence_joins_first_and_stays() -> None:
+    crowd = Crowd(RunningSettings(pauses=PauseSettings(max_pause_s=1.0)))
     crowd.add(0)
     crowd.add(1)
     crowd.steps()
@@ -165,7 +163,7 @@ def test_after_the_longest_rest_the_next_place_is_its_own_for_good() -> None:
     crowd.add(4, lane=2)
     assert crowd.steps() == [[0, 2]], "before one of a higher lane"
     crowd.add(5, lane=3)
-    assert crowd.steps() == [[0, 5]], "who has rested long enough is not displaced again, the other one is"
+    assert crowd.steps() == [[0, 5]], "who was paused long enough is not paused again, the other one is"
 
 
 def test_static_batches_displace_nobody() -> None:
@@ -177,13 +175,13 @@ def test_static_batches_displace_nobody() -> None:
     assert crowd.steps() == [[0, 1]]
 
 
-@pytest.mark.parametrize(("num_urgent", "num_placed"), [(1, 3), (5, 4)])
-def test_urgent_prompts_have_slots_and_pages_over_the_places_but_not_over_twice_as_many(
-    num_urgent: int, num_placed: int
+@pytest.mark.parametrize(("num_urgent", "num_admitted"), [(1, 3), (5, 4)])
+def test_urgent_prompts_have_slots_and_pages_beyond_a_full_batch_but_not_beyond_twice_as_many(
+    num_urgent: int, num_admitted: int
 ) -> None:
     pool = PagePool(reserve_pages=0, reserve_slots=0)
-    pool.give(PageBatch(tuple(range(40)), tuple(range(8))))
-    batcher = LocalBatcher(limits(max_num_seqs=2), pool, Records(40, 8).open)
+    pool.give(PageBundle(tuple(range(40)), tuple(range(8))))
+    batcher = RunningBatcher(limits(max_num_seqs=2), pool, Records(40, 8).open)
     runner = HashRunner(40, VOCAB_SIZE)
     for index in range(2):
         batcher.add(Arrival(params((1, 2, 3), index, max_tokens=50)))
@@ -192,15 +190,15 @@ def test_urgent_prompts_have_slots_and_pages_over_the_places_but_not_over_twice_
         urgent = replace(params((4, 5), 10 + index, max_tokens=50), scheduling=SchedulingParams(1))
         batcher.add(Arrival(urgent))
     assert len(computed(batcher, runner, 0.2)) == min(2, num_urgent), "the others sit out for the urgent prompts"
-    assert sum(sequence.slot is not None for sequence in batcher._ranked()) == num_placed
+    assert sum(sequence.slot is not None for sequence in batcher._ranked()) == num_admitted
     assert all(s.params.scheduling.lane_priority == 1 for s in batcher._ranked()[: min(2, num_urgent)])
     assert [s.stage.value for s in batcher._ranked()[: min(2, num_urgent)]] == ["running"] * min(2, num_urgent)
 
 
 def test_ever_more_urgent_prompts_do_not_fill_the_arena() -> None:
     pool = PagePool(reserve_pages=0, reserve_slots=0)
-    pool.give(PageBatch(tuple(range(40)), tuple(range(8))))
-    batcher = LocalBatcher(limits(max_num_seqs=2), pool, Records(40, 8).open)
+    pool.give(PageBundle(tuple(range(40)), tuple(range(8))))
+    batcher = RunningBatcher(limits(max_num_seqs=2), pool, Records(40, 8).open)
     runner = HashRunner(40, VOCAB_SIZE)
     for lane in range(4):
         for number in range(2):
@@ -208,10 +206,10 @@ def test_ever_more_urgent_prompts_do_not_fill_the_arena() -> None:
                 Arrival(replace(params((4, 5), 2 * lane + number, max_tokens=50), scheduling=SchedulingParams(lane)))
             )
         computed(batcher, runner, 0.1 * lane)
-    assert sum(sequence.slot is not None for sequence in batcher._ranked()) == 4, "twice the places"
+    assert sum(sequence.slot is not None for sequence in batcher._ranked()) == 4, "twice a full batch"
 
 
 @pytest.mark.parametrize("changes", [{"max_pauses": -1}, {"max_pause_s": -1.0}, {"max_age": 1.5}])
 def test_settings_that_make_no_sense_are_refused(changes: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="must be at least 0"):
-        RestSettings(**changes)  # type: ignore[arg-type]
+        PauseSettings(**changes)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What a policy says is what the engine does, as far as it is possible; nothing is lost when the policy changes."""
+"""The engine does what a policy decides, as far as it is possible; nothing is lost when the policy changes."""
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
@@ -9,18 +9,17 @@ from tests.unit.engine.world import Records, limits, params
 
 from weir.core.scheduling import SchedulingParams
 from weir.engine.batching.joining import Batching, JoinSettings
-from weir.engine.batching.local import LocalBatcher
-from weir.engine.batching.running import RunningSettings
+from weir.engine.batching.running import RunningBatcher, RunningSettings
 from weir.engine.memory.pages import PagePool
-from weir.engine.messages import Arrival, PageBatch
+from weir.engine.messages import Arrival, PageBundle
 from weir.engine.plan import StepResult
-from weir.policy.fcfs import FcfsParams, make
+from weir.policy.registry import PolicySpec
 from weir.policy.seams import BatchView, GateDecision, Policy, StepShare, StepView
 
 
 @dataclass
 class ScriptedGate:
-    """Says what it is told to, and keeps what it saw."""
+    """Decides what a test sets, and keeps what it saw."""
 
     decision: GateDecision = field(default_factory=lambda: GateDecision(()))
     seen: list[tuple[list[str], list[str]]] = field(default_factory=list)
@@ -51,7 +50,7 @@ class ScriptedBudget:
 
 
 def policy(gate: ScriptedGate | None = None, budget: ScriptedBudget | None = None) -> Policy:
-    return replace(make(FcfsParams()), name="scripted", gate=gate, step_budget=budget)
+    return replace(PolicySpec("fcfs").make(), name="scripted", gate=gate, step_budget=budget)
 
 
 def test_a_gate_says_who_joins_in_which_order_and_who_of_the_batch_sits_the_step_out() -> None:
@@ -61,7 +60,7 @@ def test_a_gate_says_who_joins_in_which_order_and_who_of_the_batch_sits_the_step
         crowd.add(slot)
     assert crowd.steps() == [[0, 2]]
     gate.decision = GateDecision((0,), paused=(1,))
-    assert crowd.steps() == [[0, 1]], "2 rests, 1 takes its place, and three are in the batch"
+    assert crowd.steps() == [[0, 1]], "2 is paused for 1, and three are in the batch"
     assert gate.seen == [(["0", "1", "2", "3"], []), (["1", "3"], ["0", "2"])]
     gate.decision = GateDecision((), paused=(0,))
     assert crowd.steps() == [[1, 2]]
@@ -76,7 +75,7 @@ def test_a_gate_may_hold_all_back_and_says_when_to_ask_again() -> None:
     assert crowd.batcher.next_deadline_s == 7.5
 
 
-def test_no_gate_lets_more_be_computed_than_there_are_places_nor_twice_as_many_in() -> None:
+def test_no_gate_has_more_computed_than_a_step_may_have_nor_more_than_twice_as_many_join() -> None:
     gate = ScriptedGate(GateDecision((0, 1, 2)))
     crowd = Crowd(policy=policy(gate))
     for slot in range(7):
@@ -85,7 +84,7 @@ def test_no_gate_lets_more_be_computed_than_there_are_places_nor_twice_as_many_i
     gate.decision = GateDecision((0, 1, 2), paused=(0, 1))
     assert crowd.steps() == [[2, 3]]
     gate.decision = GateDecision((0, 1), paused=(0, 1, 2, 3))
-    assert crowd.steps() == [[]], "four are in, twice the places"
+    assert crowd.steps() == [[]], "four are in, twice as many as a step has"
 
 
 @pytest.mark.parametrize("decision", [GateDecision((5,)), GateDecision((0, 0)), GateDecision((), paused=(9,))])
@@ -97,7 +96,7 @@ def test_a_gate_that_says_what_cannot_be_is_not_followed_and_counted(decision: G
     assert crowd.batcher.counters.policy_defects == 1
 
 
-def test_an_urgent_hand_off_has_its_place_under_a_gate_too() -> None:
+def test_for_an_urgent_hand_off_others_are_paused_under_a_gate_too() -> None:
     gate = ScriptedGate(GateDecision((0, 1)))
     crowd = Crowd(policy=policy(gate))
     crowd.add(0)
@@ -108,11 +107,11 @@ def test_an_urgent_hand_off_has_its_place_under_a_gate_too() -> None:
     assert crowd.steps() == [[0, 2]]
 
 
-def local(budget: ScriptedBudget, num_decoding: int = 2) -> LocalBatcher:
+def local(budget: ScriptedBudget, num_decoding: int = 2) -> RunningBatcher:
     """`num_decoding` sequences that decode, and then a prompt of 50 tokens and one of 10."""
     pool = PagePool(reserve_pages=0, reserve_slots=0)
-    pool.give(PageBatch(tuple(range(40)), tuple(range(8))))
-    batcher = LocalBatcher(
+    pool.give(PageBundle(tuple(range(40)), tuple(range(8))))
+    batcher = RunningBatcher(
         limits(max_num_batched_tokens=40), pool, Records(40, 8).open, RunningSettings(num_arena_pages=80)
     )
     for index in range(num_decoding):
@@ -126,12 +125,12 @@ def local(budget: ScriptedBudget, num_decoding: int = 2) -> LocalBatcher:
     return batcher
 
 
-def step(batcher: LocalBatcher, now_s: float) -> list[tuple[int, int]]:
+def step(batcher: RunningBatcher, now_s: float) -> list[tuple[int, int]]:
     """(sequence, tokens) of each chunk."""
     plan = batcher.decide(now_s)
     if plan is None:
         return []
-    owners = [int(owner.key.request_id, 16) for owner in batcher._planned if owner is not None]
+    owners = [int(owner.key.request_id, 16) for owner in batcher._owners if owner is not None]
     batcher.record(plan, StepResult({chunk.slot: 7 for chunk in plan.chunks if chunk.sample}), now_s + 0.5)
     return [(owner, len(chunk.token_ids)) for owner, chunk in zip(owners, plan.chunks, strict=True)]
 
@@ -155,11 +154,8 @@ def test_a_step_budget_says_which_decodes_run_and_how_many_prompt_tokens(
     (view,) = budget.views
     assert (view.now_s, view.max_tokens) == (2.0, 40)
     assert [d.num_context_tokens for d in view.decodes] == [4, 4]
-    assert [(d.last_token_at_s, d.itl_target_s, d.arrived_at_s) for d in view.decodes] == [(1.5, 0.25, 1.0)] * 2
-    assert [(p.num_left_tokens, p.num_before_tokens, p.arrived_at_s) for p in view.prefills] == [
-        (50, 0, 2.0),
-        (10, 0, 2.0),
-    ]
+    assert [(d.last_token_at_s, d.itl_target_s) for d in view.decodes] == [(1.5, 0.25)] * 2
+    assert view.prefills == [50, 10]
     assert view.page_use == (1 + 1 + 4 + 1) / 80
     assert view.num_free_tokens == (80 - 7) * 16
 
@@ -177,7 +173,7 @@ def test_a_budget_that_says_what_cannot_be_is_not_followed_and_counted(share: St
     assert budget.durations_s == [], "its step did not run"
 
 
-def test_a_step_that_failed_is_not_told_as_one_that_ran() -> None:
+def test_a_step_that_failed_is_not_reported_to_the_budget_as_one_that_ran() -> None:
     budget = ScriptedBudget(StepShare((0, 1), 20))
     batcher = local(budget)
     assert batcher.decide(2.0) is not None
@@ -193,16 +189,16 @@ def test_the_policy_changes_between_steps_and_everybody_goes_on() -> None:
     crowd.steps()
     gate.decision = GateDecision((0, 1), paused=(0, 1))
     assert crowd.steps() == [[2, 3]]
-    crowd.batcher.set_policy(make(FcfsParams()))
+    crowd.batcher.set_policy(PolicySpec("fcfs").make())
     assert crowd.batcher.policy_name == "fcfs"
-    assert crowd.steps() == [[0, 1]], "four are in the batch of two places: the first ones are computed"
+    assert crowd.steps() == [[0, 1]], "four are in a batch of two: the first ones are computed"
     crowd.end(0)
     crowd.end(1)
     assert crowd.steps() == [[2, 3]]
 
 
 def test_a_policy_without_a_gate_leaves_a_static_batch_static() -> None:
-    crowd = Crowd(RunningSettings(join=JoinSettings(Batching.STATIC)), policy=make(FcfsParams()))
+    crowd = Crowd(RunningSettings(join=JoinSettings(Batching.STATIC)), policy=PolicySpec("fcfs").make())
     crowd.add(0)
     crowd.steps()
     crowd.add(1)

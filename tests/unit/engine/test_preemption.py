@@ -9,18 +9,17 @@ from tests.unit.engine.world import VOCAB_SIZE, Records, limits, params
 
 from weir.core.life import FinishReason
 from weir.core.scheduling import SchedulingParams
-from weir.engine.batching.decode import DecodeBatcher
-from weir.engine.batching.running import RunningSettings
+from weir.engine.batching.running import RunningBatcher, RunningSettings
 from weir.engine.memory.pages import PagePool
 from weir.engine.memory.preemption import PreemptionSettings
-from weir.engine.memory.swapping import HostPages, PageMover, SwappingRunner
-from weir.engine.messages import Arrival, Failure, FailureReason, PageBatch, SequenceEnded, SequenceKey
+from weir.engine.memory.swapping import HostPages, PageSwapper, SwappingRunner
+from weir.engine.messages import Arrival, Failure, FailureReason, PageBundle, SequenceEnded, SequenceKey
 from weir.engine.plan import StepPlan
 from weir.kv.memory.swap import SwapFile
 from weir.kv.records.record import SequenceSnapshot
 from weir.testing.runner import HashRunner
 
-NUM_PLACES = 8
+NUM_SWAP_SLOTS = 8
 
 
 class Decoding:
@@ -29,12 +28,14 @@ class Decoding:
     def __init__(self, tmp_path: Path, *, num_free_pages: int, max_preemptions: int = 3, max_num_seqs: int = 8) -> None:
         self.records = Records(2 * NUM_PAGES, RECORD_SLOTS)
         pool = PagePool(reserve_pages=0, reserve_slots=0)
-        pool.give(PageBatch(tuple(range(NUM_PAGES, NUM_PAGES + num_free_pages))))
-        preemption = PreemptionSettings(after_s=0.5, max_preemptions=max_preemptions, num_places=NUM_PLACES)
-        self.batcher = DecodeBatcher(limits(max_num_seqs=max_num_seqs), pool, RunningSettings(preemption=preemption))
+        pool.give(PageBundle(tuple(range(NUM_PAGES, NUM_PAGES + num_free_pages))))
+        preemption = PreemptionSettings(after_s=0.5, max_preemptions=max_preemptions, num_swap_slots=NUM_SWAP_SLOTS)
+        self.batcher = RunningBatcher(
+            limits(max_num_seqs=max_num_seqs), pool, self.records.open, RunningSettings(preemption=preemption)
+        )
         self.runner = HashRunner(2 * NUM_PAGES, VOCAB_SIZE)
-        swap_file = SwapFile(tmp_path, self.runner.pages.shape[1], NUM_PLACES)
-        self._swapping = SwappingRunner(self.runner, PageMover(HostPages(self.runner.pages), swap_file))
+        swap_file = SwapFile(tmp_path, self.runner.pages.shape[1], NUM_SWAP_SLOTS)
+        self._swapping = SwappingRunner(self.runner, PageSwapper(HostPages(self.runner.pages), swap_file))
 
     def add(self, slot: int, lane_priority: int = 0, max_tokens: int = 30, prefix_seed: bytes = b"") -> SequenceKey:
         made = params(tuple(range(15)), slot, max_tokens=max_tokens)
@@ -76,8 +77,8 @@ def test_the_latest_of_the_lowest_lane_gives_way_and_never_a_higher_one(tmp_path
     assert decoding.steps(1, 0.5) == [[3]], "the most urgent takes the page"
     decoding.step(0.5)
     assert decoding.steps(1, 0.5) == [[0, 3]], "then slot 1 gave way to slot 0, which had waited as long"
-    away = [slot for slot in range(4) if decoding.snapshot(slot).block_table == ()]
-    assert away == [1, 2]
+    preempted = [slot for slot in range(4) if decoding.snapshot(slot).block_table == ()]
+    assert preempted == [1, 2]
 
 
 def test_with_nobody_behind_it_a_sequence_gives_way_itself(tmp_path: Path) -> None:
@@ -111,10 +112,10 @@ def test_the_record_of_a_preempted_sequence_says_that_its_pages_are_not_there(tm
     before = decoding.snapshot(1)
     assert before.num_computed_tokens == 16
     decoding.step(0.5)
-    away = decoding.snapshot(1)
-    assert (away.block_table, away.num_computed_tokens) == ((), 0)
-    assert away.output_token_ids == before.output_token_ids
-    assert away.rng_position == before.rng_position
+    preempted = decoding.snapshot(1)
+    assert (preempted.block_table, preempted.num_computed_tokens) == ((), 0)
+    assert preempted.output_token_ids == before.output_token_ids
+    assert preempted.rng_position == before.rng_position
 
 
 def test_it_comes_back_into_other_pages_with_what_it_had(tmp_path: Path) -> None:
@@ -125,7 +126,7 @@ def test_it_comes_back_into_other_pages_with_what_it_had(tmp_path: Path) -> None
     content = decoding.runner.pages[1 * 4].copy()
     decoding.step(0.5)
     decoding.steps(1, 0.5)
-    decoding.batcher.pool.give(PageBatch((100, 101, 102)))
+    decoding.batcher.pool.give(PageBundle((100, 101, 102)))
     decoding.step(0.6)
     back = decoding.snapshot(1)
     assert back.num_computed_tokens == 16
@@ -134,7 +135,7 @@ def test_it_comes_back_into_other_pages_with_what_it_had(tmp_path: Path) -> None
     assert decoding.batcher.counters.tokens_recomputed == 0
 
 
-def test_one_that_ends_while_it_is_away_leaves_its_places(tmp_path: Path) -> None:
+def test_one_that_ends_while_it_is_preempted_frees_its_swap_slots(tmp_path: Path) -> None:
     decoding = Decoding(tmp_path, num_free_pages=0)
     decoding.add(0)
     key = decoding.add(1)
@@ -146,15 +147,15 @@ def test_one_that_ends_while_it_is_away_leaves_its_places(tmp_path: Path) -> Non
     assert decoding.records.open(1).read() is None
 
 
-def test_a_lost_place_is_noticed(tmp_path: Path) -> None:
+def test_a_lost_swap_slot_is_noticed(tmp_path: Path) -> None:
     decoding = Decoding(tmp_path, num_free_pages=0)
     decoding.add(0)
     decoding.add(1)
     decoding.steps(2, 0.0)
     decoding.step(0.5)
     for sequence in decoding.batcher._sequences.values():
-        sequence.places = ()
-    assert any("swap file: 7 places" in error for error in decoding.batcher.check_integrity())
+        sequence.swap_slots = ()
+    assert any("swap file: 7 slots" in error for error in decoding.batcher.check_integrity())
 
 
 def test_nobody_overtakes_a_preempted_sequence_but_of_a_higher_lane(tmp_path: Path) -> None:
@@ -195,7 +196,9 @@ def test_a_step_that_fails_takes_nobodys_pages(tmp_path: Path) -> None:
     assert decoding.snapshot(1).num_computed_tokens == 16
 
 
-def test_a_step_that_fails_while_a_sequence_comes_back_leaves_it_away_and_its_new_pages_free(tmp_path: Path) -> None:
+def test_a_step_that_fails_while_one_comes_back_leaves_it_preempted_and_its_new_pages_free(
+    tmp_path: Path,
+) -> None:
     decoding = Decoding(tmp_path, num_free_pages=0)
     key = decoding.add(0)
     decoding.add(1)
@@ -203,7 +206,7 @@ def test_a_step_that_fails_while_a_sequence_comes_back_leaves_it_away_and_its_ne
     decoding.step(0.5)
     decoding.steps(1, 0.5)
     decoding.batcher.cancel(key)
-    decoding.batcher.pool.give(PageBatch((100, 101)))
+    decoding.batcher.pool.give(PageBundle((100, 101)))
     plan = decoding.batcher.decide(0.6)
     assert plan is not None
     assert plan.swap.ins
@@ -215,7 +218,7 @@ def test_a_step_that_fails_while_a_sequence_comes_back_leaves_it_away_and_its_ne
 
 
 def test_full_pages_of_a_prompt_go_to_the_arena_and_others_to_whoever_needs_them(tmp_path: Path) -> None:
-    """The arena alone knows whether somebody else reads a prompt's pages."""
+    """Only the arena knows whether somebody else uses a prompt's pages."""
     decoding = Decoding(tmp_path, num_free_pages=2)
     records = decoding.records
     made = replace(params(tuple(range(16)), 5, max_tokens=60), prefix_seed=b"seed")

@@ -1,17 +1,16 @@
-"""Where prompts are long and answers short: a batch of prompts is read, then all answers are written."""
+"""Where prompts are long and answers short: a batch of prompts is prefilled, then all of it is decoded."""
 
 import pytest
 from tests.unit.engine.world import VOCAB_SIZE, Records, limits, params
 
 from weir.core.life import FinishReason
 from weir.engine.batching.joining import Batching, JoinSettings
-from weir.engine.batching.local import LocalBatcher
 from weir.engine.batching.prefill_batches import PrefillBatches, PrefillBatchSettings, PrefillPhase
-from weir.engine.batching.running import RunningSettings
+from weir.engine.batching.running import RunningBatcher, RunningSettings
 from weir.engine.memory.pages import PagePool
-from weir.engine.messages import Arrival, PageBatch, SequenceEnded, TokenSampled
-from weir.policy.registry import make_policy
-from weir.policy.seams import BatchView, Decode, Member, Prefill, StepView
+from weir.engine.messages import Arrival, PageBundle, SequenceEnded, TokenSampled
+from weir.policy.registry import PolicySpec
+from weir.policy.seams import BatchView, Decode, Member, StepView
 from weir.testing.runner import HashRunner, reference_tokens
 
 MEMBER = Member("a", 100, 0, 0.0)
@@ -23,23 +22,23 @@ def gate_view(num_waiting: int, num_running: int) -> BatchView:
 
 def step_view(num_decodes: int, *prompts: int, now_s: float = 0.0) -> StepView:
     decodes = [Decode(100, 0.0, 0.0)] * num_decodes
-    return StepView(now_s, 512, decodes, [Prefill(left, 0) for left in prompts], page_use=0.5, num_free_tokens=999)
+    return StepView(now_s, 512, decodes, prompts, page_use=0.5, num_free_tokens=999)
 
 
 def switched(**changes: float) -> PrefillBatches:
-    """Has seen 400 prompt tokens and one short answer, and reads."""
+    """Has seen 400 prompt tokens and one short answer, and prefills a batch."""
     mode = PrefillBatches(PrefillBatchSettings(**changes))  # type: ignore[arg-type]
     mode.decide(gate_view(1, 0), 0.0)
     mode.plan(step_view(0, 400))
     mode.ended(5)
     mode.decide(gate_view(1, 0), 0.1)
-    assert mode.phase is PrefillPhase.READING
+    assert mode.phase is PrefillPhase.PREFILL
     return mode
 
 
 def test_it_begins_only_with_many_prompt_tokens_and_short_answers() -> None:
     for num_decodes, num_output, phase in (
-        (10, 5, PrefillPhase.READING),
+        (10, 5, PrefillPhase.PREFILL),
         (60, 5, PrefillPhase.MIXED),
         (10, 40, PrefillPhase.MIXED),
     ):
@@ -61,7 +60,7 @@ def test_reading_computes_prompts_alone_and_writing_lets_nobody_join() -> None:
     assert (len(share.decodes), share.num_prefill_tokens) == (3, 0)
     assert list(mode.decide(gate_view(2, 3), 0.3).joining) == []
     assert list(mode.decide(gate_view(2, 0), 0.4).joining) == [0, 1], "the batch has ended"
-    assert mode.phase is PrefillPhase.READING
+    assert mode.phase is PrefillPhase.PREFILL
 
 
 def test_a_batch_of_prompts_is_bounded() -> None:
@@ -75,7 +74,7 @@ def test_a_batch_of_prompts_is_bounded() -> None:
 def test_it_ends_below_the_lower_share_and_not_before() -> None:
     mode = switched()
     mode.plan(step_view(0))
-    for now_s, num_decodes, phase in ((0.2, 60, PrefillPhase.WRITING), (0.3, 50, PrefillPhase.MIXED)):
+    for now_s, num_decodes, phase in ((0.2, 60, PrefillPhase.DECODE), (0.3, 50, PrefillPhase.MIXED)):
         mode.plan(step_view(num_decodes, now_s=now_s))
         mode.decide(gate_view(0, 60), now_s)
         assert mode.phase is phase, "0.87, then 0.78 of the tokens are prompts'"
@@ -94,14 +93,14 @@ def test_settings_that_make_no_sense_are_refused(changes: dict[str, float]) -> N
         PrefillBatchSettings(**changes)  # type: ignore[arg-type]
 
 
-def local(settings: RunningSettings) -> LocalBatcher:
+def local(settings: RunningSettings) -> RunningBatcher:
     pool = PagePool(reserve_pages=0, reserve_slots=0)
-    pool.give(PageBatch(tuple(range(80)), tuple(range(20))))
-    return LocalBatcher(limits(max_num_seqs=4), pool, Records(80, 20).open, settings)
+    pool.give(PageBundle(tuple(range(80)), tuple(range(20))))
+    return RunningBatcher(limits(max_num_seqs=4), pool, Records(80, 20).open, settings)
 
 
-def shapes(batcher: LocalBatcher, number: int) -> tuple[list[tuple[int, int]], dict[str, list[int]]]:
-    """(decodes, prompt tokens) of each step that serves so many prompts, and what was said."""
+def shapes(batcher: RunningBatcher, number: int) -> tuple[list[tuple[int, int]], dict[str, list[int]]]:
+    """(decodes, prompt tokens) of each step that serves so many prompts, and the tokens of each sequence."""
     runner, steps = HashRunner(80, VOCAB_SIZE), []
     tokens: dict[str, list[int]] = {}
     for index in range(number):
@@ -123,7 +122,7 @@ def shapes(batcher: LocalBatcher, number: int) -> tuple[list[tuple[int, int]], d
                 tokens.setdefault(event.key.request_id, []).append(event.token_id)
         assert batcher.check_integrity() == ()
         bundle = batcher.pool.take_all_free()
-        batcher.pool.give(PageBatch(bundle.all_page_ids, bundle.slots))
+        batcher.pool.give(PageBundle(bundle.all_page_ids, bundle.slots))
     return steps, tokens
 
 
@@ -142,14 +141,14 @@ def test_an_engine_goes_over_to_it_and_says_the_same_tokens() -> None:
 
 def test_answers_are_not_collected_while_a_policy_decides() -> None:
     batcher = local(RunningSettings(prefill_batches=PrefillBatchSettings()))
-    batcher.set_policy(make_policy("wait"))
+    batcher.set_policy(PolicySpec("wait").make())
     shapes(batcher, 6)
     assert batcher._prefill_batches is not None
     assert len(batcher._prefill_batches._outputs) == 0
 
 
-def has_mode(batcher: LocalBatcher) -> bool:
-    return isinstance(batcher._admission.gate, PrefillBatches) and batcher._planner.shares is not None
+def has_mode(batcher: RunningBatcher) -> bool:
+    return isinstance(batcher._admission.gate, PrefillBatches) and batcher._planner.budget is not None
 
 
 def test_a_policy_with_a_say_and_a_static_batch_have_no_such_mode() -> None:
@@ -158,7 +157,7 @@ def test_a_policy_with_a_say_and_a_static_batch_have_no_such_mode() -> None:
     assert has_mode(batcher)
     found = []
     for name in ("slai", "wait", "fcfs"):
-        batcher.set_policy(make_policy(name))
+        batcher.set_policy(PolicySpec(name).make())
         found.append(has_mode(batcher))
     assert found == [False, False, True]
     assert not has_mode(

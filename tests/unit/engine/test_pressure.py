@@ -1,4 +1,4 @@
-"""Too few pages: sequences are preempted, and nothing of it shows in what they say."""
+"""Too few pages: sequences are preempted, and their tokens are those that they would have had."""
 
 import errno
 import os
@@ -14,7 +14,7 @@ from weir.core.life import FinishReason
 from weir.core.sampling import SamplingParams
 from weir.engine.batching.batcher import BatchLimits
 from weir.engine.batching.joining import Batching, JoinSettings
-from weir.engine.batching.pausing import RestSettings
+from weir.engine.batching.pausing import PauseSettings
 from weir.engine.memory.preemption import PreemptionSettings
 from weir.engine.messages import FailureReason
 from weir.kv.geometry import num_pages_for
@@ -59,7 +59,7 @@ PREEMPTIONS = st.builds(
     PreemptionSettings,
     after_s=st.sampled_from([0.0, 0.1, 0.5]),
     max_preemptions=st.sampled_from([3, 5, 1, 0]),
-    num_places=st.sampled_from([100, 5, 1, 0]),
+    num_swap_slots=st.sampled_from([100, 5, 1, 0]),
 )
 JOINS = st.builds(JoinSettings, st.sampled_from(Batching), window_s=st.sampled_from([0.0, 0.3]))
 PRESSURES = st.builds(
@@ -74,7 +74,7 @@ PRESSURES = st.builds(
     spoil_rate=st.sampled_from([0.0, 0.5]),
     seed=st.integers(0, 2**32),
     policies=st.lists(st.tuples(st.integers(0, 30), st.sampled_from(policy_names())), max_size=3).map(tuple),
-    pauses=st.builds(RestSettings, st.sampled_from([0, 1, 3]), st.sampled_from([0.0, 0.5, 10.0])),
+    pauses=st.builds(PauseSettings, st.sampled_from([0, 1, 3]), st.sampled_from([0.0, 0.5, 10.0])),
 )
 
 
@@ -133,7 +133,7 @@ def crowd(num_prompts: int, num_pages: int, **changes: int | float) -> Pressure:
         Prompt(tuple(range(index, index + 15)), 48, 0, 0, None, seed=index, prefix_seed=b"")
         for index in range(num_prompts)
     )
-    preemption = PreemptionSettings(**({"after_s": 0.0, "max_preemptions": 3, "num_places": 100} | changes))  # type: ignore[arg-type]
+    preemption = PreemptionSettings(**({"after_s": 0.0, "max_preemptions": 3, "num_swap_slots": 100} | changes))  # type: ignore[arg-type]
     return Pressure(made, num_pages, limits(NEVER_S, max_num_seqs=8), JoinSettings(), preemption)
 
 
@@ -149,7 +149,7 @@ def test_a_crowd_that_fits_a_third_is_preempted_and_served_to_the_end() -> None:
 
 
 def test_without_a_swap_file_the_lost_tokens_are_computed_again() -> None:
-    engine = PressedEngine(crowd(6, num_pages=8, num_places=0))
+    engine = PressedEngine(crowd(6, num_pages=8, num_swap_slots=0))
     engine.run()
     check(engine)
     counters = engine.batcher.counters

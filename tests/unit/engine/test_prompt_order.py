@@ -1,4 +1,4 @@
-"""Prompts are read in the order of their lanes, between any two chunks, and nobody is passed over for ever."""
+"""Prompts are computed in the order of their lanes, between any two chunks, and nobody is passed over for ever."""
 
 from dataclasses import replace
 
@@ -6,16 +6,16 @@ from tests.unit.engine.world import VOCAB_SIZE, Records, limits, params
 
 from weir.core.scheduling import SchedulingParams
 from weir.engine.batching.prefill import PrefillBatcher
-from weir.engine.batching.prompts import MAX_PASSED_OVER
+from weir.engine.batching.prompt_order import MAX_PASSED_OVER
 from weir.engine.memory.pages import PagePool
-from weir.engine.messages import Arrival, Failure, FailureReason, HandOffReady, PageBatch
-from weir.policy.registry import make_policy
+from weir.engine.messages import Arrival, Failure, FailureReason, HandOffReady, PageBundle
+from weir.policy.registry import PolicySpec
 from weir.testing.runner import HashRunner
 
 
 def prefill(num_slots: int = 8, **changes: int) -> PrefillBatcher:
     pool = PagePool(reserve_pages=0, reserve_slots=0)
-    pool.give(PageBatch(tuple(range(100)), tuple(range(num_slots))))
+    pool.give(PageBundle(tuple(range(100)), tuple(range(num_slots))))
     return PrefillBatcher(limits(**changes), pool, Records(100, 8).open)
 
 
@@ -28,7 +28,7 @@ def step(batcher: PrefillBatcher) -> list[tuple[int, int]]:
     plan = batcher.decide(0.0)
     if plan is None:
         return []
-    owners = [int(owner.key.request_id, 16) for owner in batcher._planned if owner is not None]
+    owners = [int(owner.key.request_id, 16) for owner in batcher._owners if owner is not None]
     batcher.record(plan, HashRunner(100, VOCAB_SIZE).run(plan))
     assert batcher.check_integrity() == ()
     return [(owner, len(chunk.token_ids)) for owner, chunk in zip(owners, plan.chunks, strict=True)]
@@ -44,7 +44,7 @@ def test_a_later_urgent_prompt_goes_first_in_the_next_step() -> None:
     assert step(batcher) == [(1, 32)]
 
 
-def test_an_urgent_prompt_has_a_place_at_once_where_less_urgent_ones_have_them_all() -> None:
+def test_an_urgent_prompt_is_admitted_at_once_where_less_urgent_ones_fill_the_batch() -> None:
     batcher = prefill(max_num_seqs=2, max_num_batched_tokens=64)
     add(batcher, 1, 90)
     add(batcher, 2, 90)
@@ -52,8 +52,8 @@ def test_an_urgent_prompt_has_a_place_at_once_where_less_urgent_ones_have_them_a
     add(batcher, 3, 20)
     add(batcher, 4, 20, lane=1)
     assert step(batcher) == [(4, 20)]
-    placed = [int(s.key.request_id, 16) for s in batcher._ranked() if s.slot is not None]
-    assert placed == [4, 1, 2], "3 waits for a place"
+    admitted = [int(s.key.request_id, 16) for s in batcher._ranked() if s.slot is not None]
+    assert admitted == [4, 1, 2], "3 waits"
 
 
 def test_a_prompt_has_its_pages_when_a_step_gets_to_it_and_they_are_asked_for_before() -> None:
@@ -81,7 +81,7 @@ def test_in_a_lane_a_long_prompt_is_read_to_its_end_and_the_next_has_no_pages_be
 
 def test_who_was_passed_over_too_often_and_lacks_pages_holds_no_urgent_prompt_up() -> None:
     pool = PagePool(reserve_pages=0, reserve_slots=0)
-    pool.give(PageBatch(tuple(range(4)), tuple(range(4))))
+    pool.give(PageBundle(tuple(range(4)), tuple(range(4))))
     batcher = PrefillBatcher(limits(max_num_batched_tokens=16), pool, Records(100, 8).open)
     add(batcher, 1, 90)
     for number in range(2, 4 + MAX_PASSED_OVER):
@@ -89,31 +89,31 @@ def test_who_was_passed_over_too_often_and_lacks_pages_holds_no_urgent_prompt_up
         assert step(batcher) == [(number, 16)]
         ready = [event for event in batcher.take_events() if isinstance(event, HandOffReady)]
         batcher.forget(ready[0].key)
-        pool.give(PageBatch(ready[0].page_ids, (ready[0].slot,)))
-    pool.give(PageBatch(tuple(range(4, 10))))
+        pool.give(PageBundle(ready[0].page_ids, (ready[0].slot,)))
+    pool.give(PageBundle(tuple(range(4, 10))))
     add(batcher, 99, 16, lane=1)
     assert step(batcher) == [(1, 16)], "its turn, now that it has pages"
 
 
 def test_while_a_prompt_waits_for_pages_those_that_have_theirs_are_read() -> None:
     pool = PagePool(reserve_pages=0, reserve_slots=0)
-    pool.give(PageBatch(tuple(range(7)), tuple(range(4))))
+    pool.give(PageBundle(tuple(range(7)), tuple(range(4))))
     batcher = PrefillBatcher(limits(max_num_batched_tokens=32), pool, Records(100, 8).open)
     add(batcher, 1, 90)
     assert step(batcher) == [(1, 32)]
     add(batcher, 2, 90, lane=1)
     assert [step(batcher) for _ in range(2)] == [[(1, 32)], [(1, 26)]]
-    pool.give(PageBatch(tuple(range(7, 14))))
+    pool.give(PageBundle(tuple(range(7, 14))))
     assert step(batcher) == [(2, 32)]
 
 
-def test_who_lacked_pages_once_waits_for_a_place_that_an_urgent_prompt_took_and_does_not_fail() -> None:
+def test_who_lacked_pages_once_waits_for_an_urgent_prompt_and_does_not_fail() -> None:
     pool = PagePool(reserve_pages=0, reserve_slots=0)
-    pool.give(PageBatch((0,), (0, 1)))
+    pool.give(PageBundle((0,), (0, 1)))
     batcher = PrefillBatcher(limits(max_num_seqs=1, max_num_batched_tokens=16), pool, Records(100, 8).open)
     add(batcher, 1, 90)
     assert batcher.decide(0.0) is None, "too few pages for it"
-    pool.give(PageBatch(tuple(range(1, 100))))
+    pool.give(PageBundle(tuple(range(1, 100))))
     add(batcher, 2, 90, lane=1)
     for now_s in (1.0, 2.0, 7.0):
         plan = batcher.decide(now_s)
@@ -124,7 +124,7 @@ def test_who_lacked_pages_once_waits_for_a_place_that_an_urgent_prompt_took_and_
     assert batcher.check_integrity() == ()
 
 
-def test_urgent_prompts_have_twice_the_places_at_most_and_only_over_those_being_read() -> None:
+def test_urgent_prompts_fill_a_batch_twice_at_most_and_only_beyond_those_being_computed() -> None:
     batcher = prefill(max_num_seqs=2, max_num_batched_tokens=128)
     add(batcher, 1, 90)
     add(batcher, 2, 90)
@@ -162,7 +162,7 @@ def test_under_a_stream_of_urgent_prompts_another_one_is_still_read() -> None:
 
 def test_prompts_of_one_lane_go_in_their_order_whatever_the_policy() -> None:
     batcher = prefill(max_num_batched_tokens=16)
-    batcher.set_policy(make_policy("srtf"))
+    batcher.set_policy(PolicySpec("srtf").make())
     add(batcher, 1, 40)
     add(batcher, 2, 4)
     assert step(batcher) == [(1, 16)]

@@ -10,8 +10,7 @@ from tests.unit.engine.world import VOCAB_SIZE, Records, limits, params
 from weir.core.clock import SystemClock
 from weir.core.life import FinishReason
 from weir.engine.batching.joining import Batching, JoinSettings
-from weir.engine.batching.local import LocalBatcher
-from weir.engine.batching.running import RunningSettings
+from weir.engine.batching.running import RunningBatcher, RunningSettings
 from weir.engine.loop import EngineLoop, LoopSettings
 from weir.engine.memory.pages import PagePool
 from weir.engine.memory.preemption import PreemptionSettings
@@ -20,12 +19,12 @@ from weir.engine.messages import (
     Arrival,
     EngineReport,
     GivePages,
-    PageBatch,
+    PageBundle,
     SequenceEnded,
     SetPolicy,
     StepTiming,
 )
-from weir.policy.registry import make_policy
+from weir.policy.registry import PolicySpec
 from weir.testing.runner import HashRunner
 
 TIMEOUT_S = 10.0
@@ -39,7 +38,7 @@ class Engine:
         self.reports: queue.Queue[EngineReport] = queue.Queue()
         self.last_report = EngineReport()
         self.last_timing: StepTiming | None = None
-        self.batcher = LocalBatcher(
+        self.batcher = RunningBatcher(
             limits(), PagePool(reserve_pages=0, reserve_slots=0), Records(NUM_PAGES, 8).open, settings
         )
         runner = HashRunner(NUM_PAGES, VOCAB_SIZE)
@@ -54,7 +53,7 @@ class Engine:
             ends += [event for event in report.events if isinstance(event, SequenceEnded)]
             if report.surplus:  # whoever owns the arena would do so
                 pages = [*report.surplus.page_ids, *(page for used in report.surplus.used for page in used.page_ids)]
-                self.loop.post(GivePages(PageBatch(tuple(pages), report.surplus.slots)))
+                self.loop.post(GivePages(PageBundle(tuple(pages), report.surplus.slots)))
         return ends
 
 
@@ -69,7 +68,7 @@ def engines() -> Iterator[list[Engine]]:
 def start(engines: list[Engine], settings: RunningSettings, num_pages: int, *arrivals: Arrival) -> Engine:
     engine = Engine(settings)
     engines.append(engine)
-    engine.loop.post(GivePages(PageBatch(tuple(range(num_pages)), tuple(range(8)))))
+    engine.loop.post(GivePages(PageBundle(tuple(range(num_pages)), tuple(range(8)))))
     for arrival in arrivals:
         engine.loop.post(AddSequence(arrival))
     engine.loop.start(lambda: None).result(TIMEOUT_S)
@@ -90,7 +89,7 @@ def test_a_policy_is_taken_between_steps_and_named_in_reports(engines: list[Engi
     engine = start(engines, RunningSettings(), 30, *arrivals)
     names = ("slai", "srtf", "wait", "fcfs")
     for name in names:
-        engine.loop.post(SetPolicy(make_policy(name)))
+        engine.loop.post(SetPolicy(PolicySpec(name).make()))
     ends = engine.wait_for_ends(4)
     assert [end.reason for end in ends] == [FinishReason.LENGTH] * 4
     assert engine.last_report.policy == "fcfs"

@@ -7,11 +7,10 @@ from tests.unit.engine.world import VOCAB_SIZE, Outcome, Request, Schedule, Worl
 
 from weir.core.attempt import Attempt
 from weir.core.sampling import SamplingParams
-from weir.engine.history import GrowingHistory
 from weir.engine.messages import Arrival, SequenceKey
 from weir.engine.plan import StepPlan, StepResult
-from weir.engine.result_check import StepDefect, check_result
-from weir.engine.sequence import Sequence
+from weir.engine.recording import StepDefect, check_result
+from weir.engine.sequence import GrowingHistory, Sequence
 from weir.testing.runner import reference_tokens
 
 TOKEN_IDS = st.integers(0, VOCAB_SIZE - 1)
@@ -70,16 +69,16 @@ def check(request: Request, outcome: Outcome) -> None:
         check_prompt(request, outcome)
     assert outcome.token_ids == expected[: len(outcome.token_ids)]
     if request.sampling.logprobs is not None:
-        assert [told.token_id for told in outcome.logprobs] == outcome.token_ids
-        assert {len(told.top) for told in outcome.logprobs} <= {request.sampling.logprobs}
+        assert [entry.token_id for entry in outcome.logprobs] == outcome.token_ids
+        assert {len(entry.top) for entry in outcome.logprobs} <= {request.sampling.logprobs}
 
 
 def check_prompt(request: Request, outcome: Outcome) -> None:
     if request.sampling.prompt_logprobs is None:
         assert outcome.prompt_logprobs == []
         return
-    assert tuple(told.token_id for told in outcome.prompt_logprobs) == request.prompt_token_ids[1:]
-    assert {len(told.top) for told in outcome.prompt_logprobs} <= {request.sampling.prompt_logprobs}
+    assert tuple(entry.token_id for entry in outcome.prompt_logprobs) == request.prompt_token_ids[1:]
+    assert {len(entry.top) for entry in outcome.prompt_logprobs} <= {request.sampling.prompt_logprobs}
 
 
 SCHEDULES = st.builds(
@@ -150,10 +149,10 @@ def sequence_of(sampling: SamplingParams, num_prompt_tokens: int = 5) -> Sequenc
 @pytest.mark.parametrize(
     ("sampling", "result", "problem"),
     [
-        (SamplingParams(logprobs=0), StepResult({3: 1}), "the drawn token has no log-probability"),
+        (SamplingParams(logprobs=0), StepResult({3: 1}), "the sampled token has no log-probability"),
         (SamplingParams(prompt_logprobs=0), StepResult({3: 1}), "0 of 4 tokens of the prompt were scored"),
-        (SamplingParams(), StepResult({3: VOCAB_SIZE}), "drew 50, the vocabulary has 50"),
-        (SamplingParams(), StepResult({}), "drew None"),
+        (SamplingParams(), StepResult({3: VOCAB_SIZE}), "sampled 50, the vocabulary has 50"),
+        (SamplingParams(), StepResult({}), "sampled None"),
     ],
     ids=["no logprobs", "no scores", "no token of the vocabulary", "no token"],
 )
@@ -182,7 +181,7 @@ def test_a_history_that_was_handed_out_does_not_change_when_the_sequence_grows()
     history = GrowingHistory([1, 2, 3], 2)
     views = []
     for token_id in range(600):
-        views.append(history.so_far())
+        views.append(history.view())
         history.append(token_id)
     for length, view in enumerate(views):
         assert view.token_ids.tolist() == [1, 2, 3, *range(length)]

@@ -10,11 +10,11 @@ from tests.unit.engine.world import Records, limits, params
 
 from weir.core.cost import StepCost
 from weir.engine.batching.batcher import Batcher
-from weir.engine.batching.local import LocalBatcher
 from weir.engine.batching.prefill import PrefillBatcher
-from weir.engine.batching.step_pace import FIRST_TOKENS, LEAST_TOKENS, StepPace
+from weir.engine.batching.running import RunningBatcher
+from weir.engine.batching.step_pace import FIRST_TOKENS, MIN_TOKENS, StepPace
 from weir.engine.memory.pages import PagePool
-from weir.engine.messages import Arrival, PageBatch
+from weir.engine.messages import Arrival, PageBundle
 from weir.engine.plan import StepPlan, StepResult
 from weir.policy.seams import StepShare
 
@@ -42,7 +42,7 @@ def test_without_a_target_a_step_takes_all_that_fits() -> None:
 def test_full_steps_soon_last_about_the_target(base_ms: float, token_ms: float, most: int) -> None:
     pace = StepPace(most, TARGET_S)
     last_s = follow(pace, 30, base_ms / 1e3, token_ms / 1e3)[-1]
-    assert last_s <= 1.1 * TARGET_S or pace.num_tokens == LEAST_TOKENS
+    assert last_s <= 1.1 * TARGET_S or pace.num_tokens == MIN_TOKENS
     assert last_s >= 0.8 * TARGET_S or pace.num_tokens == most
     assert pace.num_tokens == most or pace.num_tokens % 16 == 0
 
@@ -57,7 +57,7 @@ def test_a_fast_machine_has_its_whole_budget_after_some_steps() -> None:
 def test_on_a_slow_machine_steps_are_not_cut_to_nothing() -> None:
     pace = StepPace(2048, TARGET_S)
     follow(pace, 30, 0.1, 1.0)
-    assert pace.num_tokens == LEAST_TOKENS
+    assert pace.num_tokens == MIN_TOKENS
 
 
 def test_one_step_that_the_machine_held_up_costs_less_than_a_third_of_the_budget() -> None:
@@ -82,16 +82,16 @@ def test_short_steps_of_a_few_tokens_say_nothing_of_full_ones() -> None:
     assert pace.num_tokens < before, "decodes beside them, or context: too long is too long"
 
 
-def make(kind: type[PrefillBatcher] | type[LocalBatcher], target_s: float = TARGET_S) -> Batcher:
+def make(kind: type[PrefillBatcher] | type[RunningBatcher], target_s: float = TARGET_S) -> Batcher:
     pool = PagePool(reserve_pages=0, reserve_slots=0)
-    pool.give(PageBatch(tuple(range(200)), tuple(range(8))))
+    pool.give(PageBundle(tuple(range(200)), tuple(range(8))))
     bounds = replace(
         limits(max_num_batched_tokens=1024, chunk_tokens=1024), max_context_tokens=3000, target_step_s=target_s
     )
     return kind(bounds, pool, Records(200, 8, 3000).open)
 
 
-def read(batcher: Batcher, token_s: float, num_steps: int) -> list[int]:
+def run_steps(batcher: Batcher, token_s: float, num_steps: int) -> list[int]:
     """Tokens of each step, each of which takes `token_s` a token."""
     sizes, now_s = [], 1.0
     for _ in range(num_steps):
@@ -108,40 +108,40 @@ def sampled(plan: StepPlan) -> StepResult:
 
 
 def test_a_worker_that_reads_prompts_keeps_to_the_target() -> None:
-    for kind in (PrefillBatcher, LocalBatcher):
+    for kind in (PrefillBatcher, RunningBatcher):
         batcher = make(kind)
         batcher.add(Arrival(params(tuple(k % 50 for k in range(2900)), num_reserved_pages=190)))
-        sizes = read(batcher, 0.001, 12)
+        sizes = run_steps(batcher, 0.001, 12)
         assert sizes[0] == FIRST_TOKENS
         assert sizes[-1] == 192
         assert batcher.load.max_step_tokens == 192
 
 
 def test_without_a_target_a_worker_reads_as_much_as_a_step_may_hold() -> None:
-    for kind in (PrefillBatcher, LocalBatcher):
+    for kind in (PrefillBatcher, RunningBatcher):
         batcher = make(kind, math.inf)
         batcher.add(Arrival(params(tuple(k % 50 for k in range(2900)), num_reserved_pages=190)))
-        assert read(batcher, 1.0, 2) == [1024, 1024]
+        assert run_steps(batcher, 1.0, 2) == [1024, 1024]
         assert batcher.load.max_step_tokens == 1024
 
 
 def test_decodes_are_not_held_back_for_the_target() -> None:
-    batcher = make(LocalBatcher)
+    batcher = make(RunningBatcher)
     for index in range(3):
         batcher.add(Arrival(params((1, 2, 3), index, max_tokens=90)))
-    read(batcher, 0.0, 1)
-    assert read(batcher, 9.0, 3) == [3, 3, 3]
+    run_steps(batcher, 0.0, 1)
+    assert run_steps(batcher, 9.0, 3) == [3, 3, 3]
 
 
 def test_a_policy_fills_steps_of_the_size_that_fits_and_knows_what_steps_cost() -> None:
-    batcher = make(LocalBatcher)
+    batcher = make(RunningBatcher)
     batcher.add(Arrival(params((1, 2, 3), 0, max_tokens=90)))
-    read(batcher, 0.0, 1)
+    run_steps(batcher, 0.0, 1)
     batcher.add(Arrival(params(tuple(k % 50 for k in range(2900)), 1, num_reserved_pages=190)))
     budget = ScriptedBudget(StepShare((0,), 100))
     batcher.set_policy(policy(budget=budget))
-    read(batcher, 0.001, 1)
+    run_steps(batcher, 0.001, 1)
     batcher.pace.cost = StepCost(1.0, 2.0, 0.0, 3.0, 0.0)
-    read(batcher, 0.001, 1)
+    run_steps(batcher, 0.001, 1)
     assert [view.cost for view in budget.views] == [None, batcher.pace.cost]
     assert budget.views[0].max_tokens == FIRST_TOKENS + 1

@@ -9,8 +9,8 @@ from weir.core.clock import ManualClock
 from weir.core.logprobs import TokenLogprobs
 from weir.core.sampling import SamplingParams, StopRules
 from weir.engine.batching.batcher import Batcher, BatchLimits
-from weir.engine.batching.decode import DecodeBatcher
 from weir.engine.batching.prefill import PrefillBatcher
+from weir.engine.batching.running import RunningBatcher
 from weir.engine.memory.pages import PagePool
 from weir.engine.messages import (
     Arrival,
@@ -18,7 +18,7 @@ from weir.engine.messages import (
     Failure,
     FailureReason,
     HandOffReady,
-    PageBatch,
+    PageBundle,
     PromptScored,
     SequenceEnded,
     SequenceKey,
@@ -115,7 +115,7 @@ class Outcome:
 
 
 class World:
-    """Runs a schedule to its end; `outcomes` tells what came out."""
+    """Runs a schedule to its end; `outcomes` is what came out."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
@@ -128,7 +128,9 @@ class World:
         self.prefill = PrefillBatcher(
             schedule.prefill_limits, PagePool(reserve_pages=reserve, reserve_slots=1), self.records.open
         )
-        self.decode = DecodeBatcher(schedule.decode_limits, PagePool(reserve_pages=reserve, reserve_slots=0))
+        self.decode = RunningBatcher(
+            schedule.decode_limits, PagePool(reserve_pages=reserve, reserve_slots=0), self.records.open
+        )
         self.outcomes: dict[SequenceKey, Outcome] = defaultdict(Outcome)
         self._random = random.Random(schedule.seed)
         self._cancelled: set[SequenceKey] = set()
@@ -219,10 +221,10 @@ class World:
             if num_pages <= len(self.free_pages) and num_slots <= len(self.free_slots):
                 pages = tuple(self.free_pages.pop() for _ in range(num_pages))
                 slots = tuple(self.free_slots.pop() for _ in range(num_slots))
-                batcher.pool.give(PageBatch(pages, slots))
+                batcher.pool.give(PageBundle(pages, slots))
                 return
 
-    def _take_back(self, bundle: PageBatch) -> None:
+    def _take_back(self, bundle: PageBundle) -> None:
         assert self.free_pages.isdisjoint(bundle.all_page_ids)
         assert self.free_slots.isdisjoint(bundle.slots)
         self.runner.spoil(bundle.all_page_ids)
@@ -234,10 +236,10 @@ class World:
             case PromptScored(key, first_index, logprobs):
                 assert first_index == len(self.outcomes[key].prompt_logprobs) + 1
                 self.outcomes[key].prompt_logprobs.extend(logprobs)
-            case TokenSampled(key, index, token_id, told):
+            case TokenSampled(key, index, token_id, sampled):
                 assert index == len(self.outcomes[key].token_ids)
                 self.outcomes[key].token_ids.append(token_id)
-                self.outcomes[key].logprobs += [] if told is None else [told]
+                self.outcomes[key].logprobs += [] if sampled is None else [sampled]
             case SequenceEnded(key):
                 self.outcomes[key].ends.append(event)
             case HandOffReady(key, slot, _):

@@ -1,8 +1,8 @@
 """What the slack of decodes leaves for prompts, where the general cases say nothing."""
 
 from weir.policy.dynamic_chunk import DynamicChunk
-from weir.policy.registry import make_policy
-from weir.policy.seams import Decode, Prefill, StepShare, StepView
+from weir.policy.registry import PolicySpec
+from weir.policy.seams import Decode, StepShare, StepView
 
 
 def chunk_beside(decodes: list[Decode]) -> int:
@@ -11,7 +11,7 @@ def chunk_beside(decodes: list[Decode]) -> int:
     for number in range(4000):
         share = StepShare((), 128 * (number % 16))
         budget.stepped(0.005 + 0.0001 * share.num_prefill_tokens, share)
-    return budget.plan(StepView(100.0, 4096, decodes, [Prefill(9000, 0)], 0.5, 10**6)).num_prefill_tokens
+    return budget.plan(StepView(100.0, 4096, decodes, [9000], 0.5, 10**6)).num_prefill_tokens
 
 
 def test_the_most_urgent_decode_says_how_large_a_chunk_is_wherever_it_stands() -> None:
@@ -30,4 +30,4 @@ def test_prompts_do_not_starve_beside_more_decodes_than_the_smallest_step_has() 
 
 
 def test_the_hybrid_without_dynamic_chunks_leaves_the_step_to_the_batcher() -> None:
-    assert make_policy("hybrid", {"dynamic_chunk": 0}).step_budget is None
+    assert PolicySpec("hybrid", {"dynamic_chunk": 0}).make().step_budget is None

@@ -86,7 +86,7 @@ def test_what_a_step_leaves_of_its_share_is_not_lost() -> None:
 
 
 def test_wait_waits_for_no_more_than_there_is_room_for() -> None:
-    """Fifty a second, five a step; pages for 57 that write 10 tokens after 100: beside 54 there is room for three."""
+    """Fifty a second, five a step; pages for 57 with 10 tokens after 100: beside 54 there is room for three."""
     gate = gate_of("wait", base_ms=100, token_ms=0, max_wait_s=0.5, safety=0)
     arrivals = [member(f"a{n}", 10.0, since_s=n / 50) for n in range(150)]
     for second in range(3):
@@ -174,8 +174,8 @@ def test_nested_wait_stands_open_until_it_knows_answers_and_waits_for_its_share_
 
 
 def test_a_segment_runs_only_if_the_one_before_it_does() -> None:
-    """While the first one waits for entrants those within the second rest, and who stands before it, of whom it needs
-    no more."""
+    """While the first one waits for entrants those within the second are paused, and who stands before it, of whom it
+    needs no more."""
     batch = [member(f"m{n}", None, num_emitted) for n, num_emitted in enumerate((15, 15, 10))]
     held = nested_gate(20).decide(view([member("b", None, since_s=3.0)], batch, 64), 3.1)
     assert (list(held.joining), sorted(held.paused)) == ([], [0, 1, 2])

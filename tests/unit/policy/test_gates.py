@@ -10,7 +10,7 @@ from weir.policy.fluid import Flow, balanced_step_s, longest_step_s
 from weir.policy.nested_wait import segments, token_variance
 from weir.policy.seams import BatchView, Gate, GateDecision, Member
 from weir.policy.wait import WaitParams, shares
-from weir.policy.wma import RequestLengths, WmaGate, WmaLimits, waste
+from weir.policy.wma import RequestLengths, WmaGate, waste
 
 
 def test_the_balance_of_the_fluid_is_that_of_the_paper() -> None:
@@ -76,21 +76,21 @@ def test_where_there_is_no_place_nobody_joins(name: str) -> None:
 
 
 class OpenGate:
-    """Whoever finds a place joins."""
+    """Whoever finds room joins."""
 
     next_deadline_s = None
 
     def decide(self, view: BatchView, now_s: float) -> GateDecision:
-        return GateDecision(range(min(len(view.waiting), view.num_places - len(view.running))))
+        return GateDecision(range(min(len(view.waiting), view.max_running - len(view.running))))
 
 
 @pytest.mark.parametrize("max_variation", [0.0, 2.0])
 def test_wait_keeps_the_pages_within_the_fluid_and_an_open_gate_does_not(max_variation: float) -> None:
-    """Each comes to 150 tokens and a pool holds 3,000; 40 places would need up to 6,000."""
+    """Each comes to 150 tokens and a pool holds 3,000; 40 of them would need up to 6,000."""
 
     def run(gate: Gate) -> GateWorld:
         jobs = [Job(f"j{n}", 0.02 * n + 0.15 * math.sin(n / 30), 100, 50, 50.0) for n in range(400)]
-        world = GateWorld(gate, jobs, num_places=40, num_pool_tokens=3000)
+        world = GateWorld(gate, jobs, max_running=40, num_pool_tokens=3000)
         world.run()
         return world
 
@@ -112,7 +112,7 @@ def test_nested_wait_cuts_answers_at_their_quantiles() -> None:
 
 
 def test_nested_wait_leaves_pages_for_how_many_outlive_a_segment() -> None:
-    """Half write 10 tokens, half 30: of 20 ages a half is there, by chance; of one length there is no chance at all."""
+    """Half get 10 tokens, half 30: of 20 ages a half is there, by chance; of one length there is no chance at all."""
     variance = token_variance(100, 0.0, [10, 30])
     assert variance == pytest.approx(sum(0.25 * (100 + age) ** 2 for age in range(10, 30)), rel=0.02)
     assert token_variance(100, 0.0, [30, 30]) == 0
@@ -161,7 +161,7 @@ def test_srtf_computes_those_with_least_left_whether_they_run_or_wait() -> None:
 
 
 def test_srtf_counts_what_is_left_and_not_what_was_predicted() -> None:
-    """Of 100 tokens 60 are written: 40 are left, fewer than the newcomer's 50."""
+    """Of 100 tokens 60 are there: 40 are left, fewer than the newcomer's 50."""
     decision = gate_of("srtf").decide(view([member("new", 50.0)], [member("old", 100.0, 60)], 1), 1.0)
     assert (list(decision.joining), list(decision.paused)) == ([], [])
 
@@ -172,7 +172,7 @@ def test_srtf_counts_a_rest_once_however_long_it_is() -> None:
     for step in range(5):
         assert list(gate.decide(view([], [old, short], 1), step / 10).paused) == [0]
     assert list(gate.decide(view([], [old], 1), 0.6).paused) == []
-    assert list(gate.decide(view([], [old, short], 1), 0.7).paused) == [0], "its second rest"
+    assert list(gate.decide(view([], [old, short], 1), 0.7).paused) == [0], "its second pause"
     assert list(gate.decide(view([], [old], 1), 0.8).paused) == []
     assert list(gate.decide(view([], [old, short], 1), 0.9).paused) == [1], "it had two"
 
@@ -226,15 +226,15 @@ def test_wasted_memory_access_is_that_of_the_paper() -> None:
 def test_a_static_batch_is_of_similar_requests_and_starts_with_the_first() -> None:
     short, long = [member(f"s{n}", 10.0) for n in range(3)], [member(f"l{n}", 900.0) for n in range(2)]
     mixed = [long[0], short[0], long[1], short[1], short[2]]
-    gate = WmaGate(WmaLimits(max_waste=50_000, max_batch=8, max_hold_s=0))
+    gate = WmaGate(max_waste=50_000, max_batch=8, max_hold_s=0)
     assert gate.decide(view(mixed, [], 8), 0.0).joining == [0, 2]
     assert gate.decide(view(mixed[1:], [], 8), 0.0).joining == [0, 2, 3]
     assert gate.decide(view(mixed, [member("r", 5.0)], 8), 0.0).joining == ()
 
 
 def test_who_could_join_two_batches_joins_where_it_wastes_less() -> None:
-    """120 tokens of answer beside 10 waste 110 * 100 + 7,095 reads, beside 300 they waste 180 * 100 + 37,710."""
-    gate = WmaGate(WmaLimits(max_waste=60_000, max_batch=8, max_hold_s=0))
+    """120 tokens of answer beside 10 waste 110 * 100 + 7,095 tokens, beside 300 they waste 180 * 100 + 37,710."""
+    gate = WmaGate(max_waste=60_000, max_batch=8, max_hold_s=0)
     three = [member("a", 10.0), member("b", 300.0), member("c", 120.0)]
     assert gate.decide(view(three, [], 8), 0.0).joining == [0, 2]
     assert gate.decide(view([three[1], three[0], three[2]], [], 8), 0.0).joining == [0]
@@ -242,13 +242,13 @@ def test_who_could_join_two_batches_joins_where_it_wastes_less() -> None:
 
 def test_a_static_batch_holds_no_more_than_the_pages_do() -> None:
     """Two of 100 + 900 tokens fit into 2,500, three do not."""
-    gate = WmaGate(WmaLimits(max_waste=50_000, max_batch=8, max_hold_s=0))
+    gate = WmaGate(max_waste=50_000, max_batch=8, max_hold_s=0)
     three = [member(f"l{n}", 900.0) for n in range(3)]
     assert gate.decide(BatchView(three, [], 8, 2500, 2500), 0.0).joining == [0, 1]
 
 
 def test_a_static_batch_that_is_not_full_is_held_back_for_a_while() -> None:
-    gate = WmaGate(WmaLimits(max_waste=50_000, max_batch=2, max_hold_s=1))
+    gate = WmaGate(max_waste=50_000, max_batch=2, max_hold_s=1)
     one = [member("a", 10.0, since_s=3.0)]
     assert gate.decide(view(one, [], 8), 3.5).joining == ()
     assert gate.next_deadline_s == 4.0

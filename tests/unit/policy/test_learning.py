@@ -4,13 +4,12 @@ import pytest
 from tests.contract.policy_requests import waiting
 
 from weir.policy import magnus
-from weir.policy.least_squares import LeastSquares
+from weir.policy.estimators import LeastSquares, RecentMean
 from weir.policy.magnus import MagnusOrder, MagnusParams
-from weir.policy.means import RecentMean
 
 
-class Noted:
-    """A serving time that notes what it is told."""
+class RecordedServingTime:
+    """Remembers what it was given to learn from."""
 
     def __init__(self) -> None:
         self.observed: list[tuple[float, float, float]] = []
@@ -40,25 +39,25 @@ def test_a_fit_begins_at_its_prior_and_leaves_it_as_observations_come() -> None:
     assert fit.predict((1.0,)) == pytest.approx(10 * weight / (weight + 1))
 
 
-def test_a_request_that_ends_twice_is_learnt_from_once() -> None:
-    noted = Noted()
-    order = MagnusOrder(MagnusParams(), noted)
+def test_a_request_that_ends_twice_is_learned_from_once() -> None:
+    serving_time = RecordedServingTime()
+    order = MagnusOrder(MagnusParams(), serving_time)
     order.started("a", 1.0)
     for now_s in (3.0, 99.0):
         order.finished(waiting("a", prompt=70), 7, now_s)
     order.finished(waiting("never started"), 7, 99.0)
-    assert noted.observed == [(70, 7, 2.0)]
+    assert serving_time.observed == [(70, 7, 2.0)]
 
 
 def test_of_requests_that_never_end_only_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(magnus, "_MAX_STARTED", 3)
-    noted = Noted()
-    order = MagnusOrder(MagnusParams(), noted)
+    serving_time = RecordedServingTime()
+    order = MagnusOrder(MagnusParams(), serving_time)
     for number in range(5):
         order.started(f"r{number}", float(number))
     for number in range(5):
         order.finished(waiting(f"r{number}"), 1, 10.0)
-    assert [seconds for _, _, seconds in noted.observed] == [8.0, 7.0, 6.0]
+    assert [seconds for _, _, seconds in serving_time.observed] == [8.0, 7.0, 6.0]
 
 
 def test_a_serving_time_of_nothing_is_still_a_time() -> None:

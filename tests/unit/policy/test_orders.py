@@ -7,13 +7,13 @@ import pytest
 from tests.contract.policy_requests import waiting
 
 from weir.policy.magnus import LinearServingTime, MagnusParams
-from weir.policy.registry import make_policy
+from weir.policy.registry import PolicySpec
 from weir.policy.seams import Order, Waiting
 
 
 def order_of(name: str, requests: Sequence[Waiting], now_s: float, params: Mapping[str, float] | None = None) -> str:
     """Ids in the order in which they are taken at one instant."""
-    return drained(make_policy(name, params).order, requests, now_s)
+    return drained(PolicySpec(name, params or {}).make().order, requests, now_s)
 
 
 def drained(order: Order, requests: Sequence[Waiting], now_s: float) -> str:
@@ -44,7 +44,7 @@ def test_the_highest_score_is_the_shortest_and_goes_first() -> None:
 
 
 def test_a_request_without_a_score_ranks_as_the_mean_of_those_that_ended() -> None:
-    order = make_policy("ltr").order
+    order = PolicySpec("ltr").make().order
     for number, score in enumerate((4.0, 2.0)):
         order.finished(waiting(f"{number}", score=score), 10, 1.0)
     requests = [waiting("a"), waiting("b", score=2.9), waiting("c", score=3.1)]
@@ -62,7 +62,7 @@ def test_whoever_was_passed_over_often_enough_gets_every_other_pick() -> None:
 
 def test_who_came_a_moment_ago_has_not_been_passed_over() -> None:
     """Three picks are made before they come; only picks from then on count."""
-    queue = make_policy("ltr", {"threshold_picks": 3, "period": 1}).order.new_queue()
+    queue = PolicySpec("ltr", {"threshold_picks": 3, "period": 1}).make().order.new_queue()
     for name in "abc":
         queue.add(waiting(name, 0.0))
     for name in "abc":
@@ -84,7 +84,7 @@ def test_a_batch_of_a_bucket_that_runs_dry_is_not_filled_from_another() -> None:
 
 
 def test_the_fewest_predicted_tokens_go_first_and_what_has_ended_stands_for_no_prediction() -> None:
-    order = make_policy("srtf").order
+    order = PolicySpec("srtf").make().order
     requests = [waiting("a"), waiting("b", output=90.0), waiting("c", output=110.0)]
     assert drained(order, requests, 1.0) == "bca"  # nothing has ended: as many as its max_tokens
     order.finished(waiting("z"), 100, 1.0)
@@ -114,7 +114,7 @@ def test_the_highest_response_ratio_goes_first() -> None:
 
 
 def test_whoever_comes_or_leaves_at_the_very_moment_counts() -> None:
-    queue = make_policy("magnus").order.new_queue()
+    queue = PolicySpec("magnus").make().order.new_queue()
     queue.add(waiting("young", 5.0))
     assert queue.try_peek(10.0) == "young"
     queue.add(waiting("old", 1.0))
@@ -123,8 +123,8 @@ def test_whoever_comes_or_leaves_at_the_very_moment_counts() -> None:
     assert queue.try_peek(10.0) == "young"
 
 
-def test_serving_times_are_learnt_from_requests_that_ended() -> None:
-    """Reading 1,000 tokens takes 0.5 s and writing one 20 ms; the estimator begins with 20 ms and 15 ms."""
+def test_serving_times_are_learned_from_requests_that_ended() -> None:
+    """Prefilling 1,000 tokens takes 0.5 s and decoding one 20 ms; the estimator begins with 20 ms and 15 ms."""
     fit = LinearServingTime(MagnusParams())
     assert fit.seconds(1000, 100) == pytest.approx(0.02 + 1.5)
     for number in range(800):
@@ -135,7 +135,7 @@ def test_serving_times_are_learnt_from_requests_that_ended() -> None:
 
 def test_what_ends_tells_the_order_how_long_it_was_served_since_it_was_taken() -> None:
     """Each token takes 30 ms, not the 15 ms that the estimator begins with."""
-    order = make_policy("magnus").order
+    order = PolicySpec("magnus").make().order
     queue = order.new_queue()
     for number in range(640):
         request = waiting("a", 0.0, prompt=10, output=10.0 + number % 9 * 50)
@@ -169,7 +169,7 @@ def test_who_cannot_meet_a_deadline_any_more_goes_behind_all_that_can() -> None:
 
 def test_reading_speed_is_what_was_taken_while_others_waited() -> None:
     """It begins at 1,000 tokens a second and sees 100: soon 300 tokens do not fit into two seconds."""
-    order = make_policy("hybrid", {"alpha_s_per_token": 0, "tokens_per_s": 1000}).order
+    order = PolicySpec("hybrid", {"alpha_s_per_token": 0, "tokens_per_s": 1000}).make().order
     queue = order.new_queue()
     for number in range(400):
         queue.add(waiting(f"n{number:03}", 0.0, prompt=100, due_s=1e6))
@@ -185,7 +185,7 @@ def test_reading_speed_is_a_mean_that_decays_with_each_request() -> None:
     """Ten seconds at 1,000 tokens a second, then one with 100: (9,950 + 100) / (9.95 + 1) = 918 tokens a second."""
 
     def seen(at_s: Sequence[float]) -> Order:
-        order = make_policy("hybrid", {"alpha_s_per_token": 0, "tokens_per_s": 1000}).order
+        order = PolicySpec("hybrid", {"alpha_s_per_token": 0, "tokens_per_s": 1000}).make().order
         for begins_s in at_s:
             queue = order.new_queue()
             for number in range(2):

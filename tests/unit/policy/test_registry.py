@@ -2,7 +2,7 @@
 
 import pytest
 
-from weir.policy.registry import PolicySpec, describe_policy, make_policy, policy_names
+from weir.policy.registry import PolicySpec, describe_policy, policy_names
 
 
 def test_every_policy_is_made_by_its_name_from_what_parse_gives() -> None:
@@ -11,7 +11,7 @@ def test_every_policy_is_made_by_its_name_from_what_parse_gives() -> None:
 
 
 def test_each_use_of_a_policy_has_state_of_its_own() -> None:
-    one, other = make_policy("slai"), make_policy("slai")
+    one, other = PolicySpec("slai").make(), PolicySpec("slai").make()
     assert one.order is not other.order
     assert one.step_budget is not other.step_budget
 
@@ -47,7 +47,7 @@ def test_what_is_wrong_is_named_with_what_is_allowed(text: str, message: str) ->
 
 def test_plain_numbers_are_checked_as_text_is() -> None:
     with pytest.raises(ValueError, match=r"policy ltr: period 0: must be"):
-        make_policy("ltr", {"period": 0.0})
+        PolicySpec("ltr", {"period": 0.0}).make()
 
 
 def test_a_policy_describes_its_parameters() -> None:

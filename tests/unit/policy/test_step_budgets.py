@@ -6,15 +6,15 @@ import pytest
 
 from weir.core.cost import StepCost
 from weir.policy.dynamic_chunk import DynamicChunk
-from weir.policy.registry import make_policy
-from weir.policy.seams import Decode, Prefill, StepBudget, StepShare, StepView
+from weir.policy.registry import PolicySpec
+from weir.policy.seams import Decode, StepBudget, StepShare, StepView
 from weir.policy.slai import LastSchedulableTime, SlaiParams
 
 
 def view(
     decodes: list[Decode], prompts: list[int], max_tokens: int = 512, *, page_use: float = 0.5, free: int = 10**6
 ) -> StepView:
-    return StepView(100.0, max_tokens, decodes, [Prefill(left, 0) for left in prompts], page_use, free)
+    return StepView(100.0, max_tokens, decodes, prompts, page_use, free)
 
 
 def token_at(last_token_at_s: float, itl_target_s: float = 0.0) -> Decode:
@@ -57,7 +57,7 @@ def test_slai_never_runs_more_decodes_than_a_step_has_tokens() -> None:
     assert (list(share.decodes), share.num_prefill_tokens) == ([0, 2], 0)
 
 
-def learnt(default_itl_s: float = 0.2) -> DynamicChunk:
+def learned(default_itl_s: float = 0.2) -> DynamicChunk:
     """Has seen that a step takes 5 ms and 0.1 ms a prompt token."""
     budget = DynamicChunk(default_itl_s)
     for number in range(4000):
@@ -69,18 +69,18 @@ def learnt(default_itl_s: float = 0.2) -> DynamicChunk:
 def test_chunks_are_as_large_as_the_slack_allows() -> None:
     """Slack 60 ms: 1.2 * (5 + 0.1 * tokens) <= 60 up to 450 tokens, of which the grid has 384."""
     decodes = [Decode(0, 99.86, 0.0), Decode(0, 99.96, 0.0)]
-    share = learnt().plan(view(decodes, [9000], 4096))
+    share = learned().plan(view(decodes, [9000], 4096))
     assert (list(share.decodes), share.num_prefill_tokens) == ([0, 1], 384 - 2)
 
 
 def test_without_decodes_beside_it_a_chunk_is_as_large_as_they_get() -> None:
-    assert learnt().plan(view([], [9000], 4096)).num_prefill_tokens == 2552
-    assert learnt().plan(view([], [9000], 1000)).num_prefill_tokens == 1000
+    assert learned().plan(view([], [9000], 4096)).num_prefill_tokens == 2552
+    assert learned().plan(view([], [9000], 1000)).num_prefill_tokens == 1000
 
 
 def test_chunks_are_small_while_pages_are_short_and_never_nothing() -> None:
-    assert learnt().plan(view([], [9000], 4096, free=31_999)).num_prefill_tokens == 512
-    assert learnt().plan(view([token_at(90.0)], [9000], 4096)).num_prefill_tokens == 127
+    assert learned().plan(view([], [9000], 4096, free=31_999)).num_prefill_tokens == 512
+    assert learned().plan(view([token_at(90.0)], [9000], 4096)).num_prefill_tokens == 127
 
 
 def test_the_first_chunks_are_not_those_of_a_faster_machine() -> None:
@@ -89,7 +89,7 @@ def test_the_first_chunks_are_not_those_of_a_faster_machine() -> None:
     cost = StepCost(8.0, 0.9, 0.1 / 256, 0.5, 0.0)
     assert DynamicChunk(0.2).plan(view(decodes, [9000], 4096)).num_prefill_tokens == 768 - 1
     assert DynamicChunk(0.2).plan(replace(view(decodes, [9000], 4096), cost=cost)).num_prefill_tokens == 128 - 1
-    slower = learnt()
+    slower = learned()
     slower.plan(replace(view([], [9000], 4096), cost=cost))
     assert slower.plan(replace(view(decodes, [9000], 4096), cost=cost)).num_prefill_tokens == 128 - 1, (
         "once it is known"
@@ -101,14 +101,14 @@ def test_the_first_chunks_are_not_those_of_a_faster_machine() -> None:
 )
 def test_baselines_put_prompts_before_decodes(name: str, num_prefill_tokens: int, num_decodes: int) -> None:
     """Of prompts with 300 and 210 tokens beside three decodes in 512, the second does not fit whole."""
-    budget = make_policy(name).step_budget
+    budget = PolicySpec(name).make().step_budget
     assert budget is not None
     share = budget.plan(view([token_at(99.0)] * 3, [300, 210]))
     assert (share.num_prefill_tokens, len(share.decodes)) == (num_prefill_tokens, num_decodes)
 
 
-def test_unchunked_reads_a_long_prompt_at_once_and_decodes_wait() -> None:
-    budget = make_policy("unchunked").step_budget
+def test_unchunked_computes_a_long_prompt_at_once_and_decodes_wait() -> None:
+    budget = PolicySpec("unchunked").make().step_budget
     assert budget is not None
     share = budget.plan(view([token_at(99.0)] * 3, [512]))
     assert (share.num_prefill_tokens, len(share.decodes)) == (512, 0)

@@ -7,7 +7,7 @@ from tests.unit.scheduler.rig import make_worker
 
 from weir.bus.messages import Finish, Outcome, Prefilled, Submit
 from weir.core.clock import ManualClock
-from weir.policy.registry import make_policy
+from weir.policy.registry import PolicySpec
 from weir.scheduling.commands import SendGrant
 from weir.scheduling.core import SchedulerCore
 from weir.scheduling.limits.core_limits import CoreLimits, LaneLimits, TenantLimits, TenantOrder
@@ -49,7 +49,7 @@ class MiniFleet:
             gather_s=0.0,
         )
         self.clock = ManualClock(100.0)
-        self.core = SchedulerCore(limits, self.clock, 1, make_policy(policy))
+        self.core = SchedulerCore(limits, self.clock, 1, PolicySpec(policy).make())
         self.weights = weights
         self.service = dict.fromkeys(weights, 0.0)
         self.num_served = dict.fromkeys(weights, 0)

@@ -6,7 +6,7 @@ import pytest
 from tests.unit.scheduler.rig import Rig, make_worker
 
 from weir.bus.messages import RefusalReason, WorkerRecord
-from weir.policy.registry import make_policy
+from weir.policy.registry import PolicySpec
 from weir.scheduling.limits.core_limits import CoreLimits, LaneLimits, TenantLimits
 from weir.scheduling.limits.placing_limits import MemoryTestName, PlacingLimits
 
@@ -221,7 +221,7 @@ def test_nobody_comes_to_be_more_urgent_than_the_most_urgent_lane() -> None:
 
 def test_inside_a_lane_whoever_waited_longer_than_ageing_goes_before_the_policys_choice() -> None:
     rig = make_rig(lane("only", ageing_s=10.0))
-    rig.core.set_policy(make_policy("shortest-prompt"))
+    rig.core.set_policy(PolicySpec("shortest-prompt").make())
     rig.submit("running")
     rig.submit("long", prompt=500)
     rig.run(11)
@@ -246,7 +246,7 @@ def test_what_lanes_have_had_counts_on_under_another_policy() -> None:
         rig.submit(f"high-{number:02d}", "high")
         rig.submit(f"low-{number:02d}", "low")
     for _ in range(12):
-        rig.core.set_policy(make_policy("fcfs"))
+        rig.core.set_policy(PolicySpec("fcfs").make())
         rig.finish(rig.granted[-1])
     assert sum(name.startswith("low") for name in rig.granted[1:]) == 9
 

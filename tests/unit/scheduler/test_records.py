@@ -6,7 +6,7 @@ import pytest
 from tests.unit.scheduler.rig import make_submit
 
 from weir.bus.messages import Placement
-from weir.policy.registry import make_policy
+from weir.policy.registry import PolicySpec
 from weir.scheduling.accounting.fairness import VirtualCounters
 from weir.scheduling.accounting.reservations import Reservations
 from weir.scheduling.limits.core_limits import CoreLimits, LaneLimits, TenantLimits
@@ -23,7 +23,7 @@ def taken_in(lane: str, tenant: str, *, ttft_ms: int = 0, itl_ms: int = 0, deadl
     """At 100 s."""
     hints = {"ttft_target_ms": ttft_ms, "itl_target_ms": itl_ms}
     submit = make_submit("r", lane, tenant=tenant, deadline_ms=deadline_ms, **hints)  # type: ignore[arg-type]
-    return RequestFactory(LIMITS, make_policy("fcfs"), 0.0).request(submit, lane, 100.0, 100.0, 16)
+    return RequestFactory(LIMITS, PolicySpec("fcfs").make(), 0.0).request(submit, lane, 100.0, 100.0, 16)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_what_was_read_is_waited_for_no_more() -> None:
     reservations = Reservations()
     requests = []
     for number in range(3):
-        request = RequestFactory(LIMITS, make_policy("fcfs"), 0.0).request(
+        request = RequestFactory(LIMITS, PolicySpec("fcfs").make(), 0.0).request(
             make_submit(f"r{number}"), "batch", 5.0, 5.0, 16
         )
         request.placement = Placement(1, "p", "p:1", "d", "d:1", 2)
@@ -95,7 +95,7 @@ def test_nobody_is_put_back_by_a_lift() -> None:
 def test_only_what_is_computed_of_a_prompt_is_charged() -> None:
     """90 of 100 tokens are cached; of a prompt that is cached as a whole one token is computed for its logits."""
     for num_cached, charged in ((0, 100.0), (90, 10.0), (100, 1.0)):
-        table = RequestTable(LIMITS, make_policy("fcfs"), 0.0)
+        table = RequestTable(LIMITS, PolicySpec("fcfs").make(), 0.0)
         request = table.enqueue(make_submit("r", "batch", tenant="paying", prompt=100), 1.0, 100)
         request.plan = PlacementPlan(num_cached_tokens=num_cached)
         table.place(request, Placement(1, "p", "p:1", "d", "d:1", 8), 2.0)
@@ -105,7 +105,7 @@ def test_only_what_is_computed_of_a_prompt_is_charged() -> None:
 @pytest.mark.parametrize(("is_ahead", "counter"), [(True, 5.0), (False, 100.0)])
 def test_who_waited_before_the_scheduler_changed_keeps_its_place_among_tenants(is_ahead: bool, counter: float) -> None:
     """Whoever comes anew is lifted to the least of those that wait."""
-    table = RequestTable(LIMITS, make_policy("fcfs"), 0.0)
+    table = RequestTable(LIMITS, PolicySpec("fcfs").make(), 0.0)
     table.fairness.restore({("m", "batch"): {"paying": 5.0, "default": 100.0}}, ["batch"], ["paying", "default"])
     table.enqueue(make_submit("first", "batch", tenant="default"), 1.0, 16, is_ahead=True)
     table.enqueue(make_submit("second", "batch", tenant="paying"), 1.0, 16, is_ahead=is_ahead)

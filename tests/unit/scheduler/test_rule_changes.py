@@ -8,7 +8,7 @@ from tests.unit.scheduler.one_slot import LANES, LIMITS, busy_rig, drain
 from tests.unit.scheduler.rig import Rig, make_worker
 
 from weir.bus.messages import RefusalReason
-from weir.policy.registry import make_policy, policy_names
+from weir.policy.registry import PolicySpec, policy_names
 from weir.policy.seams import Policy, Waiting
 from weir.scheduling.limits.core_limits import LaneLimits, TenantLimits
 
@@ -103,7 +103,7 @@ def test_a_new_policy_orders_what_waits_already() -> None:
     for name, prompt in (("a", 300), ("b", 100), ("c", 200)):
         rig.submit(name, prompt=prompt)
     assert rig.core.policy_name == "fcfs"
-    rig.core.set_policy(make_policy("shortest-prompt"))
+    rig.core.set_policy(PolicySpec("shortest-prompt").make())
     assert rig.core.policy_name == "shortest-prompt"
     rig.submit("d", prompt=150)
     assert drain(rig) == ["b", "d", "c", "a"]
@@ -114,7 +114,7 @@ def test_a_new_policy_orders_tenants_lanes_and_models_that_come_later() -> None:
     rig.put(*(make_worker(f"{role}2", role, host="h2", model="m2", seqs=1) for role in ("prefill", "decode")))
     rig.submit("waits")
     rig.submit("runs", model="m2")
-    rig.core.set_policy(make_policy("shortest-prompt"))
+    rig.core.set_policy(PolicySpec("shortest-prompt").make())
     for changes in ({"tenant": "new"}, {"lane": "low"}, {"model": "m2"}):
         for prompt in (100, 20):
             rig.submit(f"{'-'.join(changes.values())}-{prompt}", **changes, prompt=prompt)
@@ -131,7 +131,7 @@ def order_and_ranks(policy: str, *, from_the_start: bool) -> list[tuple[str, flo
     """How forty requests of two tenants in two lanes, of random lengths, are served, one after the other."""
     rig, source = busy_rig(replace(LIMITS, tenants=(TenantLimits("a"), TenantLimits("b")))), Random(7)
     if from_the_start:
-        rig.core.set_policy(make_policy(policy))
+        rig.core.set_policy(PolicySpec(policy).make())
     for number in range(40):
         rig.clock.advance(0.01)
         rig.submit(
@@ -144,7 +144,7 @@ def order_and_ranks(policy: str, *, from_the_start: bool) -> list[tuple[str, flo
             ttft_target_ms=source.choice((100, 2000, 60_000)),
         )
     if not from_the_start:
-        rig.core.set_policy(make_policy(policy))
+        rig.core.set_policy(PolicySpec(policy).make())
     return [(request_id, rig.placement(request_id).scheduling.rank) for request_id in drain(rig)]
 
 
@@ -159,7 +159,7 @@ def test_who_waited_before_a_policy_came_gets_a_slot_over_the_number_by_its_rank
     rig = Rig(replace(LIMITS, slot_overcommit=1.0))
     for name, predicted in (("long", 500.0), ("short", 5.0), ("middle", 50.0)):
         rig.submit(name, predicted_output_tokens=predicted)
-    rig.core.set_policy(make_policy("srtf"))
+    rig.core.set_policy(PolicySpec("srtf").make())
     rig.start(make_worker("p", "prefill"), make_worker("d", "decode", seqs=1))
     assert rig.granted == ["short"], "no other outranks it"
     rig.submit("shortest", predicted_output_tokens=1.0)
@@ -210,7 +210,7 @@ def test_counters_survive_a_change_of_limits_so_that_nobody_is_served_twice() ->
 
 def test_a_preemptive_policys_rank_is_in_the_placement() -> None:
     rig = busy_rig()
-    rig.core.set_policy(make_policy("srtf"))
+    rig.core.set_policy(PolicySpec("srtf").make())
     assert rig.core.policy_name == "srtf"
     rig.finish("running")
     rig.submit("short", predicted_output_tokens=5.0)

@@ -6,7 +6,7 @@ from tests.unit.scheduler.rig import LANES, make_limits, make_submit, make_worke
 
 from weir.bus.messages import Placement
 from weir.core.scheduling import SchedulingParams
-from weir.policy.registry import make_policy
+from weir.policy.registry import PolicySpec
 from weir.scheduling.accounting.reservations import Reservations
 from weir.scheduling.queues.intake import RequestFactory
 from weir.scheduling.request import ScheduledRequest
@@ -16,7 +16,7 @@ from weir.scheduling.workers.workers import Workers
 
 NUM_WORKERS = 3
 OVERBOOKING = 0.5
-INTAKE = RequestFactory(make_limits(), make_policy("fcfs"), 0.0)
+INTAKE = RequestFactory(make_limits(), PolicySpec("fcfs").make(), 0.0)
 
 
 class World:

@@ -7,7 +7,7 @@ from tests.unit.scheduler.rig import LANES, make_limits, make_worker
 from tests.unit.scheduler.simulated import SimulatedSystem, State, reborn
 
 from weir.bus.messages import Outcome, Prefilled, Submit
-from weir.policy.registry import make_policy, policy_names
+from weir.policy.registry import PolicySpec, policy_names
 from weir.scheduling.limits.core_limits import CoreLimits, LaneLimits, TenantLimits
 
 lane_names = st.sampled_from([lane.name for lane in LANES])
@@ -182,7 +182,7 @@ class FullMachine(SchedulerMachine):
 
     @rule(name=st.sampled_from(policy_names()))
     def the_policy_changes(self, name: str) -> None:
-        self.system.core.set_policy(make_policy(name))
+        self.system.core.set_policy(PolicySpec(name).make())
         self.system.decide()
 
     @rule(lane_order=st.sampled_from(["strict", "weighted"]), tenant_order=st.sampled_from(["fair", "arrival"]))

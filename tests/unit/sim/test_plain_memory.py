@@ -2,7 +2,7 @@
 
 import pytest
 
-from weir.engine.messages import PageBatch
+from weir.engine.messages import PageBundle
 from weir.sim.events import Coincidence, Timeline
 from weir.sim.memory.page_memory import MemoryIsTight, PlainMemory
 
@@ -16,7 +16,7 @@ def test_pages_go_from_free_to_a_worker_to_another_and_back() -> None:
     memory.hand_off(bundle.slots[0], bundle.page_ids, (), (1, 2))
     memory.release_all(1)
     assert memory.num_free_pages == 3
-    memory.release(2, PageBatch(bundle.page_ids[:2]), ())
+    memory.release(2, PageBundle(bundle.page_ids[:2]), ())
     memory.release_all(2)
     assert memory.num_free_pages == 8
     assert memory.integrity_errors() == []
@@ -26,7 +26,7 @@ def test_what_is_free_twice_is_found() -> None:
     memory = PlainMemory(8, 3)
     bundle = memory.take_all(1)
     memory.release(1, bundle, ())
-    memory.release(1, PageBatch(bundle.page_ids[:1]), ())
+    memory.release(1, PageBundle(bundle.page_ids[:1]), ())
     assert memory.integrity_errors() == ["9 of 8 pages are free at the end, 8 different"]
 
 

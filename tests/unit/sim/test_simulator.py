@@ -148,5 +148,5 @@ def test_a_workload_that_cannot_be_is_refused_by_name(workload: Workload, messag
 
 
 def test_a_swap_file_which_would_cost_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"preemption\.num_places 8: must be 0"):
-        replace(LOCAL, preemption=PreemptionSettings(num_places=8))
+    with pytest.raises(ValueError, match=r"preemption\.num_swap_slots 8: must be 0"):
+        replace(LOCAL, preemption=PreemptionSettings(num_swap_slots=8))

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from weir.core.errors import Unavailable
-from weir.engine.messages import Command, EngineReport, GivePages, PageBatch, PagesWanted
+from weir.engine.messages import Command, EngineReport, GivePages, PageBundle, PagesWanted
 from weir.kv.geometry import ArenaGeometry
 from weir.kv.messages import Acquired, PageChain
 from weir.rpc.arena.in_memory import InMemoryArena, InMemoryArenaClient
@@ -26,7 +26,7 @@ class Bench:
         self.keeper = PageKeeper(self.client, self.posted.append, self.failures.append)
 
     @property
-    def bundles(self) -> list[PageBatch]:
+    def bundles(self) -> list[PageBundle]:
         return [command.bundle for command in self.posted if isinstance(command, GivePages)]
 
 
@@ -100,16 +100,16 @@ async def test_an_arena_that_is_away_is_asked_again(bench: Bench, monkeypatch: p
     monkeypatch.setattr(bench.client, "acquire", acquire)
     bench.keeper.on_report(EngineReport(wanted=wanted(2)))
     await asyncio.sleep(0.2)
-    assert bench.bundles == [PageBatch((1, 2))]
+    assert bench.bundles == [PageBundle((1, 2))]
 
 
 async def test_surplus_goes_back_and_what_was_never_owned_is_a_failure(bench: Bench) -> None:
     held = bench.arena.acquire(WORKER, 6, 1)
-    bench.keeper.on_report(EngineReport(surplus=PageBatch(held.page_ids, held.slots)))
+    bench.keeper.on_report(EngineReport(surplus=PageBundle(held.page_ids, held.slots)))
     await settle()
     assert bench.arena.num_free_pages == 20
     assert bench.failures == []
-    bench.keeper.give_back(PageBatch((19,)))
+    bench.keeper.give_back(PageBundle((19,)))
     await settle()
     assert "release pages failed" in bench.failures[0]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from weir.engine.batching.joining import Batching, JoinSettings
-from weir.engine.batching.pausing import RestSettings
+from weir.engine.batching.pausing import PauseSettings
 from weir.engine.batching.prefill_batches import PrefillBatchSettings
 from weir.engine.memory.preemption import PreemptionSettings
 from weir.runtime.config import ConfigError, read_config
@@ -14,10 +14,10 @@ from weir_decode.config import DecodeConfig
 
 def test_by_default_batches_are_continuous_and_a_sequence_is_preempted_three_times_at_most() -> None:
     config = read_config(DecodeConfig, [], environ={})
-    settings = config.running_settings(num_swap_places=7, num_arena_pages=90)
+    settings = config.running_settings(num_swap_slots=7, num_arena_pages=90)
     assert (settings.num_arena_pages, settings.prefill_batches) == (90, None)
     assert settings.join.batching is Batching.CONTINUOUS
-    assert settings.preemption == PreemptionSettings(max_preemptions=3, num_places=7)
+    assert settings.preemption == PreemptionSettings(max_preemptions=3, num_swap_slots=7)
     assert config.swap_dir == Path("/dev/shm")
 
 
@@ -31,7 +31,7 @@ def test_rule_and_window_come_from_flags() -> None:
 def test_rests_and_prefill_batches_come_from_flags() -> None:
     config = read_config(DecodeConfig, ["--max-pauses", "0"], environ={"WEIR_PREFILL_BATCHES": "true"})
     settings = config.running_settings(0, 9)
-    assert settings.pauses == RestSettings(max_pauses=0)
+    assert settings.pauses == PauseSettings(max_pauses=0)
     assert settings.prefill_batches == PrefillBatchSettings()
 
 

@@ -27,7 +27,7 @@ from weir.engine.messages import (
     ForgetSequence,
     GivePages,
     HandOffReady,
-    PageBatch,
+    PageBundle,
     PagesWanted,
     SequenceEnded,
     TokenSampled,
@@ -199,9 +199,9 @@ class _Pair:
         if acquired is not None:
             del self._wanted[role]
             self._num_given[role] += 1
-            self._pipes[role].send(GivePages(PageBatch(acquired.page_ids, acquired.slots)))
+            self._pipes[role].send(GivePages(PageBundle(acquired.page_ids, acquired.slots)))
 
-    def _release(self, role: str, bundle: PageBatch) -> None:
+    def _release(self, role: str, bundle: PageBundle) -> None:
         for slot in bundle.slots:
             self._segment.record(slot).clear()
         chains = [PageChain(bundle.page_ids), *(PageChain(used.page_ids) for used in bundle.used)]

@@ -13,8 +13,8 @@ from typing import Protocol
 
 from weir.core.clock import SystemClock
 from weir.engine.batching.batcher import Batcher, BatchLimits
-from weir.engine.batching.decode import DecodeBatcher
 from weir.engine.batching.prefill import PrefillBatcher
+from weir.engine.batching.running import RunningBatcher
 from weir.engine.loop import EngineLoop, LoopSettings
 from weir.engine.memory.pages import PagePool
 from weir.engine.messages import AddSequence, Command, EngineReport
@@ -100,6 +100,6 @@ def _receive(connection: Connection) -> Told:
 
 def _batcher(spec: WorkerSpec, segment: Segment) -> Batcher:
     if spec.role == "decode":
-        return DecodeBatcher(spec.limits, PagePool(reserve_pages=_RESERVE_PAGES, reserve_slots=0))
+        return RunningBatcher(spec.limits, PagePool(reserve_pages=_RESERVE_PAGES, reserve_slots=0), segment.record)
     pool = PagePool(reserve_pages=_RESERVE_PAGES, reserve_slots=_RESERVE_SLOTS)
     return PrefillBatcher(spec.limits, pool, segment.record)

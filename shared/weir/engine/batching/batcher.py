@@ -1,4 +1,4 @@
-"""What all batchers share: the sequences of a worker, their pages, and the verbs that end them.
+"""What all batchers share: the sequences of a worker, their pages, and how they end.
 
         add                 decide / record                 settled by the shell
     ──> WAITING ──────────> RUNNING ──────────────────────> HANDING_OFF ──────> forgotten (committed)
@@ -16,35 +16,34 @@ from dataclasses import dataclass
 from weir.core.life import FinishReason
 from weir.engine.batching.step_pace import StepPace
 from weir.engine.counters import EngineCounters
-from weir.engine.load import EngineLoad
 from weir.engine.memory.pages import PageNeed, PagePool
 from weir.engine.messages import (
     Arrival,
+    EngineLoad,
     Event,
     Failure,
     FailureReason,
-    PageBatch,
+    PageBundle,
     PagesWanted,
     SequenceEnded,
     SequenceForgotten,
     SequenceKey,
 )
 from weir.engine.plan import ChunkPlan, StepPlan, StepResult, SwapPlan
-from weir.engine.recording import Recorder
-from weir.engine.result_check import check_result
-from weir.engine.sequence import Sequence, Stage
+from weir.engine.recording import Recorder, check_result
+from weir.engine.sequence import OpenLog, Sequence, Stage
 from weir.kv.geometry import PAGE_TOKENS
 from weir.policy.seams import Policy
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """Bounds of a step and of waiting."""
+    """Bounds of a step, and of waiting for a page or slot."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
     chunk_tokens: int
-    """Of one sequence in one step."""
+    """Prompt tokens of one sequence in one step."""
     max_context_tokens: int
     vocab_size: int
     max_stall_s: float = 5.0
@@ -54,37 +53,39 @@ class BatchLimits:
 
 
 class Batcher(ABC):
-    """Belongs to one engine thread. Verbs collect events; `take_events` hands them over, in order."""
+    """Belongs to one engine thread. Everything that happens is an event; `take_events` hands them over, in order."""
 
-    def __init__(self, limits: BatchLimits, pool: PagePool) -> None:
+    def __init__(self, limits: BatchLimits, pool: PagePool, open_log: OpenLog) -> None:
+        """`open_log`: the empty record of a slot."""
         self.limits = limits
         self.pool = pool
         self.counters = EngineCounters()
         self.policy_name = ""
+        self._open_log = open_log
         self._sequences: dict[SequenceKey, Sequence] = {}
         self._events: list[Event] = []
         self._recorder = Recorder(self.counters, self._events, limits.max_context_tokens)
         self._order: list[Sequence] | None = None  # None: it has changed
-        self._planned: Seq[Sequence | None] = ()  # whose the chunks are of the step that runs now
+        self._owners: Seq[Sequence | None] = ()  # of the chunks of the step that runs now
         self._decided_at_s = 0.0
         self._may_be_overdue = False
         self.pace = StepPace(limits.max_num_batched_tokens, limits.target_step_s)
 
     @abstractmethod
     def add(self, arrival: Arrival) -> None:
-        """Takes a sequence. One that is here already is ignored."""
+        """One that is here already is ignored."""
 
     @abstractmethod
     def _plan_chunks(self, now_s: float) -> tuple[list[ChunkPlan], list[Sequence | None]]:
-        """Gives pages to sequences, as far as there are any, and plans what can be computed, and whose it is."""
+        """Gives pages to sequences, as far as there are any. Returns the chunks of the step, and the sequence of each;
+        None for a row whose sequence has ended."""
 
     @abstractmethod
     def need(self) -> PageNeed:
         """What sequences will take from the pool soon."""
 
-    @abstractmethod
-    def _begun(self, sequence: Sequence) -> None:
-        """The first token of its output was drawn here, and it did not end the sequence."""
+    def _begun(self, sequence: Sequence) -> None:  # noqa: B027 - where it is decoded too, it stays in the batch
+        """The first token of its output was sampled here, and it did not end the sequence."""
 
     def set_policy(self, policy: Policy) -> None:
         """From the next step on. What came under another policy goes on under this one."""
@@ -122,24 +123,24 @@ class Batcher(ABC):
         sequence = self._sequences.pop(key, None)
         if sequence is None:
             return
-        assert sequence.slot is not None, "only a placed sequence is handed off"
+        assert sequence.slot is not None, "only a sequence with a slot is handed off"
         self._order = None
-        self.pool.part(sequence.slot, sequence.block_table)
+        self.pool.hand_over(sequence.slot, sequence.block_table)
         self.counters.handed_off += 1
         self.counters.count_hand_off(key.request_id, sequence.block_table)
         self._events.append(SequenceForgotten(key))
 
     def note_passed_over(self, key: SequenceKey, num_steps: int) -> None:
-        """A half-read prompt that comes from elsewhere got nothing there in its last so many steps."""
+        """A prompt that another batcher has begun got nothing there in its last `num_steps` steps."""
         sequence = self._sequences.get(key)
         if sequence is not None:
             sequence.num_passed_over = num_steps
 
     def decide(self, now_s: float) -> StepPlan | None:
-        """The next step, or None when nothing can be computed now. Ends one sequence that has stalled too long."""
+        """The next step, or None when nothing can be computed now. Fails one sequence that has stalled too long."""
         self._decided_at_s = now_s
-        chunks, self._planned = self._plan_chunks(now_s)
-        swap = self._take_swap_plan()
+        chunks, self._owners = self._plan_chunks(now_s)
+        swap = self._swap_plan()
         if self._may_be_overdue:
             self._end_latest_overdue(now_s)
         if not chunks and swap is None:
@@ -148,7 +149,7 @@ class Batcher(ABC):
         return StepPlan(self.counters.steps, tuple(chunks), swap or SwapPlan())
 
     def record(self, plan: StepPlan, result: StepResult, now_s: float | None = None) -> None:
-        """Takes in what the step that was decided last computed, by `now_s`; None: it took no time.
+        """Takes in the result of the step that was decided last. It ended at `now_s`; None: it took no time.
 
         Raises StepDefect, having changed nothing, if the result does not fit.
         """
@@ -156,7 +157,7 @@ class Batcher(ABC):
         self._record_swap(result)
         ended_at_s = self._decided_at_s if now_s is None else now_s
         self.pace.stepped(ended_at_s - self._decided_at_s)
-        sampled = self._recorder.record(plan, self._planned, result, ended_at_s)
+        sampled = self._recorder.record(plan, self._owners, result, ended_at_s)
         for sequence in sampled.begun:
             self._begun(sequence)
         for sequence, reason in sampled.ended:
@@ -166,7 +167,7 @@ class Batcher(ABC):
         """The step did not run: its sequences end, the others go on."""
         self.counters.failed_steps += 1
         self._undo_swap()
-        for sequence in self._planned:
+        for sequence in self._owners:
             if sequence is not None and sequence.key in self._sequences and sequence.stage is Stage.RUNNING:
                 self._end(sequence, failure=failure)
 
@@ -178,7 +179,7 @@ class Batcher(ABC):
     def wanted(self) -> PagesWanted | None:
         return self.pool.wanted(self.need())
 
-    def take_surplus(self) -> PageBatch:
+    def take_surplus(self) -> PageBundle:
         return self.pool.take_surplus(self.need())
 
     @property
@@ -214,7 +215,7 @@ class Batcher(ABC):
 
     def check_integrity(self) -> tuple[str, ...]:
         """What is wrong with sequences and pages, in sentences; empty when all is well."""
-        held = self._held_bundle()
+        held = self._held_pages()
         page_ids = [page for sequence in self._sequences.values() for page in sequence.block_table]
         slots = [sequence.slot for sequence in self._sequences.values() if sequence.slot is not None]
         errors = self.pool.check_integrity([*page_ids, *held.page_ids], [*slots, *held.slots])
@@ -232,11 +233,6 @@ class Batcher(ABC):
         """The smaller goes first; equals in the order of `add`."""
         return -sequence.params.scheduling.lane_priority, 0.0
 
-    def _keep(self, sequence: Sequence) -> None:
-        """It is this worker's from here on."""
-        self._sequences[sequence.key] = sequence
-        self._order = None
-
     def _add_prompt(self, arrival: Arrival) -> None:
         """Takes a prompt with the pages of its cached prefix. One that is here already is ignored."""
         sequence = Sequence.of_arrival(arrival)
@@ -244,27 +240,49 @@ class Batcher(ABC):
         if sequence.key in self._sequences:
             self.pool.put_back(None, arrival.block_table)
             return
-        self._keep(sequence)
+        self._insert(sequence)
         self.counters.prompt_tokens_cached += arrival.num_computed_tokens
 
-    # What only batchers that preempt or hold rows have more to do.
+    def _insert(self, sequence: Sequence) -> None:
+        self._sequences[sequence.key] = sequence
+        self._order = None
 
-    def _take_swap_plan(self) -> SwapPlan | None:
-        """The copies of the step being decided; None if nobody's pages leave or come back."""
+    def _try_allocate(self, sequence: Sequence) -> bool:
+        """A slot, all pages of its prompt at once, and a published record, so that no two prompts hold half of what
+        each needs. False: too little is free now, and nothing was taken. One that no record can hold ends."""
+        num_pages = sequence.num_missing_pages(sequence.num_uncomputed)
+        if num_pages > self.pool.num_free_pages:
+            return False
+        slot = self.pool.try_take_slot()
+        if slot is None:
+            return False
+        page_ids = self.pool.try_take(num_pages)
+        assert page_ids is not None, "counted above"
+        try:
+            sequence.allocate(slot, self._open_log(slot), page_ids)
+        except ValueError as error:
+            self.pool.put_back_unused(slot, page_ids)
+            self._end(sequence, failure=Failure(FailureReason.INTERNAL, f"cannot be recorded: {error}"))
+        return True
+
+    # For batchers that preempt or hold rows.
+
+    def _swap_plan(self) -> SwapPlan | None:
+        """The copies of the step being decided; None if no pages leave or come back."""
         return None
 
-    def _record_swap(self, result: StepResult) -> None:  # noqa: B027 - most batchers swap nothing
-        """They were made."""
+    def _record_swap(self, result: StepResult) -> None:  # noqa: B027 - not every batcher swaps
+        """The copies were made."""
 
     def _undo_swap(self) -> None:  # noqa: B027
-        """They were not made, or their step failed."""
+        """The copies were not made, or their step failed."""
 
-    def _held_bundle(self) -> PageBatch:
-        """What is in use though its sequence has ended."""
-        return PageBatch()
+    def _held_pages(self) -> PageBundle:
+        """Those in use although their sequence has ended."""
+        return PageBundle()
 
     def _free(self, sequence: Sequence, reason: FinishReason | None) -> None:
-        """The sequence has ended: what it used is free."""
+        """Takes back what a sequence used that has ended."""
         del reason
         computed = sequence.token_ids[: sequence.num_computed]
         self.pool.put_back(sequence.slot, sequence.block_table, computed, sequence.prefix_seed)

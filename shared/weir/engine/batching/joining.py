@@ -1,6 +1,6 @@
 """When waiting sequences may join the batch: the rules that are a worker's own setting, as gates.
 
-    continuous   whenever there is a place: every step, what has ended is gone and what waits joins; no gate at all
+    continuous   whenever there is room: every step, what has ended is gone and what waits joins; no gate at all
     static       when the batch has ended, up to a full one of what waits then; nobody joins until all of it has ended
     static-hold  the same, and rows that have ended are computed on to the end of the batch, as a padded batch does
     dynamic      as static, but a batch starts only when it is full, or a window after the first sequence began to wait
@@ -19,7 +19,7 @@ _NOBODY = GateDecision(())
 
 
 class Batching(Enum):
-    """The rules by name."""
+    """The rules, as the drawing above names them."""
 
     CONTINUOUS = "continuous"
     STATIC = "static"
@@ -29,7 +29,7 @@ class Batching(Enum):
 
 @dataclass(frozen=True, slots=True)
 class JoinSettings:
-    """Which rule; `window_s` is for the dynamic one alone."""
+    """`window_s` is for dynamic batching alone."""
 
     batching: Batching = Batching.CONTINUOUS
     window_s: float = 0.05
@@ -40,7 +40,7 @@ class JoinSettings:
 
 
 def make_gate(settings: JoinSettings) -> Gate | None:
-    """None: open."""
+    """None: whoever waits joins while there is room."""
     match settings.batching:
         case Batching.CONTINUOUS:
             return None
@@ -51,7 +51,7 @@ def make_gate(settings: JoinSettings) -> Gate | None:
 
 
 class StaticGate:
-    """The batch must have ended."""
+    """Lets nobody join before the batch has ended."""
 
     def decide(self, view: BatchView, now_s: float) -> GateDecision:
         del now_s
@@ -63,9 +63,9 @@ class StaticGate:
 
 
 class DynamicGate:
-    """The batch must have ended, and the next one be full or its window over.
+    """Lets nobody join before the batch has ended, and the next one is full or its window over.
 
-    The window is counted from when the first of those that wait was seen, so it runs while a batch does.
+    The window begins when the first of those that wait is seen, so it runs while a batch does.
     """
 
     def __init__(self, window_s: float) -> None:
@@ -84,10 +84,10 @@ class DynamicGate:
         if view.running:
             return _NOBODY
         ends_at_s = self._first_waits_since_s + self._window_s
-        if num_waiting < view.num_places and now_s < ends_at_s:
+        if num_waiting < view.max_running and now_s < ends_at_s:
             self._next_deadline_s = ends_at_s
             return _NOBODY
-        if num_waiting > view.num_places:
+        if num_waiting > view.max_running:
             self._first_waits_since_s = now_s  # of those that are left over
         else:
             self._first_waits_since_s = None
@@ -99,4 +99,4 @@ class DynamicGate:
 
 
 def _first(view: BatchView) -> GateDecision:
-    return GateDecision(range(min(view.num_places, len(view.waiting))))
+    return GateDecision(range(min(view.max_running, len(view.waiting))))

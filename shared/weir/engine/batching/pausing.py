@@ -1,9 +1,9 @@
-"""Rests: sequences that give their place in the batch to more urgent ones and take the next that is free.
+"""Pauses: sequences leave the batch for more urgent ones and join again when it has room.
 
-A sequence that rests waits as one that has not joined yet does, with its slot, record and pages: what it has cost so
-far is not lost, unless pages run out (see `preemption`). Who is displaced: the last of the batch, and only by one of a
-higher lane, or, where the policy is preemptive, of a better rank in the same lane; by the latter not late in life
-(TRAIL's rule: Shahout et al., arXiv 2410.01035). Nobody is displaced more than `max_pauses` times, nor after a rest of
+A paused sequence waits as one that has not joined yet does, with its slot, record and pages: what it has cost so far is
+not lost, unless pages run out (see `preemption`). Who is displaced: the last of the batch, and only by one of a higher
+lane, or, where the policy is preemptive, of a better rank in the same lane; by the latter not late in life (TRAIL's
+rule: Shahout et al., arXiv 2410.01035). Nobody is paused more than `max_pauses` times, nor again after a pause of
 `max_pause_s`.
 """
 
@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from weir.engine.sequence import Sequence, Stage
 
 MAX_OVERBOOKING = 2
-"""Times the places of the batch: so many prompts have slots and pages at most, those that rest among them."""
+"""Times the sequences that a step may have: so many have slots and pages at most, the paused ones included."""
 
 
 @dataclass(frozen=True, slots=True)
-class RestSettings:
-    """`max_pauses` of one sequence; 0 turns displacing off. Within a lane nobody rests who has drawn `max_age` of the
-    output that was predicted for it."""
+class PauseSettings:
+    """`max_pauses` of one sequence; 0 turns pauses off. Within a lane nobody is paused for whom `max_age` of the output
+    that was predicted for it has been sampled."""
 
     max_pauses: int = 3
     max_pause_s: float = 10.0
@@ -31,9 +31,9 @@ class RestSettings:
 
 
 class Pausing:
-    """The rule; what it decides is in the sequences. `settings` None: nobody is displaced."""
+    """The rule; the state is in the sequences."""
 
-    def __init__(self, settings: RestSettings) -> None:
+    def __init__(self, settings: PauseSettings) -> None:
         self._settings = settings
         self.goes_by_rank = False
 
@@ -43,12 +43,12 @@ class Pausing:
         return -params.scheduling.lane_priority, params.scheduling.rank if self.goes_by_rank else 0.0
 
     def is_overdue(self, sequence: Sequence, now_s: float) -> bool:
-        """It takes the next place before anybody else does."""
+        """It was paused for so long that it joins before anybody else does."""
         since_s = sequence.paused_since_s
         return since_s is not None and now_s >= since_s + self._settings.max_pause_s
 
     def try_choose(self, newcomer: Sequence, batch: Iterable[Sequence]) -> Sequence | None:
-        """Who of `batch` is to rest for the newcomer; the last in order is asked first."""
+        """Who of `batch` (the last in order first) is to be paused for the newcomer."""
         urgency, lane = self.order_of(newcomer), newcomer.params.scheduling.lane_priority
         for sequence in batch:
             if self.order_of(sequence) <= urgency:

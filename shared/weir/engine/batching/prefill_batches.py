@@ -1,8 +1,8 @@
-"""Prefill-batch mode: where prompts are long and answers very short, read a batch of prompts, then write all answers.
+"""Prefill batches: where prompts are long and answers very short, prefill a batch of prompts, then decode it whole.
 
     mixed     what a worker does otherwise: each step has the decodes and a part of some prompt beside them
-    reading   prompts join and are read, nobody decodes, until none is left, no place is, or the batch is large enough
-    writing   the batch decodes to its end together, nobody joins
+    prefill   prompts join and are computed, nobody decodes, until none is left or the batch is large enough
+    decode    the batch decodes to its end together, nobody joins
 
 A worker goes from `mixed` to prefill batches when, over a window, more than `enter_share` of the tokens computed were
 prompts' and answers had fewer than `max_mean_output` tokens in the mean; back when the share is below `leave_share`.
@@ -19,7 +19,7 @@ from weir.policy.seams import BatchView, GateDecision, StepShare, StepView
 
 @dataclass(frozen=True, slots=True)
 class PrefillBatchSettings:
-    """`max_batch_tokens`: prompt tokens that are read before their answers are written."""
+    """`max_batch_tokens`: prompt tokens that are computed before their answers are decoded."""
 
     window_s: float = 10.0
     enter_share: float = 0.9
@@ -37,14 +37,14 @@ class PrefillBatchSettings:
 
 
 class PrefillPhase(Enum):
-    """Where a worker is."""
+    """What the steps of a worker hold at the moment."""
 
     MIXED = "mixed"
-    READING = "reading"
-    WRITING = "writing"
+    PREFILL = "prefill"
+    DECODE = "decode"
 
 
-class _Computed(NamedTuple):
+class _StepTokens(NamedTuple):
     at_s: float
     num_prefill: int
     num_decode: int
@@ -56,12 +56,12 @@ class PrefillBatches:
     def __init__(self, settings: PrefillBatchSettings) -> None:
         self._settings = settings
         self.phase = PrefillPhase.MIXED
-        self._steps: deque[_Computed] = deque()
+        self._steps: deque[_StepTokens] = deque()
         self._num_prefill = 0
         self._num_decode = 0
         self._outputs: deque[tuple[float, int]] = deque()
         self._sum_outputs = 0
-        self._num_read = 0
+        self._num_batch_tokens = 0
         self._now_s = 0.0
 
     def ended(self, num_output_tokens: int) -> None:
@@ -72,13 +72,13 @@ class PrefillBatches:
     def decide(self, view: BatchView, now_s: float) -> GateDecision:
         self._forget(now_s)
         self._switch()
-        if self.phase is PrefillPhase.WRITING and view.running:
+        if self.phase is PrefillPhase.DECODE and view.running:
             return GateDecision(())
-        if self.phase is PrefillPhase.WRITING:
-            self.phase, self._num_read = PrefillPhase.READING, 0
-        num_free = max(0, view.num_places - len(view.running))
+        if self.phase is PrefillPhase.DECODE:
+            self.phase, self._num_batch_tokens = PrefillPhase.PREFILL, 0
+        num_free = max(0, view.max_running - len(view.running))
         num_joining = min(num_free, len(view.waiting))
-        if self.phase is PrefillPhase.READING and self._num_read >= self._settings.max_batch_tokens:
+        if self.phase is PrefillPhase.PREFILL and self._num_batch_tokens >= self._settings.max_batch_tokens:
             num_joining = 0
         return GateDecision(range(num_joining))
 
@@ -87,11 +87,10 @@ class PrefillBatches:
         return None
 
     def plan(self, view: StepView) -> StepShare:
-        if self.phase is PrefillPhase.READING and not view.prefills:
-            self.phase = PrefillPhase.WRITING
-        decodes = range(0 if self.phase is PrefillPhase.READING else min(len(view.decodes), view.max_tokens))
-        num_left = sum(prefill.num_left_tokens for prefill in view.prefills)
-        share = StepShare(decodes, min(num_left, view.max_tokens - len(decodes)))
+        if self.phase is PrefillPhase.PREFILL and not view.prefills:
+            self.phase = PrefillPhase.DECODE
+        decodes = range(0 if self.phase is PrefillPhase.PREFILL else min(len(view.decodes), view.max_tokens))
+        share = StepShare(decodes, min(sum(view.prefills), view.max_tokens - len(decodes)))
         self._note(view.now_s, share)
         return share
 
@@ -99,10 +98,10 @@ class PrefillBatches:
         """Tokens are counted when they are planned."""
 
     def _note(self, now_s: float, share: StepShare) -> None:
-        self._steps.append(_Computed(now_s, share.num_prefill_tokens, len(share.decodes)))
+        self._steps.append(_StepTokens(now_s, share.num_prefill_tokens, len(share.decodes)))
         self._num_prefill += share.num_prefill_tokens
         self._num_decode += len(share.decodes)
-        self._num_read += share.num_prefill_tokens
+        self._num_batch_tokens += share.num_prefill_tokens
 
     def _switch(self) -> None:
         num_tokens = self._num_prefill + self._num_decode
@@ -113,7 +112,7 @@ class PrefillBatches:
             if share < settings.leave_share:
                 self.phase = PrefillPhase.MIXED
         elif share > settings.enter_share and self._sum_outputs < settings.max_mean_output * len(self._outputs):
-            self.phase, self._num_read = PrefillPhase.READING, 0
+            self.phase, self._num_batch_tokens = PrefillPhase.PREFILL, 0
 
     def _forget(self, now_s: float) -> None:
         """What is older than the window: one entry a step and one an answer, so the window bounds their number."""

@@ -1,96 +1,110 @@
-"""The running batch: sequences that draw a token each step, bounded in tokens, places and pages.
+"""The running batch: sequences that sample a token each step, bounded in tokens, sequences and pages.
 
-A step decodes first; what is left of its budget goes to sequences with more to compute: prompts (`local`), and what
-preemption has lost. A policy may decide otherwise (`step_share`), and who joins (`admission`); who is more urgent takes
-another one's place (`pauses`). A sequence that needs a page which the pool does not have sits out, and the pool asks
-for pages; when none come, sequences behind it give theirs up.
+A step decodes first; what is left of its budget goes to sequences with more to compute: prompts, and what preemption
+has lost. A policy may decide otherwise (`step_planner`), and who joins (`admission`); others are paused for a more
+urgent sequence (`pausing`). A sequence that needs a page which the pool does not have is left out, and the pool asks
+for pages; when none come, sequences behind it give theirs up (`preemption`).
 """
 
-from abc import abstractmethod
+from dataclasses import dataclass, field
 
 from weir.core.life import FinishReason
-from weir.engine.batching.admission import BatchAdmission, Queue, queue_of
+from weir.engine.batching.admission import BatchAdmission, BatchQueue
 from weir.engine.batching.batcher import Batcher, BatchLimits
-from weir.engine.batching.joining import make_gate
-from weir.engine.batching.pausing import MAX_OVERBOOKING, Pausing, RestSettings
-from weir.engine.batching.policy_views import Room
-from weir.engine.batching.prefill_batches import PrefillBatches
-from weir.engine.batching.running_settings import RunningSettings
-from weir.engine.batching.step_planner import StepPlanner
-from weir.engine.batching.step_share import Shares
+from weir.engine.batching.joining import JoinSettings, make_gate
+from weir.engine.batching.pausing import MAX_OVERBOOKING, PauseSettings, Pausing
+from weir.engine.batching.policy_views import PolicyViews
+from weir.engine.batching.prefill_batches import PrefillBatches, PrefillBatchSettings
+from weir.engine.batching.step_planner import CheckedStepBudget, StepPlanner
 from weir.engine.memory.held_rows import HeldRows
-from weir.engine.memory.page_room import PageRoom, in_batch
 from weir.engine.memory.pages import PageNeed, PagePool
-from weir.engine.memory.preemption import Preemption
-from weir.engine.messages import Arrival, Failure, FailureReason, PageBatch, TakenOver
+from weir.engine.memory.preemption import Preemption, PreemptionSettings, in_batch, num_growing_pages
+from weir.engine.messages import Arrival, Failure, FailureReason, PageBundle, TakenOver
 from weir.engine.plan import ChunkPlan, StepPlan, StepResult, SwapPlan
-from weir.engine.sequence import LOOKAHEAD_TOKENS, Sequence, Stage
+from weir.engine.sequence import LOOKAHEAD_TOKENS, OpenLog, Sequence, Stage
 from weir.kv.geometry import PAGE_TOKENS
 from weir.policy.seams import Gate, Policy, StepBudget
 
-__all__ = ["RunningBatcher", "RunningSettings"]
+
+@dataclass(frozen=True, slots=True)
+class RunningSettings:
+    """How sequences join, and what happens when there are too few pages, or more sequences than a step may have.
+
+    `num_arena_pages`: what the arena has, for policies that look at its use; 0: what the pool holds is all there is.
+    """
+
+    join: JoinSettings = field(default_factory=JoinSettings)
+    preemption: PreemptionSettings = field(default_factory=PreemptionSettings)
+    pauses: PauseSettings = field(default_factory=PauseSettings)
+    num_arena_pages: int = 0
+    prefill_batches: PrefillBatchSettings | None = None
+    """None: never. Not either while a policy has a gate or a step budget, nor for static batches."""
 
 
 class RunningBatcher(Batcher):
-    """A sequence is in the batch while its stage is RUNNING, also while preemption has its pages away."""
+    """Takes handed-off sequences, and prompts that it computes in chunks beside the decodes and then decodes itself.
 
-    def __init__(self, limits: BatchLimits, pool: PagePool, settings: RunningSettings) -> None:
-        super().__init__(limits, pool)
+    A sequence is in the batch while its stage is RUNNING, also while it is preempted. A prompt joins when there is a
+    slot and pages for all of it, and grows page by page from there on; a handed-off sequence brings its own.
+    """
+
+    def __init__(
+        self, limits: BatchLimits, pool: PagePool, open_log: OpenLog, settings: RunningSettings | None = None
+    ) -> None:
+        super().__init__(limits, pool, open_log)
+        settings = settings or RunningSettings()
         # Never more than the budget of tokens, so that nobody in the batch starves.
         self._max_running = min(limits.max_num_seqs, limits.max_num_batched_tokens)
         self._own_gate = make_gate(settings.join)
-        # A batch that runs to its end displaces nobody.
-        self._pausing = Pausing(settings.pauses if self._own_gate is None else RestSettings(max_pauses=0))
-        self._room = Room(pool, settings.num_arena_pages)
-        self._admission = BatchAdmission(self._max_running, self._pausing, self._room, self.counters)
+        # A batch that runs to its end pauses nobody.
+        self._pausing = Pausing(settings.pauses if self._own_gate is None else PauseSettings(max_pauses=0))
+        self._views = PolicyViews(pool, settings.num_arena_pages)
+        self._admission = BatchAdmission(self._max_running, self._pausing, self._views, self.counters)
         self._prefill_batches = PrefillBatches(settings.prefill_batches) if settings.prefill_batches else None
-        self._has_held_rows = self._holds_rows = settings.join.holds_rows
+        self._may_hold_rows = self._holds_rows = settings.join.holds_rows
         self._held = HeldRows(pool)
         self._planner = StepPlanner(limits, pool, self._held, self.pace)
-        self._preemption = Preemption(pool, settings.preemption, self.counters)
-        self._page_room = PageRoom(pool, self._preemption, self._held, settings.preemption.after_s)
+        self._preemption = Preemption(pool, self._held, settings.preemption, self.counters)
         self._follow(gate=None, step_budget=None)
 
-    @abstractmethod
-    def _try_admit(self, sequence: Sequence) -> bool:
-        """What it takes for a waiting sequence to join. False: there are too few pages or slots now."""
-
-    @abstractmethod
-    def _need_of_waiting(self) -> list[tuple[int, int]]:
-        """(pages, slots) of each waiting sequence that could join now, in order."""
+    def add(self, arrival: Arrival) -> None:
+        if arrival.slot is not None:
+            self._add_handed_off(arrival)
+        else:
+            self._add_prompt(arrival)
 
     def set_policy(self, policy: Policy) -> None:
         """A policy without a gate leaves the worker's own rule in force."""
         super().set_policy(policy)
         self._pausing.goes_by_rank = policy.is_preemptive and policy.gate is None
-        self._holds_rows = self._has_held_rows and policy.gate is None
+        self._holds_rows = self._may_hold_rows and policy.gate is None
         if not self._holds_rows:
             self._held.release()
         self._follow(policy.gate, policy.step_budget)
 
     def _follow(self, gate: Gate | None, step_budget: StepBudget | None) -> None:
-        """What nobody has a say in is the worker's own to decide."""
+        """Prefill batches are the worker's own choice, where nothing else decides."""
         is_free = gate is None and step_budget is None and self._own_gate is None
         if is_free and self._prefill_batches is not None:
             gate, step_budget = self._prefill_batches, self._prefill_batches
         self._admission.set_gate(gate or self._own_gate)
-        self._planner.shares = Shares(step_budget, self._room, self.counters) if step_budget else None
+        self._planner.budget = CheckedStepBudget(step_budget, self._views, self.counters) if step_budget else None
 
     def need(self) -> PageNeed:
-        """The pages that running sequences will want within the next tokens, then what was preempted, then what waits;
-        those that want one now come first."""
+        """The pages that the batch will want within LOOKAHEAD_TOKENS, then those of preempted and of waiting sequences;
+        if some of the batch want one at once, these come first."""
         now = soon = num_waiting = 0
-        away = []
+        preempted = []
         running = Stage.RUNNING
         for sequence in self._ranked():
             if sequence.stage is not running:
                 num_waiting += 1
-            elif sequence.away_since_s is not None:
-                away.append((sequence.num_pages_short_of(0), 0))
+            elif sequence.preempted_since_s is not None:
+                preempted.append((sequence.num_pages_short_of(0), 0))
             elif len(sequence.token_ids) + LOOKAHEAD_TOKENS > len(sequence.block_table) * PAGE_TOKENS:
                 soon += sequence.num_pages_short_of(LOOKAHEAD_TOKENS)
                 now += sequence.num_pages_short_of(0)
-        others = [*away, *self._need_of_waiting()] if num_waiting else away
+        others = [*preempted, *self._need_of_waiting()] if num_waiting else preempted
         head_pages, head_slots = (now, 0) if now or not others else others[0]
         return PageNeed(
             num_pages=soon + sum(pages for pages, _ in others),
@@ -99,13 +113,13 @@ class RunningBatcher(Batcher):
             head_slots=head_slots,
         )
 
-    def take_surplus(self) -> PageBatch:
-        """While nothing can run, what preempted sequences wait for may be what another worker of the host needs."""
+    def take_surplus(self) -> PageBundle:
+        """While nothing can run, pages kept for preempted sequences may be what another worker of the host needs."""
         is_any = False
         for sequence in self._ranked():
             if sequence.stage is Stage.RUNNING:
                 is_any = True
-                if not sequence.is_away and sequence.stalled_since_s is None:
+                if not sequence.is_preempted and sequence.stalled_since_s is None:
                     return super().take_surplus()
         if not is_any:
             return super().take_surplus()
@@ -117,7 +131,7 @@ class RunningBatcher(Batcher):
         gate = self._admission.gate
         deadlines = (
             super().next_deadline_s,
-            self._page_room.next_deadline_s(self._ranked(), self._decided_at_s),
+            self._preemption.next_deadline_s(self._ranked(), self._decided_at_s),
             gate.next_deadline_s if gate is not None else None,
         )
         return min((at_s for at_s in deadlines if at_s is not None), default=None)
@@ -127,41 +141,40 @@ class RunningBatcher(Batcher):
 
     def record(self, plan: StepPlan, result: StepResult, now_s: float | None = None) -> None:
         super().record(plan, result, now_s)
-        shares = self._planner.shares
-        if shares is not None:
-            shares.stepped(0.0 if now_s is None else now_s - self._decided_at_s)
+        budget = self._planner.budget
+        if budget is not None:
+            budget.stepped(0.0 if now_s is None else now_s - self._decided_at_s)
 
     def _plan_chunks(self, now_s: float) -> tuple[list[ChunkPlan], list[Sequence | None]]:
         ranked, running = self._ranked(), Stage.RUNNING
-        present = [s for s in ranked if s.stage is running and s.away_since_s is None and s.stalled_since_s is None]
+        present = [
+            s for s in ranked if s.stage is running and s.preempted_since_s is None and s.stalled_since_s is None
+        ]
         if len(present) < len(ranked) or self._admission.gate is not None:
-            self._page_room.make(ranked, now_s)
-            num_present = sum(s.stage is running and s.away_since_s is None for s in ranked)
-            for sequence in self._page_room.bring_back(ranked, self._max_running - num_present):
+            self._preemption.preempt(ranked, now_s)
+            num_present = sum(s.stage is running and s.preempted_since_s is None for s in ranked)
+            for sequence in self._preemption.bring_back(ranked, self._max_running - num_present):
                 self._stall(sequence, now_s)
             self._join_waiting(now_s)
-            present = [s for s in self._ranked() if s.stage is running and s.away_since_s is None]
+            present = [s for s in self._ranked() if s.stage is running and s.preempted_since_s is None]
         draft = self._planner.plan(self._taking_part(present), now_s)
         for sequence in draft.stalled:
             self._stall(sequence, now_s)
-        for sequence in draft.unreserved:
-            message = f"needs more than the {sequence.params.num_reserved_pages} pages that were booked for it"
+        for sequence in draft.over_reservation:
+            message = f"needs more than the {sequence.params.num_reserved_pages} pages that are reserved for it"
             self._end(sequence, failure=Failure(FailureReason.NO_CAPACITY, message))
         return draft.chunks, draft.owners
 
-    def _begun(self, sequence: Sequence) -> None:
-        """It stays in the batch."""
-
-    def _take_swap_plan(self) -> SwapPlan | None:
-        return self._preemption.take_plan()
+    def _swap_plan(self) -> SwapPlan | None:
+        return self._preemption.swap_plan()
 
     def _record_swap(self, result: StepResult) -> None:
-        self._preemption.settle(result.failed_places, self._decided_at_s)
+        self._preemption.settle(result.failed_swap_slots, self._decided_at_s)
 
     def _undo_swap(self) -> None:
         self._preemption.undo()
 
-    def _held_bundle(self) -> PageBatch:
+    def _held_pages(self) -> PageBundle:
         return self._held.bundle
 
     def _order_of(self, sequence: Sequence) -> tuple[int, float]:
@@ -169,11 +182,11 @@ class RunningBatcher(Batcher):
 
     def _free(self, sequence: Sequence, reason: FinishReason | None) -> None:
         self._preemption.forget(sequence)
-        mode = self._prefill_batches
-        if mode is not None and self._admission.gate is mode and reason in (FinishReason.STOP, FinishReason.LENGTH):
-            mode.ended(sequence.num_output_tokens)
-        is_row = self._holds_rows and sequence.stage is Stage.RUNNING and not sequence.is_away
-        if is_row and reason in (FinishReason.STOP, FinishReason.LENGTH):
+        by_itself = reason in (FinishReason.STOP, FinishReason.LENGTH)
+        prefill_batches = self._prefill_batches
+        if prefill_batches is not None and self._admission.gate is prefill_batches and by_itself:
+            prefill_batches.ended(sequence.num_output_tokens)
+        if self._holds_rows and by_itself and sequence.stage is Stage.RUNNING and not sequence.is_preempted:
             self._held.add(sequence)
         else:
             super()._free(sequence, reason)
@@ -193,7 +206,7 @@ class RunningBatcher(Batcher):
             arrival.log.clear()
             self.pool.put_back(arrival.slot, arrival.block_table)
             return
-        self._keep(sequence)
+        self._insert(sequence)
         self.counters.taken_over += 1
         self.counters.count_hand_off(sequence.key.request_id, sequence.block_table)
         self._events.append(TakenOver(sequence.key, sequence.block_table))
@@ -206,12 +219,12 @@ class RunningBatcher(Batcher):
             self._end(sequence, reason=reason)
 
     def _join_waiting(self, now_s: float) -> None:
-        """As many as there are places for, and more in the places of less urgent ones; nobody overtakes one that lacks
-        pages, but those who have their own: what they hold may be what it lacks."""
-        queue = queue_of(self._ranked())
+        """As many as the batch has room for, and more for whom others are paused. Nobody overtakes one that lacks
+        pages, but those that have their own: what they hold may be what it lacks."""
+        queue = BatchQueue.of(self._ranked())
         for sequence in queue.waiting:
-            if sequence.came_at_s is None:
-                sequence.came_at_s = sequence.served_at_s = now_s
+            if sequence.first_seen_at_s is None:
+                sequence.first_seen_at_s = sequence.served_at_s = now_s
         joining = self._admission.choose(queue, now_s)
         is_short = False
         for sequence in joining:
@@ -219,7 +232,7 @@ class RunningBatcher(Batcher):
                 is_short = True
                 self._stall(sequence, now_s)
             else:
-                self._seat(sequence, now_s)
+                self._join(sequence, now_s)
         num_joined = 0 if is_short else len(joining)
         others = [s for s in queue.waiting if s.stage is Stage.WAITING and s not in joining]
         if not is_short and self._admission.num_computed(queue.batch) + num_joined >= self._max_running:
@@ -227,52 +240,68 @@ class RunningBatcher(Batcher):
         for sequence in others:
             sequence.stalled_since_s = None
 
-    def _displace(self, newcomers: list[Sequence], queue: Queue, now_s: float) -> list[Sequence]:
-        """Seats the most urgent ones in the places of others. Those that still wait."""
-        seated = [sequence for sequence in reversed(queue.batch) if sequence not in self._admission.paused]
-        open_to = set(queue.waiting[: queue.num_open])
+    def _displace(self, newcomers: list[Sequence], queue: BatchQueue, now_s: float) -> list[Sequence]:
+        """The most urgent ones join, and others are paused for them. Returns those that still wait."""
+        running = [sequence for sequence in reversed(queue.batch) if sequence not in self._admission.paused]
+        may_join = set(queue.waiting[: queue.num_open])
         for index, newcomer in enumerate(newcomers):
-            victim = self._pausing.try_choose(newcomer, seated) if newcomer in open_to else None
-            if victim is None or not self._may_overcommit(newcomer):
+            victim = self._pausing.try_choose(newcomer, running) if newcomer in may_join else None
+            if victim is None or not self._may_overbook(newcomer):
                 return newcomers[index:]
             if not self._try_admit(newcomer):
                 self._stall(newcomer, now_s)
                 return newcomers[index + 1 :]
-            self._seat(newcomer, now_s)
-            seated.remove(victim)
+            self._join(newcomer, now_s)
+            running.remove(victim)
             self._pausing.begin(victim, now_s)
             self.counters.pauses += 1
         return []
 
+    def _try_admit(self, sequence: Sequence) -> bool:
+        """False: too little is free now. Pages that the batch will want at once are not for newcomers, since what joins
+        must not drive others out."""
+        if sequence.slot is not None:
+            return True
+        num_pages = sequence.num_pages_short_of(0)
+        if num_pages + num_growing_pages(in_batch(self._ranked())) > self.pool.num_free_pages:
+            return False
+        return self._try_allocate(sequence)
+
+    def _need_of_waiting(self) -> list[tuple[int, int]]:
+        """(pages, slots) of each waiting sequence that could join now, in order. One that was handed off has its
+        prompt's pages; its first token may want one more."""
+        needs = [(s.num_pages_short_of(0), int(s.slot is None)) for s in self._joinable()]
+        return [need for need in needs if any(need)]
+
     def _joinable(self) -> list[Sequence]:
         """Those that wait and could join now, were there pages."""
-        queue = queue_of(self._ranked())
+        queue = BatchQueue.of(self._ranked())
         num_free = max(0, self._max_running - self._admission.num_computed(queue.batch))
-        joinable, seated = queue.waiting[:num_free], queue.batch[::-1]
+        joinable, running = queue.waiting[:num_free], queue.batch[::-1]
         for newcomer in queue.waiting[num_free:]:
-            victim = self._pausing.try_choose(newcomer, seated)
-            if victim is None or not self._may_overcommit(newcomer):
+            victim = self._pausing.try_choose(newcomer, running)
+            if victim is None or not self._may_overbook(newcomer):
                 break
-            seated.remove(victim)
+            running.remove(victim)
             joinable.append(newcomer)
         return joinable
 
-    def _may_overcommit(self, newcomer: Sequence) -> bool:
-        """What was handed over has its pages and slot already."""
+    def _may_overbook(self, newcomer: Sequence) -> bool:
+        """What was handed off has its pages and slot already."""
         if newcomer.slot is not None:
             return True
-        num_placed = sum(sequence.slot is not None for sequence in self._sequences.values())
-        return num_placed < MAX_OVERBOOKING * self._max_running
+        num_slots = sum(sequence.slot is not None for sequence in self._sequences.values())
+        return num_slots < MAX_OVERBOOKING * self._max_running
 
-    def _seat(self, sequence: Sequence, now_s: float) -> None:
-        if sequence.key in self._sequences:  # one that could not be recorded has ended
+    def _join(self, sequence: Sequence, now_s: float) -> None:
+        if sequence.key in self._sequences:  # one that no record can hold has ended
             sequence.stage = Stage.RUNNING
             sequence.stalled_since_s = None
             self._pausing.end(sequence, now_s)
 
     def _taking_part(self, present: list[Sequence]) -> list[Sequence]:
-        """Of those with pages: not those that a gate lets rest, or whose pages leave in this step, nor more than there
-        are places for (they are more when a policy has just gone that let some rest)."""
+        """Of those with pages: not those that a gate pauses, or whose pages leave in this step, nor more than a step
+        may have (they are more when a policy has just gone that paused some)."""
         paused = self._admission.paused
         if paused or self._preemption.is_any_leaving:
             present = [s for s in present if s not in paused and not self._preemption.is_leaving(s)]

@@ -1,51 +1,113 @@
 """What of the running batch is computed in a step, and the pages that this takes.
 
-A prompt of a more urgent lane than some decodes goes without them: reading what they have in pages would make its step
-longer, and its first token later. They sit out one step at a time and never two in a row, so that whatever comes, every
-decode is in at least every other step. A policy's `shares` decide for all lanes alike.
+A prompt of a more urgent lane than some decodes goes without them: attending to what they have in pages would make its
+step longer, and its first token later. They are left out one step at a time and never two in a row, so that whatever
+comes, every decode is in at least every other step. A policy's step budget decides for all lanes alike.
 """
 
+import logging
 from dataclasses import dataclass, field
 
+from weir.core.cost import StepCost
 from weir.engine.batching.batcher import BatchLimits
-from weir.engine.batching.prompts import in_turn, is_below, note_turn
+from weir.engine.batching.policy_views import PolicyViews
+from weir.engine.batching.prompt_order import in_turn, is_less_urgent, note_turn
 from weir.engine.batching.step_pace import StepPace
-from weir.engine.batching.step_share import Shares
+from weir.engine.counters import EngineCounters
 from weir.engine.memory.held_rows import HeldRows
 from weir.engine.memory.pages import PagePool
 from weir.engine.plan import ChunkPlan
 from weir.engine.sequence import Sequence
 from weir.kv.geometry import PAGE_TOKENS
+from weir.policy.seams import StepBudget, StepShare, StepView
+
+_log = logging.getLogger(__name__)
+
+
+class CheckedStepBudget:
+    """Asks a policy's step budget, and checks its answers: one that is not possible, or computes nothing where
+    something could be computed, is not followed in that step, and counted."""
+
+    def __init__(self, budget: StepBudget, views: PolicyViews, counters: EngineCounters) -> None:
+        self._budget = budget
+        self._views = views
+        self._counters = counters
+        self._share: StepShare | None = None
+        self._has_warned = False
+
+    def split(
+        self,
+        decodes: list[Sequence],
+        prefills: list[Sequence],
+        max_tokens: int,
+        now_s: float,
+        cost: StepCost | None,
+    ) -> tuple[list[Sequence], int]:
+        """The decodes that run, in their order, and the prompt tokens beside them."""
+        self._share = None
+        if not decodes and not prefills:
+            return [], 0
+        view = self._views.step(decodes, prefills, max_tokens, now_s, cost)
+        share = self._budget.plan(view)
+        problem = _try_find_problem(share, view)
+        if problem is not None:
+            self._count_defect(problem)
+            return decodes[:max_tokens], max(0, max_tokens - len(decodes))
+        self._share = share
+        return [decodes[index] for index in sorted(share.decodes)], share.num_prefill_tokens
+
+    def stepped(self, duration_s: float) -> None:
+        """The step that was split last ran."""
+        if self._share is not None:
+            self._budget.stepped(duration_s, self._share)
+            self._share = None
+
+    def _count_defect(self, problem: str) -> None:
+        self._counters.policy_defects += 1
+        if not self._has_warned:
+            self._has_warned = True
+            _log.error("the policy's step budget is not followed in this step (logged once): %s", problem)
+
+
+def _try_find_problem(share: StepShare, view: StepView) -> str | None:
+    chosen = set(share.decodes)
+    if len(chosen) != len(share.decodes) or not all(0 <= index < len(view.decodes) for index in chosen):
+        return f"decodes {list(share.decodes)[:8]}: must be different indices below {len(view.decodes)}"
+    if share.num_prefill_tokens < 0 or len(chosen) + share.num_prefill_tokens > view.max_tokens:
+        return f"{len(chosen)} decodes and {share.num_prefill_tokens} prompt tokens: the step has {view.max_tokens}"
+    if not chosen and (share.num_prefill_tokens == 0 or not view.prefills):
+        return "nothing is computed although something could be"
+    return None
 
 
 @dataclass(slots=True)
-class Draft:
+class StepDraft:
     """A step as far as there are pages. `owners` of the chunks; None: of a sequence that has ended."""
 
     chunks: list[ChunkPlan] = field(default_factory=list)
     owners: list[Sequence | None] = field(default_factory=list)
     stalled: list[Sequence] = field(default_factory=list)
     """There is no page for them."""
-    unreserved: list[Sequence] = field(default_factory=list)
-    """They want more pages than were booked for them."""
+    over_reservation: list[Sequence] = field(default_factory=list)
+    """They want more pages than are reserved for them."""
 
 
 class StepPlanner:
-    """Decodes first, then prompts, unless `shares` (a policy's) says otherwise."""
+    """Decodes first, then prompts, unless `budget` (a policy's) decides otherwise."""
 
     def __init__(self, limits: BatchLimits, pool: PagePool, held: HeldRows, pace: StepPace) -> None:
         self._limits = limits
         self._pace = pace
         self._pool = pool
         self._held = held
-        self.shares: Shares | None = None
-        self._has_sat_out = False
-        """Whether decodes sat out the step that was planned last."""
+        self.budget: CheckedStepBudget | None = None
+        self._has_left_out = False
+        """Whether decodes were left out of the step that was planned last."""
 
-    def plan(self, present: list[Sequence], now_s: float) -> Draft:
+    def plan(self, present: list[Sequence], now_s: float) -> StepDraft:
         """`present`: those that take part, in order."""
-        draft = Draft()
-        budget = self._limits.max_num_batched_tokens - len(self._held)
+        draft = StepDraft()
+        num_tokens = self._limits.max_num_batched_tokens - len(self._held)
         decodes, prompts = [], []
         for sequence in present:
             num_computed = sequence.num_computed
@@ -55,15 +117,15 @@ class StepPlanner:
             has_room = sequence.stalled_since_s is None and num_computed < len(sequence.block_table) * PAGE_TOKENS
             if has_room or self._try_grow(sequence, 1, draft):
                 decodes.append(sequence)
-        sitting_out: list[Sequence] = []
-        if self.shares is None:
-            decodes, sitting_out = self._part(decodes, prompts)
-        num_prompt_tokens = min(budget - len(decodes), self._pace.num_tokens)
-        if self.shares is not None:
-            budget = min(budget, len(decodes) + self._pace.num_tokens)
-            decodes, num_prompt_tokens = self.shares.split(decodes, prompts, budget, now_s, self._pace.cost)
+        left_out: list[Sequence] = []
+        if self.budget is None:
+            decodes, left_out = self._leave_out(decodes, prompts)
+        num_prompt_tokens = min(num_tokens - len(decodes), self._pace.num_tokens)
+        if self.budget is not None:
+            num_tokens = min(num_tokens, len(decodes) + self._pace.num_tokens)
+            decodes, num_prompt_tokens = self.budget.split(decodes, prompts, num_tokens, now_s, self._pace.cost)
         elif num_prompt_tokens < 0:
-            decodes = decodes[:budget]
+            decodes = decodes[:num_tokens]
         if len(self._held):
             draft.chunks += self._held.chunks()
             draft.owners += [None] * len(self._held)
@@ -71,47 +133,44 @@ class StepPlanner:
         draft.owners += decodes
         num_chunks = len(draft.chunks)
         self._pace.planned(self._plan_prompts(prompts, num_prompt_tokens, draft) if prompts else 0)
-        self._has_sat_out = bool(sitting_out) and len(draft.chunks) > num_chunks
-        if sitting_out and not self._has_sat_out:  # there was no page for the prompt
-            draft.chunks += [sequence.plan_decode() for sequence in sitting_out]
-            draft.owners += sitting_out
+        self._has_left_out = bool(left_out) and len(draft.chunks) > num_chunks
+        if left_out and not self._has_left_out:  # there was no page for the prompt
+            draft.chunks += [sequence.plan_decode() for sequence in left_out]
+            draft.owners += left_out
         return draft
 
-    def _part(self, decodes: list[Sequence], prompts: list[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
-        """Those that run beside the prompts, and those that sit out for the first of them."""
-        if not prompts or self._has_sat_out:
+    def _leave_out(self, decodes: list[Sequence], prompts: list[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
+        """Those that run beside the prompts, and those that are left out for the first of them."""
+        if not prompts or self._has_left_out:
             return decodes, []
         lane_priority = in_turn(prompts)[0].params.scheduling.lane_priority
-        sitting_out = [sequence for sequence in decodes if sequence.params.scheduling.lane_priority < lane_priority]
-        if not sitting_out:
+        left_out = [sequence for sequence in decodes if sequence.params.scheduling.lane_priority < lane_priority]
+        if not left_out:
             return decodes, []
-        return [
-            sequence for sequence in decodes if sequence.params.scheduling.lane_priority >= lane_priority
-        ], sitting_out
+        return [s for s in decodes if s.params.scheduling.lane_priority >= lane_priority], left_out
 
-    def _plan_prompts(self, prompts: list[Sequence], budget: int, draft: Draft) -> int:
+    def _plan_prompts(self, prompts: list[Sequence], max_tokens: int, draft: StepDraft) -> int:
         """How many tokens were planned."""
         served: list[Sequence] = []
-        num_planned = 0
+        num_left = max_tokens
         for sequence in in_turn(prompts):
-            if budget <= 0 or is_below(sequence, served):
+            if num_left <= 0 or is_less_urgent(sequence, served):
                 break
-            num_tokens = min(sequence.num_uncomputed, self._limits.chunk_tokens, budget)
+            num_tokens = min(sequence.num_uncomputed, self._limits.chunk_tokens, num_left)
             if self._try_grow(sequence, num_tokens, draft):
                 chunk = sequence.plan_chunk(num_tokens)
-                budget -= len(chunk.token_ids)
-                num_planned += len(chunk.token_ids)
+                num_left -= len(chunk.token_ids)
                 draft.chunks.append(chunk)
                 draft.owners.append(sequence)
                 served.append(sequence)
         note_turn(prompts, served)
-        return num_planned
+        return max_tokens - num_left
 
-    def _try_grow(self, sequence: Sequence, num_tokens: int, draft: Draft) -> bool:
+    def _try_grow(self, sequence: Sequence, num_tokens: int, draft: StepDraft) -> bool:
         """Gives a sequence the pages for its next tokens. False: it cannot be computed in this step."""
         num_missing = sequence.num_missing_pages(num_tokens)
         if len(sequence.block_table) + num_missing > sequence.params.num_reserved_pages:
-            draft.unreserved.append(sequence)
+            draft.over_reservation.append(sequence)
             return False
         page_ids = self._pool.try_take(num_missing) if num_missing else ()
         if page_ids is None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from weir.core.sampling import SamplingParams
 from weir.engine.memory.pages import PagePool
-from weir.engine.messages import PageBatch
+from weir.engine.messages import PageBundle
 from weir.engine.plan import ChunkPlan, SampleSpec
 from weir.engine.sequence import Sequence
 from weir.kv.geometry import num_pages_for
@@ -24,7 +24,7 @@ class HeldRows:
 
     def add(self, sequence: Sequence) -> None:
         """Takes slot and pages of a sequence that has ended after at least one computed token."""
-        assert sequence.slot is not None, "only a placed sequence was computed"
+        assert sequence.slot is not None, "only a sequence with a slot was computed"
         end = sequence.num_computed
         chunk = ChunkPlan(
             slot=sequence.slot,
@@ -36,7 +36,7 @@ class HeldRows:
         self._rows.append((chunk, sequence.block_table))
 
     def chunks(self) -> Iterator[ChunkPlan]:
-        """One token each. What they draw is nobody's."""
+        """One token each; what is sampled for them is dropped."""
         return (chunk for chunk, _ in self._rows)
 
     def release(self) -> bool:
@@ -47,9 +47,9 @@ class HeldRows:
         return bool(rows)
 
     @property
-    def bundle(self) -> PageBatch:
-        """What the rows hold."""
-        return PageBatch(
+    def bundle(self) -> PageBundle:
+        """All pages and slots of the rows."""
+        return PageBundle(
             tuple(page_id for _, page_ids in self._rows for page_id in page_ids),
             tuple(chunk.slot for chunk, _ in self._rows),
         )

@@ -5,23 +5,23 @@
     adopt (with a sequence) ──────┘
 
 A page that a sequence has used is never given to another one here: it may be shared with sequences of this and other
-workers by now, which the arena alone knows. It goes back there, and what is in it may serve as a prefix.
+workers by now, which only the arena knows. It goes back there, and what is in it may serve as a prefix.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from weir.engine.messages import PageBatch, PagesWanted, UsedPages
+from weir.engine.messages import PageBundle, PagesWanted, UsedPages
 
 
 class PageDefect(Exception):
-    """A page or slot was given twice, or returned by somebody who did not have it."""
+    """A page or slot was given twice, or put back without being in use."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageNeed:
-    """Pages and slots that sequences will take soon, and what the first in line needs to go on at all."""
+    """Pages and slots that sequences will take soon, and what the first of them needs to go on at all."""
 
     num_pages: int
     num_slots: int
@@ -31,7 +31,7 @@ class PageNeed:
 
 class PagePool:
     """Ids only; the bytes are in the arena. Slots, and pages that were `give`n, are free or in use by one sequence;
-    pages that came with sequences may be in use by several, which only read them.
+    pages that came with sequences may be in use by several, none of which changes them.
 
     `reserve_pages` and `reserve_slots` are what the pool takes beyond a need, and keeps while there is work: large
     enough that few sequences wait for the arena, small enough that other workers of the host are not starved.
@@ -59,7 +59,7 @@ class PagePool:
     def num_held_pages(self) -> int:
         return len(self._free_pages) + len(self._pages_in_use)
 
-    def give(self, bundle: PageBatch) -> None:
+    def give(self, bundle: PageBundle) -> None:
         """Adds what the arena gave, as free."""
         self._check_new(bundle)
         self._free_pages.update(dict.fromkeys(bundle.page_ids))
@@ -67,7 +67,7 @@ class PagePool:
 
     def adopt(self, slot: int | None, page_ids: Sequence[int]) -> None:
         """Adds what came with a sequence, as in use: by hand-off, or the cached prefix of a prompt (no slot yet)."""
-        self._check_strange(slot, page_ids)
+        self._check_not_held(slot, page_ids)
         self._pages_in_use.update(page_ids)
         if slot is not None:
             self._slots_in_use.add(slot)
@@ -95,7 +95,8 @@ class PagePool:
         prefix_seed: bytes = b"",
     ) -> None:
         """A sequence does not use these any more. The slot is free; the pages go back to the arena with the next
-        surplus, which keeps those that `token_ids` fill from position 0 on as a prefix, unless the seed is empty."""
+        surplus, and the arena keeps those that `token_ids` fill from position 0 on as a prefix, unless the seed is
+        empty."""
         page_ids = tuple(page_ids)
         self._leave_use(slot, page_ids)
         if page_ids:
@@ -111,7 +112,7 @@ class PagePool:
         if slot is not None:
             self._free_slots.append(slot)
 
-    def part(self, slot: int, page_ids: Sequence[int]) -> None:
+    def hand_over(self, slot: int, page_ids: Sequence[int]) -> None:
         """Forgets what a sequence used: it belongs to another worker now."""
         self._leave_use(slot, page_ids)
 
@@ -128,30 +129,30 @@ class PagePool:
             least_slots=max(0, need.head_slots - len(self._free_slots)),
         )
 
-    def take_surplus(self, need: PageNeed) -> PageBatch:
+    def take_surplus(self, need: PageNeed) -> PageBundle:
         """Used pages, and free pages and slots beyond the need and twice the reserve; the pool holds them no more. What
         goes is all above one reserve, so that the next slot that becomes free does not make a surplus again."""
-        return PageBatch(
+        return PageBundle(
             self._take_free_pages_above(need.num_pages),
             _take_above(self._free_slots, need.num_slots, self._reserve_slots),
             self._take_used(),
         )
 
-    def take_used(self) -> PageBatch:
+    def take_used(self) -> PageBundle:
         """Used pages only."""
-        return PageBatch(used=self._take_used())
+        return PageBundle(used=self._take_used())
 
-    def take_all_free(self) -> PageBatch:
+    def take_all_free(self) -> PageBundle:
         """Everything that no sequence uses; the pool holds it no more."""
-        bundle = PageBatch(tuple(self._free_pages), tuple(self._free_slots), self._take_used())
+        bundle = PageBundle(tuple(self._free_pages), tuple(self._free_slots), self._take_used())
         self._free_pages.clear()
         self._free_slots.clear()
         return bundle
 
     def check_integrity(self, page_ids_in_use: Sequence[int], slots_in_use: Sequence[int]) -> list[str]:
-        """Compares the books with what sequences say they use; what is wrong, in sentences."""
+        """Compares what is in use here with what sequences use; what is wrong, in sentences."""
         errors = []
-        for what, free, in_use, said in (
+        for what, free, in_use, used in (
             ("page", list(self._free_pages), self._pages_in_use, page_ids_in_use),
             ("slot", self._free_slots, Counter(self._slots_in_use), slots_in_use),
         ):
@@ -159,9 +160,9 @@ class PagePool:
                 errors.append(f"a {what} is free twice")
             if both := in_use.keys() & set(free):
                 errors.append(f"{what}s both free and in use: {sorted(both)[:8]}")
-            counted = Counter(said)
+            counted = Counter(used)
             if differing := {index for index in in_use | counted if in_use[index] != counted[index]}:
-                errors.append(f"{what}s in use more or less often than booked: {sorted(differing)[:8]}")
+                errors.append(f"{what}s in use by more or fewer sequences than counted: {sorted(differing)[:8]}")
         return errors
 
     def _take_free_pages_above(self, need: int) -> tuple[int, ...]:
@@ -175,7 +176,7 @@ class PagePool:
         self._used.clear()
         return used
 
-    def _check_new(self, bundle: PageBatch) -> None:
+    def _check_new(self, bundle: PageBundle) -> None:
         in_use, free = self._pages_in_use, self._free_pages
         held_pages = [page_id for page_id in bundle.page_ids if page_id in free or page_id in in_use]
         held_slots = [slot for slot in bundle.slots if slot in self._slots_in_use or slot in self._free_slots]
@@ -184,16 +185,16 @@ class PagePool:
                 f"held already, or named twice: pages {sorted(held_pages)[:8]}, slots {sorted(held_slots)[:8]}"
             )
 
-    def _check_strange(self, slot: int | None, page_ids: Sequence[int]) -> None:
+    def _check_not_held(self, slot: int | None, page_ids: Sequence[int]) -> None:
         free_pages = [page_id for page_id in page_ids if page_id in self._free_pages]
         is_slot_held = slot in self._slots_in_use or slot in self._free_slots
         if free_pages or is_slot_held or len(set(page_ids)) < len(page_ids):
             raise PageDefect(f"held already, or named twice: pages {sorted(free_pages)[:8]}, slot {slot}")
 
     def _leave_use(self, slot: int | None, page_ids: Sequence[int]) -> None:
-        strangers = [page_id for page_id in page_ids if page_id not in self._pages_in_use]
-        if strangers or (slot is not None and slot not in self._slots_in_use):
-            raise PageDefect(f"not in use here: pages {sorted(strangers)[:8]}, slot {slot}")
+        unknown = [page_id for page_id in page_ids if page_id not in self._pages_in_use]
+        if unknown or (slot is not None and slot not in self._slots_in_use):
+            raise PageDefect(f"not in use here: pages {sorted(unknown)[:8]}, slot {slot}")
         for page_id in page_ids:
             self._pages_in_use[page_id] -= 1
             if not self._pages_in_use[page_id]:

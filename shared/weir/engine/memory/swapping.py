@@ -1,4 +1,4 @@
-"""A runner that swaps pages before it runs a step, around any runner."""
+"""Copies pages between the arena and the swap file, before the step of any runner."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,12 +20,12 @@ class PageBytes(Protocol):
         ...
 
     def fill(self, page_id: int, fill: Callable[[npt.NDArray[np.uint8]], bool]) -> bool:
-        """Lets `fill` write a page, [page_bytes]. What it wrote counts only if it returns True, as this does then."""
+        """Lets `fill` change a page, [page_bytes]. The changes count only if it returns True, as this does then."""
         ...
 
 
 class HostPages:
-    """`pages` [num_pages, page_bytes] uint8, in place."""
+    """Pages in host memory: `pages` is [num_pages, page_bytes] uint8, changed in place."""
 
     def __init__(self, pages: npt.NDArray[np.uint8]) -> None:
         self._pages = pages
@@ -38,24 +38,24 @@ class HostPages:
         return fill(self._pages[page_id])
 
 
-class PageMover:
-    """Copies pages between the arena and a swap file."""
+class PageSwapper:
+    """Belongs to the thread that runs steps."""
 
     def __init__(self, pages: PageBytes, swap_file: SwapFile) -> None:
         self._pages = pages
         self._swap_file = swap_file
 
-    def move(self, plan: SwapPlan) -> frozenset[int]:
-        """Does all copies of a step; the places where one failed."""
+    def swap(self, plan: SwapPlan) -> frozenset[int]:
+        """Makes all copies of a step. Returns the slots of the swap file for which one failed."""
         failed = [
-            copy.place
+            copy.swap_slot
             for copy in plan.outs
-            if not self._swap_file.try_store(copy.place, self._pages.read(copy.page_id))
+            if not self._swap_file.try_store(copy.swap_slot, self._pages.read(copy.page_id))
         ]
         failed += [
-            copy.place
+            copy.swap_slot
             for copy in plan.ins
-            if not self._pages.fill(copy.page_id, partial(self._swap_file.try_load, copy.place))
+            if not self._pages.fill(copy.page_id, partial(self._swap_file.try_load, copy.swap_slot))
         ]
         return frozenset(failed)
 
@@ -63,13 +63,13 @@ class PageMover:
 class SwappingRunner:
     """Implements `weir.engine.plan.ModelRunner`."""
 
-    def __init__(self, runner: ModelRunner, mover: PageMover) -> None:
+    def __init__(self, runner: ModelRunner, swapper: PageSwapper) -> None:
         self._runner = runner
-        self._mover = mover
+        self._swapper = swapper
 
     def run(self, plan: StepPlan) -> StepResult:
         if not plan.swap:
             return self._runner.run(plan)
-        failed_places = self._mover.move(plan.swap)
+        failed_swap_slots = self._swapper.swap(plan.swap)
         result = self._runner.run(plan) if plan.chunks else StepResult({})
-        return replace(result, failed_places=failed_places)
+        return replace(result, failed_swap_slots=failed_swap_slots)

@@ -72,13 +72,13 @@ class PromptFeatures:
 
     def _numbers(self, ids: npt.NDArray[np.int64], signs: npt.NDArray[np.uint8]) -> tuple[float, float, float]:
         """log1p of how many numbers there are, of the largest, and of the largest right before a unit of length."""
-        places = np.flatnonzero(self.table.digits_of[ids])[:_MAX_DIGIT_TOKENS].tolist()
+        positions = np.flatnonzero(self.table.digits_of[ids])[:_MAX_DIGIT_TOKENS].tolist()
         count, largest, asked, value, end = 0, 0, 0, 0, -1
-        for place in places:
-            number, digits = int(self.table.number_of[ids[place]]), int(self.table.digits_of[ids[place]])
-            value = min(_MAX_NUMBER, value * 10**digits + number) if place == end else number
-            count += place != end
-            end = place + 1
+        for position in positions:
+            number, digits = int(self.table.number_of[ids[position]]), int(self.table.digits_of[ids[position]])
+            value = min(_MAX_NUMBER, value * 10**digits + number) if position == end else number
+            count += position != end
+            end = position + 1
             largest = max(largest, value)
             if end < len(ids) and int(signs[end]) - 1 in UNIT_SIGNS:
                 asked = max(asked, value)

@@ -1,4 +1,4 @@
-"""One line of a request log: what a predictor can be trained on. Gateways write it, training reads it.
+"""One line of a request log: what a predictor can be trained on, from gateways to training.
 
 Lengths and features by default. Features are the pooled vector that a predictor would be given: training needs nothing
 else, and words cannot be read off it, though what a prompt is about can. Token ids, which are the text, only if asked.
@@ -19,7 +19,7 @@ LOG_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class LogRecord:
-    """Of one request that ended by itself. `is_cut`: at `max_tokens`, so it might have been longer.
+    """One request that ended by itself. `is_cut`: at `max_tokens`, so it might have been longer.
 
     `features` are float16 numbers of the token table `table_digest`; empty: none. `prompt_token_ids` None: not kept.
     """
@@ -57,7 +57,7 @@ class LogRecord:
 
 
 def record_from_line(line: str) -> LogRecord:
-    """Raises ValueError for a line that is not a whole record of this version; says what is wrong with it."""
+    """Raises ValueError, naming what is wrong, for a line that is not a whole record of this version."""
     content = json.loads(line)
     if not isinstance(content, dict) or content.get("v") != LOG_VERSION:
         raise ValueError(f"not a record of version {LOG_VERSION}")

@@ -1,4 +1,4 @@
-"""What every predictor answers, and how its file is read."""
+"""What every predictor answers, and where it comes from."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class Predictions:
 
 
 class Head(Protocol):
-    """From features to predictions."""
+    """The trained part of a predictor: from features, [prompts, num_features], to predictions."""
 
     @property
     def kind(self) -> str: ...
@@ -65,7 +65,7 @@ class Predictor:
 
 
 class PredictorFileError(Exception):
-    """A file is not a predictor of this version, or is damaged: says which and why."""
+    """A file is not a predictor of this version, or is damaged; the message names the file and the reason."""
 
     def __init__(self, path: Path, problem: str) -> None:
         super().__init__(f"{path}: {problem}; make one with `weir train-predictor`")

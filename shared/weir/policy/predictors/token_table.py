@@ -1,4 +1,4 @@
-"""What a predictor knows of each token of a vocabulary: a vector, and the few signs that a word in a prompt can be.
+"""What a predictor knows of each token of a vocabulary: a vector, and which of a few telling words and marks it is.
 
 Pooling vectors and counting signs is all that is done with a prompt, so a prediction costs microseconds.
 """

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from weir.core.cost import PromptChunk, StepCost
 from weir.engine.batching.batcher import Batcher
-from weir.engine.messages import Arrival, Failure, PageBatch, PagesWanted, SequenceKey
+from weir.engine.messages import Arrival, Failure, PageBundle, PagesWanted, SequenceKey
 from weir.engine.plan import StepPlan, StepResult
 from weir.sim.call import LAST_TOKEN, TOKEN, Calls, SimRequestState
 from weir.sim.events import Timeline, ns_of_ms
@@ -55,7 +55,7 @@ class ExactEngine:
     def fail(self, call: SimRequestState, failure: Failure) -> None:
         self._batcher.fail(call.key, failure)
 
-    def forget(self, call: SimRequestState, copied: PageBatch | None) -> None:
+    def forget(self, call: SimRequestState, copied: PageBundle | None) -> None:
         self._batcher.forget(call.key)
         if copied is not None:
             self._return(copied)
@@ -129,7 +129,7 @@ class ExactEngine:
             self._listener.on_events(self._worker, self._batcher.take_events())
         self._return(self._batcher.pool.take_used() if self._owns_memory else self._batcher.take_surplus())
 
-    def _return(self, bundle: PageBatch) -> None:
+    def _return(self, bundle: PageBundle) -> None:
         if not bundle:
             return
         self._release(bundle)
@@ -172,7 +172,7 @@ class ExactEngine:
         self._batcher.pool.give(bundle)
         return True
 
-    def _try_acquire(self, wanted: PagesWanted) -> PageBatch | None:
+    def _try_acquire(self, wanted: PagesWanted) -> PageBundle | None:
         index = self._worker.index
         bundle = self._memory.try_acquire(index, wanted.num_pages, wanted.num_slots)
         return bundle or self._memory.try_acquire(index, wanted.least_pages, wanted.least_slots)
@@ -180,7 +180,7 @@ class ExactEngine:
     def _take_all_memory(self) -> None:
         self._batcher.pool.give(self._memory.take_all(self._worker.index))
 
-    def _release(self, bundle: PageBatch) -> None:
+    def _release(self, bundle: PageBundle) -> None:
         hashes = []
         for used in bundle.used:
             call = self._calls[used.prefix_seed.decode()] if used.prefix_seed else None

@@ -2,7 +2,7 @@
 
 While there are pages for all, one lane, no policy's gate or step budget, and sequences that all join as they come, a
 batch needs no looking through: every sequence that decodes draws one token a step, so it is known in advance in which
-step it ends and when it needs a page. What goes on is what `LocalBatcher` and `DecodeBatcher` do, to the nanosecond:
+step it ends and when it needs a page. What goes on is what `RunningBatcher` does, to the nanosecond:
 a test runs both. `switching_engine` goes over to the real batcher before that ends.
 """
 

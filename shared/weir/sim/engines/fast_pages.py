@@ -2,7 +2,7 @@
 
 from math import inf
 
-from weir.engine.messages import PageBatch
+from weir.engine.messages import PageBundle
 from weir.sim.memory.page_memory import SimPageMemory
 from weir.sim.workers.arriving import SimArrival
 
@@ -50,13 +50,13 @@ class FastPages:
         self._num_used -= num_pages
         num_spare = len(self._stock) - self._num_used
         if not self._owns_memory and num_spare > 2 * _LOT:
-            self.memory.release(self._worker, PageBatch(tuple(self._take(num_spare - _LOT))), ())
+            self.memory.release(self._worker, PageBundle(tuple(self._take(num_spare - _LOT))), ())
 
     def give_back(self, arrival: SimArrival) -> bool:
         """What the sequence came with; whether that was anything."""
         if arrival.slot is None:
             return False
-        self.memory.release(self._worker, PageBatch(arrival.page_ids, (arrival.slot,)), ())
+        self.memory.release(self._worker, PageBundle(arrival.page_ids, (arrival.slot,)), ())
         return True
 
     def name(self, num_pages: int) -> tuple[int, ...]:
@@ -75,11 +75,11 @@ class FastPages:
         """Nothing is used any more: everything goes back."""
         if self._num_used:
             raise AssertionError(f"{self._num_used} pages are used by nobody")
-        self.memory.release(self._worker, PageBatch(tuple(self._stock), tuple(self._slots)), ())
+        self.memory.release(self._worker, PageBundle(tuple(self._stock), tuple(self._slots)), ())
         self._stock.clear()
         self._slots.clear()
 
-    def _put(self, bundle: PageBatch) -> None:
+    def _put(self, bundle: PageBundle) -> None:
         self._stock.extend(bundle.page_ids)
         self._slots.extend(bundle.slots)
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from weir.engine.messages import Failure, HandOffReady, PageBatch, SequenceEnded
+from weir.engine.messages import Failure, HandOffReady, PageBundle, SequenceEnded
 from weir.kv.geometry import num_pages_for
 from weir.sim.call import SimRequestState
 from weir.sim.engines.step_time import step_ns
@@ -34,7 +34,7 @@ class FastPrompt:
     num_computed: int = 0
     num_pages: int = 0
     """That it has: none, or those of all its tokens."""
-    bundle: PageBatch | None = None
+    bundle: PageBundle | None = None
     """The same by name, where they have names."""
     is_stalled: bool = False
     is_cancelled: bool = False
@@ -132,7 +132,7 @@ class FastPrefill:
         if not prompt.is_cancelled:
             self._listener.on_events(self._worker, (SequenceEnded(call.key, None, failure),))
 
-    def forget(self, call: SimRequestState, copied: PageBatch | None) -> None:
+    def forget(self, call: SimRequestState, copied: PageBundle | None) -> None:
         prompt = self._prompts.pop(call, None)
         if prompt is None:
             return

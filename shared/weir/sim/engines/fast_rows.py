@@ -3,7 +3,7 @@
 from bisect import bisect_left
 from dataclasses import dataclass
 
-from weir.engine.batching.prompts import in_turn, note_turn
+from weir.engine.batching.prompt_order import in_turn, note_turn
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
 from weir.sim.call import SimRequestState
 from weir.sim.workers.arriving import SimArrival

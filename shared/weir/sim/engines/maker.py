@@ -4,11 +4,9 @@ import math
 from dataclasses import dataclass
 
 from weir.engine.batching.batcher import Batcher, BatchLimits
-from weir.engine.batching.decode import DecodeBatcher
 from weir.engine.batching.joining import Batching
-from weir.engine.batching.local import LocalBatcher
 from weir.engine.batching.prefill import PrefillBatcher
-from weir.engine.batching.running import RunningSettings
+from weir.engine.batching.running import RunningBatcher, RunningSettings
 from weir.engine.memory.pages import PagePool
 from weir.kv.geometry import num_pages_for
 from weir.policy.registry import PolicySpec
@@ -118,9 +116,7 @@ class EngineMaker:
         if pool.role == "prefill":
             return PrefillBatcher(limits, page_pool, open_log)
         settings = RunningSettings(self.spec.join, self.spec.preemption, num_arena_pages=memory.num_pages)
-        if pool.role == "local" or pool.serves_locally:
-            return LocalBatcher(limits, page_pool, open_log, settings)
-        return DecodeBatcher(limits, page_pool, settings)
+        return RunningBatcher(limits, page_pool, open_log, settings)
 
 
 def _reserve_pages(memory: SimPageMemory) -> int:

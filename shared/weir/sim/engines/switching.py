@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from weir.engine.messages import Arrival, Failure, PageBatch
+from weir.engine.messages import Arrival, Failure, PageBundle
 from weir.kv.geometry import num_pages_for
 from weir.sim.call import TOKEN, SimRequestState
 from weir.sim.engines.exact import ExactEngine
@@ -51,7 +51,7 @@ class SwitchingEngine:
     def fail(self, call: SimRequestState, failure: Failure) -> None:
         self._go_exact().fail(call, failure)
 
-    def forget(self, call: SimRequestState, copied: PageBatch | None) -> None:
+    def forget(self, call: SimRequestState, copied: PageBundle | None) -> None:
         self._go_exact().forget(call, copied)
 
     def begin_step(self) -> int | None:

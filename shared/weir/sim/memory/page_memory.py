@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol
 
-from weir.engine.messages import PageBatch
+from weir.engine.messages import PageBundle
 from weir.sim.memory.records import SimRecord
 
 
@@ -26,11 +26,11 @@ class SimPageMemory(Protocol):
         """Pins the pages of the longest known prefix for a worker."""
         ...
 
-    def try_acquire(self, worker: int, num_pages: int, num_slots: int) -> PageBatch | None:
+    def try_acquire(self, worker: int, num_pages: int, num_slots: int) -> PageBundle | None:
         """All of it, or None."""
         ...
 
-    def take_all(self, worker: int) -> PageBatch:
+    def take_all(self, worker: int) -> PageBundle:
         """Everything that is free."""
         ...
 
@@ -42,7 +42,7 @@ class SimPageMemory(Protocol):
         """Slot and pages of the first worker are the second's; what has a hash may be shared from here on."""
         ...
 
-    def release(self, worker: int, bundle: PageBatch, hashes: Sequence[Sequence[bytes]]) -> None:
+    def release(self, worker: int, bundle: PageBundle, hashes: Sequence[Sequence[bytes]]) -> None:
         """Takes pages and slots back; `hashes`: one list for each of the lot's used pages."""
         ...
 
@@ -87,7 +87,7 @@ class PlainMemory:
         del worker, hashes
         return ()
 
-    def try_acquire(self, worker: int, num_pages: int, num_slots: int) -> PageBatch | None:
+    def try_acquire(self, worker: int, num_pages: int, num_slots: int) -> PageBundle | None:
         """Raises MemoryIsTight."""
         num_left = len(self._free_pages) - num_pages
         has_slots = num_slots <= len(self._free_slots)
@@ -98,9 +98,9 @@ class PlainMemory:
         pages, slots = _pop(self._free_pages, num_pages), _pop(self._free_slots, num_slots)
         self._held_pages.setdefault(worker, set()).update(pages)
         self._held_slots.setdefault(worker, set()).update(slots)
-        return PageBatch(pages, slots)
+        return PageBundle(pages, slots)
 
-    def take_all(self, worker: int) -> PageBatch:
+    def take_all(self, worker: int) -> PageBundle:
         bundle = self.try_acquire(worker, len(self._free_pages), len(self._free_slots))
         assert bundle is not None, "as many as are free"
         return bundle
@@ -116,7 +116,7 @@ class PlainMemory:
         self._held_pages[sender].difference_update(page_ids)
         self._held_pages.setdefault(receiver, set()).update(page_ids)
 
-    def release(self, worker: int, bundle: PageBatch, hashes: Sequence[Sequence[bytes]]) -> None:
+    def release(self, worker: int, bundle: PageBundle, hashes: Sequence[Sequence[bytes]]) -> None:
         del hashes
         pages = bundle.all_page_ids if bundle.used else bundle.page_ids
         if pages:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from weir.core.attempt import Attempt
-from weir.engine.messages import PageBatch
+from weir.engine.messages import PageBundle
 from weir.kv.arena.ownership import Move, OwnershipTable
 from weir.kv.layout import PAGE_DTYPE, SLOT_DTYPE
 from weir.kv.messages import PageChain
@@ -37,11 +37,11 @@ class PrefixMemory:
         self._table.prefixes.pin(worker, np.array(pages, np.int64))
         return tuple(pages)
 
-    def try_acquire(self, worker: int, num_pages: int, num_slots: int) -> PageBatch | None:
+    def try_acquire(self, worker: int, num_pages: int, num_slots: int) -> PageBundle | None:
         acquired = self._table.try_acquire(worker, num_pages, num_slots)
-        return None if acquired is None else PageBatch(acquired.page_ids, acquired.slots)
+        return None if acquired is None else PageBundle(acquired.page_ids, acquired.slots)
 
-    def take_all(self, worker: int) -> PageBatch:
+    def take_all(self, worker: int) -> PageBundle:
         """What no sequence and no prefix uses."""
         num_slots = self._table.num_slots(SlotState.FREE)
         bundle = self.try_acquire(worker, self._table.num_pages(PageState.FREE), num_slots)
@@ -55,7 +55,7 @@ class PrefixMemory:
         move = Move("", Attempt(), *workers)
         self._table.hand_off(slot, np.array(page_ids, np.int64), move, hashes)
 
-    def release(self, worker: int, bundle: PageBatch, hashes: Sequence[Sequence[bytes]]) -> None:
+    def release(self, worker: int, bundle: PageBundle, hashes: Sequence[Sequence[bytes]]) -> None:
         chains = [PageChain(bundle.page_ids)] if bundle.page_ids else []
         known = hashes or [()] * len(bundle.used)
         chains += [PageChain(used.page_ids, tuple(own)) for used, own in zip(bundle.used, known, strict=True)]

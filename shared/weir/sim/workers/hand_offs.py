@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from weir.engine.messages import Failure, FailureReason, HandOffReady, PageBatch, UsedPages
+from weir.engine.messages import Failure, FailureReason, HandOffReady, PageBundle, UsedPages
 from weir.kv.geometry import num_pages_for
 from weir.sim.call import TOKEN, SimRequestState
 from weir.sim.events import Timeline
@@ -114,7 +114,7 @@ class SimHandOffs:
         sender, receiver = transfer.sender, transfer.receiver
         if not (sender.is_alive and receiver.is_alive):
             if receiver.is_alive:
-                receiver.memory.release(receiver.index, PageBatch(page_ids, (slot,)), ())
+                receiver.memory.release(receiver.index, PageBundle(page_ids, (slot,)), ())
                 self.retry(receiver.memory)
             self._give_up(transfer)
             return
@@ -122,7 +122,7 @@ class SimHandOffs:
         call, num_tokens = transfer.call, transfer.call.request.num_prompt_tokens
         seed = call.request.request_id.encode() if call.hashes else b""
         used = UsedPages(transfer.ready.page_ids, (TOKEN,) * num_tokens if seed else (), seed)
-        sender.post(lambda engine: engine.forget(call, PageBatch((), (transfer.ready.slot,), (used,))))
+        sender.post(lambda engine: engine.forget(call, PageBundle((), (transfer.ready.slot,), (used,))))
         self._deliver(transfer, slot, page_ids)
 
     def _deliver(self, transfer: _Transfer, slot: int, page_ids: tuple[int, ...]) -> None:

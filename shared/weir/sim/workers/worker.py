@@ -6,7 +6,7 @@ turn     commands taken ─> decide ─> the step takes its time ─> record ─
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from weir.engine.messages import Event, Failure, PageBatch
+from weir.engine.messages import Event, Failure, PageBundle
 from weir.sim.call import SimRequestState
 from weir.sim.events import Coincidence, Timeline, ns_of_s
 from weir.sim.memory.page_memory import SimPageMemory
@@ -25,7 +25,7 @@ class Engine(Protocol):
 
     def fail(self, call: SimRequestState, failure: Failure) -> None: ...
 
-    def forget(self, call: SimRequestState, copied: PageBatch | None) -> None:
+    def forget(self, call: SimRequestState, copied: PageBundle | None) -> None:
         """It is handed off; `copied`: what it had here, which is free now."""
         ...
 

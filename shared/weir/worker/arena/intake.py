@@ -1,6 +1,6 @@
 """Reads handed-off sequences from the arena."""
 
-from weir.engine.messages import Arrival, PageBatch
+from weir.engine.messages import Arrival, PageBundle
 from weir.kv.arena.segment import Segment
 from weir.kv.messages import HandedOff
 
@@ -32,8 +32,8 @@ def read_arrival(segment: Segment, handed_off: HandedOff) -> Arrival:
     )
 
 
-def bundle_of(segment: Segment, handed_off: HandedOff) -> PageBatch:
+def bundle_of(segment: Segment, handed_off: HandedOff) -> PageBundle:
     """Slot and pages of a handed-off sequence that nobody wants."""
     summary = segment.record(handed_off.slot).summarize()
     page_ids = () if summary is None else tuple(summary.page_ids.tolist())
-    return PageBatch(page_ids, (handed_off.slot,))
+    return PageBundle(page_ids, (handed_off.slot,))

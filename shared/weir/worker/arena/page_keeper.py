@@ -8,7 +8,7 @@ from typing import Protocol
 from weir.core.attempt import Attempt
 from weir.core.errors import Overloaded, Unavailable, WeirError
 from weir.core.tasks import end_tasks
-from weir.engine.messages import Command, EngineReport, GivePages, PageBatch, PagesWanted
+from weir.engine.messages import Command, EngineReport, GivePages, PageBundle, PagesWanted
 from weir.kv.arena.segment import Segment
 from weir.kv.memory.kinds import ArenaMemory
 from weir.kv.messages import Acquired, HandOffReceipt, PageChain, PrefixMatch
@@ -97,13 +97,13 @@ class PageKeeper:
         """Gives the engine what came with a match."""
         if acquired.page_ids or acquired.slots:
             self._num_given += 1
-            self._post(GivePages(PageBatch(acquired.page_ids, acquired.slots)))
+            self._post(GivePages(PageBundle(acquired.page_ids, acquired.slots)))
 
     def end_match(self, match_id: int) -> None:
         """Its request has ended: nobody is to wait for its pages. Said with the next report's surplus."""
         self._ended_match_ids.append(match_id)
 
-    def give_back(self, bundle: PageBatch) -> "asyncio.Task[None]":
+    def give_back(self, bundle: PageBundle) -> "asyncio.Task[None]":
         """Returns pages and slots to the arena; nobody here may use them any more."""
         task = asyncio.create_task(self._release(bundle), name="release pages")
         self._releases.add(task)
@@ -161,7 +161,7 @@ class PageKeeper:
         except (Overloaded, Unavailable):
             return None
 
-    async def _release(self, bundle: PageBatch) -> None:
+    async def _release(self, bundle: PageBundle) -> None:
         match_ids, self._ended_match_ids = self._ended_match_ids, []
         chains = []
         for used in bundle.used:

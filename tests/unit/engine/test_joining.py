@@ -11,9 +11,9 @@ from weir.engine.memory.preemption import PreemptionSettings
 from weir.policy.seams import BatchView, Gate, Member
 
 
-def num_joining(gate: Gate, now_s: float, num_waiting: int, num_in_batch: int, num_places: int = 4) -> int:
+def num_joining(gate: Gate, now_s: float, num_waiting: int, num_in_batch: int, max_running: int = 4) -> int:
     members = [Member(f"{number:032x}", 4, 0, 0.0) for number in range(num_waiting + num_in_batch)]
-    view = BatchView(members[:num_waiting], members[num_waiting:], num_places, num_pool_tokens=64, num_free_tokens=64)
+    view = BatchView(members[:num_waiting], members[num_waiting:], max_running, num_pool_tokens=64, num_free_tokens=64)
     joining = gate.decide(view, now_s).joining
     assert list(joining) == list(range(len(joining))), "in order"
     return len(joining)
@@ -94,7 +94,7 @@ def batch_sizes(batching: Batching, max_num_seqs: int = 3) -> list[int]:
         (Batching.DYNAMIC, [3, 3, 2, 2, 1, 1, *[2] * 8, 1, 1]),
     ],
 )
-def test_places_are_filled_at_once_or_when_the_batch_has_ended_and_rows_are_held_or_dropped(
+def test_who_waits_joins_at_once_or_when_the_batch_has_ended_and_rows_are_held_or_dropped(
     batching: Batching, sizes: list[int]
 ) -> None:
     assert batch_sizes(batching) == sizes

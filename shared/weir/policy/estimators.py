@@ -1,12 +1,33 @@
-"""A linear model that is fitted as observations come, small enough to live in a policy."""
+"""Estimates that policies learn from what has ended, small enough to live in a policy: a mean and a linear model."""
 
+from collections import deque
 from collections.abc import Sequence
 
 _REFIT_EVERY = 32
 
 
+class RecentMean:
+    """The mean of the last `max_values` values."""
+
+    def __init__(self, max_values: int = 1000) -> None:
+        self._values: deque[float] = deque(maxlen=max_values)
+        self._sum = 0.0
+
+    def add(self, value: float) -> None:
+        if len(self._values) == self._values.maxlen:
+            self._sum -= self._values[0]
+        self._values.append(value)
+        self._sum += value
+
+    @property
+    def value(self) -> float | None:
+        """None: nothing was added yet."""
+        return self._sum / len(self._values) if self._values else None
+
+
 class LeastSquares:
-    """Weighs an observation `decay` times less with each one that follows; begins with, and is held near, a prior.
+    """A linear model, refitted as observations come. Each one weighs `decay` times as much as the next; it begins with,
+    and is held near, a prior.
 
     `scales` are typical sizes of the features: the prior counts as one observation of each feature alone at its scale.
     """
@@ -20,10 +41,6 @@ class LeastSquares:
         self._targets = [0.0] * self._size
         self._coefficients = list(prior)
         self._num_observed = 0
-
-    @property
-    def coefficients(self) -> tuple[float, ...]:
-        return tuple(self._coefficients)
 
     def predict(self, features: Sequence[float]) -> float:
         return sum(coefficient * feature for coefficient, feature in zip(self._coefficients, features, strict=True))

@@ -1,4 +1,4 @@
-"""One engine that reads prompts and writes answers: mixed steps under one budget."""
+"""Prompts and decodes in one running batch: mixed steps under one budget."""
 
 import pytest
 from tests.unit.engine.test_batchers import handed_off, step
@@ -7,14 +7,14 @@ from tests.unit.engine.world import VOCAB_SIZE, Records, limits, params
 from weir.core.life import FinishReason
 from weir.core.sampling import SamplingParams
 from weir.engine.batching.batcher import Batcher
-from weir.engine.batching.local import LocalBatcher
+from weir.engine.batching.running import RunningBatcher
 from weir.engine.memory.pages import PagePool
 from weir.engine.messages import (
     Arrival,
     ChunkComputed,
     Failure,
     FailureReason,
-    PageBatch,
+    PageBundle,
     SequenceEnded,
     SequenceKey,
     TokenSampled,
@@ -25,10 +25,10 @@ from weir.testing.runner import HashRunner, reference_tokens
 NUM_PAGES = 64
 
 
-def local(records: Records, num_pages: int = NUM_PAGES, **changes: int) -> LocalBatcher:
+def local(records: Records, num_pages: int = NUM_PAGES, **changes: int) -> RunningBatcher:
     pool = PagePool(reserve_pages=0, reserve_slots=0)
-    pool.give(PageBatch(tuple(range(64, 64 + num_pages)), tuple(range(8, 16))))
-    return LocalBatcher(limits(**changes), pool, records.open)
+    pool.give(PageBundle(tuple(range(64, 64 + num_pages)), tuple(range(8, 16))))
+    return RunningBatcher(limits(**changes), pool, records.open)
 
 
 def shares(batcher: Batcher) -> list[tuple[int, int]]:
@@ -110,7 +110,7 @@ def test_what_joins_leaves_the_pages_that_the_batch_wants_next(records: Records)
     assert shares(batcher) == [(0, 15)]
     batcher.add(Arrival(params(tuple(range(40)), 1, max_tokens=2)))
     assert shares(batcher) == [(15, 1)], "three pages are free, and one of them is nearly the first one's"
-    batcher.pool.give(PageBatch((1,)))
+    batcher.pool.give(PageBundle((1,)))
     assert shares(batcher) == [(16, 1), (0, 32)]
 
 
@@ -125,7 +125,7 @@ def test_a_prompt_that_gets_no_pages_fails_after_the_bound(records: Records) -> 
     assert end.failure.reason is FailureReason.NO_CAPACITY
 
 
-def test_a_prompt_that_is_told_twice_counts_once(records: Records) -> None:
+def test_a_prompt_that_comes_twice_counts_once(records: Records) -> None:
     batcher = local(records)
     for _ in range(2):
         batcher.add(Arrival(params((1, 2), 0, max_tokens=2)))

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 from tests.unit.engine.test_batchers import prefill, step
-from tests.unit.engine.test_local import local
+from tests.unit.engine.test_mixed_steps import local
 from tests.unit.engine.world import Records, params
 
 from weir.core.scheduling import SchedulingParams
 from weir.engine.batching.batcher import Batcher
-from weir.engine.batching.prompts import MAX_PASSED_OVER
+from weir.engine.batching.prompt_order import MAX_PASSED_OVER
 from weir.engine.messages import Arrival
 
 MakeBatcher = Callable[..., Batcher]
@@ -22,13 +22,13 @@ def records() -> Records:
 
 
 def add(batcher: Batcher, number: int, num_tokens: int, lane_priority: int) -> None:
-    """Its tokens are its number, so that a chunk says whose it is."""
+    """Its tokens are its number, so that a chunk shows whose it is."""
     made = params((number,) * num_tokens, number, max_tokens=1)
     batcher.add(Arrival(replace(made, scheduling=SchedulingParams(lane_priority))))
 
 
 def add_lasting(batcher: Batcher, number: int, num_tokens: int, lane_priority: int) -> None:
-    """One that goes on to draw tokens."""
+    """One that goes on to decode."""
     batcher.add(
         Arrival(
             replace(params((number,) * num_tokens, number, max_tokens=40), scheduling=SchedulingParams(lane_priority))
@@ -40,7 +40,7 @@ def owners_of(batcher: Batcher) -> list[tuple[int, int]]:
     """(number, tokens) of each chunk in the next step, decodes too."""
     plan = step(batcher)
     assert plan is not None
-    owners = [int(owner.key.request_id, 16) for owner in batcher._planned if owner is not None]
+    owners = [int(owner.key.request_id, 16) for owner in batcher._owners if owner is not None]
     return [(owner, len(chunk.token_ids)) for owner, chunk in zip(owners, plan.chunks, strict=True)]
 
 
