@@ -136,7 +136,7 @@ async def test_a_worker_that_starts_without_a_bus_hears_later() -> None:
 
 
 async def test_a_defect_is_counted_and_the_choice_is_heard_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weir.worker.engine.policy_watch._RETRY_S", 0.01)
+    monkeypatch.setattr("weir.bus.configuration_watch._RETRY_S", 0.01)
     hub, taken = InMemoryHub(), list[Policy]()
     async with watching(hub, takes_after([RuntimeError("a defect")], taken)) as watch:
         await say(hub, PolicyChoice(1, "edf"))
