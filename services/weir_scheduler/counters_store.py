@@ -1,5 +1,5 @@
-"""Tenants' counters and quotas outlive a scheduler: they are put into a durable bucket, an entry for each model and lane
-and one for all quotas, and the next leader begins with them."""
+"""Tenants' counters and quotas outlive a scheduler: they are put into a durable bucket, an entry for each model and
+lane and one for all quotas, and the next leader begins with them."""
 
 import asyncio
 import hashlib

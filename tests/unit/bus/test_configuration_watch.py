@@ -110,6 +110,7 @@ async def test_a_deleted_key_changes_nothing() -> None:
         await eventually(lambda: taken == ["edf"])
         bus = hub.connect()
         await (await bus.bucket(SUBJECTS.configuration_bucket, durable=True)).delete(POLICY_KEY)
+        await asyncio.sleep(0.05)
         await put(hub, PolicyChoice(1, "fcfs"))
         await eventually(lambda: taken == ["edf", "fcfs"])
         assert (watch.num_malformed, watch.num_failures) == (0, 0)
