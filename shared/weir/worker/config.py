@@ -17,6 +17,7 @@ class WorkerConfig(ServiceConfig):
     arena_socket: str = setting("", "Unix socket of the host's transfer service. Empty: arena.sock of the instance.")
     max_num_seqs: int = setting(32, "Sequences in the batch.")
     max_num_batched_tokens: int = setting(2048, "Tokens computed in a step, all sequences together.")
+    chunk_tokens: int = setting(512, "Tokens of one prompt computed in a step.")
     target_step_ms: float = setting(100.0, "Steps get no more prompt tokens than last about so long. 0: all that fit.")
     max_stall_s: float = setting(5.0, "A sequence that gets no page for this long fails.")
     num_threads: int = setting(0, "Threads of the forward pass. 0: int8 what busy workers leave, fp32 an equal share.")
@@ -29,6 +30,7 @@ class WorkerConfig(ServiceConfig):
         for name, smallest in (
             ("max_num_seqs", 1),
             ("max_num_batched_tokens", 1),
+            ("chunk_tokens", 1),
             ("num_threads", 0),
             ("workers_on_machine", 1),
         ):

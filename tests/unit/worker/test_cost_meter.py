@@ -20,7 +20,7 @@ async def test_the_engine_is_told_what_its_steps_cost(rig: Rig, monkeypatch: pyt
     told: list[Command] = []
     monkeypatch.setattr("weir.worker.shell._SWEEP_S", 0.01)
     monkeypatch.setattr(rig.decode.shell._cost_meter, "cost", lambda: COST)
-    monkeypatch.setattr(rig.decode.shell._parts.host, "post", told.append)
+    monkeypatch.setattr(rig.decode.shell._host, "post", told.append)
     await eventually(lambda: SetCost(COST) in told)
     await asyncio.sleep(0.2)
     assert told.count(SetCost(COST)) == 1, "once, and not every sweep"
@@ -37,7 +37,7 @@ async def test_an_engine_with_a_full_inbox_is_told_later(rig: Rig, monkeypatch: 
 
     monkeypatch.setattr("weir.worker.shell._SWEEP_S", 0.01)
     monkeypatch.setattr(rig.decode.shell._cost_meter, "cost", lambda: COST)
-    monkeypatch.setattr(rig.decode.shell._parts.host, "post", post)
+    monkeypatch.setattr(rig.decode.shell._host, "post", post)
     await eventually(lambda: told == [SetCost(COST)])
     assert rig.decode.shutdowns == []
 

@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 
 from weir.bus.configuration import POLICY_KEY, PolicyChoice
 from weir.bus.configuration_watch import ConfigurationWatch
@@ -15,17 +15,13 @@ from weir.policy.registry import PolicySpec
 from weir.policy.seams import Policy
 
 _log = logging.getLogger(__name__)
-_CLOSE_TIMEOUT_S = 2.0
 
 
 class PolicyWatch:
     """A choice that this worker does not know changes nothing, and is counted."""
 
-    def __init__(
-        self, connect: Callable[[], Awaitable[Bus]], subjects: Subjects, on_policy: Callable[[Policy], None]
-    ) -> None:
-        """`on_policy` gets a policy of its own at each change."""
-        self._connect = connect
+    def __init__(self, subjects: Subjects, on_policy: Callable[[Policy], None]) -> None:
+        """`on_policy` gets a policy of its own at each change; it may raise InboxFull."""
         self._subjects = subjects
         self._on_policy = on_policy
         self._watch = ConfigurationWatch(POLICY_KEY, PolicyChoice, self._take, retried=(InboxFull,))
@@ -38,9 +34,11 @@ class PolicyWatch:
         """Of the last choice that was heard; empty: none."""
         return "" if self._choice is None else PolicySpec.parse(self._choice.policy).name
 
-    def start(self) -> None:
-        """Returns at once: a worker that hears of no choice goes on as it was configured."""
-        self._task = asyncio.create_task(self._watch.follow(self._open_bus, self._subjects), name="policy watch")
+    def start(self, bus: Bus) -> None:
+        """Returns at once: a worker that hears of no choice goes on as it was configured. The bus stays the caller's:
+        to be closed after `stop`."""
+        following = self._watch.follow(lambda: nullcontext(bus), self._subjects)
+        self._task = asyncio.create_task(following, name="policy watch")
 
     async def stop(self) -> None:
         if self._task is not None:
@@ -51,18 +49,6 @@ class PolicyWatch:
             "policy_choices_refused_total": float(self._watch.num_malformed + self._num_unknown),
             "policy_watch_failures_total": float(self._watch.num_failures),
         }
-
-    @asynccontextmanager
-    async def _open_bus(self) -> AsyncIterator[Bus]:
-        bus = await self._connect()
-        try:
-            yield bus
-        finally:
-            try:
-                async with asyncio.timeout(_CLOSE_TIMEOUT_S):
-                    await bus.close()
-            except TimeoutError:
-                _log.info("the connection to the bus did not close in time")
 
     def _take(self, choice: PolicyChoice) -> None:
         """The same choice comes again after each reconnect, and that of a deposed scheduler may come late."""
