@@ -15,7 +15,7 @@ from weir.rpc.arena.client import ArenaClient
 from weir.runtime.service import ServiceContext
 from weir.worker.arena.page_keeper import Arena
 from weir.worker.config import WorkerConfig
-from weir.worker.engine.model_loading import begin_loading, read_model_info
+from weir.worker.engine.model_loading import begin_loading, read_model_spec
 from weir.worker.requests.request_manager import RequestLimits
 from weir.worker.role import Role, RoleParts
 from weir.worker.shell import WorkerShell
@@ -32,7 +32,7 @@ async def build_worker(
     """
     config = context.config
     loading = begin_loading(config)
-    model = await asyncio.to_thread(read_model_info, config)
+    model = await asyncio.to_thread(read_model_spec, config)
     await asyncio.to_thread(loading.wait_for_imports)
     memory_kind = try_memory_kind(config.device)
 

@@ -22,7 +22,7 @@ class WorkerConfig(ServiceConfig):
     max_stall_s: float = setting(5.0, "A sequence that gets no page for this long fails.")
     num_threads: int = setting(0, "Threads of the forward pass. 0: int8 what busy workers leave, fp32 an equal share.")
     group: str = setting("", "Lanes that name this group have the worker to themselves. Empty: it serves any lane.")
-    policy: str = setting("", "NAME or NAME:KEY=VALUE,…: makes the batches until the scheduler says which does.")
+    policy: str = setting("", "NAME or NAME:KEY=VALUE,…: makes the batches until the scheduler chooses one.")
     workers_on_machine: int = setting(1, "Workers that share this machine's cores, this one among them.")
 
     def __post_init__(self) -> None:

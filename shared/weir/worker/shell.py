@@ -45,7 +45,7 @@ from weir.worker.arena.watermark import num_reservable_pages
 from weir.worker.config import WorkerConfig
 from weir.worker.engine.cost_meter import CostMeter
 from weir.worker.engine.engine_host import EngineHost
-from weir.worker.engine.model_loading import LoadedModel, ModelInfo
+from weir.worker.engine.model_loading import LoadedModel, ModelSpec
 from weir.worker.engine.policy_watch import PolicyWatch
 from weir.worker.registry import RegistryEntry
 from weir.worker.requests.commands import start_from_pb
@@ -73,7 +73,7 @@ class WorkerShell:
     def __init__(
         self,
         context: ServiceContext[_ConfigT],
-        model: ModelInfo,
+        model: ModelSpec,
         limits: RequestLimits,
         make_role: Callable[[RoleParts], Role],
         *,
@@ -180,7 +180,7 @@ class WorkerShell:
 
     @property
     def policy(self) -> str:
-        """By which the engine makes its batches; empty: no scheduler has said any."""
+        """The name of the one that the engine's batches are made by; empty: none was set."""
         return self._host.report.policy
 
     def describe(self) -> Description:

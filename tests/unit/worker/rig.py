@@ -27,7 +27,7 @@ from weir.testing.runner import HashRunner, reference_tokens
 from weir.wire.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 from weir.worker.arena.page_keeper import Arena
 from weir.worker.config import WorkerConfig
-from weir.worker.engine.model_loading import LoadedModel, ModelInfo
+from weir.worker.engine.model_loading import LoadedModel, ModelSpec
 from weir.worker.requests.request_manager import RequestLimits
 from weir.worker.role import Role, RoleParts
 from weir.worker.shell import WorkerShell
@@ -88,7 +88,7 @@ class Rig:
         await eventually(lambda: self.arena.num_free_pages == geometry.num_pages)
         await eventually(lambda: self.arena.num_free_slots == geometry.num_slots)
         for worker in self.workers:
-            # The arena hears of freed pages before the engine's next report says so.
+            # The arena gets freed pages before the engine's next report counts them.
             await eventually(worker.is_idle)
 
 
@@ -119,22 +119,22 @@ class Stream:
                 if request_id in ("", update.request_id):
                     return update
 
-    async def read_to_end(self, request_id: str) -> "Heard":
+    async def receive_all(self, request_id: str) -> "Received":
         """All tokens of a request until its sequence has ended on this worker."""
-        heard = Heard()
+        received = Received()
         while True:
             response = await asyncio.wait_for(self.call.read(), TIMEOUT_S)
             assert isinstance(response, worker_pb2.ServeResponse), "the stream has ended"
             self.frames.append(response.step_frame)
             for update in response.step_frame.updates:
                 if update.request_id == request_id:
-                    heard.add(update)
-            if heard.last.finish_reason or heard.last.handed_off or heard.last.HasField("error"):
-                return heard
+                    received.add(update)
+            if received.last.finish_reason or received.last.handed_off or received.last.HasField("error"):
+                return received
 
 
 @dataclass
-class Heard:
+class Received:
     """The tokens of one request by index, and its last update."""
 
     tokens: dict[int, int] = field(default_factory=dict)
@@ -253,7 +253,7 @@ async def _start_worker(
 
     shell = WorkerShell(
         context,
-        ModelInfo("hash", VOCAB_SIZE, MAX_CONTEXT_TOKENS, digest="", page_bytes=64),
+        ModelSpec("hash", VOCAB_SIZE, MAX_CONTEXT_TOKENS, digest="", page_bytes=64),
         RequestLimits(max_live=16, takes_hand_offs=role == "decode", retained_s=2.0, gateway_gone_s=gateway_gone_s),
         make_role,
         make_arena=make_arena,

@@ -31,11 +31,11 @@ from weir.rpc.channel import make_channel
 from weir.rpc.errors import from_rpc_error
 from weir.rpc.sampling_pb import sampling_problems, sampling_to_pb
 from weir.wire.v1 import types_pb2, worker_pb2
-from weir.worker.engine.model_loading import ModelInfo
+from weir.worker.engine.model_loading import ModelSpec
 from weir.worker.requests.commands import gateway_id_from_pb, key_from_pb, start_from_pb
 
 GATEWAY = "gateway-0-22222222"
-MODEL = ModelInfo("hash", VOCAB_SIZE, MAX_CONTEXT_TOKENS, digest="", page_bytes=64)
+MODEL = ModelSpec("hash", VOCAB_SIZE, MAX_CONTEXT_TOKENS, digest="", page_bytes=64)
 
 
 @pytest.fixture
@@ -160,14 +160,14 @@ async def test_a_prompt_with_a_wrong_field_is_refused_alone(rig: Rig) -> None:
         good = start_command(rig.decode.worker_id)
         await decode.send(resume=resume_command(good))
         await prefill.send(start=good)
-        assert (await decode.read_to_end(good.request_id)).token_ids == expected_tokens(good)
+        assert (await decode.receive_all(good.request_id)).token_ids == expected_tokens(good)
 
 
 async def test_one_gateway_cannot_touch_the_requests_of_another(rig: Rig) -> None:
     start = start_command(rig.decode.worker_id)
     async with connected(rig.prefill, GATEWAY) as owner, connected(rig.prefill, "gateway-1-33333333") as other:
         await owner.send(start=start)
-        await owner.read_to_end(start.request_id)
+        await owner.receive_all(start.request_id)
         await other.send(resume=resume_command(start))
         update = await other.next_update(start.request_id)
         assert update.error.reason == worker_pb2.WORKER_ERROR_REASON_UNKNOWN_REQUEST

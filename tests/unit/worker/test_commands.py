@@ -6,10 +6,10 @@ from weir.core.sampling import SamplingParams, StopRules
 from weir.core.scheduling import SchedulingParams
 from weir.rpc.sampling_pb import sampling_to_pb
 from weir.wire.v1 import types_pb2
-from weir.worker.engine.model_loading import ModelInfo
+from weir.worker.engine.model_loading import ModelSpec
 from weir.worker.requests.commands import start_from_pb
 
-MODEL = ModelInfo("hash", VOCAB_SIZE, MAX_CONTEXT_TOKENS, digest="digest", page_bytes=64)
+MODEL = ModelSpec("hash", VOCAB_SIZE, MAX_CONTEXT_TOKENS, digest="digest", page_bytes=64)
 PARAMS = SamplingParams(
     0.5,
     top_k=7,

@@ -36,7 +36,7 @@ def test_pytorch_gets_an_equal_part_of_the_cores(monkeypatch: pytest.MonkeyPatch
     assert core_share_of(WorkerConfig(workers_on_machine=20), "fp32").most == 1
 
 
-def test_without_a_place_for_the_budget_a_worker_takes_an_equal_part_and_says_so(
+def test_without_a_budget_file_a_worker_takes_an_equal_part_and_logs_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))

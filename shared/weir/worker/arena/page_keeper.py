@@ -22,7 +22,7 @@ _MAX_TOKENS_HASHED_AT_ONCE = 8192  # about half a millisecond
 
 
 class Arena(Protocol):
-    """What a worker needs of `weir.rpc.arena.client.ArenaClient`, which says what each call means and raises."""
+    """What a worker needs of `weir.rpc.arena.client.ArenaClient`, where each call is described."""
 
     @property
     def lost(self) -> asyncio.Event: ...
@@ -104,9 +104,9 @@ class PageKeeper:
         """Its request has ended: nobody is to wait for its pages. The arena learns it with the next release."""
         self._ended_match_ids.append(match_id)
 
-    def give_back(self, bundle: PageBatch) -> "asyncio.Task[None]":
+    def give_back(self, surplus: PageBatch) -> "asyncio.Task[None]":
         """Returns pages and slots to the arena; this worker must not use them any more."""
-        task = asyncio.create_task(self._release(bundle), name="release pages")
+        task = asyncio.create_task(self._release(surplus), name="release pages")
         self._releases.add(task)
         task.add_done_callback(self._releases.discard)
         task.add_done_callback(self._check_end)
@@ -162,16 +162,16 @@ class PageKeeper:
         except (Overloaded, Unavailable):
             return None
 
-    async def _release(self, bundle: PageBatch) -> None:
+    async def _release(self, surplus: PageBatch) -> None:
         match_ids, self._ended_match_ids = self._ended_match_ids, []
         chains = []
-        for used in bundle.used:
+        for used in surplus.used:
             hashes = await hash_pages(used.token_ids, used.prefix_seed) if self._arena.keeps_prefixes else ()
             chains.append(PageChain(used.page_ids, hashes))
         try:
-            await self._arena.release(bundle.page_ids, bundle.slots, chains, match_ids)
+            await self._arena.release(surplus.page_ids, surplus.slots, chains, match_ids)
         except WeirError as error:  # the client sees to it that they are returned when the service is back
-            num_pages = len(bundle.page_ids) + sum(len(chain.page_ids) for chain in chains)
+            num_pages = len(surplus.page_ids) + sum(len(chain.page_ids) for chain in chains)
             _log.warning("%d pages are returned later: %s", num_pages, error)
 
     def _check_end(self, task: "asyncio.Task[None]") -> None:

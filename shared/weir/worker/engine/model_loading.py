@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class ModelInfo:
+class ModelSpec:
     """What is known of a model without loading it. `page_bytes`: of its pages in the configured precision."""
 
     name: str
@@ -56,13 +56,13 @@ class ModelInfo:
         )
 
 
-def read_model_info(config: WorkerConfig) -> ModelInfo:
+def read_model_spec(config: WorkerConfig) -> ModelSpec:
     """Reads every byte of the weights once, for their digest: call it in a thread. Raises ModelError."""
     source = resolve_model(config.model_reference)
     model = load_model_config(source)
     pages = page_geometry(model, choose_arithmetic(config.precision, model, config.device))
     digest = model_digest(source, config.precision, config.device)
-    return ModelInfo(source.name, model.vocab_size, model.max_context_tokens, digest, pages.page_bytes)
+    return ModelSpec(source.name, model.vocab_size, model.max_context_tokens, digest, pages.page_bytes)
 
 
 @dataclass(frozen=True, slots=True)

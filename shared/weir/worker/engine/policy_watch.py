@@ -31,11 +31,11 @@ class PolicyWatch:
 
     @property
     def policy_name(self) -> str:
-        """Of the last choice that was heard; empty: none."""
+        """Of the last choice that was taken; empty: none."""
         return "" if self._choice is None else PolicySpec.parse(self._choice.policy).name
 
     def start(self, bus: Bus) -> None:
-        """Returns at once: a worker that hears of no choice goes on as it was configured. The bus stays the caller's:
+        """Returns at once: without a choice the worker goes on as it was configured. The bus stays the caller's:
         to be closed after `stop`."""
         following = self._watch.follow(lambda: nullcontext(bus), self._subjects)
         self._task = asyncio.create_task(following, name="policy watch")

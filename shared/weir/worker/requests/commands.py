@@ -17,7 +17,7 @@ from weir.kv.prefixes.hashing import prefix_seed
 from weir.kv.records.record import SequenceParams
 from weir.rpc.sampling_pb import sampling_from_pb, sampling_problems, scheduling_from_pb
 from weir.wire.v1 import worker_pb2
-from weir.worker.engine.model_loading import ModelInfo
+from weir.worker.engine.model_loading import ModelSpec
 
 _REQUEST_ID = re.compile(r"[0-9a-f]{32}")
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -40,7 +40,7 @@ def key_from_pb(command: str, message: worker_pb2.Start | worker_pb2.Cancel | wo
     return SequenceKey(message.request_id, Attempt(message.attempt.dispatch, message.attempt.adoption))
 
 
-def start_from_pb(start: worker_pb2.Start, gateway_id: str, model: ModelInfo) -> SequenceParams:
+def start_from_pb(start: worker_pb2.Start, gateway_id: str, model: ModelSpec) -> SequenceParams:
     """Raises InvalidRequest with every field that is wrong. The key has been checked with `key_from_pb`."""
     violations = [FieldViolation(f"start.{field}", problem) for field, problem in _problems(start, model)]
     if violations:
@@ -64,7 +64,7 @@ def start_from_pb(start: worker_pb2.Start, gateway_id: str, model: ModelInfo) ->
     )
 
 
-def _problems(start: worker_pb2.Start, model: ModelInfo) -> list[tuple[str, str]]:
+def _problems(start: worker_pb2.Start, model: ModelSpec) -> list[tuple[str, str]]:
     """(field, what is wrong with it) of all fields."""
     num_prompt_tokens = len(start.prompt_token_ids)
     checks = [

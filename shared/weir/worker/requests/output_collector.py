@@ -102,7 +102,7 @@ class OutputCollector:
 
 
 def ending_to_pb(ending: SequenceEnded | SequenceForgotten) -> worker_pb2.SequenceUpdate:
-    """An update that says how a sequence ended on this worker, and nothing else."""
+    """An update that has nothing but how a sequence ended on this worker."""
     update = _update_of(ending.key)
     if isinstance(ending, SequenceForgotten):
         update.handed_off = True
