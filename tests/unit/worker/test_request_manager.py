@@ -42,7 +42,7 @@ class Bench:
         self.is_inbox_full = False
         self.has_one_place_left = False
         limits = RequestLimits(
-            max_live=4, takes_hand_offs=takes_hand_offs, max_retained=2, max_tombstones=3, max_pending_resumes=2
+            max_live=4, takes_hand_offs=takes_hand_offs, max_retained=2, max_cancelled=3, max_pending_resumes=2
         )
         self.manager = RequestManager(limits, self._post, self.hub, self.clock)
         self.stream = self.hub.attach(GATEWAY)
@@ -185,7 +185,7 @@ async def test_pending_resumes_are_bounded() -> None:
     assert bench.manager.num_expected == 2
 
 
-async def test_a_cancelled_request_is_not_taken_over_until_the_tombstone_is_gone() -> None:
+async def test_a_cancelled_request_is_not_taken_over_until_it_is_forgotten() -> None:
     bench = Bench(takes_hand_offs=True)
     bench.manager.cancel(bench.stream, KEY)
     assert not bench.manager.try_take_over(arrival())
@@ -195,20 +195,20 @@ async def test_a_cancelled_request_is_not_taken_over_until_the_tombstone_is_gone
 
 
 async def test_a_cancel_counts_for_older_attempts_and_not_for_newer_ones() -> None:
-    stones = CancelledRequests(ManualClock(), ttl_s=60, max_entries=10)
-    stones.put(SequenceKey("a", Attempt(2)))
-    stones.put(SequenceKey("a", Attempt(1)))
-    assert stones.covers(SequenceKey("a", Attempt(1)))
-    assert stones.covers(SequenceKey("a", Attempt(2)))
-    assert not stones.covers(SequenceKey("a", Attempt(2, 1)))
+    cancelled = CancelledRequests(ManualClock(), ttl_s=60, max_entries=10)
+    cancelled.put(SequenceKey("a", Attempt(2)))
+    cancelled.put(SequenceKey("a", Attempt(1)))
+    assert cancelled.covers(SequenceKey("a", Attempt(1)))
+    assert cancelled.covers(SequenceKey("a", Attempt(2)))
+    assert not cancelled.covers(SequenceKey("a", Attempt(2, 1)))
 
 
-async def test_tombstones_are_bounded() -> None:
-    stones = CancelledRequests(ManualClock(), ttl_s=60, max_entries=3)
+async def test_cancelled_requests_are_bounded() -> None:
+    cancelled = CancelledRequests(ManualClock(), ttl_s=60, max_entries=3)
     for name in "abcd":
-        stones.put(SequenceKey(name, Attempt()))
-    assert len(stones) == 3
-    assert not stones.covers(SequenceKey("a", Attempt()))
+        cancelled.put(SequenceKey(name, Attempt()))
+    assert len(cancelled) == 3
+    assert not cancelled.covers(SequenceKey("a", Attempt()))
 
 
 async def test_a_sequence_is_cancelled_in_the_engine_once() -> None:

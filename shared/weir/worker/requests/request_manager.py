@@ -47,8 +47,8 @@ class RequestLimits:
     retained_s: float = 10.0
     """How long an ended sequence can still be resumed."""
     max_retained: int = 4096
-    tombstone_s: float = 60.0
-    max_tombstones: int = 8192
+    cancelled_s: float = 60.0
+    max_cancelled: int = 8192
     pending_resume_s: float = 30.0
     max_pending_resumes: int = 4096
     gateway_gone_s: float = 5.0
@@ -62,7 +62,7 @@ class RequestManager:
         self._post = post
         self._hub = hub
         self._sequences = SequenceTable(clock, retained_s=limits.retained_s, max_retained=limits.max_retained)
-        self._cancelled = CancelledRequests(clock, ttl_s=limits.tombstone_s, max_entries=limits.max_tombstones)
+        self._cancelled = CancelledRequests(clock, ttl_s=limits.cancelled_s, max_entries=limits.max_cancelled)
         self._pending_resumes = PendingResumes(
             clock, ttl_s=limits.pending_resume_s, max_entries=limits.max_pending_resumes
         )
@@ -107,8 +107,8 @@ class RequestManager:
         return True
 
     def cancel(self, stream: GatewayStream, key: SequenceKey) -> None:
-        """Drops this and older attempts, now or whenever they come. The sequence's end is the gateway's answer, or an
-        answer comes at once if no such end will be sent: a gateway without one repeats the Cancel for ever.
+        """Drops this and older attempts, now or whenever they come. The sequence's end is the gateway's answer; if no
+        such end will be sent, an answer comes at once, since a gateway sends its Cancel again until it is answered.
         """
         self._cancelled.put(key)
         self._pending_resumes.try_take(key, stream.gateway_id)
