@@ -51,5 +51,5 @@ class WorkerConfig(ServiceConfig):
 
     @property
     def core_budget_path(self) -> Path:
-        """Of all workers of this machine, whatever instance they belong to."""
+        """The file that all workers of this machine share, whatever instance they belong to."""
         return self.runtime_dir / "cores"

@@ -31,7 +31,7 @@ class PolicyWatch:
 
     @property
     def policy_name(self) -> str:
-        """Of the last choice that was taken; empty: none."""
+        """The policy of the last choice that was taken; empty: none."""
         return "" if self._choice is None else PolicySpec.parse(self._choice.policy).name
 
     def start(self, bus: Bus) -> None:

@@ -34,12 +34,12 @@ class OutputCollector:
     token_ids: list[int] = field(default_factory=list)
     next_index: int | None = None
     num_cached_tokens: int | None = None
-    """Of the prompt, found and not computed; None before its first chunk."""
+    """Prompt tokens that were found in the prefix cache; None before the first chunk."""
     ending: SequenceEnded | SequenceForgotten | None = None
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     """One entry a token, or none at all."""
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    """Of the prompt's tokens from number 1 on."""
+    """One entry a prompt token, from number 1 on: 0 has none."""
     ended_at_s: float = 0.0
     is_cancel_posted: bool = False
     _num_prompt_sent: int = 0
