@@ -1,4 +1,4 @@
-"""The decode service: takes over sequences whose prompts are computed and draws their tokens, all in one batch.
+"""The decode service: takes over sequences whose prompts are computed and decodes them, all in one batch.
 
 A thin shell: the engine is `weir.engine`, what a worker is made of is `weir.worker`.
 """

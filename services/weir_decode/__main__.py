@@ -3,50 +3,21 @@
 import os
 import sys
 
-from weir.engine.memory.swapping import PageSwapper, SwappingRunner
-from weir.kv.memory.kinds import ArenaMemory
-from weir.kv.memory.swap import SwapFile, num_swap_slots
 from weir.runtime.config import load_config
 from weir.runtime.service import ServiceContext, run_service
-from weir.worker.arena.watermark import num_reservable_pages
-from weir.worker.assembly import ModelShape, RoleParts, build_worker
-from weir.worker.engine.model_loading import ArenaRunner
+from weir.worker.assembly import build_worker
 from weir.worker.requests.request_manager import RequestLimits
 from weir.worker.requests.servicer import SERVICE_NAME
-from weir.worker.role import LoadedModel
 from weir.worker.shell import WorkerShell
 from weir_decode.config import DecodeConfig
 from weir_decode.role import DecodeRole
 
-_MAX_LIVE = 4096  # hand-offs are bounded by the arena's slots, prompts by the scheduler's booking of decode slots too
+_MAX_LIVE = 4096  # hand-offs are bounded by the arena's slots, prompts by the scheduler, which reserves decode slots
 
 
 async def _build(context: ServiceContext[DecodeConfig]) -> WorkerShell:
-    config = context.config
-
-    def over_arena(loaded: ArenaRunner, arena: ArenaMemory) -> LoadedModel:
-        geometry = arena.segment.geometry
-        num_slots = num_swap_slots(config.swap_bytes, geometry)
-        if num_slots == 0:
-            return LoadedModel(loaded.runner, loaded.runner.warm_up)
-        swap_file = SwapFile(config.swap_dir, geometry.page_bytes, num_slots)
-        runner = SwappingRunner(loaded.runner, PageSwapper(loaded.pages, swap_file))
-        return LoadedModel(runner, loaded.runner.warm_up)
-
-    def make_role(parts: RoleParts, model: ModelShape) -> DecodeRole:
-        return DecodeRole(
-            parts,
-            context.process_id,
-            model.batch_limits(config, config.chunk_tokens),
-            model.limits,
-            context.tracer,
-            lambda geometry: config.running_settings(
-                num_swap_slots(config.swap_bytes, geometry), num_reservable_pages(geometry)
-            ),
-        )
-
     limits = RequestLimits(max_live=_MAX_LIVE, takes_hand_offs=True)
-    return await build_worker(context, limits, over_arena, make_role, serves_locally=config.serves_locally)
+    return await build_worker(context, limits, lambda parts: DecodeRole(parts, context.config, context.tracer))
 
 
 def main() -> int:

@@ -16,16 +16,16 @@ from weir.worker.config import WorkerConfig
 
 @dataclass(frozen=True)
 class DecodeConfig(WorkerConfig):
-    """A decode worker: draws the tokens of handed-off sequences, and serves whole the prompts that it is given."""
+    """A decode worker: decodes handed-off sequences, and serves whole the prompts that it is given."""
 
     batching: Literal["continuous", "static", "static-hold", "dynamic"] = setting(
         "continuous", "When sequences join the batch; all but continuous are for comparison."
     )
     batch_window_ms: int = setting(50, "Dynamic batching: how long the first sequence waits for others.")
-    serves_locally: bool = setting(True, "Also read prompts, where that costs less than a hand-off to this worker.")
+    serves_locally: bool = setting(True, "Also prefill prompts, where that costs less than a hand-off to this worker.")
     chunk_tokens: int = setting(256, "Tokens of one prompt computed in a step.")
-    prefill_batches: bool = setting(False, "Read prompts in batches of their own while they are long, answers short.")
-    max_pauses: int = setting(3, "Times that a sequence gives its place up for a more urgent one. 0: never.")
+    prefill_batches: bool = setting(False, "Prefill in batches of its own while prompts are long and outputs short.")
+    max_pauses: int = setting(3, "Times that a sequence is paused for a more urgent one. 0: never.")
     max_preemptions: int = setting(3, "Times that one sequence gives its pages up for others. 0: never.")
     swap_bytes: int = setting(-1, "Memory for the pages of such sequences. -1: a quarter of the arena, 0: none.")
     swap_dir: Path = field(
@@ -36,7 +36,6 @@ class DecodeConfig(WorkerConfig):
         super().__post_init__()
         for name, smallest, largest in (
             ("batch_window_ms", 1, 10_000),
-            ("chunk_tokens", 1, 2**31 - 1),
             ("max_pauses", 0, 1000),
             ("max_preemptions", 0, 1000),
             ("swap_bytes", -1, 2**63 - 1),

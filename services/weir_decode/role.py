@@ -1,39 +1,37 @@
-"""What makes a worker a decode worker: it takes over what is handed to it, and reads the prompts that the scheduler
-gives to it whole."""
+"""What makes a worker a decode worker: it takes over what is handed to it, and serves the prompts whole that the
+scheduler places there."""
 
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 
 from opentelemetry.trace import Tracer
 
 from weir.core.errors import FieldViolation, InvalidRequest
 from weir.engine.batching.batcher import Batcher, BatchLimits
-from weir.engine.batching.running import RunningBatcher, RunningSettings
+from weir.engine.batching.running import RunningBatcher
 from weir.engine.counters import fingerprint_of
 from weir.engine.memory.pages import PagePool
+from weir.engine.memory.swapping import PageSwapper, SwappingRunner
 from weir.engine.messages import (
     EngineReport,
-    Failure,
-    FailureReason,
     PageBundle,
     SequenceEnded,
     SequenceKey,
     TakenOver,
     TokenSampled,
 )
+from weir.engine.plan import ModelRunner
 from weir.kv.arena.segment import Segment
-from weir.kv.geometry import ArenaGeometry
+from weir.kv.memory.swap import SwapFile, num_swap_slots
 from weir.kv.messages import HandedOff
 from weir.kv.records.record import SequenceParams
-from weir.wire.v1 import worker_pb2
-from weir.worker.arena.intake import UnreadableRecord, bundle_of, read_arrival
-from weir.worker.arena.watermark import reserve_pages
-from weir.worker.assembly import RoleParts
-from weir.worker.requests.convert import ModelLimits, StartOrder, start_from_pb
-from weir.worker.requests.output_collector import SequenceEnd, Update
+from weir.worker.arena.arrivals import UnreadableRecord, pages_of, read_arrival
+from weir.worker.arena.watermark import num_reservable_pages, watermark_pages
+from weir.worker.engine.model_loading import LoadedModel
 from weir.worker.requests.spans import DecodeSpans, PrefillSpans
 from weir.worker.requests.streams import GatewayStream
+from weir.worker.role import RoleParts
+from weir_decode.config import DecodeConfig
 
 _log = logging.getLogger(__name__)
 
@@ -41,25 +39,15 @@ _log = logging.getLogger(__name__)
 class DecodeRole:
     """Implements `weir.worker.role.Role`."""
 
-    def __init__(
-        self,
-        parts: RoleParts,
-        worker_id: str,
-        limits: BatchLimits,
-        model: ModelLimits,
-        tracer: Tracer,
-        settings_over: Callable[[ArenaGeometry], RunningSettings] = lambda geometry: RunningSettings(),
-    ) -> None:
-        """`settings_over`: what they are, given the arena's size."""
+    def __init__(self, parts: RoleParts, config: DecodeConfig, tracer: Tracer) -> None:
+        self._worker_id = parts.worker_id
         self._arena = parts.arena
         self._keeper = parts.keeper
         self._manager = parts.manager
-        self._worker_id = worker_id
-        self._limits = limits
-        self._model = model
-        self._settings_over = settings_over
+        self._config = config
+        self.serves_locally = config.serves_locally
         self._prompts: dict[SequenceKey, SequenceParams] = {}
-        """Of those that started here, until their first token."""
+        """Those that started here, until their first token."""
         self._prompt_spans = PrefillSpans(tracer)
         self._spans = DecodeSpans(tracer)
         self._num_local = 0
@@ -67,24 +55,27 @@ class DecodeRole:
         self._num_unwanted = 0
         self._counters: Mapping[str, int] = {}
 
-    def make_batcher(self, segment: Segment) -> Batcher:
-        longest = min(self._limits.max_context_tokens, segment.geometry.max_context_tokens)
-        limits = replace(self._limits, max_context_tokens=longest)
-        self._model = replace(self._model, max_context_tokens=longest)
-        pool = PagePool(reserve_pages=reserve_pages(segment.geometry), reserve_slots=0)
-        return RunningBatcher(limits, pool, segment.record, self._settings_over(segment.geometry))
+    def make_runner(self, model: LoadedModel, segment: Segment) -> ModelRunner:
+        num_slots = num_swap_slots(self._config.swap_bytes, segment.geometry)
+        if num_slots == 0:
+            return model.runner
+        swap_file = SwapFile(self._config.swap_dir, segment.geometry.page_bytes, num_slots)
+        return SwappingRunner(model.runner, PageSwapper(model.pages, swap_file))
 
-    def on_start(self, stream: GatewayStream, key: SequenceKey, start: worker_pb2.Start) -> None:
-        """A prompt with a wrong field is refused alone: the other requests of its gateway go on."""
-        try:
-            params = self._checked(start_from_pb(start, stream.gateway_id, self._model))
-        except InvalidRequest as error:
-            _log.warning("gateway %s: request %s refused: %s", stream.gateway_id, key.request_id, error)
-            stream.answer(Update(key, ending=SequenceEnd(failure=Failure(FailureReason.INTERNAL, str(error)))))
-            return
+    def make_batcher(self, segment: Segment, limits: BatchLimits) -> Batcher:
+        geometry = segment.geometry
+        num_slots = num_swap_slots(self._config.swap_bytes, geometry)
+        settings = self._config.running_settings(num_slots, num_reservable_pages(geometry))
+        pool = PagePool(reserve_pages=watermark_pages(geometry), reserve_slots=0)
+        return RunningBatcher(limits, pool, segment.record, settings)
+
+    def on_start(self, stream: GatewayStream, params: SequenceParams, decode_worker_id: str) -> None:
+        if decode_worker_id != self._worker_id:
+            problem = f"{decode_worker_id}: this is decode worker {self._worker_id}, which hands nothing off"
+            raise InvalidRequest([FieldViolation("start.decode_worker_id", problem)])
         if self._manager.try_start(stream, params):
             self._num_local += 1
-            self._prompts[key] = params
+            self._prompts[SequenceKey(params.request_id, params.attempt)] = params
             self._prompt_spans.begin(params)
 
     def on_handed_off(self, handed_off: HandedOff) -> None:
@@ -95,7 +86,7 @@ class DecodeRole:
         except UnreadableRecord as error:
             self._num_unreadable += 1
             _log.error("%s; it is freed", error)
-            self._keeper.give_back(bundle_of(segment, handed_off))
+            self._keeper.give_back(pages_of(segment, handed_off))
             return
         if self._manager.try_take_over(arrival):
             self._spans.begin(arrival.params, len(arrival.output_token_ids))
@@ -134,10 +125,3 @@ class DecodeRole:
             "unwanted_hand_offs_total": float(self._num_unwanted),
             "num_open_spans": float(self._spans.num_open + self._prompt_spans.num_open),
         }
-
-    def _checked(self, order: StartOrder) -> SequenceParams:
-        """Raises InvalidRequest for a prompt that another worker is to decode."""
-        if order.decode_worker_id != self._worker_id:
-            problem = f"{order.decode_worker_id}: this is decode worker {self._worker_id}, which hands nothing off"
-            raise InvalidRequest([FieldViolation("start.decode_worker_id", problem)])
-        return order.params

@@ -15,11 +15,12 @@ from weir.engine.messages import (
     FailureReason,
     ForgetSequence,
     HandOffReady,
+    SequenceEnded,
     SequenceKey,
 )
-from weir.worker.assembly import RoleParts
-from weir.worker.requests.convert import StartOrder
+from weir.kv.records.record import SequenceParams
 from weir.worker.requests.spans import PrefillSpans
+from weir.worker.role import RoleParts
 
 _log = logging.getLogger(__name__)
 _MAX_AT_A_TIME = 8
@@ -35,14 +36,15 @@ class HandOffs:
         self._manager = parts.manager
         self._post = parts.post
         self._spans = spans
-        self._places = asyncio.Semaphore(_MAX_AT_A_TIME)
+        self._concurrency = asyncio.Semaphore(_MAX_AT_A_TIME)
         self._tasks: set[asyncio.Task[None]] = set()
         self._num_bytes_copied = 0
         self._num_refused = 0
         self._num_in_doubt = 0
 
-    def begin(self, ready: HandOffReady, order: StartOrder) -> None:
-        task = asyncio.create_task(self._hand_off(ready, order), name=f"hand-off of {ready.key.request_id}")
+    def begin(self, ready: HandOffReady, params: SequenceParams, decode_worker_id: str) -> None:
+        hand_off = self._hand_off(ready, params, decode_worker_id)
+        task = asyncio.create_task(hand_off, name=f"hand-off of {ready.key.request_id}")
         self._tasks.add(task)
         task.add_done_callback(self._on_end)
 
@@ -61,17 +63,18 @@ class HandOffs:
             "hand_offs_under_way": float(len(self._tasks)),
         }
 
-    async def _hand_off(self, ready: HandOffReady, order: StartOrder) -> None:
+    async def _hand_off(self, ready: HandOffReady, params: SequenceParams, decode_worker_id: str) -> None:
         key = ready.key
-        async with self._places:
+        async with self._concurrency:
             if not self._manager.is_wanted(key):  # the engine knows, and ends it as cancelled
                 self._post(FailSequence(key, Failure(FailureReason.HAND_OFF_REFUSED, "cancelled before the hand-off")))
                 return
-            with self._spans.hand_off(order.params, order.decode_worker_id, len(ready.page_ids)) as span:
-                self._post(await self._settle(ready, order, span))
+            with self._spans.hand_off(params, decode_worker_id, len(ready.page_ids)) as span:
+                self._post(await self._settle(ready, decode_worker_id, span))
 
-    async def _settle(self, ready: HandOffReady, order: StartOrder, span: Span) -> Command:
-        key, receiver = ready.key, order.decode_worker_id
+    async def _settle(self, ready: HandOffReady, receiver: str, span: Span) -> Command:
+        """What the engine is to do with the sequence, once the transfer service has answered."""
+        key = ready.key
         hashes = self._prefixes.hashes_of(key)
         try:
             receipt = await self._arena.hand_off(ready.slot, key.request_id, key.attempt, receiver, hashes)
@@ -98,11 +101,11 @@ class HandOffs:
         self._num_in_doubt += 1
         message = f"the hand-off {problem}"
         span.set_status(Status(StatusCode.ERROR, message))
-        self._manager.give_up(key, Failure(reason, message))
+        self._manager.on_event(SequenceEnded(key, failure=Failure(reason, message)), step=0)
         return ForgetSequence(key)
 
     def _on_end(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            # The engine did not take the answer: its inbox is full, which ends this process by other ways.
+            # The engine did not take the command: its inbox is full, which ends this process by other ways.
             _log.error("%s failed", task.get_name(), exc_info=task.exception())

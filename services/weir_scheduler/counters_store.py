@@ -1,14 +1,14 @@
-"""Tenants' counters and quotas outlive a scheduler: they are put into a durable bucket, and the next leader begins with
-them."""
+"""Tenants' counters and quotas outlive a scheduler: they are put into a durable bucket, an entry for each model and
+lane and one for all quotas, and the next leader begins with them."""
 
 import asyncio
 import hashlib
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from weir.bus.codec import MalformedMessage, decode, encode
-from weir.bus.counter_messages import LaneCounters, QuotaDebts, TenantCounter, TenantDebt
 from weir.bus.protocol import Bus, BusError, KvBucket, KvEntry
 from weir.bus.subjects import Subjects
 from weir.scheduling.accounting.fairness import GroupKey
@@ -19,6 +19,40 @@ logger = logging.getLogger(__name__)
 
 _SAVE_S = 1.0
 _QUOTAS_KEY = "quotas"
+
+
+@dataclass(frozen=True, slots=True)
+class TenantCounter:
+    """Tokens by their price over the tenant's weight; it only rises."""
+
+    tenant: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class LaneCounters:
+    """Tenants that share the workers of one model in one lane."""
+
+    model: str
+    lane: str
+    counters: tuple[TenantCounter, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TenantDebt:
+    """Seconds from `saved_at_s` until the tenant's buckets are full again."""
+
+    tenant: str
+    requests_s: float
+    tokens_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaDebts:
+    """Of tenants whose buckets are not full; `saved_at_s` is Unix time."""
+
+    saved_at_s: float
+    debts: tuple[TenantDebt, ...]
 
 
 class CountersStore:
@@ -46,12 +80,12 @@ class CountersStore:
                 if entry.key == _QUOTAS_KEY:
                     self._restore_quotas(entry)
                     continue
-                told = decode(LaneCounters, entry.value or b"")
+                saved = decode(LaneCounters, entry.value or b"")
             except MalformedMessage as error:
                 logger.warning("counters under the key %s: %s", entry.key, error)
                 self._num_malformed += 1
                 continue
-            counters[told.model, told.lane] = {one.tenant: one.value for one in told.counters}
+            counters[saved.model, saved.lane] = {one.tenant: one.value for one in saved.counters}
         self._core.restore_tenant_counters(counters)
 
     async def keep(self) -> None:
@@ -84,12 +118,12 @@ class CountersStore:
 
     def _restore_quotas(self, entry: KvEntry) -> None:
         """Raises MalformedMessage. Whatever the clocks of two hosts say, nobody owes more than it did."""
-        told = decode(QuotaDebts, entry.value or b"")
-        passed_s = max(0.0, self._unix_time_s() - told.told_at_s)
+        saved = decode(QuotaDebts, entry.value or b"")
+        passed_s = max(0.0, self._unix_time_s() - saved.saved_at_s)
         self._core.restore_quota_debts(
             {
                 debt.tenant: QuotaDebt(max(0.0, debt.requests_s - passed_s), max(0.0, debt.tokens_s - passed_s))
-                for debt in told.debts
+                for debt in saved.debts
             }
         )
 
@@ -102,8 +136,8 @@ class CountersStore:
         }
         if full_at_s == self._saved_full_at_s:
             return
-        told = tuple(TenantDebt(tenant, *debt) for tenant, debt in sorted(debts.items()))
-        await bucket.put(_QUOTAS_KEY, encode(QuotaDebts(now_s, told)))
+        saved = tuple(TenantDebt(tenant, *debt) for tenant, debt in sorted(debts.items()))
+        await bucket.put(_QUOTAS_KEY, encode(QuotaDebts(now_s, saved)))
         self._saved_full_at_s = full_at_s
 
     async def _bucket(self) -> KvBucket:

@@ -75,7 +75,7 @@ class Subjects:
 
     @property
     def counters_bucket(self) -> str:
-        """What tenants were served: a key for each model and lane -> LaneCounters. Durable."""
+        """What tenants were served and owe, kept by the scheduler for the next one. Durable."""
         return f"weir_{self.namespace}_counters"
 
 

@@ -17,11 +17,12 @@ class WorkerConfig(ServiceConfig):
     arena_socket: str = setting("", "Unix socket of the host's transfer service. Empty: arena.sock of the instance.")
     max_num_seqs: int = setting(32, "Sequences in the batch.")
     max_num_batched_tokens: int = setting(2048, "Tokens computed in a step, all sequences together.")
+    chunk_tokens: int = setting(512, "Tokens of one prompt computed in a step.")
     target_step_ms: float = setting(100.0, "Steps get no more prompt tokens than last about so long. 0: all that fit.")
     max_stall_s: float = setting(5.0, "A sequence that gets no page for this long fails.")
     num_threads: int = setting(0, "Threads of the forward pass. 0: int8 what busy workers leave, fp32 an equal share.")
     group: str = setting("", "Lanes that name this group have the worker to themselves. Empty: it serves any lane.")
-    policy: str = setting("", "NAME or NAME:KEY=VALUE,…: makes the batches until the scheduler says which does.")
+    policy: str = setting("", "NAME or NAME:KEY=VALUE,…: makes the batches until the scheduler chooses one.")
     workers_on_machine: int = setting(1, "Workers that share this machine's cores, this one among them.")
 
     def __post_init__(self) -> None:
@@ -29,6 +30,7 @@ class WorkerConfig(ServiceConfig):
         for name, smallest in (
             ("max_num_seqs", 1),
             ("max_num_batched_tokens", 1),
+            ("chunk_tokens", 1),
             ("num_threads", 0),
             ("workers_on_machine", 1),
         ):
@@ -49,5 +51,5 @@ class WorkerConfig(ServiceConfig):
 
     @property
     def core_budget_path(self) -> Path:
-        """Of all workers of this machine, whatever instance they belong to."""
+        """The file that all workers of this machine share, whatever instance they belong to."""
         return self.runtime_dir / "cores"

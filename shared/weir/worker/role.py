@@ -1,25 +1,50 @@
-"""What a prefill and a decode worker do differently, as their common shell sees it."""
+"""What a prefill and a decode worker do differently, and what of their worker they do it with."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from weir.engine.batching.batcher import Batcher
-from weir.engine.messages import EngineReport, SequenceKey
+from weir.engine.batching.batcher import Batcher, BatchLimits
+from weir.engine.messages import Command, EngineReport
 from weir.engine.plan import ModelRunner
 from weir.kv.arena.segment import Segment
 from weir.kv.messages import HandedOff
-from weir.wire.v1 import worker_pb2
+from weir.kv.records.record import SequenceParams
+from weir.worker.arena.page_keeper import Arena, PageKeeper
+from weir.worker.arena.prefixes import Prefixes
+from weir.worker.engine.model_loading import LoadedModel
+from weir.worker.requests.request_manager import RequestManager
 from weir.worker.requests.streams import GatewayStream
 
 
+@dataclass(frozen=True)
+class RoleParts:
+    """The parts of a worker that its role uses. `post` is the engine's inbox; it raises InboxFull."""
+
+    worker_id: str
+    arena: Arena
+    keeper: PageKeeper
+    prefixes: Prefixes
+    manager: RequestManager
+    post: Callable[[Command], None]
+
+
 class Role(Protocol):
-    """Called in the event loop."""
+    """Called in the event loop, but for `make_runner`."""
 
-    def make_batcher(self, segment: Segment) -> Batcher: ...
+    @property
+    def serves_locally(self) -> bool:
+        """Whether the scheduler may place whole requests here, prompt and output."""
+        ...
 
-    def on_start(self, stream: GatewayStream, key: SequenceKey, start: worker_pb2.Start) -> None:
-        """A gateway wants a prompt started."""
+    def make_runner(self, model: LoadedModel, segment: Segment) -> ModelRunner:
+        """What runs the engine's steps. Called in the thread that loaded the model."""
+        ...
+
+    def make_batcher(self, segment: Segment, limits: BatchLimits) -> Batcher: ...
+
+    def on_start(self, stream: GatewayStream, params: SequenceParams, decode_worker_id: str) -> None:
+        """A gateway wants a prompt started. Raises InvalidRequest if this worker is not the one to do it."""
         ...
 
     def on_handed_off(self, handed_off: HandedOff) -> None:
@@ -27,7 +52,7 @@ class Role(Protocol):
         ...
 
     def on_report(self, report: EngineReport) -> None:
-        """After the desk has seen it."""
+        """Called after the request manager has seen the report's events."""
         ...
 
     async def stop(self) -> None:
@@ -35,28 +60,3 @@ class Role(Protocol):
         ...
 
     def metrics(self) -> Mapping[str, float]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """A runner over the arena's pages, and what has to run once in the engine's thread before it is fast."""
-
-    runner: ModelRunner
-    warm_up: Callable[[], None]
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerInfo:
-    """What the registry says of a worker, but for its load and its arena."""
-
-    worker_id: str
-    role: str
-    model: str
-    address: str
-    max_context_tokens: int
-    max_num_seqs: int
-    max_num_batched_tokens: int = 0
-    group: str = ""
-    policy: str = ""
-    """NAME or NAME:KEY=VALUE,…; empty: none until the scheduler says one."""
-    serves_locally: bool = False

@@ -49,7 +49,7 @@ async def write(hub: InMemoryHub, rules: AccessRules) -> None:
 
 
 async def test_a_defect_is_counted_and_the_rules_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weir_gateway.access.access_watch._RETRY_S", 0.01)
+    monkeypatch.setattr("weir.bus.configuration_watch._RETRY_S", 0.01)
     hub, access = InMemoryHub(), _FailingOnce()
     await write(hub, OPEN_RULES)
     async with following(hub, access) as watch:
@@ -59,7 +59,7 @@ async def test_a_defect_is_counted_and_the_rules_come_again(monkeypatch: pytest.
 
 
 async def test_a_bus_that_is_away_at_the_start_and_later_costs_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weir_gateway.access.access_watch._RETRY_S", 0.01)
+    monkeypatch.setattr("weir.bus.configuration_watch._RETRY_S", 0.01)
     hub, access = InMemoryHub(), AccessControl()
     hub.stop()
     async with following(hub, access) as watch:

@@ -27,7 +27,7 @@ _SLOWER_S = 1.0
 """So much longer an import takes: whoever does not wait for it is sure to be first."""
 
 
-def tell(event: str) -> None:
+def report(event: str) -> None:
     sys.stdout.write(f"{event}\n")
 
 
@@ -35,10 +35,10 @@ class Attached(Exception):
     """The worker has asked for a lease; nothing after that matters here."""
 
 
-class TellingArena(ArenaClient):
+class ReportingArena(ArenaClient):
     async def start(self, timeout_s: float = 120.0) -> None:
         del timeout_s
-        tell("attach")
+        report("attach")
         raise Attached
 
 
@@ -61,7 +61,7 @@ class SlowImports(importlib.abc.MetaPathFinder):
         def exec_module(module: ModuleType) -> None:
             time.sleep(_SLOWER_S)
             execute(module)
-            tell(f"import {name}")
+            report(f"import {name}")
 
         setattr(spec.loader, "exec_module", exec_module)  # noqa: B010 - a method, to the type checker
         return spec
@@ -70,11 +70,8 @@ class SlowImports(importlib.abc.MetaPathFinder):
 async def start_worker(config: WorkerConfig) -> None:
     context = ServiceContext(config, "prefill", "prefill-0", "", grpc.aio.server(), NoOpTracer(), print)
 
-    def make_role(parts: assembly.RoleParts, model: assembly.ModelShape) -> PrefillRole:
-        return PrefillRole(parts, model.batch_limits(config, 32), model.limits, context.tracer)
-
     limits = RequestLimits(max_live=8, takes_hand_offs=False)
-    worker = await assembly.build_worker(context, limits, lambda loaded, arena: NotImplemented, make_role)
+    worker = await assembly.build_worker(context, limits, lambda parts: PrefillRole(parts, context.tracer))
     try:
         await worker.start()
     except Attached:
@@ -84,7 +81,7 @@ async def start_worker(config: WorkerConfig) -> None:
 def main() -> None:
     device, precision, model = sys.argv[1:]
     sys.meta_path.insert(0, SlowImports(["torch", "triton"]))
-    setattr(assembly, "ArenaClient", TellingArena)  # noqa: B010 - a class, to the type checker
+    setattr(assembly, "ArenaClient", ReportingArena)  # noqa: B010 - a class, to the type checker
     with tempfile.TemporaryDirectory(prefix="weir-") as folder:
         settings = {"device": device, "precision": precision, "model": model}
         asyncio.run(start_worker(WorkerConfig(runtime_dir=Path(folder), **settings)))  # type: ignore[arg-type]

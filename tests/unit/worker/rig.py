@@ -10,17 +10,14 @@ from uuid import uuid4
 import grpc.aio
 from opentelemetry.trace import NoOpTracer, Tracer
 
-from weir.bus.in_memory import InMemoryHub
-from weir.bus.messages import WorkerRecord
+from weir.bus.in_memory import InMemoryBus, InMemoryHub
 from weir.bus.protocol import Bus
-from weir.bus.subjects import Subjects
 from weir.core.sampling import SamplingParams
-from weir.engine.batching.batcher import BatchLimits
+from weir.engine.memory.swapping import HostPages
 from weir.engine.plan import ModelRunner, StepPlan, StepResult
 from weir.kv.geometry import ArenaGeometry
 from weir.kv.memory.kinds import ArenaMemory
 from weir.kv.messages import HandedOff
-from weir.policy.seams import Policy
 from weir.rpc.arena.in_memory import InMemoryArena, InMemoryArenaClient
 from weir.rpc.channel import make_channel
 from weir.rpc.sampling_pb import sampling_to_pb
@@ -29,14 +26,12 @@ from weir.runtime.service import ServiceContext
 from weir.testing.runner import HashRunner, reference_tokens
 from weir.wire.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 from weir.worker.arena.page_keeper import Arena
-from weir.worker.assembly import RoleParts, WorkerDependencies, assemble
 from weir.worker.config import WorkerConfig
-from weir.worker.engine.policy_watch import PolicyWatch
-from weir.worker.registry import RegistryEntry
-from weir.worker.requests.convert import ModelLimits
+from weir.worker.engine.model_loading import LoadedModel, ModelSpec
 from weir.worker.requests.request_manager import RequestLimits
-from weir.worker.role import LoadedModel, Role, WorkerInfo
+from weir.worker.role import Role, RoleParts
 from weir.worker.shell import WorkerShell
+from weir_decode.config import DecodeConfig
 from weir_decode.role import DecodeRole
 from weir_prefill.role import PrefillRole
 
@@ -50,12 +45,13 @@ INSTANCE = "rig"
 
 @dataclass
 class RunningWorker:
-    """A worker, the arena client it uses, and what it asked of its process."""
+    """A worker, the arena client and the buses that it uses, and why it asked its process to shut down."""
 
     worker_id: str
     address: str
     shell: WorkerShell
     arena: InMemoryArenaClient
+    buses: list[InMemoryBus]
     server: grpc.aio.Server
     shutdowns: list[str]
 
@@ -73,19 +69,26 @@ class RunningWorker:
 class Rig:
     """Both workers and everything around them. `on_run` of a role may slow its steps down or make them fail."""
 
-    prefill: RunningWorker
-    decode: RunningWorker
     arena: InMemoryArena
     hub: InMemoryHub
+    workers: list[RunningWorker] = field(default_factory=list)
     on_run: dict[str, Callable[[StepPlan], None]] = field(default_factory=dict)
+
+    @property
+    def prefill(self) -> RunningWorker:
+        return self.workers[0]
+
+    @property
+    def decode(self) -> RunningWorker:
+        return self.workers[1]
 
     async def wait_idle(self) -> None:
         """Until every page is free again, with everything in order."""
         geometry = self.arena.segment.geometry
         await eventually(lambda: self.arena.num_free_pages == geometry.num_pages)
         await eventually(lambda: self.arena.num_free_slots == geometry.num_slots)
-        for worker in (self.prefill, self.decode):
-            # The arena hears of freed pages before the engine's next report says so.
+        for worker in self.workers:
+            # The arena gets freed pages before the engine's next report counts them.
             await eventually(worker.is_idle)
 
 
@@ -97,7 +100,7 @@ class Stream:
         self.call = stub.Serve()
         self.frames: list[worker_pb2.StepFrame] = []
 
-    async def greet(self, gateway_id: str) -> str:
+    async def open(self, gateway_id: str) -> str:
         await self.send(hello=worker_pb2.Hello(gateway_id=gateway_id))
         response = await asyncio.wait_for(self.call.read(), TIMEOUT_S)
         assert isinstance(response, worker_pb2.ServeResponse)
@@ -116,22 +119,22 @@ class Stream:
                 if request_id in ("", update.request_id):
                     return update
 
-    async def read_to_end(self, request_id: str) -> "Heard":
+    async def receive_all(self, request_id: str) -> "Received":
         """All tokens of a request until its sequence has ended on this worker."""
-        heard = Heard()
+        received = Received()
         while True:
             response = await asyncio.wait_for(self.call.read(), TIMEOUT_S)
             assert isinstance(response, worker_pb2.ServeResponse), "the stream has ended"
             self.frames.append(response.step_frame)
             for update in response.step_frame.updates:
                 if update.request_id == request_id:
-                    heard.add(update)
-            if heard.last.finish_reason or heard.last.handed_off or heard.last.HasField("error"):
-                return heard
+                    received.add(update)
+            if received.last.finish_reason or received.last.handed_off or received.last.HasField("error"):
+                return received
 
 
 @dataclass
-class Heard:
+class Received:
     """The tokens of one request by index, and its last update."""
 
     tokens: dict[int, int] = field(default_factory=dict)
@@ -184,7 +187,7 @@ async def eventually(condition: Callable[[], bool]) -> None:
 async def connected(worker: RunningWorker, gateway_id: str) -> AsyncIterator[Stream]:
     async with make_channel(worker.address) as channel:
         stream = Stream(channel)
-        assert await stream.greet(gateway_id) == worker.worker_id
+        assert await stream.open(gateway_id) == worker.worker_id
         yield stream
         stream.call.cancel()
 
@@ -195,72 +198,71 @@ async def running_rig(
 ) -> AsyncIterator[Rig]:
     arena = InMemoryArena(ArenaGeometry(64, NUM_PAGES, NUM_SLOTS, MAX_CONTEXT_TOKENS))
     # Both workers compute in the same pages, as they would in one segment.
-    on_run: dict[str, Callable[[StepPlan], None]] = {}
     runner = runner or HashRunner(NUM_PAGES, VOCAB_SIZE)
-    hub = InMemoryHub()
-    workers = [
-        await _start_worker(role, arena, runner, on_run, hub, tracer or NoOpTracer(), gateway_gone_s)
-        for role in ("prefill", "decode")
-    ]
+    rig = Rig(arena, InMemoryHub())
+    bounds = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_stall_s": 1.0, "target_step_ms": 0.0}
+
+    def make_prefill(parts: RoleParts) -> Role:
+        return PrefillRole(parts, tracer or NoOpTracer())
+
+    def make_decode(parts: RoleParts) -> Role:
+        return DecodeRole(parts, DecodeConfig(swap_bytes=0), tracer or NoOpTracer())
+
     try:
-        yield Rig(workers[0], workers[1], arena, hub, on_run)
+        for role, chunk_tokens, make_role in (("prefill", 32, make_prefill), ("decode", 64, make_decode)):
+            config = WorkerConfig(instance=INSTANCE, chunk_tokens=chunk_tokens, **bounds)  # type: ignore[arg-type]
+            await _start_worker(role, config, rig, runner, make_role, gateway_gone_s)
+        yield rig
     finally:
-        on_run.clear()
-        for worker in workers:
+        rig.on_run.clear()
+        for worker in rig.workers:
             await worker.shell.drain(0.5)
             await worker.shell.stop()
             await worker.server.stop(0.5)
         assert arena.num_free_pages == NUM_PAGES
-        hub.stop()
+        rig.hub.stop()
 
 
 async def _start_worker(
     role: str,
-    arena: InMemoryArena,
+    config: WorkerConfig,
+    rig: Rig,
     runner: ModelRunner,
-    on_run: dict[str, Callable[[StepPlan], None]],
-    hub: InMemoryHub,
-    tracer: Tracer,
+    make_role: Callable[[RoleParts], Role],
     gateway_gone_s: float,
-) -> RunningWorker:
+) -> None:
+    """The worker is the rig's from the start, so that one whose start fails is stopped too."""
     worker_id = f"{role}-0-{uuid4().hex[:8]}"
     server = make_server([ErrorGuard()])
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     shutdowns: list[str] = []
-    clients: list[InMemoryArenaClient] = []
-    context = ServiceContext(WorkerConfig(), role, worker_id, address, server, tracer, shutdowns.append)
+    context = ServiceContext(config, role, worker_id, address, server, NoOpTracer(), shutdowns.append)
+    arenas: list[InMemoryArenaClient] = []
+    buses: list[InMemoryBus] = []
 
     def make_arena(on_handed_off: Callable[[HandedOff], None]) -> Arena:
-        clients.append(InMemoryArenaClient(arena, worker_id, on_handed_off))
-        return clients[0]
+        arenas.append(InMemoryArenaClient(rig.arena, worker_id, on_handed_off))
+        return arenas[0]
 
-    async def connect() -> Bus:
-        return hub.connect()
+    def load_model(memory: ArenaMemory) -> LoadedModel:
+        return LoadedModel(_Hooked(runner, role, rig.on_run), lambda: None, HostPages(memory.segment.pages))
 
-    def make_registration(make_record: Callable[[], WorkerRecord]) -> RegistryEntry:
-        return RegistryEntry(connect, Subjects(INSTANCE), make_record)
+    async def connect_bus() -> Bus:
+        buses.append(rig.hub.connect())
+        return buses[-1]
 
-    def make_policy_watch(on_policy: Callable[[Policy], None]) -> PolicyWatch:
-        return PolicyWatch(connect, Subjects(INSTANCE), on_policy)
-
-    def load(memory: ArenaMemory) -> LoadedModel:
-        del memory
-        return LoadedModel(_Hooked(runner, role, on_run), lambda: None)
-
-    def make_role(parts: RoleParts) -> Role:
-        limits = BatchLimits(8, 64, 32 if role == "prefill" else 64, MAX_CONTEXT_TOKENS, VOCAB_SIZE, max_stall_s=1.0)
-        if role == "prefill":
-            return PrefillRole(parts, limits, ModelLimits(VOCAB_SIZE, MAX_CONTEXT_TOKENS), tracer)
-        return DecodeRole(parts, worker_id, limits, ModelLimits(VOCAB_SIZE, MAX_CONTEXT_TOKENS, "rig"), tracer)
-
-    info = WorkerInfo(worker_id, role, "hash", address, MAX_CONTEXT_TOKENS, 8)
-    limits = RequestLimits(max_live=16, takes_hand_offs=role == "decode", tail_s=2.0, gateway_gone_s=gateway_gone_s)
-    shell = assemble(
-        context, info, limits, WorkerDependencies(make_arena, make_registration, make_policy_watch, load), make_role
+    shell = WorkerShell(
+        context,
+        ModelSpec("hash", VOCAB_SIZE, MAX_CONTEXT_TOKENS, digest="", page_bytes=64),
+        RequestLimits(max_live=16, takes_hand_offs=role == "decode", retained_s=2.0, gateway_gone_s=gateway_gone_s),
+        make_role,
+        make_arena=make_arena,
+        load_model=load_model,
+        connect_bus=connect_bus,
     )
+    rig.workers.append(RunningWorker(worker_id, address, shell, arenas[0], buses, server, shutdowns))
     await server.start()
     await shell.start()
-    return RunningWorker(worker_id, address, shell, clients[0], server, shutdowns)
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Whatever a gateway says, it is told which field is wrong, and nobody else notices."""
+"""Whatever a gateway sends, the answer names the field that is wrong, and no other gateway notices."""
 
 import asyncio
 import contextlib
@@ -31,10 +31,11 @@ from weir.rpc.channel import make_channel
 from weir.rpc.errors import from_rpc_error
 from weir.rpc.sampling_pb import sampling_problems, sampling_to_pb
 from weir.wire.v1 import types_pb2, worker_pb2
-from weir.worker.requests.convert import ModelLimits, gateway_id_from_pb, key_from_pb, start_from_pb
+from weir.worker.engine.model_loading import ModelSpec
+from weir.worker.requests.commands import gateway_id_from_pb, key_from_pb, start_from_pb
 
 GATEWAY = "gateway-0-22222222"
-LIMITS = ModelLimits(VOCAB_SIZE, MAX_CONTEXT_TOKENS)
+MODEL = ModelSpec("hash", VOCAB_SIZE, MAX_CONTEXT_TOKENS, digest="", page_bytes=64)
 
 
 @pytest.fixture
@@ -159,14 +160,14 @@ async def test_a_prompt_with_a_wrong_field_is_refused_alone(rig: Rig) -> None:
         good = start_command(rig.decode.worker_id)
         await decode.send(resume=resume_command(good))
         await prefill.send(start=good)
-        assert (await decode.read_to_end(good.request_id)).token_ids == expected_tokens(good)
+        assert (await decode.receive_all(good.request_id)).token_ids == expected_tokens(good)
 
 
 async def test_one_gateway_cannot_touch_the_requests_of_another(rig: Rig) -> None:
     start = start_command(rig.decode.worker_id)
     async with connected(rig.prefill, GATEWAY) as owner, connected(rig.prefill, "gateway-1-33333333") as other:
         await owner.send(start=start)
-        await owner.read_to_end(start.request_id)
+        await owner.receive_all(start.request_id)
         await other.send(resume=resume_command(start))
         update = await other.next_update(start.request_id)
         assert update.error.reason == worker_pb2.WORKER_ERROR_REASON_UNKNOWN_REQUEST
@@ -243,7 +244,7 @@ def check(request: worker_pb2.ServeRequest) -> None:
                 key_from_pb("resume", request.resume)
             case "start":
                 key_from_pb("start", request.start)
-                params = start_from_pb(request.start, GATEWAY, LIMITS).params
+                params = start_from_pb(request.start, GATEWAY, MODEL)
                 assert 0 < len(params.prompt_token_ids) < MAX_CONTEXT_TOKENS
                 assert max(params.prompt_token_ids) < VOCAB_SIZE
                 assert 0 <= params.sampling.temperature <= 2

@@ -57,7 +57,7 @@ def test_the_slot_of_a_worker_that_ended_while_busy_is_taken_clean(tmp_path: Pat
     assert second.begin() == 1
 
 
-def test_more_workers_than_slots_are_told_so(tmp_path: Path) -> None:
+def test_more_workers_than_slots_is_an_error(tmp_path: Path) -> None:
     held = [CoreBudget(tmp_path / "cores", 2) for _ in range(NUM_SLOTS)]
     with pytest.raises(OSError, match="256 slots are taken"):
         CoreBudget(tmp_path / "cores", 2)

@@ -1,4 +1,4 @@
-"""A worker says what its steps cost, once it knows, and not more often than every few seconds."""
+"""A worker fits what its steps cost, not more often than every few seconds, and its engine gets to know."""
 
 import asyncio
 import random
@@ -16,29 +16,29 @@ from weir.worker.engine.cost_meter import CostMeter
 COST = StepCost(4.0, 0.1, 0.0, 0.5, 0.001)
 
 
-async def test_the_engine_is_told_what_its_steps_cost(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[Command] = []
+async def test_the_engine_gets_what_its_steps_cost(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    posted: list[Command] = []
     monkeypatch.setattr("weir.worker.shell._SWEEP_S", 0.01)
     monkeypatch.setattr(rig.decode.shell._cost_meter, "cost", lambda: COST)
-    monkeypatch.setattr(rig.decode.shell._parts.host, "post", told.append)
-    await eventually(lambda: SetCost(COST) in told)
+    monkeypatch.setattr(rig.decode.shell._host, "post", posted.append)
+    await eventually(lambda: SetCost(COST) in posted)
     await asyncio.sleep(0.2)
-    assert told.count(SetCost(COST)) == 1, "once, and not every sweep"
+    assert posted.count(SetCost(COST)) == 1, "once, and not every sweep"
 
 
-async def test_an_engine_with_a_full_inbox_is_told_later(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[Command] = []
+async def test_an_engine_with_a_full_inbox_gets_it_later(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    posted: list[Command] = []
     refusals = [InboxFull("full"), InboxFull("full")]
 
     def post(command: Command) -> None:
         if refusals:
             raise refusals.pop()
-        told.append(command)
+        posted.append(command)
 
     monkeypatch.setattr("weir.worker.shell._SWEEP_S", 0.01)
     monkeypatch.setattr(rig.decode.shell._cost_meter, "cost", lambda: COST)
-    monkeypatch.setattr(rig.decode.shell._parts.host, "post", post)
-    await eventually(lambda: told == [SetCost(COST)])
+    monkeypatch.setattr(rig.decode.shell._host, "post", post)
+    await eventually(lambda: posted == [SetCost(COST)])
     assert rig.decode.shutdowns == []
 
 
@@ -50,7 +50,7 @@ def report(chance: random.Random, cost: StepCost) -> EngineReport:
     return EngineReport(timing=StepTiming(1, 0, 1, 1, 1, load, duration_s))
 
 
-def test_the_cost_of_various_steps_is_told_and_follows_the_machine() -> None:
+def test_the_cost_of_various_steps_is_found_and_follows_the_machine() -> None:
     clock, chance = ManualClock(), random.Random(3)
     meter = CostMeter(clock, must_decode=True)
     meter.on_report(EngineReport())

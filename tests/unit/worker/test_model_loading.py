@@ -1,9 +1,10 @@
-"""A worker takes the threads that it was given, or its share of the machine's cores."""
+"""A model is loaded beside other work, on the threads that the worker was given or its share of the cores."""
 
 import logging
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from weir.model.cpu.core_share import FixedShare
 from weir.worker.config import WorkerConfig
 from weir.worker.engine.core_budget import CoreBudget
-from weir.worker.engine.model_loading import core_share_of
+from weir.worker.engine.model_loading import core_share_of, start_in_thread
 
 
 def test_int8_workers_share_the_cores_of_the_machine_whatever_their_instance(tmp_path: Path) -> None:
@@ -35,7 +36,7 @@ def test_pytorch_gets_an_equal_part_of_the_cores(monkeypatch: pytest.MonkeyPatch
     assert core_share_of(WorkerConfig(workers_on_machine=20), "fp32").most == 1
 
 
-def test_without_a_place_for_the_budget_a_worker_takes_an_equal_part_and_says_so(
+def test_without_a_budget_file_a_worker_takes_an_equal_part_and_logs_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
@@ -69,3 +70,23 @@ def test_a_worker_has_imported_its_libraries_before_it_has_a_lease_to_keep(
         timeout=100,
     )
     assert child.stdout.splitlines() == [*imports, "attach"], child.stderr[-2000:]
+
+
+def test_work_runs_before_its_result_is_asked_for() -> None:
+    has_run = threading.Event()
+
+    def work() -> int:
+        has_run.set()
+        return 7
+
+    future = start_in_thread(work, "seven")
+    assert has_run.wait(5)
+    assert future.result(5) == 7
+
+
+def test_an_error_reaches_whoever_asks_for_the_result() -> None:
+    def fail() -> int:
+        raise OSError("no such file")
+
+    with pytest.raises(OSError, match="no such file"):
+        start_in_thread(fail, "failing").result(5)

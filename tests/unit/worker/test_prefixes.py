@@ -5,7 +5,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 
 import pytest
-from tests.unit.worker.rig import Heard, Rig, Stream, cancel_command, eventually, expected_tokens, start_command
+from tests.unit.worker.rig import Received, Rig, Stream, cancel_command, eventually, expected_tokens, start_command
 from tests.unit.worker.serving import begin, hold
 
 from weir.core.errors import Unavailable
@@ -23,16 +23,16 @@ async def nothing_is_left(rig: Rig) -> AsyncIterator[None]:
     assert list(rig.arena.table.prefixes.integrity_errors()) == []
 
 
-async def answer(streams: Streams, start: worker_pb2.Start) -> Heard:
-    """What both workers say, checked against the model without a cache."""
+async def answer(streams: Streams, start: worker_pb2.Start) -> Received:
+    """What both workers send, checked against the model without a cache."""
     await begin(streams, start)
-    first = await streams[0].read_to_end(start.request_id)
+    first = await streams[0].receive_all(start.request_id)
     if not first.last.handed_off:
         return first
-    heard = await streams[1].read_to_end(start.request_id)
-    assert heard.token_ids == expected_tokens(start)
-    heard.last.num_cached_tokens = first.last.num_cached_tokens
-    return heard
+    received = await streams[1].receive_all(start.request_id)
+    assert received.token_ids == expected_tokens(start)
+    received.last.num_cached_tokens = first.last.num_cached_tokens
+    return received
 
 
 def computed(rig: Rig) -> float:
@@ -46,8 +46,8 @@ def num_found(rig: Rig, token_ids: list[int], salt: str = "") -> int:
 
 async def test_the_second_turn_computes_its_new_tokens_and_at_most_a_page(rig: Rig, streams: Streams) -> None:
     first = start_command(rig.decode.worker_id, prompt_token_ids=range(100), max_tokens=50)
-    heard = await answer(streams, first)
-    turn = [*range(100), *heard.token_ids, *range(200, 220)]
+    received = await answer(streams, first)
+    turn = [*range(100), *received.token_ids, *range(200, 220)]
     before = computed(rig)
 
     second = await answer(streams, start_command(rig.decode.worker_id, prompt_token_ids=turn, max_tokens=10))
@@ -57,14 +57,14 @@ async def test_the_second_turn_computes_its_new_tokens_and_at_most_a_page(rig: R
     assert computed(rig) - before == 170 - 144
 
 
-async def test_the_end_is_told_once_the_next_turn_would_find_the_pages(rig: Rig, streams: Streams) -> None:
+async def test_the_end_is_sent_once_the_next_turn_would_find_the_pages(rig: Rig, streams: Streams) -> None:
     async def slowly() -> None:
         await asyncio.sleep(0.03)
 
     rig.arena.before_release = slowly
     start = start_command(rig.decode.worker_id, prompt_token_ids=range(64), max_tokens=33)
-    heard = await answer(streams, start)
-    assert num_found(rig, [*range(64), *heard.token_ids]) == 6
+    received = await answer(streams, start)
+    assert num_found(rig, [*range(64), *received.token_ids]) == 6
 
 
 async def test_an_arena_that_does_not_answer_delays_no_end_for_long(rig: Rig, streams: Streams) -> None:
@@ -109,7 +109,7 @@ async def test_a_long_prompt_serves_others_while_its_rest_is_computed(rig: Rig, 
     await begin(streams, start)
     await eventually(lambda: num_found(rig, list(range(100))) == 2)
     release.set()
-    await streams[1].read_to_end(start.request_id)
+    await streams[1].receive_all(start.request_id)
 
 
 async def test_a_cancel_ends_a_prompt_whose_match_is_not_answered(rig: Rig, streams: Streams) -> None:
@@ -157,8 +157,8 @@ async def test_what_was_computed_before_a_failed_step_is_not_kept(rig: Rig, stre
     rig.on_run["decode"] = fail
     start = start_command(rig.decode.worker_id, prompt_token_ids=range(64), max_tokens=80)
     await begin(streams, start)
-    heard = await streams[1].read_to_end(start.request_id)
-    assert heard.last.error.reason == worker_pb2.WORKER_ERROR_REASON_INTERNAL
+    received = await streams[1].receive_all(start.request_id)
+    assert received.last.error.reason == worker_pb2.WORKER_ERROR_REASON_INTERNAL
     await rig.wait_idle()
     assert num_found(rig, [*range(64), *expected_tokens(start)]) == 4  # the prompt, by the hand-off
 

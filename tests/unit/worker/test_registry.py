@@ -1,6 +1,7 @@
 """The registration: there while the worker lives, whatever the bus does."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from weir.bus.codec import decode
 from weir.bus.in_memory import InMemoryHub
 from weir.bus.messages import WorkerRecord
-from weir.bus.protocol import Bus, BusUnavailable
+from weir.bus.protocol import Bus, KvBucket
 from weir.bus.subjects import Subjects
 from weir.core.errors import Unavailable
 from weir.worker.registry import RegistryEntry
@@ -32,13 +33,8 @@ def record(num_running: int) -> WorkerRecord:
     )
 
 
-def registration(hub: InMemoryHub, num_running: Callable[[], int] = lambda: 0) -> RegistryEntry:
-    async def connect() -> Bus:
-        if not hub.is_up:
-            raise BusUnavailable("the hub is down")
-        return hub.connect()
-
-    return RegistryEntry(connect, SUBJECTS, lambda: record(num_running()))
+def entry_of(num_running: Callable[[], int] = lambda: 0) -> RegistryEntry:
+    return RegistryEntry(SUBJECTS, lambda: record(num_running()))
 
 
 async def entries(hub: InMemoryHub) -> list[WorkerRecord]:
@@ -48,95 +44,76 @@ async def entries(hub: InMemoryHub) -> list[WorkerRecord]:
 
 async def test_it_is_there_after_start_and_gone_after_stop() -> None:
     hub = InMemoryHub()
-    registering = registration(hub)
-    await registering.start(1.0)
+    entry = entry_of()
+    await entry.start(hub.connect(), 1.0)
     assert await entries(hub) == [record(0)]
-    await registering.stop()
+    await entry.stop()
     assert await entries(hub) == []
 
 
 async def test_a_change_is_put_at_once_when_asked() -> None:
     hub = InMemoryHub()
     loads = iter(range(100))
-    registering = registration(hub, lambda: next(loads))
-    await registering.start(1.0)
-    registering.put_now()
+    entry = entry_of(lambda: next(loads))
+    await entry.start(hub.connect(), 1.0)
+    entry.put_now()
     await asyncio.sleep(0.05)
-    assert [entry.num_running for entry in await entries(hub)] == [1]
-    await registering.stop()
+    assert [found.num_running for found in await entries(hub)] == [1]
+    await entry.stop()
 
 
-async def test_without_a_bus_the_worker_does_not_start() -> None:
+async def test_a_bus_that_is_down_for_too_long_is_an_error() -> None:
     hub = InMemoryHub()
     hub.stop()
-    registering = registration(hub)
+    entry = entry_of()
     with pytest.raises(Unavailable, match="is NATS running"):
-        await registering.start(0.05)
-    assert registering.num_failures == 1
-    await registering.stop()
+        await entry.start(hub.connect(), 0.05)
+    assert entry.num_failures == 1
+    await entry.stop()
 
 
 async def test_it_survives_the_loss_of_the_bus() -> None:
     hub = InMemoryHub()
-    registering = registration(hub)
-    await registering.start(1.0)
+    entry = entry_of()
+    await entry.start(hub.connect(), 1.0)
     hub.stop()
-    registering.put_now()
+    entry.put_now()
     await asyncio.sleep(0.05)
-    assert registering.num_failures == 1
+    assert entry.num_failures == 1
     hub.start()
-    registering.put_now()
+    entry.put_now()
     async with asyncio.timeout(5):
         while not await entries(hub):  # noqa: ASYNC110 - a bucket has no event
             await asyncio.sleep(0.02)
-    await registering.stop()
+    await entry.stop()
 
 
-class _HoldingBus:
-    """Delays `close` for ever, as a client does whose server has gone."""
+class SwallowingBus:
+    """Its first `bucket` waits until it is cancelled, and returns then."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self.bucket = bus.bucket
+        self.entered = asyncio.Event()
 
-    async def close(self) -> None:
-        await asyncio.Event().wait()
-
-
-async def test_a_bus_that_does_not_close_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    hub = InMemoryHub()
-    monkeypatch.setattr("weir.worker.registry._CALL_TIMEOUT_S", 0.05)
-
-    async def connect() -> Bus:
-        return _HoldingBus(hub.connect())  # type: ignore[return-value]
-
-    registering = RegistryEntry(connect, SUBJECTS, lambda: record(0))
-    await registering.start(1.0)
-    async with asyncio.timeout(1):
-        await registering.stop()
-    assert await entries(hub) == []
+    async def bucket(self, name: str, *, ttl_s: float | None = None, durable: bool = False) -> KvBucket:
+        self.entered.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        return await self._bus.bucket(name, ttl_s=ttl_s, durable=durable)
 
 
 async def test_stopping_ends_a_put_that_swallows_its_cancellation() -> None:
     """As asyncio.wait_for does until Python 3.12 when the answer comes in the same moment."""
     hub = InMemoryHub()
-    entered = asyncio.Event()
-
-    async def connect() -> Bus:
-        entered.set()
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            return hub.connect()
-        raise AssertionError("cancelled only")
-
-    registering = RegistryEntry(connect, SUBJECTS, lambda: record(0))
-    starting = asyncio.create_task(registering.start(30.0))
-    await entered.wait()
+    bus = SwallowingBus(hub.connect())
+    entry = entry_of()
+    starting = asyncio.create_task(entry.start(bus, 30.0))  # type: ignore[arg-type]
+    await bus.entered.wait()
     async with asyncio.timeout(3):
-        await registering.stop()
+        await entry.stop()
     starting.cancel()
     await asyncio.gather(starting, return_exceptions=True)
+    assert await entries(hub) == []
 
 
 async def test_a_record_that_could_not_be_made_once_is_put_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,8 +126,8 @@ async def test_a_record_that_could_not_be_made_once_is_put_the_next_time(monkeyp
         return 3
 
     hub = InMemoryHub()
-    registering = registration(hub, num_running)
-    await registering.start(5.0)
+    entry = entry_of(num_running)
+    await entry.start(hub.connect(), 5.0)
     assert await entries(hub) == [record(3)]
-    assert registering.num_failures == 1
-    await registering.stop()
+    assert entry.num_failures == 1
+    await entry.stop()

@@ -25,7 +25,7 @@ async def test_a_prompt_is_prefilled_handed_off_and_decoded(rig: Rig, streams: t
     start = start_command(rig.decode.worker_id)
     await begin(streams, start)
     first, rest = await asyncio.gather(
-        streams[0].read_to_end(start.request_id), streams[1].read_to_end(start.request_id)
+        streams[0].receive_all(start.request_id), streams[1].receive_all(start.request_id)
     )
     assert first.token_ids == expected_tokens(start)[:1]
     assert first.last.handed_off
@@ -42,10 +42,10 @@ async def test_a_prompt_is_prefilled_handed_off_and_decoded(rig: Rig, streams: t
 async def test_a_request_of_one_token_ends_where_it_was_prefilled(rig: Rig, streams: tuple[Stream, Stream]) -> None:
     start = start_command(rig.decode.worker_id, max_tokens=1)
     await begin(streams, start)
-    heard = await streams[0].read_to_end(start.request_id)
-    assert heard.token_ids == expected_tokens(start)
-    assert heard.last.finish_reason == types_pb2.FINISH_REASON_LENGTH
-    assert not heard.last.handed_off
+    received = await streams[0].receive_all(start.request_id)
+    assert received.token_ids == expected_tokens(start)
+    assert received.last.finish_reason == types_pb2.FINISH_REASON_LENGTH
+    assert not received.last.handed_off
     await rig.wait_idle()
     assert rig.arena.num_hand_offs == 0
 
@@ -56,13 +56,13 @@ async def test_all_sequences_of_a_step_share_a_frame(rig: Rig, streams: tuple[St
     for start in starts:
         await begin(streams, start)
     for start in starts[:1]:
-        await streams[1].read_to_end(start.request_id)
+        await streams[1].receive_all(start.request_id)
     steps = [frame.step for frame in streams[1].frames if frame.step]
     assert len(steps) == len(set(steps)), "two frames of one step"
     assert max(len(frame.updates) for frame in streams[1].frames) == 5
 
 
-async def test_after_a_break_everything_from_the_index_asked_for_is_said_again(rig: Rig) -> None:
+async def test_after_a_break_everything_from_the_index_asked_for_is_sent_again(rig: Rig) -> None:
     rig.on_run["decode"] = lambda plan: time.sleep(0.01)
     start = start_command(rig.decode.worker_id, max_tokens=30)
     async with AsyncExitStack() as stack:
@@ -74,30 +74,30 @@ async def test_after_a_break_everything_from_the_index_asked_for_is_said_again(r
         first.call.cancel()
         second = await stack.enter_async_context(connected(rig.decode, GATEWAY))
         await second.send(resume=resume_command(start, next_index=3))
-        heard = await second.read_to_end(start.request_id)
-        assert min(heard.tokens) == 3
-        assert [heard.tokens[index] for index in range(3, 30)] == expected_tokens(start)[3:]
+        received = await second.receive_all(start.request_id)
+        assert min(received.tokens) == 3
+        assert [received.tokens[index] for index in range(3, 30)] == expected_tokens(start)[3:]
 
 
 async def test_an_ended_sequence_can_still_be_resumed_for_a_while(rig: Rig, streams: tuple[Stream, Stream]) -> None:
     start = start_command(rig.decode.worker_id)
     await begin(streams, start)
-    await streams[1].read_to_end(start.request_id)
+    await streams[1].receive_all(start.request_id)
     await streams[1].send(resume=resume_command(start, next_index=10))
-    again = await streams[1].read_to_end(start.request_id)
+    again = await streams[1].receive_all(start.request_id)
     assert sorted(again.tokens) == [10, 11]
     assert again.last.finish_reason == types_pb2.FINISH_REASON_LENGTH
-    await asyncio.sleep(2.6)  # the tail is kept for 2 s here
+    await asyncio.sleep(2.6)  # ended sequences are retained for 2 s here
     await streams[1].send(resume=resume_command(start, next_index=10))
     update = await streams[1].next_update(start.request_id)
     assert update.error.reason == worker_pb2.WORKER_ERROR_REASON_UNKNOWN_REQUEST
 
 
-async def test_a_start_that_is_said_twice_runs_once(rig: Rig, streams: tuple[Stream, Stream]) -> None:
+async def test_a_start_that_is_sent_twice_runs_once(rig: Rig, streams: tuple[Stream, Stream]) -> None:
     start = start_command(rig.decode.worker_id)
     await begin(streams, start)
     await streams[0].send(start=start)
-    await streams[1].read_to_end(start.request_id)
+    await streams[1].receive_all(start.request_id)
     await rig.wait_idle()
     assert rig.prefill.metrics()["tokens_generated_total"] == 1
 
@@ -107,8 +107,8 @@ async def test_a_gateway_that_reads_late_gets_every_token(rig: Rig) -> None:
     async with connected(rig.prefill, GATEWAY) as prefill, connected(rig.decode, GATEWAY) as decode_:
         await begin((prefill, decode_), start)
         await eventually(lambda: rig.decode.metrics()["finished_total"] == 1)
-        heard = await decode_.read_to_end(start.request_id)
-        assert heard.token_ids == expected_tokens(start)
+        received = await decode_.receive_all(start.request_id)
+        assert received.token_ids == expected_tokens(start)
 
 
 async def test_older_attempts_are_refused_and_newer_ones_replace_them(rig: Rig, streams: tuple[Stream, Stream]) -> None:
@@ -127,13 +127,13 @@ async def test_older_attempts_are_refused_and_newer_ones_replace_them(rig: Rig, 
     await streams[0].send(start=third)
     await asyncio.sleep(0.1)
     release.set()
-    heard = await streams[0].read_to_end(second.request_id)
-    assert heard.last.attempt.dispatch == 3
-    assert heard.token_ids == expected_tokens(third)
+    received = await streams[0].receive_all(second.request_id)
+    assert received.last.attempt.dispatch == 3
+    assert received.token_ids == expected_tokens(third)
     await rig.wait_idle()
 
 
-async def test_a_worker_with_too_much_to_do_says_so(rig: Rig, streams: tuple[Stream, Stream]) -> None:
+async def test_a_worker_with_too_much_to_do_refuses(rig: Rig, streams: tuple[Stream, Stream]) -> None:
     release = threading.Event()
     rig.on_run["prefill"] = lambda plan: hold(release)
     starts = [start_command(rig.decode.worker_id, max_tokens=1) for _ in range(17)]
@@ -163,7 +163,7 @@ async def test_a_prompt_that_comes_during_a_step_has_its_pages_at_the_next(
     await streams[0].send(start=starts[1])
     await asyncio.sleep(0.1)
     release.set()
-    await streams[0].read_to_end(starts[1].request_id)
+    await streams[0].receive_all(starts[1].request_id)
     assert rig.prefill.metrics()["steps_total"] == 3  # 32; 8 and 32; 8
 
 
@@ -182,4 +182,4 @@ async def test_pages_in_use_and_pages_with_a_token_are_counted(rig: Rig, streams
     metrics = rig.prefill.metrics()
     assert (metrics["num_used_pages"], metrics["num_filled_pages"]) == (3, 2), "40 tokens, of which 32 are computed"
     release.set()
-    await streams[0].read_to_end(start.request_id)
+    await streams[0].receive_all(start.request_id)

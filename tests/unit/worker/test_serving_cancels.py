@@ -94,13 +94,13 @@ async def cancel_decoding(rig: Rig, streams: tuple[Stream, Stream], start: worke
     while (await streams[1].next_update(start.request_id)).first_index < 3:
         pass
     await cancel_both(streams, start)
-    heard = await streams[1].read_to_end(start.request_id)
-    assert heard.last.finish_reason == types_pb2.FINISH_REASON_CANCELLED
+    received = await streams[1].receive_all(start.request_id)
+    assert received.last.finish_reason == types_pb2.FINISH_REASON_CANCELLED
 
 
 async def cancel_ended(rig: Rig, streams: tuple[Stream, Stream], start: worker_pb2.Start) -> None:
     await begin(streams, start)
-    await streams[1].read_to_end(start.request_id)
+    await streams[1].receive_all(start.request_id)
     await cancel_both(streams, start)
 
 

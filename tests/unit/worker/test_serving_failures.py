@@ -1,4 +1,4 @@
-"""Hand-offs, steps, gateways and leases fail under a worker; it says so, and nothing is left."""
+"""Hand-offs, steps, gateways and leases fail under a worker; the gateway gets an error, and nothing is left."""
 
 import asyncio
 import time
@@ -24,17 +24,17 @@ from weir.engine.plan import StepPlan
 from weir.wire.v1 import worker_pb2
 
 
-async def test_a_refused_hand_off_is_told_and_leaves_nothing(rig: Rig, streams: tuple[Stream, Stream]) -> None:
+async def test_a_refused_hand_off_is_an_error_and_leaves_nothing(rig: Rig, streams: tuple[Stream, Stream]) -> None:
     start = start_command("decode-9-00000000")
     await streams[0].send(start=start)
-    heard = await streams[0].read_to_end(start.request_id)
-    assert heard.token_ids == expected_tokens(start)[:1]
-    assert heard.last.error.reason == worker_pb2.WORKER_ERROR_REASON_HAND_OFF_REFUSED
-    assert "decode-9-00000000" in heard.last.error.message
+    received = await streams[0].receive_all(start.request_id)
+    assert received.token_ids == expected_tokens(start)[:1]
+    assert received.last.error.reason == worker_pb2.WORKER_ERROR_REASON_HAND_OFF_REFUSED
+    assert "decode-9-00000000" in received.last.error.message
     await rig.wait_idle()
 
 
-async def test_a_hand_off_in_doubt_is_told_and_its_pages_are_not_used_again(
+async def test_a_hand_off_in_doubt_is_an_error_and_its_pages_are_not_used_again(
     rig: Rig, streams: tuple[Stream, Stream]
 ) -> None:
     def lose_answer(request_id: str) -> None:
@@ -43,8 +43,8 @@ async def test_a_hand_off_in_doubt_is_told_and_its_pages_are_not_used_again(
     rig.arena.before_hand_off = lose_answer
     start = start_command(rig.decode.worker_id)
     await streams[0].send(start=start)
-    heard = await streams[0].read_to_end(start.request_id)
-    assert heard.last.error.reason == worker_pb2.WORKER_ERROR_REASON_HAND_OFF_REFUSED
+    received = await streams[0].receive_all(start.request_id)
+    assert received.last.error.reason == worker_pb2.WORKER_ERROR_REASON_HAND_OFF_REFUSED
     await rig.wait_idle()
     assert rig.prefill.metrics()["hand_offs_in_doubt_total"] == 1
 
@@ -56,8 +56,8 @@ async def test_a_hand_off_that_breaks_ends_its_request(rig: Rig, streams: tuple[
     rig.arena.before_hand_off = fail
     start = start_command(rig.decode.worker_id)
     await streams[0].send(start=start)
-    heard = await streams[0].read_to_end(start.request_id)
-    assert heard.last.error.reason == worker_pb2.WORKER_ERROR_REASON_INTERNAL
+    received = await streams[0].receive_all(start.request_id)
+    assert received.last.error.reason == worker_pb2.WORKER_ERROR_REASON_INTERNAL
     await rig.wait_idle()
 
 
@@ -69,13 +69,13 @@ async def test_a_step_that_fails_ends_its_sequences_with_an_error(rig: Rig, stre
     rig.on_run["decode"] = fail_once
     start = start_command(rig.decode.worker_id)
     await begin(streams, start)
-    heard = await streams[1].read_to_end(start.request_id)
-    assert heard.last.error.reason == worker_pb2.WORKER_ERROR_REASON_INTERNAL
-    assert "ZeroDivisionError" in heard.last.error.message
+    received = await streams[1].receive_all(start.request_id)
+    assert received.last.error.reason == worker_pb2.WORKER_ERROR_REASON_INTERNAL
+    assert "ZeroDivisionError" in received.last.error.message
     await rig.wait_idle()
     again = start_command(rig.decode.worker_id)
     await begin(streams, again)
-    assert (await streams[1].read_to_end(again.request_id)).token_ids == expected_tokens(again)
+    assert (await streams[1].receive_all(again.request_id)).token_ids == expected_tokens(again)
 
 
 async def test_sequences_of_a_vanished_gateway_are_freed(rig: Rig) -> None:
@@ -169,7 +169,7 @@ async def test_a_draining_worker_refuses_starts_and_ends_what_runs_at_the_deadli
     go_on.set()
     await prefill_drain
     await rig.decode.shell.drain(1.5)
-    heard = await streams[1].read_to_end(start.request_id)
-    assert heard.last.error.reason == worker_pb2.WORKER_ERROR_REASON_DRAINING
-    assert heard.token_ids == expected_tokens(start)[: len(heard.token_ids)]
+    received = await streams[1].receive_all(start.request_id)
+    assert received.last.error.reason == worker_pb2.WORKER_ERROR_REASON_DRAINING
+    assert received.token_ids == expected_tokens(start)[: len(received.token_ids)]
     await rig.wait_idle()

@@ -1,4 +1,4 @@
-"""A decode worker reads prompts itself, beside sequences that are handed to it."""
+"""A decode worker prefills prompts itself, beside sequences that are handed to it."""
 
 import asyncio
 import time
@@ -9,12 +9,12 @@ from tests.unit.worker.serving import begin
 from weir.wire.v1 import types_pb2, worker_pb2
 
 
-async def test_a_prompt_is_read_and_answered_by_one_worker(rig: Rig, streams: tuple[Stream, Stream]) -> None:
+async def test_a_prompt_is_prefilled_and_decoded_by_one_worker(rig: Rig, streams: tuple[Stream, Stream]) -> None:
     start = start_command(rig.decode.worker_id)
     await streams[1].send(start=start)
-    heard = await streams[1].read_to_end(start.request_id)
-    assert heard.token_ids == expected_tokens(start)
-    assert heard.last.finish_reason == types_pb2.FINISH_REASON_LENGTH
+    received = await streams[1].receive_all(start.request_id)
+    assert received.token_ids == expected_tokens(start)
+    assert received.last.finish_reason == types_pb2.FINISH_REASON_LENGTH
     await rig.wait_idle()
     decode = rig.decode.metrics()
     assert decode["prompt_tokens_computed_total"] == 40
@@ -38,7 +38,7 @@ async def test_prompts_and_hand_offs_share_a_batch_and_keep_their_tokens(
                 if update.request_id == start.request_id:
                     tokens |= dict(enumerate(update.token_ids, update.first_index))
         if len(tokens) < 40:
-            tokens |= (await streams[1].read_to_end(start.request_id)).tokens
+            tokens |= (await streams[1].receive_all(start.request_id)).tokens
         assert [tokens[index] for index in range(40)] == expected_tokens(start)
     await rig.wait_idle()
 
@@ -49,9 +49,9 @@ async def test_a_second_prompt_with_the_same_beginning_computes_only_the_rest(
     for _ in range(2):
         start = start_command(rig.decode.worker_id, prompt_token_ids=range(100))
         await streams[1].send(start=start)
-        heard = await streams[1].read_to_end(start.request_id)
-        assert heard.token_ids == expected_tokens(start)
-    assert heard.last.num_cached_tokens in (0, 96)  # said with the first token
+        received = await streams[1].receive_all(start.request_id)
+        assert received.token_ids == expected_tokens(start)
+    assert received.last.num_cached_tokens in (0, 96)  # sent with the first token
     await rig.wait_idle()
     assert rig.decode.metrics()["prompt_tokens_computed_total"] == 100 + 4
 
@@ -59,12 +59,12 @@ async def test_a_second_prompt_with_the_same_beginning_computes_only_the_rest(
 async def test_a_prompt_for_another_worker_is_refused_by_name(rig: Rig, streams: tuple[Stream, Stream]) -> None:
     start = start_command("decode-9-other")
     await streams[1].send(start=start)
-    heard = await streams[1].read_to_end(start.request_id)
-    assert heard.last.error.reason == worker_pb2.WORKER_ERROR_REASON_INTERNAL
-    assert "start.decode_worker_id: decode-9-other" in heard.last.error.message
+    received = await streams[1].receive_all(start.request_id)
+    assert received.last.error.reason == worker_pb2.WORKER_ERROR_REASON_INTERNAL
+    assert "start.decode_worker_id: decode-9-other" in received.last.error.message
 
 
-async def test_a_prompt_that_is_cancelled_while_it_is_read_leaves_nothing(
+async def test_a_prompt_that_is_cancelled_during_its_prefill_leaves_nothing(
     rig: Rig, streams: tuple[Stream, Stream]
 ) -> None:
     rig.on_run["decode"] = lambda plan: time.sleep(0.05)
@@ -72,17 +72,17 @@ async def test_a_prompt_that_is_cancelled_while_it_is_read_leaves_nothing(
     await streams[1].send(start=start)
     await asyncio.sleep(0.12)
     await streams[1].send(cancel=cancel_command(start))
-    heard = await streams[1].read_to_end(start.request_id)
-    assert heard.last.finish_reason == types_pb2.FINISH_REASON_CANCELLED
+    received = await streams[1].receive_all(start.request_id)
+    assert received.last.finish_reason == types_pb2.FINISH_REASON_CANCELLED
     await rig.wait_idle()
 
 
-async def test_a_start_that_is_said_again_is_resumed(rig: Rig, streams: tuple[Stream, Stream]) -> None:
+async def test_a_start_that_is_sent_again_is_resumed(rig: Rig, streams: tuple[Stream, Stream]) -> None:
     start = start_command(rig.decode.worker_id)
     await streams[1].send(start=start)
     await streams[1].send(start=start)
     await streams[1].send(resume=resume_command(start))
-    heard = await streams[1].read_to_end(start.request_id)
-    assert heard.token_ids == expected_tokens(start)
+    received = await streams[1].receive_all(start.request_id)
+    assert received.token_ids == expected_tokens(start)
     await rig.wait_idle()
     assert rig.decode.metrics()["prompt_tokens_computed_total"] == 40

@@ -53,7 +53,7 @@ async def test_a_request_has_its_chunks_its_hand_off_and_its_decoding(rig: Rig, 
     async with connected(rig.prefill, GATEWAY) as prefill, connected(rig.decode, GATEWAY) as decode:
         await decode.send(resume=resume_command(start))
         await prefill.send(start=start)
-        await decode.read_to_end(start.request_id)
+        await decode.receive_all(start.request_id)
     await rig.wait_idle()
     (prefilling,), (hand_off,), (decoding,) = (named(exporter, name) for name in ("prefill", "hand_off", "decode"))
     for span in (prefilling, hand_off, decoding):
@@ -73,11 +73,11 @@ async def test_a_request_has_its_chunks_its_hand_off_and_its_decoding(rig: Rig, 
 
 
 async def test_the_spans_follow_each_other_without_a_gap(rig: Rig, exporter: InMemorySpanExporter) -> None:
-    """Decoding begins before the hand-off's call is back, the hand-off as soon as the first token is drawn."""
+    """Decoding begins before the hand-off's call is back, the hand-off as soon as the first token is sampled."""
     start = start_command(rig.decode.worker_id, traceparent=TRACEPARENT)
     async with connected(rig.prefill, GATEWAY) as prefill, connected(rig.decode, GATEWAY) as decode:
         await prefill.send(start=start)
-        await decode.read_to_end(start.request_id)
+        await decode.receive_all(start.request_id)
     await rig.wait_idle()
     (prefilling,), (hand_off,), (decoding,) = (named(exporter, name) for name in ("prefill", "hand_off", "decode"))
     assert prefilling.end_time is not None
@@ -92,7 +92,7 @@ async def test_a_cancelled_and_a_failed_prompt_close_their_spans(rig: Rig, expor
     refused = start_command("decode-9-00000000", traceparent=TRACEPARENT)
     async with connected(rig.prefill, GATEWAY) as prefill:
         await prefill.send(start=refused)
-        await prefill.read_to_end(refused.request_id)
+        await prefill.receive_all(refused.request_id)
         cancelled = start_command(rig.decode.worker_id, traceparent=TRACEPARENT, prompt_token_ids=range(390))
         in_step, release = threading.Event(), threading.Event()
 
@@ -106,7 +106,7 @@ async def test_a_cancelled_and_a_failed_prompt_close_their_spans(rig: Rig, expor
         await prefill.send(cancel=cancel_command(cancelled))
         await asyncio.sleep(0.05)
         release.set()
-        await prefill.read_to_end(cancelled.request_id)
+        await prefill.receive_all(cancelled.request_id)
     await rig.wait_idle()
     assert rig.prefill.metrics()["num_open_spans"] == 0
     (hand_off,) = named(exporter, "hand_off")
@@ -118,6 +118,6 @@ async def test_a_request_without_a_trace_begins_one_of_its_own(rig: Rig, exporte
     start = start_command(rig.decode.worker_id, traceparent="nonsense", max_tokens=1)
     async with connected(rig.prefill, GATEWAY) as prefill:
         await prefill.send(start=start)
-        await prefill.read_to_end(start.request_id)
+        await prefill.receive_all(start.request_id)
     await rig.wait_idle()
     assert named(exporter, "prefill")[0].parent is None

@@ -22,7 +22,7 @@ from weir.engine.plan import ModelRunner
 from weir.kv.arena.segment import Segment
 from weir.kv.memory.device import DeviceMemory
 from weir.kv.messages import HandedOff
-from weir.worker.arena.intake import read_arrival
+from weir.worker.arena.arrivals import read_arrival
 
 _RESERVE_PAGES = 64
 _RESERVE_SLOTS = 4

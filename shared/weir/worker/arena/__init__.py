@@ -1,1 +1,1 @@
-"""Pages of a worker: taken from the arena, given back, shared as prefixes, read when handed off."""
+"""Pages of a worker: acquired from the arena, given back, shared as prefixes, taken over with handed-off sequences."""

@@ -1,4 +1,4 @@
-"""Keeps the engine's pool in pages: acquires what it wants, returns what it has too much of."""
+"""Between the engine's page pool and the arena: acquires what the pool wants, returns its surplus."""
 
 import asyncio
 import logging
@@ -12,16 +12,17 @@ from weir.engine.messages import Command, EngineReport, GivePages, PageBundle, P
 from weir.kv.arena.segment import Segment
 from weir.kv.memory.kinds import ArenaMemory
 from weir.kv.messages import Acquired, HandOffReceipt, PageChain, PrefixMatch
-from weir.worker.arena.hashing import hashes_of
+from weir.kv.prefixes.hashing import page_hashes
 
 _log = logging.getLogger(__name__)
 _FIRST_RETRY_S = 0.02
 _MAX_RETRY_S = 0.2
 _STOP_TIMEOUT_S = 2.0
+_MAX_TOKENS_HASHED_AT_ONCE = 8192  # about half a millisecond
 
 
 class Arena(Protocol):
-    """What a worker needs of `weir.rpc.arena.client.ArenaClient`, which says what each call means and raises."""
+    """What a worker needs of `weir.rpc.arena.client.ArenaClient`, where each call is described."""
 
     @property
     def lost(self) -> asyncio.Event: ...
@@ -68,7 +69,7 @@ class PageKeeper:
         self._wanted: PagesWanted | None = None
         self._ahead_pages = 0
         self._ahead_slots = 0
-        self._is_wanted = asyncio.Event()
+        self._has_demand = asyncio.Event()
         self._num_given = 0
         self._num_refused = 0
         self._ended_match_ids: list[int] = []
@@ -76,22 +77,22 @@ class PageKeeper:
         self._releases: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
-        self._acquiring = asyncio.create_task(self._keep_acquiring(), name="arena keeper")
+        self._acquiring = asyncio.create_task(self._keep_acquiring(), name="page keeper")
         self._acquiring.add_done_callback(self._check_end)
 
     def on_report(self, report: EngineReport) -> "asyncio.Task[None] | None":
-        """What returns the report's surplus; None if it has none."""
-        if report.num_gives >= self._num_given:  # else it was said before the engine had seen the last lot
+        """The task that returns the report's surplus; None if there is nothing to return."""
+        if report.num_gives >= self._num_given:  # else it does not count the last acquisition yet
             self._wanted = report.wanted
             if self._wanted is not None:
-                self._is_wanted.set()
+                self._has_demand.set()
         return self.give_back(report.surplus) if report.surplus or self._ended_match_ids else None
 
     def anticipate(self, num_pages: int, num_slots: int) -> None:
-        """The engine will want this as soon as its running step ends: it is to find it there."""
+        """Acquires what the engine will want as soon as its running step ends."""
         self._ahead_pages += num_pages
         self._ahead_slots += num_slots
-        self._is_wanted.set()
+        self._has_demand.set()
 
     def give(self, acquired: Acquired) -> None:
         """Gives the engine what came with a match."""
@@ -100,19 +101,19 @@ class PageKeeper:
             self._post(GivePages(PageBundle(acquired.page_ids, acquired.slots)))
 
     def end_match(self, match_id: int) -> None:
-        """Its request has ended: nobody is to wait for its pages. Said with the next report's surplus."""
+        """Its request has ended: nobody is to wait for its pages. The arena learns it with the next release."""
         self._ended_match_ids.append(match_id)
 
-    def give_back(self, bundle: PageBundle) -> "asyncio.Task[None]":
-        """Returns pages and slots to the arena; nobody here may use them any more."""
-        task = asyncio.create_task(self._release(bundle), name="release pages")
+    def give_back(self, surplus: PageBundle) -> "asyncio.Task[None]":
+        """Returns pages and slots to the arena; this worker must not use them any more."""
+        task = asyncio.create_task(self._release(surplus), name="release pages")
         self._releases.add(task)
         task.add_done_callback(self._releases.discard)
         task.add_done_callback(self._check_end)
         return task
 
     async def stop(self) -> None:
-        """Ends acquiring, and waits a little for what is being returned."""
+        """Ends acquiring, and waits up to 2 s for what is being returned."""
         if self._acquiring is not None:
             await end_tasks([self._acquiring])
         if self._releases:
@@ -124,7 +125,7 @@ class PageKeeper:
     async def _keep_acquiring(self) -> None:
         retry_s = _FIRST_RETRY_S
         while True:
-            await self._is_wanted.wait()
+            await self._has_demand.wait()
             wanted = self._take_wanted()
             acquired = await self._try_acquire(wanted) if wanted is not None else None
             if acquired is not None:
@@ -132,13 +133,13 @@ class PageKeeper:
                 self._wanted = None
                 self.give(acquired)
             if self._wanted is None and not self._ahead_pages:
-                self._is_wanted.clear()
-            elif acquired is None:  # the arena is full, or away: others have to give back first
+                self._has_demand.clear()
+            elif acquired is None:  # the arena is full until others give back, or does not answer
                 await asyncio.sleep(retry_s)
                 retry_s = min(2 * retry_s, _MAX_RETRY_S)
 
     def _take_wanted(self) -> PagesWanted | None:
-        """What the engine says counts; what is anticipated, it will say itself if it is not there in time."""
+        """The engine's own demand counts first; it includes what was anticipated and did not come in time."""
         ahead = PagesWanted(self._ahead_pages, self._ahead_slots, least_pages=0, least_slots=0)
         self._ahead_pages = self._ahead_slots = 0
         if self._wanted is not None:
@@ -161,19 +162,26 @@ class PageKeeper:
         except (Overloaded, Unavailable):
             return None
 
-    async def _release(self, bundle: PageBundle) -> None:
+    async def _release(self, surplus: PageBundle) -> None:
         match_ids, self._ended_match_ids = self._ended_match_ids, []
         chains = []
-        for used in bundle.used:
-            hashes = await hashes_of(used.token_ids, used.prefix_seed) if self._arena.keeps_prefixes else ()
+        for used in surplus.used:
+            hashes = await hash_pages(used.token_ids, used.prefix_seed) if self._arena.keeps_prefixes else ()
             chains.append(PageChain(used.page_ids, hashes))
         try:
-            await self._arena.release(bundle.page_ids, bundle.slots, chains, match_ids)
+            await self._arena.release(surplus.page_ids, surplus.slots, chains, match_ids)
         except WeirError as error:  # the client sees to it that they are returned when the service is back
-            num_pages = len(bundle.page_ids) + sum(len(chain.page_ids) for chain in chains)
+            num_pages = len(surplus.page_ids) + sum(len(chain.page_ids) for chain in chains)
             _log.warning("%d pages are returned later: %s", num_pages, error)
 
     def _check_end(self, task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and task.exception() is not None:
             _log.critical("%s failed", task.get_name(), exc_info=task.exception())
             self._on_failure(f"{task.get_name()} failed: {task.exception()}")
+
+
+async def hash_pages(token_ids: Sequence[int], seed: bytes) -> tuple[bytes, ...]:
+    """`page_hashes`; those of a long text in a thread, so that the event loop does not wait."""
+    if len(token_ids) <= _MAX_TOKENS_HASHED_AT_ONCE:
+        return page_hashes(token_ids, seed)
+    return await asyncio.to_thread(page_hashes, token_ids, seed)

@@ -1,7 +1,7 @@
 """Looks up the cached prefix of each prompt before the engine gets it, and lets others use what the engine computes.
 
-    desk ──Add(prompt)──> match with the arena ──Give, Add(prompt and pages)──> engine
-    desk ──Cancel, FailAll ───────────────────────────────────────────────────> engine
+    request manager ── Add(prompt) ──> match with the arena ── Give, Add(prompt and pages) ──> engine
+    request manager ── Cancel, FailAll ──────────────────────────────────────────────────────> engine
 
 A prompt whose match is not answered when it is cancelled goes to the engine as it is, which ends it in the usual way.
 """
@@ -29,8 +29,7 @@ from weir.engine.messages import (
 )
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
 from weir.kv.messages import PageChain, PrefixMatch
-from weir.worker.arena.hashing import hashes_of
-from weir.worker.arena.page_keeper import Arena, PageKeeper
+from weir.worker.arena.page_keeper import Arena, PageKeeper, hash_pages
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +44,7 @@ class _Prompt:
 
 
 class Prefixes:
-    """Between the desk and the engine."""
+    """Between the request manager and the engine."""
 
     def __init__(
         self, arena: Arena, keeper: PageKeeper, post: Callable[[Command], None], on_failure: Callable[[str], None]
@@ -60,22 +59,22 @@ class Prefixes:
         self._num_failures = 0
 
     def post(self, command: Command) -> None:
-        """For the engine, now or when the arena has answered. Raises InboxFull."""
+        """Passes a command to the engine, a prompt once the arena has answered. Raises InboxFull."""
         match command:
             case AddSequence(arrival) if arrival.slot is None:
                 self._start(arrival)
                 return
             case CancelSequence(key) | FailSequence(key):
-                self._let_through(key)
+                self._post_unmatched(key)
             case FailAllSequences():
                 for key in list(self._matching):
-                    self._let_through(key)
+                    self._post_unmatched(key)
             case _:
                 pass
         self._post(command)
 
     def hashes_of(self, key: SequenceKey) -> tuple[bytes, ...]:
-        """Of the full pages of a prompt in the engine; none if they are not to be shared."""
+        """The hashes of the full pages of a prompt in the engine; none if they are not to be shared."""
         prompt = self._prompts.get(key)
         return () if prompt is None else prompt.hashes
 
@@ -84,7 +83,7 @@ class Prefixes:
         settled = {event.key for event in report.events if isinstance(event, HandOffReady | SequenceEnded)}
         for event in report.events:
             match event:
-                case ChunkComputed(key) if key not in settled:  # else the hand-off or the release says it
+                case ChunkComputed(key) if key not in settled:  # else the hand-off or the release seals its pages
                     self._seal(event)
                 case SequenceEnded(key) | SequenceForgotten(key):
                     prompt = self._prompts.pop(key, None)
@@ -94,7 +93,7 @@ class Prefixes:
                     pass
 
     async def stop(self) -> None:
-        """What is matched from here on is nobody's."""
+        """Ends all calls; what an unanswered match was given stays with the lease, which ends too."""
         await end_tasks(self._tasks)
 
     def metrics(self) -> dict[str, float]:
@@ -111,7 +110,7 @@ class Prefixes:
         self._matching[key] = arrival
         self._spawn(self._match(key, arrival), f"match of {params.request_id}")
 
-    def _let_through(self, key: SequenceKey) -> None:
+    def _post_unmatched(self, key: SequenceKey) -> None:
         """The engine gets the prompt without waiting for its match."""
         arrival = self._matching.pop(key, None)
         if arrival is not None:
@@ -119,7 +118,7 @@ class Prefixes:
 
     async def _match(self, key: SequenceKey, arrival: Arrival) -> None:
         token_ids = arrival.params.prompt_token_ids
-        hashes = await hashes_of(token_ids, arrival.params.prefix_seed)
+        hashes = await hash_pages(token_ids, arrival.params.prefix_seed)
         match = await self._try_match(hashes, num_pages_for(len(token_ids)))
         if self._matching.get(key) is not arrival:
             if match is not None:
@@ -142,7 +141,7 @@ class Prefixes:
         self._post(AddSequence(matched))
 
     async def _try_match(self, hashes: tuple[bytes, ...], num_pages: int) -> PrefixMatch | None:
-        """None: the arena is away. The prompt is computed as if nothing were cached."""
+        """None: the arena does not answer. The prompt is computed as if nothing were cached."""
         try:
             return await self._arena.match(hashes, num_pages, num_slots=1)
         except WeirError as error:

@@ -1,17 +1,17 @@
-"""How many free pages a worker keeps for itself while it has work."""
+"""The watermark: free pages that a worker keeps for sequences that grow, and what it leaves to be reserved."""
 
 from weir.kv.geometry import ArenaGeometry
 
-_SHARE = 128
-_MAX_RESERVE_PAGES = 32
-_BOOKABLE_SHARE = 8
+_WATERMARK_DIVISOR = 128
+_MAX_WATERMARK_PAGES = 32
+_UNRESERVABLE_DIVISOR = 8
 
 
-def reserve_pages(geometry: ArenaGeometry) -> int:
+def watermark_pages(geometry: ArenaGeometry) -> int:
     """Enough that few sequences wait for the arena; none in an arena so small that every page counts."""
-    return min(_MAX_RESERVE_PAGES, geometry.num_pages // _SHARE)
+    return min(_MAX_WATERMARK_PAGES, geometry.num_pages // _WATERMARK_DIVISOR)
 
 
 def num_reservable_pages(geometry: ArenaGeometry) -> int:
-    """Pages that requests may book: what is booked must be there although workers hold up to twice their reserve."""
-    return geometry.num_pages - geometry.num_pages // _BOOKABLE_SHARE
+    """Pages that requests may reserve: they must be there although workers hold up to twice their watermark."""
+    return geometry.num_pages - geometry.num_pages // _UNRESERVABLE_DIVISOR

@@ -18,7 +18,7 @@ class CostMeter:
     """Fits at most every few seconds, and only to steps that tell the terms apart; until then there is no cost."""
 
     def __init__(self, clock: Clock, *, must_decode: bool) -> None:
-        """`must_decode`: False for a worker that only reads prompts."""
+        """`must_decode`: False for a worker that only prefills."""
         self._clock = clock
         self._must_decode = must_decode
         self._log = StepLog()
@@ -31,7 +31,7 @@ class CostMeter:
             self._log.add(report.timing)
 
     def cost(self) -> StepCost | None:
-        """The newest; None until steps have been various enough."""
+        """The newest fit; None until steps have differed enough."""
         now_s = self._clock.now_s()
         if self._log.num_added > self._num_fitted and now_s >= self._fitted_at_s + _EVERY_S:
             self._fitted_at_s, self._num_fitted = now_s, self._log.num_added

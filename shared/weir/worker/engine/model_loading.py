@@ -1,39 +1,76 @@
 """Loads a worker's model while the worker does other things, in the arithmetic and on the cores that it may use."""
 
 import logging
+import math
 import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from weir.core.device import Arithmetic
 from weir.core.errors import InternalError
+from weir.engine.batching.batcher import BatchLimits
 from weir.engine.memory.swapping import HostPages, PageBytes
+from weir.engine.plan import ModelRunner
 from weir.kv.memory.kinds import ArenaMemory
 from weir.model.cpu.core_share import CoreShare, FixedShare
 from weir.model.device_check import check_device
 from weir.model.files.config import load_model_config
+from weir.model.files.digest import model_digest
 from weir.model.files.source import resolve_model
-from weir.model.precision import choose_arithmetic, int8_obstacle
+from weir.model.precision import choose_arithmetic, int8_obstacle, page_geometry
 from weir.runtime.extras import check_extra
 from weir.worker.config import WorkerConfig
-from weir.worker.engine.background import begin
 from weir.worker.engine.core_budget import CoreBudget
 
 if TYPE_CHECKING:
-    from weir.model.load import LoadedWeights, Runner
+    from weir.model.load import LoadedWeights
     from weir.model.triton.load import DeviceWeights
 
 _LOAD_TIMEOUT_S = 600.0
+_T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class ArenaRunner:
-    """A runner over an arena, and the same pages as bytes; both for the engine's thread."""
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """What is known of a model without loading it. `page_bytes`: of its pages in the configured precision."""
 
-    runner: "Runner"
+    name: str
+    vocab_size: int
+    max_context_tokens: int
+    digest: str
+    page_bytes: int
+
+    def batch_limits(self, config: WorkerConfig) -> BatchLimits:
+        return BatchLimits(
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            chunk_tokens=config.chunk_tokens,
+            max_context_tokens=self.max_context_tokens,
+            vocab_size=self.vocab_size,
+            max_stall_s=config.max_stall_s,
+            target_step_s=config.target_step_ms / 1e3 or math.inf,
+        )
+
+
+def read_model_spec(config: WorkerConfig) -> ModelSpec:
+    """Reads every byte of the weights once, for their digest: call it in a thread. Raises ModelError."""
+    source = resolve_model(config.model_reference)
+    model = load_model_config(source)
+    pages = page_geometry(model, choose_arithmetic(config.precision, model, config.device))
+    digest = model_digest(source, config.precision, config.device)
+    return ModelSpec(source.name, model.vocab_size, model.max_context_tokens, digest, pages.page_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A runner over an arena's pages, what makes it fast once run in the engine's thread, and these pages as bytes."""
+
+    runner: ModelRunner
+    warm_up: Callable[[], None]
     pages: PageBytes
 
 
@@ -42,8 +79,8 @@ class Loading:
     """A model on its way into memory."""
 
     imports: "Future[None]"
-    over: Callable[[ArenaMemory], ArenaRunner]
-    """Waits for the weights, and raises what loading has raised."""
+    over: Callable[[ArenaMemory], LoadedModel]
+    """Waits for the weights: call it in a thread. Raises what loading has raised."""
 
     def wait_for_imports(self) -> None:
         """Until no library of the model has to be imported any more; raises what that has raised.
@@ -62,12 +99,26 @@ def begin_loading(config: WorkerConfig) -> Loading:
     check_extra("worker", "a worker")
     check_device(config.device)
     if config.device == "cpu":
-        imports = begin(lambda: _import_for_cpu(config), "imports")
-        weights = begin(lambda: _load(config, imports), "weights")
+        imports = start_in_thread(lambda: _import_for_cpu(config), "imports")
+        weights = start_in_thread(lambda: _load(config, imports), "weights")
         return Loading(imports, lambda arena: _over_segment(weights, arena))
-    imports = begin(lambda: _import_for_device(config), "imports")
-    on_device = begin(lambda: _load_on_device(config, imports), "weights")
+    imports = start_in_thread(lambda: _import_for_device(config), "imports")
+    on_device = start_in_thread(lambda: _load_on_device(config, imports), "weights")
     return Loading(imports, lambda arena: _over_device(on_device, arena, config))
+
+
+def start_in_thread(work: Callable[[], _T], name: str) -> "Future[_T]":
+    """The result to come. The thread is a daemon: a process that ends early does not wait for it."""
+    future: Future[_T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - whoever asks for the result gets the error
+            future.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return future
 
 
 def core_share_of(config: WorkerConfig, arithmetic: Arithmetic) -> CoreShare:
@@ -85,19 +136,20 @@ def core_share_of(config: WorkerConfig, arithmetic: Arithmetic) -> CoreShare:
         return equal_share
 
 
-def _over_segment(weights: "Future[LoadedWeights]", arena: ArenaMemory) -> ArenaRunner:
+def _over_segment(weights: "Future[LoadedWeights]", arena: ArenaMemory) -> LoadedModel:
     pages = arena.segment.pages
-    return ArenaRunner(weights.result(_LOAD_TIMEOUT_S).runner_over(pages), HostPages(pages))
+    runner = weights.result(_LOAD_TIMEOUT_S).runner_over(pages)
+    return LoadedModel(runner, runner.warm_up, HostPages(pages))
 
 
-def _over_device(weights: "Future[DeviceWeights]", arena: ArenaMemory, config: WorkerConfig) -> ArenaRunner:
+def _over_device(weights: "Future[DeviceWeights]", arena: ArenaMemory, config: WorkerConfig) -> LoadedModel:
     from weir.model.triton.load import StepRoom  # noqa: PLC0415 - imported by another thread
 
     if arena.pages is None:
         raise InternalError(f"device {config.device}: the pages of this arena are in its segment")
     room = StepRoom(config.max_num_batched_tokens, config.max_num_seqs)
     runner = weights.result(_LOAD_TIMEOUT_S).runner_over(arena.pages, arena.segment.geometry, room)
-    return ArenaRunner(runner, runner.pages)
+    return LoadedModel(runner, runner.warm_up, runner.pages)
 
 
 def _import_for_device(config: WorkerConfig) -> None:
@@ -113,8 +165,13 @@ def _load_on_device(config: WorkerConfig, imports: "Future[None]") -> "DeviceWei
     source = resolve_model(config.model_reference)
     share = core_share_of(config, "fp32")
     weights = load_on_device(source, config.precision, config.device, share.most)
-    told = (source.name, weights.arithmetic, config.device, weights.num_bytes / 1e6)
-    _log.info("%s in %s by Triton kernels, device %s, %.0f MB", *told)
+    _log.info(
+        "%s in %s by Triton kernels, device %s, %.0f MB",
+        source.name,
+        weights.arithmetic,
+        config.device,
+        weights.num_bytes / 1e6,
+    )
     return weights
 
 

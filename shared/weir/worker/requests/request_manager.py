@@ -1,7 +1,7 @@
-"""Between gateways and the engine: takes commands and hand-offs in, tells gateways what the engine reports.
+"""Between gateways and the engine: takes commands and hand-offs in, and sends gateways what the engine reports.
 
-    Start, Cancel, Resume ──> Desk ──> Add, Cancel (engine)
-    frames (streams)      <── Desk <── TokenDrawn, SequenceEnded, SequenceForgotten (engine)
+    Start, Cancel, Resume ──> RequestManager ──> AddSequence, CancelSequence (engine)
+    updates (streams)     <── RequestManager <── TokenSampled, SequenceEnded, SequenceForgotten, … (engine)
 
 No I/O and no waiting; called in the event loop alone.
 """
@@ -29,10 +29,9 @@ from weir.engine.messages import (
     TokenSampled,
 )
 from weir.kv.records.record import SequenceParams
-from weir.worker.requests.output_collector import OutputCollector, SequenceEnd, Update
-from weir.worker.requests.request_table import EarlyResumes, SequenceTable
+from weir.worker.requests.output_collector import OutputCollector
+from weir.worker.requests.request_tables import CancelledRequests, PendingResumes, SequenceTable
 from weir.worker.requests.streams import GatewayStream, StreamHub
-from weir.worker.requests.tombstones import CancelledRequests
 
 _log = logging.getLogger(__name__)
 
@@ -45,25 +44,28 @@ class RequestLimits:
     """Sequences that run or wait here; more starts are refused."""
     takes_hand_offs: bool
     """A decode worker: what it does not know may still be handed to it."""
-    tail_s: float = 10.0
-    max_tails: int = 4096
-    tombstone_s: float = 60.0
-    max_tombstones: int = 8192
-    early_resume_s: float = 30.0
-    max_early_resumes: int = 4096
+    retained_s: float = 10.0
+    """How long an ended sequence can still be resumed."""
+    max_retained: int = 4096
+    cancelled_s: float = 60.0
+    max_cancelled: int = 8192
+    pending_resume_s: float = 30.0
+    max_pending_resumes: int = 4096
     gateway_gone_s: float = 5.0
 
 
 class RequestManager:
-    """One a worker."""
+    """One a worker. What refuses or ends a request is a SequenceEnded, whether the engine or this class says so."""
 
     def __init__(self, limits: RequestLimits, post: Callable[[Command], None], hub: StreamHub, clock: Clock) -> None:
         self._limits = limits
         self._post = post
         self._hub = hub
-        self._sequences = SequenceTable(clock, tail_s=limits.tail_s, max_tails=limits.max_tails)
-        self._tombstones = CancelledRequests(clock, ttl_s=limits.tombstone_s, max_entries=limits.max_tombstones)
-        self._early = EarlyResumes(clock, ttl_s=limits.early_resume_s, max_entries=limits.max_early_resumes)
+        self._sequences = SequenceTable(clock, retained_s=limits.retained_s, max_retained=limits.max_retained)
+        self._cancelled = CancelledRequests(clock, ttl_s=limits.cancelled_s, max_entries=limits.max_cancelled)
+        self._pending_resumes = PendingResumes(
+            clock, ttl_s=limits.pending_resume_s, max_entries=limits.max_pending_resumes
+        )
         self._unposted: dict[SequenceKey, OutputCollector] = {}
         """To be cancelled as soon as the engine takes it; each is a sequence that the engine has."""
         self._is_draining = False
@@ -75,7 +77,7 @@ class RequestManager:
     @property
     def num_expected(self) -> int:
         """Sequences that gateways wait for here and that have not been handed over yet."""
-        return len(self._early)
+        return len(self._pending_resumes)
 
     def begin_drain(self) -> None:
         """Refuses every Start from here on."""
@@ -83,12 +85,12 @@ class RequestManager:
 
     def is_wanted(self, key: SequenceKey) -> bool:
         """False once it was cancelled."""
-        return not self._tombstones.covers(key)
+        return not self._cancelled.covers(key)
 
     # -- from gateways --
 
     def try_start(self, stream: GatewayStream, params: SequenceParams) -> bool:
-        """Starts a prompt; whatever speaks against it is told to the gateway. One that is here already is resumed."""
+        """Starts a prompt. False: it was refused, and the stream says why, or it was here already and is resumed."""
         key = SequenceKey(params.request_id, params.attempt)
         held = self._sequences.find(key.request_id)
         if held is not None and held.key == key and held.gateway_id == stream.gateway_id:
@@ -96,46 +98,46 @@ class RequestManager:
             return False
         refusal = self._refusal_of(key, held)
         if refusal is None:
-            refusal = self._try_add(Arrival(params))
+            refusal = self._try_add(key, params)
         if refusal is not None:
-            stream.answer(Update(key, ending=refusal))
+            stream.answer(refusal)
             return False
         self._replace(held)
         self._sequences.open(OutputCollector(key, params.gateway_id, next_index=0))
         return True
 
     def cancel(self, stream: GatewayStream, key: SequenceKey) -> None:
-        """Drops this and older attempts, now or whenever they come. The gateway hears of it from the sequence's end,
-        or at once if the sequence has nothing to say to it: whoever is not answered does not know whether he was heard.
+        """Drops this and older attempts, now or whenever they come. The sequence's end is the gateway's answer; if no
+        such end will be sent, an answer comes at once, since a gateway sends its Cancel again until it is answered.
         """
-        self._tombstones.put(key)
-        self._early.try_take(key, stream.gateway_id)
+        self._cancelled.put(key)
+        self._pending_resumes.try_take(key, stream.gateway_id)
         held = self._sequences.find(key.request_id)
         if held is not None and held.gateway_id == stream.gateway_id and held.key.attempt <= key.attempt:
             self._cancel(held)
             if held.key == key and held.next_index is not None and held.ending is None:
                 return
-        stream.answer(Update(key, ending=SequenceEnd(reason=FinishReason.CANCELLED)))
+        stream.answer(SequenceEnded(key, FinishReason.CANCELLED))
 
     def resume(self, stream: GatewayStream, key: SequenceKey, next_index: int) -> None:
-        """Says everything from `next_index` on, now and later."""
+        """Sends everything from `next_index` on, now and later."""
         held = self._sequences.get(key)
         if held is not None and held.gateway_id == stream.gateway_id:
             self._resume(stream, held, next_index)
-        elif self._tombstones.covers(key):
-            stream.answer(Update(key, ending=SequenceEnd(reason=FinishReason.CANCELLED)))
+        elif self._cancelled.covers(key):
+            stream.answer(SequenceEnded(key, FinishReason.CANCELLED))
         elif self._may_still_come(key, next_index):
-            self._early.put(key, stream.gateway_id, next_index)
+            self._pending_resumes.put(key, stream.gateway_id, next_index)
         else:
-            stream.answer(Update(key, ending=self._unknown(key)))
+            stream.answer(self._unknown(key))
 
     def on_stream_end(self, stream: GatewayStream) -> None:
-        """What the gateway had not read is not known: it has to say where to go on."""
+        """How much the gateway has got is not known: it has to resume each sequence where it wants to go on."""
         if self._hub.detach(stream):
             self.pause(stream.gateway_id)
 
     def pause(self, gateway_id: str) -> None:
-        """Nothing is said to this gateway until it asks."""
+        """Nothing is sent to this gateway until it resumes."""
         for collector in self._sequences.of_gateway(gateway_id):
             collector.pause()
 
@@ -146,11 +148,11 @@ class RequestManager:
         params = arrival.params
         key = SequenceKey(params.request_id, params.attempt)
         held = self._sequences.find(key.request_id)
-        if self._tombstones.covers(key) or (held is not None and held.key.attempt >= key.attempt):
+        if self._cancelled.covers(key) or (held is not None and held.key.attempt >= key.attempt):
             return False
         self._post(AddSequence(arrival))
         self._replace(held)
-        next_index = self._early.try_take(key, params.gateway_id)
+        next_index = self._pending_resumes.try_take(key, params.gateway_id)
         stream = self._hub.get(params.gateway_id)
         if stream is None:
             self._hub.expect(params.gateway_id)
@@ -172,7 +174,10 @@ class RequestManager:
     # -- from the engine --
 
     def on_event(self, event: Event, step: int) -> None:
-        """Notes what happened; it is sent once the event loop runs again, all of one step in one frame."""
+        """Collects what happened; it is sent once the event loop runs again, all of one step in one frame.
+
+        A second ending of a sequence is ignored: the first may be given before the engine has one, or without it.
+        """
         collector = self._sequences.get(event.key)
         if collector is None or collector.ending is not None:
             return
@@ -184,68 +189,60 @@ class RequestManager:
                 collector.add_prompt_logprobs(first_index, prompt_logprobs)
             case TokenSampled(_, index, token_id, logprobs):
                 collector.add_token(index, token_id, logprobs)
-            case SequenceEnded(_, reason, failure):
-                self._sequences.end(collector, SequenceEnd(reason, failure))
-            case SequenceForgotten():
-                self._sequences.end(collector, SequenceEnd(is_handed_off=True))
+            case SequenceEnded() | SequenceForgotten():
+                self._sequences.end(collector, event)
             case _:
                 return
         self._mark(collector, step)
-
-    def give_up(self, key: SequenceKey, failure: Failure) -> None:
-        """Tells the gateway that this is over, before (or without) the engine saying so."""
-        collector = self._sequences.get(key)
-        if collector is not None and collector.ending is None:
-            self._sequences.end(collector, SequenceEnd(failure=failure))
-            self._mark(collector, step=0)
 
     # -- every now and then --
 
     def sweep(self) -> None:
         """Forgets what is old, and cancels what belongs to gateways that have gone."""
-        self._tombstones.sweep()
+        self._cancelled.sweep()
         self._sequences.sweep()
-        for gateway_id, key, next_index in self._early.take_expired():
+        for gateway_id, key, next_index in self._pending_resumes.take_expired():
             stream = self._hub.get(gateway_id)
             if stream is not None and next_index > 0:
-                stream.answer(Update(key, ending=self._unknown(key)))
+                stream.answer(self._unknown(key))
         for gateway_id in self._hub.take_vanished(self._limits.gateway_gone_s):
-            self._early.drop_gateway(gateway_id)
+            self._pending_resumes.drop_gateway(gateway_id)
             live = [held for held in self._sequences.of_gateway(gateway_id) if held.ending is None]
             if live:
                 _log.warning("gateway %s has gone: %d sequences are cancelled", gateway_id, len(live))
             for collector in live:
-                self._tombstones.put(collector.key)
+                self._cancelled.put(collector.key)
                 self._cancel(collector)
         unposted, self._unposted = self._unposted, {}
         for collector in unposted.values():
             self._cancel(collector)
 
-    def _refusal_of(self, key: SequenceKey, held: OutputCollector | None) -> SequenceEnd | None:
-        if self._tombstones.covers(key):
-            return SequenceEnd(reason=FinishReason.CANCELLED)
+    def _refusal_of(self, key: SequenceKey, held: OutputCollector | None) -> SequenceEnded | None:
+        if self._cancelled.covers(key):
+            return SequenceEnded(key, FinishReason.CANCELLED)
         if held is not None and held.key.attempt >= key.attempt:
-            return _failed(FailureReason.STALE_ATTEMPT, f"attempt {held.key.attempt} is here already")
+            return _failed(key, FailureReason.STALE_ATTEMPT, f"attempt {held.key.attempt} is here already")
         if self._is_draining:
-            return _failed(FailureReason.DRAINING, "this worker is shutting down")
+            return _failed(key, FailureReason.DRAINING, "this worker is shutting down")
         if self._sequences.num_live >= self._limits.max_live:
-            return _failed(FailureReason.NO_CAPACITY, f"{self._limits.max_live} sequences are here already")
+            return _failed(key, FailureReason.NO_CAPACITY, f"{self._limits.max_live} sequences are here already")
         return None
 
-    def _try_add(self, arrival: Arrival) -> SequenceEnd | None:
+    def _try_add(self, key: SequenceKey, params: SequenceParams) -> SequenceEnded | None:
+        """None: the engine has it."""
         try:
-            self._post(AddSequence(arrival))
+            self._post(AddSequence(Arrival(params)))
         except InboxFull as error:
-            return _failed(FailureReason.NO_CAPACITY, str(error))
+            return _failed(key, FailureReason.NO_CAPACITY, str(error))
         return None
 
     def _replace(self, held: OutputCollector | None) -> None:
-        """A newer attempt has come: the older one ends unheard."""
+        """A newer attempt has come: the older one ends, and nobody is sent its end."""
         if held is not None:
             self._cancel(held)
 
     def _cancel(self, collector: OutputCollector) -> None:
-        """Once a sequence, however often a gateway says it: the engine's inbox is bounded. Full, it is tried again."""
+        """Posted once a sequence, since the engine's inbox is bounded; if that is full, posted at a later sweep."""
         if collector.ending is not None or collector.is_cancel_posted:
             return
         try:
@@ -266,18 +263,18 @@ class RequestManager:
             stream.mark(collector, step)
 
     def _may_still_come(self, key: SequenceKey, next_index: int) -> bool:
-        """Token 0 comes from the prefill worker; whoever has token 1 has spoken to a decode worker that knew more."""
+        """Token 0 comes from the prefill worker; token 1 from a decode worker, which held the sequence then."""
         if not self._limits.takes_hand_offs or next_index > 1:
             return False
         held = self._sequences.find(key.request_id)
         return held is None or held.key.attempt < key.attempt
 
-    def _unknown(self, key: SequenceKey) -> SequenceEnd:
+    def _unknown(self, key: SequenceKey) -> SequenceEnded:
         held = self._sequences.find(key.request_id)
         if held is not None and held.key.attempt > key.attempt:
-            return _failed(FailureReason.STALE_ATTEMPT, f"attempt {held.key.attempt} is here already")
-        return _failed(FailureReason.UNKNOWN_REQUEST, "this worker does not hold the request")
+            return _failed(key, FailureReason.STALE_ATTEMPT, f"attempt {held.key.attempt} is here already")
+        return _failed(key, FailureReason.UNKNOWN_REQUEST, "this worker does not hold the request")
 
 
-def _failed(reason: FailureReason, message: str) -> SequenceEnd:
-    return SequenceEnd(failure=Failure(reason, message))
+def _failed(key: SequenceKey, reason: FailureReason, message: str) -> SequenceEnded:
+    return SequenceEnded(key, failure=Failure(reason, message))

@@ -1,4 +1,4 @@
-"""The gRPC face of a worker: `weir.v1.Worker`."""
+"""The gRPC service of a worker: `weir.v1.Worker`."""
 
 import asyncio
 import logging
@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 from weir.core.errors import DeadlineExceeded, FieldViolation, InvalidRequest, WeirError
 from weir.engine.messages import SequenceKey
 from weir.wire.v1 import worker_pb2, worker_pb2_grpc
-from weir.worker.requests.convert import frame_to_pb, gateway_id_from_pb, key_from_pb
+from weir.worker.requests.commands import gateway_id_from_pb, key_from_pb
 from weir.worker.requests.request_manager import RequestManager
 from weir.worker.requests.streams import GatewayStream, StreamHub
 
@@ -25,7 +25,7 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class StartHandler(Protocol):
-    """What a role makes of a Start whose id and attempt are in order."""
+    """Takes a Start of which only id and attempt were checked."""
 
     def __call__(self, stream: GatewayStream, key: SequenceKey, start: worker_pb2.Start) -> None: ...
 
@@ -43,36 +43,36 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         self, request_iterator: _Requests, context: _Context
     ) -> AsyncIterator[worker_pb2.ServeResponse]:
         del context
-        gateway_id = await self._greeting(request_iterator)
+        gateway_id = await self._receive_hello(request_iterator)
         self._manager.pause(gateway_id)
         stream = self._hub.attach(gateway_id)
         _log.info("gateway %s is connected", gateway_id)
-        reading = asyncio.create_task(self._read(request_iterator, stream))
+        receiving = asyncio.create_task(self._receive(request_iterator, stream))
         try:
             yield worker_pb2.ServeResponse(welcome=worker_pb2.Welcome(worker_id=self._worker_id))
             while (frame := await stream.next_frame()) is not None:
-                yield frame_to_pb(frame)
+                yield worker_pb2.ServeResponse(step_frame=frame)
             if stream.error is not None:
                 raise stream.error
         finally:
-            reading.cancel()
+            receiving.cancel()
             self._manager.on_stream_end(stream)
             _log.info("gateway %s: the stream has ended", gateway_id)
 
-    async def _greeting(self, requests: _Requests) -> str:
+    async def _receive_hello(self, requests: _Requests) -> str:
         try:
             async with asyncio.timeout(_HELLO_TIMEOUT_S):
-                first = await _read_one(requests)
+                first = await _receive_one(requests)
         except TimeoutError as error:
             raise DeadlineExceeded(f"no Hello within {_HELLO_TIMEOUT_S:g} s") from error
         if first is None or first.WhichOneof("command") != "hello":
             raise InvalidRequest([FieldViolation("hello", "the first message of a stream must be Hello")])
         return gateway_id_from_pb(first.hello)
 
-    async def _read(self, requests: _Requests, stream: GatewayStream) -> None:
-        """Until the gateway stops talking, which ends the stream, or says something that ends it with an error."""
+    async def _receive(self, requests: _Requests, stream: GatewayStream) -> None:
+        """Until the gateway ends its side, which ends the stream, or sends a command that ends it with an error."""
         try:
-            while (request := await _read_one(requests)) is not None:
+            while (request := await _receive_one(requests)) is not None:
                 self._handle(stream, request)
                 await stream.wait_for_room()
             stream.close()
@@ -100,12 +100,12 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
                     raise InvalidRequest([FieldViolation("resume.next_index", f"must be at most {_MAX_NEXT_INDEX}")])
                 self._manager.resume(stream, key, request.resume.next_index)
             case "hello":
-                raise InvalidRequest([FieldViolation("hello", "was said already on this stream")])
+                raise InvalidRequest([FieldViolation("hello", "was sent already on this stream")])
             case _:
                 raise InvalidRequest([FieldViolation("command", "must be one of start, cancel, resume")])
 
 
-async def _read_one(requests: _Requests) -> worker_pb2.ServeRequest | None:
+async def _receive_one(requests: _Requests) -> worker_pb2.ServeRequest | None:
     """None at the end. Raises InvalidRequest for bytes that are no ServeRequest."""
     try:
         return await anext(requests, None)

@@ -1,6 +1,6 @@
 """Spans of the requests on a worker. Without tracing all of this costs a dictionary entry a request.
 
-    prefill   Start received ─> token 0 drawn      children: prefill_chunk, one a chunk
+    prefill   Start received ─> token 0 sampled      children: prefill_chunk, one a chunk
     hand_off  around the call                      child: the transfer service's span
     decode    taken over ─> ended                  links: decode_step, its first and its last
 

@@ -1,39 +1,31 @@
 """The streams of gateways: who is connected, and the frames that each is sent.
 
-A stream queues no frames. It remembers *which* sequences have news, and a frame is made of them when the stream can
+A stream queues no frames. It remembers *which* sequences have updates, and a frame is made of them when the stream can
 take one: one frame a step while the gateway keeps up, one larger frame when it was slow.
 """
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass
 
 from weir.core.clock import Clock
 from weir.core.errors import WeirError
-from weir.engine.messages import SequenceKey
-from weir.worker.requests.output_collector import OutputCollector, Update
+from weir.engine.messages import SequenceEnded, SequenceKey
+from weir.wire.v1 import worker_pb2
+from weir.worker.requests.output_collector import OutputCollector, ending_to_pb
 
 MAX_FRAME_TOKENS = 8192
 MAX_ANSWERS = 1024
 MAX_FRAME_ANSWERS = 256
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """News for one gateway. `step` is that of the newest news, 0 outside a step."""
-
-    step: int
-    updates: tuple[Update, ...]
-
-
 class GatewayStream:
-    """One connection of one gateway. Written by the desk, read by the servicer."""
+    """One connection of one gateway: the request manager marks what is to be sent, the servicer takes the frames."""
 
     def __init__(self, gateway_id: str) -> None:
         self.gateway_id = gateway_id
         self.error: WeirError | None = None
         self._with_updates: dict[SequenceKey, OutputCollector] = {}
-        self._answers: deque[Update] = deque()
+        self._answers: deque[worker_pb2.SequenceUpdate] = deque()
         self._step = 0
         self._changed = asyncio.Event()
         self._has_room = asyncio.Event()
@@ -42,25 +34,26 @@ class GatewayStream:
         self._is_closed = False
 
     def mark(self, collector: OutputCollector, step: int) -> None:
-        """The sequence has news. Frames go out once the caller returns to the event loop."""
+        """The sequence may have updates. Frames go out once the caller returns to the event loop."""
         if collector.has_updates:
             self._with_updates[collector.key] = collector
             self._step = max(self._step, step)
             self._changed.set()
 
-    def answer(self, update: Update) -> None:
-        """Says something that belongs to no sequence held here."""
-        self._answers.append(update)
+    def answer(self, ending: SequenceEnded) -> None:
+        """Ends what belongs to no sequence held here: a command is refused, or finds nothing."""
+        self._answers.append(ending_to_pb(ending))
         if len(self._answers) >= MAX_ANSWERS:
             self._has_room.clear()
         self._changed.set()
 
     async def wait_for_room(self) -> None:
-        """A gateway that does not read answers is not read from: each command makes at most one answer."""
+        """While a gateway takes no answers, no commands are taken from it: each makes at most one answer."""
         await self._has_room.wait()
 
-    async def next_frame(self) -> Frame | None:
-        """Waits for news; None when the stream is closed, or finished and all is said."""
+    async def next_frame(self) -> worker_pb2.StepFrame | None:
+        """Waits for updates; None when the stream is closed, or finished and all is sent. Its step is the newest one's,
+        0 outside a step."""
         while not self._is_closed:
             if self._is_finishing and not self._answers and not self._with_updates:
                 return None
@@ -73,11 +66,11 @@ class GatewayStream:
                 self._changed.set()
             step, self._step = self._step, 0
             if updates and not self._is_closed:
-                return Frame(step, tuple(updates))
+                return worker_pb2.StepFrame(step=step, updates=updates)
         return None
 
     def finish(self) -> None:
-        """Ends the stream once everything has been said."""
+        """Ends the stream once everything has been sent."""
         self._is_finishing = True
         self._changed.set()
 
@@ -89,7 +82,7 @@ class GatewayStream:
         self._changed.set()
         self._has_room.set()
 
-    def _take_updates(self) -> list[Update]:
+    def _take_updates(self) -> list[worker_pb2.SequenceUpdate]:
         updates, budget = [], MAX_FRAME_TOKENS
         for key, collector in list(self._with_updates.items()):
             if budget <= 0:
@@ -103,7 +96,7 @@ class GatewayStream:
 
 
 class StreamHub:
-    """The present stream of each gateway, and since when others have none."""
+    """The present stream of each gateway, and since when other gateways have had none."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -142,7 +135,7 @@ class StreamHub:
             self._gone_since_s.setdefault(gateway_id, self._clock.now_s())
 
     def take_vanished(self, after_s: float) -> tuple[str, ...]:
-        """Gateways that have had no stream for longer than this; each is told once."""
+        """Gateways that have had no stream for longer than this; each is named once."""
         until_s = self._clock.now_s() - after_s
         vanished = tuple(gateway_id for gateway_id, since_s in self._gone_since_s.items() if since_s <= until_s)
         for gateway_id in vanished:
@@ -150,7 +143,7 @@ class StreamHub:
         return vanished
 
     def finish(self) -> None:
-        """Ends every stream once all has been said on it."""
+        """Ends every stream once all has been sent on it."""
         for stream in self._streams.values():
             stream.finish()
 

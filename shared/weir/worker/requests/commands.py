@@ -1,4 +1,4 @@
-"""`weir.v1.Worker` messages to the worker's own words and back. Everything that comes in is checked here.
+"""Commands of gateways: every field is checked here.
 
 A message that no sane gateway sends ends its stream (InvalidRequest); a prompt that cannot be served is refused alone.
 """
@@ -6,59 +6,22 @@ A message that no sane gateway sends ends its stream (InvalidRequest); a prompt 
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from weir.core.attempt import Attempt
 from weir.core.errors import FieldViolation, InvalidRequest
 from weir.core.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, StopRules
-from weir.engine.messages import FailureReason, SequenceKey
+from weir.engine.messages import SequenceKey
 from weir.kv.geometry import num_pages_for
 from weir.kv.prefixes.hashing import prefix_seed
 from weir.kv.records.record import SequenceParams
-from weir.rpc.sampling_pb import (
-    finish_reason_to_pb,
-    logprobs_to_pb,
-    sampling_from_pb,
-    sampling_problems,
-    scheduling_from_pb,
-)
-from weir.wire.v1 import types_pb2, worker_pb2
-from weir.worker.requests.output_collector import Update
-from weir.worker.requests.streams import Frame
+from weir.rpc.sampling_pb import sampling_from_pb, sampling_problems, scheduling_from_pb
+from weir.wire.v1 import worker_pb2
+from weir.worker.engine.model_loading import ModelSpec
 
 _REQUEST_ID = re.compile(r"[0-9a-f]{32}")
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
-
-_FAILURES = {
-    FailureReason.UNKNOWN_REQUEST: worker_pb2.WORKER_ERROR_REASON_UNKNOWN_REQUEST,
-    FailureReason.STALE_ATTEMPT: worker_pb2.WORKER_ERROR_REASON_STALE_ATTEMPT,
-    FailureReason.NO_CAPACITY: worker_pb2.WORKER_ERROR_REASON_NO_CAPACITY,
-    FailureReason.HAND_OFF_REFUSED: worker_pb2.WORKER_ERROR_REASON_HAND_OFF_REFUSED,
-    FailureReason.INTERNAL: worker_pb2.WORKER_ERROR_REASON_INTERNAL,
-    FailureReason.DRAINING: worker_pb2.WORKER_ERROR_REASON_DRAINING,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class ModelLimits:
-    """What a prompt must keep to."""
-
-    vocab_size: int
-    max_context_tokens: int
-    model_digest: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class StartOrder:
-    """A Start that was checked."""
-
-    params: SequenceParams
-    decode_worker_id: str
-
-    @property
-    def key(self) -> SequenceKey:
-        return SequenceKey(self.params.request_id, self.params.attempt)
 
 
 def gateway_id_from_pb(hello: worker_pb2.Hello) -> str:
@@ -77,69 +40,43 @@ def key_from_pb(command: str, message: worker_pb2.Start | worker_pb2.Cancel | wo
     return SequenceKey(message.request_id, Attempt(message.attempt.dispatch, message.attempt.adoption))
 
 
-def start_from_pb(start: worker_pb2.Start, gateway_id: str, limits: ModelLimits) -> StartOrder:
+def start_from_pb(start: worker_pb2.Start, gateway_id: str, model: ModelSpec) -> SequenceParams:
     """Raises InvalidRequest with every field that is wrong. The key has been checked with `key_from_pb`."""
-    violations = [FieldViolation(f"start.{field}", problem) for field, problem in _problems(start, limits)]
+    violations = [FieldViolation(f"start.{field}", problem) for field, problem in _problems(start, model)]
     if violations:
         raise InvalidRequest(violations)
     sampling = sampling_from_pb(start.sampling)
-    # Positions that are found in the cache have no logits.
+    # Positions that are found in the cache have no logits to score.
     is_cacheable = not start.skips_prefix_cache and sampling.prompt_logprobs is None
-    params = SequenceParams(
+    return SequenceParams(
         request_id=start.request_id,
         attempt=Attempt(start.attempt.dispatch, start.attempt.adoption),
         gateway_id=gateway_id,
         prompt_token_ids=tuple(start.prompt_token_ids),
         # a greater top_k keeps every token too
-        sampling=replace(sampling, top_k=min(sampling.top_k, limits.vocab_size)),
+        sampling=replace(sampling, top_k=min(sampling.top_k, model.vocab_size)),
         stop=StopRules(start.max_tokens, tuple(start.stop_token_ids), start.min_tokens),
         num_reserved_pages=start.num_reserved_pages,
         # A trace that cannot be joined is no reason to refuse a prompt.
         traceparent=start.traceparent if _TRACEPARENT.fullmatch(start.traceparent) else "",
         scheduling=scheduling_from_pb(start.scheduling),
-        prefix_seed=prefix_seed(limits.model_digest, salt=start.cache_salt) if is_cacheable else b"",
+        prefix_seed=prefix_seed(model.digest, salt=start.cache_salt) if is_cacheable else b"",
     )
-    return StartOrder(params, start.decode_worker_id)
 
 
-def frame_to_pb(frame: Frame) -> worker_pb2.ServeResponse:
-    updates = [_update_to_pb(update) for update in frame.updates]
-    return worker_pb2.ServeResponse(step_frame=worker_pb2.StepFrame(step=frame.step, updates=updates))
-
-
-def _update_to_pb(update: Update) -> worker_pb2.SequenceUpdate:
-    message = worker_pb2.SequenceUpdate(
-        request_id=update.key.request_id,
-        attempt=types_pb2.Attempt(dispatch=update.key.attempt.dispatch, adoption=update.key.attempt.adoption),
-        first_index=update.first_index,
-        token_ids=update.token_ids,
-        num_cached_tokens=update.num_cached_tokens,
-        logprobs=map(logprobs_to_pb, update.logprobs),
-        prompt_logprobs=map(logprobs_to_pb, update.prompt_logprobs),
-        first_prompt_index=update.first_prompt_index,
-    )
-    if update.ending is not None:
-        message.handed_off = update.ending.is_handed_off
-        message.finish_reason = finish_reason_to_pb(update.ending.reason)
-        if update.ending.failure is not None:
-            message.error.reason = _FAILURES[update.ending.failure.reason]
-            message.error.message = update.ending.failure.message
-    return message
-
-
-def _problems(start: worker_pb2.Start, limits: ModelLimits) -> list[tuple[str, str]]:
+def _problems(start: worker_pb2.Start, model: ModelSpec) -> list[tuple[str, str]]:
     """(field, what is wrong with it) of all fields."""
     num_prompt_tokens = len(start.prompt_token_ids)
     checks = [
-        _range_problem("prompt_token_ids", "tokens", num_prompt_tokens, 1, limits.max_context_tokens - 1),
-        _range_problem("max_tokens", "", start.max_tokens, 1, limits.max_context_tokens),
-        _range_problem("min_tokens", "", start.min_tokens, 0, limits.max_context_tokens),
+        _range_problem("prompt_token_ids", "tokens", num_prompt_tokens, 1, model.max_context_tokens - 1),
+        _range_problem("max_tokens", "", start.max_tokens, 1, model.max_context_tokens),
+        _range_problem("min_tokens", "", start.min_tokens, 0, model.max_context_tokens),
         _range_problem("stop_token_ids", "ids", len(start.stop_token_ids), 0, MAX_STOP_TOKEN_IDS),
         _range_problem("num_reserved_pages", "", start.num_reserved_pages, num_pages_for(num_prompt_tokens), 2**31 - 1),
-        _id_problem("prompt_token_ids", start.prompt_token_ids, limits.vocab_size),
-        _id_problem("stop_token_ids", start.stop_token_ids, limits.vocab_size),
+        _id_problem("prompt_token_ids", start.prompt_token_ids, model.vocab_size),
+        _id_problem("stop_token_ids", start.stop_token_ids, model.vocab_size),
         _range_problem("sampling.logit_bias", "ids", len(start.sampling.logit_bias), 0, MAX_LOGIT_BIAS),
-        _id_problem("sampling.logit_bias", tuple(start.sampling.logit_bias), limits.vocab_size),
+        _id_problem("sampling.logit_bias", tuple(start.sampling.logit_bias), model.vocab_size),
     ]
     rank, predicted = start.scheduling.rank, start.scheduling.predicted_output_tokens
     if not math.isfinite(rank):

@@ -1,4 +1,4 @@
-"""The keeper between the engine's pool and the arena."""
+"""The page keeper between the engine's pool and the arena."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -26,7 +26,7 @@ class Bench:
         self.keeper = PageKeeper(self.client, self.posted.append, self.failures.append)
 
     @property
-    def bundles(self) -> list[PageBundle]:
+    def given(self) -> list[PageBundle]:
         return [command.bundle for command in self.posted if isinstance(command, GivePages)]
 
 
@@ -46,22 +46,22 @@ async def settle() -> None:
     await asyncio.sleep(0.05)
 
 
-async def test_what_was_said_before_the_last_lot_arrived_is_not_acquired_again(bench: Bench) -> None:
+async def test_demand_that_does_not_count_the_last_pages_yet_is_not_acquired_again(bench: Bench) -> None:
     bench.keeper.on_report(EngineReport(wanted=wanted(4)))
     await settle()
     bench.keeper.on_report(EngineReport(wanted=wanted(4), num_gives=0))
     await settle()
-    assert [len(bundle.page_ids) for bundle in bench.bundles] == [4]
+    assert [len(pages.page_ids) for pages in bench.given] == [4]
     bench.keeper.on_report(EngineReport(wanted=wanted(3), num_gives=1))
     await settle()
-    assert [len(bundle.page_ids) for bundle in bench.bundles] == [4, 3]
+    assert [len(pages.page_ids) for pages in bench.given] == [4, 3]
 
 
 async def test_of_a_full_arena_it_takes_the_least_that_helps(bench: Bench) -> None:
     bench.arena.acquire("another", 15, 0)
     bench.keeper.on_report(EngineReport(wanted=wanted(8, least_pages=2)))
     await settle()
-    assert [len(bundle.page_ids) for bundle in bench.bundles] == [2]
+    assert [len(pages.page_ids) for pages in bench.given] == [2]
     assert bench.keeper.metrics()["arena_refusals_total"] == 1
 
 
@@ -69,10 +69,10 @@ async def test_it_tries_again_until_others_have_given_back(bench: Bench) -> None
     held = bench.arena.acquire("another", 20, 0)
     bench.keeper.on_report(EngineReport(wanted=wanted(8)))
     await settle()
-    assert bench.bundles == []
+    assert bench.given == []
     bench.arena.release("another", [PageChain(held.page_ids)], ())
     async with asyncio.timeout(2):
-        while not bench.bundles:  # noqa: ASYNC110 - a list has no event
+        while not bench.given:  # noqa: ASYNC110 - a list has no event
             await asyncio.sleep(0.01)
 
 
@@ -85,11 +85,11 @@ async def test_it_stops_trying_when_nothing_is_wanted_any_more(bench: Bench) -> 
     refusals = bench.keeper.metrics()["arena_refusals_total"]
     await asyncio.sleep(0.3)
     assert bench.keeper.metrics()["arena_refusals_total"] == refusals
-    assert bench.bundles == []
+    assert bench.given == []
 
 
-async def test_an_arena_that_is_away_is_asked_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers: list[Unavailable | Acquired] = [Unavailable("away"), Acquired((1, 2), ())]
+async def test_an_arena_that_does_not_answer_is_asked_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[Unavailable | Acquired] = [Unavailable("no answer"), Acquired((1, 2), ())]
 
     async def acquire(num_pages: int, num_slots: int) -> Acquired:
         answer = answers.pop(0)
@@ -100,7 +100,7 @@ async def test_an_arena_that_is_away_is_asked_again(bench: Bench, monkeypatch: p
     monkeypatch.setattr(bench.client, "acquire", acquire)
     bench.keeper.on_report(EngineReport(wanted=wanted(2)))
     await asyncio.sleep(0.2)
-    assert bench.bundles == [PageBundle((1, 2))]
+    assert bench.given == [PageBundle((1, 2))]
 
 
 async def test_surplus_goes_back_and_what_was_never_owned_is_a_failure(bench: Bench) -> None:
@@ -118,10 +118,10 @@ async def test_what_is_anticipated_is_acquired_once_and_not_insisted_on(bench: B
     bench.keeper.anticipate(3, 1)
     bench.keeper.anticipate(4, 1)
     await settle()
-    assert [(len(bundle.page_ids), len(bundle.slots)) for bundle in bench.bundles] == [(7, 2)]
+    assert [(len(pages.page_ids), len(pages.slots)) for pages in bench.given] == [(7, 2)]
     bench.keeper.anticipate(14, 1)
     await asyncio.sleep(0.2)
-    assert len(bench.bundles) == 1
+    assert len(bench.given) == 1
     assert bench.keeper.metrics()["arena_refusals_total"] == 1
 
 
@@ -129,4 +129,4 @@ async def test_what_the_engine_wants_includes_what_was_anticipated(bench: Bench)
     bench.keeper.anticipate(3, 1)
     bench.keeper.on_report(EngineReport(wanted=wanted(5)))
     await settle()
-    assert [len(bundle.page_ids) for bundle in bench.bundles] == [5]
+    assert [len(pages.page_ids) for pages in bench.given] == [5]

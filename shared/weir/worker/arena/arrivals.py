@@ -1,4 +1,4 @@
-"""Reads handed-off sequences from the arena."""
+"""Handed-off sequences as they arrive: in a slot of the arena, with a record and pages."""
 
 from weir.engine.messages import Arrival, PageBundle
 from weir.kv.arena.segment import Segment
@@ -10,7 +10,7 @@ class UnreadableRecord(Exception):
 
 
 def read_arrival(segment: Segment, handed_off: HandedOff) -> Arrival:
-    """The sequence as its record has it, ready to be continued by whoever gets the arrival's log."""
+    """The sequence as its record has it; who gets the arrival goes on writing its record. Raises UnreadableRecord."""
     record = segment.record(handed_off.slot)
     snapshot = record.read()
     if snapshot is None:
@@ -32,8 +32,8 @@ def read_arrival(segment: Segment, handed_off: HandedOff) -> Arrival:
     )
 
 
-def bundle_of(segment: Segment, handed_off: HandedOff) -> PageBundle:
-    """Slot and pages of a handed-off sequence that nobody wants."""
+def pages_of(segment: Segment, handed_off: HandedOff) -> PageBundle:
+    """Slot and pages of a handed-off sequence, to be given back. The slot alone if its record is not readable."""
     summary = segment.record(handed_off.slot).summarize()
     page_ids = () if summary is None else tuple(summary.page_ids.tolist())
     return PageBundle(page_ids, (handed_off.slot,))

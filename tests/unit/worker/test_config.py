@@ -44,7 +44,7 @@ def test_rests_and_prefill_batches_come_from_flags() -> None:
         ("--swap-bytes", "-2", "swap_bytes -2: must be in [-1,"),
         ("--max-pauses", "-1", "max_pauses -1: must be in [0, 1000]"),
         ("--policy", "luck", "policy 'luck': must be one of"),
-        ("--chunk-tokens", "0", "chunk_tokens 0: must be in [1,"),
+        ("--chunk-tokens", "0", "chunk_tokens 0: must be at least 1"),
         ("--target-step-ms", "-1", "target_step_ms -1: must be in [0, 600000]"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What a gateway says of a prompt is what the engine works with."""
+"""What a gateway asks of a prompt is what the engine works with."""
 
 from tests.unit.worker.rig import MAX_CONTEXT_TOKENS, VOCAB_SIZE, start_command
 
@@ -6,9 +6,10 @@ from weir.core.sampling import SamplingParams, StopRules
 from weir.core.scheduling import SchedulingParams
 from weir.rpc.sampling_pb import sampling_to_pb
 from weir.wire.v1 import types_pb2
-from weir.worker.requests.convert import ModelLimits, start_from_pb
+from weir.worker.engine.model_loading import ModelSpec
+from weir.worker.requests.commands import start_from_pb
 
-LIMITS = ModelLimits(vocab_size=VOCAB_SIZE, max_context_tokens=MAX_CONTEXT_TOKENS, model_digest="digest")
+MODEL = ModelSpec("hash", VOCAB_SIZE, MAX_CONTEXT_TOKENS, digest="digest", page_bytes=64)
 PARAMS = SamplingParams(
     0.5,
     top_k=7,
@@ -34,7 +35,7 @@ def test_sampling_stop_rules_and_urgency_are_those_of_the_start() -> None:
             lane_priority=2, rank=-1.5, itl_target_ms=70, predicted_output_tokens=12.5
         ),
     )
-    params = start_from_pb(start, "gateway-0-00000000", LIMITS).params
+    params = start_from_pb(start, "gateway-0-00000000", MODEL)
     assert params.sampling == PARAMS
     assert params.stop == StopRules(30, (4, 5), 8)
     assert params.scheduling == SchedulingParams(2, -1.5, 70, 12.5)
@@ -43,9 +44,9 @@ def test_sampling_stop_rules_and_urgency_are_those_of_the_start() -> None:
 
 def test_more_tokens_than_the_vocabulary_has_are_all_of_them() -> None:
     start = start_command("decode-0-00000000", sampling=sampling_to_pb(SamplingParams(top_k=2**31 - 1)))
-    assert start_from_pb(start, "g", LIMITS).params.sampling.top_k == VOCAB_SIZE
+    assert start_from_pb(start, "g", MODEL).sampling.top_k == VOCAB_SIZE
 
 
 def test_a_prompt_that_is_scored_has_no_place_in_the_prefix_cache() -> None:
     start = start_command("decode-0-00000000", sampling=sampling_to_pb(SamplingParams(prompt_logprobs=0)))
-    assert start_from_pb(start, "g", LIMITS).params.prefix_seed == b""
+    assert start_from_pb(start, "g", MODEL).prefix_seed == b""
