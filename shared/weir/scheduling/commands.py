@@ -1,8 +1,22 @@
 """What the core wants done. The shell does it; asking a gateway is repeated until it answers or is gone."""
 
+from collections import Counter
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from weir.bus.messages import Grant, Revoke
+from weir.bus.messages import Grant, Placement, RefusalReason, Revoke, SubmitReply
+from weir.scheduling.request import ScheduledRequest
+
+WORKER_RETRY_MS = 2000
+"""A worker that died is back, or another has registered, after about this long."""
+
+
+class Refusal(NamedTuple):
+    """Why, in a word and in a sentence, and milliseconds until a retry makes sense (0: never)."""
+
+    reason: RefusalReason
+    message: str
+    retry_after_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,3 +52,35 @@ class LeftQueue:
 
 
 Command = SendGrant | SendRevoke | EnteredQueue | LeftQueue
+
+
+class CommandQueue:
+    """What is to be done by whoever runs the core, and how often what was decided."""
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.counts: Counter[str] = Counter()
+        self._commands: list[Command] = []
+
+    def add(self, command: Command) -> None:
+        self._commands.append(command)
+
+    def take(self) -> tuple[Command, ...]:
+        """Everything since the last call."""
+        if not self._commands:
+            return ()
+        commands = tuple(self._commands)
+        self._commands.clear()
+        return commands
+
+    def entered(self, request: ScheduledRequest) -> None:
+        self.add(EnteredQueue(request.request_id, request.lane))
+
+    def granted(self, request: ScheduledRequest, placement: Placement) -> None:
+        self.counts[f"granted_{request.lane}"] += 1
+        self.add(SendGrant(request.submit.gateway_id, Grant(self.epoch, request.request_id, placement)))
+
+    def refuse(self, refusal: Refusal) -> SubmitReply:
+        """Counts it, and makes the answer."""
+        self.counts[f"refused_{refusal.reason.value}"] += 1
+        return SubmitReply(self.epoch, False, *refusal)

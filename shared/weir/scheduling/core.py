@@ -35,10 +35,11 @@ from weir.policy.seams import Policy
 from weir.scheduling.accounting.fairness import GroupKey
 from weir.scheduling.accounting.tenants import QuotaDebt
 from weir.scheduling.admission.admission import Admission
-from weir.scheduling.admission.endings import CommandQueue, RequestCloser
+from weir.scheduling.admission.deadlines import DeadlineEstimator
+from weir.scheduling.admission.request_closer import RequestCloser
 from weir.scheduling.admission.shedding import Shedding
-from weir.scheduling.commands import Command, LeftQueue
-from weir.scheduling.granting import Granted, Granter, Unschedulable
+from weir.scheduling.commands import Command, CommandQueue, LeftQueue, Refusal
+from weir.scheduling.granter import Granter
 from weir.scheduling.integrity import check_requests
 from weir.scheduling.limits.core_limits import CoreLimits
 from weir.scheduling.metrics import lane_metrics
@@ -46,7 +47,6 @@ from weir.scheduling.placement.placer import Placer
 from weir.scheduling.queues.rate import Rates
 from weir.scheduling.reconcile import Verdict, reconcile
 from weir.scheduling.request_table import RequestTable
-from weir.scheduling.workers.capacity import Capacity
 from weir.scheduling.workers.workers import DECODE, PREFILL, Workers
 
 _REACH_S = 1.0
@@ -234,7 +234,12 @@ class SchedulerCore:
         if now_s >= self._gather_until_s and not self._is_bus_away:
             for model in self._requests.lanes.models():
                 while (decision := self._granter.try_decide(model, now_s)) is not None:
-                    self._carry_out(decision, now_s)
+                    request, outcome = decision
+                    if isinstance(outcome, Refusal):
+                        self._closer.revoke(request, outcome, now_s)
+                    else:
+                        self._requests.place(request, outcome, now_s)
+                        self._commands.granted(request, outcome.placement)
         return self._commands.take()
 
     def metrics(self) -> dict[str, float]:
@@ -286,12 +291,12 @@ class SchedulerCore:
 
     def _apply(self, limits: CoreLimits) -> None:
         self._limits = limits
-        capacity = Capacity(self._workers)
         self._placer.set_limits(limits)
-        deadline_estimator = self._placer.deadline_estimator()
-        self._admission = Admission(limits, self._requests, self._workers, capacity, self._rates, deadline_estimator)
+        pools = self._placer.pools
+        deadlines = DeadlineEstimator(limits, pools, self._placer.prefixes)
+        self._admission = Admission(limits, self._requests, self._workers, pools, self._rates, deadlines)
         self._shedding = Shedding(limits, self._requests, self._rates, self._closer)
-        self._granter = Granter(limits, self._requests, self._workers, capacity, self._placer)
+        self._granter = Granter(limits, self._requests, self._workers, self._placer)
 
     def _reconcile(self, entry: HeldRequest, gateway_id: str, now_s: float) -> Verdict:
         was_queued = entry.submit.request_id in self._requests.lanes
@@ -305,13 +310,6 @@ class SchedulerCore:
         for worker_id in self._workers.silent():
             if not self._requests.reservations.requests_on(worker_id):
                 self._workers.remove(worker_id)
-
-    def _carry_out(self, decision: Granted | Unschedulable, now_s: float) -> None:
-        if isinstance(decision, Granted):
-            self._requests.place(decision.request, decision.placement, now_s)
-            self._commands.granted(decision.request, decision.placement)
-        else:
-            self._closer.revoke(decision.request, decision.refusal, now_s)
 
     def _excuse_silence(self) -> None:
         now_s = self._clock.now_s()

@@ -14,7 +14,7 @@ from weir.scheduling.accounting.usage import LaneUsage
 from weir.scheduling.limits.core_limits import CoreLimits
 from weir.scheduling.queues.intake import RequestFactory
 from weir.scheduling.queues.lanes import Lanes
-from weir.scheduling.request import ScheduledRequest
+from weir.scheduling.request import PlacementPlan, ScheduledRequest
 
 
 class RequestTable:
@@ -73,25 +73,27 @@ class RequestTable:
     def adopt(self, submit: Submit, placement: Placement, num_output_tokens: int, now_s: float) -> ScheduledRequest:
         """Books a request that an earlier scheduler granted, even over what is free: it is there already."""
         request = self.factory.request(submit, self.factory.lane_of(submit), now_s, now_s, submit.num_prompt_tokens)
-        request.placement, request.num_output_tokens = placement, num_output_tokens
+        request.plan = PlacementPlan(placement, placement.num_reserved_pages)
+        request.num_output_tokens = num_output_tokens
         self._index(request, now_s, pays=False)
-        self._reservations(request, now_s)
+        self._reserve(request, now_s)
         return request
 
-    def place(self, request: ScheduledRequest, placement: Placement, now_s: float) -> None:
-        """From its queue into the book. What it takes to read its prompt is charged."""
+    def place(self, request: ScheduledRequest, plan: PlacementPlan, now_s: float) -> None:
+        """Out of its queue, with a reservation. What it takes to prefill it is charged."""
         self._take_out(request, now_s, taken_at_s=now_s)
-        request.placement = placement
-        self._reservations(request, now_s)
-        num_computed = max(1, request.submit.num_prompt_tokens - request.plan.num_cached_tokens)
+        request.plan = plan
+        self._reserve(request, now_s)
+        num_computed = max(1, request.submit.num_prompt_tokens - plan.num_cached_tokens)
         self._charge(request, PREFILL_PRICE * num_computed, now_s)
 
     def follow(self, request: ScheduledRequest, placement: Placement, now_s: float) -> None:
         """Its gateway runs it under a grant that another scheduler made, whatever this one has booked for it."""
-        was_queued = request.placement is None
+        was_queued = request.plan is None
         self._take_out(request, now_s, taken_at_s=now_s)
-        request.placement = placement
-        self._reservations(request, now_s)
+        plan = request.plan or PlacementPlan(placement, placement.num_reserved_pages)
+        request.plan = plan._replace(placement=placement)
+        self._reserve(request, now_s)
         if was_queued:
             self._charge(request, PREFILL_PRICE * request.submit.num_prompt_tokens, now_s)
 
@@ -104,7 +106,7 @@ class RequestTable:
     def progressed(self, request: ScheduledRequest, num_output_tokens: int, now_s: float) -> None:
         """So many tokens of a granted request are delivered; what is new of it is charged."""
         num_new = num_output_tokens - request.num_output_tokens
-        if request.placement is None or num_new <= 0:
+        if request.plan is None or num_new <= 0:
             return
         request.num_output_tokens = num_output_tokens
         self._charge(request, DECODE_PRICE * num_new, now_s)
@@ -192,14 +194,14 @@ class RequestTable:
         self._requests[request.request_id] = request
         self.gateways.add_request(request.submit.gateway_id, request.request_id, now_s)
 
-    def _reservations(self, request: ScheduledRequest, now_s: float) -> None:
+    def _reserve(self, request: ScheduledRequest, now_s: float) -> None:
         self.reservations.add(request, now_s)
         self.usage.add(request)
         self.tenants.count_in_flight(request.tenant, 1, now_s)
 
     def _take_out(self, request: ScheduledRequest, now_s: float, taken_at_s: float | None = None) -> None:
         """Of its queue or of the book."""
-        if request.placement is None:
+        if request.plan is None:
             self.lanes.remove(request, taken_at_s)
             self.tenants.count_queued(request.tenant, -1, now_s)
         else:

@@ -1,4 +1,4 @@
-"""Guaranteed shares of pages, and seats on a decode worker."""
+"""Guaranteed shares of pages, and slots of a decode worker."""
 
 import itertools
 
@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from weir.scheduling.accounting.shares import guaranteed_pages, pages_open_to
 from weir.scheduling.limits.core_limits import CoreLimits, LaneLimits
-from weir.scheduling.workers.slots import PriorityKey, slot_bound
+from weir.scheduling.request import PriorityKey
+from weir.scheduling.workers.slots import slot_bound
 
 
 def make_limits(*shares: float, lent_share: float = 1.0) -> CoreLimits:

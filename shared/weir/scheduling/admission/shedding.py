@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from weir.bus.messages import RefusalReason, Submit
-from weir.scheduling.admission.admission import Refusal
-from weir.scheduling.admission.endings import RequestCloser
+from weir.scheduling.admission.request_closer import RequestCloser
+from weir.scheduling.commands import Refusal
 from weir.scheduling.limits.core_limits import CoreLimits
 from weir.scheduling.queues.rate import Rates
 from weir.scheduling.request import ScheduledRequest

@@ -38,10 +38,6 @@ class HostView:
             for record in self.decode
         )
 
-    def can_ever_hold(self, num_tokens: int, num_pages: int) -> bool:
-        """Whether a request of this size fits when nothing else runs."""
-        return num_pages <= self.num_arena_pages and num_tokens <= self.max_context_tokens
-
 
 class Workers:
     """Whoever is silent for `ttl_s` gets nothing new. `max_models` bounds the memory of models seen."""
@@ -118,10 +114,6 @@ class Workers:
             views = self._view(model, group)
             self._views[key] = views if views or not group else self.hosts_of(model)
         return self._views[key]
-
-    def has_group(self, model: str, group: str) -> bool:
-        """Whether workers of the group itself can serve the model now."""
-        return any(record.group == group for host in self.hosts_of(model, group) for record in host.decode)
 
     def _changed(self) -> None:
         self._views.clear()

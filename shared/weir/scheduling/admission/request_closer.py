@@ -1,44 +1,9 @@
 """How requests leave the scheduler's care, and who is told."""
 
-from collections import Counter
-
-from weir.bus.messages import Grant, Placement, RefusalReason, Revoke, SubmitReply
-from weir.scheduling.admission.admission import Refusal
-from weir.scheduling.commands import Command, EnteredQueue, LeftQueue, SendGrant, SendRevoke
+from weir.bus.messages import RefusalReason, Revoke, SubmitReply
+from weir.scheduling.commands import CommandQueue, LeftQueue, Refusal, SendRevoke
 from weir.scheduling.request import ScheduledRequest
 from weir.scheduling.request_table import RequestTable
-
-
-class CommandQueue:
-    """What is to be done by whoever runs the core, and how often what was decided."""
-
-    def __init__(self, epoch: int) -> None:
-        self.epoch = epoch
-        self.counts: Counter[str] = Counter()
-        self._commands: list[Command] = []
-
-    def add(self, command: Command) -> None:
-        self._commands.append(command)
-
-    def take(self) -> tuple[Command, ...]:
-        """Everything since the last call."""
-        if not self._commands:
-            return ()
-        commands = tuple(self._commands)
-        self._commands.clear()
-        return commands
-
-    def entered(self, request: ScheduledRequest) -> None:
-        self.add(EnteredQueue(request.request_id, request.lane))
-
-    def granted(self, request: ScheduledRequest, placement: Placement) -> None:
-        self.counts[f"granted_{request.lane}"] += 1
-        self.add(SendGrant(request.submit.gateway_id, Grant(self.epoch, request.request_id, placement)))
-
-    def refuse(self, refusal: Refusal) -> SubmitReply:
-        """Counts it, and makes the answer."""
-        self.counts[f"refused_{refusal.reason.value}"] += 1
-        return SubmitReply(self.epoch, False, *refusal)
 
 
 class RequestCloser:
