@@ -27,7 +27,6 @@ WIDE_CONSTRUCTORS: dict[str, str] = {
     "services/weir_gateway/gateway.py": "to be mended",
     "services/weir_gateway/intake.py": "to be mended",
     "services/weir_gateway/workers/connections.py": "to be mended",
-    "services/weir_scheduler/component.py": "to be mended",
     "services/weir_transfer/server.py": "to be mended",
     "services/weir_transfer/service.py": "to be mended",
 }
