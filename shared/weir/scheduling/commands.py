@@ -21,7 +21,7 @@ class Refusal(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SendGrant:
-    """Tell the gateway that its request may start: it has left its queue, and the booking is made."""
+    """Tell the gateway that its request may start: it has left its queue, and its reservation is made."""
 
     gateway_id: str
     grant: Grant
@@ -29,7 +29,7 @@ class SendGrant:
 
 @dataclass(frozen=True, slots=True)
 class SendRevoke:
-    """Tell the gateway that its request is given up. It is in no queue, and nothing is booked for it any more."""
+    """Tell the gateway that its request is given up. It is in no queue, and nothing is reserved for it any more."""
 
     gateway_id: str
     revoke: Revoke
@@ -45,7 +45,7 @@ class EnteredQueue:
 
 @dataclass(frozen=True, slots=True)
 class LeftQueue:
-    """A request left its queue without a word to its gateway; `outcome` says why."""
+    """A request left its queue without a message to its gateway; `outcome` says why."""
 
     request_id: str
     outcome: str

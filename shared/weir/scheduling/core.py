@@ -6,8 +6,8 @@
                 │ └─> cancelled, waited too long, freed (its gateway is gone or dropped it)
                 └───────────────────────────────────────────────────────────────┘
 
-What is granted ends on its gateway's word alone, which hears its workers on streams of its own; where the gateway says
-nothing at all it ends after `gateway_ttl_s`. A worker that is silent here gets nothing new, and that is all.
+A granted request ends when its gateway says so, which hears its workers on streams of its own; where the gateway is
+silent it ends after `gateway_ttl_s`. A worker that is silent here gets nothing new, and that is all.
 
 Every event may come late, twice or never: the answer to a repeated one is the same, and what a lost one would have
 said comes with its gateway's list of held requests within a second.
@@ -40,13 +40,11 @@ from weir.scheduling.admission.request_closer import RequestCloser
 from weir.scheduling.admission.shedding import Shedding
 from weir.scheduling.commands import Command, CommandQueue, LeftQueue, Refusal
 from weir.scheduling.granter import Granter
-from weir.scheduling.integrity import check_requests
 from weir.scheduling.limits.core_limits import CoreLimits
-from weir.scheduling.metrics import lane_metrics
 from weir.scheduling.placement.placer import Placer
 from weir.scheduling.queues.rate import Rates
 from weir.scheduling.reconcile import Verdict, reconcile
-from weir.scheduling.request_table import RequestTable
+from weir.scheduling.request_table import RequestTable, check_requests
 from weir.scheduling.workers.workers import DECODE, PREFILL, Workers
 
 _REACH_S = 1.0
@@ -80,7 +78,7 @@ class SchedulerCore:
 
     @property
     def is_gathering(self) -> bool:
-        """Just started: gateways and workers are telling what there is, and nothing is placed yet."""
+        """Just started: gateways and workers are reporting what there is, and nothing is placed yet."""
         return self._clock.now_s() < self._gather_until_s
 
     @property
@@ -147,13 +145,13 @@ class SchedulerCore:
             self._requests.progressed(request, num_output_tokens, self._clock.now_s())
 
     def prefilled(self, prefilled: Prefilled) -> None:
-        """The request's prompt is read: its prefill worker has room for another."""
+        """The request has its first token: its prefill worker has room for another."""
         request = self._requests.try_get(prefilled.request_id)
         if request is not None and request.dispatch == prefilled.dispatch:
             self._requests.reservations.mark_prefilled(request, self._clock.now_s())
 
     def grant_answered(self, request_id: str, placement: Placement, *, accepted: bool) -> None:
-        """The gateway's answer to a Grant; declined, the booking is free again."""
+        """The gateway's answer to a Grant; declined, the reservation is free again."""
         request = self._requests.try_get(request_id)
         if not accepted and request is not None and request.placement == placement:
             self._closer.decline(request, self._clock.now_s())
@@ -180,16 +178,16 @@ class SchedulerCore:
         """Pages with these hashes came into an arena, or went."""
         self._placer.prefixes.change(message, self._clock.now_s())
 
-    def prefixes_told(self, snapshot: PrefixSnapshot) -> None:
-        """All pages with a hash that an arena has."""
+    def prefixes_replaced(self, snapshot: PrefixSnapshot) -> None:
+        """All pages with a hash that an arena has, after `unknown_prefixes` named it."""
         self._placer.prefixes.replace(snapshot, self._clock.now_s())
 
     def unknown_prefixes(self) -> tuple[str, ...]:
-        """Arenas whose changes were not understood: they are to tell everything."""
+        """Arenas of whose changes some were lost: a snapshot of each is needed."""
         return self._placer.prefixes.take_unknown(self._clock.now_s())
 
     def worker_seen(self, record: WorkerRecord, revision: int) -> None:
-        """A registry entry was told; only one of a new revision is a sign of life."""
+        """A registry entry came; only one of a new revision is a sign of life."""
         if record.role not in (PREFILL, DECODE):
             self._commands.counts["worker_malformed"] += 1
             return
@@ -199,8 +197,8 @@ class SchedulerCore:
             self._requests.reservations.settle_prefills(record.worker_id, num_on_worker, now_s - _REACH_S, now_s)
 
     def worker_gone(self, worker_id: str) -> None:
-        """Its registry entry was taken back, or nothing was heard of it for too long: it gets nothing new. What it has
-        booked stays booked, for its gateways may hear it well, until they say that it ended."""
+        """Its registry entry was taken back, or nothing was heard of it for too long: it gets nothing new. What is
+        reserved on it stays reserved, for its gateways may hear it well, until they say that it ended."""
         if self._workers.silence(worker_id):
             self._commands.counts["workers_lost"] += 1
         self._forget_silent()
@@ -250,11 +248,11 @@ class SchedulerCore:
         return counts | self._requests.metrics() | self._placer.metrics() | own
 
     def lane_metrics(self) -> dict[str, dict[str, float]]:
-        """lane -> figure -> value."""
-        return lane_metrics(self._requests, self._limits, self._commands.counts, self._clock.now_s())
+        """lane -> metric -> value."""
+        return self._requests.lane_metrics(self._commands.counts, self._clock.now_s())
 
     def tenant_metrics(self) -> dict[str, dict[str, float]]:
-        """tenant -> figure -> value; of those that were heard of."""
+        """tenant -> metric -> value; of those that ever had a request."""
         return self._requests.tenants.metrics(self._clock.now_s())
 
     def tenant_counters(self) -> dict[GroupKey, dict[str, float]]:
@@ -274,7 +272,7 @@ class SchedulerCore:
         self._requests.tenants.restore_debts(debts, self._clock.now_s())
 
     def check_integrity(self) -> tuple[str, ...]:
-        """What does not add up in the books; empty when all is well."""
+        """What does not add up; empty when all is well."""
         return check_requests(self._requests)
 
     def set_limits(self, limits: CoreLimits) -> None:
@@ -306,7 +304,7 @@ class SchedulerCore:
         return verdict
 
     def _forget_silent(self) -> None:
-        """Workers that nothing is booked on any more."""
+        """Workers that nothing is reserved on any more."""
         for worker_id in self._workers.silent():
             if not self._requests.reservations.requests_on(worker_id):
                 self._workers.remove(worker_id)

@@ -10,7 +10,7 @@ from weir.policy.registry import make_policy
 from weir.scheduling.accounting.fairness import VirtualCounters
 from weir.scheduling.accounting.reservations import Reservations
 from weir.scheduling.limits.core_limits import CoreLimits, LaneLimits, TenantLimits
-from weir.scheduling.queues.intake import RequestFactory
+from weir.scheduling.queues.request_factory import RequestFactory
 from weir.scheduling.request import PlacementPlan, ScheduledRequest
 from weir.scheduling.request_table import RequestTable
 

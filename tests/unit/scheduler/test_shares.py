@@ -88,7 +88,7 @@ def test_all_slots_booked_a_more_urgent_request_still_gets_one() -> None:
     assert has_slot(urgent, [batch, batch], 2, 1.0)
     assert has_slot(urgent, [urgent, batch, batch], 2, 1.0)
     assert not has_slot(urgent, [urgent, urgent, batch], 2, 1.0), "two more urgent ones are computed there already"
-    assert not has_slot(urgent, [standard, batch, batch, batch], 2, 1.0), "as many rest as may"
+    assert not has_slot(urgent, [standard, batch, batch, batch], 2, 1.0), "as many are paused as may"
     assert not has_slot(urgent, [batch, batch], 2, 0.0)
     assert has_slot(urgent, [batch], 1, 0.5), "a part of a slot is one"
 

@@ -8,7 +8,7 @@ from weir.bus.messages import Placement
 from weir.core.scheduling import SchedulingParams
 from weir.policy.registry import make_policy
 from weir.scheduling.accounting.reservations import Reservations
-from weir.scheduling.queues.intake import RequestFactory
+from weir.scheduling.queues.request_factory import RequestFactory
 from weir.scheduling.request import PlacementPlan, PriorityKey, ScheduledRequest
 from weir.scheduling.workers.pools import WorkerPools
 from weir.scheduling.workers.slots import OpenSlots, slot_bound

@@ -52,7 +52,7 @@ class Admission:
             return Refusal(RefusalReason.UNKNOWN_MODEL, f"no worker ever served model {model!r}")
         pool = self._pools.pool(model, group)
         if not pool.host_sizes:
-            message = f"no host has workers that can read and answer for model {model!r} now"
+            message = f"no host has workers that can prefill and decode for model {model!r} now"
             return Refusal(RefusalReason.NO_WORKER, message, WORKER_RETRY_MS)
         num_tokens, num_pages = submit.num_prompt_tokens + submit.max_tokens, num_reserved_pages(submit)
         if not pool.can_ever_hold(num_tokens, num_pages):

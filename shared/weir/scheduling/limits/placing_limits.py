@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from weir.kv.geometry import num_pages_for
+from weir.scheduling.limits.ranges import check_choice, check_range
 
 MemoryFitName = Literal["conservative", "aggressive", "past-future", "predicted"]
 Router = Literal["estimated-ttft", "least-load", "longest-prefix", "random"]
@@ -34,10 +35,9 @@ class PlacingLimits:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, known in (("memory_fit", get_args(MemoryFitName)), ("router", get_args(Router))):
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name} {getattr(self, name)!r}: is none of {', '.join(known)}")
-        for name, lowest, highest in (
+        check_choice(self, "memory_fit", get_args(MemoryFitName))
+        check_choice(self, "router", get_args(Router))
+        for name, low, high in (
             ("memory_reserve", 0, 0.9),
             ("small_pool", 2, 1024),
             ("itl_weight", 0, 10_000),
@@ -48,8 +48,7 @@ class PlacingLimits:
             ("local_gain", 0, 1),
             ("seed", 0, 2**63 - 1),
         ):
-            if not lowest <= getattr(self, name) <= highest:
-                raise ValueError(f"{name} {getattr(self, name)}: must be in [{lowest}, {highest}]")
+            check_range(self, name, low, high)
 
     def hand_off_time_ms(self, num_prompt_tokens: int) -> float:
         """From the end of the prefill until the decode worker can go on."""
