@@ -10,7 +10,7 @@ from weir.runtime.config import load_config
 from weir.runtime.garbage import rare_full_collections
 from weir.runtime.service import ServiceContext, run_service
 from weir.wire.v1 import scheduling_pb2, scheduling_pb2_grpc
-from weir_scheduler.component import SchedulerComponent
+from weir_scheduler.component import SchedulerComponent, SchedulerSettings
 from weir_scheduler.config import SchedulerConfig
 from weir_scheduler.scheduling_admin import SchedulingServicer
 
@@ -24,14 +24,13 @@ async def build(context: ServiceContext[SchedulerConfig]) -> SchedulerComponent:
     async def connect() -> Bus:
         return await NatsBus.connect(config.nats_url, name=context.process_id, timeout_s=_CONNECT_TIMEOUT_S)
 
+    settings = SchedulerSettings(
+        config.instance, config.limits, config.limits_file, config.admin_key_file, config.policy
+    )
     component = SchedulerComponent(
         connect,
-        config.instance,
         context.process_id,
-        config.limits,
-        limits_file=config.limits_file,
-        admin_key_file=config.admin_key_file,
-        policy=config.policy,
+        settings,
         tracer=context.tracer,
         clock=SystemClock(),
         request_shutdown=context.request_shutdown,

@@ -2,8 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from opentelemetry.trace import Tracer
 
@@ -29,143 +32,134 @@ _STANDBY_LOOK_S = 0.5
 _RENEW_S = 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class SchedulerSettings:
+    """What a scheduler goes by until a file or an operator says otherwise. Empty paths: no such file."""
+
+    instance: str
+    limits: CoreLimits
+    limits_file: str = ""
+    admin_key_file: str = ""
+    policy: str = "fcfs"
+
+
+@dataclass(frozen=True, slots=True)
+class _Leader:
+    shell: SchedulerShell
+    keeper: LimitsKeeper
+    admin: SchedulingAdmin
+
+
 class SchedulerComponent:
     """Ready when it leads or knows that another does. A leader that is deposed asks for the process to be ended."""
 
     def __init__(
         self,
         connect: Callable[[], Awaitable[Bus]],
-        instance: str,
         scheduler_id: str,
-        limits: CoreLimits,
+        settings: SchedulerSettings,
         *,
-        limits_file: str = "",
-        admin_key_file: str = "",
-        policy: str = "fcfs",
         tracer: Tracer,
         clock: Clock,
         request_shutdown: Callable[[str], None],
     ) -> None:
         self._connect = connect
-        self._subjects = Subjects(instance)
         self._scheduler_id = scheduler_id
-        self._limits = limits
-        self._limits_file = limits_file
-        self._admin_key_file = admin_key_file
+        self._settings = settings
+        self._subjects = Subjects(settings.instance)
         self._operators = Operators()
-        self._policy = policy
         self._tracer = tracer
         self._clock = clock
         self._request_shutdown = request_shutdown
-        self._bus: Bus | None = None
-        self._shell: SchedulerShell | None = None
-        self._leadership: Leadership | None = None
-        self._rules: LimitsKeeper | None = None
-        self._rules_task: asyncio.Task[None] | None = None
-        self._admin: SchedulingAdmin | None = None
+        self._resources = AsyncExitStack()
+        """The bus, the leadership and the shell, as far as there are any."""
+        self._tasks: list[asyncio.Task[None]] = []
+        self._leader: _Leader | None = None
+        self._is_deposed = False
         self._has_role = asyncio.Event()
-        self._role_task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Raises Unavailable when there is no bus, InvalidRequest for a limits file or a key that cannot be used."""
-        if self._admin_key_file:
-            self._operators = await asyncio.to_thread(Operators.from_file, Path(self._admin_key_file))
+        if self._settings.admin_key_file:
+            self._operators = await asyncio.to_thread(Operators.from_file, Path(self._settings.admin_key_file))
         try:
-            self._bus = await self._connect()
-            bucket = await self._bus.bucket(self._subjects.leader_bucket, durable=True)
-            await self._load_rules(self._bus, 0)
+            bus = await self._connect()
+            self._resources.push_async_callback(bus.close)
+            bucket = await bus.bucket(self._subjects.leader_bucket, durable=True)
+            await self._load_limits(bus, 0)
         except BusError as error:
             raise Unavailable(str(error)) from error
         leadership = Leadership(bucket, self._scheduler_id, self._clock)
-        self._role_task = asyncio.create_task(self._guarded(self._bus, leadership))
+        self._run("leading", self._lead(bus, leadership))
         await self._has_role.wait()
 
     async def drain(self, deadline_s: float) -> None:
-        """Nothing to wait for: whatever is queued or granted is held by gateways, and told to the next leader."""
+        """Nothing to wait for: gateways hold whatever is queued or granted, and report it to the next leader."""
         del deadline_s
 
     def try_admin(self) -> SchedulingAdmin | None:
         """None while another scheduler leads, or may."""
-        return self._admin if self._leadership is not None else None
+        return self._leader.admin if self._leader is not None and not self._is_deposed else None
 
     async def stop(self) -> None:
-        tasks = [task for task in (self._rules_task, self._role_task) if task is not None]
-        if tasks:
-            await end_tasks(tasks)
-        if self._shell is not None:
-            await self._shell.stop()
-        if self._leadership is not None:
-            await self._leadership.release()
-        if self._bus is not None:
-            await self._bus.close()
+        await end_tasks(self._tasks)
+        await self._resources.aclose()
 
     def describe(self) -> Description:
         """A standby has nothing but `is_leader` 0."""
-        if self._shell is None:
+        if self._leader is None:
             return Description({"is_leader": 0.0}, ())
-        rules = self._rules.metrics() if self._rules is not None else {}
+        shell = self._leader.shell
         own = {"is_leader": 1.0, "operators_refused_total": float(self._operators.num_refused)}
-        return Description({**self._shell.metrics(), **rules, **own}, self._shell.check_integrity())
-
-    async def _guarded(self, bus: Bus, leadership: Leadership) -> None:
-        try:
-            await self._lead(bus, leadership)
-        except Exception:  # the boundary of a task that nobody awaits
-            logger.exception("leading failed")
-            self._request_shutdown("leading failed")
-        finally:
-            self._has_role.set()
+        return Description({**shell.metrics(), **self._leader.keeper.metrics(), **own}, shell.check_integrity())
 
     async def _lead(self, bus: Bus, leadership: Leadership) -> None:
         epoch = await self._wait_for_leadership(leadership)
-        self._leadership = leadership
-        rules = await self._load_rules(bus, epoch)
-        effective_limits = rules.effective_limits
+        self._resources.push_async_callback(leadership.release)
+        keeper = await self._load_limits(bus, epoch)
+        effective_limits = keeper.effective_limits
         core = SchedulerCore(effective_limits.limits, self._clock, epoch, effective_limits.policy.make())
-        self._shell = SchedulerShell(
+        shell = SchedulerShell(
             bus, self._subjects, core, tracer=self._tracer, clock=self._clock, on_failure=self._request_shutdown
         )
-        await self._shell.start()
-        await self._follow_rules(rules, core, self._shell)
+        self._resources.push_async_callback(shell.stop)
+        await shell.start()
+        keeper.attach(
+            lambda: shell.set_limits(keeper.effective_limits.limits),
+            lambda: shell.set_policy(keeper.effective_limits.policy.make()),
+        )
+        await keeper.publish()  # before it is ready: gateways and workers go by it
+        self._leader = _Leader(shell, keeper, SchedulingAdmin(keeper, self._operators, core, epoch))
+        self._run("following the limits file", keeper.keep())
         self._has_role.set()
         logger.info("leading in epoch %d", epoch)
         while await leadership.keep():  # noqa: ASYNC110  renewing is what it does, not waiting
             await asyncio.sleep(_RENEW_S)
-        self._leadership = None
+        self._is_deposed = True
         self._request_shutdown(f"another scheduler leads after epoch {epoch}")
 
-    async def _follow_rules(self, rules: LimitsKeeper, core: SchedulerCore, shell: SchedulerShell) -> None:
-        """Returns when gateways and workers can know them."""
-
-        def limits_changed() -> None:
-            core.set_limits(rules.effective_limits.limits)
-            shell.act()
-
-        def policy_changed() -> None:
-            core.set_policy(rules.effective_limits.policy.make())
-            shell.act()
-
-        rules.attach(limits_changed, policy_changed)
-        await rules.publish()
-        self._rules = rules
-        self._admin = SchedulingAdmin(rules, self._operators, core, core.epoch)
-        self._rules_task = asyncio.create_task(self._guarded_keep(rules))
-
-    async def _guarded_keep(self, rules: LimitsKeeper) -> None:
-        try:
-            await rules.keep()
-        except Exception:  # the boundary of a task that nobody awaits
-            logger.exception("following the rules failed")
-            self._request_shutdown("following the rules failed")
-
-    async def _load_rules(self, bus: Bus, epoch: int) -> LimitsKeeper:
-        """What is in force now. Raises BusError, and InvalidRequest."""
+    async def _load_limits(self, bus: Bus, epoch: int) -> LimitsKeeper:
+        """With the limits and the policy that are in force now. Raises BusError, and InvalidRequest."""
+        settings = self._settings
         bucket = await bus.bucket(self._subjects.configuration_bucket, durable=True)
-        source = LimitsSource(Path(self._limits_file)) if self._limits_file else None
-        effective_limits = EffectiveLimits(self._limits, self._policy, has_admin_key=self._operators.has_own_key)
-        rules = LimitsKeeper(effective_limits, source, bucket, epoch)
-        await rules.load()
-        return rules
+        source = LimitsSource(Path(settings.limits_file)) if settings.limits_file else None
+        has_admin_key = self._operators.has_own_key
+        effective_limits = EffectiveLimits(settings.limits, settings.policy, has_admin_key=has_admin_key)
+        keeper = LimitsKeeper(effective_limits, source, bucket, epoch)
+        await keeper.load()
+        return keeper
+
+    def _run(self, what: str, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks.append(asyncio.create_task(self._guarded(what, work)))
+
+    async def _guarded(self, what: str, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except Exception:  # the boundary of a task that nobody awaits
+            logger.exception("%s failed", what)
+            self._request_shutdown(f"{what} failed")
+        finally:
+            self._has_role.set()
 
     async def _wait_for_leadership(self, leadership: Leadership) -> int:
         while True:

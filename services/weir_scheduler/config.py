@@ -6,21 +6,23 @@ from typing import Literal
 from weir.policy.registry import PolicySpec
 from weir.runtime.config import ServiceConfig, setting
 from weir.scheduling.limits.core_limits import CoreLimits, parse_lane
+from weir.scheduling.limits.lane_limits import MAX_COUNT
 from weir.scheduling.limits.placing_limits import PlacingLimits
+from weir.scheduling.limits.ranges import check_range
 
 
 @dataclass(frozen=True)
 class SchedulerConfig(ServiceConfig):
-    """The scheduler: admits requests, orders them in lanes, places them, books pages and slots."""
+    """The scheduler: admits requests, orders them in lanes, places them, reserves pages and slots."""
 
     lanes: tuple[str, ...] = setting(
         ("interactive:4000:60", "standard:8000:120", "batch:16000:600"),
         "Lanes, most urgent first, each NAME:MAX_QUEUED:MAX_WAIT_S.",
     )
     default_lane: str = setting("standard", "Lane of requests that name none.")
-    max_prefills_per_worker: int = setting(8, "Prompts given to a prefill worker before it has read them.")
+    max_prefills_per_worker: int = setting(8, "Prompts given to a prefill worker before it has prefilled them.")
     max_prefill_tokens_per_worker: int = setting(
-        2048, "Prompt tokens given to a prefill worker before it has read them."
+        2048, "Prompt tokens given to a prefill worker before it has prefilled them."
     )
     limits_file: str = setting(
         "", "TOML file of lanes and tenants; read again when it changes. What it says goes over `lanes`. Empty: none."
@@ -30,21 +32,21 @@ class SchedulerConfig(ServiceConfig):
     )
     policy: str = setting("fcfs", "Policy of the scheduler and of the workers: NAME or NAME:KEY=VALUE,…")
     page_overcommit: float = setting(
-        1.0, "Pages that requests may book for each that there is. Above 1: some are preempted; raise max_stall_s too."
+        1.0,
+        "Pages that requests may reserve for each that there is. Above 1: some are preempted; raise max_stall_s too.",
     )
     memory_fit: Literal["conservative", "aggressive", "past-future", "predicted"] = setting(
         "conservative",
         "Whether one more request fits: by the worst case; by what runs now; by the lengths of past outputs; or by "
         "predicted lengths.",
     )
-    gather_s: float = setting(1.5, "Seconds after start in which gateways and workers tell what there is.")
+    gather_s: float = setting(1.5, "Seconds after start in which gateways and workers report what there is.")
 
     limits: CoreLimits = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.gather_s <= 60:
-            raise ValueError(f"gather_s {self.gather_s}: must be in [0, 60]")
+        check_range(self, "gather_s", 0, 60)
         try:
             PolicySpec.parse(self.policy)
         except ValueError as error:
@@ -54,8 +56,7 @@ class SchedulerConfig(ServiceConfig):
 
     def _make_limits(self) -> CoreLimits:
         for name in ("max_prefills_per_worker", "max_prefill_tokens_per_worker"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} {getattr(self, name)}: must be at least 1")
+            check_range(self, name, 1, MAX_COUNT)
         if self.page_overcommit > 1 and self.memory_fit != "conservative":
             raise ValueError(
                 f"page_overcommit {self.page_overcommit}: is for memory_fit conservative, not {self.memory_fit}"

@@ -13,9 +13,8 @@ from weir.bus.configuration import (
 )
 from weir.core.errors import FieldViolation, InvalidRequest
 from weir.policy.registry import PolicySpec
-from weir.scheduling.limits.changes import change_limits
 from weir.scheduling.limits.core_limits import CoreLimits
-from weir.scheduling.limits.file import format_limits, parse_limits
+from weir.scheduling.limits.file import change_limits, format_limits, parse_limits
 
 _MAX_KEPT_BYTES = 512 * 1024
 """Of a file that is kept for the next scheduler: well under what one message may have."""

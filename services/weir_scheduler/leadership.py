@@ -45,6 +45,7 @@ class Leadership:
         self._looked_at_s = float("-inf")
         self._epoch = 0
         self._revision = 0
+        self._is_lost = False
 
     async def try_take(self) -> int | None:
         """The epoch that this process leads in now; None while somebody else leads. Raises BusError."""
@@ -70,13 +71,15 @@ class Leadership:
             try:
                 self._revision = await self._put(self._epoch, revision=self._revision)
             except KeyConflict:
-                return await self._keep_after_conflict()
+                self._is_lost = not await self._keep_after_conflict()
         except BusError as error:
             logger.debug("could not renew the leader key: %s", error)
-        return True
+        return not self._is_lost
 
     async def release(self) -> None:
-        """Lets the next one lead at once."""
+        """Lets the next one lead at once, if this one still leads."""
+        if self._is_lost:
+            return
         try:
             await self._put(self._epoch, revision=self._revision, is_released=True)
         except BusError as error:

@@ -1,7 +1,8 @@
-"""Keeps the rules in force: follows the limits file, and writes what gateways, workers and the next scheduler need.
+"""Keeps the limits and the policy in force: follows the limits file, and writes what gateways, workers and the next
+scheduler need.
 
 A file that cannot be read or is wrong changes nothing: what was in force goes on, and the fault is logged, counted and
-told to whoever asks.
+shown to whoever asks.
 """
 
 import asyncio
@@ -32,7 +33,7 @@ _VERIFY_EVERY = 5
 
 
 class LimitsKeeper:
-    """Of one leader. `on_limits` and `on_policy` are called after a change of the rulebook, before it is published."""
+    """Of one leader. A change reaches the core before it is published."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What arenas say of their prefix caches, and questions to those whose words were lost."""
+"""KV events of arenas, and questions for a snapshot where some were lost."""
 
 import asyncio
 import logging
@@ -45,9 +45,11 @@ class PrefixWatch:
     async def _ask(self, arena_id: str) -> None:
         subject = self._subjects.prefixes_of(arena_id)
         try:
-            told = await self._endpoint.ask(subject, AskPrefixes(arena_id), PrefixSnapshot, timeout_s=_ANSWER_TIMEOUT_S)
+            snapshot = await self._endpoint.ask(
+                subject, AskPrefixes(arena_id), PrefixSnapshot, timeout_s=_ANSWER_TIMEOUT_S
+            )
         except BusError as error:
-            logger.debug("%s has not told what it caches: %s", arena_id, error)
+            logger.debug("%s did not send its snapshot: %s", arena_id, error)
             return
-        if told.arena_id == arena_id:
-            self._core.prefixes_told(told)
+        if snapshot.arena_id == arena_id:
+            self._core.prefixes_replaced(snapshot)

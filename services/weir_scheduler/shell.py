@@ -14,8 +14,10 @@ from weir.bus.protocol import Bus, KvEntry
 from weir.bus.subjects import WORKER_TTL_S, Subjects
 from weir.core.clock import Clock
 from weir.core.tasks import end_tasks
+from weir.policy.seams import Policy
 from weir.scheduling.commands import EnteredQueue, LeftQueue, SendGrant, SendRevoke
 from weir.scheduling.core import SchedulerCore
+from weir.scheduling.limits.core_limits import CoreLimits
 from weir_scheduler.command_sender import CommandSender
 from weir_scheduler.counters_store import CountersStore
 from weir_scheduler.prefix_watch import PrefixWatch
@@ -45,7 +47,7 @@ class SchedulerShell:
         self._on_failure = on_failure
         self._endpoint = BusEndpoint(bus, tracer)
         self._spans = QueueSpans(tracer)
-        self._delivery = CommandSender(self._endpoint, subjects, core, clock, self.act)
+        self._sender = CommandSender(self._endpoint, subjects, core, clock, self.act)
         self._prefixes = PrefixWatch(self._endpoint, subjects, core)
         self._counters = CountersStore(bus, subjects, core)
         self._tasks: list[asyncio.Task[None]] = []
@@ -70,7 +72,7 @@ class SchedulerShell:
         await end_tasks(self._tasks)
         await self._counters.save()
         await self._prefixes.stop()
-        await self._delivery.close()
+        await self._sender.close()
         self._spans.close()
 
     def metrics(self) -> dict[str, float]:
@@ -82,9 +84,19 @@ class SchedulerShell:
             **bus,
             **self._counters.metrics(),
             "malformed_messages_total": malformed,
-            "messages_under_way": float(self._delivery.num_under_way),
+            "messages_under_way": float(self._sender.num_under_way),
             "open_queue_spans": float(len(self._spans)),
         }
+
+    def set_limits(self, limits: CoreLimits) -> None:
+        """From now on; requests that fit under them start at once."""
+        self._core.set_limits(limits)
+        self.act()
+
+    def set_policy(self, policy: Policy) -> None:
+        """From now on. It must be used by nobody else."""
+        self._core.set_policy(policy)
+        self.act()
 
     def check_integrity(self) -> tuple[str, ...]:
         return self._core.check_integrity()
@@ -124,11 +136,11 @@ class SchedulerShell:
                 case LeftQueue(request_id, outcome):
                     self._spans.leave(request_id, outcome)
                 case SendGrant():
-                    self._delivery.send_grant(command, self._spans.leave(command.grant.request_id, "granted"))
+                    self._sender.send_grant(command, self._spans.leave(command.grant.request_id, "granted"))
                 case SendRevoke():
                     reason = command.revoke.reason.value
                     context = self._spans.leave(command.revoke.request_id, reason, is_error=True)
-                    self._delivery.send_revoke(command, context)
+                    self._sender.send_revoke(command, context)
 
     async def _watch_workers(self, entries: AsyncIterator[KvEntry]) -> None:
         async for entry in entries:

@@ -13,7 +13,7 @@ from weir.bus.protocol import Bus, BusError
 from weir.bus.subjects import WORKER_TTL_S
 from weir.core.clock import SystemClock
 from weir.core.tasks import end_tasks
-from weir_scheduler.component import SchedulerComponent
+from weir_scheduler.component import SchedulerComponent, SchedulerSettings
 
 Connect = Callable[[], Awaitable[Bus]]
 
@@ -21,9 +21,8 @@ Connect = Callable[[], Awaitable[Bus]]
 def make_scheduler(connect: Connect, scheduler_id: str, shutdowns: list[str]) -> SchedulerComponent:
     return SchedulerComponent(
         connect,
-        "test",
         scheduler_id,
-        make_limits(gather_s=0.2),
+        SchedulerSettings("test", make_limits(gather_s=0.2)),
         tracer=trace.NoOpTracer(),
         clock=SystemClock(),
         request_shutdown=shutdowns.append,

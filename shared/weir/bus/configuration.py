@@ -1,6 +1,6 @@
 """What the scheduler writes into the configuration bucket: for gateways, for workers, and for the next scheduler.
 
-The leader alone writes. Every value is whole, so that a reader never sees half of a change; whoever watches the bucket
+The leader alone writes. Every value is whole, so that nobody sees half of a change; whoever watches the bucket
 hears of a change at once, and of everything again after a reconnect.
 """
 

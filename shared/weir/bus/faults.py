@@ -56,12 +56,12 @@ class RandomFaults:
         self._max_delay_s = max_delay_s
 
     def fate_of(self, subject: str, leg: Leg) -> Fate:
-        draw = self._random.random()
+        fate = self._random.random()
         delay_s = self._random.random() * self._max_delay_s
-        if draw < self._lost:
+        if fate < self._lost:
             return LOST
-        if draw < self._lost + self._repeated:
+        if fate < self._lost + self._repeated:
             return (0.0, delay_s)
-        if draw < self._lost + self._repeated + self._delayed:
+        if fate < self._lost + self._repeated + self._delayed:
             return (delay_s,)
         return ARRIVES

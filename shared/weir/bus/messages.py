@@ -41,7 +41,7 @@ class RefusalReason(Enum):
     NO_WORKER = "no_worker"
     WAITED_TOO_LONG = "waited_too_long"
     CANCELLED = "cancelled"
-    """Its own gateway gave it up before; only a message that comes late or twice is told this."""
+    """Its own gateway gave it up before; the answer to a message that comes late or twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +63,9 @@ class Submit:
     itl_target_ms: int = 0
     """Between two tokens; 0: the lane's target."""
     expected_output_tokens: int = 0
-    """The client's word; 0: none."""
+    """By the client; 0: none."""
     predicted_output_tokens: float = 0.0
-    """The gateway's predictor's word; 0.0: none."""
+    """By the gateway's predictor; 0.0: none."""
     output_score: float | None = None
     """Of a ranking predictor: higher is shorter."""
     page_hashes: bytes = b""
@@ -87,7 +87,7 @@ class SubmitReply:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a request runs and what is booked there."""
+    """Where a request runs and what is reserved there."""
 
     dispatch: int
     """The Submit's. A gateway takes one placement of each dispatch, whoever else grants another."""
@@ -102,13 +102,13 @@ class Placement:
 
     @property
     def is_local(self) -> bool:
-        """One worker reads the prompt and writes the answer."""
+        """One worker both prefills and decodes."""
         return self.prefill_worker_id == self.decode_worker_id
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The scheduler's word that a request may start. `traceparent` in the headers is the queue span's."""
+    """A request may start. `traceparent` in the headers is the queue span's."""
 
     epoch: int
     request_id: str
@@ -118,14 +118,14 @@ class Grant:
 @dataclass(frozen=True, slots=True)
 class GrantReply:
     """False: the gateway does not hold the request any more, or under another placement or a newer dispatch; the
-    scheduler frees the booking, and the list of held requests says what there is."""
+    scheduler frees the reservation, and the list of held requests says what there is."""
 
     accepted: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Revoke:
-    """The scheduler gives a request up that waits. One that was granted ends on its gateway's word alone."""
+    """The scheduler gives a request up that waits. One that was granted is ended by its gateway alone."""
 
     epoch: int
     request_id: str
@@ -147,7 +147,7 @@ class Cancel:
 class Prefilled:
     """The first token of a granted request is there: its prefill worker has room for another.
 
-    A hint. The scheduler books prompts a worker only as deep as one or two steps, so that order stays its own; where
+    A hint. The scheduler gives a worker prompts only as deep as one or two steps, so that order stays its own; where
     this message is lost, `HeldRequest.is_prefilled` and the worker's own load say the same about a second later.
     """
 
@@ -158,7 +158,7 @@ class Prefilled:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """A granted request ended; its booking is free."""
+    """A granted request ended; its reservation is free."""
 
     request_id: str
     gateway_id: str
@@ -176,7 +176,7 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class HeldRequest:
-    """One request that a gateway holds: what a scheduler needs to take it into its books again."""
+    """One request that a gateway holds: what a scheduler needs to take it over."""
 
     submit: Submit
     placement: Placement | None
@@ -214,7 +214,7 @@ def split_held(
 
 @dataclass(frozen=True, slots=True)
 class HeldReply:
-    """Requests that the scheduler took into its books because of this message, and those that it refuses."""
+    """Requests that the scheduler took over because of this message, and those that it refuses."""
 
     epoch: int
     num_adopted: int
@@ -223,7 +223,7 @@ class HeldReply:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRecord:
-    """A worker's entry in the registry, put anew every second: its facts and its load."""
+    """A worker's entry in the registry, put anew every second: its parameters and its load."""
 
     worker_id: str
     role: str
@@ -236,7 +236,7 @@ class WorkerRecord:
     max_context_tokens: int
     page_tokens: int
     num_arena_pages: int
-    """Pages of the host's arena that requests may book, counted once a host."""
+    """Pages of the host's arena that requests may reserve, counted once a host."""
     max_num_seqs: int
     num_running: int
     num_waiting: int
@@ -244,9 +244,9 @@ class WorkerRecord:
     group: str = ""
     """The lanes that name this group have the worker to themselves; empty: any lane's."""
     serves_locally: bool = False
-    """Whether it can read a prompt and write the answer itself."""
+    """Whether it can prefill too, and serve a request alone."""
     max_num_batched_tokens: int = 0
-    """Of a step; 0: not told."""
+    """Of a step; 0: not known."""
     num_own_pages: int = 0
     """Of a memory that no other worker shares; 0: it uses its host's arena."""
     cost: StepCost | None = None

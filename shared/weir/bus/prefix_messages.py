@@ -1,6 +1,7 @@
-"""What the owner of pages says of its cache to the scheduler. Hints: a lost message costs time, never a token.
+"""KV events: what the owner of pages reports of its prefix cache to the scheduler.
 
-Pages are known by the first SCHEDULER_HASH_BYTES of their hashes, one after the other.
+They are hints: a lost one costs time, never a token. Pages are known by the first SCHEDULER_HASH_BYTES of their hashes,
+one after the other.
 """
 
 import re
@@ -16,14 +17,14 @@ _ARENA_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 def _check_arena_id(arena_id: str) -> None:
     """It is part of a subject."""
     if not _ARENA_ID.fullmatch(arena_id):
-        raise ValueError(f"memory_id {arena_id[:64]!r}: use 1 to 128 characters of A-Z a-z 0-9 _ -")
+        raise ValueError(f"arena_id {arena_id[:64]!r}: use 1 to 128 characters of A-Z a-z 0-9 _ -")
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixChanged:
-    """What came into the cache of a memory and went out of it since the message before.
+    """What came into the cache of an arena and went out of it since the message before.
 
-    Said at least every second, with nothing in it if nothing happened, so that a lost one is soon noticed. A memory
+    Sent at least every second, with nothing in it if nothing happened, so that a lost one is soon noticed. An arena
     that starts anew starts a new incarnation, with sequence 0 and an empty cache before it.
     """
 
@@ -34,7 +35,7 @@ class PrefixChanged:
     sequence: int
     """Rises by one with each message of an incarnation."""
     num_pages: int | None
-    """Cached, after this change; None: more than were told."""
+    """Cached, after this change; None: more than were reported."""
     added: bytes = b""
     evicted: bytes = b""
 
@@ -44,7 +45,7 @@ class PrefixChanged:
 
 @dataclass(frozen=True, slots=True)
 class AskPrefixes:
-    """The scheduler has missed something: everything, please."""
+    """The scheduler has missed an event and needs a snapshot."""
 
     arena_id: str
 

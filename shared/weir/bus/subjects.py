@@ -38,17 +38,17 @@ class Subjects:
 
     @property
     def reconcile(self) -> str:
-        """Gateway says every second which requests it holds: Held -> HeldReply."""
+        """Gateway reports every second which requests it holds: Held -> HeldReply."""
         return f"weir.{self.namespace}.scheduler.reconcile"
 
     @property
     def prefixes(self) -> str:
-        """The owner of a memory says what its prefix cache gained and lost: PrefixChanged, not answered."""
+        """KV events: what the prefix cache of an arena gained and lost: PrefixChanged, not answered."""
         return f"weir.{self.namespace}.scheduler.prefixes"
 
     def prefixes_of(self, arena_id: str) -> str:
         """Scheduler asks for the whole of a prefix cache: AskPrefixes -> PrefixSnapshot."""
-        return f"weir.{self.namespace}.memory.{arena_id}.prefixes"
+        return f"weir.{self.namespace}.arena.{arena_id}.prefixes"
 
     def grant(self, gateway_id: str) -> str:
         """Scheduler lets a request start: Grant -> GrantReply."""
@@ -88,8 +88,8 @@ def subject_template(subject: str) -> str:
     match subject.split("."):
         case ["weir", _, "scheduler", verb]:
             return f"weir.{{instance}}.scheduler.{verb}"
-        case ["weir", _, "memory", _, verb]:
-            return f"weir.{{instance}}.memory.{{arena_id}}.{verb}"
+        case ["weir", _, "arena", _, verb]:
+            return f"weir.{{instance}}.arena.{{arena_id}}.{verb}"
         case ["weir", _, "gateway", _, verb]:
             return f"weir.{{instance}}.gateway.{{gateway_id}}.{verb}"
         case _:

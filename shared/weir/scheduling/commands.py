@@ -1,13 +1,27 @@
 """What the core wants done. The shell does it; asking a gateway is repeated until it answers or is gone."""
 
+from collections import Counter
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from weir.bus.messages import Grant, Revoke
+from weir.bus.messages import Grant, Placement, RefusalReason, Revoke, SubmitReply
+from weir.scheduling.request import ScheduledRequest
+
+WORKER_RETRY_MS = 2000
+"""A worker that died is back, or another has registered, after about this long."""
+
+
+class Refusal(NamedTuple):
+    """Why, in a word and in a sentence, and milliseconds until a retry makes sense (0: never)."""
+
+    reason: RefusalReason
+    message: str
+    retry_after_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class SendGrant:
-    """Tell the gateway that its request may start: it has left its queue, and the booking is made."""
+    """Tell the gateway that its request may start: it has left its queue, and its reservation is made."""
 
     gateway_id: str
     grant: Grant
@@ -15,7 +29,7 @@ class SendGrant:
 
 @dataclass(frozen=True, slots=True)
 class SendRevoke:
-    """Tell the gateway that its request is given up. It is in no queue, and nothing is booked for it any more."""
+    """Tell the gateway that its request is given up. It is in no queue, and nothing is reserved for it any more."""
 
     gateway_id: str
     revoke: Revoke
@@ -31,10 +45,42 @@ class EnteredQueue:
 
 @dataclass(frozen=True, slots=True)
 class LeftQueue:
-    """A request left its queue without a word to its gateway; `outcome` says why."""
+    """A request left its queue without a message to its gateway; `outcome` says why."""
 
     request_id: str
     outcome: str
 
 
 Command = SendGrant | SendRevoke | EnteredQueue | LeftQueue
+
+
+class CommandQueue:
+    """What is to be done by whoever runs the core, and how often what was decided."""
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.counts: Counter[str] = Counter()
+        self._commands: list[Command] = []
+
+    def add(self, command: Command) -> None:
+        self._commands.append(command)
+
+    def take(self) -> tuple[Command, ...]:
+        """Everything since the last call."""
+        if not self._commands:
+            return ()
+        commands = tuple(self._commands)
+        self._commands.clear()
+        return commands
+
+    def entered(self, request: ScheduledRequest) -> None:
+        self.add(EnteredQueue(request.request_id, request.lane))
+
+    def granted(self, request: ScheduledRequest, placement: Placement) -> None:
+        self.counts[f"granted_{request.lane}"] += 1
+        self.add(SendGrant(request.submit.gateway_id, Grant(self.epoch, request.request_id, placement)))
+
+    def refuse(self, refusal: Refusal) -> SubmitReply:
+        """Counts it, and makes the answer."""
+        self.counts[f"refused_{refusal.reason.value}"] += 1
+        return SubmitReply(self.epoch, False, *refusal)

@@ -6,8 +6,8 @@
                 │ └─> cancelled, waited too long, freed (its gateway is gone or dropped it)
                 └───────────────────────────────────────────────────────────────┘
 
-What is granted ends on its gateway's word alone, which hears its workers on streams of its own; where the gateway says
-nothing at all it ends after `gateway_ttl_s`. A worker that is silent here gets nothing new, and that is all.
+A granted request ends when its gateway says so, which hears its workers on streams of its own; where the gateway is
+silent it ends after `gateway_ttl_s`. A worker that is silent here gets nothing new, and that is all.
 
 Every event may come late, twice or never: the answer to a repeated one is the same, and what a lost one would have
 said comes with its gateway's list of held requests within a second.
@@ -35,18 +35,16 @@ from weir.policy.seams import Policy
 from weir.scheduling.accounting.fairness import GroupKey
 from weir.scheduling.accounting.tenants import QuotaDebt
 from weir.scheduling.admission.admission import Admission
-from weir.scheduling.admission.endings import CommandQueue, RequestCloser
+from weir.scheduling.admission.deadlines import DeadlineEstimator
+from weir.scheduling.admission.request_closer import RequestCloser
 from weir.scheduling.admission.shedding import Shedding
-from weir.scheduling.commands import Command, LeftQueue
-from weir.scheduling.granting import Granted, Granter, Unschedulable
-from weir.scheduling.integrity import check_requests
+from weir.scheduling.commands import Command, CommandQueue, LeftQueue, Refusal
+from weir.scheduling.granter import Granter
 from weir.scheduling.limits.core_limits import CoreLimits
-from weir.scheduling.metrics import lane_metrics
 from weir.scheduling.placement.placer import Placer
 from weir.scheduling.queues.rate import Rates
 from weir.scheduling.reconcile import Verdict, reconcile
-from weir.scheduling.request_table import RequestTable
-from weir.scheduling.workers.capacity import Capacity
+from weir.scheduling.request_table import RequestTable, check_requests
 from weir.scheduling.workers.workers import DECODE, PREFILL, Workers
 
 _REACH_S = 1.0
@@ -80,7 +78,7 @@ class SchedulerCore:
 
     @property
     def is_gathering(self) -> bool:
-        """Just started: gateways and workers are telling what there is, and nothing is placed yet."""
+        """Just started: gateways and workers are reporting what there is, and nothing is placed yet."""
         return self._clock.now_s() < self._gather_until_s
 
     @property
@@ -147,13 +145,13 @@ class SchedulerCore:
             self._requests.progressed(request, num_output_tokens, self._clock.now_s())
 
     def prefilled(self, prefilled: Prefilled) -> None:
-        """The request's prompt is read: its prefill worker has room for another."""
+        """The request has its first token: its prefill worker has room for another."""
         request = self._requests.try_get(prefilled.request_id)
         if request is not None and request.dispatch == prefilled.dispatch:
             self._requests.reservations.mark_prefilled(request, self._clock.now_s())
 
     def grant_answered(self, request_id: str, placement: Placement, *, accepted: bool) -> None:
-        """The gateway's answer to a Grant; declined, the booking is free again."""
+        """The gateway's answer to a Grant; declined, the reservation is free again."""
         request = self._requests.try_get(request_id)
         if not accepted and request is not None and request.placement == placement:
             self._closer.decline(request, self._clock.now_s())
@@ -180,16 +178,16 @@ class SchedulerCore:
         """Pages with these hashes came into an arena, or went."""
         self._placer.prefixes.change(message, self._clock.now_s())
 
-    def prefixes_told(self, snapshot: PrefixSnapshot) -> None:
-        """All pages with a hash that an arena has."""
+    def prefixes_replaced(self, snapshot: PrefixSnapshot) -> None:
+        """All pages with a hash that an arena has, after `unknown_prefixes` named it."""
         self._placer.prefixes.replace(snapshot, self._clock.now_s())
 
     def unknown_prefixes(self) -> tuple[str, ...]:
-        """Arenas whose changes were not understood: they are to tell everything."""
+        """Arenas of whose changes some were lost: a snapshot of each is needed."""
         return self._placer.prefixes.take_unknown(self._clock.now_s())
 
     def worker_seen(self, record: WorkerRecord, revision: int) -> None:
-        """A registry entry was told; only one of a new revision is a sign of life."""
+        """A registry entry came; only one of a new revision is a sign of life."""
         if record.role not in (PREFILL, DECODE):
             self._commands.counts["worker_malformed"] += 1
             return
@@ -199,8 +197,8 @@ class SchedulerCore:
             self._requests.reservations.settle_prefills(record.worker_id, num_on_worker, now_s - _REACH_S, now_s)
 
     def worker_gone(self, worker_id: str) -> None:
-        """Its registry entry was taken back, or nothing was heard of it for too long: it gets nothing new. What it has
-        booked stays booked, for its gateways may hear it well, until they say that it ended."""
+        """Its registry entry was taken back, or nothing was heard of it for too long: it gets nothing new. What is
+        reserved on it stays reserved, for its gateways may hear it well, until they say that it ended."""
         if self._workers.silence(worker_id):
             self._commands.counts["workers_lost"] += 1
         self._forget_silent()
@@ -234,7 +232,12 @@ class SchedulerCore:
         if now_s >= self._gather_until_s and not self._is_bus_away:
             for model in self._requests.lanes.models():
                 while (decision := self._granter.try_decide(model, now_s)) is not None:
-                    self._carry_out(decision, now_s)
+                    request, outcome = decision
+                    if isinstance(outcome, Refusal):
+                        self._closer.revoke(request, outcome, now_s)
+                    else:
+                        self._requests.place(request, outcome, now_s)
+                        self._commands.granted(request, outcome.placement)
         return self._commands.take()
 
     def metrics(self) -> dict[str, float]:
@@ -245,11 +248,11 @@ class SchedulerCore:
         return counts | self._requests.metrics() | self._placer.metrics() | own
 
     def lane_metrics(self) -> dict[str, dict[str, float]]:
-        """lane -> figure -> value."""
-        return lane_metrics(self._requests, self._limits, self._commands.counts, self._clock.now_s())
+        """lane -> metric -> value."""
+        return self._requests.lane_metrics(self._commands.counts, self._clock.now_s())
 
     def tenant_metrics(self) -> dict[str, dict[str, float]]:
-        """tenant -> figure -> value; of those that were heard of."""
+        """tenant -> metric -> value; of those that ever had a request."""
         return self._requests.tenants.metrics(self._clock.now_s())
 
     def tenant_counters(self) -> dict[GroupKey, dict[str, float]]:
@@ -269,7 +272,7 @@ class SchedulerCore:
         self._requests.tenants.restore_debts(debts, self._clock.now_s())
 
     def check_integrity(self) -> tuple[str, ...]:
-        """What does not add up in the books; empty when all is well."""
+        """What does not add up; empty when all is well."""
         return check_requests(self._requests)
 
     def set_limits(self, limits: CoreLimits) -> None:
@@ -286,12 +289,12 @@ class SchedulerCore:
 
     def _apply(self, limits: CoreLimits) -> None:
         self._limits = limits
-        capacity = Capacity(self._workers)
         self._placer.set_limits(limits)
-        deadline_estimator = self._placer.deadline_estimator()
-        self._admission = Admission(limits, self._requests, self._workers, capacity, self._rates, deadline_estimator)
+        pools = self._placer.pools
+        deadlines = DeadlineEstimator(limits, pools, self._placer.prefixes)
+        self._admission = Admission(limits, self._requests, self._workers, pools, self._rates, deadlines)
         self._shedding = Shedding(limits, self._requests, self._rates, self._closer)
-        self._granter = Granter(limits, self._requests, self._workers, capacity, self._placer)
+        self._granter = Granter(limits, self._requests, self._workers, self._placer)
 
     def _reconcile(self, entry: HeldRequest, gateway_id: str, now_s: float) -> Verdict:
         was_queued = entry.submit.request_id in self._requests.lanes
@@ -301,17 +304,10 @@ class SchedulerCore:
         return verdict
 
     def _forget_silent(self) -> None:
-        """Workers that nothing is booked on any more."""
+        """Workers that nothing is reserved on any more."""
         for worker_id in self._workers.silent():
             if not self._requests.reservations.requests_on(worker_id):
                 self._workers.remove(worker_id)
-
-    def _carry_out(self, decision: Granted | Unschedulable, now_s: float) -> None:
-        if isinstance(decision, Granted):
-            self._requests.place(decision.request, decision.placement, now_s)
-            self._commands.granted(decision.request, decision.placement)
-        else:
-            self._closer.revoke(decision.request, decision.refusal, now_s)
 
     def _excuse_silence(self) -> None:
         now_s = self._clock.now_s()

@@ -1,4 +1,4 @@
-"""One request as its gateway tells it, against the ledger."""
+"""One request as its gateway reports it, against the request table."""
 
 from enum import Enum
 
@@ -17,7 +17,7 @@ class Verdict(Enum):
 
 
 def reconcile(entry: HeldRequest, gateway_id: str, requests: RequestTable, limits: CoreLimits, now_s: float) -> Verdict:
-    """Takes the request over if the ledger lacks it. A newer dispatch wins, and of one dispatch what the gateway runs:
+    """Takes the request over if the table lacks it. A newer dispatch wins, and of one dispatch what the gateway runs:
     it takes one grant of each, so that any other one of the same dispatch is void."""
     submit = entry.submit
     if submit.gateway_id != gateway_id:
@@ -59,7 +59,7 @@ def _take_over(entry: HeldRequest, requests: RequestTable, limits: CoreLimits, n
 def _update(
     request: ScheduledRequest, entry: HeldRequest, requests: RequestTable, limits: CoreLimits, now_s: float
 ) -> Verdict:
-    """Of a dispatch that is not older than the ledger's."""
+    """Of a dispatch that is not older than the table's."""
     if entry.placement is not None:
         if entry.placement == request.placement:
             return Verdict.KNOWN

@@ -1,12 +1,28 @@
 """The scheduler's record of one request."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from weir.bus.messages import Placement, Submit
 from weir.core.scheduling import SchedulingParams
 from weir.kv.geometry import num_pages_for
 from weir.policy.seams import Waiting
-from weir.scheduling.placement_plan import NO_PLAN, PlacementPlan
+
+PriorityKey = tuple[int, float]
+"""(minus the lane's priority, rank inside the lane): the smaller goes first on a worker."""
+
+
+class PlacementPlan(NamedTuple):
+    """Where a request runs, and what was expected there; zeros for one that an earlier scheduler placed."""
+
+    placement: Placement
+    num_charged_pages: int
+    """That it counts against its lane's share."""
+    num_cached_tokens: int = 0
+    """Of the prompt, in the arena of its prefill worker."""
+    prefill_ms: float = 0.0
+    """Of its prompt by itself."""
+    itl_ms: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -23,20 +39,18 @@ class ScheduledRequest:
     """What the policy knows of it."""
     scheduling: SchedulingParams
     """`lane_priority` -1: of a lane that is configured no more."""
-    placement: Placement | None = None
-    plan: PlacementPlan = NO_PLAN
-    """Set by the placer, before `placement` is."""
+    plan: PlacementPlan | None = None
     num_output_tokens: int = 0
-    """Delivered, as far as the scheduler was told."""
+    """Delivered, as far as the scheduler knows."""
     missing_since_s: float | None = None
-    """When its gateway first said a list without it."""
+    """Since when the lists of its gateway lack it."""
 
     request_id: str = field(init=False)
-    priority: tuple[int, float] = field(init=False)
-    """(minus the lane's priority, rank inside the lane): who comes first among those on a worker."""
+    priority: PriorityKey = field(init=False)
     num_tokens: int = field(init=False)
     """The most that it can come to."""
     num_pages: int = field(init=False)
+    """The most that it can need: what is reserved for it. `CoreLimits.page_overcommit` says how much is risked."""
 
     def __post_init__(self) -> None:
         submit = self.submit
@@ -46,17 +60,21 @@ class ScheduledRequest:
         self.num_pages = num_pages_for(self.num_tokens)
 
     @property
+    def placement(self) -> Placement | None:
+        return None if self.plan is None else self.plan.placement
+
+    @property
     def dispatch(self) -> int:
-        """What is older says nothing any more."""
-        return self.submit.dispatch if self.placement is None else self.placement.dispatch
+        """Messages about an older one change nothing any more."""
+        return self.submit.dispatch if self.plan is None else self.plan.placement.dispatch
 
     def set_rank(self, rank: float) -> None:
-        """Of one that waits, under another policy."""
+        """Of a queued request, under another policy."""
         now = self.scheduling
         self.scheduling = SchedulingParams(now.lane_priority, rank, now.itl_target_ms, now.predicted_output_tokens)
         self.priority = (-now.lane_priority, rank)
 
 
 def num_reserved_pages(submit: Submit) -> int:
-    """Pages to book for a request: the worst case. `CoreLimits.page_overcommit` says how much of it is risked."""
+    """The worst case: prompt and output bound."""
     return num_pages_for(submit.num_prompt_tokens + submit.max_tokens)

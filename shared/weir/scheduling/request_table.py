@@ -1,4 +1,4 @@
-"""All requests in the scheduler's care: each is in a queue or in the book, never in both, until it is removed."""
+"""All requests in the scheduler's care: each is in a queue or has a reservation, never both, until it is removed."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Mapping
@@ -12,9 +12,9 @@ from weir.scheduling.accounting.tenants import Tenants
 from weir.scheduling.accounting.tombstones import EndedRequests
 from weir.scheduling.accounting.usage import LaneUsage
 from weir.scheduling.limits.core_limits import CoreLimits
-from weir.scheduling.queues.intake import RequestFactory
 from weir.scheduling.queues.lanes import Lanes
-from weir.scheduling.request import ScheduledRequest
+from weir.scheduling.queues.request_factory import RequestFactory
+from weir.scheduling.request import PlacementPlan, ScheduledRequest
 
 
 class RequestTable:
@@ -71,40 +71,42 @@ class RequestTable:
         return request
 
     def adopt(self, submit: Submit, placement: Placement, num_output_tokens: int, now_s: float) -> ScheduledRequest:
-        """Books a request that an earlier scheduler granted, even over what is free: it is there already."""
+        """Reserves for a request that an earlier scheduler granted, even over what is free: it is there already."""
         request = self.factory.request(submit, self.factory.lane_of(submit), now_s, now_s, submit.num_prompt_tokens)
-        request.placement, request.num_output_tokens = placement, num_output_tokens
+        request.plan = PlacementPlan(placement, placement.num_reserved_pages)
+        request.num_output_tokens = num_output_tokens
         self._index(request, now_s, pays=False)
-        self._reservations(request, now_s)
+        self._reserve(request, now_s)
         return request
 
-    def place(self, request: ScheduledRequest, placement: Placement, now_s: float) -> None:
-        """From its queue into the book. What it takes to read its prompt is charged."""
+    def place(self, request: ScheduledRequest, plan: PlacementPlan, now_s: float) -> None:
+        """Out of its queue, with a reservation. What it takes to prefill it is charged."""
         self._take_out(request, now_s, taken_at_s=now_s)
-        request.placement = placement
-        self._reservations(request, now_s)
-        num_computed = max(1, request.submit.num_prompt_tokens - request.plan.num_cached_tokens)
+        request.plan = plan
+        self._reserve(request, now_s)
+        num_computed = max(1, request.submit.num_prompt_tokens - plan.num_cached_tokens)
         self._charge(request, PREFILL_PRICE * num_computed, now_s)
 
     def follow(self, request: ScheduledRequest, placement: Placement, now_s: float) -> None:
-        """Its gateway runs it under a grant that another scheduler made, whatever this one has booked for it."""
-        was_queued = request.placement is None
+        """Its gateway runs it under a grant that another scheduler made, whatever this one has reserved for it."""
+        was_queued = request.plan is None
         self._take_out(request, now_s, taken_at_s=now_s)
-        request.placement = placement
-        self._reservations(request, now_s)
+        plan = request.plan or PlacementPlan(placement, placement.num_reserved_pages)
+        request.plan = plan._replace(placement=placement)
+        self._reserve(request, now_s)
         if was_queued:
             self._charge(request, PREFILL_PRICE * request.submit.num_prompt_tokens, now_s)
 
     def queue_again(self, request: ScheduledRequest, submit: Submit, now_s: float) -> None:
-        """Under a newer dispatch, before everything that is submitted now; what it has booked is free. The lane must
-        exist."""
+        """Under a newer dispatch, before everything that is submitted now; what it has reserved is free. The lane
+        must exist."""
         self.remove(request, None, now_s)
         self.enqueue(submit, now_s, submit.num_prompt_tokens, is_ahead=True)
 
     def progressed(self, request: ScheduledRequest, num_output_tokens: int, now_s: float) -> None:
         """So many tokens of a granted request are delivered; what is new of it is charged."""
         num_new = num_output_tokens - request.num_output_tokens
-        if request.placement is None or num_new <= 0:
+        if request.plan is None or num_new <= 0:
             return
         request.num_output_tokens = num_output_tokens
         self._charge(request, DECODE_PRICE * num_new, now_s)
@@ -113,7 +115,7 @@ class RequestTable:
     def remove(
         self, request: ScheduledRequest, reply: SubmitReply | None, now_s: float, *, up_to_dispatch: int | None = None
     ) -> None:
-        """Out of everything. `reply` is what a late Submit will be told; None: the request may come back.
+        """Out of everything. `reply` answers a late Submit; None: the request may come back.
 
         `up_to_dispatch`: the newest one that is over; None: its gateway ended it.
         """
@@ -168,6 +170,19 @@ class RequestTable:
         self._requests |= {request.request_id: request for request in queued}
         self.lanes = lanes
 
+    def lane_metrics(self, counts: Mapping[str, int], now_s: float) -> dict[str, dict[str, float]]:
+        """lane -> metric -> value. `counts`: of the commands."""
+        return {
+            lane.name: {
+                "queued": float(self.lanes.num_queued(lane.name)),
+                "in_flight": float(self.usage.num_running(lane.name)),
+                "granted_total": float(counts.get(f"granted_{lane.name}", 0)),
+                "oldest_wait_s": self.lanes.oldest_wait_s(lane.name, now_s),
+                "priority": float(self._limits.lane_priority(lane.name)),
+            }
+            for lane in self._limits.lanes
+        }
+
     def metrics(self) -> dict[str, float]:
         gauges = {
             "queued": len(self.lanes),
@@ -192,14 +207,14 @@ class RequestTable:
         self._requests[request.request_id] = request
         self.gateways.add_request(request.submit.gateway_id, request.request_id, now_s)
 
-    def _reservations(self, request: ScheduledRequest, now_s: float) -> None:
+    def _reserve(self, request: ScheduledRequest, now_s: float) -> None:
         self.reservations.add(request, now_s)
         self.usage.add(request)
         self.tenants.count_in_flight(request.tenant, 1, now_s)
 
     def _take_out(self, request: ScheduledRequest, now_s: float, taken_at_s: float | None = None) -> None:
-        """Of its queue or of the book."""
-        if request.placement is None:
+        """Of its queue or of the reservations."""
+        if request.plan is None:
             self.lanes.remove(request, taken_at_s)
             self.tenants.count_queued(request.tenant, -1, now_s)
         else:
@@ -222,3 +237,41 @@ def _queues_alike(limits: CoreLimits) -> tuple[object, ...]:
     targets = {name: (tenant.ttft_slo_ms, tenant.itl_slo_ms) for name, tenant in limits.tenants_by_name.items()}
     orders = limits.lane_order, limits.tenant_order
     return limits.lanes, limits.default_lane, limits.default_tenant.name, orders, targets
+
+
+def check_requests(table: RequestTable) -> tuple[str, ...]:
+    """What does not add up; empty when all is well."""
+    errors = [*table.lanes.check_integrity(), *table.reservations.check_integrity()]
+    requests = table.requests
+    for request_id, request in requests.items():
+        is_in = (request_id in table.lanes, request_id in table.reservations)
+        if is_in != (request.placement is None, request.placement is not None):
+            errors.append(f"request {request_id}: (queued, reserved) is {is_in}, its placement {request.placement}")
+        if not table.gateways.has_request(request.submit.gateway_id, request_id):
+            errors.append(f"request {request_id} is not among those of gateway {request.submit.gateway_id}")
+    if len(table.lanes) + len(table.reservations) != len(requests):
+        errors.append(f"{len(table.lanes)} queued + {len(table.reservations)} granted are not {len(requests)}")
+    if table.gateways.num_requests != len(requests):
+        errors.append(f"gateways have {table.gateways.num_requests} requests, there are {len(requests)}")
+    errors += [f"request {i} lives and has a tombstone" for i in table.tombstones.ids() if i in requests]
+    return (*errors, *_check_counts(table, requests))
+
+
+def _check_counts(table: RequestTable, requests: Mapping[str, ScheduledRequest]) -> list[str]:
+    errors = []
+    queued = Counter(request.tenant for request in requests.values() if request.placement is None)
+    in_flight = Counter(request.tenant for request in requests.values() if request.placement is not None)
+    there = {tenant: (queued[tenant], in_flight[tenant]) for tenant in {**queued, **in_flight}}
+    counted = table.tenants.counts()
+    if counted != there:
+        errors.append(f"tenants count {counted} (queued, in flight), there are {there}")
+    running = dict(Counter(request.lane for request in requests.values() if request.placement is not None))
+    if table.usage.counts() != running:
+        errors.append(f"lanes count {table.usage.counts()} in flight, there are {running}")
+    for (model, lane), counters in table.fairness.items():
+        errors += [
+            f"counter of {name} in lane {lane} of {model}: {value}"
+            for name, value in counters.values.items()
+            if not 0 <= value < float("inf")
+        ]
+    return errors

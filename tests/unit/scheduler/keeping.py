@@ -1,4 +1,4 @@
-"""What follows a limits file: a keeper of rules alone, and the operators' calls of whole schedulers."""
+"""What follows a limits file: a limits keeper alone, and the operators' calls of whole schedulers."""
 
 import asyncio
 from collections.abc import Sequence
@@ -48,8 +48,8 @@ class Keeping:
     async def start(self) -> "Keeping":
         self.bucket = await self._hub.connect().bucket(SUBJECTS.configuration_bucket, durable=True)
         source = None if self._path is None else LimitsSource(self._path)
-        reservations = EffectiveLimits(make_limits(), self._policy)
-        self.keeper = LimitsKeeper(reservations, source, self.bucket, self._epoch, look_s=0.02)
+        effective_limits = EffectiveLimits(make_limits(), self._policy)
+        self.keeper = LimitsKeeper(effective_limits, source, self.bucket, self._epoch, look_s=0.02)
         await self.keeper.load()
         self.keeper.attach(lambda: self.told.append("limits"), lambda: self.told.append("policy"))
         await self.keeper.publish()

@@ -56,7 +56,7 @@ class MiniFleet:
         """Requests that were started."""
         self.queued: dict[str, Arrival] = {}
         self._running: dict[str, list[int]] = {}
-        """request -> [tokens drawn, tokens to draw]."""
+        """request -> [tokens sampled, tokens to sample]."""
         self._tenants: dict[str, str] = {}
         self._max_tokens = max_tokens
         self._num_pages, self._max_num_seqs = num_pages, max_num_seqs
@@ -71,15 +71,15 @@ class MiniFleet:
         self.queued[request_id] = arrival
 
     def step(self) -> None:
-        """Who can start starts; then each that runs draws a token."""
+        """Who can start starts; then each that runs samples a token."""
         self._take_grants()
-        for request_id, drawn in list(self._running.items()):
-            drawn[0] += 1
+        for request_id, sampled in list(self._running.items()):
+            sampled[0] += 1
             self._serve(request_id, 2.0)
-            self.core.progressed(request_id, drawn[0])
-            if drawn[0] == drawn[1]:
+            self.core.progressed(request_id, sampled[0])
+            if sampled[0] == sampled[1]:
                 del self._running[request_id]
-                self.core.finish(Finish(request_id, "g", 1, Outcome.FINISHED, drawn[0]))
+                self.core.finish(Finish(request_id, "g", 1, Outcome.FINISHED, sampled[0]))
         self._num_steps += 1
         self.clock.advance(STEP_S)
         if self._num_steps % 20 == 0:

@@ -30,7 +30,7 @@ from weir.bus.subjects import WORKER_TTL_S, Subjects
 from weir.core.clock import SystemClock
 from weir.core.tasks import end_tasks
 from weir.scheduling.limits.core_limits import CoreLimits
-from weir_scheduler.component import SchedulerComponent
+from weir_scheduler.component import SchedulerComponent, SchedulerSettings
 
 SUBJECTS = Subjects("test")
 
@@ -166,11 +166,8 @@ class Stack:
 
         component = SchedulerComponent(
             connect,
-            "test",
             scheduler_id,
-            self.limits,
-            limits_file=self.limits_file,
-            admin_key_file=self.admin_key_file,
+            SchedulerSettings("test", self.limits, self.limits_file, self.admin_key_file),
             tracer=self.tracer,
             clock=SystemClock(),
             request_shutdown=self.shutdowns.append,

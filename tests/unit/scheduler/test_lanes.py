@@ -8,7 +8,7 @@ from tests.unit.scheduler.rig import Rig, make_worker
 from weir.bus.messages import RefusalReason, WorkerRecord
 from weir.policy.registry import PolicySpec
 from weir.scheduling.limits.core_limits import CoreLimits, LaneLimits, TenantLimits
-from weir.scheduling.limits.placing_limits import MemoryTestName, PlacingLimits
+from weir.scheduling.limits.placing_limits import MemoryFitName, PlacingLimits
 
 
 def make_rig(*lanes: LaneLimits, workers: tuple[WorkerRecord, ...] = (), **changes: float | str | PlacingLimits) -> Rig:
@@ -46,7 +46,7 @@ def test_a_lane_takes_its_guarantee_back_from_less_urgent_borrowers_at_once() ->
 
 
 @pytest.mark.parametrize("memory_fit", ["conservative", "past-future"])
-def test_a_guarantee_is_taken_back_whatever_is_expected_of_the_borrowers(memory_fit: MemoryTestName) -> None:
+def test_a_guarantee_is_taken_back_whatever_is_expected_of_the_borrowers(memory_fit: MemoryFitName) -> None:
     lanes = lane("high", guaranteed_share=0.3), lane("low")
     limits = CoreLimits(
         lanes, "high", max_prefills=100, max_prefill_tokens=10**6, placing=PlacingLimits(memory_fit=memory_fit)
@@ -65,7 +65,7 @@ def test_a_guarantee_is_taken_back_whatever_is_expected_of_the_borrowers(memory_
     [("aggressive", 16, "low"), ("aggressive", 900, "high"), ("conservative", 16, "high")],
 )
 def test_a_request_is_inside_its_lanes_guarantee_as_it_is_charged(
-    memory_fit: MemoryTestName, prompt: int, first: str
+    memory_fit: MemoryFitName, prompt: int, first: str
 ) -> None:
     """The guarantee is 50 pages. Its worst case is 64 pages and more, its prompt 2 pages or 57."""
     lanes = lane("high"), lane("low", guaranteed_share=0.25)
@@ -118,7 +118,7 @@ def test_an_idle_guarantee_is_lent_as_soon_as_its_owner_waits_no_more() -> None:
 
 @pytest.mark.parametrize(("memory_fit", "starts"), [("conservative", False), ("aggressive", True)])
 def test_a_request_for_more_than_its_lane_ever_gets_is_given_up_and_holds_up_nobody(
-    memory_fit: MemoryTestName, starts: bool
+    memory_fit: MemoryFitName, starts: bool
 ) -> None:
     """30 of 100 pages are never lent. It needs 75 to its end, and 7 for its prompt."""
     lanes, placing = (lane("high", guaranteed_share=0.3), lane("low")), PlacingLimits(memory_fit=memory_fit)

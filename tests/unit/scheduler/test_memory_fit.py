@@ -6,18 +6,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weir.bus.messages import Submit
+from weir.scheduling.accounting.reservations import DecodeLoad
 from weir.scheduling.accounting.running_lengths import RunningLengths
 from weir.scheduling.limits.placing_limits import PlacingLimits
 from weir.scheduling.placement.memory_fit import (
     NUM_PAST,
     Aggressive,
     Conservative,
-    MemoryUse,
+    MemoryFit,
     OutputHistory,
     PastFuture,
     _Future,
     peak_tokens,
 )
+from weir.scheduling.workers.worker_state import ArenaLoad
 
 SEQUENCES = st.lists(st.tuples(st.integers(1, 50), st.integers(0, 30)), min_size=1, max_size=12)
 
@@ -45,8 +47,14 @@ def running(*sequences: tuple[int, int, int], now_s: float = 0.0) -> RunningLeng
     return lengths
 
 
-def use_of(*lengths: RunningLengths, pages: int = 1000, reserved: int = 0) -> MemoryUse:
-    return MemoryUse("a", pages, reserved, lengths)
+def arena_of(*lengths: RunningLengths, pages: int = 1000, reserved: int = 0) -> ArenaLoad:
+    loads = tuple(DecodeLoad(lengths=each, num_pages=reserved) for each in lengths or [RunningLengths()])
+    return ArenaLoad("a", pages, loads)
+
+
+def fits(test: MemoryFit, arena: ArenaLoad, submit: Submit, now_s: float = 0.0) -> bool:
+    """Where no share is guaranteed."""
+    return test.fits(arena, arena.num_pages, submit, now_s)
 
 
 def taught(test: PastFuture, *outputs: int) -> PastFuture:
@@ -105,61 +113,61 @@ def test_until_outputs_have_ended_the_worst_is_expected_and_then_what_was_seen()
 
 def test_the_conservative_test_books_the_worst_case() -> None:
     test = Conservative(overcommit=1.0)
-    assert test.fits(use_of(pages=100, reserved=68), submit(100, 400), 0.0)
-    assert not test.fits(use_of(pages=100, reserved=69), submit(100, 400), 0.0)
-    assert Conservative(2.0).fits(use_of(pages=100, reserved=168), submit(100, 400), 0.0)
+    assert fits(test, arena_of(pages=100, reserved=68), submit(100, 400), 0.0)
+    assert not fits(test, arena_of(pages=100, reserved=69), submit(100, 400), 0.0)
+    assert fits(Conservative(2.0), arena_of(pages=100, reserved=168), submit(100, 400), 0.0)
 
 
 def test_the_aggressive_test_looks_at_what_is_held_now() -> None:
-    use = use_of(running((800, 400, 1), (700, 400, 1)), pages=104, reserved=150)
-    assert Aggressive().fits(use, submit(100, 400), 0.0)
-    assert not Aggressive().fits(use, submit(200, 400), 0.0)
+    arena = arena_of(running((800, 400, 1), (700, 400, 1)), pages=104, reserved=150)
+    assert fits(Aggressive(), arena, submit(100, 400), 0.0)
+    assert not fits(Aggressive(), arena, submit(200, 400), 0.0)
 
 
 def test_past_future_admits_what_the_worst_case_forbids_and_refuses_what_would_overflow() -> None:
-    use = use_of(running(*[(100, 1000, 10)] * 10), pages=125, reserved=700)
+    arena = arena_of(running(*[(100, 1000, 10)] * 10), pages=125, reserved=700)
     short = taught(PastFuture(PlacingLimits(memory_fit="past-future")), 30)
     long = taught(PastFuture(PlacingLimits(memory_fit="past-future")), 900)
-    assert short.fits(use, submit(100, 1000), 0.0)
-    assert not long.fits(use, submit(100, 1000), 0.0)
-    assert not PastFuture(PlacingLimits()).fits(use, submit(100, 1000), 0.0), "nothing is known yet"
+    assert fits(short, arena, submit(100, 1000), 0.0)
+    assert not fits(long, arena, submit(100, 1000), 0.0)
+    assert not fits(PastFuture(PlacingLimits()), arena, submit(100, 1000), 0.0), "nothing is known yet"
 
 
 def test_the_reserve_is_left_free() -> None:
-    use = use_of(running(*[(100, 1000, 10)] * 10), pages=96)
-    assert taught(PastFuture(PlacingLimits(memory_reserve=0.0)), 30).fits(use, submit(), 0.0)
-    assert not taught(PastFuture(PlacingLimits(memory_reserve=0.1)), 30).fits(use, submit(), 0.0)
+    arena = arena_of(running(*[(100, 1000, 10)] * 10), pages=96)
+    assert fits(taught(PastFuture(PlacingLimits(memory_reserve=0.0)), 30), arena, submit(), 0.0)
+    assert not fits(taught(PastFuture(PlacingLimits(memory_reserve=0.1)), 30), arena, submit(), 0.0)
 
 
 def test_an_empty_memory_takes_any_request() -> None:
-    assert PastFuture(PlacingLimits()).fits(use_of(RunningLengths(), pages=32), submit(100, 400), 0.0)
+    assert fits(PastFuture(PlacingLimits()), arena_of(RunningLengths(), pages=32), submit(100, 400), 0.0)
 
 
 def test_a_refusal_holds_for_larger_requests_until_somebody_comes_or_goes_or_a_quarter_of_a_second_has_passed() -> None:
     lengths = running(*[(100, 1000, 10)] * 10)
     test = taught(PastFuture(PlacingLimits(memory_reserve=0.0)), 30)
-    assert not test.fits(use_of(lengths, pages=90), submit(100, 400), 0.0)
+    assert not fits(test, arena_of(lengths, pages=90), submit(100, 400), 0.0)
     lengths.start("r0", 0.0, 0.0)
-    assert test.fits(use_of(lengths, pages=100), submit(100, 400), 0.0), "another lane may have more"
-    assert not test.fits(use_of(lengths, pages=90), submit(100, 400), 0.0)
+    assert fits(test, arena_of(lengths, pages=100), submit(100, 400), 0.0), "another lane may have more"
+    assert not fits(test, arena_of(lengths, pages=90), submit(100, 400), 0.0)
     lengths.remove("r0")
-    assert test.fits(use_of(lengths, pages=90), submit(100, 400), 0.0)
+    assert fits(test, arena_of(lengths, pages=90), submit(100, 400), 0.0)
 
 
 def test_a_prediction_that_is_trusted_is_the_length() -> None:
-    use = use_of(running(*[(100, 1000, 10)] * 10), pages=125)
+    arena = arena_of(running(*[(100, 1000, 10)] * 10), pages=125)
     limits = PlacingLimits(memory_fit="predicted", memory_reserve=0.0)
     test = taught(PastFuture(limits, trusts_predictions=True), 30)
-    assert test.fits(use, submit(100, 2000, predicted=30), 0.0)
-    assert not test.fits(use, submit(100, 2000, predicted=1900), 0.0)
+    assert fits(test, arena, submit(100, 2000, predicted=30), 0.0)
+    assert not fits(test, arena, submit(100, 2000, predicted=1900), 0.0)
 
 
 def test_the_same_seed_draws_the_same() -> None:
-    use = use_of(running(*[(100, 1000, 10)] * 8), pages=190)
+    arena = arena_of(running(*[(100, 1000, 10)] * 8), pages=190)
 
     def answers(seed: int) -> list[bool]:
         test = taught(PastFuture(PlacingLimits(seed=seed)), 20, 300, 700, 40)
-        return [test.fits(use, submit(100), float(number)) for number in range(40)]
+        return [fits(test, arena, submit(100), float(number)) for number in range(40)]
 
     assert answers(3) == answers(3)
     assert answers(3) != answers(4)

@@ -43,7 +43,7 @@ def tell(rig: Rig, arena_id: str, pages: Sequence[int], sequence: int = 0) -> No
 
 
 def send(rig: Rig, request_id: str, pages: Sequence[int] = (), **changes: int) -> str:
-    """Submits a prompt of 1,600 tokens, or of these pages and one token more; says which worker reads it."""
+    """Submits a prompt of 1,600 tokens, or of these pages and one token more; returns its prefill worker."""
     prompt = changes.pop("prompt", 16 * len(pages) + 1 if pages else 1600)
     submit = replace(make_submit(request_id, prompt=prompt, **changes), page_hashes=packed(pages))  # type: ignore[arg-type]
     assert rig.core.submit(submit).queued
@@ -60,7 +60,7 @@ def test_a_prompt_goes_where_its_beginning_is_cached() -> None:
     assert rig.metric("placed_split_cached_total") == 1
 
 
-def test_it_goes_elsewhere_when_the_wait_there_is_longer_than_reading_it_anew() -> None:
+def test_it_goes_elsewhere_when_the_wait_there_is_longer_than_a_prefill_anew() -> None:
     rig = make_rig(*pairs(2))
     tell(rig, "h00", [])
     tell(rig, "h01", range(1, 11))
@@ -102,7 +102,7 @@ def test_a_worker_that_was_given_enough_takes_another_only_for_what_it_has_cache
     assert cached == "p00", f"though {other} is idle, or p00 is over its bound"
 
 
-def test_pools_of_many_workers_are_placed_by_a_few_drawn_ones_and_the_holders_of_the_prefix() -> None:
+def test_pools_of_many_workers_are_placed_by_a_few_sampled_ones_and_the_holders_of_the_prefix() -> None:
     rig = make_rig(*pairs(40))
     for number in range(40):
         tell(rig, f"h{number:02}", range(1, 30) if number == 33 else [])
@@ -120,14 +120,14 @@ def test_the_same_events_give_the_same_places() -> None:
     assert places() == places()
 
 
-def test_a_worker_without_prefill_workers_reads_its_prompts_itself() -> None:
+def test_a_decode_worker_without_prefill_workers_prefills_itself() -> None:
     rig = make_rig(local("d"))
     assert send(rig, "a") == "d"
     assert rig.placement("a").is_local
     assert rig.placement("a").reason.startswith("local:")
 
 
-def test_a_decode_worker_reads_a_prompt_when_the_prefill_queue_is_long_and_not_otherwise() -> None:
+def test_a_decode_worker_prefills_when_the_prefill_queue_is_long_and_not_otherwise() -> None:
     prefill = replace(make_worker("p", "prefill", context=100_000, pages=9000), cost=COST)
     rig = make_rig(prefill, local("d"))
     assert send(rig, "first", prompt=6000) == "p"
@@ -138,7 +138,7 @@ def test_a_decode_worker_reads_a_prompt_when_the_prefill_queue_is_long_and_not_o
     assert send(rig, "third", prompt=6000) == "p", "it would hold up what runs there"
 
 
-def test_pages_of_workers_with_memory_of_their_own_are_booked_there() -> None:
+def test_pages_of_workers_with_memory_of_their_own_are_reserved_there() -> None:
     prefill = replace(make_worker("p", "prefill", seqs=99), num_own_pages=50)
     decodes = [replace(make_worker(f"d{number}", "decode", seqs=99), num_own_pages=10) for number in range(2)]
     rig = make_rig(prefill, *decodes)

@@ -1,4 +1,4 @@
-"""What the scheduler writes down of a request: its targets in time, what is read before it, what its tenant owes."""
+"""What the scheduler keeps of a request: its targets in time, prefills before it, what its tenant owes."""
 
 from math import inf
 
@@ -10,9 +10,8 @@ from weir.policy.registry import PolicySpec
 from weir.scheduling.accounting.fairness import VirtualCounters
 from weir.scheduling.accounting.reservations import Reservations
 from weir.scheduling.limits.core_limits import CoreLimits, LaneLimits, TenantLimits
-from weir.scheduling.placement_plan import PlacementPlan
-from weir.scheduling.queues.intake import RequestFactory
-from weir.scheduling.request import ScheduledRequest
+from weir.scheduling.queues.request_factory import RequestFactory
+from weir.scheduling.request import PlacementPlan, ScheduledRequest
 from weir.scheduling.request_table import RequestTable
 
 LANES = (LaneLimits("urgent", 10, 60.0, ttft_slo_ms=400, itl_slo_ms=40), LaneLimits("batch", 10, 90.0))
@@ -49,16 +48,15 @@ def test_a_request_waits_as_long_as_its_lane_allows_or_its_client_if_that_is_les
     assert taken_in("urgent", "other", deadline_ms=99_000).expires_at_s == 160.0
 
 
-def test_what_was_read_is_waited_for_no_more() -> None:
-    """Three prompts of 300 ms each; the first is read, and 100 ms of the second."""
+def test_what_was_prefilled_is_waited_for_no_more() -> None:
+    """Three prompts of 300 ms each; the first is prefilled, and 100 ms of the second."""
     reservations = Reservations()
     requests = []
     for number in range(3):
         request = RequestFactory(LIMITS, PolicySpec("fcfs").make(), 0.0).request(
             make_submit(f"r{number}"), "batch", 5.0, 5.0, 16
         )
-        request.placement = Placement(1, "p", "p:1", "d", "d:1", 2)
-        request.plan = PlacementPlan(prefill_ms=300.0)
+        request.plan = PlacementPlan(Placement(1, "p", "p:1", "d", "d:1", 2), 2, prefill_ms=300.0)
         reservations.add(request, 10.0)
         requests.append(request)
     load = reservations.prefill_load("p")
@@ -97,8 +95,8 @@ def test_only_what_is_computed_of_a_prompt_is_charged() -> None:
     for num_cached, charged in ((0, 100.0), (90, 10.0), (100, 1.0)):
         table = RequestTable(LIMITS, PolicySpec("fcfs").make(), 0.0)
         request = table.enqueue(make_submit("r", "batch", tenant="paying", prompt=100), 1.0, 100)
-        request.plan = PlacementPlan(num_cached_tokens=num_cached)
-        table.place(request, Placement(1, "p", "p:1", "d", "d:1", 8), 2.0)
+        placement = Placement(1, "p", "p:1", "d", "d:1", 8)
+        table.place(request, PlacementPlan(placement, 8, num_cached_tokens=num_cached), 2.0)
         assert table.fairness.group("m", "batch")["paying"] == charged
 
 

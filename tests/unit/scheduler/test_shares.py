@@ -1,4 +1,4 @@
-"""Guaranteed shares of pages, and seats on a decode worker."""
+"""Guaranteed shares of pages, and slots of a decode worker."""
 
 import itertools
 
@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from weir.scheduling.accounting.shares import guaranteed_pages, pages_open_to
 from weir.scheduling.limits.core_limits import CoreLimits, LaneLimits
-from weir.scheduling.workers.slots import PriorityKey, slot_bound
+from weir.scheduling.request import PriorityKey
+from weir.scheduling.workers.slots import slot_bound
 
 
 def make_limits(*shares: float, lent_share: float = 1.0) -> CoreLimits:
@@ -87,7 +88,7 @@ def test_all_slots_booked_a_more_urgent_request_still_gets_one() -> None:
     assert has_slot(urgent, [batch, batch], 2, 1.0)
     assert has_slot(urgent, [urgent, batch, batch], 2, 1.0)
     assert not has_slot(urgent, [urgent, urgent, batch], 2, 1.0), "two more urgent ones are computed there already"
-    assert not has_slot(urgent, [standard, batch, batch, batch], 2, 1.0), "as many rest as may"
+    assert not has_slot(urgent, [standard, batch, batch, batch], 2, 1.0), "as many are paused as may"
     assert not has_slot(urgent, [batch, batch], 2, 0.0)
     assert has_slot(urgent, [batch], 1, 0.5), "a part of a slot is one"
 

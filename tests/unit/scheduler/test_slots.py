@@ -8,15 +8,15 @@ from weir.bus.messages import Placement
 from weir.core.scheduling import SchedulingParams
 from weir.policy.registry import PolicySpec
 from weir.scheduling.accounting.reservations import Reservations
-from weir.scheduling.queues.intake import RequestFactory
-from weir.scheduling.request import ScheduledRequest
+from weir.scheduling.queues.request_factory import RequestFactory
+from weir.scheduling.request import PlacementPlan, PriorityKey, ScheduledRequest
 from weir.scheduling.workers.pools import WorkerPools
-from weir.scheduling.workers.slots import PriorityKey, Vacancies, slot_bound
+from weir.scheduling.workers.slots import OpenSlots, slot_bound
 from weir.scheduling.workers.workers import Workers
 
 NUM_WORKERS = 3
-OVERBOOKING = 0.5
-INTAKE = RequestFactory(make_limits(), PolicySpec("fcfs").make(), 0.0)
+SLOT_OVERCOMMIT = 0.5
+FACTORY = RequestFactory(make_limits(), PolicySpec("fcfs").make(), 0.0)
 
 
 class World:
@@ -28,25 +28,18 @@ class World:
             for role in ("prefill", "decode"):
                 record = make_worker(f"{role}{number}", role, host=f"h{number}", seqs=max_num_seqs)
                 self.workers.put(record, 1, 0.0)
-        self.pools = WorkerPools(self.workers, self.reservations)
-        self.vacancies = Vacancies(self.pools, self.workers, self.reservations, OVERBOOKING)
+        self.pools = WorkerPools(self.workers, self.reservations, SLOT_OVERCOMMIT)
         self.running: list[ScheduledRequest] = []
         self._num_made = 0
 
     def take(self, worker: int, lane: int, rank: float) -> None:
         self._num_made += 1
         submit = make_submit(f"r{self._num_made}", LANES[lane].name)
-        request = INTAKE.request(submit, LANES[lane].name, 0.0, 0.0, 1)
+        request = FACTORY.request(submit, LANES[lane].name, 0.0, 0.0, 1)
         address = f"address-{worker}"
-        request.placement = Placement(
-            1,
-            f"prefill{worker}",
-            address,
-            f"decode{worker}",
-            address,
-            2,
-            SchedulingParams(request.scheduling.lane_priority, rank),
-        )
+        scheduling = SchedulingParams(request.scheduling.lane_priority, rank)
+        placement = Placement(1, f"prefill{worker}", address, f"decode{worker}", address, 2, scheduling)
+        request.plan = PlacementPlan(placement, 2)
         self.reservations.add(request, 0.0)
         self.running.append(request)
 
@@ -54,11 +47,16 @@ class World:
         if self.running:
             self.reservations.remove(self.running.pop(number % len(self.running)), 0.0)
 
+    @property
+    def slots(self) -> OpenSlots:
+        return self.pools.pool("m", "").slots
+
     def open_by_a_look_at_each(self, priority: PriorityKey) -> set[str]:
         return {
-            worker_state.worker_id
-            for worker_state in self.pools.decode_workers("m", "")
-            if priority < slot_bound(worker_state.decode.ranks, worker_state.max_num_seqs, OVERBOOKING)
+            worker.worker_id
+            for candidate in self.pools.pool("m", "").candidates
+            for worker in candidate.decode_workers
+            if priority < slot_bound(worker.decode.priorities, worker.max_num_seqs, SLOT_OVERCOMMIT)
         }
 
 
@@ -79,7 +77,7 @@ def test_open_slots_are_those_that_a_look_at_each_worker_finds(
             world.take(move[0], move[1], float(move[2]))
         if number % ask_every:
             continue
-        slots = world.vacancies.of("m", "")
+        slots = world.slots
         for lane_priority in range(3):
             for rank in (0.0, 1.5, 3.0):
                 priority = (-lane_priority, rank)
@@ -91,19 +89,19 @@ def test_open_slots_are_those_that_a_look_at_each_worker_finds(
 
 def test_however_many_moves_there_were_since_no_worker_is_forgotten() -> None:
     world = World(max_num_seqs=1)
-    assert len(world.vacancies.of("m", "").open_to((0, 0.0))) == NUM_WORKERS
+    assert len(world.slots.open_to((0, 0.0))) == NUM_WORKERS
     world.take(0, 0, 0.0)
     for _ in range(100):
         world.take(1, 0, 0.0)
         world.free(1)
-    assert set(world.vacancies.of("m", "").open_to((0, 0.0))) == {"decode1", "decode2"}
+    assert set(world.slots.open_to((0, 0.0))) == {"decode1", "decode2"}
 
 
 def test_a_worker_that_comes_has_its_slots_open_at_once() -> None:
     world = World(max_num_seqs=1)
     for worker in range(NUM_WORKERS):
         world.take(worker, 0, 0.0)
-    assert not world.vacancies.of("m", "").open_to((0, 0.0))
+    assert not world.slots.open_to((0, 0.0))
     for role in ("prefill", "decode"):
         world.workers.put(make_worker(f"{role}9", role, host="h9", seqs=1), 1, 0.0)
-    assert set(world.vacancies.of("m", "").open_to((0, 0.0))) == {"decode9"}
+    assert set(world.slots.open_to((0, 0.0))) == {"decode9"}

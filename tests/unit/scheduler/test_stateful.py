@@ -1,4 +1,4 @@
-"""Anything may happen in any order: the books add up, order and bounds hold, everything ends once, nothing is left."""
+"""Anything may happen in any order: counts add up, order and bounds hold, everything ends once, nothing is left."""
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st

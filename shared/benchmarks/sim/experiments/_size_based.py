@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from benchmarks.sim.experiment import traces_folder
 from weir.scheduling.limits.core_limits import CoreLimits, LaneLimits
-from weir.scheduling.limits.placing_limits import MemoryTestName, PlacingLimits
+from weir.scheduling.limits.placing_limits import MemoryFitName, PlacingLimits
 from weir.sim.results.metrics import summarize, ttft_s
 from weir.sim.results.outcome import RequestOutcome, SimResult
 from weir.sim.workloads.mixing import Lengths
@@ -20,7 +20,7 @@ PREDICTION_S = 0.0008
 """Charged to every request whose length is predicted: what a prediction may take on one core."""
 
 
-def open_limits(memory_fit: MemoryTestName = "conservative", max_prefill_tokens: int = 2048) -> CoreLimits:
+def open_limits(memory_fit: MemoryFitName = "conservative", max_prefill_tokens: int = 2048) -> CoreLimits:
     """One lane that refuses nobody and gives nobody up; one queue, for there is one tenant."""
     lane = LaneLimits("batch", max_queued=50_000, max_wait_s=86_400.0)
     placing = PlacingLimits(memory_fit=memory_fit)

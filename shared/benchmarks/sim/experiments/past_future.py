@@ -9,7 +9,7 @@ from benchmarks.sim.experiment import Case, Check, Experiment, Figure, Size
 from benchmarks.sim.experiments._size_based import SHAREGPT, lengths_of, open_limits
 from benchmarks.sim.report import show
 from benchmarks.sim.results import Results
-from weir.scheduling.limits.placing_limits import MemoryTestName, PlacingLimits
+from weir.scheduling.limits.placing_limits import MemoryFitName, PlacingLimits
 from weir.sim.profile import load_profile
 from weir.sim.results.metrics import Slo, Slos, summarize
 from weir.sim.simulator import simulate
@@ -22,7 +22,7 @@ _PROFILE = "h100-llama3-8b"
 _KV_TOKENS = 60_000
 _RATES_A_S = (3.0, 4.0, 5.0)
 _SLOS = Slos(Slo(ttft_s=10.0, worst_gap_s=1.5))
-_ARMS: Mapping[str, MemoryTestName] = {
+_ARMS: Mapping[str, MemoryFitName] = {
     "conservative": "conservative",
     "aggressive": "aggressive",
     "past-future": "past-future",

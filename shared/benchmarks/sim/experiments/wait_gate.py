@@ -9,7 +9,7 @@ from benchmarks.sim.experiment import Case, Check, Experiment, Figure, Size
 from benchmarks.sim.experiments._size_based import figures, open_limits
 from benchmarks.sim.report import show
 from benchmarks.sim.results import Results
-from weir.scheduling.limits.placing_limits import MemoryTestName
+from weir.scheduling.limits.placing_limits import MemoryFitName
 from weir.sim.profile import load_profile
 from weir.sim.results.metrics import gap_percentile_s
 from weir.sim.simulator import simulate
@@ -27,7 +27,7 @@ _LIGHT, _NEAR, _OVER, _BURSTS = "0.5x", "0.9x", "1.5x", "0.8x, bursts"
 _LOADS = {_LIGHT: 0.5, _NEAR: 0.9, _OVER: 1.5, _BURSTS: 0.8}
 _FCFS, _WAIT, _NESTED, _PAST_FUTURE = "fcfs", "wait", "nested-wait", "fcfs, past-future admission"
 _STUBBORN = "wait, always waits"
-_ARMS: Mapping[str, tuple[str, Mapping[str, float], MemoryTestName]] = {
+_ARMS: Mapping[str, tuple[str, Mapping[str, float], MemoryFitName]] = {
     _FCFS: ("fcfs", {}, "aggressive"),
     _WAIT: ("wait", {}, "aggressive"),
     _STUBBORN: ("wait", {"max_variation": 1e9}, "aggressive"),

@@ -1,4 +1,4 @@
-"""The gateways that are alive, and which requests each says it holds."""
+"""The gateways that are alive, and which requests each of them holds."""
 
 from dataclasses import dataclass, field
 
@@ -13,11 +13,11 @@ class _Gateway:
     listed: set[str] = field(default_factory=set)
     """Requests in the parts of `sequence` that have come."""
     request_ids: set[str] = field(default_factory=set)
-    """Requests of the gateway in the scheduler's books."""
+    """Requests of the gateway that the scheduler knows."""
 
 
 class Gateways:
-    """Whoever says no list for `ttl_s` is gone."""
+    """A gateway that sends no list for `ttl_s` is gone."""
 
     def __init__(self, ttl_s: float) -> None:
         self._ttl_s = ttl_s
@@ -53,7 +53,7 @@ class Gateways:
             gateway.request_ids.discard(request_id)
 
     def hear(self, held: Held, now_s: float) -> bool:
-        """Takes one message in. False: it is late or came before, so that it says nothing."""
+        """Takes one message in. False: it is late or came before, so that it changes nothing."""
         gateway = self._gateways.setdefault(held.gateway_id, _Gateway(now_s))
         if held.sequence < gateway.sequence or (held.sequence == gateway.sequence and held.part in gateway.parts):
             return False
@@ -67,7 +67,7 @@ class Gateways:
         return True
 
     def missing_from(self, held: Held) -> list[str]:
-        """Requests in the books that the list lacks; none while parts of it are outstanding."""
+        """Known requests that the list lacks; none while parts of it are outstanding."""
         gateway = self._gateways[held.gateway_id]
         return sorted(gateway.request_ids - gateway.listed) if len(gateway.parts) >= held.num_parts else []
 

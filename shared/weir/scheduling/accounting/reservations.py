@@ -1,4 +1,4 @@
-"""What granted requests have booked on each worker."""
+"""What granted requests have reserved on each worker."""
 
 from bisect import bisect_left, insort
 from collections import Counter, deque
@@ -8,21 +8,18 @@ from itertools import islice
 from typing import NamedTuple
 
 from weir.scheduling.accounting.running_lengths import RunningLengths
-from weir.scheduling.request import ScheduledRequest
+from weir.scheduling.request import PlacementPlan, PriorityKey, ScheduledRequest
 
 _MAX_MOVED = 64
-
-_SeatRank = tuple[int, float]
-"""(-lane priority, rank): smaller stands before."""
 
 
 @dataclass(slots=True)
 class DecodeLoad:
-    """Booked on one decode worker: a slot each, and pages of its memory."""
+    """Reserved on one decode worker: a slot for each request, and pages of its arena."""
 
     request_ids: set[str] = field(default_factory=set)
-    ranks: list[_SeatRank] = field(default_factory=list)
-    """Of those booked, ascending."""
+    priorities: list[PriorityKey] = field(default_factory=list)
+    """Of these requests, ascending."""
     num_pages: int = 0
     """By the worst case."""
     num_context_tokens: int = 0
@@ -31,7 +28,7 @@ class DecodeLoad:
     lengths: RunningLengths = field(default_factory=RunningLengths)
 
 
-class _Prompt(NamedTuple):
+class _PendingPrompt(NamedTuple):
     granted_at_s: float
     num_tokens: int
     prefill_ms: float
@@ -40,26 +37,26 @@ class _Prompt(NamedTuple):
 
 @dataclass(slots=True)
 class PrefillLoad:
-    """Prompts on one worker that it has not read yet, oldest grant first."""
+    """Prompts on one worker that it has not prefilled yet, oldest grant first."""
 
-    prompts: dict[str, _Prompt] = field(default_factory=dict)
+    prompts: dict[str, _PendingPrompt] = field(default_factory=dict)
     num_tokens: int = 0
     """That are not cached."""
     prefill_ms: float = 0.0
     moved_at_s: float = 0.0
-    """When the first one came to its turn."""
+    """When the first one became the first."""
 
     @property
     def num_prompts(self) -> int:
         return len(self.prompts)
 
     def ahead_of(self, lane_priority: int) -> tuple[int, int]:
-        """(prompts, tokens) of lanes at least as urgent: a worker reads an urgent prompt before all others."""
+        """(prompts, tokens) of lanes at least as urgent: a worker prefills an urgent prompt before all others."""
         ahead = [prompt.num_tokens for prompt in self.prompts.values() if prompt.lane_priority >= lane_priority]
         return len(ahead), sum(ahead)
 
     def queue_ms(self, now_s: float) -> float:
-        """Until all of them are read, by estimate."""
+        """Until all of them are prefilled, by estimate."""
         if not self.prompts:
             return 0.0
         first_ms = next(iter(self.prompts.values())).prefill_ms
@@ -70,7 +67,7 @@ _NO_PREFILLS = PrefillLoad()
 
 
 class Reservations:
-    """Bookings of granted requests; freeing twice does no harm."""
+    """Of granted requests; freeing twice does no harm."""
 
     def __init__(self) -> None:
         self._requests: dict[str, ScheduledRequest] = {}
@@ -113,35 +110,32 @@ class Reservations:
             load = self._prefill[worker_id] = PrefillLoad()
         return load
 
-    def pages_by_lane(self, worker_id: str) -> Counter[str]:
-        """Charged on a decode worker. To be read only."""
-        return self.decode_load(worker_id).pages_by_lane
-
     def try_moved_since(self, num_moves: int) -> Sequence[str] | None:
         """The decode workers where slots were taken or became free since there were so many moves; None: too many."""
         num_new = self.num_moves - num_moves
         return None if num_new > len(self._moved) else list(islice(reversed(self._moved), num_new))
 
     def forget_idle(self, known_ids: Container[str]) -> None:
-        """Drops the loads of workers that are not known any more; what is booked on one of them stays booked."""
+        """Drops the loads of workers that are not known any more; what is reserved on one of them stays reserved."""
         for worker_id in [i for i, load in self._decode.items() if i not in known_ids and not load.request_ids]:
             del self._decode[worker_id]
         for worker_id in [i for i, load in self._prefill.items() if i not in known_ids and not load.prompts]:
             del self._prefill[worker_id]
 
     def add(self, request: ScheduledRequest, now_s: float) -> None:
-        """`request.placement` says where, `request.plan` what was estimated; its prompt counts as unread."""
-        placement, submit, plan = request.placement, request.submit, request.plan
-        if placement is None or request.request_id in self._requests:
-            raise ValueError(f"request {request.request_id}: not placed, or booked already")
+        """By `request.plan`; its prompt counts as not prefilled."""
+        plan, submit = request.plan, request.submit
+        if plan is None or request.request_id in self._requests:
+            raise ValueError(f"request {request.request_id}: has no plan, or has its reservation already")
+        placement = plan.placement
         self._requests[request.request_id] = request
         self._slot_moved(placement.decode_worker_id)
         decode = self.decode_load(placement.decode_worker_id)
         decode.request_ids.add(request.request_id)
-        insort(decode.ranks, _priority_rank(request))
+        insort(decode.priorities, _priority_at_worker(plan))
         decode.num_pages += placement.num_reserved_pages
         decode.num_context_tokens += submit.num_prompt_tokens
-        decode.pages_by_lane[request.lane] += plan.num_charged_pages or placement.num_reserved_pages
+        decode.pages_by_lane[request.lane] += plan.num_charged_pages
         decode.lengths.add(
             request.request_id, submit.num_prompt_tokens, submit.max_tokens, submit.predicted_output_tokens, now_s
         )
@@ -149,7 +143,7 @@ class Reservations:
         if not prefill.prompts:
             prefill.moved_at_s = now_s
         num_tokens = max(0, submit.num_prompt_tokens - plan.num_cached_tokens)
-        prefill.prompts[request.request_id] = _Prompt(
+        prefill.prompts[request.request_id] = _PendingPrompt(
             now_s, num_tokens, plan.prefill_ms, placement.scheduling.lane_priority
         )
         prefill.num_tokens += num_tokens
@@ -157,18 +151,18 @@ class Reservations:
 
     def mark_prefilled(self, request: ScheduledRequest, now_s: float) -> None:
         """Its first token is there."""
-        placement = request.placement
-        load = self._prefill.get(placement.prefill_worker_id) if placement else None
+        plan = request.plan
+        load = self._prefill.get(plan.placement.prefill_worker_id) if plan else None
         prompt = load.prompts.pop(request.request_id, None) if load else None
-        if placement is None or load is None or prompt is None:
+        if plan is None or load is None or prompt is None:
             return
         self.num_frees += 1
         load.num_tokens -= prompt.num_tokens
         load.prefill_ms = load.prefill_ms - prompt.prefill_ms if load.prompts else 0.0
         load.moved_at_s = now_s
-        per_s = 1000 / request.plan.itl_ms if request.plan.itl_ms else 0.0
-        decode = self.decode_load(placement.decode_worker_id)
-        decode.num_context_tokens += decode.lengths.start(request.request_id, per_s, now_s)
+        tokens_per_s = 1000 / plan.itl_ms if plan.itl_ms else 0.0
+        decode = self.decode_load(plan.placement.decode_worker_id)
+        decode.num_context_tokens += decode.lengths.start(request.request_id, tokens_per_s, now_s)
 
     def progressed(self, request_id: str, num_output_tokens: int, now_s: float) -> None:
         """A report of how far a request is."""
@@ -179,7 +173,7 @@ class Reservations:
         load.num_context_tokens += load.lengths.progressed(request_id, num_output_tokens, now_s)
 
     def settle_prefills(self, worker_id: str, num_on_worker: int, granted_before_s: float, now_s: float) -> None:
-        """The worker itself says how many it has: of the grants that must have reached it, the oldest are done."""
+        """The worker itself reports how many it has: of the grants that must have reached it, the oldest are done."""
         prompts = self._prefill.get(worker_id, _NO_PREFILLS).prompts
         reached = [request_id for request_id, prompt in prompts.items() if prompt.granted_at_s < granted_before_s]
         for request_id in reached[: max(0, len(reached) - num_on_worker)]:
@@ -187,23 +181,23 @@ class Reservations:
 
     def remove(self, request: ScheduledRequest, now_s: float) -> None:
         self.mark_prefilled(request, now_s)
-        placement = request.placement
-        if placement is None or self._requests.pop(request.request_id, None) is None:
+        plan = request.plan
+        if plan is None or self._requests.pop(request.request_id, None) is None:
             return
         self.num_frees += 1
         self.num_ends += 1
-        self._slot_moved(placement.decode_worker_id)
-        load = self.decode_load(placement.decode_worker_id)
+        self._slot_moved(plan.placement.decode_worker_id)
+        load = self.decode_load(plan.placement.decode_worker_id)
         load.request_ids.discard(request.request_id)
-        del load.ranks[bisect_left(load.ranks, _priority_rank(request))]
-        load.num_pages -= placement.num_reserved_pages
-        load.pages_by_lane[request.lane] -= request.plan.num_charged_pages or placement.num_reserved_pages
+        del load.priorities[bisect_left(load.priorities, _priority_at_worker(plan))]
+        load.num_pages -= plan.placement.num_reserved_pages
+        load.pages_by_lane[request.lane] -= plan.num_charged_pages
         num_emitted = load.lengths.num_reported(request.request_id)
         load.num_context_tokens -= request.submit.num_prompt_tokens + num_emitted
         load.lengths.remove(request.request_id)
 
     def requests_on(self, worker_id: str) -> list[ScheduledRequest]:
-        """Those that end with the worker: all on a decode worker, those not read yet on a prefill worker."""
+        """All on a decode worker, those that are not prefilled yet on a prefill worker."""
         decode, prefill = self._decode.get(worker_id), self._prefill.get(worker_id)
         ids = sorted((decode.request_ids if decode else set()) | (prefill.prompts.keys() if prefill else set()))
         return [self._requests[request_id] for request_id in ids]
@@ -215,13 +209,13 @@ class Reservations:
         for worker_id, load in self._decode.items():
             mine = {i: p for i, p in placements.items() if p is not None and p.decode_worker_id == worker_id}
             if mine.keys() != load.request_ids or sum(p.num_reserved_pages for p in mine.values()) != load.num_pages:
-                errors.append(f"decode worker {worker_id}: {load.num_pages} pages booked by {len(load.request_ids)}")
-            if not len(mine) == len(load.ranks) == len(load.lengths) or (not mine and load.num_context_tokens):
-                errors.append(f"decode worker {worker_id}: {len(mine)} requests, {len(load.ranks)} ranks")
+                errors.append(f"decode worker {worker_id}: {load.num_pages} pages reserved by {len(load.request_ids)}")
+            if not len(mine) == len(load.priorities) == len(load.lengths) or (not mine and load.num_context_tokens):
+                errors.append(f"decode worker {worker_id}: {len(mine)} requests, {len(load.priorities)} priorities")
             if any(num_pages < 0 for num_pages in load.pages_by_lane.values()):
                 errors.append(f"decode worker {worker_id}: lanes are charged {dict(load.pages_by_lane)} pages")
         if sum(len(load.request_ids) for load in self._decode.values()) != len(self._requests):
-            errors.append(f"{len(self._requests)} requests are granted, not as many decode slots are booked")
+            errors.append(f"{len(self._requests)} requests are granted, not as many decode slots are reserved")
         for worker_id, prefill in self._prefill.items():
             tokens = [prompt.num_tokens for request_id, prompt in prefill.prompts.items() if request_id in placements]
             if len(tokens) != prefill.num_prompts or sum(tokens) != prefill.num_tokens:
@@ -233,6 +227,7 @@ class Reservations:
         self._moved.append(worker_id)
 
 
-def _priority_rank(request: ScheduledRequest) -> _SeatRank:
-    placement = request.placement
-    return (0, 0.0) if placement is None else (-placement.scheduling.lane_priority, placement.scheduling.rank)
+def _priority_at_worker(plan: PlacementPlan) -> PriorityKey:
+    """Of the grant: of a request that an earlier scheduler granted, that one's."""
+    scheduling = plan.placement.scheduling
+    return -scheduling.lane_priority, scheduling.rank

@@ -97,8 +97,8 @@ class RunningLengths:
             self._changed.add(row)
         self.version += 1
 
-    def _array(self, fact: int) -> Floats:
-        array: Floats = self._arrays()[fact]
+    def _array(self, column: int) -> Floats:
+        array: Floats = self._arrays()[column]
         return array
 
     def _arrays(self) -> Floats:

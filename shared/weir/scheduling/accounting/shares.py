@@ -9,7 +9,7 @@ from weir.scheduling.limits.core_limits import CoreLimits
 
 
 def guaranteed_pages(lane: str, num_pages: int, limits: CoreLimits) -> int:
-    """Of one memory of `num_pages`."""
+    """Of one arena of `num_pages`."""
     lane_limits = limits.lanes_by_name.get(lane)
     return int(lane_limits.guaranteed_share * num_pages) if lane_limits else 0
 
@@ -17,12 +17,12 @@ def guaranteed_pages(lane: str, num_pages: int, limits: CoreLimits) -> int:
 def pages_open_to(
     lane: str, used_by_lane: Mapping[str, int], num_pages: int, limits: CoreLimits, wanting: Collection[str] = ()
 ) -> int:
-    """Pages of one memory that a request of the lane may book now; at least 0.
+    """Pages of one arena that a request of the lane may reserve now; at least 0.
 
-    Inside its guarantee a lane may book what less urgent lanes have borrowed, even though it is not free yet: decode
-    workers preempt the least urgent first. What more urgent lanes have borrowed comes back as their requests end. Over
-    its guarantee it may book what is free, less what is kept of others' idle guarantees: all of it for those that are
-    `wanting`, who have requests waiting; else the part that is not lent.
+    Inside its guarantee a lane may reserve what less urgent lanes have borrowed, even though it is not free yet:
+    decode workers preempt the least urgent first. What more urgent lanes have borrowed comes back as their requests
+    end. Over its guarantee it may reserve what is free, less what is kept of others' idle guarantees: all of it for
+    those that are `wanting`, who have requests waiting; else the part that is not lent.
     """
     num_free = num_pages - sum(used_by_lane.values())
     num_kept = num_lendable = num_borrowed = 0

@@ -102,8 +102,8 @@ class Tenants:
         return account is not None and 0 < account.limits.max_in_flight <= account.num_in_flight
 
     def metrics(self, now_s: float) -> dict[str, dict[str, float]]:
-        """tenant -> figure -> value."""
-        return {name: _figures(account, now_s) for name, account in sorted(self._accounts.items())}
+        """tenant -> metric -> value."""
+        return {name: _metrics(account, now_s) for name, account in sorted(self._accounts.items())}
 
     def counts(self) -> dict[str, tuple[int, int]]:
         """tenant -> (queued, in flight), of those that have any."""
@@ -164,7 +164,7 @@ def _num_tokens(submit: Submit) -> int:
     return submit.num_prompt_tokens + submit.max_tokens
 
 
-def _figures(account: _Account, now_s: float) -> dict[str, float]:
+def _metrics(account: _Account, now_s: float) -> dict[str, float]:
     metrics = {
         "queued": float(account.num_queued),
         "in_flight": float(account.num_in_flight),

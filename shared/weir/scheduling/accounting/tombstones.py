@@ -26,13 +26,13 @@ class EndedRequests:
     def __init__(self, max_count: int, ttl_s: float) -> None:
         self._max_count = max_count
         self._ttl_s = ttl_s
-        self._stones: OrderedDict[str, _Tombstone] = OrderedDict()
+        self._tombstones: OrderedDict[str, _Tombstone] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._stones)
+        return len(self._tombstones)
 
     def ids(self) -> list[str]:
-        return list(self._stones)
+        return list(self._tombstones)
 
     def put(self, request_id: str, reply: SubmitReply, now_s: float, *, dispatch: int | None = None) -> None:
         """`reply` answers a Submit of the request from now on; one that says when to try again, until then.
@@ -40,26 +40,26 @@ class EndedRequests:
         `dispatch`: the newest one that is over; None: its gateway ended it.
         """
         answers_for_s = reply.retry_after_ms / 1000 if reply.retry_after_ms else self._ttl_s
-        self._stones.pop(request_id, None)
-        self._stones[request_id] = _Tombstone(reply, now_s + answers_for_s, now_s + self._ttl_s, dispatch)
-        if len(self._stones) > self._max_count:
-            self._stones.popitem(last=False)
+        self._tombstones.pop(request_id, None)
+        self._tombstones[request_id] = _Tombstone(reply, now_s + answers_for_s, now_s + self._ttl_s, dispatch)
+        if len(self._tombstones) > self._max_count:
+            self._tombstones.popitem(last=False)
 
     def remove(self, request_id: str) -> None:
-        self._stones.pop(request_id, None)
+        self._tombstones.pop(request_id, None)
 
     def try_reply(self, submit: Submit, now_s: float) -> SubmitReply | None:
-        stone = self._stones.get(submit.request_id)
-        is_answer = stone is not None and stone.covers(submit.dispatch) and now_s < stone.answers_until_s
-        return stone.reply if stone is not None and is_answer else None
+        tombstone = self._tombstones.get(submit.request_id)
+        is_answer = tombstone is not None and tombstone.covers(submit.dispatch) and now_s < tombstone.answers_until_s
+        return tombstone.reply if tombstone is not None and is_answer else None
 
     def covers(self, entry: HeldRequest) -> bool:
         """Whether its gateway holds a request that is over: it has not heard of it yet."""
-        stone = self._stones.get(entry.submit.request_id)
-        if stone is None:
+        tombstone = self._tombstones.get(entry.submit.request_id)
+        if tombstone is None:
             return False
-        return stone.dispatch is None if entry.placement is not None else stone.covers(entry.submit.dispatch)
+        return tombstone.dispatch is None if entry.placement is not None else tombstone.covers(entry.submit.dispatch)
 
     def expire(self, now_s: float) -> None:
-        while self._stones and next(iter(self._stones.values())).expires_at_s <= now_s:
-            self._stones.popitem(last=False)
+        while self._tombstones and next(iter(self._tombstones.values())).expires_at_s <= now_s:
+            self._tombstones.popitem(last=False)

@@ -20,22 +20,16 @@ class LaneUsage:
 
     def add(self, request: ScheduledRequest) -> None:
         self._num_running[request.lane] += 1
-        self._num_pages[request.submit.model, request.lane] += _num_pages(request)
+        self._num_pages[request.submit.model, request.lane] += request.plan.num_charged_pages if request.plan else 0
 
     def remove(self, request: ScheduledRequest) -> None:
-        """With the placement and the plan that it was added with."""
+        """With the plan that it was added with."""
         self._num_running[request.lane] -= 1
         key = request.submit.model, request.lane
-        self._num_pages[key] -= _num_pages(request)
+        self._num_pages[key] -= request.plan.num_charged_pages if request.plan else 0
         if not self._num_pages[key]:
             del self._num_pages[key]
 
     def counts(self) -> dict[str, int]:
         """lane -> requests in flight, of lanes that have any."""
         return dict(+self._num_running)
-
-
-def _num_pages(request: ScheduledRequest) -> int:
-    if request.plan.num_charged_pages:
-        return request.plan.num_charged_pages
-    return request.placement.num_reserved_pages if request.placement else 0

@@ -1,26 +1,14 @@
 """Whether a new request may wait at all."""
 
-from typing import NamedTuple
-
 from weir.bus.messages import RefusalReason, Submit
+from weir.scheduling.admission.deadlines import DeadlineEstimator
+from weir.scheduling.commands import WORKER_RETRY_MS, Refusal
 from weir.scheduling.limits.core_limits import CoreLimits
-from weir.scheduling.placement.deadlines import DeadlineEstimator
 from weir.scheduling.queues.rate import Rates
 from weir.scheduling.request import num_reserved_pages
 from weir.scheduling.request_table import RequestTable
-from weir.scheduling.workers.capacity import Capacity
+from weir.scheduling.workers.pools import WorkerPools
 from weir.scheduling.workers.workers import Workers
-
-WORKER_RETRY_MS = 2000
-"""A worker that died is back, or another has shown itself, after about this long."""
-
-
-class Refusal(NamedTuple):
-    """Why, in a word and in a sentence, and milliseconds until a retry makes sense (0: never)."""
-
-    reason: RefusalReason
-    message: str
-    retry_after_ms: int = 0
 
 
 class Admission:
@@ -31,16 +19,16 @@ class Admission:
         limits: CoreLimits,
         requests: RequestTable,
         workers: Workers,
-        capacity: Capacity,
+        pools: WorkerPools,
         rates: Rates,
-        deadline_estimator: DeadlineEstimator,
+        deadlines: DeadlineEstimator,
     ) -> None:
         self._limits = limits
         self._requests = requests
         self._workers = workers
-        self._capacity = capacity
+        self._pools = pools
         self._rates = rates
-        self._deadline_estimator = deadline_estimator
+        self._deadlines = deadlines
 
     def try_refuse(self, submit: Submit, *, is_gathering: bool, now_s: float) -> Refusal | None:
         """None: it may wait."""
@@ -62,13 +50,13 @@ class Admission:
         model = submit.model
         if not self._workers.knows_model(model):
             return Refusal(RefusalReason.UNKNOWN_MODEL, f"no worker ever served model {model!r}")
-        pool = self._capacity.of(model, group)
-        if not pool.hosts:
-            message = f"no host has workers that can read and answer for model {model!r} now"
+        pool = self._pools.pool(model, group)
+        if not pool.host_sizes:
+            message = f"no host has workers that can prefill and decode for model {model!r} now"
             return Refusal(RefusalReason.NO_WORKER, message, WORKER_RETRY_MS)
         num_tokens, num_pages = submit.num_prompt_tokens + submit.max_tokens, num_reserved_pages(submit)
         if not pool.can_ever_hold(num_tokens, num_pages):
-            most_pages, most_tokens = (max(sizes) for sizes in zip(*pool.hosts, strict=True))
+            most_pages, most_tokens = (max(sizes) for sizes in zip(*pool.host_sizes, strict=True))
             message = (
                 f"prompt {submit.num_prompt_tokens} + max_tokens {submit.max_tokens} = {num_tokens} tokens "
                 f"({num_pages} pages): the largest host holds {most_pages} pages "
@@ -80,8 +68,7 @@ class Admission:
     def _try_refuse_for_time(self, submit: Submit, name: str, tenant: str, now_s: float) -> Refusal | None:
         num_ahead = self._requests.lanes.num_ahead(submit.model, name, tenant)
         wait_ms = 1000 * self._rates.wait_s(submit.model, num_ahead, now_s)
-        late = self._deadline_estimator.try_late(submit, name, wait_ms, now_s)
-        return Refusal(RefusalReason.DEADLINE, late.message, late.retry_after_ms) if late else None
+        return self._deadlines.try_refuse(submit, name, wait_ms, now_s)
 
     def _try_refuse_for_room(self, submit: Submit, name: str, tenant: str, now_s: float) -> Refusal | None:
         lanes, model = self._requests.lanes, submit.model

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from weir.bus.messages import RefusalReason, Submit
-from weir.scheduling.admission.admission import Refusal
-from weir.scheduling.admission.endings import RequestCloser
+from weir.scheduling.admission.request_closer import RequestCloser
+from weir.scheduling.commands import Refusal
 from weir.scheduling.limits.core_limits import CoreLimits
 from weir.scheduling.queues.rate import Rates
 from weir.scheduling.request import ScheduledRequest
@@ -16,7 +16,7 @@ _MAX_AT_ONCE = 256
 
 
 class Shedding:
-    """What would wait longer than it may is given up when that is foreseen, not after it has waited for nothing."""
+    """What would wait longer than it may is given up when that is estimated, not after it has waited for nothing."""
 
     def __init__(self, limits: CoreLimits, requests: RequestTable, rates: Rates, closer: RequestCloser) -> None:
         self._limits = limits
@@ -67,7 +67,7 @@ class Shedding:
                     yield request, refusal
 
     def _try_shed(self, model: str, lane: str, num_ahead: int, max_wait_s: float, now_s: float) -> Refusal | None:
-        """None: it is not foreseen that a request of the lane waits for too long, with so many before it."""
+        """None: by estimate a request of the lane does not wait for too long, with so many before it."""
         wait_s = self._rates.wait_s(model, num_ahead, now_s)
         if wait_s <= _DOUBT * max_wait_s:
             return None

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from weir.bus.subjects import WORKER_TTL_S
-from weir.scheduling.limits.lane_limits import LaneLimits, TenantLimits, check_key_digests
+from weir.scheduling.limits.lane_limits import MAX_COUNT, LaneLimits, TenantLimits, check_key_digests
 from weir.scheduling.limits.placing_limits import DEFAULT_PLACING, PlacingLimits
+from weir.scheduling.limits.ranges import check_choice, check_range
 
 __all__ = [
     "DEFAULT_LANES",
@@ -57,13 +58,13 @@ class CoreLimits:
     max_queued: int = 50_000
     """In all lanes together; over it the least urgent lane's latest requests are given up first."""
     slot_overcommit: float = 0.5
-    """Decode slots of a worker that urgent requests may book over its own number, as a part of it; as many of the
-    least urgent sequences there rest meanwhile."""
+    """Decode slots of a worker that urgent requests may reserve over its own number, as a part of it;
+    as many of the least urgent sequences there are paused meanwhile."""
     max_prefills: int = 8
     max_prefill_tokens: int = 2048
     page_overcommit: float = 1.0
-    """Pages that may be booked, for each page that there is. Above 1, requests that all reach their worst case together
-    are more than fit, and decode workers preempt some of them."""
+    """Pages that may be reserved, for each page that there is. Above 1, requests that all reach their worst case
+    together are more than fit, and decode workers preempt some of them."""
     placing: PlacingLimits = DEFAULT_PLACING
     gather_s: float = 1.5
     worker_ttl_s: float = WORKER_TTL_S
@@ -83,16 +84,15 @@ class CoreLimits:
     def __post_init__(self) -> None:
         self._check_lanes()
         self._check_tenants()
-        if self.max_prefills < 1 or self.max_prefill_tokens < 1:
-            raise ValueError(f"max_prefills {self.max_prefills}, max_prefill_tokens {self.max_prefill_tokens}: below 1")
-        for name, lowest, highest in (
+        for name, low, high in (
+            ("max_prefills", 1, MAX_COUNT),
+            ("max_prefill_tokens", 1, MAX_COUNT),
             ("page_overcommit", 1, 100),
             ("lent_share", 0, 1),
             ("slot_overcommit", 0, 10),
             ("max_queued", 1, 10**7),
         ):
-            if not lowest <= getattr(self, name) <= highest:
-                raise ValueError(f"{name} {getattr(self, name)}: must be in [{lowest}, {highest}]")
+            check_range(self, name, low, high)
         by_name = {lane.name: lane for lane in self.lanes}
         priorities = {name: len(self.lanes) - 1 - index for index, name in enumerate(by_name)}
         object.__setattr__(self, "lanes_by_name", by_name)
@@ -118,12 +118,9 @@ class CoreLimits:
             raise ValueError(f"lanes {', '.join(names)}: name at least one, each once")
         if len(names) > _MAX_LANES:
             raise ValueError(f"lanes: {len(names)}, must be at most {_MAX_LANES}")
-        if self.default_lane not in names:
-            raise ValueError(f"default_lane {self.default_lane!r}: is none of {', '.join(names)}")
-        if self.lane_order not in get_args(LaneOrder):
-            raise ValueError(f"lane_order {self.lane_order!r}: is none of {', '.join(get_args(LaneOrder))}")
-        if self.tenant_order not in get_args(TenantOrder):
-            raise ValueError(f"tenant_order {self.tenant_order!r}: is none of {', '.join(get_args(TenantOrder))}")
+        check_choice(self, "default_lane", names)
+        check_choice(self, "lane_order", get_args(LaneOrder))
+        check_choice(self, "tenant_order", get_args(TenantOrder))
         total = sum(lane.guaranteed_share for lane in self.lanes)
         if total > 1 + 1e-9:
             raise ValueError(f"guaranteed_share: lanes have {total:g} in all, must be at most 1")

@@ -1,4 +1,6 @@
-"""The file of lanes and tenants: TOML, read strictly, so that a slip of the pen is an error and not a default.
+"""The limits file, and changes at run time by its names (`lanes.batch.max_queued` = `100`).
+
+TOML, read strictly, so that a slip of the pen is an error and not a default.
 
 default_lane = "standard"        # also: lane_order, tenant_order, lent_share, max_queued, slot_overcommit,
                                  # admin_key_digests
@@ -12,13 +14,13 @@ guaranteed_share = 0.3
 weight = 2
 tokens_per_min = 600_000
 
-[default_tenant]                 # whoever is none of them
+[default_tenant]                 # everybody else
 requests_per_min = 60
 """
 
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields, replace
 from typing import Any, get_type_hints
 
@@ -38,6 +40,7 @@ _SCALARS = (
 )
 _TABLES = ("lanes", "tenants", "default_tenant")
 MAX_FILE_BYTES = 4 * 1024 * 1024
+_MAX_KEY_CHARS = 100
 
 
 def parse_limits(text: str, base: CoreLimits) -> CoreLimits:
@@ -71,6 +74,42 @@ def format_limits(limits: CoreLimits) -> str:
         lines += ["", f"[tenants.{tenant.name}]", *_format(tenant)]
     lines += ["", "[default_tenant]", *_format(limits.default_tenant)]
     return "\n".join(lines) + "\n"
+
+
+def change_limits(limits: CoreLimits, changes: Sequence[tuple[str, str]]) -> CoreLimits:
+    """`limits` with every change, or none of them: (key, value in TOML; a word needs no quotes).
+
+    A tenant that is not there yet is made; lanes are not, since their order says how urgent they are. Raises
+    InvalidRequest that names the key that cannot be.
+    """
+    document = tomllib.loads(format_limits(limits))
+    for key, text in changes:
+        match key.split("."):
+            case ["lanes", name, _] if name not in limits.lanes_by_name:
+                known = ", ".join(limits.lanes_by_name)
+                raise _bad(
+                    key[:_MAX_KEY_CHARS],
+                    f"lane {name!r} is none of {known}; a new lane needs its place in the limits file",
+                )
+            case ["lanes" | "tenants" as table, name, field]:
+                document.setdefault(table, {}).setdefault(name, {})[field] = _read_value(text)
+            case ["default_tenant", field]:
+                document["default_tenant"][field] = _read_value(text)
+            case [name] if name not in ("lanes", "tenants", "default_tenant"):
+                document[name] = _read_value(text)
+            case _:
+                raise _bad(
+                    key[:_MAX_KEY_CHARS],
+                    "is no limit; give lanes.NAME.FIELD, tenants.NAME.FIELD or default_tenant.FIELD",
+                )
+    return limits_from_document(document, limits)
+
+
+def _read_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except (ValueError, RecursionError):
+        return text
 
 
 def _changes(document: Mapping[str, Any]) -> dict[str, Any]:

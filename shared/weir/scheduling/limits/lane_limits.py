@@ -1,16 +1,19 @@
 """What one lane and what one tenant may take."""
 
-import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+
+from weir.scheduling.limits.ranges import check_range
 
 _LANE_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 _TENANT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _GROUP_NAME = re.compile(r"[A-Za-z0-9_-]{0,40}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_MIN_WAIT_S = 0.001
 _MAX_WAIT_S = 86_400
-_MAX_COUNT = 10**9
+MAX_COUNT = 10**9
+_WEIGHTS = (0.001, 1000)
 _MAX_SLO_MS = 3_600_000
 
 
@@ -38,19 +41,18 @@ class LaneLimits:
     def __post_init__(self) -> None:
         if not _LANE_NAME.fullmatch(self.name):
             raise ValueError(f"lane {self.name!r}: a name is 1 to 32 of a-z 0-9 _ and begins with a letter")
-        if self.max_queued < 1:
-            raise ValueError(f"lane {self.name}: max_queued {self.max_queued}, must be at least 1")
-        if not 0 < self.max_wait_s <= _MAX_WAIT_S:
-            raise ValueError(
-                f"lane {self.name}: max_wait_s {self.max_wait_s}, must be over 0 and at most {_MAX_WAIT_S}"
-            )
         what = f"lane {self.name}"
-        _check_weight(what, self.weight)
-        _check_range(what, "guaranteed_share", self.guaranteed_share, 1)
-        _check_range(what, "ageing_s", self.ageing_s, _MAX_WAIT_S)
-        _check_range(what, "ttft_slo_ms", self.ttft_slo_ms, _MAX_SLO_MS)
-        _check_range(what, "itl_slo_ms", self.itl_slo_ms, _MAX_SLO_MS)
-        _check_range(what, "max_batch", self.max_batch, _MAX_COUNT)
+        for name, low, high in (
+            ("max_queued", 1, MAX_COUNT),
+            ("max_wait_s", _MIN_WAIT_S, _MAX_WAIT_S),
+            ("weight", *_WEIGHTS),
+            ("guaranteed_share", 0, 1),
+            ("ageing_s", 0, _MAX_WAIT_S),
+            ("ttft_slo_ms", 0, _MAX_SLO_MS),
+            ("itl_slo_ms", 0, _MAX_SLO_MS),
+            ("max_batch", 0, MAX_COUNT),
+        ):
+            check_range(self, name, low, high, of=what)
         if not _GROUP_NAME.fullmatch(self.worker_group):
             raise ValueError(f"{what}: worker_group {self.worker_group!r}, must be at most 40 of A-Z a-z 0-9 _ -")
 
@@ -81,11 +83,11 @@ class TenantLimits:
         if not _TENANT_NAME.fullmatch(self.name):
             raise ValueError(f"tenant {self.name!r}: a name is 1 to 64 of A-Z a-z 0-9 _ - and begins with no sign")
         what = f"tenant {self.name}"
-        _check_weight(what, self.weight)
+        check_range(self, "weight", *_WEIGHTS, of=what)
         for name in ("requests_per_min", "tokens_per_min", "max_queued", "max_in_flight"):
-            _check_range(what, name, getattr(self, name), _MAX_COUNT)
+            check_range(self, name, 0, MAX_COUNT, of=what)
         for name in ("ttft_slo_ms", "itl_slo_ms"):
-            _check_range(what, name, getattr(self, name), _MAX_SLO_MS)
+            check_range(self, name, 0, _MAX_SLO_MS, of=what)
         check_key_digests(f"{what}: api_key_digests", self.api_key_digests)
 
 
@@ -93,13 +95,3 @@ def check_key_digests(what: str, digests: Iterable[str]) -> None:
     """Raises ValueError that begins with `what`. Whatever stands there may be a key by mistake: it is not repeated."""
     if not all(_DIGEST.fullmatch(digest) for digest in digests):
         raise ValueError(f"{what}: one is not 64 hex digits; give the key's SHA-256, not the key")
-
-
-def _check_weight(what: str, weight: float) -> None:
-    if not (math.isfinite(weight) and 0.001 <= weight <= 1000):
-        raise ValueError(f"{what}: weight {weight}, must be in [0.001, 1000]")
-
-
-def _check_range(what: str, name: str, value: float, highest: float) -> None:
-    if not 0 <= value <= highest:
-        raise ValueError(f"{what}: {name} {value}, must be in [0, {highest}]")

@@ -9,7 +9,6 @@ the one that lives longest, the i longest-lived are there, each grown by what th
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -19,33 +18,25 @@ from weir.kv.geometry import PAGE_TOKENS, num_pages_for
 from weir.scheduling.accounting.running_lengths import Floats, RunningLengths
 from weir.scheduling.limits.placing_limits import PlacingLimits
 from weir.scheduling.request import num_reserved_pages
+from weir.scheduling.workers.worker_state import ArenaLoad
 
 NUM_PAST = 200
 NUM_SEEDS = 100
 _MAX_SAMPLES = 5
 _MAX_AGE_S = 0.25
 _MAX_MODELS = 1024
-_MAX_MEMORIES = 4096
+_MAX_ARENAS = 4096
 _ROUNDING_TOKENS = PAGE_TOKENS / 2
 """Of the last page of a sequence, on average."""
 
 
-@dataclass(slots=True)
-class MemoryUse:
-    """What is booked in one memory: by the worst case, and by the sequences in it."""
-
-    arena_id: str
-    num_pages: int
-    """That requests of the asking one's lane may come to beside what others use: all, where no share is guaranteed."""
-    num_reserved_pages: int
-    lengths: Sequence[RunningLengths]
-    """Of each decode worker that the memory serves."""
-
-
 class MemoryFit(Protocol):
-    """A request is granted only if its memory test passes."""
+    """Whether the running requests of an arena and one more fit in it."""
 
-    def fits(self, use: MemoryUse, submit: Submit, now_s: float) -> bool: ...
+    def fits(self, arena: ArenaLoad, num_pages: int, submit: Submit, now_s: float) -> bool:
+        """`num_pages`: that requests of the asking one's lane may come to beside what others use: the arena's, where
+        no share is guaranteed."""
+        ...
 
     def charged_pages(self, submit: Submit) -> int:
         """What the request counts against its lane's share as long as it runs."""
@@ -66,14 +57,14 @@ def peak_tokens(held: Floats, left: Floats) -> Floats:
 
 
 class Conservative:
-    """Books the worst case (ADR 0002). Nothing is ever evicted if `overcommit` is 1."""
+    """Reserves the worst case (ADR 0002). Nothing is ever preempted if `overcommit` is 1."""
 
     def __init__(self, overcommit: float) -> None:
         self._overcommit = overcommit
 
-    def fits(self, use: MemoryUse, submit: Submit, now_s: float) -> bool:
+    def fits(self, arena: ArenaLoad, num_pages: int, submit: Submit, now_s: float) -> bool:
         del now_s
-        return use.num_reserved_pages + num_reserved_pages(submit) <= use.num_pages * self._overcommit
+        return arena.num_reserved_pages + num_reserved_pages(submit) <= num_pages * self._overcommit
 
     def charged_pages(self, submit: Submit) -> int:
         return num_reserved_pages(submit)
@@ -83,13 +74,13 @@ class Conservative:
 
 
 class Aggressive:
-    """Whatever fits now. Sequences are evicted when they grow."""
+    """Whatever fits now. Sequences are preempted when they grow."""
 
-    def fits(self, use: MemoryUse, submit: Submit, now_s: float) -> bool:
+    def fits(self, arena: ArenaLoad, num_pages: int, submit: Submit, now_s: float) -> bool:
         num_held = sum(
-            float((one.prompt + one.emitted(now_s)).sum()) + _ROUNDING_TOKENS * len(one) for one in use.lengths
+            float((one.prompt + one.emitted(now_s)).sum()) + _ROUNDING_TOKENS * len(one) for one in _lengths(arena)
         )
-        return num_held / PAGE_TOKENS + num_pages_for(submit.num_prompt_tokens + 1) <= use.num_pages
+        return num_held / PAGE_TOKENS + num_pages_for(submit.num_prompt_tokens + 1) <= num_pages
 
     def charged_pages(self, submit: Submit) -> int:
         return num_pages_for(submit.num_prompt_tokens + 1)
@@ -122,19 +113,19 @@ class OutputHistory:
             self._expected = max_tokens, float(np.minimum(self.ascending, max_tokens).mean())
         return self._expected[1]
 
-    def sample_new(self, max_tokens: int, draws: Floats) -> Floats:
-        """Total lengths of new requests; `draws` are uniform in [0, 1)."""
+    def sample_new(self, max_tokens: int, uniform: Floats) -> Floats:
+        """Total lengths of new requests; `uniform`: random numbers in [0, 1)."""
         past = self.ascending
-        return np.minimum(past[(draws * past.size).astype(np.intp)], max_tokens)
+        return np.minimum(past[(uniform * past.size).astype(np.intp)], max_tokens)
 
-    def sample_running(self, emitted: Floats, max_output: Floats, draws: Floats) -> Floats:
+    def sample_running(self, emitted: Floats, max_output: Floats, uniform: Floats) -> Floats:
         """Total lengths [k, n] of sequences that came as far as `emitted` [n]: only longer pasts count, and the bound.
 
-        `draws` [k, n] choose between these points, linearly from one to the next.
+        `uniform` [k, n], random in [0, 1), choose between these points, linearly from one to the next.
         """
         past = self.ascending
         first = np.searchsorted(past, emitted, side="right")
-        position = first + draws * (past.size - first)
+        position = first + uniform * (past.size - first)
         low = position.astype(np.intp)
         padded = np.append(past, np.inf)
         shorter = np.minimum(padded[low], max_output)
@@ -144,7 +135,7 @@ class OutputHistory:
 
 
 class _Future:
-    """k futures of the sequences in one memory, laid out so that one more is tested in O(log n)."""
+    """k futures of the sequences in one arena, laid out so that one more is tested in O(log n)."""
 
     def __init__(self, held: Floats, left: Floats, versions: tuple[int, ...], made_at_s: float) -> None:
         self.versions = versions
@@ -192,8 +183,8 @@ class _Future:
 
 
 class PastFuture:
-    """Looks at a few futures of what runs, drawn from the lengths of the last outputs, and admits if the worst of them
-    leaves `memory_reserve` free. With `trusts_predictions` a predicted length is taken for the truth."""
+    """Looks at a few futures of what runs, sampled from the lengths of the last outputs, and admits if the worst
+    of them leaves `memory_reserve` free. With `trusts_predictions` a predicted length is taken for the truth."""
 
     def __init__(self, limits: PlacingLimits, *, trusts_predictions: bool = False) -> None:
         self._reserve = limits.memory_reserve
@@ -202,17 +193,18 @@ class PastFuture:
         self._histories: dict[str, OutputHistory] = {}
         self._futures: dict[str, _Future] = {}
 
-    def fits(self, use: MemoryUse, submit: Submit, now_s: float) -> bool:
-        if not any(use.lengths):
-            return self.charged_pages(submit) <= use.num_pages
-        future = self._future(use, submit.model, now_s)
-        if future.has_refused(submit, use.num_pages):
+    def fits(self, arena: ArenaLoad, num_pages: int, submit: Submit, now_s: float) -> bool:
+        lengths = _lengths(arena)
+        if not any(lengths):
+            return self.charged_pages(submit) <= num_pages
+        future = self._future(arena.arena_id, lengths, submit.model, now_s)
+        if future.has_refused(submit, num_pages):
             return False
         held = submit.num_prompt_tokens + _ROUNDING_TOKENS
         peak = future.peak_with(held, self._sample_new(submit, future.num_futures))
-        if peak < use.num_pages * PAGE_TOKENS * (1 - self._reserve):
+        if peak < num_pages * PAGE_TOKENS * (1 - self._reserve):
             return True
-        future.refuse(submit, use.num_pages)
+        future.refuse(submit, num_pages)
         return False
 
     def charged_pages(self, submit: Submit) -> int:
@@ -236,32 +228,39 @@ class PastFuture:
             return np.full(num_futures, min(submit.predicted_output_tokens, submit.max_tokens))
         return self._history(submit.model).sample_new(submit.max_tokens, self._random.random(num_futures))
 
-    def _future(self, use: MemoryUse, model: str, now_s: float) -> _Future:
-        """What was drawn holds until a sequence comes or goes: as they grow together, their peak stays where it is."""
-        versions = tuple(one.version for one in use.lengths)
-        future = self._futures.get(use.arena_id)
+    def _future(self, arena_id: str, lengths: Sequence[RunningLengths], model: str, now_s: float) -> _Future:
+        """The samples hold until a sequence comes or goes: as they grow together, their peak stays where it is."""
+        versions = tuple(one.version for one in lengths)
+        future = self._futures.get(arena_id)
         if future is None or future.versions != versions or now_s - future.made_at_s > _MAX_AGE_S:
-            if len(self._futures) >= _MAX_MEMORIES:
+            if len(self._futures) >= _MAX_ARENAS:
                 self._futures.clear()
-            future = self._futures[use.arena_id] = self._draw(use.lengths, model, versions, now_s)
+            future = self._futures[arena_id] = self._sample_future(lengths, model, versions, now_s)
         return future
 
-    def _draw(self, lengths: Sequence[RunningLengths], model: str, versions: tuple[int, ...], now_s: float) -> _Future:
+    def _sample_future(
+        self, lengths: Sequence[RunningLengths], model: str, versions: tuple[int, ...], now_s: float
+    ) -> _Future:
         prompt, max_output, predicted, emitted = (
             parts[0] if len(parts) == 1 else np.concatenate(parts)
             for parts in zip(*((o.prompt, o.max_output, o.predicted, o.emitted(now_s)) for o in lengths), strict=True)
         )
         num_futures = min(_MAX_SAMPLES, NUM_PAST // prompt.size + 1)
-        draws = self._random.random((num_futures, prompt.size))
-        total = self._history(model).sample_running(emitted, max_output, draws)
+        uniform = self._random.random((num_futures, prompt.size))
+        total = self._history(model).sample_running(emitted, max_output, uniform)
         if self._trusts_predictions:
             is_credible = (predicted > emitted) & (predicted > 0)
             total = np.where(is_credible, np.minimum(predicted, max_output), total)
         return _Future(prompt + emitted + _ROUNDING_TOKENS, total - emitted, versions, now_s)
 
 
+def _lengths(arena: ArenaLoad) -> list[RunningLengths]:
+    """Of each decode worker that reserves in it."""
+    return [load.lengths for load in arena.loads]
+
+
 def make_memory_fit(limits: PlacingLimits, overcommit: float) -> MemoryFit:
-    """`overcommit`: pages that the conservative test books for each that there is."""
+    """`overcommit`: pages that the conservative test reserves for each that there is."""
     match limits.memory_fit:
         case "conservative":
             return Conservative(overcommit)

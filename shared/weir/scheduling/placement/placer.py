@@ -1,10 +1,10 @@
 """Where a request runs: where its first token is estimated to come soonest, and a decode worker that keeps its pace.
 
-    cost = time until the worker has read what it was given before + time to read what is not cached there
+    cost = time until the worker has prefilled what it was given before + time to prefill what is not cached there
          + hand-off + itl_weight * time between two tokens on the decode worker
 
 Least cost, not longest prefix: when all prompts begin alike, the longest prefix sends all of them to one worker. The
-rule is that of Mooncake's Conductor (Qin et al., FAST 2025, arXiv 2407.00079). In large pools two workers are drawn
+rule is that of Mooncake's Conductor (Qin et al., FAST 2025, arXiv 2407.00079). In large pools two workers are sampled
 and compared (Mitzenmacher, "The Power of Two Choices"), beside two of those that have the longest prefix.
 """
 
@@ -18,24 +18,24 @@ from weir.kv.geometry import num_pages_for
 from weir.scheduling.accounting.reservations import Reservations
 from weir.scheduling.accounting.shares import can_take_back, pages_open_to
 from weir.scheduling.limits.core_limits import CoreLimits
-from weir.scheduling.placement.deadlines import DeadlineEstimator
-from weir.scheduling.placement.memory_fit import MemoryUse, make_memory_fit
-from weir.scheduling.placement.routing import Option, Router, kind_of
-from weir.scheduling.placement_plan import PlacementPlan
-from weir.scheduling.request import ScheduledRequest
-from weir.scheduling.workers.pools import ArenaLoad, DecodeCandidate, Pool, WorkerPools
+from weir.scheduling.placement.memory_fit import make_memory_fit
+from weir.scheduling.placement.routing import Option, Router
+from weir.scheduling.request import PlacementPlan, ScheduledRequest
+from weir.scheduling.workers.pools import Pool, PrefillCandidate, WorkerPools
 from weir.scheduling.workers.prefix_view import Hashes, PrefixView, hashes_from
-from weir.scheduling.workers.slots import OpenSlots, Vacancies
+from weir.scheduling.workers.slots import OpenSlots
+from weir.scheduling.workers.worker_state import ArenaLoad, WorkerState
 from weir.scheduling.workers.workers import Workers
 
-_NUM_DRAWN = 2
+_NUM_SAMPLED = 2
 _MAX_HOLDERS = 2
 _SITUATION_S = 0.25
-_BY_COST = itemgetter(0, 1)
+_BY_COST = itemgetter(0)
+_BY_ITL = itemgetter(0)
 
 
 class Placer:
-    """Asks the book what is booked, and books nothing itself."""
+    """Plans placements, and reserves nothing itself."""
 
     def __init__(
         self,
@@ -49,7 +49,6 @@ class Placer:
         self.prefixes = PrefixView()
         self._workers = workers
         self._reservations = reservations
-        self._pools = WorkerPools(workers, reservations)
         self._counts: Counter[str] = Counter()
         self._limits = limits
         self._start_over()
@@ -62,17 +61,13 @@ class Placer:
         self._is_shared_out = any(lane.guaranteed_share for lane in limits.lanes)
         self._is_timeless = limits.placing.memory_fit == "conservative"
         self._groups = {lane.name: lane.worker_group for lane in limits.lanes}
-        self._vacancies = Vacancies(self._pools, self._workers, self._reservations, limits.slot_overcommit)
+        self.pools = WorkerPools(self._workers, self._reservations, limits.slot_overcommit)
         if is_new:
             self._start_over()
 
     def slot_situation(self) -> tuple[int, int]:
         """As long as it stays the same, what found no slot finds none."""
         return self._reservations.num_ends, self._workers.num_changes
-
-    def deadline_estimator(self) -> DeadlineEstimator:
-        """By the limits of now."""
-        return DeadlineEstimator(self._limits, self._pools, self.prefixes)
 
     def situation(self, now_s: float) -> tuple[int, ...]:
         """As long as it stays the same, what did not fit does not fit."""
@@ -93,40 +88,37 @@ class Placer:
     def num_uncached_tokens(self, submit: Submit) -> int:
         """Of its prompt, where most of it is cached; at least 1."""
         hashes = hashes_from(submit.page_hashes)
-        holders = self.prefixes.deepest(self._pools.arena_ids(submit.model, ""), hashes) if hashes else ()
+        holders = self.prefixes.deepest(self.pools.pool(submit.model, "").arena_ids, hashes) if hashes else ()
         num_cached = self.prefixes.num_cached_tokens(holders[0], hashes) if holders else 0
         return max(submit.num_prompt_tokens - num_cached, 1)
 
     def is_kept_out(self, request: ScheduledRequest, page_counts: Collection[int], now_s: float) -> bool:
-        """Whether what is never lent of others' guarantees is too much for it in each memory of so many pages, even if
-        nothing runs there. A test that learns lengths may come to think better of its answer, not of its prompt."""
+        """Whether what is never lent of others' guarantees is too much for it in each arena of so many pages, even if
+        nothing runs there. A test that learns lengths may come to think better of its output, not of its prompt."""
         if not self._is_shared_out or self._limits.lent_share == 1:
             return False
         opened = {pages_open_to(request.lane, {}, num_pages, self._limits) for num_pages in page_counts}
         if not self._is_timeless:
             return num_pages_for(request.submit.num_prompt_tokens + 1) > max(opened, default=0)
-        uses = (MemoryUse("", num_pages, 0, ()) for num_pages in opened)
-        return not any(self._memory_fit.fits(use, request.submit, now_s) for use in uses)
+        empty = ArenaLoad("", 0, ())
+        return not any(self._memory_fit.fits(empty, num_pages, request.submit, now_s) for num_pages in opened)
 
     def has_slot(self, request: ScheduledRequest) -> bool:
         """The quickest of all questions, and when workers are busy the answer is mostly no."""
-        return request.priority < self._vacancies.of(request.submit.model, self._groups.get(request.lane, "")).bound
+        pool = self.pools.pool(request.submit.model, self._groups.get(request.lane, ""))
+        return request.priority < pool.slots.bound
 
-    def try_place(self, request: ScheduledRequest, now_s: float) -> Placement | None:
-        """None: nothing that the request needs is free now. Otherwise `request.plan` says what is expected."""
-        submit, small = request.submit, self._limits.placing.small_pool
-        group = self._groups.get(request.lane, "")
-        slots = self._vacancies.of(submit.model, group)
-        if request.priority >= slots.bound:
+    def try_place(self, request: ScheduledRequest, now_s: float) -> PlacementPlan | None:
+        """None: nothing that the request needs is free now."""
+        pool = self.pools.pool(request.submit.model, self._groups.get(request.lane, ""))
+        if request.priority >= pool.slots.bound:
             return None
-        pool = self._pools.pool(submit.model, group)
-        hashes = hashes_from(submit.page_hashes)
-        if pool and (len(pool) > small or len(pool[0].decode) > small):
-            drawn = self._draw(pool, hashes)
-            placement = self._try_seats(request, drawn, hashes, slots, now_s, is_drawn=True)
-            if placement is not None:
-                return placement
-        return self._try_seats(request, pool, hashes, slots, now_s, is_drawn=False)
+        hashes = hashes_from(request.submit.page_hashes)
+        plan = None
+        if pool.num_choices > self._limits.placing.small_pool:
+            sample = self._sample(pool, hashes)
+            plan = self._try_plan(request, sample, pool.slots, hashes, now_s, is_sample=True)
+        return plan or self._try_plan(request, pool.candidates, pool.slots, hashes, now_s, is_sample=False)
 
     def metrics(self) -> dict[str, float]:
         """Counters (`_total`) and gauges."""
@@ -139,154 +131,151 @@ class Placer:
         self._random = random.Random(placing.seed)
         self._router = Router(placing)
 
-    def _draw(self, pool: Pool, hashes: Hashes) -> Pool:
-        drawn = {self._random.randrange(len(pool)) for _ in range(_NUM_DRAWN)}
-        holders = self.prefixes.deepest(tuple({candidate.worker.arena_id: None for candidate in pool}), hashes)
+    def _sample(self, pool: Pool, hashes: Hashes) -> Sequence[PrefillCandidate]:
+        """A few candidates, and some of those that have the longest prefix, in the order of the pool."""
+        candidates = pool.candidates
+        sampled = {self._random.randrange(len(candidates)) for _ in range(_NUM_SAMPLED)}
+        holders = self.prefixes.deepest(pool.arena_ids, hashes)
         if holders:
-            at_holders = [index for index, candidate in enumerate(pool) if candidate.worker.arena_id in holders]
-            drawn |= {at_holders[self._random.randrange(len(at_holders))] for _ in range(_MAX_HOLDERS)}
-        return tuple(pool[index] for index in sorted(drawn))
+            at_holders = [index for index, one in enumerate(candidates) if one.worker.arena.arena_id in holders]
+            sampled |= {at_holders[self._random.randrange(len(at_holders))] for _ in range(_MAX_HOLDERS)}
+        return [candidates[index] for index in sorted(sampled)]
 
-    def _try_seats(
+    def _try_plan(
         self,
         request: ScheduledRequest,
-        pool: Pool,
-        hashes: Hashes,
+        candidates: Sequence[PrefillCandidate],
         slots: OpenSlots,
+        hashes: Hashes,
         now_s: float,
         *,
-        is_drawn: bool,
-    ) -> Placement | None:
-        options = self._options(request, pool, hashes, slots, now_s, is_drawn=is_drawn)
+        is_sample: bool,
+    ) -> PlacementPlan | None:
+        options = self._options(request, candidates, slots, hashes, now_s, is_sample=is_sample)
         if all(option.is_full for option in options):
             return None
         options.sort(key=_BY_COST)
-        refused: set[str] = set()
-        for option in options:
-            for decode in option.decodes:
-                arena_id = decode.memory.arena_id
-                if arena_id not in refused and self._has_memory(request, decode.memory, now_s):
-                    self.prefixes.place(option.candidate.worker.arena_id, hashes, now_s)
-                    return self._place(request, option, decode, options, now_s)
-                refused.add(arena_id)
-        return None
+        choice = self._try_choose(request, options, now_s)
+        if choice is None:
+            return None
+        option, decode_worker = choice
+        self.prefixes.place(option.candidate.worker.arena.arena_id, hashes, now_s)
+        split = next((one for one in options if not one.candidate.is_local), None)
+        kind = option.kind(split)
+        self._counts[kind] += 1
+        return self._plan(request, option, decode_worker, kind)
 
     def _options(
-        self, request: ScheduledRequest, pool: Pool, hashes: Hashes, slots: OpenSlots, now_s: float, *, is_drawn: bool
+        self,
+        request: ScheduledRequest,
+        candidates: Sequence[PrefillCandidate],
+        slots: OpenSlots,
+        hashes: Hashes,
+        now_s: float,
+        *,
+        is_sample: bool,
     ) -> list[Option]:
-        """Each worker that may read the prompt, with those that would go on.
+        """Each candidate that may prefill the request, with the workers that would decode it.
 
-        One that has been given enough already is among them only for what it has cached: who waits for it there waits
-        less than others would read.
+        One that has as many prompts as it may have is among them only for what it has cached: a request that waits
+        for it there waits less than a prefill elsewhere takes.
         """
-        submit, num_request_tokens = request.submit, request.num_tokens
-        max_prefills, max_prefill_tokens = self._limits.max_prefills, self._limits.max_prefill_tokens
-        open_ids = None if is_drawn else slots.open_to(request.priority)
-        is_choice = bool(pool) and pool[0].is_local != pool[-1].is_local
-        router = self._router
-        cached_by_memory: dict[str, int] = {}
-        decodes_by_host: dict[tuple[DecodeCandidate, ...], Sequence[DecodeCandidate]] = {}
+        submit, max_prefills, max_tokens = request.submit, self._limits.max_prefills, self._limits.max_prefill_tokens
+        open_ids = None if is_sample else slots.open_to(request.priority)
+        has_both_kinds = bool(candidates) and candidates[0].is_local != candidates[-1].is_local
+        cached_by_arena: dict[str, int] = {}
+        decode_by_host: dict[tuple[WorkerState, ...], Sequence[WorkerState]] = {}
         options: list[Option] = []
-        for place, candidate in enumerate(pool):
-            if open_ids is not None and candidate.decode_workers.isdisjoint(open_ids):
-                continue
+        for candidate in candidates:
             worker, load = candidate.worker, candidate.worker.prefill
-            if num_request_tokens > worker.max_context_tokens:
+            if request.num_tokens > worker.max_context_tokens:
+                continue
+            if open_ids is not None and candidate.decode_ids.isdisjoint(open_ids):
                 continue
             num_cached = 0
             if hashes:
-                arena_id = worker.arena_id
-                if arena_id not in cached_by_memory:
-                    cached_by_memory[arena_id] = self._num_cached_tokens(submit, arena_id, hashes)
-                num_cached = cached_by_memory[arena_id]
+                arena_id = worker.arena.arena_id
+                if arena_id not in cached_by_arena:
+                    cached_by_arena[arena_id] = self.prefixes.num_cached_tokens(arena_id, hashes)
+                num_cached = min(cached_by_arena[arena_id], submit.num_prompt_tokens - 1)  # the last one is computed
             num_prompts, num_tokens = len(load.prompts), load.num_tokens
-            if num_prompts >= max_prefills or num_tokens + submit.num_prompt_tokens > max_prefill_tokens:
+            if num_prompts >= max_prefills or num_tokens + submit.num_prompt_tokens > max_tokens:
                 num_prompts, num_tokens = load.ahead_of(request.scheduling.lane_priority)
             num_tokens += submit.num_prompt_tokens - num_cached
-            is_full = num_prompts > 0 and (num_prompts >= max_prefills or num_tokens > max_prefill_tokens)
+            is_full = num_prompts > 0 and (num_prompts >= max_prefills or num_tokens > max_tokens)
             if is_full and (not num_cached or num_prompts >= max_prefills):
                 continue
-            decodes = decodes_by_host.get(candidate.decode)
-            if decodes is None:
-                decodes = decodes_by_host[candidate.decode] = self._decodes(
-                    request, slots, candidate.decode, is_drawn=is_drawn
+            decode = decode_by_host.get(candidate.decode_workers)
+            if decode is None:
+                decode = self._open_decode_workers(request, candidate.decode_workers, slots, is_sample=is_sample)
+                decode_by_host[candidate.decode_workers] = decode
+            if decode:
+                option = self._router.option(
+                    candidate, decode, submit, num_cached, is_full=is_full, has_both_kinds=has_both_kinds, now_s=now_s
                 )
-            if decodes:
-                cost_ms = router.cost_ms(candidate, decodes[0], submit, num_cached, now_s, is_choice)
-                options.append(Option(cost_ms, place, candidate, decodes, num_cached, is_full))
+                options.append(option)
         return options
 
-    def _num_cached_tokens(self, submit: Submit, arena_id: str, hashes: Hashes) -> int:
-        """Of its prompt; the last token is always computed."""
-        return min(self.prefixes.num_cached_tokens(arena_id, hashes), submit.num_prompt_tokens - 1)
-
-    def _decodes(
-        self, request: ScheduledRequest, slots: OpenSlots, candidates: Sequence[DecodeCandidate], *, is_drawn: bool
-    ) -> Sequence[DecodeCandidate]:
+    def _open_decode_workers(
+        self, request: ScheduledRequest, workers: Sequence[WorkerState], slots: OpenSlots, *, is_sample: bool
+    ) -> Sequence[WorkerState]:
         """Those with a slot for it, the quickest first if it keeps the target, else the one with the most room."""
-        if is_drawn and len(candidates) > self._limits.placing.small_pool:
-            candidates = self._random.sample(candidates, _NUM_DRAWN)
-        own = request.priority
+        if is_sample and len(workers) > self._limits.placing.small_pool:
+            workers = self._random.sample(workers, _NUM_SAMPLED)
+        num_tokens, is_open, priority = request.num_tokens, slots.is_open, request.priority
         free = [
-            candidate
-            for candidate in candidates
-            if request.num_tokens <= candidate.worker.max_context_tokens
-            and slots.is_open(candidate.worker.worker_id, own)
+            worker
+            for worker in workers
+            if num_tokens <= worker.max_context_tokens and is_open(worker.worker_id, priority)
         ]
         if len(free) < 2:
             return free
         num_prompt_tokens, target_ms = request.submit.num_prompt_tokens, request.scheduling.itl_target_ms
-        itls_ms = [
-            (candidate.worker.itl_ms(num_prompt_tokens), index, candidate) for index, candidate in enumerate(free)
-        ]
-        if target_ms and min(itls_ms)[0] > target_ms:
-            return sorted(free, key=lambda candidate: candidate.memory.num_reserved_pages - candidate.memory.num_pages)
-        return [candidate for _, _, candidate in sorted(itls_ms, key=itemgetter(0, 1))]
+        by_itl = sorted(((worker.itl_ms(num_prompt_tokens), worker) for worker in free), key=_BY_ITL)
+        if target_ms and by_itl[0][0] > target_ms:
+            return sorted(free, key=lambda worker: worker.arena.num_reserved_pages - worker.arena.num_pages)
+        return [worker for _, worker in by_itl]
 
-    def _has_memory(self, request: ScheduledRequest, memory: ArenaLoad, now_s: float) -> bool:
-        submit, num_pages = request.submit, memory.num_pages
+    def _try_choose(
+        self, request: ScheduledRequest, options: Sequence[Option], now_s: float
+    ) -> tuple[Option, WorkerState] | None:
+        """The first option, and of it the first decode worker, whose arena has room."""
+        refused: set[str] = set()
+        for option in options:
+            for worker in option.decode_workers:
+                arena_id = worker.arena.arena_id
+                if arena_id not in refused and self._has_memory(request, worker.arena, now_s):
+                    return option, worker
+                refused.add(arena_id)
+        return None
+
+    def _has_memory(self, request: ScheduledRequest, arena: ArenaLoad, now_s: float) -> bool:
+        submit, num_pages = request.submit, arena.num_pages
         if self._is_shared_out:
-            charged, wanting = memory.pages_by_lane(), self._wanting(submit.model)
+            charged, wanting = arena.pages_by_lane(), self._wanting(submit.model)
             if can_take_back(request.lane, self._memory_fit.charged_pages(submit), charged, num_pages, self._limits):
                 return True
             num_open = pages_open_to(request.lane, charged, num_pages, self._limits, wanting)
             num_pages = num_open + sum(charged.values())
-        use = MemoryUse(memory.arena_id, num_pages, memory.num_reserved_pages, [load.lengths for load in memory.loads])
-        return self._memory_fit.fits(use, submit, now_s)
+        return self._memory_fit.fits(arena, num_pages, submit, now_s)
 
-    def _place(
-        self,
-        request: ScheduledRequest,
-        option: Option,
-        decode: DecodeCandidate,
-        options: Sequence[Option],
-        now_s: float,
-    ) -> Placement:
-        submit, reader, writer = request.submit, option.candidate.worker.record, decode.worker.record
-        expected = self._router.expect(option, decode, submit, now_s)
-        split = (
-            next((one for one in options if not one.candidate.is_local), None) if option.candidate.is_local else None
-        )
-        beside = self._router.expect(split, split.decodes[0], submit, now_s) if split else None
-        kind = kind_of(option, expected, beside)
-        self._counts[kind] += 1
-        request.plan = PlacementPlan(
-            num_cached_tokens=option.num_cached_tokens,
-            prefill_ms=expected.prefill_ms,
-            itl_ms=expected.itl_ms,
-            num_charged_pages=self._memory_fit.charged_pages(submit),
-        )
-        reason = (
-            f"{kind}: first token in about {expected.ttft_ms:.0f} ms, {option.num_cached_tokens} of "
-            f"{submit.num_prompt_tokens} tokens cached"
-        )
-        return Placement(
+    def _plan(self, request: ScheduledRequest, option: Option, decode_worker: WorkerState, kind: str) -> PlacementPlan:
+        submit, prefill, decode = request.submit, option.candidate.worker.record, decode_worker.record
+        placement = Placement(
             dispatch=submit.dispatch,
-            prefill_worker_id=reader.worker_id,
-            prefill_address=reader.address,
-            decode_worker_id=writer.worker_id,
-            decode_address=writer.address,
+            prefill_worker_id=prefill.worker_id,
+            prefill_address=prefill.address,
+            decode_worker_id=decode.worker_id,
+            decode_address=decode.address,
             num_reserved_pages=request.num_pages,
             scheduling=request.scheduling,
-            reason=reason,
+            reason=f"{kind}: first token in about {option.ttft_ms:.0f} ms, {option.num_cached_tokens} of "
+            f"{submit.num_prompt_tokens} tokens cached",
+        )
+        return PlacementPlan(
+            placement,
+            num_charged_pages=self._memory_fit.charged_pages(submit),
+            num_cached_tokens=option.num_cached_tokens,
+            prefill_ms=option.prefill_ms,
+            itl_ms=decode_worker.itl_ms(submit.num_prompt_tokens),
         )

@@ -37,11 +37,11 @@ class LaneQueue:
         self._counters = counters
         self._tenants: dict[str, _TenantQueue] = {}
         """Those that have requests here."""
-        self._swapped_out: set[str] = set()
-        """Of these, those that must have no more in flight: passed over until `reopen`."""
+        self._at_bound: set[str] = set()
+        """Of these, those that have as many in flight as they may: passed over until `reopen`."""
         self._heap: list[tuple[float, str]] = []
         """(counter, tenant). A counter that has risen since is put right when it comes to the top; so is a tenant that
-        is gone or parked."""
+        is gone or at its bound."""
         self._in_heap: set[str] = set()
         self._by_age: OrderedDict[str, ScheduledRequest] = OrderedDict()
 
@@ -99,7 +99,7 @@ class LaneQueue:
             tenant.queue.discard(request_id)
         if not tenant.by_age:
             del self._tenants[key]
-            self._swapped_out.discard(key)
+            self._at_bound.discard(key)
             self._counters.leave(key)
 
     def queues_by(self, order: Order) -> dict[str, OrderQueue]:
@@ -123,7 +123,7 @@ class LaneQueue:
         while heap:
             counter, key = heap[0]
             current = counters.get(key, 0.0)
-            if key not in self._tenants or key in self._swapped_out:
+            if key not in self._tenants or key in self._at_bound:
                 heapq.heappop(heap)
                 self._in_heap.discard(key)
             elif counter < current:
@@ -136,14 +136,14 @@ class LaneQueue:
         """Who of the tenant is next."""
         return self._tenants[key].try_next(self.limits.ageing_s, now_s)
 
-    def swap_out(self, key: str) -> None:
-        """The tenant must have no more in flight: it is passed over until `reopen`."""
-        self._swapped_out.add(key)
+    def set_at_bound(self, key: str) -> None:
+        """The tenant has as many in flight as it may: it is passed over until `reopen`."""
+        self._at_bound.add(key)
 
     def reopen(self, key: str) -> None:
         """The tenant may have more in flight again. While it could not, it saved up nothing."""
-        if key in self._swapped_out:
-            self._swapped_out.discard(key)
+        if key in self._at_bound:
+            self._at_bound.discard(key)
             self._counters.lift(key, self._least_counter())
             self._push(key)
 
@@ -156,8 +156,8 @@ class LaneQueue:
         for key, tenant in self._tenants.items():
             if sorted(tenant.queue.ids()) != sorted(tenant.by_age) or not tenant.by_age:
                 errors.append(f"lane {self.name}: the order of {key!r} holds {len(tenant.queue)}, {len(tenant.by_age)}")
-            if (key in self._swapped_out) == (key in self._in_heap and key not in self._swapped_out):
-                errors.append(f"lane {self.name}: tenant {key!r} is neither parked nor in the heap")
+            if (key in self._at_bound) == (key in self._in_heap and key not in self._at_bound):
+                errors.append(f"lane {self.name}: tenant {key!r} is neither at its bound nor in the heap")
         if sorted(key for _, key in self._heap) != sorted(self._in_heap):
             errors.append(f"lane {self.name}: the heap holds {len(self._heap)}, its index {len(self._in_heap)}")
         return errors

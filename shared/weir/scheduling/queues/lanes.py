@@ -1,4 +1,4 @@
-"""The queues: by model, then by lane. Which lane goes next is said here, who of it by its queue."""
+"""The queues: by model, then by lane. Decides which lane goes next; its queue decides which request."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +15,7 @@ _EVERYBODY = ""
 
 
 class _ModelQueues:
-    """Of one model; lanes from the most urgent on."""
+    """Queues of one model, its lanes from the most urgent on."""
 
     def __init__(self, model: str, limits: CoreLimits, order: Order, fairness: Fairness) -> None:
         self.lanes = {
@@ -53,7 +53,7 @@ class Lanes:
         self._requests: dict[str, ScheduledRequest] = {}
         self._lane_counts: Counter[str] = Counter()
         self._expiry: LazyHeap[tuple[float]] = LazyHeap()
-        self._swapped_out: dict[str, dict[LaneQueue, str]] = {}
+        self._at_bound: dict[str, dict[LaneQueue, str]] = {}
         """tenant -> where it is passed over, with the model."""
         self._num_head_changes = 0
         """Of all models, so that one whose queues are made anew never comes to a number that it had."""
@@ -156,7 +156,7 @@ class Lanes:
     def set_limits(self, limits: CoreLimits, is_over: Callable[[str], bool]) -> None:
         """Others of tenants, the same lanes. Who is passed over is looked at again."""
         self._limits, self._is_over = limits, is_over
-        for tenant in list(self._swapped_out):
+        for tenant in list(self._at_bound):
             self.reopen(tenant)
 
     def num_head_changes(self, model: str) -> int:
@@ -180,8 +180,8 @@ class Lanes:
         while (key := queue.try_least()) is not None:
             if not self._is_over(key):
                 return queue.next_of(key, now_s)
-            queue.swap_out(key)
-            self._swapped_out.setdefault(key, {})[queue] = model
+            queue.set_at_bound(key)
+            self._at_bound.setdefault(key, {})[queue] = model
         return None
 
     def served(self, request: ScheduledRequest, service: float) -> None:
@@ -195,7 +195,7 @@ class Lanes:
 
     def reopen(self, tenant: str) -> None:
         """The tenant may have more in flight again."""
-        for queue, model in self._swapped_out.pop(tenant, {}).items():
+        for queue, model in self._at_bound.pop(tenant, {}).items():
             queue.reopen(tenant)
             if model in self._models:
                 self._mark_changed(self._models[model])

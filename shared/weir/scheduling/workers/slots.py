@@ -1,31 +1,27 @@
-"""Decode slots: how many requests may be booked on a worker, and who may be booked over that number."""
+"""Decode slots: how many requests may be placed on a worker, and which of them over that number."""
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import ceil, inf
 from operator import itemgetter
 
 from weir.scheduling.accounting.reservations import Reservations
-from weir.scheduling.workers.estimates import WorkerState
-from weir.scheduling.workers.pools import WorkerPools
-from weir.scheduling.workers.workers import Workers
+from weir.scheduling.request import PriorityKey
+from weir.scheduling.workers.worker_state import WorkerState
 
-PriorityKey = tuple[int, float]
-"""(minus the lane's priority, rank inside the lane): who comes first among those on a worker."""
 Bound = tuple[float, float]
-"""Whoever's seat is before it gets a slot."""
+"""A request whose `PriorityKey` is smaller gets a slot."""
 
 ANYBODY: Bound = (inf, inf)
 NOBODY: Bound = (-inf, -inf)
-_MAX_POOLS = 1024
 _BOUND = itemgetter(0)
 
 
 def slot_bound(priorities: Sequence[PriorityKey], max_num_seqs: int, slot_overcommit: float) -> Bound:
-    """Who gets a slot on a worker that computes `max_num_seqs` sequences, beside the sorted `priorities`.
+    """Which requests get a slot on a worker that computes `max_num_seqs` sequences, beside the sorted `priorities`.
 
-    When all slots are booked, it takes one that outranks somebody there, who rests then; the number of those who may
-    rest is bounded.
+    When all slots are taken, a request that goes before one of them gets one, and the last of them is paused
+    meanwhile; `slot_overcommit` bounds how many may be paused.
     """
     num_reserved = len(priorities)
     if num_reserved < max_num_seqs:
@@ -36,78 +32,46 @@ def slot_bound(priorities: Sequence[PriorityKey], max_num_seqs: int, slot_overco
 
 
 class OpenSlots:
-    """Of the workers of one pool."""
+    """The slots of the workers of one pool; from one `refresh` to the next all but a few workers are as they were."""
 
-    def __init__(self, worker_states: Iterable[WorkerState], slot_overcommit: float, num_moves: int) -> None:
-        """`num_moves`: of the book, now."""
-        self._worker_states = {worker.worker_id: worker for worker in worker_states}
+    def __init__(self, workers: Mapping[str, WorkerState], slot_overcommit: float, reservations: Reservations) -> None:
+        self._workers = workers
         self._slot_overcommit = slot_overcommit
+        self._reservations = reservations
         self._bounds: dict[str, Bound] = {}
         self._ascending: list[tuple[Bound, str]] = []
-        self.num_moves = num_moves
         self.bound = NOBODY
-        """The last of all: who is not before it has no slot anywhere."""
-        for worker_id in self._worker_states:
-            self.look_again(worker_id)
+        """The greatest of all workers'."""
+        self.num_moves = reservations.num_moves
+        """Of the reservations that it is up to date with."""
+        self._update(workers)
 
-    def look_again(self, worker_id: str) -> None:
-        """A slot of the worker was taken, or became free."""
-        worker = self._worker_states.get(worker_id)
-        if worker is None:
-            return
-        bound = slot_bound(worker.decode.ranks, worker.max_num_seqs, self._slot_overcommit)
-        before = self._bounds.get(worker_id)
-        if bound == before:
-            return
-        if before is not None:
-            del self._ascending[bisect_left(self._ascending, (before, worker_id))]
-        self._bounds[worker_id] = bound
-        insort(self._ascending, (bound, worker_id))
-        self.bound = self._ascending[-1][0]
+    def refresh(self) -> None:
+        """After slots were taken or became free."""
+        moved = self._reservations.try_moved_since(self.num_moves)
+        self.num_moves = self._reservations.num_moves
+        self._update(self._workers if moved is None else moved)
 
     def is_open(self, worker_id: str, priority: PriorityKey) -> bool:
         return priority < self._bounds.get(worker_id, NOBODY)
 
     def open_to(self, priority: PriorityKey) -> Collection[str]:
-        """The workers that have a slot for it."""
+        """Ids of the workers that have a slot for it."""
         first = bisect_right(self._ascending, priority, key=_BOUND)
         return {worker_id for _, worker_id in self._ascending[first:]}
 
-
-class Vacancies:
-    """The open slots of each model and group: kept from one question to the next, since all but a few workers are as
-    they were."""
-
-    def __init__(
-        self, pools: WorkerPools, workers: Workers, reservations: Reservations, slot_overcommit: float
-    ) -> None:
-        self._pools = pools
-        self._workers = workers
-        self._reservations = reservations
-        self._slot_overcommit = slot_overcommit
-        self._slots: dict[tuple[str, str], OpenSlots] = {}
-        self._num_changes = -1
-
-    def of(self, model: str, group: str) -> OpenSlots:
-        if self._num_changes != self._workers.num_changes:
-            self._num_changes = self._workers.num_changes
-            self._slots.clear()
-        slots = self._slots.get((model, group))
-        if slots is None:
-            return self._make(model, group)
-        if slots.num_moves == self._reservations.num_moves:
-            return slots
-        moved = self._reservations.try_moved_since(slots.num_moves)
-        if moved is None:
-            return self._make(model, group)
-        for worker_id in moved:
-            slots.look_again(worker_id)
-        slots.num_moves = self._reservations.num_moves
-        return slots
-
-    def _make(self, model: str, group: str) -> OpenSlots:
-        if len(self._slots) >= _MAX_POOLS:
-            self._slots.clear()
-        slots = OpenSlots(self._pools.decode_workers(model, group), self._slot_overcommit, self._reservations.num_moves)
-        self._slots[model, group] = slots
-        return slots
+    def _update(self, worker_ids: Collection[str]) -> None:
+        for worker_id in worker_ids:
+            worker = self._workers.get(worker_id)
+            if worker is None:
+                continue
+            bound = slot_bound(worker.decode.priorities, worker.max_num_seqs, self._slot_overcommit)
+            before = self._bounds.get(worker_id)
+            if bound == before:
+                continue
+            if before is not None:
+                del self._ascending[bisect_left(self._ascending, (before, worker_id))]
+            self._bounds[worker_id] = bound
+            insort(self._ascending, (bound, worker_id))
+        if self._ascending:
+            self.bound = self._ascending[-1][0]

@@ -1,4 +1,4 @@
-"""The workers that are alive, as their registry entries tell."""
+"""The workers that are alive, by their registry entries."""
 
 from dataclasses import dataclass, replace
 
@@ -25,7 +25,7 @@ class HostView:
     decode: tuple[WorkerRecord, ...]
     """Those that no prompt can reach are left out: without prefill workers only those that serve locally are here."""
     all_decode_ids: tuple[str, ...]
-    """Draining and silent ones too, of any model: their bookings are in the arena as well."""
+    """Draining and silent ones too, of any model: their reservations are in the arena as well."""
     num_arena_pages: int
     """Of its largest memory."""
 
@@ -38,10 +38,6 @@ class HostView:
             for record in self.decode
         )
 
-    def can_ever_hold(self, num_tokens: int, num_pages: int) -> bool:
-        """Whether a request of this size fits when nothing else runs."""
-        return num_pages <= self.num_arena_pages and num_tokens <= self.max_context_tokens
-
 
 class Workers:
     """Whoever is silent for `ttl_s` gets nothing new. `max_models` bounds the memory of models seen."""
@@ -53,7 +49,7 @@ class Workers:
         self._seen_models: dict[str, None] = {}
         self._views: dict[tuple[str, str], tuple[HostView, ...]] = {}
         self.num_changes = 0
-        """Rises whenever a worker comes, goes or says other facts of itself; its load alone is none."""
+        """Rises whenever a worker comes, goes or changes its record; of its load alone it does not."""
 
     def __len__(self) -> int:
         return sum(not entry.is_silent for entry in self._entries.values())
@@ -77,7 +73,7 @@ class Workers:
         self._seen_models[record.model] = None
         if len(self._seen_models) > self._max_models:
             del self._seen_models[next(iter(self._seen_models))]
-        if before is None or _facts(before) != _facts(record):
+        if before is None or _without_load(before) != _without_load(record):
             self._changed()
         return True
 
@@ -119,10 +115,6 @@ class Workers:
             self._views[key] = views if views or not group else self.hosts_of(model)
         return self._views[key]
 
-    def has_group(self, model: str, group: str) -> bool:
-        """Whether workers of the group itself can serve the model now."""
-        return any(record.group == group for host in self.hosts_of(model, group) for record in host.decode)
-
     def _changed(self) -> None:
         self._views.clear()
         self.num_changes += 1
@@ -147,5 +139,5 @@ class Workers:
         return tuple(views)
 
 
-def _facts(record: WorkerRecord) -> WorkerRecord:
+def _without_load(record: WorkerRecord) -> WorkerRecord:
     return replace(record, num_running=0, num_waiting=0)

@@ -3,14 +3,13 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from weir.bus.messages import Placement, RefusalReason
-from weir.scheduling.admission.admission import WORKER_RETRY_MS, Refusal
+from weir.bus.messages import RefusalReason
+from weir.scheduling.commands import WORKER_RETRY_MS, Refusal
 from weir.scheduling.limits.core_limits import CoreLimits
 from weir.scheduling.placement.placer import Placer
 from weir.scheduling.queues.lane_queue import LaneQueue
-from weir.scheduling.request import ScheduledRequest
+from weir.scheduling.request import PlacementPlan, ScheduledRequest
 from weir.scheduling.request_table import RequestTable
-from weir.scheduling.workers.capacity import Capacity
 from weir.scheduling.workers.workers import Workers
 
 _Situation = tuple[object, ...]
@@ -19,18 +18,8 @@ _LOOK_AGAIN_S = 0.25
 """With time alone other lanes may come first."""
 
 
-class Granted(NamedTuple):
-    """It can start there now."""
-
-    request: ScheduledRequest
-    placement: Placement
-
-
-class Unschedulable(NamedTuple):
-    """It can never start."""
-
-    request: ScheduledRequest
-    refusal: Refusal
+Decision = tuple[ScheduledRequest, PlacementPlan | Refusal]
+"""The request can start now as planned, or it can never start."""
 
 
 class _Quiet(NamedTuple):
@@ -49,24 +38,21 @@ class Granter:
     and past any that wait. A lane with workers of its own waits for these alone.
     """
 
-    def __init__(
-        self, limits: CoreLimits, requests: RequestTable, workers: Workers, capacity: Capacity, placer: Placer
-    ) -> None:
+    def __init__(self, limits: CoreLimits, requests: RequestTable, workers: Workers, placer: Placer) -> None:
         self._requests = requests
         self._workers = workers
-        self._capacity = capacity
         self._placer = placer
         self._has_guarantees = any(lane.guaranteed_share for lane in limits.lanes)
         self._blocked: dict[tuple[str, str], tuple[str, _Situation]] = {}
         """(model, lane) -> the request that had a slot and did not fit, and when."""
-        self._hopeful: dict[tuple[str, str], tuple[str, int]] = {}
+        self._schedulable: dict[tuple[str, str], tuple[str, int]] = {}
         """(model, lane) -> the request that can start some day, as of which change of the workers."""
         self._quiet: dict[str, _Quiet] = {}
         """By model."""
         self._is_for_slots = True
         """Whether all that were tried for this decision lacked a slot."""
 
-    def try_decide(self, model: str, now_s: float) -> Granted | Unschedulable | None:
+    def try_decide(self, model: str, now_s: float) -> Decision | None:
         """None: nobody can start now."""
         num_head_changes = self._requests.lanes.num_head_changes(model)
         as_of = (num_head_changes, int(now_s / _LOOK_AGAIN_S), *self._placer.slot_situation())
@@ -88,7 +74,7 @@ class Granter:
 
     def _try_in_order(
         self, model: str, queues: Sequence[LaneQueue], situation: _Situation, now_s: float
-    ) -> Granted | Unschedulable | None:
+    ) -> Decision | None:
         blocked_groups: set[str] = set()
         for queue in queues:
             group = self._group(model, queue)
@@ -105,7 +91,7 @@ class Granter:
 
     def _try_with_guarantees(
         self, model: str, queues: Sequence[LaneQueue], situation: _Situation, now_s: float
-    ) -> Granted | Unschedulable | None:
+    ) -> Decision | None:
         """Those inside their guarantees first. One of these that does not fit holds up only who comes after it."""
         tried: set[str] = set()
         first_blocked: dict[str, int] = {}
@@ -141,23 +127,23 @@ class Granter:
 
     def _try_start(
         self, queue: LaneQueue, request: ScheduledRequest, situation: _Situation, now_s: float
-    ) -> Granted | Unschedulable | None:
+    ) -> Decision | None:
         key = (request.submit.model, queue.name)
         has_slot = self._placer.has_slot(request)
         if has_slot:
             if self._blocked.get(key) == (request.request_id, situation):
                 self._is_for_slots = False
                 return None
-            placement = self._placer.try_place(request, now_s)
-            if placement is not None:
+            plan = self._placer.try_place(request, now_s)
+            if plan is not None:
                 self._blocked.pop(key, None)
-                return Granted(request, placement)
+                return request, plan
         as_of = request.request_id, self._workers.num_changes
-        is_looked_at = self._hopeful.get(key) == as_of
-        unschedulable = None if is_looked_at else self._try_give_up(request, queue.limits.worker_group, now_s)
-        if unschedulable is not None:
-            return unschedulable
-        self._hopeful[key] = as_of
+        if self._schedulable.get(key) != as_of:
+            refusal = self._try_give_up(request, queue.limits.worker_group, now_s)
+            if refusal is not None:
+                return request, refusal
+            self._schedulable[key] = as_of
         if has_slot:
             self._is_for_slots = False
             self._blocked[key] = request.request_id, situation
@@ -167,24 +153,26 @@ class Granter:
         """Whether it can start some day, and not now: so it is with most that wait."""
         if self._placer.has_slot(request):
             return False
-        hopeful = self._hopeful.get((request.submit.model, queue.name))
-        return hopeful == (request.request_id, self._workers.num_changes)
+        schedulable = self._schedulable.get((request.submit.model, queue.name))
+        return schedulable == (request.request_id, self._workers.num_changes)
 
-    def _try_give_up(self, request: ScheduledRequest, group: str, now_s: float) -> Unschedulable | None:
+    def _try_give_up(self, request: ScheduledRequest, group: str, now_s: float) -> Refusal | None:
+        """Why the request can never start; None: it can, some day."""
         model = request.submit.model
         if not self._workers.knows_model(model):
-            refusal = Refusal(RefusalReason.UNKNOWN_MODEL, f"no worker ever served model {model!r}")
-            return Unschedulable(request, refusal)
-        pool = self._capacity.of(model, group)
-        if pool.hosts and not pool.can_ever_hold(request.num_tokens, request.num_pages):
+            return Refusal(RefusalReason.UNKNOWN_MODEL, f"no worker ever served model {model!r}")
+        pool = self._placer.pools.pool(model, group)
+        if not pool.host_sizes:
+            return None
+        if not pool.can_ever_hold(request.num_tokens, request.num_pages):
             message = f"no worker that is left can hold its {request.num_pages} pages"
-            return Unschedulable(request, Refusal(RefusalReason.NO_WORKER, message, WORKER_RETRY_MS))
-        if pool.hosts and self._placer.is_kept_out(request, {num_pages for num_pages, _ in pool.hosts}, now_s):
+            return Refusal(RefusalReason.NO_WORKER, message, WORKER_RETRY_MS)
+        if self._placer.is_kept_out(request, {num_pages for num_pages, _ in pool.host_sizes}, now_s):
             message = (
                 f"{request.num_pages} pages: lane {request.lane} never gets as many, for guarantees of other lanes "
                 f"are lent no further than lent_share; ask for fewer tokens"
             )
-            return Unschedulable(request, Refusal(RefusalReason.TOO_LARGE, message))
+            return Refusal(RefusalReason.TOO_LARGE, message)
         return None
 
     def _situation(self, model: str, now_s: float) -> _Situation:
@@ -202,9 +190,9 @@ class Granter:
         if not share:
             return False
         num_charged = self._requests.usage.num_pages(model, queue.name) + self._placer.charged_pages(request)
-        return num_charged <= share * self._capacity.of(model, queue.limits.worker_group).num_pages
+        return num_charged <= share * self._placer.pools.pool(model, queue.limits.worker_group).num_pages
 
     def _group(self, model: str, queue: LaneQueue) -> str:
         """Whose workers the lane waits for."""
         group = queue.limits.worker_group
-        return group if group and self._capacity.of(model, group).has_own_group else ""
+        return group if group and self._placer.pools.pool(model, group).has_own_group else ""
