@@ -1,10 +1,10 @@
 """Between the wire and the core. Hashes of a wrong length raise ValueError."""
 
-from weir.core.attempt import Attempt
 from weir.core.process import ProcessIdentity
 from weir.kv.messages import Claims, HandedOff, PageChain
 from weir.kv.prefixes.hashing import split_hashes
-from weir.wire.v1 import arena_pb2, types_pb2
+from weir.rpc.conversions import attempt_from_pb, attempt_to_pb
+from weir.wire.v1 import arena_pb2
 from weir_transfer.lease_keeper import LeaseRegistration
 from weir_transfer.orders import HandOffOrder, MatchOrder
 
@@ -29,7 +29,7 @@ def order_from_pb(request: arena_pb2.HandOffRequest) -> HandOffOrder:
     return HandOffOrder(
         slot=request.slot,
         request_id=request.request_id,
-        attempt=Attempt(request.attempt.dispatch, request.attempt.adoption),
+        attempt=attempt_from_pb(request.attempt),
         to_worker_id=request.to_worker_id,
         hashes=split_hashes(request.page_hashes),
     )
@@ -53,5 +53,5 @@ def handed_off_to_pb(sequence: HandedOff) -> arena_pb2.SequenceHandedOff:
         slot=sequence.slot,
         slot_generation=sequence.slot_generation,
         request_id=sequence.request_id,
-        attempt=types_pb2.Attempt(dispatch=sequence.attempt.dispatch, adoption=sequence.attempt.adoption),
+        attempt=attempt_to_pb(sequence.attempt),
     )

@@ -14,11 +14,12 @@ from weir.bus.messages import HeldRequest, Placement
 from weir.core.clock import Clock
 from weir.core.errors import Cancelled, DeadlineExceeded, InternalError, Overloaded, Unavailable, WeirError
 from weir.core.life import FinishReason, Phase
+from weir.rpc.conversions import attempt_from_pb
 from weir.wire.v1 import types_pb2, worker_pb2
 from weir_gateway.requests.output import Output, OutputPiece
 from weir_gateway.requests.request import RequestEnd, RequestRecord
 from weir_gateway.requests.tokens import TokenConflict
-from weir_gateway.workers.wire import attempt_from_pb, output_end_from_pb, resume_command, start_command, update_from_pb
+from weir_gateway.workers.wire import output_end_from_pb, resume_command, start_command, update_from_pb
 
 logger = logging.getLogger(__name__)
 

@@ -3,18 +3,17 @@
 from weir.bus.messages import Placement
 from weir.core.attempt import Attempt
 from weir.core.life import FinishReason
-from weir.rpc.sampling_pb import all_logprobs_from_pb, finish_reason_from_pb, sampling_to_pb, scheduling_to_pb
+from weir.rpc.conversions import (
+    all_logprobs_from_pb,
+    attempt_from_pb,
+    attempt_to_pb,
+    finish_reason_from_pb,
+    sampling_to_pb,
+    scheduling_to_pb,
+)
 from weir.wire.v1 import types_pb2, worker_pb2
 from weir_gateway.requests.output import TokenUpdate
 from weir_gateway.requests.validation import CheckedRequest
-
-
-def attempt_from_pb(attempt: types_pb2.Attempt) -> Attempt:
-    return Attempt(attempt.dispatch, attempt.adoption)
-
-
-def attempt_to_pb(attempt: Attempt) -> types_pb2.Attempt:
-    return types_pb2.Attempt(dispatch=attempt.dispatch, adoption=attempt.adoption)
 
 
 def output_end_from_pb(value: types_pb2.FinishReason.ValueType) -> FinishReason | None:

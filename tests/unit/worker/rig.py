@@ -23,7 +23,7 @@ from weir.kv.messages import HandedOff
 from weir.policy.seams import Policy
 from weir.rpc.arena.in_memory import InMemoryArena, InMemoryArenaClient
 from weir.rpc.channel import make_channel
-from weir.rpc.sampling_pb import sampling_to_pb
+from weir.rpc.conversions import sampling_to_pb
 from weir.rpc.server import ErrorGuard, make_server
 from weir.runtime.service import ServiceContext
 from weir.testing.runner import HashRunner, reference_tokens

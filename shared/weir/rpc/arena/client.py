@@ -22,8 +22,9 @@ from weir.kv.messages import Acquired, HandedOff, HandOffReceipt, PageChain, Pre
 from weir.rpc.arena.holdings import Holdings
 from weir.rpc.arena.lease_stream import LeaseStream
 from weir.rpc.channel import make_channel
+from weir.rpc.conversions import attempt_to_pb
 from weir.rpc.errors import from_rpc_error
-from weir.wire.v1 import arena_pb2, arena_pb2_grpc, types_pb2
+from weir.wire.v1 import arena_pb2, arena_pb2_grpc
 
 __all__ = ["Acquired", "ArenaClient", "HandOffReceipt", "HandedOff"]
 
@@ -219,7 +220,7 @@ class ArenaClient:
                 arena_pb2.HandOffRequest(
                     slot=slot,
                     request_id=request_id,
-                    attempt=types_pb2.Attempt(dispatch=attempt.dispatch, adoption=attempt.adoption),
+                    attempt=attempt_to_pb(attempt),
                     to_worker_id=to_worker_id,
                     page_hashes=b"".join(hashes),
                 )

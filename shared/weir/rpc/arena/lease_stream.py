@@ -10,7 +10,6 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from weir.core.attempt import Attempt
 from weir.core.errors import Unavailable, WeirError
 from weir.core.process import own_identity, own_pid_namespace
 from weir.kv.arena.segment import Segment, SegmentError
@@ -20,6 +19,7 @@ from weir.kv.memory.device import DeviceMemory
 from weir.kv.memory.server import MemoryNotReady, OpenMemory, fetch_memory, offer_memory
 from weir.kv.messages import HandedOff
 from weir.rpc.arena.holdings import Holdings
+from weir.rpc.conversions import attempt_from_pb
 from weir.wire.v1 import arena_pb2, arena_pb2_grpc
 
 _log = logging.getLogger(__name__)
@@ -225,7 +225,7 @@ class LeaseStream:
             _log.error("slot %d was handed off without a record: not taken", sequence.slot)
             return
         self._holdings.add(summary.page_ids.tolist(), [sequence.slot])
-        attempt = Attempt(sequence.attempt.dispatch, sequence.attempt.adoption)
+        attempt = attempt_from_pb(sequence.attempt)
         self._on_handed_off(HandedOff(sequence.slot, sequence.slot_generation, sequence.request_id, attempt))
 
 
