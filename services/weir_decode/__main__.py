@@ -4,8 +4,8 @@ import os
 import sys
 
 from weir.engine.memory.swapping import PageMover, SwappingRunner
-from weir.kv.memory.kinds import ArenaMemory
-from weir.kv.memory.swap import SwapFile, num_swap_places
+from weir.kv.memory.device import ArenaMemory
+from weir.kv.memory.swap import SwapFile, num_swap_slots
 from weir.runtime.config import load_config
 from weir.runtime.service import ServiceContext, run_service
 from weir.worker.arena.watermark import num_reservable_pages
@@ -26,7 +26,7 @@ async def _build(context: ServiceContext[DecodeConfig]) -> WorkerShell:
 
     def over_arena(loaded: ArenaRunner, arena: ArenaMemory) -> LoadedModel:
         geometry = arena.segment.geometry
-        num_places = num_swap_places(config.swap_bytes, geometry)
+        num_places = num_swap_slots(config.swap_bytes, geometry)
         if num_places == 0:
             return LoadedModel(loaded.runner, loaded.runner.warm_up)
         swap_file = SwapFile(config.swap_dir, geometry.page_bytes, num_places)
@@ -41,7 +41,7 @@ async def _build(context: ServiceContext[DecodeConfig]) -> WorkerShell:
             model.limits,
             context.tracer,
             lambda geometry: config.running_settings(
-                num_swap_places(config.swap_bytes, geometry), num_reservable_pages(geometry)
+                num_swap_slots(config.swap_bytes, geometry), num_reservable_pages(geometry)
             ),
         )
 

@@ -3,7 +3,7 @@
 import os
 import sys
 
-from weir.kv.memory.kinds import ArenaMemory
+from weir.kv.memory.device import ArenaMemory
 from weir.runtime.config import load_config
 from weir.runtime.service import ServiceContext, run_service
 from weir.worker.assembly import ModelShape, RoleParts, build_worker

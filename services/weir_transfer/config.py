@@ -6,7 +6,7 @@ from pathlib import Path
 from weir.kv.arena.segment import DEFAULT_DIRECTORY, segment_path
 from weir.kv.geometry import ArenaGeometry
 from weir.kv.layout import MAX_LEASES, geometry_within
-from weir.kv.memory.kinds import try_memory_kind
+from weir.kv.memory.device import try_memory_kind
 from weir.model.files.config import load_model_config
 from weir.model.files.digest import model_digest
 from weir.model.files.source import resolve_model

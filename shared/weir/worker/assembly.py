@@ -14,7 +14,7 @@ from weir.core.clock import SystemClock
 from weir.engine.batching.batcher import BatchLimits
 from weir.engine.loop import LoopSettings
 from weir.engine.messages import Command, EngineReport, SetPolicy
-from weir.kv.memory.kinds import ArenaMemory, try_memory_kind
+from weir.kv.memory.device import ArenaMemory, try_memory_kind
 from weir.kv.messages import HandedOff
 from weir.model.files.config import ModelConfig, load_model_config
 from weir.model.files.digest import model_digest

@@ -16,7 +16,7 @@ from weir.core.clock import SystemClock
 from weir.engine.loop import InboxFull
 from weir.engine.messages import EngineReport, FailAllSequences, Failure, FailureReason, SetCost, SetPolicy
 from weir.kv.geometry import PAGE_TOKENS
-from weir.kv.memory.kinds import ArenaMemory
+from weir.kv.memory.device import ArenaMemory
 from weir.policy.registry import PolicySpec
 from weir.runtime.admin import Description
 from weir.worker.arena.page_keeper import Arena, PageKeeper

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weir.kv.prefixes.changes import PrefixChanges
+from weir.kv.prefixes.index import PrefixChanges
 
 PAGES = [bytes([number]) * 16 for number in range(8)]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from weir.kv.geometry import ArenaGeometry
-from weir.kv.memory.swap import SwapFile, num_swap_places
+from weir.kv.memory.swap import SwapFile, num_swap_slots
 
 PAGE_BYTES = 8192
 
@@ -23,23 +23,23 @@ def empty() -> "np.typing.NDArray[np.uint8]":
 
 def test_pages_come_back_as_they_left(tmp_path: Path) -> None:
     swap_file = SwapFile(tmp_path, PAGE_BYTES, 3)
-    for place in (0, 1, 2):
-        assert swap_file.try_store(place, page(place))
-    assert swap_file.try_store(1, page(7)), "a place is used again"
-    for place, seed in ((0, 0), (1, 7), (2, 2)):
+    for slot in (0, 1, 2):
+        assert swap_file.try_store(slot, page(slot))
+    assert swap_file.try_store(1, page(7)), "a slot is used again"
+    for slot, seed in ((0, 0), (1, 7), (2, 2)):
         found = empty()
-        assert swap_file.try_load(place, found)
+        assert swap_file.try_load(slot, found)
         assert np.array_equal(found, page(seed))
 
 
 def test_one_wrong_bit_is_noticed(tmp_path: Path) -> None:
     swap_file = SwapFile(tmp_path, PAGE_BYTES, 2)
     swap_file.try_store(0, page(1))
-    swap_file.bytes_of(0)[PAGE_BYTES - 1] ^= 1
+    swap_file.slots[0, PAGE_BYTES - 1] ^= 1
     assert not swap_file.try_load(0, empty())
 
 
-def test_a_place_that_nothing_was_stored_in_has_no_page(tmp_path: Path) -> None:
+def test_a_slot_that_nothing_was_stored_in_has_no_page(tmp_path: Path) -> None:
     assert not SwapFile(tmp_path, PAGE_BYTES, 2).try_load(1, empty())
 
 
@@ -81,6 +81,6 @@ def test_another_error_of_the_file_system_is_not_taken_for_a_full_one(
 
 def test_its_size_is_a_quarter_of_the_arena_or_what_is_asked_for() -> None:
     geometry = ArenaGeometry(PAGE_BYTES, num_pages=103, num_slots=1, max_context_tokens=64)
-    assert num_swap_places(-1, geometry) == 25
-    assert num_swap_places(0, geometry) == 0
-    assert num_swap_places(3 * PAGE_BYTES - 1, geometry) == 2
+    assert num_swap_slots(-1, geometry) == 25
+    assert num_swap_slots(0, geometry) == 0
+    assert num_swap_slots(3 * PAGE_BYTES - 1, geometry) == 2

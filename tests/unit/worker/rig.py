@@ -18,7 +18,7 @@ from weir.core.sampling import SamplingParams
 from weir.engine.batching.batcher import BatchLimits
 from weir.engine.plan import ModelRunner, StepPlan, StepResult
 from weir.kv.geometry import ArenaGeometry
-from weir.kv.memory.kinds import ArenaMemory
+from weir.kv.memory.device import ArenaMemory
 from weir.kv.messages import HandedOff
 from weir.policy.seams import Policy
 from weir.rpc.arena.in_memory import InMemoryArena, InMemoryArenaClient

@@ -16,7 +16,7 @@ from weir.core.attempt import Attempt
 from weir.core.errors import DeadlineExceeded, InternalError, Unavailable
 from weir.core.trace_context import inject
 from weir.kv.arena.segment import Segment
-from weir.kv.memory.kinds import ArenaMemory
+from weir.kv.memory.device import ArenaMemory
 from weir.kv.memory.server import OpenMemory
 from weir.kv.messages import Acquired, HandedOff, HandOffReceipt, PageChain, PrefixMatch
 from weir.rpc.arena.holdings import Holdings

@@ -18,7 +18,7 @@ from weir.kv.arena.ownership import Move, OwnershipTable
 from weir.kv.arena.segment import Segment
 from weir.kv.geometry import ArenaGeometry
 from weir.kv.layout import SegmentHeader, layout_of
-from weir.kv.memory.kinds import ArenaMemory
+from weir.kv.memory.device import ArenaMemory
 from weir.kv.messages import Acquired, HandedOff, HandOffReceipt, PageChain, PrefixMatch
 from weir.kv.states import NotOwned, PageState, SlotState
 
