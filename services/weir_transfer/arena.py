@@ -1,4 +1,4 @@
-"""The segment and, where pages are on a device, the memory of the pages: claimed together."""
+"""Claims an arena: its segment and, where its pages are on a device, their memory."""
 
 import logging
 from dataclasses import dataclass

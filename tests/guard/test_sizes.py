@@ -28,13 +28,9 @@ WIDE_CONSTRUCTORS: dict[str, str] = {
     "services/weir_gateway/intake.py": "to be mended",
     "services/weir_gateway/workers/connections.py": "to be mended",
     "services/weir_scheduler/component.py": "to be mended",
-    "services/weir_transfer/server.py": "to be mended",
-    "services/weir_transfer/service.py": "to be mended",
 }
 TINY_FILES: dict[str, str] = {
     "shared/weir/engine/batching/running_settings.py": "to be mended",
-    "shared/weir/kv/movers/same_device.py": "to be mended",
-    "shared/weir/kv/movers/same_host.py": "to be mended",
     "shared/weir/runtime/stack/backoff.py": "to be mended",
     "shared/weir/scheduling/metrics.py": "to be mended",
     "shared/weir/training/listmle.py": "to be mended",
@@ -42,7 +38,6 @@ TINY_FILES: dict[str, str] = {
     "services/weir_gateway/access/tenant_counts.py": "to be mended",
     "services/weir_gateway/requests/prompt_pages.py": "to be mended",
     "services/weir_prefill/config.py": "to be mended",
-    "services/weir_transfer/metrics.py": "to be mended",
 }
 
 
