@@ -9,6 +9,7 @@ from uuid import uuid4
 
 import grpc.aio
 from opentelemetry.trace import NoOpTracer, Tracer
+from tests.unit.worker.in_memory_arena import InMemoryArena, InMemoryArenaClient
 
 from weir.bus.in_memory import InMemoryHub
 from weir.bus.messages import WorkerRecord
@@ -21,7 +22,6 @@ from weir.kv.geometry import ArenaGeometry
 from weir.kv.memory.device import ArenaMemory
 from weir.kv.messages import HandedOff
 from weir.policy.seams import Policy
-from weir.rpc.arena.in_memory import InMemoryArena, InMemoryArenaClient
 from weir.rpc.channel import make_channel
 from weir.rpc.conversions import sampling_to_pb
 from weir.rpc.server import ErrorGuard, make_server
