@@ -78,16 +78,16 @@ class ArenaCore:
         self._keeps_prefixes = settings.keeps_prefixes
         self._pending = PendingPrefixes(on_settled)
         self._unclaimed_lease_ids: set[int] = set()
-        """Leases of before a restart that have not said yet what they pin: until then nothing is evicted."""
+        """Leases of before a restart that have not claimed yet what they hold: until then nothing is evicted."""
         self._recover()
 
     def leases(self) -> list[Lease]:
         return self._keeper.all()
 
     def attach(self, registration: LeaseRegistration) -> Attachment:
-        """Gives a lease or gives it back, and brings the table into line with what the worker says it holds.
+        """Gives a lease or gives it back, and brings the table into line with what the worker claims.
 
-        The caller has made sure that the process is the one it says it is. Raises AttachRefused or Overloaded.
+        The caller has checked the identity of the process. Raises AttachRefused or Overloaded.
         """
         if registration.page_bytes != self._page_bytes:
             raise AttachRefused(f"page_bytes {registration.page_bytes}: this arena has {self._page_bytes}")
@@ -164,7 +164,7 @@ class ArenaCore:
         return PrefixMatch(match_id, tuple(pages), acquired or Acquired((), ()))
 
     def seal(self, lease_id: int, attachment: int, chain: PageChain) -> None:
-        """Lets others read pages that the lease has computed and still uses. Raises NotOwned or StaleAttachment."""
+        """Lets others use pages that the lease has computed and still uses. Raises NotOwned or StaleAttachment."""
         self._keeper.check_attached(lease_id, attachment)
         if self._keeps_prefixes:
             self._table.seal(lease_id, chain)
@@ -240,8 +240,8 @@ class ArenaCore:
     def _reconcile(self, lease_id: int, claims: Claims) -> tuple[HandedOff, ...]:
         """Takes back what the lease owns and its worker does not hold: answers that got lost on their way.
 
-        slots   held | being handed off | handed off to it, not yet told | taken back
-        pages   held | of the records of the two in the middle            | taken back
+        slots   held | being handed off | handed off, not yet announced | taken back
+        pages   held | of the records of the two in the middle          | taken back
         """
         try:
             self._table.check_held_pages(lease_id, claims.page_ids, is_claim=True)
@@ -249,7 +249,7 @@ class ArenaCore:
         except NotOwned as error:
             raise AttachRefused(f"the worker holds what is not its own: {error}") from error
         kept_pages: list[PageIds] = [np.array(claims.page_ids, np.int64)]
-        untold, surplus_slots = [], []
+        unannounced, surplus_slots = [], []
         for slot in self._table.slots_of(lease_id):
             if slot in claims.slots:
                 continue
@@ -260,13 +260,13 @@ class ArenaCore:
                 continue
             kept_pages.append(summary.page_ids)
             if not is_handing_off:
-                untold.append(self._handed_off(slot, summary))
+                unannounced.append(self._handed_off(slot, summary))
         for slot in surplus_slots:
             self._records[slot].clear()
         self._table.release(lease_id, [], surplus_slots)
         self._counters.reclaimed_pages_total += self._table.reconcile(lease_id, np.concatenate(kept_pages))
         self._counters.reclaimed_slots_total += len(surplus_slots)
-        return tuple(untold)
+        return tuple(unannounced)
 
     def _try_acquire(self, lease_id: int, num_pages: int, num_slots: int) -> Acquired | None:
         return self._table.try_acquire(lease_id, num_pages, num_slots, may_evict=not self._unclaimed_lease_ids)

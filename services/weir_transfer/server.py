@@ -235,7 +235,7 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
             if match is not None:
                 return match
             await self._settled.wait(left_s)
-            wait_from_pages = 1  # of a prefix that is computed in steps, the end is as near as the rest was
+            wait_from_pages = 1  # a prefix that is computed in steps: its end is as near as the part before was
 
     async def _receive_register(self, requests: _Requests, context: _Context) -> arena_pb2.Register:
         try:

@@ -12,7 +12,8 @@ BASELINE = PROTO_ROOT / "baseline.binpb"
 
 def find_breaking_changes(proto_root: Path) -> str:
     """What `buf breaking` finds against the released protocol; empty when nothing is broken."""
-    command = [Path(sys.executable).parent / "buf", "breaking", proto_root, "--against", BASELINE]
+    buf = Path(sys.executable).parent / "buf"
+    command = [str(buf), "breaking", str(proto_root), "--against", str(BASELINE)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode in (0, 100), done.stderr
     return done.stdout

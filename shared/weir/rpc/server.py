@@ -128,7 +128,7 @@ class TraceContextGuard(Guard):
     """Makes the caller's trace context the current one.
 
     A unary call that belongs to a trace also gets a server span; streams live as long as a connection and would give
-    spans that say nothing, so those who serve them make their own.
+    spans without meaning, so those who serve them make their own.
     """
 
     def __init__(self, tracer: Tracer) -> None:
@@ -153,7 +153,7 @@ class TraceContextGuard(Guard):
 
 
 class ReadinessGuard(Guard):
-    """Refuses calls of the given services until told that the process is ready. Health and Admin always answer."""
+    """Refuses calls of the given services until `open` is called. Health and Admin always answer."""
 
     def __init__(self, service_names: Iterable[str]) -> None:
         self._prefixes = tuple(f"/{name}/" for name in service_names)
@@ -188,7 +188,7 @@ class ErrorGuard(Guard):
             await abort_with(context, error)
         except grpc.aio.BaseError:
             raise  # an abort on its way out
-        except Exception as error:  # noqa: BLE001 - the boundary: logged, counted, and told to the caller
+        except Exception as error:  # noqa: BLE001 - the boundary: logged, counted, and answered
             self.num_internal_errors += 1
             _log.exception("%s failed", method)
             await context.abort(grpc.StatusCode.INTERNAL, f"internal error: {type(error).__name__}; see the log")

@@ -1,4 +1,4 @@
-"""What the transfer service takes from the model, and what its settings may say instead."""
+"""What the transfer service takes from the model, and what its settings may give instead."""
 
 import pytest
 

@@ -70,7 +70,7 @@ def test_attaching_again_in_time_keeps_the_lease_and_what_it_owns(world: World) 
     assert second.number > first.number
     assert world.core.metrics()["free_pages"] == 35
     world.core.break_stream(first.lease_id, first.number)
-    assert _state(world, first.lease_id) == LeaseState.ACTIVE, "the end of the old stream says nothing about the new"
+    assert _state(world, first.lease_id) == LeaseState.ACTIVE, "the end of the old stream does not concern the new one"
 
 
 def test_a_lease_whose_process_is_being_killed_cannot_be_had_back(world: World) -> None:

@@ -192,11 +192,11 @@ def test_what_a_dead_worker_computed_is_found_by_the_next(world: World, prefill:
     assert _match(world, other).page_ids == chain.page_ids[:5]
 
 
-def test_after_a_restart_nothing_is_evicted_before_all_have_said_what_they_hold(
+def test_after_a_restart_nothing_is_evicted_before_all_have_claimed_what_they_hold(
     world: World, prefill: Attachment, decode: Attachment
 ) -> None:
     _cache(world, prefill, 96)
-    match = _match(world, decode, 33)  # no record says that decode reads these two pages
+    match = _match(world, decode, 33)  # no record shows that decode uses these two pages
     world.restart()
     again = world.core.attach(world.registration("prefill", prefill.lease_id))
     assert world.core.metrics()["cached_pages"] == 6

@@ -142,7 +142,7 @@ def test_a_hand_off_that_was_not_committed_before_a_restart_is_done_after_it(
     assert _owners(world, acquired) == [decode.lease_id] * 4 + [prefill.lease_id] * 2
 
 
-def test_a_receiver_is_told_again_of_what_it_does_not_hold(
+def test_what_a_receiver_does_not_hold_is_announced_again(
     world: World, prefill: Attachment, decode: Attachment, acquired: Acquired
 ) -> None:
     world.write_sequence(acquired.slots[1], acquired.page_ids[4:], request_id="r2")
@@ -154,7 +154,7 @@ def test_a_receiver_is_told_again_of_what_it_does_not_hold(
     assert _owners(world, acquired) == [decode.lease_id] * 6
 
 
-def test_a_sequence_that_its_receiver_has_finished_is_not_told_again_but_taken_back(
+def test_a_sequence_that_its_receiver_has_finished_is_not_announced_again_but_taken_back(
     world: World, prefill: Attachment, decode: Attachment, acquired: Acquired
 ) -> None:
     world.core.hand_off(prefill.lease_id, prefill.number, _request(acquired.slots[0]))

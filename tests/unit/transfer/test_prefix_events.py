@@ -41,8 +41,8 @@ class Listener:
     async def ask_for_unknown(self) -> None:
         for arena_id in self.view.take_unknown(1e9):
             subject = SUBJECTS.prefixes_of(arena_id)
-            told = await self.endpoint.ask(subject, AskPrefixes(arena_id), PrefixSnapshot, timeout_s=1.0)
-            self.view.replace(told, 0.0)
+            snapshot = await self.endpoint.ask(subject, AskPrefixes(arena_id), PrefixSnapshot, timeout_s=1.0)
+            self.view.replace(snapshot, 0.0)
 
     def num_cached_pages(self) -> int:
         return self.view.num_cached_tokens("arena", hashes_from(PACKED)) // PAGE_TOKENS
@@ -53,7 +53,7 @@ class Listener:
 
 
 class Arena:
-    """An index of ten pages, and news of it."""
+    """An index of ten pages, and its events."""
 
     def __init__(self, hub: InMemoryHub) -> None:
         self.hub = hub

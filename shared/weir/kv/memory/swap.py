@@ -50,11 +50,6 @@ class SwapFile:
         self._allocated: set[int] = set()
         self._is_known_full = False
 
-    @property
-    def num_bytes_taken(self) -> int:
-        """Room that the file has taken of its file system so far."""
-        return os.fstat(self._fd).st_blocks * 512
-
     def try_store(self, slot: int, page: npt.NDArray[np.uint8]) -> bool:
         """Copies a page [page_bytes] to its slot. False: the file system has no room for it."""
         if not self._try_allocate(slot):

@@ -1,7 +1,7 @@
 """The sealed pages: found by content hash, pinned while sequences use them, evicted least recently used.
 
 Rows of sealed pages (`weir.kv.states`) are written here alone. Hash, use number and state lie in the segment; the
-index and who pins what are derived, after a restart from block tables and from what workers say they hold.
+index and who pins what are derived, after a restart from block tables and from what workers claim.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -82,9 +82,6 @@ class PrefixIndex:
 
     def __len__(self) -> int:
         return len(self._page_of)
-
-    def __contains__(self, page_hash: bytes) -> bool:
-        return page_hash in self._page_of
 
     def hashes(self) -> Collection[bytes]:
         """Of all sealed pages. Not to be changed."""
