@@ -7,8 +7,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 from typing import Any, NoReturn
 
 import grpc
@@ -28,7 +27,7 @@ from weir_transfer.conversions import (
     registration_from_pb,
 )
 from weir_transfer.core import ArenaCore
-from weir_transfer.fence import Fence, ProcessHandle
+from weir_transfer.fence import Fence
 from weir_transfer.messages import (
     Announcement,
     ArenaRefusal,
@@ -247,14 +246,7 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
         return first.register
 
     def _attach(self, register: arena_pb2.Register) -> Attachment:
-        with self._opened(register) as handle:
-            attachment = self._core.attach(registration_from_pb(register))
-            self._fence.watch(attachment.lease_id, handle)
-        return attachment
-
-    @contextmanager
-    def _opened(self, register: arena_pb2.Register) -> Iterator[ProcessHandle]:
-        """The process that registers: one that cannot be killed gets no lease."""
+        """A process that cannot be killed gets no lease. Raises AttachRefused, Overloaded."""
         if register.pid_namespace != self._pid_namespace:
             raise AttachRefused(
                 f"worker {register.worker_id} runs in another pid namespace ({register.pid_namespace}, the transfer "
@@ -266,10 +258,12 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
         if handle is None:
             raise AttachRefused(f"{registration.process} of worker {register.worker_id} does not exist")
         try:
-            yield handle
+            attachment = self._core.attach(registration)
+            self._fence.watch(attachment.lease_id, handle)
         except BaseException:
             handle.close()
             raise
+        return attachment
 
     async def _listen(self, requests: _Requests, attachment: Attachment, announcements: AnnouncementQueue) -> None:
         try:

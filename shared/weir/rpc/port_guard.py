@@ -77,8 +77,7 @@ class PortGuard(grpc.aio.ServerInterceptor):
         if handler is None:  # no such method; gRPC answers UNIMPLEMENTED and reads nothing
             return None
         is_answer_stream = handler.response_streaming
-        kind = f"{_arity(handler.request_streaming)}_{_arity(is_answer_stream)}"
-        function = getattr(handler, kind)
+        function = getattr(handler, handler_kind(handler))
         if not (inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)):
             made: Handler = handler
             return made
@@ -178,5 +177,7 @@ class _Call:
         return data
 
 
-def _arity(is_streaming: bool) -> str:
-    return "stream" if is_streaming else "unary"
+def handler_kind(handler: "Handler") -> str:
+    """`unary_unary` to `stream_stream`: the attribute of a handler that has its function."""
+    streams = handler.request_streaming, handler.response_streaming
+    return "_".join("stream" if is_stream else "unary" for is_stream in streams)

@@ -25,7 +25,7 @@ from weir.core.trace_context import extract
 from weir.rpc.channel import KEEPALIVE_TIME_MS, KEEPALIVE_TIMEOUT_MS, MAX_MESSAGE_BYTES
 from weir.rpc.errors import abort_with
 from weir.rpc.malformed import refuse_malformed
-from weir.rpc.port_guard import PortLimits
+from weir.rpc.port_guard import PortLimits, handler_kind
 
 if TYPE_CHECKING:  # these are generic in their stubs only
     ServicerContext = grpc.aio.ServicerContext[Any, Any]
@@ -91,7 +91,7 @@ class Guard(grpc.aio.ServerInterceptor):
         if handler is None:  # no such method; gRPC answers UNIMPLEMENTED
             return None
         handler = self.prepare(handler)
-        kind = f"{_arity(handler.request_streaming)}_{_arity(handler.response_streaming)}"
+        kind = handler_kind(handler)
         function = getattr(handler, kind)
         is_unary = kind == "unary_unary"
         make_handler = getattr(grpc, f"{kind}_rpc_method_handler")
@@ -118,10 +118,6 @@ class Guard(grpc.aio.ServerInterceptor):
                 return await function(request, context)
 
         return call
-
-
-def _arity(is_streaming: bool) -> str:
-    return "stream" if is_streaming else "unary"
 
 
 class TraceContextGuard(Guard):
