@@ -9,7 +9,7 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 UP_FLAGS ?=
 PYTEST_FLAGS ?=
 
-.PHONY: up test check setup setup-dev golden bench-sim gpu format proto constraints clean
+.PHONY: up test check setup setup-dev golden bench-sim gpu format proto proto-baseline constraints clean
 
 up: setup ## Start a local stack with a real small model; Ctrl-C ends it.
 	$(BIN)/weir up $(UP_FLAGS)
@@ -25,6 +25,7 @@ check: setup-dev ## Format, lint, types, guard tests.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/buf lint proto
+	$(BIN)/buf breaking proto --against proto/baseline.binpb
 	$(BIN)/mypy
 	$(BIN)/mypy tests
 	$(BIN)/python -m pytest tests/guard $(PYTEST_FLAGS)
@@ -48,6 +49,9 @@ format: setup-dev
 
 proto: setup-dev ## Generate shared/weir/wire/v1 from proto/.
 	$(BIN)/python proto/generate.py
+
+proto-baseline: setup-dev ## On release: what `make check` compares the protocol with from here on.
+	$(BIN)/buf build proto --exclude-source-info -o proto/baseline.binpb
 
 constraints: setup-dev
 	( head -n 1 constraints.txt; $(BIN)/pip freeze --exclude-editable | sed 's/+cpu//' ) > constraints.new

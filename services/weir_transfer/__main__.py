@@ -15,33 +15,31 @@ from weir.wire.v1 import arena_pb2
 from weir_transfer.arena import claim_arena
 from weir_transfer.config import TransferConfig
 from weir_transfer.fence import try_open_process
-from weir_transfer.prefix_news import PrefixEventPublisher
+from weir_transfer.prefix_events import PrefixEventPublisher
 from weir_transfer.service import TransferService
 
 _SERVICE_NAME = arena_pb2.DESCRIPTOR.services_by_name["Arena"].full_name
 
 
 async def _build(context: ServiceContext[TransferConfig]) -> TransferService:
-    # In a thread: pre-faulting takes seconds, in which signals must be heard.
-    claimed = await asyncio.to_thread(claim_arena, context.config, try_open_process)
-    subjects, arena_id = Subjects(context.config.instance), claimed.segment.arena_id
+    # In a thread: pre-faulting takes seconds, in which the process must react to signals.
+    arena = await asyncio.to_thread(claim_arena, context.config, try_open_process)
+    subjects, arena_id = Subjects(context.config.instance), arena.segment.arena_id
 
     async def connect() -> Bus:
         return await NatsBus.connect(context.config.nats_url, name=context.process_id)
 
     def make_publisher(index: PrefixIndex) -> PrefixEventPublisher:
-        incarnation = claimed.segment.begin_incarnation()
+        incarnation = arena.segment.begin_incarnation()
         return PrefixEventPublisher(connect, subjects, arena_id, incarnation, index, context.tracer, SystemClock())
 
     service = TransferService(
-        claimed.segment,
-        context.config.lease_times,
-        context.config.prefix_settings,
+        arena,
+        context.config.arena_settings,
         try_open_process,
         context.tracer,
         context.request_shutdown,
         make_publisher,
-        claimed.memory_server,
     )
     context.resources.callback(service.release)
     service.add_to(context.grpc_server)

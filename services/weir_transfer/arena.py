@@ -1,4 +1,4 @@
-"""The segment and, where pages are on a device, the memory of the pages: claimed together."""
+"""Claims an arena: its segment and, where its pages are on a device, their memory."""
 
 import logging
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from weir.kv.arena.lease import LeaseTable
 from weir.kv.arena.segment import Segment, SegmentError, claim_segment
 from weir.kv.geometry import ArenaGeometry
 from weir.kv.memory.cuda import CudaDriverError
-from weir.kv.memory.kinds import try_memory_kind
+from weir.kv.memory.device import try_memory_kind
 from weir.kv.memory.server import MemoryServer
 from weir.model.device_check import check_device
 from weir.runtime.config import ConfigError

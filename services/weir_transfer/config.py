@@ -6,14 +6,13 @@ from pathlib import Path
 from weir.kv.arena.segment import DEFAULT_DIRECTORY, segment_path
 from weir.kv.geometry import ArenaGeometry
 from weir.kv.layout import MAX_LEASES, geometry_within
-from weir.kv.memory.kinds import try_memory_kind
+from weir.kv.memory.device import try_memory_kind
 from weir.model.files.config import load_model_config
 from weir.model.files.digest import model_digest
 from weir.model.files.source import resolve_model
 from weir.model.precision import choose_arithmetic, page_geometry
 from weir.runtime.config import ServiceConfig, setting
-from weir_transfer.lease_keeper import LeaseTimes
-from weir_transfer.orders import PrefixSettings
+from weir_transfer.messages import ArenaSettings
 
 
 @dataclass(frozen=True)
@@ -25,10 +24,10 @@ class TransferConfig(ServiceConfig):
 
     arena_bytes: int = setting(2 << 30, "Memory for pages, taken at once: of /dev/shm, or of the workers' device.")
     num_slots: int = setting(512, "Sequences that can be in the arena at a time.")
-    heartbeat_interval_ms: int = setting(200, "How often a worker says that it lives.")
+    heartbeat_interval_ms: int = setting(200, "How often a worker sends a sign of life.")
     lease_ttl_ms: int = setting(2000, "Silence after which a worker's process is killed.")
-    prefix_cache: bool = setting(True, "Keep computed pages, so that prompts with the same beginning share them.")
-    prefix_wait_ms: int = setting(10_000, "How long a prompt waits for a beginning that another one is computing.")
+    prefix_cache: bool = setting(True, "Keep computed pages, so that prompts with the same prefix share them.")
+    prefix_wait_ms: int = setting(10_000, "How long a prompt waits for a prefix that another one is computing.")
     segment_dir: Path = field(
         default=DEFAULT_DIRECTORY, metadata={"help": "Where the arena's file is made; must be memory (tmpfs)."}
     )
@@ -72,12 +71,8 @@ class TransferConfig(ServiceConfig):
         return self.instance_dir / "pages.sock"
 
     @property
-    def lease_times(self) -> LeaseTimes:
-        return LeaseTimes(self.heartbeat_interval_ms, self.lease_ttl_ms)
-
-    @property
-    def prefix_settings(self) -> PrefixSettings:
-        return PrefixSettings(self.prefix_cache, self.prefix_wait_ms)
+    def arena_settings(self) -> ArenaSettings:
+        return ArenaSettings(self.heartbeat_interval_ms, self.lease_ttl_ms, self.prefix_cache, self.prefix_wait_ms)
 
     @property
     def geometry(self) -> ArenaGeometry:

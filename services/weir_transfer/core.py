@@ -5,7 +5,7 @@ returned: leases to fence from `tick`, sequences to announce from `attach` and `
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
@@ -16,27 +16,43 @@ from weir.kv.arena.ownership import Move, OwnershipTable
 from weir.kv.arena.segment import Segment
 from weir.kv.geometry import PAGE_TOKENS
 from weir.kv.messages import Acquired, Claims, HandedOff, HandOffReceipt, PageChain, PrefixMatch
-from weir.kv.movers.protocol import Mover
+from weir.kv.movers import Mover
 from weir.kv.prefixes.hashing import page_hashes
 from weir.kv.prefixes.index import PageIds, PrefixIndex
 from weir.kv.records.record import RecordSummary
 from weir.kv.states import NotOwned, PageState, SlotState
-from weir_transfer.countdown import Countdowns
-from weir_transfer.lease_keeper import LeaseKeeper, LeaseRegistration, LeaseTimes
-from weir_transfer.metrics import metrics_of
-from weir_transfer.orders import (
+from weir_transfer.lease_keeper import Countdowns, LeaseKeeper
+from weir_transfer.messages import (
     Announcement,
+    ArenaSettings,
     Attachment,
+    AttachRefused,
     CommittedHandOff,
-    HandOffOrder,
-    MatchOrder,
-    PrefixSettings,
-    TransferCounters,
+    HandOffRequest,
+    LeaseRegistration,
+    MatchRequest,
+    RecordMismatch,
 )
-from weir_transfer.pending import PendingPrefixes
-from weir_transfer.refusals import AttachRefused, RecordMismatch
+from weir_transfer.pending_prefixes import PendingPrefixes
 
 _RETRY_AFTER_S = 0.1
+
+
+@dataclass(slots=True)
+class TransferCounters:
+    """Since the start of this process."""
+
+    handoffs_total: int = 0
+    handoffs_repeated_total: int = 0
+    handoff_pages_total: int = 0
+    handoff_bytes_copied_total: int = 0
+    fenced_total: int = 0
+    orphaned_total: int = 0
+    reclaimed_pages_total: int = 0
+    reclaimed_slots_total: int = 0
+    prefix_hit_pages_total: int = 0
+    prefix_missed_pages_total: int = 0
+    prefix_waits_total: int = 0
 
 
 class ArenaCore:
@@ -47,8 +63,7 @@ class ArenaCore:
         segment: Segment,
         mover: Mover,
         countdowns: Countdowns,
-        times: LeaseTimes,
-        prefix_settings: PrefixSettings,
+        settings: ArenaSettings,
         on_settled: Callable[[], None],
     ) -> None:
         """`on_settled` is called when a `match` that had to wait may find more now."""
@@ -56,23 +71,23 @@ class ArenaCore:
         self._model_digest = segment.model_digest
         self._mover = mover
         self._table = OwnershipTable(segment.page_rows, segment.slot_rows)
-        self._keeper = LeaseKeeper(LeaseTable(segment.lease_rows, segment.counters), countdowns, times)
+        self._keeper = LeaseKeeper(LeaseTable(segment.lease_rows, segment.counters), countdowns, settings)
         self._records = [segment.record(slot) for slot in range(segment.geometry.num_slots)]
         self.prefixes: PrefixIndex = self._table.prefixes
         self._counters = TransferCounters()
-        self._keeps_prefixes = prefix_settings.is_on
+        self._keeps_prefixes = settings.keeps_prefixes
         self._pending = PendingPrefixes(on_settled)
         self._unclaimed_lease_ids: set[int] = set()
-        """Leases of before a restart that have not said yet what they pin: until then nothing is evicted."""
+        """Leases of before a restart that have not claimed yet what they hold: until then nothing is evicted."""
         self._recover()
 
     def leases(self) -> list[Lease]:
         return self._keeper.all()
 
     def attach(self, registration: LeaseRegistration) -> Attachment:
-        """Gives a lease or gives it back, and brings the table into line with what the worker says it holds.
+        """Gives a lease or gives it back, and brings the table into line with what the worker claims.
 
-        The caller has made sure that the process is the one it says it is. Raises AttachRefused or Overloaded.
+        The caller has checked the identity of the process. Raises AttachRefused or Overloaded.
         """
         if registration.page_bytes != self._page_bytes:
             raise AttachRefused(f"page_bytes {registration.page_bytes}: this arena has {self._page_bytes}")
@@ -84,9 +99,9 @@ class ArenaCore:
         self._unclaimed_lease_ids.discard(lease_id)
         return Attachment(lease_id, self._keeper.attach(lease_id), handed_off)
 
-    def hear(self, lease_id: int, attachment: int) -> None:
-        """A heartbeat."""
-        self._keeper.hear(lease_id, attachment)
+    def heartbeat(self, lease_id: int, attachment: int) -> None:
+        """One of an attachment that has ended changes nothing."""
+        self._keeper.heartbeat(lease_id, attachment)
 
     def break_stream(self, lease_id: int, attachment: int) -> None:
         """The stream of an attachment ended."""
@@ -127,7 +142,7 @@ class ArenaCore:
         return acquired
 
     def match(
-        self, lease_id: int, attachment: int, order: MatchOrder, *, wait_from_pages: int | None
+        self, lease_id: int, attachment: int, request: MatchRequest, *, wait_from_pages: int | None
     ) -> PrefixMatch | None:
         """Pins the longest cached prefix, and acquires what else the prompt needs, if that is free now.
 
@@ -135,21 +150,21 @@ class ArenaCore:
         matches are about to seal the next `wait_from_pages` pages or more; nothing was done. Raises StaleAttachment.
         """
         self._keeper.check_attached(lease_id, attachment)
-        hashes = order.hashes if self._keeps_prefixes else ()
-        pages = self._table.prefixes.find_prefix(hashes[: order.num_matchable])
-        num_pending = self._pending.num_leading(hashes[len(pages) : order.num_matchable])
+        hashes = request.hashes if self._keeps_prefixes else ()
+        pages = self._table.prefixes.find_prefix(hashes[: request.num_matchable])
+        num_pending = self._pending.num_leading(hashes[len(pages) : request.num_matchable])
         if wait_from_pages is not None and num_pending >= wait_from_pages:
             self._counters.prefix_waits_total += 1
             return None
         self._table.prefixes.pin(lease_id, np.array(pages, np.int64))
-        acquired = self._try_acquire(lease_id, max(0, order.num_pages - len(pages)), order.num_slots)
+        acquired = self._try_acquire(lease_id, max(0, request.num_pages - len(pages)), request.num_slots)
         self._counters.prefix_hit_pages_total += len(pages)
-        self._counters.prefix_missed_pages_total += order.num_matchable - len(pages)
+        self._counters.prefix_missed_pages_total += request.num_matchable - len(pages)
         match_id = self._pending.declare(lease_id, hashes[len(pages) :])
         return PrefixMatch(match_id, tuple(pages), acquired or Acquired((), ()))
 
     def seal(self, lease_id: int, attachment: int, chain: PageChain) -> None:
-        """Lets others read pages that the lease has computed and still uses. Raises NotOwned or StaleAttachment."""
+        """Lets others use pages that the lease has computed and still uses. Raises NotOwned or StaleAttachment."""
         self._keeper.check_attached(lease_id, attachment)
         if self._keeps_prefixes:
             self._table.seal(lease_id, chain)
@@ -176,35 +191,35 @@ class ArenaCore:
             self._pending.settle(chain.hashes)
         self._pending.give_up(lease_id, match_ids)
 
-    def hand_off(self, lease_id: int, attachment: int, order: HandOffOrder) -> CommittedHandOff:
+    def hand_off(self, lease_id: int, attachment: int, request: HandOffRequest) -> CommittedHandOff:
         """Passes a sequence with its pages to another worker; a repeated call finds it done.
 
-        Raises NotOwned, RecordMismatch, ReceiverAway, ReceiverGone or StaleAttachment; then nothing has changed.
+        Raises NotOwned, RecordMismatch, ReceiverSilent, ReceiverGone or StaleAttachment; then nothing has changed.
         """
         self._keeper.check_attached(lease_id, attachment)
         try:
-            self._table.check_owned_slots(lease_id, [order.slot])
+            self._table.check_owned_slots(lease_id, [request.slot])
         except NotOwned:
-            return self._find_committed(order)
-        summary = self._require_record(order)
-        to_lease_id = self._keeper.find_receiver(order.to_worker_id)
+            return self._find_committed(request)
+        summary = self._require_record(request)
+        to_lease_id = self._keeper.find_receiver(request.to_worker_id)
         self._table.check_held_pages(lease_id, summary.page_ids)
-        hashes = order.hashes[: summary.num_computed_tokens // PAGE_TOKENS] if self._keeps_prefixes else ()
+        hashes = request.hashes[: summary.num_computed_tokens // PAGE_TOKENS] if self._keeps_prefixes else ()
         num_bytes_copied = self._mover.move(summary.page_ids)
-        move = Move(order.request_id, order.attempt, from_lease_id=lease_id, to_lease_id=to_lease_id)
-        self._table.hand_off(order.slot, summary.page_ids, move, hashes)
+        move = Move(request.request_id, request.attempt, from_lease_id=lease_id, to_lease_id=to_lease_id)
+        self._table.hand_off(request.slot, summary.page_ids, move, hashes)
         self._pending.settle(hashes)
         self._counters.handoffs_total += 1
         self._counters.handoff_pages_total += len(summary.page_ids)
         self._counters.handoff_bytes_copied_total += num_bytes_copied
         receipt = HandOffReceipt(len(summary.page_ids), num_bytes_copied)
-        return CommittedHandOff(receipt, Announcement(to_lease_id, self._handed_off(order.slot, summary)))
+        return CommittedHandOff(receipt, Announcement(to_lease_id, self._handed_off(request.slot, summary)))
 
     def metrics(self) -> Mapping[str, float]:
         """Counters (`_total`) and gauges."""
         return {
             **{name: float(value) for name, value in asdict(self._counters).items()},
-            **metrics_of(self._table, self._keeper.all()),
+            **_gauges(self._table, self._keeper.all()),
             "prefix_pending": float(len(self._pending)),
         }
 
@@ -225,8 +240,8 @@ class ArenaCore:
     def _reconcile(self, lease_id: int, claims: Claims) -> tuple[HandedOff, ...]:
         """Takes back what the lease owns and its worker does not hold: answers that got lost on their way.
 
-        slots   held | being handed off | handed off to it, not yet told | taken back
-        pages   held | of the records of the two in the middle            | taken back
+        slots   held | being handed off | handed off, not yet announced | taken back
+        pages   held | of the records of the two in the middle          | taken back
         """
         try:
             self._table.check_held_pages(lease_id, claims.page_ids, is_claim=True)
@@ -234,7 +249,7 @@ class ArenaCore:
         except NotOwned as error:
             raise AttachRefused(f"the worker holds what is not its own: {error}") from error
         kept_pages: list[PageIds] = [np.array(claims.page_ids, np.int64)]
-        untold, surplus_slots = [], []
+        unannounced, surplus_slots = [], []
         for slot in self._table.slots_of(lease_id):
             if slot in claims.slots:
                 continue
@@ -245,13 +260,13 @@ class ArenaCore:
                 continue
             kept_pages.append(summary.page_ids)
             if not is_handing_off:
-                untold.append(self._handed_off(slot, summary))
+                unannounced.append(self._handed_off(slot, summary))
         for slot in surplus_slots:
             self._records[slot].clear()
         self._table.release(lease_id, [], surplus_slots)
         self._counters.reclaimed_pages_total += self._table.reconcile(lease_id, np.concatenate(kept_pages))
         self._counters.reclaimed_slots_total += len(surplus_slots)
-        return tuple(untold)
+        return tuple(unannounced)
 
     def _try_acquire(self, lease_id: int, num_pages: int, num_slots: int) -> Acquired | None:
         return self._table.try_acquire(lease_id, num_pages, num_slots, may_evict=not self._unclaimed_lease_ids)
@@ -274,21 +289,23 @@ class ArenaCore:
         hashes = page_hashes(token_ids[: snapshot.num_computed_tokens], snapshot.params.prefix_seed)
         return PageChain(snapshot.block_table, hashes[: len(snapshot.block_table)])
 
-    def _require_record(self, order: HandOffOrder) -> RecordSummary:
-        summary = self._records[order.slot].summarize()
+    def _require_record(self, request: HandOffRequest) -> RecordSummary:
+        summary = self._records[request.slot].summarize()
         if summary is None:
-            raise RecordMismatch(f"slot {order.slot} has no valid record")
-        if (summary.request_id, summary.attempt) != (order.request_id, order.attempt):
+            raise RecordMismatch(f"slot {request.slot} has no valid record")
+        if (summary.request_id, summary.attempt) != (request.request_id, request.attempt):
             raise RecordMismatch(
-                f"slot {order.slot} has the record of {summary.request_id} {summary.attempt}, "
-                f"to be handed off is {order.request_id} {order.attempt}"
+                f"slot {request.slot} has the record of {summary.request_id} {summary.attempt}, "
+                f"to be handed off is {request.request_id} {request.attempt}"
             )
         return summary
 
-    def _find_committed(self, order: HandOffOrder) -> CommittedHandOff:
-        num_pages = self._table.try_find_move(order.slot, order.request_id, order.attempt)
+    def _find_committed(self, request: HandOffRequest) -> CommittedHandOff:
+        num_pages = self._table.try_find_move(request.slot, request.request_id, request.attempt)
         if num_pages is None:
-            raise NotOwned(f"slot {order.slot} is not the lease's, and {order.request_id} was not handed off from it")
+            raise NotOwned(
+                f"slot {request.slot} is not the lease's, and {request.request_id} was not handed off from it"
+            )
         self._counters.handoffs_repeated_total += 1
         return CommittedHandOff(HandOffReceipt(num_pages, num_bytes_copied=0), announcement=None)
 
@@ -298,3 +315,20 @@ class ArenaCore:
     def _block_table_of(self, slot: int) -> PageIds | None:
         summary = self._records[slot].summarize()
         return None if summary is None else summary.page_ids
+
+
+def _gauges(table: OwnershipTable, leases: Sequence[Lease]) -> Mapping[str, float]:
+    """Leases, pages and slots by state, and the evictions since the start of this process."""
+    states = [lease.state for lease in leases]
+    metrics = {
+        "leases": len(states),
+        "suspect_leases": states.count(LeaseState.SUSPECT),
+        "fencing_leases": states.count(LeaseState.FENCING),
+        "total_pages": len(table.page_rows),
+        "total_slots": len(table.slot_rows),
+        "free_slots": table.num_slots(SlotState.FREE),
+        "orphaned_slots": table.num_slots(SlotState.ORPHANED),
+        "prefix_evicted_pages_total": table.prefixes.num_evicted,
+        **{f"{state.name.lower()}_pages": table.num_pages(state) for state in PageState},
+    }
+    return {name: float(value) for name, value in metrics.items()}

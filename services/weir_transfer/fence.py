@@ -59,9 +59,13 @@ def try_open_process(identity: ProcessIdentity) -> PidfdHandle | None:
 
 
 class Fence:
-    """The handle of each lease's process, watched by the running event loop."""
+    """The handle of each lease's process, watched by the running event loop.
 
-    def __init__(self, on_exit: Callable[[int], None]) -> None:
+    `try_open` opens a process for `watch`.
+    """
+
+    def __init__(self, try_open: OpenProcess, on_exit: Callable[[int], None]) -> None:
+        self.try_open = try_open
         self._on_exit = on_exit
         self._handles: dict[int, ProcessHandle] = {}
 

@@ -1,64 +1,68 @@
 """The life of leases (`weir.kv.arena.lease.LeaseState`): who is attached, silent, to be killed."""
 
-from dataclasses import dataclass, field
-
+from weir.core.clock import Clock
 from weir.core.errors import Overloaded
-from weir.core.process import ProcessIdentity
 from weir.kv.arena.lease import Lease, LeaseState, LeaseTable
-from weir.kv.messages import Claims
-from weir_transfer.countdown import Countdowns
-from weir_transfer.refusals import AttachRefused, ReceiverAway, ReceiverGone, StaleAttachment
+from weir_transfer.messages import (
+    ArenaSettings,
+    AttachRefused,
+    LeaseRegistration,
+    ReceiverGone,
+    ReceiverSilent,
+    StaleAttachment,
+)
 
-_MISSED_HEARTBEATS = 3
-"""After so many a lease is suspect."""
 _FULL_RETRY_AFTER_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseTimes:
-    """A heartbeat is expected every `heartbeat_interval_ms`; after `lease_ttl_ms` of silence a process is killed."""
+class Countdowns:
+    """How long each lease has been silent.
 
-    heartbeat_interval_ms: int
-    lease_ttl_ms: int
+    Silence counts only while the service itself listens: time in which it did not run is nobody's fault. So
+    `tick` must be called every `tick_s`, and what it comes late is taken off every silence.
+    """
 
-    @property
-    def suspect_after_s(self) -> float:
-        return min(_MISSED_HEARTBEATS * self.heartbeat_interval_ms, self.lease_ttl_ms) / 1000
+    def __init__(self, clock: Clock, tick_s: float) -> None:
+        self._clock = clock
+        self._tick_s = tick_s
+        self._last_tick_s = clock.now_s()
+        self._heard_at_s: dict[int, float] = {}
 
-    @property
-    def lease_ttl_s(self) -> float:
-        return self.lease_ttl_ms / 1000
+    def restart(self, lease_id: int) -> None:
+        """At a sign of life, and where the silence of a lease begins to count."""
+        self._heard_at_s[lease_id] = self._clock.now_s()
 
+    def forget(self, lease_id: int) -> None:
+        self._heard_at_s.pop(lease_id, None)
 
-@dataclass(frozen=True, slots=True)
-class LeaseRegistration:
-    """A worker that wants a lease, or its lease (`lease_id` not 0) back."""
+    def silence_s(self, lease_id: int) -> float:
+        """Raises KeyError for a lease that was never heard."""
+        return self._clock.now_s() - self._heard_at_s[lease_id]
 
-    worker_id: str
-    role: str
-    process: ProcessIdentity
-    page_bytes: int
-    model_digest: str
-    lease_id: int = 0
-    claims: Claims = field(default_factory=Claims)
+    def tick(self) -> None:
+        now_s = self._clock.now_s()
+        late_s = max(0.0, now_s - self._last_tick_s - 2 * self._tick_s)
+        self._last_tick_s = now_s
+        for lease_id, heard_at_s in self._heard_at_s.items():
+            self._heard_at_s[lease_id] = min(now_s, heard_at_s + late_s)
 
 
 class LeaseKeeper:
     """The lease table, and what a restart forgets: the attachments and the silence of each lease."""
 
-    def __init__(self, table: LeaseTable, countdowns: Countdowns, times: LeaseTimes) -> None:
+    def __init__(self, table: LeaseTable, countdowns: Countdowns, settings: ArenaSettings) -> None:
         self._table = table
         self._countdowns = countdowns
-        self._times = times
+        self._settings = settings
         self._attachments: dict[int, int] = {}
-        self._told_to_fence: set[int] = set()
+        self._asked_to_fence: set[int] = set()
 
     def recover(self) -> None:
         """After a restart nobody is attached, and every lease gets a whole countdown to attach again."""
         for lease in self._table.all():
             if lease.state in (LeaseState.ACTIVE, LeaseState.SUSPECT):
                 self._table.set_state(lease.lease_id, LeaseState.SUSPECT)
-                self._countdowns.hear(lease.lease_id)
+                self._countdowns.restart(lease.lease_id)
 
     def all(self) -> list[Lease]:
         return self._table.all()
@@ -80,7 +84,7 @@ class LeaseKeeper:
         """Begins an attachment, which ends the one before; returns its number."""
         attachment = self._table.new_attachment()
         self._attachments[lease_id] = attachment
-        self.hear(lease_id, attachment)
+        self.heartbeat(lease_id, attachment)
         return attachment
 
     def check_attached(self, lease_id: int, attachment: int) -> None:
@@ -88,17 +92,17 @@ class LeaseKeeper:
         if not self._is_attached(lease_id, attachment):
             raise StaleAttachment(f"attachment {attachment} of lease {lease_id} has ended")
 
-    def hear(self, lease_id: int, attachment: int) -> None:
+    def heartbeat(self, lease_id: int, attachment: int) -> None:
         """A sign of life. One of an attachment that has ended changes nothing."""
         if self._is_attached(lease_id, attachment):
-            self._countdowns.hear(lease_id)
+            self._countdowns.restart(lease_id)
             self._table.set_state(lease_id, LeaseState.ACTIVE)
 
     def break_stream(self, lease_id: int, attachment: int) -> None:
         """The stream of an attachment ended: the countdown begins, unless a newer one has taken its place."""
         if self._is_attached(lease_id, attachment):
             del self._attachments[lease_id]
-            self._countdowns.hear(lease_id)
+            self._countdowns.restart(lease_id)
             self._table.set_state(lease_id, LeaseState.SUSPECT)
 
     def try_orphan(self, lease_id: int) -> bool:
@@ -107,7 +111,7 @@ class LeaseKeeper:
         if lease is None or lease.state == LeaseState.ORPHANED:
             return False
         self._attachments.pop(lease_id, None)
-        self._told_to_fence.discard(lease_id)
+        self._asked_to_fence.discard(lease_id)
         self._countdowns.forget(lease_id)
         self._table.set_state(lease_id, LeaseState.ORPHANED)
         return True
@@ -120,9 +124,9 @@ class LeaseKeeper:
         """Call it at every tick. Returns the leases whose processes must be killed now, each once."""
         self._countdowns.tick()
         for lease in self._table.all():
-            if lease.state == LeaseState.ACTIVE and self._is_silent(lease, self._times.suspect_after_s):
+            if lease.state == LeaseState.ACTIVE and self._is_silent(lease, self._settings.suspect_after_s):
                 self._table.set_state(lease.lease_id, LeaseState.SUSPECT)
-            elif lease.state == LeaseState.SUSPECT and self._is_silent(lease, self._times.lease_ttl_s):
+            elif lease.state == LeaseState.SUSPECT and self._is_silent(lease, self._settings.lease_ttl_s):
                 self._table.set_state(lease.lease_id, LeaseState.FENCING)
                 self._attachments.pop(lease.lease_id, None)
                 self._countdowns.forget(lease.lease_id)
@@ -130,18 +134,18 @@ class LeaseKeeper:
         to_fence = [
             lease.lease_id
             for lease in self._table.all()
-            if lease.state == LeaseState.FENCING and lease.lease_id not in self._told_to_fence
+            if lease.state == LeaseState.FENCING and lease.lease_id not in self._asked_to_fence
         ]
-        self._told_to_fence.update(to_fence)
+        self._asked_to_fence.update(to_fence)
         return to_fence
 
     def find_receiver(self, worker_id: str) -> int:
-        """The lease of a worker that is there now. Raises ReceiverAway or ReceiverGone."""
+        """The lease of a worker that is there now. Raises ReceiverSilent or ReceiverGone."""
         lease = self._table.of_worker(worker_id)
         if lease is None or lease.state in (LeaseState.FENCING, LeaseState.ORPHANED):
             raise ReceiverGone(f"worker {worker_id} has no lease here")
         if lease.state == LeaseState.SUSPECT:
-            raise ReceiverAway(f"worker {worker_id} is silent or reconnects")
+            raise ReceiverSilent(f"worker {worker_id} is silent or reconnects")
         return lease.lease_id
 
     def _add(self, registration: LeaseRegistration) -> int:

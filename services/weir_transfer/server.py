@@ -1,4 +1,4 @@
-"""The gRPC face of the core: conversion, statuses of refusals, one outbox an attachment.
+"""The gRPC service over the core: conversion, statuses of refusals, one queue of announcements for each attachment.
 
 Overloaded passes through: the interceptor that every server has gives it its status and its retry hint.
 """
@@ -6,38 +6,37 @@ Overloaded passes through: the interceptor that every server has gives it its st
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections import deque
+from collections.abc import AsyncIterator
 from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
 from opentelemetry.trace import Tracer
 
-from weir.kv.arena.segment import Segment
 from weir.kv.messages import PrefixMatch
 from weir.kv.states import NotOwned
 from weir.wire.v1 import arena_pb2, arena_pb2_grpc
-from weir_transfer.bell import ChangeSignal
-from weir_transfer.convert import (
+from weir_transfer.arena import ClaimedArena
+from weir_transfer.conversions import (
     chain_from_pb,
     chains_from_pb,
+    hand_off_from_pb,
     handed_off_to_pb,
     match_from_pb,
-    order_from_pb,
     registration_from_pb,
 )
 from weir_transfer.core import ArenaCore
-from weir_transfer.fence import Fence, OpenProcess, ProcessHandle
-from weir_transfer.lease_keeper import LeaseTimes
-from weir_transfer.orders import Announcement, Attachment, MatchOrder, PrefixSettings
-from weir_transfer.outbox import AnnouncementQueue
-from weir_transfer.refusals import (
+from weir_transfer.fence import Fence
+from weir_transfer.messages import (
+    Announcement,
     ArenaRefusal,
+    ArenaSettings,
+    Attachment,
     AttachRefused,
-    ReceiverAway,
+    MatchRequest,
     ReceiverGone,
+    ReceiverSilent,
     RecordMismatch,
     StaleAttachment,
 )
@@ -51,7 +50,7 @@ _CODES: dict[type[Exception], grpc.StatusCode] = {
     NotOwned: grpc.StatusCode.FAILED_PRECONDITION,
     RecordMismatch: grpc.StatusCode.FAILED_PRECONDITION,
     StaleAttachment: grpc.StatusCode.ABORTED,
-    ReceiverAway: grpc.StatusCode.UNAVAILABLE,
+    ReceiverSilent: grpc.StatusCode.UNAVAILABLE,
     ReceiverGone: grpc.StatusCode.NOT_FOUND,
     ValueError: grpc.StatusCode.INVALID_ARGUMENT,
 }
@@ -60,38 +59,82 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 _Requests = AsyncIterator[arena_pb2.AttachRequest]
 
 
+class ChangeSignal:
+    """Wakes everybody who waits. Only notifications after the begin of a wait count."""
+
+    def __init__(self) -> None:
+        self._changed = asyncio.Event()
+
+    def notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def wait(self, timeout_s: float) -> None:
+        """Until the next notification, or for `timeout_s`."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), timeout_s)
+
+
+class AnnouncementQueue:
+    """What is to be sent on one attachment's stream.
+
+    Beyond its bound it closes itself, which ends the stream: the next attachment is answered with all that it missed.
+    """
+
+    def __init__(self, max_messages: int) -> None:
+        self._max_messages = max_messages
+        self._messages: deque[arena_pb2.AttachResponse] = deque()
+        self._changed = asyncio.Event()
+        self._is_closed = False
+
+    def push(self, message: arena_pb2.AttachResponse) -> None:
+        if len(self._messages) >= self._max_messages:
+            self.close()
+            return
+        self._messages.append(message)
+        self._changed.set()
+
+    def close(self) -> None:
+        """What was not taken yet is dropped."""
+        self._is_closed = True
+        self._changed.set()
+
+    async def next(self) -> arena_pb2.AttachResponse | None:
+        """The next message; None once closed."""
+        while not self._messages and not self._is_closed:
+            self._changed.clear()
+            await self._changed.wait()
+        return None if self._is_closed else self._messages.popleft()
+
+
 class ArenaService(arena_pb2_grpc.ArenaServicer):
     """`weir.v1.Arena`."""
 
     def __init__(
         self,
         core: ArenaCore,
-        segment: Segment,
-        times: LeaseTimes,
-        prefix_settings: PrefixSettings,
+        arena: ClaimedArena,
+        settings: ArenaSettings,
         settled: ChangeSignal,
         fence: Fence,
-        open_process: OpenProcess,
         tracer: Tracer,
-        memory_socket_path: Path | None = None,
     ) -> None:
-        """`settled` rings when a match that had to wait may find more now."""
+        """`settled` is notified when a match that had to wait may find more now."""
         self._core = core
         self._settled = settled
-        self._prefix_wait_s = prefix_settings.wait_ms / 1000
+        self._prefix_wait_s = settings.prefix_wait_ms / 1000
         self._fence = fence
-        self._open_process = open_process
         self._tracer = tracer
-        self._pid_namespace = segment.pid_namespace
-        self._max_announcements = segment.geometry.num_slots
+        self._pid_namespace = arena.segment.pid_namespace
+        self._max_announcements = arena.segment.geometry.num_slots
         self._announcements: dict[int, AnnouncementQueue] = {}
         self._attached = arena_pb2.Attached(
-            segment_path=str(segment.path),
-            heartbeat_interval_ms=times.heartbeat_interval_ms,
-            lease_ttl_ms=times.lease_ttl_ms,
-            keeps_prefixes=prefix_settings.is_on,
-            prefix_wait_ms=prefix_settings.wait_ms,
-            memory_socket_path=str(memory_socket_path or ""),
+            segment_path=str(arena.segment.path),
+            heartbeat_interval_ms=settings.heartbeat_interval_ms,
+            lease_ttl_ms=settings.lease_ttl_ms,
+            keeps_prefixes=settings.keeps_prefixes,
+            prefix_wait_ms=settings.prefix_wait_ms,
+            memory_socket_path="" if arena.memory_server is None else str(arena.memory_server.path),
         )
 
     def close(self) -> None:
@@ -168,7 +211,7 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
     ) -> arena_pb2.HandOffResponse:
         with self._tracer.start_as_current_span("hand_off") as span:
             try:
-                committed = self._core.hand_off(request.lease_id, request.attachment, order_from_pb(request))
+                committed = self._core.hand_off(request.lease_id, request.attachment, hand_off_from_pb(request))
             except (ArenaRefusal, NotOwned, ValueError) as error:
                 await _abort(context, error)
             receipt = committed.receipt
@@ -179,7 +222,7 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
             self._announce(committed.announcement)
         return arena_pb2.HandOffResponse(num_pages=receipt.num_pages, num_bytes_copied=receipt.num_bytes_copied)
 
-    async def _match(self, lease_id: int, attachment: int, order: MatchOrder) -> PrefixMatch:
+    async def _match(self, lease_id: int, attachment: int, request: MatchRequest) -> PrefixMatch:
         """Waits as long as another request is computing the same pages, holding nothing meanwhile."""
         loop = asyncio.get_running_loop()
         ends_at_s = loop.time() + self._prefix_wait_s
@@ -187,11 +230,11 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
         while True:
             left_s = ends_at_s - loop.time()
             limit = wait_from_pages if left_s > 0 else None
-            match = self._core.match(lease_id, attachment, order, wait_from_pages=limit)
+            match = self._core.match(lease_id, attachment, request, wait_from_pages=limit)
             if match is not None:
                 return match
             await self._settled.wait(left_s)
-            wait_from_pages = 1  # of a prefix that is computed in steps, the end is as near as the rest was
+            wait_from_pages = 1  # a prefix that is computed in steps: its end is as near as the part before was
 
     async def _receive_register(self, requests: _Requests, context: _Context) -> arena_pb2.Register:
         try:
@@ -203,14 +246,7 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
         return first.register
 
     def _attach(self, register: arena_pb2.Register) -> Attachment:
-        with self._opened(register) as handle:
-            attachment = self._core.attach(registration_from_pb(register))
-            self._fence.watch(attachment.lease_id, handle)
-        return attachment
-
-    @contextmanager
-    def _opened(self, register: arena_pb2.Register) -> Iterator[ProcessHandle]:
-        """The process that registers; whoever cannot be killed gets no lease."""
+        """A process that cannot be killed gets no lease. Raises AttachRefused, Overloaded."""
         if register.pid_namespace != self._pid_namespace:
             raise AttachRefused(
                 f"worker {register.worker_id} runs in another pid namespace ({register.pid_namespace}, the transfer "
@@ -218,21 +254,23 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
                 f'(in Compose `pid: "service:…"`, on Kubernetes shareProcessNamespace)'
             )
         registration = registration_from_pb(register)
-        handle = self._open_process(registration.process)
+        handle = self._fence.try_open(registration.process)
         if handle is None:
             raise AttachRefused(f"{registration.process} of worker {register.worker_id} does not exist")
         try:
-            yield handle
+            attachment = self._core.attach(registration)
+            self._fence.watch(attachment.lease_id, handle)
         except BaseException:
             handle.close()
             raise
+        return attachment
 
     async def _listen(self, requests: _Requests, attachment: Attachment, announcements: AnnouncementQueue) -> None:
         try:
             async for request in requests:
                 match request.WhichOneof("message"):
                     case "heartbeat":
-                        self._core.hear(attachment.lease_id, attachment.number)
+                        self._core.heartbeat(attachment.lease_id, attachment.number)
                     case "detach":
                         self._core.detach(attachment.lease_id, attachment.number)
                         self._fence.forget(attachment.lease_id)
@@ -255,14 +293,14 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
 
     def _break_stream(self, attachment: Attachment, announcements: AnnouncementQueue) -> None:
         self._core.break_stream(attachment.lease_id, attachment.number)
-        self._settled.ring()  # matches of this attachment have nobody to answer
+        self._settled.notify()  # matches of this attachment have nobody to answer
         if self._announcements.get(attachment.lease_id) is announcements:
             del self._announcements[attachment.lease_id]
         _log.info("attachment %d of lease %d ended", attachment.number, attachment.lease_id)
 
     def _announce(self, announcement: Announcement) -> None:
         announcements = self._announcements.get(announcement.lease_id)
-        if announcements is not None:  # else the receiver is told when it attaches again
+        if announcements is not None:  # else the answer to its next Attach has it
             message = handed_off_to_pb(announcement.sequence)
             announcements.push(arena_pb2.AttachResponse(sequence_handed_off=message))
 

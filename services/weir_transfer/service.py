@@ -1,4 +1,4 @@
-"""The transfer process: segment, core, fence and server put together, and the tick that drives them."""
+"""The transfer service put together: arena, core, fence and gRPC service, and the tick that drives them."""
 
 import asyncio
 import contextlib
@@ -9,22 +9,17 @@ import grpc.aio
 from opentelemetry.trace import Tracer
 
 from weir.core.clock import SystemClock
-from weir.kv.arena.segment import Segment
-from weir.kv.memory.server import MemoryServer
-from weir.kv.movers.protocol import Mover
-from weir.kv.movers.same_device import SameDeviceMover
-from weir.kv.movers.same_host import SameHostMover
+from weir.kv.movers import SharedMemoryMover
 from weir.kv.prefixes.index import PrefixIndex
 from weir.runtime.admin import Description
 from weir.wire.v1 import arena_pb2_grpc
-from weir_transfer.bell import ChangeSignal
+from weir_transfer.arena import ClaimedArena
 from weir_transfer.core import ArenaCore
-from weir_transfer.countdown import Countdowns
 from weir_transfer.fence import Fence, OpenProcess
-from weir_transfer.lease_keeper import LeaseTimes
-from weir_transfer.orders import PrefixSettings
-from weir_transfer.prefix_news import PrefixEventPublisher
-from weir_transfer.server import ArenaService
+from weir_transfer.lease_keeper import Countdowns
+from weir_transfer.messages import ArenaSettings
+from weir_transfer.prefix_events import PrefixEventPublisher
+from weir_transfer.server import ArenaService, ChangeSignal
 
 _log = logging.getLogger(__name__)
 _TICK_S = 0.05
@@ -35,36 +30,24 @@ class TransferService:
 
     def __init__(
         self,
-        segment: Segment,
-        times: LeaseTimes,
-        prefix_settings: PrefixSettings,
+        arena: ClaimedArena,
+        settings: ArenaSettings,
         open_process: OpenProcess,
         tracer: Tracer,
         request_shutdown: Callable[[str], None],
         make_publisher: Callable[[PrefixIndex], PrefixEventPublisher] | None = None,
-        memory_server: MemoryServer | None = None,
     ) -> None:
-        """`make_publisher`: of what tells the scheduler what is cached. `memory_server`: of page memory on a device."""
-        self._segment = segment
+        """`make_publisher` makes what publishes the cached prefixes; None: nobody is interested."""
+        self._segment = arena.segment
+        self._memory_server = arena.memory_server
         self._request_shutdown = request_shutdown
-        settled = ChangeSignal()
+        mover, settled = SharedMemoryMover(arena.segment.geometry.num_pages), ChangeSignal()
         countdowns = Countdowns(SystemClock(), _TICK_S)
-        self._memory_server = memory_server
-        self._core = ArenaCore(segment, _mover_of(segment), countdowns, times, prefix_settings, settled.ring)
-        self._fence = Fence(self._on_exit)
-        self._servicer = ArenaService(
-            self._core,
-            segment,
-            times,
-            prefix_settings,
-            settled,
-            self._fence,
-            open_process,
-            tracer,
-            memory_server.path if memory_server is not None else None,
-        )
+        self._core = ArenaCore(arena.segment, mover, countdowns, settings, settled.notify)
+        self._fence = Fence(open_process, self._on_exit)
+        self._servicer = ArenaService(self._core, arena, settings, settled, self._fence, tracer)
         self._publisher = (
-            make_publisher(self._core.prefixes) if make_publisher is not None and prefix_settings.is_on else None
+            make_publisher(self._core.prefixes) if make_publisher is not None and settings.keeps_prefixes else None
         )
         self._nobody_left = asyncio.Event()
         self._ticking: asyncio.Task[None] | None = None
@@ -139,8 +122,3 @@ class TransferService:
     def _on_exit(self, lease_id: int) -> None:
         _log.info("the process of lease %d has exited", lease_id)
         self._core.end_lease(lease_id)
-
-
-def _mover_of(segment: Segment) -> Mover:
-    geometry = segment.geometry
-    return SameDeviceMover(geometry.num_pages) if geometry.pages_on_device else SameHostMover(segment.pages)

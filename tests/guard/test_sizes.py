@@ -21,15 +21,10 @@ LARGE_FOLDERS: dict[str, str] = {
 }
 WIDE_CONSTRUCTORS: dict[str, str] = {
     "shared/weir/sim/simulator.py": "to be mended",
-    "services/weir_transfer/server.py": "to be mended",
-    "services/weir_transfer/service.py": "to be mended",
 }
 TINY_FILES: dict[str, str] = {
-    "shared/weir/kv/movers/same_device.py": "to be mended",
-    "shared/weir/kv/movers/same_host.py": "to be mended",
     "shared/weir/training/listmle.py": "to be mended",
     "services/weir_prefill/config.py": "a service's settings are its config.py",
-    "services/weir_transfer/metrics.py": "to be mended",
 }
 
 

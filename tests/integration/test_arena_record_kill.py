@@ -17,11 +17,11 @@ import sys
 from pathlib import Path
 from weir.core.attempt import Attempt
 from weir.core.sampling import SamplingParams, StopRules
-from weir.kv.records.record import SequenceFacts
+from weir.kv.records.record import SequenceParams
 from weir.kv.arena.segment import Segment
 
 record = Segment.open(Path(sys.argv[1])).record(0)
-record.begin(SequenceFacts("r", Attempt(), "g", (7, 8, 9), SamplingParams(), StopRules(max_tokens=50_000), 1, ""))
+record.begin(SequenceParams("r", Attempt(), "g", (7, 8, 9), SamplingParams(), StopRules(max_tokens=50_000), 1, ""))
 record.publish(num_computed_tokens=0)
 sys.stdout.buffer.write(b"begun\\n")
 for index in range(50_000):

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from weir.core.attempt import Attempt
 from weir.core.life import FinishReason
 from weir.core.logprobs import TokenLogprobs
-from weir.rpc.sampling_pb import all_logprobs_from_pb
+from weir.rpc.conversions import all_logprobs_from_pb, attempt_from_pb
 from weir.wire.v1 import worker_pb2
 from weir_gateway.requests.models import Detokenizer
 from weir_gateway.requests.stop_matcher import StopMatcher
 from weir_gateway.requests.token_order import TokenOrder
 from weir_gateway.requests.validation import CheckedRequest
-from weir_gateway.workers.wire import attempt_from_pb, output_end_from_pb
+from weir_gateway.workers.wire import output_end_from_pb
 
 
 @dataclass(slots=True)

@@ -17,12 +17,12 @@ from weir.core.attempt import Attempt
 from weir.core.clock import Clock
 from weir.core.errors import Cancelled, DeadlineExceeded, InternalError, Overloaded, Unavailable, WeirError
 from weir.core.life import FinishReason, Phase, check_transition
-from weir.rpc.sampling_pb import sampling_to_pb, scheduling_to_pb
+from weir.rpc.conversions import attempt_from_pb, sampling_to_pb, scheduling_to_pb
 from weir.wire.v1 import types_pb2, worker_pb2
 from weir_gateway.requests.output import Output
 from weir_gateway.requests.token_order import TokenConflict
 from weir_gateway.requests.validation import CheckedRequest
-from weir_gateway.workers.wire import attempt_from_pb, output_end_from_pb, resume_command
+from weir_gateway.workers.wire import output_end_from_pb, resume_command
 
 logger = logging.getLogger(__name__)
 

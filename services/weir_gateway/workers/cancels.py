@@ -10,8 +10,9 @@ from collections import Counter, OrderedDict
 
 from weir.core.attempt import Attempt
 from weir.core.clock import Clock
+from weir.rpc.conversions import attempt_from_pb
 from weir.wire.v1 import worker_pb2
-from weir_gateway.workers.wire import attempt_from_pb, cancel_command
+from weir_gateway.workers.wire import cancel_command
 
 logger = logging.getLogger(__name__)
 

@@ -16,9 +16,9 @@ from weir.core.attempt import Attempt
 from weir.core.clock import Clock
 from weir.core.tasks import end_tasks
 from weir.rpc.channel import make_channel
+from weir.rpc.conversions import attempt_from_pb
 from weir.wire.v1 import worker_pb2, worker_pb2_grpc
 from weir_gateway.workers.cancels import UnconfirmedCancels
-from weir_gateway.workers.wire import attempt_from_pb
 
 logger = logging.getLogger(__name__)
 

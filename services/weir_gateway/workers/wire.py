@@ -2,16 +2,8 @@
 
 from weir.core.attempt import Attempt
 from weir.core.life import FinishReason
-from weir.rpc.sampling_pb import finish_reason_from_pb
+from weir.rpc.conversions import attempt_to_pb, finish_reason_from_pb
 from weir.wire.v1 import types_pb2, worker_pb2
-
-
-def attempt_from_pb(attempt: types_pb2.Attempt) -> Attempt:
-    return Attempt(attempt.dispatch, attempt.adoption)
-
-
-def attempt_to_pb(attempt: Attempt) -> types_pb2.Attempt:
-    return types_pb2.Attempt(dispatch=attempt.dispatch, adoption=attempt.adoption)
 
 
 def output_end_from_pb(value: types_pb2.FinishReason.ValueType) -> FinishReason | None:

@@ -7,7 +7,7 @@ from typing import Literal
 from weir.core.life import FinishReason
 from weir.core.logprobs import TokenLogprobs
 from weir.core.options import GenerateOptions
-from weir.rpc.sampling_pb import all_logprobs_from_pb, check_token_id, finish_reason_from_pb, options_to_pb
+from weir.rpc.conversions import all_logprobs_from_pb, check_token_id, finish_reason_from_pb, options_to_pb
 from weir.wire.v1 import admin_pb2, inference_pb2
 
 

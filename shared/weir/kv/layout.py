@@ -61,10 +61,10 @@ COUNTERS_DTYPE = np.dtype([("next_lease_id", "<u4"), ("incarnation", "<u4"), ("n
 
 RECORD_HEADER_BYTES = 128
 """One of the two header slots of a sequence record."""
-RECORD_FACTS_BYTES = 4608
-"""The facts of a sequence record; `weir.kv.records.format.MAX_PARAMS_BYTES` of them are used at most."""
+RECORD_PARAMS_BYTES = 4608
+"""Room for the parameters of a sequence, of which `weir.kv.records.format.MAX_PARAMS_BYTES` are used at most."""
 RECORD_LOGPROBS_BYTES = 2048
-"""Log-probabilities of a sequence's newest tokens; what `weir.kv.records.logprobs` needs of it."""
+"""Room for `weir.kv.records.logprobs.LogprobRing`."""
 
 _MAGIC = b"WEIRARNA"
 _ALIGNMENT_BYTES = 4096
@@ -79,7 +79,7 @@ class SegmentMismatch(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SegmentHeader:
-    """What a segment says of itself. `arena_id` is new with every segment and survives a restart over it.
+    """The first bytes of a segment. `arena_id` is new with every segment and survives a restart over it.
 
     `pid_namespace` is the one that the pids in the lease table belong to.
     """
@@ -108,7 +108,7 @@ def layout_of(geometry: ArenaGeometry) -> SegmentLayout:
     """The offsets that follow from the geometry."""
     record_bytes = _aligned(
         2 * RECORD_HEADER_BYTES
-        + RECORD_FACTS_BYTES
+        + RECORD_PARAMS_BYTES
         + RECORD_LOGPROBS_BYTES
         + 4 * (geometry.max_context_tokens + geometry.max_pages_per_sequence)
     )

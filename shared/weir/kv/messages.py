@@ -1,4 +1,4 @@
-"""What workers and the transfer service say to each other about ownership."""
+"""What workers and the transfer service exchange about ownership."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from weir.core.attempt import Attempt
 
 @dataclass(frozen=True, slots=True)
 class Acquired:
-    """What a lease was given."""
+    """Pages and slots that a lease was given."""
 
     page_ids: tuple[int, ...]
     slots: tuple[int, ...]
@@ -26,7 +26,7 @@ class PageChain:
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """What a worker says it holds when it attaches.
+    """What a worker holds, as it claims when it attaches.
 
     A shared page that several of its sequences use is named as often as they do. `handing_off_slots` wait for the
     answer to a hand-off; their pages are not among `page_ids`.
@@ -39,7 +39,7 @@ class Claims:
 
 @dataclass(frozen=True, slots=True)
 class HandedOff:
-    """A sequence that came to a lease by hand-off; the record of its slot says the rest."""
+    """A sequence that came to a lease by hand-off; the record in its slot has everything else."""
 
     slot: int
     slot_generation: int
@@ -57,7 +57,7 @@ class HandOffReceipt:
 
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
-    """What is there of a prompt: the cached pages of its prefix, pinned, and what was acquired for the rest.
+    """The cached pages of a prompt's prefix, pinned, and what was acquired for the rest.
 
     `match_id` stands for the pages that are pending now; 0: none.
     """

@@ -14,7 +14,7 @@ NO_LEASE = 0
 
 
 class PageState(IntEnum):
-    """Of a page."""
+    """State of a page."""
 
     FREE = 0
     LEASED = 1
@@ -24,7 +24,7 @@ class PageState(IntEnum):
 
 
 class SlotState(IntEnum):
-    """As for pages."""
+    """State of a slot; values as for pages."""
 
     FREE = 0
     LEASED = 1

@@ -80,7 +80,7 @@ async def abort_with(context: "grpc.aio.ServicerContext[Any, Any]", error: WeirE
 
 
 def from_rpc_error(error: grpc.RpcError) -> WeirError:
-    """The error that a server meant. A status without details (from the transport, say) keeps its code's meaning."""
+    """The error that a server raised. A status without details (from the transport, say) keeps its code's meaning."""
     if not isinstance(error, grpc.Call | grpc.aio.AioRpcError):
         return Unavailable(f"the call failed before it began: {error}")
     code = error.code()
@@ -88,7 +88,7 @@ def from_rpc_error(error: grpc.RpcError) -> WeirError:
     trailers = error.trailing_metadata() or ()
     details = _read_details(trailers)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED and all(key != _DETAILS_KEY for key, _ in trailers):
-        message = "the deadline has passed before the whole answer was there"  # this side's own clock said so
+        message = "the deadline has passed before the whole answer was there"  # by this side's own clock
     if code is grpc.StatusCode.UNAVAILABLE and message.startswith(_NOT_REACHED):
         message = f"{message}; see whether a stack runs there, with `weir status`"
     match code:
@@ -142,7 +142,7 @@ def _packed(detail: Any) -> any_pb2.Any:
 
 @dataclass(slots=True)
 class _Details:
-    """What the details of a status say. `tenant` is None where no tenant's quota is exceeded."""
+    """The details of a status. `tenant` is None where no tenant's quota is exceeded."""
 
     violations: list[FieldViolation] = field(default_factory=list)
     retry_after_s: float | None = None

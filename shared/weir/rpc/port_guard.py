@@ -1,6 +1,6 @@
 """What a port that clients reach asks before it reads a call's message: who calls, and whether there is room.
 
-    call ─> known method? ─> who calls? ─> a place? ─> bytes for a message? ─> read ─> parse ─> the other interceptors
+    call ─> known method? ─> who calls? ─> one more? ─> bytes for a message? ─> read ─> parse ─> the other interceptors
                              metadata      or at once  or RESOURCE_EXHAUSTED   one message,
                              only          refused     after a short wait      within a deadline
 
@@ -47,7 +47,7 @@ class PortLimits:
 
     @property
     def max_streams_per_connection(self) -> int:
-        """Above all that can run, so that whoever is too many is told so, and does not wait in his own client."""
+        """Above all that can run, so that a call too many is refused, and does not wait in its own client."""
         return self.max_calls + 2 * self.max_side_calls
 
 
@@ -77,8 +77,7 @@ class PortGuard(grpc.aio.ServerInterceptor):
         if handler is None:  # no such method; gRPC answers UNIMPLEMENTED and reads nothing
             return None
         is_answer_stream = handler.response_streaming
-        kind = f"{_arity(handler.request_streaming)}_{_arity(is_answer_stream)}"
-        function = getattr(handler, kind)
+        function = getattr(handler, handler_kind(handler))
         if not (inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)):
             made: Handler = handler
             return made
@@ -92,8 +91,8 @@ class PortGuard(grpc.aio.ServerInterceptor):
         return grpc.stream_unary_rpc_method_handler(call.answer, call.deserializer, handler.response_serializer)
 
     @contextlib.contextmanager
-    def place(self, kind: str) -> Iterator[None]:
-        """Raises Overloaded, at once."""
+    def counted(self, kind: str) -> Iterator[None]:
+        """While one more call of this kind is open. Raises Overloaded, at once."""
         limit = self.limits.max_calls if kind == "requests" else self.limits.max_side_calls
         if self._num_calls[kind] >= limit:
             message = f"{limit} {kind} are open at this port, which are all that it takes; try again later"
@@ -122,9 +121,9 @@ class _Call:
     """The handler of one call."""
 
     def __init__(
-        self, gate: PortGuard, kind: str, check: CheckCaller | None, handler: Any, function: Callable[..., Any]
+        self, guard: PortGuard, kind: str, check: CheckCaller | None, handler: Any, function: Callable[..., Any]
     ) -> None:
-        self._gate = gate
+        self._guard = guard
         self._kind = kind
         self._check = check
         self._function = function
@@ -137,36 +136,36 @@ class _Call:
         return self._deserialize if self._reads_itself else None
 
     async def answer(self, requests: AsyncIterator[Any], context: "ServicerContext") -> Any:
-        with contextlib.ExitStack() as place:
-            return await self._function(await self._admit(place, requests, context), context)
+        with contextlib.ExitStack() as counted:
+            return await self._function(await self._admit(counted, requests, context), context)
 
     async def written_stream(self, requests: AsyncIterator[Any], context: "ServicerContext") -> None:
-        with contextlib.ExitStack() as place:
-            await self._function(await self._admit(place, requests, context), context)
+        with contextlib.ExitStack() as counted:
+            await self._function(await self._admit(counted, requests, context), context)
 
     async def stream(self, requests: AsyncIterator[Any], context: "ServicerContext") -> AsyncIterator[Any]:
-        with contextlib.ExitStack() as place:
+        with contextlib.ExitStack() as counted:
             # The handler alone holds the request: the answer may take long, and what was asked may be large.
-            responses = self._function(await self._admit(place, requests, context), context)
+            responses = self._function(await self._admit(counted, requests, context), context)
             async for response in responses:
                 yield response
 
     async def _admit(
-        self, place: contextlib.ExitStack, requests: AsyncIterator[Any], context: "ServicerContext"
+        self, counted: contextlib.ExitStack, requests: AsyncIterator[Any], context: "ServicerContext"
     ) -> Any:
         """What the handler takes. Errors become statuses here; the handler's own do in the other interceptors."""
         try:
             if self._check is not None:
                 pairs = context.invocation_metadata() or ()
                 self._check({key: value for key, value in pairs if isinstance(value, str)})
-            place.enter_context(self._gate.place(self._kind))
+            counted.enter_context(self._guard.counted(self._kind))
             return requests if self._reads_itself else self._deserialize(await self._read(context))
         except WeirError as error:
             await abort_with(context, error)
 
     async def _read(self, context: "ServicerContext") -> bytes:
-        timeout_s = self._gate.limits.read_timeout_s
-        async with self._gate.room_for_message(self._kind):
+        timeout_s = self._guard.limits.read_timeout_s
+        async with self._guard.room_for_message(self._kind):
             try:
                 async with asyncio.timeout(timeout_s):
                     data = await context.read()
@@ -178,5 +177,7 @@ class _Call:
         return data
 
 
-def _arity(is_streaming: bool) -> str:
-    return "stream" if is_streaming else "unary"
+def handler_kind(handler: "Handler") -> str:
+    """`unary_unary` to `stream_stream`: the attribute of a handler that has its function."""
+    streams = handler.request_streaming, handler.response_streaming
+    return "_".join("stream" if is_stream else "unary" for is_stream in streams)

@@ -25,7 +25,7 @@ from weir.core.trace_context import extract
 from weir.rpc.channel import KEEPALIVE_TIME_MS, KEEPALIVE_TIMEOUT_MS, MAX_MESSAGE_BYTES
 from weir.rpc.errors import abort_with
 from weir.rpc.malformed import refuse_malformed
-from weir.rpc.port_guard import PortLimits
+from weir.rpc.port_guard import PortLimits, handler_kind
 
 if TYPE_CHECKING:  # these are generic in their stubs only
     ServicerContext = grpc.aio.ServicerContext[Any, Any]
@@ -91,7 +91,7 @@ class Guard(grpc.aio.ServerInterceptor):
         if handler is None:  # no such method; gRPC answers UNIMPLEMENTED
             return None
         handler = self.prepare(handler)
-        kind = f"{_arity(handler.request_streaming)}_{_arity(handler.response_streaming)}"
+        kind = handler_kind(handler)
         function = getattr(handler, kind)
         is_unary = kind == "unary_unary"
         make_handler = getattr(grpc, f"{kind}_rpc_method_handler")
@@ -120,15 +120,11 @@ class Guard(grpc.aio.ServerInterceptor):
         return call
 
 
-def _arity(is_streaming: bool) -> str:
-    return "stream" if is_streaming else "unary"
-
-
 class TraceContextGuard(Guard):
     """Makes the caller's trace context the current one.
 
     A unary call that belongs to a trace also gets a server span; streams live as long as a connection and would give
-    spans that say nothing, so those who serve them make their own.
+    spans without meaning, so those who serve them make their own.
     """
 
     def __init__(self, tracer: Tracer) -> None:
@@ -153,7 +149,7 @@ class TraceContextGuard(Guard):
 
 
 class ReadinessGuard(Guard):
-    """Refuses calls of the given services until told that the process is ready. Health and Admin always answer."""
+    """Refuses calls of the given services until `open` is called. Health and Admin always answer."""
 
     def __init__(self, service_names: Iterable[str]) -> None:
         self._prefixes = tuple(f"/{name}/" for name in service_names)
@@ -188,7 +184,7 @@ class ErrorGuard(Guard):
             await abort_with(context, error)
         except grpc.aio.BaseError:
             raise  # an abort on its way out
-        except Exception as error:  # noqa: BLE001 - the boundary: logged, counted, and told to the caller
+        except Exception as error:  # noqa: BLE001 - the boundary: logged, counted, and answered
             self.num_internal_errors += 1
             _log.exception("%s failed", method)
             await context.abort(grpc.StatusCode.INTERNAL, f"internal error: {type(error).__name__}; see the log")

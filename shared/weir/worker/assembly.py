@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from weir.bus.nats import NatsBus
 from weir.bus.protocol import Bus
-from weir.kv.memory.kinds import try_memory_kind
+from weir.kv.memory.device import try_memory_kind
 from weir.kv.messages import HandedOff
 from weir.rpc.arena.client import ArenaClient
 from weir.runtime.service import ServiceContext

@@ -33,7 +33,7 @@ from weir.engine.messages import (
 )
 from weir.engine.plan import ModelRunner
 from weir.kv.geometry import PAGE_TOKENS
-from weir.kv.memory.kinds import ArenaMemory
+from weir.kv.memory.device import ArenaMemory
 from weir.kv.messages import HandedOff
 from weir.policy.registry import PolicySpec
 from weir.runtime.admin import Description

@@ -15,8 +15,7 @@ from weir.core.device import Device
 from weir.core.sampling import SamplingParams
 from weir.engine.plan import ChunkPlan, ModelRunner, SampleSpec, StepPlan
 from weir.kv.geometry import ArenaGeometry, num_pages_for
-from weir.kv.memory.device import DeviceMemory
-from weir.kv.memory.kinds import MemoryKind, try_memory_kind
+from weir.kv.memory.device import DeviceMemory, MemoryKind, try_memory_kind
 from weir.kv.memory.server import MemoryServer, fetch_memory
 from weir.model.files.source import resolve_model
 from weir.model.precision import page_geometry

@@ -143,7 +143,7 @@ class PressedEngine:
             assert len(plan.chunks) <= self.batcher.limits.max_num_seqs
             self.step_sizes.append(len(plan.chunks))
             if self._random.random() < self.pressure.spoil_rate and plan.swap.ins and self.swap_file is not None:
-                self.swap_file.bytes_of(self._random.choice(plan.swap.ins).swap_slot)[0] ^= 1
+                self.swap_file.slots[self._random.choice(plan.swap.ins).swap_slot, 0] ^= 1
             if self._random.random() < self.pressure.failure_rate:
                 self.num_failed_steps += 1
                 self.batcher.fail_step(Failure(FailureReason.INTERNAL, "on purpose"))

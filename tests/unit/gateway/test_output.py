@@ -9,7 +9,7 @@ from tests.unit.gateway.fake_workers import GOING_ON, LENGTH, token_logprobs, up
 
 from weir.core.attempt import Attempt
 from weir.core.life import FinishReason
-from weir.rpc.sampling_pb import all_logprobs_from_pb
+from weir.rpc.conversions import all_logprobs_from_pb
 from weir_gateway.requests.output import Output, OutputDelta, joined
 from weir_gateway.requests.stop_matcher import StopMatcher
 from weir_gateway.requests.token_order import TokenOrder

@@ -21,16 +21,16 @@ def path() -> Iterator[Path]:
 
 
 @pytest.fixture
-def doors() -> Iterator[list[MemoryServer]]:
+def servers() -> Iterator[list[MemoryServer]]:
     made: list[MemoryServer] = []
     yield made
     for server in made:
         server.close()
 
 
-def opened(path: Path, doors: list[MemoryServer], memory: HostMemory | None) -> MemoryServer:
+def start_server(path: Path, servers: list[MemoryServer], memory: HostMemory | None) -> MemoryServer:
     server = MemoryServer(path, ARENA, NUM_BYTES, HostMemory.open, memory)
-    doors.append(server)
+    servers.append(server)
     server.start()
     return server
 
@@ -41,8 +41,8 @@ def fetched(path: Path, arena_id: str = ARENA) -> HostMemory:
     return memory
 
 
-def test_two_workers_get_the_same_memory(path: Path, doors: list[MemoryServer]) -> None:
-    opened(path, doors, HostMemory.create(NUM_BYTES))
+def test_two_workers_get_the_same_memory(path: Path, servers: list[MemoryServer]) -> None:
+    start_server(path, servers, HostMemory.create(NUM_BYTES))
     first, second = fetched(path), fetched(path)
     first.buffer[100] = 7
     assert (second.buffer[100], second.num_bytes) == (7, NUM_BYTES)
@@ -50,21 +50,21 @@ def test_two_workers_get_the_same_memory(path: Path, doors: list[MemoryServer]) 
     second.close()
 
 
-def test_the_socket_is_for_its_owner_alone_and_goes_with_the_door(path: Path, doors: list[MemoryServer]) -> None:
-    server = opened(path, doors, HostMemory.create(NUM_BYTES))
+def test_the_socket_is_for_its_owner_alone_and_goes_with_its_server(path: Path, servers: list[MemoryServer]) -> None:
+    server = start_server(path, servers, HostMemory.create(NUM_BYTES))
     assert path.stat().st_mode & 0o777 == 0o600
     server.close()
     assert not path.exists()
 
 
-def test_a_restarted_service_gets_the_memory_back_from_a_worker(path: Path, doors: list[MemoryServer]) -> None:
-    opened(path, doors, HostMemory.create(NUM_BYTES)).close()
+def test_a_restarted_service_gets_the_memory_back_from_a_worker(path: Path, servers: list[MemoryServer]) -> None:
+    start_server(path, servers, HostMemory.create(NUM_BYTES)).close()
     # a service that is killed leaves its socket behind
     kept = HostMemory.create(NUM_BYTES)
     kept.buffer[:5] = b"pages"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
         dead.bind(str(path))
-    server = opened(path, doors, None)
+    server = start_server(path, servers, None)
     with pytest.raises(MemoryNotReady, match="has no page memory to give"):
         fetched(path)
     offer_memory(path, ARENA, kept)
@@ -75,8 +75,8 @@ def test_a_restarted_service_gets_the_memory_back_from_a_worker(path: Path, door
     newcomer.close()
 
 
-def test_an_offer_to_a_service_that_has_memory_changes_nothing(path: Path, doors: list[MemoryServer]) -> None:
-    opened(path, doors, HostMemory.create(NUM_BYTES))
+def test_an_offer_to_a_service_that_has_memory_changes_nothing(path: Path, servers: list[MemoryServer]) -> None:
+    start_server(path, servers, HostMemory.create(NUM_BYTES))
     before, other = fetched(path), HostMemory.create(NUM_BYTES)
     before.buffer[0] = 1
     offer_memory(path, ARENA, other)
@@ -87,14 +87,14 @@ def test_an_offer_to_a_service_that_has_memory_changes_nothing(path: Path, doors
 
 
 @pytest.mark.parametrize("arena_id", ["b" * 32, ""])
-def test_memory_of_another_arena_is_not_given(path: Path, doors: list[MemoryServer], arena_id: str) -> None:
-    opened(path, doors, HostMemory.create(NUM_BYTES))
+def test_memory_of_another_arena_is_not_given(path: Path, servers: list[MemoryServer], arena_id: str) -> None:
+    start_server(path, servers, HostMemory.create(NUM_BYTES))
     with pytest.raises(MemoryNotReady):
         fetched(path, arena_id)
 
 
-def test_memory_of_another_arena_or_too_little_is_not_taken(path: Path, doors: list[MemoryServer]) -> None:
-    server = opened(path, doors, None)
+def test_memory_of_another_arena_or_too_little_is_not_taken(path: Path, servers: list[MemoryServer]) -> None:
+    server = start_server(path, servers, None)
     with HostMemoryPair() as (small, right):
         offer_memory(path, ARENA, small)
         offer_memory(path, "b" * 32, right)
@@ -108,8 +108,8 @@ def test_where_nobody_listens_there_is_none_yet(path: Path) -> None:
         fetched(path)
 
 
-def test_who_talks_nonsense_does_not_keep_others_from_their_memory(path: Path, doors: list[MemoryServer]) -> None:
-    opened(path, doors, HostMemory.create(NUM_BYTES))
+def test_who_talks_nonsense_does_not_keep_others_from_their_memory(path: Path, servers: list[MemoryServer]) -> None:
+    start_server(path, servers, HostMemory.create(NUM_BYTES))
     for nonsense in (b"", b"x", b"x" * 37):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
             stranger.connect(str(path))

@@ -40,7 +40,7 @@ def _move(from_lease_id: int, to_lease_id: int, request_id: str = "r") -> Move:
 
 
 class OwnershipMachine(RuleBasedStateMachine):
-    """Random calls against the plain dictionaries `pages`, `slots` and `sequences` that say what must come out."""
+    """Random calls against the plain dictionaries `pages`, `slots` and `sequences` of what must come out."""
 
     def __init__(self) -> None:
         super().__init__()

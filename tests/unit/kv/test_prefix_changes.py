@@ -1,9 +1,9 @@
-"""What an index gained and lost, told in parts."""
+"""What an index gained and lost, taken in parts."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weir.kv.prefixes.changes import PrefixChanges
+from weir.kv.prefixes.index import PrefixChanges
 
 PAGES = [bytes([number]) * 16 for number in range(8)]
 
@@ -11,7 +11,7 @@ PAGES = [bytes([number]) * 16 for number in range(8)]
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_whoever_takes_all_changes_in_turn_has_what_the_index_has(data: st.DataObject) -> None:
-    changes, index, told = PrefixChanges(), set[bytes](), set[bytes]()
+    changes, index, seen = PrefixChanges(), set[bytes](), set[bytes]()
     for _ in range(data.draw(st.integers(0, 30))):
         absent, present = sorted(set(PAGES) - index), sorted(index)
         match data.draw(st.sampled_from(["add", "evict", "take"])):
@@ -26,16 +26,16 @@ def test_whoever_takes_all_changes_in_turn_has_what_the_index_has(data: st.DataO
             case "take":
                 taken = changes.take()
                 assert taken is not None
-                assert told.isdisjoint(taken.added)
-                assert told.issuperset(taken.evicted)
-                told.difference_update(taken.evicted)
-                told.update(taken.added)
-                assert told == index
+                assert seen.isdisjoint(taken.added)
+                assert seen.issuperset(taken.evicted)
+                seen.difference_update(taken.evicted)
+                seen.update(taken.added)
+                assert seen == index
             case _:
                 pass
 
 
-def test_what_came_and_went_in_between_is_not_told() -> None:
+def test_what_came_and_went_in_between_is_not_seen() -> None:
     changes = PrefixChanges()
     changes.add(PAGES[:2])
     changes.evict(PAGES[:1])

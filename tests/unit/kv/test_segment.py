@@ -53,7 +53,7 @@ def test_views_outlive_the_segment_object(segment: Segment) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="this machine has no /dev/shm")
-def test_too_little_memory_is_an_error_with_figures_and_advice_and_leaves_no_file() -> None:
+def test_too_little_memory_is_an_error_with_sizes_and_advice_and_leaves_no_file() -> None:
     path = segment_path(f"test-{os.getpid()}")
     vast = ArenaGeometry(page_bytes=1 << 30, num_pages=1 << 20, num_slots=1, max_context_tokens=64)
     with pytest.raises(SegmentError, match=r"/dev/shm is too small: the arena needs \d+ MiB, free are \d+ MiB; make"):

@@ -75,8 +75,8 @@ def test_a_code_that_weir_never_sends_becomes_an_internal_error_that_names_it() 
     assert from_rpc_error(error).message == "UNIMPLEMENTED: no method"
 
 
-@pytest.mark.parametrize("said", ["Deadline Exceeded", "Stream removed (Deadline Exceeded)"])
-def test_a_deadline_that_passed_on_the_clients_own_clock_is_said_in_words(said: str) -> None:
-    received = sent_and_received(DeadlineExceeded(said), trailers=())
+@pytest.mark.parametrize("message", ["Deadline Exceeded", "Stream removed (Deadline Exceeded)"])
+def test_a_deadline_that_passed_on_the_clients_own_clock_is_put_into_words(message: str) -> None:
+    received = sent_and_received(DeadlineExceeded(message), trailers=())
     assert isinstance(received, DeadlineExceeded)
     assert received.message == "the deadline has passed before the whole answer was there"

@@ -33,9 +33,9 @@ class Text:
 
 @dataclass
 class Port:
-    """A server behind a gate, with a service for callers who have a key and one for everybody."""
+    """A server behind a guard, with a service for callers who have a key and one for everybody."""
 
-    gate: PortGuard
+    guard: PortGuard
     bodies: BodyBudget
     parsed: list[int] = field(default_factory=list)
     held: list["weakref.ref[Text]"] = field(default_factory=list)
@@ -129,11 +129,11 @@ async def open_port(limits: PortLimits = LIMITS, max_bodies_bytes: int = 1_000_0
     """Checks at the end that all room came back."""
     bodies = BodyBudget(max_bodies_bytes, wait_s=0.2)
     port = Port(PortGuard(limits, bodies), bodies)
-    port.gate.guard("test.Keyed", check_key)
+    port.guard.guard("test.Keyed", check_key)
     readiness = ReadinessGuard(["test.Keyed"])
     readiness.open()
     guards = [TraceContextGuard(NoOpTracer()), readiness, ErrorGuard()]
-    server = make_server([port.gate, *guards], limits)
+    server = make_server([port.guard, *guards], limits)
     server.add_generic_rpc_handlers((port.handlers("test.Keyed"), port.handlers("test.Open")))
     port.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
@@ -251,21 +251,21 @@ async def test_there_are_no_more_methods_than_without_a_gate() -> None:
 async def test_a_connection_has_a_bound_of_streams_and_ends_when_it_only_pings() -> None:
     async with open_port() as port:
         host, _, number = port.address.rpartition(":")
-        said = await asyncio.to_thread(_ping_until_closed, host, int(number))
+        received = await asyncio.to_thread(_ping_until_closed, host, int(number))
     max_concurrent_streams = b"\x00\x03" + LIMITS.max_streams_per_connection.to_bytes(4, "big")
-    assert max_concurrent_streams in said
-    assert b"too_many_pings" in said
+    assert max_concurrent_streams in received
+    assert b"too_many_pings" in received
 
 
 def _ping_until_closed(host: str, port: int) -> bytes:
-    """All that the server says to a client of HTTP/2 that opens no stream and pings."""
-    said = b""
+    """All that the server sends to a client of HTTP/2 that opens no stream and pings."""
+    received = b""
     with socket.create_connection((host, port), timeout=5) as connection:
         connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)))
         connection.sendall(bytes((0, 0, 8, 6, 0, 0, 0, 0, 0, *range(8))) * 20)
         while part := connection.recv(65536):
-            said += part
-    return said
+            received += part
+    return received
 
 
 def test_a_message_that_never_finds_room_is_a_mistake_of_the_configuration() -> None:

@@ -14,12 +14,11 @@ from weir.core.sampling import SamplingParams, StopRules
 from weir.kv.arena.segment import Segment
 from weir.kv.geometry import ArenaGeometry
 from weir.kv.messages import Claims
-from weir.kv.movers.same_host import SameHostMover
+from weir.kv.movers import SharedMemoryMover
 from weir.kv.records.record import SequenceParams
 from weir_transfer.core import ArenaCore
-from weir_transfer.countdown import Countdowns
-from weir_transfer.lease_keeper import LeaseRegistration, LeaseTimes
-from weir_transfer.orders import PrefixSettings
+from weir_transfer.lease_keeper import Countdowns
+from weir_transfer.messages import ArenaSettings, LeaseRegistration
 
 TICK_S = 0.05
 
@@ -31,18 +30,17 @@ class World:
         geometry = ArenaGeometry(page_bytes=4096, num_pages=40, num_slots=6, max_context_tokens=256)
         self.segment = Segment.create(path, geometry, "digest")
         self.clock = ManualClock(1000.0)
-        self.times = LeaseTimes(heartbeat_interval_ms=200, lease_ttl_ms=2000)
-        self.prefix_settings = PrefixSettings()
+        self.settings = ArenaSettings(heartbeat_interval_ms=200, lease_ttl_ms=2000)
         self.restart()
 
     def restart(self) -> None:
-        mover = SameHostMover(self.segment.pages)
+        mover = SharedMemoryMover(self.segment.geometry.num_pages)
         countdowns = Countdowns(self.clock, TICK_S)
-        self.num_rings = 0
-        self.core = ArenaCore(self.segment, mover, countdowns, self.times, self.prefix_settings, self._ring)
+        self.num_notifications = 0
+        self.core = ArenaCore(self.segment, mover, countdowns, self.settings, self._on_settled)
 
-    def _ring(self) -> None:
-        self.num_rings += 1
+    def _on_settled(self) -> None:
+        self.num_notifications += 1
 
     def registration(self, worker_id: str, lease_id: int = 0, claims: Claims | None = None) -> LeaseRegistration:
         process = ProcessIdentity(pid=sum(worker_id.encode()), start_ticks=77)

@@ -18,13 +18,12 @@ from weir.kv.geometry import ArenaGeometry
 from weir.kv.records.record import SequenceParams
 from weir.rpc.arena.client import ArenaClient, HandedOff
 from weir.rpc.server import ErrorGuard, TraceContextGuard, make_server
-from weir_transfer.lease_keeper import LeaseTimes
-from weir_transfer.orders import PrefixSettings
+from weir_transfer.arena import ClaimedArena
+from weir_transfer.messages import ArenaSettings
 from weir_transfer.service import TransferService
 
 _GEOMETRY = ArenaGeometry(page_bytes=4096, num_pages=40, num_slots=6, max_context_tokens=256)
-_TIMES = LeaseTimes(heartbeat_interval_ms=50, lease_ttl_ms=500)
-_PREFIXES = PrefixSettings(wait_ms=2000)
+_SETTINGS = ArenaSettings(heartbeat_interval_ms=50, lease_ttl_ms=500, prefix_wait_ms=2000)
 ATTEMPT = Attempt(1, 0)
 
 
@@ -62,11 +61,9 @@ class Host:
         self._clients: list[ArenaClient] = []
 
     async def start(self) -> None:
-        claimed = claim_segment(self.segment_path, _GEOMETRY, "digest")
+        arena = ClaimedArena(claim_segment(self.segment_path, _GEOMETRY, "digest").segment, memory_server=None)
         tracer = self._provider.get_tracer("test")
-        self.service = TransferService(
-            claimed.segment, _TIMES, _PREFIXES, self._open_process, tracer, self.shutdown_reasons.append
-        )
+        self.service = TransferService(arena, _SETTINGS, self._open_process, tracer, self.shutdown_reasons.append)
         self._server = make_server([TraceContextGuard(tracer), ErrorGuard()])
         self.service.add_to(self._server)
         self._server.add_insecure_port(f"unix:{self.socket_path}")
@@ -109,7 +106,7 @@ class Host:
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 - what is waited for is in books of another task
+        while not condition():  # noqa: ASYNC110 - what is waited for is known to another task
             await asyncio.sleep(0.01)
 
 

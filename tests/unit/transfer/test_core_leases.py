@@ -10,7 +10,7 @@ from weir.core.process import ProcessIdentity
 from weir.kv.arena.lease import LeaseState
 from weir.kv.layout import MAX_LEASES
 from weir.kv.messages import Claims
-from weir_transfer.refusals import AttachRefused, StaleAttachment
+from weir_transfer.messages import AttachRefused, StaleAttachment
 
 
 def _state(world: World, lease_id: int) -> LeaseState | None:
@@ -23,7 +23,7 @@ def _slots_in_state(world: World, state: int) -> int:
 
 def test_heartbeats_keep_a_lease(world: World) -> None:
     attachment = world.core.attach(world.registration("w"))
-    fenced = world.run(60, on_tick=lambda: world.core.hear(attachment.lease_id, attachment.number))
+    fenced = world.run(60, on_tick=lambda: world.core.heartbeat(attachment.lease_id, attachment.number))
     assert fenced == []
     assert _state(world, attachment.lease_id) == LeaseState.ACTIVE
 
@@ -45,7 +45,7 @@ def test_silence_makes_suspect_and_then_kills_and_frees_nothing(world: World) ->
 def test_a_heartbeat_in_time_ends_suspicion(world: World) -> None:
     attachment = world.core.attach(world.registration("w"))
     world.run(1.5)
-    world.core.hear(attachment.lease_id, attachment.number)
+    world.core.heartbeat(attachment.lease_id, attachment.number)
     assert _state(world, attachment.lease_id) == LeaseState.ACTIVE
     assert world.run(1.9) == []
 
@@ -70,7 +70,7 @@ def test_attaching_again_in_time_keeps_the_lease_and_what_it_owns(world: World) 
     assert second.number > first.number
     assert world.core.metrics()["free_pages"] == 35
     world.core.break_stream(first.lease_id, first.number)
-    assert _state(world, first.lease_id) == LeaseState.ACTIVE, "the end of the old stream says nothing about the new"
+    assert _state(world, first.lease_id) == LeaseState.ACTIVE, "the end of the old stream does not concern the new one"
 
 
 def test_a_lease_whose_process_is_being_killed_cannot_be_had_back(world: World) -> None:
@@ -78,7 +78,7 @@ def test_a_lease_whose_process_is_being_killed_cannot_be_had_back(world: World) 
     world.run(3)
     with pytest.raises(AttachRefused, match="FENCING"):
         world.core.attach(world.registration("w", attachment.lease_id))
-    world.core.hear(attachment.lease_id, attachment.number)
+    world.core.heartbeat(attachment.lease_id, attachment.number)
     assert _state(world, attachment.lease_id) == LeaseState.FENCING
     with pytest.raises(StaleAttachment):
         world.core.acquire(attachment.lease_id, attachment.number, 1, 0)

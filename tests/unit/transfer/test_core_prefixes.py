@@ -13,8 +13,7 @@ from weir.kv.messages import Claims, PageChain, PrefixMatch
 from weir.kv.prefixes.hashing import page_hashes, prefix_seed
 from weir.kv.records.record import SequenceParams
 from weir.kv.states import NotOwned
-from weir_transfer.orders import Attachment, HandOffOrder, MatchOrder, PrefixSettings
-from weir_transfer.refusals import StaleAttachment
+from weir_transfer.messages import Attachment, HandOffRequest, MatchRequest, StaleAttachment
 
 _SEED = prefix_seed("digest")
 _TEXT = tuple(range(100))
@@ -24,8 +23,8 @@ def _hashes(num_tokens: int) -> tuple[bytes, ...]:
     return page_hashes(_TEXT[:num_tokens], _SEED)
 
 
-def _order(num_tokens: int) -> MatchOrder:
-    return MatchOrder(_hashes(num_tokens), -(-num_tokens // PAGE_TOKENS), 1)
+def _request(num_tokens: int) -> MatchRequest:
+    return MatchRequest(_hashes(num_tokens), -(-num_tokens // PAGE_TOKENS), 1)
 
 
 @pytest.fixture
@@ -39,13 +38,13 @@ def decode(world: World) -> Attachment:
 
 
 def _match(world: World, worker: Attachment, num_tokens: int = 100) -> PrefixMatch:
-    match = world.core.match(worker.lease_id, worker.number, _order(num_tokens), wait_from_pages=None)
+    match = world.core.match(worker.lease_id, worker.number, _request(num_tokens), wait_from_pages=None)
     assert match is not None
     return match
 
 
 def _has_to_wait(world: World, worker: Attachment, num_tokens: int = 100) -> bool:
-    match = world.core.match(worker.lease_id, worker.number, _order(num_tokens), wait_from_pages=4)
+    match = world.core.match(worker.lease_id, worker.number, _request(num_tokens), wait_from_pages=4)
     if match is not None:
         _give_back(world, worker, match)
     return match is None
@@ -121,14 +120,14 @@ def test_who_wants_pages_that_are_being_computed_waits_until_they_are_sealed(
     match = _match(world, prefill)
     chain = _begin(world, match, 100, 100)
     assert _has_to_wait(world, decode)
-    rings = world.num_rings
+    before = world.num_notifications
     world.core.seal(prefill.lease_id, prefill.number, PageChain(chain.page_ids[:2], chain.hashes[:2]))
-    assert world.num_rings == rings + 1
+    assert world.num_notifications == before + 1
     assert _has_to_wait(world, decode)  # four pages are still to come
     world.core.hand_off(
         prefill.lease_id,
         prefill.number,
-        HandOffOrder(match.acquired.slots[0], "r1", Attempt(1, 0), "decode", chain.hashes),
+        HandOffRequest(match.acquired.slots[0], "r1", Attempt(1, 0), "decode", chain.hashes),
     )
     assert not _has_to_wait(world, decode)
     assert _match(world, decode).page_ids == chain.page_ids[:6]
@@ -145,7 +144,7 @@ def test_nobody_waits_for_an_owner_that_is_gone(
     world: World, prefill: Attachment, decode: Attachment, how: str
 ) -> None:
     match = _match(world, prefill)
-    rings = world.num_rings
+    before = world.num_notifications
     match how:
         case "gives up":
             world.core.release(prefill.lease_id, prefill.number, [], (), [match.match_id])
@@ -156,7 +155,7 @@ def test_nobody_waits_for_an_owner_that_is_gone(
             world.core.detach(prefill.lease_id, prefill.number)
         case _:
             world.core.end_lease(prefill.lease_id)
-    assert world.num_rings > rings
+    assert world.num_notifications > before
     assert not _has_to_wait(world, decode)
 
 
@@ -172,8 +171,8 @@ def test_a_hand_off_passes_pins_and_seals_only_what_is_computed(
     cached = _cache(world, prefill, 32)
     match = _match(world, prefill)
     chain = _begin(world, match, 100, 70)
-    order = HandOffOrder(match.acquired.slots[0], "r1", Attempt(1, 0), "decode", _hashes(100))
-    committed = world.core.hand_off(prefill.lease_id, prefill.number, order)
+    request = HandOffRequest(match.acquired.slots[0], "r1", Attempt(1, 0), "decode", _hashes(100))
+    committed = world.core.hand_off(prefill.lease_id, prefill.number, request)
     assert committed.receipt.num_pages == 7
     assert world.core.metrics()["shared_pages"] == 4
     world.core.end_lease(prefill.lease_id)
@@ -193,11 +192,11 @@ def test_what_a_dead_worker_computed_is_found_by_the_next(world: World, prefill:
     assert _match(world, other).page_ids == chain.page_ids[:5]
 
 
-def test_after_a_restart_nothing_is_evicted_before_all_have_said_what_they_hold(
+def test_after_a_restart_nothing_is_evicted_before_all_have_claimed_what_they_hold(
     world: World, prefill: Attachment, decode: Attachment
 ) -> None:
     _cache(world, prefill, 96)
-    match = _match(world, decode, 33)  # no record says that decode reads these two pages
+    match = _match(world, decode, 33)  # no record shows that decode uses these two pages
     world.restart()
     again = world.core.attach(world.registration("prefill", prefill.lease_id))
     assert world.core.metrics()["cached_pages"] == 6
@@ -260,7 +259,7 @@ def test_a_stale_attachment_can_neither_match_nor_seal(world: World, prefill: At
 
 
 def test_with_the_cache_off_everything_is_computed_and_freed(world: World) -> None:
-    world.prefix_settings = PrefixSettings(is_on=False)
+    world.settings = replace(world.settings, keeps_prefixes=False)
     world.restart()
     worker = world.core.attach(world.registration("w"))
     assert _cache(world, worker, 96)

@@ -3,23 +3,30 @@
 from pathlib import Path
 
 import pytest
+from tests.contract.test_mover import CopyingMover
 from tests.unit.transfer.conftest import TICK_S, World
 
 from weir.core.attempt import Attempt
 from weir.core.errors import Overloaded
 from weir.kv.messages import Acquired, Claims, HandedOff, HandOffReceipt, PageChain
-from weir.kv.movers.in_memory import InMemoryMover
 from weir.kv.states import NotOwned
 from weir_transfer.core import ArenaCore
-from weir_transfer.countdown import Countdowns
-from weir_transfer.orders import Attachment, HandOffOrder
-from weir_transfer.refusals import AttachRefused, ReceiverAway, ReceiverGone, RecordMismatch, StaleAttachment
+from weir_transfer.lease_keeper import Countdowns
+from weir_transfer.messages import (
+    Attachment,
+    AttachRefused,
+    HandOffRequest,
+    ReceiverGone,
+    ReceiverSilent,
+    RecordMismatch,
+    StaleAttachment,
+)
 
 _ATTEMPT = Attempt(1, 0)
 
 
-def _order(slot: int, request_id: str = "r1", attempt: Attempt = _ATTEMPT, to: str = "decode") -> HandOffOrder:
-    return HandOffOrder(slot, request_id, attempt, to)
+def _request(slot: int, request_id: str = "r1", attempt: Attempt = _ATTEMPT, to: str = "decode") -> HandOffRequest:
+    return HandOffRequest(slot, request_id, attempt, to)
 
 
 @pytest.fixture
@@ -70,7 +77,7 @@ def test_release_takes_all_or_nothing_and_clears_records(
 def test_a_hand_off_passes_slot_and_pages_under_their_ids(
     world: World, prefill: Attachment, decode: Attachment, acquired: Acquired
 ) -> None:
-    committed = world.core.hand_off(prefill.lease_id, prefill.number, _order(acquired.slots[0]))
+    committed = world.core.hand_off(prefill.lease_id, prefill.number, _request(acquired.slots[0]))
     assert committed.receipt == HandOffReceipt(num_pages=4, num_bytes_copied=0)
     assert committed.announcement is not None
     assert committed.announcement.lease_id == decode.lease_id
@@ -83,18 +90,16 @@ def test_bytes_copied_are_counted_for_a_mover_that_copies_and_are_none_on_one_ho
     world: World, prefill: Attachment, decode: Attachment, acquired: Acquired
 ) -> None:
     world.write_sequence(acquired.slots[1], acquired.page_ids[4:], request_id="r2")
-    world.core.hand_off(prefill.lease_id, prefill.number, _order(acquired.slots[0]))
+    world.core.hand_off(prefill.lease_id, prefill.number, _request(acquired.slots[0]))
     assert world.core.metrics()["handoff_bytes_copied_total"] == 0
 
-    mover = InMemoryMover(world.segment.pages)
-    copying = ArenaCore(
-        world.segment, mover, Countdowns(world.clock, TICK_S), world.times, world.prefix_settings, lambda: None
-    )
+    mover = CopyingMover(world.segment.pages)
+    copying = ArenaCore(world.segment, mover, Countdowns(world.clock, TICK_S), world.settings, lambda: None)
     held = Claims(page_ids=acquired.page_ids[4:], slots=(acquired.slots[1],))
     sender = copying.attach(world.registration("prefill", prefill.lease_id, held))
     copying.attach(world.registration("decode", decode.lease_id))
     world.segment.pages[acquired.page_ids[4]] = 123
-    copying.hand_off(sender.lease_id, sender.number, _order(acquired.slots[1], "r2"))
+    copying.hand_off(sender.lease_id, sender.number, _request(acquired.slots[1], "r2"))
     assert copying.metrics()["handoff_bytes_copied_total"] == 2 * 4096
     assert (mover.receiver_pages[acquired.page_ids[4]] == 123).all()
 
@@ -102,24 +107,24 @@ def test_bytes_copied_are_counted_for_a_mover_that_copies_and_are_none_on_one_ho
 def test_a_hand_off_whose_answer_was_lost_can_be_asked_for_again(
     world: World, prefill: Attachment, decode: Attachment, acquired: Acquired
 ) -> None:
-    order = _order(acquired.slots[0])
-    world.core.hand_off(prefill.lease_id, prefill.number, order)
-    again = world.core.hand_off(prefill.lease_id, prefill.number, order)
+    request = _request(acquired.slots[0])
+    world.core.hand_off(prefill.lease_id, prefill.number, request)
+    again = world.core.hand_off(prefill.lease_id, prefill.number, request)
     assert again.receipt.num_pages == 4
     assert again.announcement is None
     world.core.release(decode.lease_id, decode.number, [PageChain(acquired.page_ids[:4])], acquired.slots[:1])
-    assert world.core.hand_off(prefill.lease_id, prefill.number, order).receipt.num_pages == 4
+    assert world.core.hand_off(prefill.lease_id, prefill.number, request).receipt.num_pages == 4
     assert world.core.metrics()["handoffs_total"] == 1
 
 
 def test_the_same_holds_over_a_restart(
     world: World, prefill: Attachment, decode: Attachment, acquired: Acquired
 ) -> None:
-    world.core.hand_off(prefill.lease_id, prefill.number, _order(acquired.slots[0]))
+    world.core.hand_off(prefill.lease_id, prefill.number, _request(acquired.slots[0]))
     world.restart()
     claims = Claims(acquired.page_ids[4:], acquired.slots[1:], handing_off_slots=acquired.slots[:1])
     sender = world.core.attach(world.registration("prefill", prefill.lease_id, claims))
-    again = world.core.hand_off(sender.lease_id, sender.number, _order(acquired.slots[0]))
+    again = world.core.hand_off(sender.lease_id, sender.number, _request(acquired.slots[0]))
     assert again.receipt.num_pages == 4
     receiver = world.core.attach(world.registration("decode", decode.lease_id))
     assert [sequence.request_id for sequence in receiver.handed_off] == ["r1"]
@@ -132,27 +137,27 @@ def test_a_hand_off_that_was_not_committed_before_a_restart_is_done_after_it(
     world.core.attach(world.registration("decode", decode.lease_id))
     claims = Claims(acquired.page_ids[4:], acquired.slots[1:], handing_off_slots=acquired.slots[:1])
     sender = world.core.attach(world.registration("prefill", prefill.lease_id, claims))
-    committed = world.core.hand_off(sender.lease_id, sender.number, _order(acquired.slots[0]))
+    committed = world.core.hand_off(sender.lease_id, sender.number, _request(acquired.slots[0]))
     assert committed.announcement is not None
     assert _owners(world, acquired) == [decode.lease_id] * 4 + [prefill.lease_id] * 2
 
 
-def test_a_receiver_is_told_again_of_what_it_does_not_hold(
+def test_what_a_receiver_does_not_hold_is_announced_again(
     world: World, prefill: Attachment, decode: Attachment, acquired: Acquired
 ) -> None:
     world.write_sequence(acquired.slots[1], acquired.page_ids[4:], request_id="r2")
-    world.core.hand_off(prefill.lease_id, prefill.number, _order(acquired.slots[0]))
-    world.core.hand_off(prefill.lease_id, prefill.number, _order(acquired.slots[1], "r2"))
+    world.core.hand_off(prefill.lease_id, prefill.number, _request(acquired.slots[0]))
+    world.core.hand_off(prefill.lease_id, prefill.number, _request(acquired.slots[1], "r2"))
     claims = Claims(page_ids=acquired.page_ids[:4], slots=acquired.slots[:1])
     again = world.core.attach(world.registration("decode", decode.lease_id, claims))
     assert [sequence.request_id for sequence in again.handed_off] == ["r2"]
     assert _owners(world, acquired) == [decode.lease_id] * 6
 
 
-def test_a_sequence_that_its_receiver_has_finished_is_not_told_again_but_taken_back(
+def test_a_sequence_that_its_receiver_has_finished_is_not_announced_again_but_taken_back(
     world: World, prefill: Attachment, decode: Attachment, acquired: Acquired
 ) -> None:
-    world.core.hand_off(prefill.lease_id, prefill.number, _order(acquired.slots[0]))
+    world.core.hand_off(prefill.lease_id, prefill.number, _request(acquired.slots[0]))
     world.segment.record(acquired.slots[0]).clear()  # what a worker does before its Release, which got lost
     again = world.core.attach(world.registration("decode", decode.lease_id))
     assert again.handed_off == ()
@@ -190,23 +195,23 @@ def test_a_worker_that_holds_what_is_not_its_own_loses_its_lease(
 
 
 @pytest.mark.parametrize(
-    ("order", "refusal"),
+    ("hand_off", "refusal"),
     [
-        (_order(0, request_id="r9"), RecordMismatch),
-        (_order(0, attempt=Attempt(2, 0)), RecordMismatch),
-        (_order(1), RecordMismatch),
-        (_order(0, to="nobody"), ReceiverGone),
-        (_order(5), NotOwned),
-        (_order(6), NotOwned),
+        (_request(0, request_id="r9"), RecordMismatch),
+        (_request(0, attempt=Attempt(2, 0)), RecordMismatch),
+        (_request(1), RecordMismatch),
+        (_request(0, to="nobody"), ReceiverGone),
+        (_request(5), NotOwned),
+        (_request(6), NotOwned),
     ],
 )
 def test_a_hand_off_that_cannot_be_is_refused_and_changes_nothing(
-    world: World, prefill: Attachment, decode: Attachment, acquired: Acquired, order: HandOffOrder, refusal: type
+    world: World, prefill: Attachment, decode: Attachment, acquired: Acquired, hand_off: HandOffRequest, refusal: type
 ) -> None:
     del decode
     before = (world.segment.page_rows.copy(), world.segment.slot_rows.copy())
     with pytest.raises(refusal):
-        world.core.hand_off(prefill.lease_id, prefill.number, order)
+        world.core.hand_off(prefill.lease_id, prefill.number, hand_off)
     assert (world.segment.page_rows == before[0]).all()
     assert (world.segment.slot_rows == before[1]).all()
     assert acquired.slots == (0, 1)
@@ -216,11 +221,11 @@ def test_a_receiver_that_reconnects_may_be_tried_again_and_a_dead_one_not(
     world: World, prefill: Attachment, decode: Attachment, acquired: Acquired
 ) -> None:
     world.core.break_stream(decode.lease_id, decode.number)
-    with pytest.raises(ReceiverAway):
-        world.core.hand_off(prefill.lease_id, prefill.number, _order(acquired.slots[0]))
+    with pytest.raises(ReceiverSilent):
+        world.core.hand_off(prefill.lease_id, prefill.number, _request(acquired.slots[0]))
     world.core.end_lease(decode.lease_id)
     with pytest.raises(ReceiverGone):
-        world.core.hand_off(prefill.lease_id, prefill.number, _order(acquired.slots[0]))
+        world.core.hand_off(prefill.lease_id, prefill.number, _request(acquired.slots[0]))
     assert _owners(world, acquired) == [prefill.lease_id] * 6
 
 
@@ -230,7 +235,7 @@ def test_a_record_that_names_pages_of_others_is_not_handed_off(
     foreign = world.core.acquire(decode.lease_id, decode.number, 1, 0)
     world.write_sequence(acquired.slots[1], foreign.page_ids, request_id="r2")
     with pytest.raises(NotOwned):
-        world.core.hand_off(prefill.lease_id, prefill.number, _order(acquired.slots[1], "r2"))
+        world.core.hand_off(prefill.lease_id, prefill.number, _request(acquired.slots[1], "r2"))
     assert world.core.integrity_errors() == (
         f"page {foreign.page_ids[0]} is in the block table of slot {acquired.slots[1]} but has another owner",
     )

@@ -58,13 +58,11 @@ class DeviceHost:
         self.shutdown_reasons: list[str] = []
 
     async def start(self) -> None:
-        claimed = claim_arena(self.config, self.open_process)
-        self.arena_id = claimed.segment.arena_id
-        self.memory_server = claimed.memory_server
-        times, prefixes = self.config.lease_times, self.config.prefix_settings
-        shut_down = self.shutdown_reasons.append
+        arena = claim_arena(self.config, self.open_process)
+        self.arena_id = arena.segment.arena_id
+        self.memory_server = arena.memory_server
         self.service = TransferService(
-            claimed.segment, times, prefixes, self.open_process, NoOpTracer(), shut_down, None, claimed.memory_server
+            arena, self.config.arena_settings, self.open_process, NoOpTracer(), self.shutdown_reasons.append
         )
         self._server = make_server([ErrorGuard()])
         self.service.add_to(self._server)

@@ -19,7 +19,7 @@ from weir.kv.prefixes.hashing import page_hashes, prefix_seed
 from weir.kv.prefixes.index import PrefixIndex
 from weir.kv.states import NO_LEASE, PageState
 from weir.scheduling.workers.prefix_view import PrefixView, hashes_from
-from weir_transfer.prefix_news import PrefixEventPublisher
+from weir_transfer.prefix_events import PrefixEventPublisher
 
 SUBJECTS = Subjects("test")
 TRACER = TracerProvider(shutdown_on_exit=False).get_tracer("test")
@@ -41,8 +41,8 @@ class Listener:
     async def ask_for_unknown(self) -> None:
         for arena_id in self.view.take_unknown(1e9):
             subject = SUBJECTS.prefixes_of(arena_id)
-            told = await self.endpoint.ask(subject, AskPrefixes(arena_id), PrefixSnapshot, timeout_s=1.0)
-            self.view.replace(told, 0.0)
+            snapshot = await self.endpoint.ask(subject, AskPrefixes(arena_id), PrefixSnapshot, timeout_s=1.0)
+            self.view.replace(snapshot, 0.0)
 
     def num_cached_pages(self) -> int:
         return self.view.num_cached_tokens("arena", hashes_from(PACKED)) // PAGE_TOKENS
@@ -53,7 +53,7 @@ class Listener:
 
 
 class Arena:
-    """An index of ten pages, and news of it."""
+    """An index of ten pages, and its events."""
 
     def __init__(self, hub: InMemoryHub) -> None:
         self.hub = hub
@@ -115,7 +115,7 @@ async def test_more_changes_than_are_kept_are_a_gap_that_the_whole_fills() -> No
     arena.events.start()
     await until(lambda: listener.num_heard >= 1)
     arena.seal(range(6))
-    arena.index.changes.lose_count()
+    arena.index.changes.forget()
     await until(lambda: listener.view.metrics()["prefix_gaps_total"] == 1)
     await listener.ask_for_unknown()
     assert listener.num_cached_pages() == 6

@@ -9,6 +9,7 @@ from uuid import uuid4
 
 import grpc.aio
 from opentelemetry.trace import NoOpTracer, Tracer
+from tests.unit.worker.in_memory_arena import InMemoryArena, InMemoryArenaClient
 
 from weir.bus.in_memory import InMemoryBus, InMemoryHub
 from weir.bus.protocol import Bus
@@ -16,11 +17,10 @@ from weir.core.sampling import SamplingParams
 from weir.engine.memory.swapping import HostPages
 from weir.engine.plan import ModelRunner, StepPlan, StepResult
 from weir.kv.geometry import ArenaGeometry
-from weir.kv.memory.kinds import ArenaMemory
+from weir.kv.memory.device import ArenaMemory
 from weir.kv.messages import HandedOff
-from weir.rpc.arena.in_memory import InMemoryArena, InMemoryArenaClient
 from weir.rpc.channel import make_channel
-from weir.rpc.sampling_pb import sampling_to_pb
+from weir.rpc.conversions import sampling_to_pb
 from weir.rpc.server import ErrorGuard, make_server
 from weir.runtime.service import ServiceContext
 from weir.testing.runner import HashRunner, reference_tokens

@@ -28,8 +28,8 @@ from tests.unit.worker.rig import (
 from weir.core.errors import InvalidRequest
 from weir.core.sampling import SamplingParams
 from weir.rpc.channel import make_channel
+from weir.rpc.conversions import sampling_problems, sampling_to_pb
 from weir.rpc.errors import from_rpc_error
-from weir.rpc.sampling_pb import sampling_problems, sampling_to_pb
 from weir.wire.v1 import types_pb2, worker_pb2
 from weir.worker.engine.model_loading import ModelSpec
 from weir.worker.requests.commands import gateway_id_from_pb, key_from_pb, start_from_pb

@@ -4,7 +4,7 @@ from tests.unit.worker.rig import MAX_CONTEXT_TOKENS, VOCAB_SIZE, start_command
 
 from weir.core.sampling import SamplingParams, StopRules
 from weir.core.scheduling import SchedulingParams
-from weir.rpc.sampling_pb import sampling_to_pb
+from weir.rpc.conversions import sampling_to_pb
 from weir.wire.v1 import types_pb2
 from weir.worker.engine.model_loading import ModelSpec
 from weir.worker.requests.commands import start_from_pb

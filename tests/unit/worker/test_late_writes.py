@@ -10,6 +10,7 @@ pytest.importorskip("triton", reason="Triton is installed on Linux only")
 
 import torch
 from tests.unit.model.late_device import WRITTEN, LateStream, late_runner
+from tests.unit.worker.in_memory_arena import InMemoryArenaClient
 from tests.unit.worker.rig import (
     MAX_CONTEXT_TOKENS,
     NUM_PAGES,
@@ -26,7 +27,6 @@ from weir.engine.plan import StepPlan
 from weir.kv.messages import PageChain
 from weir.kv.prefixes.hashing import page_hashes, prefix_seed
 from weir.model.triton.batch import TritonLimits
-from weir.rpc.arena.in_memory import InMemoryArenaClient
 from weir.wire.v1 import types_pb2
 
 PROMPT = list(range(100))
@@ -61,7 +61,7 @@ async def test_pages_that_another_lease_finds_are_written(late: tuple[Rig, torch
     start = start_command(rig.decode.worker_id, prompt_token_ids=PROMPT)
     async with connected(rig.prefill, GATEWAY) as stream:
         await stream.send(start=start)
-        await eventually(lambda: len(rig.arena.table.prefixes.find_prefix(hashes)) == 2)
+        await eventually(lambda: len(rig.arena.prefixes.find_prefix(hashes)) == 2)
 
         found = await second.match(hashes, num_pages=7, num_slots=0)
 

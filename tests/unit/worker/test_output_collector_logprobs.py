@@ -3,7 +3,7 @@
 from weir.core.attempt import Attempt
 from weir.core.logprobs import TokenLogprobs
 from weir.engine.messages import SequenceKey
-from weir.rpc.sampling_pb import logprobs_from_pb
+from weir.rpc.conversions import logprobs_from_pb
 from weir.wire.v1 import worker_pb2
 from weir.worker.requests.output_collector import OutputCollector
 

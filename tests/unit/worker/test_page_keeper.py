@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from tests.unit.worker.in_memory_arena import InMemoryArena, InMemoryArenaClient
 
 from weir.core.errors import Unavailable
 from weir.engine.messages import Command, EngineReport, GivePages, PageBundle, PagesWanted
 from weir.kv.geometry import ArenaGeometry
 from weir.kv.messages import Acquired, PageChain
-from weir.rpc.arena.in_memory import InMemoryArena, InMemoryArenaClient
 from weir.worker.arena.page_keeper import PageKeeper
 
 WORKER = "decode-0-00000000"

@@ -20,7 +20,7 @@ Streams = tuple[Stream, Stream]
 async def nothing_is_left(rig: Rig) -> AsyncIterator[None]:
     yield
     await rig.wait_idle()
-    assert list(rig.arena.table.prefixes.integrity_errors()) == []
+    assert list(rig.arena.prefixes.integrity_errors()) == []
 
 
 async def answer(streams: Streams, start: worker_pb2.Start) -> Received:
@@ -41,7 +41,7 @@ def computed(rig: Rig) -> float:
 
 def num_found(rig: Rig, token_ids: list[int], salt: str = "") -> int:
     hashes = page_hashes(token_ids, prefix_seed("", salt=salt))
-    return len(rig.arena.table.prefixes.find_prefix(hashes))
+    return len(rig.arena.prefixes.find_prefix(hashes))
 
 
 async def test_the_second_turn_computes_its_new_tokens_and_at_most_a_page(rig: Rig, streams: Streams) -> None:

@@ -10,7 +10,7 @@ from tests.unit.worker.serving import GATEWAY, begin
 
 from weir.core.logprobs import TokenLogprobs
 from weir.core.sampling import SamplingParams
-from weir.rpc.sampling_pb import logprobs_from_pb, sampling_from_pb, sampling_to_pb
+from weir.rpc.conversions import logprobs_from_pb, sampling_from_pb, sampling_to_pb
 from weir.testing.runner import reference_tokens
 from weir.wire.v1 import worker_pb2
 

@@ -3,8 +3,8 @@
 `weir.kv.states` has the states, `weir.kv.prefixes.index` the pages that nobody owns because all may read them. What a
 lease holds is its own or is pinned by it. A worker need not know which: it gives back what it holds.
 
-A page's or slot's generation rises when it is leased and when fencing takes it from a dead owner: whoever remembers
-an older one knows that what he holds is not his any more.
+A page's or slot's generation rises when it is leased and when fencing takes it from a dead owner: what was held under
+an older one is not held any more.
 
 All operations are vectorised over views of the segment. One writer, whose death may fall between any two writes:
 a slot's owner is the truth about its sequence, and `rebuild` brings everything else into line with it.
@@ -104,7 +104,7 @@ class OwnershipTable:
             self.prefixes.touch(chain.hashes)
 
     def seal(self, lease_id: int, chain: PageChain) -> None:
-        """Lets others read what the lease has computed and still uses; it pins these pages. Raises NotOwned."""
+        """Lets others use what the lease has computed and still uses; it pins these pages. Raises NotOwned."""
         pages = _as_ids(chain.page_ids)
         self.check_held_pages(lease_id, pages)
         self._seal_own(lease_id, pages, chain.hashes, ~self.prefixes.is_sealed(pages))
@@ -159,9 +159,7 @@ class OwnershipTable:
         row["moved_adoption"] = move.attempt.adoption
         row["moved_from"] = move.from_lease_id
         row["moved_num_pages"] = len(page_ids)
-        row["acquirer"] = (
-            NO_LEASE  # whoever owns the slot from here on has it by hand-off, the acquirer itself included
-        )
+        row["acquirer"] = NO_LEASE  # who owns the slot from here on has it by hand-off, even its acquirer
         row["owner"] = move.to_lease_id  # the commit point; what follows `rebuild` would do as well
         self.page_rows["owner"][page_ids[~is_pinned]] = move.to_lease_id
         self.prefixes.move_pins(move.from_lease_id, move.to_lease_id, page_ids[is_pinned])

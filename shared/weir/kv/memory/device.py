@@ -8,9 +8,14 @@ import mmap
 import os
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import numpy as np
+
+from weir.core.device import Device
+from weir.kv.arena.segment import Segment
+from weir.kv.memory.cuda import CudaMemory
 
 _MAX_FDS = 1
 
@@ -86,6 +91,31 @@ class HostMemory:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryKind:
+    """How page memory of a device is made, `create(num_bytes)`, and mapped elsewhere, `open(fd, num_bytes)`."""
+
+    create: Callable[[int], DeviceMemory]
+    open: Callable[[int, int], DeviceMemory]
+
+
+def try_memory_kind(device: Device) -> MemoryKind | None:
+    """None: the pages are in the segment."""
+    if device == "cuda":
+        return MemoryKind(CudaMemory.create, CudaMemory.open)
+    if device == "interpreter":
+        return MemoryKind(HostMemory.create, HostMemory.open)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaMemory:
+    """An arena as a worker maps it. `pages` None: they are in the segment."""
+
+    segment: Segment
+    pages: DeviceMemory | None = None
 
 
 def send_memory(connection: socket.socket, memory: DeviceMemory) -> None:

@@ -28,7 +28,7 @@ _TIMEOUT_S = 5.0
 _BACKLOG = 64
 
 OpenMemory = Callable[[int, int], DeviceMemory]
-"""Of a descriptor and a number of bytes."""
+"""Maps the memory behind a descriptor, of a number of bytes."""
 
 
 class MemoryNotReady(Exception):
@@ -66,7 +66,7 @@ class MemoryServer:
             listening.close()
             raise
         self._socket = listening
-        self._serving = threading.Thread(target=self._serve, args=(listening,), name="memory door", daemon=True)
+        self._serving = threading.Thread(target=self._serve, args=(listening,), name="page memory", daemon=True)
         self._serving.start()
 
     def close(self) -> None:
@@ -91,7 +91,7 @@ class MemoryServer:
                 connection.settimeout(_TIMEOUT_S)
                 try:
                     self._answer(connection)
-                except Exception:  # noqa: BLE001 - one worker's trouble is not the others'
+                except Exception:  # noqa: BLE001 - one worker's failure must not keep the others from their memory
                     _log.exception("a worker's request for page memory failed")
 
     def _answer(self, connection: socket.socket) -> None:
@@ -111,8 +111,8 @@ class MemoryServer:
 
 
 def fetch_memory(path: Path, arena_id: str, open_memory: OpenMemory) -> DeviceMemory:
-    """A worker's own mapping. Raises NoMemoryYet, and what `open_memory` raises."""
-    with _asked(path, arena_id, _WANT) as connection:
+    """A worker's own mapping. Raises MemoryNotReady, and what `open_memory` raises."""
+    with _send_request(path, arena_id, _WANT) as connection:
         try:
             return receive_memory(connection, open_memory)
         except (ConnectionError, TimeoutError) as error:
@@ -120,12 +120,12 @@ def fetch_memory(path: Path, arena_id: str, open_memory: OpenMemory) -> DeviceMe
 
 
 def offer_memory(path: Path, arena_id: str, memory: DeviceMemory) -> None:
-    """Tells a service that may have been restarted. Raises NoMemoryYet if it does not listen."""
-    with _asked(path, arena_id, _OFFER) as connection, contextlib.suppress(ConnectionError):  # it has the memory
+    """Tells a service that may have been restarted. Raises MemoryNotReady if it does not listen."""
+    with _send_request(path, arena_id, _OFFER) as connection, contextlib.suppress(ConnectionError):  # it has the memory
         send_memory(connection, memory)
 
 
-def _asked(path: Path, arena_id: str, what: int) -> socket.socket:
+def _send_request(path: Path, arena_id: str, what: int) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.settimeout(_TIMEOUT_S)

@@ -27,49 +27,41 @@ _DEFAULT_SHARE = 4
 
 
 def num_swap_slots(swap_bytes: int, geometry: ArenaGeometry) -> int:
-    """Slots within `swap_bytes`; negative: for a quarter of the arena's pages."""
+    """Pages that fit into `swap_bytes`; negative: a quarter of the arena's pages."""
     return geometry.num_pages // _DEFAULT_SHARE if swap_bytes < 0 else swap_bytes // geometry.page_bytes
 
 
 class SwapFile:
-    """Bytes only: which sequence has which slot is the engine's to know. Used by the thread that runs steps alone."""
+    """Bytes only: which page is in which slot is the engine's to know. Used by the thread that runs steps alone.
+
+    `slots`: the mapped file, uint8 [num_slots, page_bytes].
+    """
 
     def __init__(self, directory: Path, page_bytes: int, num_slots: int) -> None:
         """Takes no room yet. Raises OSError if no file can be made in `directory`."""
-        self.num_slots = num_slots
         self._page_bytes = page_bytes
         with tempfile.TemporaryFile(dir=directory) as file:
             file.truncate(page_bytes * num_slots)
             mapping = mmap.mmap(file.fileno(), page_bytes * num_slots)
             self._fd = os.dup(file.fileno())
         weakref.finalize(self, os.close, self._fd)
-        self._slots: npt.NDArray[np.uint8] = np.frombuffer(mapping, np.uint8).reshape(num_slots, page_bytes)
+        self.slots: npt.NDArray[np.uint8] = np.frombuffer(mapping, np.uint8).reshape(num_slots, page_bytes)
         self._checksums: dict[int, int] = {}
         self._allocated: set[int] = set()
         self._is_known_full = False
-
-    @property
-    def num_bytes_taken(self) -> int:
-        """Room that the file has taken of its file system so far."""
-        return os.fstat(self._fd).st_blocks * 512
 
     def try_store(self, slot: int, page: npt.NDArray[np.uint8]) -> bool:
         """Copies a page [page_bytes] to its slot. False: the file system has no room for it."""
         if not self._try_allocate(slot):
             return False
-        self._slots[slot] = page
+        self.slots[slot] = page
         self._checksums[slot] = _checksum(page)
         return True
 
     def try_load(self, slot: int, page: npt.NDArray[np.uint8]) -> bool:
         """Copies a page [page_bytes] back. False: the bytes are not those that were stored; do not use them."""
-        page[:] = self._slots[slot]
+        page[:] = self.slots[slot]
         return self._checksums.get(slot) == _checksum(page)
-
-    def bytes_of(self, slot: int) -> npt.NDArray[np.uint8]:
-        """The bytes of a slot, [page_bytes]; a view. For tests that spoil them."""
-        found: npt.NDArray[np.uint8] = self._slots[slot]
-        return found
 
     def _try_allocate(self, slot: int) -> bool:
         if slot in self._allocated:

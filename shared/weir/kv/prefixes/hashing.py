@@ -16,11 +16,11 @@ HASH_BYTES = 16
 _PAGE_TOKEN_BYTES = 4 * PAGE_TOKENS
 
 
-def prefix_seed(model_digest: str, adapter: str = "", salt: str = "") -> bytes:
+def prefix_seed(model_digest: str, salt: str = "") -> bytes:
     """HASH_BYTES bytes. Pages are shared only under one seed: another salt keeps tenants apart."""
-    parts = (part.encode() for part in (model_digest, adapter, salt))
-    said = b"".join(len(part).to_bytes(4, "little") + part for part in parts)
-    return hashlib.blake2b(said, digest_size=HASH_BYTES).digest()
+    parts = (part.encode() for part in (model_digest, salt))
+    packed = b"".join(len(part).to_bytes(4, "little") + part for part in parts)
+    return hashlib.blake2b(packed, digest_size=HASH_BYTES).digest()
 
 
 def page_hashes(token_ids: Sequence[int], seed: bytes) -> tuple[bytes, ...]:
@@ -34,13 +34,8 @@ def page_hashes(token_ids: Sequence[int], seed: bytes) -> tuple[bytes, ...]:
     return tuple(hashes)
 
 
-def num_matchable_pages(num_tokens: int) -> int:
-    """Pages of a prompt that may come from the cache: at least its last token is computed, for its logits."""
-    return (num_tokens - 1) // PAGE_TOKENS
-
-
 def split_hashes(packed: bytes) -> tuple[bytes, ...]:
-    """The hashes that lie one after the other in `packed`, as they do on the wire. Raises ValueError."""
+    """The hashes that lie one after the other in `packed`, as on the wire. Raises ValueError for a part of one."""
     if len(packed) % HASH_BYTES:
         raise ValueError(f"page_hashes: {len(packed)} bytes, must be a multiple of {HASH_BYTES}")
     return tuple(packed[start : start + HASH_BYTES] for start in range(0, len(packed), HASH_BYTES))

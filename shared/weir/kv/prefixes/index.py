@@ -1,21 +1,72 @@
 """The sealed pages: found by content hash, pinned while sequences use them, evicted least recently used.
 
 Rows of sealed pages (`weir.kv.states`) are written here alone. Hash, use number and state lie in the segment; the
-index and who pins what are derived, after a restart from block tables and from what workers say they hold.
+index and who pins what are derived, after a restart from block tables and from what workers claim.
 """
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from weir.kv.prefixes.changes import PrefixChanges
 from weir.kv.states import NO_LEASE, PageState
 
 PageIds = NDArray[np.int64]
 PinCounts = NDArray[np.uint32]
 """How often each page is pinned, shape [num_pages]."""
+MAX_CHANGES = 40_000
+"""Beyond this many, only the fact that there were too many is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """No hash is in both."""
+
+    added: Collection[bytes] = ()
+    evicted: Collection[bytes] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.evicted)
+
+
+class PrefixChanges:
+    """What an index gained and lost since the last `take`, netted: what came and went in between is in neither."""
+
+    def __init__(self, max_changes: int = MAX_CHANGES) -> None:
+        self._max_changes = max_changes
+        self._added: set[bytes] = set()
+        self._evicted: set[bytes] = set()
+        self._is_complete = True
+
+    def add(self, hashes: Collection[bytes]) -> None:
+        """They were not in the index before."""
+        returned = self._evicted.intersection(hashes)
+        self._evicted -= returned
+        self._added.update(hashes if not returned else set(hashes) - returned)
+        self._check_bound()
+
+    def evict(self, hashes: Collection[bytes]) -> None:
+        """They were in the index before."""
+        untaken = self._added.intersection(hashes)
+        self._added -= untaken
+        self._evicted.update(hashes if not untaken else set(hashes) - untaken)
+        self._check_bound()
+
+    def forget(self) -> None:
+        """The index was rebuilt or has changed too much: the next `take` returns None."""
+        self._added, self._evicted, self._is_complete = set(), set(), False
+
+    def take(self) -> Changes | None:
+        """Everything since the last call. None: that is not known any more, look at the whole index."""
+        changes = Changes(self._added, self._evicted) if self._is_complete else None
+        self._added, self._evicted, self._is_complete = set(), set(), True
+        return changes
+
+    def _check_bound(self) -> None:
+        if len(self._added) + len(self._evicted) > self._max_changes:
+            self.forget()
 
 
 class PrefixIndex:
@@ -31,9 +82,6 @@ class PrefixIndex:
 
     def __len__(self) -> int:
         return len(self._page_of)
-
-    def __contains__(self, page_hash: bytes) -> bool:
-        return page_hash in self._page_of
 
     def hashes(self) -> Collection[bytes]:
         """Of all sealed pages. Not to be changed."""
@@ -140,7 +188,7 @@ class PrefixIndex:
         rows["hash"][~sealed] = 0
         pages = np.flatnonzero(sealed)
         self._page_of = dict(zip(self._hashes_of(pages), pages.tolist(), strict=True))
-        self.changes.lose_count()
+        self.changes.forget()
         self._pins.clear()
         self._next_use = int(rows["last_use"].max(initial=0)) + 1
 

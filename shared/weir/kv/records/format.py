@@ -1,4 +1,4 @@
-"""The fields of a sequence record and their packed form; `weir.kv.records.record` says where they lie."""
+"""The fields of a sequence record and their packed form; for where they lie see `weir.kv.records.record`."""
 
 import struct
 import zlib
@@ -56,12 +56,12 @@ class SequenceSnapshot:
     block_table: tuple[int, ...]
     num_computed_tokens: int
     rng_position: int
-    """Index of the output token that is drawn next."""
+    """Index of the output token that is sampled next."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordSummary:
-    """The little that ownership needs; read without touching the token log."""
+    """What the ownership table needs of a record; read without touching the token log."""
 
     request_id: str
     attempt: Attempt
@@ -90,7 +90,7 @@ class RecordHeader:
 
 pack_lengths = _LENGTHS.pack
 """sequence, attempt's dispatch and adoption, num_prompt_tokens, num_tokens, num_computed_tokens, num_pages,
-rng_position, number and CRC of the facts' bytes. Bare, because it runs for every token."""
+rng_position, number and CRC of the parameters' bytes. Bare, because it runs for every token."""
 
 
 def seal_header(lengths: bytes) -> bytes:

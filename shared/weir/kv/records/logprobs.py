@@ -1,6 +1,6 @@
 """The log-probabilities of a sequence's newest output tokens, in its record: the last MAX_KEPT, in a ring.
 
-An adopter sends again what its predecessor drew but may not have sent, a token or two. Requests that ask for
+An adopter sends again the token or two that its predecessor sampled but may not have sent. Requests that ask for
 log-probabilities would miss those of just these tokens.
 """
 
@@ -13,7 +13,7 @@ from weir.core.logprobs import TokenLogprobs
 from weir.core.sampling import MAX_LOGPROBS
 
 MAX_KEPT = 8
-_NOBODY = -1
+_EMPTY = -1
 _ENTRY = np.dtype(
     [
         ("output_index", "<i4"),
@@ -29,18 +29,18 @@ LOGPROBS_BYTES = MAX_KEPT * _ENTRY.itemsize
 
 
 class LogprobRing:
-    """Over the first LOGPROBS_BYTES of `memory`. An entry counts for the token whose number it has."""
+    """Over the first LOGPROBS_BYTES of `memory`. An entry is that of the output token whose index it has."""
 
     def __init__(self, memory: memoryview) -> None:
         self._memory = memory
 
     def clear(self) -> None:
-        self._entries()["output_index"] = _NOBODY
+        self._entries()["output_index"] = _EMPTY
 
     def keep(self, output_index: int, logprobs: TokenLogprobs) -> None:
-        """A death on the way leaves the entry without a token."""
+        """A death half way leaves the entry empty."""
         entry = self._entries()[output_index % MAX_KEPT]
-        entry["output_index"] = _NOBODY
+        entry["output_index"] = _EMPTY
         num_top = len(logprobs.top)
         entry["token_id"], entry["logprob"], entry["rank"] = logprobs.token_id, logprobs.logprob, logprobs.rank
         entry["num_top"] = num_top
@@ -49,7 +49,7 @@ class LogprobRing:
         entry["output_index"] = output_index
 
     def read(self, output_token_ids: Sequence[int]) -> tuple[TokenLogprobs, ...]:
-        """One entry a token; those that are not kept are unknown."""
+        """One for each token; those that are not in the ring are unknown."""
         found = {int(entry["output_index"]): entry for entry in self._entries().copy()}
         return tuple(
             _logprobs_of(found[index]) if index in found else TokenLogprobs.unknown(token_id)

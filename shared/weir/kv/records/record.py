@@ -1,8 +1,8 @@
 """Sequence records: what another worker needs to go on with a sequence whose worker died.
 
-    0                    header slot 0   CRC | lengths, attempt, random position, CRC of the facts
+    0                    header slot 0   CRC | lengths, attempt, random position, CRC of the parameters
     RECORD_HEADER_BYTES  header slot 1   the same
-                         facts           MAX_PARAMS_BYTES bytes           fixed at `begin`
+                         parameters      RECORD_PARAMS_BYTES bytes       fixed at `begin`
                          logprobs        RECORD_LOGPROBS_BYTES bytes     of the newest output tokens
                          token log       int32[max_context_tokens]       prompt, then output; append-only
                          block table     int32[max_pages_per_sequence]   append-only once published (see `drop_pages`)
@@ -22,7 +22,7 @@ import numpy as np
 from weir.core.attempt import Attempt
 from weir.core.logprobs import TokenLogprobs
 from weir.kv.geometry import PAGE_TOKENS, ArenaGeometry
-from weir.kv.layout import RECORD_FACTS_BYTES, RECORD_HEADER_BYTES, RECORD_LOGPROBS_BYTES
+from weir.kv.layout import RECORD_HEADER_BYTES, RECORD_LOGPROBS_BYTES, RECORD_PARAMS_BYTES
 from weir.kv.records.format import (
     PACKED_HEADER_BYTES,
     RecordHeader,
@@ -42,7 +42,7 @@ __all__ = ["RecordSummary", "SequenceParams", "SequenceRecord", "SequenceSnapsho
 
 @dataclass(slots=True)
 class _Writer:
-    """Where the writing process stands; ahead of the newest header by what is not yet published."""
+    """What the owner has written; ahead of the newest header by what is not yet published."""
 
     sequence: int
     attempt: Attempt
@@ -65,7 +65,7 @@ class SequenceRecord:
         self._max_pages = geometry.max_pages_per_sequence
         self._num_arena_pages = geometry.num_pages
         params_start = 2 * RECORD_HEADER_BYTES
-        logprobs_start = params_start + RECORD_FACTS_BYTES
+        logprobs_start = params_start + RECORD_PARAMS_BYTES
         log_start = logprobs_start + RECORD_LOGPROBS_BYTES
         table_start = log_start + 4 * self._max_tokens
         self._headers = memory[:params_start]
@@ -106,7 +106,7 @@ class SequenceRecord:
         writer.num_tokens += 1
 
     def keep_logprobs(self, output_index: int, logprobs: TokenLogprobs) -> None:
-        """Of the output token that is appended next; the newest MAX_KEPT are read again."""
+        """Those of the output token that is appended next; the newest MAX_KEPT can be read again."""
         self._logprobs.keep(output_index, logprobs)
 
     def set_block_table(self, page_ids: Sequence[int]) -> None:

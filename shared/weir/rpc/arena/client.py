@@ -1,7 +1,7 @@
 """The worker's side of the arena: pages and slots to and from the transfer service, under one lease.
 
 An answer can get lost, and a call can arrive late. Both are healed by attaching again: each attachment has a number
-that calls carry, calls of an ended one are refused, and with every new one the worker says what it holds.
+that calls carry, calls of an ended one are refused, and with every new one the worker claims what it holds.
 """
 
 import asyncio
@@ -16,14 +16,15 @@ from weir.core.attempt import Attempt
 from weir.core.errors import DeadlineExceeded, InternalError, Unavailable
 from weir.core.trace_context import inject
 from weir.kv.arena.segment import Segment
-from weir.kv.memory.kinds import ArenaMemory
+from weir.kv.memory.device import ArenaMemory
 from weir.kv.memory.server import OpenMemory
 from weir.kv.messages import Acquired, HandedOff, HandOffReceipt, PageChain, PrefixMatch
 from weir.rpc.arena.holdings import Holdings
 from weir.rpc.arena.lease_stream import LeaseStream
 from weir.rpc.channel import make_channel
+from weir.rpc.conversions import attempt_to_pb
 from weir.rpc.errors import from_rpc_error
-from weir.wire.v1 import arena_pb2, arena_pb2_grpc, types_pb2
+from weir.wire.v1 import arena_pb2, arena_pb2_grpc
 
 __all__ = ["Acquired", "ArenaClient", "HandOffReceipt", "HandedOff"]
 
@@ -93,7 +94,7 @@ class ArenaClient:
 
     @property
     def keeps_prefixes(self) -> bool:
-        """Whether the service has a prefix cache. As the newest attachment says."""
+        """Whether the service has a prefix cache, by the newest attachment."""
         return self._stream.keeps_prefixes
 
     async def start(self, timeout_s: float = 120.0) -> None:
@@ -113,7 +114,7 @@ class ArenaClient:
                 lease_id=self.lease_id, attachment=attachment, num_pages=num_pages, num_slots=num_slots
             )
             answer = await self._try_once(attachment, self._stub.Acquire(request, timeout=_CALL_TIMEOUT_S))
-            # In a newer attachment the service has been told that these pages are not held, and has them back.
+            # A newer attachment did not claim these pages, so the service has them back.
             if answer is not None and self._stream.is_current(attachment):
                 acquired = Acquired(tuple(answer.page_ids), tuple(answer.slots))
                 self._holdings.add(acquired.page_ids, acquired.slots)
@@ -219,7 +220,7 @@ class ArenaClient:
                 arena_pb2.HandOffRequest(
                     slot=slot,
                     request_id=request_id,
-                    attempt=types_pb2.Attempt(dispatch=attempt.dispatch, adoption=attempt.adoption),
+                    attempt=attempt_to_pb(attempt),
                     to_worker_id=to_worker_id,
                     page_hashes=b"".join(hashes),
                 )
@@ -260,7 +261,7 @@ class ArenaClient:
                 return HandOffReceipt(answer.num_pages, answer.num_bytes_copied)
 
     async def _wait_sealed(self) -> None:
-        """A Seal that came after its pages were given away would name pages that hold something else by then."""
+        """A Seal that arrived after its pages were released would name pages that hold something else by then."""
         if self._sealing:
             await asyncio.wait(self._sealing)
 

@@ -1,4 +1,4 @@
-"""What a worker holds, so that it can say so when it attaches again."""
+"""What a worker holds, to be claimed when it attaches again."""
 
 from collections import Counter
 from collections.abc import Iterable

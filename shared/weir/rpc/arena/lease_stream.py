@@ -1,4 +1,4 @@
-"""Keeps one lease: attaches, beats, attaches again after a break, and takes what is handed off to it."""
+"""Keeps one lease: attaches, sends heartbeats, attaches again after a break, and takes what is handed off to it."""
 
 import asyncio
 import logging
@@ -10,7 +10,6 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from weir.core.attempt import Attempt
 from weir.core.errors import Unavailable, WeirError
 from weir.core.process import own_identity, own_pid_namespace
 from weir.kv.arena.segment import Segment, SegmentError
@@ -20,6 +19,7 @@ from weir.kv.memory.device import DeviceMemory
 from weir.kv.memory.server import MemoryNotReady, OpenMemory, fetch_memory, offer_memory
 from weir.kv.messages import HandedOff
 from weir.rpc.arena.holdings import Holdings
+from weir.rpc.conversions import attempt_from_pb
 from weir.wire.v1 import arena_pb2, arena_pb2_grpc
 
 _log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class _AttachRefused(Exception):
 class LeaseStream:
     """The `Attach` stream of a worker and what it stands for. An attachment lasts as long as one such stream.
 
-    `registration` says who the worker is; `holdings` is read when each attachment begins and grows by hand-offs.
+    `registration` names the worker; `holdings` is read when each attachment begins and grows by hand-offs.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class LeaseStream:
         return attachment == self._attachment
 
     def renew(self, attachment: int | None = None) -> None:
-        """Sees to it that an attachment begins which says what is held now; None: whatever the present one is."""
+        """Sees to it that an attachment begins which claims what is held now; None: whatever the present one is."""
         self._is_renewal_wanted = True
         if self._call is not None and self._attachment and attachment in (None, self._attachment):
             self._unsettle()
@@ -156,10 +156,10 @@ class LeaseStream:
     async def _attach_and_listen(self) -> None:
         """One attachment, from Register to the end of its stream."""
         call = self._call = self._stub.Attach()
-        beating: asyncio.Task[None] | None = None
+        heartbeats: asyncio.Task[None] | None = None
         try:
             attached = await asyncio.wait_for(self._register(call), _ATTACH_TIMEOUT_S)
-            beating = asyncio.create_task(_beat(call, attached.heartbeat_interval_ms / 1000))
+            heartbeats = asyncio.create_task(_send_heartbeats(call, attached.heartbeat_interval_ms / 1000))
             self.lease_id = self._registration.lease_id = attached.lease_id
             if self.segment is None:
                 self.segment = await _map(Path(attached.segment_path))
@@ -178,8 +178,8 @@ class LeaseStream:
         finally:
             self._unsettle()
             call.cancel()
-            if beating is not None:
-                beating.cancel()
+            if heartbeats is not None:
+                heartbeats.cancel()
 
     async def _share_pages(self, memory_socket_path: Path, segment: Segment) -> None:
         """Maps the page memory; or, at a later attachment, offers it: this may be a new service, which has none."""
@@ -209,7 +209,7 @@ class LeaseStream:
             if error.code() in _REFUSED:
                 raise _AttachRefused(error.details()) from error
             raise
-        except asyncio.InvalidStateError:  # `write` to a call that has ended says no more than that
+        except asyncio.InvalidStateError:  # all that `write` raises for a call that has ended
             message = None
         if message is None:
             if await call.code() in _REFUSED:
@@ -219,13 +219,13 @@ class LeaseStream:
 
     def _take(self, sequence: arena_pb2.SequenceHandedOff, segment: Segment) -> None:
         if self._holdings.holds_slot(sequence.slot):
-            return  # told twice
+            return  # announced twice
         summary = segment.record(sequence.slot).summarize()
         if summary is None:
             _log.error("slot %d was handed off without a record: not taken", sequence.slot)
             return
         self._holdings.add(summary.page_ids.tolist(), [sequence.slot])
-        attempt = Attempt(sequence.attempt.dispatch, sequence.attempt.adoption)
+        attempt = attempt_from_pb(sequence.attempt)
         self._on_handed_off(HandedOff(sequence.slot, sequence.slot_generation, sequence.request_id, attempt))
 
 
@@ -242,7 +242,7 @@ async def _read(call: _AttachCall) -> arena_pb2.AttachResponse | None:
     return None if message is grpc.aio.EOF else message
 
 
-async def _beat(call: _AttachCall, interval_s: float) -> None:
+async def _send_heartbeats(call: _AttachCall, interval_s: float) -> None:
     heartbeat = arena_pb2.AttachRequest(heartbeat=arena_pb2.Heartbeat())
     with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the stream ended: its reader deals with that
         while True:

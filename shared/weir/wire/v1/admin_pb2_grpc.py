@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class AdminStub:
-    """Looks into one process.
+    """The state of one process.
     """
 
     def __init__(self, channel):
@@ -43,7 +43,7 @@ class AdminStub:
 
 
 class AdminServicer:
-    """Looks into one process.
+    """The state of one process.
     """
 
     def Describe(self, request, context):
@@ -70,7 +70,7 @@ def add_AdminServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Admin:
-    """Looks into one process.
+    """The state of one process.
     """
 
     @staticmethod

@@ -21,7 +21,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class AttachRequest(_message.Message):
-    """What a worker says on Attach."""
+    """A message of the worker on its Attach stream."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -34,11 +34,11 @@ class AttachRequest(_message.Message):
 
     @_builtins.property
     def heartbeat(self) -> Global___Heartbeat:
-        """"I live." """
+        """A sign of life."""
 
     @_builtins.property
     def detach(self) -> Global___Detach:
-        """"I end." """
+        """Ends the lease."""
 
     def __init__(
         self,
@@ -94,13 +94,13 @@ class Register(_message.Message):
     def held_page_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Every page that it holds, a shared one as often as its sequences use it. The lease keeps these; a page that it
         neither owns nor can pin ends it (FAILED_PRECONDITION).
-        Not named here are pages of sequences in handing_off_slots, and of those that it has not yet been told of.
+        Not named here are pages of sequences in handing_off_slots, and of those that have not been announced to it yet.
         """
 
     @_builtins.property
     def held_slots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Every slot that it holds, with the same rule. Slots in neither list are taken back, except handed-off sequences
-        that have a record: these are told of again.
+        that have a record: these are announced again.
         """
 
     @_builtins.property
@@ -132,7 +132,7 @@ Global___Register: _TypeAlias = Register  # noqa: Y015
 
 @_typing.final
 class Heartbeat(_message.Message):
-    """"I live." """
+    """A sign of life."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -149,7 +149,7 @@ Global___Heartbeat: _TypeAlias = Heartbeat  # noqa: Y015
 
 @_typing.final
 class Detach(_message.Message):
-    """"I end": the worker does not touch the arena from here on. Frees all that the lease owns, and the process is not
+    """The worker ends its lease: it does not touch the arena from here on. Frees all that the lease owns, and the process is not
     killed.
     """
 
@@ -168,7 +168,7 @@ Global___Detach: _TypeAlias = Detach  # noqa: Y015
 
 @_typing.final
 class AttachResponse(_message.Message):
-    """What the service says on Attach."""
+    """A message of the service on an Attach stream."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -265,7 +265,7 @@ class SequenceHandedOff(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     slot: _builtins.int
-    """Its slot in the segment; the record there says the rest."""
+    """Its slot in the segment; the record there holds everything else."""
     slot_generation: _builtins.int
     """Generation of the slot."""
     request_id: _builtins.str
@@ -292,7 +292,7 @@ Global___SequenceHandedOff: _TypeAlias = SequenceHandedOff  # noqa: Y015
 
 @_typing.final
 class AcquireRequest(_message.Message):
-    """What is wanted."""
+    """Pages and slots to acquire."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -301,7 +301,7 @@ class AcquireRequest(_message.Message):
     NUM_SLOTS_FIELD_NUMBER: _builtins.int
     ATTACHMENT_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.int
-    """For whom."""
+    """The lease."""
     num_pages: _builtins.int
     """Number of pages."""
     num_slots: _builtins.int
@@ -326,7 +326,7 @@ Global___AcquireRequest: _TypeAlias = AcquireRequest  # noqa: Y015
 
 @_typing.final
 class AcquireResponse(_message.Message):
-    """What was given."""
+    """The acquired pages and slots."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -356,7 +356,7 @@ Global___AcquireResponse: _TypeAlias = AcquireResponse  # noqa: Y015
 
 @_typing.final
 class MatchRequest(_message.Message):
-    """A prompt."""
+    """A prompt to match."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -366,7 +366,7 @@ class MatchRequest(_message.Message):
     NUM_PAGES_FIELD_NUMBER: _builtins.int
     NUM_SLOTS_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.int
-    """For whom."""
+    """The lease."""
     attachment: _builtins.int
     """The attachment."""
     page_hashes: _builtins.bytes
@@ -394,7 +394,7 @@ Global___MatchRequest: _TypeAlias = MatchRequest  # noqa: Y015
 
 @_typing.final
 class MatchResponse(_message.Message):
-    """What there is of it."""
+    """The cached part of a prompt, and room for the rest."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -403,7 +403,7 @@ class MatchResponse(_message.Message):
     SLOTS_FIELD_NUMBER: _builtins.int
     MATCH_ID_FIELD_NUMBER: _builtins.int
     match_id: _builtins.int
-    """Others wait for the prompt's pages from here on, until they are sealed or this id is given up in Release. 0: nobody."""
+    """Other matches wait for the remaining pages until these are sealed or this id is given up in Release. 0: none do."""
     @_builtins.property
     def matched_page_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The cached pages of its prefix, in order, pinned. Not to be written."""
@@ -462,7 +462,7 @@ Global___PageChain: _TypeAlias = PageChain  # noqa: Y015
 
 @_typing.final
 class SealRequest(_message.Message):
-    """What is computed."""
+    """Pages that are computed."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -470,7 +470,7 @@ class SealRequest(_message.Message):
     ATTACHMENT_FIELD_NUMBER: _builtins.int
     CHAIN_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.int
-    """By whom."""
+    """The lease."""
     attachment: _builtins.int
     """The attachment."""
     @_builtins.property
@@ -494,7 +494,7 @@ Global___SealRequest: _TypeAlias = SealRequest  # noqa: Y015
 
 @_typing.final
 class SealResponse(_message.Message):
-    """Done."""
+    """The pages are sealed."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -511,7 +511,7 @@ Global___SealResponse: _TypeAlias = SealResponse  # noqa: Y015
 
 @_typing.final
 class ReleaseRequest(_message.Message):
-    """What is given back."""
+    """Pages and slots to give back."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -522,7 +522,7 @@ class ReleaseRequest(_message.Message):
     CHAINS_FIELD_NUMBER: _builtins.int
     MATCH_IDS_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.int
-    """By whom."""
+    """The lease."""
     attachment: _builtins.int
     """The attachment."""
     @_builtins.property
@@ -535,7 +535,7 @@ class ReleaseRequest(_message.Message):
 
     @_builtins.property
     def chains(self) -> _containers.RepeatedCompositeFieldContainer[Global___PageChain]:
-        """What sequences used."""
+        """Pages of sequences, with their hashes."""
 
     @_builtins.property
     def match_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -561,7 +561,7 @@ Global___ReleaseRequest: _TypeAlias = ReleaseRequest  # noqa: Y015
 
 @_typing.final
 class ReleaseResponse(_message.Message):
-    """Done."""
+    """All of it was taken back."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -578,7 +578,7 @@ Global___ReleaseResponse: _TypeAlias = ReleaseResponse  # noqa: Y015
 
 @_typing.final
 class HandOffRequest(_message.Message):
-    """Which sequence goes to whom."""
+    """A sequence to pass to another worker."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -626,7 +626,7 @@ Global___HandOffRequest: _TypeAlias = HandOffRequest  # noqa: Y015
 
 @_typing.final
 class HandOffResponse(_message.Message):
-    """Committed."""
+    """The hand-off is committed."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -76,7 +76,7 @@ class ArenaServicer:
         falls silent starts a countdown at whose end the service kills the process and orphans its sequences. Detach ends
         the lease without a kill. A stream is an attachment; a new one of the same lease ends the one before.
         The calls below name the attachment that they belong to, and are refused (ABORTED) once it has ended: the
-        worker attaches again, says what it holds, and what it lost the answer to is healed by that.
+        worker attaches again with what it holds, which also settles calls whose answers were lost.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -98,7 +98,7 @@ class ArenaServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Seal(self, request, context):
-        """Lets others read full pages that the lease has computed and still uses.
+        """Lets other sequences use full pages that the lease has computed and still uses.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -38,7 +38,7 @@ class ArenaStub:
     falls silent starts a countdown at whose end the service kills the process and orphans its sequences. Detach ends
     the lease without a kill. A stream is an attachment; a new one of the same lease ends the one before.
     The calls below name the attachment that they belong to, and are refused (ABORTED) once it has ended: the
-    worker attaches again, says what it holds, and what it lost the answer to is healed by that.
+    worker attaches again with what it holds, which also settles calls whose answers were lost.
     """
     Acquire: _grpc.UnaryUnaryMultiCallable[_arena_pb2.AcquireRequest, _arena_pb2.AcquireResponse]
     """Gives free pages and sequence slots to a lease: all of what is asked or nothing (RESOURCE_EXHAUSTED)."""
@@ -47,7 +47,7 @@ class ArenaStub:
     within bounds, where another request is computing pages of this prefix.
     """
     Seal: _grpc.UnaryUnaryMultiCallable[_arena_pb2.SealRequest, _arena_pb2.SealResponse]
-    """Lets others read full pages that the lease has computed and still uses."""
+    """Lets other sequences use full pages that the lease has computed and still uses."""
     Release: _grpc.UnaryUnaryMultiCallable[_arena_pb2.ReleaseRequest, _arena_pb2.ReleaseResponse]
     """Takes pages and slots back. Ids that the lease does not own are refused (FAILED_PRECONDITION), and none is taken."""
     HandOff: _grpc.UnaryUnaryMultiCallable[_arena_pb2.HandOffRequest, _arena_pb2.HandOffResponse]
@@ -63,7 +63,7 @@ class ArenaAsyncStub(ArenaStub):
     falls silent starts a countdown at whose end the service kills the process and orphans its sequences. Detach ends
     the lease without a kill. A stream is an attachment; a new one of the same lease ends the one before.
     The calls below name the attachment that they belong to, and are refused (ABORTED) once it has ended: the
-    worker attaches again, says what it holds, and what it lost the answer to is healed by that.
+    worker attaches again with what it holds, which also settles calls whose answers were lost.
     """
     Acquire: _aio.UnaryUnaryMultiCallable[_arena_pb2.AcquireRequest, _arena_pb2.AcquireResponse]  # type: ignore[assignment]
     """Gives free pages and sequence slots to a lease: all of what is asked or nothing (RESOURCE_EXHAUSTED)."""
@@ -72,7 +72,7 @@ class ArenaAsyncStub(ArenaStub):
     within bounds, where another request is computing pages of this prefix.
     """
     Seal: _aio.UnaryUnaryMultiCallable[_arena_pb2.SealRequest, _arena_pb2.SealResponse]  # type: ignore[assignment]
-    """Lets others read full pages that the lease has computed and still uses."""
+    """Lets other sequences use full pages that the lease has computed and still uses."""
     Release: _aio.UnaryUnaryMultiCallable[_arena_pb2.ReleaseRequest, _arena_pb2.ReleaseResponse]  # type: ignore[assignment]
     """Takes pages and slots back. Ids that the lease does not own are refused (FAILED_PRECONDITION), and none is taken."""
     HandOff: _aio.UnaryUnaryMultiCallable[_arena_pb2.HandOffRequest, _arena_pb2.HandOffResponse]  # type: ignore[assignment]
@@ -91,7 +91,7 @@ class ArenaServicer(metaclass=_abc_1.ABCMeta):
         falls silent starts a countdown at whose end the service kills the process and orphans its sequences. Detach ends
         the lease without a kill. A stream is an attachment; a new one of the same lease ends the one before.
         The calls below name the attachment that they belong to, and are refused (ABORTED) once it has ended: the
-        worker attaches again, says what it holds, and what it lost the answer to is healed by that.
+        worker attaches again with what it holds, which also settles calls whose answers were lost.
         """
 
     @_abc_1.abstractmethod
@@ -118,7 +118,7 @@ class ArenaServicer(metaclass=_abc_1.ABCMeta):
         request: _arena_pb2.SealRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_arena_pb2.SealResponse, _abc.Awaitable[_arena_pb2.SealResponse]]:
-        """Lets others read full pages that the lease has computed and still uses."""
+        """Lets other sequences use full pages that the lease has computed and still uses."""
 
     @_abc_1.abstractmethod
     def Release(

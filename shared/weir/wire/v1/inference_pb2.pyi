@@ -60,7 +60,7 @@ class StopConditions(_message.Message):
     ignore_eos: _builtins.bool
     """Go on after the model's own end-of-text token."""
     min_tokens: _builtins.int
-    """Before so many tokens no stop token is drawn and no stop text ends the output. At most max_tokens. Default 0."""
+    """Before so many tokens no stop token is sampled and no stop text ends the output. At most max_tokens. Default 0."""
     include_stop: _builtins.bool
     """The stop text that was reached is part of the output."""
     @_builtins.property
@@ -124,7 +124,7 @@ class RequestOptions(_message.Message):
     skips_prefix_cache: _builtins.bool
     """The prompt is neither looked up in the prefix cache nor kept there."""
     n: _builtins.int
-    """Answers to the same prompt, each with draws of its own. Range [1, 16]. Default 1."""
+    """Answers to the same prompt, each sampled on its own. Range [1, 16]. Default 1."""
     ttft_target_ms: _builtins.int
     """When the first token is wanted, in milliseconds from now. At least 1. Default: the tenant's or the lane's target."""
     itl_target_ms: _builtins.int
@@ -133,7 +133,7 @@ class RequestOptions(_message.Message):
     """How long the client expects the answer to be. A hint for the order of requests. At least 1. Default: none."""
     @_builtins.property
     def sampling(self) -> _types_pb2.SamplingParams:
-        """How tokens are drawn."""
+        """How tokens are sampled."""
 
     @_builtins.property
     def stop_conditions(self) -> Global___StopConditions:
@@ -489,7 +489,7 @@ Global___TokenizeResponse: _TypeAlias = TokenizeResponse  # noqa: Y015
 
 @_typing.final
 class ListModelsRequest(_message.Message):
-    """Nothing to say."""
+    """Asks for the models."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

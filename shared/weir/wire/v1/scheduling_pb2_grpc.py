@@ -57,14 +57,14 @@ class SchedulingServicer:
     """
 
     def DescribeScheduling(self, request, context):
-        """Limits and live figures of every lane and tenant, and where the limits come from.
+        """Limits and metrics of every lane and tenant, and where the limits come from.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SetLimits(self, request, context):
-        """Changes single limits, all of them or none. They hold until the limits file says something new.
+        """Changes single limits, all of them or none. They hold until the limits file changes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -33,7 +33,7 @@ class _WorkerErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Wor
     WORKER_ERROR_REASON_STALE_ATTEMPT: _WorkerErrorReason.ValueType  # 2
     """The attempt is older than one already seen."""
     WORKER_ERROR_REASON_NO_CAPACITY: _WorkerErrorReason.ValueType  # 3
-    """The grant cannot be kept: no slot, page or queue place."""
+    """The grant cannot be kept: no slot, no page or no room in the queue."""
     WORKER_ERROR_REASON_HAND_OFF_REFUSED: _WorkerErrorReason.ValueType  # 4
     """The hand-off was refused: its decode worker is gone."""
     WORKER_ERROR_REASON_INTERNAL: _WorkerErrorReason.ValueType  # 5
@@ -51,7 +51,7 @@ WORKER_ERROR_REASON_UNKNOWN_REQUEST: WorkerErrorReason.ValueType  # 1
 WORKER_ERROR_REASON_STALE_ATTEMPT: WorkerErrorReason.ValueType  # 2
 """The attempt is older than one already seen."""
 WORKER_ERROR_REASON_NO_CAPACITY: WorkerErrorReason.ValueType  # 3
-"""The grant cannot be kept: no slot, page or queue place."""
+"""The grant cannot be kept: no slot, no page or no room in the queue."""
 WORKER_ERROR_REASON_HAND_OFF_REFUSED: WorkerErrorReason.ValueType  # 4
 """The hand-off was refused: its decode worker is gone."""
 WORKER_ERROR_REASON_INTERNAL: WorkerErrorReason.ValueType  # 5
@@ -62,7 +62,7 @@ Global___WorkerErrorReason: _TypeAlias = WorkerErrorReason  # noqa: Y015
 
 @_typing.final
 class ServeRequest(_message.Message):
-    """What a gateway says."""
+    """A command of the gateway."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -106,7 +106,7 @@ Global___ServeRequest: _TypeAlias = ServeRequest  # noqa: Y015
 
 @_typing.final
 class Hello(_message.Message):
-    """Who is speaking."""
+    """The gateway that opens the stream."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -268,7 +268,7 @@ Global___Resume: _TypeAlias = Resume  # noqa: Y015
 
 @_typing.final
 class ServeResponse(_message.Message):
-    """What a worker says."""
+    """An event of the worker."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -280,7 +280,7 @@ class ServeResponse(_message.Message):
 
     @_builtins.property
     def step_frame(self) -> Global___StepFrame:
-        """News of one step."""
+        """What one step produced."""
 
     def __init__(
         self,
@@ -300,7 +300,7 @@ Global___ServeResponse: _TypeAlias = ServeResponse  # noqa: Y015
 
 @_typing.final
 class Welcome(_message.Message):
-    """Who answers."""
+    """The worker that answers."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -322,17 +322,17 @@ Global___Welcome: _TypeAlias = Welcome  # noqa: Y015
 
 @_typing.final
 class StepFrame(_message.Message):
-    """All news of one step for one gateway."""
+    """All updates of one step for one gateway."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     STEP_FIELD_NUMBER: _builtins.int
     UPDATES_FIELD_NUMBER: _builtins.int
     step: _builtins.int
-    """Number of the step in this worker, from 1; 0 for news outside a step."""
+    """Number of the step in this worker, from 1; 0 for updates outside a step."""
     @_builtins.property
     def updates(self) -> _containers.RepeatedCompositeFieldContainer[Global___SequenceUpdate]:
-        """One entry a sequence with news."""
+        """One entry for each sequence with something new."""
 
     def __init__(
         self,
@@ -350,7 +350,7 @@ Global___StepFrame: _TypeAlias = StepFrame  # noqa: Y015
 
 @_typing.final
 class SequenceUpdate(_message.Message):
-    """News of one sequence."""
+    """What is new of one sequence."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

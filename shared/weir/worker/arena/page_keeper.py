@@ -10,7 +10,7 @@ from weir.core.errors import Overloaded, Unavailable, WeirError
 from weir.core.tasks import end_tasks
 from weir.engine.messages import Command, EngineReport, GivePages, PageBundle, PagesWanted
 from weir.kv.arena.segment import Segment
-from weir.kv.memory.kinds import ArenaMemory
+from weir.kv.memory.device import ArenaMemory
 from weir.kv.messages import Acquired, HandOffReceipt, PageChain, PrefixMatch
 from weir.kv.prefixes.hashing import page_hashes
 

@@ -14,7 +14,7 @@ from weir.core.errors import InternalError
 from weir.engine.batching.batcher import BatchLimits
 from weir.engine.memory.swapping import HostPages, PageBytes
 from weir.engine.plan import ModelRunner
-from weir.kv.memory.kinds import ArenaMemory
+from weir.kv.memory.device import ArenaMemory
 from weir.model.cpu.core_share import CoreShare, FixedShare
 from weir.model.device_check import check_device
 from weir.model.files.config import load_model_config

@@ -8,14 +8,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from weir.core.attempt import Attempt
 from weir.core.errors import FieldViolation, InvalidRequest
 from weir.core.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, StopRules
 from weir.engine.messages import SequenceKey
 from weir.kv.geometry import num_pages_for
 from weir.kv.prefixes.hashing import prefix_seed
 from weir.kv.records.record import SequenceParams
-from weir.rpc.sampling_pb import sampling_from_pb, sampling_problems, scheduling_from_pb
+from weir.rpc.conversions import attempt_from_pb, sampling_from_pb, sampling_problems, scheduling_from_pb
 from weir.wire.v1 import worker_pb2
 from weir.worker.engine.model_loading import ModelSpec
 
@@ -37,7 +36,7 @@ def key_from_pb(command: str, message: worker_pb2.Start | worker_pb2.Cancel | wo
         raise _invalid(f"{command}.request_id", f"{message.request_id[:64]!r} is not 32 lower-case hex digits")
     if message.attempt.dispatch < 1:
         raise _invalid(f"{command}.attempt.dispatch", "must be at least 1")
-    return SequenceKey(message.request_id, Attempt(message.attempt.dispatch, message.attempt.adoption))
+    return SequenceKey(message.request_id, attempt_from_pb(message.attempt))
 
 
 def start_from_pb(start: worker_pb2.Start, gateway_id: str, model: ModelSpec) -> SequenceParams:
@@ -50,7 +49,7 @@ def start_from_pb(start: worker_pb2.Start, gateway_id: str, model: ModelSpec) ->
     is_cacheable = not start.skips_prefix_cache and sampling.prompt_logprobs is None
     return SequenceParams(
         request_id=start.request_id,
-        attempt=Attempt(start.attempt.dispatch, start.attempt.adoption),
+        attempt=attempt_from_pb(start.attempt),
         gateway_id=gateway_id,
         prompt_token_ids=tuple(start.prompt_token_ids),
         # a greater top_k keeps every token too

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from weir.core.logprobs import TokenLogprobs
 from weir.engine.messages import FailureReason, SequenceEnded, SequenceForgotten, SequenceKey
-from weir.rpc.sampling_pb import finish_reason_to_pb, logprobs_to_pb
+from weir.rpc.conversions import finish_reason_to_pb, logprobs_to_pb
 from weir.wire.v1 import types_pb2, worker_pb2
 
 _FAILURES = {

@@ -1,4 +1,4 @@
-"""What the transfer service takes from the model, and what its settings may say instead."""
+"""What the transfer service takes from the model, and what its settings may give instead."""
 
 import pytest
 
@@ -57,6 +57,6 @@ def test_settings_that_do_not_go_together_are_refused(settings: dict[str, object
         TransferConfig(**settings)  # type: ignore[arg-type]
 
 
-def test_facts_that_are_given_are_not_read() -> None:
+def test_what_is_given_is_not_read_from_the_model() -> None:
     given = TransferConfig(model="no/such/model", page_bytes=4096, max_context_tokens=64, model_digest="ab")
     assert with_model_shape(given) == given

@@ -1,10 +1,11 @@
-"""What is said in several messages of `weir.v1`, to Python and back: options, sampling and scheduling parameters,
-log-probabilities, finish reasons. Field by field by name.
+"""Parts that several messages of `weir.v1` share, to Python and back: attempts, options, sampling and scheduling
+parameters, log-probabilities, finish reasons.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
+from weir.core.attempt import Attempt
 from weir.core.errors import FieldViolation, InvalidRequest
 from weir.core.life import FinishReason
 from weir.core.logprobs import TokenLogprobs
@@ -23,6 +24,14 @@ _FINISH_REASONS: dict[FinishReason, types_pb2.FinishReason.ValueType] = {
 _FROM_PB = {value: reason for reason, value in _FINISH_REASONS.items()}
 OPTIONAL_SAMPLING = ("logprobs", "prompt_logprobs")
 """Parameters that may be absent in `SamplingParams` too."""
+
+
+def attempt_to_pb(attempt: Attempt) -> types_pb2.Attempt:
+    return types_pb2.Attempt(dispatch=attempt.dispatch, adoption=attempt.adoption)
+
+
+def attempt_from_pb(message: types_pb2.Attempt) -> Attempt:
+    return Attempt(message.dispatch, message.adoption)
 
 
 def options_to_pb(options: GenerateOptions) -> inference_pb2.RequestOptions:

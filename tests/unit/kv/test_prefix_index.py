@@ -50,7 +50,7 @@ class Running:
 
 
 class PrefixMachine(RuleBasedStateMachine):
-    """`holds` says what was last written to a page: a text, or a stranger's scribble."""
+    """`holds` is what was last written to a page: a text, or a stranger's scribble."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ class PrefixMachine(RuleBasedStateMachine):
 
     @rule(half_sealed=st.booleans())
     def restart(self, half_sealed: bool) -> None:
-        """Also in the middle of a seal; workers then say what they hold."""
+        """Also in the middle of a seal; workers then claim what they hold."""
         leased = np.flatnonzero(self.page_rows["state"] == PageState.LEASED)
         if half_sealed and leased.size:
             self.page_rows["hash"][leased[0]] = (7, 7)

@@ -1,12 +1,11 @@
-"""Between the wire and the core. Hashes of a wrong length raise ValueError."""
+"""Messages of `weir.v1.Arena` to those of the core and back. Hashes of a wrong length raise ValueError."""
 
-from weir.core.attempt import Attempt
 from weir.core.process import ProcessIdentity
 from weir.kv.messages import Claims, HandedOff, PageChain
 from weir.kv.prefixes.hashing import split_hashes
-from weir.wire.v1 import arena_pb2, types_pb2
-from weir_transfer.lease_keeper import LeaseRegistration
-from weir_transfer.orders import HandOffOrder, MatchOrder
+from weir.rpc.conversions import attempt_from_pb, attempt_to_pb
+from weir.wire.v1 import arena_pb2
+from weir_transfer.messages import HandOffRequest, LeaseRegistration, MatchRequest
 
 
 def registration_from_pb(register: arena_pb2.Register) -> LeaseRegistration:
@@ -25,18 +24,18 @@ def registration_from_pb(register: arena_pb2.Register) -> LeaseRegistration:
     )
 
 
-def order_from_pb(request: arena_pb2.HandOffRequest) -> HandOffOrder:
-    return HandOffOrder(
+def hand_off_from_pb(request: arena_pb2.HandOffRequest) -> HandOffRequest:
+    return HandOffRequest(
         slot=request.slot,
         request_id=request.request_id,
-        attempt=Attempt(request.attempt.dispatch, request.attempt.adoption),
+        attempt=attempt_from_pb(request.attempt),
         to_worker_id=request.to_worker_id,
         hashes=split_hashes(request.page_hashes),
     )
 
 
-def match_from_pb(request: arena_pb2.MatchRequest) -> MatchOrder:
-    return MatchOrder(split_hashes(request.page_hashes), request.num_pages, request.num_slots)
+def match_from_pb(request: arena_pb2.MatchRequest) -> MatchRequest:
+    return MatchRequest(split_hashes(request.page_hashes), request.num_pages, request.num_slots)
 
 
 def chain_from_pb(chain: arena_pb2.PageChain) -> PageChain:
@@ -53,5 +52,5 @@ def handed_off_to_pb(sequence: HandedOff) -> arena_pb2.SequenceHandedOff:
         slot=sequence.slot,
         slot_generation=sequence.slot_generation,
         request_id=sequence.request_id,
-        attempt=types_pb2.Attempt(dispatch=sequence.attempt.dispatch, adoption=sequence.attempt.adoption),
+        attempt=attempt_to_pb(sequence.attempt),
     )

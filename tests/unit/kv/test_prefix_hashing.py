@@ -1,4 +1,4 @@
-"""Page hashes: equal exactly for equal beginnings under one model, adapter and salt."""
+"""Page hashes: equal exactly for equal prefixes under one model and salt."""
 
 import hashlib
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weir.kv.prefixes.hashing import HASH_BYTES, num_matchable_pages, page_hashes, prefix_seed, split_hashes
+from weir.kv.prefixes.hashing import HASH_BYTES, page_hashes, prefix_seed, split_hashes
 
 _token_ids = st.lists(st.integers(0, 3), max_size=80)
 
@@ -25,23 +25,16 @@ def test_a_hash_is_the_digest_of_its_predecessor_and_sixteen_little_endian_ids()
     assert page_hashes(token_ids, b"before") == (hashlib.blake2b(b"before" + packed, digest_size=16).digest(),)
 
 
-def test_models_adapters_and_salts_share_nothing() -> None:
+def test_models_and_salts_share_nothing() -> None:
     seeds = [
         prefix_seed("model"),
         prefix_seed("model2"),
-        prefix_seed("model", "adapter"),
-        prefix_seed("model", salt="adapter"),
-        prefix_seed("mode", "l"),
-        prefix_seed("", "model"),
+        prefix_seed("model", salt="salt"),
+        prefix_seed("mode", salt="l"),
+        prefix_seed("", salt="model"),
     ]
     assert len(set(seeds)) == len(seeds)
     assert {len(seed) for seed in seeds} == {HASH_BYTES}
-    assert prefix_seed("model", "", "salt") == prefix_seed("model", salt="salt")
-
-
-@pytest.mark.parametrize(("num_tokens", "num_pages"), [(1, 0), (16, 0), (17, 1), (32, 1), (33, 2)])
-def test_at_least_the_last_token_is_left_to_compute(num_tokens: int, num_pages: int) -> None:
-    assert num_matchable_pages(num_tokens) == num_pages
 
 
 def test_hashes_on_the_wire_lie_one_after_the_other() -> None:
@@ -51,7 +44,7 @@ def test_hashes_on_the_wire_lie_one_after_the_other() -> None:
         split_hashes(bytes(17))
 
 
-def test_equal_pages_after_different_beginnings_have_different_hashes() -> None:
+def test_equal_pages_after_different_prefixes_have_different_hashes() -> None:
     one, other = page_hashes([1] * 16 + [7] * 32, b"seed"), page_hashes([2] * 16 + [7] * 32, b"seed")
     assert not set(one) & set(other)
     assert len(set(one)) == 3

@@ -1,6 +1,6 @@
-"""Tells the scheduler what the arena's prefix cache has, so that prompts go where their beginning is.
+"""Publishes what the arena's prefix cache has, so that the scheduler places prompts where their prefix is.
 
-Hints alone: without a bus nothing is told, nothing waits, and prompts are placed by load.
+Hints alone: without a bus nothing is published, nothing waits, and prompts are placed by load.
 """
 
 import asyncio
@@ -22,13 +22,13 @@ from weir.kv.prefixes.index import PrefixIndex
 
 _log = logging.getLogger(__name__)
 _PERIOD_S = 0.1
-_SILENCE_S = 1.0
-_CONNECT_AGAIN_S = 2.0
+_MAX_SILENCE_S = 1.0
+_RECONNECT_S = 2.0
 _CLOSE_TIMEOUT_S = 2.0
 
 
 class PrefixEventPublisher:
-    """One message a tenth of a second at most, one a second at least; the whole on demand."""
+    """At most ten messages a second, at least one; the whole index on request."""
 
     def __init__(
         self,
@@ -51,14 +51,14 @@ class PrefixEventPublisher:
         self._bus: Bus | None = None
         self._endpoint: BusEndpoint | None = None
         self._next_sequence = 0
-        self._told_at_s = clock.now_s()
-        self._num_told = 0
+        self._published_at_s = clock.now_s()
+        self._num_published = 0
         self._num_failures = 0
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Returns at once; the bus is sought for ever."""
-        self._task = asyncio.create_task(self._keep_telling(), name="prefix news")
+        """Returns at once; a bus that cannot be reached is tried again for ever."""
+        self._task = asyncio.create_task(self._keep_publishing(), name="prefix events")
         self._task.add_done_callback(_log_failure)
 
     async def stop(self) -> None:
@@ -75,24 +75,24 @@ class PrefixEventPublisher:
 
     def metrics(self) -> dict[str, float]:
         return {
-            "prefix_events_total": float(self._num_told),
+            "prefix_events_total": float(self._num_published),
             "prefix_events_failures_total": float(self._num_failures),
         }
 
-    async def _keep_telling(self) -> None:
+    async def _keep_publishing(self) -> None:
         while True:
             try:
-                bus = await self._bus_with_service()
-                await self._tell(bus)
+                bus = await self._connected_bus()
+                await self._publish(bus)
             except (BusError, TimeoutError) as error:
                 self._num_failures += 1
                 if self._num_failures == 1:
-                    _log.warning("the scheduler is not told of cached prefixes: %s (further ones are counted)", error)
-                await asyncio.sleep(_CONNECT_AGAIN_S)
+                    _log.warning("cached prefixes are not published: %s (further failures are counted)", error)
+                await asyncio.sleep(_RECONNECT_S)
             else:
                 await asyncio.sleep(_PERIOD_S)
 
-    async def _bus_with_service(self) -> Bus:
+    async def _connected_bus(self) -> Bus:
         if self._bus is None:
             self._bus = await self._connect()
         if self._endpoint is None:
@@ -104,20 +104,20 @@ class PrefixEventPublisher:
     async def _on_ask(self, ask: AskPrefixes) -> PrefixSnapshot | None:
         if ask.arena_id != self._arena_id or self._bus is None:
             return None
-        await self._tell(self._bus, at_once=True)
+        await self._publish(self._bus, is_asked=True)
         hashes = _packed(islice(self._index.hashes(), MAX_HASHES))
         return PrefixSnapshot(self._arena_id, self._incarnation, self._next_sequence - 1, hashes)
 
-    async def _tell(self, bus: Bus, *, at_once: bool = False) -> None:
+    async def _publish(self, bus: Bus, *, is_asked: bool = False) -> None:
         """Whatever becomes of the message, its number is used: the next one shows the gap."""
         now_s = self._clock.now_s()
         changes = self._index.changes.take()
-        if not (changes is None or changes or at_once or now_s - self._told_at_s >= _SILENCE_S):
+        if not (changes is None or changes or is_asked or now_s - self._published_at_s >= _MAX_SILENCE_S):
             return
         num_pages = len(self._index)
         is_first = self._next_sequence == 0
         if changes is None and not is_first:
-            self._next_sequence += 1  # this number is never said
+            self._next_sequence += 1  # this number is never sent
         added = islice(self._index.hashes(), MAX_HASHES) if is_first else iter(changes.added if changes else ())
         message = PrefixChanged(
             arena_id=self._arena_id,
@@ -128,14 +128,14 @@ class PrefixEventPublisher:
             evicted=_packed(changes.evicted if changes and not is_first else ()),
         )
         self._next_sequence += 1
-        self._told_at_s = now_s
+        self._published_at_s = now_s
         await bus.publish(self._subjects.prefixes, encode(message), version_headers())
-        self._num_told += 1
+        self._num_published += 1
 
 
 def _log_failure(task: "asyncio.Task[None]") -> None:
     if not task.cancelled() and task.exception() is not None:
-        _log.critical("the scheduler is told of cached prefixes no more", exc_info=task.exception())
+        _log.critical("cached prefixes are not published any more", exc_info=task.exception())
 
 
 def _packed(hashes: Iterable[bytes]) -> bytes:

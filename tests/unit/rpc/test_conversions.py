@@ -11,7 +11,7 @@ from weir.core.errors import InvalidRequest
 from weir.core.logprobs import TokenLogprobs
 from weir.core.options import NUMBER_RULES, GenerateOptions, grpc_names
 from weir.core.sampling import SamplingParams
-from weir.rpc.sampling_pb import (
+from weir.rpc.conversions import (
     OPTIONAL_SAMPLING,
     logprobs_from_pb,
     logprobs_to_pb,

@@ -1,4 +1,4 @@
-"""Prefixes that are being computed now: who wants the same pages waits for them instead of computing them too."""
+"""Prefixes that are being computed now: another match of the same pages waits instead of computing them too."""
 
 from collections.abc import Callable, Iterable, Sequence
 
