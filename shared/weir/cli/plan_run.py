@@ -79,7 +79,6 @@ def make_job(options: PlanOptions) -> PlanJob:
     if slos == Slos():
         asked = "--ttft-ms, --gap-ms, --tpot-ms, --latency-ms or a --limits-file whose lanes have SLOs"
         raise ValueError(f"nothing is asked: give {asked}")
-    policy = PolicySpec.parse(options.policy)
     return PlanJob(
         trace=options.trace,
         replay=replay,
@@ -90,8 +89,7 @@ def make_job(options: PlanOptions) -> PlanJob:
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,
         limits=limits,
-        policy=policy.name,
-        policy_params=policy.params,
+        policy=PolicySpec.parse(options.policy),
         seeds=tuple(range(options.num_seeds if replay.is_random else 1)),
     )
 

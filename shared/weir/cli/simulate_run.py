@@ -145,8 +145,7 @@ def _simulate(spec: SystemSpec, workload: Workload, limits: CoreLimits, options:
             spec,
             workload,
             limits=limits,
-            policy=policy.name,
-            policy_params=policy.params,
+            policy=policy,
             fast_forward=not options.is_step_exact,
             on_progress=advanced,
         )

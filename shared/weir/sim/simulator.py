@@ -1,6 +1,6 @@
 """Runs a workload on a simulated system, from the first arrival until every request has ended."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from weir.policy.registry import PolicySpec
 from weir.scheduling.limits.core_limits import CoreLimits
@@ -17,6 +17,7 @@ from weir.sim.workloads.workload import Workload
 
 Progress = Callable[[int, float], None]
 """Requests ended, and simulated seconds; called about once a simulated second."""
+DEFAULT_POLICY = PolicySpec("fcfs")
 _SAMPLE_S = 1.0
 _SETTLE_S = 60.0
 """After the last request has ended: what is under way comes to rest."""
@@ -31,8 +32,7 @@ def simulate(
     workload: Workload,
     *,
     limits: CoreLimits | None = None,
-    policy: str = "fcfs",
-    policy_params: Mapping[str, float] | None = None,
+    policy: PolicySpec = DEFAULT_POLICY,
     fast_forward: bool = True,
     on_progress: Progress | None = None,
 ) -> SimResult:
@@ -43,8 +43,7 @@ def simulate(
     Raises ValueError, SimulationDefect.
     """
     check_workload(workload)
-    choice = PolicySpec(policy, policy_params or {})
-    setup = (spec, workload, limits or CoreLimits(), choice, on_progress)
+    setup = (spec, workload, limits or CoreLimits(), policy, on_progress)
     shares_fast = looks_ahead = True
     while True:
         run = _Run(*setup, fast_forward=fast_forward, shares_fast=shares_fast, looks_ahead=looks_ahead)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tests.unit.sim.loads import PROFILE, poisson_load
 
 from weir.core.cost import StepCost
+from weir.policy.registry import PolicySpec
 from weir.scheduling.limits.core_limits import CoreLimits
 from weir.sim.engines.exact import ExactEngine
 from weir.sim.results.outcome import SimResult
@@ -71,8 +72,8 @@ def check_equal(
     spec: SystemSpec, workload: Workload, limits: CoreLimits | None = None, policy: str = "fcfs"
 ) -> SimResult:
     """What came out of both."""
-    exact = simulate(spec, workload, limits=limits, policy=policy, fast_forward=False)
-    fast = simulate(spec, workload, limits=limits, policy=policy, fast_forward=True)
+    exact = simulate(spec, workload, limits=limits, policy=PolicySpec(policy), fast_forward=False)
+    fast = simulate(spec, workload, limits=limits, policy=PolicySpec(policy), fast_forward=True)
     assert fast.outcomes == exact.outcomes
     assert fast.gap_counts_by_ms == exact.gap_counts_by_ms
     assert fast.queue_lengths == exact.queue_lengths

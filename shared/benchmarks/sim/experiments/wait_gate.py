@@ -9,6 +9,7 @@ from benchmarks.sim.experiment import Case, Check, Experiment, Figure, Size
 from benchmarks.sim.experiments._size_based import figures, open_limits
 from benchmarks.sim.report import show
 from benchmarks.sim.results import Results
+from weir.policy.registry import PolicySpec
 from weir.scheduling.limits.placing_limits import MemoryTestName
 from weir.sim.profile import load_profile
 from weir.sim.results.metrics import gap_percentile_s
@@ -27,12 +28,12 @@ _LIGHT, _NEAR, _OVER, _BURSTS = "0.5x", "0.9x", "1.5x", "0.8x, bursts"
 _LOADS = {_LIGHT: 0.5, _NEAR: 0.9, _OVER: 1.5, _BURSTS: 0.8}
 _FCFS, _WAIT, _NESTED, _PAST_FUTURE = "fcfs", "wait", "nested-wait", "fcfs, past-future admission"
 _STUBBORN = "wait, always waits"
-_ARMS: Mapping[str, tuple[str, Mapping[str, float], MemoryTestName]] = {
-    _FCFS: ("fcfs", {}, "aggressive"),
-    _WAIT: ("wait", {}, "aggressive"),
-    _STUBBORN: ("wait", {"max_variation": 1e9}, "aggressive"),
-    _NESTED: ("nested-wait", {}, "aggressive"),
-    _PAST_FUTURE: ("fcfs", {}, "past-future"),
+_ARMS: Mapping[str, tuple[PolicySpec, MemoryTestName]] = {
+    _FCFS: (PolicySpec("fcfs"), "aggressive"),
+    _WAIT: (PolicySpec("wait"), "aggressive"),
+    _STUBBORN: (PolicySpec("wait", {"max_variation": 1e9}), "aggressive"),
+    _NESTED: (PolicySpec("nested-wait"), "aggressive"),
+    _PAST_FUTURE: (PolicySpec("fcfs"), "past-future"),
 }
 
 
@@ -52,11 +53,11 @@ def _workload(arm: str, point: str, num: int, seed: int) -> Workload:
 
 
 def _run(arm: str, point: str, num: int, seed: int) -> Mapping[str, float]:
-    policy, params, memory_fit = _ARMS[arm]
+    policy, memory_fit = _ARMS[arm]
     spec = SystemSpec.colocated(1, load_profile(_PROFILE), num_pages=_NUM_PAGES, max_num_seqs=256)
     limits = open_limits(memory_fit, max_prefill_tokens=8192)
     workload = _workload(arm, point, num, seed)
-    result = simulate(spec, workload, limits=limits, policy=policy, policy_params=params)
+    result = simulate(spec, workload, limits=limits, policy=policy)
     values = figures(result)
     return values | {
         "preempted_pct": 100 * result.counters["preemptions"] / num,
