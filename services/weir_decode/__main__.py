@@ -4,11 +4,11 @@ import os
 import sys
 
 from weir.engine.memory.swapping import PageMover, SwappingRunner
+from weir.kv.arena.watermark import num_reservable_pages
 from weir.kv.memory.kinds import ArenaMemory
 from weir.kv.memory.swap import SwapFile, num_swap_places
 from weir.runtime.config import load_config
 from weir.runtime.service import ServiceContext, run_service
-from weir.worker.arena.watermark import num_reservable_pages
 from weir.worker.assembly import ModelShape, RoleParts, build_worker
 from weir.worker.engine.model_loading import ArenaRunner
 from weir.worker.requests.request_manager import RequestLimits
@@ -41,7 +41,7 @@ async def _build(context: ServiceContext[DecodeConfig]) -> WorkerShell:
             model.limits,
             context.tracer,
             lambda geometry: config.running_settings(
-                num_swap_places(config.swap_bytes, geometry), num_reservable_pages(geometry)
+                num_swap_places(config.swap_bytes, geometry), num_reservable_pages(geometry.num_pages)
             ),
         )
 

@@ -24,12 +24,12 @@ from weir.engine.messages import (
     TokenSampled,
 )
 from weir.kv.arena.segment import Segment
+from weir.kv.arena.watermark import watermark_pages
 from weir.kv.geometry import ArenaGeometry
 from weir.kv.messages import HandedOff
 from weir.kv.records.record import SequenceParams
 from weir.wire.v1 import worker_pb2
 from weir.worker.arena.intake import UnreadableRecord, bundle_of, read_arrival
-from weir.worker.arena.watermark import reserve_pages
 from weir.worker.assembly import RoleParts
 from weir.worker.requests.convert import ModelLimits, StartOrder, start_from_pb
 from weir.worker.requests.output_collector import SequenceEnd, Update
@@ -72,7 +72,7 @@ class DecodeRole:
         longest = min(self._limits.max_context_tokens, segment.geometry.max_context_tokens)
         limits = replace(self._limits, max_context_tokens=longest)
         self._model = replace(self._model, max_context_tokens=longest)
-        pool = PagePool(reserve_pages=reserve_pages(segment.geometry), reserve_slots=0)
+        pool = PagePool(reserve_pages=watermark_pages(segment.geometry.num_pages), reserve_slots=0)
         return LocalBatcher(limits, pool, segment.record, self._settings_over(segment.geometry))
 
     def on_start(self, stream: GatewayStream, key: SequenceKey, start: worker_pb2.Start) -> None:

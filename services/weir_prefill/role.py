@@ -20,10 +20,10 @@ from weir.engine.messages import (
     SequenceKey,
 )
 from weir.kv.arena.segment import Segment
+from weir.kv.arena.watermark import watermark_pages
 from weir.kv.messages import HandedOff
 from weir.wire.v1 import worker_pb2
 from weir.worker.arena.intake import bundle_of
-from weir.worker.arena.watermark import reserve_pages
 from weir.worker.assembly import RoleParts
 from weir.worker.requests.convert import ModelLimits, StartOrder, start_from_pb
 from weir.worker.requests.output_collector import SequenceEnd, Update
@@ -51,7 +51,7 @@ class PrefillRole:
     def make_batcher(self, segment: Segment) -> Batcher:
         longest = min(self._limits.max_context_tokens, segment.geometry.max_context_tokens)
         self._model = replace(self._model, max_context_tokens=longest)
-        pool = PagePool(reserve_pages=reserve_pages(segment.geometry), reserve_slots=_RESERVE_SLOTS)
+        pool = PagePool(reserve_pages=watermark_pages(segment.geometry.num_pages), reserve_slots=_RESERVE_SLOTS)
         return PrefillBatcher(replace(self._limits, max_context_tokens=longest), pool, segment.record)
 
     def on_start(self, stream: GatewayStream, key: SequenceKey, start: worker_pb2.Start) -> None:

@@ -15,13 +15,13 @@ from weir.bus.messages import WorkerRecord
 from weir.core.clock import SystemClock
 from weir.engine.loop import InboxFull
 from weir.engine.messages import EngineReport, FailAllSequences, Failure, FailureReason, SetCost, SetPolicy
+from weir.kv.arena.watermark import num_reservable_pages
 from weir.kv.geometry import PAGE_TOKENS
 from weir.kv.memory.kinds import ArenaMemory
 from weir.policy.registry import PolicySpec
 from weir.runtime.admin import Description
 from weir.worker.arena.page_keeper import Arena, PageKeeper
 from weir.worker.arena.prefixes import Prefixes
-from weir.worker.arena.watermark import num_reservable_pages
 from weir.worker.engine.cost_meter import CostMeter
 from weir.worker.engine.engine_host import EngineHost
 from weir.worker.engine.policy_watch import PolicyWatch
@@ -192,7 +192,7 @@ class WorkerShell:
             host_id=segment.arena_id,
             max_context_tokens=min(info.max_context_tokens, segment.geometry.max_context_tokens),
             page_tokens=PAGE_TOKENS,
-            num_arena_pages=num_reservable_pages(segment.geometry),
+            num_arena_pages=num_reservable_pages(segment.geometry.num_pages),
             max_num_seqs=info.max_num_seqs,
             num_running=load.num_running,
             num_waiting=load.num_waiting,

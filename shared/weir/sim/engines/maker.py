@@ -10,6 +10,7 @@ from weir.engine.batching.local import LocalBatcher
 from weir.engine.batching.prefill import PrefillBatcher
 from weir.engine.batching.running import RunningSettings
 from weir.engine.memory.pages import PagePool
+from weir.kv.arena.watermark import watermark_pages
 from weir.kv.geometry import num_pages_for
 from weir.policy.registry import PolicySpec
 from weir.sim.call import VOCAB_SIZE, Calls
@@ -19,16 +20,13 @@ from weir.sim.engines.fast_pages import FastPages
 from weir.sim.engines.fast_prefill import CountedRoom, FastPrefill, NamedRoom
 from weir.sim.engines.switching import SwitchingEngine
 from weir.sim.events import Timeline
-from weir.sim.memory.page_memory import PlainMemory, SimPageMemory
+from weir.sim.memory.page_memory import PlainMemory
 from weir.sim.memory.places import Place
 from weir.sim.spec import PoolSpec, SystemSpec
 from weir.sim.workers.worker import Engine, SimWorker, WorkerListener
 
 _NEVER_STALLED_S = 1e9
 """A simulated sequence that waits for pages waits on; what that costs is to be seen in its latency."""
-_MAX_RESERVE_PAGES = 32
-_RESERVE_SHARE = 128
-"""As `weir.worker.arena.watermark` has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +73,7 @@ class EngineMaker:
         """More than a real batcher there ever holds beyond what is in use: what sequences are about to want, which is a
         page for each that decodes, and all pages of the prompts that the next two steps get to; and its reserve."""
         pool = place.pool
-        num_pages = pool.max_num_seqs + 3 * _reserve_pages(place.memory)
+        num_pages = pool.max_num_seqs + 3 * watermark_pages(place.memory.num_pages)
         if pool.role == "prefill" or pool.serves_locally:
             num_prompts = min(pool.max_num_seqs, 2 + 2 * pool.max_num_batched_tokens // pool.chunk_tokens)
             num_pages += num_prompts * num_pages_for(self.longest_prompt_tokens)
@@ -113,7 +111,7 @@ class EngineMaker:
         if place.owns_memory:
             page_pool = PagePool(reserve_pages=memory.num_pages, reserve_slots=len(memory.records))
         else:
-            page_pool = PagePool(reserve_pages=_reserve_pages(memory), reserve_slots=0)
+            page_pool = PagePool(reserve_pages=watermark_pages(memory.num_pages), reserve_slots=0)
         open_log = memory.records.__getitem__
         if pool.role == "prefill":
             return PrefillBatcher(limits, page_pool, open_log)
@@ -121,7 +119,3 @@ class EngineMaker:
         if pool.role == "local" or pool.serves_locally:
             return LocalBatcher(limits, page_pool, open_log, settings)
         return DecodeBatcher(limits, page_pool, settings)
-
-
-def _reserve_pages(memory: SimPageMemory) -> int:
-    return min(_MAX_RESERVE_PAGES, memory.num_pages // _RESERVE_SHARE)
