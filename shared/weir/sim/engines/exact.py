@@ -80,12 +80,6 @@ class ExactEngine:
         self._batcher.record(plan, self._draw(plan), now_s=self._timeline.now_s())
         self._tell()
 
-    def look_ahead(self, ends_ns: int) -> int:
-        return ends_ns
-
-    def catch_up(self) -> int:
-        raise AssertionError("it never looks ahead")
-
     @property
     def next_deadline_s(self) -> float | None:
         return self._batcher.next_deadline_s
@@ -101,10 +95,6 @@ class ExactEngine:
     @property
     def max_step_tokens(self) -> int:
         return self._batcher.pace.num_tokens
-
-    @property
-    def is_idle(self) -> bool:
-        return self._batcher.is_idle
 
     def settle_all(self) -> None:
         """It has told everything."""

@@ -189,7 +189,7 @@ class SimGateway:
 
     def _end(self, call: SimRequestState, now_ns: int, refusal: str) -> None:
         if call.settle is not None:
-            call.settle(call, is_over=True)
+            call.settle(call)
         call.is_over = True
         call.outcome.ended_s = self._seconds(now_ns)
         call.outcome.refusal = refusal

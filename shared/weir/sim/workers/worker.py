@@ -8,7 +8,7 @@ from typing import Protocol
 
 from weir.engine.messages import Event, Failure, PageBatch
 from weir.sim.call import SimRequestState
-from weir.sim.events import Coincidence, Timeline, ns_of_s
+from weir.sim.events import Timeline, ns_of_s
 from weir.sim.memory.page_memory import SimPageMemory
 from weir.sim.workers.arriving import SimArrival
 
@@ -35,15 +35,6 @@ class Engine(Protocol):
 
     def end_step(self) -> None:
         """The step ends now; what came out is told."""
-        ...
-
-    def look_ahead(self, ends_ns: int) -> int:
-        """The step that has begun now ends at `ends_ns`. While nothing but the next token of each comes of it, further
-        ones follow of themselves, unless a command comes: when the first step ends that is not of that kind."""
-        ...
-
-    def catch_up(self) -> int:
-        """After `look_ahead`: does what went on before now; when the step ends that runs now."""
         ...
 
     @property
@@ -116,12 +107,6 @@ class SimWorker:
         self._is_stepping = False
         self._is_turning = False
         self._wake_number = 0
-        self._is_ahead = False
-        """What is planned is the end of a later step than the one that runs."""
-        self._step_number = 0
-        """Of the end that is planned."""
-        self._planned_ns = 0
-        """When that is."""
 
     @property
     def engine(self) -> Engine:
@@ -137,11 +122,6 @@ class SimWorker:
         if not self.is_alive:
             return
         self._inbox.append(command)
-        if self._is_ahead:
-            self._is_ahead = False
-            ends_ns = self.engine.catch_up()
-            if ends_ns < self._planned_ns:
-                self._plan_end(ends_ns, is_alone=True)
         self.wake()
 
     def wake(self) -> None:
@@ -170,27 +150,11 @@ class SimWorker:
             self._sleep()
             return
         self._is_stepping = True
-        ends_ns = self._timeline.now_ns + duration_ns
-        ahead_ns = self.engine.look_ahead(ends_ns)
-        self._is_ahead = ahead_ns > ends_ns
-        self._plan_end(ahead_ns, is_alone=self._is_ahead)
+        self._timeline.after(duration_ns, self._end_step)
 
-    def _plan_end(self, ends_ns: int, *, is_alone: bool) -> None:
-        """`is_alone`: planned earlier or later than if each step were, so nothing else may happen in that instant."""
-        self._step_number += 1
-        self._planned_ns, number = ends_ns, self._step_number
-        if is_alone and ends_ns == self._timeline.now_ns:
-            raise Coincidence(f"a step of {self.worker_id} ends at {ends_ns} ns, when a command comes")
-        self._timeline.at(ends_ns, lambda: self._end_step(number, is_alone=is_alone))
-
-    def _end_step(self, number: int, *, is_alone: bool) -> None:
-        if not self.is_alive or number != self._step_number:
+    def _end_step(self) -> None:
+        if not self.is_alive:
             return
-        if is_alone:
-            self._timeline.check_alone()
-        if self._is_ahead:
-            self._is_ahead = False
-            self.engine.catch_up()
         self._is_stepping = False
         self.engine.end_step()
         self._turn()
