@@ -21,7 +21,7 @@ def step(
 ) -> None:
     """Tokens/s of prefill, and of decode at 1, 8 and 32 sequences: the engine alone, in this process."""
     need_extra("worker", "weir bench step")
-    from weir.bench.step import main as bench_step
+    from weir.bench.step.bench import main as bench_step
 
     raise typer.Exit(bench_step(model, as_json, num_threads, precision))
 

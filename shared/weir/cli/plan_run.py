@@ -14,8 +14,8 @@ from weir.cli.exit_codes import EXIT_FAILED
 from weir.policy.registry import PolicySpec
 from weir.scheduling.limits.core_limits import CoreLimits
 from weir.scheduling.limits.file import parse_limits
-from weir.sim.planning.plan import PlanLimits, PoolSizes, Prices
 from weir.sim.planning.planner import PlanJob, Planned, guess_prefill_share, make_plan
+from weir.sim.planning.search import PlanLimits, PoolSizes, Prices
 from weir.sim.profile import load_profile
 from weir.sim.results.metrics import Slos
 from weir.sim.results.slos import slo_from_ms, slos_of

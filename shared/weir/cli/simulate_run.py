@@ -19,7 +19,7 @@ from weir.sim.results.slos import slo_from_ms, slos_of
 from weir.sim.simulator import simulate
 from weir.sim.spec import FailureSpec, LinkSpec, PoolSpec, Role, SystemSpec
 from weir.sim.workloads.arrivals import burst, gamma, poisson
-from weir.sim.workloads.mixing import Lengths, draw
+from weir.sim.workloads.compose import Lengths, draw
 from weir.sim.workloads.replay import Arrivals, Replay, load_workload
 from weir.sim.workloads.workload import Workload
 

@@ -4,15 +4,15 @@ from collections.abc import Callable
 
 from weir.policy.registry import PolicySpec
 from weir.scheduling.limits.core_limits import CoreLimits
-from weir.sim.call import check_workload
-from weir.sim.engines.maker import EngineMaker
-from weir.sim.events import NS_PER_S, Timeline, ns_of_s
+from weir.sim.engines.make import EngineMaker
 from weir.sim.memory.page_memory import MemoryIsTight
+from weir.sim.request_state import check_workload
 from weir.sim.results.outcome import SimResult
 from weir.sim.spec import SystemSpec
 from weir.sim.system.fleet import Fleet
 from weir.sim.system.gateway import SimGateway
 from weir.sim.system.scheduler import SimScheduler
+from weir.sim.timeline import NS_PER_S, Timeline, ns_of_s
 from weir.sim.workloads.workload import Workload
 
 Progress = Callable[[int, float], None]

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weir.sim.workloads.arrivals import burst, gamma, jittered_within_ticks, poisson, rescaled
-from weir.sim.workloads.mixing import Lengths, at_rate, draw, first, merge
+from weir.sim.workloads.compose import Lengths, at_rate, draw, first, merge
 from weir.sim.workloads.workload import SimRequest, Workload
 
 

@@ -15,7 +15,7 @@ from weir.sim.results.stats import Estimate, mean_estimate
 from weir.sim.simulator import simulate
 from weir.sim.spec import SystemSpec
 from weir.sim.workloads.arrivals import poisson
-from weir.sim.workloads.mixing import draw
+from weir.sim.workloads.compose import draw
 
 _PROFILE = "h100-llama3-8b"
 _RATE_A_S = 5.0

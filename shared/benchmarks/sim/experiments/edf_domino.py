@@ -15,7 +15,7 @@ from weir.sim.results.metrics import after_warmup, ttft_s
 from weir.sim.simulator import simulate
 from weir.sim.spec import SystemSpec
 from weir.sim.workloads.arrivals import poisson
-from weir.sim.workloads.mixing import draw
+from weir.sim.workloads.compose import draw
 from weir.sim.workloads.workload import Workload
 
 _PROFILE = "h100-llama3-8b"

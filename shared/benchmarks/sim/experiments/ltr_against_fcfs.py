@@ -21,7 +21,7 @@ from weir.sim.profile import load_profile
 from weir.sim.simulator import simulate
 from weir.sim.spec import SystemSpec
 from weir.sim.workloads.arrivals import burst, poisson
-from weir.sim.workloads.mixing import draw
+from weir.sim.workloads.compose import draw
 from weir.sim.workloads.workload import Workload
 
 _PROFILE = "h100-llama3-8b"

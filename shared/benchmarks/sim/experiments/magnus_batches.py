@@ -22,7 +22,7 @@ from weir.sim.profile import load_profile
 from weir.sim.simulator import simulate
 from weir.sim.spec import PoolSpec, SystemSpec
 from weir.sim.workloads.arrivals import burst
-from weir.sim.workloads.mixing import draw
+from weir.sim.workloads.compose import draw
 
 _PROFILE = "h100-llama3-8b"
 _ARENA = "vtc_arena_tenants_part_a.csv"

@@ -15,7 +15,7 @@ from weir.sim.results.metrics import gap_percentile_s
 from weir.sim.simulator import simulate
 from weir.sim.spec import SystemSpec
 from weir.sim.workloads.arrivals import poisson
-from weir.sim.workloads.mixing import draw
+from weir.sim.workloads.compose import draw
 from weir.sim.workloads.workload import Workload
 
 _H100, _A100 = "h100-llama3-8b", "a100-llama3-8b"

@@ -14,7 +14,7 @@ from weir.sim.results.stats import mean_estimate
 from weir.sim.simulator import simulate
 from weir.sim.spec import LinkSpec, SystemSpec
 from weir.sim.workloads.arrivals import poisson
-from weir.sim.workloads.mixing import draw
+from weir.sim.workloads.compose import draw
 from weir.sim.workloads.traces import read_lengths
 
 _NUM_GPUS = 4

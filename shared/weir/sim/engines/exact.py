@@ -6,8 +6,8 @@ from weir.core.cost import PromptChunk, StepCost
 from weir.engine.batching.batcher import Batcher
 from weir.engine.messages import Arrival, Failure, PageBatch, PagesWanted, SequenceKey
 from weir.engine.plan import StepPlan, StepResult
-from weir.sim.call import LAST_TOKEN, TOKEN, Calls, SimRequestState
-from weir.sim.events import Timeline, ns_of_ms
+from weir.sim.request_state import LAST_TOKEN, TOKEN, Calls, SimRequestState
+from weir.sim.timeline import Timeline, ns_of_ms
 from weir.sim.workers.arriving import SimArrival
 from weir.sim.workers.worker import SimWorker, WorkerListener
 

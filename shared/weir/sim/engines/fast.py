@@ -10,12 +10,12 @@ from collections import deque
 from collections.abc import Mapping
 
 from weir.engine.messages import Failure, PageBatch
-from weir.sim.call import SimRequestState
 from weir.sim.engines.fast_batch import FastBatch
 from weir.sim.engines.fast_rows import FastRow, plan_prompts, step_ns
-from weir.sim.events import Timeline
 from weir.sim.memory.page_memory import PlainMemory
+from weir.sim.request_state import SimRequestState
 from weir.sim.spec import PoolSpec
+from weir.sim.timeline import Timeline
 from weir.sim.workers.arriving import SimArrival
 from weir.sim.workers.worker import WorkerListener
 

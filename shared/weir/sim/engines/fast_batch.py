@@ -4,10 +4,10 @@ from bisect import bisect_left
 
 from weir.core.cost import StepCost
 from weir.kv.geometry import PAGE_TOKENS
-from weir.sim.call import SimRequestState
 from weir.sim.engines.fast_rows import FastRow
-from weir.sim.events import ns_of_ms
 from weir.sim.memory.page_memory import PlainMemory
+from weir.sim.request_state import SimRequestState
+from weir.sim.timeline import ns_of_ms
 from weir.sim.workers.worker import WorkerListener
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from weir.engine.messages import Failure, HandOffReady, PageBatch, SequenceEnded
 from weir.kv.geometry import num_pages_for
-from weir.sim.call import SimRequestState
 from weir.sim.engines.fast_rows import step_ns
 from weir.sim.memory.page_memory import PlainMemory
+from weir.sim.request_state import SimRequestState
 from weir.sim.spec import PoolSpec
 from weir.sim.workers.arriving import SimArrival
 from weir.sim.workers.worker import SimWorker, WorkerListener

@@ -7,8 +7,8 @@ from typing import Protocol
 from weir.core.cost import PromptChunk, StepCost
 from weir.engine.batching.prompts import in_turn, note_turn
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
-from weir.sim.call import SimRequestState
-from weir.sim.events import ns_of_ms
+from weir.sim.request_state import SimRequestState
+from weir.sim.timeline import ns_of_ms
 from weir.sim.workers.arriving import SimArrival
 
 

@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping
 
 from weir.engine.messages import Arrival, Failure, PageBatch
 from weir.kv.geometry import num_pages_for
-from weir.sim.call import TOKEN, SimRequestState
 from weir.sim.engines.exact import ExactEngine
 from weir.sim.engines.fast import FastEngine
 from weir.sim.engines.fast_rows import FastRow
 from weir.sim.memory.page_memory import PlainMemory
+from weir.sim.request_state import TOKEN, SimRequestState
 from weir.sim.workers.arriving import SimArrival
 from weir.sim.workers.worker import SimWorker
 

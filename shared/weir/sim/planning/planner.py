@@ -11,7 +11,7 @@ from typing import Any
 from weir.core.cost import StepCost
 from weir.policy.registry import PolicySpec
 from weir.scheduling.limits.core_limits import CoreLimits
-from weir.sim.planning.plan import Candidate, Plan, PlanLimits, PoolSizes, search
+from weir.sim.planning.search import Candidate, Plan, PlanLimits, PoolSizes, search
 from weir.sim.profile import CostProfile
 from weir.sim.results.metrics import Slos, Summary, summarize
 from weir.sim.results.report import finite

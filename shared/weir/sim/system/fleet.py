@@ -4,16 +4,16 @@ from weir.bus.messages import WorkerRecord
 from weir.engine.counters import EngineCounters
 from weir.engine.messages import ChunkComputed, Event, HandOffReady, SequenceEnded, TokenSampled
 from weir.kv.geometry import PAGE_TOKENS
-from weir.sim.call import SimRequestState
-from weir.sim.engines.maker import EngineMaker
-from weir.sim.events import NS_PER_S, Timeline, ns_of_ms, ns_of_s
+from weir.sim.engines.make import EngineMaker
 from weir.sim.memory.page_memory import SimPageMemory
 from weir.sim.memory.places import Place, places_of
 from weir.sim.memory.prefix_memory import PrefixMemory
+from weir.sim.request_state import SimRequestState
 from weir.sim.spec import FailureSpec, SystemSpec
 from weir.sim.system.gateway import MODEL, SimGateway
-from weir.sim.system.prefix_news import SimPrefixEvents
+from weir.sim.system.prefix_events import SimPrefixEvents
 from weir.sim.system.scheduler import RECORD_EVERY_S, SimScheduler
+from weir.sim.timeline import NS_PER_S, Timeline, ns_of_ms, ns_of_s
 from weir.sim.workers.arriving import SimArrival
 from weir.sim.workers.hand_offs import SimHandOffs
 from weir.sim.workers.worker import SimWorker

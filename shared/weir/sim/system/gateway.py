@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 
 from weir.bus.messages import Cancel, Finish, Grant, Outcome, Prefilled, Revoke, Submit, SubmitReply
 from weir.scheduling.accounting.fairness import DECODE_PRICE, PREFILL_PRICE
-from weir.sim.call import GATEWAY_ID, PromptHashes, SimRequestState
-from weir.sim.events import NS_PER_MS, NS_PER_S, Timeline, ns_of_ms, ns_of_s
 from weir.sim.profile import CostProfile
+from weir.sim.request_state import GATEWAY_ID, PromptHashes, SimRequestState
 from weir.sim.results.outcome import RequestOutcome
 from weir.sim.system.scheduler import SimScheduler
+from weir.sim.timeline import NS_PER_MS, NS_PER_S, Timeline, ns_of_ms, ns_of_s
 from weir.sim.workloads.workload import SimRequest, Workload
 
 MODEL = "model"

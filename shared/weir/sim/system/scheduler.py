@@ -9,8 +9,8 @@ from weir.policy.seams import Policy
 from weir.scheduling.commands import SendGrant, SendRevoke
 from weir.scheduling.core import SchedulerCore
 from weir.scheduling.limits.core_limits import CoreLimits
-from weir.sim.events import Timeline, ns_of_ms, ns_of_s
 from weir.sim.profile import CostProfile
+from weir.sim.timeline import Timeline, ns_of_ms, ns_of_s
 
 TICK_S = 0.1
 RECORD_EVERY_S = 1.0

@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 from weir.engine.messages import Arrival
 from weir.kv.geometry import PAGE_TOKENS
-from weir.sim.call import TOKEN, SimRequestState
 from weir.sim.memory.page_memory import SimPageMemory
+from weir.sim.request_state import TOKEN, SimRequestState
 
 
 class SimArrival(NamedTuple):

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from weir.engine.messages import Failure, FailureReason, HandOffReady, PageBatch, UsedPages
 from weir.kv.geometry import num_pages_for
-from weir.sim.call import TOKEN, SimRequestState
-from weir.sim.events import Timeline
 from weir.sim.memory.page_memory import SimPageMemory
+from weir.sim.request_state import TOKEN, SimRequestState
 from weir.sim.spec import SystemSpec
+from weir.sim.timeline import Timeline
 from weir.sim.workers.arriving import SimArrival
 from weir.sim.workers.links import TransferLink
 from weir.sim.workers.worker import SimWorker

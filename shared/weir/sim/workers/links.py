@@ -1,7 +1,7 @@
 """What pages cross from a prefill to a decode worker's memory: bytes take their time, and transfers stand in line."""
 
-from weir.sim.events import ns_of_ms
 from weir.sim.spec import LinkSpec
+from weir.sim.timeline import ns_of_ms
 
 
 class TransferLink:

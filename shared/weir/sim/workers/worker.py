@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from weir.engine.messages import Event, Failure, PageBatch
-from weir.sim.call import SimRequestState
-from weir.sim.events import Timeline, ns_of_s
 from weir.sim.memory.page_memory import SimPageMemory
+from weir.sim.request_state import SimRequestState
+from weir.sim.timeline import Timeline, ns_of_s
 from weir.sim.workers.arriving import SimArrival
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from weir.sim.workloads.arrivals import burst, gamma, poisson
-from weir.sim.workloads.mixing import at_rate, first
+from weir.sim.workloads.compose import at_rate, first
 from weir.sim.workloads.traces import detect_format, read_trace
 from weir.sim.workloads.workload import Workload
 

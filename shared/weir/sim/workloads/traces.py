@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from weir.sim.workloads.arrivals import jittered_within_ticks
-from weir.sim.workloads.mixing import Lengths
+from weir.sim.workloads.compose import Lengths
 from weir.sim.workloads.trace_file import Record, TraceError, csv_header, csv_records, is_csv, json_records
 from weir.sim.workloads.workload import SimRequest, Workload
 

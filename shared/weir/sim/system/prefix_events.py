@@ -2,9 +2,9 @@
 
 from weir.bus.messages import SCHEDULER_HASH_BYTES
 from weir.bus.prefix_messages import PrefixChanged
-from weir.sim.events import Timeline, ns_of_s
 from weir.sim.memory.prefix_memory import PrefixMemory
 from weir.sim.system.scheduler import SimScheduler
+from weir.sim.timeline import Timeline, ns_of_s
 
 _PERIOD_S = 0.1
 

@@ -12,15 +12,15 @@ from weir.engine.batching.running import RunningSettings
 from weir.engine.memory.pages import PagePool
 from weir.kv.arena.watermark import watermark_pages
 from weir.policy.registry import PolicySpec
-from weir.sim.call import VOCAB_SIZE, Calls
 from weir.sim.engines.exact import ExactEngine
 from weir.sim.engines.fast import FastEngine
 from weir.sim.engines.fast_prefill import FastPrefill
 from weir.sim.engines.switching import SwitchingEngine
-from weir.sim.events import Timeline
 from weir.sim.memory.page_memory import PlainMemory
 from weir.sim.memory.places import Place
+from weir.sim.request_state import VOCAB_SIZE, Calls
 from weir.sim.spec import PoolSpec, SystemSpec
+from weir.sim.timeline import Timeline
 from weir.sim.workers.worker import Engine, SimWorker, WorkerListener
 
 _NEVER_STALLED_S = 1e9

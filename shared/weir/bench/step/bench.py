@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from weir.bench.step_times import (
+from weir.bench.step.timing import (
     DECODE_CONTEXT,
     DecodeSplit,
     StepTime,
@@ -76,7 +76,7 @@ def measure(model: str, num_threads: int, precision: Precision = "auto") -> Step
     steps = measure_steps(weights, runner, weights.num_bytes / bandwidth * 1e3)
     splits: list[DecodeSplit] = []
     if isinstance(weights, Int8Weights):
-        from weir.bench.step_split import measure_split  # noqa: PLC0415 - compiled kernels, which fp32 does without
+        from weir.bench.step.decode_split import measure_split  # noqa: PLC0415 - compiled kernels, which fp32 does without
 
         splits = [measure_split(weights, runner, FixedShare(num_threads), number) for number in _DECODE_SEQUENCES]
     return StepReport(
