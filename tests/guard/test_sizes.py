@@ -22,7 +22,6 @@ LARGE_FOLDERS: dict[str, str] = {
     "shared/weir/cli": "a file a command",
 }
 WIDE_CONSTRUCTORS: dict[str, str] = {
-    "shared/weir/sim/simulator.py": "to be mended",
     "services/weir_gateway/component.py": "to be mended",
     "services/weir_gateway/gateway.py": "to be mended",
     "services/weir_gateway/intake.py": "to be mended",

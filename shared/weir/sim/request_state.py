@@ -16,7 +16,7 @@ from weir.sim.workloads.workload import SimRequest, Workload
 GATEWAY_ID = "gateway-0-00000000"
 TOKEN = 0
 LAST_TOKEN = 1
-"""What the modelled model draws: the second where a request's answer ends."""
+"""What the modelled model samples: the second where a request's answer ends."""
 VOCAB_SIZE = 2
 _GREEDY = SamplingParams(temperature=0.0)
 _NOT_NEGATIVE = ("arrival_s", "deadline_s", "ttft_target_s", "itl_target_s", "predicted_output_tokens")
@@ -24,7 +24,7 @@ _NOT_NEGATIVE = ("arrival_s", "deadline_s", "ttft_target_s", "itl_target_s", "pr
 
 @dataclass(slots=True, eq=False)
 class SimRequestState:
-    """Changed by the simulated gateway, and by the worker that tells it of tokens."""
+    """Changed by the simulated gateway, and by the worker that reports tokens to it."""
 
     request: SimRequest
     outcome: RequestOutcome
@@ -38,7 +38,7 @@ class SimRequestState:
     """Reports what a fast engine has not reported yet; nothing that comes later counts."""
     num_reported_tokens: int = 0
     num_sealed_pages: int = 0
-    """Of its prompt, at the worker that reads it: others can use them already."""
+    """Of its prompt, at the worker that prefills it: others can use them already."""
     num_true_tokens: int = field(init=False)
     """Of its answer."""
 
@@ -51,7 +51,7 @@ class SimRequestState:
         return SequenceKey(self.request.request_id, Attempt(self.placement.dispatch))
 
     def params(self) -> SequenceParams:
-        """As its Start says them. `prefix_seed` names the request, so that its pages are known when they come back."""
+        """As its Start has them. `prefix_seed` names the request, so that its pages are known when they come back."""
         placement = self.placement
         assert placement is not None, "only a granted request is started"
         request = self.request
@@ -110,4 +110,4 @@ def check_workload(workload: Workload) -> None:
         last_s = request.arrival_s
 
 
-Calls = Mapping[str, SimRequestState]
+RequestStates = Mapping[str, SimRequestState]

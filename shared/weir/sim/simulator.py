@@ -20,11 +20,11 @@ Progress = Callable[[int, float], None]
 DEFAULT_POLICY = PolicySpec("fcfs")
 _SAMPLE_S = 1.0
 _SETTLE_S = 60.0
-"""After the last request has ended: what is under way comes to rest."""
+"""After the last request has ended: messages, cancels and hand-offs that are under way still arrive."""
 
 
 class SimulationDefect(Exception):
-    """The simulated system lost a request, a page or a booking: a defect of Weir, not of what was asked."""
+    """The simulated system lost a request, a page or a reservation: a defect of Weir, not of what was asked."""
 
 
 def simulate(
@@ -43,7 +43,7 @@ def simulate(
     Raises ValueError, SimulationDefect.
     """
     check_workload(workload)
-    # Where one lane may take another's place, the fast engines are not proven equal.
+    # Where one lane may displace another, the fast engines are not proven equal.
     fast_forward = fast_forward and len({request.lane for request in workload.requests}) <= 1
 
     def run(*, fast_decode: bool) -> SimResult:

@@ -16,7 +16,7 @@ from weir.sim.memory.page_memory import PlainMemory
 from weir.sim.request_state import SimRequestState
 from weir.sim.spec import PoolSpec
 from weir.sim.timeline import Timeline
-from weir.sim.workers.arriving import SimArrival
+from weir.sim.workers.arrival import SimArrival
 from weir.sim.workers.worker import WorkerListener
 
 _COUNTED = (
@@ -89,20 +89,20 @@ class FastEngine:
         return {name: float(value) for name, value in self._counts.items()}
 
     def add(self, arrival: SimArrival) -> None:
-        call = arrival.call
+        state = arrival.state
         self._num_arrivals += 1
-        num_prompt_tokens = call.request.num_prompt_tokens
-        row = FastRow(call, arrival, self._num_arrivals, num_prompt_tokens)
-        row.is_eager, row.is_over = call.expires_ns is not None, call.is_over
-        self._rows[call] = row
+        num_prompt_tokens = state.request.num_prompt_tokens
+        row = FastRow(state, arrival, self._num_arrivals, num_prompt_tokens)
+        row.is_eager, row.is_over = state.expires_ns is not None, state.is_over
+        self._rows[state] = row
         self._waiting.append(row)
         if arrival.slot is not None:
             row.num_computed = num_prompt_tokens
             self._counts["taken_over"] += 1
-        call.settle = self._settle_for_good
+        state.settle = self._settle_for_good
 
-    def cancel(self, call: SimRequestState) -> None:
-        row = self._rows.get(call)
+    def cancel(self, state: SimRequestState) -> None:
+        row = self._rows.get(state)
         if row is None:
             return
         self._counts["cancelled"] += 1
@@ -117,11 +117,11 @@ class FastEngine:
                 self._batch.fresh.remove(row)
             self._end_decoding(row)
 
-    def fail(self, call: SimRequestState, failure: Failure) -> None:
-        raise AssertionError(f"{call.request.request_id}: only a prefill worker's hand-off is refused ({failure})")
+    def fail(self, state: SimRequestState, failure: Failure) -> None:
+        raise AssertionError(f"{state.request.request_id}: only a prefill worker's hand-off is refused ({failure})")
 
-    def forget(self, call: SimRequestState, copied: PageBatch | None) -> None:
-        raise AssertionError(f"{call.request.request_id}: only a prefill worker hands off ({copied})")
+    def forget(self, state: SimRequestState, copied: PageBatch | None) -> None:
+        raise AssertionError(f"{state.request.request_id}: only a prefill worker hands off ({copied})")
 
     def begin_step(self) -> int | None:
         """Raises MemoryIsTight."""
@@ -161,7 +161,7 @@ class FastEngine:
 
     def die(self) -> None:
         for row in self._rows.values():
-            row.call.settle = None
+            row.state.settle = None
 
     def integrity_errors(self) -> list[str]:
         return [f"{len(self._rows)} sequences are here when all requests have ended"] if self._rows else []
@@ -184,9 +184,9 @@ class FastEngine:
 
     def _drop(self, row: FastRow, num_pages: int) -> None:
         """It is gone, and so are `num_pages` that were counted, and what it came with."""
-        del self._rows[row.call]
+        del self._rows[row.state]
         row.is_gone = True
-        row.call.settle = None
+        row.state.settle = None
         self._memory.count_used(-num_pages)
         if row.arrival.slot is not None:
             self._memory.release(self._worker_index, PageBatch(row.arrival.page_ids, (row.arrival.slot,)), ())
@@ -211,19 +211,19 @@ class FastEngine:
                 continue
             batch.report(row, batch.step - 1)
             row.reported_step = batch.step
-            self._report(row.call, is_last=row in ends)
+            self._report(row.state, is_last=row in ends)
         for row, num_tokens in self._chunks:
             if row not in firsts and row.num_uncomputed == num_tokens:
                 self._report_first(row)
         return batch.num_rows - batch.num_over - len(decodes)
 
     def _report_first(self, row: FastRow) -> None:
-        self._report(row.call, is_last=row.call.num_true_tokens == 1)
+        self._report(row.state, is_last=row.state.num_true_tokens == 1)
 
-    def _report(self, call: SimRequestState, *, is_last: bool) -> None:
+    def _report(self, state: SimRequestState, *, is_last: bool) -> None:
         if is_last:
-            call.settle = None
-        self._listener.on_token(call, is_last=is_last)
+            state.settle = None
+        self._listener.on_token(state, is_last=is_last)
 
     def _end_chunks(self) -> None:
         chunks, self._chunks = self._chunks, []
@@ -234,16 +234,16 @@ class FastEngine:
                 continue
             self._prompts.remove(row)
             self._counts["tokens_generated"] += 1
-            if row.call.num_true_tokens == 1:
+            if row.state.num_true_tokens == 1:
                 self._counts["finished"] += 1
                 self._drop(row, row.num_prompt_pages)
             else:
                 self._batch.enter(row)
         self._counts["prefill_steps"] += 1
 
-    def _settle_for_good(self, call: SimRequestState) -> None:
+    def _settle_for_good(self, state: SimRequestState) -> None:
         """What it samples from here on is not reported."""
-        row = self._rows[call]
+        row = self._rows[state]
         self._batch.report(row, self.num_done_steps)
         if not row.is_over:
             self._batch.ignore(row)

@@ -67,7 +67,7 @@ class FastBatch:
         if row.is_over:
             self.num_over += 1
         elif row.is_eager:
-            self.eager[row.call] = row
+            self.eager[row.state] = row
 
     def leave(self, row: FastRow) -> None:
         """It decodes no more; no step runs, or it has ended."""
@@ -75,13 +75,13 @@ class FastBatch:
         self.num_context_tokens -= row.context(self.step + 1)
         self._growing[row.growth_phase] -= 1
         self.num_over -= row.is_over
-        self.eager.pop(row.call, None)
+        self.eager.pop(row.state, None)
 
     def ignore(self, row: FastRow) -> None:
         """Its request is over, and what it samples until it is cancelled does not count."""
         row.is_over = True
         if row.first_step:
-            self.eager.pop(row.call, None)
+            self.eager.pop(row.state, None)
             self.num_over += 1
 
     def report(self, row: FastRow, step: int) -> None:
@@ -89,7 +89,7 @@ class FastBatch:
         num_tokens = step - row.reported_step
         if row.first_step and num_tokens > 0 and not (row.is_eager or row.is_over):
             longest_gap_ns = self._gaps.longest_since(row.reported_step + 1)
-            self._listener.on_tokens(row.call, num_tokens, self._last_end_ns, longest_gap_ns)
+            self._listener.on_tokens(row.state, num_tokens, self._last_end_ns, longest_gap_ns)
             row.reported_step = step
 
     @property

@@ -14,7 +14,7 @@ from weir.sim.engines.fast_rows import step_ns
 from weir.sim.memory.page_memory import PlainMemory
 from weir.sim.request_state import SimRequestState
 from weir.sim.spec import PoolSpec
-from weir.sim.workers.arriving import SimArrival
+from weir.sim.workers.arrival import SimArrival
 from weir.sim.workers.worker import SimWorker, WorkerListener
 
 _NO_SLOT = -1
@@ -27,7 +27,7 @@ _COUNTED += ("finished", "cancelled", "failed", "stalls")
 class FastPrompt:
     """From its coming until its hand-off is settled."""
 
-    call: SimRequestState
+    state: SimRequestState
     num_uncomputed: int
     num_computed: int = 0
     num_pages: int = 0
@@ -57,13 +57,13 @@ class FastPrefill:
         self._counts = dict.fromkeys(_COUNTED, 0)
 
     def add(self, arrival: SimArrival) -> None:
-        prompt = FastPrompt(arrival.call, arrival.call.request.num_prompt_tokens)
-        self._prompts[arrival.call] = prompt
+        prompt = FastPrompt(arrival.state, arrival.state.request.num_prompt_tokens)
+        self._prompts[arrival.state] = prompt
         self._waiting.append(prompt)
 
-    def cancel(self, call: SimRequestState) -> None:
+    def cancel(self, state: SimRequestState) -> None:
         """What is being handed over is freed if that is refused."""
-        prompt = self._prompts.get(call)
+        prompt = self._prompts.get(state)
         if prompt is None:
             return
         if not prompt.num_uncomputed:
@@ -72,17 +72,17 @@ class FastPrefill:
             self._drop(prompt)
             self._counts["cancelled"] += 1
 
-    def fail(self, call: SimRequestState, failure: Failure) -> None:
-        prompt = self._prompts.get(call)
+    def fail(self, state: SimRequestState, failure: Failure) -> None:
+        prompt = self._prompts.get(state)
         if prompt is None:
             return
         self._drop(prompt)
         self._counts["cancelled" if prompt.is_cancelled else "failed"] += 1
         if not prompt.is_cancelled:
-            self._listener.on_events(self._worker, (SequenceEnded(call.key, None, failure),))
+            self._listener.on_events(self._worker, (SequenceEnded(state.key, None, failure),))
 
-    def forget(self, call: SimRequestState, copied: PageBatch | None) -> None:
-        prompt = self._prompts.pop(call, None)
+    def forget(self, state: SimRequestState, copied: PageBatch | None) -> None:
+        prompt = self._prompts.pop(state, None)
         if prompt is None:
             return
         self._counts["handed_off"] += 1
@@ -113,14 +113,14 @@ class FastPrefill:
         counts["tokens_generated"] += len(computed)
         for prompt in computed:
             self._computing.remove(prompt)
-            self._listener.on_token(prompt.call, is_last=prompt.call.num_true_tokens == 1)
-        going_on = [prompt for prompt in computed if prompt.call.num_true_tokens > 1]
+            self._listener.on_token(prompt.state, is_last=prompt.state.num_true_tokens == 1)
+        going_on = [prompt for prompt in computed if prompt.state.num_true_tokens > 1]
         if going_on:
             self._listener.on_events(self._worker, tuple(map(_ready, going_on)))
         for prompt in computed:
-            if prompt.call.num_true_tokens == 1:
+            if prompt.state.num_true_tokens == 1:
                 counts["finished"] += 1
-                del self._prompts[prompt.call]
+                del self._prompts[prompt.state]
                 self._memory.count_used(-prompt.num_pages)
 
     @property
@@ -155,21 +155,21 @@ class FastPrefill:
         """It holds nothing but what its prompts have."""
 
     def _place(self) -> None:
-        """In order, as far as there are places and pages, and the step gets to them; hand-offs count."""
+        """In order, as far as there are slots and pages, and the step gets to them; hand-offs count."""
         num_tokens = self._max_tokens - sum(min(p.num_uncomputed, self._chunk_tokens) for p in self._computing)
-        num_free_places, num_stalled = self._max_num_seqs - self.num_running, 0
-        while num_tokens > 0 and num_free_places > 0 and self._waiting:
+        num_free_slots, num_stalled = self._max_num_seqs - self.num_running, 0
+        while num_tokens > 0 and num_free_slots > 0 and self._waiting:
             prompt = self._waiting[0]
             num_pages = num_pages_for(prompt.num_uncomputed)
             if num_pages > self._memory.num_free_pages:
-                num_stalled = num_free_places
+                num_stalled = num_free_slots
                 break
             self._waiting.popleft()
             prompt.num_pages = num_pages
             self._memory.count_used(num_pages)
             self._computing.append(prompt)
             num_tokens -= min(prompt.num_uncomputed, self._chunk_tokens)
-            num_free_places -= 1
+            num_free_slots -= 1
         if num_stalled or self._has_stalls:
             for index, prompt in enumerate(self._waiting):
                 self._counts["stalls"] += index < num_stalled and not prompt.is_stalled
@@ -188,7 +188,7 @@ class FastPrefill:
         return planned
 
     def _drop(self, prompt: FastPrompt) -> None:
-        del self._prompts[prompt.call]
+        del self._prompts[prompt.state]
         if prompt in self._computing:
             self._computing.remove(prompt)
         if not prompt.num_pages:
@@ -199,4 +199,4 @@ class FastPrefill:
 
 def _ready(prompt: FastPrompt) -> HandOffReady:
     """Pages that are only counted have no ids, and over a link nobody asks for them."""
-    return HandOffReady(prompt.call.key, _NO_SLOT, ())
+    return HandOffReady(prompt.state.key, _NO_SLOT, ())

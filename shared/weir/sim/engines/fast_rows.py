@@ -9,7 +9,7 @@ from weir.engine.batching.prompts import in_turn, note_turn
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
 from weir.sim.request_state import SimRequestState
 from weir.sim.timeline import ns_of_ms
-from weir.sim.workers.arriving import SimArrival
+from weir.sim.workers.arrival import SimArrival
 
 
 @dataclass(slots=True, eq=False)
@@ -17,7 +17,7 @@ class FastRow:
     """A sequence; `order` counts arrivals. While it decodes it has `context(step)` tokens in each step from
     `first_step` on."""
 
-    call: SimRequestState
+    state: SimRequestState
     arrival: SimArrival
     order: int
     num_prompt_tokens: int
@@ -47,7 +47,7 @@ class FastRow:
     @property
     def last_step(self) -> int:
         """In which it samples its last token; the first one came from its prompt."""
-        return self.first_step + self.call.num_true_tokens - 2
+        return self.first_step + self.state.num_true_tokens - 2
 
     @property
     def growth_phase(self) -> int:

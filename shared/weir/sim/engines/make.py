@@ -16,9 +16,9 @@ from weir.sim.engines.exact import ExactEngine
 from weir.sim.engines.fast import FastEngine
 from weir.sim.engines.fast_prefill import FastPrefill
 from weir.sim.engines.switching import SwitchingEngine
+from weir.sim.memory.locations import Location
 from weir.sim.memory.page_memory import PlainMemory
-from weir.sim.memory.places import Place
-from weir.sim.request_state import VOCAB_SIZE, Calls
+from weir.sim.request_state import VOCAB_SIZE, RequestStates
 from weir.sim.spec import PoolSpec, SystemSpec
 from weir.sim.timeline import Timeline
 from weir.sim.workers.worker import Engine, SimWorker, WorkerListener
@@ -38,19 +38,19 @@ class EngineMaker:
     fast_forward: bool
     fast_decode: bool
 
-    def make(self, worker: SimWorker, place: Place, calls: Calls, listener: WorkerListener) -> Engine:
+    def make(self, worker: SimWorker, location: Location, states: RequestStates, listener: WorkerListener) -> Engine:
         def make_exact() -> ExactEngine:
             return ExactEngine(
                 worker,
-                self._batcher(place),
-                place.pool.profile.step,
-                calls,
+                self._batcher(location),
+                location.pool.profile.step,
+                states,
                 self.timeline,
                 listener,
-                owns_memory=place.owns_memory,
+                owns_memory=location.owns_memory,
             )
 
-        pool, memory = place.pool, place.memory
+        pool, memory = location.pool, location.memory
         if not self._may_be_fast(pool) or not isinstance(memory, PlainMemory):
             return make_exact()
         if pool.role == "prefill":
@@ -75,13 +75,13 @@ class EngineMaker:
         is_alone = pool.role == "local" or (self.fast_decode and not pool.serves_locally)
         return is_plain and is_continuous and is_alone
 
-    def _batcher(self, place: Place) -> Batcher:
-        batcher = self._new_batcher(place)
+    def _batcher(self, location: Location) -> Batcher:
+        batcher = self._new_batcher(location)
         batcher.set_policy(self.policy.make())
         return batcher
 
-    def _new_batcher(self, place: Place) -> Batcher:
-        pool, memory = place.pool, place.memory
+    def _new_batcher(self, location: Location) -> Batcher:
+        pool, memory = location.pool, location.memory
         limits = BatchLimits(
             max_num_seqs=pool.max_num_seqs,
             max_num_batched_tokens=pool.max_num_batched_tokens,
@@ -91,7 +91,7 @@ class EngineMaker:
             max_stall_s=_NEVER_STALLED_S,
             target_step_s=pool.target_step_ms / 1e3 or math.inf,
         )
-        if place.owns_memory:
+        if location.owns_memory:
             page_pool = PagePool(reserve_pages=memory.num_pages, reserve_slots=len(memory.records))
         else:
             page_pool = PagePool(reserve_pages=watermark_pages(memory.num_pages), reserve_slots=0)

@@ -9,7 +9,7 @@ from weir.sim.engines.fast import FastEngine
 from weir.sim.engines.fast_rows import FastRow
 from weir.sim.memory.page_memory import PlainMemory
 from weir.sim.request_state import TOKEN, SimRequestState
-from weir.sim.workers.arriving import SimArrival
+from weir.sim.workers.arrival import SimArrival
 from weir.sim.workers.worker import SimWorker
 
 
@@ -34,14 +34,14 @@ class SwitchingEngine:
     def add(self, arrival: SimArrival) -> None:
         self._engine.add(arrival)
 
-    def cancel(self, call: SimRequestState) -> None:
-        self._engine.cancel(call)
+    def cancel(self, state: SimRequestState) -> None:
+        self._engine.cancel(state)
 
-    def fail(self, call: SimRequestState, failure: Failure) -> None:
-        self._engine.fail(call, failure)
+    def fail(self, state: SimRequestState, failure: Failure) -> None:
+        self._engine.fail(state, failure)
 
-    def forget(self, call: SimRequestState, copied: PageBatch | None) -> None:
-        self._engine.forget(call, copied)
+    def forget(self, state: SimRequestState, copied: PageBatch | None) -> None:
+        self._engine.forget(state, copied)
 
     def begin_step(self) -> int | None:
         if self._engine is self._fast and not self._fast.has_room:
@@ -109,7 +109,7 @@ class SwitchingEngine:
         bundle = self._memory.try_acquire(self._worker.index, num_pages, 1)
         assert bundle is not None, "these pages are in use, and a memory has twice as many slots as sequences run"
         slot = bundle.slots[0]
-        params, record = row.call.params(), self._memory.records[slot]
+        params, record = row.state.params(), self._memory.records[slot]
         record.begin(params)
         self._num_moved += 1
         return Arrival(

@@ -43,7 +43,7 @@ class SimPageMemory(Protocol):
         ...
 
     def release(self, worker: int, bundle: PageBatch, hashes: Sequence[Sequence[bytes]]) -> None:
-        """Takes pages and slots back; `hashes`: one list for each of the lot's used pages."""
+        """Takes pages and slots back; `hashes`: one list for each of the bundle's used pages."""
         ...
 
     def release_all(self, worker: int) -> None:

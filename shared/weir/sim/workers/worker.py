@@ -1,6 +1,6 @@
-"""A simulated worker: an engine that is turned as the real loop turns its batcher, one step after the other.
+"""A simulated worker: it drives an engine as the real loop drives its batcher, one step after the other.
 
-turn     commands taken ─> decide ─> the step takes its time ─> record ─> told ─> the next turn
+turn     commands ─> decide ─> the step takes its time ─> record ─> events reported ─> the next turn
 """
 
 from collections.abc import Callable, Mapping
@@ -10,22 +10,22 @@ from weir.engine.messages import Event, Failure, PageBatch
 from weir.sim.memory.page_memory import SimPageMemory
 from weir.sim.request_state import SimRequestState
 from weir.sim.timeline import Timeline, ns_of_s
-from weir.sim.workers.arriving import SimArrival
+from weir.sim.workers.arrival import SimArrival
 
 
 class Engine(Protocol):
-    """What a worker turns: the real batcher (`exact_engine`), or its equal for steady stretches (`fast_engine`)."""
+    """What a worker drives: the real batcher (`exact`), or its equal for steady stretches (`fast`, `fast_prefill`)."""
 
     @property
     def busy_ns(self) -> int: ...
 
     def add(self, arrival: SimArrival) -> None: ...
 
-    def cancel(self, call: SimRequestState) -> None: ...
+    def cancel(self, state: SimRequestState) -> None: ...
 
-    def fail(self, call: SimRequestState, failure: Failure) -> None: ...
+    def fail(self, state: SimRequestState, failure: Failure) -> None: ...
 
-    def forget(self, call: SimRequestState, copied: PageBatch | None) -> None:
+    def forget(self, state: SimRequestState, copied: PageBatch | None) -> None:
         """It is handed off; `copied`: what it had here, which is free now."""
         ...
 
@@ -34,7 +34,7 @@ class Engine(Protocol):
         ...
 
     def end_step(self) -> None:
-        """The step ends now; what came out is told."""
+        """The step ends now; what came out is reported."""
         ...
 
     @property
@@ -54,7 +54,7 @@ class Engine(Protocol):
     def counters(self) -> Mapping[str, float]: ...
 
     def settle_all(self) -> None:
-        """Tells what every sequence has drawn so far."""
+        """Reports what every sequence has sampled so far."""
         ...
 
     def die(self) -> None:
@@ -71,18 +71,18 @@ class Engine(Protocol):
 
 
 class WorkerListener(Protocol):
-    """What a worker tells."""
+    """Hears of what comes out of workers."""
 
     def on_events(self, worker: "SimWorker", events: tuple[Event, ...]) -> None: ...
 
     def on_pages_free(self, memory: SimPageMemory) -> None: ...
 
-    def on_token(self, call: SimRequestState, *, is_last: bool) -> None:
-        """Drawn now."""
+    def on_token(self, state: SimRequestState, *, is_last: bool) -> None:
+        """Sampled now."""
         ...
 
-    def on_tokens(self, call: SimRequestState, num_tokens: int, last_ns: int, longest_gap_ns: int) -> None:
-        """The next of one that goes on, the last of them drawn at `last_ns`. Their gaps are told by `on_gaps`."""
+    def on_tokens(self, state: SimRequestState, num_tokens: int, last_ns: int, longest_gap_ns: int) -> None:
+        """The next of one that goes on, the last of them sampled at `last_ns`. Their gaps come by `on_gaps`."""
         ...
 
     def on_gaps(self, gap_ns: int, num_gaps: int) -> None:
@@ -114,7 +114,7 @@ class SimWorker:
         return self._engine
 
     def begin(self, engine: Engine) -> None:
-        """With the engine that it turns from here on."""
+        """With the engine that it drives from here on."""
         self._engine = engine
 
     def post(self, command: Command) -> None:
