@@ -67,8 +67,8 @@ def test_under_every_policy_each_request_ends_once_and_all_pages_come_back(polic
     for spec in (LOCAL, SPLIT):
         result = simulate(spec, workload, policy=PolicySpec(policy))  # raises SimulationDefect otherwise
         assert all(outcome.is_finished for outcome in result.outcomes)
-        told = [outcome.num_output_tokens for outcome in result.outcomes]
-        assert told == [request.num_output_tokens for request in workload.requests]
+        counts = [outcome.num_output_tokens for outcome in result.outcomes]
+        assert counts == [request.num_output_tokens for request in workload.requests]
 
 
 def test_cached_prefixes_are_found_and_shorten_prompts() -> None:

@@ -143,7 +143,7 @@ EXPERIMENT = Experiment(
     ),
     compared=(
         f"{_NUM_GPUS} GPUs ({_PROFILE}): prefill and decode workers in every ratio, whose links ({', '.join(_LINKS)}) "
-        "start to move a prompt's pages when it has been read; and colocated workers with chunked prefill at three "
+        "start to move a prompt's pages when it is prefilled; and colocated workers with chunked prefill at three "
         "sizes of a step. Lengths of Azure's code trace (long prompts, a dozen tokens of output) and of ShareGPT "
         "chats, 20 s of Poisson arrivals. Figures: requests/s a GPU at which 90 % of the offered requests meet TTFT "
         "and worst gap. The best of each kind is chosen by its mean over the same seeds, which flatters the kind with "

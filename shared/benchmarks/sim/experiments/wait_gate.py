@@ -104,7 +104,7 @@ EXPERIMENT = Experiment(
         f"One colocated {_PROFILE} with {_NUM_PAGES} pages; prompts of 50 and 100 tokens with answers of 156 and 171, "
         f"167 to 31, at multiples of {_SATURATION_A_S:g} requests/s; bursts are Gamma arrivals with CV {_BURST_CV:g}. "
         "The scheduler admits as long as pages are free now (aggressive): the gate alone guards them. `wait` is "
-        "told true lengths, `nested-wait` none; neither waits when arrivals vary too much, `always waits` does. "
+        "given true lengths, `nested-wait` none; neither waits when arrivals vary too much, `always waits` does. "
         "Beside them the past-future admission that Weir has for this."
     ),
     cases=_cases,
@@ -124,7 +124,7 @@ EXPERIMENT = Experiment(
             at_most=0.0,
         ),
         Check(
-            "nested-wait, which is told no lengths, preempts nobody at 1.5x",
+            "nested-wait, which is given no lengths, preempts nobody at 1.5x",
             lambda results: results.estimate("preempted_pct", _NESTED, _OVER),
             at_most=0.0,
         ),

@@ -143,9 +143,9 @@ def split_table(splits: Sequence[DecodeSplit]) -> Table:
     """One row a number of sequences."""
     table = Table(title="where a decode step's milliseconds go")
     table.add_column("sequences", justify="right")
-    for column in ("linear", "head", "attention", "rest"):
+    for column in ("linear", "head", "attention", "other"):
         table.add_column(column, justify="right")
     for split in splits:
-        parts = (split.linear_ms, split.head_ms, split.attention_ms, split.pause_ms)
+        parts = (split.linear_ms, split.head_ms, split.attention_ms, split.other_ms)
         table.add_row(str(split.num_sequences), *(f"{part:.2f}" for part in parts))
     return table

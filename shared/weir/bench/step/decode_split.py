@@ -38,7 +38,7 @@ def measure_split(weights: Int8Weights, runner: Runner, share: CoreShare, num_se
         linear_ms=linear_ms,
         head_ms=whole_ms - headless_ms,
         attention_ms=headless_ms - short_ms,
-        pause_ms=short_ms - linear_ms,
+        other_ms=short_ms - linear_ms,
     )
 
 
