@@ -26,8 +26,8 @@ def lanes(
     \b
     weir bench lanes --rounds 3
     """
-    from weir.bench.lanes import LanesConfig
-    from weir.bench.lanes import main as bench_lanes
+    from weir.bench.serving.lanes import LanesConfig
+    from weir.bench.serving.lanes import main as bench_lanes
 
     config = LanesConfig(
         base_url,

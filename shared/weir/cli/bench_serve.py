@@ -54,12 +54,12 @@ def serve(
     weir bench serve --trace azure_2023_code.csv --num-prompts 100 --time-scale 4 --prompt-scale 16
     weir bench serve --peer llama-server --peer-model smollm2-q4_0.gguf
     """
-    from weir.bench.api_keys import check_keys, read_keys
-    from weir.bench.jobs import Mix, TraceReplay
-    from weir.bench.load import LoadConfig
-    from weir.bench.peers import main as bench_peers
-    from weir.bench.peers import parse_comparison
-    from weir.bench.serve import main as bench_serve
+    from weir.bench.serving.api_keys import check_keys, read_keys
+    from weir.bench.serving.jobs import Mix, TraceReplay
+    from weir.bench.serving.load import LoadConfig
+    from weir.bench.serving.peers import main as bench_peers
+    from weir.bench.serving.peers import parse_comparison
+    from weir.bench.serving.serve import main as bench_serve
 
     try:
         config = LoadConfig(

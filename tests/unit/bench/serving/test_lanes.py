@@ -2,7 +2,7 @@
 
 import pytest
 
-from weir.bench.lanes import LanesConfig, Side, figures, jobs_of, p99, report
+from weir.bench.serving.lanes import LanesConfig, Side, figures, jobs_of, p99, report
 
 CONFIG = LanesConfig("http://x", "m", num_flood=5, num_urgent=3)
 

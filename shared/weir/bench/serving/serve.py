@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from weir.bench.load import LoadConfig, ServedRequest, run_load
+from weir.bench.serving.load import LoadConfig, ServedRequest, run_load
 
 _WIDTH = 50
 _METRICS = {

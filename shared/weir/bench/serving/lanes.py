@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
-from weir.bench.jobs import BenchRequest, random_prompts
-from weir.bench.load import LoadConfig, ServedRequest, run_jobs
+from weir.bench.serving.jobs import BenchRequest, random_prompts
+from weir.bench.serving.load import LoadConfig, ServedRequest, run_jobs
 
 _FLOOD = "flood"
 _URGENT = "urgent"
