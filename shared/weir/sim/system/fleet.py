@@ -27,10 +27,10 @@ class Fleet:
         self._timeline = timeline
         self._engines = engines
         self._locations = locations_of(spec, keeps_prefixes=keeps_prefixes)
-        memories = {location.arena_id: location.memory for location in self._locations.values()}
+        self._memories = {location.arena_id: location.memory for location in self._locations.values()}
         self._prefix_events = [
             SimPrefixEvents(arena_id, memory, timeline)
-            for arena_id, memory in memories.items()
+            for arena_id, memory in self._memories.items()
             if isinstance(memory, PrefixMemory)
         ]
         self._workers: dict[str, SimWorker] = {}
@@ -141,7 +141,7 @@ class Fleet:
 
     def note_preemptions(self) -> None:
         """In the outcomes, at the end of a run."""
-        for memory in {location.arena_id: location.memory for location in self._locations.values()}.values():
+        for memory in self._memories.values():
             for request_id, num_preemptions in memory.preemptions.items():
                 self.gateway.states[request_id].outcome.num_preemptions += num_preemptions
 
@@ -151,8 +151,7 @@ class Fleet:
         for worker in self._workers.values():
             errors += [f"{worker.worker_id}: {error}" for error in worker.engine.integrity_errors()]
             worker.engine.give_memory_back()
-        memories = {location.arena_id: location.memory for location in self._locations.values()}
-        for arena_id, memory in memories.items():
+        for arena_id, memory in self._memories.items():
             errors += [f"memory of {arena_id}: {error}" for error in memory.integrity_errors()]
         return errors + self._hand_offs.integrity_errors()
 

@@ -50,10 +50,14 @@ def draw(
 
 def at_rate(workload: Workload, rate_a_s: float) -> Workload:
     """The same requests in the same pattern, stretched to a mean of `rate_a_s`."""
-    times = rescaled([request.arrival_s for request in workload.requests], rate_a_s)
+    return with_arrivals(workload, rescaled([request.arrival_s for request in workload.requests], rate_a_s))
+
+
+def with_arrivals(workload: Workload, arrivals_s: Times) -> Workload:
+    """The same requests in the same order, at these times."""
     moved = (
         dataclasses.replace(request, arrival_s=at_s)
-        for request, at_s in zip(workload.requests, times.tolist(), strict=True)
+        for request, at_s in zip(workload.requests, arrivals_s.tolist(), strict=True)
     )
     return dataclasses.replace(workload, requests=tuple(moved))
 
