@@ -22,11 +22,11 @@ from weir.engine.messages import (
 )
 from weir.engine.plan import ModelRunner
 from weir.kv.arena.segment import Segment
+from weir.kv.arena.watermark import num_reservable_pages, watermark_pages
 from weir.kv.memory.swap import SwapFile, num_swap_slots
 from weir.kv.messages import HandedOff
 from weir.kv.records.record import SequenceParams
 from weir.worker.arena.arrivals import UnreadableRecord, pages_of, read_arrival
-from weir.worker.arena.watermark import num_reservable_pages, watermark_pages
 from weir.worker.engine.model_loading import LoadedModel
 from weir.worker.requests.spans import DecodeSpans, PrefillSpans
 from weir.worker.requests.streams import GatewayStream
@@ -65,8 +65,8 @@ class DecodeRole:
     def make_batcher(self, segment: Segment, limits: BatchLimits) -> Batcher:
         geometry = segment.geometry
         num_slots = num_swap_slots(self._config.swap_bytes, geometry)
-        settings = self._config.running_settings(num_slots, num_reservable_pages(geometry))
-        pool = PagePool(reserve_pages=watermark_pages(geometry), reserve_slots=0)
+        settings = self._config.running_settings(num_slots, num_reservable_pages(geometry.num_pages))
+        pool = PagePool(reserve_pages=watermark_pages(geometry.num_pages), reserve_slots=0)
         return RunningBatcher(limits, pool, segment.record, settings)
 
     def on_start(self, stream: GatewayStream, params: SequenceParams, decode_worker_id: str) -> None:

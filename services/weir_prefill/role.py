@@ -11,10 +11,10 @@ from weir.engine.memory.pages import PagePool
 from weir.engine.messages import EngineReport, HandOffReady, SequenceEnded, SequenceForgotten, SequenceKey
 from weir.engine.plan import ModelRunner
 from weir.kv.arena.segment import Segment
+from weir.kv.arena.watermark import watermark_pages
 from weir.kv.messages import HandedOff
 from weir.kv.records.record import SequenceParams
 from weir.worker.arena.arrivals import pages_of
-from weir.worker.arena.watermark import watermark_pages
 from weir.worker.engine.model_loading import LoadedModel
 from weir.worker.requests.spans import PrefillSpans
 from weir.worker.requests.streams import GatewayStream
@@ -44,7 +44,7 @@ class PrefillRole:
         return model.runner
 
     def make_batcher(self, segment: Segment, limits: BatchLimits) -> Batcher:
-        pool = PagePool(reserve_pages=watermark_pages(segment.geometry), reserve_slots=_WATERMARK_SLOTS)
+        pool = PagePool(reserve_pages=watermark_pages(segment.geometry.num_pages), reserve_slots=_WATERMARK_SLOTS)
         return PrefillBatcher(limits, pool, segment.record)
 
     def on_start(self, stream: GatewayStream, params: SequenceParams, decode_worker_id: str) -> None:

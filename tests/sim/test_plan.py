@@ -7,8 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from weir.cli.app import app
-from weir.sim.planning.plan import PlanLimits, PoolSizes
 from weir.sim.planning.planner import PlanJob, guess_prefill_share, make_plan, run_once
+from weir.sim.planning.search import PlanLimits, PoolSizes
 from weir.sim.profile import load_profile
 from weir.sim.results.metrics import Slo, Slos
 from weir.sim.workloads.replay import Replay, load_workload
@@ -58,8 +58,8 @@ def test_the_command_names_the_cheapest_as_a_table_and_as_json(trace: Path) -> N
     shown = CliRunner().invoke(app, words)
     assert shown.exit_code == 0, shown.output
     assert "cheapest colocated: 1 colocated, cost 1" in shown.stdout
-    told = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
-    assert (told["best"]["num_local"], told["best"]["is_enough"]) == (1, True)
+    plan = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
+    assert (plan["best"]["num_local"], plan["best"]["is_enough"]) == (1, True)
 
 
 def test_a_plan_that_no_number_meets_fails_and_shows_what_was_tried(trace: Path) -> None:
@@ -68,7 +68,7 @@ def test_a_plan_that_no_number_meets_fails_and_shows_what_was_tried(trace: Path)
     shown = CliRunner().invoke(app, words)
     assert shown.exit_code == 1
     assert "cheapest split: none of up to 2 workers is enough" in shown.stdout
-    assert "at 0.0%; try a weaker SLO" in shown.stdout, "no number of workers reads a prompt in a millisecond"
+    assert "at 0.0%; try a weaker SLO" in shown.stdout, "no number of workers prefills in a millisecond"
 
 
 def test_a_limits_file_without_slos_asks_for_nothing(trace: Path, tmp_path: Path) -> None:

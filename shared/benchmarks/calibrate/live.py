@@ -20,9 +20,9 @@ from benchmarks.calibrate.loads import (
     system_of,
     trace_of,
 )
-from weir.bench.jobs import BenchRequest, random_prompts
-from weir.bench.load import LoadConfig, ServedRequest, run_jobs
 from weir.bench.profile import try_cost_of
+from weir.bench.serving.jobs import BenchRequest, random_prompts
+from weir.bench.serving.load import LoadConfig, ServedRequest, run_jobs
 from weir.core.cost import StepCost
 from weir.sim.results.outcome import SimResult
 from weir.sim.simulator import simulate

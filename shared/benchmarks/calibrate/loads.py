@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weir.bench.jobs import BenchRequest, random_prompts
+from weir.bench.serving.jobs import BenchRequest, random_prompts
 from weir.core.cost import StepCost
 from weir.sim.profile import CostProfile
 from weir.sim.spec import PoolSpec, SystemSpec
@@ -77,7 +77,7 @@ class Overheads:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One of a real run and the simulated one before it; shares of requests that their decode worker read."""
+    """One of a real run and the simulated one before it; shares of requests that their decode worker prefilled."""
 
     real: LoadFigures
     simulated: LoadFigures
@@ -166,7 +166,7 @@ def jobs_of(workload: Workload, seed: int) -> list[BenchRequest]:
 
 
 def overheads_of(idle_ttft_s: float, idle_itl_s: float, hand_off_s: float | None) -> Overheads:
-    """Of medians over requests with a prompt of one token: the step that reads it is one like that of any other token,
+    """Of medians over requests with a prompt of one token: its step is one like that of any other token,
     so what the first token takes longer than the others is the way of its messages."""
     message_ms = max(0.0, 1000 * (idle_ttft_s - idle_itl_s) / _MESSAGES_TO_FIRST_TOKEN)
     hand_off_ms = None if hand_off_s is None else max(0.0, 1000 * hand_off_s)

@@ -28,12 +28,12 @@ def main(config: CalibrateConfig, *, json_output: bool, out: Path | None) -> int
     except (RuntimeError, OSError) as error:
         console.print(f"python -m benchmarks.calibrate: {error}", markup=False, highlight=False)
         return 1
-    told, text = as_dict(config, found, load_before), report(config, found, load_before)
+    values, text = as_dict(config, found, load_before), report(config, found, load_before)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         (out / "calibration.md").write_text(text)
-        (out / "calibration.json").write_text(json.dumps(told, indent=1) + "\n")
-    print(json.dumps(told, indent=1) if json_output else text)
+        (out / "calibration.json").write_text(json.dumps(values, indent=1) + "\n")
+    print(json.dumps(values, indent=1) if json_output else text)
     return 0
 
 
@@ -126,7 +126,7 @@ def _foot(config: CalibrateConfig, found: CalibrationReport) -> Iterator[str]:
     for run in found.loads:
         real = statistics.fmean(one.real_local_share for one in run.rounds)
         simulated = statistics.fmean(one.simulated_local_share for one in run.rounds)
-        yield f"- At {run.load:g} the decode worker read {real:.0%} of the prompts itself, simulated {simulated:.0%}."
+        yield f"- At {run.load:g} the decode worker prefilled {real:.0%} of the prompts, simulated {simulated:.0%}."
     yield (
         "- All real processes share the cores, and slow one another down the more, the more there is to do;"
         " a simulated step takes the mean, whoever else computes, and messages take what they take on an idle stack."

@@ -115,7 +115,7 @@ def measure_cost(predictor: Predictor, prompts: Sequence[Sequence[int]], repeats
 
 @dataclass(frozen=True, slots=True)
 class ScoredLength:
-    """A request for the simulator, with what a predictor that has not seen its prompt says of it."""
+    """A request for the simulator, with the prediction of one that has not seen its prompt."""
 
     num_prompt_tokens: int
     num_output_tokens: int
@@ -128,7 +128,7 @@ def scored_lengths(
 ) -> list[ScoredLength]:
     """Every prompt of a set, each part scored by a predictor that was trained on the other parts.
 
-    Parts are scored by different networks, so scores are told in deviations from the mean of their part.
+    Parts are scored by different networks, so scores are deviations from the mean of their part.
     """
     rows = PromptFeatures(table).of(data_set.prompts)
     lengths = data_set.num_output_tokens

@@ -69,7 +69,7 @@ class ChatResult:
     num_new_tokens: int
     """Of its prompt, after what it has in common with the first turn and its answer."""
     is_retokenized: bool
-    """The first answer's text became other tokens than the model had drawn."""
+    """The first answer's text became other tokens than the model had sampled."""
     num_computed_tokens: int
     ttft_s: float
     uncached_ttft_s: float

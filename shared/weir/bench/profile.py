@@ -9,7 +9,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
-from weir.bench.step_grid import shapes, time_grid
+from weir.bench.step.grid import shapes, time_grid
 from weir.core.cost import StepCost
 from weir.core.cost_fit import CostFit, CostSample, fit_cost
 from weir.core.device import Precision
@@ -84,7 +84,7 @@ def print_fit(fit: CostFit, name: str) -> None:
 
 
 def try_cost_of(metrics: Mapping[str, float], prefix: str = METRIC_PREFIX) -> StepCost | None:
-    """What a worker has fitted to its own steps, as its metrics tell; None: nothing yet."""
+    """What a worker has fitted to its own steps, as its metrics have it; None: nothing yet."""
     values = [metrics.get(prefix + entry.name) for entry in fields(StepCost)]
     known = [value for value in values if value is not None]
     return StepCost(*known) if len(known) == len(values) else None

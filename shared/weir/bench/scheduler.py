@@ -1,8 +1,8 @@
 """`weir bench scheduler`: what a decision costs the scheduler's core, with every policy, by how many requests wait.
 
 A decision is all that one request makes it do: it comes (submit), another ends and the next one is picked and placed
-(finish), whose prompt is then read (prefilled); after each, `decide`. All workers are busy and the queue stays as long
-as it is. Garbage collection is on, as in service. The figures are processor time of the deciding thread, so that what
+(finish), whose prompt is then prefilled; after each, `decide`. All workers are busy and the queue stays as long
+as it is. Garbage collection is on, as in service. The times are processor time of the deciding thread, so that what
 else runs on the machine does not count.
 """
 
@@ -170,12 +170,12 @@ def main(config: SchedulerBenchConfig, *, as_json: bool) -> int:
 
 
 def _table(costs: Sequence[DecisionCost]) -> Table:
-    table = Table(title="One arrival, one finish, one pick and its prompt read: microseconds")
+    table = Table(title="One arrival, one finish, one pick and its prefill: microseconds")
     for name in ("policy", "pairs of workers", "queued", "median", "p99", "max"):
         table.add_column(name, justify="left" if name == "policy" else "right")
     for cost in costs:
-        figures = (f"{cost.median_us:.0f}", f"{cost.p99_us:.0f}", f"{cost.max_us:.0f}")
-        table.add_row(cost.policy, str(cost.num_pairs), f"{cost.num_queued:,}", *figures)
+        times = (f"{cost.median_us:.0f}", f"{cost.p99_us:.0f}", f"{cost.max_us:.0f}")
+        table.add_row(cost.policy, str(cost.num_pairs), f"{cost.num_queued:,}", *times)
     return table
 
 

@@ -22,7 +22,7 @@ from weir.sim.results.outcome import SimResult
 from weir.sim.simulator import simulate
 from weir.sim.spec import LinkSpec, SystemSpec
 from weir.sim.workloads.arrivals import poisson
-from weir.sim.workloads.mixing import Lengths, draw
+from weir.sim.workloads.compose import Lengths, draw
 from weir.sim.workloads.traces import read_lengths
 from weir.sim.workloads.workload import Workload
 

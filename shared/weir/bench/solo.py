@@ -1,4 +1,4 @@
-"""One engine that serves alone, turned in the caller's thread: jobs in, what each took and what the pages did out.
+"""One engine that serves alone, driven in the caller's thread: jobs in, what each took and what the pages did out.
 
 Everything of a worker but its process: the local batcher, real records, a pool that holds the whole arena. Time is a
 `JobTimeline`, so that the same code runs against the wall clock and, in tests, against a cost model.
@@ -92,7 +92,7 @@ def run_alone(
     num_pages: int,
     timeline: JobTimeline,
 ) -> SoloRun:
-    """Runs all jobs to their ends. Raises RuntimeError if one fails, or if the engine's books do not add up."""
+    """Runs all jobs to their ends. Raises RuntimeError if one fails, or if the engine's page counts do not add up."""
     engine = _Solo(jobs, runner, limits, settings, num_pages, timeline)
     engine.run()
     return engine.result()

@@ -58,7 +58,7 @@ class LatencySummary:
 class SequenceResult:
     """One length: its hand-off, and copying the same pages within memory.
 
-    `hand_off` is the sender's call, to the committed answer; `arrival` ends when the receiver has been told as well.
+    `hand_off` is the sender's call, to the committed answer; `arrival` ends when the receiver knows of it as well.
     """
 
     num_tokens: int
@@ -277,7 +277,7 @@ def _print_table(result: TransferBenchmark) -> None:
         table.add_column(f"{sequence.num_tokens:,} tokens", justify="right")
     table.add_row("pages", *(f"{one.num_pages} ({one.num_bytes / 2**20:.1f} MiB)" for one in lengths))
     table.add_row("hand-off", *(_shown(one.hand_off) for one in lengths))
-    table.add_row("until the receiver has been told", *(_shown(one.arrival) for one in lengths))
+    table.add_row("until the receiver knows of it", *(_shown(one.arrival) for one in lengths))
     table.add_row("bytes copied", *(str(one.num_bytes_copied) for one in lengths))
     table.add_row("an empty call to the service", *(_shown(result.empty_call) for _ in lengths))
     table.add_row("copying the same pages", *(_shown(one.copy) for one in lengths))

@@ -14,8 +14,8 @@ from weir.cli.exit_codes import EXIT_FAILED
 from weir.policy.registry import PolicySpec
 from weir.scheduling.limits.core_limits import CoreLimits
 from weir.scheduling.limits.file import parse_limits
-from weir.sim.planning.plan import PlanLimits, PoolSizes, Prices
 from weir.sim.planning.planner import PlanJob, Planned, guess_prefill_share, make_plan
+from weir.sim.planning.search import PlanLimits, PoolSizes, Prices
 from weir.sim.profile import load_profile
 from weir.sim.results.metrics import Slos
 from weir.sim.results.slos import slo_from_ms, slos_of
@@ -79,7 +79,6 @@ def make_job(options: PlanOptions) -> PlanJob:
     if slos == Slos():
         asked = "--ttft-ms, --gap-ms, --tpot-ms, --latency-ms or a --limits-file whose lanes have SLOs"
         raise ValueError(f"nothing is asked: give {asked}")
-    policy = PolicySpec.parse(options.policy)
     return PlanJob(
         trace=options.trace,
         replay=replay,
@@ -90,8 +89,7 @@ def make_job(options: PlanOptions) -> PlanJob:
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,
         limits=limits,
-        policy=policy.name,
-        policy_params=policy.params,
+        policy=PolicySpec.parse(options.policy),
         seeds=tuple(range(options.num_seeds if replay.is_random else 1)),
     )
 

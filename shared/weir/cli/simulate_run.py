@@ -19,7 +19,7 @@ from weir.sim.results.slos import slo_from_ms, slos_of
 from weir.sim.simulator import simulate
 from weir.sim.spec import FailureSpec, LinkSpec, PoolSpec, Role, SystemSpec
 from weir.sim.workloads.arrivals import burst, gamma, poisson
-from weir.sim.workloads.mixing import Lengths, draw
+from weir.sim.workloads.compose import Lengths, draw
 from weir.sim.workloads.replay import Arrivals, Replay, load_workload
 from weir.sim.workloads.workload import Workload
 
@@ -145,8 +145,7 @@ def _simulate(spec: SystemSpec, workload: Workload, limits: CoreLimits, options:
             spec,
             workload,
             limits=limits,
-            policy=policy.name,
-            policy_params=policy.params,
+            policy=policy,
             fast_forward=not options.is_step_exact,
             on_progress=advanced,
         )

@@ -1,29 +1,30 @@
 """Runs a workload on a simulated system, from the first arrival until every request has ended."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from weir.policy.registry import PolicySpec
 from weir.scheduling.limits.core_limits import CoreLimits
-from weir.sim.call import check_workload
-from weir.sim.engines.maker import EngineMaker
-from weir.sim.events import NS_PER_S, Coincidence, Timeline, ns_of_s
+from weir.sim.engines.make import EngineMaker
 from weir.sim.memory.page_memory import MemoryIsTight
+from weir.sim.request_state import check_workload
 from weir.sim.results.outcome import SimResult
 from weir.sim.spec import SystemSpec
 from weir.sim.system.fleet import Fleet
 from weir.sim.system.gateway import SimGateway
 from weir.sim.system.scheduler import SimScheduler
+from weir.sim.timeline import NS_PER_S, Timeline, ns_of_s
 from weir.sim.workloads.workload import Workload
 
 Progress = Callable[[int, float], None]
 """Requests ended, and simulated seconds; called about once a simulated second."""
+DEFAULT_POLICY = PolicySpec("fcfs")
 _SAMPLE_S = 1.0
 _SETTLE_S = 60.0
-"""After the last request has ended: what is under way comes to rest."""
+"""After the last request has ended: messages, cancels and hand-offs that are under way still arrive."""
 
 
 class SimulationDefect(Exception):
-    """The simulated system lost a request, a page or a booking: a defect of Weir, not of what was asked."""
+    """The simulated system lost a request, a page or a reservation: a defect of Weir, not of what was asked."""
 
 
 def simulate(
@@ -31,29 +32,29 @@ def simulate(
     workload: Workload,
     *,
     limits: CoreLimits | None = None,
-    policy: str = "fcfs",
-    policy_params: Mapping[str, float] | None = None,
+    policy: PolicySpec = DEFAULT_POLICY,
     fast_forward: bool = True,
     on_progress: Progress | None = None,
 ) -> SimResult:
-    """The same arguments give the same result, byte for byte, with `fast_forward` or without. Where memory that several
-    workers share runs short in the course of a run with it, or two things happen in one nanosecond whose order it does
-    not know, the run begins again without what led there, and so does its progress.
+    """The same arguments give the same result, byte for byte, with `fast_forward` or without. Where a decode worker's
+    memory runs short in the course of a run with it, the run begins again with real batchers there, and so does its
+    progress.
 
     Raises ValueError, SimulationDefect.
     """
     check_workload(workload)
-    choice = PolicySpec(policy, policy_params or {})
-    setup = (spec, workload, limits or CoreLimits(), choice, on_progress)
-    shares_fast = looks_ahead = True
-    while True:
-        run = _Run(*setup, fast_forward=fast_forward, shares_fast=shares_fast, looks_ahead=looks_ahead)
-        try:
-            return run.result()
-        except MemoryIsTight:
-            shares_fast = False
-        except Coincidence:
-            looks_ahead = False
+    # Where one lane may displace another, the fast engines are not proven equal.
+    fast_forward = fast_forward and len({request.lane for request in workload.requests}) <= 1
+
+    def run(*, fast_decode: bool) -> SimResult:
+        timeline = Timeline()
+        engines = EngineMaker(spec, policy, timeline, fast_forward=fast_forward, fast_decode=fast_decode)
+        return _Run(spec, workload, limits or CoreLimits(), engines, timeline, on_progress).result()
+
+    try:
+        return run(fast_decode=True)
+    except MemoryIsTight:
+        return run(fast_decode=False)
 
 
 class _Run:
@@ -64,14 +65,11 @@ class _Run:
         spec: SystemSpec,
         workload: Workload,
         limits: CoreLimits,
-        policy: PolicySpec,
+        engines: EngineMaker,
+        timeline: Timeline,
         on_progress: Progress | None,
-        *,
-        fast_forward: bool,
-        shares_fast: bool,
-        looks_ahead: bool,
     ) -> None:
-        self._timeline = Timeline()
+        self._timeline = timeline
         self._on_progress = on_progress
         # The core places nothing while it gathers; arrivals begin after that.
         self._start_ns = ns_of_s(limits.gather_s + 1.0)
@@ -81,16 +79,11 @@ class _Run:
         self._is_stopped = False
         profile = spec.pools[0].profile
         keeps_prefixes = spec.keeps_prefixes and any(request.prefix_blocks for request in workload.requests)
-        # Where one lane may take another's place, the fast engine is not proven equal.
-        has_lanes = len({request.lane for request in workload.requests}) > 1
-        longest_tokens = max((request.num_prompt_tokens for request in workload.requests), default=0)
-        is_fast = fast_forward and not has_lanes
-        engines = EngineMaker(spec, policy, self._timeline, is_fast, shares_fast, looks_ahead, longest_tokens)
-        self._fleet = Fleet(spec, self._timeline, engines, keeps_prefixes=keeps_prefixes)
+        self._fleet = Fleet(spec, timeline, engines, keeps_prefixes=keeps_prefixes)
         self._gateway = SimGateway(
             workload,
             profile,
-            self._timeline,
+            timeline,
             start_ns=self._start_ns,
             keeps_prefixes=keeps_prefixes,
             start=self._fleet.start,
@@ -98,9 +91,9 @@ class _Run:
         )
         self._scheduler = SimScheduler(
             limits,
-            policy.make(),
+            engines.policy.make(),
             profile,
-            self._timeline,
+            timeline,
             self._gateway.on_grant,
             self._gateway.on_revoke,
         )

@@ -15,9 +15,9 @@ Role = Literal["local", "prefill", "decode"]
 class PoolSpec:
     """`num_workers` equal workers, each with memory of its own.
 
-    local    reads prompts and writes answers itself (mixed steps); no other worker can be handed its sequences
-    prefill  reads prompts and hands them off
-    decode   takes hand-offs; with `serves_locally` it reads prompts too, if the scheduler sends it any
+    local    prefills and decodes itself (mixed steps); no other worker can be handed its sequences
+    prefill  computes prompts and hands their sequences off
+    decode   takes hand-offs; with `serves_locally` it prefills too, if the scheduler sends it whole prompts
     """
 
     role: Role
@@ -141,7 +141,7 @@ class SystemSpec:
         chunk_tokens: int = 2048,
         num_pages: int = 0,
     ) -> "SystemSpec":
-        """Prompts on some workers, answers on others."""
+        """Some workers prefill, others decode."""
         sizes = (max_num_seqs, max_num_batched_tokens, chunk_tokens, num_pages)
         prefill = PoolSpec("prefill", num_prefill, profile, *sizes)
         return cls((prefill, PoolSpec("decode", num_decode, profile, *sizes)), link)

@@ -16,7 +16,7 @@ _GARBAGE = -1
 
 
 class HashRunner:
-    """Writes a number for each position into the pages, and draws tokens from what it then reads there.
+    """Writes a number for each position into the pages, and samples tokens from what it then reads there.
 
     So a token depends on every page of its sequence: a wrong block table, a page that somebody else wrote to and a
     chunk that was left out all give other tokens than `reference_tokens`. `on_run` is called first in each step, to
@@ -54,7 +54,7 @@ class HashRunner:
         results = [self._sampled(chunk) for chunk in plan.chunks if chunk.sample is not None]
         return StepResult(
             {slot: token_id for result in results for slot, token_id in result.token_ids.items()},
-            logprobs={slot: told for result in results for slot, told in result.logprobs.items()},
+            logprobs={slot: logprobs for result in results for slot, logprobs in result.logprobs.items()},
             prompt_logprobs={chunk.slot: self._scored(chunk, chunk.score) for chunk in plan.chunks if chunk.score},
         )
 
@@ -63,7 +63,7 @@ class HashRunner:
         self._memory[list(page_ids)] = _GARBAGE
 
     def _sampled(self, chunk: ChunkPlan) -> StepResult:
-        assert chunk.sample is not None, "nothing is drawn after this chunk"
+        assert chunk.sample is not None, "nothing is sampled after this chunk"
         return _draw(self._read(chunk), chunk.slot, chunk.sample, self._vocab_size)
 
     def _scored(self, chunk: ChunkPlan, score: ScoreSpec) -> tuple[TokenLogprobs, ...]:

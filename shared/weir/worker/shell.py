@@ -32,6 +32,7 @@ from weir.engine.messages import (
     SetPolicy,
 )
 from weir.engine.plan import ModelRunner
+from weir.kv.arena.watermark import num_reservable_pages
 from weir.kv.geometry import PAGE_TOKENS
 from weir.kv.memory.device import ArenaMemory
 from weir.kv.messages import HandedOff
@@ -41,7 +42,6 @@ from weir.runtime.service import ServiceContext
 from weir.wire.v1 import worker_pb2, worker_pb2_grpc
 from weir.worker.arena.page_keeper import Arena, PageKeeper
 from weir.worker.arena.prefixes import Prefixes
-from weir.worker.arena.watermark import num_reservable_pages
 from weir.worker.config import WorkerConfig
 from weir.worker.engine.cost_meter import CostMeter
 from weir.worker.engine.engine_host import EngineHost
@@ -249,7 +249,7 @@ class WorkerShell:
             host_id=segment.arena_id,
             max_context_tokens=self._model.max_context_tokens,
             page_tokens=PAGE_TOKENS,
-            num_arena_pages=num_reservable_pages(segment.geometry),
+            num_arena_pages=num_reservable_pages(segment.geometry.num_pages),
             max_num_seqs=self._config.max_num_seqs,
             num_running=load.num_running,
             num_waiting=load.num_waiting,

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weir.sim.workloads.arrivals import burst, gamma, jittered_within_ticks, poisson, rescaled
-from weir.sim.workloads.mixing import Lengths, at_rate, draw, first, merge, with_lanes, with_tenants
+from weir.sim.workloads.compose import Lengths, at_rate, draw, first, merge
 from weir.sim.workloads.workload import SimRequest, Workload
 
 
@@ -97,15 +97,6 @@ def test_merged_workloads_come_by_time_and_must_not_share_ids() -> None:
         merge("twice", [one, one])
     with pytest.raises(ValueError, match=r"blocks of \[16, 512\] tokens"):
         merge("mixed", [one, Workload("w", (), 16)])
-
-
-def test_lanes_and_tenants_are_drawn_by_their_shares() -> None:
-    workload = draw(LENGTHS, burst(5000), source())
-    mixed = with_tenants(with_lanes(workload, {"a": 3, "b": 1}, source()), {"x": 1, "y": 0}, source())
-    assert sum(r.lane == "a" for r in mixed.requests) / 5000 == pytest.approx(0.75, abs=0.02)
-    assert {r.tenant for r in mixed.requests} == {"x"}
-    with pytest.raises(ValueError, match="lanes"):
-        with_lanes(workload, {"a": -1, "b": 2}, source())
 
 
 def test_a_workload_at_another_rate_is_the_same_requests() -> None:

@@ -9,6 +9,7 @@ _ROOT = Path(__file__).parents[3]
 _RUN = """
 import hashlib
 from tests.unit.sim.loads import PROFILE, poisson_load, shared_prompts
+from weir.policy.registry import PolicySpec
 from weir.sim.simulator import simulate
 from weir.sim.spec import LinkSpec, SystemSpec
 
@@ -16,7 +17,7 @@ lines = []
 for workload in (poisson_load(30, 30.0), shared_prompts(30, 30.0)):
     for spec in (SystemSpec.colocated(3, PROFILE), SystemSpec.split(2, 2, PROFILE, link=LinkSpec(10.0))):
         for policy in ("fcfs", "srtf", "slai"):
-            result = simulate(spec, workload, policy=policy)
+            result = simulate(spec, workload, policy=PolicySpec(policy))
             lines.append(repr((result.outcomes, result.gap_counts_by_ms, result.queue_lengths,
                                sorted(result.tenant_service.items()), sorted(result.counters.items()))))
 print(hashlib.sha256("\\n".join(lines).encode()).hexdigest())

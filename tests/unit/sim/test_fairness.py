@@ -28,14 +28,6 @@ def test_service_that_both_get_in_turn_leaves_a_small_gap() -> None:
     assert widest_gap(SimResult(both, 20.0, tenant_service=service)).service <= 20.0
 
 
-def test_a_heavier_tenant_may_have_its_multiple() -> None:
-    service = {"a": [(float(t), 30.0 * t) for t in range(10)], "b": [(float(t), 10.0 * t) for t in range(10)]}
-    both = [waited("a", 0.0, 9.0), waited("b", 0.0, 9.0)]
-    result = SimResult(both, 9.0, tenant_service=service)
-    assert widest_gap(result).service == pytest.approx(180.0)
-    assert widest_gap(result, {"a": 3.0}).service == pytest.approx(0.0)
-
-
 def test_who_is_never_granted_waits_until_the_end() -> None:
     assert backlogged([waited("a", 1.0, None, 4.0), waited("a", 3.0, 6.0), waited("a", 8.0, 9.0)]) == {
         "a": [(1.0, 6.0), (8.0, 9.0)]

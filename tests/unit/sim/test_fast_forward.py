@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tests.unit.sim.loads import PROFILE, poisson_load
 
 from weir.core.cost import StepCost
+from weir.policy.registry import PolicySpec
 from weir.scheduling.limits.core_limits import CoreLimits
 from weir.sim.engines.exact import ExactEngine
 from weir.sim.results.outcome import SimResult
@@ -71,8 +72,8 @@ def check_equal(
     spec: SystemSpec, workload: Workload, limits: CoreLimits | None = None, policy: str = "fcfs"
 ) -> SimResult:
     """What came out of both."""
-    exact = simulate(spec, workload, limits=limits, policy=policy, fast_forward=False)
-    fast = simulate(spec, workload, limits=limits, policy=policy, fast_forward=True)
+    exact = simulate(spec, workload, limits=limits, policy=PolicySpec(policy), fast_forward=False)
+    fast = simulate(spec, workload, limits=limits, policy=PolicySpec(policy), fast_forward=True)
     assert fast.outcomes == exact.outcomes
     assert fast.gap_counts_by_ms == exact.gap_counts_by_ms
     assert fast.queue_lengths == exact.queue_lengths
@@ -104,10 +105,10 @@ def test_long_stretches_of_separate_pools_are_equal_too(link: LinkSpec | None) -
     assert exact.counters["failed"] > 0
 
 
-SYSTEMS = [SystemSpec.colocated(2, PROFILE), *(SystemSpec.split(2, 2, PROFILE, link=link) for link in LINKS)]
+SYSTEMS = [SystemSpec.colocated(2, PROFILE), *(SystemSpec.split(2, 2, PROFILE, link=link) for link in LINKS[1:])]
 
 
-@pytest.mark.parametrize("spec", SYSTEMS, ids=["colocated", "in place", "link", "slow link"])
+@pytest.mark.parametrize("spec", SYSTEMS, ids=["colocated", "link", "slow link"])
 def test_with_pages_for_all_the_real_batcher_is_never_asked(spec: SystemSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the tests here would compare it with itself."""
 
@@ -131,7 +132,7 @@ def test_prompts_wait_for_places_and_pages_of_those_that_are_being_handed_over()
     assert exact.counters["stalls"] > 0
 
 
-def test_what_is_drawn_after_a_deadline_does_not_count_however_short_steps_are() -> None:
+def test_what_is_sampled_after_a_deadline_does_not_count_however_short_steps_are() -> None:
     quick = replace(PROFILE, step=StepCost(0.05, 0.0, 0.0, 0.001, 1e-6))
     requests = [SimRequest(f"r{index}", index / 7, 20, 1500, 1500, deadline_s=0.03 * (index % 2)) for index in range(3)]
     exact = check_equal(SystemSpec.colocated(1, quick), Workload("deadlines", tuple(requests)))
@@ -139,14 +140,14 @@ def test_what_is_drawn_after_a_deadline_does_not_count_however_short_steps_are()
 
 
 def test_hand_offs_that_wait_for_pages_wait_as_long() -> None:
-    """Where the fast engines see that memory gets tight, the run begins again without them."""
+    """Where a fast decode engine sees that memory gets tight, the run begins again without it."""
     spec = SystemSpec.split(2, 1, PROFILE, link=LinkSpec(25.0), num_pages=120)
     exact = check_equal(spec, poisson_load(40, 200.0, output=100), CoreLimits(page_overcommit=3.0))
     assert exact.counters["hand_offs_that_waited_for_pages"] > 0
 
 
 def test_workers_in_step_with_each_other_are_told_apart_by_who_was_planned_first() -> None:
-    """Their steps end in the same nanosecond, so a run that looks ahead begins again without."""
+    """Their steps end in the same nanosecond."""
     profile = replace(PROFILE, decision_us=0.0)
     requests = [SimRequest(f"r{index}", 0.0, 100, 80, 100) for index in range(2)]
     for spec in (SystemSpec.colocated(2, profile), SystemSpec.split(2, 2, profile)):
@@ -155,7 +156,7 @@ def test_workers_in_step_with_each_other_are_told_apart_by_who_was_planned_first
         assert exact.outcomes[0].prefill_worker_id != exact.outcomes[1].prefill_worker_id
 
 
-def test_a_worker_that_runs_out_of_pages_goes_over_to_the_real_batcher_and_back() -> None:
+def test_a_worker_that_runs_out_of_pages_goes_over_to_the_real_batcher() -> None:
     spec = SystemSpec.colocated(1, PROFILE, num_pages=70)
     burst = [SimRequest(f"a{index}", 0.0, 160, 100, 100) for index in range(6)]
     later = [SimRequest(f"b{index}", 60.0 + index, 160, 10, 100) for index in range(3)]

@@ -3,10 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from weir.sim.results.goodput import find_capacity
 from weir.sim.results.metrics import Slo, Slos, by_lane, by_tenant, gap_percentile_s, summarize
 from weir.sim.results.outcome import RequestOutcome, SimResult
 
@@ -121,33 +118,3 @@ def test_percentiles_of_gaps_come_from_their_histogram() -> None:
     assert gap_percentile_s(result, 99) == pytest.approx(0.041)
     assert gap_percentile_s(result, 100) == pytest.approx(0.301)
     assert math.isnan(gap_percentile_s(run(), 50))
-
-
-@given(knee=st.floats(1.5, 90.0), width=st.floats(0.01, 20.0))
-def test_capacity_is_where_attainment_crosses_its_target(knee: float, width: float) -> None:
-    def attainment(rate: float) -> float:
-        return min(1.0, max(0.0, 0.9 + (knee - rate) / width))
-
-    capacity = find_capacity(attainment, 1.0, 100.0, relative=0.01)
-    assert capacity.is_bounded
-    assert capacity.rate_a_s == pytest.approx(knee, rel=0.01)
-
-
-def test_a_capacity_out_of_range_says_so() -> None:
-    assert find_capacity(lambda rate: 0.5, 1.0, 10.0).rate_a_s == 0.0
-    unbounded = find_capacity(lambda rate: 1.0, 1.0, 10.0)
-    assert (unbounded.rate_a_s, unbounded.is_bounded) == (10.0, False)
-    with pytest.raises(ValueError, match="low_a_s 3"):
-        find_capacity(lambda rate: 1.0, 3.0, 2.0)
-
-
-def test_capacity_asks_for_few_rates() -> None:
-    asked: list[float] = []
-
-    def attainment(rate: float) -> float:
-        asked.append(rate)
-        return 1.0 if rate < 37 else 0.0
-
-    find_capacity(attainment, 1.0, 64.0, relative=0.02)
-    assert len(asked) <= 12
-    assert len(asked) == len(set(asked))

@@ -1,9 +1,8 @@
-"""The page memory of simulated workers, and the instants of their timeline."""
+"""The page memory of simulated workers that keeps no prefixes."""
 
 import pytest
 
 from weir.engine.messages import PageBundle
-from weir.sim.events import Coincidence, Timeline
 from weir.sim.memory.page_memory import MemoryIsTight, PlainMemory
 
 
@@ -30,11 +29,9 @@ def test_what_is_free_twice_is_found() -> None:
     assert memory.integrity_errors() == ["9 of 8 pages are free at the end, 8 different"]
 
 
-def test_spare_pages_that_several_want_add_up_and_are_said_to_be_lacking_before_they_are_taken() -> None:
+def test_lacking_spare_pages_and_slots_are_an_error_before_they_are_taken() -> None:
     memory = PlainMemory(20, 2)
-    memory.keep_spare("decode-0", 4)
-    memory.keep_spare("decode-1", 5)
-    memory.keep_spare("decode-0", 4)
+    memory.keep_spare(9)
     assert memory.try_acquire(1, 11, 1) is not None
     with pytest.raises(MemoryIsTight, match="8 pages"):
         memory.try_acquire(1, 1, 0)
@@ -42,17 +39,16 @@ def test_spare_pages_that_several_want_add_up_and_are_said_to_be_lacking_before_
         memory.try_acquire(1, 0, 2)
 
 
-def test_an_instant_has_room_for_one_event_that_wants_to_be_alone() -> None:
-    timeline = Timeline()
-    timeline.at(5, timeline.check_alone)
-    assert timeline.step()
-    timeline.at(7, timeline.check_alone)
-    timeline.at(7, lambda: None)
-    with pytest.raises(Coincidence, match="7 ns"):
-        timeline.step()
-    timeline.at(9, lambda: None)
-    timeline.at(9, timeline.check_alone)
-    assert timeline.step()
-    assert timeline.step()
-    with pytest.raises(Coincidence, match="9 ns"):
-        timeline.step()
+def test_counted_pages_are_used_without_ids() -> None:
+    memory = PlainMemory(20, 2)
+    memory.keep_spare(5)
+    memory.count_used(15)
+    with pytest.raises(MemoryIsTight, match="4 pages and 2 slots"):
+        memory.try_acquire(1, 1, 0)
+    with pytest.raises(MemoryIsTight, match="4 pages are left"):
+        memory.count_used(1)
+    memory.count_used(-4)
+    assert memory.num_free_pages == 8
+    assert memory.integrity_errors() == ["12 pages are counted at the end"]
+    memory.release_all(1)
+    assert memory.integrity_errors() == []

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from weir.sim.planning.plan import Plan, PlanLimits, PoolSizes, Prices, search
+from weir.sim.planning.search import Plan, PlanLimits, PoolSizes, Prices, search
 from weir.sim.results.stats import Estimate
 
 

@@ -22,7 +22,7 @@ def test_those_that_come_with_weir_can_be_used() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (("num_pages: 2000\n", ""), "num_pages: is missing"),
         (("num_pages: 2000\n", "num_pages: 0\n"), "num_pages 0: must be a whole number of at least 1"),
@@ -36,7 +36,9 @@ def test_those_that_come_with_weir_can_be_used() -> None:
         (("name: test\n", "name: [\n"), "while parsing"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_named_with_its_field(tmp_path: Path, change: tuple[str, str], said: str) -> None:
+def test_a_file_that_cannot_be_used_is_named_with_its_field(
+    tmp_path: Path, change: tuple[str, str], message: str
+) -> None:
     path = tmp_path / "bad.yaml"
     save_profile(PROFILE, path)
     text = path.read_text()
@@ -45,7 +47,7 @@ def test_a_file_that_cannot_be_used_is_named_with_its_field(tmp_path: Path, chan
     with pytest.raises(ProfileError) as caught:
         load_profile(path)
     assert str(path) in str(caught.value)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:

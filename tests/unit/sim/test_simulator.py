@@ -7,7 +7,7 @@ from tests.unit.sim.loads import PROFILE, poisson_load, shared_prompts
 
 from weir.engine.batching.joining import Batching, JoinSettings
 from weir.engine.memory.preemption import PreemptionSettings
-from weir.policy.registry import policy_names
+from weir.policy.registry import PolicySpec, policy_names
 from weir.scheduling.limits.core_limits import CoreLimits, LaneLimits
 from weir.sim.simulator import simulate
 from weir.sim.spec import FailureSpec, LinkSpec, PoolSpec, SystemSpec
@@ -65,10 +65,10 @@ def test_transfers_of_a_shared_link_stand_in_line_and_others_do_not() -> None:
 def test_under_every_policy_each_request_ends_once_and_all_pages_come_back(policy: str) -> None:
     workload = poisson_load(60, 30.0)
     for spec in (LOCAL, SPLIT):
-        result = simulate(spec, workload, policy=policy)  # raises SimulationDefect otherwise
+        result = simulate(spec, workload, policy=PolicySpec(policy))  # raises SimulationDefect otherwise
         assert all(outcome.is_finished for outcome in result.outcomes)
-        told = [outcome.num_output_tokens for outcome in result.outcomes]
-        assert told == [request.num_output_tokens for request in workload.requests]
+        counts = [outcome.num_output_tokens for outcome in result.outcomes]
+        assert counts == [request.num_output_tokens for request in workload.requests]
 
 
 def test_cached_prefixes_are_found_and_shorten_prompts() -> None:

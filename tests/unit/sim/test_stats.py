@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from weir.sim.results.stats import bootstrap_estimate, mean_estimate
+from weir.sim.results.stats import mean_estimate
 
 
 def test_the_interval_of_five_values_is_students() -> None:
@@ -31,18 +31,6 @@ def test_19_of_20_intervals_hold_the_true_mean(num: int) -> None:
     assert hits / 2000 == pytest.approx(0.95, abs=0.02)
 
 
-def test_a_bootstrap_repeats_and_narrows_with_more_values() -> None:
-    source = np.random.default_rng(4)
-    few, many = source.exponential(1.0, 10).tolist(), source.exponential(1.0, 1000).tolist()
-    assert bootstrap_estimate(few, seed=1) == bootstrap_estimate(few, seed=1)
-    wide, narrow = bootstrap_estimate(few), bootstrap_estimate(many)
-    assert wide.high - wide.low > 3 * (narrow.high - narrow.low)
-    assert narrow.low < narrow.mean < narrow.high
-    median = bootstrap_estimate(many, lambda sample: float(np.median(sample)))
-    assert median.mean == pytest.approx(float(np.median(many)))
-
-
 def test_no_values_are_an_error() -> None:
-    for estimate in (mean_estimate, bootstrap_estimate):
-        with pytest.raises(ValueError, match="at least one"):
-            estimate([])
+    with pytest.raises(ValueError, match="at least one"):
+        mean_estimate([])

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from weir.sim.workloads.capture import capture_lines
 from weir.sim.workloads.trace_file import TraceError
 from weir.sim.workloads.traces import detect_format, read_lengths, read_trace
 from weir.sim.workloads.workload import SimRequest
@@ -82,12 +81,30 @@ def test_an_aibrix_line_may_hold_several_requests(tmp_path: Path) -> None:
     assert [r.request_id for r in read_trace(path).requests] == ["a-1-0", "a-1-1"]
 
 
-def test_a_capture_reads_back_as_it_was_written(tmp_path: Path) -> None:
+def test_every_key_of_a_capture_is_read(tmp_path: Path) -> None:
     requests = (
         SimRequest("a", 0.0, 10, 5, 100, "interactive", "acme", (1, 2), 9.0, 0.5, 0.05, 7.0, -1.5),
         SimRequest("b", 1.25, 10, 5, 50),
     )
-    path = file(tmp_path, "capture.jsonl", "".join(capture_lines(requests)))
+    lines = (
+        {
+            "request_id": "a",
+            "arrival_s": 3.0,
+            "num_prompt_tokens": 10,
+            "num_output_tokens": 5,
+            "max_tokens": 100,
+            "lane": "interactive",
+            "tenant": "acme",
+            "prefix_blocks": [1, 2],
+            "deadline_s": 9.0,
+            "ttft_target_s": 0.5,
+            "itl_target_s": 0.05,
+            "predicted_output_tokens": 7.0,
+            "output_score": -1.5,
+        },
+        {"request_id": "b", "arrival_s": 4.25, "num_prompt_tokens": 10, "num_output_tokens": 5, "max_tokens": 50},
+    )
+    path = file(tmp_path, "capture.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
     assert read_trace(path).requests == requests
 
 

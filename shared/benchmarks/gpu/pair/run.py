@@ -108,7 +108,7 @@ def run_pair(kind: RunnerKind, load: PairLoad) -> PairResult:
 
 
 class _Pair:
-    """The books of one run."""
+    """Who holds which sequences and pages in one run."""
 
     def __init__(self, segment: Segment, pipes: dict[str, Connection], load: PairLoad) -> None:
         self._segment = segment
@@ -133,9 +133,9 @@ class _Pair:
             self._pipes["prefill"].send(AddSequence(Arrival(self._params(number, prompt))))
         while self._open:
             for role in self._ready_roles(ends_at_s):
-                said = self._receive(role, ends_at_s)
-                if isinstance(said, EngineReport):
-                    self._on_report(role, said)
+                message = self._receive(role, ends_at_s)
+                if isinstance(message, EngineReport):
+                    self._on_report(role, message)
         self._result.duration_s = time.monotonic() - self._started_s
         self._wait_until_all_pages_are_back(ends_at_s)
         return self._result
@@ -185,7 +185,7 @@ class _Pair:
     def _trade_pages(self, role: str, report: EngineReport) -> None:
         if report.surplus:
             self._release(role, report.surplus)
-        if report.num_gives == self._num_given[role]:  # else said before the worker had seen the last lot
+        if report.num_gives == self._num_given[role]:  # else sent before the worker had seen the last bundle
             self._wanted.pop(role, None)
             if report.wanted is not None:
                 self._wanted[role] = report.wanted
@@ -210,9 +210,9 @@ class _Pair:
     def _wait_until_all_pages_are_back(self, ends_at_s: float) -> None:
         while any(self._table.pages_of(lease).size for lease in _LEASES.values()):
             for role in self._ready_roles(ends_at_s):
-                said = self._receive(role, ends_at_s)
-                if isinstance(said, EngineReport):
-                    self._on_report(role, said)
+                message = self._receive(role, ends_at_s)
+                if isinstance(message, EngineReport):
+                    self._on_report(role, message)
         self._result.num_free_pages_at_end = self._table.num_pages(PageState.FREE)
 
     def _ready_roles(self, ends_at_s: float) -> list[str]:
@@ -226,10 +226,10 @@ class _Pair:
         if not pipe.poll(max(0.0, ends_at_s - time.monotonic())):
             raise PairFailed(f"the {role} worker says nothing")
         try:
-            said: object = pipe.recv()
+            message: object = pipe.recv()
         except EOFError:
             raise PairFailed(f"the {role} worker has died; its error is above") from None
-        return said
+        return message
 
 
 def _start(spec: WorkerSpec, memory_socket: socket.socket) -> tuple[Connection, BaseProcess]:

@@ -63,8 +63,8 @@ class Ready:
     """The worker is warm."""
 
 
-Said = Ready | EngineReport
-Told = Command | HandedOff | None
+FromWorker = Ready | EngineReport
+ToWorker = Command | HandedOff | None
 
 
 def run_worker(spec: WorkerSpec, connection: Connection, memory_socket: socket.socket) -> None:
@@ -75,27 +75,27 @@ def run_worker(spec: WorkerSpec, connection: Connection, memory_socket: socket.s
     runner, warm_up = spec.kind.make_runner(memory, spec.num_pages)
     lock = threading.Lock()  # the engine's thread and this one both send
 
-    def send(said: Said) -> None:
+    def send(message: FromWorker) -> None:
         with lock:
-            connection.send(said)
+            connection.send(message)
 
     loop = EngineLoop(_batcher(spec, segment), runner, send, LoopSettings(inbox_size=4096), SystemClock())
     loop.start(warm_up).result()
     send(Ready())
     try:
-        while (told := _receive(connection)) is not None:
-            loop.post(AddSequence(read_arrival(segment, told)) if isinstance(told, HandedOff) else told)
+        while (message := _receive(connection)) is not None:
+            loop.post(AddSequence(read_arrival(segment, message)) if isinstance(message, HandedOff) else message)
     finally:
         loop.stop(_STOP_TIMEOUT_S)
         connection.close()
 
 
-def _receive(connection: Connection) -> Told:
+def _receive(connection: Connection) -> ToWorker:
     try:
-        told: Told = connection.recv()
+        message: ToWorker = connection.recv()
     except EOFError:
         return None
-    return told
+    return message
 
 
 def _batcher(spec: WorkerSpec, segment: Segment) -> Batcher:

@@ -11,7 +11,7 @@ from weir.scheduling.limits.core_limits import CoreLimits, LaneLimits
 from weir.scheduling.limits.placing_limits import MemoryFitName, PlacingLimits
 from weir.sim.results.metrics import summarize, ttft_s
 from weir.sim.results.outcome import RequestOutcome, SimResult
-from weir.sim.workloads.mixing import Lengths
+from weir.sim.workloads.compose import Lengths
 from weir.sim.workloads.traces import read_lengths
 from weir.sim.workloads.workload import Workload
 

@@ -8,13 +8,14 @@ from benchmarks.sim.experiment import Case, Check, Experiment, Figure, Size, Swe
 from benchmarks.sim.experiments._size_based import SHAREGPT, figures, lengths_of, open_limits
 from benchmarks.sim.report import show
 from benchmarks.sim.results import Results
+from weir.policy.registry import PolicySpec
 from weir.sim.profile import load_profile
 from weir.sim.results.metrics import gap_percentile_s
 from weir.sim.results.stats import Estimate, mean_estimate
 from weir.sim.simulator import simulate
 from weir.sim.spec import SystemSpec
 from weir.sim.workloads.arrivals import poisson
-from weir.sim.workloads.mixing import draw
+from weir.sim.workloads.compose import draw
 
 _PROFILE = "h100-llama3-8b"
 _RATE_A_S = 5.0
@@ -28,11 +29,10 @@ def _run(arm: str, num_tokens: int, num: int, seed: int) -> Mapping[str, float]:
     source = np.random.default_rng(seed)
     workload = draw(lengths_of(SHAREGPT), poisson(_RATE_A_S, num, source), source, name="r")
     spec = SystemSpec.colocated(1, load_profile(_PROFILE), max_num_batched_tokens=num_tokens, chunk_tokens=num_tokens)
-    policy, params = ("fcfs", {}) if arm == _CHUNKED else (arm, {})
-    if arm == _HYBRID:
-        params = {"default_itl_s": 0.05}
+    params = {"default_itl_s": 0.05} if arm == _HYBRID else {}
+    policy = PolicySpec("fcfs" if arm == _CHUNKED else arm, params)
     limits = open_limits(max_prefill_tokens=2 * num_tokens)
-    result = simulate(spec, workload, limits=limits, policy=policy, policy_params=params)
+    result = simulate(spec, workload, limits=limits, policy=policy)
     values = figures(result)
     return values | {
         "p99_itl_ms": 1000 * gap_percentile_s(result, 99),

@@ -9,24 +9,25 @@ from benchmarks.sim.experiment import Case, Check, Experiment, Figure, Size, Swe
 from benchmarks.sim.experiments._size_based import SHAREGPT, lengths_of, open_limits
 from benchmarks.sim.report import show
 from benchmarks.sim.results import Results
+from weir.policy.registry import PolicySpec
 from weir.sim.profile import load_profile
 from weir.sim.results.metrics import after_warmup, ttft_s
 from weir.sim.simulator import simulate
 from weir.sim.spec import SystemSpec
 from weir.sim.workloads.arrivals import poisson
-from weir.sim.workloads.mixing import draw
+from weir.sim.workloads.compose import draw
 from weir.sim.workloads.workload import Workload
 
 _PROFILE = "h100-llama3-8b"
 _SATURATION_A_S = 7.4
 _URGENT_SHARE, _URGENT_S, _PATIENT_S = 0.2, 0.5, 10.0
 _LOADS = (0.8, 1.1, 1.3)
-_ARMS: Mapping[str, tuple[str, Mapping[str, float]]] = {
-    "fcfs": ("fcfs", {}),
-    "shortest-prompt": ("shortest-prompt", {"starvation": 0}),
-    "edf": ("edf", {}),
-    "hybrid": ("hybrid", {"dynamic_chunk": 0, "starvation": 0}),
-    "hybrid, all": ("hybrid", {}),
+_ARMS: Mapping[str, PolicySpec] = {
+    "fcfs": PolicySpec("fcfs"),
+    "shortest-prompt": PolicySpec("shortest-prompt", {"starvation": 0}),
+    "edf": PolicySpec("edf"),
+    "hybrid": PolicySpec("hybrid", {"dynamic_chunk": 0, "starvation": 0}),
+    "hybrid, all": PolicySpec("hybrid"),
 }
 _EDF, _HYBRID = "edf", "hybrid"
 
@@ -43,10 +44,9 @@ def _workload(rate_a_s: float, num: int, seed: int) -> Workload:
 
 
 def _run(arm: str, load: float, num: int, seed: int) -> Mapping[str, float]:
-    policy, params = _ARMS[arm]
     workload = _workload(load * _SATURATION_A_S, num, seed)
     spec = SystemSpec.colocated(1, load_profile(_PROFILE))
-    result = simulate(spec, workload, limits=open_limits(), policy=policy, policy_params=params)
+    result = simulate(spec, workload, limits=open_limits(), policy=_ARMS[arm])
     targets = {request.request_id: request.ttft_target_s for request in workload.requests}
     counted = after_warmup(result.outcomes)
     times = [(ttft_s(outcome), targets[outcome.request_id]) for outcome in counted]

@@ -16,11 +16,12 @@ from benchmarks.sim.experiments._size_based import (
 )
 from benchmarks.sim.report import show
 from benchmarks.sim.results import Results
+from weir.policy.registry import PolicySpec
 from weir.sim.profile import load_profile
 from weir.sim.simulator import simulate
 from weir.sim.spec import SystemSpec
 from weir.sim.workloads.arrivals import burst, poisson
-from weir.sim.workloads.mixing import draw
+from weir.sim.workloads.compose import draw
 from weir.sim.workloads.workload import Workload
 
 _PROFILE = "h100-llama3-8b"
@@ -34,13 +35,13 @@ _LOADS = {"0.8x": 0.8, "1.05x": 1.05, "1.2x": 1.2, _LONG: 1.05}
 _NUM_POISSON = {point: 3200 if point == _LONG else 800 for point in _LOADS}
 _ARENA_BURST = "burst, arena"
 _FCFS, _ORACLE, _NOISY, _FAIR = "fcfs", "ltr, oracle", "ltr, oracle + noise", "ltr, oracle + noise, starvation control"
-_ARMS: Mapping[str, tuple[str, Mapping[str, float], bool]] = {
-    _FCFS: ("fcfs", {}, False),
-    _ORACLE: ("ltr", {"starvation": 0}, False),
-    _NOISY: ("ltr", {"starvation": 0}, True),
-    _FAIR: ("ltr", {}, True),
+_ARMS: Mapping[str, tuple[PolicySpec, bool]] = {
+    _FCFS: (PolicySpec("fcfs"), False),
+    _ORACLE: (PolicySpec("ltr", {"starvation": 0}), False),
+    _NOISY: (PolicySpec("ltr", {"starvation": 0}), True),
+    _FAIR: (PolicySpec("ltr"), True),
 }
-"""arm -> policy, parameters, whether its predictions are noisy."""
+"""arm -> policy, whether its predictions are noisy."""
 
 
 def _workload(point: str, num: int, seed: int) -> Workload:
@@ -51,12 +52,12 @@ def _workload(point: str, num: int, seed: int) -> Workload:
 
 
 def _run(arm: str, point: str, num: int, seed: int) -> Mapping[str, float]:
-    policy, params, is_noisy = _ARMS[arm]
+    policy, is_noisy = _ARMS[arm]
     spread = _SPREADS[_ARENA if point == _ARENA_BURST else SHAREGPT] if is_noisy else 0.0
     workload = with_predictions(_workload(point, num, seed), spread, seed)
     spec = SystemSpec.colocated(1, load_profile(_PROFILE))
-    result = simulate(spec, workload, limits=open_limits(), policy=policy, policy_params=params)
-    if policy == "fcfs":
+    result = simulate(spec, workload, limits=open_limits(), policy=policy)
+    if arm == _FCFS:
         return figures(result) | {"tau": 0.0}
     return figures(result, prediction_s=PREDICTION_S) | {"tau": kendall_tau(workload)}
 

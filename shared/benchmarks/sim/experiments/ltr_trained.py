@@ -12,6 +12,7 @@ from benchmarks.sim.experiments._scored_prompts import ALPACA, MADE_UP, predicti
 from benchmarks.sim.experiments._size_based import figures, open_limits
 from benchmarks.sim.report import show
 from benchmarks.sim.results import Results
+from weir.policy.registry import PolicySpec
 from weir.sim.profile import load_profile
 from weir.sim.results.outcome import SimResult
 from weir.sim.simulator import simulate
@@ -78,9 +79,9 @@ def _workload(set_name: str, times: Times, source: np.random.Generator, arm: _Ar
 def _simulated(workload: Workload, arm: _Arm) -> SimResult:
     spec = SystemSpec.colocated(1, load_profile(_PROFILE))
     if arm.score is None:
-        return simulate(spec, workload, limits=open_limits(), policy="fcfs")
-    params = {"starvation": float(arm.starvation)}
-    return simulate(spec, workload, limits=open_limits(), policy="ltr", policy_params=params)
+        return simulate(spec, workload, limits=open_limits(), policy=PolicySpec("fcfs"))
+    policy = PolicySpec("ltr", {"starvation": float(arm.starvation)})
+    return simulate(spec, workload, limits=open_limits(), policy=policy)
 
 
 @lru_cache(maxsize=8)

@@ -1,7 +1,7 @@
 """Magnus's batches against batches of a fixed size, and both against continuous batching."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,11 +17,12 @@ from benchmarks.sim.experiments._size_based import (
 from benchmarks.sim.report import show
 from benchmarks.sim.results import Results
 from weir.engine.batching.joining import Batching, JoinSettings
+from weir.policy.registry import PolicySpec
 from weir.sim.profile import load_profile
 from weir.sim.simulator import simulate
 from weir.sim.spec import PoolSpec, SystemSpec
 from weir.sim.workloads.arrivals import burst
-from weir.sim.workloads.mixing import draw
+from weir.sim.workloads.compose import draw
 
 _PROFILE = "h100-llama3-8b"
 _ARENA = "vtc_arena_tenants_part_a.csv"
@@ -32,10 +33,9 @@ _WINDOW = 256
 
 @dataclass(frozen=True, slots=True)
 class _Arm:
-    policy: str
+    policy: PolicySpec
     batching: Batching
     max_num_seqs: int
-    params: Mapping[str, float] = field(default_factory=dict)
 
 
 _FIXED, _LARGE = "fixed batches of 7", "fixed batches of 64"
@@ -43,12 +43,12 @@ _MAGNUS, _MAGNUS_LOOSE = "magnus, static, waste < 50,000", "magnus, static, wast
 _CONTINUOUS, _MAGNUS_CONTINUOUS = "fcfs, continuous", "magnus, continuous"
 _STATIC = {"static_batches": 1, "max_batch": 64}
 _ARMS = {
-    _FIXED: _Arm("fcfs", Batching.STATIC_HOLD, 7),
-    _LARGE: _Arm("fcfs", Batching.STATIC_HOLD, 64),
-    _MAGNUS: _Arm("magnus", Batching.STATIC_HOLD, _WINDOW, _STATIC),
-    _MAGNUS_LOOSE: _Arm("magnus", Batching.STATIC_HOLD, _WINDOW, _STATIC | {"max_waste": 2_000_000}),
-    _CONTINUOUS: _Arm("fcfs", Batching.CONTINUOUS, 256),
-    _MAGNUS_CONTINUOUS: _Arm("magnus", Batching.CONTINUOUS, 256),
+    _FIXED: _Arm(PolicySpec("fcfs"), Batching.STATIC_HOLD, 7),
+    _LARGE: _Arm(PolicySpec("fcfs"), Batching.STATIC_HOLD, 64),
+    _MAGNUS: _Arm(PolicySpec("magnus", _STATIC), Batching.STATIC_HOLD, _WINDOW),
+    _MAGNUS_LOOSE: _Arm(PolicySpec("magnus", _STATIC | {"max_waste": 2_000_000}), Batching.STATIC_HOLD, _WINDOW),
+    _CONTINUOUS: _Arm(PolicySpec("fcfs"), Batching.CONTINUOUS, 256),
+    _MAGNUS_CONTINUOUS: _Arm(PolicySpec("magnus"), Batching.CONTINUOUS, 256),
 }
 """50,000 is the paper's bound, for GPUs on which reading a token again costs more beside a step than here: the weights
 that a step reads are as much as 115,000 tokens of context."""
@@ -61,8 +61,8 @@ def _run(name: str, num: int, seed: int) -> Mapping[str, float]:
     pool = PoolSpec("local", 1, load_profile(_PROFILE), arm.max_num_seqs)
     spec = SystemSpec((pool,), join=JoinSettings(arm.batching))
     limits = open_limits(max_prefill_tokens=1_000_000)
-    result = simulate(spec, workload, limits=limits, policy=arm.policy, policy_params=arm.params)
-    values = figures(result, prediction_s=PREDICTION_S if arm.policy == "magnus" else 0.0)
+    result = simulate(spec, workload, limits=limits, policy=arm.policy)
+    values = figures(result, prediction_s=PREDICTION_S if arm.policy.name == "magnus" else 0.0)
     return values | {"requests_a_s": num / values["makespan_s"], "tau": kendall_tau(workload)}
 
 

@@ -15,7 +15,7 @@ from weir.sim.results.metrics import Slo, Slos, summarize
 from weir.sim.simulator import simulate
 from weir.sim.spec import SystemSpec
 from weir.sim.workloads.arrivals import poisson
-from weir.sim.workloads.mixing import Lengths, draw
+from weir.sim.workloads.compose import Lengths, draw
 from weir.sim.workloads.workload import Workload
 
 _PROFILE = "h100-llama3-8b"
@@ -113,7 +113,7 @@ EXPERIMENT = Experiment(
         f"One colocated {_PROFILE} with {_KV_TOKENS:,} tokens of KV cache, fcfs, Poisson arrivals. ShareGPT lengths "
         "with max_tokens 1024 (their longest output) and 4096 (what clients leave open), 600 requests; outputs as "
         "reasoning models write (log-normal, around 2,700 tokens, 8192 allowed), 300 requests. SLO: first token within "
-        "10 s, no gap over 1.5 s. The oracle is told every output's length. The history starts with 100 outputs of the "
+        "10 s, no gap over 1.5 s. The oracle knows every output's length. The history starts with 100 outputs of the "
         "longest kind, as the paper's does."
     ),
     cases=_cases,

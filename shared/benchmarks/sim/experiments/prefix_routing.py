@@ -22,7 +22,7 @@ _TRACE = "mooncake_conversation.jsonl.gz"
 _NUM_REQUESTS = 12_031
 """The whole trace: conversations come back over the hour, so a stretch of it finds less in caches that begin empty."""
 _UNIT_TOKENS = 8
-"""Everything is counted in units of eight tokens: the same system, with an eighth of the pages to keep books of."""
+"""Everything is counted in units of eight tokens: the same system, with an eighth of the pages to keep track of."""
 _BLOCK_UNITS = 512 // _UNIT_TOKENS
 _NUM_BLOCKS = 3000
 _PAGE_UNITS = 16
@@ -111,7 +111,7 @@ EXPERIMENT = Experiment(
     ),
     compared=(
         f"Mooncake's conversation trace, all {_NUM_REQUESTS:,} requests of its hour, times jittered inside its 3 s "
-        f"ticks anew with each seed; {_NUM_INSTANCES} instances that read prompts (14 ms a step, 0.09 ms a token, "
+        f"ticks anew with each seed; {_NUM_INSTANCES} instances that prefill (14 ms a step, 0.09 ms a token, "
         f"8e-7 ms a pair of tokens), {_NUM_BLOCKS:,} cached blocks of 512 tokens each, least recently used evicted; "
         f"first tokens alone. Counted in units of {_UNIT_TOKENS} tokens. The router knows what instances say that they "
         "have cached, every tenth of a second, and what it has just placed."

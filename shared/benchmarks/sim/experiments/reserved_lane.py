@@ -16,7 +16,7 @@ from weir.sim.results.stats import Estimate, mean_estimate
 from weir.sim.simulator import simulate
 from weir.sim.spec import LinkSpec, SystemSpec
 from weir.sim.workloads.arrivals import poisson
-from weir.sim.workloads.mixing import Lengths, draw, merge
+from weir.sim.workloads.compose import Lengths, draw, merge
 from weir.sim.workloads.workload import Workload
 
 _PROFILE = "h100-llama3-8b"

@@ -9,12 +9,13 @@ from benchmarks.sim.experiment import Case, Check, Experiment, Figure, Size, Swe
 from benchmarks.sim.experiments._size_based import SHAREGPT, figures, lengths_of, open_limits
 from benchmarks.sim.report import show
 from benchmarks.sim.results import Results
+from weir.policy.registry import PolicySpec
 from weir.sim.profile import load_profile
 from weir.sim.results.metrics import gap_percentile_s
 from weir.sim.simulator import simulate
 from weir.sim.spec import SystemSpec
 from weir.sim.workloads.arrivals import poisson
-from weir.sim.workloads.mixing import draw
+from weir.sim.workloads.compose import draw
 from weir.sim.workloads.workload import Workload
 
 _H100, _A100 = "h100-llama3-8b", "a100-llama3-8b"
@@ -24,10 +25,10 @@ _SATURATION_A_S = {_H100: 6.4, _A100: 2.9}
 _STRICT_SHARE, _STRICT_ITL_S, _RELAXED_ITL_S = 0.05, 0.1, 0.5
 _LOADS = {_H100: (0.7, 0.9, 1.0, 1.1), _A100: (0.9, 1.1)}
 _FCFS, _SPF, _SLAI = "sarathi-fcfs", "sarathi-shortest-prompt", "slai"
-_ARMS: Mapping[str, tuple[str, Mapping[str, float]]] = {
-    _FCFS: ("fcfs", {}),
-    _SPF: ("shortest-prompt", {"starvation": 0}),
-    _SLAI: ("slai", {"starvation": 0}),
+_ARMS: Mapping[str, PolicySpec] = {
+    _FCFS: PolicySpec("fcfs"),
+    _SPF: PolicySpec("shortest-prompt", {"starvation": 0}),
+    _SLAI: PolicySpec("slai", {"starvation": 0}),
 }
 
 
@@ -47,11 +48,10 @@ def _workload(rate_a_s: float, num: int, seed: int) -> Workload:
 
 
 def _run(arm: str, profile: str, load: float, num: int, seed: int) -> Mapping[str, float]:
-    policy, params = _ARMS[arm]
     workload = _workload(load * _SATURATION_A_S[profile], num, seed)
     sizes = {"max_num_seqs": _NUM_SEQS, "max_num_batched_tokens": _BUDGET, "chunk_tokens": _BUDGET}
     spec = SystemSpec.colocated(1, load_profile(profile), **sizes)
-    result = simulate(spec, workload, limits=open_limits(), policy=policy, policy_params=params)
+    result = simulate(spec, workload, limits=open_limits(), policy=_ARMS[arm])
     targets = {request.request_id: request.itl_target_s for request in workload.requests}
     num_met = sum(outcome.worst_gap_s <= targets[outcome.request_id] for outcome in result.outcomes)
     return figures(result) | {

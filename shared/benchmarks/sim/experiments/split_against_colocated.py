@@ -8,14 +8,13 @@ from benchmarks.sim.experiment import Case, Check, Experiment, Figure, Size, tra
 from benchmarks.sim.report import show
 from benchmarks.sim.results import Results
 from weir.sim.profile import load_profile
-from weir.sim.results.goodput import TARGET_ATTAINMENT, crossing
 from weir.sim.results.metrics import Slo, Slos, summarize
 from weir.sim.results.outcome import SimResult
 from weir.sim.results.stats import mean_estimate
 from weir.sim.simulator import simulate
 from weir.sim.spec import LinkSpec, SystemSpec
 from weir.sim.workloads.arrivals import poisson
-from weir.sim.workloads.mixing import draw
+from weir.sim.workloads.compose import draw
 from weir.sim.workloads.traces import read_lengths
 
 _NUM_GPUS = 4
@@ -24,6 +23,8 @@ _LINKS = {"25 GB/s": LinkSpec(gbytes_per_s=25.0), "300 GB/s": LinkSpec(gbytes_pe
 """One 200 Gb/s network card a GPU; about what NVLink does in one direction."""
 _TRACES = {"code": "azure_2023_code.csv", "chat": "sharegpt8k_lengths_part_a.csv"}
 _SPLITS = ("1P3D, 25 GB/s", "2P2D, 25 GB/s", "3P1D, 25 GB/s", "2P2D, 300 GB/s", "3P1D, 300 GB/s")
+_TARGET_ATTAINMENT = 0.9
+"""Of the offered requests, as DistServe defines goodput."""
 _COLOCATED = {f"colocated, {tokens} a step": tokens for tokens in (512, 1024, 2048)}
 _SLOS = {
     f"TTFT {ttft_ms} ms, gap {gap_ms} ms": Slo(ttft_s=ttft_ms / 1e3, worst_gap_s=gap_ms / 1e3)
@@ -56,21 +57,23 @@ class _Sweep:
 
     def capacity_a_s(self, slo: str) -> float:
         """In strides upward, then by bisection; 0 if the lowest rate misses."""
-        if self._share(0, slo) < TARGET_ATTAINMENT:
+        if self._share(0, slo) < _TARGET_ATTAINMENT:
             return 0.0
         met, missed = 0, _STRIDE
-        while self._share(missed, slo) >= TARGET_ATTAINMENT:
+        while self._share(missed, slo) >= _TARGET_ATTAINMENT:
             met, missed = missed, missed + _STRIDE
             if missed > _MAX_STEPS:
                 raise ValueError(f"{slo}: {self._rate(met):.0f} requests/s are still served; raise _MAX_STEPS")
         while missed - met > 1:
             middle = (met + missed) // 2
-            if self._share(middle, slo) >= TARGET_ATTAINMENT:
+            if self._share(middle, slo) >= _TARGET_ATTAINMENT:
                 met = middle
             else:
                 missed = middle
-        ends = ((self._rate(step), self._share(step, slo)) for step in (met, missed))
-        return crossing(next(ends), next(ends), TARGET_ATTAINMENT)
+        # Where the line between the two points crosses the target.
+        low, low_share = self._rate(met), self._share(met, slo)
+        high, high_share = self._rate(missed), self._share(missed, slo)
+        return low + (high - low) * (low_share - _TARGET_ATTAINMENT) / (low_share - high_share)
 
     def _rate(self, step: int) -> float:
         return float(self._lowest_a_s * _STEP**step)
@@ -140,7 +143,7 @@ EXPERIMENT = Experiment(
     ),
     compared=(
         f"{_NUM_GPUS} GPUs ({_PROFILE}): prefill and decode workers in every ratio, whose links ({', '.join(_LINKS)}) "
-        "start to move a prompt's pages when it has been read; and colocated workers with chunked prefill at three "
+        "start to move a prompt's pages when it is prefilled; and colocated workers with chunked prefill at three "
         "sizes of a step. Lengths of Azure's code trace (long prompts, a dozen tokens of output) and of ShareGPT "
         "chats, 20 s of Poisson arrivals. Figures: requests/s a GPU at which 90 % of the offered requests meet TTFT "
         "and worst gap. The best of each kind is chosen by its mean over the same seeds, which flatters the kind with "

@@ -14,7 +14,7 @@ from weir.sim.results.fairness import delivered_service, widest_gap
 from weir.sim.results.metrics import summarize
 from weir.sim.simulator import simulate
 from weir.sim.spec import SystemSpec
-from weir.sim.workloads.mixing import at_rate, first
+from weir.sim.workloads.compose import at_rate, first
 from weir.sim.workloads.traces import read_trace
 from weir.sim.workloads.workload import Workload
 

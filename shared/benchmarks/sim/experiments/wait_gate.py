@@ -9,6 +9,7 @@ from benchmarks.sim.experiment import Case, Check, Experiment, Figure, Size
 from benchmarks.sim.experiments._size_based import figures, open_limits
 from benchmarks.sim.report import show
 from benchmarks.sim.results import Results
+from weir.policy.registry import PolicySpec
 from weir.scheduling.limits.placing_limits import MemoryFitName
 from weir.sim.profile import load_profile
 from weir.sim.results.metrics import gap_percentile_s
@@ -27,12 +28,12 @@ _LIGHT, _NEAR, _OVER, _BURSTS = "0.5x", "0.9x", "1.5x", "0.8x, bursts"
 _LOADS = {_LIGHT: 0.5, _NEAR: 0.9, _OVER: 1.5, _BURSTS: 0.8}
 _FCFS, _WAIT, _NESTED, _PAST_FUTURE = "fcfs", "wait", "nested-wait", "fcfs, past-future admission"
 _STUBBORN = "wait, always waits"
-_ARMS: Mapping[str, tuple[str, Mapping[str, float], MemoryFitName]] = {
-    _FCFS: ("fcfs", {}, "aggressive"),
-    _WAIT: ("wait", {}, "aggressive"),
-    _STUBBORN: ("wait", {"max_variation": 1e9}, "aggressive"),
-    _NESTED: ("nested-wait", {}, "aggressive"),
-    _PAST_FUTURE: ("fcfs", {}, "past-future"),
+_ARMS: Mapping[str, tuple[PolicySpec, MemoryFitName]] = {
+    _FCFS: (PolicySpec("fcfs"), "aggressive"),
+    _WAIT: (PolicySpec("wait"), "aggressive"),
+    _STUBBORN: (PolicySpec("wait", {"max_variation": 1e9}), "aggressive"),
+    _NESTED: (PolicySpec("nested-wait"), "aggressive"),
+    _PAST_FUTURE: (PolicySpec("fcfs"), "past-future"),
 }
 
 
@@ -52,11 +53,11 @@ def _workload(arm: str, point: str, num: int, seed: int) -> Workload:
 
 
 def _run(arm: str, point: str, num: int, seed: int) -> Mapping[str, float]:
-    policy, params, memory_fit = _ARMS[arm]
+    policy, memory_fit = _ARMS[arm]
     spec = SystemSpec.colocated(1, load_profile(_PROFILE), num_pages=_NUM_PAGES, max_num_seqs=256)
     limits = open_limits(memory_fit, max_prefill_tokens=8192)
     workload = _workload(arm, point, num, seed)
-    result = simulate(spec, workload, limits=limits, policy=policy, policy_params=params)
+    result = simulate(spec, workload, limits=limits, policy=policy)
     values = figures(result)
     return values | {
         "preempted_pct": 100 * result.counters["preemptions"] / num,
@@ -103,7 +104,7 @@ EXPERIMENT = Experiment(
         f"One colocated {_PROFILE} with {_NUM_PAGES} pages; prompts of 50 and 100 tokens with answers of 156 and 171, "
         f"167 to 31, at multiples of {_SATURATION_A_S:g} requests/s; bursts are Gamma arrivals with CV {_BURST_CV:g}. "
         "The scheduler admits as long as pages are free now (aggressive): the gate alone guards them. `wait` is "
-        "told true lengths, `nested-wait` none; neither waits when arrivals vary too much, `always waits` does. "
+        "given true lengths, `nested-wait` none; neither waits when arrivals vary too much, `always waits` does. "
         "Beside them the past-future admission that Weir has for this."
     ),
     cases=_cases,
@@ -123,7 +124,7 @@ EXPERIMENT = Experiment(
             at_most=0.0,
         ),
         Check(
-            "nested-wait, which is told no lengths, preempts nobody at 1.5x",
+            "nested-wait, which is given no lengths, preempts nobody at 1.5x",
             lambda results: results.estimate("preempted_pct", _NESTED, _OVER),
             at_most=0.0,
         ),

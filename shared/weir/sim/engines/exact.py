@@ -1,4 +1,4 @@
-"""The batcher that workers run in earnest, over modelled steps."""
+"""The batcher of real workers, over modelled steps."""
 
 from collections.abc import Mapping
 
@@ -6,9 +6,9 @@ from weir.core.cost import PromptChunk, StepCost
 from weir.engine.batching.batcher import Batcher
 from weir.engine.messages import Arrival, Failure, PageBundle, PagesWanted, SequenceKey
 from weir.engine.plan import StepPlan, StepResult
-from weir.sim.call import LAST_TOKEN, TOKEN, Calls, SimRequestState
-from weir.sim.events import Timeline, ns_of_ms
-from weir.sim.workers.arriving import SimArrival
+from weir.sim.request_state import LAST_TOKEN, TOKEN, RequestStates, SimRequestState
+from weir.sim.timeline import Timeline, ns_of_ms
+from weir.sim.workers.arrival import SimArrival
 from weir.sim.workers.worker import SimWorker, WorkerListener
 
 
@@ -21,7 +21,7 @@ class ExactEngine:
         worker: SimWorker,
         batcher: Batcher,
         cost: StepCost,
-        calls: Calls,
+        states: RequestStates,
         timeline: Timeline,
         listener: WorkerListener,
         *,
@@ -32,7 +32,7 @@ class ExactEngine:
         self._memory = worker.memory
         self._batcher = batcher
         self._cost = cost
-        self._calls = calls
+        self._states = states
         self._timeline = timeline
         self._listener = listener
         self._owns_memory = owns_memory
@@ -49,14 +49,14 @@ class ExactEngine:
         key = SequenceKey(arrival.params.request_id, arrival.params.attempt)
         self._batcher.note_passed_over(key, num_passed_over)
 
-    def cancel(self, call: SimRequestState) -> None:
-        self._batcher.cancel(call.key)
+    def cancel(self, state: SimRequestState) -> None:
+        self._batcher.cancel(state.key)
 
-    def fail(self, call: SimRequestState, failure: Failure) -> None:
-        self._batcher.fail(call.key, failure)
+    def fail(self, state: SimRequestState, failure: Failure) -> None:
+        self._batcher.fail(state.key, failure)
 
-    def forget(self, call: SimRequestState, copied: PageBundle | None) -> None:
-        self._batcher.forget(call.key)
+    def forget(self, state: SimRequestState, copied: PageBundle | None) -> None:
+        self._batcher.forget(state.key)
         if copied is not None:
             self._return(copied)
 
@@ -67,7 +67,7 @@ class ExactEngine:
         if plan is None and self._supply():  # who has just joined lacked a page, and pages come at once
             plan = self._batcher.decide(self._timeline.now_s())
         self._plan = plan
-        self._tell()
+        self._report()
         if plan is None:
             return None
         duration_ns = ns_of_ms(self._cost_ms(plan))
@@ -77,14 +77,8 @@ class ExactEngine:
     def end_step(self) -> None:
         plan = self._plan
         assert plan is not None, "a step was begun"
-        self._batcher.record(plan, self._draw(plan), now_s=self._timeline.now_s())
-        self._tell()
-
-    def look_ahead(self, ends_ns: int) -> int:
-        return ends_ns
-
-    def catch_up(self) -> int:
-        raise AssertionError("it never looks ahead")
+        self._batcher.record(plan, self._sample(plan), now_s=self._timeline.now_s())
+        self._report()
 
     @property
     def next_deadline_s(self) -> float | None:
@@ -102,12 +96,8 @@ class ExactEngine:
     def max_step_tokens(self) -> int:
         return self._batcher.pace.num_tokens
 
-    @property
-    def is_idle(self) -> bool:
-        return self._batcher.is_idle
-
     def settle_all(self) -> None:
-        """It has told everything."""
+        """It has reported everything."""
 
     def die(self) -> None:
         """Nobody asks it for anything any more."""
@@ -124,7 +114,7 @@ class ExactEngine:
     def give_memory_back(self) -> None:
         self._release(self._batcher.pool.take_all_free())
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         if self._batcher.has_events:
             self._listener.on_events(self._worker, self._batcher.take_events())
         self._return(self._batcher.pool.take_used() if self._owns_memory else self._batcher.take_surplus())
@@ -150,16 +140,16 @@ class ExactEngine:
                 chunks.append(PromptChunk(num_tokens, chunk.start))
         return self._cost.step_ms(chunks, num_decodes, num_context_tokens)
 
-    def _draw(self, plan: StepPlan) -> StepResult:
+    def _sample(self, plan: StepPlan) -> StepResult:
         token_ids = {}
-        records, calls = self._memory.records, self._calls
+        records, states = self._memory.records, self._states
         for chunk in plan.chunks:
             sample, slot = chunk.sample, chunk.slot
             if sample is None:
                 continue
             params = records[slot].params
             # A row that a static batch holds after its end belongs to nobody.
-            is_last = params is not None and sample.output_index + 1 == calls[params.request_id].num_true_tokens
+            is_last = params is not None and sample.output_index + 1 == states[params.request_id].num_true_tokens
             token_ids[slot] = LAST_TOKEN if is_last else TOKEN
         return StepResult(token_ids)
 
@@ -183,6 +173,6 @@ class ExactEngine:
     def _release(self, bundle: PageBundle) -> None:
         hashes = []
         for used in bundle.used:
-            call = self._calls[used.prefix_seed.decode()] if used.prefix_seed else None
-            hashes.append(() if call is None else call.hashes[: len(used.token_ids) // 16])
+            state = self._states[used.prefix_seed.decode()] if used.prefix_seed else None
+            hashes.append(() if state is None else state.hashes[: len(used.token_ids) // 16])
         self._memory.release(self._worker.index, bundle, hashes)

@@ -1,32 +1,36 @@
-"""What a fast engine keeps of each sequence, and how far apart the steps ended."""
+"""A sequence of a fast engine, and which prompts a step of it computes."""
 
-from bisect import bisect_left
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
+from weir.core.cost import PromptChunk, StepCost
 from weir.engine.batching.prompt_order import in_turn, note_turn
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
-from weir.sim.call import SimRequestState
-from weir.sim.workers.arriving import SimArrival
+from weir.sim.request_state import SimRequestState
+from weir.sim.timeline import ns_of_ms
+from weir.sim.workers.arrival import SimArrival
 
 
 @dataclass(slots=True, eq=False)
 class FastRow:
-    """`order`: of its coming. Decoding, it has `context(step)` tokens to read in each step from `first_step` on."""
+    """A sequence; `order` counts arrivals. While it decodes it has `context(step)` tokens in each step from
+    `first_step` on."""
 
-    call: SimRequestState
+    state: SimRequestState
     arrival: SimArrival
     order: int
     num_prompt_tokens: int
     num_computed: int = 0
     """Of its prompt."""
     first_step: int = 0
-    """0: it has no token yet."""
-    told_step: int = 0
-    """Its tokens up to the end of this step have been told."""
+    """In which it samples its second token; 0: it has none yet."""
+    reported_step: int = 0
+    """Its tokens up to the end of this step have been reported."""
     is_waiting: bool = True
     is_gone: bool = False
     is_eager: bool = False
-    """Each of its tokens is told when it is drawn."""
+    """Each of its tokens is reported when it is sampled."""
     is_over: bool = False
     """None of them is."""
     num_passed_over: int = 0
@@ -42,8 +46,8 @@ class FastRow:
 
     @property
     def last_step(self) -> int:
-        """In which it draws its last token; the first one came from its prompt."""
-        return self.first_step + self.call.num_true_tokens - 2
+        """In which it samples its last token; the first one came from its prompt."""
+        return self.first_step + self.state.num_true_tokens - 2
 
     @property
     def growth_phase(self) -> int:
@@ -57,26 +61,6 @@ class FastRow:
     def num_grown_pages(self, step: int) -> int:
         """Beyond those of its prompt, when the step is over."""
         return num_pages_for(self.context(step)) - self.num_prompt_pages
-
-
-class Gaps:
-    """Nanoseconds between the ends of consecutive steps: the longest since some step, in logarithmic time."""
-
-    def __init__(self) -> None:
-        self._steps: list[int] = []
-        self._gaps_ns: list[int] = []
-
-    def add(self, step: int, gap_ns: int) -> None:
-        """Only what no later gap exceeds is kept: gaps fall, steps rise."""
-        while self._gaps_ns and self._gaps_ns[-1] <= gap_ns:
-            self._gaps_ns.pop()
-            self._steps.pop()
-        self._steps.append(step)
-        self._gaps_ns.append(gap_ns)
-
-    def longest_since(self, step: int) -> int:
-        """Among the steps from this one on, of which there must be one."""
-        return self._gaps_ns[bisect_left(self._steps, step)]
 
 
 def plan_prompts(prompts: list[FastRow], budget: int, chunk_tokens: int) -> list[tuple[FastRow, int]]:
@@ -99,3 +83,26 @@ def plan_prompts(prompts: list[FastRow], budget: int, chunk_tokens: int) -> list
         served.append(row)
     note_turn(longer, served)
     return planned
+
+
+class HalfComputed(Protocol):
+    """A prompt of which some tokens are computed."""
+
+    num_computed: int
+
+
+def step_ns(
+    cost: StepCost, parts: Iterable[tuple[HalfComputed, int]], num_decodes: int = 0, num_context_tokens: int = 0
+) -> int:
+    """Nanoseconds of a step with these tokens of prompts beside so many decodes, which see so many tokens together.
+
+    One token of a prompt counts as a decode.
+    """
+    chunks = []
+    for prompt, num_tokens in parts:
+        if num_tokens > 1:
+            chunks.append(PromptChunk(num_tokens, prompt.num_computed))
+        else:
+            num_decodes += 1
+            num_context_tokens += prompt.num_computed + 1
+    return ns_of_ms(cost.step_ms(chunks, num_decodes, num_context_tokens))

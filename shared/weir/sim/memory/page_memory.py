@@ -43,7 +43,7 @@ class SimPageMemory(Protocol):
         ...
 
     def release(self, worker: int, bundle: PageBundle, hashes: Sequence[Sequence[bytes]]) -> None:
-        """Takes pages and slots back; `hashes`: one list for each of the lot's used pages."""
+        """Takes pages and slots back; `hashes`: one list for each of the bundle's used pages."""
         ...
 
     def release_all(self, worker: int) -> None:
@@ -56,7 +56,7 @@ class SimPageMemory(Protocol):
 
 
 class MemoryIsTight(Exception):
-    """So little is free that fast engines may not be the equal of the real batchers, which hold some pages in stock."""
+    """So little is free that a fast engine may not be the equal of a real batcher, which holds some pages in stock."""
 
 
 class PlainMemory:
@@ -69,19 +69,24 @@ class PlainMemory:
         """By worker."""
         self._free_pages = list(range(num_pages - 1, -1, -1))
         self._free_slots = list(range(num_slots - 1, -1, -1))
-        self._spare_pages: dict[str, int] = {}
+        self._num_counted_pages = 0
         self._num_spare_pages = 0
         self.preemptions: Counter[str] = Counter()
         self.records: Sequence[SimRecord] = [SimRecord(self.preemptions) for _ in range(num_slots)]
 
     @property
     def num_free_pages(self) -> int:
-        return len(self._free_pages)
+        return len(self._free_pages) - self._num_counted_pages
 
-    def keep_spare(self, worker_id: str, num_pages: int) -> None:
-        """From here on it is an error if not so many pages stay free, beside those that others want so."""
-        self._spare_pages[worker_id] = num_pages
-        self._num_spare_pages = sum(self._spare_pages.values())
+    def keep_spare(self, num_pages: int) -> None:
+        """From here on it is an error if not so many pages stay free."""
+        self._num_spare_pages = num_pages
+
+    def count_used(self, num_pages: int) -> None:
+        """So many more pages are in use, whose ids nobody asks for; negative: fewer. Raises MemoryIsTight."""
+        self._num_counted_pages += num_pages
+        if num_pages > 0 and self.num_free_pages < self._num_spare_pages:
+            raise MemoryIsTight(f"{self.num_free_pages} pages are left")
 
     def match(self, worker: int, hashes: Sequence[bytes]) -> tuple[int, ...]:
         del worker, hashes
@@ -89,9 +94,9 @@ class PlainMemory:
 
     def try_acquire(self, worker: int, num_pages: int, num_slots: int) -> PageBundle | None:
         """Raises MemoryIsTight."""
-        num_left = len(self._free_pages) - num_pages
+        num_left = self.num_free_pages - num_pages
         has_slots = num_slots <= len(self._free_slots)
-        if self._spare_pages and (num_left < self._num_spare_pages or not has_slots):
+        if self._num_spare_pages and (num_left < self._num_spare_pages or not has_slots):
             raise MemoryIsTight(f"{num_left} pages and {len(self._free_slots)} slots are left")
         if num_left < 0 or not has_slots:
             return None
@@ -127,6 +132,8 @@ class PlainMemory:
             self._free_slots.extend(bundle.slots)
 
     def release_all(self, worker: int) -> None:
+        """Pages that are counted are those of one worker, and no other is on such a memory."""
+        self._num_counted_pages = 0
         pages = tuple(sorted(self._held_pages.pop(worker, ())))
         slots = tuple(sorted(self._held_slots.pop(worker, ())))
         for slot in slots:
@@ -135,7 +142,7 @@ class PlainMemory:
         self._free_slots.extend(slots)
 
     def integrity_errors(self) -> list[str]:
-        errors = []
+        errors = [f"{self._num_counted_pages} pages are counted at the end"] if self._num_counted_pages else []
         for what, free, num_all in (
             ("pages", self._free_pages, self.num_pages),
             ("slots", self._free_slots, len(self.records)),

@@ -21,7 +21,7 @@ class SimRecord:
         self.params = params
 
     def set_block_table(self, page_ids: Sequence[int]) -> None:
-        """Nobody reads it: nothing is adopted in a simulation."""
+        """Nobody asks for it: nothing is adopted in a simulation."""
 
     def append_page(self, page_id: int) -> None:
         """As above."""

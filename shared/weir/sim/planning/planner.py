@@ -2,20 +2,21 @@
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from weir.core.cost import StepCost
+from weir.policy.registry import PolicySpec
 from weir.scheduling.limits.core_limits import CoreLimits
-from weir.sim.planning.plan import Candidate, Plan, PlanLimits, PoolSizes, search
+from weir.sim.planning.search import Candidate, Plan, PlanLimits, PoolSizes, search
 from weir.sim.profile import CostProfile
 from weir.sim.results.metrics import Slos, Summary, summarize
 from weir.sim.results.report import finite
 from weir.sim.results.stats import Estimate, mean_estimate
-from weir.sim.simulator import simulate
+from weir.sim.simulator import DEFAULT_POLICY, simulate
 from weir.sim.spec import LinkSpec, PoolSpec, SystemSpec
 from weir.sim.workloads.replay import Replay, load_workload
 from weir.sim.workloads.workload import Workload
@@ -40,8 +41,7 @@ class PlanJob:
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     limits: CoreLimits = field(default_factory=CoreLimits)
-    policy: str = "fcfs"
-    policy_params: Mapping[str, float] = field(default_factory=dict)
+    policy: PolicySpec = DEFAULT_POLICY
     seeds: tuple[int, ...] = (0,)
 
     def system(self, pools: PoolSizes) -> SystemSpec:
@@ -57,13 +57,7 @@ class PlanJob:
 def run_once(job: PlanJob, pools: PoolSizes, seed: int) -> Summary:
     """One simulation. Raises TraceError, ValueError."""
     workload = load_workload(job.trace, job.replay, seed)
-    result = simulate(
-        job.system(pools),
-        workload,
-        limits=job.limits,
-        policy=job.policy,
-        policy_params=job.policy_params,
-    )
+    result = simulate(job.system(pools), workload, limits=job.limits, policy=job.policy)
     return summarize(result, job.slos)
 
 

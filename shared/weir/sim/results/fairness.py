@@ -27,7 +27,7 @@ class Gap:
     ended_s: float
 
 
-def widest_gap(result: SimResult, weights: Mapping[str, float] | None = None) -> Gap:
+def widest_gap(result: SimResult) -> Gap:
     """Over all pairs of tenants and all stretches of time in which both had requests waiting the whole time.
 
     Read off the samples of `tenant_service`, so that what happens between two samples is seen at the next.
@@ -37,8 +37,7 @@ def widest_gap(result: SimResult, weights: Mapping[str, float] | None = None) ->
     for one, other in combinations(sorted(result.tenant_service), 2):
         for began_s, ended_s in common(waiting.get(one, ()), waiting.get(other, ())):
             one_share, other_share = (
-                _samples(result.tenant_service[tenant], began_s, ended_s, (weights or {}).get(tenant, 1.0))
-                for tenant in (one, other)
+                _samples(result.tenant_service[tenant], began_s, ended_s) for tenant in (one, other)
             )
             differences = _differences(one_share, other_share)
             service = max(differences) - min(differences)
@@ -112,20 +111,18 @@ def _united(intervals: Sequence[Interval]) -> list[Interval]:
     return united
 
 
-def _samples(
-    service: Sequence[tuple[float, float]], began_s: float, ended_s: float, weight: float
-) -> dict[float, float]:
-    """time -> weighted service, at the samples inside and at both ends; before the first sample it is 0."""
+def _samples(service: Sequence[tuple[float, float]], began_s: float, ended_s: float) -> dict[float, float]:
+    """time -> service, at the samples inside and at both ends; before the first sample it is 0."""
     times = [time_s for time_s, _ in service]
 
     def at(time_s: float) -> float:
         index = bisect.bisect_right(times, time_s) - 1
-        return service[index][1] / weight if index >= 0 else 0.0
+        return service[index][1] if index >= 0 else 0.0
 
     first, last = bisect.bisect_right(times, began_s), bisect.bisect_left(times, ended_s)
     return {
         began_s: at(began_s),
-        **{times[i]: service[i][1] / weight for i in range(first, last)},
+        **{times[i]: service[i][1] for i in range(first, last)},
         ended_s: at(ended_s),
     }
 

@@ -25,7 +25,7 @@ class RequestOutcome:
     num_preemptions: int = 0
     is_local: bool = False
     prefill_worker_id: str = ""
-    """Who read the prompt, or was to; empty: never granted."""
+    """Where it was prefilled, or was to be; empty: never granted."""
     refusal: str = ""
     """Not empty: refused, or given up, for this reason."""
 

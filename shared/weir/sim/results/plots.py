@@ -1,10 +1,8 @@
-"""Runs as pictures: latency distributions, the queue, what tenants got, and curves over load. PNG, or one HTML page.
+"""Runs as pictures: latency distributions, the queue, what tenants got, and curves over load. PNG.
 
 Drawn on canvases of their own (matplotlib's Agg): no display, no state that two drawings share.
 """
 
-import base64
-import html
 import io
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -77,19 +75,6 @@ def write_pictures(pictures: Mapping[str, bytes], folder: Path, prefix: str = ""
         paths.append(folder / f"{prefix}{name}.png")
         paths[-1].write_bytes(png)
     return paths
-
-
-def as_html(title: str, pictures: Mapping[str, bytes], tables_html: str = "") -> str:
-    """One page that needs nothing beside it."""
-    images = "\n".join(
-        f'<figure><img alt="{html.escape(name)}" src="data:image/png;base64,{base64.b64encode(png).decode()}"></figure>'
-        for name, png in pictures.items()
-    )
-    style = "body{font-family:sans-serif;margin:2em;max-width:60em}figure{margin:1em 0}pre{overflow:auto}"
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
-        f"<style>{style}</style></head><body><h1>{html.escape(title)}</h1>\n{tables_html}\n{images}\n</body></html>\n"
-    )
 
 
 def _ttft(axes: Axes, results: Mapping[str, SimResult]) -> None:

@@ -1,11 +1,10 @@
 """Means with intervals: how far a figure moves when nothing but the seed changes."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 # 97.5 % quantiles of Student's t with 1, 2, 3 … degrees of freedom; beyond the last one the next lower stands in, which
 # is the wider interval.
@@ -36,28 +35,6 @@ def mean_estimate(values: Sequence[float]) -> Estimate:
         return Estimate(mean, -math.inf, math.inf, len(array))
     half = _t_quantile(len(array) - 1) * float(array.std(ddof=1)) / math.sqrt(len(array))
     return Estimate(mean, mean - half, mean + half, len(array))
-
-
-def bootstrap_estimate(
-    values: Sequence[float],
-    statistic: Callable[[NDArray[np.float64]], float] = lambda sample: float(np.mean(sample)),
-    *,
-    num_draws: int = 2000,
-    seed: int = 0,
-) -> Estimate:
-    """Percentile bootstrap (Efron 1979), for figures that are far from normal: `mean` is the statistic of the values.
-
-    Raises ValueError without values.
-    """
-    if not values:
-        raise ValueError("an estimate needs at least one value")
-    array = np.asarray(values, np.float64)
-    if len(array) == 1:
-        return Estimate(statistic(array), -math.inf, math.inf, 1)
-    source = np.random.default_rng(seed)
-    draws = [statistic(array[source.integers(len(array), size=len(array))]) for _ in range(num_draws)]
-    low, high = np.percentile(draws, (2.5, 97.5))
-    return Estimate(statistic(array), float(low), float(high), len(array))
 
 
 def _t_quantile(degrees: int) -> float:

@@ -4,17 +4,17 @@ from weir.bus.messages import WorkerRecord
 from weir.engine.counters import EngineCounters
 from weir.engine.messages import ChunkComputed, Event, HandOffReady, SequenceEnded, TokenSampled
 from weir.kv.geometry import PAGE_TOKENS
-from weir.sim.call import SimRequestState
-from weir.sim.engines.maker import EngineMaker
-from weir.sim.events import NS_PER_S, Timeline, ns_of_ms, ns_of_s
+from weir.sim.engines.make import EngineMaker
+from weir.sim.memory.locations import Location, locations_of
 from weir.sim.memory.page_memory import SimPageMemory
-from weir.sim.memory.places import Place, places_of
 from weir.sim.memory.prefix_memory import PrefixMemory
+from weir.sim.request_state import SimRequestState
 from weir.sim.spec import FailureSpec, SystemSpec
 from weir.sim.system.gateway import MODEL, SimGateway
-from weir.sim.system.prefix_news import SimPrefixEvents
+from weir.sim.system.prefix_events import SimPrefixEvents
 from weir.sim.system.scheduler import RECORD_EVERY_S, SimScheduler
-from weir.sim.workers.arriving import SimArrival
+from weir.sim.timeline import NS_PER_S, Timeline, ns_of_ms, ns_of_s
+from weir.sim.workers.arrival import SimArrival
 from weir.sim.workers.hand_offs import SimHandOffs
 from weir.sim.workers.worker import SimWorker
 
@@ -26,11 +26,11 @@ class Fleet:
         self._spec = spec
         self._timeline = timeline
         self._engines = engines
-        self._places = places_of(spec, keeps_prefixes=keeps_prefixes)
-        memories = {place.arena_id: place.memory for place in self._places.values()}
-        self._news = [
+        self._locations = locations_of(spec, keeps_prefixes=keeps_prefixes)
+        self._memories = {location.arena_id: location.memory for location in self._locations.values()}
+        self._prefix_events = [
             SimPrefixEvents(arena_id, memory, timeline)
-            for arena_id, memory in memories.items()
+            for arena_id, memory in self._memories.items()
             if isinstance(memory, PrefixMemory)
         ]
         self._workers: dict[str, SimWorker] = {}
@@ -53,67 +53,67 @@ class Fleet:
     def begin(self, gateway: SimGateway, scheduler: SimScheduler, *, start_ns: int) -> None:
         """All workers are there; failures count from `start_ns`."""
         self._gateway, self._scheduler = gateway, scheduler
-        for place in self._places.values():
-            self._report(place, self._make(place))
-        for news in self._news:
-            news.begin(scheduler)
+        for location in self._locations.values():
+            self._report(location, self._make(location))
+        for events in self._prefix_events:
+            events.begin(scheduler)
         for failure in self._spec.failures:
             self._plan_failure(failure, start_ns)
 
     def stop(self) -> None:
         """Nothing is reported any more."""
         self._is_stopped = True
-        for news in self._news:
-            news.stop()
+        for events in self._prefix_events:
+            events.stop()
 
-    def start(self, call: SimRequestState) -> None:
+    def start(self, state: SimRequestState) -> None:
         """A Start has come to its worker."""
-        placement = call.placement
+        placement = state.placement
         assert placement is not None, "only a granted request is started"
-        if call.is_over:
+        if state.is_over:
             return
         worker = self._workers.get(placement.prefill_worker_id)
         if worker is None:
-            self._lose(call)
+            self._lose(state)
             return
         # At least the last token is computed, for its logits.
-        pages = worker.memory.match(worker.index, call.hashes[: (call.request.num_prompt_tokens - 1) // PAGE_TOKENS])
-        call.outcome.num_cached_tokens = len(pages) * PAGE_TOKENS
-        call.num_sealed_pages = len(pages)
-        arrival = SimArrival(call, page_ids=pages)
+        pages = worker.memory.match(worker.index, state.hashes[: (state.request.num_prompt_tokens - 1) // PAGE_TOKENS])
+        state.outcome.num_cached_tokens = len(pages) * PAGE_TOKENS
+        state.num_sealed_pages = len(pages)
+        arrival = SimArrival(state, page_ids=pages)
         worker.post(lambda engine: engine.add(arrival))
 
-    def cancel(self, call: SimRequestState) -> None:
+    def cancel(self, state: SimRequestState) -> None:
         """The request is not wanted any more."""
-        placement = call.placement
+        placement = state.placement
         assert placement is not None, "only a granted request is cancelled at workers"
         for worker_id in dict.fromkeys((placement.prefill_worker_id, placement.decode_worker_id)):
             worker = self._workers.get(worker_id)
             if worker is not None:
-                worker.post(lambda engine: engine.cancel(call))
+                worker.post(lambda engine: engine.cancel(state))
 
     def on_events(self, worker: SimWorker, events: tuple[Event, ...]) -> None:
-        calls, on_token = self.gateway.calls, self.gateway.on_token
+        states, on_token = self.gateway.states, self.gateway.on_token
         for event in events:
             if event.__class__ is TokenSampled:  # nearly all are
-                call = calls[event.key.request_id]
-                on_token(call, is_last=event.index + 1 == call.num_true_tokens)
+                state = states[event.key.request_id]
+                on_token(state, is_last=event.index + 1 == state.num_true_tokens)
                 continue
             match event:
-                case ChunkComputed() if calls[event.key.request_id].hashes:
-                    _seal(worker, calls[event.key.request_id], event)
+                case ChunkComputed() if states[event.key.request_id].hashes:
+                    _seal(worker, states[event.key.request_id], event)
                 case HandOffReady():
                     self._hand_over(worker, event)
                 case SequenceEnded(key, _, failure) if failure is not None:
-                    self.gateway.on_failure(calls[key.request_id], failure.reason.value)
+                    self.gateway.on_failure(states[key.request_id], failure.reason.value)
                 case _:
                     pass
 
-    def on_token(self, call: SimRequestState, *, is_last: bool) -> None:
-        self.gateway.on_token(call, is_last=is_last)
+    def on_token(self, state: SimRequestState, *, is_last: bool) -> None:
+        self.gateway.on_token(state, is_last=is_last)
 
-    def on_tokens(self, call: SimRequestState, num_tokens: int, last_ns: int, longest_gap_ns: int) -> None:
-        self.gateway.on_tokens(call, num_tokens, last_ns, longest_gap_ns)
+    def on_tokens(self, state: SimRequestState, num_tokens: int, last_ns: int, longest_gap_ns: int) -> None:
+        self.gateway.on_tokens(state, num_tokens, last_ns, longest_gap_ns)
 
     def on_gaps(self, gap_ns: int, num_gaps: int) -> None:
         self.gateway.on_gaps(gap_ns, num_gaps)
@@ -125,7 +125,7 @@ class Fleet:
                 worker.wake()
 
     def settle_all(self) -> None:
-        """What was drawn is told."""
+        """Engines report what was sampled so far."""
         for worker in self._workers.values():
             worker.engine.settle_all()
 
@@ -141,9 +141,9 @@ class Fleet:
 
     def note_preemptions(self) -> None:
         """In the outcomes, at the end of a run."""
-        for memory in {place.arena_id: place.memory for place in self._places.values()}.values():
+        for memory in self._memories.values():
             for request_id, num_preemptions in memory.preemptions.items():
-                self.gateway.calls[request_id].outcome.num_preemptions += num_preemptions
+                self.gateway.states[request_id].outcome.num_preemptions += num_preemptions
 
     def integrity_errors(self) -> list[str]:
         """What is not back where it belongs when all requests have ended."""
@@ -151,66 +151,65 @@ class Fleet:
         for worker in self._workers.values():
             errors += [f"{worker.worker_id}: {error}" for error in worker.engine.integrity_errors()]
             worker.engine.give_memory_back()
-        memories = {place.arena_id: place.memory for place in self._places.values()}
-        for arena_id, memory in memories.items():
+        for arena_id, memory in self._memories.items():
             errors += [f"memory of {arena_id}: {error}" for error in memory.integrity_errors()]
         return errors + self._hand_offs.integrity_errors()
 
-    def _make(self, place: Place) -> SimWorker:
-        worker = SimWorker(place.worker_id, len(self._all) + 1, place.memory, self._timeline)
-        worker.begin(self._engines.make(worker, place, self.gateway.calls, self))
-        self._workers[place.worker_id] = worker
+    def _make(self, location: Location) -> SimWorker:
+        worker = SimWorker(location.worker_id, len(self._all) + 1, location.memory, self._timeline)
+        worker.begin(self._engines.make(worker, location, self.gateway.states, self))
+        self._workers[location.worker_id] = worker
         self._all.append(worker)
         return worker
 
-    def _report(self, place: Place, worker: SimWorker) -> None:
+    def _report(self, location: Location, worker: SimWorker) -> None:
         """Its registry entry, every second while it lives."""
         if self._is_stopped or not worker.is_alive:
             return
-        pool = place.pool
+        pool = location.pool
         record = WorkerRecord(
-            worker_id=place.worker_id,
+            worker_id=location.worker_id,
             role="prefill" if pool.role == "prefill" else "decode",
             model=MODEL,
-            address=f"{place.worker_id}:1",
-            host_id=place.host_id,
+            address=f"{location.worker_id}:1",
+            host_id=location.host_id,
             max_context_tokens=pool.max_context_tokens,
             page_tokens=PAGE_TOKENS,
-            num_arena_pages=place.num_host_pages,
+            num_arena_pages=location.num_host_pages,
             max_num_seqs=pool.max_num_seqs,
             num_running=worker.engine.num_running,
             num_waiting=worker.engine.num_waiting,
             group=pool.group,
             serves_locally=pool.role == "local" or pool.serves_locally,
             max_num_batched_tokens=worker.engine.max_step_tokens,
-            num_own_pages=place.num_own_pages,
+            num_own_pages=location.num_own_pages,
             cost=pool.profile.step,
         )
         self.scheduler.worker_seen(record)
-        self._timeline.after(ns_of_s(RECORD_EVERY_S), lambda: self._report(place, worker))
+        self._timeline.after(ns_of_s(RECORD_EVERY_S), lambda: self._report(location, worker))
 
     def _hand_over(self, worker: SimWorker, ready: HandOffReady) -> None:
-        call = self.gateway.calls[ready.key.request_id]
-        assert call.placement is not None, "only a granted request is handed off"
-        receiver = self._workers.get(call.placement.decode_worker_id)
+        state = self.gateway.states[ready.key.request_id]
+        assert state.placement is not None, "only a granted request is handed off"
+        receiver = self._workers.get(state.placement.decode_worker_id)
         if receiver is None:
-            self._lose(call)
-            self._hand_offs.refuse(worker, call)
+            self._lose(state)
+            self._hand_offs.refuse(worker, state)
             return
-        delay_ns = ns_of_ms(self._places[worker.worker_id].pool.profile.hand_off_ms)
-        self._hand_offs.begin(worker, receiver, ready, call, delay_ns)
+        delay_ns = ns_of_ms(self._locations[worker.worker_id].pool.profile.hand_off_ms)
+        self._hand_offs.begin(worker, receiver, ready, state, delay_ns)
 
-    def _lose(self, call: SimRequestState) -> None:
-        self.gateway.on_failure(call, "worker_lost")
+    def _lose(self, state: SimRequestState) -> None:
+        self.gateway.on_failure(state, "worker_lost")
 
     def _plan_failure(self, failure: FailureSpec, start_ns: int) -> None:
         self._timeline.at(start_ns + ns_of_s(failure.dies_at_s), lambda: self._kill(failure.worker_id))
         if failure.returns_at_s < float("inf"):
-            place = self._places[failure.worker_id]
-            self._timeline.at(start_ns + ns_of_s(failure.returns_at_s), lambda: self._return(place))
+            location = self._locations[failure.worker_id]
+            self._timeline.at(start_ns + ns_of_s(failure.returns_at_s), lambda: self._return(location))
 
-    def _return(self, place: Place) -> None:
-        self._report(place, self._make(place))
+    def _return(self, location: Location) -> None:
+        self._report(location, self._make(location))
 
     def _kill(self, worker_id: str) -> None:
         """Gateways see the stream break; the scheduler misses its registry entry when that is due."""
@@ -218,19 +217,19 @@ class Fleet:
         worker.engine.settle_all()
         worker.die()
         self._hand_offs.forget_worker(worker)
-        for call in self.gateway.calls.values():
-            placement = call.placement
-            if not call.is_over and placement is not None:
+        for state in self.gateway.states.values():
+            placement = state.placement
+            if not state.is_over and placement is not None:
                 is_there = placement.decode_worker_id == worker_id or (
-                    placement.prefill_worker_id == worker_id and call.outcome.first_token_s is None
+                    placement.prefill_worker_id == worker_id and state.outcome.first_token_s is None
                 )
                 if is_there:
-                    self._lose(call)
+                    self._lose(state)
 
 
-def _seal(worker: SimWorker, call: SimRequestState, chunk: ChunkComputed) -> None:
+def _seal(worker: SimWorker, state: SimRequestState, chunk: ChunkComputed) -> None:
     """As `weir.worker.arena.prefixes` does it after each chunk: others may go on from here."""
-    first, end = call.num_sealed_pages, min((chunk.start + chunk.num_tokens) // PAGE_TOKENS, len(call.hashes))
+    first, end = state.num_sealed_pages, min((chunk.start + chunk.num_tokens) // PAGE_TOKENS, len(state.hashes))
     if end > first:
-        call.num_sealed_pages = end
-        worker.memory.seal(worker.index, chunk.page_ids[first:end], call.hashes[first:end])
+        state.num_sealed_pages = end
+        worker.memory.seal(worker.index, chunk.page_ids[first:end], state.hashes[first:end])

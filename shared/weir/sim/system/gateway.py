@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 
 from weir.bus.messages import Cancel, Finish, Grant, Outcome, Prefilled, Revoke, Submit, SubmitReply
 from weir.scheduling.accounting.fairness import DECODE_PRICE, PREFILL_PRICE
-from weir.sim.call import GATEWAY_ID, PromptHashes, SimRequestState
-from weir.sim.events import NS_PER_MS, NS_PER_S, Timeline, ns_of_ms, ns_of_s
 from weir.sim.profile import CostProfile
+from weir.sim.request_state import GATEWAY_ID, PromptHashes, SimRequestState
 from weir.sim.results.outcome import RequestOutcome
 from weir.sim.system.scheduler import SimScheduler
+from weir.sim.timeline import NS_PER_MS, NS_PER_S, Timeline, ns_of_ms, ns_of_s
 from weir.sim.workloads.workload import SimRequest, Workload
 
 MODEL = "model"
@@ -30,7 +30,7 @@ class SimGateway:
         cancel: Callable[[SimRequestState], None],
     ) -> None:
         """`start`, `cancel`: to the workers; called when the message is there."""
-        self.calls: dict[str, SimRequestState] = {}
+        self.states: dict[str, SimRequestState] = {}
         self.outcomes: list[RequestOutcome] = []
         self.gap_counts_by_ms: Counter[int] = Counter()
         self.num_left = len(workload.requests)
@@ -60,80 +60,80 @@ class SimGateway:
         self._plan_arrival()
 
     def on_grant(self, grant: Grant) -> None:
-        call = self.calls[grant.request_id]
-        call.placement = grant.placement
-        if call.is_over:
-            self._say_finish(call, Outcome.CANCELLED)
+        state = self.states[grant.request_id]
+        state.placement = grant.placement
+        if state.is_over:
+            self._send_finish(state, Outcome.CANCELLED)
             return
-        self._granted[grant.request_id] = call
-        call.outcome.granted_s = self._seconds(self._timeline.now_ns)
-        call.outcome.is_local = grant.placement.is_local
-        call.outcome.prefill_worker_id = grant.placement.prefill_worker_id
-        self._timeline.after(self._stream_ns, lambda: self._start(call))
+        self._granted[grant.request_id] = state
+        state.outcome.granted_s = self._seconds(self._timeline.now_ns)
+        state.outcome.is_local = grant.placement.is_local
+        state.outcome.prefill_worker_id = grant.placement.prefill_worker_id
+        self._timeline.after(self._stream_ns, lambda: self._start(state))
 
     def on_revoke(self, revoke: Revoke) -> None:
-        call = self.calls[revoke.request_id]
-        if not call.is_over:
-            self._end(call, self._timeline.now_ns, revoke.reason.value)
-            self._cancel_at_workers(call)
+        state = self.states[revoke.request_id]
+        if not state.is_over:
+            self._end(state, self._timeline.now_ns, revoke.reason.value)
+            self._cancel_at_workers(state)
 
-    def on_token(self, call: SimRequestState, *, is_last: bool) -> None:
-        """A worker has drawn one and sends it now."""
+    def on_token(self, state: SimRequestState, *, is_last: bool) -> None:
+        """A worker has sampled one and sends it now."""
         now_ns = self._timeline.now_ns + self._stream_ns
-        if call.is_over or (call.expires_ns is not None and now_ns >= call.expires_ns):
+        if state.is_over or (state.expires_ns is not None and now_ns >= state.expires_ns):
             return
-        outcome, now_s = call.outcome, (now_ns - self._start_ns) / NS_PER_S
+        outcome, now_s = state.outcome, (now_ns - self._start_ns) / NS_PER_S
         outcome.num_output_tokens += 1
         if outcome.first_token_s is None:
             outcome.first_token_s = now_s
-            self._timeline.at(now_ns + self._bus_ns, lambda: self._say_prefilled(call))
+            self._timeline.at(now_ns + self._bus_ns, lambda: self._send_prefilled(state))
         else:
-            gap_ns = now_ns - call.last_token_ns
+            gap_ns = now_ns - state.last_token_ns
             outcome.worst_gap_s = max(outcome.worst_gap_s, gap_ns / NS_PER_S)
             self.gap_counts_by_ms[gap_ns // NS_PER_MS] += 1
-        call.last_token_ns = now_ns
+        state.last_token_ns = now_ns
         outcome.last_token_s = now_s
         if is_last:
-            self._end(call, now_ns, "")
-            self._timeline.at(now_ns + self._bus_ns, lambda: self._say_finish(call, Outcome.FINISHED))
+            self._end(state, now_ns, "")
+            self._timeline.at(now_ns + self._bus_ns, lambda: self._send_finish(state, Outcome.FINISHED))
 
-    def on_tokens(self, call: SimRequestState, num_tokens: int, last_ns: int, longest_gap_ns: int) -> None:
+    def on_tokens(self, state: SimRequestState, num_tokens: int, last_ns: int, longest_gap_ns: int) -> None:
         """Several, none of which is its first or its last."""
-        outcome = call.outcome
+        outcome = state.outcome
         outcome.num_output_tokens += num_tokens
         outcome.worst_gap_s = max(outcome.worst_gap_s, longest_gap_ns / NS_PER_S)
-        call.last_token_ns = last_ns + self._stream_ns
-        outcome.last_token_s = self._seconds(call.last_token_ns)
+        state.last_token_ns = last_ns + self._stream_ns
+        outcome.last_token_s = self._seconds(state.last_token_ns)
 
     def on_gaps(self, gap_ns: int, num_gaps: int) -> None:
-        """Of the tokens that `on_tokens` tells."""
+        """Of the tokens that `on_tokens` reports."""
         self.gap_counts_by_ms[gap_ns // NS_PER_MS] += num_gaps
 
     def report_progress(self) -> None:
-        """What its list of held requests says every second: how far each has come."""
+        """How far each granted request has come, as a gateway reports it every second."""
         over = []
-        for request_id, call in self._granted.items():
-            num_tokens = call.outcome.num_output_tokens
-            if num_tokens > call.num_reported_tokens:
-                self._note_service(call, num_tokens)
-                if not call.is_over:
+        for request_id, state in self._granted.items():
+            num_tokens = state.outcome.num_output_tokens
+            if num_tokens > state.num_reported_tokens:
+                self._note_service(state, num_tokens)
+                if not state.is_over:
                     self.scheduler.progressed(request_id, num_tokens)
-            if call.is_over:
+            if state.is_over:
                 over.append(request_id)
         for request_id in over:
             del self._granted[request_id]
 
-    def _note_service(self, call: SimRequestState, num_tokens: int) -> None:
-        service = DECODE_PRICE * (num_tokens - call.num_reported_tokens)
-        if call.num_reported_tokens == 0:
-            service += PREFILL_PRICE * (call.request.num_prompt_tokens - call.outcome.num_cached_tokens)
-        call.num_reported_tokens = num_tokens
-        tenant = call.request.tenant
+    def _note_service(self, state: SimRequestState, num_tokens: int) -> None:
+        service = DECODE_PRICE * (num_tokens - state.num_reported_tokens)
+        if state.num_reported_tokens == 0:
+            service += PREFILL_PRICE * (state.request.num_prompt_tokens - state.outcome.num_cached_tokens)
+        state.num_reported_tokens = num_tokens
+        tenant = state.request.tenant
         self.service[tenant] = self.service.get(tenant, 0.0) + service
 
-    def on_failure(self, call: SimRequestState, reason: str) -> None:
-        """A worker gave it up, or is dead; its stream says so."""
-        self._timeline.after(self._stream_ns, lambda: self._fail(call, reason))
+    def on_failure(self, state: SimRequestState, reason: str) -> None:
+        """A worker gave it up, or is dead; its stream breaks."""
+        self._timeline.after(self._stream_ns, lambda: self._fail(state, reason))
 
     def _plan_arrival(self) -> None:
         if self._num_arrived < len(self._requests):
@@ -153,71 +153,71 @@ class SimGateway:
         )
         hashes = () if self._hashes is None else self._hashes.hashes_of(request)
         expires_ns = self._timeline.now_ns + ns_of_s(request.deadline_s) if request.deadline_s > 0 else None
-        call = SimRequestState(request, outcome, hashes, expires_ns)
-        self.calls[request.request_id] = call
+        state = SimRequestState(request, outcome, hashes, expires_ns)
+        self.states[request.request_id] = state
         self.outcomes.append(outcome)
         if expires_ns is not None:
-            self._timeline.at(expires_ns, lambda: self._expire(call))
-        self._timeline.after(self._bus_ns, lambda: self._submit(call))
+            self._timeline.at(expires_ns, lambda: self._expire(state))
+        self._timeline.after(self._bus_ns, lambda: self._submit(state))
 
-    def _submit(self, call: SimRequestState) -> None:
-        reply = self.scheduler.submit(submit_of(call))
+    def _submit(self, state: SimRequestState) -> None:
+        reply = self.scheduler.submit(submit_of(state))
         if not reply.queued:
-            self._timeline.after(self._bus_ns, lambda: self._refuse(call, reply))
+            self._timeline.after(self._bus_ns, lambda: self._refuse(state, reply))
 
-    def _refuse(self, call: SimRequestState, reply: SubmitReply) -> None:
-        if not call.is_over:
+    def _refuse(self, state: SimRequestState, reply: SubmitReply) -> None:
+        if not state.is_over:
             assert reply.reason is not None, "a refusal has a reason"
-            self._end(call, self._timeline.now_ns, reply.reason.value)
+            self._end(state, self._timeline.now_ns, reply.reason.value)
 
-    def _expire(self, call: SimRequestState) -> None:
-        if call.is_over:
+    def _expire(self, state: SimRequestState) -> None:
+        if state.is_over:
             return
-        self._end(call, self._timeline.now_ns, "deadline")
-        self._cancel_at_workers(call)
-        self._timeline.after(self._bus_ns, lambda: self._say_end(call))
+        self._end(state, self._timeline.now_ns, "deadline")
+        self._cancel_at_workers(state)
+        self._timeline.after(self._bus_ns, lambda: self._send_end(state))
 
-    def _fail(self, call: SimRequestState, reason: str) -> None:
-        if not call.is_over:
-            self._end(call, self._timeline.now_ns, reason)
-            self._cancel_at_workers(call)
-            self._timeline.after(self._bus_ns, lambda: self._say_finish(call, Outcome.FAILED))
+    def _fail(self, state: SimRequestState, reason: str) -> None:
+        if not state.is_over:
+            self._end(state, self._timeline.now_ns, reason)
+            self._cancel_at_workers(state)
+            self._timeline.after(self._bus_ns, lambda: self._send_finish(state, Outcome.FAILED))
 
-    def _cancel_at_workers(self, call: SimRequestState) -> None:
-        if call.placement is not None:
-            self._timeline.after(self._stream_ns, lambda: self._cancel(call))
+    def _cancel_at_workers(self, state: SimRequestState) -> None:
+        if state.placement is not None:
+            self._timeline.after(self._stream_ns, lambda: self._cancel(state))
 
-    def _end(self, call: SimRequestState, now_ns: int, refusal: str) -> None:
-        if call.settle is not None:
-            call.settle(call, is_over=True)
-        call.is_over = True
-        call.outcome.ended_s = self._seconds(now_ns)
-        call.outcome.refusal = refusal
+    def _end(self, state: SimRequestState, now_ns: int, refusal: str) -> None:
+        if state.settle is not None:
+            state.settle(state)
+        state.is_over = True
+        state.outcome.ended_s = self._seconds(now_ns)
+        state.outcome.refusal = refusal
         self.num_left -= 1
 
-    def _say_prefilled(self, call: SimRequestState) -> None:
-        assert call.placement is not None, "only a granted request has tokens"
-        self.scheduler.prefilled(Prefilled(call.request.request_id, GATEWAY_ID, call.placement.dispatch))
+    def _send_prefilled(self, state: SimRequestState) -> None:
+        assert state.placement is not None, "only a granted request has tokens"
+        self.scheduler.prefilled(Prefilled(state.request.request_id, GATEWAY_ID, state.placement.dispatch))
 
-    def _say_end(self, call: SimRequestState) -> None:
-        if call.placement is None:
-            self.scheduler.cancel(Cancel(call.request.request_id, GATEWAY_ID))
+    def _send_end(self, state: SimRequestState) -> None:
+        if state.placement is None:
+            self.scheduler.cancel(Cancel(state.request.request_id, GATEWAY_ID))
         else:
-            self._say_finish(call, Outcome.CANCELLED)
+            self._send_finish(state, Outcome.CANCELLED)
 
-    def _say_finish(self, call: SimRequestState, outcome: Outcome) -> None:
-        assert call.placement is not None, "only a granted request finishes"
-        num_tokens = call.outcome.num_output_tokens
-        finish = Finish(call.request.request_id, GATEWAY_ID, call.placement.dispatch, outcome, num_tokens)
+    def _send_finish(self, state: SimRequestState, outcome: Outcome) -> None:
+        assert state.placement is not None, "only a granted request finishes"
+        num_tokens = state.outcome.num_output_tokens
+        finish = Finish(state.request.request_id, GATEWAY_ID, state.placement.dispatch, outcome, num_tokens)
         self.scheduler.finish(finish)
 
     def _seconds(self, time_ns: int) -> float:
         return (time_ns - self._start_ns) / NS_PER_S
 
 
-def submit_of(call: SimRequestState) -> Submit:
-    """What the scheduler is told; never the truth about the answer."""
-    request = call.request
+def submit_of(state: SimRequestState) -> Submit:
+    """What the scheduler may know: never the true length of the answer."""
+    request = state.request
     return Submit(
         request_id=request.request_id,
         gateway_id=GATEWAY_ID,
@@ -231,5 +231,5 @@ def submit_of(call: SimRequestState) -> Submit:
         itl_target_ms=round(request.itl_target_s * 1000),
         predicted_output_tokens=request.predicted_output_tokens,
         output_score=request.output_score,
-        page_hashes=b"".join(page_hash[:8] for page_hash in call.hashes),
+        page_hashes=b"".join(page_hash[:8] for page_hash in state.hashes),
     )

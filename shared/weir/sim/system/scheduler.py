@@ -9,8 +9,8 @@ from weir.policy.seams import Policy
 from weir.scheduling.commands import SendGrant, SendRevoke
 from weir.scheduling.core import SchedulerCore
 from weir.scheduling.limits.core_limits import CoreLimits
-from weir.sim.events import Timeline, ns_of_ms, ns_of_s
 from weir.sim.profile import CostProfile
+from weir.sim.timeline import Timeline, ns_of_ms, ns_of_s
 
 TICK_S = 0.1
 RECORD_EVERY_S = 1.0
@@ -18,7 +18,7 @@ RECORD_EVERY_S = 1.0
 
 
 class SimScheduler:
-    """`on_grant` and `on_revoke` are told when the gateway hears of it, not before."""
+    """`on_grant` and `on_revoke` are called when the message is at the gateway, not before."""
 
     def __init__(
         self,
@@ -89,14 +89,14 @@ class SimScheduler:
         self._timeline.after(ns_of_s(TICK_S), self._tick)
 
     def _act(self) -> None:
-        """Each message takes the scheduler's time; what it says goes out when it is through with all before."""
+        """Each message takes the scheduler's time; what it decides is sent when it is through with all before."""
         self._busy_until_ns = max(self._busy_until_ns, self._timeline.now_ns) + self._decision_ns
-        heard_ns = self._busy_until_ns + self._bus_ns
+        arrives_ns = self._busy_until_ns + self._bus_ns
         for command in self.core.decide():
             match command:
                 case SendGrant(_, grant):
-                    self._timeline.at(heard_ns, lambda grant=grant: self._on_grant(grant))  # type: ignore[misc]
+                    self._timeline.at(arrives_ns, lambda grant=grant: self._on_grant(grant))  # type: ignore[misc]
                 case SendRevoke(_, revoke):
-                    self._timeline.at(heard_ns, lambda revoke=revoke: self._on_revoke(revoke))  # type: ignore[misc]
+                    self._timeline.at(arrives_ns, lambda revoke=revoke: self._on_revoke(revoke))  # type: ignore[misc]
                 case _:
                     pass

@@ -6,13 +6,39 @@ from dataclasses import dataclass
 
 from weir.engine.messages import Failure, FailureReason, HandOffReady, PageBundle, UsedPages
 from weir.kv.geometry import num_pages_for
-from weir.sim.call import TOKEN, SimRequestState
-from weir.sim.events import Timeline
 from weir.sim.memory.page_memory import SimPageMemory
-from weir.sim.spec import SystemSpec
-from weir.sim.workers.arriving import SimArrival
-from weir.sim.workers.links import TransferLink
+from weir.sim.request_state import TOKEN, SimRequestState
+from weir.sim.spec import LinkSpec, SystemSpec
+from weir.sim.timeline import Timeline, ns_of_ms
+from weir.sim.workers.arrival import SimArrival
 from weir.sim.workers.worker import SimWorker
+
+
+class TransferLink:
+    """Bytes take their time, and transfers wait for each other in the order in which they are asked for."""
+
+    def __init__(self, spec: LinkSpec, kv_bytes_per_token: int) -> None:
+        self._spec = spec
+        self._kv_bytes_per_token = kv_bytes_per_token
+        self._free_at_ns: dict[int, int] = {}
+        self._shared_free_at_ns = 0
+        self.num_bytes = 0
+        self.busy_ns = 0
+
+    def transfer(self, now_ns: int, sender: int, receiver: int, num_tokens: int) -> int:
+        """When the last byte has arrived."""
+        num_bytes = num_tokens * self._kv_bytes_per_token
+        duration_ns = ns_of_ms(num_bytes / self._spec.gbytes_per_s / 1e6)
+        if self._spec.is_shared:
+            start_ns = max(now_ns, self._shared_free_at_ns)
+            self._shared_free_at_ns = start_ns + duration_ns
+        else:
+            ends = (sender, receiver)
+            start_ns = max(now_ns, *(self._free_at_ns.get(end, 0) for end in ends))
+            self._free_at_ns.update(dict.fromkeys(ends, start_ns + duration_ns))
+        self.num_bytes += num_bytes
+        self.busy_ns += duration_ns
+        return start_ns + duration_ns + ns_of_ms(self._spec.latency_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +48,11 @@ class _Transfer:
     sender: SimWorker
     receiver: SimWorker
     ready: HandOffReady
-    call: SimRequestState
+    state: SimRequestState
 
 
 class SimHandOffs:
-    """Books of what is between two workers."""
+    """What is on its way between two workers, from the end of its prefill until the decode worker has it."""
 
     def __init__(self, spec: SystemSpec, timeline: Timeline, on_lost: Callable[[SimRequestState], None]) -> None:
         """`on_lost`: one of the two workers is dead, and nobody else knows of the request."""
@@ -42,17 +68,17 @@ class SimHandOffs:
         self._num_waited = 0
 
     def begin(
-        self, sender: SimWorker, receiver: SimWorker, ready: HandOffReady, call: SimRequestState, delay_ns: int
+        self, sender: SimWorker, receiver: SimWorker, ready: HandOffReady, state: SimRequestState, delay_ns: int
     ) -> None:
         self._num_under_way += 1
-        transfer = _Transfer(sender, receiver, ready, call)
+        transfer = _Transfer(sender, receiver, ready, state)
         step: Callable[[_Transfer], None] = self._commit_in_place if self._link is None else self._reserve
         self._timeline.after(delay_ns, lambda: step(transfer))
 
-    def refuse(self, sender: SimWorker, call: SimRequestState) -> None:
+    def refuse(self, sender: SimWorker, state: SimRequestState) -> None:
         """The receiver is gone."""
         failure = Failure(FailureReason.HAND_OFF_REFUSED, "the decode worker is gone")
-        sender.post(lambda engine: engine.fail(call, failure))
+        sender.post(lambda engine: engine.fail(state, failure))
 
     def retry(self, memory: SimPageMemory) -> None:
         """Pages have become free."""
@@ -83,9 +109,9 @@ class SimHandOffs:
             self._give_up(transfer)
             return
         self._num_under_way -= 1
-        call = transfer.call
-        sender.memory.hand_off(ready.slot, ready.page_ids, call.hashes, (sender.index, receiver.index))
-        sender.post(lambda engine: engine.forget(call, None))
+        state = transfer.state
+        sender.memory.hand_off(ready.slot, ready.page_ids, state.hashes, (sender.index, receiver.index))
+        sender.post(lambda engine: engine.forget(state, None))
         self._deliver(transfer, ready.slot, ready.page_ids)
 
     def _reserve(self, transfer: _Transfer) -> None:
@@ -100,7 +126,7 @@ class SimHandOffs:
         if not (sender.is_alive and receiver.is_alive):
             self._give_up(transfer)
             return True
-        num_tokens = transfer.call.request.num_prompt_tokens
+        num_tokens = transfer.state.request.num_prompt_tokens
         bundle = receiver.memory.try_acquire(receiver.index, num_pages_for(num_tokens), 1)
         if bundle is None:
             return False
@@ -119,21 +145,21 @@ class SimHandOffs:
             self._give_up(transfer)
             return
         self._num_under_way -= 1
-        call, num_tokens = transfer.call, transfer.call.request.num_prompt_tokens
-        seed = call.request.request_id.encode() if call.hashes else b""
+        state, num_tokens = transfer.state, transfer.state.request.num_prompt_tokens
+        seed = state.request.request_id.encode() if state.hashes else b""
         used = UsedPages(transfer.ready.page_ids, (TOKEN,) * num_tokens if seed else (), seed)
-        sender.post(lambda engine: engine.forget(call, PageBundle((), (transfer.ready.slot,), (used,))))
+        sender.post(lambda engine: engine.forget(state, PageBundle((), (transfer.ready.slot,), (used,))))
         self._deliver(transfer, slot, page_ids)
 
     def _deliver(self, transfer: _Transfer, slot: int, page_ids: tuple[int, ...]) -> None:
-        receiver, call = transfer.receiver, transfer.call
-        arrival = SimArrival(call, slot, page_ids)
+        receiver, state = transfer.receiver, transfer.state
+        arrival = SimArrival(state, slot, page_ids)
         receiver.post(lambda engine: engine.add(arrival))
-        if call.is_over:
-            receiver.post(lambda engine: engine.cancel(call))
+        if state.is_over:
+            receiver.post(lambda engine: engine.cancel(state))
 
     def _give_up(self, transfer: _Transfer) -> None:
         self._num_under_way -= 1
-        self._on_lost(transfer.call)
+        self._on_lost(transfer.state)
         if transfer.sender.is_alive:
-            self.refuse(transfer.sender, transfer.call)
+            self.refuse(transfer.sender, transfer.state)

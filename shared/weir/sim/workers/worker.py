@@ -1,31 +1,31 @@
-"""A simulated worker: an engine that is turned as the real loop turns its batcher, one step after the other.
+"""A simulated worker: it drives an engine as the real loop drives its batcher, one step after the other.
 
-turn     commands taken ─> decide ─> the step takes its time ─> record ─> told ─> the next turn
+turn     commands ─> decide ─> the step takes its time ─> record ─> events reported ─> the next turn
 """
 
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from weir.engine.messages import Event, Failure, PageBundle
-from weir.sim.call import SimRequestState
-from weir.sim.events import Coincidence, Timeline, ns_of_s
 from weir.sim.memory.page_memory import SimPageMemory
-from weir.sim.workers.arriving import SimArrival
+from weir.sim.request_state import SimRequestState
+from weir.sim.timeline import Timeline, ns_of_s
+from weir.sim.workers.arrival import SimArrival
 
 
 class Engine(Protocol):
-    """What a worker turns: the real batcher (`exact_engine`), or its equal for steady stretches (`fast_engine`)."""
+    """What a worker drives: the real batcher (`exact`), or its equal for steady stretches (`fast`, `fast_prefill`)."""
 
     @property
     def busy_ns(self) -> int: ...
 
     def add(self, arrival: SimArrival) -> None: ...
 
-    def cancel(self, call: SimRequestState) -> None: ...
+    def cancel(self, state: SimRequestState) -> None: ...
 
-    def fail(self, call: SimRequestState, failure: Failure) -> None: ...
+    def fail(self, state: SimRequestState, failure: Failure) -> None: ...
 
-    def forget(self, call: SimRequestState, copied: PageBundle | None) -> None:
+    def forget(self, state: SimRequestState, copied: PageBundle | None) -> None:
         """It is handed off; `copied`: what it had here, which is free now."""
         ...
 
@@ -34,16 +34,7 @@ class Engine(Protocol):
         ...
 
     def end_step(self) -> None:
-        """The step ends now; what came out is told."""
-        ...
-
-    def look_ahead(self, ends_ns: int) -> int:
-        """The step that has begun now ends at `ends_ns`. While nothing but the next token of each comes of it, further
-        ones follow of themselves, unless a command comes: when the first step ends that is not of that kind."""
-        ...
-
-    def catch_up(self) -> int:
-        """After `look_ahead`: does what went on before now; when the step ends that runs now."""
+        """The step ends now; what came out is reported."""
         ...
 
     @property
@@ -63,7 +54,7 @@ class Engine(Protocol):
     def counters(self) -> Mapping[str, float]: ...
 
     def settle_all(self) -> None:
-        """Tells what every sequence has drawn so far."""
+        """Reports what every sequence has sampled so far."""
         ...
 
     def die(self) -> None:
@@ -80,18 +71,18 @@ class Engine(Protocol):
 
 
 class WorkerListener(Protocol):
-    """What a worker tells."""
+    """Hears of what comes out of workers."""
 
     def on_events(self, worker: "SimWorker", events: tuple[Event, ...]) -> None: ...
 
     def on_pages_free(self, memory: SimPageMemory) -> None: ...
 
-    def on_token(self, call: SimRequestState, *, is_last: bool) -> None:
-        """Drawn now."""
+    def on_token(self, state: SimRequestState, *, is_last: bool) -> None:
+        """Sampled now."""
         ...
 
-    def on_tokens(self, call: SimRequestState, num_tokens: int, last_ns: int, longest_gap_ns: int) -> None:
-        """The next of one that goes on, the last of them drawn at `last_ns`. Their gaps are told by `on_gaps`."""
+    def on_tokens(self, state: SimRequestState, num_tokens: int, last_ns: int, longest_gap_ns: int) -> None:
+        """The next of one that goes on, the last of them sampled at `last_ns`. Their gaps come by `on_gaps`."""
         ...
 
     def on_gaps(self, gap_ns: int, num_gaps: int) -> None:
@@ -116,12 +107,6 @@ class SimWorker:
         self._is_stepping = False
         self._is_turning = False
         self._wake_number = 0
-        self._is_ahead = False
-        """What is planned is the end of a later step than the one that runs."""
-        self._step_number = 0
-        """Of the end that is planned."""
-        self._planned_ns = 0
-        """When that is."""
 
     @property
     def engine(self) -> Engine:
@@ -129,7 +114,7 @@ class SimWorker:
         return self._engine
 
     def begin(self, engine: Engine) -> None:
-        """With the engine that it turns from here on."""
+        """With the engine that it drives from here on."""
         self._engine = engine
 
     def post(self, command: Command) -> None:
@@ -137,11 +122,6 @@ class SimWorker:
         if not self.is_alive:
             return
         self._inbox.append(command)
-        if self._is_ahead:
-            self._is_ahead = False
-            ends_ns = self.engine.catch_up()
-            if ends_ns < self._planned_ns:
-                self._plan_end(ends_ns, is_alone=True)
         self.wake()
 
     def wake(self) -> None:
@@ -170,27 +150,11 @@ class SimWorker:
             self._sleep()
             return
         self._is_stepping = True
-        ends_ns = self._timeline.now_ns + duration_ns
-        ahead_ns = self.engine.look_ahead(ends_ns)
-        self._is_ahead = ahead_ns > ends_ns
-        self._plan_end(ahead_ns, is_alone=self._is_ahead)
+        self._timeline.after(duration_ns, self._end_step)
 
-    def _plan_end(self, ends_ns: int, *, is_alone: bool) -> None:
-        """`is_alone`: planned earlier or later than if each step were, so nothing else may happen in that instant."""
-        self._step_number += 1
-        self._planned_ns, number = ends_ns, self._step_number
-        if is_alone and ends_ns == self._timeline.now_ns:
-            raise Coincidence(f"a step of {self.worker_id} ends at {ends_ns} ns, when a command comes")
-        self._timeline.at(ends_ns, lambda: self._end_step(number, is_alone=is_alone))
-
-    def _end_step(self, number: int, *, is_alone: bool) -> None:
-        if not self.is_alive or number != self._step_number:
+    def _end_step(self) -> None:
+        if not self.is_alive:
             return
-        if is_alone:
-            self._timeline.check_alone()
-        if self._is_ahead:
-            self._is_ahead = False
-            self.engine.catch_up()
         self._is_stepping = False
         self.engine.end_step()
         self._turn()

@@ -1,20 +1,20 @@
 """A trace file as the load of a run: as it was, at another rate, or with arrivals of another kind."""
 
-import dataclasses
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
 from weir.sim.workloads.arrivals import burst, gamma, poisson
-from weir.sim.workloads.mixing import at_rate, first
+from weir.sim.workloads.compose import at_rate, first, with_arrivals
 from weir.sim.workloads.traces import detect_format, read_trace
 from weir.sim.workloads.workload import Workload
 
 Arrivals = Literal["trace", "poisson", "gamma", "burst"]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Replay:
     """`num_requests` 0: all. `rate_a_s` 0: the trace's own. `cv` is of gamma arrivals alone."""
 
@@ -55,13 +55,7 @@ def load_workload(path: Path, replay: Replay, seed: int = 0) -> Workload:
         return at_rate(workload, replay.rate_a_s) if replay.rate_a_s else workload
     num, source = len(workload.requests), np.random.default_rng(seed)
     if replay.arrivals == "burst":
-        times = burst(num)
-    elif replay.arrivals == "poisson":
-        times = poisson(replay.rate_a_s, num, source)
-    else:
-        times = gamma(replay.rate_a_s, replay.cv, num, source)
-    moved = (
-        dataclasses.replace(request, arrival_s=at_s)
-        for request, at_s in zip(workload.requests, times.tolist(), strict=True)
-    )
-    return dataclasses.replace(workload, requests=tuple(moved))
+        return with_arrivals(workload, burst(num))
+    if replay.arrivals == "poisson":
+        return with_arrivals(workload, poisson(replay.rate_a_s, num, source))
+    return with_arrivals(workload, gamma(replay.rate_a_s, replay.cv, num, source))

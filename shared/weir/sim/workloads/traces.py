@@ -7,9 +7,12 @@
 | `arena`    | CSV  | arrival_s, tenant, prompt_len, output_len (Apache-2.0; VTC, OSDI 2024) |
 | `aibrix`   | JSONL | timestamp (ms), requests[] of "Prompt Length", "Output Length" (Apache-2.0) |
 | `lengths`  | CSV  | num_prefill_tokens, num_decode_tokens: no times, all come at once (Sarathi-Serve's ShareGPT) |
-| `capture`  | JSONL | arrival_s, num_prompt_tokens and more: `weir.sim.workloads.capture`; a request log |
+| `capture`  | JSONL | arrival_s, num_prompt_tokens, num_output_tokens; also a request log |
 
-A request that made no token counts as one of one token: it still read its prompt.
+A request that made no token counts as one of one token: its prompt was prefilled all the same.
+
+A capture is Weir's own format: keys are named as the fields of `SimRequest`, those above are always there. Other keys
+are passed over, for a log may say more. Arrivals may be on any clock; reading moves the first to 0.
 """
 
 import dataclasses
@@ -20,8 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from weir.sim.workloads.arrivals import jittered_within_ticks
-from weir.sim.workloads.capture import parse_capture
-from weir.sim.workloads.mixing import Lengths
+from weir.sim.workloads.compose import Lengths
 from weir.sim.workloads.trace_file import Record, TraceError, csv_header, csv_records, is_csv, json_records
 from weir.sim.workloads.workload import SimRequest, Workload
 
@@ -39,6 +41,9 @@ _JSON_FORMATS = {
     "aibrix": ("timestamp", "requests"),
     "capture": ("arrival_s", "num_prompt_tokens", "num_output_tokens"),
 }
+
+
+_CAPTURE_NUMBERS = ("deadline_s", "ttft_target_s", "itl_target_s", "predicted_output_tokens")
 
 
 def read_trace(path: Path, *, max_tokens: int = 0, seed: int = 0) -> Workload:
@@ -136,7 +141,24 @@ def _lengths(path: Path) -> Iterator[SimRequest]:
 
 
 def _capture(path: Path) -> Iterator[SimRequest]:
-    return (parse_capture(record) for record in json_records(path))
+    return (_captured(record) for record in json_records(path))
+
+
+def _captured(record: Record) -> SimRequest:
+    """`max_tokens` is 0 where the record does not say."""
+    known = {field for field, value in record.fields.items() if value is not None}
+    return SimRequest(
+        request_id=record.text("request_id") if "request_id" in known else f"line-{record.line}",
+        arrival_s=record.number("arrival_s"),
+        num_prompt_tokens=record.count("num_prompt_tokens"),
+        num_output_tokens=max(1, record.count("num_output_tokens", at_least=0)),
+        max_tokens=record.count("max_tokens", at_least=0) if "max_tokens" in known else 0,
+        lane=record.text("lane") if "lane" in known else "",
+        tenant=record.text("tenant") if "tenant" in known else "",
+        prefix_blocks=record.ids("prefix_blocks") if "prefix_blocks" in known else (),
+        output_score=record.number("output_score") if "output_score" in known else None,
+        **{field: record.number(field, at_least=0) for field in _CAPTURE_NUMBERS if field in known},
+    )
 
 
 def _request(record: Record, arrival_s: float, prompt: str, output: str) -> SimRequest:

@@ -27,21 +27,21 @@ def test_the_table_has_both_sides_the_error_and_the_verdict() -> None:
     assert "| 0.5 (1.50/s) | mean TTFT, ms | 100.0 [100.0, 100.0] | 50.0 [50.0, 50.0] | -50.0% |" in text
     assert text.count("**outside**") == 1
     assert "2 of 3 figures are within." in text
-    assert "read 20% of the prompts itself, simulated 40%" in text
+    assert "prefilled 20% of the prompts, simulated 40%" in text
     assert "hand-off never seen" in text
 
 
 def test_what_is_kept_can_be_read_again_and_says_the_same() -> None:
-    told = json.loads(json.dumps(as_dict(CONFIG, found(REAL), load_before=1.0)))
-    assert [(one["figure"], one["error"], one["is_within"]) for one in told["compared"]] == [
+    values = json.loads(json.dumps(as_dict(CONFIG, found(REAL), load_before=1.0)))
+    assert [(one["figure"], one["error"], one["is_within"]) for one in values["compared"]] == [
         ("mean_ttft_s", 0.0, True),
         ("mean_itl_s", 0.0, True),
         ("output_tok_per_s", 0.0, True),
     ]
-    assert told["measured"]["loads"][0]["rounds"][0]["simulated_local_share"] == 0.4
+    assert values["measured"]["loads"][0]["rounds"][0]["simulated_local_share"] == 0.4
 
 
-def test_a_measured_hand_off_is_told() -> None:
+def test_a_measured_hand_off_is_values() -> None:
     calibration = found(REAL)
     seen = replace(calibration, overheads=replace(calibration.overheads, hand_off_ms=3.25))
     assert "hand-off 3.25 ms" in report(CONFIG, seen, load_before=0.0)

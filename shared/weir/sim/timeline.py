@@ -9,10 +9,6 @@ NS_PER_S = 1_000_000_000
 Action = Callable[[], None]
 
 
-class Coincidence(Exception):
-    """Two things happen in one nanosecond, and it is not known here which of them would come first."""
-
-
 class Timeline:
     """Actions by time; those of one instant in the order in which they were planned.
 
@@ -21,7 +17,6 @@ class Timeline:
 
     def __init__(self) -> None:
         self.now_ns = 0
-        self._was_ns = -1
         self._heap: list[tuple[int, int, Action]] = []
         self._num_planned = 0
 
@@ -38,11 +33,6 @@ class Timeline:
     def after(self, delay_ns: int, action: Action) -> None:
         self.at(self.now_ns + delay_ns, action)
 
-    def check_alone(self) -> None:
-        """Raises Coincidence if anything else that is known of happens in this instant."""
-        if self.now_ns in (self._was_ns, self.next_ns):
-            raise Coincidence(f"several things happen at {self.now_ns} ns")
-
     @property
     def next_ns(self) -> int | None:
         """When something happens next."""
@@ -52,7 +42,6 @@ class Timeline:
         """Does what is next. False: nothing is."""
         if not self._heap:
             return False
-        self._was_ns = self.now_ns
         self.now_ns, _, action = heappop(self._heap)
         action()
         return True

@@ -105,7 +105,7 @@ def test_what_the_first_token_takes_longer_is_the_way_of_four_messages() -> None
 
 
 def test_an_idle_request_is_simulated_to_take_what_the_delays_say() -> None:
-    """2 ms each of four messages, a decision's 0.05 ms, and a step of 4 + 1 ms that reads one token."""
+    """2 ms each of four messages, a decision's 0.05 ms, and a step of 4 + 1 ms that computes one token."""
     workload = Workload("one", (SimRequest("r", 0.0, 1, 3, 3),))
     outcome = simulate(system_of(COST, COST, OVERHEADS, num_pages=200), workload).outcomes[0]
     assert outcome.first_token_s == pytest.approx(4 * 0.002 + 0.00005 + 0.005)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from weir.bench.load import LoadConfig
+from weir.bench.serving.load import LoadConfig
 
 
 def read_keys(path: Path | None, default_key: str) -> dict[str, str]:

@@ -10,7 +10,7 @@ _SPLIT_HOST = "host-split"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Location:
     """What does not change when a worker dies and comes back."""
 
     worker_id: str
@@ -29,11 +29,11 @@ class Place:
         return self.worker_id if self.num_own_pages else self.host_id
 
 
-def places_of(spec: SystemSpec, *, keeps_prefixes: bool) -> dict[str, Place]:
+def locations_of(spec: SystemSpec, *, keeps_prefixes: bool) -> dict[str, Location]:
     """Colocated workers are hosts by themselves; those of a split system are one, so that any may go with any."""
     ids = iter(spec.worker_ids)
     new_memory = PrefixMemory if keeps_prefixes else PlainMemory
-    places: dict[str, Place] = {}
+    locations: dict[str, Location] = {}
     split = [pool for pool in spec.pools if pool.role != "local"]
     common: SimPageMemory | None = None
     if split and spec.link is None:
@@ -46,7 +46,7 @@ def places_of(spec: SystemSpec, *, keeps_prefixes: bool) -> dict[str, Place]:
             memory = common
             if is_local or memory is None:
                 memory = new_memory(pool.num_worker_pages, _num_slots(pool) // pool.num_workers)
-            places[worker_id] = Place(
+            locations[worker_id] = Location(
                 worker_id=worker_id,
                 pool=pool,
                 host_id=f"host-{worker_id}" if is_local else _SPLIT_HOST,
@@ -56,7 +56,7 @@ def places_of(spec: SystemSpec, *, keeps_prefixes: bool) -> dict[str, Place]:
                 num_host_pages=pool.num_worker_pages if is_local else num_split_pages,
                 num_own_pages=0 if is_local or memory is common else pool.num_worker_pages,
             )
-    return places
+    return locations
 
 
 def _num_slots(pool: PoolSpec) -> int:

@@ -4,14 +4,14 @@ from typing import NamedTuple
 
 from weir.engine.messages import Arrival
 from weir.kv.geometry import PAGE_TOKENS
-from weir.sim.call import TOKEN, SimRequestState
 from weir.sim.memory.page_memory import SimPageMemory
+from weir.sim.request_state import TOKEN, SimRequestState
 
 
 class SimArrival(NamedTuple):
-    """As `weir.engine.messages.Arrival`, without the facts: only the real batchers ask for them."""
+    """As `weir.engine.messages.Arrival`, without parameters: only the real batchers ask for them."""
 
-    call: SimRequestState
+    state: SimRequestState
     slot: int | None = None
     """None: a prompt."""
     page_ids: tuple[int, ...] = ()
@@ -19,8 +19,8 @@ class SimArrival(NamedTuple):
 
     def for_batcher(self, memory: SimPageMemory) -> Arrival:
         """`memory`: of the worker that takes it."""
-        call, slot, page_ids = self
-        params = call.params()
+        state, slot, page_ids = self
+        params = state.params()
         if slot is None:
             num_cached_tokens = len(page_ids) * PAGE_TOKENS
             return Arrival(
@@ -34,5 +34,5 @@ class SimArrival(NamedTuple):
             log=record,
             output_token_ids=(TOKEN,),
             block_table=page_ids,
-            num_computed_tokens=call.request.num_prompt_tokens,
+            num_computed_tokens=state.request.num_prompt_tokens,
         )

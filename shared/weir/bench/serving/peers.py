@@ -12,9 +12,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from weir.bench.load import LoadConfig, run_load
-from weir.bench.peer_process import LlamaServer
-from weir.bench.serve import summarize
+from weir.bench.serving.load import LoadConfig, run_load
+from weir.bench.serving.peer_process import LlamaServer
+from weir.bench.serving.serve import summarize
 
 _SEED_STRIDE = 1000
 _COLD = {"cache_prompt": False}

@@ -2,8 +2,8 @@
 
 import pytest
 
-from weir.bench.load import LoadConfig, make_jobs
-from weir.bench.peers import Comparison, Peer, RequestShape, parse_comparison
+from weir.bench.serving.load import LoadConfig, make_jobs
+from weir.bench.serving.peers import Comparison, Peer, RequestShape, parse_comparison
 
 _PEER = Peer("llama-server", "http://peer", "its-model", {"its_own": 1})
 

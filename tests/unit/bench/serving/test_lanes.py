@@ -2,7 +2,7 @@
 
 import pytest
 
-from weir.bench.lanes import LanesConfig, Side, figures, jobs_of, p99, report
+from weir.bench.serving.lanes import LanesConfig, Side, figures, jobs_of, p99, report
 
 CONFIG = LanesConfig("http://x", "m", num_flood=5, num_urgent=3)
 
@@ -27,10 +27,10 @@ def test_both_kinds_of_run_differ_in_the_lane_of_the_urgent_requests_alone() -> 
 def test_the_ratio_is_that_of_the_pooled_p99() -> None:
     own = Side(tuple(number / 100 for number in range(1, 101)), (100.0, 120.0, 110.0), (1.0,))
     shared = Side(tuple(number / 10 for number in range(1, 101)), (100.0,), (10.0,))
-    told = figures(own, shared)
-    assert told["with_lane_p99_ttft_ms"] == pytest.approx(990)
-    assert told["p99_ttft_ratio"] == pytest.approx(10)
-    assert told["with_lane_flood_tok_per_s"] == 110
+    values = figures(own, shared)
+    assert values["with_lane_p99_ttft_ms"] == pytest.approx(990)
+    assert values["p99_ttft_ratio"] == pytest.approx(10)
+    assert values["with_lane_flood_tok_per_s"] == 110
     assert "10.0 times lower" in report(CONFIG, own, shared)
 
 

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from tests.unit.bench.host_pair import VOCAB_SIZE, HostKind
+from tests.unit.benchmarks.host_pair import VOCAB_SIZE, HostKind
 
 from benchmarks.gpu.pair.run import PairFailed, PairLoad, run_pair
 from weir.core.sampling import SamplingParams

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from weir.bench.jobs import BenchRequest, Mix, TraceReplay, mixed, random_jobs, trace_jobs
+from weir.bench.serving.jobs import BenchRequest, Mix, TraceReplay, mixed, random_jobs, trace_jobs
 
 
 @dataclass(frozen=True, slots=True)

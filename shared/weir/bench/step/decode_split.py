@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Callable
 
-from weir.bench.step_times import DecodeSplit, decode_plan, timed_ms
+from weir.bench.step.timing import DecodeSplit, decode_plan, timed_ms
 from weir.model.cpu.core_share import CoreShare
 from weir.model.cpu.forward import linear_share
 from weir.model.cpu.state import ATTENTION_OUTPUT, DOWN, GATE_UP, QUERY_KEY_VALUE, Buffers, Model
@@ -38,7 +38,7 @@ def measure_split(weights: Int8Weights, runner: Runner, share: CoreShare, num_se
         linear_ms=linear_ms,
         head_ms=whole_ms - headless_ms,
         attention_ms=headless_ms - short_ms,
-        pause_ms=short_ms - linear_ms,
+        other_ms=short_ms - linear_ms,
     )
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from weir.bench.jobs import random_prompts
-from weir.bench.load import LoadConfig, ServedRequest
-from weir.bench.serve import block, summarize
+from weir.bench.serving.jobs import random_prompts
+from weir.bench.serving.load import LoadConfig, ServedRequest
+from weir.bench.serving.serve import block, summarize
 
 
 def test_figures_follow_their_definitions() -> None:

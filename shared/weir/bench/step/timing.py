@@ -41,7 +41,7 @@ class DecodeSplit:
     linear_ms: float
     head_ms: float
     attention_ms: float
-    pause_ms: float
+    other_ms: float
 
 
 def prefill_plan(num_tokens: int, vocab_size: int) -> StepPlan:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from weir.bench.profile import try_cost_of
-from weir.bench.step_grid import shapes, time_grid
+from weir.bench.step.grid import shapes, time_grid
 from weir.core.cost import PromptChunk, StepCost
 from weir.core.cost_fit import fit_cost
 from weir.engine.plan import StepPlan, StepResult

@@ -6,10 +6,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from weir.bench.api_keys import check_keys, read_keys
-from weir.bench.jobs import Mix, TraceReplay, mixed, random_jobs, trace_jobs
-from weir.bench.load import LoadConfig, ServedRequest, make_jobs, run_jobs
-from weir.bench.serve import block, summarize, summarize_groups
+from weir.bench.serving.api_keys import check_keys, read_keys
+from weir.bench.serving.jobs import Mix, TraceReplay, mixed, random_jobs, trace_jobs
+from weir.bench.serving.load import LoadConfig, ServedRequest, make_jobs, run_jobs
+from weir.bench.serving.serve import block, summarize, summarize_groups
 from weir.sim.workloads.trace_file import TraceError
 
 CAPTURE = """\

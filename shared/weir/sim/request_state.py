@@ -1,9 +1,8 @@
 """One simulated request on its way: what its gateway knows of it, and the truth that only the modelled workers ask."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import inf
-from typing import Protocol
 
 from weir.bus.messages import Placement
 from weir.core.attempt import Attempt
@@ -17,21 +16,15 @@ from weir.sim.workloads.workload import SimRequest, Workload
 GATEWAY_ID = "gateway-0-00000000"
 TOKEN = 0
 LAST_TOKEN = 1
-"""What the modelled model draws: the second where a request's answer ends."""
+"""What the modelled model samples: the second where a request's answer ends."""
 VOCAB_SIZE = 2
 _GREEDY = SamplingParams(temperature=0.0)
 _NOT_NEGATIVE = ("arrival_s", "deadline_s", "ttft_target_s", "itl_target_s", "predicted_output_tokens")
 
 
-class Settle(Protocol):
-    """`is_over`: nothing that comes later counts."""
-
-    def __call__(self, call: "SimRequestState", *, is_over: bool) -> None: ...
-
-
 @dataclass(slots=True, eq=False)
 class SimRequestState:
-    """Changed by the simulated gateway, and by the worker that tells it of tokens."""
+    """Changed by the simulated gateway, and by the worker that reports tokens to it."""
 
     request: SimRequest
     outcome: RequestOutcome
@@ -41,11 +34,11 @@ class SimRequestState:
     is_over: bool = False
     """As its gateway sees it."""
     last_token_ns: int = 0
-    settle: Settle | None = None
-    """Tells what a fast engine has not told of it yet."""
+    settle: "Callable[[SimRequestState], None] | None" = None
+    """Reports what a fast engine has not reported yet; nothing that comes later counts."""
     num_reported_tokens: int = 0
     num_sealed_pages: int = 0
-    """Of its prompt, at the worker that reads it: others can use them already."""
+    """Of its prompt, at the worker that prefills it: others can use them already."""
     num_true_tokens: int = field(init=False)
     """Of its answer."""
 
@@ -57,13 +50,8 @@ class SimRequestState:
         assert self.placement is not None, "only a granted request has an attempt"
         return SequenceKey(self.request.request_id, Attempt(self.placement.dispatch))
 
-    @property
-    def lane_priority(self) -> int:
-        assert self.placement is not None, "only a granted request has a lane of the scheduler"
-        return self.placement.scheduling.lane_priority
-
     def params(self) -> SequenceParams:
-        """As its Start says them. `prefix_seed` names the request, so that its pages are known when they come back."""
+        """As its Start has them. `prefix_seed` names the request, so that its pages are known when they come back."""
         placement = self.placement
         assert placement is not None, "only a granted request is started"
         request = self.request
@@ -122,4 +110,4 @@ def check_workload(workload: Workload) -> None:
         last_s = request.arrival_s
 
 
-Calls = Mapping[str, SimRequestState]
+RequestStates = Mapping[str, SimRequestState]

@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from weir.bench.step_times import (
+from weir.bench.step.timing import (
     DECODE_CONTEXT,
     DecodeSplit,
     StepTime,
@@ -76,7 +76,7 @@ def measure(model: str, num_threads: int, precision: Precision = "auto") -> Step
     steps = measure_steps(weights, runner, weights.num_bytes / bandwidth * 1e3)
     splits: list[DecodeSplit] = []
     if isinstance(weights, Int8Weights):
-        from weir.bench.step_split import measure_split  # noqa: PLC0415 - compiled kernels, which fp32 does without
+        from weir.bench.step.decode_split import measure_split  # noqa: PLC0415 - compiled kernels, which fp32 does without
 
         splits = [measure_split(weights, runner, FixedShare(num_threads), number) for number in _DECODE_SEQUENCES]
     return StepReport(
@@ -143,9 +143,9 @@ def split_table(splits: Sequence[DecodeSplit]) -> Table:
     """One row a number of sequences."""
     table = Table(title="where a decode step's milliseconds go")
     table.add_column("sequences", justify="right")
-    for column in ("linear", "head", "attention", "rest"):
+    for column in ("linear", "head", "attention", "other"):
         table.add_column(column, justify="right")
     for split in splits:
-        parts = (split.linear_ms, split.head_ms, split.attention_ms, split.pause_ms)
+        parts = (split.linear_ms, split.head_ms, split.attention_ms, split.other_ms)
         table.add_row(str(split.num_sequences), *(f"{part:.2f}" for part in parts))
     return table

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from weir.bench.load import LoadConfig, ServedRequest, run_load
+from weir.bench.serving.load import LoadConfig, ServedRequest, run_load
 
 _WIDTH = 50
 _METRICS = {
@@ -60,7 +60,7 @@ def main(config: LoadConfig, *, json_output: bool, result_path: Path | None) -> 
 def summarize_groups(records: Sequence[ServedRequest], duration_s: float) -> dict[str, dict[str, dict[str, float]]]:
     """The same figures of each lane and of each tenant, where requests named any.
 
-    `refused` of the failed: told at once to come later (429 or 503).
+    `refused` of the failed: asked at once to come later (429 or 503).
     """
     groups: dict[str, dict[str, dict[str, float]]] = {}
     for key, name_of in _GROUPS.items():

@@ -5,7 +5,7 @@ bound close to each request's true length would tell the scheduler what nobody k
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -50,10 +50,14 @@ def draw(
 
 def at_rate(workload: Workload, rate_a_s: float) -> Workload:
     """The same requests in the same pattern, stretched to a mean of `rate_a_s`."""
-    times = rescaled([request.arrival_s for request in workload.requests], rate_a_s)
+    return with_arrivals(workload, rescaled([request.arrival_s for request in workload.requests], rate_a_s))
+
+
+def with_arrivals(workload: Workload, arrivals_s: Times) -> Workload:
+    """The same requests in the same order, at these times."""
     moved = (
         dataclasses.replace(request, arrival_s=at_s)
-        for request, at_s in zip(workload.requests, times.tolist(), strict=True)
+        for request, at_s in zip(workload.requests, arrivals_s.tolist(), strict=True)
     )
     return dataclasses.replace(workload, requests=tuple(moved))
 
@@ -75,25 +79,3 @@ def merge(name: str, workloads: Sequence[Workload]) -> Workload:
     if len({request.request_id for request in requests}) != len(requests):
         raise ValueError(f"{name}: two requests share an id; give the workloads names of their own")
     return Workload(name, tuple(requests), block_sizes.pop())
-
-
-def with_lanes(workload: Workload, shares: Mapping[str, float], source: np.random.Generator) -> Workload:
-    """Each request's lane drawn by `shares`, which are scaled to 1."""
-    lanes = _drawn_names("lanes", shares, len(workload.requests), source)
-    changed = (dataclasses.replace(r, lane=lane) for r, lane in zip(workload.requests, lanes, strict=True))
-    return dataclasses.replace(workload, requests=tuple(changed))
-
-
-def with_tenants(workload: Workload, shares: Mapping[str, float], source: np.random.Generator) -> Workload:
-    """Each request's tenant drawn by `shares`, which are scaled to 1."""
-    tenants = _drawn_names("tenants", shares, len(workload.requests), source)
-    changed = (dataclasses.replace(r, tenant=tenant) for r, tenant in zip(workload.requests, tenants, strict=True))
-    return dataclasses.replace(workload, requests=tuple(changed))
-
-
-def _drawn_names(what: str, shares: Mapping[str, float], num: int, source: np.random.Generator) -> list[str]:
-    weights = np.asarray(list(shares.values()), np.float64)
-    if not len(weights) or (weights < 0).any() or not 0 < weights.sum() < float("inf"):
-        raise ValueError(f"{what} {dict(shares)}: shares must be at least 0 and some over 0")
-    names = list(shares)
-    return [names[pick] for pick in source.choice(len(names), num, p=weights / weights.sum()).tolist()]

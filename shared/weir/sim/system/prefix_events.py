@@ -1,10 +1,10 @@
-"""What simulated memories tell the scheduler of their cached prefixes, as transfer services do."""
+"""Reports of cached prefixes from simulated memories to the scheduler, as transfer services send them."""
 
 from weir.bus.messages import SCHEDULER_HASH_BYTES
 from weir.bus.prefix_messages import PrefixChanged
-from weir.sim.events import Timeline, ns_of_s
 from weir.sim.memory.prefix_memory import PrefixMemory
 from weir.sim.system.scheduler import SimScheduler
+from weir.sim.timeline import Timeline, ns_of_s
 
 _PERIOD_S = 0.1
 
@@ -21,19 +21,19 @@ class SimPrefixEvents:
         self._is_stopped = False
 
     def begin(self, scheduler: SimScheduler) -> None:
-        """Tells from now on."""
+        """Reports from now on."""
         self._scheduler = scheduler
-        self._tell()
+        self._report()
 
     def stop(self) -> None:
         self._is_stopped = True
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         if self._is_stopped:
             return
         index = self._memory.prefixes
         changes = index.changes.take()
-        if changes is None:  # too much has changed: everything is told anew
+        if changes is None:  # too much has changed: everything is sent anew
             self._incarnation += 1
             self._sequence = 0
         if changes is None or changes or self._sequence == 0 or self._timeline.now_ns % ns_of_s(1.0) == 0:
@@ -48,7 +48,7 @@ class SimPrefixEvents:
             )
             self._sequence += 1
             self._scheduler.prefixes_changed(message)
-        self._timeline.after(ns_of_s(_PERIOD_S), self._tell)
+        self._timeline.after(ns_of_s(_PERIOD_S), self._report)
 
 
 def _packed(hashes: list[bytes]) -> bytes:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
-from weir.bench.jobs import BenchRequest, random_prompts
-from weir.bench.load import LoadConfig, ServedRequest, run_jobs
+from weir.bench.serving.jobs import BenchRequest, random_prompts
+from weir.bench.serving.load import LoadConfig, ServedRequest, run_jobs
 
 _FLOOD = "flood"
 _URGENT = "urgent"
@@ -59,10 +59,10 @@ def main(config: LanesConfig, *, json_output: bool, out: Path | None) -> int:
     except RuntimeError as error:
         print(f"error: {error}")
         return 1
-    told = report(config, with_lane, without_lane)
-    print(json.dumps(figures(with_lane, without_lane)) if json_output else told)
+    text = report(config, with_lane, without_lane)
+    print(json.dumps(figures(with_lane, without_lane)) if json_output else text)
     if out is not None:
-        out.write_text(told)
+        out.write_text(text)
     return 0
 
 
@@ -83,19 +83,19 @@ def jobs_of(config: LanesConfig, urgent_lane: str, seed: int) -> list[BenchReque
 
 def figures(with_lane: Side, without_lane: Side) -> dict[str, float]:
     """In ms, and the ratio of the pooled p99."""
-    told: dict[str, float] = {}
+    values: dict[str, float] = {}
     for name, side in (("with_lane", with_lane), ("without_lane", without_lane)):
-        told |= {
+        values |= {
             f"{name}_p50_ttft_ms": 1000 * statistics.median(side.urgent_ttfts_s),
             f"{name}_p99_ttft_ms": 1000 * p99(side.urgent_ttfts_s),
             f"{name}_flood_tok_per_s": statistics.median(side.flood_tok_per_s),
         }
-    return told | {"p99_ttft_ratio": told["without_lane_p99_ttft_ms"] / told["with_lane_p99_ttft_ms"]}
+    return values | {"p99_ttft_ratio": values["without_lane_p99_ttft_ms"] / values["with_lane_p99_ttft_ms"]}
 
 
 def report(config: LanesConfig, with_lane: Side, without_lane: Side) -> str:
     """As Markdown."""
-    told = figures(with_lane, without_lane)
+    values = figures(with_lane, without_lane)
     lines = [
         "# A lane of its own, under a flood, live",
         "",
@@ -113,9 +113,9 @@ def report(config: LanesConfig, with_lane: Side, without_lane: Side) -> str:
     ):
         runs = ", ".join(f"{1000 * value:.0f}" for value in side.p99_by_round_s)
         speeds = ", ".join(f"{value:.0f}" for value in side.flood_tok_per_s)
-        p50, high = told[f"{key}_p50_ttft_ms"], told[f"{key}_p99_ttft_ms"]
+        p50, high = values[f"{key}_p50_ttft_ms"], values[f"{key}_p99_ttft_ms"]
         lines.append(f"| {name} | {p50:.0f} ms | {high:.0f} ms | {runs} | {speeds} |")
-    lines += ["", f"p99 TTFT: {told['p99_ttft_ratio']:.1f} times lower in a lane of their own.", ""]
+    lines += ["", f"p99 TTFT: {values['p99_ttft_ratio']:.1f} times lower in a lane of their own.", ""]
     return "\n".join(lines)
 
 
@@ -147,8 +147,8 @@ async def _run(config: LanesConfig, urgent_lane: str, seed: int) -> list[ServedR
     records, _ = await run_jobs(load, jobs)
     errors = [record.error for record in records if record.error]
     if errors:
-        told = f"{len(errors)} of {len(records)} requests to {config.base_url} failed: {errors[0]}"
-        raise RuntimeError(f"{told}; --base-url must name the HTTP port of a stack that runs (`weir up`)")
+        problem = f"{len(errors)} of {len(records)} requests to {config.base_url} failed: {errors[0]}"
+        raise RuntimeError(f"{problem}; --base-url must name the HTTP port of a stack that runs (`weir up`)")
     return records
 
 
