@@ -37,7 +37,6 @@ TINY_FILES: dict[str, str] = {
     "shared/weir/kv/movers/same_host.py": "to be mended",
     "shared/weir/runtime/stack/backoff.py": "to be mended",
     "shared/weir/scheduling/metrics.py": "to be mended",
-    "shared/weir/training/listmle.py": "to be mended",
     "shared/weir/worker/engine/background.py": "to be mended",
     "services/weir_gateway/access/tenant_counts.py": "to be mended",
     "services/weir_gateway/requests/prompt_pages.py": "to be mended",
