@@ -16,7 +16,8 @@ from weir.engine.loop import LoopSettings
 from weir.engine.messages import Command, EngineReport, SetPolicy
 from weir.kv.memory.kinds import ArenaMemory, try_memory_kind
 from weir.kv.messages import HandedOff
-from weir.model.files.config import ModelConfig, load_model_config
+from weir.model.architecture import ModelConfig
+from weir.model.files.config import load_model_config
 from weir.model.files.digest import model_digest
 from weir.model.files.source import ModelSource, resolve_model
 from weir.model.precision import choose_arithmetic, page_geometry

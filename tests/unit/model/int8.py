@@ -8,8 +8,8 @@ from tests.unit.model.tiny import poisoned_pages
 
 from weir.engine.plan import ChunkPlan, StepPlan
 from weir.model.cpu.core_share import CoreShare, FixedShare
-from weir.model.cpu.decoder import CpuDecoder, page_numbers
-from weir.model.cpu.packed_store import load_packed
+from weir.model.cpu.packed_weights import load_packed
+from weir.model.cpu.runner import CpuDecoder, page_numbers
 from weir.model.cpu.slices import cut_slices
 from weir.model.cpu.workspace import MAX_SLICE_ROWS
 from weir.model.files.config import load_model_config

@@ -10,17 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.model.tiny import LogitsProbe, chunk
 
+from weir.model.architecture import tensor_shapes
 from weir.model.errors import ModelError, ModelNotFound
 from weir.model.files.config import load_model_config
 from weir.model.files.digest import model_digest
 from weir.model.files.dummy import DummyTensors
-from weir.model.files.ram_check import available_bytes
 from weir.model.files.shapes import MODEL_SHAPES
 from weir.model.files.source import ModelKind, resolve_model
-from weir.model.files.tensor_names import tensor_shapes
 from weir.model.tokens.chat_template import load_chat_template
 from weir.model.tokens.tokenizer import Tokenizer, load_tokenizer
-from weir.model.torch.weights import load_weights
+from weir.model.torch.weights import available_bytes, load_weights
 from weir.model.triton.dummy import dummy_tensors_on
 
 TINY = resolve_model("dummy:tiny")

@@ -10,7 +10,8 @@ import transformers
 
 from weir.core.sampling import SamplingParams
 from weir.engine.plan import ChunkPlan, SampleSpec, StepPlan
-from weir.model.files.config import ModelConfig, load_model_config
+from weir.model.architecture import ModelConfig
+from weir.model.files.config import load_model_config
 from weir.model.files.source import ModelSource, resolve_model
 from weir.model.torch.batch import build_batch
 from weir.model.torch.decoder import Decoder

@@ -6,7 +6,7 @@ number of threads.
 """
 
 from weir.model.cpu.slices import SliceArrays
-from weir.model.cpu.state import (
+from weir.model.cpu.workspace import (
     ATTENTION_OUTPUT,
     BITS,
     DOWN,

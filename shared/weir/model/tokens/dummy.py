@@ -4,7 +4,7 @@ import string
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from weir.model.tokens.spelling import byte_of_character
+from weir.model.tokens.decoders import byte_of_character
 
 DUMMY_CHAT_TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"
 _SPACE = "\u0120"  # in GPT-2's alphabet

@@ -16,9 +16,9 @@ from weir.model.errors import ModelError
 from weir.model.files.config import load_model_config
 from weir.model.files.gguf import read_gguf
 from weir.model.files.source import ModelKind, ModelSource
+from weir.model.tokens.decoders import ByteFallbackSpelling, ByteLevelSpelling, Spelling
 from weir.model.tokens.dummy import dummy_tokenizer
 from weir.model.tokens.gguf import tokenizer_from_gguf
-from weir.model.tokens.spelling import ByteFallbackSpelling, ByteLevelSpelling, Spelling
 
 
 class IncrementalDetokenizer:

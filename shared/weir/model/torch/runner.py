@@ -10,7 +10,7 @@ from weir.core.logprobs import TokenLogprobs
 from weir.core.sampling import SamplingParams
 from weir.engine.plan import ChunkPlan, SampleSpec, StepPlan, StepResult
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
-from weir.model.files.config import ModelConfig
+from weir.model.architecture import ModelConfig
 from weir.model.sampler import compile_kernels, rows_to_score, sample_step, score_rows
 from weir.model.torch.batch import ScoredChunk, build_batch
 from weir.model.torch.decoder import Decoder

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 
 import torch
 
-from weir.model.architecture import ModelConfig
+from weir.model.architecture import ModelConfig, tensor_shapes
 from weir.model.files.dummy import DUMMY_SEED, SPREAD, is_norm, tensor_seed
-from weir.model.files.tensor_names import tensor_shapes
 from weir.model.torch.weights import Weights, stack_weights
 
 

@@ -14,11 +14,10 @@ from weir.core.sampling import SamplingParams
 from weir.engine.plan import ChunkPlan, SampleSpec, StepPlan, StepResult
 from weir.kv.geometry import ArenaGeometry, num_pages_for
 from weir.kv.memory.device import DeviceMemory
-from weir.model.architecture import ModelConfig
+from weir.model.architecture import ModelConfig, tensor_shapes
 from weir.model.errors import ModelError
 from weir.model.files.config import load_model_config
 from weir.model.files.source import ModelKind, ModelSource
-from weir.model.files.tensor_names import tensor_shapes
 from weir.model.files.tensors import open_tensors
 from weir.model.precision import choose_arithmetic
 from weir.model.torch.weights import Weights, stack_weights
