@@ -18,7 +18,7 @@ SHARED_KIB = {80: (163, 164), 90: (227, 228), 100: (227, 228)}
 REGISTERS = 65536
 KERNELS = {
     "block_weights_kernel",
-    "draw_token_kernel",
+    "sample_token_kernel",
     "merge_splits_kernel",
     "page_copy_kernel",
     "paged_decode_kernel",

@@ -58,7 +58,7 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, slots=True)
 class GivenScaling:
-    """A divisor a frequency, head_dim / 2 of them: how GGUF files spell llama3 scaling (`rope_freqs.weight`)."""
+    """A divisor a frequency, head_dim / 2 of them: how GGUF files write llama3 scaling (`rope_freqs.weight`)."""
 
     divisors: tuple[float, ...]
 

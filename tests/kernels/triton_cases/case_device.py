@@ -67,7 +67,7 @@ def geometry_of(weights: DeviceWeights) -> ArenaGeometry:
 
 
 def decode(runner: ModelRunner, tokens: list[int], params: SamplingParams, num_tokens: int) -> list[int]:
-    """Draws more tokens of a sequence in the first pages, all but the last of whose tokens are computed."""
+    """Samples more tokens of a sequence in the first pages, all but the last of whose tokens are computed."""
     for _ in range(num_tokens):
         table = tuple(range(num_pages_for(len(tokens))))
         chunk = ChunkPlan(0, len(tokens) - 1, tuple(tokens[-1:]), table, SampleSpec(params, len(tokens) - len(PROMPT)))

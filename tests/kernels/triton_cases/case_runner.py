@@ -72,7 +72,7 @@ class GreedyOnCpu:
         batch = build_batch(plan, self._kv, CONFIG.vocab_size, CONFIG.max_context_tokens)
         with torch.inference_mode():
             logits = self._decoder.logits(self._decoder.forward(batch, self._kv))
-        return StepResult({sampled.slot: int(logits[sampled.row].argmax()) for sampled in batch.sampled_rows})
+        return StepResult({sampled.slot: int(logits[sampled.row].argmax()) for sampled in batch.sampled})
 
 
 class Conversation:
@@ -88,7 +88,7 @@ class Conversation:
         self._tables = [tuple(order[slot * count : (slot + 1) * count]) for slot in range(len(prompts))]
 
     def step(self, params: Sequence[SamplingParams], lengths: Sequence[int]) -> dict[int, int]:
-        """Computes `lengths[slot]` more tokens of each sequence (0: none), and draws where all are computed."""
+        """Computes `lengths[slot]` more tokens of each sequence (0: none), and samples where all are computed."""
         chunks = []
         for slot, length in enumerate(lengths):
             tokens, start = self._tokens[slot], self._computed[slot]
@@ -102,10 +102,10 @@ class Conversation:
                 ChunkPlan(slot, start, chunk_ids, self._tables[slot][: num_pages_for(start + length)], sample)
             )
             self._computed[slot] += length
-        drawn = dict(self._runner.run(StepPlan(0, tuple(chunks))).token_ids)
-        for slot, token_id in drawn.items():
+        sampled = dict(self._runner.run(StepPlan(0, tuple(chunks))).token_ids)
+        for slot, token_id in sampled.items():
             self._tokens[slot].append(token_id)
-        return drawn
+        return sampled
 
 
 PROMPTS = [[7 * i % 1024 for i in range(37)], [5], [(11 * i + 3) % 1024 for i in range(20)]]
@@ -133,22 +133,22 @@ def weights() -> Weights:
     return random_weights(CONFIG)
 
 
-def test_a_model_of_two_layers_draws_the_greedy_ids_of_the_cpu_path(weights: Weights) -> None:
+def test_a_model_of_two_layers_samples_the_greedy_ids_of_the_cpu_path(weights: Weights) -> None:
     check_same_ids(weights, GreedyOnCpu(weights), [GREEDY] * 3)
 
 
-def test_a_model_of_two_layers_draws_the_ids_of_the_cpu_path(weights: Weights) -> None:
+def test_a_model_of_two_layers_samples_the_ids_of_the_cpu_path(weights: Weights) -> None:
     check_same_ids(weights, torch_runner(weights), [WARM, GREEDY, FILTERED])
 
 
 def check_same_ids(weights: Weights, reference: ModelRunner, params: Sequence[SamplingParams]) -> None:
     expected, found = Conversation(reference, PROMPTS), Conversation(triton_runner(weights), PROMPTS)
-    drawn: set[int] = set()
+    sampled: set[int] = set()
     for lengths in SCHEDULE:
         token_ids = found.step(params, lengths)
         assert token_ids == expected.step(params, lengths)
-        drawn |= set(token_ids.values())
-    assert len(drawn) > 5, "a model that always says the same would agree with anything"
+        sampled |= set(token_ids.values())
+    assert len(sampled) > 5, "a model that always says the same would agree with anything"
 
 
 def test_the_last_token_of_a_cut_prompt_is_prefilled_as_its_others_are(weights: Weights, launches: list[str]) -> None:
@@ -195,7 +195,7 @@ def test_a_decode_step_launches_five_kernels_a_layer_and_three_more(weights: Wei
     launches.clear()
     conversation.step([GREEDY] * 3, (1, 1, 1))
     layer = ["rms_norm_kernel", "rotary_kv_write_kernel", "paged_decode_kernel", "rms_norm_kernel", "silu_mul_kernel"]
-    assert launches == [*layer * 2, "rms_norm_kernel", "block_weights_kernel", "draw_token_kernel"]
+    assert launches == [*layer * 2, "rms_norm_kernel", "block_weights_kernel", "sample_token_kernel"]
 
 
 def test_prompts_are_scored_as_on_the_cpu_path(weights: Weights) -> None:
@@ -235,7 +235,7 @@ def run_again(step: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
     return step
 
 
-def test_replayed_decodes_draw_what_steps_of_their_own_draw(weights: Weights) -> None:
+def test_replayed_decodes_sample_what_steps_of_their_own_sample(weights: Weights) -> None:
     # a row that fills a batch up reads page 0, and the interpreter's numpy warns of numbers that are none
     runner = triton_runner(weights, unwritten=0.0)
     runner.capture_decodes(run_again if IS_INTERPRETED else cuda_graph_capture())

@@ -123,11 +123,11 @@ def test_text_is_its_bytes(text: str, tokenizer: Tokenizer) -> None:
     assert tokenizer.decode(list(text.encode())) == text
 
 
-def test_every_id_spells_something_of_its_own(tokenizer: Tokenizer) -> None:
-    spelled = [tokenizer.spell([token_id], skip_special=False) for token_id in range(1024)]
-    assert all(spelled)
-    assert len(set(spelled)) == 1024
-    assert all(re.fullmatch(rb" [a-z]+", word) for word in spelled[256:])
+def test_every_id_stands_for_bytes_of_its_own(tokenizer: Tokenizer) -> None:
+    found = [tokenizer.decode_bytes([token_id], skip_special=False) for token_id in range(1024)]
+    assert all(found)
+    assert len(set(found)) == 1024
+    assert all(re.fullmatch(rb" [a-z]+", word) for word in found[256:])
 
 
 def test_a_conversation_becomes_a_prompt() -> None:

@@ -14,9 +14,9 @@ from weir.model.cpu.packed_weights import PackedWeights
 from weir.model.cpu.slices import SliceArrays, StepSlice, cut_slices
 from weir.model.cpu.threads import ThreadTeam, most_chunks
 from weir.model.cpu.workspace import MAX_SLICE_ROWS, BrainFloats, Extent, Workspace, make_model
-from weir.model.plan_check import ordered_chunks
 from weir.model.precision import page_geometry
-from weir.model.sampler import Scan, compile_kernels, sample_scanned, score_rows
+from weir.model.rows import ordered_chunks
+from weir.model.sampler import Scan, compile_kernels, sample_step, token_logprobs
 from weir.ops.simd.jit import compiling_alone
 from weir.ops.simd.phases import PhaseState
 
@@ -95,18 +95,20 @@ class CpuRunner:
         chunks = ordered_chunks(plan, len(pages), config.vocab_size, config.max_context_tokens)
         token_ids: dict[int, int] = {}
         logprobs: dict[int, TokenLogprobs] = {}
-        scores: dict[int, tuple[TokenLogprobs, ...]] = {}
+        prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
         for step_slice in cut_slices(*chunks, MAX_SLICE_ROWS):
             scan = self._decoder.compute(step_slice, pages)
             if step_slice.sampled:
-                slots, specs = zip(*step_slice.sampled, strict=True)
-                drawn = sample_scanned(scan.first_rows(len(slots)), slots, specs)
-                token_ids |= drawn.token_ids
-                logprobs |= drawn.logprobs
-            for slot, first, next_token_ids, num_top in step_slice.scored:
-                rows = scan.logits[first : first + len(next_token_ids)]
-                scores[slot] = scores.get(slot, ()) + score_rows(rows, next_token_ids, num_top)
-        return StepResult(token_ids, logprobs=logprobs, prompt_logprobs=scores)
+                result = sample_step(scan.first_rows(len(step_slice.sampled)), step_slice.sampled)
+                token_ids |= result.token_ids
+                logprobs |= result.logprobs
+            first = len(step_slice.sampled)
+            for slot, _, spec in step_slice.scored:
+                last = first + len(spec.next_token_ids)
+                found = token_logprobs(scan.logits[first:last], spec.next_token_ids, spec.num_top)
+                prompt_logprobs[slot] = prompt_logprobs.get(slot, ()) + found
+                first = last
+        return StepResult(token_ids, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
 
 
 def page_numbers(config: ModelConfig, pages: npt.NDArray[np.uint8]) -> BrainFloats:

@@ -1,4 +1,4 @@
-"""A tokenizer for random weights: every byte of a text is a token, and every token spells something."""
+"""A tokenizer for random weights: every byte of a text is a token, and every token stands for some text."""
 
 import string
 
@@ -11,7 +11,7 @@ _SPACE = "\u0120"  # in GPT-2's alphabet
 
 
 def dummy_tokenizer(vocab_size: int) -> Tokenizer:
-    """Ids 0 to 255 are the bytes; the others, which only a model writes, spell a space and a word of their own."""
+    """Ids 0 to 255 are the bytes; the others, which only a model samples, are a space and a word of their own."""
     alphabet = byte_of_character()
     vocabulary = alphabet | {_SPACE + _word(number): number for number in range(len(alphabet), vocab_size)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))

@@ -91,7 +91,7 @@ class DeviceRunner:
 
         Pages of the arena may be others' already: none is written, and only page 0 is read, whatever is in it.
         """
-        _compile_host_draws()
+        _compile_host_sampling()
         length = min(_WARM_UP_TOKENS, self._limits.max_rows, self._limits.max_context_tokens - 1)
         table = tuple(range(num_pages_for(length + 1)))
         dtype = _DTYPES[self._weights.arithmetic]
@@ -109,12 +109,12 @@ class DeviceRunner:
         return TritonRunner(self._weights.config, self._weights.weights, pages, limits)
 
 
-def _compile_host_draws() -> None:
-    """Draws other than greedy or by temperature. They need numba, which a machine that does without them may lack."""
+def _compile_host_sampling() -> None:
+    """Of sampling other than greedy or by temperature. It needs numba, which a machine that does without may lack."""
     try:
         from weir.model.sampler import compile_kernels  # noqa: PLC0415
     except ImportError as error:
-        _log.warning("only greedy draws and draws by temperature will work, the others need numba: %s", error)
+        _log.warning("only greedy sampling and sampling by temperature will work, the rest needs numba: %s", error)
         return
     compile_kernels()
 

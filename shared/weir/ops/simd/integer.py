@@ -106,7 +106,7 @@ def emit_nibbles(builder: ir.IRBuilder, packed: ir.Value) -> tuple[ir.Value, ir.
 
 
 class DotProduct(ABC):
-    """How one tier sums a group's products. A sum is a tuple of vectors, handed from call to call."""
+    """How one instruction set sums a group's products. A sum is a tuple of vectors, handed from call to call."""
 
     width: int
     """Outputs a vector."""
