@@ -33,7 +33,7 @@ pytestmark = pytest.mark.timeout(900)
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, Any]]]:
-    """By compute capability: the facts that `compile_kernels` prints, one dictionary a kernel variant."""
+    """By compute capability: the properties that `compile_kernels` prints, one dictionary a kernel variant."""
 
     def run(arch: int) -> list[dict[str, Any]]:
         command = [sys.executable, str(Path(__file__).with_name("compile_kernels.py")), str(arch)]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from tests.kernels.triton_cases.support import DEVICE, IS_INTERPRETED
+from tests.unit.model.device_model import empty_pages, weights_on
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
@@ -16,15 +17,14 @@ from weir.core.errors import InternalError
 from weir.core.sampling import SamplingParams
 from weir.engine.plan import ChunkPlan, ModelRunner, SampleSpec, ScoreSpec, StepPlan, StepResult
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
-from weir.model.architecture import ModelConfig
+from weir.model.architecture import ModelConfig, tensor_shapes
 from weir.model.files.shapes import shape_named
 from weir.model.torch.batch import build_batch
 from weir.model.torch.decoder import Decoder
 from weir.model.torch.paged_kv import PagedKv
 from weir.model.torch.weights import LayerWeights, Weights
 from weir.model.triton.batch import TritonLimits
-from weir.model.triton.decoder import empty_pages, weights_on
-from weir.model.triton.dummy import dummy_tensors_on
+from weir.model.triton.dummy import dummy_tensor_on
 from weir.model.triton.graphs import cuda_graph_capture, graph_shapes
 from weir.model.triton.runner import TritonRunner
 
@@ -40,7 +40,9 @@ FILTERED = SamplingParams(temperature=0.9, top_k=20, top_p=0.8, seed=5, logprobs
 
 def random_weights(config: ModelConfig) -> Weights:
     """Larger than a model's: the logits of random weights lie close together otherwise, and any rounding decides."""
-    tensors = {name: 4 * tensor for name, tensor in dummy_tensors_on(CPU, torch.float32, config)}
+    tensors = {
+        name: 4 * dummy_tensor_on(CPU, torch.float32, name, shape) for name, shape in tensor_shapes(config).items()
+    }
     query_key_value_bias = 0.3 * torch.randn((config.num_heads + 2 * config.num_kv_heads) * config.head_dim)
 
     def layer(number: int) -> LayerWeights:

@@ -20,7 +20,7 @@ from weir.model.files.source import ModelKind, resolve_model
 from weir.model.tokens.chat_template import load_chat_template
 from weir.model.tokens.tokenizer import Tokenizer, load_tokenizer
 from weir.model.torch.weights import available_bytes, load_weights
-from weir.model.triton.dummy import dummy_tensors_on
+from weir.model.triton.dummy import dummy_tensor_on
 
 TINY = resolve_model("dummy:tiny")
 
@@ -97,10 +97,11 @@ def test_weights_have_the_spread_of_a_freshly_made_model() -> None:
 def test_weights_are_made_on_a_device_one_by_one(dtype: torch.dtype) -> None:
     config = MODEL_SHAPES["tiny"]
     device = torch.device("cpu")
-    made = dict(dummy_tensors_on(device, dtype, config))
-    assert {name: tuple(tensor.shape) for name, tensor in made.items()} == tensor_shapes(config)
+    shapes = tensor_shapes(config)
+    made = {name: dummy_tensor_on(device, dtype, name, shape) for name, shape in shapes.items()}
+    assert {name: tuple(tensor.shape) for name, tensor in made.items()} == shapes
     assert {tensor.dtype for tensor in made.values()} == {dtype}
-    again = dict(dummy_tensors_on(device, dtype, config))
+    again = {name: dummy_tensor_on(device, dtype, name, shape) for name, shape in reversed(shapes.items())}
     assert all(torch.equal(tensor, again[name]) for name, tensor in made.items())
     assert not torch.equal(made["model.layers.0.mlp.up_proj.weight"], made["model.layers.1.mlp.up_proj.weight"])
     embedding = made["model.embed_tokens.weight"].float()

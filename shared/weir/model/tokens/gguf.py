@@ -172,19 +172,19 @@ def merges_by_score(score_of: Mapping[str, float]) -> list[tuple[str, str]]:
     """The pairs that make a token, best token first.
 
     SentencePiece joins the neighbours whose join has the best score. BPE joins by the rank of the pair: ranked by the
-    score of what they make, and pairs of one token by their parts' places in `score_of`, both come to the same (as
+    score of what they make, and pairs of one token by their parts' ranks in `score_of`, both come to the same (as
     transformers' conversion of Llama's tokenizer has it).
     """
-    place_of = {token: place for place, token in enumerate(score_of)}
+    index_of = {token: index for index, token in enumerate(score_of)}
     ranked = []
     for token, score in score_of.items():
         for cut in range(1, len(token)):
-            left, right = place_of.get(token[:cut]), place_of.get(token[cut:])
+            left, right = index_of.get(token[:cut]), index_of.get(token[cut:])
             if left is not None and right is not None:
-                ranked.append((-score, place_of[token], left, right, cut))
+                ranked.append((-score, index_of[token], left, right, cut))
     ranked.sort()
     tokens = list(score_of)
-    return [(tokens[place][:cut], tokens[place][cut:]) for _, place, _, _, cut in ranked]
+    return [(tokens[index][:cut], tokens[index][cut:]) for _, index, _, _, cut in ranked]
 
 
 def _scores(gguf: GgufFile, num_tokens: int) -> list[float]:

@@ -25,7 +25,7 @@ class DecodeGroup:
     """Rows [first, last) of the flat batch, one a sequence, padded to the pages of the longest.
 
     `mask` [sequences, 1, 1, pages * PAGE_TOKENS] is 0 where a row attends and -inf elsewhere. Behind a sequence's end
-    its last page holds whatever was there before, even NaN, which no mask takes out: `stale` names those places.
+    its last page holds whatever was there before, even NaN, which no mask takes out: `stale` names those positions.
     """
 
     first: int
@@ -102,13 +102,13 @@ def _decode_group(group: Sequence[ChunkPlan], first: int, kv: PagedKv) -> Decode
         ]
         for chunk in group
     ]
-    places = torch.arange(num_pages * PAGE_TOKENS)
-    behind = places >= torch.tensor(ends)[:, None]
-    in_last_page = places < torch.tensor([num_pages_for(end) * PAGE_TOKENS for end in ends])[:, None]
+    positions = torch.arange(num_pages * PAGE_TOKENS)
+    behind = positions >= torch.tensor(ends)[:, None]
+    in_last_page = positions < torch.tensor([num_pages_for(end) * PAGE_TOKENS for end in ends])[:, None]
     mask = torch.zeros(behind.shape).masked_fill_(behind, float("-inf"))
-    row, place = torch.nonzero(behind & in_last_page, as_tuple=True)
+    row, position = torch.nonzero(behind & in_last_page, as_tuple=True)
     return DecodeGroup(
-        first, first + len(group), kv.block_index(torch.tensor(tables)), mask[:, None, None, :], (row, place)
+        first, first + len(group), kv.block_index(torch.tensor(tables)), mask[:, None, None, :], (row, position)
     )
 
 

@@ -47,9 +47,9 @@ def attend(layer: int, queries: torch.Tensor, kv: PagedKv, batch: StepBatch) -> 
     for group in batch.decode_groups:
         keys, values = kv.gather(layer, group.block_index)
         num_sequences, num_kv_heads, _, head_dim = keys.shape
-        row, place = group.stale
-        keys[row, :, place] = 0.0
-        values[row, :, place] = 0.0
+        row, position = group.stale
+        keys[row, :, position] = 0.0
+        values[row, :, position] = 0.0
         # the query heads of one key head stand where the positions of a longer query would
         grouped = queries[group.first : group.last].view(num_sequences, num_kv_heads, -1, head_dim)
         attended = functional.scaled_dot_product_attention(grouped, keys, values, attn_mask=group.mask)

@@ -58,7 +58,7 @@ def load_weights(source: ModelSource, config: ModelConfig) -> Weights:
 
     Raises:
         ModelError: names every tensor that is missing, unknown or of another shape than `config` asks for; or the
-            memory of this machine is too small for them, which is told before any is read.
+            memory of this machine is too small for them, which is checked before any is read.
     """
     tensors = open_tensors(source, config)
     check_memory(source, config, bytes_a_weight=4)

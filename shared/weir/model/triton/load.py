@@ -138,15 +138,15 @@ def load_on_device(source: ModelSource, precision: Precision, device: Device, nu
     """
     config = load_model_config(source)
     arithmetic = choose_arithmetic(precision, config, device)
-    place = _begin(device, num_threads)
+    target = _begin(device, num_threads)
     dtype = _DTYPES[arithmetic]
-    if place.type == "cuda":
-        _check_memory(source, config, place, dtype)
+    if target.type == "cuda":
+        _check_memory(source, config, target, dtype)
         if source.kind is ModelKind.DUMMY:  # gigabytes of random numbers are made quicker there
-            return DeviceWeights(config, dummy_weights_on(place, dtype, config), arithmetic, place)
+            return DeviceWeights(config, dummy_weights_on(target, dtype, config), arithmetic, target)
     tensors = open_tensors(source, config)
-    weights = stack_weights(lambda name: torch.from_numpy(tensors.read(name)).to(place, dtype), config)
-    return DeviceWeights(config, weights, arithmetic, place)
+    weights = stack_weights(lambda name: torch.from_numpy(tensors.read(name)).to(target, dtype), config)
+    return DeviceWeights(config, weights, arithmetic, target)
 
 
 def _begin(device: Device, num_threads: int) -> torch.device:

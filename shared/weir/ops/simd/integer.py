@@ -16,7 +16,6 @@ from weir.ops.simd.features import InstructionSet
 from weir.ops.simd.float import vector_type
 
 INT8 = ir.IntType(8)
-INT16 = ir.IntType(16)
 INT32 = ir.IntType(32)
 
 
