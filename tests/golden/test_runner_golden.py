@@ -16,8 +16,9 @@ from tests.golden.generation import (
 
 from weir.engine.plan import ChunkPlan, StepPlan
 from weir.kv.geometry import num_pages_for
+from weir.model.architecture import ModelConfig
 from weir.model.files.catalog import SMOLLM2_135M
-from weir.model.files.config import ModelConfig, load_model_config
+from weir.model.files.config import load_model_config
 from weir.model.files.source import resolve_model
 from weir.model.tokens.tokenizer import load_tokenizer
 from weir.model.torch.batch import build_batch

@@ -21,7 +21,6 @@ LARGE_FOLDERS: dict[str, str] = {
 }
 WIDE_CONSTRUCTORS: dict[str, str] = {}
 TINY_FILES: dict[str, str] = {
-    "shared/weir/training/listmle.py": "to be mended",
     "services/weir_prefill/config.py": "a service's settings are its config.py",
 }
 

@@ -18,7 +18,7 @@ from weir.ops.linear_int8.tile import make_block
 from weir.ops.quantize.rows import GROUP, dequantized, empty_rows, num_groups_of, records_of
 from weir.ops.simd.features import InstructionSet, cpu_features
 
-TIERS = cpu_features().isas
+INSTRUCTION_SETS = cpu_features().instruction_sets
 KINDS = tuple(WeightKind)
 
 
@@ -69,8 +69,8 @@ def random_case(
     return rows, matrix, dequantized(rows), weights
 
 
-class LinearOfTier:
-    """Both kinds of linear layer on one tier, whichever tier `weir.ops` has chosen for this process."""
+class LinearLayers:
+    """Both kinds of linear layer in one instruction set, whichever `weir.ops` has chosen for this process."""
 
     def __init__(self, isa: InstructionSet) -> None:
         self._drivers = {kind: _driver(make_block(kind, isa)) for kind in KINDS}
@@ -109,5 +109,5 @@ def _driver(block: Any) -> Any:
                 added,
             )
 
-    # not through the cache on disk, whose key does not know which tier's code `block` emits
+    # not through the cache on disk, whose key does not know for which instruction set `block` emits code
     return numba.njit(nogil=True)(run)

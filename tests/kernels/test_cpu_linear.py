@@ -1,4 +1,4 @@
-"""Linear layers on CPUs: exact sums, no saturation, the same bits in every tier, batch and split."""
+"""Linear layers on CPUs: exact sums, no saturation, the same bits in every instruction set, batch and split."""
 
 import itertools
 
@@ -6,9 +6,9 @@ import numba
 import numpy as np
 import pytest
 from tests.kernels.cpu_linear_cases import (
+    INSTRUCTION_SETS,
     KINDS,
-    TIERS,
-    LinearOfTier,
+    LinearLayers,
     make_matrix,
     make_rows,
     random_case,
@@ -25,14 +25,14 @@ SHAPES = ((1, 32), (16, 64), (17, 96), (40, 160), (95, 576))
 
 
 @pytest.fixture(scope="module")
-def by_isa() -> dict[InstructionSet, LinearOfTier]:
-    return {isa: LinearOfTier(isa) for isa in TIERS}
+def by_isa() -> dict[InstructionSet, LinearLayers]:
+    return {isa: LinearLayers(isa) for isa in INSTRUCTION_SETS}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("isa", TIERS)
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
 def test_products_are_exact_where_float32_can_hold_them(
-    by_isa: dict[InstructionSet, LinearOfTier], isa: InstructionSet, kind: WeightKind
+    by_isa: dict[InstructionSet, LinearLayers], isa: InstructionSet, kind: WeightKind
 ) -> None:
     random = np.random.default_rng(1)
     for num_outputs, num_inputs in SHAPES:
@@ -51,9 +51,9 @@ def test_products_are_exact_where_float32_can_hold_them(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("isa", TIERS)
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
 def test_the_largest_sums_do_not_saturate(
-    by_isa: dict[InstructionSet, LinearOfTier], isa: InstructionSet, kind: WeightKind
+    by_isa: dict[InstructionSet, LinearLayers], isa: InstructionSet, kind: WeightKind
 ) -> None:
     extremes = [0, 15] if kind is WeightKind.INT4 else [-127, 127, -1]
     quants = np.repeat(np.resize(extremes, 16)[:, None], 96, axis=1)
@@ -65,10 +65,10 @@ def test_the_largest_sums_do_not_saturate(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_all_tiers_give_the_same_bits(by_isa: dict[InstructionSet, LinearOfTier], kind: WeightKind) -> None:
+def test_all_tiers_give_the_same_bits(by_isa: dict[InstructionSet, LinearLayers], kind: WeightKind) -> None:
     rows, matrix, inputs, weights = random_case(np.random.default_rng(2), kind, 15, 95, 576)
     expected = inputs @ weights.T
-    results = {isa: by_isa[isa](rows, matrix) for isa in TIERS}
+    results = {isa: by_isa[isa](rows, matrix) for isa in INSTRUCTION_SETS}
     tolerance = 2e-6 * np.abs(inputs) @ np.abs(weights).T
     for isa, found in results.items():
         assert np.array_equal(found, results[InstructionSet.PORTABLE]), isa
@@ -77,9 +77,9 @@ def test_all_tiers_give_the_same_bits(by_isa: dict[InstructionSet, LinearOfTier]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("isa", TIERS)
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
 def test_a_row_has_the_same_bits_alone_and_in_any_batch(
-    by_isa: dict[InstructionSet, LinearOfTier], isa: InstructionSet, kind: WeightKind
+    by_isa: dict[InstructionSet, LinearLayers], isa: InstructionSet, kind: WeightKind
 ) -> None:
     random = np.random.default_rng(3)
     rows, matrix, _, _ = random_case(random, kind, 40, 33, 192)
@@ -91,9 +91,9 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("isa", TIERS)
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
 def test_adding_adds_to_what_is_there_and_nothing_else_is_touched(
-    by_isa: dict[InstructionSet, LinearOfTier], isa: InstructionSet, kind: WeightKind
+    by_isa: dict[InstructionSet, LinearLayers], isa: InstructionSet, kind: WeightKind
 ) -> None:
     random = np.random.default_rng(4)
     for num_rows, num_outputs in ((1, 17), (3, 9), (7, 31), (9, 40)):

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from weir.kv.geometry import PAGE_TOKENS
 from weir.model.architecture import ModelConfig
-from weir.model.torch.layers import Rotary
+from weir.model.torch.decoder import Rotary
 from weir.model.torch.paged_kv import PagedKv
 from weir.ops.rotary_kv_write.cpu import rotary_kv_write
 

@@ -18,7 +18,7 @@ SHARED_KIB = {80: (163, 164), 90: (227, 228), 100: (227, 228)}
 REGISTERS = 65536
 KERNELS = {
     "block_weights_kernel",
-    "draw_token_kernel",
+    "sample_token_kernel",
     "merge_splits_kernel",
     "page_copy_kernel",
     "paged_decode_kernel",
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.timeout(900)
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, Any]]]:
-    """By compute capability: the facts that `compile_kernels` prints, one dictionary a kernel variant."""
+    """By compute capability: the properties that `compile_kernels` prints, one dictionary a kernel variant."""
 
     def run(arch: int) -> list[dict[str, Any]]:
         command = [sys.executable, str(Path(__file__).with_name("compile_kernels.py")), str(arch)]

@@ -16,8 +16,7 @@ from benchmarks.gpu.timer import Ceilings, CudaTimer, measure_ceilings
 from weir.core.sampling import SamplingParams
 from weir.engine.plan import ChunkPlan, ModelRunner, SampleSpec, StepPlan
 from weir.kv.geometry import num_pages_for
-from weir.model.architecture import ModelConfig
-from weir.model.files.tensor_names import tensor_shapes
+from weir.model.architecture import ModelConfig, tensor_shapes
 from weir.model.triton.batch import TritonLimits
 
 _LIMITS = TritonLimits(max_rows=2048, max_sequences=128, max_context_tokens=4096)

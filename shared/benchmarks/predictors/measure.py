@@ -17,12 +17,10 @@ from benchmarks.predictors.data import DataSet
 from weir.policy.predictors.features import LENGTH_FEATURE, NUM_PLAIN, Floats, PromptFeatures
 from weir.policy.predictors.predictor import Predictor
 from weir.policy.predictors.token_table import SIGNS, TokenTable
-from weir.training.compress import compress
 from weir.training.forest import ForestSettings, fit_forest
 from weir.training.make import FILE_DIMS
-from weir.training.ranking import RankingSettings, train_ranker
-from weir.training.samples import Samples
-from weir.training.tau import tau
+from weir.training.ranking import RankingSettings, compress, train_ranker
+from weir.training.samples import Samples, tau
 
 TRAINING_SHARE = 0.8
 _NUM_SIGNS = NUM_PLAIN + len(SIGNS)

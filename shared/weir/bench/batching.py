@@ -24,9 +24,9 @@ from weir.engine.batching.batcher import BatchLimits
 from weir.engine.batching.joining import Batching, JoinSettings
 from weir.engine.batching.running import RunningSettings
 from weir.engine.plan import ModelRunner
+from weir.model.architecture import ModelConfig
 from weir.model.cpu.core_share import FixedShare
 from weir.model.errors import ModelError
-from weir.model.files.config import ModelConfig
 from weir.model.files.source import resolve_model
 from weir.model.load import load_model
 

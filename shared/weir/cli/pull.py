@@ -8,8 +8,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from weir.cli.console import fail, stderr, stdout
 from weir.model.errors import ModelNotFound, PullError
-from weir.model.files.catalog import CATALOG
-from weir.model.files.pull import PullProgress, pull_model
+from weir.model.files.catalog import CATALOG, PullProgress, pull_model
 
 
 def pull(name: Annotated[str, typer.Argument(help=f"One of: {', '.join(CATALOG)}.")]) -> None:

@@ -20,7 +20,7 @@ from weir.model.precision import choose_arithmetic, page_geometry
 
 # Each arithmetic imports its own libraries, and only when it is used: torch alone is 200 MB and seconds.
 if TYPE_CHECKING:
-    from weir.model.cpu.packed_file import PackedWeights
+    from weir.model.cpu.packed_weights import PackedWeights
     from weir.model.torch.weights import Weights
 
 Pages = npt.NDArray[np.uint8]
@@ -133,6 +133,6 @@ def _load_fp32(source: ModelSource, config: ModelConfig, num_threads: int) -> Lo
 
 
 def _load_int8(source: ModelSource, config: ModelConfig, share: CoreShare, cache_dir: Path) -> LoadedWeights:
-    from weir.model.cpu.packed_store import load_packed  # noqa: PLC0415
+    from weir.model.cpu.packed_weights import load_packed  # noqa: PLC0415
 
     return Int8Weights(config, load_packed(source, config, model_digest(source, "int8"), cache_dir), share)

@@ -1,12 +1,12 @@
-"""Draws tokens from logits. A row's draw depends on its own logits, parameters, tokens and output index only.
+"""Samples tokens from logits. A row's token depends on its own logits, parameters, tokens and output index only.
 
 The order is vLLM's: `logit_bias` is added, tokens of prompt and output get the repetition penalty, tokens of the output
-the frequency and presence penalties, what may not be drawn is masked; then temperature, top-k, top-p and min-p (Hugging
+the frequency and presence penalties, forbidden tokens are masked; then temperature, top-k, top-p and min-p (Hugging
 Face's order; vLLM's V1 engine applies min-p before the other two, which differs only where top-p is used too). Greedy
-draws see bias, penalties and mask as well. Log-probabilities are those of the logits before all that.
+sampling sees bias, penalties and mask as well. Log-probabilities are those of the logits before all that.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -16,16 +16,16 @@ import numpy.typing as npt
 from weir.core.errors import InternalError
 from weir.core.logprobs import TokenLogprobs
 from weir.core.sampling import SamplingParams
-from weir.engine.plan import SampleSpec, ScoreSpec, StepResult, TokenHistory
-from weir.ops.sampling.cpu import draw as draw_row
-from weir.ops.sampling.cpu import penalize, uniform_of
+from weir.engine.plan import SampleSpec, StepResult, TokenHistory
+from weir.model.rows import SampledRow, ScoredRows, check_logits
+from weir.ops.sampling.cpu import penalize, sample_token, uniform_of
 from weir.ops.sampling.cpu_order import count_above, most_likely
 from weir.ops.sampling.cpu_scan import BLOCK, NOT_A_NUMBER, num_scan_blocks, scan_rows, sum_exp
 
 Logits = npt.NDArray[np.float32]
 
 MASKED = np.float32(-3e38)
-"""The logit of a token that may not be drawn. Finite: should all be masked, one is drawn still."""
+"""The logit of a token that may not be sampled. Finite: should all be masked, one is sampled still."""
 _MAX_SCORED_ROWS = 64
 
 
@@ -50,50 +50,59 @@ def scan_of(logits: Logits) -> Scan:
     return scan
 
 
-def sample_rows(logits: Logits, specs: Sequence[SampleSpec]) -> list[int]:
-    """`logits` fp32 [rows, vocabulary], C-contiguous, one spec a row; they are not changed.
+def sample_step(scan: Scan, rows: Sequence[SampledRow]) -> StepResult:
+    """The token of each of `rows`, with the log-probabilities that it asks for; row i of `scan` is `rows[i]`.
 
     Raises:
         InternalError: a logit is NaN or infinite; no token of the step may be used then.
     """
-    return _draw_rows(scan_of(logits), specs)
-
-
-def sample_step(logits: Logits, slots: Sequence[int], specs: Sequence[SampleSpec]) -> StepResult:
-    """As `sample_rows`, by slot, with the log-probabilities that the specs ask for."""
-    return sample_scanned(scan_of(logits), slots, specs)
-
-
-def sample_scanned(scan: Scan, slots: Sequence[int], specs: Sequence[SampleSpec]) -> StepResult:
-    """`sample_step` of rows that were looked through already."""
-    token_ids = _draw_rows(scan, specs)
+    token_ids = sample_tokens(scan, [row.spec for row in rows])
     logprobs = {
-        slot: _logprobs_of(scan, row, token_id, spec.params.logprobs)
-        for row, (slot, token_id, spec) in enumerate(zip(slots, token_ids, specs, strict=True))
-        if spec.params.logprobs is not None
+        row.slot: _logprobs_of(scan, index, token_id, row.spec.params.logprobs)
+        for index, (row, token_id) in enumerate(zip(rows, token_ids, strict=True))
+        if row.spec.params.logprobs is not None
     }
-    return StepResult(dict(zip(slots, token_ids, strict=True)), logprobs=logprobs)
+    return StepResult({row.slot: token_id for row, token_id in zip(rows, token_ids, strict=True)}, logprobs=logprobs)
 
 
-def score_rows(logits: Logits, next_token_ids: Sequence[int], num_top: int) -> tuple[TokenLogprobs, ...]:
-    """How likely each row's next token is. `logits` fp32 [rows, vocabulary]. Raises InternalError as `sample_rows`."""
+def sample_tokens(scan: Scan, specs: Sequence[SampleSpec]) -> list[int]:
+    """One token a row, one spec a row; the logits, C-contiguous, are not changed. Raises InternalError."""
+    _check_scan(scan)
+    token_ids: list[int] = scan.argmax.tolist()
+    scratch = _Scratch(scan.logits.shape[1])
+    for row, spec in enumerate(specs):
+        source, source_row = scan, row
+        if spec.masked_token_ids or spec.params.logit_bias or spec.params.has_penalties:
+            source, source_row = scan_of(_adjusted(scan.logits[row], spec, scratch)), 0
+            _check_scan(source)
+            token_ids[row] = int(source.argmax[0])
+        if not spec.params.is_greedy:
+            token_ids[row] = _sample_row(source, source_row, spec, scratch)
+    return token_ids
+
+
+def token_logprobs(logits: Logits, token_ids: Sequence[int], num_top: int) -> tuple[TokenLogprobs, ...]:
+    """Of one token a row. `logits` fp32 [rows, vocabulary]. Raises InternalError for logits that are not finite."""
     scan = scan_of(logits)
-    _check_numbers(scan)
-    return tuple(_logprobs_of(scan, row, token_id, num_top) for row, token_id in enumerate(next_token_ids))
+    _check_scan(scan)
+    return tuple(_logprobs_of(scan, row, token_id, num_top) for row, token_id in enumerate(token_ids))
 
 
-def rows_to_score(score: ScoreSpec) -> list[slice]:
-    """A chunk's tokens in slices so small that their logits fit in memory; each is for one call of `score_rows`."""
-    num_rows = len(score.next_token_ids)
-    return [slice(start, min(start + _MAX_SCORED_ROWS, num_rows)) for start in range(0, num_rows, _MAX_SCORED_ROWS)]
+def prompt_logprobs(scored: ScoredRows, logits_of: Callable[[range], Logits]) -> tuple[TokenLogprobs, ...]:
+    """`logits_of` computes the logits of some rows; it is asked for few at a time: a whole prompt's are gigabytes."""
+    spec, found = scored.spec, list[TokenLogprobs]()
+    for start in range(0, len(spec.next_token_ids), _MAX_SCORED_ROWS):
+        part = slice(start, start + _MAX_SCORED_ROWS)
+        found += token_logprobs(logits_of(scored.rows[part]), spec.next_token_ids[part], spec.num_top)
+    return tuple(found)
 
 
 def compile_kernels() -> None:
-    """Everything that a draw may use, so that no request waits for the compiler."""
+    """Everything that sampling may use, so that no request waits for the compiler."""
     logits = np.zeros((1, BLOCK), np.float32)
     params = SamplingParams(top_k=8, top_p=0.5, min_p=0.1, presence_penalty=1.0, logprobs=1)
     spec = SampleSpec(params, 0, history=TokenHistory(np.zeros(2, np.int32), 1))
-    sample_step(logits, [0], [spec])
+    sample_step(scan_of(logits), [SampledRow(0, 0, spec)])
 
 
 def uniform(seed: int, output_index: int) -> float:
@@ -101,13 +110,8 @@ def uniform(seed: int, output_index: int) -> float:
     return float(uniform_of(np.uint64(seed), np.uint64(output_index)))
 
 
-def draw(logits: Logits, params: SamplingParams, output_index: int) -> int:
-    """One token of one row [vocabulary] without bias, penalties and mask."""
-    return _draw_rows(scan_of(logits[None]), [SampleSpec(params, output_index)])[0]
-
-
 class _Scratch:
-    """Memory for one step's draws, made when the first row needs it: a row's worth is too much to make for each row."""
+    """Memory for one step, made when the first row needs it: a row's worth is too much to make for each row."""
 
     def __init__(self, num_tokens: int) -> None:
         self._num_tokens = num_tokens
@@ -125,34 +129,14 @@ class _Scratch:
         return np.empty((2, self._num_tokens), np.uint64)
 
 
-def _check_numbers(scan: Scan) -> None:
-    """Raises InternalError for rows with what is no number."""
-    wrong = np.flatnonzero(scan.argmax == NOT_A_NUMBER).tolist()
-    if wrong:
-        raise InternalError(
-            f"the model computed NaN or infinite logits in {len(wrong)} of {len(scan.argmax)} rows: {wrong[:8]}"
-        )
+def _check_scan(scan: Scan) -> None:
+    check_logits(np.flatnonzero(scan.argmax == NOT_A_NUMBER).tolist(), len(scan.argmax))
 
 
-def _draw_rows(scan: Scan, specs: Sequence[SampleSpec]) -> list[int]:
-    _check_numbers(scan)
-    token_ids: list[int] = scan.argmax.tolist()
-    scratch = _Scratch(scan.logits.shape[1])
-    for row, spec in enumerate(specs):
-        source, place = scan, row
-        if spec.masked_token_ids or spec.params.logit_bias or spec.params.has_penalties:
-            source, place = scan_of(_adjusted(scan.logits[row], spec, scratch)), 0
-            _check_numbers(source)
-            token_ids[row] = int(source.argmax[0])
-        if not spec.params.is_greedy:
-            token_ids[row] = _draw_row(source, place, spec, scratch)
-    return token_ids
-
-
-def _draw_row(scan: Scan, row: int, spec: SampleSpec, scratch: _Scratch) -> int:
+def _sample_row(scan: Scan, row: int, spec: SampleSpec, scratch: _Scratch) -> int:
     params = spec.params
     return int(
-        draw_row(
+        sample_token(
             scan.logits[row],
             scan.block_maxima[row],
             scan.highest[row],
@@ -181,7 +165,7 @@ def _adjusted(logits: Logits, spec: SampleSpec, scratch: _Scratch) -> Logits:
 
 def _penalize(row: Logits, params: SamplingParams, history: TokenHistory | None, scratch: _Scratch) -> None:
     if history is None:
-        raise InternalError("a draw with penalties was planned without the tokens before it")
+        raise InternalError("a token with penalties was planned without the tokens before it")
     penalize(
         row,
         history.token_ids,

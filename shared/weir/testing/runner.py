@@ -10,7 +10,8 @@ from weir.core.logprobs import TokenLogprobs
 from weir.core.sampling import SamplingParams
 from weir.engine.plan import ChunkPlan, SampleSpec, ScoreSpec, StepPlan, StepResult, TokenHistory
 from weir.kv.geometry import PAGE_TOKENS
-from weir.model.sampler import sample_step, score_rows
+from weir.model.rows import SampledRow
+from weir.model.sampler import sample_step, scan_of, token_logprobs
 
 _GARBAGE = -1
 
@@ -69,7 +70,7 @@ class HashRunner:
     def _scored(self, chunk: ChunkPlan, score: ScoreSpec) -> tuple[TokenLogprobs, ...]:
         ends = range(chunk.start + 1, chunk.start + 1 + len(score.next_token_ids))
         logits = np.stack([_logits(self._read(chunk)[:end], self._vocab_size) for end in ends])
-        return score_rows(logits, score.next_token_ids, score.num_top)
+        return token_logprobs(logits, score.next_token_ids, score.num_top)
 
     def _read(self, chunk: ChunkPlan) -> npt.NDArray[np.int64]:
         return self._memory[list(chunk.block_table)].reshape(-1)[: chunk.end]
@@ -105,7 +106,7 @@ def _draw(written: npt.NDArray[np.int64], slot: int, spec: SampleSpec, vocab_siz
     if not spec.masked_token_ids and params == SamplingParams(params.temperature, seed=params.seed):
         token_id = (zlib.crc32(written.tobytes()) ^ (params.seed * 31 + spec.output_index)) % vocab_size
         return StepResult({slot: token_id})
-    return sample_step(_logits(written, vocab_size)[None], [slot], [spec])
+    return sample_step(scan_of(_logits(written, vocab_size)[None]), [SampledRow(slot, 0, spec)])
 
 
 def _logits(written: npt.NDArray[np.int64], vocab_size: int) -> npt.NDArray[np.float32]:

@@ -1,11 +1,5 @@
-"""Magnus's length regressor: a random forest over a prompt's features, refitted on what it got badly wrong.
+"""Magnus's length regressor: a random forest over a prompt's features (Cheng et al., arXiv 2406.04785)."""
 
-Cheng et al., arXiv 2406.04785: random forest regression; requests that are off by more than 10 tokens and more than
-10 % are kept, and every few minutes the forest is fitted again with them.
-"""
-
-import threading
-from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +9,7 @@ from sklearn.ensemble import RandomForestRegressor
 
 from weir.policy.predictors.features import Floats
 from weir.policy.predictors.forest import Forest
-from weir.training.samples import Samples
-from weir.training.tau import tau
+from weir.training.samples import Samples, tau
 
 MIN_SAMPLES = 20
 
@@ -29,17 +22,6 @@ class ForestSettings:
     min_leaf: int = 3
     max_features: float = 0.3
     seed: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class RefitRule:
-    """When a forest is fitted again, and on how much."""
-
-    bad_tokens: float = 10.0
-    bad_share: float = 0.1
-    refit_s: float = 180.0
-    max_misses: int = 2048
-    max_base: int = 4096
 
 
 def fit_forest(samples: Samples, settings: ForestSettings | None = None) -> Forest:
@@ -72,55 +54,6 @@ def held_out_tau(samples: Samples, settings: ForestSettings | None = None, num_p
         left_out = np.flatnonzero(part_of == part)
         predicted[left_out] = forest.predict(samples.features[left_out]).output_tokens
     return tau(predicted, samples.num_output_tokens)
-
-
-class LearningForest:
-    """A forest that is refitted. `observe` from any thread; `refit_if_due` from one, seconds long."""
-
-    def __init__(
-        self, forest: Forest, base: Samples, rule: RefitRule | None = None, settings: ForestSettings | None = None
-    ) -> None:
-        """`base`: what it was fitted on first; a random share of at most `rule.max_base` stays part of every fit."""
-        self._rule = rule or RefitRule()
-        self._settings = settings or ForestSettings()
-        kept = np.random.default_rng(self._settings.seed).permutation(len(base))[: self._rule.max_base]
-        self._base = base.take(kept)
-        self._lock = threading.Lock()
-        self._misses: deque[tuple[Floats, int]] = deque(maxlen=self._rule.max_misses)
-        self._num_new = 0
-        self._fitted_at_s: float | None = None
-        self.forest = forest
-
-    @property
-    def num_misses(self) -> int:
-        return len(self._misses)
-
-    def observe(self, features: Floats, predicted_tokens: float, num_output_tokens: int) -> bool:
-        """A request ended by itself. True: the prediction was bad, so it is kept."""
-        off = abs(predicted_tokens - num_output_tokens)
-        if off <= self._rule.bad_tokens or off <= self._rule.bad_share * num_output_tokens:
-            return False
-        with self._lock:
-            self._misses.append((np.array(features, np.float32), num_output_tokens))
-            self._num_new += 1
-        return True
-
-    def refit_if_due(self, now_s: float) -> bool:
-        """Fits anew if there are new misses and the last fit, or the first call, is long enough ago."""
-        if self._fitted_at_s is None:
-            self._fitted_at_s = now_s
-        if now_s - self._fitted_at_s < self._rule.refit_s or not self._num_new:
-            return False
-        with self._lock:
-            misses, self._num_new = list(self._misses), 0
-        rows = np.stack([row for row, _ in misses])
-        lengths = np.array([length for _, length in misses], np.int64)
-        both = Samples(
-            np.concatenate([self._base.features, rows]), np.concatenate([self._base.num_output_tokens, lengths])
-        )
-        self.forest = fit_forest(both, self._settings)
-        self._fitted_at_s = now_s
-        return True
 
 
 def _as_arrays(regressor: RandomForestRegressor, num_features: int) -> Forest:

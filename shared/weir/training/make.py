@@ -14,11 +14,9 @@ from weir.policy.predictors.features import PromptFeatures
 from weir.policy.predictors.predictor import Predictor, PredictorInfo
 from weir.policy.predictors.predictor_file import save_predictor
 from weir.policy.predictors.token_table import TokenTable
-from weir.training.compress import compress
 from weir.training.forest import ForestSettings, fit_forest, held_out_tau
-from weir.training.ranking import RankingSettings, train_ranker
-from weir.training.samples import Samples, load_samples
-from weir.training.tau import tau
+from weir.training.ranking import RankingSettings, compress, train_ranker
+from weir.training.samples import Samples, load_samples, tau
 
 Kind = Literal["ranking", "forest"]
 FILE_DIMS = 48

@@ -1,22 +1,41 @@
 """Trains a ranking network with ListMLE, as an ensemble in which each member leaves out another part of the samples.
 
 So every sample is scored once by a member that has not seen it: that gives an honest tau, and an honest map from
-scores to tokens, without keeping samples away from the training.
+scores to tokens, without keeping samples away from the training. The method is that of Fu et al., arXiv 2408.15792, the
+loss that of Xia et al., ICML 2008.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from weir.policy.predictors.features import Floats
+from weir.policy.predictors.features import Floats, PromptFeatures
 from weir.policy.predictors.ranker import Ranker
-from weir.training.listmle import labels_of, listmle_loss
-from weir.training.samples import Samples
-from weir.training.tau import tau
+from weir.policy.predictors.token_table import TokenTable
+from weir.training.samples import Samples, tau
 
 MIN_SAMPLES = 100
+LABEL_CEILING = 8192
+LABEL_BUCKET = 10
+"""Tokens; lengths of one bucket count as equal."""
+
+
+def labels_of(num_output_tokens: torch.Tensor) -> torch.Tensor:
+    """Higher is shorter: lengths bucketed and inverted."""
+    clipped = num_output_tokens.clamp(max=LABEL_CEILING)
+    return torch.div(LABEL_CEILING - clipped, LABEL_BUCKET, rounding_mode="floor")
+
+
+def listmle_loss(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Minus the mean log-likelihood, a position, of the order by falling label under a Plackett-Luce model.
+
+    Both are [list]. Items of one label come in the order in which they stand: shuffle lists.
+    """
+    ordered = scores[torch.argsort(labels, descending=True, stable=True)]
+    still_to_place = torch.logcumsumexp(ordered.flip(0), dim=0).flip(0)
+    return (still_to_place - ordered).mean()
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,3 +178,28 @@ def _side_by_side(networks: list["_Member"]) -> dict[str, Floats]:
         "b1": np.append(b1, np.float32(1)).astype(np.float32),
         "w2": np.append(w2, np.float32(offset)).astype(np.float32),
     }
+
+
+def compress(table: TokenTable, ranker: Ranker, num_dims: int) -> tuple[TokenTable, Ranker]:
+    """Both over `num_dims` learned directions. A table that is no wider already is returned as it is."""
+    if table.num_dims <= num_dims:
+        return table, ranker
+    start = ranker.num_features - table.num_dims
+    if start != PromptFeatures(table).num_features - table.num_dims:
+        raise ValueError("the network was not trained on this table")
+    scaled_table = table.vectors.astype(np.float32) * (table.scales / ranker.deviations[start:])
+    left, sizes, right = np.linalg.svd(ranker.w1[start:].astype(np.float64), full_matrices=False)
+    basis = left[:, :num_dims].astype(np.float32)
+    vectors = scaled_table @ basis
+    scales = np.maximum(np.abs(vectors).max(axis=0), 1e-12).astype(np.float32) / 127
+    # in units in which the old input was clipped at 5 deviations: the new one is a sum of so many of them
+    reach = np.float32(np.sqrt(table.num_dims))
+    w1 = (sizes[:num_dims, None] * right[:num_dims]).astype(np.float32) * reach
+    means = (ranker.means[start:] / ranker.deviations[start:]) @ basis
+    smaller = replace(
+        ranker,
+        means=np.concatenate([ranker.means[:start], means]).astype(np.float32),
+        deviations=np.concatenate([ranker.deviations[:start], np.full(num_dims, reach)]).astype(np.float32),
+        w1=np.concatenate([ranker.w1[:start], w1]).astype(np.float32),
+    )
+    return replace(table, vectors=np.rint(vectors / scales).astype(np.int8), scales=scales), smaller

@@ -1,4 +1,4 @@
-"""What training reads: features and lengths, from a request log."""
+"""What training reads, features and lengths from a request log, and how well an order agrees with them."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from scipy.stats import kendalltau
 
 from weir.policy.predictors.features import Floats, PromptFeatures
 from weir.policy.predictors.log_record import LogRecord, record_from_line, unpack_features
@@ -96,3 +97,9 @@ def _features_of(record: LogRecord, features: PromptFeatures, digest: str) -> Fl
     if packed.shape != (features.num_features,):
         raise ValueError("features are cut off")
     return packed
+
+
+def tau(one: npt.NDArray[np.generic], other: npt.NDArray[np.generic]) -> float:
+    """Kendall's tau-b; 0 where all of one side are equal, so that nothing can be ranked."""
+    value = float(kendalltau(one, other).statistic)
+    return 0.0 if np.isnan(value) else value

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pytest
 import torch
 from tests.kernels.triton_cases.support import DEVICE, IS_INTERPRETED
+from tests.unit.model.device_model import empty_pages
 
 from weir.core.device import Device
 from weir.core.sampling import SamplingParams
@@ -20,7 +21,6 @@ from weir.kv.memory.server import MemoryServer, fetch_memory
 from weir.model.files.source import resolve_model
 from weir.model.precision import page_geometry
 from weir.model.triton.batch import TritonLimits
-from weir.model.triton.decoder import empty_pages
 from weir.model.triton.load import DeviceWeights, StepRoom, load_on_device
 from weir.model.triton.pages import memory_tensor, page_tensor
 from weir.model.triton.runner import TritonRunner
@@ -48,13 +48,13 @@ def weights() -> DeviceWeights:
 
 @pytest.fixture
 def mappings(kind: MemoryKind, weights: DeviceWeights) -> Iterator[tuple[DeviceMemory, DeviceMemory]]:
-    """Two workers' mappings of the same pages. The door is closed: they have outlived who made the memory."""
+    """Two workers' mappings of the same pages. The server is closed: they have outlived who made the memory."""
     num_bytes = geometry_of(weights).page_memory_bytes
     with tempfile.TemporaryDirectory(prefix="weir-") as directory:
-        door = MemoryServer(Path(directory) / "pages.sock", ARENA, num_bytes, kind.open, kind.create(num_bytes))
-        door.start()
-        first, second = (fetch_memory(door.path, ARENA, kind.open) for _ in range(2))
-        door.close()
+        server = MemoryServer(Path(directory) / "pages.sock", ARENA, num_bytes, kind.open, kind.create(num_bytes))
+        server.start()
+        first, second = (fetch_memory(server.path, ARENA, kind.open) for _ in range(2))
+        server.close()
     yield first, second
     first.close()
     second.close()
@@ -66,7 +66,7 @@ def geometry_of(weights: DeviceWeights) -> ArenaGeometry:
 
 
 def decode(runner: ModelRunner, tokens: list[int], params: SamplingParams, num_tokens: int) -> list[int]:
-    """Draws more tokens of a sequence in the first pages, all but the last of whose tokens are computed."""
+    """Samples more tokens of a sequence in the first pages, all but the last of whose tokens are computed."""
     for _ in range(num_tokens):
         table = tuple(range(num_pages_for(len(tokens))))
         chunk = ChunkPlan(0, len(tokens) - 1, tuple(tokens[-1:]), table, SampleSpec(params, len(tokens) - len(PROMPT)))
@@ -106,11 +106,11 @@ def test_closing_a_mapping_twice_is_closing_it_once(kind: MemoryKind) -> None:
 def test_a_prompt_of_one_worker_is_decoded_by_the_other(
     weights: DeviceWeights, mappings: tuple[DeviceMemory, DeviceMemory]
 ) -> None:
-    reader, writer = (weights.runner_over(memory, geometry_of(weights), ROOM) for memory in mappings)
+    first, second = (weights.runner_over(memory, geometry_of(weights), ROOM) for memory in mappings)
     plain = plain_runner(weights)
     expected = decode(plain, prefill(plain, WARM), WARM, 3)
     assert len(set(expected)) > 2
-    assert decode(writer, prefill(reader, WARM), WARM, 3) == expected
+    assert decode(second, prefill(first, WARM), WARM, 3) == expected
 
 
 def test_warming_up_writes_to_no_page(weights: DeviceWeights, mappings: tuple[DeviceMemory, DeviceMemory]) -> None:

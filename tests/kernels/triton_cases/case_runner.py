@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from tests.kernels.triton_cases.support import DEVICE, IS_INTERPRETED
+from tests.unit.model.device_model import empty_pages, weights_on
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
@@ -16,15 +17,14 @@ from weir.core.errors import InternalError
 from weir.core.sampling import SamplingParams
 from weir.engine.plan import ChunkPlan, ModelRunner, SampleSpec, ScoreSpec, StepPlan, StepResult
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
-from weir.model.architecture import ModelConfig
+from weir.model.architecture import ModelConfig, tensor_shapes
 from weir.model.files.shapes import shape_named
 from weir.model.torch.batch import build_batch
 from weir.model.torch.decoder import Decoder
 from weir.model.torch.paged_kv import PagedKv
 from weir.model.torch.weights import LayerWeights, Weights
 from weir.model.triton.batch import TritonLimits
-from weir.model.triton.decoder import empty_pages, weights_on
-from weir.model.triton.dummy import dummy_tensors_on
+from weir.model.triton.dummy import dummy_tensor_on
 from weir.model.triton.graphs import cuda_graph_capture, graph_shapes
 from weir.model.triton.runner import TritonRunner
 
@@ -40,7 +40,9 @@ FILTERED = SamplingParams(temperature=0.9, top_k=20, top_p=0.8, seed=5, logprobs
 
 def random_weights(config: ModelConfig) -> Weights:
     """Larger than a model's: the logits of random weights lie close together otherwise, and any rounding decides."""
-    tensors = {name: 4 * tensor for name, tensor in dummy_tensors_on(CPU, torch.float32, config)}
+    tensors = {
+        name: 4 * dummy_tensor_on(CPU, torch.float32, name, shape) for name, shape in tensor_shapes(config).items()
+    }
     query_key_value_bias = 0.3 * torch.randn((config.num_heads + 2 * config.num_kv_heads) * config.head_dim)
 
     def layer(number: int) -> LayerWeights:
@@ -72,7 +74,7 @@ class GreedyOnCpu:
         batch = build_batch(plan, self._kv, CONFIG.vocab_size, CONFIG.max_context_tokens)
         with torch.inference_mode():
             logits = self._decoder.logits(self._decoder.forward(batch, self._kv))
-        return StepResult({sampled.slot: int(logits[sampled.row].argmax()) for sampled in batch.sampled_rows})
+        return StepResult({sampled.slot: int(logits[sampled.row].argmax()) for sampled in batch.sampled})
 
 
 class Conversation:
@@ -88,7 +90,7 @@ class Conversation:
         self._tables = [tuple(order[slot * count : (slot + 1) * count]) for slot in range(len(prompts))]
 
     def step(self, params: Sequence[SamplingParams], lengths: Sequence[int]) -> dict[int, int]:
-        """Computes `lengths[slot]` more tokens of each sequence (0: none), and draws where all are computed."""
+        """Computes `lengths[slot]` more tokens of each sequence (0: none), and samples where all are computed."""
         chunks = []
         for slot, length in enumerate(lengths):
             tokens, start = self._tokens[slot], self._computed[slot]
@@ -102,10 +104,10 @@ class Conversation:
                 ChunkPlan(slot, start, chunk_ids, self._tables[slot][: num_pages_for(start + length)], sample)
             )
             self._computed[slot] += length
-        drawn = dict(self._runner.run(StepPlan(0, tuple(chunks))).token_ids)
-        for slot, token_id in drawn.items():
+        sampled = dict(self._runner.run(StepPlan(0, tuple(chunks))).token_ids)
+        for slot, token_id in sampled.items():
             self._tokens[slot].append(token_id)
-        return drawn
+        return sampled
 
 
 PROMPTS = [[7 * i % 1024 for i in range(37)], [5], [(11 * i + 3) % 1024 for i in range(20)]]
@@ -133,22 +135,22 @@ def weights() -> Weights:
     return random_weights(CONFIG)
 
 
-def test_a_model_of_two_layers_draws_the_greedy_ids_of_the_cpu_path(weights: Weights) -> None:
+def test_a_model_of_two_layers_samples_the_greedy_ids_of_the_cpu_path(weights: Weights) -> None:
     check_same_ids(weights, GreedyOnCpu(weights), [GREEDY] * 3)
 
 
-def test_a_model_of_two_layers_draws_the_ids_of_the_cpu_path(weights: Weights) -> None:
+def test_a_model_of_two_layers_samples_the_ids_of_the_cpu_path(weights: Weights) -> None:
     check_same_ids(weights, torch_runner(weights), [WARM, GREEDY, FILTERED])
 
 
 def check_same_ids(weights: Weights, reference: ModelRunner, params: Sequence[SamplingParams]) -> None:
     expected, found = Conversation(reference, PROMPTS), Conversation(triton_runner(weights), PROMPTS)
-    drawn: set[int] = set()
+    sampled: set[int] = set()
     for lengths in SCHEDULE:
         token_ids = found.step(params, lengths)
         assert token_ids == expected.step(params, lengths)
-        drawn |= set(token_ids.values())
-    assert len(drawn) > 5, "a model that always says the same would agree with anything"
+        sampled |= set(token_ids.values())
+    assert len(sampled) > 5, "a model that always says the same would agree with anything"
 
 
 def test_the_last_token_of_a_cut_prompt_is_prefilled_as_its_others_are(weights: Weights, launches: list[str]) -> None:
@@ -195,7 +197,7 @@ def test_a_decode_step_launches_five_kernels_a_layer_and_three_more(weights: Wei
     launches.clear()
     conversation.step([GREEDY] * 3, (1, 1, 1))
     layer = ["rms_norm_kernel", "rotary_kv_write_kernel", "paged_decode_kernel", "rms_norm_kernel", "silu_mul_kernel"]
-    assert launches == [*layer * 2, "rms_norm_kernel", "block_weights_kernel", "draw_token_kernel"]
+    assert launches == [*layer * 2, "rms_norm_kernel", "block_weights_kernel", "sample_token_kernel"]
 
 
 def test_prompts_are_scored_as_on_the_cpu_path(weights: Weights) -> None:
@@ -235,7 +237,7 @@ def run_again(step: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
     return step
 
 
-def test_replayed_decodes_draw_what_steps_of_their_own_draw(weights: Weights) -> None:
+def test_replayed_decodes_sample_what_steps_of_their_own_sample(weights: Weights) -> None:
     # a row that fills a batch up reads page 0, and the interpreter's numpy warns of numbers that are none
     runner = triton_runner(weights, unwritten=0.0)
     runner.capture_decodes(run_again if IS_INTERPRETED else cuda_graph_capture())

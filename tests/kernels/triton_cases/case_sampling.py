@@ -3,9 +3,9 @@ import torch
 from tests.kernels.triton_cases.support import DEVICE, ints, normal
 
 from weir.core.sampling import SamplingParams
+from weir.engine.plan import SampleSpec
 from weir.ops.sampling import reference
-from weir.ops.sampling.launch import sample, sampling_scratch
-from weir.ops.sampling.uniform import philox_uniform
+from weir.ops.sampling.launch import philox_uniform, sample, sampling_scratch
 
 
 def sampled(logits: torch.Tensor, temperatures: list[float], uniforms: list[float]) -> list[int]:
@@ -35,16 +35,17 @@ def test_of_equal_logits_the_lowest_id_wins(places: list[int]) -> None:
 
 @pytest.mark.parametrize("temperature", [0.05, 0.7, 1.0, 3.0])
 @pytest.mark.parametrize("vocab_size", [7, 1000, 5000])
-def test_a_seeded_draw_is_the_token_that_the_cpu_draws(vocab_size: int, temperature: float) -> None:
+def test_a_seed_gives_the_token_that_the_cpu_samples(vocab_size: int, temperature: float) -> None:
     pytest.importorskip("numba", reason="the CPU's sampler is compiled by numba")
-    from weir.model.sampler import draw, uniform  # noqa: PLC0415
+    from weir.model.sampler import sample_tokens, scan_of, uniform  # noqa: PLC0415
 
     torch.manual_seed(vocab_size)
     logits = normal(24, vocab_size) * 3
     params = SamplingParams(temperature=temperature, seed=1234)
     uniforms = [philox_uniform(params.seed, index) for index in range(24)]
     assert uniforms == [uniform(params.seed, index) for index in range(24)]
-    expected = [draw(row.numpy(), params, index) for index, row in enumerate(logits.cpu())]
+    specs = [SampleSpec(params, index) for index in range(24)]
+    expected = sample_tokens(scan_of(logits.cpu().numpy()), specs)
     temperatures = [temperature] * 24
     assert sampled(logits, temperatures, uniforms) == expected
     wide = torch.tensor(uniforms, dtype=torch.float64, device=DEVICE)
@@ -68,7 +69,7 @@ def test_rows_of_one_batch_are_sampled_each_its_own_way() -> None:
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_row_that_is_no_number_says_so_and_the_others_are_drawn(bad: float, temperature: float) -> None:
+def test_a_row_that_is_no_number_says_so_and_the_others_are_sampled(bad: float, temperature: float) -> None:
     torch.manual_seed(2)
     logits = normal(2, 3000)
     logits[0, 1500] = bad

@@ -11,7 +11,7 @@ from benchmarks.predictors.data import DataSet
 from benchmarks.predictors.measure import measure_group, scored_lengths
 from weir.testing.runner import HashRunner
 from weir.training.ranking import RankingSettings
-from weir.training.tau import tau
+from weir.training.samples import tau
 
 QUICK = RankingSettings(num_members=2, least_steps=160, num_epochs=8)
 STOPS = frozenset(range(40))

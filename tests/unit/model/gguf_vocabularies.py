@@ -32,7 +32,7 @@ def train_byte_level(pre_tokenizer: pre_tokenizers.PreTokenizer, vocab_size: int
 
 
 def vocabulary_of(model: models.BPE) -> tuple[list[str], list[str]]:
-    """Tokens by id, and merges as GGUF files spell them."""
+    """Tokens by id, and merges as GGUF files write them."""
     tokenizer = tokenizers.Tokenizer(model)
     tokens = sorted(tokenizer.get_vocab(), key=lambda token: tokenizer.token_to_id(token) or 0)
     state = model.__getstate__()

@@ -1,4 +1,4 @@
-"""The int8 path of a model, with the logits that its runner would draw from."""
+"""The int8 path of a model, with the logits that its runner would sample from."""
 
 from pathlib import Path
 
@@ -8,15 +8,15 @@ from tests.unit.model.tiny import poisoned_pages
 
 from weir.engine.plan import ChunkPlan, StepPlan
 from weir.model.cpu.core_share import CoreShare, FixedShare
-from weir.model.cpu.decoder import CpuDecoder, page_numbers
-from weir.model.cpu.packed_store import load_packed
+from weir.model.cpu.packed_weights import load_packed
+from weir.model.cpu.runner import CpuDecoder, page_numbers
 from weir.model.cpu.slices import cut_slices
 from weir.model.cpu.workspace import MAX_SLICE_ROWS
 from weir.model.files.config import load_model_config
 from weir.model.files.digest import model_digest
 from weir.model.files.source import ModelSource
-from weir.model.plan_check import ordered_chunks
 from weir.model.precision import page_geometry
+from weir.model.rows import ordered_chunks
 
 Logits = npt.NDArray[np.float32]
 
@@ -45,9 +45,8 @@ class Int8Probe:
         config = self.config
         plan = StepPlan(0, chunks)
         ordered = ordered_chunks(plan, len(self.pages), config.vocab_size, config.max_context_tokens)
-        found = {}
+        found: dict[int, Logits] = {}
         for step_slice in cut_slices(*ordered, self._slice_rows):
             logits = self._decoder.compute(step_slice, self._numbers).logits
-            for row, (slot, _) in enumerate(step_slice.sampled):
-                found[slot] = logits[row].copy()
+            found |= {row.slot: logits[number].copy() for number, row in enumerate(step_slice.sampled)}
         return found

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.unit.model.device_model import empty_pages
 
 from weir.kv.geometry import PAGE_TOKENS
 from weir.model.files.shapes import shape_named
 from weir.model.triton import runner as triton_runner
 from weir.model.triton.batch import DeviceBatch, TritonLimits
-from weir.model.triton.decoder import empty_pages
 from weir.model.triton.dummy import dummy_weights_on
 
 WRITTEN = 7.0

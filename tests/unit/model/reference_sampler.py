@@ -30,7 +30,7 @@ def adjusted_logits(
 
 
 def kept_tokens(values: Sequence[float], params: SamplingParams) -> dict[int, float]:
-    """The probability of each token that may be drawn, most likely first."""
+    """The probability of each token that may be sampled, most likely first."""
     order = sorted(range(len(values)), key=lambda token: (-values[token], token))
     if params.is_greedy:
         return {order[0]: 1.0}

@@ -22,7 +22,7 @@ TABLE = (9, 2, 31, 4, 17, 40, 8, 33, 50, 21, 5, 60, 12)
 LENGTH = 200
 F32 = gguf.GGMLQuantizationType.F32
 BY_NAME = {variant.name: variant for variant in VARIANTS}
-# Sliding windows are not written into GGUF files; scaling is spelled in another way there (below).
+# Sliding windows are not written into GGUF files; scaling is written in another way there (below).
 CONVERTIBLE = [v for v in VARIANTS if "sliding-window" not in v.name and "scaling" not in v.name]
 
 

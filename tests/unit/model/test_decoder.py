@@ -146,7 +146,7 @@ def make_runner(tiny: TinyLlama, *, spoil: bool = False) -> TorchRunner:
     return TorchRunner(config, weights, poisoned_pages(64, config.page_geometry.page_bytes))
 
 
-def test_the_runner_draws_for_sampling_chunks_only(tiny: TinyLlama) -> None:
+def test_the_runner_samples_for_sampling_chunks_only(tiny: TinyLlama) -> None:
     ids = prompt_ids(20, seed=8)
     runner = make_runner(tiny)
     silent = ChunkPlan(5, 0, (1, 2, 3), (9,), None)

@@ -10,18 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.model.tiny import LogitsProbe, chunk
 
+from weir.model.architecture import tensor_shapes
 from weir.model.errors import ModelError, ModelNotFound
 from weir.model.files.config import load_model_config
 from weir.model.files.digest import model_digest
 from weir.model.files.dummy import DummyTensors
-from weir.model.files.ram_check import available_bytes
 from weir.model.files.shapes import MODEL_SHAPES
 from weir.model.files.source import ModelKind, resolve_model
-from weir.model.files.tensor_names import tensor_shapes
 from weir.model.tokens.chat_template import load_chat_template
 from weir.model.tokens.tokenizer import Tokenizer, load_tokenizer
-from weir.model.torch.weights import load_weights
-from weir.model.triton.dummy import dummy_tensors_on
+from weir.model.torch.weights import available_bytes, load_weights
+from weir.model.triton.dummy import dummy_tensor_on
 
 TINY = resolve_model("dummy:tiny")
 
@@ -98,10 +97,11 @@ def test_weights_have_the_spread_of_a_freshly_made_model() -> None:
 def test_weights_are_made_on_a_device_one_by_one(dtype: torch.dtype) -> None:
     config = MODEL_SHAPES["tiny"]
     device = torch.device("cpu")
-    made = dict(dummy_tensors_on(device, dtype, config))
-    assert {name: tuple(tensor.shape) for name, tensor in made.items()} == tensor_shapes(config)
+    shapes = tensor_shapes(config)
+    made = {name: dummy_tensor_on(device, dtype, name, shape) for name, shape in shapes.items()}
+    assert {name: tuple(tensor.shape) for name, tensor in made.items()} == shapes
     assert {tensor.dtype for tensor in made.values()} == {dtype}
-    again = dict(dummy_tensors_on(device, dtype, config))
+    again = {name: dummy_tensor_on(device, dtype, name, shape) for name, shape in reversed(shapes.items())}
     assert all(torch.equal(tensor, again[name]) for name, tensor in made.items())
     assert not torch.equal(made["model.layers.0.mlp.up_proj.weight"], made["model.layers.1.mlp.up_proj.weight"])
     embedding = made["model.embed_tokens.weight"].float()
@@ -124,11 +124,11 @@ def test_text_is_its_bytes(text: str, tokenizer: Tokenizer) -> None:
     assert tokenizer.decode(list(text.encode())) == text
 
 
-def test_every_id_spells_something_of_its_own(tokenizer: Tokenizer) -> None:
-    spelled = [tokenizer.spell([token_id], skip_special=False) for token_id in range(1024)]
-    assert all(spelled)
-    assert len(set(spelled)) == 1024
-    assert all(re.fullmatch(rb" [a-z]+", word) for word in spelled[256:])
+def test_every_id_stands_for_bytes_of_its_own(tokenizer: Tokenizer) -> None:
+    found = [tokenizer.decode_bytes([token_id], skip_special=False) for token_id in range(1024)]
+    assert all(found)
+    assert len(set(found)) == 1024
+    assert all(re.fullmatch(rb" [a-z]+", word) for word in found[256:])
 
 
 def test_a_conversation_becomes_a_prompt() -> None:

@@ -80,7 +80,7 @@ def test_pages_of_another_geometry_are_refused(tiny: TinyLlama, tmp_path: Path) 
         load_model(tiny.source, "int8", FixedShare(1), tmp_path).runner_over(poisoned_pages(3, 4096))
 
 
-def test_the_runner_draws_and_scores_what_the_plan_asks_for(tiny: TinyLlama, tmp_path: Path) -> None:
+def test_the_runner_samples_and_scores_what_the_plan_asks_for(tiny: TinyLlama, tmp_path: Path) -> None:
     ids = prompt_ids(200, seed=8)
     weights = load_model(tiny.source, "int8", FixedShare(1), tmp_path)
     runner = weights.runner_over(poisoned_pages(64, weights.page_geometry.page_bytes))
@@ -101,7 +101,7 @@ def test_the_runner_draws_and_scores_what_the_plan_asks_for(tiny: TinyLlama, tmp
         assert scores[place].logprob == pytest.approx(logits[row, ids[place + 1]] - logsumexp[row], abs=1e-4)
 
 
-def test_an_empty_plan_draws_nothing(tiny: TinyLlama, tmp_path: Path) -> None:
+def test_an_empty_plan_samples_nothing(tiny: TinyLlama, tmp_path: Path) -> None:
     weights = load_model(tiny.source, "int8", FixedShare(1), tmp_path)
     runner = weights.runner_over(poisoned_pages(4, weights.page_geometry.page_bytes))
     assert dict(runner.run(StepPlan(2, ())).token_ids) == {}

@@ -1,4 +1,4 @@
-"""Log-probabilities are those of the model's own logits, whatever the draw's parameters make of them."""
+"""Log-probabilities are those of the model's own logits, whatever sampling's parameters make of them."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,8 @@ from tests.unit.model.reference_sampler import Logits, log_softmax
 from weir.core.logprobs import TokenLogprobs
 from weir.core.sampling import SamplingParams
 from weir.engine.plan import SampleSpec, ScoreSpec, TokenHistory
-from weir.model.sampler import rows_to_score, sample_step, score_rows
+from weir.model.rows import SampledRow, ScoredRows
+from weir.model.sampler import prompt_logprobs, sample_step, scan_of, token_logprobs
 
 
 def normal_row(vocab_size: int, seed: int = 0) -> Logits:
@@ -28,39 +29,49 @@ def check(found: TokenLogprobs, logits: Logits, token_id: int, num_top: int) -> 
 
 @settings(deadline=None)
 @given(seed=st.integers(0, 1000), vocab_size=st.sampled_from([3, 300, 6000]), num_top=st.integers(0, 20))
-def test_the_drawn_token_and_the_most_likely_ones_are_told(seed: int, vocab_size: int, num_top: int) -> None:
+def test_the_sampled_token_and_the_most_likely_ones_have_logprobs(seed: int, vocab_size: int, num_top: int) -> None:
     logits = normal_row(vocab_size, seed)
-    result = sample_step(logits, [7], [SampleSpec(SamplingParams(seed=seed, logprobs=num_top), 0)])
+    result = sample_step(
+        scan_of(logits), [SampledRow(7, 0, SampleSpec(SamplingParams(seed=seed, logprobs=num_top), 0))]
+    )
     check(result.logprobs[7], logits[0], result.token_ids[7], num_top)
 
 
-def test_bias_penalties_and_temperature_do_not_change_what_is_told() -> None:
+def test_bias_penalties_and_temperature_do_not_change_logprobs() -> None:
     logits = normal_row(300)
     params = SamplingParams(0.2, top_k=3, logit_bias=((299, 100.0),), presence_penalty=2.0, logprobs=5)
     history = TokenHistory(np.array([1, 2, 3], np.int32), 1)
-    result = sample_step(logits, [0], [SampleSpec(params, 0, history=history)])
+    result = sample_step(scan_of(logits), [SampledRow(0, 0, SampleSpec(params, 0, history=history))])
     assert result.token_ids == {0: 299}
     check(result.logprobs[0], logits[0], 299, 5)
 
 
-def test_who_does_not_ask_is_told_nothing() -> None:
+def test_a_row_whose_parameters_do_not_ask_gets_no_logprobs() -> None:
     logits = np.concatenate([normal_row(300, 1), normal_row(300, 2)])
-    specs = [SampleSpec(SamplingParams(0.0), 0), SampleSpec(SamplingParams(0.0, logprobs=0), 0)]
-    result = sample_step(logits, [4, 5], specs)
+    quiet, asking = SampleSpec(SamplingParams(0.0), 0), SampleSpec(SamplingParams(0.0, logprobs=0), 0)
+    result = sample_step(scan_of(logits), [SampledRow(4, 0, quiet), SampledRow(5, 1, asking)])
     assert set(result.token_ids) == {4, 5}
     assert set(result.logprobs) == {5}
     assert result.logprobs[5].top == ()
 
 
-def test_the_tokens_of_a_prompt_are_scored_row_by_row() -> None:
+def test_each_row_has_a_token_whose_logprob_is_asked_for() -> None:
     logits = np.concatenate([normal_row(300, seed) for seed in range(3)])
-    for row, found in enumerate(score_rows(logits, (9, 200, 0), 2)):
+    for row, found in enumerate(token_logprobs(logits, (9, 200, 0), 2)):
         check(found, logits[row], (9, 200, 0)[row], 2)
 
 
 @pytest.mark.parametrize("num_tokens", [1, 64, 65, 200])
-def test_a_long_chunk_is_scored_in_slices_of_bounded_size(num_tokens: int) -> None:
-    slices = rows_to_score(ScoreSpec(tuple(range(num_tokens)), 1))
-    rows = [row for part in slices for row in range(part.start, part.stop)]
-    assert rows == list(range(num_tokens))
-    assert max(part.stop - part.start for part in slices) <= 64
+def test_the_logits_of_a_long_chunk_are_asked_for_in_slices_of_bounded_size(num_tokens: int) -> None:
+    asked: list[range] = []
+
+    def logits_of(rows: range) -> Logits:
+        asked.append(rows)
+        return np.concatenate([normal_row(300, row) for row in rows])
+
+    scored = ScoredRows(3, 7, ScoreSpec(tuple(range(num_tokens)), 1))
+    found = prompt_logprobs(scored, logits_of)
+    assert [row for rows in asked for row in rows] == list(range(7, 7 + num_tokens))
+    assert max(len(rows) for rows in asked) <= 64
+    for index, logprobs in enumerate(found):
+        check(logprobs, normal_row(300, 7 + index)[0], index, 1)

@@ -1,4 +1,4 @@
-"""A draw follows the distribution that its parameters say, and nothing but its own row and history decides it."""
+"""Sampled tokens follow the distribution that parameters say; nothing but their own row and history decides."""
 
 import math
 from dataclasses import replace
@@ -13,7 +13,7 @@ from tests.unit.model.reference_sampler import Logits, adjusted_logits, kept_tok
 from weir.core.errors import InternalError
 from weir.core.sampling import SamplingParams
 from weir.engine.plan import SampleSpec, TokenHistory
-from weir.model.sampler import draw, sample_rows, uniform
+from weir.model.sampler import sample_tokens, scan_of, uniform
 
 VOCAB_SIZE = 30
 
@@ -44,6 +44,15 @@ token_lists = st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=20)
 
 def normal_rows(num_rows: int, vocab_size: int = VOCAB_SIZE, *, seed: int = 0, spread: float = 3.0) -> Logits:
     return np.random.default_rng(seed).normal(0, spread, (num_rows, vocab_size)).astype(np.float32)
+
+
+def sample_rows(logits: Logits, specs: list[SampleSpec]) -> list[int]:
+    return sample_tokens(scan_of(logits), specs)
+
+
+def sample(logits: Logits, params: SamplingParams, output_index: int) -> int:
+    """One token of one row [vocabulary] without bias, penalties and mask."""
+    return sample_rows(logits[None], [SampleSpec(params, output_index)])[0]
 
 
 def spec_of(
@@ -81,10 +90,10 @@ def may_be_sampled(token_id: int, values: list[float], params: SamplingParams) -
     ],
     ids=str,
 )
-def test_draws_follow_the_distribution(params: SamplingParams) -> None:
+def test_sampled_tokens_follow_the_distribution(params: SamplingParams) -> None:
     logits = np.random.default_rng(0).normal(0, 1.5, 9).astype(np.float32)
     count = 4000
-    sampled = [draw(logits, params, index) for index in range(count)]
+    sampled = [sample(logits, params, index) for index in range(count)]
     found = np.bincount(sampled, minlength=len(logits))
     kept = kept_tokens(logits.tolist(), params)
     expected = np.array([kept.get(token, 0.0) * count for token in range(len(logits))])
@@ -96,8 +105,10 @@ def test_draws_follow_the_distribution(params: SamplingParams) -> None:
 
 @settings(deadline=None)
 @given(logits=logit_rows, params=st.builds(SamplingParams, **filters), index=indices)
-def test_only_tokens_inside_top_k_top_p_and_min_p_are_drawn(logits: Logits, params: SamplingParams, index: int) -> None:
-    assert may_be_sampled(draw(logits, params, index), logits.tolist(), params)
+def test_only_tokens_inside_top_k_top_p_and_min_p_are_sampled(
+    logits: Logits, params: SamplingParams, index: int
+) -> None:
+    assert may_be_sampled(sample(logits, params, index), logits.tolist(), params)
 
 
 @settings(deadline=None)
@@ -134,7 +145,7 @@ def test_bias_penalties_and_mask_change_the_logits_as_the_definition_says(
     ],
     ids=str,
 )
-def test_greedy_draws_see_bias_and_penalties(params: SamplingParams, expected: int) -> None:
+def test_greedy_sampling_sees_bias_and_penalties(params: SamplingParams, expected: int) -> None:
     logits = np.array([[5.0, 4.5, 4.4, -1.0]], np.float32)
     assert sample_rows(logits, [spec_of(params, 0, prompt=[1], output=[0])]) == [expected]
 
@@ -149,12 +160,12 @@ def test_only_the_repetition_penalty_looks_at_the_prompt() -> None:
     assert sample_rows(negative, [spec_of(repetition, 0, prompt=[0], output=[])]) == [1]
 
 
-def test_a_penalised_draw_without_its_history_is_a_defect() -> None:
+def test_sampling_with_penalties_without_its_history_is_a_defect() -> None:
     with pytest.raises(InternalError, match="without the tokens before it"):
         sample_rows(normal_rows(1), [SampleSpec(SamplingParams(presence_penalty=1.0), 0)])
 
 
-def test_where_every_token_is_masked_one_is_drawn_still() -> None:
+def test_where_every_token_is_masked_one_is_sampled_still() -> None:
     spec = SampleSpec(SamplingParams(1.0), 0, masked_token_ids=(0, 1))
     assert sample_rows(np.array([[1.0, 2.0]], np.float32), [spec])[0] in (0, 1)
 
@@ -164,7 +175,7 @@ def test_where_every_token_is_masked_one_is_drawn_still() -> None:
     rows=st.lists(st.tuples(params_of_any_kind, indices, token_lists, token_lists), min_size=1, max_size=8),
     data=st.data(),
 )
-def test_a_rows_draw_does_not_depend_on_the_batch(
+def test_a_rows_token_does_not_depend_on_the_batch(
     rows: list[tuple[SamplingParams, int, list[int], list[int]]], data: st.DataObject
 ) -> None:
     logits = normal_rows(len(rows), seed=len(rows))
@@ -186,7 +197,7 @@ def test_the_random_numbers_are_these() -> None:
     assert numbers == [0.011546754286331562, 0.8133540609793564, 0.3035680343067586, 0.05541565898515444]
 
 
-def ordered_draw(logits: Logits, size: int, number: float) -> tuple[int, float]:
+def ordered_sample(logits: Logits, size: int, number: float) -> tuple[int, float]:
     """The token at `number` of the cumulative distribution of the `size` most likely, and how near a border that is."""
     order = np.argsort(-logits, kind="stable")[:size]
     cumulative = np.exp(logits[order].astype(np.float64) - logits.max()).cumsum()
@@ -213,8 +224,8 @@ def test_filters_of_a_large_vocabulary_are_those_of_sorting_it_all(spread: float
     }
     for params, size in sizes.items():
         for index in range(40):
-            expected, distance = ordered_draw(logits, size, uniform(9, index))
-            assert draw(logits, params, index) == expected or distance < 1e-5
+            expected, distance = ordered_sample(logits, size, uniform(9, index))
+            assert sample(logits, params, index) == expected or distance < 1e-5
 
 
 @pytest.mark.parametrize("spread", [0.1, 3.0], ids=["flat", "peaked"])
@@ -225,31 +236,31 @@ def test_without_filters_the_distribution_is_inverted_in_the_order_of_ids(spread
     for index in range(100):
         number = uniform(7, index)
         is_near_border = float(np.abs(cumulative - number).min()) < 1e-7
-        assert draw(logits, SamplingParams(seed=7), index) == np.searchsorted(cumulative, number) or is_near_border
+        assert sample(logits, SamplingParams(seed=7), index) == np.searchsorted(cumulative, number) or is_near_border
 
 
 @pytest.mark.parametrize("params", [SamplingParams(1.0), SamplingParams(1.0, top_p=0.999), SamplingParams(top_k=3)])
-def test_the_greatest_uniform_number_draws_the_last_token_with_any_weight(
+def test_the_greatest_uniform_number_samples_the_last_token_with_any_weight(
     monkeypatch: pytest.MonkeyPatch, params: SamplingParams
 ) -> None:
     monkeypatch.setattr("weir.model.sampler.uniform", lambda seed, index: 1.0)
     logits = np.array([0.0, 1.0, -1e30, -1e30], dtype=np.float32)
-    assert draw(logits, params, 0) == (1 if params == SamplingParams(1.0) else 0)
+    assert sample(logits, params, 0) == (1 if params == SamplingParams(1.0) else 0)
 
 
 def test_of_equal_logits_the_lower_id_is_kept() -> None:
     logits = np.zeros(600, np.float32)
     logits[:300] = -0.0  # equal to zero
-    sampled = {draw(logits, SamplingParams(top_k=3, seed=1), index) for index in range(50)}
+    sampled = {sample(logits, SamplingParams(top_k=3, seed=1), index) for index in range(50)}
     assert sampled == {0, 1, 2}
-    assert draw(logits, SamplingParams(0.0), 0) == 0
+    assert sample(logits, SamplingParams(0.0), 0) == 0
 
 
 @pytest.mark.parametrize("temperature", [5e-324, 9e-6, 1e-5])
-def test_a_cold_draw_is_the_greedy_one(temperature: float) -> None:
+def test_sampling_at_a_low_temperature_is_greedy(temperature: float) -> None:
     logits = np.random.default_rng(1).normal(0, 3, 200).astype(np.float32)
     params = SamplingParams(temperature)
-    assert {draw(logits, params, index) for index in range(20)} == {int(logits.argmax())}
+    assert {sample(logits, params, index) for index in range(20)} == {int(logits.argmax())}
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from weir.core.sampling import SamplingParams
 from weir.engine.plan import ChunkPlan, SampleSpec
-from weir.model.cpu.slices import _Piece, _slice_of, cut_slices
+from weir.model.cpu.slices import _slice_of, cut_slices
+from weir.model.rows import whole
 
 SAMPLE = SampleSpec(SamplingParams(temperature=0.0), 1)
 
@@ -30,7 +31,7 @@ def decodes(draw: st.DrawFn) -> list[ChunkPlan]:
 @given(decodes())
 def test_both_ways_make_the_same_arrays(chunks: list[ChunkPlan]) -> None:
     (short,) = cut_slices(chunks, [], 9)
-    long = _slice_of([_Piece(chunk, chunk.start, chunk.end) for chunk in chunks])
+    long = _slice_of(whole(chunks))
     for name in short.arrays._fields:
         made, expected = np.asarray(getattr(short.arrays, name)), np.asarray(getattr(long.arrays, name))
         assert (made.dtype, made.shape) == (expected.dtype, expected.shape), name

@@ -15,7 +15,7 @@ TABLE = (5, 2)
 PROMPT = tuple(range(32))
 
 
-def test_a_chunk_that_draws_nothing_is_reported_when_its_pages_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chunk_that_samples_nothing_is_reported_when_its_pages_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = LateStream()
     runner, pages = late_runner(monkeypatch, stream, 8, LIMITS)
     result = runner.run(StepPlan(0, (ChunkPlan(0, 0, PROMPT, TABLE, None),)))

@@ -10,7 +10,8 @@ import transformers
 
 from weir.core.sampling import SamplingParams
 from weir.engine.plan import ChunkPlan, SampleSpec, StepPlan
-from weir.model.files.config import ModelConfig, load_model_config
+from weir.model.architecture import ModelConfig
+from weir.model.files.config import load_model_config
 from weir.model.files.source import ModelSource, resolve_model
 from weir.model.torch.batch import build_batch
 from weir.model.torch.decoder import Decoder
@@ -79,7 +80,7 @@ def prompt_ids(length: int, seed: int) -> list[int]:
 
 
 class LogitsProbe:
-    """Runs plans through the decoder and hands out the logits that a runner would draw from."""
+    """Runs plans through the decoder and hands out the logits that a runner would sample from."""
 
     def __init__(self, source: ModelSource, num_pages: int = 64) -> None:
         self.config: ModelConfig = load_model_config(source)
@@ -94,7 +95,7 @@ class LogitsProbe:
             batch = build_batch(plan, self._kv, self.config.vocab_size, self.config.max_context_tokens)
             hidden = self._decoder.forward(batch, self._kv)
             logits = self._decoder.logits(hidden)
-        return {sampled.slot: logits[sampled.row] for sampled in batch.sampled_rows}
+        return {sampled.slot: logits[sampled.row] for sampled in batch.sampled}
 
     def run_alone(self, only: ChunkPlan) -> torch.Tensor:
         """Logits of every position of one chunk: [tokens, vocabulary]."""

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from tests.unit.predictors.words import NUM_WORDS, PREFIX, SUFFIX, spell, word_table
+from tests.unit.predictors.words import NUM_WORDS, PREFIX, SUFFIX, token_bytes, word_table
 
 from weir.policy.predictors.features import NUM_PLAIN, Floats, PromptFeatures
 from weir.policy.predictors.token_table import SIGNS, TokenTable, digest_of_tokens, make_token_table
@@ -72,7 +72,7 @@ def test_a_batch_is_what_its_prompts_are_alone() -> None:
 
 def test_vectors_lose_little_in_8_bits() -> None:
     vectors = np.random.default_rng(1).normal(size=(50, 7)).astype(np.float32)
-    table = make_token_table(vectors, spell)
+    table = make_token_table(vectors, token_bytes)
     assert np.abs(table.vectors * table.scales - vectors).max() <= table.scales.max()
 
 

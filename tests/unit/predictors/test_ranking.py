@@ -9,12 +9,17 @@ import torch
 from tests.unit.predictors.words import prompts_and_lengths, samples_of, word_table
 
 from weir.policy.predictors.features import PromptFeatures
-from weir.training.compress import compress
-from weir.training.listmle import labels_of, listmle_loss
 from weir.training.make import train_predictor
-from weir.training.ranking import RankingSettings, TrainedRanker, knots_of, train_ranker
-from weir.training.samples import Samples
-from weir.training.tau import tau
+from weir.training.ranking import (
+    RankingSettings,
+    TrainedRanker,
+    compress,
+    knots_of,
+    labels_of,
+    listmle_loss,
+    train_ranker,
+)
+from weir.training.samples import Samples, tau
 
 TABLE = word_table()
 QUICK = RankingSettings(num_members=2, num_epochs=12)

@@ -9,18 +9,31 @@ from weir.training.ranking import RankingSettings
 from weir.training.samples import Samples
 
 PREFIX, SUFFIX = (1, 2), (3,)
-SPELLED = [b"<end>", b"<user>", b"\n", b"<bot>", b"?", b" list", b"Write", b" words", b" 5", b"0", b"```py", b" none"]
+TOKEN_BYTES = [
+    b"<end>",
+    b"<user>",
+    b"\n",
+    b"<bot>",
+    b"?",
+    b" list",
+    b"Write",
+    b" words",
+    b" 5",
+    b"0",
+    b"```py",
+    b" none",
+]
 NUM_WORDS = 120
 QUICK = RankingSettings(num_members=2, least_steps=100, num_epochs=8)
 
 
-def spell(token_id: int) -> bytes:
-    return SPELLED[token_id] if token_id < len(SPELLED) else f" w{token_id}".encode()
+def token_bytes(token_id: int) -> bytes:
+    return TOKEN_BYTES[token_id] if token_id < len(TOKEN_BYTES) else f" w{token_id}".encode()
 
 
 def word_table(num_dims: int = 16, seed: int = 3) -> TokenTable:
     vectors = np.random.default_rng(seed).normal(size=(NUM_WORDS, num_dims)).astype(np.float32)
-    return make_token_table(vectors, spell, PREFIX, SUFFIX)
+    return make_token_table(vectors, token_bytes, PREFIX, SUFFIX)
 
 
 def prompts_and_lengths(
@@ -28,7 +41,7 @@ def prompts_and_lengths(
 ) -> tuple[list[list[int]], npt.NDArray[np.int64]]:
     """Answers are longer the further a prompt's mean vector goes along one direction; prompts' lengths say nothing."""
     source = np.random.default_rng(seed)
-    prompts = [source.integers(len(SPELLED), NUM_WORDS, source.integers(4, 20)).tolist() for _ in range(num)]
+    prompts = [source.integers(len(TOKEN_BYTES), NUM_WORDS, source.integers(4, 20)).tolist() for _ in range(num)]
     vectors = table.vectors * table.scales
     along = np.array([vectors[prompt].mean(axis=0)[0] for prompt in prompts])
     logs = 4 + along / along.std() + noise * source.normal(size=num)

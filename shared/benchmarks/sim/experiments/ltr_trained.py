@@ -19,7 +19,7 @@ from weir.sim.simulator import simulate
 from weir.sim.spec import SystemSpec
 from weir.sim.workloads.arrivals import Times, burst, poisson
 from weir.sim.workloads.workload import SimRequest, Workload
-from weir.training.tau import tau
+from weir.training.samples import tau
 
 _PROFILE = "h100-llama3-8b"
 _SETS = {

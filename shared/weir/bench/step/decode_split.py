@@ -6,9 +6,17 @@ from collections.abc import Callable
 from weir.bench.step.timing import DecodeSplit, decode_plan, timed_ms
 from weir.model.cpu.core_share import CoreShare
 from weir.model.cpu.forward import linear_share
-from weir.model.cpu.state import ATTENTION_OUTPUT, DOWN, GATE_UP, QUERY_KEY_VALUE, Buffers, Model
 from weir.model.cpu.threads import ThreadTeam, most_chunks
-from weir.model.cpu.workspace import Workspace, make_model
+from weir.model.cpu.workspace import (
+    ATTENTION_OUTPUT,
+    DOWN,
+    GATE_UP,
+    QUERY_KEY_VALUE,
+    Buffers,
+    Model,
+    Workspace,
+    make_model,
+)
 from weir.model.load import Int8Weights, Runner
 from weir.ops.simd.jit import kernel
 from weir.ops.simd.phases import PhaseState, chunk_is_done, take_chunk, wait_for_phase

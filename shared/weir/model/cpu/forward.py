@@ -1,4 +1,4 @@
-"""The forward pass of one slice as one compiled function, run by all threads of a crew at once.
+"""The forward pass of one slice as one compiled function, run by all threads of a team at once.
 
 Every phase is cut into chunks whose results do not depend on who computes them, nor on how many there are. So the bits
 of a row depend on that row and its context alone: not on the batch, the cut into slices and chunks of prompts, or the
@@ -6,7 +6,7 @@ number of threads.
 """
 
 from weir.model.cpu.slices import SliceArrays
-from weir.model.cpu.state import (
+from weir.model.cpu.workspace import (
     ATTENTION_OUTPUT,
     BITS,
     DOWN,
@@ -55,7 +55,7 @@ def forward(
     base: int,
     num_chunks: int,
 ) -> None:
-    """What one thread of a crew runs. `pages` [num_pages, num_layers, 2, num_kv_heads, PAGE_TOKENS * head_dim]."""
+    """What one thread of a team runs. `pages` [num_pages, num_layers, 2, num_kv_heads, PAGE_TOKENS * head_dim]."""
     phase = 0
     for layer in range(extent.first_layer, extent.last_layer):
         for stage in range(NUM_STAGES):
@@ -223,7 +223,7 @@ def _mlp_stage(
 
 @inlined
 def _logits_stage(stage: int, model: Model, buffers: Buffers, logit_rows: Ints, chunk: int, num_chunks: int) -> None:
-    """Logits of the rows that want them: their norm, the head, and what a draw needs to know of all of them."""
+    """Logits of the rows that want them: their norm, the head, and what sampling needs to know of all of them."""
     num_logits = logit_rows.size
     first, last = num_logits * chunk // num_chunks, num_logits * (chunk + 1) // num_chunks
     last_hidden, rows = buffers.last_hidden[:num_logits], buffers.rows_hidden[:num_logits]

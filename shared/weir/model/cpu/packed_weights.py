@@ -1,127 +1,217 @@
-"""A model's tensors as the int8 kernels want them, made one after the other.
+"""Packed weights of a model in the model cache: made by whoever comes first, mapped by all, so in memory once.
 
-    embedding                       matrix, only where it is not the head
-    layers.N.query_key_value        matrix, stacked along its outputs, like
-    layers.N.gate_up                matrix
-    layers.N.attention_output       matrix
-    layers.N.down                   matrix
-    head                            matrix
-    norms                           fp32 [2 num_layers + 1, hidden]: before attention, before the MLP, …, the final one
-    query_key_value_bias            fp32 [num_layers, outputs], only where the model has one
-    attention_output_bias           fp32 [num_layers, hidden], only where the model has one
-    cosines, sines                  fp32 [max_context_tokens, head_dim / 2] of the rotary embedding
+    magic 8 bytes | index bytes u32 | file bytes u64 | XXH3 of the data u64 | CRC32 of the index u32 | index, JSON
+    data from DATA_START on, every piece at a multiple of 64 bytes
 
-A matrix is one or more packed parts, one below the other: neighbours whose numbers are of the same kind are one part.
+A file is written under another name, brought to disk, and then renamed: nobody ever sees half of it. What is damaged
+later is found when the file is opened.
 """
 
-from collections.abc import Iterator, Sequence
-from itertools import groupby
+import fcntl
+import json
+import logging
+import mmap
+import os
+import struct
+import time
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from weir.model.architecture import ModelConfig
+from weir.model.cpu.packing import Floats, Parts, pack_arrays, pack_matrices
 from weir.model.errors import ModelError
-from weir.model.files.quant_blocks import QuantBlocks
-from weir.model.files.tensors import TensorFile
-from weir.model.rotary import rotary_frequencies
-from weir.ops.linear_int8.pack import BLOCK_OUTPUTS, PackedMatrix, pack_int8, pack_q4_1, pack_q8_0
+from weir.model.files.source import ModelSource
+from weir.model.files.tensors import open_tensors
+from weir.ops.linear_int8.pack import ALIGNMENT, PackedMatrix, WeightKind
 
-Parts = tuple[PackedMatrix, ...]
-Floats = npt.NDArray[np.float32]
+_log = logging.getLogger(__name__)
+FORMAT_VERSION = 2
+_MAGIC = b"WEIRPK" + FORMAT_VERSION.to_bytes(2, "little")
+_HEAD = struct.Struct("<8sIQQI")
+_INDEX_BYTES = 1 << 20
+DATA_START = _INDEX_BYTES  # of fixed size, so that data can be written before its index is known
 
-_EMBEDDING = "model.embed_tokens.weight"
+
+class PackedFileDefect(Exception):
+    """The file is not a whole file of packed weights of this version; it has to be made again."""
 
 
-def pack_matrices(tensors: TensorFile, config: ModelConfig) -> Iterator[tuple[str, Parts]]:
-    """Every matrix under its name; only the one that is yielded is in memory.
+@dataclass(frozen=True)
+class PackedWeights:
+    """`mapped` [file bytes] is read-only, the rest are views of it. Names: `weir.model.cpu.packing`."""
 
-    Four-bit and eight-bit numbers of a file stay what they are; everything else is quantized to 8 bits.
+    mapped: npt.NDArray[np.uint8]
+    matrices: Mapping[str, Parts]
+    arrays: Mapping[str, Floats]
+
+    def offset_of(self, part: PackedMatrix) -> int:
+        """Where the bytes of a part begin in `mapped`."""
+        return part.data.ctypes.data - self.mapped.ctypes.data
+
+    @property
+    def num_bytes(self) -> int:
+        """What one step reads at least: all matrices but an embedding that is only looked up in."""
+        return sum(part.data.nbytes for name, parts in self.matrices.items() if name != "embedding" for part in parts)
+
+
+def write_packed(path: Path, matrices: Iterable[tuple[str, Parts]], arrays: Iterable[tuple[str, Floats]]) -> None:
+    """Takes one matrix at a time. The file is complete and on disk when this returns. Raises OSError."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
+    try:
+        with temporary.open("wb") as file:
+            writer = _Writer(file)
+            index = {
+                "matrices": {name: [_entry(part, writer.add(part.data)) for part in parts] for name, parts in matrices},
+                "arrays": {name: [array.shape, writer.add(array.view(np.uint8))] for name, array in arrays},
+            }
+            writer.finish(json.dumps(index).encode())
+        temporary.rename(path)
+        _sync_folder(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def open_packed(path: Path) -> PackedWeights:
+    """Maps the file and reads all of it once, to be sure of every byte: 0.1 s a GB once it is in memory.
 
     Raises:
-        ModelError: a matrix cannot be packed; names it.
+        FileNotFoundError: there is none.
+        PackedFileDefect: says what is wrong with it.
     """
-    if not config.tie_word_embeddings:
-        yield "embedding", _pack(tensors, [_EMBEDDING])
-    for layer in range(config.num_layers):
-        for name, members in _LAYER_MATRICES.items():
-            yield f"layers.{layer}.{name}", _pack(tensors, [f"model.layers.{layer}.{part}.weight" for part in members])
-    yield "head", _pack(tensors, [_EMBEDDING if config.tie_word_embeddings else "lm_head.weight"])
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size < DATA_START:
+            raise PackedFileDefect(f"{path}: has only {size} bytes")
+        mapped = np.frombuffer(mmap.mmap(file.fileno(), size, mmap.MAP_SHARED, mmap.PROT_READ), np.uint8)
+    index = _read_index(path, mapped)
+    matrices = {
+        name: tuple(_matrix(mapped, *entry) for entry in entries) for name, entries in index["matrices"].items()
+    }
+    return PackedWeights(mapped, matrices, {name: _array(mapped, *entry) for name, entry in index["arrays"].items()})
 
 
-def pack_arrays(tensors: TensorFile, config: ModelConfig) -> Iterator[tuple[str, Floats]]:
-    """What stays in fp32: small."""
-    norms = [
-        tensors.read(f"model.layers.{layer}.{name}.weight")
-        for layer in range(config.num_layers)
-        for name in ("input_layernorm", "post_attention_layernorm")
-    ]
-    yield "norms", np.stack([*norms, tensors.read("model.norm.weight")])
+class _Writer:
+    """Appends pieces, each aligned; the head comes last."""
 
-    def biases(*names: str) -> Floats:
-        return np.stack(
-            [
-                np.concatenate([tensors.read(f"model.layers.{layer}.self_attn.{name}.bias") for name in names])
-                for layer in range(config.num_layers)
-            ]
-        )
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._digest = xxhash.xxh3_64()
+        self._end = DATA_START
+        file.seek(DATA_START)
 
-    if config.query_key_value_bias:
-        yield "query_key_value_bias", biases("q_proj", "k_proj", "v_proj")
-    if config.attention_output_bias:
-        yield "attention_output_bias", biases("o_proj")
-    # angles in fp32 as the fp32 path makes them; their cosines in fp64, so that every machine rounds to the same bits
-    angles = np.outer(np.arange(config.max_context_tokens, dtype=np.float32), rotary_frequencies(config))
-    yield "cosines", np.cos(angles, dtype=np.float64).astype(np.float32)
-    yield "sines", np.sin(angles, dtype=np.float64).astype(np.float32)
+    def add(self, data: npt.NDArray[np.uint8]) -> int:
+        """Returns where it begins."""
+        offset = self._end
+        self._write(np.ascontiguousarray(data).data.cast("B"))
+        self._write(memoryview(bytes(-self._end % ALIGNMENT)))
+        return offset
 
+    def finish(self, index: bytes) -> None:
+        if _HEAD.size + len(index) > _INDEX_BYTES:
+            raise OSError(f"the index of the packed weights takes {len(index)} bytes, at most {_INDEX_BYTES}")
+        self._file.seek(0)
+        self._file.write(_HEAD.pack(_MAGIC, len(index), self._end, self._digest.intdigest(), zlib.crc32(index)))
+        self._file.write(index)
+        self._file.flush()
+        os.fsync(self._file.fileno())
 
-_LAYER_MATRICES = {
-    "query_key_value": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "attention_output": ("self_attn.o_proj",),
-    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
-    "down": ("mlp.down_proj",),
-}
+    def _write(self, piece: memoryview) -> None:
+        self._file.write(piece)
+        self._digest.update(piece)
+        self._end += len(piece)
 
 
-def _pack(tensors: TensorFile, names: Sequence[str]) -> Parts:
+def _read_index(path: Path, mapped: npt.NDArray[np.uint8]) -> Mapping[str, Any]:
+    magic, index_bytes, file_bytes, digest, crc = _HEAD.unpack(mapped[: _HEAD.size].tobytes())
+    if magic != _MAGIC:
+        raise PackedFileDefect(f"{path}: is not a file of packed weights of version {FORMAT_VERSION}")
+    index = mapped[_HEAD.size : _HEAD.size + index_bytes].tobytes()
+    if zlib.crc32(index) != crc:
+        raise PackedFileDefect(f"{path}: its index is damaged")
+    if file_bytes != mapped.size:
+        raise PackedFileDefect(f"{path}: has {mapped.size} bytes, its head says {file_bytes}")
+    if xxhash.xxh3_64_intdigest(mapped[DATA_START:].data) != digest:
+        raise PackedFileDefect(f"{path}: its data is damaged")
+    found: Mapping[str, Any] = json.loads(index)
+    return found
+
+
+def _entry(part: PackedMatrix, offset: int) -> list[int]:
+    return [part.kind, part.num_outputs, part.num_inputs, offset, part.data.nbytes]
+
+
+def _matrix(
+    mapped: npt.NDArray[np.uint8], kind: int, num_outputs: int, num_inputs: int, offset: int, num_bytes: int
+) -> PackedMatrix:
+    return PackedMatrix(WeightKind(kind), num_outputs, num_inputs, mapped[offset : offset + num_bytes])
+
+
+def _array(mapped: npt.NDArray[np.uint8], shape: list[int], offset: int) -> Floats:
+    num_bytes = 4 * int(np.prod(shape))
+    return mapped[offset : offset + num_bytes].view(np.float32).reshape(shape)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        return tuple(_pack_alike(members) for members in _alike([_read(tensors, name) for name in names]))
-    except ValueError as error:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def load_packed(source: ModelSource, config: ModelConfig, digest: str, cache_dir: Path) -> PackedWeights:
+    """`digest` names weights, configuration and packing (`weir.model.files.digest`), and so the file.
+
+    Several processes at once make it once: the others wait for the lock.
+
+    Raises:
+        ModelError: the model cannot be packed, or the cache cannot be written.
+    """
+    path = cache_dir / "packed" / f"{source.name}-{digest}-{FORMAT_VERSION}.weights"
+    try:
+        packed = _try_open(path)
+        if packed is not None:
+            return packed
+        with _locked(path):
+            packed = _try_open(path)  # somebody else has made it meanwhile
+            return _make(path, source, config) if packed is None else packed
+    except OSError as error:
         raise ModelError(
-            f"{', '.join(names)} cannot be packed for int8 ({error}); use --precision fp32 for this model"
+            f"{path}: packed weights cannot be kept there ({error}); make room or set WEIR_CACHE to another folder"
         ) from error
 
 
-def _read(tensors: TensorFile, name: str) -> QuantBlocks | Floats:
-    blocks = tensors.try_read_blocks(name)
-    return tensors.read(name) if blocks is None else blocks
+def _make(path: Path, source: ModelSource, config: ModelConfig) -> PackedWeights:
+    started_s = time.monotonic()
+    tensors = open_tensors(source, config)
+    write_packed(path, pack_matrices(tensors, config), pack_arrays(tensors, config))
+    packed = open_packed(path)
+    _log.info("packed %s in %.1f s: %s", source.name, time.monotonic() - started_s, path)
+    return packed
 
 
-def _alike(matrices: list[QuantBlocks | Floats]) -> Iterator[list[QuantBlocks | Floats]]:
-    """Neighbours of one kind together. Packed parts are padded, so only whole blocks of outputs may be joined."""
-    if any(_num_rows(matrix) % BLOCK_OUTPUTS for matrix in matrices[:-1]):
-        yield from ([matrix] for matrix in matrices)
-        return
-    for _, members in groupby(matrices, key=_kind):
-        yield list(members)
+def _try_open(path: Path) -> PackedWeights | None:
+    try:
+        return open_packed(path)
+    except FileNotFoundError:
+        return None
+    except PackedFileDefect as error:
+        _log.warning("%s; it is made again", error)
+        return None
 
 
-def _kind(matrix: QuantBlocks | Floats) -> str:
-    if isinstance(matrix, QuantBlocks):
-        return "int8" if matrix.minima is None else "int4"
-    return "float"
-
-
-def _num_rows(matrix: QuantBlocks | Floats) -> int:
-    return len(matrix.quants if isinstance(matrix, QuantBlocks) else matrix)
-
-
-def _pack_alike(members: list[QuantBlocks | Floats]) -> PackedMatrix:
-    blocks = [member for member in members if isinstance(member, QuantBlocks)]
-    if not blocks:
-        return pack_int8(np.concatenate([member for member in members if not isinstance(member, QuantBlocks)]))
-    quants = np.concatenate([block.quants for block in blocks])
-    scales = np.concatenate([block.scales for block in blocks])
-    minima = [block.minima for block in blocks if block.minima is not None]
-    return pack_q4_1(quants, scales, np.concatenate(minima)) if minima else pack_q8_0(quants, scales)
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """The kernel gives the lock back when its holder ends, however it ends."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_suffix(".lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

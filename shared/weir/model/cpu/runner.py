@@ -9,17 +9,53 @@ from weir.engine.plan import ChunkPlan, SampleSpec, StepPlan, StepResult
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
 from weir.model.architecture import ModelConfig
 from weir.model.cpu.core_share import CoreShare
-from weir.model.cpu.decoder import CpuDecoder, page_numbers
-from weir.model.cpu.packed_file import PackedWeights
-from weir.model.cpu.slices import cut_slices
-from weir.model.cpu.state import BrainFloats
-from weir.model.cpu.workspace import MAX_SLICE_ROWS
-from weir.model.plan_check import ordered_chunks
+from weir.model.cpu.forward import forward
+from weir.model.cpu.packed_weights import PackedWeights
+from weir.model.cpu.slices import SliceArrays, StepSlice, cut_slices
+from weir.model.cpu.threads import ThreadTeam, most_chunks
+from weir.model.cpu.workspace import MAX_SLICE_ROWS, BrainFloats, Extent, Workspace, make_model
 from weir.model.precision import page_geometry
-from weir.model.sampler import compile_kernels, sample_scanned, score_rows
+from weir.model.rows import ordered_chunks
+from weir.model.sampler import Scan, compile_kernels, sample_step, token_logprobs
 from weir.ops.simd.jit import compiling_alone
+from weir.ops.simd.phases import PhaseState
 
 _WARM_UP_TOKENS = 40
+_ROW_LAYERS_A_CALL = 256
+"""Rows times layers after which the share of cores is looked at again: some milliseconds."""
+
+
+class CpuDecoder:
+    """A model over paged keys and values in int8 arithmetic. Holds no state of any sequence."""
+
+    def __init__(self, config: ModelConfig, packed: PackedWeights, share: CoreShare) -> None:
+        self._config = config
+        self._model = make_model(config, packed)
+        self._workspace = Workspace(config, most_chunks(share.most))
+        self._team = ThreadTeam(share)
+
+    def compute(self, step_slice: StepSlice, pages: BrainFloats) -> Scan:
+        """Writes keys and values into `pages`, the view that `page_numbers` makes.
+
+        Returns the logits [logit rows, vocabulary], looked through; the next call overwrites them.
+        """
+        extent = self._workspace.plan_attention(step_slice.arrays)
+        num_layers = self._config.num_layers
+        layers_a_call = max(1, _ROW_LAYERS_A_CALL // step_slice.num_rows)
+        for first in range(0, num_layers, layers_a_call):
+            last = min(first + layers_a_call, num_layers)
+            self._call(step_slice.arrays, pages, extent._replace(first_layer=first, last_layer=last))
+        buffers = self._workspace.buffers
+        scan = Scan(buffers.logits, buffers.block_maxima, buffers.highest, buffers.argmax)
+        return scan.first_rows(len(step_slice.arrays.logit_rows))
+
+    def _call(self, arrays: SliceArrays, pages: BrainFloats, extent: Extent) -> None:
+        model, buffers = self._model, self._workspace.buffers
+
+        def work(state: PhaseState, base: int, num_chunks: int) -> None:
+            forward(model, buffers, arrays, pages, extent, state, base, num_chunks)
+
+        self._team.run(work, len(arrays.token_ids))
 
 
 class CpuRunner:
@@ -59,15 +95,31 @@ class CpuRunner:
         chunks = ordered_chunks(plan, len(pages), config.vocab_size, config.max_context_tokens)
         token_ids: dict[int, int] = {}
         logprobs: dict[int, TokenLogprobs] = {}
-        scores: dict[int, tuple[TokenLogprobs, ...]] = {}
+        prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
         for step_slice in cut_slices(*chunks, MAX_SLICE_ROWS):
             scan = self._decoder.compute(step_slice, pages)
             if step_slice.sampled:
-                slots, specs = zip(*step_slice.sampled, strict=True)
-                drawn = sample_scanned(scan.first_rows(len(slots)), slots, specs)
-                token_ids |= drawn.token_ids
-                logprobs |= drawn.logprobs
-            for slot, first, next_token_ids, num_top in step_slice.scored:
-                rows = scan.logits[first : first + len(next_token_ids)]
-                scores[slot] = scores.get(slot, ()) + score_rows(rows, next_token_ids, num_top)
-        return StepResult(token_ids, logprobs=logprobs, prompt_logprobs=scores)
+                result = sample_step(scan.first_rows(len(step_slice.sampled)), step_slice.sampled)
+                token_ids |= result.token_ids
+                logprobs |= result.logprobs
+            first = len(step_slice.sampled)
+            for slot, _, spec in step_slice.scored:
+                last = first + len(spec.next_token_ids)
+                found = token_logprobs(scan.logits[first:last], spec.next_token_ids, spec.num_top)
+                prompt_logprobs[slot] = prompt_logprobs.get(slot, ()) + found
+                first = last
+        return StepResult(token_ids, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+
+
+def page_numbers(config: ModelConfig, pages: npt.NDArray[np.uint8]) -> BrainFloats:
+    """`pages` [num_pages, page_bytes] as [num_pages, num_layers, 2, num_kv_heads, PAGE_TOKENS * head_dim].
+
+    The memory is the same. Raises ValueError for pages of another geometry.
+    """
+    page_bytes = page_geometry(config, "int8").page_bytes
+    if pages.ndim != 2 or pages.shape[1] != page_bytes:
+        raise ValueError(f"pages have shape {pages.shape}, expected [num_pages, {page_bytes}]")
+    if not pages.flags.c_contiguous or not pages.flags.writeable:
+        raise ValueError("pages must be C-contiguous and writeable")
+    shape = (len(pages), config.num_layers, 2, config.num_kv_heads, PAGE_TOKENS * config.head_dim)
+    return pages.view(np.uint16).reshape(shape)

@@ -15,8 +15,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from weir.engine.plan import ChunkPlan, SampleSpec
+from weir.engine.plan import ChunkPlan
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
+from weir.model.rows import Piece, SampledRow, ScoredRows, rows_with_logits
 
 Ints = npt.NDArray[np.int32]
 _NO_INTS: Ints = np.zeros(0, np.int32)
@@ -43,28 +44,12 @@ class SliceArrays(NamedTuple):
     logit_rows: Ints
 
 
-class SliceSampledRow(NamedTuple):
-    """A row of logits that draws the next token of the sequence in `slot`."""
-
-    slot: int
-    spec: SampleSpec
-
-
-class ScoredRows(NamedTuple):
-    """Rows of logits, [first, first + len(next_token_ids)), that say how likely a prompt's own tokens are."""
-
-    slot: int
-    first: int
-    next_token_ids: tuple[int, ...]
-    num_top: int
-
-
 @dataclass(frozen=True, slots=True)
 class StepSlice:
-    """One pass through all layers. `sampled` are the first rows of the logits, in order."""
+    """One pass through all layers. Its logits are those of the rows `sampled`, in order, then those of `scored`."""
 
     arrays: SliceArrays
-    sampled: tuple[SliceSampledRow, ...]
+    sampled: tuple[SampledRow, ...]
     scored: tuple[ScoredRows, ...]
 
     @property
@@ -72,26 +57,18 @@ class StepSlice:
         return len(self.arrays.token_ids)
 
 
-class _Piece(NamedTuple):
-    """Positions [start, end) of a chunk."""
-
-    chunk: ChunkPlan
-    start: int
-    end: int
-
-
 def cut_slices(decodes: Sequence[ChunkPlan], prefills: Sequence[ChunkPlan], max_rows: int) -> Iterator[StepSlice]:
-    """Every token of the chunks, which `weir.model.plan_check` has passed, in exactly one slice."""
+    """Every token of the chunks, ordered as `ordered_chunks` has them, in exactly one slice."""
     if decodes and not prefills and len(decodes) <= max_rows and not any(chunk.score for chunk in decodes):
         yield _slice_of_decodes(decodes)
         return
-    pieces: list[_Piece] = []
+    pieces: list[Piece] = []
     num_free = max_rows
     for chunk in (*decodes, *prefills):
         start, last = chunk.start, chunk.end
         while start < last:
             end = min(last, start + num_free)
-            pieces.append(_Piece(chunk, start, end))
+            pieces.append(Piece(chunk, start, end))
             num_free -= end - start
             start = end
             if not num_free:
@@ -101,7 +78,7 @@ def cut_slices(decodes: Sequence[ChunkPlan], prefills: Sequence[ChunkPlan], max_
         yield _slice_of(pieces)
 
 
-def _slice_of(pieces: Sequence[_Piece]) -> StepSlice:
+def _slice_of(pieces: Sequence[Piece]) -> StepSlice:
     decodes = [piece for piece in pieces if piece.end - piece.start == 1]
     prefills = [piece for piece in pieces if piece.end - piece.start > 1]
     ordered = decodes + prefills
@@ -120,8 +97,8 @@ def _slice_of(pieces: Sequence[_Piece]) -> StepSlice:
         page_ids[row : row + len(there)] = tables[number, there // PAGE_TOKENS]
         row += len(there)
     first_rows = np.cumsum([len(decodes), *num_tokens], dtype=np.int32)[:-1]
-    sampled, sampled_rows = _sampled_rows(ordered)
-    scored, scored_rows = _scored_rows(ordered, len(sampled))
+    sampled, scored = rows_with_logits(ordered)
+    logit_rows = [*(row.row for row in sampled), *(row for rows in scored for row in rows.rows)]
     return StepSlice(
         SliceArrays(
             token_ids=np.array([token_id for piece in ordered for token_id in _token_ids(piece)], np.int64),
@@ -133,7 +110,7 @@ def _slice_of(pieces: Sequence[_Piece]) -> StepSlice:
             num_tokens=np.array(num_tokens, np.int32),
             ends=np.array([piece.end for piece in prefills], np.int32),
             block_tables=tables,
-            logit_rows=np.array(sampled_rows + scored_rows, np.int32),
+            logit_rows=np.array(logit_rows, np.int32),
         ),
         sampled,
         scored,
@@ -146,7 +123,9 @@ def _slice_of_decodes(chunks: Sequence[ChunkPlan]) -> StepSlice:
     positions = np.array(starts, np.int32)
     num_pages = starts[-1] // PAGE_TOKENS + 1
     tables = [chunk.block_table for chunk in chunks]
-    sampled = [(row, chunk) for row, chunk in enumerate(chunks) if chunk.sample is not None]
+    sampled = tuple(
+        [SampledRow(chunk.slot, row, chunk.sample) for row, chunk in enumerate(chunks) if chunk.sample is not None]
+    )
     return StepSlice(
         SliceArrays(
             token_ids=np.array([chunk.token_ids[0] for chunk in chunks], np.int64),
@@ -160,9 +139,9 @@ def _slice_of_decodes(chunks: Sequence[ChunkPlan]) -> StepSlice:
             num_tokens=_NO_INTS,
             ends=_NO_INTS,
             block_tables=np.array([_padded(table, num_pages) for table in tables], np.int32),
-            logit_rows=np.array([row for row, _ in sampled], np.int32),
+            logit_rows=np.array([row.row for row in sampled], np.int32),
         ),
-        tuple([SliceSampledRow(chunk.slot, chunk.sample) for _, chunk in sampled if chunk.sample is not None]),
+        sampled,
         (),
     )
 
@@ -173,44 +152,17 @@ def _padded(table: tuple[int, ...], num_pages: int) -> tuple[int, ...]:
     return table + (0,) * num_missing if num_missing >= 0 else table[:num_pages]
 
 
-def _token_ids(piece: _Piece) -> tuple[int, ...]:
+def _token_ids(piece: Piece) -> tuple[int, ...]:
     chunk = piece.chunk
     if piece.end - piece.start == len(chunk.token_ids):
         return chunk.token_ids
     return chunk.token_ids[piece.start - chunk.start : piece.end - chunk.start]
 
 
-def _block_tables(pieces: Sequence[_Piece]) -> Ints:
+def _block_tables(pieces: Sequence[Piece]) -> Ints:
     """Padded with page 0, which nothing reads."""
     tables = np.zeros((len(pieces), num_pages_for(max(piece.end for piece in pieces))), np.int32)
     for row, piece in zip(tables, pieces, strict=True):
         num_pages = num_pages_for(piece.end)
         row[:num_pages] = piece.chunk.block_table[:num_pages]
     return tables
-
-
-def _sampled_rows(pieces: Sequence[_Piece]) -> tuple[tuple[SliceSampledRow, ...], list[int]]:
-    sampled: list[SliceSampledRow] = []
-    rows: list[int] = []
-    row = -1
-    for piece in pieces:
-        row += piece.end - piece.start
-        spec = piece.chunk.sample
-        if spec is not None and piece.end == piece.chunk.end:
-            sampled.append(SliceSampledRow(piece.chunk.slot, spec))
-            rows.append(row)
-    return tuple(sampled), rows
-
-
-def _scored_rows(pieces: Sequence[_Piece], num_before: int) -> tuple[tuple[ScoredRows, ...], list[int]]:
-    scored: list[ScoredRows] = []
-    rows: list[int] = []
-    row = 0
-    for chunk, start, end in pieces:
-        score = chunk.score
-        if score is not None:
-            next_token_ids = score.next_token_ids[start - chunk.start : end - chunk.start]
-            scored.append(ScoredRows(chunk.slot, num_before + len(rows), next_token_ids, score.num_top))
-            rows += range(row, row + len(next_token_ids))
-        row += end - start
-    return tuple(scored), rows

@@ -20,7 +20,7 @@ Work = Callable[[PhaseState, int, int], None]
 
 
 class ThreadTeamFailed(Exception):
-    """A thread of the crew could not do its part; the log says why."""
+    """A thread of the team could not do its part; the log says why."""
 
 
 class _Call(NamedTuple):
@@ -47,13 +47,13 @@ class ThreadTeam:
         self._has_failed = False
         self._starts = [threading.Semaphore(0) for _ in range(share.most - 1)]
         for number, start in enumerate(self._starts, 1):
-            threading.Thread(target=self._help, args=(number, start), name=f"crew {number}", daemon=True).start()
+            threading.Thread(target=self._help, args=(number, start), name=f"forward {number}", daemon=True).start()
 
     def run(self, work: Work, num_rows: int) -> None:
         """Returns when the last phase of `work` is done; `num_rows` says how large its phases are.
 
         Raises:
-            CrewFailed: a thread has failed, now or earlier: the crew is of no use any more.
+            ThreadTeamFailed: a thread has failed, now or earlier: the team is of no use any more.
         """
         num_threads = self._share.begin()
         try:
@@ -84,7 +84,7 @@ class ThreadTeam:
                 self._fail()
 
     def _fail(self) -> None:
-        self._has_failed = True  # before anybody is let through
+        self._has_failed = True  # before any thread is let through
         abandon(self._state)
 
 

@@ -6,9 +6,8 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from weir.model.architecture import ModelConfig
+from weir.model.architecture import ModelConfig, tensor_shapes
 from weir.model.files.quant_blocks import QuantBlocks
-from weir.model.files.tensor_names import tensor_shapes
 
 DUMMY_SEED = 0
 _DEVIATION = 0.02

@@ -16,8 +16,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-GROUP_VALUES = 32
-
 
 @dataclass(frozen=True)
 class QuantBlocks:

@@ -5,13 +5,12 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from weir.model.architecture import ModelConfig
+from weir.model.architecture import ModelConfig, tensor_shapes
 from weir.model.errors import ModelError
 from weir.model.files.dummy import DummyTensors
 from weir.model.files.quant_blocks import QuantBlocks
 from weir.model.files.safetensors import SafetensorsFolder
 from weir.model.files.source import ModelKind, ModelSource
-from weir.model.files.tensor_names import tensor_shapes
 
 
 class TensorFile(Protocol):

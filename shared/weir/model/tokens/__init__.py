@@ -1,1 +1,1 @@
-"""Text to token ids and back: tokenizers, chat templates, and what each token spells."""
+"""Text to token ids and back: tokenizers, chat templates, and the bytes of each token."""

@@ -1,17 +1,68 @@
 """Builds a tokenizer from the vocabulary that a GGUF file carries."""
 
-from collections.abc import Iterable
+import enum
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
 from weir.model.errors import ModelError
 from weir.model.files.gguf import GgufFile
-from weir.model.tokens.gguf_sentencepiece import sentencepiece_from_gguf
-from weir.model.tokens.gguf_vocabulary import TokenType, Vocabulary, read_vocabulary, strings
+from weir.model.tokens.decoders import SPACE_MARK, byte_of_character
 from weir.model.tokens.pre_tokenizers import PRE_TOKENIZATIONS, PreTokenization
-from weir.model.tokens.spelling import byte_of_character
 
 _INSTEAD = "Name the model's Hugging Face folder, with its tokenizer.json, instead"
+
+
+class TokenType(enum.IntEnum):
+    """`tokenizer.ggml.token_type`, those that matter here."""
+
+    NORMAL = 1
+    CONTROL = 3
+    USER_DEFINED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """Tokens by id, as many types, and ids by token."""
+
+    path: Path
+    tokens: list[str]
+    types: list[int]
+    id_of: Mapping[str, int]
+
+    def of_type(self, kind: TokenType) -> list[str]:
+        return [token for token, found in zip(self.tokens, self.types, strict=True) if found == kind]
+
+    def token(self, key: str, token_id: int) -> str:
+        """Raises ModelError, naming the metadata `key` that has the id, if there is no such token."""
+        if not 0 <= token_id < len(self.tokens):
+            raise ModelError(f"{self.path}: {key} is {token_id}, past {len(self.tokens)} tokens")
+        return self.tokens[token_id]
+
+
+def read_vocabulary(gguf: GgufFile) -> Vocabulary:
+    """Raises ModelError: tokens are missing, occur twice, or do not fit their types."""
+    tokens = strings(gguf, "tokenizer.ggml.tokens")
+    id_of = {token: token_id for token_id, token in enumerate(tokens)}
+    if len(id_of) != len(tokens):
+        raise ModelError(f"{gguf.path}: tokenizer.ggml.tokens has {len(tokens) - len(id_of)} repeated entries")
+    types = gguf.find("tokenizer.ggml.token_type", list) or [TokenType.NORMAL] * len(tokens)
+    if len(types) != len(tokens) or not all(isinstance(kind, int) for kind in types):
+        raise ModelError(
+            f"{gguf.path}: tokenizer.ggml.token_type has {len(types)} entries for {len(tokens)} tokens, "
+            "expected as many integers"
+        )
+    return Vocabulary(gguf.path, tokens, types, id_of)
+
+
+def strings(gguf: GgufFile, key: str) -> list[str]:
+    """Raises ModelError if `key` is missing or has anything but text."""
+    values = gguf.get(key, list)
+    if not all(isinstance(value, str) for value in values):
+        raise ModelError(f"{gguf.path}: {key} has entries that are not text")
+    return values
 
 
 def tokenizer_from_gguf(gguf: GgufFile) -> Tokenizer:
@@ -88,3 +139,59 @@ def _split_merge(vocabulary: Vocabulary, merge: str) -> tuple[str, str]:
                 f"{vocabulary.path}: tokenizer.ggml.merges has {merge!r}, but tokenizer.ggml.tokens has no {token!r}"
             )
     return left, right
+
+
+def sentencepiece_from_gguf(gguf: GgufFile, vocabulary: Vocabulary) -> Tokenizer:
+    """BPE by scores, single bytes for what the vocabulary lacks; a space before the text unless the file says no.
+
+    Raises:
+        ModelError: `tokenizer.ggml.scores` does not fit the tokens.
+    """
+    scores = _scores(gguf, len(vocabulary.tokens))
+    unknown_id = gguf.find("tokenizer.ggml.unknown_token_id", int, 0) or 0
+    model = models.BPE(
+        vocab=dict(vocabulary.id_of),
+        merges=merges_by_score(dict(zip(vocabulary.tokens, scores, strict=True))),
+        unk_token=vocabulary.token("tokenizer.ggml.unknown_token_id", unknown_id),
+        fuse_unk=True,
+        byte_fallback=True,
+    )
+    tokenizer = Tokenizer(model)
+    spaces = normalizers.Replace(" ", SPACE_MARK)
+    plain = [decoders.Replace(SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if gguf.find("tokenizer.ggml.add_space_prefix", bool, True):
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE_MARK), spaces])
+        tokenizer.decoder = decoders.Sequence([*plain, decoders.Strip(" ", 1, 0)])
+    else:
+        tokenizer.normalizer = spaces
+        tokenizer.decoder = decoders.Sequence(plain)
+    return tokenizer
+
+
+def merges_by_score(score_of: Mapping[str, float]) -> list[tuple[str, str]]:
+    """The pairs that make a token, best token first.
+
+    SentencePiece joins the neighbours whose join has the best score. BPE joins by the rank of the pair: ranked by the
+    score of what they make, and pairs of one token by their parts' ranks in `score_of`, both come to the same (as
+    transformers' conversion of Llama's tokenizer has it).
+    """
+    index_of = {token: index for index, token in enumerate(score_of)}
+    ranked = []
+    for token, score in score_of.items():
+        for cut in range(1, len(token)):
+            left, right = index_of.get(token[:cut]), index_of.get(token[cut:])
+            if left is not None and right is not None:
+                ranked.append((-score, index_of[token], left, right, cut))
+    ranked.sort()
+    tokens = list(score_of)
+    return [(tokens[index][:cut], tokens[index][cut:]) for _, index, _, _, cut in ranked]
+
+
+def _scores(gguf: GgufFile, num_tokens: int) -> list[float]:
+    scores = gguf.get("tokenizer.ggml.scores", list)
+    if len(scores) != num_tokens or not all(isinstance(score, float) for score in scores):
+        raise ModelError(
+            f"{gguf.path}: tokenizer.ggml.scores has {len(scores)} entries for {num_tokens} tokens, "
+            "expected as many numbers"
+        )
+    return scores

@@ -1,6 +1,6 @@
 """Text to token ids and back.
 
-Ids become text through bytes: every token spells some bytes, and the bytes of a sequence are decoded as UTF-8 with
+Ids become text through bytes: every token stands for some bytes, and the bytes of a sequence are decoded as UTF-8 with
 U+FFFD for what is not UTF-8. That is what makes detokenizing one token at a time exact.
 """
 
@@ -16,9 +16,9 @@ from weir.model.errors import ModelError
 from weir.model.files.config import load_model_config
 from weir.model.files.gguf import read_gguf
 from weir.model.files.source import ModelKind, ModelSource
+from weir.model.tokens.decoders import ByteFallbackDecoder, ByteLevelDecoder, TokenDecoder
 from weir.model.tokens.dummy import dummy_tokenizer
 from weir.model.tokens.gguf import tokenizer_from_gguf
-from weir.model.tokens.spelling import ByteFallbackSpelling, ByteLevelSpelling, Spelling
 
 
 class IncrementalDetokenizer:
@@ -35,7 +35,7 @@ class IncrementalDetokenizer:
 
     def push(self, token_ids: Iterable[int]) -> str:
         """The text that is certain after these ids."""
-        return self._emit(self._tokenizer.spell(token_ids, self._skip_special), final=False)
+        return self._emit(self._tokenizer.decode_bytes(token_ids, self._skip_special), final=False)
 
     def finish(self) -> str:
         """What is left: U+FFFD for a character that was never completed. The next push starts a new text."""
@@ -55,9 +55,9 @@ class IncrementalDetokenizer:
 class Tokenizer:
     """Of one model. Safe to share between threads once loaded."""
 
-    def __init__(self, backend: tokenizers.Tokenizer, spelling: Spelling, special_ids: frozenset[int]) -> None:
+    def __init__(self, backend: tokenizers.Tokenizer, decoder: TokenDecoder, special_ids: frozenset[int]) -> None:
         self._backend = backend
-        self._spelling = spelling
+        self._decoder = decoder
         self._special_ids = special_ids
         self._bytes_of: dict[int, bytes] = {}  # filled as ids come by; at most one entry a token of the vocabulary
 
@@ -67,7 +67,7 @@ class Tokenizer:
 
     @property
     def strips_leading_space(self) -> bool:
-        return self._spelling.strips_leading_space
+        return self._decoder.strips_leading_space
 
     def encode(self, text: str, *, add_bos: bool = True, field: str = "prompt") -> list[int]:
         """Special tokens written out in the text are recognised. Bytes that the vocabulary has no token for are left
@@ -89,27 +89,27 @@ class Tokenizer:
         return self._backend.encode(text, add_special_tokens=add_bos).ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special: bool = True) -> str:
-        """Ids past the vocabulary spell nothing."""
+        """Ids past the vocabulary stand for nothing."""
         detokenizer = self.detokenizer(skip_special=skip_special)
         return detokenizer.push(token_ids) + detokenizer.finish()
 
     def detokenizer(self, *, skip_special: bool = True) -> IncrementalDetokenizer:
         return IncrementalDetokenizer(self, skip_special)
 
-    def spell(self, token_ids: Iterable[int], skip_special: bool) -> bytes:
+    def decode_bytes(self, token_ids: Iterable[int], skip_special: bool) -> bytes:
         """The bytes of the tokens, one after the other."""
         special = self._special_ids if skip_special else frozenset()
         return b"".join(self.token_bytes(token_id) for token_id in token_ids if token_id not in special)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What one token spells, special ones too; a token can be a part of a character."""
-        spelled = self._bytes_of.get(token_id)
-        if spelled is None:
+        """What one token stands for, special ones too; a token can be a part of a character."""
+        found = self._bytes_of.get(token_id)
+        if found is None:
             token = self._backend.id_to_token(token_id)
             if token is None:
                 return b""
-            spelled = self._bytes_of[token_id] = self._spelling.bytes_of(token)
-        return spelled
+            found = self._bytes_of[token_id] = self._decoder.bytes_of(token)
+        return found
 
 
 def load_tokenizer(source: ModelSource) -> Tokenizer:
@@ -126,7 +126,7 @@ def load_tokenizer(source: ModelSource) -> Tokenizer:
         backend = _read_tokenizer_json(source.path / "tokenizer.json")
     added = backend.get_added_tokens_decoder()
     special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
-    return Tokenizer(backend, _spelling_of(backend, source.path), special_ids)
+    return Tokenizer(backend, _decoder_of(backend, source.path), special_ids)
 
 
 def _read_tokenizer_json(path: Path) -> tokenizers.Tokenizer:
@@ -138,15 +138,15 @@ def _read_tokenizer_json(path: Path) -> tokenizers.Tokenizer:
         raise ModelError(f"{path}: not a tokenizer ({error})") from error
 
 
-def _spelling_of(backend: tokenizers.Tokenizer, path: Path) -> Spelling:
+def _decoder_of(backend: tokenizers.Tokenizer, path: Path) -> TokenDecoder:
     """Read off the decoder: which of the two ways of writing bytes as tokens the vocabulary uses."""
     # the decoder's own state: written out with its 280,000 merges, Llama 3's tokenizer takes a second
     decoder = json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else {}
     parts = decoder["decoders"] if decoder.get("type") == "Sequence" else [decoder]
     kinds = {part.get("type") for part in parts}
     if kinds == {"ByteLevel"}:
-        return ByteLevelSpelling()
+        return ByteLevelDecoder()
     if "ByteFallback" in kinds and kinds <= {"Replace", "ByteFallback", "Fuse", "Strip"}:
-        return ByteFallbackSpelling(strips_leading_space="Strip" in kinds)
+        return ByteFallbackDecoder(strips_leading_space="Strip" in kinds)
     found = "+".join(sorted(str(kind) for kind in kinds))
     raise ModelError(f"{path}: decoder {found}; Weir knows byte-level and byte-fallback vocabularies")

@@ -14,9 +14,9 @@ from itertools import groupby
 
 import torch
 
-from weir.engine.plan import ChunkPlan, SampleSpec, ScoreSpec, StepPlan
+from weir.engine.plan import ChunkPlan, StepPlan
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
-from weir.model.plan_check import ordered_chunks
+from weir.model.rows import SampledRow, ScoredRows, ordered_chunks, rows_with_logits, whole
 from weir.model.torch.paged_kv import PagedKv
 
 
@@ -25,7 +25,7 @@ class DecodeGroup:
     """Rows [first, last) of the flat batch, one a sequence, padded to the pages of the longest.
 
     `mask` [sequences, 1, 1, pages * PAGE_TOKENS] is 0 where a row attends and -inf elsewhere. Behind a sequence's end
-    its last page holds whatever was there before, even NaN, which no mask takes out: `stale` names those places.
+    its last page holds whatever was there before, even NaN, which no mask takes out: `stale` names those positions.
     """
 
     first: int
@@ -50,24 +50,6 @@ class PrefillChunk:
 
 
 @dataclass(frozen=True, slots=True)
-class SampledRow:
-    """The row of the flat batch whose logits draw the next token of the sequence in `slot`."""
-
-    slot: int
-    row: int
-    spec: SampleSpec
-
-
-@dataclass(frozen=True, slots=True)
-class ScoredChunk:
-    """A chunk of the sequence in `slot` whose tokens are scored; its first token is `first_row` of the flat batch."""
-
-    slot: int
-    first_row: int
-    spec: ScoreSpec
-
-
-@dataclass(frozen=True, slots=True)
 class StepBatch:
     """`token_ids` and `positions` are [tokens], `row_index` [tokens, kv heads]."""
 
@@ -76,14 +58,15 @@ class StepBatch:
     row_index: torch.Tensor
     decode_groups: tuple[DecodeGroup, ...]
     prefill_chunks: tuple[PrefillChunk, ...]
-    sampled_rows: tuple[SampledRow, ...]
-    scored_chunks: tuple[ScoredChunk, ...]
+    sampled: tuple[SampledRow, ...]
+    scored: tuple[ScoredRows, ...]
 
 
 def build_batch(plan: StepPlan, kv: PagedKv, vocab_size: int, max_context_tokens: int) -> StepBatch:
     """Raises InternalError if the plan would read or write where it must not; then nothing was written."""
     decodes, prefills = ordered_chunks(plan, kv.num_pages, vocab_size, max_context_tokens)
     chunks = [*decodes, *prefills]
+    sampled, scored = rows_with_logits(whole(chunks))
     positions = torch.tensor([position for chunk in chunks for position in range(chunk.start, chunk.end)])
     pages = torch.tensor([c.block_table[p // PAGE_TOKENS] for c in chunks for p in range(c.start, c.end)])
     return StepBatch(
@@ -92,8 +75,8 @@ def build_batch(plan: StepPlan, kv: PagedKv, vocab_size: int, max_context_tokens
         row_index=kv.row_index(pages, positions % PAGE_TOKENS),
         decode_groups=_decode_groups(decodes, kv),
         prefill_chunks=_prefill_chunks(prefills, len(decodes), kv),
-        sampled_rows=_sampled_rows(chunks),
-        scored_chunks=_scored_chunks(chunks),
+        sampled=sampled,
+        scored=scored,
     )
 
 
@@ -119,13 +102,13 @@ def _decode_group(group: Sequence[ChunkPlan], first: int, kv: PagedKv) -> Decode
         ]
         for chunk in group
     ]
-    places = torch.arange(num_pages * PAGE_TOKENS)
-    behind = places >= torch.tensor(ends)[:, None]
-    in_last_page = places < torch.tensor([num_pages_for(end) * PAGE_TOKENS for end in ends])[:, None]
+    positions = torch.arange(num_pages * PAGE_TOKENS)
+    behind = positions >= torch.tensor(ends)[:, None]
+    in_last_page = positions < torch.tensor([num_pages_for(end) * PAGE_TOKENS for end in ends])[:, None]
     mask = torch.zeros(behind.shape).masked_fill_(behind, float("-inf"))
-    row, place = torch.nonzero(behind & in_last_page, as_tuple=True)
+    row, position = torch.nonzero(behind & in_last_page, as_tuple=True)
     return DecodeGroup(
-        first, first + len(group), kv.block_index(torch.tensor(tables)), mask[:, None, None, :], (row, place)
+        first, first + len(group), kv.block_index(torch.tensor(tables)), mask[:, None, None, :], (row, position)
     )
 
 
@@ -138,23 +121,3 @@ def _prefill_chunks(prefills: Sequence[ChunkPlan], first: int, kv: PagedKv) -> t
         chunks.append(PrefillChunk(first, first + num_rows, chunk.end, kv.block_index(table), mask))
         first += num_rows
     return tuple(chunks)
-
-
-def _sampled_rows(chunks: Sequence[ChunkPlan]) -> tuple[SampledRow, ...]:
-    rows = []
-    end = 0
-    for chunk in chunks:
-        end += len(chunk.token_ids)
-        if chunk.sample is not None:
-            rows.append(SampledRow(chunk.slot, end - 1, chunk.sample))
-    return tuple(rows)
-
-
-def _scored_chunks(chunks: Sequence[ChunkPlan]) -> tuple[ScoredChunk, ...]:
-    scored = []
-    first_row = 0
-    for chunk in chunks:
-        if chunk.score is not None:
-            scored.append(ScoredChunk(chunk.slot, first_row, chunk.score))
-        first_row += len(chunk.token_ids)
-    return tuple(scored)

@@ -1,13 +1,70 @@
-"""The forward pass: embedding, layers, final norm, logits."""
+"""The forward pass of a Llama, Mistral or Qwen2 model. Rows are tokens of the step's flat batch."""
 
 import torch
 from torch.nn import functional
 
 from weir.model.architecture import ModelConfig
+from weir.model.rotary import rotary_frequencies
 from weir.model.torch.batch import StepBatch
-from weir.model.torch.layers import Rotary, attend, mlp, rms_norm
 from weir.model.torch.paged_kv import PagedKv
 from weir.model.torch.weights import LayerWeights, Weights
+
+
+class Rotary:
+    """Rotates pairs (i, i + head_dim / 2) of queries and keys by position."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self._frequencies = torch.from_numpy(rotary_frequencies(config))
+        self._half = config.head_dim // 2
+
+    def tables(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and signed sines, each [tokens, 1, head_dim]: made once a step, used in every layer."""
+        angles = torch.outer(positions.float(), self._frequencies)
+        cos, sin = angles.cos(), angles.sin()
+        # the first half of a head takes minus the second half: the sign lives in the table
+        return torch.cat([cos, cos], dim=-1)[:, None], torch.cat([-sin, sin], dim=-1)[:, None]
+
+    def rotate(self, heads: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        """`heads` [tokens, heads, head_dim]."""
+        cos, sin = tables
+        return heads * cos + heads.roll(self._half, dims=-1) * sin
+
+
+def rms_norm(rows: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """Each row divided by its root mean square."""
+    return functional.rms_norm(rows, weight.shape, weight, epsilon)
+
+
+def mlp(rows: torch.Tensor, layer: LayerWeights) -> torch.Tensor:
+    """SwiGLU."""
+    gate, up = functional.linear(rows, layer.gate_up).chunk(2, dim=-1)
+    return functional.linear(functional.silu(gate) * up, layer.down)
+
+
+def attend(layer: int, queries: torch.Tensor, kv: PagedKv, batch: StepBatch) -> torch.Tensor:
+    """`queries` [tokens, heads, head_dim] against their sequences' pages; the step's own keys are in them already."""
+    outputs = torch.empty_like(queries)
+    for group in batch.decode_groups:
+        keys, values = kv.gather(layer, group.block_index)
+        num_sequences, num_kv_heads, _, head_dim = keys.shape
+        row, position = group.stale
+        keys[row, :, position] = 0.0
+        values[row, :, position] = 0.0
+        # the query heads of one key head stand where the positions of a longer query would
+        grouped = queries[group.first : group.last].view(num_sequences, num_kv_heads, -1, head_dim)
+        attended = functional.scaled_dot_product_attention(grouped, keys, values, attn_mask=group.mask)
+        outputs[group.first : group.last] = attended.reshape(num_sequences, -1, head_dim)
+    for chunk in batch.prefill_chunks:
+        keys, values = kv.gather(layer, chunk.block_index)
+        attended = functional.scaled_dot_product_attention(
+            queries[chunk.first : chunk.last].transpose(0, 1)[None],
+            keys[:, :, : chunk.end],
+            values[:, :, : chunk.end],
+            attn_mask=chunk.mask,
+            enable_gqa=True,
+        )
+        outputs[chunk.first : chunk.last] = attended[0].transpose(0, 1)
+    return outputs
 
 
 class Decoder:

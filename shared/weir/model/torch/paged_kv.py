@@ -50,9 +50,9 @@ class PagedKv:
 
     def write(self, layer: int, row_index: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """`keys`, `values` [tokens, kv heads, head_dim] into the rows of `row_index`."""
-        places = row_index.view(-1) + layer * self._blocks_a_layer * PAGE_TOKENS
-        self._columns[places // PAGE_TOKENS, :, places % PAGE_TOKENS] = keys.reshape(-1, self._geometry.head_dim)
-        value_rows = places + self._geometry.num_kv_heads * PAGE_TOKENS
+        rows = row_index.view(-1) + layer * self._blocks_a_layer * PAGE_TOKENS
+        self._columns[rows // PAGE_TOKENS, :, rows % PAGE_TOKENS] = keys.reshape(-1, self._geometry.head_dim)
+        value_rows = rows + self._geometry.num_kv_heads * PAGE_TOKENS
         self._rows.index_copy_(0, value_rows, values.reshape(-1, self._geometry.head_dim))
 
     def gather(self, layer: int, block_index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -6,13 +6,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from weir.core.logprobs import TokenLogprobs
 from weir.core.sampling import SamplingParams
 from weir.engine.plan import ChunkPlan, SampleSpec, StepPlan, StepResult
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
-from weir.model.files.config import ModelConfig
-from weir.model.sampler import compile_kernels, rows_to_score, sample_step, score_rows
-from weir.model.torch.batch import ScoredChunk, build_batch
+from weir.model.architecture import ModelConfig
+from weir.model.sampler import Logits, compile_kernels, prompt_logprobs, sample_step, scan_of
+from weir.model.torch.batch import build_batch
 from weir.model.torch.decoder import Decoder
 from weir.model.torch.paged_kv import PagedKv
 from weir.model.torch.weights import Weights
@@ -57,22 +56,14 @@ class TorchRunner:
         with torch.inference_mode():
             batch = build_batch(plan, kv, self._config.vocab_size, self._config.max_context_tokens)
             hidden = self._decoder.forward(batch, kv)
-            scores = {scored.slot: self._score(hidden, scored) for scored in batch.scored_chunks}
-            if not batch.sampled_rows:
+            scores = {
+                scored.slot: prompt_logprobs(scored, lambda rows: self._logits(hidden[rows.start : rows.stop]))
+                for scored in batch.scored
+            }
+            if not batch.sampled:
                 return StepResult({}, prompt_logprobs=scores)
-            logits = self._decoder.logits(hidden[[sampled.row for sampled in batch.sampled_rows]]).numpy()
-        slots, specs = zip(*((sampled.slot, sampled.spec) for sampled in batch.sampled_rows), strict=True)
-        return replace(sample_step(logits, slots, specs), prompt_logprobs=scores)
+            logits = self._logits(hidden[[row.row for row in batch.sampled]])
+        return replace(sample_step(scan_of(logits), batch.sampled), prompt_logprobs=scores)
 
-    def _score(self, hidden: torch.Tensor, scored: ScoredChunk) -> tuple[TokenLogprobs, ...]:
-        """In slices: the logits of a whole prompt would be gigabytes."""
-        spec = scored.spec
-        return tuple(
-            logprobs
-            for rows in rows_to_score(spec)
-            for logprobs in score_rows(
-                self._decoder.logits(hidden[scored.first_row + rows.start : scored.first_row + rows.stop]).numpy(),
-                spec.next_token_ids[rows],
-                spec.num_top,
-            )
-        )
+    def _logits(self, hidden: torch.Tensor) -> Logits:
+        return self._decoder.logits(hidden).numpy()

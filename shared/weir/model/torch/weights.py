@@ -1,14 +1,19 @@
 """Weights as the decoder wants them, all in fp32, from a GGUF file or a Hugging Face folder."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
-from weir.model.architecture import ModelConfig
-from weir.model.files.ram_check import check_memory
+from weir.model.architecture import ModelConfig, tensor_shapes
+from weir.model.errors import ModelError
 from weir.model.files.source import ModelSource
 from weir.model.files.tensors import open_tensors
+
+_MEMINFO = Path("/proc/meminfo")
+_GROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +58,7 @@ def load_weights(source: ModelSource, config: ModelConfig) -> Weights:
 
     Raises:
         ModelError: names every tensor that is missing, unknown or of another shape than `config` asks for; or the
-            memory of this machine is too small for them, which is told before any is read.
+            memory of this machine is too small for them, which is checked before any is read.
     """
     tensors = open_tensors(source, config)
     check_memory(source, config, bytes_a_weight=4)
@@ -88,3 +93,25 @@ def _stack_layer(read_tensor: Callable[[str], torch.Tensor], config: ModelConfig
         gate_up=torch.cat([read("mlp.gate_proj.weight"), read("mlp.up_proj.weight")]),
         down=read("mlp.down_proj.weight"),
     )
+
+
+def check_memory(source: ModelSource, config: ModelConfig, bytes_a_weight: float) -> None:
+    """Raises ModelError if all weights together need more memory than there is. Call it before the first is read."""
+    needed_bytes = bytes_a_weight * sum(math.prod(shape) for shape in tensor_shapes(config).values())
+    found_bytes = available_bytes(_MEMINFO, _GROUP_LIMIT)
+    if needed_bytes > found_bytes:
+        raise ModelError(
+            f"model {source.name!r} needs {needed_bytes / 2**30:.1f} GiB for its weights at {bytes_a_weight:g} bytes "
+            f"each, but only {found_bytes / 2**30:.1f} GiB of memory are available; choose a smaller model, or a "
+            "precision of fewer bytes"
+        )
+
+
+def available_bytes(meminfo: Path, group_limit: Path) -> float:
+    """What Linux says that it can still give, and no more than this process's control group (v2) may have in all."""
+    lines = meminfo.read_text().splitlines() if meminfo.is_file() else []
+    bounds = [float(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    limit = group_limit.read_text().strip() if group_limit.is_file() else "max"
+    if limit != "max":
+        bounds.append(float(limit))
+    return min(bounds, default=math.inf)

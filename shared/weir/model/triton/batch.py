@@ -16,13 +16,12 @@ import numpy.typing as npt
 import torch
 
 from weir.core.errors import InternalError
-from weir.core.sampling import SamplingParams
-from weir.engine.plan import ChunkPlan, SampleSpec, ScoreSpec, StepPlan
+from weir.engine.plan import ChunkPlan, SampleSpec, StepPlan
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
-from weir.model.plan_check import ordered_chunks
+from weir.model.rows import SampledRow, ScoredRows, ordered_chunks, rows_with_logits, whole
 from weir.model.triton.upload import HostArray, StepUpload
 from weir.ops.paged_prefill.launch import tiles_of
-from weir.ops.sampling.uniform import philox_uniform
+from weir.ops.sampling.launch import philox_uniform
 
 Ints = npt.NDArray[np.int32]
 
@@ -62,7 +61,7 @@ class PrefillIndex:
 
 @dataclass(frozen=True, slots=True)
 class SampleIndex:
-    """Of each drawn row: its place in the flat batch (int32), temperature (fp32, 0 is greedy), uniform (fp64)."""
+    """Of each sampled row: its number in the flat batch (int32), temperature (fp32, 0 is greedy), uniform (fp64)."""
 
     rows: torch.Tensor
     temperatures: torch.Tensor
@@ -82,56 +81,45 @@ class DeviceBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceSampledRow:
-    """The flat batch's row whose logits draw the next token of `slot`."""
-
-    slot: int
-    row: int
-    spec: SampleSpec
-
-    @property
-    def is_sampled_on_device(self) -> bool:
-        """Greedy, or a temperature and nothing else."""
-        return not self.spec.masked_token_ids and not _asks_for_more(self.spec.params)
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceScoredRows:
-    """Rows from `first_row` on are a prompt's, whose own tokens are scored."""
-
-    slot: int
-    first_row: int
-    spec: ScoreSpec
-
-
-@dataclass(frozen=True, slots=True)
 class HostBatch:
     """The plan's chunks in the order of the flat batch."""
 
     decodes: tuple[ChunkPlan, ...]
     prefills: tuple[ChunkPlan, ...]
-    sampled: tuple[DeviceSampledRow, ...]
-    scored: tuple[DeviceScoredRows, ...]
+    sampled: tuple[SampledRow, ...]
+    scored: tuple[ScoredRows, ...]
 
 
 def host_batch(plan: StepPlan, num_pages: int, vocab_size: int, limits: TritonLimits) -> HostBatch:
     """Raises InternalError if the plan would read or write where it must not, or is too large."""
     short, long = ordered_chunks(plan, num_pages, vocab_size, limits.max_context_tokens)
-    decodes = tuple(chunk for chunk in short if chunk.sample is not None and chunk.sample.output_index > 0)
-    prefills = (*(chunk for chunk in short if chunk not in decodes), *long)
+    decodes = tuple(chunk for chunk in short if _is_decode(chunk))
+    prefills = (*(chunk for chunk in short if not _is_decode(chunk)), *long)
     if plan.num_tokens > limits.max_rows or len(plan.chunks) > limits.max_sequences:
         raise InternalError(
             f"step plan: {plan.num_tokens} tokens of {len(plan.chunks)} sequences, the runner has room for "
             f"{limits.max_rows} of {limits.max_sequences}"
         )
-    sampled, scored, row = [], [], 0
-    for chunk in (*decodes, *prefills):
-        if chunk.score is not None:
-            scored.append(DeviceScoredRows(chunk.slot, row, chunk.score))
-        row += len(chunk.token_ids)
-        if chunk.sample is not None:
-            sampled.append(DeviceSampledRow(chunk.slot, row - 1, chunk.sample))
-    return HostBatch(decodes, prefills, tuple(sampled), tuple(scored))
+    return HostBatch(decodes, prefills, *rows_with_logits(whole((*decodes, *prefills))))
+
+
+def _is_decode(chunk: ChunkPlan) -> bool:
+    """Of chunks of one token: the next of an output, not the last of a prompt."""
+    return chunk.sample is not None and chunk.sample.output_index > 0
+
+
+def is_sampled_on_device(spec: SampleSpec) -> bool:
+    """Greedy, or a temperature and nothing else."""
+    params = spec.params
+    return not (
+        spec.masked_token_ids
+        or params.top_k > 0
+        or params.top_p < 1.0
+        or params.min_p > 0.0
+        or params.has_penalties
+        or params.logit_bias
+        or params.logprobs is not None
+    )
 
 
 def device_batch(batch: HostBatch, upload: StepUpload, queries_per_tile: int) -> DeviceBatch:
@@ -157,7 +145,7 @@ def padded_decodes(batch: HostBatch, num_rows: int, table_width: int, upload: St
     """As `device_batch`, for a batch of decodes alone, filled up to `num_rows` rows and `table_width` pages a row.
 
     Batches of one such shape lie at the same addresses. A row that fills up writes to no page (slot -1) and reads one
-    position of page 0; what is drawn for it means nothing.
+    position of page 0; what is sampled for it means nothing.
     """
     filled: list[HostArray] = [
         np.zeros(num_rows, np.int32),  # token ids
@@ -223,22 +211,11 @@ def _prefill_arrays(chunks: Sequence[ChunkPlan], queries_per_tile: int) -> tuple
 
 
 def _sample_arrays(
-    sampled: Sequence[DeviceSampledRow],
+    sampled: Sequence[SampledRow],
 ) -> tuple[Ints, npt.NDArray[np.float32], npt.NDArray[np.float64]]:
     params = [row.spec.params for row in sampled]
     return (
         np.array([row.row for row in sampled], np.int32),
         np.array([0.0 if each.is_greedy else each.temperature for each in params], np.float32),
         np.array([philox_uniform(row.spec.params.seed, row.spec.output_index) for row in sampled], np.float64),
-    )
-
-
-def _asks_for_more(params: SamplingParams) -> bool:
-    return (
-        params.top_k > 0
-        or params.top_p < 1.0
-        or params.min_p > 0.0
-        or params.has_penalties
-        or bool(params.logit_bias)
-        or params.logprobs is not None
     )

@@ -3,7 +3,7 @@
 All memory is made once. A step of the same shape launches the same kernels on the same addresses.
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 import torch
 
@@ -17,32 +17,6 @@ from weir.ops.paged_prefill.launch import paged_prefill, prefill_tiles
 from weir.ops.rms_norm.launch import rms_norm
 from weir.ops.rotary_kv_write.launch import rotary_kv_write
 from weir.ops.silu_mul.launch import silu_mul
-
-
-def weights_on(weights: Weights, device: torch.device, dtype: torch.dtype) -> Weights:
-    """A copy; tied matrices stay one."""
-
-    def moved(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(device, dtype)
-
-    def moved_layer(layer: LayerWeights) -> LayerWeights:
-        tensors = {field.name: getattr(layer, field.name) for field in fields(layer)}
-        return replace(layer, **{name: moved(tensor) for name, tensor in tensors.items() if tensor is not None})
-
-    embedding = moved(weights.embedding)
-    return replace(
-        weights,
-        embedding=embedding,
-        layers=tuple(moved_layer(layer) for layer in weights.layers),
-        final_norm=moved(weights.final_norm),
-        output=embedding if weights.output is weights.embedding else moved(weights.output),
-    )
-
-
-def empty_pages(config: ModelConfig, num_pages: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """[num_pages, layers, 2 (key, value), kv heads, PAGE_TOKENS, head_dim]: a page is one piece of memory."""
-    shape = (num_pages, config.num_layers, 2, config.num_kv_heads, PAGE_TOKENS, config.head_dim)
-    return torch.zeros(shape, device=device, dtype=dtype)
 
 
 @dataclass(frozen=True, slots=True)

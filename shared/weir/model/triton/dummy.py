@@ -3,22 +3,11 @@
 The numbers are not those of `dummy_weights`, nor equal on two kinds of device: each has a generator of its own.
 """
 
-from collections.abc import Iterator
-
 import torch
 
-from weir.model.architecture import ModelConfig
+from weir.model.architecture import ModelConfig, tensor_shapes
 from weir.model.files.dummy import DUMMY_SEED, SPREAD, is_norm, tensor_seed
-from weir.model.files.tensor_names import tensor_shapes
 from weir.model.torch.weights import Weights, stack_weights
-
-
-def dummy_tensors_on(
-    device: torch.device, dtype: torch.dtype, config: ModelConfig, seed: int = DUMMY_SEED
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """Name and tensor, one after the other in the order of a forward pass: nothing is kept here."""
-    for name, shape in tensor_shapes(config).items():
-        yield name, dummy_tensor_on(device, dtype, name, shape, seed)
 
 
 def dummy_tensor_on(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from weir.kv.geometry import num_pages_for
-from weir.model.triton.batch import DeviceBatch, HostBatch, TritonLimits, padded_decodes
+from weir.model.triton.batch import DeviceBatch, HostBatch, TritonLimits, is_sampled_on_device, padded_decodes
 from weir.model.triton.upload import StepUpload
 
 _WIDTH_STEP = 4
@@ -73,7 +73,7 @@ _NOTHING = HostBatch((), (), (), ())
 
 
 class DecodeGraphs:
-    """`run_step` computes a batch and returns the drawn tokens, int32 [rows], in memory that stays where it is."""
+    """`run_step` computes a batch and returns the sampled tokens, int32 [rows], in memory that stays where it is."""
 
     def __init__(
         self,
@@ -95,12 +95,12 @@ class DecodeGraphs:
             self._replays[shape] = self._capture(lambda index=index: self._run_step(index))  # type: ignore[misc]
 
     def try_run(self, batch: HostBatch) -> torch.Tensor | None:
-        """The drawn tokens, int32 [rows of the bucket]; None for a batch that is not made of decodes drawn there."""
+        """The sampled tokens, int32 [rows of the bucket]; None for a batch that is more than decodes sampled there."""
         if (
             not batch.decodes
             or batch.prefills
             or batch.scored
-            or not all(row.is_sampled_on_device for row in batch.sampled)
+            or not all(is_sampled_on_device(row.spec) for row in batch.sampled)
         ):
             return None
         width = max(num_pages_for(chunk.end) for chunk in batch.decodes)

@@ -14,11 +14,10 @@ from weir.core.sampling import SamplingParams
 from weir.engine.plan import ChunkPlan, SampleSpec, StepPlan, StepResult
 from weir.kv.geometry import ArenaGeometry, num_pages_for
 from weir.kv.memory.device import DeviceMemory
-from weir.model.architecture import ModelConfig
+from weir.model.architecture import ModelConfig, tensor_shapes
 from weir.model.errors import ModelError
 from weir.model.files.config import load_model_config
 from weir.model.files.source import ModelKind, ModelSource
-from weir.model.files.tensor_names import tensor_shapes
 from weir.model.files.tensors import open_tensors
 from weir.model.precision import choose_arithmetic
 from weir.model.torch.weights import Weights, stack_weights
@@ -92,7 +91,7 @@ class DeviceRunner:
 
         Pages of the arena may be others' already: none is written, and only page 0 is read, whatever is in it.
         """
-        _compile_host_draws()
+        _compile_host_sampling()
         length = min(_WARM_UP_TOKENS, self._limits.max_rows, self._limits.max_context_tokens - 1)
         table = tuple(range(num_pages_for(length + 1)))
         dtype = _DTYPES[self._weights.arithmetic]
@@ -110,12 +109,12 @@ class DeviceRunner:
         return TritonRunner(self._weights.config, self._weights.weights, pages, limits)
 
 
-def _compile_host_draws() -> None:
-    """Draws other than greedy or by temperature. They need numba, which a machine that does without them may lack."""
+def _compile_host_sampling() -> None:
+    """Of sampling other than greedy or by temperature. It needs numba, which a machine that does without may lack."""
     try:
         from weir.model.sampler import compile_kernels  # noqa: PLC0415
     except ImportError as error:
-        _log.warning("only greedy draws and draws by temperature will work, the others need numba: %s", error)
+        _log.warning("only greedy sampling and sampling by temperature will work, the rest needs numba: %s", error)
         return
     compile_kernels()
 
@@ -139,15 +138,15 @@ def load_on_device(source: ModelSource, precision: Precision, device: Device, nu
     """
     config = load_model_config(source)
     arithmetic = choose_arithmetic(precision, config, device)
-    place = _begin(device, num_threads)
+    target = _begin(device, num_threads)
     dtype = _DTYPES[arithmetic]
-    if place.type == "cuda":
-        _check_memory(source, config, place, dtype)
+    if target.type == "cuda":
+        _check_memory(source, config, target, dtype)
         if source.kind is ModelKind.DUMMY:  # gigabytes of random numbers are made quicker there
-            return DeviceWeights(config, dummy_weights_on(place, dtype, config), arithmetic, place)
+            return DeviceWeights(config, dummy_weights_on(target, dtype, config), arithmetic, target)
     tensors = open_tensors(source, config)
-    weights = stack_weights(lambda name: torch.from_numpy(tensors.read(name)).to(place, dtype), config)
-    return DeviceWeights(config, weights, arithmetic, place)
+    weights = stack_weights(lambda name: torch.from_numpy(tensors.read(name)).to(target, dtype), config)
+    return DeviceWeights(config, weights, arithmetic, target)
 
 
 def _begin(device: Device, num_threads: int) -> torch.device:

@@ -7,19 +7,18 @@ from functools import partial
 import numpy as np
 import torch
 
-from weir.core.errors import InternalError
 from weir.core.logprobs import TokenLogprobs
 from weir.engine.plan import StepPlan, StepResult
 from weir.model.architecture import ModelConfig
+from weir.model.rows import SampledRow, ScoredRows, check_logits
 from weir.model.torch.weights import Weights
 from weir.model.triton.batch import (
     DeviceBatch,
-    DeviceSampledRow,
-    DeviceScoredRows,
     SampleIndex,
     TritonLimits,
     device_batch,
     host_batch,
+    is_sampled_on_device,
 )
 from weir.model.triton.decoder import TritonDecoder
 from weir.model.triton.graphs import Capture, DecodeGraphs, cuda_graph_capture, graph_shapes
@@ -29,9 +28,9 @@ from weir.ops.sampling.reference import NOT_A_NUMBER
 
 
 class TritonRunner:
-    """Implements `weir.engine.plan.ModelRunner` over pages on a device, as `triton_decoder.empty_pages` makes them.
+    """Implements `weir.engine.plan.ModelRunner` over pages on a device, as `page_tensor` makes them.
 
-    Greedy draws and draws by temperature alone are made there; the logits of others come to the host.
+    Greedy tokens and those by temperature alone are sampled there; the logits of others come to the host.
     """
 
     def __init__(
@@ -79,20 +78,20 @@ class TritonRunner:
 
     def _run(self, plan: StepPlan) -> StepResult:
         batch = host_batch(plan, self._num_pages, self._config.vocab_size, self._limits)
-        drawn = self._graphs.try_run(batch) if self._graphs is not None else None
-        if drawn is not None:
-            return StepResult(_checked(drawn.tolist(), batch.sampled))
+        token_ids = self._graphs.try_run(batch) if self._graphs is not None else None
+        if token_ids is not None:
+            return StepResult(_by_slot(token_ids.tolist(), batch.sampled))
         index = device_batch(batch, self._upload, self._decoder.queries_per_tile)
         self._decoder.forward(index)
-        scores = {scored.slot: self._score(scored, index) for scored in batch.scored}
+        scores = {scored.slot: self._prompt_logprobs(scored, index.token_ids.device) for scored in batch.scored}
         if index.sample is None:
             return StepResult({}, prompt_logprobs=scores)
-        result = self._draw(self._decoder.logits(index.sample.rows), batch.sampled, index.sample)
+        result = self._sample_rows(self._decoder.logits(index.sample.rows), batch.sampled, index.sample)
         return replace(result, prompt_logprobs=scores)
 
     def _decode_step(self, index: DeviceBatch) -> torch.Tensor:
-        """The drawn tokens, int32 [rows]: what a graph is made of."""
-        assert index.sample is not None, "decodes draw"
+        """The sampled tokens, int32 [rows]: what a graph is made of."""
+        assert index.sample is not None, "decodes are sampled"
         self._decoder.forward(index)
         return self._sample(self._decoder.logits(index.sample.rows), index.sample)
 
@@ -101,38 +100,26 @@ class TritonRunner:
         sample(logits, index.temperatures, index.uniforms, token_ids, self._scratch)
         return token_ids
 
-    def _draw(self, logits: torch.Tensor, sampled: Sequence[DeviceSampledRow], index: SampleIndex) -> StepResult:
-        by_slot = _checked(self._sample(logits, index).tolist(), sampled)
-        places = [place for place, row in enumerate(sampled) if not row.is_sampled_on_device]
-        if not places:
+    def _sample_rows(self, logits: torch.Tensor, rows: Sequence[SampledRow], index: SampleIndex) -> StepResult:
+        by_slot = _by_slot(self._sample(logits, index).tolist(), rows)
+        on_host = [number for number, row in enumerate(rows) if not is_sampled_on_device(row.spec)]
+        if not on_host:
             return StepResult(by_slot)
-        # here and not above: it needs numba, which a machine that draws greedily or by temperature may lack
-        from weir.model.sampler import sample_step  # noqa: PLC0415
+        # here and not above: it needs numba, which a machine that samples greedily or by temperature may lack
+        from weir.model.sampler import sample_step, scan_of  # noqa: PLC0415
 
-        host_logits = np.ascontiguousarray(logits[places].cpu().numpy())
-        others = [sampled[place] for place in places]
-        on_host = sample_step(host_logits, [row.slot for row in others], [row.spec for row in others])
-        return StepResult(by_slot | dict(on_host.token_ids), logprobs=on_host.logprobs)
+        host_logits = np.ascontiguousarray(logits[on_host].cpu().numpy())
+        result = sample_step(scan_of(host_logits), [rows[number] for number in on_host])
+        return replace(result, token_ids=by_slot | dict(result.token_ids))
 
-    def _score(self, scored: DeviceScoredRows, index: DeviceBatch) -> tuple[TokenLogprobs, ...]:
-        """In slices: the logits of a whole prompt would be gigabytes."""
-        from weir.model.sampler import rows_to_score, score_rows  # noqa: PLC0415 - as for `_draw`
+    def _prompt_logprobs(self, scored: ScoredRows, device: torch.device) -> tuple[TokenLogprobs, ...]:
+        from weir.model.sampler import Logits, prompt_logprobs  # noqa: PLC0415 - as for `_sample_rows`
 
-        spec, first = scored.spec, scored.first_row
-        device = index.token_ids.device
-        return tuple(
-            logprobs
-            for rows in rows_to_score(spec)
-            for logprobs in score_rows(
-                self._decoder.logits(
-                    torch.arange(first + rows.start, first + rows.stop, dtype=torch.int32, device=device)
-                )
-                .cpu()
-                .numpy(),
-                spec.next_token_ids[rows],
-                spec.num_top,
-            )
-        )
+        def logits_of(rows: range) -> Logits:
+            logits = self._decoder.logits(torch.arange(rows.start, rows.stop, dtype=torch.int32, device=device))
+            return logits.cpu().numpy()
+
+        return prompt_logprobs(scored, logits_of)
 
 
 def _wait_for_stream(device: torch.device) -> None:
@@ -140,11 +127,7 @@ def _wait_for_stream(device: torch.device) -> None:
         torch.cuda.current_stream(device).synchronize()
 
 
-def _checked(drawn: Sequence[int], sampled: Sequence[DeviceSampledRow]) -> dict[int, int]:
-    """The tokens by slot. Rows behind those of `sampled` fill a batch up."""
-    wrong = [row for row, token_id in enumerate(drawn[: len(sampled)]) if token_id == NOT_A_NUMBER]
-    if wrong:
-        raise InternalError(
-            f"the model computed NaN or infinite logits in {len(wrong)} of {len(sampled)} rows: {wrong[:8]}"
-        )
-    return {row.slot: token_id for row, token_id in zip(sampled, drawn, strict=False)}
+def _by_slot(token_ids: Sequence[int], rows: Sequence[SampledRow]) -> dict[int, int]:
+    """Token ids behind those of `rows` fill a batch up."""
+    check_logits([number for number, _ in enumerate(rows) if token_ids[number] == NOT_A_NUMBER], len(rows))
+    return {row.slot: token_id for row, token_id in zip(rows, token_ids, strict=False)}

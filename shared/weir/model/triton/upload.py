@@ -27,22 +27,22 @@ class StepUpload:
         Raises:
             ValueError: the arrays take more than the capacity.
         """
-        places, end = [], 0
+        offsets, end = [], 0
         for array in arrays:
-            places.append(end)
+            offsets.append(end)
             end += -(-array.nbytes // _ALIGN_BYTES) * _ALIGN_BYTES
         if end > len(self._staging):
             raise ValueError(f"a step's index takes {end} bytes, the upload has room for {len(self._staging)}")
         if self._copied is not None:
             self._copied.synchronize()  # the copy of the step before may still read the staging buffer
         staging = self._staging.numpy()
-        for place, array in zip(places, arrays, strict=True):
-            staging[place : place + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        for offset, array in zip(offsets, arrays, strict=True):
+            staging[offset : offset + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         self._arrived[:end].copy_(self._staging[:end], non_blocking=True)
         if self._copied is not None:
             self._copied.record()
-        return [self._view(place, array) for place, array in zip(places, arrays, strict=True)]
+        return [self._view(offset, array) for offset, array in zip(offsets, arrays, strict=True)]
 
-    def _view(self, place: int, array: HostArray) -> torch.Tensor:
+    def _view(self, offset: int, array: HostArray) -> torch.Tensor:
         dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
-        return self._arrived[place : place + array.nbytes].view(dtype).view(array.shape)
+        return self._arrived[offset : offset + array.nbytes].view(dtype).view(array.shape)

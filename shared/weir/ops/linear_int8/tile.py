@@ -6,8 +6,8 @@ For every group g of 32 inputs in order, with exact integer sums and each operat
     result = fma(float(total) * weight_scale[g], row_scale[g], result)
     result = fma(weight_minimum[g], row_scaled_sum[g], result)             4-bit weights only
 
-These are the same operations for every tier and every place in a batch, so results are equal to the bit. Rows are taken
-in tiles: weights are loaded once a tile and used for all its rows, whose sums stay in registers.
+These are the same operations for every instruction set and every row of a batch, so results are equal to the bit. Rows
+are taken in tiles: weights are loaded once a tile and used for all its rows, whose sums stay in registers.
 """
 
 from collections.abc import Callable

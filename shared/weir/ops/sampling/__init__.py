@@ -1,1 +1,1 @@
-"""Draws one token a row: greedily, or by inverting the cumulative distribution at a number made on the host."""
+"""Samples one token a row: greedily, or by inverting the cumulative distribution at a number made on the host."""

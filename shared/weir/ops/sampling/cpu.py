@@ -1,4 +1,4 @@
-"""Draws tokens from rows of logits on a CPU. Every result has the same bits on every machine and in every batch."""
+"""Samples tokens from rows of logits on a CPU. Every result has the same bits on every machine and in every batch."""
 
 from typing import Any
 
@@ -11,12 +11,12 @@ from weir.ops.simd.float import exp
 from weir.ops.simd.jit import kernel
 
 _LEAST_Z = 88.0
-"""e**-88 is 0 in float32: what is further below the most likely token is never drawn."""
+"""e**-88 is 0 in float32: what is further below the most likely token is never sampled."""
 _FIRST_MARGIN = 6.0
 
 
 @kernel
-def draw(
+def sample_token(
     values: Floats,
     block_maxima: Floats,
     highest: Any,
@@ -36,7 +36,7 @@ def draw(
     inverse = np.float32(1.0 / temperature)
     top_k = top_k if top_k < values.shape[0] else 0
     if top_k == 0 and top_p >= 1.0 and min_p <= 0.0:
-        return _draw_any(values, highest, inverse, uniform, np.empty(block_maxima.shape[0], np.float64))
+        return _sample_any(values, highest, inverse, uniform, np.empty(block_maxima.shape[0], np.float64))
     wanted_mass = np.inf
     if top_k == 0 and top_p < 1.0:
         wanted_mass = top_p * sum_exp(values, highest, inverse, np.empty(block_maxima.shape[0], np.float64))
@@ -61,7 +61,7 @@ def draw(
 
 
 @kernel
-def _draw_any(values: Floats, highest: Any, inverse: Any, uniform: float, block_sums: npt.NDArray[np.float64]) -> int:
+def _sample_any(values: Floats, highest: Any, inverse: Any, uniform: float, block_sums: npt.NDArray[np.float64]) -> int:
     """From all tokens, in the order of their ids."""
     target = uniform * sum_exp(values, highest, inverse, block_sums)
     last_block, before, passed = 0, 0.0, 0.0
@@ -94,7 +94,7 @@ def _collect(
     min_p: float,
     keys: Keys,
 ) -> int:
-    """Writes the keys of at least the tokens that can be drawn, and as few others as is easily seen."""
+    """Writes the keys of at least the tokens that can be sampled, and as few others as is easily seen."""
     if 0 < top_k <= block_maxima.shape[0]:
         sorted_maxima = np.sort(block_maxima)
         return collect_above(values, block_maxima, np.float64(sorted_maxima[-top_k]), keys)

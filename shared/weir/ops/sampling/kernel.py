@@ -1,6 +1,6 @@
 """Greedy and temperature sampling in two passes: blocks of the vocabulary, then the rows.
 
-Weights are fp64, as in `weir.model.sampler`: the same number on the host then draws the same token.
+Weights are fp64, as in `weir.model.sampler`: the same number on the host then samples the same token.
 """
 
 import triton
@@ -40,7 +40,7 @@ def block_weights_kernel(
 
 
 @triton.jit
-def draw_token_kernel(
+def sample_token_kernel(
     p_logits,
     p_temperatures,
     p_uniforms,

@@ -1,17 +1,17 @@
 """Launches greedy and temperature sampling on a GPU (or in Triton's interpreter).
 
-On the host: the uniform number of each row (`weir.model.sampler.uniform`, Philox keyed by seed and output index), and
-rows that ask for more than a temperature (top-k, top-p, min-p, penalties, a bias, log-probabilities), whose logits go
-to `weir.model.sampler`.
+On the host: the uniform number of each row (`philox_uniform`), and rows that ask for more than a
+temperature (top-k, top-p, min-p, penalties, a bias, log-probabilities), whose logits go to `weir.model.sampler`.
 """
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import triton
 
 from weir.ops.checks import check_dtype, check_rows, check_shape
-from weir.ops.sampling.kernel import block_weights_kernel, draw_token_kernel
+from weir.ops.sampling.kernel import block_weights_kernel, sample_token_kernel
 
 _BLOCK = 1024
 
@@ -32,6 +32,15 @@ def sampling_scratch(max_rows: int, vocab_size: int, device: torch.device) -> Sa
         torch.empty(shape, dtype=torch.int32, device=device),
         torch.empty(shape, dtype=torch.float64, device=device),
     )
+
+
+def philox_uniform(seed: int, output_index: int) -> float:
+    """In [0, 1): the first number of numpy's Philox4x64-10 keyed by both (Salmon et al., 2011).
+
+    Any machine makes the same number for the same token; `weir.ops.sampling.cpu.uniform_of` is the same, compiled.
+    """
+    key = np.array([seed, output_index], dtype=np.uint64)
+    return float(np.random.Generator(np.random.Philox(key=key)).random())
 
 
 def sample(
@@ -73,7 +82,7 @@ def sample(
         BLOCK=_BLOCK,
         num_warps=8,
     )
-    draw_token_kernel[num_rows,](
+    sample_token_kernel[num_rows,](
         logits,
         temperatures,
         uniforms,

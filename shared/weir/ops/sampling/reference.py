@@ -10,15 +10,15 @@ def sample(logits: torch.Tensor, temperatures: torch.Tensor, uniforms: torch.Ten
 
     `logits` fp32 [rows, vocabulary]; `temperatures` fp32 [rows], 0 is greedy (of equal logits the lowest id);
     `uniforms` fp64 [rows] in [0, 1): the token at which the cumulative distribution passes it, in order of ids, as
-    `weir.model.sampler.draw` does without top-k, top-p and min-p.
+    `weir.model.sampler` does without top-k, top-p and min-p.
     """
     token_ids = torch.empty(logits.shape[0], dtype=torch.int32, device=logits.device)
     for row in range(logits.shape[0]):
-        token_ids[row] = _draw(logits[row], temperatures[row].item(), uniforms[row].item())
+        token_ids[row] = _sample_row(logits[row], temperatures[row].item(), uniforms[row].item())
     return token_ids
 
 
-def _draw(logits: torch.Tensor, temperature: float, uniform: float) -> int:
+def _sample_row(logits: torch.Tensor, temperature: float, uniform: float) -> int:
     if not bool(torch.isfinite(logits).all()):
         return NOT_A_NUMBER
     if temperature == 0.0:

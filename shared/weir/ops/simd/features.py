@@ -1,6 +1,6 @@
 """Which vector instructions the kernels may use here.
 
-All tiers give the same bits; they differ in speed only.
+All of them give the same bits; they differ in speed only.
 """
 
 import enum
@@ -32,7 +32,7 @@ class CpuFeatures:
     has_avx512_vnni: bool
 
     @property
-    def isas(self) -> tuple[InstructionSet, ...]:
+    def instruction_sets(self) -> tuple[InstructionSet, ...]:
         """Those that run here, the fastest last."""
         has_avx2 = self.has_avx2 and self.has_fma and self.has_f16c
         available = {
@@ -41,7 +41,7 @@ class CpuFeatures:
             InstructionSet.AVX_VNNI: has_avx2 and self.has_avx_vnni,
             InstructionSet.AVX512_VNNI: has_avx2 and self.has_avx512_vnni,
         }
-        return tuple(isa for isa in InstructionSet if available[isa])
+        return tuple(one for one in InstructionSet if available[one])
 
 
 @cache
@@ -72,7 +72,7 @@ def features_from(features: Mapping[str, bool]) -> CpuFeatures:
 
 
 def parse_features(text: str) -> dict[str, bool]:
-    """LLVM's own spelling: `+avx2,-avx512f`."""
+    """As LLVM writes them: `+avx2,-avx512f`."""
     names = (item.strip() for item in text.split(",") if item.strip())
     return {name.lstrip("+-"): not name.startswith("-") for name in names}
 
@@ -81,9 +81,9 @@ def instruction_set() -> InstructionSet:
     """The fastest one that runs here, or the one that `WEIR_CPU_KERNELS` names.
 
     Raises:
-        ValueError: `WEIR_CPU_KERNELS` names no tier, or one that this processor lacks.
+        ValueError: `WEIR_CPU_KERNELS` names none, or one that this processor lacks.
     """
-    available = cpu_features().isas
+    available = cpu_features().instruction_sets
     wanted = os.environ.get(_ENVIRONMENT)
     if not wanted:
         return available[-1]

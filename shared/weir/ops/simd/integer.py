@@ -16,7 +16,6 @@ from weir.ops.simd.features import InstructionSet
 from weir.ops.simd.float import vector_type
 
 INT8 = ir.IntType(8)
-INT16 = ir.IntType(16)
 INT32 = ir.IntType(32)
 
 
@@ -106,7 +105,7 @@ def emit_nibbles(builder: ir.IRBuilder, packed: ir.Value) -> tuple[ir.Value, ir.
 
 
 class DotProduct(ABC):
-    """How one tier sums a group's products. A sum is a tuple of vectors, handed from call to call."""
+    """How one instruction set sums a group's products. A sum is a tuple of vectors, handed from call to call."""
 
     width: int
     """Outputs a vector."""

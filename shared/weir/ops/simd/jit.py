@@ -1,7 +1,7 @@
 """How CPU kernels are compiled: without the interpreter's lock, without fast-math, and kept on disk.
 
 numba keys a cached kernel by its own source file alone; a kernel here also depends on the intrinsics of other files and
-on the tier chosen at start. So the cache lies in a folder whose name is made of all of that.
+on the instruction set chosen at start. So the cache lies in a folder whose name is made of all of that.
 """
 
 import fcntl
@@ -25,13 +25,17 @@ _OPS_ROOT = Path(__file__).parents[1]
 _NOT_FOR_CPUS = frozenset({"kernel.py", "launch.py", "reference.py"})
 
 
+def kernel_sources() -> list[Path]:
+    """All that compiled kernels depend on: the ops of CPUs, and the forward pass that puts them together."""
+    ops = (source for source in _OPS_ROOT.rglob("*.py") if source.name not in _NOT_FOR_CPUS)
+    return sorted([*ops, *(_OPS_ROOT.parent / "model" / "cpu").glob("*.py")])
+
+
 @cache
 def kernel_cache_directory() -> Path:
-    """`$WEIR_CACHE/kernels/<tier>-<digest>` (`~/.cache/weir` by default); the digest: sources and the compiler."""
+    """`$WEIR_CACHE/kernels/<instruction set>-<digest>`, by default in `~/.cache/weir`; of sources and compiler."""
     digest = xxhash.xxh3_64(f"{numba.__version__} {llvmlite.__version__}".encode())
-    ops = (source for source in _OPS_ROOT.rglob("*.py") if source.name not in _NOT_FOR_CPUS)
-    # and what puts the kernels together
-    for source in sorted([*ops, *(_OPS_ROOT.parent / "model").glob("cpu_*.py")]):
+    for source in kernel_sources():
         digest.update(str(source.relative_to(_OPS_ROOT.parent)).encode() + b"\0" + source.read_bytes())
     root = Path(os.environ.get("WEIR_CACHE") or Path.home() / ".cache" / "weir")
     return root / "kernels" / f"{instruction_set()}-{digest.hexdigest()}"

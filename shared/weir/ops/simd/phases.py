@@ -33,7 +33,7 @@ _IS_X86 = platform.machine() in {"x86_64", "AMD64"}
 
 
 def make_phases() -> PhaseState:
-    """State of one crew of threads."""
+    """Of one thread team."""
     return np.zeros(_STATE_SIZE, dtype=np.int64)
 
 

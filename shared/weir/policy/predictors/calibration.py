@@ -36,7 +36,7 @@ class Calibration:
         return min(self._limits.largest, max(self._limits.smallest, factor))
 
     def observe(self, predicted_tokens: float, num_output_tokens: int, max_tokens: int) -> None:
-        """A request ended by itself. `predicted_tokens` is the predictor's own number, without the factor.
+        """A request ended by itself. `predicted_tokens` is the predictor's own, without the factor.
 
         One that was cut where the prediction was longer says nothing: both may be right.
         """

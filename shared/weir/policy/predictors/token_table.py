@@ -32,7 +32,7 @@ _LARGEST_NUMBER_DIGITS = 6
 @dataclass(frozen=True)
 class TokenTable:
     """`vectors` int8 [vocabulary, dims] times `scales` float32 [dims]; `sign_of` uint8 [vocabulary], 1 + the index in
-    SIGNS, 0 for none; `number_of` int32 [vocabulary], what a token of digits alone spells, -1 for any other, and
+    SIGNS, 0 for none; `number_of` int32 [vocabulary], the value of a token of digits alone, -1 for any other, and
     `digits_of` uint8, of how many digits. `prefix` and `suffix` are what the chat template writes around a message.
     """
 
@@ -95,13 +95,13 @@ def make_token_table(
     prefix: Sequence[int] = (),
     suffix: Sequence[int] = (),
 ) -> TokenTable:
-    """`vectors` [vocabulary, dims] are rounded to 8 bits; `token_bytes` is what each token spells."""
-    spelled = [token_bytes(token_id) for token_id in range(len(vectors))]
+    """`vectors` [vocabulary, dims] are rounded to 8 bits; `token_bytes`: of each token."""
+    tokens = [token_bytes(token_id) for token_id in range(len(vectors))]
     scales = np.maximum(np.abs(vectors).max(axis=0), 1e-12).astype(np.float32) / 127
-    signs = np.array([_sign_of(piece) for piece in spelled], np.uint8)
-    numbers = [_number_of(piece) for piece in spelled]
+    signs = np.array([_sign_of(piece) for piece in tokens], np.uint8)
+    numbers = [_number_of(piece) for piece in tokens]
     return TokenTable(
-        tokenizer_digest=digest_of_tokens(spelled),
+        tokenizer_digest=digest_of_tokens(tokens),
         vectors=np.rint(vectors / scales).astype(np.int8),
         scales=scales,
         sign_of=signs,
@@ -127,10 +127,10 @@ def table_from_arrays(tokenizer_digest: str, arrays: Mapping[str, npt.NDArray[An
     )
 
 
-def digest_of_tokens(spelled: Sequence[bytes]) -> str:
-    """32 hex digits: equal for tokenizers whose tokens spell the same."""
+def digest_of_tokens(tokens: Sequence[bytes]) -> str:
+    """32 hex digits: equal for tokenizers whose tokens stand for the same bytes."""
     hashed = hashlib.blake2b(digest_size=16)
-    for piece in spelled:
+    for piece in tokens:
         hashed.update(len(piece).to_bytes(4, "little") + piece)
     return hashed.hexdigest()
 

