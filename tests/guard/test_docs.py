@@ -41,7 +41,8 @@ def service_config(role: str) -> type[ServiceConfig]:
 
 def settings() -> set[str]:
     """Of all services and of `weir up`."""
-    return {entry.name for kind in (StackConfig, *map(service_config, ROLES)) for entry in fields(kind)}
+    kinds: list[Any] = [StackConfig, *map(service_config, ROLES)]
+    return {entry.name for kind in kinds for entry in fields(kind)}
 
 
 def name_of(document: Path) -> str:
@@ -182,7 +183,7 @@ def test_every_command_option_and_setting_in_running_text_is_there(document: Pat
         wrong += [name for name in re.findall(r"\bWEIR_[A-Z_]+", code) if not is_variable(name)]
         if program == "weir" and rest and rest[0] not in PROGRAM.commands and not rest[0].startswith("-"):
             wrong.append(code)
-        group = PROGRAM.commands.get(rest[0]) if program == "weir" and rest else None
+        group: Any = PROGRAM.commands.get(rest[0]) if program == "weir" and rest else None
         if hasattr(group, "commands") and len(rest) > 1 and rest[1] not in group.commands:
             wrong.append(code)
         wrong += [target for target in re.findall(r"^make ([a-z-]+)", code) if target not in TARGETS]
