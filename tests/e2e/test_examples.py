@@ -33,7 +33,7 @@ def run(*command: str, environ: dict[str, str] | None = None, text: str = "") ->
         check=False,
         timeout=100,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
 
@@ -144,6 +144,9 @@ def test_what_the_readme_tells_a_newcomer_to_do(stack: Stack, weir_on_path: dict
         "WEIR_INSTANCE": stack.instance,
         "WEIR_RUNTIME_DIR": str(stack.runtime_dir),
     }
+    # On a busy machine a process may be too slow to describe itself for a moment: status then ends with 1, rightly.
+    is_well = ("status", "--instance", stack.instance)
+    wait_until(lambda: stack.weir(*is_well).returncode == 0, timeout_s=60, what="the stack is well")
     said: dict[str, str] = {}
     for block in documents.blocks(README):
         for command in documents.commands(block) if block.language == "" else ():
