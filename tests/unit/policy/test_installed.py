@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from weir.policy.installed import installed_policies
-from weir.policy.registry import PolicySpec, describe_policy, make_policy, policy_names
+from weir.policy.registry import PolicySpec, describe_policy, policy_names
 
 MODULE = "weir_policy_of_a_test"
 CODE = """
@@ -65,13 +65,13 @@ def test_an_installed_policy_is_named_and_takes_parameters_like_any_other(instal
 def test_nothing_of_it_is_imported_before_it_is_asked_for(install: Install) -> None:
     install(f"mine = {MODULE}:make")
     assert "mine" in policy_names()
-    assert make_policy("fcfs").name == "fcfs"
+    assert PolicySpec("fcfs").make().name == "fcfs"
     assert MODULE not in sys.modules
 
 
 def test_a_name_of_weirs_own_stays_weirs(install: Install) -> None:
     install(f"fcfs = {MODULE}:make")
-    assert make_policy("fcfs").name == "fcfs"
+    assert PolicySpec("fcfs").make().name == "fcfs"
     assert policy_names().count("fcfs") == 1
 
 
