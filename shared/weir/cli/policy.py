@@ -18,7 +18,10 @@ def list_() -> None:
     from weir.policy.registry import describe_policy, policy_names
 
     for name in policy_names():
-        described = describe_policy(name)
+        try:
+            described = describe_policy(name)
+        except ValueError as error:  # another distribution's, and broken: the others can still be listed
+            described = str(error)
         stdout.print(f"{name}: {described}" if described else name, markup=False, soft_wrap=True)
 
 

@@ -18,6 +18,7 @@ from weir.policy import (
     steps,
     wait,
 )
+from weir.policy.installed import installed_policies, load_policy
 from weir.policy.params import NoParams, describe, make_params, parse_values
 from weir.policy.seams import Policy
 from weir.policy.starvation import StarvationParams
@@ -47,7 +48,8 @@ _ENTRIES: Mapping[str, _Entry] = {
 
 
 def policy_names() -> tuple[str, ...]:
-    return tuple(_ENTRIES)
+    """Those of this room, then those of other distributions."""
+    return (*_ENTRIES, *(name for name in installed_policies() if name not in _ENTRIES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,8 @@ def describe_policy(name: str) -> str:
 
 
 def _entry(name: str) -> _Entry:
-    if name not in _ENTRIES:
-        raise ValueError(f"policy {name!r}: must be one of {', '.join(_ENTRIES)}")
-    return _ENTRIES[name]
+    if name in _ENTRIES:
+        return _ENTRIES[name]
+    if name in installed_policies():
+        return _Entry(*load_policy(installed_policies()[name]))
+    raise ValueError(f"policy {name!r}: must be one of {', '.join(policy_names())}")
