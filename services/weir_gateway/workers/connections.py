@@ -13,6 +13,7 @@ import grpc
 import grpc.aio
 
 from weir.core.attempt import Attempt
+from weir.core.backoff import Backoff
 from weir.core.clock import Clock
 from weir.core.tasks import end_tasks
 from weir.rpc.channel import make_channel
@@ -158,7 +159,7 @@ class WorkerConnection:
         """Returns why the connection is given up."""
         settings = self._settings
         lost_at_s = self._clock.now_s() + settings.lost_after_s
-        backoff_s = settings.first_backoff_s
+        backoff = Backoff(settings.first_backoff_s, settings.max_backoff_s)
         num_short = 0
         while True:
             began_s = self._clock.now_s()
@@ -174,14 +175,14 @@ class WorkerConnection:
                 self._counts["worker_connections_broken_total"] += 1
                 lost_at_s = now_s + settings.lost_after_s
                 num_short = num_short + 1 if now_s - began_s < settings.lost_after_s else 0
-                backoff_s = settings.first_backoff_s
+                backoff.reset()
                 logger.info("stream to %s broke: %s", self.worker_id, reason)
             if not self._subscribers and not self._cancels:
                 return f"worker {self.worker_id} is not connected"
-            if now_s + backoff_s >= lost_at_s or num_short > settings.max_short_streams:
+            delay_s = backoff.next_delay_s()
+            if now_s + delay_s >= lost_at_s or num_short > settings.max_short_streams:
                 return f"worker {self.worker_id} is lost: {reason}"
-            await asyncio.sleep(backoff_s)
-            backoff_s = min(2 * backoff_s, settings.max_backoff_s)
+            await asyncio.sleep(delay_s)
 
     async def _run_session(self) -> None:
         """From Hello to the end of the stream. Raises _BrokenStream or _WorkerReplaced, never returns."""

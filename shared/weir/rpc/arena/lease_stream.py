@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from weir.core.backoff import Backoff
 from weir.core.errors import Unavailable, WeirError
 from weir.core.process import own_identity, own_pid_namespace
 from weir.kv.arena.segment import Segment, SegmentError
@@ -65,7 +66,7 @@ class LeaseStream:
         """Set while attached, and for good when lost."""
         self._refusal = ""
         self._is_renewal_wanted = False
-        self._backoff_s = _FIRST_BACKOFF_S
+        self._backoff = Backoff(_FIRST_BACKOFF_S, _MAX_BACKOFF_S)
         self._call: _AttachCall | None = None
         self._keeping: asyncio.Task[None] | None = None
 
@@ -129,13 +130,12 @@ class LeaseStream:
                 return
             except (grpc.aio.AioRpcError, TimeoutError, MemoryNotReady) as error:
                 _log.warning("not attached to the transfer service: %s", _reason(error))
-                self._backoff_s = min(2 * self._backoff_s, _MAX_BACKOFF_S)
             except asyncio.CancelledError:
                 # A call that `renew` cancelled raises this too; then nobody asked this task to end.
                 task = asyncio.current_task()
                 if task is None or task.cancelling():
                     raise
-            await asyncio.sleep(self._backoff_s)
+            await asyncio.sleep(self._backoff.next_delay_s())
 
     def _on_keeping_end(self, keeping: "asyncio.Task[None]") -> None:
         """A lease that nobody keeps is lost."""
@@ -166,7 +166,7 @@ class LeaseStream:
             if attached.memory_socket_path:
                 await self._share_pages(Path(attached.memory_socket_path), self.segment)
             self.keeps_prefixes, self.prefix_wait_s = attached.keeps_prefixes, attached.prefix_wait_ms / 1000
-            self._backoff_s = _FIRST_BACKOFF_S
+            self._backoff.reset()
             if self._is_renewal_wanted:
                 return
             self._attachment = attached.attachment

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from weir.core.attempt import Attempt
+from weir.core.backoff import Backoff
 from weir.core.errors import Overloaded, Unavailable, WeirError
 from weir.core.tasks import end_tasks
 from weir.engine.messages import Command, EngineReport, GivePages, PageBundle, PagesWanted
@@ -123,20 +124,19 @@ class PageKeeper:
         return {"arena_refusals_total": float(self._num_refused), "releases_under_way": float(len(self._releases))}
 
     async def _keep_acquiring(self) -> None:
-        retry_s = _FIRST_RETRY_S
+        backoff = Backoff(_FIRST_RETRY_S, _MAX_RETRY_S)
         while True:
             await self._has_demand.wait()
             wanted = self._take_wanted()
             acquired = await self._try_acquire(wanted) if wanted is not None else None
             if acquired is not None:
-                retry_s = _FIRST_RETRY_S
+                backoff.reset()
                 self._wanted = None
                 self.give(acquired)
             if self._wanted is None and not self._ahead_pages:
                 self._has_demand.clear()
             elif acquired is None:  # the arena is full until others give back, or does not answer
-                await asyncio.sleep(retry_s)
-                retry_s = min(2 * retry_s, _MAX_RETRY_S)
+                await asyncio.sleep(backoff.next_delay_s())
 
     def _take_wanted(self) -> PagesWanted | None:
         """The engine's own demand counts first; it includes what was anticipated and did not come in time."""
