@@ -62,7 +62,7 @@ async def test_after_many_short_answers_more_requests_run_at_once_than_would_fit
             wait_until,
             lambda: local_stack.metrics(scheduler)["reserved_pages"] > total_pages,
             timeout_s=30,
-            what="more is booked than there is",
+            what="more is reserved than there is",
         )
         for task in running:
             task.cancel()

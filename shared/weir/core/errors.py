@@ -12,7 +12,7 @@ WeirError
 ├── Cancelled           the client cancelled                              CANCELLED           499
 └── InternalError       a defect of Weir                                  INTERNAL            500
 
-The gRPC status and the HTTP status of each live at the edges (`weir.rpc.errors`, the gateway's HTTP door).
+The gRPC status and the HTTP status of each live at the edges (`weir.rpc.errors`, the gateway's HTTP frontend).
 """
 
 from collections.abc import Sequence
