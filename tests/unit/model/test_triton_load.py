@@ -50,4 +50,4 @@ def test_a_numba_that_cannot_be_imported_costs_its_sampling_and_no_start(tmp_pat
     code = f"import sys\nsys.path[:0] = {[str(tmp_path), *sys.path]!r}\n{_WARM_UP}"
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=100)
     assert child.returncode == 0, child.stderr[-2000:]
-    assert "the others need numba: Numba needs NumPy 2.4 or less" in child.stderr
+    assert "the rest needs numba: Numba needs NumPy 2.4 or less" in child.stderr
