@@ -149,9 +149,9 @@ async def _answer(client: AsyncWeirClient, job: PromptLine, chosen: GenerateOpti
 
 def _choice(chunks: list[Chunk]) -> dict[str, Any]:
     logprobs = [
-        {"token_id": told.token_id, "logprob": told.logprob, "rank": told.rank, "top": told.top}
+        {"token_id": entry.token_id, "logprob": entry.logprob, "rank": entry.rank, "top": entry.top}
         for chunk in chunks
-        for told in chunk.logprobs
+        for entry in chunk.logprobs
     ]
     choice = {
         "text": "".join(chunk.text for chunk in chunks),

@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens, as the engine finds them and clients are told them."""
+"""Log-probabilities of tokens, as the engine finds them and clients get them."""
 
 from dataclasses import dataclass
 

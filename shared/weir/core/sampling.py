@@ -1,4 +1,4 @@
-"""How tokens are drawn and when a sequence ends, as workers see it: all defaults filled in, the seed chosen."""
+"""How tokens are sampled and when a sequence ends, as workers see it: all defaults filled in, the seed chosen."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ MAX_LOGIT_BIAS = 300
 MAX_STOP_TOKEN_IDS = 64
 """Ids of `StopRules.stop_token_ids`: what a client may name, and the model's own."""
 MAX_LOGPROBS = 20
-"""Tokens beside the chosen one whose log-probabilities are told."""
+"""Tokens beside the chosen one whose log-probabilities are reported."""
 _LEAST_TEMPERATURE = 1e-5
 
 
@@ -15,7 +15,7 @@ _LEAST_TEMPERATURE = 1e-5
 class SamplingParams:
     """The defaults change nothing: they keep every token and penalise none. A `temperature` below 1e-5 is greedy.
 
-    `seed` (unsigned, 64 bits) keys a counter-based generator: token i of the output is drawn with (seed, i), whatever
+    `seed` (unsigned, 64 bits) keys a counter-based generator: token i of the output is sampled with (seed, i), whatever
     batch or worker draws it. `logit_bias` has (token id, what is added to its logit), by rising id.
     """
 
@@ -47,7 +47,7 @@ class SamplingParams:
 class StopRules:
     """A sequence ends after `max_tokens` output tokens (at least 1) or with the first of `stop_token_ids`.
 
-    Before `min_tokens` output tokens none of `stop_token_ids` is drawn.
+    Before `min_tokens` output tokens none of `stop_token_ids` is sampled.
     """
 
     max_tokens: int
