@@ -20,7 +20,7 @@ NUM_PAGES = 36
 
 @pytest.fixture(scope="module")
 def small_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """Of 36 pages 32 may be reserved, and with the overcommit 96: room for six requests of this test, sixteen let in."""
+    """Of 36 pages 32 may be reserved, and with the overcommit 96: room for six of this test's requests; 16 come."""
     environ = {
         "WEIR_PAGE_OVERCOMMIT": "3",
         "WEIR_MAX_CONTEXT_TOKENS": "256",
