@@ -1,6 +1,6 @@
 """Sequence records: what is published is read, whatever happens to the writing of the next publication."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,8 @@ from weir.core.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, SamplingParam
 from weir.core.scheduling import SchedulingParams
 from weir.kv.arena.segment import Segment
 from weir.kv.geometry import ArenaGeometry
-from weir.kv.layout import RECORD_HEADER_BYTES, layout_of
+from weir.kv.layout import LAYOUT_VERSION, RECORD_HEADER_BYTES, layout_of
+from weir.kv.records import format as record_format
 from weir.kv.records.format import PACKED_HEADER_BYTES
 from weir.kv.records.record import SequenceParams, SequenceRecord
 
@@ -244,3 +245,22 @@ def test_a_segment_has_no_record_beyond_its_slots(tmp_path: Path) -> None:
     with pytest.raises(IndexError, match="slot 1: this arena has 1"):
         segment.record(1)
     segment.close()
+
+
+def test_every_sampling_parameter_is_kept(params: SequenceParams) -> None:
+    """Also one that was added after this test: a parameter that a record loses is lost by an adoption."""
+    number: dict[object, float] = {float: 0.5, int: 3, int | None: 4}
+    values = {field.name: number[field.type] for field in fields(SamplingParams) if field.type in number}
+    sampling = SamplingParams(**values, logit_bias=((7, 1.5),))  # type: ignore[arg-type]  # each of its field's type
+    assert values.keys() | {"logit_bias"} == {field.name for field in fields(SamplingParams)}
+    memory = _memory()
+    _published(memory, replace(params, sampling=sampling))
+    snapshot = SequenceRecord(memory, _GEOMETRY).read()
+    assert snapshot is not None
+    assert snapshot.params.sampling == sampling
+
+
+def test_the_packed_form_changes_only_with_the_version_of_the_layout() -> None:
+    """Who changes it raises LAYOUT_VERSION here and there: two forms must not read each other."""
+    form = (record_format._LENGTHS.format, record_format._PARAMS.format)
+    assert (LAYOUT_VERSION, *form) == (7, "<QIIIIIIQII", "<64s64s64s6dQIIIIiiiII16sdId")
