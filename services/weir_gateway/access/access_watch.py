@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from contextlib import nullcontext
 
 from weir.bus.configuration import ACCESS_KEY, AccessRules
 from weir.bus.configuration_watch import ConfigurationWatch
@@ -24,7 +23,7 @@ class AccessWatch:
 
     async def follow(self, bus: Bus, subjects: Subjects) -> None:
         """Runs for ever: without changes, a gateway would go on letting in whose key was taken away."""
-        await self._watch.follow(lambda: nullcontext(bus), subjects)
+        await self._watch.follow(bus, subjects)
 
     async def wait_known(self, timeout_s: float) -> bool:
         """Whether the rules are known by then."""

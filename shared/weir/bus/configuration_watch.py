@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Generic, Never, TypeVar
 
 from weir.bus.codec import MalformedMessage, decode
@@ -44,15 +43,14 @@ class ConfigurationWatch(Generic[ValueT]):
         self.num_failures = 0
         """Errors that are none of the bus and none of `retried`."""
 
-    async def follow(self, connect: Callable[[], AbstractAsyncContextManager[Bus]], subjects: Subjects) -> Never:
-        """Runs until it is cancelled. `connect` is entered anew after each failure, and may raise BusError."""
+    async def follow(self, bus: Bus, subjects: Subjects) -> Never:
+        """Runs until it is cancelled. The bus stays the caller's."""
         while True:
             try:
-                async with connect() as bus:
-                    bucket = await bus.bucket(subjects.configuration_bucket, durable=True)
-                    async for entry in bucket.watch():
-                        if entry.key == self._key:
-                            self._take(entry)
+                bucket = await bus.bucket(subjects.configuration_bucket, durable=True)
+                async for entry in bucket.watch():
+                    if entry.key == self._key:
+                        self._take(entry)
             except self._retried as error:  # whoever watches anew gets the present value again
                 logger.debug("watching the key %s: %s; again", self._key, error)
             except Exception:  # the boundary of a task that nobody awaits

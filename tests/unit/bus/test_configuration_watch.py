@@ -10,7 +10,6 @@ from weir.bus.codec import encode
 from weir.bus.configuration import ACCESS_KEY, POLICY_KEY, PolicyChoice
 from weir.bus.configuration_watch import ConfigurationWatch
 from weir.bus.in_memory import InMemoryHub
-from weir.bus.protocol import Bus, BusUnavailable
 from weir.bus.subjects import Subjects
 from weir.core.tasks import end_tasks
 
@@ -29,20 +28,14 @@ class Full(Exception):
 
 @asynccontextmanager
 async def following(hub: InMemoryHub, on_value: Callable[[PolicyChoice], None]) -> AsyncIterator[Watch]:
-    @asynccontextmanager
-    async def connect() -> AsyncIterator[Bus]:
-        if not hub.is_up:
-            raise BusUnavailable("the hub is down")
-        bus = hub.connect()
-        yield bus
-        await bus.close()
-
+    bus = hub.connect()
     watch = ConfigurationWatch(POLICY_KEY, PolicyChoice, on_value, retried=(Full,))
-    task = asyncio.create_task(watch.follow(connect, SUBJECTS))
+    task = asyncio.create_task(watch.follow(bus, SUBJECTS))
     try:
         yield watch
     finally:
         await end_tasks([task])
+        await bus.close()
 
 
 async def put(hub: InMemoryHub, value: PolicyChoice | bytes, key: str = POLICY_KEY) -> None:

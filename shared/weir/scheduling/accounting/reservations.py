@@ -24,7 +24,7 @@ class DecodeLoad:
     """By the worst case."""
     num_context_tokens: int = 0
     pages_by_lane: Counter[str] = field(default_factory=Counter)
-    """As the memory test charges them."""
+    """As the memory fit charges them."""
     lengths: RunningLengths = field(default_factory=RunningLengths)
 
 

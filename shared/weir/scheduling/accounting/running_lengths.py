@@ -1,4 +1,4 @@
-"""How far the sequences of one decode worker are: what memory tests look ahead from."""
+"""How far the sequences of one decode worker are: what memory fits look ahead from."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ _MIN_RATE_S = 0.2
 class RunningLengths:
     """One row a sequence. Between two reports tokens are taken to come as they did before.
 
-    Reports come often and arrays are asked for by some memory tests only: what changed is written into them then.
+    Reports come often and arrays are asked for by some memory fits only: what changed is written into them then.
     """
 
     def __init__(self) -> None:

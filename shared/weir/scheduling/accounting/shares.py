@@ -44,7 +44,7 @@ def pages_open_to(
 def can_take_back(
     lane: str, num_wanted: int, used_by_lane: Mapping[str, int], num_pages: int, limits: CoreLimits
 ) -> bool:
-    """Whether the lane may take so many pages, whatever a memory test expects of those that run: they are inside its
+    """Whether the lane may take so many pages, whatever a memory fit expects of those that run: they are inside its
     guarantee, and less urgent lanes have borrowed as many, so that these are preempted for it."""
     if num_wanted > guaranteed_pages(lane, num_pages, limits) - used_by_lane.get(lane, 0):
         return False

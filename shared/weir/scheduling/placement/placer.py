@@ -55,7 +55,7 @@ class Placer:
         self.set_limits(limits)
 
     def set_limits(self, limits: CoreLimits) -> None:
-        """Another memory test or router begins without what the one before has learned."""
+        """Another memory fit or router begins without what the one before has learned."""
         is_new = (limits.placing, limits.page_overcommit) != (self._limits.placing, self._limits.page_overcommit)
         self._limits = limits
         self._is_shared_out = any(lane.guaranteed_share for lane in limits.lanes)

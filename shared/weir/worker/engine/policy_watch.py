@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import Callable
-from contextlib import nullcontext
 
 from weir.bus.configuration import POLICY_KEY, PolicyChoice
 from weir.bus.configuration_watch import ConfigurationWatch
@@ -37,7 +36,7 @@ class PolicyWatch:
     def start(self, bus: Bus) -> None:
         """Returns at once: without a choice the worker goes on as it was configured. The bus stays the caller's:
         to be closed after `stop`."""
-        following = self._watch.follow(lambda: nullcontext(bus), self._subjects)
+        following = self._watch.follow(bus, self._subjects)
         self._task = asyncio.create_task(following, name="policy watch")
 
     async def stop(self) -> None:
