@@ -9,7 +9,7 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 UP_FLAGS ?=
 PYTEST_FLAGS ?=
 
-.PHONY: up test check setup setup-dev golden bench-sim gpu format proto proto-baseline constraints clean
+.PHONY: up test check setup setup-dev golden chaos bench-sim gpu format proto proto-baseline constraints clean
 
 up: setup ## Start a local stack with a real small model; Ctrl-C ends it.
 	$(BIN)/weir up $(UP_FLAGS)
@@ -32,6 +32,11 @@ check: setup-dev ## Format, lint, types, guard tests.
 
 golden: setup-dev model ## The long exactness runs.
 	$(BIN)/python -m pytest -m golden -s $(PYTEST_FLAGS)
+
+MINUTES ?= 10
+SEED ?= 1
+chaos: setup-dev model ## Streams amid faults for MINUTES, from SEED.
+	$(BIN)/python -m tests.chaos.run --minutes $(MINUTES) --seed $(SEED)
 
 bench-sim: setup ## Experiments on the simulator, in full; traces from WEIR_TEST_DATA.
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.sim --size full --out shared/docs/results

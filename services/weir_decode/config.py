@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from weir.engine.batching.joining import Batching, JoinSettings
-from weir.engine.batching.pausing import PauseSettings
-from weir.engine.batching.prefill_batches import PrefillBatchSettings
+from weir.core.fields import check_range
+from weir.engine.batching.admission import PauseSettings
+from weir.engine.batching.own_rules import Batching, JoinSettings, PrefillBatchSettings
 from weir.engine.batching.running import RunningSettings
 from weir.engine.memory.preemption import PreemptionSettings
 from weir.kv.arena.segment import DEFAULT_DIRECTORY
@@ -40,8 +40,7 @@ class DecodeConfig(WorkerConfig):
             ("max_preemptions", 0, 1000),
             ("swap_bytes", -1, 2**63 - 1),
         ):
-            if not smallest <= getattr(self, name) <= largest:
-                raise ValueError(f"{name} {getattr(self, name)}: must be in [{smallest}, {largest}]")
+            check_range(self, name, smallest, largest)
 
     def running_settings(self, num_swap_slots: int, num_arena_pages: int) -> RunningSettings:
         return RunningSettings(

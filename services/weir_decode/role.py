@@ -13,8 +13,8 @@ from weir.engine.counters import fingerprint_of
 from weir.engine.memory.pages import PagePool
 from weir.engine.memory.swapping import PageSwapper, SwappingRunner
 from weir.engine.messages import (
+    Arrival,
     EngineReport,
-    PageBundle,
     SequenceEnded,
     SequenceKey,
     TakenOver,
@@ -22,11 +22,11 @@ from weir.engine.messages import (
 )
 from weir.engine.plan import ModelRunner
 from weir.kv.arena.segment import Segment
-from weir.kv.arena.watermark import num_reservable_pages, watermark_pages
+from weir.kv.geometry import num_reservable_pages, watermark_pages
 from weir.kv.memory.swap import SwapFile, num_swap_slots
 from weir.kv.messages import HandedOff
 from weir.kv.records.record import SequenceParams
-from weir.worker.arena.arrivals import UnreadableRecord, pages_of, read_arrival
+from weir.worker.arena.arena import UnreadableRecord, read_arrival
 from weir.worker.engine.model_loading import LoadedModel
 from weir.worker.requests.spans import DecodeSpans, PrefillSpans
 from weir.worker.requests.streams import GatewayStream
@@ -66,33 +66,33 @@ class DecodeRole:
         geometry = segment.geometry
         num_slots = num_swap_slots(self._config.swap_bytes, geometry)
         settings = self._config.running_settings(num_slots, num_reservable_pages(geometry.num_pages))
-        pool = PagePool(reserve_pages=watermark_pages(geometry.num_pages), reserve_slots=0)
+        pool = PagePool(watermark_pages=watermark_pages(geometry.num_pages), watermark_slots=0)
         return RunningBatcher(limits, pool, segment.record, settings)
 
-    def on_start(self, stream: GatewayStream, params: SequenceParams, decode_worker_id: str) -> None:
+    def on_start(self, stream: GatewayStream, prompt: Arrival, decode_worker_id: str) -> None:
         if decode_worker_id != self._worker_id:
             problem = f"{decode_worker_id}: this is decode worker {self._worker_id}, which hands nothing off"
             raise InvalidRequest([FieldViolation("start.decode_worker_id", problem)])
-        if self._manager.try_start(stream, params):
+        params = prompt.params
+        if self._manager.try_start(stream, prompt):
             self._num_local += 1
-            self._prompts[SequenceKey(params.request_id, params.attempt)] = params
+            self._prompts[SequenceKey.of(params)] = params
             self._prompt_spans.begin(params)
 
     def on_handed_off(self, handed_off: HandedOff) -> None:
         """Takes the sequence over, or frees it if nobody wants it any more."""
-        segment = self._arena.segment
         try:
-            arrival = read_arrival(segment, handed_off)
+            arrival = read_arrival(self._arena.segment, handed_off)
         except UnreadableRecord as error:
             self._num_unreadable += 1
             _log.error("%s; it is freed", error)
-            self._keeper.give_back(pages_of(segment, handed_off))
+            self._keeper.give_back_sequence(handed_off.slot)
             return
         if self._manager.try_take_over(arrival):
             self._spans.begin(arrival.params, len(arrival.output_token_ids))
         else:
             self._num_unwanted += 1
-            self._keeper.give_back(PageBundle(arrival.block_table, (handed_off.slot,)))
+            self._keeper.give_back_sequence(handed_off.slot)
 
     def on_report(self, report: EngineReport) -> None:
         self._counters = report.counters
@@ -107,7 +107,7 @@ class DecodeRole:
                 case TokenSampled(key) if key in self._prompts:
                     params = self._prompts.pop(key)
                     if key not in ended:
-                        self._spans.begin(params, num_output_tokens=1)
+                        self._spans.begin(params, event.index + 1)
                 case SequenceEnded(key):
                     self._prompts.pop(key, None)
                 case _:

@@ -5,15 +5,14 @@ import sys
 from functools import partial
 
 from weir.bus.nats import NatsBus
-from weir.rpc.body_budget import BodyBudget
-from weir.rpc.port_guard import PortGuard, PortLimits
+from weir.rpc.port_guard import BodyBudget, PortGuard, PortLimits
 from weir.runtime.config import load_config
 from weir.runtime.service import ServiceContext, run_service
 from weir.wire.v1 import inference_pb2, inference_pb2_grpc
 from weir_gateway.config import GatewayConfig
 from weir_gateway.frontends.grpc_frontend import InferenceServicer
 from weir_gateway.gateway import GatewayComponent, GatewayLoaders, GatewayProcess, GatewaySettings
-from weir_gateway.lengths.loading import load_lengths
+from weir_gateway.output_lengths import load_lengths
 from weir_gateway.requests.models import load_served_model
 
 _CONNECT_TIMEOUT_S = 30.0

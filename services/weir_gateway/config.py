@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from weir.core.fields import check_range
 from weir.rpc.channel import MAX_MESSAGE_BYTES
 from weir.runtime.config import ServiceConfig, setting
 
@@ -36,9 +37,12 @@ class GatewayConfig(ServiceConfig):
         True, "Send the scheduler hashes of prompts' pages, so that it finds what is cached. Reads the weights once."
     )
     scheduler_wait_s: float = setting(8.0, "Seconds that a new request waits for a scheduler that does not answer.")
+    accepted_scheduler_wait_s: float = setting(60.0, "The same, of a request that it had accepted.")
     max_queue_s: float = setting(900.0, "Seconds that a request waits for its grant at most.")
-    no_progress_s: float = setting(120.0, "Seconds without a token, though all workers live, that end a request.")
-    worker_lost_s: float = setting(3.0, "Seconds without a stream to a worker after which its requests end.")
+    no_progress_s: float = setting(
+        120.0, "Seconds without a token, though all workers live, after which a request is dispatched again."
+    )
+    worker_lost_s: float = setting(3.0, "Seconds without a stream to a worker after which its requests go to others.")
     openai_priority: Literal["higher-first", "lower-first"] = setting(
         "higher-first", "Which way the field `priority` of HTTP requests goes: up or down the lanes from the default."
     )
@@ -51,12 +55,10 @@ class GatewayConfig(ServiceConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.http_port <= 65535:
-            raise ValueError(f"http_port {self.http_port}: must be in [0, 65535]")
+        check_range(self, "http_port", 0, 65535)
         if not self.http_host:
             raise ValueError("http_host is empty: name an address, such as 127.0.0.1")
-        if not 1 <= self.max_requests <= _MAX_REQUESTS:
-            raise ValueError(f"max_requests {self.max_requests}: must be in [1, {_MAX_REQUESTS}]")
+        check_range(self, "max_requests", 1, _MAX_REQUESTS)
         for name in ("default_max_tokens", "max_prompt_bytes", "max_prompt_logprobs"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} {getattr(self, name)}: must be at least 1")
@@ -66,11 +68,17 @@ class GatewayConfig(ServiceConfig):
         if self.max_bodies_bytes < self.message_bytes:
             limit = f"must be at least the {self.message_bytes} of one gRPC message"
             raise ValueError(f"max_bodies_bytes {self.max_bodies_bytes}: {limit}")
-        if not 1 <= self.request_log_mb <= _MAX_LOG_MB:
-            raise ValueError(f"request_log_mb {self.request_log_mb}: must be in [1, {_MAX_LOG_MB}]")
+        check_range(self, "request_log_mb", 1, _MAX_LOG_MB)
         if self.max_context_tokens < 0:
             raise ValueError(f"max_context_tokens {self.max_context_tokens}: must not be negative")
-        for name in ("scheduler_wait_s", "max_queue_s", "no_progress_s", "worker_lost_s", "send_timeout_s"):
+        for name in (
+            "scheduler_wait_s",
+            "accepted_scheduler_wait_s",
+            "max_queue_s",
+            "no_progress_s",
+            "worker_lost_s",
+            "send_timeout_s",
+        ):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise ValueError(f"{name} {value}: must be a positive number of seconds")

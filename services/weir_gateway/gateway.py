@@ -14,18 +14,16 @@ from weir.bus.subjects import Subjects
 from weir.core.clock import SystemClock
 from weir.core.errors import Unavailable
 from weir.core.tasks import end_tasks
-from weir.rpc.body_budget import BodyBudget
+from weir.rpc.port_guard import BodyBudget
 from weir.runtime.service import Description
-from weir_gateway.access.access_control import AccessControl
-from weir_gateway.access.access_watch import AccessWatch
+from weir_gateway.access import AccessControl, AccessWatch
 from weir_gateway.config import GatewayConfig
 from weir_gateway.driving.driver import Driver, DriverSettings
-from weir_gateway.driving.scheduler_inbox import SchedulerInbox
-from weir_gateway.driving.scheduler_port import SchedulerPort, SchedulerPortSettings
+from weir_gateway.driving.scheduler_port import SchedulerInbox, SchedulerPort, SchedulerPortSettings
 from weir_gateway.frontends.http_frontend import HttpFrontend
 from weir_gateway.frontends.http_server import HttpServer, HttpSettings
 from weir_gateway.input_processor import InputProcessor
-from weir_gateway.lengths.output_lengths import OutputLengths
+from weir_gateway.output_lengths import OutputLengths
 from weir_gateway.requests.models import ModelDirectory, ServedModel
 from weir_gateway.requests.validation import Limits
 from weir_gateway.workers.connections import ConnectionSettings, WorkerConnections
@@ -52,7 +50,9 @@ class GatewaySettings:
     def of(cls, config: GatewayConfig) -> "GatewaySettings":
         return cls(
             instance=config.instance,
-            port=SchedulerPortSettings(outage_s=config.scheduler_wait_s),
+            port=SchedulerPortSettings(
+                outage_s=config.scheduler_wait_s, accepted_outage_s=config.accepted_scheduler_wait_s
+            ),
             driver=DriverSettings(
                 max_requests=config.max_requests, max_queue_s=config.max_queue_s, no_progress_s=config.no_progress_s
             ),
@@ -116,7 +116,7 @@ class Gateway:
         self._port = SchedulerPort(self._endpoint, self._subjects, self._gateway_id, settings.port, clock)
         self._connections = WorkerConnections(self._gateway_id, settings.connections, clock)
         self._driver = Driver(self._port, self._connections, settings.driver, clock)
-        self._inbox = SchedulerInbox(self._port, self._driver, report_interval_s=settings.report_interval_s)
+        self._inbox = SchedulerInbox(self._port, self._driver.requests, report_interval_s=settings.report_interval_s)
         models = ModelDirectory([model])
         self.processor = InputProcessor(models, access, settings.limits, lengths, self._driver, process.tracer, clock)
         self._frontend = HttpFrontend(self.processor, settings.http, lambda: self._is_ready, process.bodies)
@@ -166,8 +166,7 @@ class Gateway:
             **bus,
             **self._port.metrics(),
             **self._access_watch.metrics(),
-            "requests_in_flight": float(self._driver.num_in_flight),
-            "requests_open": float(self._driver.num_tasks),
+            **self._driver.metrics(),
             "malformed_messages_total": bus["bus_malformed_total"] + connections["malformed_frames_total"],
             "http_internal_errors_total": float(self._frontend.num_internal_errors),
         }

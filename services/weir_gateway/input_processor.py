@@ -2,6 +2,8 @@
 
 import asyncio
 import uuid
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from opentelemetry.context import Context
@@ -11,15 +13,13 @@ from weir.core.clock import Clock
 from weir.core.errors import FieldViolation, InvalidRequest, WeirError
 from weir.core.life import Phase
 from weir.core.options import MAX_CHOICES
-from weir_gateway.access.access_control import AccessControl, Caller
+from weir_gateway.access import AccessControl, Caller
 from weir_gateway.driving.driver import Driver
 from weir_gateway.driving.open_request import OpenRequest, choice_of, request_id_of
 from weir_gateway.driving.request_span import RequestSpan
-from weir_gateway.lengths.output_lengths import OutputLengths
-from weir_gateway.request_metrics import RequestMetrics
-from weir_gateway.requests.client_request import ClientRequest, FieldNames
-from weir_gateway.requests.models import ModelDirectory
-from weir_gateway.requests.prompt_tokenizer import PromptTokenizer
+from weir_gateway.output_lengths import OutputLengths
+from weir_gateway.requests.client_request import ClientRequest, Conversation, FieldNames, Text, TokenIds
+from weir_gateway.requests.models import ModelDirectory, ServedModel
 from weir_gateway.requests.request_state import RequestEnd, RequestState
 from weir_gateway.requests.validation import (
     CheckedRequest,
@@ -29,7 +29,104 @@ from weir_gateway.requests.validation import (
     check_fields,
     check_prompt,
     check_text_size,
+    prompt_field,
 )
+
+_TOKENIZER_THREADS = 2
+# Longer texts are tokenized in a thread, so that the event loop goes on with the others.
+_MAX_INLINE_CHARS = 2048
+_MAX_TENANTS = 256
+_OTHER_TENANT = "other"
+"""Whoever comes after `_MAX_TENANTS`, which are counted by name."""
+_PHASE_METRICS = {
+    Phase.RECEIVED: "accepted_total",
+    Phase.FINISHED: "finished_total",
+    Phase.CANCELLED: "cancelled_total",
+    Phase.FAILED: "failed_total",
+    Phase.REFUSED: "refused_total",
+}
+_TENANT_PHASES = (Phase.RECEIVED, Phase.FINISHED, Phase.REFUSED)
+
+
+class PromptTokenizer:
+    """Owns its threads. Raises InvalidRequest for a text that cannot be encoded."""
+
+    def __init__(self) -> None:
+        self._executor = ThreadPoolExecutor(_TOKENIZER_THREADS, thread_name_prefix="tokenize")
+
+    async def tokenize_prompt(self, client_request: ClientRequest, model: ServedModel) -> list[int]:
+        match client_request.prompt:
+            case TokenIds(ids):
+                return list(ids)
+            case Text(text):
+                return await self.tokenize(model, text, field=prompt_field(client_request))
+            case Conversation(messages):
+                rendered = model.chat_template.render(messages)
+                # The template writes the beginning-of-sequence token itself.
+                return await self.tokenize(model, rendered, field=prompt_field(client_request), add_bos=False)
+
+    async def tokenize(self, model: ServedModel, text: str, *, field: str, add_bos: bool = True) -> list[int]:
+        """`field` is what the client calls the text, for errors."""
+
+        def encode() -> list[int]:
+            return model.tokenizer.encode(text, add_bos=add_bos, field=field)
+
+        if len(text) <= _MAX_INLINE_CHARS:
+            return encode()
+        return await asyncio.get_running_loop().run_in_executor(self._executor, encode)
+
+    def close(self) -> None:
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+class RequestMetrics:
+    """Counters of requests and tokens, of all and by tenant.
+
+    Bounded however often tenants come and go. Their names are those of the limits file, never a client's choice.
+    """
+
+    def __init__(self, *, max_tenants: int = _MAX_TENANTS) -> None:
+        self._max_tenants = max_tenants
+        self._tenants: set[str] = set()
+        self._counts: Counter[str] = Counter(
+            dict.fromkeys((*_PHASE_METRICS.values(), "rejected_total", "prompt_tokens_total", "output_tokens_total"), 0)
+        )
+
+    def count_rejection(self, error: WeirError) -> None:
+        """For a request that never was accepted."""
+        self._counts.update(("rejected_total", f"rejected_{type(error).__name__.lower()}_total"))
+
+    def count_phase(self, tenant: str, phase: Phase) -> None:
+        if phase in _PHASE_METRICS:
+            self._counts[_PHASE_METRICS[phase]] += 1
+        if phase in _TENANT_PHASES:
+            self._add_of_tenant(tenant, _PHASE_METRICS[phase], 1)
+
+    def count_prompt_tokens(self, tenant: str, num_tokens: int) -> None:
+        self._counts["prompt_tokens_total"] += num_tokens
+        self._add_of_tenant(tenant, "prompt_tokens_total", num_tokens)
+
+    def count_output_tokens(self, tenant: str, num_tokens: int) -> None:
+        self._counts["output_tokens_total"] += num_tokens
+        self._add_of_tenant(tenant, "output_tokens_total", num_tokens)
+
+    @property
+    def num_running(self) -> int:
+        """Accepted requests that have not ended."""
+        terminal = sum(self._counts[name] for phase, name in _PHASE_METRICS.items() if phase.is_terminal)
+        return self._counts["accepted_total"] - terminal
+
+    def metrics(self) -> dict[str, float]:
+        """Those of a tenant by names such as `tenant_finished_total{tenant="acme"}`."""
+        return {name: float(count) for name, count in self._counts.items()}
+
+    def _add_of_tenant(self, tenant: str, name: str, amount: int) -> None:
+        if tenant not in self._tenants:
+            if len(self._tenants) >= self._max_tenants:
+                tenant = _OTHER_TENANT
+            else:
+                self._tenants.add(tenant)
+        self._counts[f'tenant_{name}{{tenant="{tenant}"}}'] += amount
 
 
 class InputProcessor:
@@ -79,10 +176,10 @@ class InputProcessor:
                 return self._accept(checked, span, deadline_at_s)
         except WeirError as error:
             self._metrics.count_rejection(error)
-            span.end_refused(error)
+            span.end_with(error)
             raise
         except BaseException as error:
-            span.end_refused(error)
+            span.end_with(error)
             raise
 
     def check_counts(self, model_name: str, names: FieldNames, counts: Counts) -> None:
@@ -112,8 +209,13 @@ class InputProcessor:
 
     def check_integrity(self) -> list[str]:
         num_running = self._metrics.num_running
-        num_held = sum(not state.phase.is_terminal for state in self._driver.states())
-        lost = [name for name, opened in self._by_client_id.items() if opened.ended.done()]
+        num_held = sum(not state.phase.is_terminal for state in self._driver.requests.values())
+        held = self._driver.requests
+        lost = [
+            name
+            for name, opened in self._by_client_id.items()
+            if not any(state.request_id in held for state in opened.states)
+        ]
         errors = [f"request {name!r} has ended and keeps its name" for name in lost]
         if num_running != num_held:
             errors.append(f"{num_running} accepted requests have not ended, {num_held} are held")

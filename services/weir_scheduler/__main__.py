@@ -7,7 +7,7 @@ from weir.bus.nats import NatsBus
 from weir.bus.protocol import Bus
 from weir.core.clock import SystemClock
 from weir.runtime.config import load_config
-from weir.runtime.garbage import rare_full_collections
+from weir.runtime.process_tuning import rare_full_collections
 from weir.runtime.service import ServiceContext, run_service
 from weir.wire.v1 import scheduling_pb2, scheduling_pb2_grpc
 from weir_scheduler.component import SchedulerComponent, SchedulerSettings

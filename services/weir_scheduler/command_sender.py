@@ -1,11 +1,13 @@
-"""Telling gateways what was decided, again and again until they have understood."""
+"""Does what the core wants done: sends gateways their grants and revokes until they have answered."""
 
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from opentelemetry import trace
 from opentelemetry.context import Context
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 
 from weir.bus.endpoint import BusEndpoint
 from weir.bus.messages import Ack, GrantReply
@@ -13,7 +15,7 @@ from weir.bus.protocol import BusError
 from weir.bus.subjects import Subjects
 from weir.core.clock import Clock
 from weir.core.tasks import end_tasks
-from weir.scheduling.commands import SendGrant, SendRevoke
+from weir.scheduling.commands import Command, EnteredQueue, LeftQueue, SendGrant, SendRevoke
 from weir.scheduling.core import SchedulerCore
 
 logger = logging.getLogger(__name__)
@@ -23,8 +25,43 @@ _RETRY_WAIT_S = 0.2
 _REVOKE_LIMIT_S = 10.0
 
 
+class _QueueSpans:
+    """The time of requests in their queues: one span each that is part of a trace. Every request that enters leaves, so
+    that none stays open."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+        self._spans: dict[str, Span] = {}
+
+    def __len__(self) -> int:
+        return len(self._spans)
+
+    def enter(self, request_id: str, lane: str) -> None:
+        """The parent is the current span: the one that handles the Submit."""
+        if not trace.get_current_span().get_span_context().is_valid:
+            return
+        attributes = {"weir.request.id": request_id, "weir.lane": lane}
+        self._spans[request_id] = self._tracer.start_span("queue", kind=SpanKind.INTERNAL, attributes=attributes)
+
+    def leave(self, request_id: str, outcome: str, *, is_error: bool = False) -> Context:
+        """Ends the span; what follows from it goes on in the context that is returned."""
+        span = self._spans.pop(request_id, None)
+        if span is None:
+            return Context()
+        span.set_attribute("weir.queue.outcome", outcome)
+        if is_error:
+            span.set_status(Status(StatusCode.ERROR, outcome))
+        span.end()
+        return trace.set_span_in_context(span, Context())
+
+    def close(self) -> None:
+        for request_id in list(self._spans):
+            self.leave(request_id, "scheduler_stopped", is_error=True)
+
+
 class CommandSender:
-    """One task a message under way. What a gateway never hears of, the reconciliation of held requests tells it."""
+    """One task a message under way; what never arrives, the reconciliation of held requests makes good. Each message
+    goes on in the trace from the span of its request's time in its queue."""
 
     def __init__(
         self,
@@ -33,26 +70,36 @@ class CommandSender:
         core: SchedulerCore,
         clock: Clock,
         on_answer: Callable[[], None],
+        tracer: Tracer,
     ) -> None:
         self._endpoint = endpoint
         self._subjects = subjects
         self._core = core
         self._clock = clock
         self._on_answer = on_answer
+        self._spans = _QueueSpans(tracer)
         self._tasks: set[asyncio.Task[None]] = set()
 
-    @property
-    def num_under_way(self) -> int:
-        return len(self._tasks)
+    def metrics(self) -> dict[str, float]:
+        return {"messages_under_way": float(len(self._tasks)), "open_queue_spans": float(len(self._spans))}
 
-    def send_grant(self, command: SendGrant, context: Context) -> None:
-        self._start(self._send_grant(command, context))
-
-    def send_revoke(self, command: SendRevoke, context: Context) -> None:
-        self._start(self._send_revoke(command, context))
+    def run(self, command: Command) -> None:
+        match command:
+            case EnteredQueue(request_id, lane):
+                self._spans.enter(request_id, lane)
+            case LeftQueue(request_id, outcome):
+                self._spans.leave(request_id, outcome)
+            case SendGrant():
+                context = self._spans.leave(command.grant.request_id, "granted")
+                self._start(self._send_grant(command, context))
+            case SendRevoke():
+                revoke = command.revoke
+                context = self._spans.leave(revoke.request_id, revoke.reason.value, is_error=True)
+                self._start(self._send_revoke(command, context))
 
     async def close(self) -> None:
         await end_tasks(self._tasks)
+        self._spans.close()
 
     async def _send_grant(self, command: SendGrant, context: Context) -> None:
         grant = command.grant

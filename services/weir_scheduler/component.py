@@ -17,19 +17,17 @@ from weir.core.errors import Unavailable
 from weir.core.tasks import end_tasks
 from weir.runtime.service import Description
 from weir.scheduling.core import SchedulerCore
-from weir.scheduling.limits.core_limits import CoreLimits
+from weir.scheduling.limits import CoreLimits
 from weir_scheduler.effective_limits import EffectiveLimits
 from weir_scheduler.leadership import Leadership
-from weir_scheduler.limits_keeper import LimitsKeeper
-from weir_scheduler.limits_source import LimitsSource
-from weir_scheduler.operators import Operators
-from weir_scheduler.scheduling_admin import SchedulingAdmin
+from weir_scheduler.limits_keeper import LimitsKeeper, LimitsSource
+from weir_scheduler.scheduling_admin import Operators, SchedulingAdmin
 from weir_scheduler.shell import SchedulerShell
 
 logger = logging.getLogger(__name__)
 
-_STANDBY_LOOK_S = 0.5
-_RENEW_S = 1.0
+_STANDBY_LOOK_S = 0.25
+_RENEW_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +127,7 @@ class SchedulerComponent:
             lambda: shell.set_policy(keeper.effective_limits.policy.make()),
         )
         await keeper.publish()  # before it is ready: gateways and workers go by it
-        self._leader = _Leader(shell, keeper, SchedulingAdmin(keeper, self._operators, core, epoch))
+        self._leader = _Leader(shell, keeper, SchedulingAdmin(keeper, self._operators, core))
         self._run("following the limits file", keeper.keep())
         self._has_role.set()
         logger.info("leading in epoch %d", epoch)

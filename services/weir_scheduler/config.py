@@ -3,12 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from weir.core.fields import check_range
 from weir.policy.registry import PolicySpec
 from weir.runtime.config import ServiceConfig, setting
-from weir.scheduling.limits.core_limits import CoreLimits, parse_lane
-from weir.scheduling.limits.lane_limits import MAX_COUNT
-from weir.scheduling.limits.placing_limits import PlacingLimits
-from weir.scheduling.limits.ranges import check_range
+from weir.scheduling.limits import MAX_COUNT, CoreLimits, PlacingLimits, parse_lane
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ class SchedulerConfig(ServiceConfig):
         "Whether one more request fits: by the worst case; by what runs now; by the lengths of past outputs; or by "
         "predicted lengths.",
     )
-    gather_s: float = setting(1.5, "Seconds after start in which gateways and workers report what there is.")
+    gather_s: float = setting(1.0, "Seconds after start in which gateways and workers report what there is.")
 
     limits: CoreLimits = field(init=False, repr=False)
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from weir.bus.codec import MalformedMessage, decode, encode
 from weir.bus.protocol import Bus, BusError, KvBucket, KvEntry
 from weir.bus.subjects import Subjects
-from weir.scheduling.accounting.fairness import GroupKey
-from weir.scheduling.accounting.tenants import QuotaDebt
 from weir.scheduling.core import SchedulerCore
+from weir.scheduling.fairness import GroupKey
+from weir.scheduling.tenants import QuotaDebt
 
 logger = logging.getLogger(__name__)
 

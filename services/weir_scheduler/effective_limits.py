@@ -13,8 +13,8 @@ from weir.bus.configuration import (
 )
 from weir.core.errors import FieldViolation, InvalidRequest
 from weir.policy.registry import PolicySpec
-from weir.scheduling.limits.core_limits import CoreLimits
-from weir.scheduling.limits.file import change_limits, format_limits, parse_limits
+from weir.scheduling.limits import CoreLimits
+from weir.scheduling.limits_file import change_limits, format_limits, parse_limits
 
 _MAX_KEPT_BYTES = 512 * 1024
 """Of a file that is kept for the next scheduler: well under what one message may have."""
@@ -147,7 +147,7 @@ def _access_rules(limits: CoreLimits, epoch: int) -> AccessRules:
 
 
 def _checked(limits: CoreLimits) -> CoreLimits:
-    """Raises InvalidRequest where gateways could not be told of them."""
+    """Raises InvalidRequest where they do not fit into the message that gateways get."""
     try:
         encode(_access_rules(limits, 0))
     except MessageTooLarge as error:

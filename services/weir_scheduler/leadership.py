@@ -12,8 +12,8 @@ from weir.core.clock import Clock
 logger = logging.getLogger(__name__)
 
 LEADER_KEY = "leader"
-LEADER_TTL_S = 3.0
-_MAX_LOOK_GAP_S = 1.5
+LEADER_TTL_S = 1.5
+_MAX_LOOK_GAP_S = 0.75
 """Longer ago than this, what was seen before says nothing of the time since: the bus was away, or this process slow."""
 
 

@@ -7,6 +7,7 @@ shown to whoever asks.
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -21,19 +22,71 @@ from weir.bus.configuration import (
     Written,
 )
 from weir.bus.protocol import BusError, KeyConflict, KvBucket, KvEntry
-from weir.core.errors import InvalidRequest, Unavailable
+from weir.core.errors import FieldViolation, InvalidRequest, Unavailable
+from weir.scheduling.limits_file import MAX_FILE_BYTES
 from weir_scheduler.effective_limits import EffectiveLimits
-from weir_scheduler.limits_source import LimitsSource
 
 logger = logging.getLogger(__name__)
 
 _LOOK_S = 1.0
 _VERIFY_EVERY = 5
 """Looks at the file between two looks whether the bucket still has what was written."""
+_SETTLED_S = 2.0
+"""Younger than this, a file can change again without a new time of change."""
+
+
+class LimitsSource:
+    """Reads the limits file, and again when it has changed. Errors are InvalidRequest, as those of its content.
+
+    A change counts once two looks have found the same: whoever writes a file in place empties it first, and a file
+    without keys would let everybody in.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._stamp: tuple[int, ...] = ()
+        self._seen: str | None = None
+        """At the last look; None: it could not be read, or was returned already."""
+
+    async def read(self) -> str:
+        return await asyncio.to_thread(self._read)
+
+    async def try_read_changed(self) -> str | None:
+        """None: nothing has changed, or not for two looks yet."""
+        return await asyncio.to_thread(self._try_read_changed)
+
+    def _try_read_changed(self) -> str | None:
+        stamp = self._stamp_now()
+        if stamp and stamp == self._stamp and self._seen is None:
+            return None
+        seen, self._seen = self._seen, None
+        text = self._read()
+        if text != seen:
+            self._seen = text
+            return None
+        return text
+
+    def _read(self) -> str:
+        self._stamp = self._stamp_now()
+        try:
+            with self.path.open("rb") as file:
+                content = file.read(MAX_FILE_BYTES + 1)
+            return content.decode()
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidRequest([FieldViolation("file", f"cannot be read: {error}")]) from error
+
+    def _stamp_now(self) -> tuple[int, ...]:
+        """Empty for a file that is gone, or has changed just now."""
+        try:
+            found = self.path.stat()
+        except OSError:
+            return (0,)
+        is_settled = time.time() - found.st_mtime > _SETTLED_S
+        return (found.st_mtime_ns, found.st_size, found.st_ino) if is_settled else ()
 
 
 class LimitsKeeper:
-    """Of one leader. A change reaches the core before it is published."""
+    """Serves one leader. A change reaches the core before it is published."""
 
     def __init__(
         self,
@@ -102,9 +155,14 @@ class LimitsKeeper:
 
     async def set_policy(self, text: str) -> None:
         """Raises ValueError, and changes nothing then; Unavailable where another scheduler leads by now."""
+        before = self._effective_limits.policy
         self._effective_limits.choose_policy(text)
+        try:
+            self._on_policy()
+        except Exception:  # what a policy of another distribution raises when it is made or given what waits
+            self._effective_limits.policy = before
+            raise
         logger.info("policy %s", self._effective_limits.policy)
-        self._on_policy()
         self._unpublished.add(POLICY_KEY)
         await self.publish()
         self._check_leads()
@@ -185,7 +243,7 @@ class LimitsKeeper:
         await self.publish()
 
     def _check_leads(self) -> None:
-        """What was changed here is lost with this scheduler: whoever changed it must not take it for done."""
+        """Raises Unavailable where what was changed here is lost with this scheduler, and so is not done."""
         if self._is_replaced:
             raise Unavailable("another scheduler leads now; nothing was changed, ask that one", retry_after_s=_LOOK_S)
 

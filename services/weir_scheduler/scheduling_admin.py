@@ -1,60 +1,106 @@
-"""Where operators see and change what the leading scheduler goes by: `weir.v1.Scheduling`."""
+"""Where operators see and change what the leading scheduler goes by (`weir.v1.Scheduling`), and who is one.
 
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+Whoever shows an admin key is an operator, and everybody where nobody has a key.
+"""
+
+import hmac
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import grpc.aio
 
-from weir.core.api_key import try_read_key
-from weir.core.errors import FieldViolation, InvalidRequest, Unavailable
-from weir.scheduling.accounting.fairness import GroupKey
+from weir.core.credentials import MIN_KEY_CHARS, key_digest, try_read_key
+from weir.core.errors import FieldViolation, InvalidRequest, PermissionDenied, Unauthenticated, Unavailable
+from weir.scheduling.core import SchedulerCore
+from weir.scheduling.limits import CoreLimits
 from weir.wire.v1 import scheduling_pb2, scheduling_pb2_grpc
 from weir_scheduler.limits_keeper import LimitsKeeper
-from weir_scheduler.operators import Operators
 
 _STANDBY_RETRY_S = 1.0
 _MAX_SETTINGS = 256
 
 _Context = grpc.aio.ServicerContext[Any, Any]
-_Figures = Mapping[str, Mapping[str, float]]
 
 
-class MetricsSource(Protocol):
-    """The live numbers of a core, by name of lane or tenant."""
+class Operators:
+    """Admin keys are those of the limits, and the one that this process was given in a file of its own.
 
-    def lane_metrics(self) -> _Figures: ...
+    A stack without any keys, as on a laptop, asks for none. Once tenants have keys, an admin key is needed, so that no
+    tenant can change its own limits.
+    """
 
-    def tenant_metrics(self) -> _Figures: ...
+    def __init__(self, own_key: str = "") -> None:
+        self._own_digests = (key_digest(own_key),) if own_key else ()
+        self.num_refused = 0
 
-    def tenant_counters(self) -> Mapping[GroupKey, Mapping[str, float]]:
-        """(model, lane) -> tenant -> virtual token counter."""
-        ...
+    @classmethod
+    def from_file(cls, path: Path) -> "Operators":
+        """Raises InvalidRequest for a file that cannot be read or holds no key."""
+        try:
+            key = path.read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise _bad("admin_key_file", f"cannot be read: {error}") from error
+        if len(key) < MIN_KEY_CHARS:
+            raise _bad("admin_key_file", f"{path}: a key of {len(key)} characters, must have at least {MIN_KEY_CHARS}")
+        return cls(key)
+
+    @property
+    def has_own_key(self) -> bool:
+        return bool(self._own_digests)
+
+    def check(self, key: str | None, limits: CoreLimits) -> None:
+        """Raises Unauthenticated or PermissionDenied for who may not."""
+        if not (limits.has_tenant_keys or limits.admin_key_digests):
+            return
+        try:
+            self._check_needed(key, limits)
+        except (Unauthenticated, PermissionDenied):
+            self.num_refused += 1
+            raise
+
+    def _check_needed(self, key: str | None, limits: CoreLimits) -> None:
+        admins = (*self._own_digests, *map(bytes.fromhex, limits.admin_key_digests))
+        if not admins:
+            raise PermissionDenied(
+                "tenants have API keys and no admin key is known: put admin_key_digests into the limits file "
+                "(`weir limits key` makes one), or give the scheduler an admin_key_file"
+            )
+        if key is None:
+            raise Unauthenticated(
+                "an admin key is needed: give --admin-key or WEIR_ADMIN_KEY, or send Authorization: Bearer KEY"
+            )
+        digest = key_digest(key)
+        if not any(hmac.compare_digest(digest, admin) for admin in admins):
+            tenants = limits.tenants_by_name.values()
+            if any(digest.hex() in tenant.api_key_digests for tenant in tenants):
+                raise PermissionDenied("this is a tenant's key: limits and policy take one of admin_key_digests")
+            raise Unauthenticated("the admin key is not known")
 
 
 class SchedulingAdmin:
-    """Of one leader."""
+    """What operators may ask of one leader."""
 
-    def __init__(self, rules: LimitsKeeper, operators: Operators, metrics: MetricsSource, epoch: int) -> None:
-        self._rules = rules
+    def __init__(self, keeper: LimitsKeeper, operators: Operators, core: SchedulerCore) -> None:
+        self._keeper = keeper
         self._operators = operators
-        self._metrics = metrics
-        self._epoch = epoch
+        self._core = core
 
     def check_operator(self, key: str | None) -> None:
         """Raises Unauthenticated or PermissionDenied unless whoever shows this key may see and change everything."""
-        self._operators.check(key, self._rules.effective_limits.limits)
+        self._operators.check(key, self._keeper.effective_limits.limits)
 
     def describe(self) -> scheduling_pb2.DescribeSchedulingResponse:
         """Everything that is in force, with its live numbers."""
-        effective_limits = self._rules.effective_limits
-        lanes, tenants = self._metrics.lane_metrics(), self._tenant_metrics()
+        effective_limits = self._keeper.effective_limits
+        lanes, tenants = self._core.lane_metrics(), self._tenant_metrics()
         return scheduling_pb2.DescribeSchedulingResponse(
-            epoch=self._epoch,
+            epoch=self._core.epoch,
             policy=str(effective_limits.policy),
             limits_toml=effective_limits.toml,
-            limits_path=str(self._rules.limits_path or ""),
+            limits_path=str(self._keeper.limits_path or ""),
             limits_digest=effective_limits.file_digest,
-            limits_error=self._rules.file_error,
+            limits_error=self._keeper.file_error,
             overrides=[
                 scheduling_pb2.LimitSetting(key=key, value=value) for key, value in effective_limits.overrides.items()
             ],
@@ -70,8 +116,8 @@ class SchedulingAdmin:
 
     def _tenant_metrics(self) -> dict[str, dict[str, float]]:
         """With the virtual token counter of each lane, over all models: who has the least of a lane is served next."""
-        tenants = {name: dict(metrics) for name, metrics in self._metrics.tenant_metrics().items()}
-        for (_, lane), counters in self._metrics.tenant_counters().items():
+        tenants = {name: dict(metrics) for name, metrics in self._core.tenant_metrics().items()}
+        for (_, lane), counters in self._core.tenant_counters().items():
             for tenant, value in counters.items():
                 metrics = tenants.setdefault(tenant, {})
                 name = f"virtual_tokens_{lane}"
@@ -87,16 +133,16 @@ class SchedulingAdmin:
         twice = next((key for key in keys if keys.count(key) > 1), None)
         if twice is not None:
             raise _bad(twice[:100], "comes twice; give each key once")
-        await self._rules.set_limits(changes)
-        return scheduling_pb2.SetLimitsResponse(limits_toml=self._rules.effective_limits.toml)
+        await self._keeper.set_limits(changes)
+        return scheduling_pb2.SetLimitsResponse(limits_toml=self._keeper.effective_limits.toml)
 
     async def set_policy(self, request: scheduling_pb2.SetPolicyRequest) -> scheduling_pb2.SetPolicyResponse:
         """Raises InvalidRequest, and changes nothing then."""
         try:
-            await self._rules.set_policy(request.policy)
+            await self._keeper.set_policy(request.policy)
         except ValueError as error:
             raise _bad("policy", str(error)) from error
-        return scheduling_pb2.SetPolicyResponse(policy=str(self._rules.effective_limits.policy))
+        return scheduling_pb2.SetPolicyResponse(policy=str(self._keeper.effective_limits.policy))
 
 
 class SchedulingServicer(scheduling_pb2_grpc.SchedulingServicer):

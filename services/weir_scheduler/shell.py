@@ -9,27 +9,40 @@ from opentelemetry.trace import Tracer
 
 from weir.bus.codec import MalformedMessage, decode
 from weir.bus.endpoint import BusEndpoint
-from weir.bus.messages import Ack, Cancel, Finish, Held, HeldReply, Prefilled, Submit, SubmitReply, WorkerRecord
-from weir.bus.protocol import Bus, KvEntry
+from weir.bus.messages import (
+    Ack,
+    AskPrefixes,
+    Cancel,
+    Finish,
+    Held,
+    HeldReply,
+    LeaderChanged,
+    Prefilled,
+    PrefixChanged,
+    PrefixSnapshot,
+    Submit,
+    SubmitReply,
+    WorkerRecord,
+)
+from weir.bus.protocol import Bus, BusError, KvEntry
 from weir.bus.subjects import WORKER_TTL_S, Subjects
 from weir.core.clock import Clock
 from weir.core.tasks import end_tasks
 from weir.policy.seams import Policy
-from weir.scheduling.commands import EnteredQueue, LeftQueue, SendGrant, SendRevoke
 from weir.scheduling.core import SchedulerCore
-from weir.scheduling.limits.core_limits import CoreLimits
+from weir.scheduling.limits import CoreLimits
 from weir_scheduler.command_sender import CommandSender
 from weir_scheduler.counters_store import CountersStore
-from weir_scheduler.prefix_watch import PrefixWatch
-from weir_scheduler.queue_spans import QueueSpans
 
 logger = logging.getLogger(__name__)
 
 _TICK_S = 0.1
+_SNAPSHOT_TIMEOUT_S = 2.0
+_MAX_PENDING_PREFIXES = 1024
 
 
 class SchedulerShell:
-    """Runs one core. `on_failure` is told when it cannot go on."""
+    """Runs one core. `on_failure` is called when it cannot go on."""
 
     def __init__(
         self,
@@ -46,11 +59,11 @@ class SchedulerShell:
         self._core = core
         self._on_failure = on_failure
         self._endpoint = BusEndpoint(bus, tracer)
-        self._spans = QueueSpans(tracer)
-        self._sender = CommandSender(self._endpoint, subjects, core, clock, self.act)
-        self._prefixes = PrefixWatch(self._endpoint, subjects, core)
+        self._sender = CommandSender(self._endpoint, subjects, core, clock, self.act, tracer)
         self._counters = CountersStore(bus, subjects, core)
         self._tasks: list[asyncio.Task[None]] = []
+        self._asking: set[asyncio.Task[None]] = set()
+        """For snapshots of what arenas have cached."""
         self._num_malformed_records = 0
 
     async def start(self) -> None:
@@ -63,17 +76,18 @@ class SchedulerShell:
         await self._endpoint.serve(self._subjects.cancel, Cancel, self._on_cancel)
         await self._endpoint.serve(self._subjects.prefilled, Prefilled, self._on_prefilled)
         await self._endpoint.serve(self._subjects.finish, Finish, self._on_finish)
-        await self._prefixes.start()
+        await self._endpoint.serve(
+            self._subjects.prefixes, PrefixChanged, self._on_prefixes_changed, max_pending=_MAX_PENDING_PREFIXES
+        )
+        await self._endpoint.publish(self._subjects.leader_changed, LeaderChanged(self._core.epoch))
         self._run("ticking", self._tick())
         self._run("saving counters", self._counters.keep())
 
     async def stop(self) -> None:
         await self._endpoint.close()
-        await end_tasks(self._tasks)
+        await end_tasks([*self._tasks, *self._asking])
         await self._counters.save()
-        await self._prefixes.stop()
         await self._sender.close()
-        self._spans.close()
 
     def metrics(self) -> dict[str, float]:
         """Counters (`_total`) and gauges."""
@@ -83,9 +97,8 @@ class SchedulerShell:
             **core,
             **bus,
             **self._counters.metrics(),
+            **self._sender.metrics(),
             "malformed_messages_total": malformed,
-            "messages_under_way": float(self._sender.num_under_way),
-            "open_queue_spans": float(len(self._spans)),
         }
 
     def set_limits(self, limits: CoreLimits) -> None:
@@ -130,17 +143,28 @@ class SchedulerShell:
     def act(self) -> None:
         """Does what the core wants done now."""
         for command in self._core.decide():
-            match command:
-                case EnteredQueue(request_id, lane):
-                    self._spans.enter(request_id, lane)
-                case LeftQueue(request_id, outcome):
-                    self._spans.leave(request_id, outcome)
-                case SendGrant():
-                    self._sender.send_grant(command, self._spans.leave(command.grant.request_id, "granted"))
-                case SendRevoke():
-                    reason = command.revoke.reason.value
-                    context = self._spans.leave(command.revoke.request_id, reason, is_error=True)
-                    self._sender.send_revoke(command, context)
+            self._sender.run(command)
+
+    async def _on_prefixes_changed(self, message: PrefixChanged) -> None:
+        """A hint, as its snapshot is: what is lost is asked for again, or missed without harm."""
+        self._core.prefixes_changed(message)
+
+    def _ask_for_unknown_prefixes(self) -> None:
+        """One question a second and arena at most."""
+        for arena_id in self._core.unknown_prefixes():
+            task = asyncio.create_task(self._ask_prefixes(arena_id), name=f"prefixes of {arena_id}")
+            self._asking.add(task)
+            task.add_done_callback(self._asking.discard)
+
+    async def _ask_prefixes(self, arena_id: str) -> None:
+        subject, question = self._subjects.prefixes_of(arena_id), AskPrefixes(arena_id)
+        try:
+            snapshot = await self._endpoint.ask(subject, question, PrefixSnapshot, timeout_s=_SNAPSHOT_TIMEOUT_S)
+        except BusError as error:
+            logger.debug("%s did not send its snapshot: %s", arena_id, error)
+            return
+        if snapshot.arena_id == arena_id:
+            self._core.prefixes_replaced(snapshot)
 
     async def _watch_workers(self, entries: AsyncIterator[KvEntry]) -> None:
         async for entry in entries:
@@ -166,7 +190,7 @@ class SchedulerShell:
         while True:
             self._core.bus_changed(is_connected=self._bus.is_connected)
             self._core.tick()
-            self._prefixes.ask_for_unknown()
+            self._ask_for_unknown_prefixes()
             self.act()
             await asyncio.sleep(_TICK_S)
 

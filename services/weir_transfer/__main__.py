@@ -8,7 +8,7 @@ from weir.bus.nats import NatsBus
 from weir.bus.protocol import Bus
 from weir.bus.subjects import Subjects
 from weir.core.clock import SystemClock
-from weir.kv.prefixes.index import PrefixIndex
+from weir.kv.prefixes import PrefixIndex
 from weir.runtime.config import load_config
 from weir.runtime.service import ServiceContext, run_service
 from weir.wire.v1 import arena_pb2

@@ -12,15 +12,14 @@ import numpy as np
 from weir.core.errors import Overloaded
 from weir.kv.arena.integrity import check_integrity
 from weir.kv.arena.lease import Lease, LeaseState, LeaseTable
-from weir.kv.arena.ownership import Move, OwnershipTable
+from weir.kv.arena.ownership import Move, NotOwned, OwnershipTable
 from weir.kv.arena.segment import Segment
 from weir.kv.geometry import PAGE_TOKENS
+from weir.kv.layout import PageState, SlotState
 from weir.kv.messages import Acquired, Claims, HandedOff, HandOffReceipt, PageChain, PrefixMatch
 from weir.kv.movers import Mover
-from weir.kv.prefixes.hashing import page_hashes
-from weir.kv.prefixes.index import PageIds, PrefixIndex
+from weir.kv.prefixes import PageIds, PrefixIndex, page_hashes
 from weir.kv.records.record import RecordSummary
-from weir.kv.states import NotOwned, PageState, SlotState
 from weir_transfer.lease_keeper import Countdowns, LeaseKeeper
 from weir_transfer.messages import (
     Announcement,
@@ -71,7 +70,8 @@ class ArenaCore:
         self._model_digest = segment.model_digest
         self._mover = mover
         self._table = OwnershipTable(segment.page_rows, segment.slot_rows)
-        self._keeper = LeaseKeeper(LeaseTable(segment.lease_rows, segment.counters), countdowns, settings)
+        self._leases = LeaseTable(segment.lease_rows, segment.counters)
+        self._keeper = LeaseKeeper(self._leases, countdowns, settings)
         self._records = [segment.record(slot) for slot in range(segment.geometry.num_slots)]
         self.prefixes: PrefixIndex = self._table.prefixes
         self._counters = TransferCounters()
@@ -82,7 +82,7 @@ class ArenaCore:
         self._recover()
 
     def leases(self) -> list[Lease]:
-        return self._keeper.all()
+        return self._leases.all()
 
     def attach(self, registration: LeaseRegistration) -> Attachment:
         """Gives a lease or gives it back, and brings the table into line with what the worker claims.
@@ -121,7 +121,7 @@ class ArenaCore:
 
     def tick(self) -> list[int]:
         """Runs the countdowns and frees orphans. Returns the leases whose processes must be killed now."""
-        for lease in self._keeper.all():
+        for lease in self._leases.all():
             if lease.state == LeaseState.ORPHANED:
                 self._free_orphans(lease.lease_id)
         to_fence = self._keeper.count_down()
@@ -133,10 +133,12 @@ class ArenaCore:
         self._keeper.check_attached(lease_id, attachment)
         acquired = self._try_acquire(lease_id, num_pages, num_slots)
         if acquired is None:
-            num_free = self._table.num_pages(PageState.FREE) + self._table.num_pages(PageState.CACHED)
+            num_free, num_cached = self._table.num_pages(PageState.FREE), self._table.num_pages(PageState.CACHED)
+            kept = f"; {num_cached} cached pages are kept until every worker has attached again"
             raise Overloaded(
-                f"asked for {num_pages} pages and {num_slots} slots, free are {num_free} and "
-                f"{self._table.num_slots(SlotState.FREE)}",
+                f"asked for {num_pages} pages and {num_slots} slots, free are "
+                f"{num_free if self._unclaimed_lease_ids else num_free + num_cached} and "
+                f"{self._table.num_slots(SlotState.FREE)}{kept if self._unclaimed_lease_ids else ''}",
                 retry_after_s=_RETRY_AFTER_S,
             )
         return acquired
@@ -219,15 +221,15 @@ class ArenaCore:
         """Counters (`_total`) and gauges."""
         return {
             **{name: float(value) for name, value in asdict(self._counters).items()},
-            **_gauges(self._table, self._keeper.all()),
+            **_gauges(self._table, self._leases.all()),
             "prefix_pending": float(len(self._pending)),
         }
 
     def integrity_errors(self) -> tuple[str, ...]:
-        return check_integrity(self._table, self._keeper.all(), self._block_table_of)
+        return check_integrity(self._table, self._leases.all(), self._block_table_of)
 
     def _recover(self) -> None:
-        leases = self._keeper.all()
+        leases = self._leases.all()
         self._table.rebuild((lease.lease_id for lease in leases), self._block_table_of)
         for lease in leases:
             if lease.state == LeaseState.ORPHANED:  # `orphan` may have been interrupted; it can be done again
@@ -278,12 +280,14 @@ class ArenaCore:
         for slot in slots:
             self._records[slot].clear()
         self._table.free_orphans(lease_id, chains)
-        self._keeper.remove(lease_id)
+        self._leases.remove(lease_id)
 
     def _chain_of(self, slot: int) -> PageChain:
-        """The pages of a dead worker's sequence, as its record has them."""
+        """The pages of a dead worker's sequence, as its record has them; none if it died of having damaged that."""
         snapshot = self._records[slot].read()
         if snapshot is None or not (self._keeps_prefixes and snapshot.params.prefix_seed):
+            return PageChain(())
+        if len(set(snapshot.block_table)) < len(snapshot.block_table):
             return PageChain(())
         token_ids = (*snapshot.params.prompt_token_ids, *snapshot.output_token_ids)
         hashes = page_hashes(token_ids[: snapshot.num_computed_tokens], snapshot.params.prefix_seed)

@@ -3,6 +3,7 @@
 from weir.core.clock import Clock
 from weir.core.errors import Overloaded
 from weir.kv.arena.lease import Lease, LeaseState, LeaseTable
+from weir.kv.messages import Claims
 from weir_transfer.messages import (
     ArenaSettings,
     AttachRefused,
@@ -64,14 +65,13 @@ class LeaseKeeper:
                 self._table.set_state(lease.lease_id, LeaseState.SUSPECT)
                 self._countdowns.restart(lease.lease_id)
 
-    def all(self) -> list[Lease]:
-        return self._table.all()
-
     def find_or_add(self, registration: LeaseRegistration) -> int:
         """The lease that a worker asks for: an old one if it has one. Raises AttachRefused or Overloaded."""
         lease = self._table.of_worker(registration.worker_id)
         if registration.lease_id and (lease is None or lease.lease_id != registration.lease_id):
             raise AttachRefused(f"lease {registration.lease_id} of worker {registration.worker_id} does not exist")
+        if lease is None and registration.claims != Claims():
+            raise AttachRefused(f"worker {registration.worker_id} claims pages or slots but has no lease")
         if lease is None:
             return self._add(registration)
         if lease.process != registration.process:
@@ -115,10 +115,6 @@ class LeaseKeeper:
         self._countdowns.forget(lease_id)
         self._table.set_state(lease_id, LeaseState.ORPHANED)
         return True
-
-    def remove(self, lease_id: int) -> None:
-        """The lease owns nothing any more."""
-        self._table.remove(lease_id)
 
     def count_down(self) -> list[int]:
         """Call it at every tick. Returns the leases whose processes must be killed now, each once."""

@@ -1,11 +1,11 @@
 """What the core is asked, under which settings, what it answers, and what it refuses.
 
-Beside these refusals it raises `weir.kv.states.NotOwned` and `weir.core.errors.Overloaded`.
+Beside these refusals it raises `weir.kv.arena.ownership.NotOwned` and `weir.core.errors.Overloaded`.
 """
 
 from dataclasses import dataclass, field
 
-from weir.core.attempt import Attempt
+from weir.core.life import Attempt
 from weir.core.process import ProcessIdentity
 from weir.kv.messages import Claims, HandedOff, HandOffReceipt
 
@@ -87,7 +87,7 @@ class MatchRequest:
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """A sequence that the worker of `lease_id` is to hear of."""
+    """A sequence that is to be sent to the worker of `lease_id`."""
 
     lease_id: int
     sequence: HandedOff

@@ -12,13 +12,12 @@ from opentelemetry.trace import Tracer
 
 from weir.bus.codec import encode, version_headers
 from weir.bus.endpoint import BusEndpoint
-from weir.bus.messages import SCHEDULER_HASH_BYTES
-from weir.bus.prefix_messages import MAX_HASHES, AskPrefixes, PrefixChanged, PrefixSnapshot
+from weir.bus.messages import MAX_HASHES, SCHEDULER_HASH_BYTES, AskPrefixes, PrefixChanged, PrefixSnapshot
 from weir.bus.protocol import Bus, BusError
 from weir.bus.subjects import Subjects
 from weir.core.clock import Clock
 from weir.core.tasks import end_tasks
-from weir.kv.prefixes.index import PrefixIndex
+from weir.kv.prefixes import PrefixIndex
 
 _log = logging.getLogger(__name__)
 _PERIOD_S = 0.1

@@ -14,18 +14,13 @@ import grpc
 import grpc.aio
 from opentelemetry.trace import Tracer
 
-from weir.kv.messages import PrefixMatch
-from weir.kv.states import NotOwned
+from weir.core.process import ProcessIdentity
+from weir.kv.arena.ownership import NotOwned
+from weir.kv.messages import Claims, HandedOff, PageChain, PrefixMatch
+from weir.kv.prefixes import split_hashes
+from weir.rpc.conversions import attempt_from_pb, attempt_to_pb
 from weir.wire.v1 import arena_pb2, arena_pb2_grpc
 from weir_transfer.arena import ClaimedArena
-from weir_transfer.conversions import (
-    chain_from_pb,
-    chains_from_pb,
-    hand_off_from_pb,
-    handed_off_to_pb,
-    match_from_pb,
-    registration_from_pb,
-)
 from weir_transfer.core import ArenaCore
 from weir_transfer.fence import Fence
 from weir_transfer.messages import (
@@ -34,6 +29,8 @@ from weir_transfer.messages import (
     ArenaSettings,
     Attachment,
     AttachRefused,
+    HandOffRequest,
+    LeaseRegistration,
     MatchRequest,
     ReceiverGone,
     ReceiverSilent,
@@ -177,7 +174,7 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
         self, request: arena_pb2.ReleaseRequest, context: _Context
     ) -> arena_pb2.ReleaseResponse:
         try:
-            chains, match_ids = chains_from_pb(request), tuple(request.match_ids)
+            chains, match_ids = _chains_from_pb(request), tuple(request.match_ids)
             self._core.release(request.lease_id, request.attachment, chains, tuple(request.slots), match_ids)
         except (ArenaRefusal, NotOwned, ValueError) as error:
             await _abort(context, error)
@@ -187,7 +184,8 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
         self, request: arena_pb2.MatchRequest, context: _Context
     ) -> arena_pb2.MatchResponse:
         try:
-            match = await self._match(request.lease_id, request.attachment, match_from_pb(request))
+            prompt = MatchRequest(split_hashes(request.page_hashes), request.num_pages, request.num_slots)
+            match = await self._match(request.lease_id, request.attachment, prompt)
         except (ArenaRefusal, ValueError) as error:
             await _abort(context, error)
         return arena_pb2.MatchResponse(
@@ -201,7 +199,7 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
         self, request: arena_pb2.SealRequest, context: _Context
     ) -> arena_pb2.SealResponse:
         try:
-            self._core.seal(request.lease_id, request.attachment, chain_from_pb(request.chain))
+            self._core.seal(request.lease_id, request.attachment, _chain_from_pb(request.chain))
         except (ArenaRefusal, NotOwned, ValueError) as error:
             await _abort(context, error)
         return arena_pb2.SealResponse()
@@ -211,7 +209,7 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
     ) -> arena_pb2.HandOffResponse:
         with self._tracer.start_as_current_span("hand_off") as span:
             try:
-                committed = self._core.hand_off(request.lease_id, request.attachment, hand_off_from_pb(request))
+                committed = self._core.hand_off(request.lease_id, request.attachment, _hand_off_from_pb(request))
             except (ArenaRefusal, NotOwned, ValueError) as error:
                 await _abort(context, error)
             receipt = committed.receipt
@@ -253,7 +251,7 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
                 f"service in {self._pid_namespace}), so it could not be fenced: let them share one "
                 f'(in Compose `pid: "service:…"`, on Kubernetes shareProcessNamespace)'
             )
-        registration = registration_from_pb(register)
+        registration = _registration_from_pb(register)
         handle = self._fence.try_open(registration.process)
         if handle is None:
             raise AttachRefused(f"{registration.process} of worker {register.worker_id} does not exist")
@@ -301,7 +299,7 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
     def _announce(self, announcement: Announcement) -> None:
         announcements = self._announcements.get(announcement.lease_id)
         if announcements is not None:  # else the answer to its next Attach has it
-            message = handed_off_to_pb(announcement.sequence)
+            message = _handed_off_to_pb(announcement.sequence)
             announcements.push(arena_pb2.AttachResponse(sequence_handed_off=message))
 
     def _attached_to_pb(self, attachment: Attachment) -> arena_pb2.Attached:
@@ -309,10 +307,54 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
         attached.CopyFrom(self._attached)
         attached.lease_id = attachment.lease_id
         attached.attachment = attachment.number
-        attached.handed_off_sequences.extend(handed_off_to_pb(sequence) for sequence in attachment.handed_off)
+        attached.handed_off_sequences.extend(_handed_off_to_pb(sequence) for sequence in attachment.handed_off)
         return attached
 
 
 async def _abort(context: _Context, error: ArenaRefusal | NotOwned | ValueError) -> NoReturn:
     await context.abort(_CODES[type(error)], str(error))
     raise AssertionError("grpc.aio's abort() returned")
+
+
+def _registration_from_pb(register: arena_pb2.Register) -> LeaseRegistration:
+    return LeaseRegistration(
+        worker_id=register.worker_id,
+        role=register.role,
+        process=ProcessIdentity(register.pid, register.pid_start_ticks),
+        page_bytes=register.page_bytes,
+        model_digest=register.model_digest,
+        lease_id=register.lease_id,
+        claims=Claims(
+            page_ids=tuple(register.held_page_ids),
+            slots=tuple(register.held_slots),
+            handing_off_slots=tuple(register.handing_off_slots),
+        ),
+    )
+
+
+def _hand_off_from_pb(request: arena_pb2.HandOffRequest) -> HandOffRequest:
+    return HandOffRequest(
+        slot=request.slot,
+        request_id=request.request_id,
+        attempt=attempt_from_pb(request.attempt),
+        to_worker_id=request.to_worker_id,
+        hashes=split_hashes(request.page_hashes),
+    )
+
+
+def _chain_from_pb(chain: arena_pb2.PageChain) -> PageChain:
+    return PageChain(tuple(chain.page_ids), split_hashes(chain.page_hashes))
+
+
+def _chains_from_pb(request: arena_pb2.ReleaseRequest) -> list[PageChain]:
+    """Pages that hold nothing of use are a chain without hashes."""
+    return [PageChain(tuple(request.page_ids)), *(_chain_from_pb(chain) for chain in request.chains)]
+
+
+def _handed_off_to_pb(sequence: HandedOff) -> arena_pb2.SequenceHandedOff:
+    return arena_pb2.SequenceHandedOff(
+        slot=sequence.slot,
+        slot_generation=sequence.slot_generation,
+        request_id=sequence.request_id,
+        attempt=attempt_to_pb(sequence.attempt),
+    )

@@ -10,7 +10,7 @@ from opentelemetry.trace import Tracer
 
 from weir.core.clock import SystemClock
 from weir.kv.movers import SharedMemoryMover
-from weir.kv.prefixes.index import PrefixIndex
+from weir.kv.prefixes import PrefixIndex
 from weir.runtime.admin import Description
 from weir.wire.v1 import arena_pb2_grpc
 from weir_transfer.arena import ClaimedArena

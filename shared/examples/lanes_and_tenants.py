@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from weir.client import GenerateOptions, WeirClient
-from weir.core.api_key import key_digest, make_key
+from weir.core.credentials import key_digest, make_key
 from weir.core.errors import PermissionDenied, QuotaExceeded, Unauthenticated, WeirError
 
 # `weir limits key` makes keys too. The file gets digests alone: nobody can make a key of one.

@@ -1,4 +1,5 @@
-"""A worker that stands still loses its lease for good; a stack whose supervisor was killed can still be ended."""
+"""A worker that stands still loses its lease for good, and its streams go on without it; a stack whose supervisor was
+killed can still be ended."""
 
 import asyncio
 import os
@@ -36,13 +37,14 @@ async def test_a_decode_worker_stopped_beyond_its_lease_is_dead_when_it_would_wa
         worker = stack.processes("decode")[0]
         channel, stub = open_stub(stack.grpc_address)
         async with channel:
-            task = asyncio.create_task(stream(stub, greedy_request([7] * 50, max_tokens=4000, ignore_eos=True)))
+            task = asyncio.create_task(stream(stub, greedy_request([7] * 50, max_tokens=1000, ignore_eos=True)))
             await asyncio.sleep(2.0)
             stack.kill(worker, signal.SIGSTOP)
-            record = await asyncio.wait_for(task, timeout=15)
+            record = await asyncio.wait_for(task, timeout=120)
 
-        assert record.code is grpc.StatusCode.UNAVAILABLE, record
-        assert 0 < len(record.token_ids) < 4000
+        assert (record.code, record.num_index_errors) == (grpc.StatusCode.OK, 0), record
+        assert len(record.token_ids) == 1000
+        assert stack.metric("gateway", "interruptions_total") >= 1
         wait_until(lambda: not is_alive(worker.pid), timeout_s=10, what="the stopped worker was fenced")
         with pytest.raises(ProcessLookupError):
             os.kill(worker.pid, signal.SIGCONT)

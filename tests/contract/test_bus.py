@@ -1,12 +1,17 @@
 """What both buses promise about messages."""
 
 import asyncio
+import contextlib
+import gc
 import time
+import warnings
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
-from tests.contract.worlds import BusWorld, eventually
+from tests.contract.worlds import BusWorld, NatsServer, eventually
 
+from weir.bus.nats import NatsBus
 from weir.bus.protocol import Bus, BusMessage, BusTimeout, BusUnavailable, NoResponder
 
 Connect = Callable[[], Awaitable[Bus]]
@@ -154,3 +159,37 @@ async def test_a_closed_bus_is_unavailable(connect: Connect, name: str) -> None:
     assert not bus.is_connected
     with pytest.raises(BusUnavailable):
         await bus.publish(name, b"")
+
+
+async def test_a_subscription_that_a_hanging_server_does_not_confirm_begins_when_it_goes_on(
+    nats_server: NatsServer, name: str
+) -> None:
+    bus, recorder = await NatsBus.connect(nats_server.url, name="contract-test"), Recorder()
+    nats_server.freeze()
+    try:
+        await bus.subscribe(name, recorder)
+    finally:
+        nats_server.thaw()
+    async with asyncio.timeout(20):
+        while not recorder.messages:  # what is sent while the client connects again is lost
+            with contextlib.suppress(BusUnavailable):
+                await bus.publish(name, b"again")
+            await asyncio.sleep(0.1)
+    await bus.publish(name, b"heard once")
+    await eventually(lambda: recorder.messages[-1].payload == b"heard once")
+    await asyncio.sleep(0.1)
+    assert [message.payload for message in recorder.messages].count(b"heard once") == 1
+    await bus.close()
+
+
+async def test_a_server_that_refuses_the_credentials_is_not_said_to_be_away(tmp_path: Path) -> None:
+    server = NatsServer(tmp_path, "--user", "weir", "--pass", "right")
+    server.start()
+    try:
+        with pytest.raises(BusUnavailable, match=r"(Authorization Violation|Connection reset).*credentials"):
+            await NatsBus.connect(server.url.replace("//", "//weir:wrong@"), name="contract-test", timeout_s=1.5)
+    finally:
+        server.kill()
+    with warnings.catch_warnings():  # the client leaves the sockets of refused attempts to the garbage collector
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()

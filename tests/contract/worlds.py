@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -46,10 +47,11 @@ class MemoryWorld:
 
 
 class NatsServer:
-    """A nats-server on a free port of its own, killed hard."""
+    """A nats-server on a free port of its own, with `flags`, killed hard."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *flags: str) -> None:
         self._folder = folder
+        self._flags = flags
         self._process: subprocess.Popen[bytes] | None = None
         self._port = -1
 
@@ -58,7 +60,7 @@ class NatsServer:
         return f"nats://127.0.0.1:{self._port}"
 
     def start(self) -> None:
-        command = nats_server_command(self._port, self._folder / "store", ports_file_dir=self._folder)
+        command = [*nats_server_command(self._port, self._folder / "store", ports_file_dir=self._folder), *self._flags]
         with (self._folder / "nats.log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
         ports_file = self._folder / f"nats-server_{self._process.pid}.ports"
@@ -74,6 +76,17 @@ class NatsServer:
             self._process.kill()
             self._process.wait(timeout=10)
             self._process = None
+
+    def freeze(self) -> None:
+        """It keeps its connections and answers nobody."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            self._process.send_signal(number)
 
 
 class NatsWorld:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from weir.kv.geometry import PAGE_TOKENS
-from weir.scheduling.placement.memory_fit import NUM_PAST
+from weir.scheduling.memory_fit import NUM_PAST
 from weir.testing.load import StreamRecord, greedy_request, open_stub, stream
 from weir.testing.stack import Stack, wait_until
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from weir.cli.app import app
 from weir.client import GenerateOptions, WeirClient
 from weir.client.scheduling import SchedulingClient
-from weir.core.api_key import key_digest, make_key
+from weir.core.credentials import key_digest, make_key
 from weir.core.errors import PermissionDenied, QuotaExceeded, Unauthenticated
 from weir.kv.geometry import PAGE_TOKENS
 from weir.testing.load import StreamRecord, greedy_request, open_stub, stream

@@ -14,8 +14,8 @@ import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from weir.runtime.config import ServiceConfig, read_config
-from weir.scheduling.limits.core_limits import CoreLimits
-from weir.scheduling.limits.file import parse_limits
+from weir.scheduling.limits import CoreLimits
+from weir.scheduling.limits_file import parse_limits
 
 yaml = pytest.importorskip("yaml", reason="PyYAML is needed to read compose.yaml; `make setup-dev` installs it")
 

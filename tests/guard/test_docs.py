@@ -21,8 +21,8 @@ from weir.cli.app import app
 from weir.policy.registry import PolicySpec
 from weir.runtime.config import ROLES, ServiceConfig, resolve_config
 from weir.runtime.stack.plan import StackConfig
-from weir.scheduling.limits.core_limits import CoreLimits
-from weir.scheduling.limits.file import parse_limits
+from weir.scheduling.limits import CoreLimits
+from weir.scheduling.limits_file import parse_limits
 
 PROGRAM: Any = typer.main.get_command(app)
 OTHER_PROGRAMS = {"cd", "curl", "docker", "git", "touch"}

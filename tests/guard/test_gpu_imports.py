@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu.suite import parts_of
+from benchmarks.gpu.__main__ import parts_of
 
 pytest.importorskip("triton", reason="Triton is installed on Linux only")
 
 _REPOSITORY = Path(__file__).parents[2]
 _INSTALLED_THERE = ("torch", "triton", "numpy", "grpcio", "msgpack", "tokenizers", "safetensors", "pytest")
 _MODULES = (
-    "benchmarks.gpu.suite",
-    "benchmarks.gpu.pair.__main__",
+    "benchmarks.gpu.__main__",
+    "benchmarks.gpu.cuda_pair",
     "benchmarks.kernels.__main__",
     "benchmarks.gpu.step",
     "benchmarks.gpu.kernels",

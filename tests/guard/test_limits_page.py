@@ -15,8 +15,7 @@ from weir.core.options import NUMBER_RULES
 from weir.rpc.errors import status_code
 from weir.runtime.config import ServiceConfig
 from weir.runtime.stack.plan import StackConfig
-from weir.scheduling.limits.core_limits import DEFAULT_LANES, CoreLimits
-from weir.scheduling.limits.lane_limits import LaneLimits, TenantLimits
+from weir.scheduling.limits import DEFAULT_LANES, CoreLimits, LaneLimits, TenantLimits
 from weir.worker.config import WorkerConfig
 from weir_decode.config import DecodeConfig
 from weir_gateway.config import GatewayConfig

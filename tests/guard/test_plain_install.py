@@ -44,8 +44,7 @@ for root in ("weir_gateway", "weir_scheduler", "weir_transfer", "weir_prefill", 
              "weir.cli", "weir.sim", "weir.bench"):
     package = importlib.import_module(root)
     names += [module.name for module in pkgutil.walk_packages(package.__path__, root + ".")]
-step_parts = {f"weir.bench.step.{part}" for part in ("bench", "decode_split", "timing")}
-needs_extra = {"weir.sim.results.plots", *step_parts}
+needs_extra = {"weir.sim.results.plots", "weir.bench.step", "weir.bench.decode_split"}
 for name in set(names) - needs_extra:
     importlib.import_module(name)
 print(len(names))

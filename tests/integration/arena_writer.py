@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tests.integration.arena_process import MODEL_DIGEST, PAGE_BYTES
 
-from weir.core.attempt import Attempt
+from weir.core.life import Attempt
 from weir.core.sampling import SamplingParams, StopRules
 from weir.kv.records.record import SequenceParams
 from weir.rpc.arena.client import ArenaClient

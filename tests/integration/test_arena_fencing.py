@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from tests.integration.arena_process import MODEL_DIGEST, PAGE_BYTES, TransferProcess, ended, sleeping_process
 
-from weir.kv.states import PageState
+from weir.kv.layout import PageState
 from weir.rpc.arena.client import ArenaClient
 from weir_transfer.fence import try_open_process
 

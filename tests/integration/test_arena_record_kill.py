@@ -15,7 +15,7 @@ _ROUNDS = 12
 _PROGRAM = """
 import sys
 from pathlib import Path
-from weir.core.attempt import Attempt
+from weir.core.life import Attempt
 from weir.core.sampling import SamplingParams, StopRules
 from weir.kv.records.record import SequenceParams
 from weir.kv.arena.segment import Segment

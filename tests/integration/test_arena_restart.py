@@ -9,7 +9,7 @@ import grpc.aio
 import pytest
 from tests.integration.arena_process import MODEL_DIGEST, PAGE_BYTES, TransferProcess, sleeping_process
 
-from weir.core.attempt import Attempt
+from weir.core.life import Attempt
 from weir.core.process import ProcessIdentity, own_pid_namespace
 from weir.core.sampling import SamplingParams, StopRules
 from weir.kv.records.record import SequenceParams

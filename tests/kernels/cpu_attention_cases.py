@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
-from weir.ops.paged_decode.cpu import (
+from weir.ops.cpu.paged_decode import (
     decode_blocks,
     decode_merge,
     decode_partial_floats,
@@ -20,7 +20,7 @@ from weir.ops.paged_decode.cpu import (
     num_decode_items,
     plan_decode,
 )
-from weir.ops.paged_prefill.cpu import num_prefill_items, paged_prefill, plan_prefill, prefill_scratch_floats
+from weir.ops.cpu.paged_prefill import num_prefill_items, paged_prefill, plan_prefill, prefill_scratch_floats
 from weir.ops.simd.bf16 import bf16_from, bf16_to_float32
 
 NUM_LAYERS, LAYER = 3, 1

@@ -6,7 +6,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from weir.ops.linear_int8.pack import (
+from weir.ops.cpu.linear_pack import (
     BLOCK_OUTPUTS,
     PackedMatrix,
     WeightKind,
@@ -14,8 +14,8 @@ from weir.ops.linear_int8.pack import (
     pack_q4_1,
     pack_q8_0,
 )
-from weir.ops.linear_int8.tile import make_block
-from weir.ops.quantize.rows import GROUP, dequantized, empty_rows, num_groups_of, records_of
+from weir.ops.cpu.linear_tile import make_block
+from weir.ops.cpu.quantized_rows import GROUP, dequantized, empty_rows, num_groups_of, records_of
 from weir.ops.simd.features import InstructionSet, cpu_features
 
 INSTRUCTION_SETS = cpu_features().instruction_sets
@@ -72,8 +72,8 @@ def random_case(
 class LinearLayers:
     """Both kinds of linear layer in one instruction set, whichever `weir.ops` has chosen for this process."""
 
-    def __init__(self, isa: InstructionSet) -> None:
-        self._drivers = {kind: _driver(make_block(kind, isa)) for kind in KINDS}
+    def __init__(self, instruction_set: InstructionSet) -> None:
+        self._drivers = {kind: _driver(make_block(kind, instruction_set)) for kind in KINDS}
 
     def __call__(
         self, rows: NDArray[np.uint8], matrix: PackedMatrix, out: NDArray[np.float32] | None = None, added: int = 0

@@ -1,4 +1,7 @@
-"""Which instructions kernels use: what is found, what the environment may ask for, and a machine that has none."""
+"""Which instructions kernels use: what is found, what the environment may ask for, and a machine that has none.
+
+And what a kernel that is kept on disk depends on.
+"""
 
 import os
 import subprocess
@@ -7,7 +10,12 @@ from pathlib import Path
 
 import pytest
 
+import weir.model.cpu.forward
+import weir.model.cpu.workspace
+import weir.ops.cpu.linear
+import weir.ops.simd.integer
 from weir.ops.simd.features import InstructionSet, cpu_features, features_from, instruction_set, parse_features
+from weir.ops.simd.jit import kernel_sources
 
 ROOT = Path(__file__).parents[2]
 
@@ -18,11 +26,11 @@ AVX512 = dict.fromkeys(("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vn
 DIGEST = """
 import hashlib, numpy as np
 from tests.kernels.cpu_linear_cases import KINDS, random_case
-from weir.ops.linear_int8.cpu import linear_range
-from weir.ops.quantize.cpu import quantize_rows
-from weir.ops.quantize.rows import records_of
-from weir.ops.rms_norm.cpu import rms_norm_quantize
-from weir.ops.silu_mul.cpu import silu_mul_quantize
+from weir.ops.cpu.linear import linear_range
+from weir.ops.cpu.quantize import quantize_rows
+from weir.ops.cpu.quantized_rows import records_of
+from weir.ops.cpu.rms_norm import rms_norm_quantize
+from weir.ops.cpu.silu_mul import silu_mul_quantize
 digest, random = hashlib.sha256(), np.random.default_rng(1)
 inputs = random.standard_normal((3, 128)).astype(np.float32)
 for rows in (quantize_rows(inputs), rms_norm_quantize(inputs, inputs[0], 1e-5), silu_mul_quantize(inputs * 9)):
@@ -87,3 +95,9 @@ def digest_with(environment: dict[str, str]) -> str:
     )
     assert ran.returncode == 0, ran.stderr
     return ran.stdout
+
+
+def test_the_name_of_the_cache_depends_on_the_forward_pass_and_what_it_is_made_of() -> None:
+    sources = {str(path) for path in kernel_sources()}
+    modules = (weir.model.cpu.forward, weir.model.cpu.workspace, weir.ops.cpu.linear, weir.ops.simd.integer)
+    assert {module.__file__ for module in modules} <= sources

@@ -15,9 +15,9 @@ from tests.kernels.cpu_linear_cases import (
     random_quants,
 )
 
-from weir.ops.linear_int8.cpu import linear, linear_range
-from weir.ops.linear_int8.pack import WeightKind
-from weir.ops.quantize.cpu import quantize_rows
+from weir.ops.cpu.linear import linear, linear_range
+from weir.ops.cpu.linear_pack import WeightKind
+from weir.ops.cpu.quantize import quantize_rows
 from weir.ops.simd.features import InstructionSet
 
 NUM_ROWS = (1, 2, 3, 7, 8, 15, 32, 33)
@@ -25,14 +25,14 @@ SHAPES = ((1, 32), (16, 64), (17, 96), (40, 160), (95, 576))
 
 
 @pytest.fixture(scope="module")
-def by_isa() -> dict[InstructionSet, LinearLayers]:
-    return {isa: LinearLayers(isa) for isa in INSTRUCTION_SETS}
+def linear_by_set() -> dict[InstructionSet, LinearLayers]:
+    return {instruction_set: LinearLayers(instruction_set) for instruction_set in INSTRUCTION_SETS}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 def test_products_are_exact_where_float32_can_hold_them(
-    by_isa: dict[InstructionSet, LinearLayers], isa: InstructionSet, kind: WeightKind
+    linear_by_set: dict[InstructionSet, LinearLayers], instruction_set: InstructionSet, kind: WeightKind
 ) -> None:
     random = np.random.default_rng(1)
     for num_outputs, num_inputs in SHAPES:
@@ -46,63 +46,67 @@ def test_products_are_exact_where_float32_can_hold_them(
             row_scales = (2.0 ** random.integers(-1, 2, (num_rows, groups))).astype(np.float32)
             inputs = (values.reshape(num_rows, groups, 32) * row_scales[..., None]).reshape(values.shape)
             expected = inputs.astype(np.float64) @ weights.T
-            found = by_isa[isa](make_rows(values, row_scales), matrix)
+            found = linear_by_set[instruction_set](make_rows(values, row_scales), matrix)
             assert np.array_equal(found, expected), (num_outputs, num_inputs, num_rows)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 def test_the_largest_sums_do_not_saturate(
-    by_isa: dict[InstructionSet, LinearLayers], isa: InstructionSet, kind: WeightKind
+    linear_by_set: dict[InstructionSet, LinearLayers], instruction_set: InstructionSet, kind: WeightKind
 ) -> None:
     extremes = [0, 15] if kind is WeightKind.INT4 else [-127, 127, -1]
     quants = np.repeat(np.resize(extremes, 16)[:, None], 96, axis=1)
     ones = np.ones((16, 3), dtype=np.float16)
     matrix, weights = make_matrix(kind, quants, ones, -8 * ones)
     values = np.repeat(np.array([127, -127, 0, 1, 127, -127, 127, 127, -127], dtype=np.int8)[:, None], 96, axis=1)
-    found = by_isa[isa](make_rows(values, np.ones((len(values), 3), dtype=np.float32)), matrix)
+    found = linear_by_set[instruction_set](make_rows(values, np.ones((len(values), 3), dtype=np.float32)), matrix)
     assert np.array_equal(found, values.astype(np.float64) @ weights.T)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_all_tiers_give_the_same_bits(by_isa: dict[InstructionSet, LinearLayers], kind: WeightKind) -> None:
+def test_all_instruction_sets_give_the_same_bits(
+    linear_by_set: dict[InstructionSet, LinearLayers], kind: WeightKind
+) -> None:
     rows, matrix, inputs, weights = random_case(np.random.default_rng(2), kind, 15, 95, 576)
     expected = inputs @ weights.T
-    results = {isa: by_isa[isa](rows, matrix) for isa in INSTRUCTION_SETS}
+    results = {instruction_set: linear_by_set[instruction_set](rows, matrix) for instruction_set in INSTRUCTION_SETS}
     tolerance = 2e-6 * np.abs(inputs) @ np.abs(weights).T
-    for isa, found in results.items():
-        assert np.array_equal(found, results[InstructionSet.PORTABLE]), isa
-        assert (np.abs(found - expected) <= tolerance).all(), isa
+    for instruction_set, found in results.items():
+        assert np.array_equal(found, results[InstructionSet.PORTABLE]), instruction_set
+        assert (np.abs(found - expected) <= tolerance).all(), instruction_set
     assert np.array_equal(linear(rows, matrix), results[InstructionSet.PORTABLE])
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 def test_a_row_has_the_same_bits_alone_and_in_any_batch(
-    by_isa: dict[InstructionSet, LinearLayers], isa: InstructionSet, kind: WeightKind
+    linear_by_set: dict[InstructionSet, LinearLayers], instruction_set: InstructionSet, kind: WeightKind
 ) -> None:
     random = np.random.default_rng(3)
     rows, matrix, _, _ = random_case(random, kind, 40, 33, 192)
-    alone = np.concatenate([by_isa[isa](rows[index : index + 1], matrix) for index in range(len(rows))])
+    alone = np.concatenate(
+        [linear_by_set[instruction_set](rows[index : index + 1], matrix) for index in range(len(rows))]
+    )
     for num_rows in (2, 7, 32, 33):
         for _ in range(4):
             chosen = random.permutation(len(rows))[:num_rows]
-            assert np.array_equal(by_isa[isa](rows[chosen].copy(), matrix), alone[chosen]), num_rows
+            assert np.array_equal(linear_by_set[instruction_set](rows[chosen].copy(), matrix), alone[chosen]), num_rows
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 def test_adding_adds_to_what_is_there_and_nothing_else_is_touched(
-    by_isa: dict[InstructionSet, LinearLayers], isa: InstructionSet, kind: WeightKind
+    linear_by_set: dict[InstructionSet, LinearLayers], instruction_set: InstructionSet, kind: WeightKind
 ) -> None:
     random = np.random.default_rng(4)
     for num_rows, num_outputs in ((1, 17), (3, 9), (7, 31), (9, 40)):
         rows, matrix, _, _ = random_case(random, kind, num_rows, num_outputs, 64)
-        product = by_isa[isa](rows, matrix)
+        product = linear_by_set[instruction_set](rows, matrix)
         memory = random.standard_normal(num_rows * num_outputs + 32).astype(np.float32)
         before = memory.copy()
         out = memory[16 : 16 + num_rows * num_outputs].reshape(num_rows, num_outputs)
-        by_isa[isa](rows, matrix, out, added=1)
+        linear_by_set[instruction_set](rows, matrix, out, added=1)
         assert np.array_equal(out, before[16:-16].reshape(out.shape) + product)
         assert np.array_equal(memory[:16], before[:16])
         assert np.array_equal(memory[-16:], before[-16:])

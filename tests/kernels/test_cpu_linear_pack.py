@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.kernels.cpu_linear_cases import KINDS, random_case
 
-from weir.ops.linear_int8.embedding import embedding_rows
-from weir.ops.linear_int8.pack import (
+from weir.ops.cpu.embedding import embedding_rows
+from weir.ops.cpu.linear_pack import (
     PackedMatrix,
     WeightKind,
     aligned_empty,

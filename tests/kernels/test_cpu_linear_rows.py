@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from weir.ops.quantize.cpu import quantize_range, quantize_rows
-from weir.ops.quantize.rows import GROUP, dequantized, records_of
-from weir.ops.rms_norm.cpu import rms_norm_quantize, rms_norm_quantize_range
-from weir.ops.silu_mul.cpu import silu_mul_quantize, silu_mul_quantize_range
+from weir.ops.cpu.quantize import quantize_range, quantize_rows
+from weir.ops.cpu.quantized_rows import GROUP, dequantized, records_of
+from weir.ops.cpu.rms_norm import rms_norm_quantize, rms_norm_quantize_range
+from weir.ops.cpu.silu_mul import silu_mul_quantize, silu_mul_quantize_range
 
 Floats = NDArray[np.float32]
 

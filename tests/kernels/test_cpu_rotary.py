@@ -9,7 +9,7 @@ from weir.kv.geometry import PAGE_TOKENS
 from weir.model.architecture import ModelConfig
 from weir.model.torch.decoder import Rotary
 from weir.model.torch.paged_kv import PagedKv
-from weir.ops.rotary_kv_write.cpu import rotary_kv_write
+from weir.ops.cpu.rotary_kv_write import rotary_kv_write
 
 NUM_PAGES, LAYER = 24, 1
 

@@ -20,7 +20,6 @@ KERNELS = {
     "block_weights_kernel",
     "sample_token_kernel",
     "merge_splits_kernel",
-    "page_copy_kernel",
     "paged_decode_kernel",
     "paged_prefill_kernel",
     "rms_norm_kernel",

@@ -7,11 +7,10 @@ import pytest
 from typer.testing import CliRunner
 
 from weir.cli.app import app
-from weir.sim.planning.planner import PlanJob, guess_prefill_share, make_plan, run_once
-from weir.sim.planning.search import PlanLimits, PoolSizes
+from weir.sim.planning import PlanJob, PlanLimits, PoolSizes, guess_prefill_share, make_plan, run_once
 from weir.sim.profile import load_profile
 from weir.sim.results.metrics import Slo, Slos
-from weir.sim.workloads.replay import Replay, load_workload
+from weir.sim.workloads.traces import Replay, load_workload
 
 
 @pytest.fixture

@@ -1,13 +1,15 @@
 """Drives requests: submit, grant, start, stream, close. One task a request, from its acceptance to its last message.
 
-             ┌─── its workers are lost ───┐
+             ┌── its workers are lost, or give it up ──┐
 drive() ─> submit ─> wait for grant ─> connect ─> Start ─> tokens ─> ended ─> end at workers, scheduler ─> done
-             └────────────┴───────────────┴─────────┴────────┴─> cancelled, expired, lost: the same way out
+             └────────────┴───────────────┴─────────┴────────┴─> cancelled, expired, given up: the same way out
+
+Another dispatch goes on after the tokens that are there: they are the same whoever computes them.
 """
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,8 +20,7 @@ from weir.core.errors import InternalError, Overloaded, Unavailable, WeirError
 from weir.core.life import Phase
 from weir.core.tasks import end_tasks
 from weir_gateway.driving.request_span import RequestSpan
-from weir_gateway.driving.scheduler_messages import refusal_error
-from weir_gateway.driving.scheduler_port import SchedulerPort
+from weir_gateway.driving.scheduler_port import SchedulerPort, refusal_error
 from weir_gateway.requests.request_state import RETRY_AFTER_S, RequestState
 from weir_gateway.workers.connections import WorkerConnection, WorkerConnections, WorkerEndpoint
 
@@ -28,7 +29,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DriverSettings:
-    """`max_dispatches`: how many times a request is submitted whose grants come to nothing before its start.
+    """`max_fruitless_dispatches`: how many in a row may bring a request no token; `max_dispatches`: how many there are
+    at most. A request that kills its workers is not to kill all there are. After each fruitless one it waits, by
+    `fruitless_wait_s` longer each time: the scheduler may not have heard of what went wrong.
 
     `no_progress_s` bounds the time without a token while all workers live: above a long prompt's prefill in a queue.
 
@@ -37,7 +40,9 @@ class DriverSettings:
 
     max_requests: int = 1024
     max_queue_s: float = 900.0
-    max_dispatches: int = 3
+    max_fruitless_dispatches: int = 3
+    fruitless_wait_s: float = 0.2
+    max_dispatches: int = 16
     no_progress_s: float = 120.0
     overdue_s: float = 3.0
     probe_again_s: float = 40.0
@@ -58,22 +63,18 @@ class Driver:
         self._states: dict[str, RequestState] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._num_reserved = 0
+        self._num_interruptions = 0
         self._is_draining = False
-
-    @property
-    def num_in_flight(self) -> int:
-        return len(self._states)
 
     @property
     def num_tasks(self) -> int:
         """Requests in flight, and ended ones whose end is not confirmed yet or whose output is not taken yet."""
         return len(self._tasks)
 
-    def states(self) -> Iterable[RequestState]:
-        return tuple(self._states.values())
-
-    def try_find(self, request_id: str) -> RequestState | None:
-        return self._states.get(request_id)
+    @property
+    def requests(self) -> Mapping[str, RequestState]:
+        """Those that have not ended, by id; the mapping itself, not a copy."""
+        return self._states
 
     @contextmanager
     def reserve(self, num_requests: int) -> Iterator[None]:
@@ -107,7 +108,7 @@ class Driver:
     async def stop(self, wait_s: float = 2.0) -> None:
         """Ends what still runs."""
         self._is_draining = True
-        for state in self.states():
+        for state in tuple(self._states.values()):
             state.lose("the gateway is shutting down")
         tasks = list(self._tasks.values())
         if tasks:
@@ -118,16 +119,22 @@ class Driver:
         """Runs for ever: checks every request once a tick."""
         while True:
             await asyncio.sleep(self._settings.tick_s)
-            for state in self.states():
+            for state in tuple(self._states.values()):
                 try:
                     self._check_progress(state)
                 except Exception as error:  # noqa: BLE001 - the boundary of one request's check: the others' go on
                     _fail_internally(state, error)
 
+    def metrics(self) -> dict[str, float]:
+        return {
+            "requests_in_flight": float(len(self._states)),
+            "requests_open": float(self.num_tasks),
+            "interruptions_total": float(self._num_interruptions),
+        }
+
     def check_integrity(self) -> list[str]:
-        errors = [f"request {request_id} has no task" for request_id in self._states if request_id not in self._tasks]
-        ended = [state.request_id for state in self.states() if state.phase.is_terminal]
-        return errors + [f"request {request_id} has ended and is held" for request_id in ended]
+        """A request that has ended is held until its task has seen that: some steps of the event loop."""
+        return [f"request {request_id} has no task" for request_id in self._states if request_id not in self._tasks]
 
     async def _drive(self, state: RequestState, span: RequestSpan) -> None:
         timer = self._deadline_timer(state)
@@ -153,31 +160,41 @@ class Driver:
         return asyncio.get_running_loop().call_later(left_s, state.expire)
 
     async def _advance(self, state: RequestState, span: RequestSpan) -> None:
-        """Brings the request to where tokens come by themselves, or ends it."""
+        """From dispatch to dispatch, until the request ends; it ends it itself where none is left."""
+        settings = self._settings
         try:
-            await self._place(state, span)
-            await state.prefilled
-            await self._port.prefilled(state, span.context)
+            while True:
+                error = await self._dispatch(state, span)
+                self._num_interruptions += 1
+                span.interrupted(error, state.dispatch, state.output.num_tokens)
+                logger.info("request %s, dispatch %d: %s", state.request_id, state.dispatch, error.message)
+                if state.try_finish():
+                    return
+                is_fruitless = state.num_fruitless_dispatches >= settings.max_fruitless_dispatches
+                if is_fruitless or state.dispatch >= settings.max_dispatches:
+                    raise error
+                self._end_at_workers(state)
+                await asyncio.sleep(settings.fruitless_wait_s * state.num_fruitless_dispatches)
+                if state.phase.is_terminal:  # cancelled meanwhile, and this task is about to be
+                    return
+                state.requeue()
         except WeirError as error:
             state.fail(error)
         except Exception as error:  # noqa: BLE001 - the boundary of one request: it ends, the gateway goes on
             _fail_internally(state, error)
 
-    async def _place(self, state: RequestState, span: RequestSpan) -> None:
-        """Returns when its workers are asked to start. Raises Unavailable if those of no grant could be reached."""
-        while True:
-            await self._submit(state, span)
-            placement = await self._wait_for_grant(state)
-            span.placed(placement)
-            with span.child("start"):
-                if await self._try_start(state, placement):
-                    return
-            message = state.unreachable.result()
-            if state.dispatch >= self._settings.max_dispatches:
-                raise Unavailable(message, retry_after_s=RETRY_AFTER_S)
-            logger.info("request %s, dispatch %d: %s", state.request_id, state.dispatch, message)
-            self._unsubscribe(state)
-            state.requeue()
+    async def _dispatch(self, state: RequestState, span: RequestSpan) -> WeirError:
+        """Returns why the workers that it is given cannot go on with it; while they can, this waits."""
+        await self._submit(state, span)
+        placement = await self._wait_for_grant(state)
+        span.placed(placement)
+        with span.child("start"):
+            await self._start(state, placement)
+        either: list[asyncio.Future[Any]] = [state.prefilled, state.interrupted]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if state.prefilled.done():
+            await self._port.prefilled(state, span.context)
+        return await state.interrupted
 
     async def _submit(self, state: RequestState, span: RequestSpan) -> None:
         """Returns when the request is queued, or granted already: a grant can overtake the reply."""
@@ -206,25 +223,24 @@ class Driver:
             message = f"not granted within {self._settings.max_queue_s:g} s"
             raise Overloaded(message, retry_after_s=RETRY_AFTER_S) from None
 
-    async def _try_start(self, state: RequestState, placement: Placement) -> bool:
-        """False: a worker was lost, and none knows of the request."""
+    async def _start(self, state: RequestState, placement: Placement) -> None:
+        """Returns when its workers are asked to start, or cannot be reached: then it is interrupted."""
         prefill = self._connections.connect(WorkerEndpoint(placement.prefill_worker_id, placement.prefill_address))
         prefill.subscribe(state.request_id, state)
         decode = self._connections.connect(WorkerEndpoint(placement.decode_worker_id, placement.decode_address))
         decode.subscribe(state.request_id, state)
         connecting = asyncio.create_task(_wait_connected(prefill, decode))
         try:
-            either: list[asyncio.Future[Any]] = [connecting, state.unreachable]
+            either: list[asyncio.Future[Any]] = [connecting, state.interrupted]
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         finally:
             await end_tasks([connecting])
-        if state.unreachable.done():
-            return False
+        if state.interrupted.done():
+            return
         command = state.start()
         if decode is not prefill:  # else there is one stream of updates, and Start asks for it
             decode.send(state.resume_command())
         prefill.send(command)
-        return True
 
     def _end_at_workers(self, state: RequestState) -> None:
         if state.is_started and not state.is_over_at_workers:
@@ -241,14 +257,16 @@ class Driver:
     def _check_progress(self, state: RequestState) -> None:
         settings = self._settings
         if state.phase is Phase.QUEUED and self._port.is_silent:
-            state.fail(self._port.unavailable())
+            state.fail(self._port.unavailable(state))
             return
         if not state.is_started:
             return
         if state.output.has_gap and state.silent_s > settings.gap_s:
-            state.lose(f"token {state.output.next_index} never came, though later ones did")
+            message = f"token {state.output.next_index} never came, though later ones did"
+            state.interrupt(Unavailable(message, retry_after_s=RETRY_AFTER_S))
         elif state.silent_s > settings.no_progress_s:
-            state.lose(f"no token came for {settings.no_progress_s:g} s")
+            message = f"no token came for {settings.no_progress_s:g} s"
+            state.interrupt(Unavailable(message, retry_after_s=RETRY_AFTER_S))
         else:
             self._probe(state)
 

@@ -89,6 +89,15 @@ class RequestSpan:
             }
         )
 
+    def interrupted(self, error: WeirError, dispatch: int, num_output_tokens: int) -> None:
+        """Its workers could not go on; what they had computed after these tokens is computed again."""
+        attributes: dict[str, int | str] = {
+            "weir.dispatch": dispatch,
+            "weir.num_output_tokens": num_output_tokens,
+            "error.message": error.message[:200],
+        }
+        self._span.add_event("interrupted", attributes)
+
     @contextmanager
     def child(self, name: str) -> Iterator[Context]:
         """A span around one thing that the gateway does; yields the context for spans below it."""
@@ -118,13 +127,10 @@ class RequestSpan:
         self._span.set_attribute("gen_ai.usage.output_tokens", num_output_tokens)
         if ending.finish_reason is not None:
             self._span.set_attribute("gen_ai.response.finish_reasons", (ending.finish_reason.value,))
-        self._end_with(ending.error)
+        self.end_with(ending.error)
 
-    def end_refused(self, error: BaseException) -> None:
-        """Ends the span of a request that never was accepted."""
-        self._end_with(error)
-
-    def _end_with(self, error: BaseException | None) -> None:
+    def end_with(self, error: BaseException | None) -> None:
+        """Ends the span alone, as that of a request that never was accepted."""
         if error is not None:
             self._span.set_attribute("error.type", type(error).__name__)
             message = error.message if isinstance(error, WeirError) else ""

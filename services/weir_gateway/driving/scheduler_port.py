@@ -1,9 +1,14 @@
-"""The gateway's messages to the scheduler over the bus, repeated until they are answered."""
+"""The gateway's side of its exchange with the scheduler, over the bus.
+
+`SchedulerPort` asks, and repeats until there is an answer; `SchedulerInbox` takes grants and revocations. Below them:
+a request as the scheduler's messages have it, and the scheduler's refusals as errors for the client.
+"""
 
 import asyncio
+import contextlib
 import logging
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -12,40 +17,63 @@ from opentelemetry.context import Context
 from weir.bus.codec import MessageTooLarge
 from weir.bus.endpoint import BusEndpoint
 from weir.bus.messages import (
+    SCHEDULER_HASH_BYTES,
     Ack,
     Cancel,
     Finish,
+    Grant,
+    GrantReply,
     HeldReply,
     HeldRequest,
+    LeaderChanged,
     Outcome,
     Prefilled,
     RefusalReason,
+    Revoke,
+    Submit,
     SubmitReply,
     split_held,
 )
 from weir.bus.protocol import BusError
 from weir.bus.subjects import Subjects
 from weir.core.clock import Clock
-from weir.core.errors import Unavailable
+from weir.core.errors import (
+    FieldViolation,
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+    PermissionDenied,
+    QuotaExceeded,
+    Unavailable,
+    WeirError,
+)
 from weir.core.life import Phase
-from weir_gateway.driving.scheduler_messages import held_message, prompt_page_hashes, submit_message
-from weir_gateway.requests.request_state import RequestState
+from weir.kv.geometry import PAGE_TOKENS
+from weir.kv.prefixes import page_hashes, prefix_seed
+from weir_gateway.requests.request_state import RETRY_AFTER_S, RequestState
+from weir_gateway.requests.validation import CheckedRequest, prompt_field
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 logger = logging.getLogger(__name__)
 
+_MAX_PAGES = 4096
+"""32 kB in a prompt's message. What is cached of a longer one is more than the scheduler knows."""
+_MAX_TOKENS_AT_ONCE = 8192  # about half a millisecond
+_MIN_RETRY_AFTER_S = 1.0
 _OUTCOMES = {Phase.FINISHED: Outcome.FINISHED, Phase.CANCELLED: Outcome.CANCELLED}
 _ReplyT = TypeVar("_ReplyT", SubmitReply, HeldReply, Ack)
+_HELD = (Phase.QUEUED, Phase.GRANTED, Phase.PREFILLING, Phase.HANDING_OFF, Phase.DECODING)
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerPortSettings:
-    """`outage_s` is how long a request waits for a scheduler that does not answer, `end_wait_s` how long its end is
-    repeated."""
+    """`outage_s` is how long a new request waits for a scheduler that does not answer, `accepted_outage_s` one that it
+    had accepted, `end_wait_s` how long its end is repeated."""
 
     outage_s: float = 8.0
+    accepted_outage_s: float = 60.0
     outage_retry_after_s: float = 2.0
     reply_timeout_s: float = 1.0
     retry_interval_s: float = 0.2
@@ -78,8 +106,8 @@ class SchedulerPort:
 
     @property
     def is_silent(self) -> bool:
-        """Whether nothing came from the scheduler for longer than a request waits."""
-        return self._clock.now_s() - self._last_reply_s > self._settings.outage_s
+        """Whether nothing came from the scheduler for longer than an accepted request waits."""
+        return self._clock.now_s() - self._last_reply_s > self._settings.accepted_outage_s
 
     def accept_epoch(self, epoch: int) -> bool:
         """False: the sender is not the leader any more."""
@@ -90,22 +118,22 @@ class SchedulerPort:
         self._last_reply_s = self._clock.now_s()
         return True
 
-    def unavailable(self) -> Unavailable:
+    def unavailable(self, state: RequestState) -> Unavailable:
         """For a request that waited for the scheduler in vain."""
         return Unavailable(
-            f"the scheduler has not answered for {self._settings.outage_s:g} s",
+            f"the scheduler has not answered for {self._outage_s(state):g} s",
             retry_after_s=self._settings.outage_retry_after_s,
         )
 
     async def submit(self, state: RequestState, context: Context) -> SubmitReply:
-        """Raises Unavailable after `outage_s` without an answer."""
+        """Raises Unavailable after `outage_s` without an answer, or `accepted_outage_s` if it was accepted before."""
         page_hashes = await prompt_page_hashes(state.checked)
         now_s = self._clock.now_s()
         message = submit_message(state, self._gateway_id, now_s, page_hashes)
-        deadline_s = now_s + self._settings.outage_s
+        deadline_s = now_s + self._outage_s(state)
         reply = await self._try_ask(self._subjects.submit, message, SubmitReply, context, deadline_s)
         if reply is None:
-            raise self.unavailable()
+            raise self.unavailable(state)
         return reply
 
     async def end(self, state: RequestState, context: Context) -> None:
@@ -155,6 +183,9 @@ class SchedulerPort:
         names = ("stale_epochs_total", "reports_unanswered_total", "ends_unconfirmed_total")
         return {name: float(self._counts[name]) for name in names} | refused | {"scheduler_epoch": float(self.epoch)}
 
+    def _outage_s(self, state: RequestState) -> float:
+        return self._settings.accepted_outage_s if state.is_admitted else self._settings.outage_s
+
     async def _try_ask(
         self, subject: str, message: "DataclassInstance", reply_type: type[_ReplyT], context: Context, deadline_s: float
     ) -> _ReplyT | None:
@@ -174,3 +205,133 @@ class SchedulerPort:
             if self._clock.now_s() + self._settings.retry_interval_s >= deadline_s:
                 return None
             await asyncio.sleep(self._settings.retry_interval_s)
+
+
+class SchedulerInbox:
+    """Passes grants and revocations on to the requests they are for, and reports every second which are held."""
+
+    def __init__(
+        self, port: SchedulerPort, requests: Mapping[str, RequestState], *, report_interval_s: float = 1.0
+    ) -> None:
+        """`requests`: those that run, by id; always as they are now."""
+        self._port = port
+        self._requests = requests
+        self._report_interval_s = report_interval_s
+        self._is_due = asyncio.Event()
+
+    async def subscribe(self, endpoint: BusEndpoint, subjects: Subjects, gateway_id: str) -> None:
+        await endpoint.serve(subjects.grant(gateway_id), Grant, self.on_grant)
+        await endpoint.serve(subjects.revoke(gateway_id), Revoke, self.on_revoke)
+        await endpoint.serve(subjects.leader_changed, LeaderChanged, self.on_leader_changed)
+
+    async def on_grant(self, grant: Grant) -> GrantReply:
+        """A repeated grant is accepted again; another one of the same dispatch is not, nor one of an older one."""
+        state = self._requests.get(grant.request_id)
+        if not self._port.accept_epoch(grant.epoch) or state is None or state.phase.is_terminal:
+            return GrantReply(accepted=False)
+        is_asked_for = state.is_known_to_scheduler and grant.placement.dispatch == state.dispatch
+        if state.placement is None and is_asked_for:
+            state.grant(grant.placement)
+        return GrantReply(accepted=state.placement == grant.placement)
+
+    async def on_revoke(self, revoke: Revoke) -> Ack:
+        """One of an earlier dispatch comes too late to matter, and so does any once there is a grant."""
+        state = self._requests.get(revoke.request_id)
+        if not self._port.accept_epoch(revoke.epoch) or state is None:
+            return Ack(self._port.epoch)
+        if state.placement is None and revoke.dispatch == state.dispatch:
+            self._port.count_refusal(revoke.reason)
+            state.revoke(refusal_error(state.checked, revoke.reason, revoke.message, revoke.retry_after_ms))
+        return Ack(self._port.epoch)
+
+    async def on_leader_changed(self, changed: LeaderChanged) -> None:
+        """The new leader knows nothing of what is held here."""
+        if self._port.accept_epoch(changed.epoch):
+            self._is_due.set()
+
+    async def report_for_ever(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._is_due.wait(), self._report_interval_s)
+            self._is_due.clear()
+            try:
+                await self._report()
+            except Exception:  # the boundary of one report: without reports the scheduler would drop every request
+                logger.exception("the report of held requests failed")
+
+    async def _report(self) -> None:
+        held = [state for state in self._requests.values() if state.phase in _HELD]
+        for refused in await self._port.report(held):
+            state = self._requests.get(refused.submit.request_id)
+            # What was granted or submitted again meanwhile is not what was refused.
+            if state is None or (state.dispatch, state.placement) != (refused.submit.dispatch, refused.placement):
+                continue
+            state.revoke(Unavailable("the scheduler does not know the request", retry_after_s=RETRY_AFTER_S))
+
+
+def submit_message(state: RequestState, gateway_id: str, now_s: float, page_hashes: bytes = b"") -> Submit:
+    """The deadline counts from `now_s`."""
+    checked, left_ms = state.checked, 0
+    if state.deadline_at_s is not None:
+        left_ms = max(1, round((state.deadline_at_s - now_s) * 1000))
+    options = checked.client_request.options
+    return Submit(
+        request_id=state.request_id,
+        gateway_id=gateway_id,
+        model=checked.model.name,
+        lane=checked.scope.lane,
+        tenant=checked.scope.tenant,
+        num_prompt_tokens=len(checked.prompt_token_ids),
+        max_tokens=checked.stop_rules.max_tokens,
+        deadline_ms=left_ms,
+        ttft_target_ms=options.ttft_target_ms or 0,
+        itl_target_ms=options.itl_target_ms or 0,
+        expected_output_tokens=options.expected_output_tokens or 0,
+        predicted_output_tokens=checked.prediction.num_tokens,
+        output_score=checked.prediction.score,
+        page_hashes=page_hashes,
+        dispatch=state.dispatch,
+        lost_worker_id=state.lost_worker_id,
+    )
+
+
+def held_message(state: RequestState, gateway_id: str, now_s: float) -> HeldRequest:
+    submit = submit_message(state, gateway_id, now_s)
+    return HeldRequest(submit, state.placement, state.prefilled.done(), state.output.num_tokens)
+
+
+async def prompt_page_hashes(checked: CheckedRequest) -> bytes:
+    """SCHEDULER_HASH_BYTES of each full page, so that the scheduler can place the prompt where its beginning is cached;
+    none of a prompt that takes nothing from the cache. There is no text in them."""
+    options, model = checked.client_request.options, checked.model
+    if not model.digest or options.skips_prefix_cache or checked.sampling.prompt_logprobs is not None:
+        return b""
+    seed = prefix_seed(model.digest, salt=checked.scope.cache_salt)
+    token_ids = checked.prompt_token_ids[: _MAX_PAGES * PAGE_TOKENS]
+    if len(token_ids) <= _MAX_TOKENS_AT_ONCE:
+        hashes = page_hashes(token_ids, seed)
+    else:
+        hashes = await asyncio.to_thread(page_hashes, token_ids, seed)
+    return b"".join(page_hash[:SCHEDULER_HASH_BYTES] for page_hash in hashes)
+
+
+def refusal_error(
+    checked: CheckedRequest, reason: RefusalReason | None, message: str, retry_after_ms: int
+) -> WeirError:
+    """For the client; fields by the names that it used."""
+    names, retry_after_s = checked.client_request.names, retry_after_ms / 1000 or _MIN_RETRY_AFTER_S
+    match reason:
+        case RefusalReason.QUOTA:
+            return QuotaExceeded(message, retry_after_s=retry_after_s, tenant=checked.scope.tenant)
+        case RefusalReason.QUEUE_FULL | RefusalReason.WAITED_TOO_LONG | RefusalReason.SHED | RefusalReason.DEADLINE:
+            return Overloaded(message, retry_after_s=retry_after_s)
+        case RefusalReason.UNKNOWN_MODEL:
+            return NotFound(names["model"], f"{names['model']}: {message}")
+        case RefusalReason.LANE_FORBIDDEN:
+            return PermissionDenied(f"{names['lane']}: {message}")
+        case RefusalReason.UNKNOWN_LANE | RefusalReason.TOO_LARGE:
+            is_lane = reason is RefusalReason.UNKNOWN_LANE
+            field = names["lane"] if is_lane else prompt_field(checked.client_request)
+            return InvalidRequest([FieldViolation(field, message)])
+        case _:
+            return Unavailable(message or "the scheduler refused the request", retry_after_s=retry_after_s)

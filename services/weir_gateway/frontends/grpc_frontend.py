@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 import grpc.aio
 from opentelemetry import context as current_context
 
-from weir.core.api_key import try_read_key
+from weir.core.credentials import try_read_key
 from weir.core.errors import Cancelled, WeirError
 from weir.rpc.conversions import finish_reason_to_pb, logprobs_to_pb, options_from_pb
 from weir.rpc.errors import abort_with
 from weir.wire.v1 import inference_pb2, inference_pb2_grpc, types_pb2
-from weir_gateway.access.access_control import Caller
+from weir_gateway.access import Caller
 from weir_gateway.driving.open_request import OpenRequest
 from weir_gateway.input_processor import InputProcessor
 from weir_gateway.requests.client_request import (

@@ -1,6 +1,8 @@
 """The HTTP frontend: the part of OpenAI's API that Weir serves, so that its clients can be pointed here."""
 
 import asyncio
+import contextlib
+import json
 import logging
 import re
 import uuid
@@ -12,12 +14,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
-from weir.core.api_key import try_read_key
+from weir.core.credentials import try_read_key
 from weir.core.errors import InternalError, WeirError
+from weir.core.tasks import end_tasks
 from weir.core.trace_context import extract
-from weir.rpc.body_budget import BodyBudget
-from weir_gateway.access.access_control import Caller
+from weir.rpc.port_guard import BodyBudget
+from weir_gateway.access import Caller
 from weir_gateway.driving.open_request import OpenRequest
 from weir_gateway.frontends.http_server import HttpSettings
 from weir_gateway.frontends.openai_render import (
@@ -34,7 +38,6 @@ from weir_gateway.frontends.openai_schema import (
     completion_request,
     parse_body,
 )
-from weir_gateway.frontends.sse import DONE, EventStream, event, watched
 from weir_gateway.input_processor import InputProcessor
 from weir_gateway.requests.client_request import ClientRequest
 from weir_gateway.requests.output import OutputDelta, joined
@@ -43,6 +46,7 @@ logger = logging.getLogger(__name__)
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _REQUEST_ID_HEADER = "X-Request-Id"
+_DONE = b"data: [DONE]\n\n"
 
 
 class _BadBody(Exception):
@@ -92,10 +96,8 @@ class HttpFrontend:
                 response = JSONResponse(_plain_error(str(error), "invalid_request_error"), error.status)
             except ClientDisconnect:
                 response = Response(status_code=499)  # nobody reads it
-            except Exception as error:  # the boundary of one HTTP request: logged, counted, answered
-                self.num_internal_errors += 1
-                logger.exception("%s %s failed", request.method, request.url.path)
-                internal = InternalError(f"internal error: {type(error).__name__}; see the gateway's log")
+            except Exception as error:  # noqa: BLE001 - the boundary of one HTTP request: logged, counted, answered
+                internal = self._internal_error(f"{request.method} {request.url.path}", error)
                 response = JSONResponse(error_body(internal), 500)
             response.headers[_REQUEST_ID_HEADER] = correlation_id
             return response
@@ -161,7 +163,7 @@ class HttpFrontend:
         opened = await self._processor.open(client_request, caller, extract(dict(request.headers)), time_left_s)
         try:
             renderer = AnswerRenderer(opened, includes_usage=body.includes_usage)
-            async with watched(request.receive, opened.leave):
+            async with _watched(request.receive, opened.leave):
                 if not client_request.is_stream:
                     return JSONResponse(await _whole_answer(opened, renderer))
                 # Before the first delta an error still gets a status of its own.
@@ -169,8 +171,36 @@ class HttpFrontend:
         except BaseException:
             opened.leave()
             raise
-        events = _events(opened, renderer, first)
+        events = self._events(opened, renderer, first)
         return EventStream(events, opened.leave, send_timeout_s=self._settings.send_timeout_s)
+
+    async def _events(self, opened: OpenRequest, renderer: AnswerRenderer, first: OutputDelta) -> AsyncIterator[bytes]:
+        """After an error comes an error event, and the end of the stream is seen in either case."""
+        head = b"".join(_event(chunk) for chunk in renderer.opening())
+        num_chars = [0] * len(opened.states)
+        delta = first
+        try:
+            while True:
+                if delta.text or delta.logprobs or delta.finish_reason is not None:
+                    yield head + _event(renderer.chunk(delta, num_chars[delta.choice]))
+                    head = b""
+                    num_chars[delta.choice] += len(delta.text)
+                    opened.mark_sent()
+                if delta.is_last:
+                    break
+                delta = await opened.next_delta()
+        except WeirError as error:
+            yield head + _event(error_body(error)) + _DONE
+            return
+        except Exception as error:  # noqa: BLE001 - the boundary of one stream, whose status has been sent
+            yield head + _event(error_body(self._internal_error("the stream of an answer", error))) + _DONE
+            return
+        yield b"".join(_event(chunk) for chunk in renderer.closing()) + _DONE
+
+    def _internal_error(self, what: str, error: Exception) -> InternalError:
+        self.num_internal_errors += 1
+        logger.error("%s failed", what, exc_info=error)
+        return InternalError(f"internal error: {type(error).__name__}; see the gateway's log")
 
 
 async def _whole_answer(opened: OpenRequest, renderer: AnswerRenderer) -> dict[str, Any]:
@@ -184,25 +214,58 @@ async def _whole_answer(opened: OpenRequest, renderer: AnswerRenderer) -> dict[s
     return renderer.whole([joined(choice) for choice in deltas])
 
 
-async def _events(opened: OpenRequest, renderer: AnswerRenderer, first: OutputDelta) -> AsyncIterator[bytes]:
-    """After an error comes an error event, and the end of the stream is seen in either case."""
-    head = b"".join(event(chunk) for chunk in renderer.opening())
-    num_chars = [0] * len(opened.states)
-    delta = first
+def _event(data: dict[str, Any]) -> bytes:
+    """One server-sent event."""
+    return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+@contextlib.asynccontextmanager
+async def _watched(receive: Receive, on_disconnect: Callable[[], None]) -> AsyncIterator[None]:
+    """Calls `on_disconnect` when the client goes away. The request's body must have been read."""
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        on_disconnect()
+
+    watching = asyncio.create_task(watch())
     try:
-        while True:
-            if delta.text or delta.logprobs or delta.finish_reason is not None:
-                yield head + event(renderer.chunk(delta, num_chars[delta.choice]))
-                head = b""
-                num_chars[delta.choice] += len(delta.text)
-                opened.mark_sent()
-            if delta.is_last:
-                break
-            delta = await opened.next_delta()
-    except WeirError as error:
-        yield head + event(error_body(error)) + DONE
-        return
-    yield b"".join(event(chunk) for chunk in renderer.closing()) + DONE
+        yield
+    finally:
+        await end_tasks([watching])
+
+
+class EventStream(Response):
+    """Sends what `events` yields, under the connection's flow control. `leave` is called at the end, however it comes.
+
+    A client that does not read for `send_timeout_s` is given up: its connection is closed.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncIterator[bytes], leave: Callable[[], None], *, send_timeout_s: float) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._events = events
+        self._leave = leave
+        self._send_timeout_s = send_timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with _watched(receive, self._leave):
+                await self._send(send, {"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                async for data in self._events:
+                    await self._send(send, {"type": "http.response.body", "body": data, "more_body": True})
+                await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
+        except TimeoutError:
+            # Returning before the body's end makes the server close the connection.
+            logger.warning("a client has not read its stream for %g s and is given up", self._send_timeout_s)
+        finally:
+            self._leave()
+
+    async def _send(self, send: Send, message: dict[str, Any]) -> None:
+        async with asyncio.timeout(self._send_timeout_s):
+            await send(message)
 
 
 def _plain_error(message: str, kind: str) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from weir_gateway.requests.client_request import (
     TokenIds,
 )
 
-_TOKEN_ID = re.compile(r"[0-9]{1,10}")
+_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")  # one spelling each: of two biases of a token one would be lost
 _ModelT = TypeVar("_ModelT", bound="CommonBody")
 
 _MAX_SHOWN_CHARS = 200

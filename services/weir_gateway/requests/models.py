@@ -1,4 +1,4 @@
-"""What the gateway knows of the models that it serves: limits, tokenizer, chat template. No weights, no torch."""
+"""The gateway's part of the models that it serves: limits, tokenizer, chat template. No weights, no torch."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -2,17 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from weir.core.attempt import Attempt
-from weir.core.life import FinishReason
-from weir.core.logprobs import TokenLogprobs
-from weir.rpc.conversions import all_logprobs_from_pb, attempt_from_pb
-from weir.wire.v1 import worker_pb2
+from weir.core.life import Attempt, FinishReason
+from weir.core.sampling import TokenLogprobs
+from weir.rpc.conversions import all_logprobs_from_pb, attempt_from_pb, finish_reason_from_pb
+from weir.wire.v1 import types_pb2, worker_pb2
 from weir_gateway.requests.models import Detokenizer
-from weir_gateway.requests.stop_matcher import StopMatcher
 from weir_gateway.requests.token_order import TokenOrder
 from weir_gateway.requests.validation import CheckedRequest
-from weir_gateway.workers.wire import output_end_from_pb
 
 
 @dataclass(slots=True)
@@ -31,6 +29,68 @@ class OutputDelta:
     choice: int = 0
     is_last: bool = False
     """Whether nothing follows, of any choice."""
+
+
+class StopResult(NamedTuple):
+    """Text that is certain to be output, and the stop string that was reached, if any."""
+
+    text: str
+    matched: str | None
+
+
+class StopMatcher:
+    """Finds the stop string that is complete first; of several that end at the same character, the longest.
+
+        text so far:  ........ sent ........|-- held: may become a stop string --|
+
+    Before it is armed a stop string that is complete does not count, but one that has begun may be completed later.
+    It holds back only the longest end of the text that begins a stop string, so never more than the longest of them
+    less one character.
+    """
+
+    def __init__(self, stops: Sequence[str], *, is_included: bool = False) -> None:
+        """`is_included`: the stop string that was reached is output too."""
+        self._stops = tuple(dict.fromkeys(stops))
+        self._prefixes = frozenset(stop[:length] for stop in self._stops for length in range(1, len(stop)))
+        self._max_held = max((len(stop) for stop in self._stops), default=1) - 1
+        self._is_included = is_included
+        self._held = ""
+
+    @property
+    def is_active(self) -> bool:
+        """False without stop strings: then text passes through at once."""
+        return bool(self._stops)
+
+    def push(self, text: str, *, is_armed: bool = True) -> StopResult:
+        """Not to be called again after a match."""
+        if not self._stops:
+            return StopResult(text, None)
+        num_old = len(self._held)
+        text = self._held + text
+        found = [
+            (start + len(stop), start, stop) for stop in self._stops if (start := _find_new(text, stop, num_old)) >= 0
+        ]
+        if found and is_armed:
+            _, start, stop = min(found)
+            self._held = ""
+            return StopResult(text[: start + len(stop) if self._is_included else start], stop)
+        num_held = self._num_held(text)
+        self._held = text[len(text) - num_held :]
+        return StopResult(text[: len(text) - num_held], None)
+
+    def finish(self) -> str:
+        """The held text: no stop string can follow any more."""
+        text, self._held = self._held, ""
+        return text
+
+    def _num_held(self, text: str) -> int:
+        lengths = range(min(self._max_held, len(text)), 0, -1)
+        return next((length for length in lengths if text[-length:] in self._prefixes), 0)
+
+
+def _find_new(text: str, stop: str, num_old: int) -> int:
+    """Where a stop string begins that was not complete within the first `num_old` characters; -1: nowhere."""
+    return text.find(stop, max(0, num_old - len(stop) + 1))
 
 
 class Output:
@@ -79,6 +139,11 @@ class Output:
         return self._order.next_index
 
     @property
+    def token_ids(self) -> Sequence[int]:
+        """All tokens that the workers have sampled, as far as they are in order."""
+        return self._order.token_ids
+
+    @property
     def has_gap(self) -> bool:
         return self._order.has_gap
 
@@ -95,10 +160,20 @@ class Output:
         ready = self._order.push(attempt_from_pb(update.attempt), update.first_index, update.token_ids, end)
         self._keep_logprobs(update)
         self._append(ready)
-        if self._finish_reason is None and self._order.finish_reason is not None:
-            self._finish_reason = self._order.finish_reason
-            self._end_text()
+        if self._order.finish_reason is not None:
+            self.end(self._order.finish_reason)
         return bool(ready) or self._finish_reason is not None
+
+    def drop_ahead(self) -> None:
+        """Forgets what came after a gap: it is to be computed again, after what is in order."""
+        self._order.drop_ahead()
+        self._logprobs.clear()
+
+    def end(self, reason: FinishReason) -> None:
+        """What is there is all, although no worker has said so."""
+        if self._finish_reason is None:
+            self._finish_reason = reason
+            self._end_text()
 
     def try_take(self) -> OutputDelta | None:
         """What came since the last call. None: nothing, unless the output has ended: then there is always a last one,
@@ -152,6 +227,12 @@ class Output:
         """The detokenizer's rest can complete a stop string; what is held back after it is output."""
         if not self._stopped_by(self._detokenizer.finish()):
             self._pending.text += self._stops.finish()
+
+
+def output_end_from_pb(value: types_pb2.FinishReason.ValueType) -> FinishReason | None:
+    """None for what is no end of an output: not ended, and cancelled."""
+    reason = finish_reason_from_pb(value)
+    return None if reason is FinishReason.CANCELLED else reason
 
 
 def joined(deltas: Sequence[OutputDelta]) -> OutputDelta:

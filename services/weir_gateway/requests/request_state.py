@@ -10,19 +10,17 @@ Everything that comes in is a plain call from the event loop; nothing here waits
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from weir.bus.messages import Placement
-from weir.core.attempt import Attempt
 from weir.core.clock import Clock
 from weir.core.errors import Cancelled, DeadlineExceeded, InternalError, Overloaded, Unavailable, WeirError
-from weir.core.life import FinishReason, Phase, check_transition
-from weir.rpc.conversions import attempt_from_pb, sampling_to_pb, scheduling_to_pb
+from weir.core.life import Attempt, FinishReason, Phase, check_transition
+from weir.rpc.conversions import attempt_from_pb, attempt_to_pb, sampling_to_pb, scheduling_to_pb
 from weir.wire.v1 import types_pb2, worker_pb2
-from weir_gateway.requests.output import Output
+from weir_gateway.requests.output import Output, output_end_from_pb
 from weir_gateway.requests.token_order import TokenConflict
 from weir_gateway.requests.validation import CheckedRequest
-from weir_gateway.workers.wire import output_end_from_pb, resume_command
 
 logger = logging.getLogger(__name__)
 
@@ -82,12 +80,17 @@ class RequestState:
         """Whether the workers ended it themselves, so that no Cancel is needed."""
         self.num_cached_tokens = 0
         """Tokens of the prompt that were in the prefix cache, as its workers report."""
+        self.lost_worker_id = ""
+        """The worker that the dispatch before was lost with, if it was lost with one."""
+        self._num_fruitless_before = 0
+        self._num_given_tokens = 0
+        """Output tokens that the present dispatch goes on from."""
         self._received_at_s = self._last_event_s = clock.now_s()
         self._last_probe_s = float("-inf")
         loop = asyncio.get_running_loop()
         self.granted: asyncio.Future[Placement] = loop.create_future()
-        self.unreachable: asyncio.Future[str] = loop.create_future()
-        """Why no worker could be reached for the grant; like `granted` of the present dispatch."""
+        self.interrupted: asyncio.Future[WeirError] = loop.create_future()
+        """Why its workers cannot go on with it; like `granted` and `prefilled` of the present dispatch."""
         self.prefilled: asyncio.Future[None] = loop.create_future()
         self.ended: asyncio.Future[RequestEnd] = loop.create_future()
         self.released = asyncio.Event()
@@ -108,6 +111,12 @@ class RequestState:
         """Time since its last token in order, or since it started."""
         return self._clock.now_s() - self._last_event_s
 
+    @property
+    def num_fruitless_dispatches(self) -> int:
+        """So many dispatches in a row, up to the present one, have brought no token."""
+        is_fruitless = self.output.next_index == self._num_given_tokens
+        return self._num_fruitless_before + 1 if is_fruitless else 0
+
     # Submitted, granted, started.
 
     def submit(self) -> None:
@@ -125,28 +134,47 @@ class RequestState:
         self.queue()
         self._enter(Phase.GRANTED)
         self.placement = placement
+        self.lost_worker_id = ""
         if not self.granted.done():  # else the wait for it has just timed out
             self.granted.set_result(placement)
 
+    def interrupt(self, error: WeirError) -> None:
+        """Its workers cannot go on with it. What their dispatch still sends counts until the next one."""
+        if not self.interrupted.done():
+            self.interrupted.set_result(error)
+
     def requeue(self) -> None:
-        """Its grant came to nothing before any worker knew of it: it waits for that of the next dispatch."""
+        """It waits for the grant of the next dispatch, to go on after the tokens that it has."""
         self._enter(Phase.QUEUED)
+        self._num_fruitless_before = self.num_fruitless_dispatches
+        self.output.drop_ahead()
+        self._num_given_tokens = self.output.next_index
         self.placement = None
+        self.is_started = self.is_over_at_workers = False
         self.dispatch += 1
         loop = asyncio.get_running_loop()
         self.granted = loop.create_future()
-        self.unreachable = loop.create_future()
+        self.interrupted = loop.create_future()
+        self.prefilled = loop.create_future()
 
     def start(self) -> worker_pb2.ServeRequest:
         """From now on its workers may know it. Returns the command for the prefill worker."""
         self._enter(Phase.PREFILLING)
         self.is_started = True
         self._last_event_s = self._clock.now_s()
+        self._last_probe_s = float("-inf")
         return self._start_command()
 
     def resume_command(self) -> worker_pb2.ServeRequest:
         """Asks a worker for the updates from the next token on."""
-        return resume_command(self.request_id, self.attempt, self.output.next_index)
+        is_split = self.placement is not None and not self.placement.is_local
+        resume = worker_pb2.Resume(
+            request_id=self.request_id,
+            attempt=attempt_to_pb(self.attempt),
+            next_index=self.output.next_index,
+            awaits_hand_off=is_split and self.phase is not Phase.DECODING,
+        )
+        return worker_pb2.ServeRequest(resume=resume)
 
     def try_probe(self, overdue_s: float, again_s: float) -> worker_pb2.ServeRequest | None:
         """A Resume for the decode worker when tokens are overdue: a lost update comes again, a lost sequence shows.
@@ -164,17 +192,21 @@ class RequestState:
     # What ends it.
 
     def fail(self, error: WeirError) -> None:
-        self.end(RequestEnd(Phase.FAILED, error))
+        """The error's message gets the number of tokens that were sent before, if any were."""
+        self.end(RequestEnd(Phase.FAILED, self._with_count(error)))
 
     def refuse(self, error: WeirError) -> None:
         """The scheduler did not take it, so it does not hold it."""
         self.is_known_to_scheduler = False
-        self.end(RequestEnd(Phase.REFUSED, error))
+        if self.is_admitted:
+            self.fail(error)
+        else:
+            self.end(RequestEnd(Phase.REFUSED, error))
 
     def revoke(self, error: WeirError) -> None:
         """The scheduler does not hold it any more."""
         self.is_known_to_scheduler = False
-        self.fail(self._with_count(error))
+        self.fail(error)
 
     def cancel(self, message: str) -> None:
         self.end(RequestEnd(Phase.CANCELLED, Cancelled(message)))
@@ -184,7 +216,21 @@ class RequestState:
 
     def lose(self, message: str) -> None:
         """Fails it as Unavailable: to be tried again, unless tokens were sent."""
-        self.fail(self._with_count(Unavailable(message, retry_after_s=RETRY_AFTER_S)))
+        self.fail(Unavailable(message, retry_after_s=RETRY_AFTER_S))
+
+    def try_finish(self) -> bool:
+        """Ends it if the tokens that are there are all of the answer, although no worker has said so: the last one's
+        frame may have been lost with its worker. False: there are more to come."""
+        rules, token_ids = self.checked.stop_rules, self.output.token_ids
+        num_tokens = len(self.checked.prompt_token_ids) + len(token_ids)
+        if token_ids and token_ids[-1] in rules.stop_token_ids:
+            self.output.end(FinishReason.STOP)
+        elif len(token_ids) >= rules.max_tokens or num_tokens >= self.checked.model.max_context_tokens:
+            self.output.end(FinishReason.LENGTH)
+        else:
+            return False
+        self._finish()
+        return True
 
     def end(self, ending: RequestEnd) -> None:
         """The first ending counts; later ones have no effect."""
@@ -202,7 +248,7 @@ class RequestState:
             self._take_update(worker_id, update)
         except TokenConflict as conflict:
             logger.error("request %s: worker %s: %s", self.request_id, worker_id, conflict)
-            self.fail(self._with_count(InternalError(f"worker {worker_id} contradicts what was sent: {conflict}")))
+            self.fail(InternalError(f"worker {worker_id} contradicts what was sent: {conflict}"))
         except Exception as error:  # the boundary between one request and the stream that it shares with others
             logger.exception("request %s: update of %s failed", self.request_id, worker_id)
             self.fail(InternalError(f"internal error: {type(error).__name__}; see the gateway's log"))
@@ -210,16 +256,14 @@ class RequestState:
     def on_connection_lost(self, worker_id: str, message: str) -> None:
         if self._is_prefill(worker_id) and self.phase is Phase.DECODING:
             return  # it has done its part
-        if self.is_started:
-            self.lose(message)
-        elif not self.unreachable.done():
-            self.unreachable.set_result(message)
+        if not self.interrupted.done():
+            self.lost_worker_id = worker_id
+        self.interrupt(Unavailable(message, retry_after_s=RETRY_AFTER_S))
 
     def commands_to_resume(self, worker_id: str) -> list[worker_pb2.ServeRequest]:
         if not self.is_started or self.phase.is_terminal:
             return []
-        starts_here = self.placement is not None and worker_id == self.placement.prefill_worker_id
-        if starts_here and self.phase is Phase.PREFILLING:
+        if self._starts_at(worker_id) and self.phase is Phase.PREFILLING:
             # Whether Start arrived is not known: both are harmless for a worker that has it.
             return [self._start_command(), self.resume_command()]
         return [self.resume_command()]
@@ -233,20 +277,25 @@ class RequestState:
         if update.HasField("error"):
             self._end_by_worker(worker_id, update.error)
             return
-        self.num_cached_tokens = max(self.num_cached_tokens, update.num_cached_tokens)
+        if not self._num_given_tokens:
+            self.num_cached_tokens = max(self.num_cached_tokens, update.num_cached_tokens)
         if self.output.push(update):
             self._last_event_s = self._clock.now_s()
             self.has_output.set()
         self._advance_phase(worker_id, update)
         if self.output.finish_reason is not None:
             self.is_over_at_workers = output_end_from_pb(update.finish_reason) is not None
-            self.end(RequestEnd(Phase.FINISHED, finish_reason=self.output.finish_reason))
+            self._finish()
         elif update.finish_reason == types_pb2.FINISH_REASON_CANCELLED:
-            self.is_over_at_workers = True
-            self.lose(f"worker {worker_id} cancelled the request")
+            message = f"worker {worker_id} cancelled the request"
+            self.interrupt(Unavailable(message, retry_after_s=RETRY_AFTER_S))
+
+    def _finish(self) -> None:
+        self.has_output.set()
+        self.end(RequestEnd(Phase.FINISHED, finish_reason=self.output.finish_reason))
 
     def _advance_phase(self, worker_id: str, update: worker_pb2.SequenceUpdate) -> None:
-        if self.output.next_index > 0 and not self.prefilled.done():
+        if self.output.next_index > self._num_given_tokens and not self.prefilled.done():
             self.prefilled.set_result(None)
             if self.phase is Phase.PREFILLING:
                 self._enter(Phase.HANDING_OFF)
@@ -257,13 +306,16 @@ class RequestState:
 
     def _end_by_worker(self, worker_id: str, error: worker_pb2.WorkerError) -> None:
         message = f"worker {worker_id} gave the request up: {error.message or 'no reason given'}"
-        self.is_over_at_workers = not self._is_prefill(worker_id)
+        is_unknown = error.reason == worker_pb2.WORKER_ERROR_REASON_UNKNOWN_REQUEST
+        if is_unknown and self.phase is Phase.PREFILLING and not self._starts_at(worker_id):
+            return  # it waits no longer for a hand-off that is still to come
         if error.reason == worker_pb2.WORKER_ERROR_REASON_NO_CAPACITY:
-            self.fail(self._with_count(Overloaded(message, retry_after_s=RETRY_AFTER_S)))
+            self.interrupt(Overloaded(message, retry_after_s=RETRY_AFTER_S))
         elif error.reason in _INTERNAL_REASONS:
-            self.fail(self._with_count(InternalError(message)))
+            self.is_over_at_workers = not self._is_prefill(worker_id)
+            self.fail(InternalError(message))
         else:
-            self.lose(message)
+            self.interrupt(Unavailable(message, retry_after_s=RETRY_AFTER_S))
 
     def _with_count(self, error: WeirError) -> WeirError:
         """Once tokens were sent, trying again is for the client to decide: it would see them twice."""
@@ -275,7 +327,10 @@ class RequestState:
     def _has_decoded(self, worker_id: str) -> bool:
         """Whether an update of this worker shows that the prompt is prefilled. A local one's may be of the prompt."""
         is_local = self.placement is not None and self.placement.is_local
-        return not self._is_prefill(worker_id) and (not is_local or self.output.next_index > 0)
+        return not self._is_prefill(worker_id) and (not is_local or self.output.next_index > self._num_given_tokens)
+
+    def _starts_at(self, worker_id: str) -> bool:
+        return self.placement is not None and worker_id == self.placement.prefill_worker_id
 
     def _is_prefill(self, worker_id: str) -> bool:
         """Whether the worker's part ends with the hand-off."""
@@ -286,11 +341,14 @@ class RequestState:
         checked, placement = self.checked, self.placement
         if placement is None:
             raise AssertionError(f"request {self.request_id} is started without a grant")
+        sampling = checked.sampling
+        if self._num_given_tokens:  # those of the prompt came before the first token
+            sampling = replace(sampling, prompt_logprobs=None)
         start = worker_pb2.Start(
             request_id=self.request_id,
             attempt=types_pb2.Attempt(dispatch=placement.dispatch),
             prompt_token_ids=checked.prompt_token_ids,
-            sampling=sampling_to_pb(checked.sampling),
+            sampling=sampling_to_pb(sampling),
             max_tokens=checked.stop_rules.max_tokens,
             min_tokens=checked.stop_rules.min_tokens,
             stop_token_ids=checked.stop_rules.stop_token_ids,
@@ -300,6 +358,7 @@ class RequestState:
             scheduling=scheduling_to_pb(placement.scheduling),
             cache_salt=checked.scope.cache_salt,
             skips_prefix_cache=checked.client_request.options.skips_prefix_cache,
+            output_token_ids=self.output.token_ids[: self._num_given_tokens],
         )
         return worker_pb2.ServeRequest(start=start)
 

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from weir.core.attempt import Attempt
-from weir.core.life import FinishReason
+from weir.core.life import Attempt, FinishReason
 
 
 class TokenConflict(Exception):
@@ -35,6 +34,11 @@ class TokenOrder:
         return len(self._token_ids)
 
     @property
+    def token_ids(self) -> Sequence[int]:
+        """Those that are in order."""
+        return self._token_ids
+
+    @property
     def has_gap(self) -> bool:
         """Whether a later token, or the end, is known before an earlier token."""
         return bool(self._ahead) or (self._end_index is not None and self._end_index > self.next_index)
@@ -43,6 +47,11 @@ class TokenOrder:
     def finish_reason(self) -> FinishReason | None:
         """Set as soon as the end and everything before it are there."""
         return self._finish_reason if self._end_index == self.next_index else None
+
+    def drop_ahead(self) -> None:
+        """Forgets what came after a gap: it is to be computed again, after what is in order."""
+        self._ahead.clear()
+        self._end_index = self._finish_reason = None
 
     def push(
         self,

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from weir.core.errors import FieldViolation, InvalidRequest
-from weir.core.options import LOGIT_BIAS_RULE, NUMBER_RULES
+from weir.core.options import LOGIT_BIAS_RULE, NUMBER_RULES, GenerateOptions
 from weir.core.sampling import MAX_LOGIT_BIAS, SamplingParams, StopRules
-from weir_gateway.access.access_control import RequestScope
+from weir_gateway.access import RequestScope
 from weir_gateway.requests.client_request import ClientRequest, Conversation, FieldNames, Text, TokenIds
 from weir_gateway.requests.models import ServedModel
 
@@ -136,7 +136,7 @@ def check_prompt(
         client_request=client_request,
         model=model,
         prompt_token_ids=tuple(prompt_token_ids),
-        sampling=_sampling_of(client_request),
+        sampling=_sampling_of(options),
         stop_rules=StopRules(
             max_tokens=max_tokens,
             stop_token_ids=tuple(dict.fromkeys((*eos_ids, *options.stop_token_ids))),
@@ -217,34 +217,26 @@ def _check_messages(
 
 
 def _check_names(found: _Violations, client_request: ClientRequest) -> None:
-    names = client_request.names
-    if client_request.options.request_id and not REQUEST_ID.fullmatch(client_request.options.request_id):
-        found.add(
-            names["request_id"],
-            f"is {client_request.options.request_id[:80]!r}; use 1 to 64 characters of A-Z a-z 0-9 _ -",
-        )
-    if not _LANE.fullmatch(client_request.options.lane):
-        found.add(
-            names["lane"], f"is {client_request.options.lane[:80]!r}; use at most 64 characters of A-Z a-z 0-9 _ . -"
-        )
-    if len(client_request.options.cache_salt) > _MAX_SALT_CHARS:
-        found.add(
-            names["cache_salt"],
-            f"has {len(client_request.options.cache_salt)} characters; at most {_MAX_SALT_CHARS} are allowed",
-        )
+    options, names = client_request.options, client_request.names
+    if options.request_id and not REQUEST_ID.fullmatch(options.request_id):
+        found.add(names["request_id"], f"is {options.request_id[:80]!r}; use 1 to 64 characters of A-Z a-z 0-9 _ -")
+    if not _LANE.fullmatch(options.lane):
+        found.add(names["lane"], f"is {options.lane[:80]!r}; use at most 64 characters of A-Z a-z 0-9 _ . -")
+    if len(options.cache_salt) > _MAX_SALT_CHARS:
+        num_chars = len(options.cache_salt)
+        found.add(names["cache_salt"], f"has {num_chars} characters; at most {_MAX_SALT_CHARS} are allowed")
 
 
 def _check_numbers(found: _Violations, client_request: ClientRequest, model: ServedModel) -> None:
+    options, names = client_request.options, client_request.names
     for rule in NUMBER_RULES:
-        value = getattr(client_request.options, rule.name)
+        value = getattr(options, rule.name)
         problem = None if value is None else rule.try_find_problem(value, model.max_context_tokens)
         if problem is not None:
-            found.add(client_request.names[rule.name], problem)
-    max_tokens, min_tokens = client_request.options.max_tokens, client_request.options.min_tokens
+            found.add(names[rule.name], problem)
+    max_tokens, min_tokens = options.max_tokens, options.min_tokens
     if max_tokens is not None and min_tokens is not None and min_tokens > max_tokens:
-        found.add(
-            client_request.names["min_tokens"], f"is {min_tokens}; must be at most max_tokens, which is {max_tokens}"
-        )
+        found.add(names["min_tokens"], f"is {min_tokens}; must be at most max_tokens, which is {max_tokens}")
 
 
 def _check_logit_bias(found: _Violations, client_request: ClientRequest, model: ServedModel) -> None:
@@ -264,19 +256,17 @@ def _check_prompt_logprobs(found: _Violations, client_request: ClientRequest, li
     num_top = client_request.options.prompt_logprobs
     if num_top is not None and num_prompt * (1 + num_top) > limits.max_prompt_logprobs:
         num_entries = f"{num_prompt} tokens of prompt times 1 + {num_top} are {num_prompt * (1 + num_top)}"
-        found.add(
-            client_request.names["prompt_logprobs"],
-            f"is {num_top}; {num_entries}, at most {limits.max_prompt_logprobs}",
-        )
+        limit = f"{num_entries}, at most {limits.max_prompt_logprobs}"
+        found.add(client_request.names["prompt_logprobs"], f"is {num_top}; {limit}")
 
 
 def _check_stops(found: _Violations, client_request: ClientRequest, model: ServedModel) -> None:
-    names = client_request.names
-    for index, stop in enumerate(client_request.options.stop[:_MAX_STOPS]):
+    options, names = client_request.options, client_request.names
+    for index, stop in enumerate(options.stop[:_MAX_STOPS]):
         field = f"{names['stop']}[{index}]"
         found.check(1 <= len(stop) <= _MAX_STOP_CHARS, field, f"has {len(stop)} characters; use 1 to {_MAX_STOP_CHARS}")
-    if len(client_request.options.stop_token_ids) <= _MAX_STOP_TOKEN_IDS:
-        _check_token_ids(found, names["stop_token_ids"], client_request.options.stop_token_ids, model)
+    if len(options.stop_token_ids) <= _MAX_STOP_TOKEN_IDS:
+        _check_token_ids(found, names["stop_token_ids"], options.stop_token_ids, model)
 
 
 def _check_token_ids(found: _Violations, field: str, ids: Sequence[int], model: ServedModel) -> None:
@@ -296,18 +286,16 @@ def _num_bytes(text: str) -> int:
     return len(text.encode("utf-8", "surrogatepass"))
 
 
-def _sampling_of(client_request: ClientRequest) -> SamplingParams:
+def _sampling_of(options: GenerateOptions) -> SamplingParams:
     names = [rule.name for rule in NUMBER_RULES if rule.group == "sampling" and rule.name != "seed"]
-    given = {name: value for name in names if (value := getattr(client_request.options, name)) is not None}
-    return SamplingParams(
-        **given, seed=_seed_of(client_request), logit_bias=tuple(sorted(client_request.options.logit_bias))
-    )
+    given = {name: value for name in names if (value := getattr(options, name)) is not None}
+    return SamplingParams(**given, seed=_seed_of(options), logit_bias=tuple(sorted(options.logit_bias)))
 
 
-def _seed_of(client_request: ClientRequest) -> int:
+def _seed_of(options: GenerateOptions) -> int:
     """A client that names its request gets the same tokens when it sends the request again."""
-    if client_request.options.seed is not None:
-        return client_request.options.seed
-    if client_request.options.request_id:
-        return int.from_bytes(hashlib.blake2b(client_request.options.request_id.encode(), digest_size=8).digest())
+    if options.seed is not None:
+        return options.seed
+    if options.request_id:
+        return int.from_bytes(hashlib.blake2b(options.request_id.encode(), digest_size=8).digest())
     return secrets.randbits(64)

@@ -8,11 +8,10 @@ cancel ──> noted ── the worker reports that the attempt, or a newer one,
 import logging
 from collections import Counter, OrderedDict
 
-from weir.core.attempt import Attempt
 from weir.core.clock import Clock
-from weir.rpc.conversions import attempt_from_pb
+from weir.core.life import Attempt
+from weir.rpc.conversions import attempt_from_pb, attempt_to_pb
 from weir.wire.v1 import worker_pb2
-from weir_gateway.workers.wire import cancel_command
 
 logger = logging.getLogger(__name__)
 
@@ -76,3 +75,7 @@ class UnconfirmedCancels:
         until_s = self._clock.now_s() - self._kept_s
         while self._entries and next(iter(self._entries.values()))[1] <= until_s:
             self._entries.popitem(last=False)
+
+
+def cancel_command(request_id: str, attempt: Attempt) -> worker_pb2.ServeRequest:
+    return worker_pb2.ServeRequest(cancel=worker_pb2.Cancel(request_id=request_id, attempt=attempt_to_pb(attempt)))

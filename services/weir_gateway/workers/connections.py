@@ -12,9 +12,8 @@ from typing import NamedTuple, Protocol
 import grpc
 import grpc.aio
 
-from weir.core.attempt import Attempt
-from weir.core.backoff import Backoff
-from weir.core.clock import Clock
+from weir.core.clock import Backoff, Clock
+from weir.core.life import Attempt
 from weir.core.tasks import end_tasks
 from weir.rpc.channel import make_channel
 from weir.rpc.conversions import attempt_from_pb
@@ -30,7 +29,8 @@ _CANCEL_AGAIN_AFTER_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ConnectionSettings:
-    """`lost_after_s` without a stream gives the worker up: long enough for a hiccup, short enough for a client.
+    """`lost_after_s` without a stream gives the worker up: long enough for a hiccup, short enough for a client. Where
+    connections are refused its process is gone, and it is given up at once.
 
     So do more than `max_short_streams` in a row that lasted less: something that is sent on them ends them.
     `cancel_kept_s` must be longer than a worker takes to drop the sequences of a gateway that has no stream: some
@@ -116,7 +116,7 @@ class WorkerConnection:
         return len(self._subscribers)
 
     async def wait_connected(self) -> None:
-        """Bounded: after `lost_after_s` without a stream the connection tells its subscribers, and closes."""
+        """Bounded: after `lost_after_s` without a stream the connection is given up, and closes."""
         await self._connected.wait()
 
     def subscribe(self, request_id: str, subscriber: UpdateSubscriber) -> None:
@@ -179,6 +179,8 @@ class WorkerConnection:
                 logger.info("stream to %s broke: %s", self.worker_id, reason)
             if not self._subscribers and not self._cancels:
                 return f"worker {self.worker_id} is not connected"
+            if await _is_refused(self._address, settings.connect_timeout_s):
+                return f"worker {self.worker_id} is lost: nobody listens at {self._address}"
             delay_s = backoff.next_delay_s()
             if now_s + delay_s >= lost_at_s or num_short > settings.max_short_streams:
                 return f"worker {self.worker_id} is lost: {reason}"
@@ -257,11 +259,12 @@ class WorkerConnection:
         raise _BrokenStream(f"{self._queue.qsize()} commands wait, and the worker reads none")
 
     def _on_update(self, update: worker_pb2.SequenceUpdate) -> None:
+        is_confirmed = self._cancels.try_confirm(update)
         subscriber = self._subscribers.get(update.request_id)
-        if subscriber is not None:
+        if subscriber is not None:  # perhaps of a newer dispatch than what was cancelled
             subscriber.on_update(self.worker_id, update)
             return
-        if self._cancels.try_confirm(update):
+        if is_confirmed:
             return
         if update.request_id not in self._ended:
             self._counts["unexpected_updates_total"] += 1
@@ -282,6 +285,20 @@ class WorkerConnection:
             logger.warning("%s; %d requests end", message, len(subscribers))
         for subscriber in subscribers.values():
             subscriber.on_connection_lost(self.worker_id, message)
+
+
+async def _is_refused(address: str, timeout_s: float) -> bool:
+    """Whether nobody listens there, as a connection shows that is opened for nothing else."""
+    host, _, port = address.rpartition(":")
+    try:
+        async with asyncio.timeout(timeout_s):
+            _, writer = await asyncio.open_connection(host, int(port))
+    except ConnectionRefusedError:
+        return True
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return False
 
 
 class WorkerConnections:

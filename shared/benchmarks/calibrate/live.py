@@ -22,9 +22,9 @@ from benchmarks.calibrate.loads import (
 )
 from weir.bench.profile import try_cost_of
 from weir.bench.serving.jobs import BenchRequest, random_prompts
-from weir.bench.serving.load import LoadConfig, ServedRequest, run_jobs
+from weir.bench.serving.load import ServedRequest, run_cold
 from weir.core.cost import StepCost
-from weir.sim.results.outcome import SimResult
+from weir.sim.results.metrics import SimResult
 from weir.sim.simulator import simulate
 from weir.sim.workloads.workload import Workload
 from weir.testing.stack import ProcessView, Stack
@@ -72,7 +72,7 @@ class CalibrationReport:
 
 
 def calibrate(config: CalibrateConfig, say: Callable[[str], None]) -> CalibrationReport:
-    """Starts a stack and ends it. Raises RuntimeError for one that does not start, fails requests or tells no costs."""
+    """Starts a stack and ends it. Raises RuntimeError for one that does not start, fails requests or fits no costs."""
     with (
         tempfile.TemporaryDirectory(prefix="weir-cal-") as folder,
         Stack(Path(folder), flags=("--model", config.model)) as stack,
@@ -158,18 +158,7 @@ class _Calibrator:
         return figures_of(_served(records)), 1 - num_split / len(records)
 
     def _serve(self, jobs: Sequence[BenchRequest]) -> list[ServedRequest]:
-        load = LoadConfig(
-            self._stack.http_url,
-            self._config.model,
-            max_concurrency=max(1, len(jobs)),
-            # What an earlier round left in the prefix cache must not help a later one.
-            extra_body={"cache_prompt": False},
-        )
-        records, _ = asyncio.run(run_jobs(load, jobs))
-        errors = [record.error for record in records if record.error]
-        if errors:
-            raise RuntimeError(f"{len(errors)} of {len(records)} requests failed: {errors[0]}")
-        return records
+        return asyncio.run(run_cold(self._stack.http_url, self._config.model, jobs))
 
     def _idle_jobs(self, prompt_len: int, output_len: int) -> list[BenchRequest]:
         return [BenchRequest(prompt, output_len) for prompt in random_prompts(_NUM_IDLE, prompt_len, self._config.seed)]

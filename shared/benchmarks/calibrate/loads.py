@@ -14,8 +14,7 @@ from weir.bench.serving.jobs import BenchRequest, random_prompts
 from weir.core.cost import StepCost
 from weir.sim.profile import CostProfile
 from weir.sim.spec import PoolSpec, SystemSpec
-from weir.sim.workloads.arrivals import poisson
-from weir.sim.workloads.workload import SimRequest, Workload
+from weir.sim.workloads.workload import SimRequest, Workload, poisson
 
 ALLOWED_ERROR = 0.15
 """Beyond what real rounds differ by."""

@@ -1,29 +1,27 @@
-"""The kernels' benchmark: what is run, on what shapes, and what else computes the same."""
+"""The kernels' benchmark: what is run, on what shapes, and what else computes the same.
+
+Each rival gets what it likes best: contiguous copies where it has no pages. What it needs may be missing (a compiler, a
+package): making it raises, and the benchmark's table says why.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
+from typing import Any
 
 import torch
+from torch.nn import functional
 
-from benchmarks.gpu.rivals import KvBatch, decode_rivals, prefill_rivals
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
-from weir.ops.page_copy import launch as page_copy
-from weir.ops.page_copy import reference as page_copy_reference
-from weir.ops.paged_decode import launch as decode
-from weir.ops.paged_decode import reference as decode_reference
-from weir.ops.paged_prefill import launch as prefill
-from weir.ops.paged_prefill import reference as prefill_reference
-from weir.ops.rms_norm import launch as rms_norm
-from weir.ops.rms_norm import reference as rms_norm_reference
-from weir.ops.rotary_kv_write import launch as rotary
-from weir.ops.rotary_kv_write import reference as rotary_reference
-from weir.ops.sampling import launch as sampling
-from weir.ops.sampling import reference as sampling_reference
-from weir.ops.silu_mul import launch as silu_mul
-from weir.ops.silu_mul import reference as silu_mul_reference
+from weir.ops import reference
+from weir.ops.gpu import paged_decode as decode
+from weir.ops.gpu import paged_prefill as prefill
+from weir.ops.gpu import rms_norm, sampling, silu_mul
+from weir.ops.gpu import rotary_kv_write as rotary
 
 Call = Callable[[], object]
+_FLASHINFER_WORKSPACE_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +52,27 @@ class AttentionShape:
 
 LLAMA_8B = AttentionShape("8B", 32, 8, 128)
 SMOLLM = AttentionShape("135M", 9, 3, 64)
+
+
+@dataclass(frozen=True, slots=True)
+class KvBatch:
+    """`keys`, `values` [pages, kv heads, PAGE_TOKENS, head_dim]; `block_tables` int32 [sequences, pages a sequence]."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    block_tables: torch.Tensor
+    lengths: list[int]
+
+    def contiguous(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Copies [sequences, kv heads, length, head_dim] of sequences that are all of one length."""
+        length = self.lengths[0]
+        return self._gather(self.keys, length), self._gather(self.values, length)
+
+    def _gather(self, pages: torch.Tensor, length: int) -> torch.Tensor:
+        num_sequences, num_pages = self.block_tables.shape
+        rows = pages[self.block_tables.long()].transpose(1, 2)
+        rows = rows.reshape(num_sequences, pages.shape[1], num_pages * PAGE_TOKENS, pages.shape[3])
+        return rows[:, :, :length].contiguous()
 
 
 def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -94,7 +113,7 @@ def decode_case(
 
     def error() -> float:
         run()
-        expected = decode_reference.paged_decode(queries, kv.keys, kv.values, kv.block_tables, ends, scale)
+        expected = reference.paged_decode(queries, kv.keys, kv.values, kv.block_tables, ends, scale)
         return relative_error(out, expected)
 
     kv_elements = 2 * sum(lengths) * shape.num_kv_heads * shape.head_dim
@@ -133,7 +152,7 @@ def prefill_case(
 
     def error() -> float:
         run()
-        return relative_error(out, prefill_reference.paged_prefill(queries, kv.keys, kv.values, *index, scale))
+        return relative_error(out, reference.paged_prefill(queries, kv.keys, kv.values, *index, scale))
 
     pairs = sum(chunk * (end - chunk) + chunk * (chunk + 1) // 2 for end in ends)
     kv_elements = 2 * sum(ends) * shape.num_kv_heads * shape.head_dim
@@ -159,7 +178,7 @@ def norm_case(num_rows: int, hidden: int, device: torch.device) -> KernelCase:
     run = partial(rms_norm.rms_norm, rows, weight, 1e-5, out, residual)
 
     def error() -> float:
-        expected = rms_norm_reference.rms_norm(rows, weight, 1e-5, residual.clone())
+        expected = reference.rms_norm(rows, weight, 1e-5, residual.clone())
         run()
         return relative_error(out, expected)
 
@@ -173,7 +192,7 @@ def silu_case(num_rows: int, width: int, device: torch.device) -> KernelCase:
 
     def error() -> float:
         run()
-        return relative_error(out, silu_mul_reference.silu_mul(gate_up))
+        return relative_error(out, reference.silu_mul(gate_up))
 
     return KernelCase("silu_mul", f"{num_rows} x {width}", gate_up.nbytes + out.nbytes, 0, run, error)
 
@@ -187,13 +206,13 @@ def rotary_case(shape: AttentionShape, num_rows: int, device: torch.device) -> K
     rows = torch.randn(num_rows, num_heads, shape.head_dim, device=device, dtype=dtype)
     angles = torch.rand(num_rows, shape.head_dim // 2, device=device) * 6.28
     positions = torch.arange(num_rows, device=device, dtype=torch.int32)
-    slots = torch.randperm(pages.shape[0] * PAGE_TOKENS, device=device)[:num_rows]
-    index = (angles.cos(), angles.sin(), positions, slots)
+    slot_mapping = torch.randperm(pages.shape[0] * PAGE_TOKENS, device=device)[:num_rows]
+    index = (angles.cos(), angles.sin(), positions, slot_mapping)
     run = partial(rotary.rotary_kv_write, rows, *index, pages[:, 0], pages[:, 1])
 
     def error() -> float:
         expected, expected_pages = rows.clone(), pages.clone()
-        rotary_reference.rotary_kv_write(expected, *index, expected_pages[:, 0], expected_pages[:, 1])
+        reference.rotary_kv_write(expected, *index, expected_pages[:, 0], expected_pages[:, 1])
         run()
         return max(relative_error(rows, expected), relative_error(pages, expected_pages))
 
@@ -202,30 +221,6 @@ def rotary_case(shape: AttentionShape, num_rows: int, device: torch.device) -> K
     table_bytes = 2 * angles.nbytes
     return KernelCase(
         "rotary_kv_write", f"{shape.name} {num_rows}", query_bytes + kv_bytes + table_bytes, 0, run, error
-    )
-
-
-def page_copy_case(page_bytes: int, num_pages: int, device: torch.device) -> KernelCase:
-    pages = torch.randint(0, 256, (2 * num_pages, page_bytes), device=device, dtype=torch.uint8)
-    buffer = torch.empty(num_pages, page_bytes, device=device, dtype=torch.uint8)
-    page_ids = torch.randperm(2 * num_pages, device=device)[:num_pages]
-    run = partial(page_copy.gather_pages, pages, page_ids, buffer)
-
-    def error() -> float:
-        expected = torch.empty_like(buffer)
-        page_copy_reference.gather_pages(pages, page_ids, expected)
-        run()
-        return 0.0 if torch.equal(buffer, expected) else 1.0
-
-    rival = partial(torch.index_select, pages.view(torch.int64), 0, page_ids)
-    return KernelCase(
-        "page_copy",
-        f"{num_pages} x {page_bytes >> 10} KiB",
-        2 * buffer.nbytes,
-        0,
-        run,
-        error,
-        {"torch index_select": lambda: rival},
     )
 
 
@@ -239,7 +234,7 @@ def sampling_case(num_rows: int, vocab_size: int, device: torch.device) -> Kerne
 
     def error() -> float:
         run()
-        return float((token_ids != sampling_reference.sample(logits, temperatures, uniforms)).sum())
+        return float((token_ids != reference.sample(logits, temperatures, uniforms)).sum())
 
     rival = partial(torch.argmax, logits, -1)
     return KernelCase(
@@ -251,3 +246,80 @@ def sampling_case(num_rows: int, vocab_size: int, device: torch.device) -> Kerne
         error,
         {"torch argmax alone": lambda: rival},
     )
+
+
+def decode_rivals(queries: torch.Tensor, kv: KvBatch, scale: float) -> Mapping[str, Callable[[], Call]]:
+    """`queries` [rows, heads, head_dim]."""
+    return {
+        "torch SDPA, gathering": lambda: partial(_gather_and_attend, queries[:, :, None], kv, scale),
+        "torch SDPA, contiguous": lambda: partial(
+            functional.scaled_dot_product_attention,
+            queries[:, :, None],
+            *kv.contiguous(),
+            scale=scale,
+            enable_gqa=True,
+        ),
+        "FlexAttention, contiguous": lambda: _flex(queries[:, :, None], kv, scale, is_causal=False),
+        "FlashInfer": lambda: _flashinfer_decode(queries, kv, scale),
+    }
+
+
+def prefill_rivals(queries: torch.Tensor, kv: KvBatch, scale: float) -> Mapping[str, Callable[[], Call]]:
+    """`queries` [sequences * length, heads, head_dim]: whole prompts of one length."""
+    length = kv.lengths[0]
+    batched = queries.reshape(len(kv.lengths), length, *queries.shape[1:]).transpose(1, 2)
+    return {
+        "torch SDPA, contiguous": lambda: partial(
+            functional.scaled_dot_product_attention,
+            batched,
+            *kv.contiguous(),
+            is_causal=True,
+            scale=scale,
+            enable_gqa=True,
+        ),
+        "FlexAttention, contiguous": lambda: _flex(batched, kv, scale, is_causal=True),
+    }
+
+
+def _gather_and_attend(queries: torch.Tensor, kv: KvBatch, scale: float) -> torch.Tensor:
+    keys, values = kv.contiguous()
+    return functional.scaled_dot_product_attention(queries, keys, values, scale=scale, enable_gqa=True)
+
+
+def _flex(queries: torch.Tensor, kv: KvBatch, scale: float, is_causal: bool) -> Call:
+    flex = import_module("torch.nn.attention.flex_attention")
+    keys, values = kv.contiguous()
+    mask = None
+    if is_causal:
+        mask = flex.create_block_mask(
+            lambda _batch, _head, query, key: query >= key,
+            None,
+            None,
+            queries.shape[2],
+            keys.shape[2],
+            device=queries.device,
+        )
+    compiled: Any = torch.compile(flex.flex_attention, dynamic=False)
+    return partial(compiled, queries, keys, values, scale=scale, enable_gqa=True, block_mask=mask)
+
+
+def _flashinfer_decode(queries: torch.Tensor, kv: KvBatch, scale: float) -> Call:
+    flashinfer = import_module("flashinfer")
+    num_rows, num_heads, head_dim = queries.shape
+    device = queries.device
+    num_pages = kv.block_tables.shape[1]
+    workspace = torch.empty(_FLASHINFER_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, "HND", use_tensor_cores=True)
+    wrapper.plan(
+        torch.arange(num_rows + 1, dtype=torch.int32, device=device) * num_pages,
+        kv.block_tables.flatten(),
+        torch.full((num_rows,), (kv.lengths[0] - 1) % PAGE_TOKENS + 1, dtype=torch.int32, device=device),
+        num_heads,
+        kv.keys.shape[1],
+        head_dim,
+        PAGE_TOKENS,
+        q_data_type=queries.dtype,
+        kv_data_type=kv.keys.dtype,
+        sm_scale=scale,
+    )
+    return partial(wrapper.run, queries, (kv.keys, kv.values))

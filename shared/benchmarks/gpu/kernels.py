@@ -12,7 +12,7 @@ import torch
 from benchmarks.gpu import cases
 from benchmarks.gpu.cases import KernelCase
 from benchmarks.gpu.timer import Ceilings, CudaTimer, Timer, Timing, measure_ceilings
-from weir.ops.paged_decode.launch import DecodeTiles
+from weir.ops.gpu.paged_decode import DecodeTiles
 
 MAX_ERROR = 2e-2
 """Of the reference's greatest value; bf16 has 8 bits."""
@@ -106,7 +106,6 @@ def makers_of_cases(device: torch.device, compute_capability: int) -> list[Calla
         partial(cases.silu_case, 8192, 14336, device),
         partial(cases.rotary_case, cases.LLAMA_8B, 64, device),
         partial(cases.rotary_case, cases.LLAMA_8B, 8192, device),
-        partial(cases.page_copy_case, 2 << 20, 256, device),
         partial(cases.sampling_case, 64, 128256, device),
     ]
 

@@ -12,11 +12,11 @@ from weir.kv.geometry import num_pages_for
 from weir.kv.memory.cuda import CudaMemory
 from weir.kv.memory.device import DeviceMemory, receive_memory
 from weir.model.architecture import ModelConfig
-from weir.model.files.shapes import shape_named
+from weir.model.files.dummy import shape_named
 from weir.model.precision import page_geometry
+from weir.model.torch.weights import dummy_weights_on
 from weir.model.triton.batch import TritonLimits
-from weir.model.triton.dummy import dummy_weights_on
-from weir.model.triton.pages import page_tensor
+from weir.model.triton.memory import page_tensor
 from weir.model.triton.runner import TritonRunner
 
 _DTYPE = torch.bfloat16
@@ -25,7 +25,7 @@ _WARM_UP_TOKENS = 64
 
 @dataclass(frozen=True)
 class CudaKind:
-    """`benchmarks.gpu.pair.worker.RunnerKind` of a model shape in bf16 on device 0."""
+    """`benchmarks.gpu.pair.RunnerKind` of a model shape in bf16 on device 0."""
 
     model_shape: str
     limits: TritonLimits

@@ -14,12 +14,12 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from benchmarks.kernels.bandwidth import COLD_BYTES, LEAST_PASSES, SECONDS, read_bandwidth
+from benchmarks.kernels.limits import COLD_BYTES, LEAST_PASSES, SECONDS, read_bandwidth
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
 from weir.model.cpu.core_share import FixedShare
 from weir.model.cpu.threads import ThreadTeam, most_chunks
-from weir.ops.paged_decode import cpu as decode
-from weir.ops.paged_prefill import cpu as prefill
+from weir.ops.cpu import paged_decode as decode
+from weir.ops.cpu import paged_prefill as prefill
 from weir.ops.simd.bf16 import BF16_BYTES, bf16_from
 from weir.ops.simd.jit import kernel
 from weir.ops.simd.phases import PhaseState, chunk_is_done, take_chunk, wait_for_phase

@@ -18,10 +18,9 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from benchmarks.kernels.bandwidth import read_bandwidth
-from benchmarks.kernels.peak import peak_gmac_s
-from weir.ops.linear_int8.cpu import linear, linear_range
-from weir.ops.linear_int8.pack import (
+from benchmarks.kernels.limits import peak_gmac_s, read_bandwidth
+from weir.ops.cpu.linear import linear, linear_range
+from weir.ops.cpu.linear_pack import (
     BLOCK_OUTPUTS,
     PackedMatrix,
     WeightKind,
@@ -30,8 +29,8 @@ from weir.ops.linear_int8.pack import (
     pack_q8_0,
     packed_bytes,
 )
-from weir.ops.quantize.cpu import quantize_rows
-from weir.ops.quantize.rows import GROUP
+from weir.ops.cpu.quantize import quantize_rows
+from weir.ops.cpu.quantized_rows import GROUP
 from weir.ops.simd.features import InstructionSet, instruction_set
 from weir.ops.simd.jit import parallel_kernel
 
@@ -224,10 +223,3 @@ def as_lines(report: CpuKernelReport) -> list[str]:
     lines += ["", f"{'whole model, rows':>18} {'threads':>7} {'ms':>9} {'rows/s':>7}"]
     lines += [f"{t.num_rows:18} {t.num_threads:7} {t.step_ms:9.2f} {t.rows_a_second:7.0f}" for t in report.models]
     return lines
-
-
-def main() -> int:
-    """Prints the tables. Returns the exit code."""
-    for line in as_lines(run_cpu_kernels()):
-        print(line)
-    return 0

@@ -7,7 +7,6 @@ the built-in model          lengths of its answers, made by `benchmarks.predicto
 
 import gzip
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.predictors.answers import Question
+from benchmarks.traces import traces_folder
 from weir.model.tokens.chat_template import ChatTemplate
 from weir.model.tokens.tokenizer import Tokenizer
 
@@ -23,12 +23,12 @@ _KEPT = Path(__file__).parent / "kept"
 KEPT_ANSWERS = _KEPT / "answers_smollm2-135m.json"
 KEPT_COSTS = _KEPT / "predictors.json"
 _ALPACA_MODELS = ("Mistral-7B-Instruct-v0.2", "Meta-Llama-3-8B-Instruct", "Qwen1.5-7B-Chat")
+ALPACA_FILES = tuple(f"alpaca_eval_dev_{model}.jsonl.gz" for model in _ALPACA_MODELS)
 _PROMPT_FILES = {
     "gsm8k": ("gsm8k_train.jsonl.gz", "question"),
     "humaneval": ("humaneval.jsonl.gz", "prompt"),
-    "alpaca_eval": (f"alpaca_eval_dev_{_ALPACA_MODELS[0]}.jsonl.gz", "instruction"),
+    "alpaca_eval": (ALPACA_FILES[0], "instruction"),
 }
-PROMPT_SETS = tuple(_PROMPT_FILES)
 
 
 @dataclass(frozen=True)
@@ -54,19 +54,12 @@ class Prompter:
         return tuple(self.tokenizer.encode(self._template.render([{"role": "user", "content": text}]), add_bos=False))
 
 
-def traces_folder() -> Path:
-    """Raises ValueError without WEIR_TEST_DATA."""
-    folder = os.environ.get("WEIR_TEST_DATA")
-    if not folder:
-        raise ValueError("WEIR_TEST_DATA is not set: it names the folder that has traces/")
-    return Path(folder) / "traces"
-
-
 def alpaca_sets(prompter: Prompter) -> list[DataSet]:
-    """The three models' outputs, counted by the built-in tokenizer, the end of the answer included. Raises OSError."""
+    """The three models' outputs, counted by the built-in tokenizer, the end of the answer included. Raises OSError,
+    TracesMissing."""
     sets = []
-    for model in _ALPACA_MODELS:
-        rows = _rows(traces_folder() / f"alpaca_eval_dev_{model}.jsonl.gz")
+    for model, file in zip(_ALPACA_MODELS, ALPACA_FILES, strict=True):
+        rows = _rows(traces_folder() / file)
         prompts = [prompter.tokens_of(row["instruction"]) for row in rows]
         lengths = [len(prompter.tokenizer.encode(row["output"], add_bos=False)) + 1 for row in rows]
         sets.append(DataSet(f"alpaca_eval, {model}", model, prompts, np.array(lengths, np.int64)))

@@ -4,15 +4,60 @@ A case is one arm (what is compared) at one point (where on the sweep: a load, a
 see the same arrivals and lengths, so that ratios can be taken seed by seed.
 """
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
+from operator import sub, truediv
 
-from benchmarks.sim.results import Results
-from weir.bench.simulator import DATA_VARIABLE
-from weir.sim.results.stats import Estimate
+from weir.sim.results.metrics import Estimate, mean_estimate
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What one case gave with one seed."""
+
+    arm: str
+    point: str
+    x: float | None
+    seed: int
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """`rows` in the order of the cases, then of the seeds."""
+
+    rows: Sequence[Row]
+
+    def arms(self) -> list[str]:
+        return list(dict.fromkeys(row.arm for row in self.rows))
+
+    def points(self, arm: str | None = None) -> list[str]:
+        return list(dict.fromkeys(row.point for row in self.rows if arm in (None, row.arm)))
+
+    def values(self, figure: str, arm: str, point: str = "") -> list[float]:
+        """One for each seed. Raises KeyError, naming what is missing."""
+        found = [row.values for row in self.rows if row.arm == arm and row.point == point]
+        if not found:
+            raise KeyError(f"no rows of arm {arm!r} at point {point!r}; arms: {self.arms()}, points: {self.points()}")
+        return [values[figure] for values in found]
+
+    def estimate(self, figure: str, arm: str, point: str = "") -> Estimate:
+        return mean_estimate(self.values(figure, arm, point))
+
+    def ratio(self, figure: str, arm: str, base: str, point: str = "", *, base_point: str | None = None) -> Estimate:
+        """Of `arm` over `base`, seed by seed: both saw the same arrivals. `base_point` None: `point` as well."""
+        return self._paired(truediv, figure, (arm, point), (base, point if base_point is None else base_point))
+
+    def difference(self, figure: str, arm: str, base: str, point: str = "") -> Estimate:
+        """`arm` minus `base`, seed by seed."""
+        return self._paired(sub, figure, (arm, point), (base, point))
+
+    def _paired(
+        self, combine: Callable[[float, float], float], figure: str, one: tuple[str, str], other: tuple[str, str]
+    ) -> Estimate:
+        pairs = zip(self.values(figure, *one), self.values(figure, *other), strict=True)
+        return mean_estimate([combine(value, base) for value, base in pairs])
 
 
 class Size(StrEnum):
@@ -93,31 +138,14 @@ class Experiment:
     plots: Sequence[SweepPlot] = ()
     traces: Sequence[str] = ()
     """Files that it needs in the folder `traces` of WEIR_TEST_DATA."""
+    full_traces: Sequence[str] = ()
+    """Those that the full size needs besides."""
     num_seeds: Mapping[Size, int] | None = None
     """None: 2 small, 5 full."""
+
+    def traces_of(self, size: Size) -> tuple[str, ...]:
+        return (*self.traces, *(self.full_traces if size is Size.FULL else ()))
 
     def seeds(self, size: Size) -> range:
         given = self.num_seeds or {}
         return range(given.get(size, 2 if size is Size.SMALL else 5))
-
-
-class TracesMissing(Exception):
-    """The experiment needs trace files that are not on this machine."""
-
-
-def traces_folder() -> Path:
-    """Where traces are. Raises TracesMissing."""
-    root = os.environ.get(DATA_VARIABLE)
-    if not root:
-        raise TracesMissing(f"{DATA_VARIABLE} is not set: a folder whose folder `traces` has the trace files")
-    return Path(root) / "traces"
-
-
-def check_traces(experiment: Experiment) -> None:
-    """Raises TracesMissing, naming the files."""
-    if not experiment.traces:
-        return
-    folder = traces_folder()
-    missing = [name for name in experiment.traces if not (folder / name).is_file()]
-    if missing:
-        raise TracesMissing(f"{folder} lacks {', '.join(missing)}")

@@ -9,30 +9,24 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.sim.experiment import Check, Experiment, Figure, Size
-from benchmarks.sim.results import Results
+from benchmarks.sim.experiment import Check, Experiment, Figure, Results, Size
+from weir.sim.results.metrics import Estimate
 from weir.sim.results.report import finite
-from weir.sim.results.stats import Estimate
 
 
 def write_results(experiment: Experiment, results: Results, size: Size, folder: Path) -> list[Path]:
     """The files that were written; the folder is made if need be. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
-    pictures = _pictures(experiment, results)
     markdown = folder / f"{experiment.name}.md"
     data = folder / f"{experiment.name}.json"
     markdown.write_text(as_markdown(experiment, results, size), encoding="utf-8")
     data.write_text(json.dumps(as_dict(experiment, results, size), indent=1) + "\n", encoding="utf-8")
-    written = [markdown, data]
-    for name, png in pictures.items():
-        written.append(folder / f"{experiment.name}-{name}.png")
-        written[-1].write_bytes(png)
-    return written
+    return [markdown, data, *_write_pictures(experiment, results, folder)]
 
 
 def command(experiment: Experiment, size: Size) -> str:
     """What repeats it."""
-    data = "WEIR_TEST_DATA=DIR " if experiment.traces else ""
+    data = "WEIR_TEST_DATA=DIR " if experiment.traces_of(size) else ""
     return f"{data}python -m benchmarks.sim {experiment.name} --size {size.value}"
 
 
@@ -45,8 +39,8 @@ def as_markdown(experiment: Experiment, results: Results, size: Size) -> str:
         f"Simulated: `{command(experiment, size)}`. Seeds {seeds[0]} to {seeds[-1]}, the same arrivals and lengths for "
         f"every arm; mean and 95 % interval over the seeds (Student's t).",
     ]
-    if experiment.traces:
-        parts.append(f"Traces: {', '.join(experiment.traces)}.")
+    if traces := experiment.traces_of(size):
+        parts.append(f"Traces: {', '.join(traces)}.")
     if checks := _check_rows(experiment, results, size):
         parts.append("## Asked and measured\n\n" + _table(("asked", "bound", "measured", "met"), checks))
     if findings := list(experiment.findings(results)):
@@ -129,10 +123,10 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)
 
 
-def _pictures(experiment: Experiment, results: Results) -> dict[str, bytes]:
+def _write_pictures(experiment: Experiment, results: Results, folder: Path) -> list[Path]:
     if not experiment.plots:
-        return {}
-    from weir.sim.results.plots import Curve, sweep_picture  # noqa: PLC0415 - matplotlib only where something is drawn
+        return []
+    from weir.sim.results.plots import Curve, sweep_picture, write_pictures  # noqa: PLC0415 - matplotlib only where needed
 
     labels = {figure.name: figure.label for figure in experiment.figures}
     x_of = {(row.arm, row.point): row.x for row in results.rows if row.x is not None}
@@ -147,4 +141,4 @@ def _pictures(experiment: Experiment, results: Results) -> dict[str, bytes]:
         pictures[plot.figure] = sweep_picture(
             curves, x_label=plot.x_label, y_label=labels[plot.figure], is_log=plot.is_log
         )
-    return pictures
+    return write_pictures(pictures, folder, prefix=f"{experiment.name}-")

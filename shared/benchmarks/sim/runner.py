@@ -1,13 +1,34 @@
-"""Runs every case of an experiment with every seed, a few processes side by side."""
+"""Finds experiments by the names of their modules, and runs their cases with every seed, some side by side."""
 
+import importlib
 import math
 import multiprocessing
-from collections.abc import Callable, Iterator, Sequence
+import pkgutil
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import ExitStack
 
-from benchmarks.sim.experiment import Experiment, Size, check_traces
-from benchmarks.sim.registry import load_experiment
-from benchmarks.sim.results import Results, Row
+from benchmarks.sim import experiments
+from benchmarks.sim.experiment import Experiment, Results, Row, Size
+from benchmarks.traces import traces_folder
+
+
+def experiment_names() -> list[str]:
+    """In alphabetical order. Modules whose name begins with an underscore are helpers of others."""
+    modules = (module.name for module in pkgutil.iter_modules(experiments.__path__))
+    return sorted(name.replace("_", "-") for name in modules if not name.startswith("_"))
+
+
+def load_experiment(name: str) -> Experiment:
+    """Imports only its module. Raises ValueError, with the names that there are."""
+    names = experiment_names()
+    if name not in names:
+        raise ValueError(f"experiment {name!r}: is none of {', '.join(names)}")
+    module = importlib.import_module(f"{experiments.__name__}.{name.replace('-', '_')}")
+    experiment = module.EXPERIMENT
+    if not isinstance(experiment, Experiment) or experiment.name != name:
+        raise ValueError(f"{module.__name__}: EXPERIMENT must be an Experiment named {name!r}")
+    return experiment
 
 
 def run_experiment(
@@ -18,38 +39,23 @@ def run_experiment(
     `on_progress(done, all)` after each run. What a run raises is raised here, with a note of its case and seed. With
     more than one process the experiment must be one that `load_experiment` finds.
     """
-    check_traces(experiment)
+    if traces := experiment.traces_of(size):
+        traces_folder(*traces)
     tasks = [(number, seed) for number in range(len(experiment.cases(size))) for seed in experiment.seeds(size)]
     rows: dict[tuple[int, int], Row] = {}
-    run = _run_here if num_processes == 1 else _run_in_children
-    for task, row in run(experiment, size, tasks, num_processes):
-        rows[task] = row
-        if on_progress is not None:
-            on_progress(len(rows), len(tasks))
+    with ExitStack() as stack:
+        if num_processes == 1:
+            done = ((task, run_case(experiment, size, *task)) for task in tasks)
+        else:
+            pool = ProcessPoolExecutor(num_processes, multiprocessing.get_context("forkserver"))
+            stack.callback(pool.shutdown, wait=False, cancel_futures=True)
+            futures = {pool.submit(_run_in_child, experiment.name, size, *task): task for task in tasks}
+            done = ((futures[future], future.result()) for future in as_completed(futures))
+        for task, row in done:
+            rows[task] = row
+            if on_progress is not None:
+                on_progress(len(rows), len(tasks))
     return Results(tuple(rows[task] for task in tasks))
-
-
-_Task = tuple[int, int]
-
-
-def _run_here(
-    experiment: Experiment, size: Size, tasks: Sequence[_Task], _num_processes: int
-) -> Iterator[tuple[_Task, Row]]:
-    for number, seed in tasks:
-        yield (number, seed), run_case(experiment, size, number, seed)
-
-
-def _run_in_children(
-    experiment: Experiment, size: Size, tasks: Sequence[_Task], num_processes: int
-) -> Iterator[tuple[_Task, Row]]:
-    context = multiprocessing.get_context("forkserver")
-    with ProcessPoolExecutor(num_processes, context) as pool:
-        futures = {pool.submit(_run_in_child, experiment.name, size, *task): task for task in tasks}
-        try:
-            for future in as_completed(futures):
-                yield futures[future], future.result()
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _run_in_child(name: str, size: Size, number: int, seed: int) -> Row:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from weir.policy.keyed_queue import KeyedOrder
+from weir.policy.keyed_orders import KeyedOrder
 from weir.policy.params import bounded, check_bounds
 from weir.policy.seams import Policy, Waiting
 

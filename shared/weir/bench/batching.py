@@ -5,9 +5,7 @@ there at once: tokens/s of each rule. Then they come by a Poisson process at a s
 tokens/s and latency against dynamic batching.
 """
 
-import csv
 import dataclasses
-import json
 import random
 import statistics
 from collections.abc import Mapping, Sequence
@@ -15,13 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
+from weir.bench.report import run_and_print
 from weir.bench.solo import EngineJob, JobTimeline, SoloRun, WallTimeline, run_alone
 from weir.core.device import Precision
 from weir.engine.batching.batcher import BatchLimits
-from weir.engine.batching.joining import Batching, JoinSettings
+from weir.engine.batching.own_rules import Batching, JoinSettings
 from weir.engine.batching.running import RunningSettings
 from weir.engine.plan import ModelRunner
 from weir.model.architecture import ModelConfig
@@ -29,17 +27,17 @@ from weir.model.cpu.core_share import FixedShare
 from weir.model.errors import ModelError
 from weir.model.files.source import resolve_model
 from weir.model.load import load_model
+from weir.sim.workloads.traces import read_lengths
 
 _NEVER_S = 1e9
 _CHUNK_TOKENS = 512
 _STEP_TOKENS = 512
 _RULES = (Batching.CONTINUOUS, Batching.STATIC_HOLD, Batching.STATIC)
-_COLUMNS = (("num_prefill_tokens", "num_decode_tokens"), ("prompt_len", "output_len"))
 
 
 @dataclass(frozen=True, slots=True)
 class BatchingConfig:
-    """What is run. Lengths are those of `lengths_path`, a CSV file, divided by the two scales and at least 1."""
+    """What is run. Lengths are those of `lengths_path`, a trace, divided by the two scales and at least 1."""
 
     model: str
     lengths_path: Path
@@ -87,17 +85,14 @@ class BatchingReport:
 
 def main(config: BatchingConfig, *, json_output: bool) -> int:
     """Prints tables, or JSON. Returns 1 if the model or the lengths cannot be read."""
-    try:
-        report = measure(config)
-    except (ModelError, OSError, ValueError) as error:
-        Console(stderr=True).print(f"weir bench batching: {error}", markup=False, highlight=False)
-        return 1
-    if json_output:
-        print(json.dumps(dataclasses.asdict(report), indent=2))
-    else:
-        for table in as_tables(report):
-            Console().print(table)
-    return 0
+    return run_and_print(
+        "weir bench batching",
+        lambda: measure(config),
+        as_dict=dataclasses.asdict,
+        tables=as_tables,
+        json_output=json_output,
+        errors=(ModelError, OSError, ValueError),
+    )
 
 
 def measure(config: BatchingConfig) -> BatchingReport:
@@ -152,7 +147,7 @@ def compare(config: BatchingConfig, jobs: Sequence[EngineJob], bench: Bench) -> 
 
 
 def make_jobs(config: BatchingConfig, vocab_size: int, max_context_tokens: int) -> list[EngineJob]:
-    """Random prompts of the file's lengths, in an order drawn with the seed. Raises ValueError, OSError."""
+    """Random prompts of the file's lengths, in an order drawn with the seed. Raises ValueError."""
     random_source = random.Random(config.seed)
     lengths = read_lengths(config.lengths_path)
     if len(lengths) < config.num_jobs:
@@ -165,17 +160,6 @@ def make_jobs(config: BatchingConfig, vocab_size: int, max_context_tokens: int) 
             raise ValueError(f"{num_prompt} + {num_output} tokens: the model's context is {max_context_tokens}")
         jobs.append(EngineJob(tuple(random_source.randrange(vocab_size) for _ in range(num_prompt)), num_output))
     return jobs
-
-
-def read_lengths(path: Path) -> list[tuple[int, int]]:
-    """(prompt, output) tokens of each row. Raises ValueError if the columns are not there."""
-    with path.open(newline="") as file:
-        reader = csv.DictReader(file)
-        found = [pair for pair in _COLUMNS if set(pair) <= set(reader.fieldnames or ())]
-        if not found:
-            raise ValueError(f"{path}: has columns {reader.fieldnames}, wanted are two of {_COLUMNS}")
-        (prompt, output), *_ = found
-        return [(int(row[prompt]), int(row[output])) for row in reader]
 
 
 def pages_of_largest(jobs: Sequence[EngineJob], max_num_seqs: int) -> int:

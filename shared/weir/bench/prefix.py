@@ -5,7 +5,6 @@ requests at one time that share a new prefix: it should be computed once. Counts
 """
 
 import asyncio
-import json
 import random
 import statistics
 import time
@@ -17,8 +16,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from weir.client import Chunk, GenerateOptions, Turn
-from weir.client.aio import AsyncWeirClient
+from weir.bench.report import run_and_print
+from weir.client import AsyncWeirClient, Chunk, GenerateOptions, Turn
 from weir.core.errors import WeirError
 from weir.kv.geometry import PAGE_TOKENS
 from weir.model.errors import ModelError
@@ -107,16 +106,14 @@ class PrefixReport:
 
 def main(config: PrefixConfig, *, as_json: bool) -> int:
     """Prints a table, or JSON. Returns the exit code: 1 if the stack cannot be measured."""
-    try:
-        report = asyncio.run(measure(config))
-    except (WeirError, ModelError) as error:
-        Console(stderr=True).print(f"weir bench prefix: {error}", markup=False, highlight=False)
-        return 1
-    if as_json:
-        print(json.dumps(asdict(report), indent=2))
-    else:
-        Console().print(_table(report))
-    return 0
+    return run_and_print(
+        "weir bench prefix",
+        lambda: asyncio.run(measure(config)),
+        as_dict=asdict,
+        tables=lambda report: [_table(report)],
+        json_output=as_json,
+        errors=(WeirError, ModelError),
+    )
 
 
 async def measure(config: PrefixConfig) -> PrefixReport:

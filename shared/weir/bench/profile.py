@@ -9,7 +9,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
-from weir.bench.step.grid import shapes, time_grid
+from weir.bench.step_shapes import shapes, time_grid
 from weir.core.cost import StepCost
 from weir.core.cost_fit import CostFit, CostSample, fit_cost
 from weir.core.device import Precision

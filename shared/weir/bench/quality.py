@@ -5,7 +5,6 @@ windows of `WINDOW_TOKENS` that begin anew.
 """
 
 import dataclasses
-import json
 import math
 import os
 from collections.abc import Sequence
@@ -13,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
 
+from weir.bench.report import run_and_print
 from weir.core.device import Precision
-from weir.core.logprobs import TokenLogprobs
+from weir.core.sampling import TokenLogprobs
 from weir.engine.plan import ChunkPlan, ScoreSpec, StepPlan
 from weir.kv.geometry import num_pages_for
 from weir.model.cpu.core_share import FixedShare
@@ -45,26 +44,31 @@ class QualityReport:
 
 def main(model: str, text_path: Path, json_output: bool = False, max_tokens: int | None = None) -> int:
     """Prints a line, or JSON. Returns the exit code: 1 if the model or the text cannot be read."""
-    try:
-        report = measure(model, text_path.read_text(), max_tokens)
-    except (ModelError, OSError, UnicodeDecodeError) as error:
-        Console(stderr=True).print(f"weir bench quality: {error}", markup=False, highlight=False)
-        return 1
-    if json_output:
-        print(json.dumps(dataclasses.asdict(report) | {"perplexity_ratio": report.perplexity_ratio}, indent=2))
-    else:
-        print(
-            f"{report.model}, {report.num_tokens} tokens: perplexity fp32 {report.fp32_perplexity:.4f}, "
-            f"int8 {report.int8_perplexity:.4f} ({report.perplexity_ratio - 1:+.2%}); "
-            f"same most likely token at {report.same_top_token:.1%} of the positions"
-        )
-    return 0
+    return run_and_print(
+        "weir bench quality",
+        lambda: measure(model, text_path.read_text(), max_tokens),
+        as_dict=lambda report: dataclasses.asdict(report) | {"perplexity_ratio": report.perplexity_ratio},
+        tables=lambda report: [as_line(report)],
+        json_output=json_output,
+        errors=(ModelError, OSError, ValueError),
+    )
+
+
+def as_line(report: QualityReport) -> str:
+    return (
+        f"{report.model}, {report.num_tokens} tokens: perplexity fp32 {report.fp32_perplexity:.4f}, "
+        f"int8 {report.int8_perplexity:.4f} ({report.perplexity_ratio - 1:+.2%}); "
+        f"same most likely token at {report.same_top_token:.1%} of the positions"
+    )
 
 
 def measure(model: str, text: str, max_tokens: int | None = None) -> QualityReport:
-    """Both arithmetics, one after the other. Raises ModelError."""
+    """Both arithmetics, one after the other. Raises ModelError, and ValueError for a text in which no token follows
+    another."""
     source = resolve_model(model)
     token_ids = load_tokenizer(source).encode(text)[:max_tokens]
+    if len(token_ids) < 2:
+        raise ValueError(f"the text has {len(token_ids)} tokens: at least 2 are needed, the second is predicted")
     share = FixedShare(len(os.sched_getaffinity(0)))
     scores = {}
     for precision in ("fp32", "int8"):

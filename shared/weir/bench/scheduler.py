@@ -7,24 +7,23 @@ else runs on the machine does not count.
 """
 
 import gc
-import json
 import random
 import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from rich.console import Console
 from rich.table import Table
 
+from weir.bench.report import run_and_print
 from weir.bus.messages import Finish, Outcome, Prefilled, Submit, WorkerRecord
 from weir.core.clock import ManualClock
 from weir.core.cost import StepCost
 from weir.policy.registry import PolicySpec
-from weir.runtime.garbage import rare_full_collections
+from weir.runtime.process_tuning import rare_full_collections
 from weir.scheduling.commands import Command, SendGrant
 from weir.scheduling.core import SchedulerCore
-from weir.scheduling.limits.core_limits import CoreLimits, LaneLimits, TenantLimits
+from weir.scheduling.limits import CoreLimits, LaneLimits, TenantLimits
 
 _COST = StepCost(5.75, 0.02, 1.1e-6, 0.006, 5e-5)
 _MAX_NUM_SEQS = 64
@@ -155,18 +154,23 @@ def measure(policy: str, num_pairs: int, num_queued: int, config: SchedulerBench
 
 def main(config: SchedulerBenchConfig, *, as_json: bool) -> int:
     """Returns the exit code."""
+    return run_and_print(
+        "weir bench scheduler",
+        lambda: measure_all(config),
+        as_dict=lambda costs: {"config": asdict(config), "costs": [asdict(cost) for cost in costs]},
+        tables=lambda costs: [_table(costs)],
+        json_output=as_json,
+    )
+
+
+def measure_all(config: SchedulerBenchConfig) -> list[DecisionCost]:
     with rare_full_collections():
-        costs = [
+        return [
             measure(policy, num_pairs, num_queued, config)
             for policy in config.policies
             for num_pairs in config.pairs
             for num_queued in config.queued
         ]
-    if as_json:
-        print(json.dumps({"config": asdict(config), "costs": [asdict(cost) for cost in costs]}, indent=2))
-    else:
-        Console().print(_table(costs))
-    return 0
 
 
 def _table(costs: Sequence[DecisionCost]) -> Table:

@@ -5,7 +5,6 @@ of this process, so that what else runs on the machine does not count. Garbage c
 """
 
 import gc
-import json
 import os
 import statistics
 import time
@@ -14,17 +13,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
+from weir.bench.report import run_and_print
 from weir.sim.profile import load_profile
-from weir.sim.results.outcome import SimResult
+from weir.sim.results.metrics import SimResult
 from weir.sim.simulator import simulate
 from weir.sim.spec import LinkSpec, SystemSpec
-from weir.sim.workloads.arrivals import poisson
-from weir.sim.workloads.compose import Lengths, draw
 from weir.sim.workloads.traces import read_lengths
-from weir.sim.workloads.workload import Workload
+from weir.sim.workloads.workload import Lengths, Workload, draw, poisson
 
 DATA_VARIABLE = "WEIR_TEST_DATA"
 """The folder whose folder `traces` has trace files."""
@@ -118,12 +115,13 @@ def measure(name: str, system: str, config: SimulatorBenchConfig) -> Speed:
 
 def main(config: SimulatorBenchConfig, *, as_json: bool) -> int:
     """Returns the exit code."""
-    speeds = [measure(name, system, config) for name in config.loads for system in systems()]
-    if as_json:
-        print(json.dumps({"config": asdict(config), "speeds": [asdict(speed) for speed in speeds]}, indent=2))
-    else:
-        Console().print(_table(speeds))
-    return 0
+    return run_and_print(
+        "weir bench simulator",
+        lambda: [measure(name, system, config) for name in config.loads for system in systems()],
+        as_dict=lambda speeds: {"config": asdict(config), "speeds": [asdict(speed) for speed in speeds]},
+        tables=lambda speeds: [_table(speeds)],
+        json_output=as_json,
+    )
 
 
 def _timed(spec: SystemSpec, workload: Workload, *, fast_forward: bool) -> tuple[float, SimResult]:

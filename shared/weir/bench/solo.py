@@ -5,11 +5,11 @@ Everything of a worker but its process: the local batcher, real records, a pool 
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from weir.core.attempt import Attempt
+from weir.core.life import Attempt
 from weir.core.sampling import SamplingParams, StopRules
 from weir.engine.batching.batcher import BatchLimits
 from weir.engine.batching.running import RunningBatcher, RunningSettings
@@ -21,6 +21,7 @@ from weir.kv.layout import layout_of
 from weir.kv.records.record import SequenceParams, SequenceRecord
 
 _RECORD_PAGE_BYTES = 4096  # records do not depend on it
+_GREEDY = SamplingParams(temperature=0.0)
 
 
 class JobTimeline(Protocol):
@@ -43,11 +44,16 @@ class WallTimeline:
 
 @dataclass(frozen=True, slots=True)
 class EngineJob:
-    """One request: a prompt and exactly so many tokens out. `arrives_at_s` counts from the run's start."""
+    """One request: a prompt, and so many tokens out unless one of `stop_token_ids` is sampled before.
+
+    `arrives_at_s` counts from the run's start.
+    """
 
     prompt_token_ids: tuple[int, ...]
     num_output_tokens: int
     arrives_at_s: float = 0.0
+    sampling: SamplingParams = _GREEDY
+    stop_token_ids: tuple[int, ...] = ()
 
     @property
     def num_pages(self) -> int:
@@ -91,10 +97,14 @@ def run_alone(
     settings: RunningSettings,
     num_pages: int,
     timeline: JobTimeline,
+    on_end: Callable[[int, JobRecord], None] = lambda index, record: None,
 ) -> SoloRun:
-    """Runs all jobs to their ends. Raises RuntimeError if one fails, or if the engine's page counts do not add up."""
+    """Runs all jobs to their ends; `on_end` is called with a job's place among them.
+
+    Raises RuntimeError if one fails, or if the engine's page counts do not add up.
+    """
     engine = _Solo(jobs, runner, limits, settings, num_pages, timeline)
-    engine.run()
+    engine.run(on_end)
     return engine.result()
 
 
@@ -114,7 +124,7 @@ class _Solo:
         geometry = ArenaGeometry(_RECORD_PAGE_BYTES, num_pages, self._num_slots, limits.max_context_tokens)
         record_bytes = layout_of(geometry).record_bytes
         memory = [memoryview(bytearray(record_bytes)) for _ in jobs]
-        pool = PagePool(reserve_pages=0, reserve_slots=0)
+        pool = PagePool(watermark_pages=0, watermark_slots=0)
         pool.give(PageBundle(tuple(range(num_pages)), tuple(range(self._num_slots))))
         self._batcher = RunningBatcher(limits, pool, lambda slot: SequenceRecord(memory[slot], geometry), settings)
         self._coming = sorted(enumerate(jobs), key=lambda entry: -entry[1].arrives_at_s)  # next one last
@@ -123,7 +133,7 @@ class _Solo:
         self._num_steps = 0
         self._waste_sum = 0.0
 
-    def run(self) -> None:
+    def run(self, on_end: Callable[[int, JobRecord], None]) -> None:
         while self._coming or not self._batcher.is_idle:
             self._take_arrivals()
             plan = self._batcher.decide(self._timeline.now_s())
@@ -133,7 +143,7 @@ class _Solo:
                 self._waste_sum += self._batcher.load.page_waste
             elif not self._batcher.has_events and (self._coming or not self._batcher.is_idle):
                 self._wait()
-            self._take_events()
+            self._take_events(on_end)
 
     def result(self) -> SoloRun:
         if errors := [*self._batcher.check_integrity(), *(r.error for r in self._records.values() if r.error)]:
@@ -151,7 +161,7 @@ class _Solo:
             self._records[params.request_id] = JobRecord(self._started_at_s + job.arrives_at_s)
             self._batcher.add(Arrival(params))
 
-    def _take_events(self) -> None:
+    def _take_events(self, on_end: Callable[[int, JobRecord], None]) -> None:
         now_s = self._timeline.now_s()
         for event in self._batcher.take_events():
             record = self._records[event.key.request_id]
@@ -163,6 +173,7 @@ class _Solo:
                 case SequenceEnded(_, _, failure):
                     record.latency_s = now_s - record.arrived_at_s
                     record.error = failure.message if failure is not None else ""
+                    on_end(int(event.key.request_id, 16), record)
                 case _:
                     pass
         surplus = self._batcher.pool.take_used()
@@ -183,8 +194,8 @@ def _params_of(index: int, job: EngineJob) -> SequenceParams:
         attempt=Attempt(),
         gateway_id="bench",
         prompt_token_ids=job.prompt_token_ids,
-        sampling=SamplingParams(temperature=0.0),
-        stop=StopRules(job.num_output_tokens),
+        sampling=job.sampling,
+        stop=StopRules(job.num_output_tokens, job.stop_token_ids),
         num_reserved_pages=job.num_pages,
         traceparent="",
     )

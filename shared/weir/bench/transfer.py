@@ -5,7 +5,6 @@ of 4,000 tokens go back and forth in turn (A B A B), so that whatever else the m
 """
 
 import asyncio
-import json
 import subprocess
 import sys
 import tempfile
@@ -19,11 +18,11 @@ from pathlib import Path
 import numpy as np
 import uvloop
 from numpy.typing import NDArray
-from rich.console import Console
 from rich.table import Table
 
-from weir.core.attempt import Attempt
-from weir.core.errors import Unavailable
+from weir.bench.report import run_and_print
+from weir.core.errors import Unavailable, WeirError
+from weir.core.life import Attempt
 from weir.core.sampling import SamplingParams, StopRules
 from weir.kv.geometry import ArenaGeometry, PageGeometry, num_pages_for
 from weir.kv.layout import layout_of
@@ -92,13 +91,15 @@ def run_transfer_benchmark(repeats: int = 200) -> TransferBenchmark:
 
 
 def main(json_output: bool, repeats: int) -> int:
-    """Runs the benchmark and prints it, as a table or as JSON. Returns the exit code."""
-    result = run_transfer_benchmark(repeats)
-    if json_output:
-        print(json.dumps({**asdict(result), "hand_off_ratio": result.hand_off_ratio}, indent=2))
-    else:
-        _print_table(result)
-    return 0
+    """Prints a table, or JSON. Returns the exit code: 1 if the transfer service does not start or breaks."""
+    return run_and_print(
+        "weir bench transfer",
+        lambda: run_transfer_benchmark(repeats),
+        as_dict=lambda result: {**asdict(result), "hand_off_ratio": result.hand_off_ratio},
+        tables=_tables,
+        json_output=json_output,
+        errors=(WeirError,),
+    )
 
 
 class _Samples:
@@ -269,7 +270,7 @@ def _wait_ready(process: "subprocess.Popen[bytes]", ready_file: Path) -> None:
         time.sleep(0.02)
 
 
-def _print_table(result: TransferBenchmark) -> None:
+def _tables(result: TransferBenchmark) -> Iterator[Table | str]:
     lengths = (result.short, result.long)
     table = Table(title=f"Hand-off on one host, {result.repeats} of each length in turn (p50 / p99, ms)")
     table.add_column("")
@@ -281,9 +282,8 @@ def _print_table(result: TransferBenchmark) -> None:
     table.add_row("bytes copied", *(str(one.num_bytes_copied) for one in lengths))
     table.add_row("an empty call to the service", *(_shown(result.empty_call) for _ in lengths))
     table.add_row("copying the same pages", *(_shown(one.copy) for one in lengths))
-    console = Console()
-    console.print(table)
-    console.print(f"{LONG_TOKENS:,} tokens take {result.hand_off_ratio:.2f} times as long as {SHORT_TOKENS:,}.")
+    yield table
+    yield (f"{LONG_TOKENS:,} tokens take {result.hand_off_ratio:.2f} times as long as {SHORT_TOKENS:,}.")
 
 
 def _shown(timing: LatencySummary) -> str:

@@ -1,4 +1,4 @@
-"""The messages of `bus.messages` to MessagePack and back: a map by field name, checked strictly when it is read.
+"""The messages of `bus.messages` and `bus.configuration` to MessagePack and back: maps by field name, checked strictly.
 
 A missing, mistyped or unbounded field is a MalformedMessage that names it; an unknown field is ignored, so that an
 older process understands a newer one.
@@ -71,7 +71,7 @@ def version_headers() -> dict[str, str]:
 
 
 def check_version(headers: Mapping[str, str]) -> None:
-    """Raises MalformedMessage when the sender says that it speaks another version; silence means version 1."""
+    """Raises MalformedMessage when the sender says that it speaks another version; silence means this one."""
     version = headers.get(VERSION_HEADER, WIRE_VERSION)
     if version != WIRE_VERSION:
         raise MalformedMessage(f"header {VERSION_HEADER}", f"{version[:32]!r}, this process speaks {WIRE_VERSION!r}")
@@ -100,7 +100,7 @@ def _decoder_of(annotation: Any) -> _Decoder:
         return _enum_decoder(annotation)
     if is_dataclass(annotation) and isinstance(annotation, type):
         return _dataclass_decoder(annotation)
-    raise TypeError(f"the codec knows no field of type {annotation}")
+    raise TypeError(f"the codec has no form for a field of type {annotation}")
 
 
 def _decode_str(value: object, path: str) -> str:
@@ -152,7 +152,7 @@ _SCALARS: Mapping[Any, _Decoder] = {
 def _tuple_decoder(annotation: Any) -> _Decoder:
     item_type, *rest = get_args(annotation)
     if rest != [Ellipsis]:
-        raise TypeError(f"the codec knows tuples of one type and any length, not {annotation}")
+        raise TypeError(f"the codec takes tuples of one type and any length, not {annotation}")
     decode_item = _decoder_of(item_type)
 
     def decode_tuple(value: object, path: str) -> tuple[Any, ...]:
@@ -166,7 +166,7 @@ def _tuple_decoder(annotation: Any) -> _Decoder:
 def _optional_decoder(annotation: Any) -> _Decoder:
     inner = [argument for argument in get_args(annotation) if argument is not types.NoneType]
     if len(inner) != 1:
-        raise TypeError(f"the codec knows X | None, not {annotation}")
+        raise TypeError(f"the codec takes X | None, not {annotation}")
     decode_present = _decoder_of(inner[0])
     return lambda value, path: None if value is None else decode_present(value, path)
 

@@ -30,9 +30,9 @@ class MalformedReply(BusError):
 
 
 class BusEndpoint:
-    """What one process says and hears over its bus.
+    """What one process sends and receives over its bus.
 
-    Spans are made only for messages that belong to a trace: what is said every second would make one of its own.
+    Spans are made only for messages that belong to a trace: what is sent every second would make one of its own.
     """
 
     def __init__(self, bus: Bus, tracer: Tracer) -> None:
@@ -88,6 +88,12 @@ class BusEndpoint:
             except MalformedMessage as error:
                 self._count_malformed(subject, error)
                 raise MalformedReply(f"answer on {subject}: {error}") from error
+
+    async def publish(self, subject: str, message: "DataclassInstance") -> None:
+        """Sent once, to whoever listens; nobody answers. Raises BusError."""
+        self._counts["sent"] += 1
+        with self._count_failure("send_failures"):
+            await self._bus.publish(subject, encode(message), version_headers())
 
     async def close(self) -> None:
         """Ends the subscriptions; the bus stays open."""

@@ -2,19 +2,90 @@
 
 import asyncio
 import logging
-from collections import defaultdict
-from collections.abc import Callable
+import random
+from collections import defaultdict, deque
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
 
-from weir.bus.faults import Faults, Leg, ScriptedFaults
-from weir.bus.in_memory_kv import BucketState, InMemoryBucket
-from weir.bus.protocol import BusMessage, BusTimeout, BusUnavailable, Headers, MessageHandler, NoResponder
+from weir.bus.protocol import (
+    BusMessage,
+    BusTimeout,
+    BusUnavailable,
+    Headers,
+    KeyConflict,
+    KvEntry,
+    MessageHandler,
+    NoResponder,
+    check_key,
+)
 from weir.core.clock import Clock, SystemClock
 from weir.core.tasks import end_tasks
 
 logger = logging.getLogger(__name__)
 
 _Answer = Callable[[bytes], None]
+
+
+class Leg(Enum):
+    """Which way a message goes."""
+
+    THERE = "there"
+    BACK = "back"
+
+
+Fate = Sequence[float]
+"""One delay in seconds for each copy that arrives. (0.0,): at once and once; (): lost; (0.0, 0.0): twice."""
+
+ARRIVES: Fate = (0.0,)
+LOST: Fate = ()
+REPEATED: Fate = (0.0, 0.0)
+
+
+class Faults(Protocol):
+    """Decides about each message as it is sent."""
+
+    def fate_of(self, subject: str, leg: Leg) -> Fate: ...
+
+
+class ScriptedFaults:
+    """The next messages of a subject suffer what was scripted, in order; then all goes well again."""
+
+    def __init__(self) -> None:
+        self._scripts: defaultdict[tuple[str, Leg], deque[Fate]] = defaultdict(deque)
+
+    def script(self, subject: str, *fates: Fate, leg: Leg = Leg.THERE) -> None:
+        """`leg` BACK: the answers to requests on `subject`."""
+        self._scripts[subject, leg].extend(fates)
+
+    def fate_of(self, subject: str, leg: Leg) -> Fate:
+        scripted = self._scripts[subject, leg]
+        return scripted.popleft() if scripted else ARRIVES
+
+
+class RandomFaults:
+    """Each message is lost, repeated or delayed (up to `max_delay_s`) with the given probabilities."""
+
+    def __init__(self, seed: int, *, lost: float, repeated: float, delayed: float, max_delay_s: float) -> None:
+        if lost + repeated + delayed > 1:
+            raise ValueError(f"probabilities add up to {lost + repeated + delayed}, at most 1")
+        self._random = random.Random(seed)
+        self._lost = lost
+        self._repeated = repeated
+        self._delayed = delayed
+        self._max_delay_s = max_delay_s
+
+    def fate_of(self, subject: str, leg: Leg) -> Fate:
+        fate = self._random.random()
+        delay_s = self._random.random() * self._max_delay_s
+        if fate < self._lost:
+            return LOST
+        if fate < self._lost + self._repeated:
+            return (0.0, delay_s)
+        if fate < self._lost + self._repeated + self._delayed:
+            return (delay_s,)
+        return ARRIVES
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +134,52 @@ class InMemorySubscription:
                 delivery.answer(payload)
 
 
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    entry: KvEntry
+    """Its value is None where the key was deleted."""
+    expires_at_s: float
+
+
+class BucketState:
+    """The entries of one bucket, on the hub's side."""
+
+    def __init__(self, clock: Clock, ttl_s: float | None, is_durable: bool) -> None:
+        self.is_durable = is_durable
+        self._clock = clock
+        self._ttl_s = ttl_s
+        self._stored: dict[str, _Stored] = {}
+        self._revision = 0
+        self.generation = 0
+        """Rises when watchers must be sent everything again."""
+
+    def put(self, key: str, value: bytes | None) -> int:
+        check_key(key)
+        self._revision += 1
+        expires_at_s = self._clock.now_s() + self._ttl_s if self._ttl_s is not None else float("inf")
+        self._stored[key] = _Stored(KvEntry(key, value, self._revision), expires_at_s)
+        return self._revision
+
+    def present(self) -> list[KvEntry]:
+        """Entries that have not expired, oldest change first, deletions among them."""
+        now_s = self._clock.now_s()
+        self._stored = {key: stored for key, stored in self._stored.items() if stored.expires_at_s > now_s}
+        return sorted((stored.entry for stored in self._stored.values()), key=lambda entry: entry.revision)
+
+    def try_get(self, key: str) -> KvEntry | None:
+        stored = self._stored.get(key)
+        if stored is None or stored.entry.value is None or stored.expires_at_s <= self._clock.now_s():
+            return None
+        return stored.entry
+
+    def clear(self) -> None:
+        self._stored.clear()
+        self._revision = 0
+
+    def send_everything_again(self) -> None:
+        self.generation += 1
+
+
 class InMemoryHub:
     """Stands for the server. Faults strike what passes through it; `clock` drives the expiry of bucket entries."""
 
@@ -93,7 +210,7 @@ class InMemoryHub:
         """As if the server came back."""
         self._is_up = True
         for state in self._buckets.values():
-            state.tell_everything_again()
+            state.send_everything_again()
 
     def bucket_state(self, name: str, ttl_s: float | None, durable: bool) -> BucketState:
         if name not in self._buckets:
@@ -183,7 +300,7 @@ class InMemoryBus:
         self._listeners[subject].append(subscription)
         return subscription
 
-    async def bucket(self, name: str, *, ttl_s: float | None = None, durable: bool = False) -> InMemoryBucket:
+    async def bucket(self, name: str, *, ttl_s: float | None = None, durable: bool = False) -> "InMemoryBucket":
         self.check_connected()
         return InMemoryBucket(self, self._hub.bucket_state(name, ttl_s, durable))
 
@@ -193,6 +310,55 @@ class InMemoryBus:
         for subscriptions in list(self._listeners.values()):
             for subscription in list(subscriptions):
                 await subscription.close()
+
+
+class InMemoryBucket:
+    """One client's view of a bucket."""
+
+    def __init__(self, bus: "InMemoryBus", state: BucketState) -> None:
+        self._bus = bus
+        self._state = state
+
+    async def put(self, key: str, value: bytes) -> int:
+        self._bus.check_connected()
+        return self._state.put(key, value)
+
+    async def update(self, key: str, value: bytes, *, revision: int) -> int:
+        self._bus.check_connected()
+        present = self._state.try_get(key)
+        present_revision = present.revision if present else 0
+        if present_revision != revision:
+            raise KeyConflict(f"key {key} is at revision {present_revision}, not {revision}")
+        return self._state.put(key, value)
+
+    async def get(self, key: str) -> KvEntry | None:
+        self._bus.check_connected()
+        check_key(key)
+        return self._state.try_get(key)
+
+    async def delete(self, key: str) -> None:
+        self._bus.check_connected()
+        self._state.put(key, None)
+
+    async def list_entries(self) -> list[KvEntry]:
+        self._bus.check_connected()
+        return [entry for entry in self._state.present() if entry.value is not None]
+
+    async def watch(self) -> AsyncIterator[KvEntry]:
+        """Looks at the state again and again, so nothing is missed; a fake may poll."""
+        sent_revision = 0
+        was_connected = True
+        generation = self._state.generation
+        while not self._bus.is_closed:
+            is_connected = self._bus.is_connected
+            if is_connected and (not was_connected or self._state.generation != generation):
+                sent_revision, generation = 0, self._state.generation
+            was_connected = is_connected
+            for entry in self._state.present() if is_connected else ():
+                if entry.revision > sent_revision:
+                    sent_revision = entry.revision
+                    yield entry
+            await asyncio.sleep(0.005)
 
 
 def _after(delay_s: float, call: Callable[..., None], *arguments: object) -> None:

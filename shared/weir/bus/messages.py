@@ -4,15 +4,20 @@ Unknown fields are ignored, so that an older process understands a newer one; a 
 Every command is idempotent on (request_id, attempt): whoever gets no answer sends it again.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from weir.core.cost import StepCost
-from weir.core.scheduling import NO_PREFERENCE, SchedulingParams
+from weir.core.life import NO_PREFERENCE, SchedulingParams
 
 SCHEDULER_HASH_BYTES = 8
 """The scheduler knows pages by the first bytes of their hashes: a false match costs time, never a wrong token."""
+MAX_HASHES = 100_000
+"""In one KV event or snapshot: 800 kB, which the bus takes."""
+
+_ARENA_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
 
 class Outcome(Enum):
@@ -71,7 +76,9 @@ class Submit:
     page_hashes: bytes = b""
     """SCHEDULER_HASH_BYTES of each full page of the prompt, chained; empty in lists of held requests."""
     dispatch: int = 1
-    """The how manieth time its gateway asks: it alone numbers them, and a newer one ends all that were before."""
+    """Rises with every time its gateway asks: it alone numbers them, and a newer one ends all that were before."""
+    lost_worker_id: str = ""
+    """The worker that the dispatch before was lost with: nothing new goes there until it is heard again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +195,7 @@ class HeldRequest:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Everything that a gateway holds, said every second; also the sign that it lives.
+    """Everything that a gateway holds, sent every second; also the sign that it lives.
 
     `sequence` rises with each list of a gateway, so that a late one is known and dropped. A list too long for one
     message goes out in `num_parts` messages of the same sequence; what it lacks is judged when all have come.
@@ -204,7 +211,7 @@ class Held:
 def split_held(
     gateway_id: str, sequence: int, requests: Sequence[HeldRequest], *, max_requests: int = 500
 ) -> tuple[Held, ...]:
-    """The messages that say one list: at least one, each short enough for the bus."""
+    """The messages of one list: at least one, each short enough for the bus."""
     starts = range(0, max(len(requests), 1), max_requests)
     return tuple(
         Held(gateway_id, sequence, tuple(requests[start : start + max_requests]), part, len(starts))
@@ -219,6 +226,13 @@ class HeldReply:
     epoch: int
     num_adopted: int
     refused_request_ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderChanged:
+    """Gateways report at once what they hold, so that the new leader can place soon. Lost, it costs a second."""
+
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,3 +278,45 @@ class LeaderRecord:
     epoch: int
     is_released: bool = False
     """The leader left in order: the next one need not wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixChanged:
+    """A KV event: what came into the cache of an arena and went out of it since the message before.
+
+    A hint: a lost one costs time, never a token. Pages are the first SCHEDULER_HASH_BYTES of their hashes, one after
+    the other. Sent at least every second, with nothing in it if nothing happened, so that a lost one is soon noticed.
+    An arena that starts anew starts a new incarnation, with sequence 0 and an empty cache before it.
+    """
+
+    arena_id: str
+    """The host's, or the worker's if it has memory of its own."""
+    incarnation: int
+    """Rises with every start."""
+    sequence: int
+    """Rises by one with each message of an incarnation."""
+    num_pages: int | None
+    """Cached, after this change; None: more than were reported."""
+    added: bytes = b""
+    evicted: bytes = b""
+
+    def __post_init__(self) -> None:
+        if not _ARENA_ID.fullmatch(self.arena_id):  # it is part of a subject
+            raise ValueError(f"arena_id {self.arena_id[:64]!r}: use 1 to 128 characters of A-Z a-z 0-9 _ -")
+
+
+@dataclass(frozen=True, slots=True)
+class AskPrefixes:
+    """The scheduler has missed an event and needs a snapshot."""
+
+    arena_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixSnapshot:
+    """All cached pages, as of the PrefixChanged of this sequence."""
+
+    arena_id: str
+    incarnation: int
+    sequence: int
+    hashes: bytes = b""

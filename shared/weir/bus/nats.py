@@ -13,7 +13,7 @@ from nats.aio.subscription import Subscription as ClientSubscription
 
 from weir.bus.nats_kv import NatsBucket, WatchFeed
 from weir.bus.protocol import BusError, BusMessage, BusTimeout, BusUnavailable, Headers, MessageHandler, NoResponder
-from weir.core.urls import masked_url
+from weir.core.credentials import masked_url
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +56,7 @@ class NatsBus:
         self._shown_url = masked_url(url)
         self._subscriptions: dict[ClientSubscription, NatsSubscription] = {}
         self._feeds: set[WatchFeed] = set()
+        self._last_error = "it does not answer"
 
     @classmethod
     async def connect(cls, url: str, *, name: str, timeout_s: float = 10.0) -> "NatsBus":
@@ -79,7 +80,8 @@ class NatsBus:
         except TimeoutError as error:
             await client.close()
             raise BusUnavailable(
-                f"no NATS server answers at {bus._shown_url} within {timeout_s} s; is one running?"
+                f"no connection to a NATS server at {bus._shown_url} within {timeout_s} s ({bus._last_error}); is one "
+                "running there, and does it take these credentials?"
             ) from error
         return bus
 
@@ -115,8 +117,10 @@ class NatsBus:
         client_subscription = await self._client.subscribe(subject, cb=on_message, pending_msgs_limit=max_pending)
         subscription = NatsSubscription(client_subscription, self._unsubscribe)
         self._subscriptions[client_subscription] = subscription
-        if self.is_connected:
+        try:
             await self._settle(subject)
+        except BusError as error:  # the client keeps the subscription, and begins it with the next connection
+            logger.debug("subscribing to %s: %s", subject, error)
         return subscription
 
     async def bucket(self, name: str, *, ttl_s: float | None = None, durable: bool = False) -> NatsBucket:
@@ -166,7 +170,7 @@ class NatsBus:
             logger.debug("unsubscribing from %s: %s", subscription.subject, error)
 
     async def _settle(self, subject: str) -> None:
-        """Returns when the server has heard everything said so far, so that nobody finds it knowing less.
+        """Returns when the server has taken everything sent so far.
 
         Twice, since the client's PING overtakes commands that its flusher has yet to write; those go out while the
         first PONG is awaited.
@@ -189,7 +193,8 @@ class NatsBus:
             if subscription is not None:
                 subscription.count_drop()
             return
-        logger.debug("nats client: %s: %s", type(error).__name__, error)
+        self._last_error = f"{type(error).__name__}: {error}"
+        logger.debug("nats client: %s", self._last_error)
 
     async def _on_disconnected(self) -> None:
         if not self._client.is_closed:

@@ -212,7 +212,7 @@ async def _list_entries(store: KeyValue) -> list[KvEntry]:
     async with asyncio.timeout(_LIST_TIMEOUT_S):
         watcher = await store.watchall(ignore_deletes=True)
         try:
-            # The watcher's own sign that everything present has been told is None.
+            # The watcher's own sign that everything present was sent is None.
             while (entry := await anext(watcher)) is not None:
                 entries.append(KvEntry(entry.key, entry.value or b"", entry.revision or 0))
         finally:

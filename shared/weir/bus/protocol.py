@@ -39,7 +39,7 @@ class BusMessage:
 
 @dataclass(frozen=True, slots=True)
 class KvEntry:
-    """One value of a bucket. `value` is None when a watcher is told that the key was deleted."""
+    """One value of a bucket. `value` is None where a watch shows that the key was deleted."""
 
     key: str
     value: bytes | None
@@ -72,7 +72,7 @@ class Subscription(Protocol):
 
 
 class KvBucket(Protocol):
-    """A key-value bucket. Entries vanish `ttl_s` after their last put; expiry is not told to watchers.
+    """A key-value bucket. Entries vanish `ttl_s` after their last put; no watch shows that.
 
     Every method may raise BusTimeout or BusUnavailable, and ValueError for a key that `check_key` refuses.
     """
@@ -94,8 +94,8 @@ class KvBucket(Protocol):
     def watch(self) -> AsyncIterator[KvEntry]:
         """First every present entry, then every change, until the iterator or the bus is closed.
 
-        Survives reconnects; after one, every present entry is told again. Of several quick changes to one key, only
-        the last may be told.
+        Survives reconnects; after one, every present entry comes again. Of several quick changes to one key, only
+        the last may come.
         """
         ...
 

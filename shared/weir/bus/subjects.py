@@ -23,7 +23,7 @@ class Subjects:
 
     @property
     def cancel(self) -> str:
-        """Gateway tells the scheduler that a request is not wanted any more: Cancel -> Ack."""
+        """Gateway withdraws a request that is not wanted any more: Cancel -> Ack."""
         return f"weir.{self.namespace}.scheduler.cancel"
 
     @property
@@ -50,6 +50,11 @@ class Subjects:
         """Scheduler asks for the whole of a prefix cache: AskPrefixes -> PrefixSnapshot."""
         return f"weir.{self.namespace}.arena.{arena_id}.prefixes"
 
+    @property
+    def leader_changed(self) -> str:
+        """A scheduler has begun to lead: LeaderChanged, to every gateway, not answered."""
+        return f"weir.{self.namespace}.gateways.leader_changed"
+
     def grant(self, gateway_id: str) -> str:
         """Scheduler lets a request start: Grant -> GrantReply."""
         return f"weir.{self.namespace}.gateway.{gateway_id}.grant"
@@ -70,7 +75,7 @@ class Subjects:
 
     @property
     def configuration_bucket(self) -> str:
-        """What the scheduler tells gateways and workers to go by: `weir.bus.configuration`. Durable."""
+        """What gateways and workers go by, written by the scheduler: `weir.bus.configuration`. Durable."""
         return f"weir_{self.namespace}_configuration"
 
     @property
@@ -88,6 +93,8 @@ def subject_template(subject: str) -> str:
     match subject.split("."):
         case ["weir", _, "scheduler", verb]:
             return f"weir.{{instance}}.scheduler.{verb}"
+        case ["weir", _, "gateways", verb]:
+            return f"weir.{{instance}}.gateways.{verb}"
         case ["weir", _, "arena", _, verb]:
             return f"weir.{{instance}}.arena.{{arena_id}}.{verb}"
         case ["weir", _, "gateway", _, verb]:

@@ -1,4 +1,8 @@
-"""The command `weir`: one file a command, on typer and rich.
+"""The command `weir`, on typer and rich. Nothing is imported here: the entry point needs it before all that is slow."""
 
-Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not running, 130 broken off with Ctrl-C.
-"""
+# What commands end with; 0: done.
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_NOT_RUNNING = 3
+EXIT_INTERRUPTED = 130
+"""128 + SIGINT, as shells have it."""

@@ -1,7 +1,9 @@
-"""All commands of `weir`."""
+"""All commands of `weir`, and `weir serve`: one service in the foreground, as Compose and Kubernetes run it."""
 
+import os
+import sys
 from importlib import metadata
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -10,20 +12,20 @@ from weir.cli import (
     bench,
     chat,
     doctor,
-    down,
     generate,
-    limits,
     plan,
-    policy,
     profile,
     pull,
-    serve,
+    scheduling,
     simulate,
     status,
     train_predictor,
     up,
 )
 from weir.runtime.extras import DISTRIBUTION
+
+# What follows the role is not for this program: not even --help.
+_SERVICE_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -52,10 +54,24 @@ def common(
     """Weir serves large language models from separate prefill and decode pools."""
 
 
+def serve(
+    context: typer.Context,
+    role: Annotated[Literal["gateway", "scheduler", "prefill", "decode", "transfer"], typer.Argument()],
+) -> None:
+    """Run one service in this process. Its own flags follow its name; `weir serve ROLE --help` lists them.
+
+    \b
+    weir serve scheduler --nats-url nats://127.0.0.1:4222
+    weir serve decode --help
+    """
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", f"weir_{role}", *context.args])
+
+
 app.command()(up.up)
-app.command()(down.down)
+app.command()(up.down)
 app.command()(status.status)
-app.command(context_settings=serve.SETTINGS)(serve.serve)
+app.command(context_settings=_SERVICE_ARGUMENTS)(serve)
 app.command()(generate.generate)
 app.command()(chat.chat)
 app.command()(pull.pull)
@@ -65,5 +81,5 @@ app.command()(plan.plan)
 app.command()(profile.profile)
 app.command()(train_predictor.train_predictor)
 app.add_typer(bench.app, name="bench")
-app.add_typer(limits.app, name="limits")
-app.add_typer(policy.app, name="policy")
+app.add_typer(scheduling.limits_app, name="limits")
+app.add_typer(scheduling.policy_app, name="policy")

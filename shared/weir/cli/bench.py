@@ -21,7 +21,7 @@ def step(
 ) -> None:
     """Tokens/s of prefill, and of decode at 1, 8 and 32 sequences: the engine alone, in this process."""
     need_extra("worker", "weir bench step")
-    from weir.bench.step.bench import main as bench_step
+    from weir.bench.step import main as bench_step
 
     raise typer.Exit(bench_step(model, as_json, num_threads, precision))
 
@@ -121,9 +121,8 @@ def serve(
     weir bench serve --trace azure_2023_code.csv --num-prompts 100 --time-scale 4 --prompt-scale 16
     weir bench serve --peer llama-server --peer-model smollm2-q4_0.gguf
     """
-    from weir.bench.serving.api_keys import check_keys, read_keys
     from weir.bench.serving.jobs import Mix, TraceReplay
-    from weir.bench.serving.load import LoadConfig
+    from weir.bench.serving.load import LoadConfig, check_keys, read_keys
     from weir.bench.serving.peers import main as bench_peers
     from weir.bench.serving.peers import parse_comparison
     from weir.bench.serving.serve import main as bench_serve

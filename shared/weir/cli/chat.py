@@ -32,8 +32,10 @@ def chat(
     max_tokens: options.MaxTokens = None,
     min_tokens: options.MinTokens = None,
     stop: options.Stop = None,
-    stop_token_id: options.StopTokenId = None,
+    stop_token_ids: options.StopTokenIds = None,
     include_stop: options.IncludeStop = False,
+    cache_salt: options.CacheSalt = "",
+    skips_prefix_cache: options.SkipsPrefixCache = False,
 ) -> None:
     """Talk with the model; the conversation is kept. /reset forgets it, /quit or Ctrl-D ends.
 
@@ -43,32 +45,12 @@ def chat(
     weir chat
     weir chat --system "Answer in one sentence." --temperature 0
     """
-    chosen = GenerateOptions(
-        model=model,
-        lane=lane,
-        ttft_target_ms=ttft_target_ms,
-        itl_target_ms=itl_target_ms,
-        expected_output_tokens=expected_output_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        seed=seed,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        logit_bias=options.parse_logit_bias(logit_bias),
-        max_tokens=max_tokens,
-        min_tokens=min_tokens,
-        stop=tuple(stop or ()),
-        stop_token_ids=tuple(stop_token_id or ()),
-        include_stop=include_stop,
-    )
+    chosen = options.generate_options(locals())
     opening = [Turn("system", system)] if system else []
     turns = list(opening)
     with options.Reach(address, timeout_s, api_key).client() as client:
-        while (said := _try_read()) is not None:
-            match said:
+        while (line := _try_read()) is not None:
+            match line:
                 case "":
                     continue
                 case "/quit":
@@ -77,9 +59,9 @@ def chat(
                     turns = list(opening)
                     stderr.print("forgotten", style="dim")
                 case _:
-                    answer = _try_answer(client, [*turns, Turn("user", said)], chosen)
+                    answer = _try_answer(client, [*turns, Turn("user", line)], chosen)
                     if answer is not None:
-                        turns += [Turn("user", said), Turn("assistant", answer)]
+                        turns += [Turn("user", line), Turn("assistant", answer)]
 
 
 def _try_read() -> str | None:

@@ -5,7 +5,7 @@ from typing import NoReturn
 import typer
 from rich.console import Console
 
-from weir.cli.exit_codes import EXIT_FAILED
+from weir.cli import EXIT_FAILED
 from weir.core.errors import WeirError
 from weir.runtime.extras import Extra, ExtraMissing, check_extra
 

@@ -15,9 +15,8 @@ from typing import Literal
 import typer
 
 from weir.bus.server import NatsServerMissing, find_nats_server
-from weir.cli import options
+from weir.cli import EXIT_FAILED, options
 from weir.cli.console import stdout
-from weir.cli.exit_codes import EXIT_FAILED
 from weir.model.files.catalog import CATALOG, model_cache_dir
 from weir.runtime.extras import DISTRIBUTION, ExtraMissing, check_extra, install_command
 

@@ -1,15 +1,22 @@
-"""`weir generate`: one prompt to the terminal, or a file of prompts to a file of answers."""
+"""`weir generate`: one prompt to the terminal, or JSONL prompts to a file of answers that can be gone on with."""
 
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated
+from typing import IO, Annotated, Any, TypeGuard
 
 import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from weir.cli import options
-from weir.cli.console import error_line, fail, stdout
-from weir.cli.exit_codes import EXIT_USAGE
-from weir.client import DEFAULT_TIMEOUT_S, GenerateOptions, WeirClient
+from weir.cli import EXIT_FAILED, EXIT_USAGE, options
+from weir.cli.console import error_line, fail, stderr, stdout
+from weir.client import DEFAULT_TIMEOUT_S, AsyncWeirClient, Chunk, GenerateOptions, TokenLogprobs, WeirClient
 from weir.core.errors import WeirError
+
+_OPTION_NAMES = frozenset(entry.name for entry in fields(GenerateOptions))
 
 
 def generate(
@@ -37,62 +44,40 @@ def generate(
     max_tokens: options.MaxTokens = None,
     min_tokens: options.MinTokens = None,
     stop: options.Stop = None,
-    stop_token_id: options.StopTokenId = None,
+    stop_token_ids: options.StopTokenIds = None,
     include_stop: options.IncludeStop = False,
     ignore_eos: options.IgnoreEos = False,
     n: options.NumChoices = None,
     logprobs: options.Logprobs = None,
+    prompt_logprobs: options.PromptLogprobs = None,
+    cache_salt: options.CacheSalt = "",
+    skips_prefix_cache: options.SkipsPrefixCache = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Continue a prompt, or each prompt of a file.
 
     A line of --input is {"prompt": "…"} or {"prompt": [token ids]}, with an "id" if you like (else its line number).
     A line of --output has the id, text, finish_reason and token counts, or an error; with --n it has choices, with
-    --logprobs a list of them. --json prints such a line for one prompt. Run the same command again to go on with a
-    half-done output: finished ids are skipped, failed ones are tried again.
+    --logprobs or --prompt-logprobs a list of them. --json prints such a line for one prompt. Run the same command again
+    to go on with a half-done output: finished ids are skipped, failed ones are tried again.
 
     \b
     weir generate --temperature 0 --max-tokens 24 "The capital of France is"
     weir generate --n 3 --temperature 0.8 --frequency-penalty 0.5 --seed 1 "Once upon a time"
     weir generate --input prompts.jsonl --output answers.jsonl --max-tokens 64
     """
-    from weir.cli.generate_file import generate_file, generate_json
-
     if (prompt is None) == (input_path is None):
         fail("give either a PROMPT or --input FILE.jsonl", code=EXIT_USAGE)
     if prompt == "":
         fail("PROMPT is empty: give at least one character", code=EXIT_USAGE)
     if (input_path is None) != (output_path is None):
         fail("--input and --output belong together", code=EXIT_USAGE)
-    chosen = GenerateOptions(
-        model=model,
-        lane=lane,
-        ttft_target_ms=ttft_target_ms,
-        itl_target_ms=itl_target_ms,
-        expected_output_tokens=expected_output_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        seed=seed,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        logit_bias=options.parse_logit_bias(logit_bias),
-        max_tokens=max_tokens,
-        min_tokens=min_tokens,
-        stop=tuple(stop or ()),
-        stop_token_ids=tuple(stop_token_id or ()),
-        include_stop=include_stop,
-        n=n,
-        logprobs=logprobs,
-        ignore_eos=ignore_eos,
-    )
+    chosen = options.generate_options(locals())
     reach = options.Reach(address, timeout_s, api_key)
     if input_path is not None and output_path is not None:
-        raise typer.Exit(generate_file(reach, input_path, output_path, chosen, concurrency))
+        raise typer.Exit(_generate_file(reach, input_path, output_path, chosen, concurrency))
     if prompt is not None and as_json:
-        raise typer.Exit(generate_json(reach, prompt, chosen))
+        raise typer.Exit(_generate_json(reach, prompt, chosen))
     if prompt is not None:
         _print_answer(reach, prompt, chosen)
 
@@ -121,3 +106,158 @@ def _print_choices(client: WeirClient, prompt: str, chosen: GenerateOptions) -> 
         texts[chunk.choice] = texts.get(chunk.choice, "") + chunk.text
         if chunk.finish_reason is not None:
             stdout.out(f"[{chunk.choice}] {texts[chunk.choice]}", highlight=False)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLine:
+    """One line of the input; `key` is its id, or its line number from 1."""
+
+    key: str | int
+    prompt: str | list[int]
+
+
+def _generate_file(reach: options.Reach, source: Path, target: Path, chosen: GenerateOptions, concurrency: int) -> int:
+    """Answers every prompt that `target` has no answer for. Returns the exit code: 1 if any failed."""
+    jobs = read_jobs(source)
+    try:
+        done = keep_answered(target)
+        left = [job for job in jobs if job.key not in done]
+        num_failed = asyncio.run(_run(reach, left, target, chosen, concurrency, len(jobs)))
+    except OSError as error:
+        fail(f"--output {target}: {error.strerror or error}")
+    stderr.print(f"{len(jobs) - num_failed} of {len(jobs)} answered, {num_failed} failed: {target}", markup=False)
+    return EXIT_FAILED if num_failed else 0
+
+
+def _generate_json(reach: options.Reach, prompt: str, chosen: GenerateOptions) -> int:
+    """Prints one answer as a line of an output file. Returns the exit code."""
+
+    async def ask() -> dict[str, Any]:
+        async with reach.async_client() as client:
+            return await _answer(client, PromptLine(1, prompt), chosen)
+
+    answer = asyncio.run(ask())
+    stdout.out(json.dumps(answer, ensure_ascii=False), highlight=False)
+    return EXIT_FAILED if "error" in answer else 0
+
+
+def read_jobs(source: Path) -> list[PromptLine]:
+    """Ends the command, naming the line, on anything that is not a job, and on an id that comes twice."""
+    jobs: list[PromptLine] = []
+    try:
+        lines = source.read_bytes().split(b"\n")
+    except OSError as error:
+        fail(f"--input {source}: {error.strerror or error}", code=EXIT_USAGE)
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            jobs.append(_parse_job(source, number, line))
+    keys = [job.key for job in jobs]
+    if len(set(keys)) != len(keys):
+        twice = next(key for key in keys if keys.count(key) > 1)
+        fail(f"--input {source}: id {twice!r} comes twice", code=EXIT_USAGE)
+    return jobs
+
+
+def _parse_job(source: Path, number: int, line: bytes) -> PromptLine:
+    try:
+        entry = json.loads(line)
+    except ValueError as error:  # no JSON, or no UTF-8
+        fail(f"--input {source}, line {number}: not JSON: {error}", code=EXIT_USAGE)
+    prompt = entry.get("prompt") if isinstance(entry, dict) else None
+    if not (isinstance(prompt, str) or _is_token_ids(prompt)):
+        fail(f'--input {source}, line {number}: "prompt" must be a text or a list of token ids', code=EXIT_USAGE)
+    key = entry.get("id", number)
+    if not _is_key(key):
+        fail(f'--input {source}, line {number}: "id" must be a text or a whole number', code=EXIT_USAGE)
+    misplaced = sorted(_OPTION_NAMES.intersection(entry))
+    if misplaced:
+        problem = f'"{misplaced[0]}" is for all lines: give it on the command line; a line has "prompt" and "id"'
+        fail(f"--input {source}, line {number}: {problem}", code=EXIT_USAGE)
+    return PromptLine(key, prompt)
+
+
+# type(), not isinstance, for numbers: JSON's true is none.
+def _is_token_ids(prompt: object) -> TypeGuard[list[int]]:
+    return isinstance(prompt, list) and all(type(item) is int and item >= 0 for item in prompt)
+
+
+def _is_key(key: object) -> TypeGuard[str | int]:
+    return isinstance(key, str) or type(key) is int
+
+
+def keep_answered(target: Path) -> set[str | int]:
+    """Ids that `target` answers. Drops failed and torn lines from the file, in one step."""
+    if not target.exists():
+        return set()
+    kept: dict[str | int, bytes] = {}
+    # Bytes, and only \n ends a line: an answer may hold other line separators, and may be torn inside a character.
+    for line in target.read_bytes().split(b"\n"):
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(entry, dict) and ("text" in entry or "choices" in entry) and _is_key(key := entry.get("id")):
+            kept[key] = line
+    scratch = target.with_name(target.name + ".partial")
+    scratch.write_bytes(b"".join(line + b"\n" for line in kept.values()))
+    scratch.replace(target)
+    return set(kept)
+
+
+async def _run(
+    reach: options.Reach, jobs: list[PromptLine], target: Path, chosen: GenerateOptions, concurrency: int, num_all: int
+) -> int:
+    gate = asyncio.Semaphore(concurrency)
+    num_failed = 0
+    with target.open("a", encoding="utf-8") as output:
+        async with reach.async_client() as client, _progress(num_all, num_all - len(jobs)) as (bar, task):
+
+            async def one(job: PromptLine) -> bool:
+                async with gate:
+                    answer = await _answer(client, job, chosen)
+                _write_line(output, answer)
+                bar.advance(task)
+                return "error" in answer
+
+            num_failed = sum(await asyncio.gather(*(one(job) for job in jobs)))
+    return num_failed
+
+
+async def _answer(client: AsyncWeirClient, job: PromptLine, chosen: GenerateOptions) -> dict[str, Any]:
+    try:
+        chunks = [chunk async for chunk in client.generate(job.prompt, chosen)]
+    except WeirError as error:
+        return {"id": job.key, "error": error_line(error)}
+    num_choices = chosen.n or 1
+    choices = [_choice([chunk for chunk in chunks if chunk.choice == choice]) for choice in range(num_choices)]
+    if any(choice["finish_reason"] is None for choice in choices):
+        return {"id": job.key, "error": "the answer broke off without a reason"}
+    counts = {"num_prompt_tokens": chunks[-1].num_prompt_tokens, "num_output_tokens": chunks[-1].num_output_tokens}
+    answer = choices[0] if num_choices == 1 else {"choices": choices}
+    of_prompt = [_logprobs_json(entry) for chunk in chunks for entry in chunk.prompt_logprobs]
+    return {"id": job.key, **answer, **({"prompt_logprobs": of_prompt} if of_prompt else {}), **counts}
+
+
+def _choice(chunks: list[Chunk]) -> dict[str, Any]:
+    logprobs = [_logprobs_json(entry) for chunk in chunks for entry in chunk.logprobs]
+    choice = {
+        "text": "".join(chunk.text for chunk in chunks),
+        "finish_reason": chunks[-1].finish_reason if chunks else None,
+    }
+    return choice | ({"logprobs": logprobs} if logprobs else {})
+
+
+def _logprobs_json(entry: TokenLogprobs) -> dict[str, Any]:
+    return {"token_id": entry.token_id, "logprob": entry.logprob, "rank": entry.rank, "top": entry.top}
+
+
+def _write_line(output: IO[str], answer: dict[str, Any]) -> None:
+    output.write(json.dumps(answer, ensure_ascii=False) + "\n")
+    output.flush()
+
+
+@asynccontextmanager
+async def _progress(num_all: int, num_done: int) -> AsyncIterator[tuple[Progress, TaskID]]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=stderr) as bar:
+        yield bar, bar.add_task("generating", total=num_all, completed=num_done)

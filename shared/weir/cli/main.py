@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 
-from weir.cli.exit_codes import EXIT_INTERRUPTED
+from weir.cli import EXIT_INTERRUPTED
 
 
 def main() -> None:

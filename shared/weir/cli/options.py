@@ -1,13 +1,15 @@
 """Options that several commands share."""
 
+from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from weir.cli import EXIT_USAGE
 from weir.cli.console import fail
-from weir.cli.exit_codes import EXIT_USAGE
-from weir.client import DEFAULT_TIMEOUT_S, AsyncWeirClient, WeirClient
+from weir.client import DEFAULT_TIMEOUT_S, AsyncWeirClient, GenerateOptions, WeirClient
 from weir.client.messages import key_metadata
 
 Address = Annotated[
@@ -23,10 +25,13 @@ RepetitionPenalty = Annotated[
 PresencePenalty = Annotated[float | None, typer.Option(help="Taken from tokens of the output; [-2, 2].")]
 FrequencyPenalty = Annotated[float | None, typer.Option(help="As presence, for each time; [-2, 2].")]
 LogitBias = Annotated[list[str] | None, typer.Option(help="ID=BIAS, added to a token's logit; several times.")]
-Logprobs = Annotated[int | None, typer.Option(help="Tell each token's log-probability and so many likely ones.")]
+Logprobs = Annotated[int | None, typer.Option(help="Each token's log-probability and so many likely ones, as JSON.")]
+PromptLogprobs = Annotated[int | None, typer.Option(help="As --logprobs, of the tokens of the prompt.")]
 NumChoices = Annotated[int | None, typer.Option("--n", help="Answers to the same prompt; 1 to 16.")]
 MinTokens = Annotated[int | None, typer.Option(help="No stop before so many tokens.")]
-StopTokenId = Annotated[list[int] | None, typer.Option(help="A token id that ends the answer; several times.")]
+StopTokenIds = Annotated[
+    list[int] | None, typer.Option("--stop-token-id", help="A token id that ends the answer; several times.")
+]
 IncludeStop = Annotated[bool, typer.Option("--include-stop", help="The stop text is part of the answer.")]
 Seed = Annotated[int | None, typer.Option(help="The same seed gives the same tokens.")]
 MaxTokens = Annotated[int | None, typer.Option(help="At most this many tokens.")]
@@ -36,6 +41,10 @@ Lane = Annotated[str, typer.Option(help="Lane to queue in. Empty: the default la
 TtftTargetMs = Annotated[int | None, typer.Option(help="When the first token is wanted, in ms from now.")]
 ItlTargetMs = Annotated[int | None, typer.Option(help="Wanted between two tokens, in ms.")]
 ExpectedOutputTokens = Annotated[int | None, typer.Option(help="How long the answer will be, as far as you know.")]
+CacheSalt = Annotated[str, typer.Option(help="Share cached pages only with requests that have the same salt.")]
+SkipsPrefixCache = Annotated[
+    bool, typer.Option("--skip-prefix-cache", help="Take no page from the prefix cache, and leave none there.")
+]
 TimeoutS = Annotated[float, typer.Option(min=0.001, help="Seconds to wait for the whole answer: its deadline.")]
 
 
@@ -86,13 +95,20 @@ class Reach(NamedTuple):
         return AsyncWeirClient(self.address, timeout_s=self.timeout_s, api_key=self.api_key)
 
 
-def parse_logit_bias(entries: list[str] | None) -> tuple[tuple[int, float], ...]:
-    """Ends the command, naming the option, on what is not ID=BIAS."""
-    biases = []
-    for entry in entries or ():
-        token_id, _, bias = entry.partition("=")
-        try:
-            biases.append((int(token_id), float(bias)))
-        except ValueError:
-            fail(f"--logit-bias {entry}: give ID=BIAS, such as 42=-5", code=EXIT_USAGE)
-    return tuple(biases)
+def generate_options(arguments: Mapping[str, Any]) -> GenerateOptions:
+    """Of a command's arguments (`locals()`) those that are options of a request, by the names of its fields.
+
+    Ends the command, naming the option, on a bias that is none.
+    """
+    given = {entry.name: arguments[entry.name] for entry in fields(GenerateOptions) if entry.name in arguments}
+    given |= {name: tuple(given[name] or ()) for name in ("stop", "stop_token_ids")}
+    given["logit_bias"] = tuple(_parse_bias(entry) for entry in given["logit_bias"] or ())
+    return GenerateOptions(**given)
+
+
+def _parse_bias(entry: str) -> tuple[int, float]:
+    token_id, _, bias = entry.partition("=")
+    try:
+        return int(token_id), float(bias)
+    except ValueError:
+        fail(f"--logit-bias {entry}: give ID=BIAS, such as 42=-5", code=EXIT_USAGE)

@@ -1,13 +1,20 @@
 """`weir plan`: how many workers of which kind a load needs."""
 
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
-from weir.cli import options
-from weir.cli.console import fail
-from weir.cli.exit_codes import EXIT_USAGE
+from weir.cli import EXIT_FAILED, EXIT_USAGE, options
+from weir.cli.console import fail, stderr, stdout
+from weir.core.errors import InvalidRequest
+
+if TYPE_CHECKING:  # the simulator is heavy: help must not wait for it
+    from weir.sim.planning import PlanJob, PlanLimits, Planned, PoolSizes
+    from weir.sim.workloads.traces import Arrivals
 
 
 def plan(
@@ -47,36 +54,90 @@ def plan(
     weir plan azure_2023_code.csv --profile h100-llama3-8b --ttft-ms 500 --gap-ms 100 --rate 20
     weir plan capture.jsonl --profile measured.yaml --ttft-ms 2000 --max-gpus 8 --json
     """
-    from weir.cli.plan_run import PlanOptions, run_plan
-    from weir.core.errors import InvalidRequest
+    from weir.policy.registry import PolicySpec
+    from weir.scheduling.limits import CoreLimits
+    from weir.scheduling.limits_file import parse_limits
+    from weir.sim.planning import PlanJob, PlanLimits, Prices, guess_prefill_share
+    from weir.sim.profile import load_profile
+    from weir.sim.results.metrics import Slos, slo_from_ms, slos_of
+    from weir.sim.spec import LinkSpec
+    from weir.sim.workloads.traces import Replay, load_workload
 
     try:
-        exit_code = run_plan(
-            PlanOptions(
-                trace=trace,
-                profile=profile,
-                decode_profile=decode_profile,
-                slo_ms=(ttft_ms, gap_ms, tpot_ms, latency_ms),
-                attainment=attainment,
-                rate_a_s=rate,
-                arrivals=arrivals,
-                cv=cv,
-                num_requests=num_requests,
-                max_tokens=max_tokens,
-                num_seeds=seeds,
-                max_workers=max_gpus,
-                prices=(prefill_price, decode_price, local_price),
-                link_gbytes_per_s=link_gbytes,
-                max_num_seqs=max_num_seqs,
-                max_num_batched_tokens=max_num_batched_tokens,
-                policy=policy,
-                limits_file=limits_file,
-            ),
-            num_processes=processes,
-            as_json=as_json,
+        replay = Replay(num_requests, rate, cast("Arrivals", arrivals), cv, max_tokens)
+        limits = CoreLimits()
+        if limits_file is not None:
+            limits = parse_limits(limits_file.read_text(encoding="utf-8"), limits)
+        slos = slos_of(limits, slo_from_ms(ttft_ms, gap_ms, tpot_ms, latency_ms))
+        if slos == Slos():
+            asked = "--ttft-ms, --gap-ms, --tpot-ms, --latency-ms or a --limits-file whose lanes have SLOs"
+            raise ValueError(f"nothing is asked: give {asked}")
+        job = PlanJob(
+            trace=trace,
+            replay=replay,
+            slos=slos,
+            profile=load_profile(profile),
+            decode_profile=load_profile(decode_profile) if decode_profile else None,
+            link=LinkSpec(link_gbytes) if link_gbytes else None,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            limits=limits,
+            policy=PolicySpec.parse(policy),
+            seeds=tuple(range(seeds if replay.is_random else 1)),
         )
+        decode_step = (job.decode_profile or job.profile).step
+        share = guess_prefill_share(load_workload(trace, replay), job.profile.step, decode_step, max_num_batched_tokens)
+        search = PlanLimits(attainment, max_gpus, share, Prices(prefill_price, decode_price, local_price))
+        planned = _make_plan(job, search, processes)
     except InvalidRequest as error:
         fail(f"{limits_file}: {error.message}", code=EXIT_USAGE)
     except (ValueError, OSError) as error:
         fail(str(error), code=EXIT_USAGE)
-    raise typer.Exit(exit_code)
+    if as_json:
+        print(json.dumps(planned.as_dict(), indent=2))
+    else:
+        _print(planned, search)
+    raise typer.Exit(0 if planned.plan.best is not None else EXIT_FAILED)
+
+
+def _make_plan(job: "PlanJob", limits: "PlanLimits", num_processes: int) -> "Planned":
+    from concurrent.futures import ProcessPoolExecutor
+
+    from weir.sim.planning import make_plan
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with (
+        ProcessPoolExecutor(min(num_processes, len(job.seeds))) as executor,
+        Progress(*columns, console=stderr, transient=True) as progress,
+    ):
+        bar = progress.add_task("simulating", total=None)
+
+        def judged(num_judged: int, pools: "PoolSizes", share: float) -> None:
+            progress.update(bar, description=f"{num_judged} tried; {pools}: {share:.1%}")
+
+        return make_plan(job, limits, executor if len(job.seeds) > 1 else None, judged)
+
+
+def _print(planned: "Planned", limits: "PlanLimits") -> None:
+    table = Table("workers", "cost", "attained", "TTFT p99 ms", "gap p99 ms", f"≥ {limits.target:.0%}")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for candidate in planned.by_cost():
+        half = candidate.attainment.high - candidate.attainment.mean
+        spread = f" ± {half:.1%}" if half < 1 else ""
+        latencies = (planned.mean(candidate.pools, figure) * 1e3 for figure in ("p99_ttft_s", "p99_worst_gap_s"))
+        table.add_row(
+            str(candidate.pools),
+            f"{candidate.cost:g}",
+            f"{candidate.attainment.mean:.1%}{spread}",
+            *(f"{latency:.0f}" for latency in latencies),
+            "yes" if candidate.is_enough else "no",
+        )
+    stdout.print(table)
+    for what, best in (("split", planned.plan.best_split), ("colocated", planned.plan.best_local)):
+        found = f"{best.pools}, cost {best.cost:g}" if best else f"none of up to {limits.max_workers} workers is enough"
+        stdout.print(f"cheapest {what}: {found}", markup=False)
+    if planned.plan.best is None:
+        closest = max(planned.plan.candidates, key=lambda candidate: candidate.attainment.mean)
+        more = "a weaker SLO, or workers of another profile" if closest.attainment.mean == 0 else "more --max-gpus"
+        stdout.print(f"closest: {closest.pools} at {closest.attainment.mean:.1%}; try {more}", markup=False)

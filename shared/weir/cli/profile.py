@@ -39,7 +39,7 @@ def profile(
     weir profile --live
     """
     if live:
-        _tell_live(runtime_dir or default_runtime_dir(), instance, grpc_port)
+        _print_live(runtime_dir or default_runtime_dir(), instance, grpc_port)
         return
     need_extra("worker", "weir profile without --live")
     from weir.bench.profile import main as measure_profile
@@ -47,7 +47,7 @@ def profile(
     raise typer.Exit(measure_profile(model, precision, num_threads, rounds, num_pages, out))
 
 
-def _tell_live(runtime_dir: Path, instance: str, grpc_port: int | None) -> None:
+def _print_live(runtime_dir: Path, instance: str, grpc_port: int | None) -> None:
     from weir.bench.profile import try_cost_of
 
     try:

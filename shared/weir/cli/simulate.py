@@ -1,13 +1,26 @@
 """`weir simulate`: a system that is not there, under a load that was or may be."""
 
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from weir.cli import options
-from weir.cli.console import fail, need_extra
-from weir.cli.exit_codes import EXIT_USAGE
+from weir.cli import EXIT_USAGE, options
+from weir.cli.console import fail, need_extra, stderr, stdout
+from weir.core.errors import InvalidRequest
+
+if TYPE_CHECKING:  # the simulator is heavy: help must not wait for it
+    from weir.policy.registry import PolicySpec
+    from weir.scheduling.limits import CoreLimits
+    from weir.sim.results.metrics import SimResult
+    from weir.sim.spec import FailureSpec, Role, SystemSpec
+    from weir.sim.workloads.traces import Arrivals
+    from weir.sim.workloads.workload import Workload
+
+_NUM_SAMPLED = 1000
+"""Requests without a trace, unless --num-requests says how many."""
 
 
 def simulate(
@@ -57,37 +70,127 @@ def simulate(
     """
     if plots is not None:
         need_extra("plots", "weir simulate --plots")
-    from weir.cli.simulate_run import SimulateOptions, run_simulate
-    from weir.core.errors import InvalidRequest
+    from weir.policy.registry import PolicySpec
+    from weir.scheduling.limits import CoreLimits
+    from weir.scheduling.limits_file import parse_limits
+    from weir.sim.results.metrics import slo_from_ms, slos_of
+    from weir.sim.results.report import as_dict, as_tables
+    from weir.sim.workloads.traces import Replay, load_workload
 
     try:
-        run_simulate(
-            SimulateOptions(
-                trace=trace,
-                profile=profile,
-                num_workers=(local, prefill, decode),
-                link_gbytes_per_s=link_gbytes,
-                arrivals=arrivals,
-                rate_a_s=rate,
-                cv=cv,
-                num_requests=num_requests,
-                mean_tokens=(prompt_tokens, output_tokens),
-                max_tokens=max_tokens,
-                max_num_seqs=max_num_seqs,
-                max_num_batched_tokens=max_num_batched_tokens,
-                chunk_tokens=chunk_tokens or max_num_batched_tokens,
-                num_pages=num_pages,
-                policy=policy,
-                limits_file=limits_file,
-                slo_ms=(ttft_ms, gap_ms),
-                failures=tuple(fail_worker or ()),
-                seed=seed,
-                is_step_exact=step_exact,
-                plots=plots,
-            ),
-            as_json=as_json,
-        )
+        sizes = (max_num_seqs, max_num_batched_tokens, chunk_tokens or max_num_batched_tokens, num_pages)
+        counts: dict[Role, int] = {"local": local, "prefill": prefill, "decode": decode}
+        failures = tuple(_parse_failure(text) for text in fail_worker or ())
+        spec = _make_spec(profile, counts, sizes, link_gbytes, failures)
+        limits = CoreLimits()
+        if limits_file is not None:
+            limits = parse_limits(limits_file.read_text(encoding="utf-8"), limits)
+        slos = slos_of(limits, slo_from_ms(ttft_ms, gap_ms, 0.0, 0.0))
+        if trace is not None:
+            replay = Replay(num_requests, rate, cast("Arrivals", arrivals), cv, max_tokens)
+            workload = load_workload(trace, replay, seed)
+        else:
+            mean_tokens = (prompt_tokens, output_tokens)
+            workload = _sample_workload(arrivals, rate, cv, num_requests or _NUM_SAMPLED, mean_tokens, max_tokens, seed)
+        result = _simulate(spec, workload, limits, PolicySpec.parse(policy), fast_forward=not step_exact)
+        if plots is not None:
+            _write_plots(policy, result, plots)
     except InvalidRequest as error:
         fail(f"{limits_file}: {error.message}", code=EXIT_USAGE)
     except (ValueError, OSError) as error:
         fail(str(error), code=EXIT_USAGE)
+    if as_json:
+        print(json.dumps(as_dict(result, slos), indent=2))
+    else:
+        for table in as_tables(result, slos):
+            stdout.print(table)
+
+
+def _make_spec(
+    profile_name: str,
+    num_workers: "dict[Role, int]",
+    sizes: tuple[int, int, int, int],
+    link_gbytes_per_s: float,
+    failures: "tuple[FailureSpec, ...]",
+) -> "SystemSpec":
+    """`sizes` of each worker: sequences and tokens of a step, tokens of one prompt in it, pages. No worker at all: a
+    local one. Raises ValueError that names the option.
+    """
+    from weir.sim.profile import load_profile
+    from weir.sim.spec import LinkSpec, PoolSpec, SystemSpec
+
+    profile = load_profile(profile_name)
+    if (num_workers["prefill"] == 0) != (num_workers["decode"] == 0):
+        counts = f"--prefill {num_workers['prefill']}, --decode {num_workers['decode']}"
+        raise ValueError(f"{counts}: one needs the other")
+    if not any(num_workers.values()):
+        num_workers = {"local": 1}
+    pools = tuple(PoolSpec(role, num, profile, *sizes) for role, num in num_workers.items() if num)
+    return SystemSpec(pools, LinkSpec(link_gbytes_per_s) if link_gbytes_per_s else None, failures=failures)
+
+
+def _parse_failure(text: str) -> "FailureSpec":
+    """WORKER@DIES_AT_S, or WORKER@DIES_AT_S-RETURNS_AT_S. Raises ValueError."""
+    from weir.sim.spec import FailureSpec
+
+    worker_id, _, times = text.partition("@")
+    dies, _, returns = times.partition("-")
+    try:
+        return FailureSpec(worker_id, float(dies), float(returns) if returns else float("inf"))
+    except ValueError as error:
+        example = "give WORKER@DIES_AT_S or WORKER@DIES_AT_S-RETURNS_AT_S, such as decode-0@30-60"
+        raise ValueError(f"--fail {text}: {example} ({error})") from error
+
+
+def _sample_workload(
+    arrivals: str,
+    rate_a_s: float,
+    cv: float,
+    num_requests: int,
+    mean_tokens: tuple[float, float],
+    max_tokens: int,
+    seed: int,
+) -> "Workload":
+    """`mean_tokens` of prompts and answers. Raises ValueError."""
+    import numpy as np
+
+    from weir.sim.workloads.workload import Lengths, burst, draw, gamma, poisson
+
+    if rate_a_s == 0 and arrivals != "burst":
+        raise ValueError("--rate 0: without a trace give the requests a second, or --arrivals burst")
+    source = np.random.default_rng(seed)
+    if arrivals == "burst":
+        times = burst(num_requests)
+    elif arrivals == "gamma":
+        times = gamma(rate_a_s, cv, num_requests, source)
+    elif arrivals in ("trace", "poisson"):
+        times = poisson(rate_a_s, num_requests, source)
+    else:
+        raise ValueError(f"--arrivals {arrivals}: must be trace, poisson, gamma or burst")
+    prompts, outputs = (source.geometric(1 / mean, num_requests).tolist() for mean in mean_tokens)
+    if max_tokens:
+        outputs = [min(num_tokens, max_tokens) for num_tokens in outputs]
+    lengths = [Lengths(*pair) for pair in zip(prompts, outputs, strict=True)]
+    return draw(lengths, times, source, max_tokens=max_tokens)
+
+
+def _simulate(
+    spec: "SystemSpec", workload: "Workload", limits: "CoreLimits", policy: "PolicySpec", *, fast_forward: bool
+) -> "SimResult":
+    from weir.sim.simulator import simulate as run
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=stderr, transient=True) as progress:
+        bar = progress.add_task("simulating", total=len(workload.requests))
+
+        def advanced(num_ended: int, at_s: float) -> None:
+            progress.update(bar, completed=num_ended, description=f"simulated {at_s:.0f} s")
+
+        return run(spec, workload, limits=limits, policy=policy, fast_forward=fast_forward, on_progress=advanced)
+
+
+def _write_plots(policy: str, result: "SimResult", folder: Path) -> None:
+    from weir.sim.results.plots import run_pictures, write_pictures
+
+    for path in write_pictures(run_pictures({policy: result}), folder):
+        stderr.print(f"wrote {path}", markup=False, soft_wrap=True)

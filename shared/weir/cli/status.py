@@ -8,9 +8,8 @@ from typing import NoReturn
 
 import typer
 
-from weir.cli import options
+from weir.cli import EXIT_FAILED, EXIT_NOT_RUNNING, options
 from weir.cli.console import error_line, fail, stderr, stdout
-from weir.cli.exit_codes import EXIT_FAILED, EXIT_NOT_RUNNING
 from weir.core.errors import WeirError
 from weir.runtime.config import default_runtime_dir
 from weir.runtime.stack.instances import choose_instance
@@ -21,7 +20,7 @@ from weir.runtime.stack.processes import find_tagged
 # What says most about a role; the others are in --json.
 _KEY_METRICS: dict[str, tuple[str, ...]] = {
     "gateway": ("requests_in_flight", "finished_total", "failed_total"),
-    "scheduler": ("workers", "queued", "granted", "reserved_pages"),
+    "scheduler": ("is_leader", "workers", "queued", "granted", "reserved_pages"),
     "transfer": ("free_pages", "cached_pages", "total_pages", "prefix_hit_pages_total"),
     "prefill": ("num_running", "num_waiting", "prompt_tokens_computed_total"),
     "decode": ("num_running", "num_waiting", "decode_steps_total"),
@@ -47,7 +46,7 @@ def status(
         fail(error_line(error))
     report = asyncio.run(try_observe(paths))
     if report is None:
-        _tell_missing(paths, as_json)
+        _exit_not_running(paths, as_json)
     if as_json:
         stdout.out(json.dumps(asdict(report), indent=1), highlight=False)
     else:
@@ -56,7 +55,7 @@ def status(
         raise typer.Exit(EXIT_FAILED)
 
 
-def _tell_missing(paths: InstancePaths, as_json: bool) -> NoReturn:
+def _exit_not_running(paths: InstancePaths, as_json: bool) -> NoReturn:
     name = paths.folder.name
     pids = [process.identity.pid for process in find_tagged(paths.folder)]
     if pids:

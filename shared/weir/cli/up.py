@@ -1,4 +1,4 @@
-"""`weir up`: a whole stack on this machine."""
+"""`weir up` and `weir down`: a whole stack on this machine, from its start to its end."""
 
 import asyncio
 import os
@@ -10,27 +10,28 @@ import time
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
+from types import TracebackType
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 import typer
 
-from weir.cli.console import error_line, fail, need_extra, stderr
-from weir.cli.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
-from weir.cli.limits import read_limits_file
-from weir.cli.progress import ConsoleReporter, DetachedProgress, print_endpoints
+from weir.cli import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, options
+from weir.cli.console import error_line, fail, need_extra, stderr, stdout
 from weir.cli.pull import pull_with_progress
+from weir.cli.scheduling import read_limits_file
+from weir.core.credentials import masked_url
 from weir.core.errors import WeirError
-from weir.core.urls import masked_url
 from weir.model.device_check import check_device
 from weir.model.errors import ModelError
 from weir.model.files.catalog import CATALOG
 from weir.model.files.source import resolve_model
-from weir.runtime.config import ConfigError, ServiceConfig, resolve_config
-from weir.runtime.stack.instances import run_stack
-from weir.runtime.stack.logfile import rotate
+from weir.runtime.config import ConfigError, ServiceConfig, default_runtime_dir, resolve_config
+from weir.runtime.stack.instances import choose_instance, end_instance, run_stack
+from weir.runtime.stack.leftovers import Removed
 from weir.runtime.stack.plan import StackConfig
 from weir.runtime.stack.state import StackState, try_read_state
+from weir.runtime.stack.supervised import rotate
 
 _POLL_S = 0.05
 _STOP_S = 60.0
@@ -49,6 +50,7 @@ def _option(name: str) -> Any:
 def up(
     prefill: Annotated[int | None, _option("prefill")] = None,
     decode: Annotated[int | None, _option("decode")] = None,
+    schedulers: Annotated[int | None, _option("schedulers")] = None,
     model: Annotated[str | None, _option("model")] = None,
     load: Annotated[str | None, _option("load")] = None,
     model_shape: Annotated[str | None, _option("model_shape")] = None,
@@ -95,11 +97,39 @@ def up(
     try:
         if detach:
             raise typer.Exit(_start_detached(stack, environ))
-        was_ready = asyncio.run(run_stack(stack, ConsoleReporter(stack.instance_name), environ))
+        was_ready = asyncio.run(run_stack(stack, _ConsoleReporter(stack.instance_name), environ))
     except (WeirError, OSError) as error:
         fail(error_line(error) if isinstance(error, WeirError) else str(error))
     if not was_ready:
         raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def down(
+    instance: options.Instance = "",
+    grpc_port: options.InstancePort = None,
+    timeout_s: Annotated[
+        float | None, typer.Option(min=0, max=3600, help="Then what still runs is killed. Default: --grace-s and more.")
+    ] = None,
+    runtime_dir: options.RuntimeDir = None,
+) -> None:
+    """End a stack: running requests may finish, then every process stops, and nothing of it is left.
+
+    Also removes what is left of a stack whose `weir up` was killed. Exit code 0 if nothing was running, too.
+
+    \b
+    weir down
+    weir down --instance weir-50052
+    """
+    try:
+        paths = choose_instance(runtime_dir or default_runtime_dir(), instance, grpc_port)
+        ended = asyncio.run(end_instance(paths, timeout_s=timeout_s))
+    except WeirError as error:
+        fail(error_line(error))
+    name = paths.folder.name
+    if ended.leftovers.pids:
+        pids = " ".join(str(pid) for pid in ended.leftovers.pids)
+        stderr.print(f"ended processes that had no supervisor: {pids}", style="yellow", markup=False)
+    stderr.print(f"{name} has ended" if ended.was_running else f"{name} was not running", markup=False)
 
 
 def _stack_fields() -> frozenset[str]:
@@ -117,7 +147,7 @@ def _resolve(given: Mapping[str, Any], config: Path | None) -> StackConfig:
 
 
 def _need_rules(stack: StackConfig) -> None:
-    """Policy and limits. Said here: a scheduler that does not start says it after seconds, and not in one line."""
+    """Policy and limits. Checked here: a scheduler that does not start shows that after seconds, in many lines."""
     from weir.policy.registry import PolicySpec
 
     try:
@@ -142,7 +172,7 @@ def _need_nats(url: str) -> None:
 
 
 def _need_device(stack: StackConfig) -> None:
-    """Said here, before anything is started: no process of the stack could."""
+    """Checked here, before anything is started: no process of the stack could report it."""
     try:
         check_device(stack.device)
     except WeirError as error:
@@ -190,17 +220,17 @@ def _start_detached(stack: StackConfig, environ: Mapping[str, str]) -> int:
         supervisor.wait(_STOP_S)
         return EXIT_INTERRUPTED
     if state is None:
-        said = log_path.read_text(errors="replace")
+        log_text = log_path.read_text(errors="replace")
         # What comes before the error has been on the terminal already, as progress.
-        stderr.out(said[max(0, said.find("error: ")) :].rstrip(), style="red", highlight=False)
+        stderr.out(log_text[max(0, log_text.find("error: ")) :].rstrip(), style="red", highlight=False)
         return EXIT_FAILED
-    print_endpoints(state.endpoints, time.time() - state.started_at, stack.instance_name)
+    _print_endpoints(state.endpoints, time.time() - state.started_at, stack.instance_name)
     return 0
 
 
 def _follow(stack: StackConfig, supervisor: "subprocess.Popen[bytes]") -> StackState | None:
     """The state of the stack once it is ready; None when its supervisor has ended instead."""
-    with DetachedProgress() as progress:
+    with _DetachedProgress() as progress:
         while supervisor.poll() is None:
             state = try_read_state(stack.paths.state_file)
             if state is not None and state.supervisor.pid == supervisor.pid:
@@ -216,3 +246,72 @@ def detached_command(stack: StackConfig) -> list[str]:
     values = {entry.name: getattr(stack, entry.name) for entry in fields(stack) if entry.name != "nats"}
     flags = [text for name, value in values.items() for text in (f"--{name.replace('_', '-')}", str(value))]
     return [sys.executable, "-m", "weir.cli.main", "up", *flags]
+
+
+def _print_endpoints(endpoints: Mapping[str, str], after_s: float, instance: str) -> None:
+    """The one thing that goes to stdout."""
+    stdout.print(f"ready after {after_s:.1f} s: instance {instance}", style="bold green", markup=False, soft_wrap=True)
+    for what, where in endpoints.items():
+        stdout.print(f"  {what:<7} {where}", markup=False, soft_wrap=True)
+
+
+class _ConsoleReporter:
+    """Lines on the terminal of `weir up`, or in its log."""
+
+    def __init__(self, instance: str) -> None:
+        self._instance = instance
+
+    def found_leftovers(self, removed: Removed) -> None:
+        if removed.pids:
+            pids = " ".join(str(pid) for pid in removed.pids)
+            stderr.print(f"ended processes that an earlier `weir up` had left: {pids}", style="yellow", markup=False)
+        for path in removed.files:
+            stderr.print(f"removed {path}, left by an earlier run", style="yellow", markup=False, soft_wrap=True)
+
+    def process_ready(self, name: str, after_s: float) -> None:
+        stderr.print(f"  {name:<12} ready after {after_s:.1f} s", markup=False)
+
+    def process_died(self, name: str, log_path: str) -> None:
+        line = f"  {name:<12} died; starting it again (log: {log_path})"
+        stderr.print(line, style="yellow", markup=False, soft_wrap=True)
+
+    def warn(self, text: str) -> None:
+        stderr.print(f"  {text}", style="yellow", markup=False, soft_wrap=True)
+
+    def state_not_written(self, path: str, error: OSError) -> None:
+        problem = f"{path} cannot be written ({error.strerror or error}): `weir status` has nothing to show;"
+        ends_it = f"`weir down --instance {self._instance}` or Ctrl-C ends this stack"
+        stderr.print(f"{problem} {ends_it}", style="red", markup=False, soft_wrap=True)
+
+    def stack_ready(self, endpoints: Mapping[str, str], after_s: float) -> None:
+        _print_endpoints(endpoints, after_s, self._instance)
+        stderr.print("Ctrl-C ends it", style="dim")
+
+    def stopping(self) -> None:
+        stderr.print("stopping: running requests may end first; Ctrl-C again does not wait", style="dim")
+
+
+class _DetachedProgress:
+    """A status line on the terminal of `weir up --detach`, read from the supervisor's state file."""
+
+    def __init__(self) -> None:
+        self._status = stderr.status("starting")
+        self._shown: set[str] = set()
+
+    def show(self, state: StackState) -> None:
+        ready = [process.name for process in state.processes if process.phase == "ready"]
+        for name in ready:
+            if name not in self._shown:
+                self._shown.add(name)
+                stderr.print(f"  {name:<12} ready after {time.time() - state.started_at:.1f} s", markup=False)
+        waiting = [process.name for process in state.processes if process.name not in ready]
+        self._status.update(f"waiting for {', '.join(waiting)}" if waiting else "all processes are ready")
+
+    def __enter__(self) -> "_DetachedProgress":
+        self._status.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._status.stop()

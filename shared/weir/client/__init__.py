@@ -3,12 +3,11 @@
 Requests and answers are plain dataclasses; no protobuf type leaves this room.
 """
 
-from weir.client.aio import DEFAULT_TIMEOUT_S, AsyncWeirClient
+from weir.client.gateway import DEFAULT_TIMEOUT_S, AsyncWeirClient, WeirClient
 from weir.client.messages import Chunk, ModelInfo, ProcessDescription, Turn
-from weir.client.sync import WeirClient
 from weir.core.life import FinishReason
-from weir.core.logprobs import TokenLogprobs
 from weir.core.options import GenerateOptions
+from weir.core.sampling import TokenLogprobs
 
 __all__ = [
     "DEFAULT_TIMEOUT_S",

@@ -1,13 +1,13 @@
-"""What clients say and hear, and its translation from and to protobuf."""
+"""Requests and answers as clients have them, and their translation to and from protobuf."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from weir.core.life import FinishReason
-from weir.core.logprobs import TokenLogprobs
 from weir.core.options import GenerateOptions
-from weir.rpc.conversions import all_logprobs_from_pb, check_token_id, finish_reason_from_pb, options_to_pb
+from weir.core.sampling import TokenLogprobs
+from weir.rpc.conversions import all_logprobs_from_pb, check_text, check_token_id, finish_reason_from_pb, options_to_pb
 from weir.wire.v1 import admin_pb2, inference_pb2
 
 
@@ -71,7 +71,7 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class ProcessDescription:
-    """What one process says about itself: counters (`…_total`) and gauges, and what is wrong with its books."""
+    """What one process reports of itself: counters (`…_total`) and gauges, and what is wrong inside of it."""
 
     role: str
     process_id: str
@@ -97,6 +97,7 @@ class ProcessDescription:
 def generate_request(prompt: str | Sequence[int], options: GenerateOptions) -> inference_pb2.GenerateRequest:
     """A text prompt, or ready token ids. Raises InvalidRequest for what the wire cannot carry."""
     if isinstance(prompt, str):
+        check_text("text", prompt)
         return inference_pb2.GenerateRequest(options=options_to_pb(options), text=prompt)
     for index, token_id in enumerate(prompt):
         check_token_id(f"token_ids[{index}]", token_id)
@@ -104,13 +105,28 @@ def generate_request(prompt: str | Sequence[int], options: GenerateOptions) -> i
 
 
 def chat_request(turns: Sequence[Turn], options: GenerateOptions) -> inference_pb2.ChatRequest:
-    """The turns, oldest first."""
+    """The turns, oldest first. Raises InvalidRequest for what the wire cannot carry."""
+    for index, turn in enumerate(turns):
+        check_text(f"messages[{index}].content", turn.content)
     messages = [inference_pb2.ChatMessage(role=turn.role, content=turn.content) for turn in turns]
     return inference_pb2.ChatRequest(options=options_to_pb(options), messages=messages)
 
 
+def tokenize_request(text: str, model: str) -> inference_pb2.TokenizeRequest:
+    """Raises InvalidRequest for what the wire cannot carry."""
+    check_text("text", text)
+    check_text("model", model)
+    return inference_pb2.TokenizeRequest(model=model, text=text)
+
+
+def cancel_request(request_id: str) -> inference_pb2.CancelRequest:
+    """Raises InvalidRequest for what the wire cannot carry."""
+    check_text("request_id", request_id)
+    return inference_pb2.CancelRequest(request_id=request_id)
+
+
 def key_metadata(api_key: str) -> tuple[tuple[str, str], ...]:
-    """What says who asks. Raises ValueError for a key that no header can carry; it is not repeated."""
+    """The metadata that names the caller. Raises ValueError for a key that no header can carry; it is not repeated."""
     if not api_key:
         return ()
     if not (api_key.isascii() and api_key.isprintable()):

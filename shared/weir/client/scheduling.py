@@ -92,7 +92,7 @@ class SchedulingClient:
         self.close()
 
     def _ask_leader(self, method: str, request: object) -> Any:
-        """A standby says that it is Unavailable, and the next one is asked."""
+        """A standby is Unavailable, and the next one is asked."""
         last = Unavailable("no scheduler is known")
         for stub in self._stubs:
             try:

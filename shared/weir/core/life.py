@@ -1,4 +1,4 @@
-"""The life of a request.
+"""The life of a request, the attempts that it is made of, and how it is ranked against others while it lasts.
 
     RECEIVED ─┬─> QUEUED ──> GRANTED ──> PREFILLING ──> HANDING_OFF ──> DECODING ─┬─> FINISHED
               │     │           │            │               │             │      │
@@ -9,6 +9,7 @@ PREFILLING and HANDING_OFF go straight to FINISHED when the first token is the l
 of the four terminal phases, and the gateway that drives it decides which.
 """
 
+from dataclasses import dataclass
 from enum import Enum, StrEnum
 
 
@@ -61,3 +62,32 @@ def check_transition(request_id: str, current: Phase, following: Phase) -> None:
     """Raises IllegalTransition unless the diagram has an arrow from `current` to `following`."""
     if following not in _NEXT.get(current, frozenset()):
         raise IllegalTransition(f"request {request_id}: {current.value} -> {following.value} is not in the diagram")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Attempt:
+    """The epoch of a request, ordered by (dispatch, adoption): a re-dispatch raises the first, an adoption the second.
+
+    Whoever holds state of a request refuses everything that carries an older attempt than the newest one seen.
+    """
+
+    dispatch: int = 1
+    adoption: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulingParams:
+    """How a request is ranked after its grant: on the wire, in its record, and by whoever chooses in a batch."""
+
+    lane_priority: int = 0
+    """Higher is more urgent."""
+    rank: float = 0.0
+    """Inside a lane, lower goes first where a policy preempts."""
+    itl_target_ms: int = 0
+    """Between two tokens; 0: none."""
+    predicted_output_tokens: float = 0.0
+    """0.0: not known."""
+
+
+NO_PREFERENCE = SchedulingParams()
+"""Of a request that no scheduler has ranked."""

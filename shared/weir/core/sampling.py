@@ -1,4 +1,5 @@
-"""How tokens are sampled and when a sequence ends, as workers see it: all defaults filled in, the seed chosen."""
+"""How a token is sampled and when a sequence ends, as workers see it (all defaults filled in, the seed chosen), and the
+log-probabilities that clients get of it."""
 
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ class SamplingParams:
     """The defaults change nothing: they keep every token and penalise none. A `temperature` below 1e-5 is greedy.
 
     `seed` (unsigned, 64 bits) keys a counter-based generator: token i of the output is sampled with (seed, i), whatever
-    batch or worker draws it. `logit_bias` has (token id, what is added to its logit), by rising id.
+    batch or worker samples it. `logit_bias` has (token id, what is added to its logit), by rising id.
     """
 
     temperature: float = 1.0
@@ -29,7 +30,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     logprobs: int | None = None
-    """Tell the log-probability of each output token, and of so many most likely ones. None: tell nothing."""
+    """Report the log-probability of each output token, and of so many most likely ones. None: of none."""
     prompt_logprobs: int | None = None
     """The same of each prompt token but the first."""
 
@@ -39,7 +40,7 @@ class SamplingParams:
 
     @property
     def has_penalties(self) -> bool:
-        """Whether a draw depends on which tokens came before, beyond what the logits say."""
+        """Whether sampling depends on which tokens came before, beyond what the logits say."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
 
@@ -53,3 +54,26 @@ class StopRules:
     max_tokens: int
     stop_token_ids: tuple[int, ...] = ()
     min_tokens: int = 0
+
+
+_NOT_KNOWN = -9999.0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Of one position: the token that is there, and the most likely ones, most likely first.
+
+    Natural logarithms of the softmax of the model's own logits: before bias, penalties, temperature and filters.
+    `rank` is 1 for the most likely token, and 0 where nothing is known any more.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()
+    """(token id, log-probability)."""
+
+    @classmethod
+    def unknown(cls, token_id: int) -> "TokenLogprobs":
+        """Of a token that a worker sampled which has died since; -9999 as OpenAI writes what is hardly possible."""
+        return cls(token_id, _NOT_KNOWN, 0)

@@ -90,7 +90,7 @@ class EngineCore:
             case SetPolicy(policy):
                 self._batcher.set_policy(policy)
             case SetCost(cost):
-                self._batcher.pace.cost = cost
+                self._batcher.set_cost(cost)
             case GivePages(bundle):
                 self._num_gives += 1
                 self._batcher.pool.give(bundle)
@@ -171,7 +171,6 @@ class EngineCore:
                 surplus=surplus,
                 load=self._batcher.load,
                 counters=self._batcher.counters.snapshot(),
-                policy=self._batcher.policy_name,
                 integrity_errors=self._integrity_errors,
                 fatal=self.fatal,
             )

@@ -5,12 +5,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, Protocol
 
-from weir.core.attempt import Attempt
 from weir.core.cost import StepCost
-from weir.core.life import FinishReason
-from weir.core.logprobs import TokenLogprobs
+from weir.core.life import Attempt, FinishReason
+from weir.core.sampling import TokenLogprobs
 from weir.engine.plan import NO_LOAD, StepLoad
-from weir.kv.records.record import SequenceParams
+from weir.kv.records.record import SequenceParams, SequenceSnapshot
 from weir.policy.seams import Policy
 
 
@@ -19,6 +18,10 @@ class SequenceKey(NamedTuple):
 
     request_id: str
     attempt: Attempt
+
+    @classmethod
+    def of(cls, params: SequenceParams) -> "SequenceKey":
+        return cls(params.request_id, params.attempt)
 
 
 class FailureReason(Enum):
@@ -72,7 +75,7 @@ class PageBundle:
 class SequenceLog(Protocol):
     """A sequence's record in the arena, as the engine changes it. Changes count once they are published."""
 
-    def begin(self, params: SequenceParams) -> None: ...
+    def begin(self, params: SequenceParams, output_token_ids: Sequence[int] = ()) -> None: ...
 
     def set_block_table(self, page_ids: Sequence[int]) -> None: ...
 
@@ -91,7 +94,8 @@ class SequenceLog(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A sequence that comes to a worker: a prompt, or a handed-off sequence with its slot, its record and its pages.
+    """A sequence that comes to a worker: a prompt, perhaps with output that an earlier dispatch has sampled, or a
+    handed-off sequence with its slot, its record and its pages.
 
     Once it is posted, the engine's thread alone uses the record.
     """
@@ -107,6 +111,19 @@ class Arrival:
     num_computed_tokens: int = 0
     num_shared_pages: int = 0
     """The first pages of the block table, which others may use too: giving them back may free nothing."""
+
+    @classmethod
+    def of_record(cls, slot: int, log: SequenceLog, snapshot: SequenceSnapshot) -> "Arrival":
+        """What the record in this slot holds, `log`, which goes on from `snapshot`."""
+        return cls(
+            params=snapshot.params,
+            slot=slot,
+            log=log,
+            output_token_ids=snapshot.output_token_ids,
+            output_logprobs=snapshot.output_logprobs,
+            block_table=snapshot.block_table,
+            num_computed_tokens=snapshot.num_computed_tokens,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +178,7 @@ class SetPolicy:
 
 @dataclass(frozen=True, slots=True)
 class SetCost:
-    """What steps have cost of late, for policies that predict them."""
+    """What steps have cost of late."""
 
     cost: StepCost
 
@@ -264,7 +281,7 @@ class StepTiming:
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """Sequences in the batch (`num_running`) and before it, and what the pool holds."""
+    """Sequences in the batch (`num_running`) and before it, and what the pool holds. Each is a gauge of a worker."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -292,13 +309,11 @@ class EngineReport:
     """None: no step ran."""
     wanted: PagesWanted | None = None
     num_gives: int = 0
-    """GivePages commands taken so far: whoever gives pages knows by it whether `wanted` counts the last bundle."""
+    """GivePages commands taken so far: by it whoever gives pages sees whether `wanted` counts the last bundle."""
     surplus: PageBundle = PageBundle()
     """No longer the engine's; to be returned to the arena."""
     load: EngineLoad = field(default_factory=EngineLoad)
     counters: Mapping[str, int] = field(default_factory=dict)
-    policy: str = ""
-    """The name of the policy that batches follow; empty: none was set."""
     integrity_errors: tuple[str, ...] = ()
     """What the last check found."""
     fatal: str = ""

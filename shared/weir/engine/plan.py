@@ -10,8 +10,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from weir.core.logprobs import TokenLogprobs
-from weir.core.sampling import SamplingParams
+from weir.core.sampling import SamplingParams, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -48,7 +48,7 @@ def _try_find_problem(chunk: ChunkPlan, result: StepResult, vocab_size: int) -> 
 
 @dataclass(slots=True)
 class Sampled:
-    """Sequences that end by the token sampled for them, and those that go on after their first token of output."""
+    """Sequences that end by the token sampled for them, and those that go on after the first one sampled here."""
 
     ended: list[tuple[Sequence, FinishReason]] = field(default_factory=list)
     begun: list[Sequence] = field(default_factory=list)
@@ -76,8 +76,7 @@ class Recorder:
                 continue
             sequence.served_at_s = ended_at_s
             start, sample = chunk.start, chunk.sample
-            num_prompt_tokens = sequence.num_prompt_tokens
-            is_new = start >= num_prompt_tokens and start >= sequence.num_computed_before
+            is_new = start >= sequence.num_prefill_tokens and start >= sequence.num_computed_before
             if sample is None or not is_new or sample.params.logprobs is not None:
                 self._record_chunk(sequence, chunk, result, sampled)
                 continue
@@ -85,7 +84,7 @@ class Recorder:
             sequence.record_decode(end, token_id)
             num_decoded += end - start
             num_sampled += 1
-            events.append(_new(TokenSampled, (sequence.key, end - num_prompt_tokens, token_id, None)))
+            events.append(_new(TokenSampled, (sequence.key, end - sequence.num_prompt_tokens, token_id, None)))
             if token_id in sequence.stop_token_ids or end + 1 >= sequence.max_num_tokens or end + 1 >= longest:
                 sampled.ended.append((sequence, _reason_of(sequence, longest)))
         counters.output_tokens_computed += num_decoded
@@ -100,7 +99,7 @@ class Recorder:
         sequence.record_chunk(chunk.end, token_id, logprobs)
         num_before = sequence.num_computed_before
         self._counters.count_chunk(chunk.start, chunk.end, sequence.num_prompt_tokens, num_before)
-        if num_before <= chunk.start < sequence.num_prompt_tokens:
+        if num_before <= chunk.start < sequence.num_prefill_tokens:
             computed = ChunkComputed(sequence.key, chunk.start, len(chunk.token_ids), chunk.block_table)
             self._events.append(computed)
         if chunk.score is not None:
@@ -112,7 +111,7 @@ class Recorder:
         reason = sequence.end_reason(self._max_context_tokens)
         if reason is not None:
             sampled.ended.append((sequence, reason))
-        elif chunk.start < sequence.num_prompt_tokens:
+        elif chunk.start < sequence.num_prefill_tokens:
             sampled.begun.append(sequence)
 
 

@@ -19,7 +19,7 @@ from enum import Enum
 import numpy as np
 
 from weir.core.life import FinishReason
-from weir.core.logprobs import TokenLogprobs
+from weir.core.sampling import TokenLogprobs
 from weir.engine.messages import Arrival, SequenceKey, SequenceLog
 from weir.engine.plan import ChunkPlan, SampleSpec, ScoreSpec, TokenHistory
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
@@ -102,6 +102,9 @@ class Sequence:
     """Steps in a row that had no room for any of its prompt."""
     key: SequenceKey = field(init=False)
     num_prompt_tokens: int = field(init=False)
+    num_prefill_tokens: int = field(init=False)
+    """Those that are there before the first one is sampled here: prompt and earlier output; of a handed-off sequence
+    what was computed when it came, at least its prompt."""
     max_num_tokens: int = field(init=False)
     """Prompt and output together, by its own stop rules."""
     history: GrowingHistory | None = field(init=False, default=None)
@@ -111,8 +114,10 @@ class Sequence:
 
     def __post_init__(self) -> None:
         params = self.params
-        self.key = SequenceKey(params.request_id, params.attempt)
+        self.key = SequenceKey.of(params)
         self.num_prompt_tokens = len(params.prompt_token_ids)
+        is_prompt = self.slot is None
+        self.num_prefill_tokens = len(self.token_ids) if is_prompt else max(self.num_prompt_tokens, self.num_computed)
         self.max_num_tokens = self.num_prompt_tokens + params.stop.max_tokens
         self.stop_token_ids = params.stop.stop_token_ids
         self.first_plain_index = self.max_num_tokens if params.sampling.has_penalties else params.stop.min_tokens
@@ -150,10 +155,10 @@ class Sequence:
 
     @property
     def num_sharable_pages(self) -> int:
-        """How many of its first pages other sequences may use by now: the full ones of its prompt."""
+        """How many of its first pages other sequences may use by now: the full ones of what is prefilled."""
         if not self.params.prefix_seed:
             return self.num_shared_pages
-        return max(self.num_shared_pages, self.num_prompt_tokens // PAGE_TOKENS)
+        return max(self.num_shared_pages, self.num_prefill_tokens // PAGE_TOKENS)
 
     @property
     def is_preempted(self) -> bool:
@@ -177,7 +182,7 @@ class Sequence:
     def allocate(self, slot: int, log: SequenceLog, page_ids: Seq[int]) -> None:
         """Gives a new sequence its slot, and pages after its cached prefix, and publishes that much of its record."""
         block_table = (*self.block_table, *page_ids)
-        log.begin(self.params)
+        log.begin(self.params, self.token_ids[self.num_prompt_tokens :])
         log.set_block_table(block_table)
         log.publish(self.num_computed)
         self.slot, self.log, self.block_table = slot, log, block_table

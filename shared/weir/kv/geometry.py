@@ -1,4 +1,4 @@
-"""Page arithmetic."""
+"""Page arithmetic: how large pages are, how many a sequence needs, how many stay free."""
 
 from dataclasses import dataclass
 
@@ -9,6 +9,10 @@ PAGE_LAYOUT = "keys [head_dim, token], values [token, head_dim]"
 
 TOKEN_MAJOR_PAGE_LAYOUT = "keys [token, head_dim], values [token, head_dim]"
 """Of the Triton kernels: a row of a key block is one token, as their matrix products want it."""
+
+_WATERMARK_SHARE = 128
+_MAX_WATERMARK_PAGES = 32
+_UNRESERVABLE_SHARE = 8
 
 
 def num_pages_for(num_tokens: int) -> int:
@@ -40,7 +44,7 @@ class PageGeometry:
 class ArenaGeometry:
     """Size of one arena: `num_pages` pages of `page_bytes`, and `num_slots` records of at most `max_context_tokens`.
 
-    With `pages_on_device` the segment has all but the pages themselves (see `weir.core.device`).
+    With `pages_on_device` the segment has all but the pages themselves (see `weir.kv.memory.device`).
     """
 
     page_bytes: int
@@ -57,3 +61,15 @@ class ArenaGeometry:
     @property
     def max_pages_per_sequence(self) -> int:
         return num_pages_for(self.max_context_tokens)
+
+
+def watermark_pages(num_arena_pages: int) -> int:
+    """Free pages that a worker keeps while it has work: enough that few sequences wait for the arena; none in an arena
+    so small that every page counts."""
+    return min(_MAX_WATERMARK_PAGES, num_arena_pages // _WATERMARK_SHARE)
+
+
+def num_reservable_pages(num_arena_pages: int) -> int:
+    """Pages that requests may reserve: what is reserved must be there although workers hold up to twice their
+    watermark."""
+    return num_arena_pages - num_arena_pages // _UNRESERVABLE_SHARE

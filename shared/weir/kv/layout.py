@@ -14,6 +14,7 @@ Every part begins on a 4096-byte boundary. A change of any of this raises LAYOUT
 import struct
 import zlib
 from dataclasses import dataclass, replace
+from enum import IntEnum
 
 import numpy as np
 
@@ -22,6 +23,8 @@ from weir.kv.geometry import ArenaGeometry
 LAYOUT_VERSION = 7
 MAX_LEASES = 256
 MAX_DIGEST_BYTES = 128
+NO_LEASE = 0
+"""Owner of what nobody owns."""
 
 PAGE_DTYPE = np.dtype(
     [
@@ -64,13 +67,39 @@ RECORD_HEADER_BYTES = 128
 RECORD_PARAMS_BYTES = 4608
 """Room for the parameters of a sequence, of which `weir.kv.records.format.MAX_PARAMS_BYTES` are used at most."""
 RECORD_LOGPROBS_BYTES = 2048
-"""Room for `weir.kv.records.logprobs.LogprobRing`."""
+"""Room for `weir.kv.records.format.LogprobRing`."""
 
 _MAGIC = b"WEIRARNA"
 _ALIGNMENT_BYTES = 4096
 _HEADER = struct.Struct("<8sI I Q Q Q Q Q Q Q 32s 128s")
 _CRC = struct.Struct("<I")
 HEADER_BYTES = _HEADER.size + _CRC.size
+
+
+class PageState(IntEnum):
+    """State of a page.
+
+        FREE ──acquire──> LEASED ──release──> FREE            owner = the lease
+                            ├──orphan──> ORPHANED ──> FREE    its process is dead
+                            └── seal ──> SHARED <──> CACHED ──evict──> FREE
+
+    A sealed page (SHARED or CACHED) is full, computed and never written again. It has a hash and no owner; SHARED as
+    long as leases pin it (its reference count), CACHED, a reusable prefix, when none does.
+    """
+
+    FREE = 0
+    LEASED = 1
+    ORPHANED = 2
+    CACHED = 3
+    SHARED = 4
+
+
+class SlotState(IntEnum):
+    """State of a slot; values as for pages."""
+
+    FREE = 0
+    LEASED = 1
+    ORPHANED = 2
 
 
 class SegmentMismatch(Exception):

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from weir.core.attempt import Attempt
+from weir.core.life import Attempt
 
 
 @dataclass(frozen=True, slots=True)

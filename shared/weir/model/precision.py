@@ -7,15 +7,15 @@ from dataclasses import replace
 from typing import Literal
 
 from weir.core.device import ARITHMETIC_OF_DEVICE, Arithmetic, Device, Precision, check_precision
-from weir.kv.geometry import PAGE_LAYOUT, TOKEN_MAJOR_PAGE_LAYOUT, PageGeometry
+from weir.kv.geometry import PageGeometry
 from weir.model.architecture import ModelConfig
 from weir.model.errors import ModelError
+from weir.ops.cpu.quantized_rows import GROUP
 
 _BYTES: Mapping[Arithmetic, int] = {"int8": 2, "fp32": 4, "bf16": 2}
 """Of a number in a page. int8 is about matrices: keys and values are bfloat16."""
-_VERSIONS: Mapping[Arithmetic, int] = {"int8": 2, "fp32": 1, "bf16": 1}
-"""Part of every digest: to be raised when results, or files of packed weights, change their bits."""
-_GROUP = 32
+_INT8_HEAD_DIM_STEP = 8
+"""The attention kernels of CPUs take so many dimensions of a head at a time."""
 _TRITON_HEAD_DIMS = (16, 256)
 
 
@@ -44,13 +44,14 @@ def choose_arithmetic(precision: Precision, config: ModelConfig, device: Device 
 
 def int8_obstacle(config: ModelConfig) -> str:
     """Why the int8 kernels cannot run the model; empty if they can."""
-    inputs = {
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "num_heads * head_dim": config.num_heads * config.head_dim,
-    }
-    wrong = [f"{name} is {size}" for name, size in inputs.items() if size % _GROUP]
-    return f"{', '.join(wrong)}, expected a multiple of {_GROUP}" if wrong else ""
+    sizes = (
+        ("hidden_size", config.hidden_size, GROUP),
+        ("intermediate_size", config.intermediate_size, GROUP),
+        ("num_heads * head_dim", config.num_heads * config.head_dim, GROUP),
+        ("head_dim", config.head_dim, _INT8_HEAD_DIM_STEP),
+    )
+    wrong = [f"{name} is {size}, expected a multiple of {step}" for name, size, step in sizes if size % step]
+    return "; ".join(wrong)
 
 
 def triton_obstacle(config: ModelConfig) -> str:
@@ -64,18 +65,6 @@ def triton_obstacle(config: ModelConfig) -> str:
 def page_geometry(config: ModelConfig, arithmetic: Arithmetic) -> PageGeometry:
     """Of a page whose keys and values are numbers of this arithmetic."""
     return replace(config.page_geometry, dtype_bytes=_BYTES[arithmetic])
-
-
-def page_layout(device: Device) -> str:
-    """Part of every digest."""
-    return PAGE_LAYOUT if device == "cpu" else TOKEN_MAJOR_PAGE_LAYOUT
-
-
-def arithmetic_key(precision: Precision, config: ModelConfig, device: Device = "cpu") -> str:
-    """What a digest has to say about arithmetic. Raises ModelError."""
-    arithmetic = choose_arithmetic(precision, config, device)
-    key = f"{arithmetic} {_VERSIONS[arithmetic]}"
-    return key if device == "cpu" else f"{device} {key}"
 
 
 def _named(precision: Literal["int8", "fp32", "bf16"]) -> Arithmetic:

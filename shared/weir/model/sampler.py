@@ -14,13 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from weir.core.errors import InternalError
-from weir.core.logprobs import TokenLogprobs
-from weir.core.sampling import SamplingParams
+from weir.core.sampling import SamplingParams, TokenLogprobs
 from weir.engine.plan import SampleSpec, StepResult, TokenHistory
 from weir.model.rows import SampledRow, ScoredRows, check_logits
-from weir.ops.sampling.cpu import penalize, sample_token, uniform_of
-from weir.ops.sampling.cpu_order import count_above, most_likely
-from weir.ops.sampling.cpu_scan import BLOCK, NOT_A_NUMBER, num_scan_blocks, scan_rows, sum_exp
+from weir.ops.cpu.sampling import count_above, most_likely, penalize, sample_token, uniform_of
+from weir.ops.cpu.sampling_scan import BLOCK, NOT_A_NUMBER, num_scan_blocks, scan_rows, sum_exp
 
 Logits = npt.NDArray[np.float32]
 
@@ -30,7 +28,7 @@ _MAX_SCORED_ROWS = 64
 
 
 class Scan(NamedTuple):
-    """What one pass over rows of logits, fp32 [rows, vocabulary], finds (`weir.ops.sampling.cpu_scan`)."""
+    """What one pass over rows of logits, fp32 [rows, vocabulary], finds (`weir.ops.cpu.sampling_scan`)."""
 
     logits: Logits
     block_maxima: Logits

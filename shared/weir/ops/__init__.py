@@ -1,5 +1,4 @@
-"""The model's arithmetic, one folder an op: `reference.py` in plain torch or numpy, `kernel.py` and `launch.py` for
-GPUs (Triton), `cpu.py` for CPUs (numba).
+"""The model's arithmetic: `cpu` compiled by numba, `gpu` by Triton, and `reference` in plain torch.
 
-Importing this package or a reference needs neither Triton nor numba.
+Importing this package or the reference needs neither Triton nor numba.
 """

@@ -8,7 +8,7 @@ for static batches: with continuous batching and ragged kernels it gains nothing
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from weir.policy.keyed_queue import KeyedQueue
+from weir.policy.keyed_orders import KeyedQueue
 from weir.policy.params import bounded, check_bounds
 from weir.policy.seams import OrderQueue, Policy, Waiting
 
@@ -27,7 +27,7 @@ class BucketedParams:
         check_bounds(self)
 
 
-def make(params: BucketedParams) -> Policy:
+def make_bucketed(params: BucketedParams) -> Policy:
     return Policy("bucketed", BucketedOrder(params), gate=None, step_budget=None)
 
 

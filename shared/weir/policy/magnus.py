@@ -3,19 +3,25 @@
 Cheng et al., "Enabling Efficient Batch Serving for LMaaS via Generation Length Prediction", arXiv 2406.04785. The
 response ratio (waited + serving) / serving makes the long ones older by and by, so nobody starves. Serving times are
 rounded to buckets; inside a bucket the oldest has the highest ratio, so a pick looks at one head a bucket.
+
+Of a static batch with longest prompt L and longest predicted output G, request i (prompt p, output g) wastes
+
+    padding    g * (L - p)                          tokens of padding that its steps attend to
+    waiting    sum of s + L for s = g .. G - 1      tokens attended to after it has ended
+
+A batch's waste is the most that any of its requests wastes.
 """
 
 import math
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Protocol
 
 from weir.policy.estimators import LeastSquares, RecentMean
-from weir.policy.keyed_queue import KeyedQueue
+from weir.policy.keyed_orders import KeyedQueue
 from weir.policy.params import bounded, check_bounds
-from weir.policy.seams import OrderQueue, Policy, Waiting
-from weir.policy.wma import WmaGate
+from weir.policy.seams import BatchView, GateDecision, Member, OrderQueue, Policy, Waiting
 
 _MAX_STARTED = 65_536
 _MIN_SERVING_S = 0.001
@@ -41,22 +47,14 @@ class MagnusParams:
         check_bounds(self)
 
 
-class ServingTime(Protocol):
-    """Predicts how long a request will be served, and learns from how long it was."""
-
-    def seconds(self, num_uncached_tokens: float, num_output_tokens: float) -> float: ...
-
-    def observe(self, num_uncached_tokens: float, num_output_tokens: float, seconds: float) -> None: ...
-
-
-def make(params: MagnusParams) -> Policy:
-    gate = WmaGate(params.max_waste, params.max_batch, params.max_hold_s) if params.static_batches else None
+def make_magnus(params: MagnusParams) -> Policy:
+    gate = WmaGate(params) if params.static_batches else None
     order = MagnusOrder(params, LinearServingTime(params))
     return Policy("magnus", order, gate, step_budget=None)
 
 
 class LinearServingTime:
-    """Linear in the tokens to prefill and to decode."""
+    """How long a request will be served, linear in the tokens to prefill and to decode; fitted to how long it was."""
 
     def __init__(self, params: MagnusParams) -> None:
         prior = (0.0, params.prefill_token_ms / 1000, params.decode_token_ms / 1000)
@@ -72,7 +70,7 @@ class LinearServingTime:
 class MagnusOrder:
     """Learns from every request that ends how long answers are and how long they take."""
 
-    def __init__(self, params: MagnusParams, serving_time: ServingTime) -> None:
+    def __init__(self, params: MagnusParams, serving_time: LinearServingTime) -> None:
         self._log_step = math.log1p(params.resolution)
         self._serving_time = serving_time
         self._lengths = RecentMean()
@@ -183,3 +181,82 @@ class _RatioQueue:
     def take(self, request_id: str, now_s: float) -> None:
         self.discard(request_id)
         self._order.started(request_id, now_s)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLengths:
+    """Lengths of one request of a batch."""
+
+    num_prompt_tokens: int
+    num_output_tokens: float
+
+
+def waste(requests: Sequence[RequestLengths]) -> float:
+    """Tokens that a batch, which must not be empty, wastes."""
+    longest_prompt = max(request.num_prompt_tokens for request in requests)
+    longest_output = max(request.num_output_tokens for request in requests)
+    return max(_waste_of(request, longest_prompt, longest_output) for request in requests)
+
+
+def _waste_of(request: RequestLengths, longest_prompt: int, longest_output: float) -> float:
+    output = request.num_output_tokens
+    padding = output * (longest_prompt - request.num_prompt_tokens)
+    num_steps = longest_output - output
+    waiting = num_steps * longest_prompt + num_steps * (output + longest_output - 1) / 2
+    return padding + waiting
+
+
+class WmaGate:
+    """Nobody joins a batch that runs. Of those that wait, each opens a batch or joins the one that it makes waste the
+    least; the batch of the first of them starts, for the order has put it first."""
+
+    def __init__(self, params: MagnusParams) -> None:
+        self._params = params
+        self._next_deadline_s: float | None = None
+
+    def decide(self, view: BatchView, now_s: float) -> GateDecision:
+        self._next_deadline_s = None
+        if view.running or not view.waiting or view.max_running <= 0:
+            return GateDecision(())
+        max_batch = min(self._params.max_batch, view.max_running)
+        batches = self._batches(view, max_batch)
+        first = batches[0]
+        held_until_s = min(member.waits_since_s for member in view.waiting) + self._params.max_hold_s
+        if len(view.waiting) < max_batch and now_s < held_until_s:
+            self._next_deadline_s = held_until_s
+            return GateDecision(())
+        return GateDecision(first)
+
+    @property
+    def next_deadline_s(self) -> float | None:
+        return self._next_deadline_s
+
+    def _batches(self, view: BatchView, max_batch: int) -> list[list[int]]:
+        """Indices of the waiting, batch by batch in the order in which they were opened."""
+        requests = [_lengths_of(member) for member in view.waiting]
+        batches: list[list[int]] = []
+        for index, request in enumerate(requests):
+            best: tuple[float, int] | None = None
+            for number, batch in enumerate(batches):
+                joined = [*(requests[i] for i in batch), request]
+                if len(joined) > max_batch or _peak_tokens(joined) > view.num_pool_tokens:
+                    continue
+                wasted = waste(joined)
+                if wasted < self._params.max_waste and (best is None or (wasted, number) < best):
+                    best = wasted, number
+            if best is None:
+                batches.append([index])
+            else:
+                batches[best[1]].append(index)
+        return batches
+
+
+def _lengths_of(member: Member) -> RequestLengths:
+    """Without a prediction: as long as its prompt."""
+    predicted = member.predicted_output_tokens
+    return RequestLengths(member.num_prompt_tokens, float(member.num_prompt_tokens) if predicted is None else predicted)
+
+
+def _peak_tokens(requests: Sequence[RequestLengths]) -> float:
+    longest = max(s.num_prompt_tokens for s in requests) + max(s.num_output_tokens for s in requests)
+    return len(requests) * longest

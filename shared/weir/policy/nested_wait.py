@@ -19,11 +19,10 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from weir.policy.fcfs import fcfs_order
-from weir.policy.fluid import Flow, balanced_step_s
+from weir.policy.keyed_orders import fcfs_order
 from weir.policy.seams import BatchView, GateDecision, Policy
 from weir.policy.traffic import Departures, Traffic
-from weir.policy.wait import WaitParams
+from weir.policy.wait import Flow, WaitParams, balanced_step_s
 
 _QUANTILES = (0.5, 0.8, 0.95)
 _MIN_LENGTHS = 20
@@ -31,7 +30,7 @@ _REFRESH_S = 1.0
 _DEVIATIONS = math.sqrt(2 * math.log(1 / 0.001))
 
 
-def make(params: WaitParams) -> Policy:
+def make_nested_wait(params: WaitParams) -> Policy:
     return Policy("nested-wait", fcfs_order(), NestedWaitGate(params), step_budget=None)
 
 

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 from weir.policy.estimators import RecentMean
-from weir.policy.keyed_queue import KeyedQueue
+from weir.policy.keyed_orders import KeyedQueue
 from weir.policy.params import bounded
 from weir.policy.seams import BatchView, GateDecision, Member, OrderQueue, Policy, Waiting
 from weir.policy.starvation import StarvationParams, guarded
@@ -25,7 +25,7 @@ class SrtfParams(StarvationParams):
     max_pause_s: float = bounded(10.0, 0)
 
 
-def make(params: SrtfParams) -> Policy:
+def make_srtf(params: SrtfParams) -> Policy:
     return Policy("srtf", SrtfOrder(params), SrtfGate(params), step_budget=None, is_preemptive=True)
 
 

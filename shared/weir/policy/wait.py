@@ -1,20 +1,26 @@
 """WAIT: a step starts when each type of request has its fluid share waiting, and takes no more than that.
 
-Ao, Luo, Simchi-Levi, Wang, arXiv 2504.11320 (`fluid` has the balance). A type is a pair of doubling buckets, of prompt
-and of predicted output. In balance n_j = lambda_j * tau* of type j come within a step, so a step that waits for n_j of
-each holds nobody up for long, and pages never hold more than the fluid does. Rates are those of the last minute, so a
-burst is not known before it is there: when arrivals vary too much, no step waits for a share; that none takes more than
-its share stays, for it depends on the mix of types, not on how fast they come.
+Ao, Luo, Simchi-Levi, Wang: "Optimizing LLM Inference: Fluid-Guided Online Scheduling with Memory Constraints", arXiv
+2504.11320. In the fluid limit every request of a batch moves on by one token a step. Type j arrives lambda_j times a
+second with l_j tokens of prompt and l'_j of output; a step takes tau = d0 + d1 * (tokens in pages). In balance each
+stage of type j holds lambda_j * tau requests, so that pages hold tau * W tokens, W = sum over types of lambda_j * sum
+over k = 0 .. l'_j of (l_j + k). Hence tau* = d0 / (1 - d1 * W).
+
+A type is a pair of doubling buckets, of prompt and of predicted output. In balance n_j = lambda_j * tau* of type j come
+within a step, so a step that waits for n_j of each holds nobody up for long, and pages never hold more than the fluid
+does. Rates are those of the last minute, so a burst is not known before it is there: when arrivals vary too much, no
+step waits for a share; that none takes more than its share stays, for it depends on the mix of types, not on how fast
+they come.
 """
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from weir.policy.fcfs import fcfs_order
-from weir.policy.fluid import Flow, balanced_step_s, longest_step_s
+from weir.kv.geometry import PAGE_TOKENS
+from weir.policy.keyed_orders import fcfs_order
 from weir.policy.params import bounded, check_bounds
 from weir.policy.seams import BatchView, GateDecision, Member, Policy
 from weir.policy.traffic import Departures, SeenArrival, Traffic
@@ -22,6 +28,42 @@ from weir.policy.traffic import Departures, SeenArrival, Traffic
 Type = tuple[int, int]
 _SHORTEST = 64
 _REFRESH_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """Requests of one type; the rate is per second, lengths are in tokens."""
+
+    rate: float
+    num_prompt_tokens: float
+    num_output_tokens: float
+
+    @property
+    def num_stages(self) -> float:
+        """Steps that one takes: one for its prompt, one a token."""
+        return self.num_output_tokens + 1
+
+    @property
+    def work(self) -> float:
+        """Token-steps that arrive a second."""
+        return self.rate * self.num_stages * (self.num_prompt_tokens + self.num_output_tokens / 2)
+
+    @property
+    def held_work(self) -> float:
+        """The same in whole pages: half of a sequence's last page is empty on average."""
+        return self.work + self.rate * self.num_stages * PAGE_TOKENS / 2
+
+
+def balanced_step_s(flows: Iterable[Flow], base_s: float, token_s: float) -> float:
+    """tau*; infinite where no balance exists: each step brings more than it serves."""
+    room = 1 - token_s * sum(flow.work for flow in flows)
+    return base_s / room if room > 0 else math.inf
+
+
+def longest_step_s(flows: Iterable[Flow], num_pool_tokens: float) -> float:
+    """The tau at which the fluid just fills the pages; infinite without any flow."""
+    work = sum(flow.held_work for flow in flows)
+    return num_pool_tokens / work if work > 0 else math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +82,7 @@ class WaitParams:
         check_bounds(self)
 
 
-def make(params: WaitParams) -> Policy:
+def make_wait(params: WaitParams) -> Policy:
     return Policy("wait", fcfs_order(), WaitGate(params), step_budget=None)
 
 

@@ -5,13 +5,10 @@ parameters, log-probabilities, finish reasons.
 from collections.abc import Sequence
 from typing import Any
 
-from weir.core.attempt import Attempt
 from weir.core.errors import FieldViolation, InvalidRequest
-from weir.core.life import FinishReason
-from weir.core.logprobs import TokenLogprobs
+from weir.core.life import Attempt, FinishReason, SchedulingParams
 from weir.core.options import LOGIT_BIAS_RULE, NUMBER_RULES, GenerateOptions, NumberRule
-from weir.core.sampling import SamplingParams
-from weir.core.scheduling import SchedulingParams
+from weir.core.sampling import SamplingParams, TokenLogprobs
 from weir.wire.v1 import inference_pb2, types_pb2
 
 _MAX_UINT32 = 2**32 - 1
@@ -35,7 +32,11 @@ def attempt_from_pb(message: types_pb2.Attempt) -> Attempt:
 
 
 def options_to_pb(options: GenerateOptions) -> inference_pb2.RequestOptions:
-    """Raises InvalidRequest for numbers that the wire cannot carry; the gateway checks all others."""
+    """Raises InvalidRequest for numbers and texts that the wire cannot carry; the gateway checks all others."""
+    for name in ("request_id", "model", "lane", "cache_salt"):
+        check_text(name, getattr(options, name))
+    for index, stop in enumerate(options.stop):
+        check_text(f"stop[{index}]", stop)
     for index, token_id in enumerate(options.stop_token_ids):
         check_token_id(f"stop_token_ids[{index}]", token_id)
     for token_id, _ in options.logit_bias:
@@ -159,6 +160,15 @@ def check_token_id(field: str, token_id: int) -> None:
     """Raises InvalidRequest for an id that the wire cannot carry."""
     if not 0 <= token_id <= _MAX_UINT32:
         raise InvalidRequest([FieldViolation(field, f"is {token_id}; must be from 0 to {_MAX_UINT32}")])
+
+
+def check_text(field: str, text: str) -> None:
+    """Raises InvalidRequest for a text that the wire, which is UTF-8, cannot carry."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        problem = f"has {text[error.start]!r} at {error.start}; must be valid Unicode"
+        raise InvalidRequest([FieldViolation(field, problem)]) from None
 
 
 def _set(message: Any, rule: NumberRule, value: float) -> None:

@@ -11,7 +11,7 @@ look the same on the wire and read when they want to.
 import asyncio
 import contextlib
 import inspect
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,6 @@ import grpc
 import grpc.aio
 
 from weir.core.errors import DeadlineExceeded, FieldViolation, InvalidRequest, Overloaded, WeirError
-from weir.rpc.body_budget import BodyBudget
 from weir.rpc.errors import abort_with
 
 if TYPE_CHECKING:  # these are generic in their stubs only
@@ -32,6 +31,64 @@ _SIDE_STREAMS, _SIDE_CALLS = "streams beside requests", "calls beside requests"
 
 CheckCaller = Callable[[Mapping[str, str]], object]
 """Raises WeirError for a caller, known by the call's metadata, who is not let in."""
+
+
+class BodyBudget:
+    """One bound for the bodies of requests that are being read at the same time, whatever port they come by.
+
+    Bytes are taken before a body, or a part of it, is kept, and given back when it was read. Of one event loop.
+
+    Where the size is not known before, room is taken for the largest; that is free again in no time for small ones,
+    which is why `take` waits a little for it.
+    """
+
+    def __init__(self, max_bytes: int, *, wait_s: float = 1.0) -> None:
+        self.max_bytes = max_bytes
+        self._wait_s = wait_s
+        self._num_bytes = 0
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    @property
+    def num_bytes(self) -> int:
+        """Taken now."""
+        return self._num_bytes
+
+    async def take(self, num_bytes: int) -> None:
+        """First come, first served. Raises Overloaded when no room comes free in time; then nothing was taken."""
+        if not self._waiting and self._num_bytes + num_bytes <= self.max_bytes:
+            self._num_bytes += num_bytes
+            return
+        entry = (num_bytes, asyncio.get_running_loop().create_future())
+        self._waiting.append(entry)
+        try:
+            async with asyncio.timeout(self._wait_s):
+                await entry[1]
+        except TimeoutError:
+            self._give_up(entry)
+            message = f"bodies of more than {self.max_bytes} bytes are being read at once; try again later"
+            raise Overloaded(message, retry_after_s=_RETRY_AFTER_S) from None
+        except BaseException:
+            self._give_up(entry)
+            raise
+
+    def give_back(self, num_bytes: int) -> None:
+        self._num_bytes -= num_bytes
+        self._serve_waiting()
+
+    def _give_up(self, entry: tuple[int, "asyncio.Future[None]"]) -> None:
+        num_bytes, served = entry
+        if served.done() and not served.cancelled():  # in the very moment in which the wait ended
+            self._num_bytes -= num_bytes
+        elif entry in self._waiting:
+            self._waiting.remove(entry)
+        self._serve_waiting()
+
+    def _serve_waiting(self) -> None:
+        while self._waiting and self._num_bytes + self._waiting[0][0] <= self.max_bytes:
+            num_bytes, served = self._waiting.popleft()
+            if not served.cancelled():  # else its task is being ended, and has only not run since
+                self._num_bytes += num_bytes
+                served.set_result(None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.trace import SpanKind, Tracer
 
-from weir.core.errors import Unavailable, WeirError
+from weir.core.errors import FieldViolation, InvalidRequest, Unavailable, WeirError
 from weir.core.trace_context import extract
 from weir.rpc.channel import KEEPALIVE_TIME_MS, KEEPALIVE_TIMEOUT_MS, MAX_MESSAGE_BYTES
 from weir.rpc.errors import abort_with
-from weir.rpc.malformed import refuse_malformed
 from weir.rpc.port_guard import PortLimits, handler_kind
 
 if TYPE_CHECKING:  # these are generic in their stubs only
@@ -78,9 +78,11 @@ class Guard(grpc.aio.ServerInterceptor):
     def around(self, method: str, is_unary: bool, context: "ServicerContext") -> AbstractAsyncContextManager[None]:
         """`method` is the full name, /package.Service/Method; `is_unary` when neither side streams."""
 
-    def prepare(self, handler: "Handler") -> "Handler":
-        """The handler that `around` is put around."""
-        return handler
+    def deserializer(self, handler: "Handler") -> Callable[[bytes], Any] | None:
+        return handler.request_deserializer
+
+    def check(self, request: object) -> None:
+        """Called inside of `around`, with what `deserializer` has made, before the handler. May raise WeirError."""
 
     async def intercept_service(
         self,
@@ -90,34 +92,30 @@ class Guard(grpc.aio.ServerInterceptor):
         handler: Any = await continuation(handler_call_details)
         if handler is None:  # no such method; gRPC answers UNIMPLEMENTED
             return None
-        handler = self.prepare(handler)
         kind = handler_kind(handler)
         function = getattr(handler, kind)
-        is_unary = kind == "unary_unary"
-        make_handler = getattr(grpc, f"{kind}_rpc_method_handler")
-        wrapped = self._wrap(function, handler_call_details.method, is_unary)
-        made: Handler = make_handler(wrapped, handler.request_deserializer, handler.response_serializer)
+        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+            make_handler = getattr(grpc, f"{kind}_rpc_method_handler")
+            wrapped = self._wrap(function, handler_call_details.method, kind == "unary_unary")
+            handler = make_handler(wrapped, self.deserializer(handler), handler.response_serializer)
+        made: Handler = handler
         return made
 
     def _wrap(self, function: Callable[..., Any], method: str, is_unary: bool) -> Callable[..., Any]:
-        if inspect.isasyncgenfunction(function):
-
-            async def stream(request: Any, context: "ServicerContext") -> AsyncIterator[Any]:
+        async def stream(request: Any, context: "ServicerContext") -> AsyncIterator[Any]:
+            async with self.around(method, is_unary, context):
+                self.check(request)
                 responses = function(request, context)
                 del request  # the handler's own from here on, who may drop it before the answer is complete
-                async with self.around(method, is_unary, context):
-                    async for response in responses:
-                        yield response
-
-            return stream
-        if not inspect.iscoroutinefunction(function):
-            return function
+                async for response in responses:
+                    yield response
 
         async def call(request: Any, context: "ServicerContext") -> Any:
             async with self.around(method, is_unary, context):
+                self.check(request)
                 return await function(request, context)
 
-        return call
+        return stream if inspect.isasyncgenfunction(function) else call
 
 
 class TraceContextGuard(Guard):
@@ -166,14 +164,35 @@ class ReadinessGuard(Guard):
         yield
 
 
+class _Malformed:
+    """Stands for a request that could not be read."""
+
+
 class ErrorGuard(Guard):
     """Turns a WeirError into a rich status, and a defect into INTERNAL with a traceback in the log."""
 
     def __init__(self) -> None:
         self.num_internal_errors = 0
 
-    def prepare(self, handler: "Handler") -> "Handler":
-        return refuse_malformed(handler)
+    def deserializer(self, handler: "Handler") -> Callable[[bytes], Any] | None:
+        """Bytes that are no request reach `check`: grpc.aio would answer them with UNKNOWN and a traceback. Of a stream
+        of requests they end the stream.
+        """
+        deserialize = handler.request_deserializer
+        if deserialize is None or handler.request_streaming:
+            return deserialize
+
+        def try_deserialize(data: bytes) -> Any:
+            try:
+                return deserialize(data)
+            except DecodeError:
+                return _Malformed()
+
+        return try_deserialize
+
+    def check(self, request: object) -> None:
+        if isinstance(request, _Malformed):
+            raise InvalidRequest([FieldViolation("request", "the bytes are not the protobuf message of this method")])
 
     @asynccontextmanager
     async def around(self, method: str, is_unary: bool, context: "ServicerContext") -> AsyncIterator[None]:

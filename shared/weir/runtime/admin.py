@@ -1,4 +1,4 @@
-"""`Admin/Describe`, which every process serves: its counters, and what its books say."""
+"""`Admin/Describe`, which every process serves: its counters, and what its own checks find."""
 
 import asyncio
 import logging

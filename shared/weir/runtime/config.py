@@ -5,7 +5,6 @@ remembers where it came from until the dataclass has checked it, so that an erro
 """
 
 import argparse
-import math
 import os
 import re
 import sys
@@ -15,11 +14,11 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_type_hints
 
+from weir.core.credentials import masked_url
 from weir.core.device import DEVICE_HELP, PRECISION_HELP, check_precision
 from weir.core.errors import WeirError
-from weir.core.parsing import choices_of, describe_type, parse_text, parse_toml
-from weir.core.urls import masked_url
-from weir.runtime.model_choice import LOAD_HELP, MODEL_HELP, MODEL_SHAPE_HELP, check_load, model_reference
+from weir.core.fields import check_range, choices_of, describe_type, parse_text, parse_toml
+from weir.model.files.source import DUMMY_PREFIX
 
 ROLES = ("transfer", "scheduler", "prefill", "decode", "gateway")
 
@@ -34,6 +33,12 @@ _T = TypeVar("_T")
 
 NATS_SCHEMES = ("nats://", "tls://")
 OTLP_SCHEMES = ("http://", "https://")
+
+Load = Literal["files", "dummy"]
+
+MODEL_HELP = "Model: a known name, a GGUF file or a Hugging Face folder."
+LOAD_HELP = "Where weights come from: the model's files, or nowhere (dummy: seeded random numbers, for speed tests)."
+MODEL_SHAPE_HELP = "Shape of dummy weights, such as llama-3.1-8b; the setting model is not looked at then."
 
 
 class ConfigError(WeirError):
@@ -80,8 +85,7 @@ class ServiceConfig:
         check_instance(self.instance)
         if not 0 <= self.index < 10_000:
             raise ValueError(f"index {self.index}: must be in [0, 10000)")
-        if not (math.isfinite(self.grace_s) and 0 <= self.grace_s <= 3600):
-            raise ValueError(f"grace_s {self.grace_s}: must be in [0, 3600]")
+        check_range(self, "grace_s", 0, 3600)
         check_listen("listen", self.listen)
         check_load(self.load, self.model_shape)
         check_precision(self.precision, self.device)
@@ -131,6 +135,19 @@ def check_listen(name: str, address: str) -> None:
     host, colon, port = address.rpartition(":")
     if not (colon and host and port.isdecimal() and int(port) <= 65535):
         raise ValueError(f"{name} {address!r}: must be HOST:PORT with a port of 0 to 65535, or unix:/PATH")
+
+
+def check_load(load: Load, model_shape: str) -> None:
+    """Raises ValueError: a shape and dummy weights go together."""
+    if load == "dummy" and not model_shape:
+        raise ValueError("load 'dummy': needs a model_shape, such as llama-3.1-8b")
+    if load == "files" and model_shape:
+        raise ValueError(f"model_shape {model_shape!r}: is for load 'dummy' only")
+
+
+def model_reference(model: str, load: Load, model_shape: str) -> str:
+    """What `weir.model.files.source.resolve_model` takes."""
+    return f"{DUMMY_PREFIX}{model_shape}" if load == "dummy" else model
 
 
 @dataclass(frozen=True)

@@ -25,24 +25,24 @@ class _Formatter(logging.Formatter):
         super().__init__()
         self._process = {"role": role, "process_id": process_id}
 
-    def facts_of(self, record: logging.LogRecord) -> dict[str, Any]:
+    def fields_of(self, record: logging.LogRecord) -> dict[str, Any]:
         moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        facts: dict[str, Any] = {"time": moment, "level": record.levelname.lower(), **self._process}
-        facts |= {"logger": record.name, "message": record.getMessage()}
+        fields: dict[str, Any] = {"time": moment, "level": record.levelname.lower(), **self._process}
+        fields |= {"logger": record.name, "message": record.getMessage()}
         span_context = trace.get_current_span().get_span_context()
         if span_context.is_valid:
-            facts["trace_id"] = trace.format_trace_id(span_context.trace_id)
-        facts |= {name: value for name, value in vars(record).items() if name not in _STANDARD_FIELDS}
+            fields["trace_id"] = trace.format_trace_id(span_context.trace_id)
+        fields |= {name: value for name, value in vars(record).items() if name not in _STANDARD_FIELDS}
         if record.exc_info:
-            facts["exception"] = self.formatException(record.exc_info)
-        return facts
+            fields["exception"] = self.formatException(record.exc_info)
+        return fields
 
 
 class JsonFormatter(_Formatter):
     """One JSON object a line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return json.dumps(self.facts_of(record), default=str, ensure_ascii=False)
+        return json.dumps(self.fields_of(record), default=str, ensure_ascii=False)
 
 
 class TextFormatter(_Formatter):
@@ -52,10 +52,10 @@ class TextFormatter(_Formatter):
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        facts = self.facts_of(record)
-        moment, level, _role, process_id = (facts.pop(name) for name in ("time", "level", "role", "process_id"))
-        name, message, exception = facts.pop("logger"), facts.pop("message"), facts.pop("exception", None)
-        extras = "".join(f" {key}={value}" for key, value in facts.items())
+        fields = self.fields_of(record)
+        moment, level, _role, process_id = (fields.pop(name) for name in ("time", "level", "role", "process_id"))
+        name, message, exception = fields.pop("logger"), fields.pop("message"), fields.pop("exception", None)
+        extras = "".join(f" {key}={value}" for key, value in fields.items())
         line = f"{moment} {level.upper():<7} {process_id} {name}: {message}{extras}".translate(_ESCAPES)
         if not exception:
             return line

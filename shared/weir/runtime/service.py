@@ -33,8 +33,8 @@ from weir.rpc.server import ErrorGuard, ReadinessGuard, TraceContextGuard, make_
 from weir.runtime.address import Listening, bind
 from weir.runtime.admin import AdminService, Description, Identity, LoopErrors
 from weir.runtime.config import ConfigError, ServiceConfig
-from weir.runtime.descriptors import find_shortage, raise_descriptor_limit
 from weir.runtime.logs import setup_logging
+from weir.runtime.process_tuning import find_shortage, raise_descriptor_limit
 from weir.runtime.telemetry import setup_tracing, shutdown_tracing
 from weir.wire.v1 import admin_pb2, admin_pb2_grpc
 
@@ -237,9 +237,9 @@ class _Service(Generic[_ConfigT]):
         if not self._config.ready_file:
             return
         path = Path(self._config.ready_file)
-        facts = {"pid": os.getpid(), "address": address, "role": self._role, "process_id": self._process_id}
+        fields = {"pid": os.getpid(), "address": address, "role": self._role, "process_id": self._process_id}
         unfinished = path.with_name(f"{path.name}.{os.getpid()}.new")
-        unfinished.write_text(json.dumps(facts))
+        unfinished.write_text(json.dumps(fields))
         unfinished.replace(path)
         self._has_ready_file = True
 

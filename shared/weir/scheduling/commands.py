@@ -4,8 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from weir.bus.messages import Grant, Placement, RefusalReason, Revoke, SubmitReply
-from weir.scheduling.request import ScheduledRequest
+from weir.bus.messages import Grant, RefusalReason, Revoke
 
 WORKER_RETRY_MS = 2000
 """A worker that died is back, or another has registered, after about this long."""
@@ -72,15 +71,3 @@ class CommandQueue:
         commands = tuple(self._commands)
         self._commands.clear()
         return commands
-
-    def entered(self, request: ScheduledRequest) -> None:
-        self.add(EnteredQueue(request.request_id, request.lane))
-
-    def granted(self, request: ScheduledRequest, placement: Placement) -> None:
-        self.counts[f"granted_{request.lane}"] += 1
-        self.add(SendGrant(request.submit.gateway_id, Grant(self.epoch, request.request_id, placement)))
-
-    def refuse(self, refusal: Refusal) -> SubmitReply:
-        """Counts it, and makes the answer."""
-        self.counts[f"refused_{refusal.reason.value}"] += 1
-        return SubmitReply(self.epoch, False, *refusal)

@@ -9,8 +9,8 @@
 A granted request ends when its gateway says so, which hears its workers on streams of its own; where the gateway is
 silent it ends after `gateway_ttl_s`. A worker that is silent here gets nothing new, and that is all.
 
-Every event may come late, twice or never: the answer to a repeated one is the same, and what a lost one would have
-said comes with its gateway's list of held requests within a second.
+Every event may come late, twice or never: the answer to a repeated one is the same, and what a lost one would
+have said comes with its gateway's list of held requests within a second.
 """
 
 from collections.abc import Mapping
@@ -20,32 +20,28 @@ from weir.bus.messages import (
     Finish,
     Held,
     HeldReply,
-    HeldRequest,
     Outcome,
     Placement,
     Prefilled,
+    PrefixChanged,
+    PrefixSnapshot,
     Submit,
     SubmitReply,
     WorkerRecord,
 )
-from weir.bus.prefix_messages import PrefixChanged, PrefixSnapshot
 from weir.core.clock import Clock
 from weir.policy.registry import PolicySpec
 from weir.policy.seams import Policy
-from weir.scheduling.accounting.fairness import GroupKey
-from weir.scheduling.accounting.tenants import QuotaDebt
-from weir.scheduling.admission.admission import Admission
-from weir.scheduling.admission.deadlines import DeadlineEstimator
-from weir.scheduling.admission.request_closer import RequestCloser
-from weir.scheduling.admission.shedding import Shedding
-from weir.scheduling.commands import Command, CommandQueue, LeftQueue, Refusal
+from weir.scheduling.admission import Admission, Rates, Shedding
+from weir.scheduling.commands import Command, CommandQueue, Refusal
+from weir.scheduling.fairness import GroupKey
 from weir.scheduling.granter import Granter
-from weir.scheduling.limits.core_limits import CoreLimits
-from weir.scheduling.placement.placer import Placer
-from weir.scheduling.queues.rate import Rates
-from weir.scheduling.reconcile import Verdict, reconcile
+from weir.scheduling.lifecycle import RequestLifecycle, Verdict
+from weir.scheduling.limits import CoreLimits
+from weir.scheduling.placer import Placer
 from weir.scheduling.request_table import RequestTable, check_requests
-from weir.scheduling.workers.workers import DECODE, PREFILL, Workers
+from weir.scheduling.tenants import QuotaDebt
+from weir.scheduling.workers import DECODE, PREFILL, Workers
 
 _REACH_S = 1.0
 """A grant this old has reached its prefill worker, if it ever will."""
@@ -66,7 +62,7 @@ class SchedulerCore:
         self._placer = Placer(limits, self._workers, self._requests.reservations, self._requests.wanting)
         self._rates = Rates(limits.max_models)
         self._commands = CommandQueue(epoch)
-        self._closer = RequestCloser(self._requests, self._commands)
+        self._life = RequestLifecycle(self._requests, self._commands)
         self._is_bus_away = False
         self._ticked_at_s = clock.now_s()
         self._gather_until_s = clock.now_s() + limits.gather_s
@@ -96,31 +92,27 @@ class SchedulerCore:
     def submit(self, submit: Submit) -> SubmitReply:
         """Queues the request or refuses it; a repeated one gets the answer that it got before."""
         now_s = self._clock.now_s()
+        if submit.lost_worker_id:
+            self.worker_gone(submit.lost_worker_id)
         known = self._requests.try_get(submit.request_id)
         if known is not None and submit.dispatch <= known.dispatch:
             return self._queued_reply
         earlier_reply = self._requests.tombstones.try_reply(submit, now_s)
         if earlier_reply is not None:
             return earlier_reply
-        if submit.dispatch > 1:  # it was admitted before, and granted in vain
-            verdict = self._reconcile(HeldRequest(submit, None), submit.gateway_id, now_s)
-            if verdict is not Verdict.REFUSED:
-                return self._queued_reply
+        if submit.dispatch > 1 and self._life.queue_again(submit, now_s) is not Verdict.REFUSED:
+            return self._queued_reply
         self._commands.counts["submitted"] += 1
         refusal = self._admission.try_refuse(submit, is_gathering=now_s < self._gather_until_s, now_s=now_s)
         refusal = refusal or self._shedding.try_refuse(submit, now_s)
         if refusal is not None:
-            reply = self._commands.refuse(refusal)
-            self._requests.tombstones.put(submit.request_id, reply, now_s, dispatch=submit.dispatch)
-            return reply
-        request = self._requests.enqueue(submit, now_s, self._placer.num_uncached_tokens(submit))
-        self._requests.tenants.pay(request.tenant, submit, now_s)
-        self._commands.entered(request)
+            return self._life.refuse(submit, refusal, now_s)
+        self._life.queue(submit, self._placer.num_uncached_tokens(submit), now_s)
         return self._queued_reply
 
     def cancel(self, cancel: Cancel) -> None:
         """Drops the request wherever it is, and refuses a Submit of it that comes late."""
-        self._closer.end(cancel.request_id, "cancelled", self._clock.now_s())
+        self._life.end(cancel.request_id, "cancelled", self._clock.now_s())
 
     def finish(self, finish: Finish) -> None:
         """The gateway closed the request."""
@@ -129,14 +121,13 @@ class SchedulerCore:
             return
         now_s = self._clock.now_s()
         if request is not None:
-            self._rates.add(
-                request.submit.model, now_s, is_backlogged=self._requests.is_backlogged(request.submit.model)
-            )
+            model = request.submit.model
+            self._rates.add(model, now_s, is_backlogged=self._requests.lanes.has_queued(model))
             self._requests.progressed(request, finish.num_output_tokens, now_s)
         if request is not None and request.placement is not None and finish.outcome is Outcome.FINISHED:
             self._placer.finished(request, finish.num_output_tokens)
             self._policy.order.finished(request.waiting, finish.num_output_tokens, now_s)
-        self._closer.end(finish.request_id, finish.outcome.value, now_s)
+        self._life.end(finish.request_id, finish.outcome.value, now_s)
 
     def progressed(self, request_id: str, num_output_tokens: int) -> None:
         """So many tokens of a granted request are delivered by now."""
@@ -154,25 +145,18 @@ class SchedulerCore:
         """The gateway's answer to a Grant; declined, the reservation is free again."""
         request = self._requests.try_get(request_id)
         if not accepted and request is not None and request.placement == placement:
-            self._closer.decline(request, self._clock.now_s())
+            self._life.decline(request, self._clock.now_s())
 
     def held(self, held: Held) -> HeldReply:
         """Takes over what the gateway holds, and frees what it does not hold any more."""
-        now_s = self._clock.now_s()
-        if not self._requests.gateways.hear(held, now_s):
-            return HeldReply(self.epoch, num_adopted=0)
-        num_adopted = 0
-        refused_ids = []
+        reply = self._life.held(held, self._limits.missing_s, self._clock.now_s())
         for entry in held.requests:
-            verdict = self._reconcile(entry, held.gateway_id, now_s)
-            if verdict is Verdict.REFUSED:
-                refused_ids.append(entry.submit.request_id)
-            elif verdict is Verdict.ADOPTED:
-                num_adopted += 1
-        for request_id in self._requests.gateways.missing_from(held):
-            self._closer.judge_missing(request_id, self._limits.missing_s, now_s)
-        self._commands.counts["adopted"] += num_adopted
-        return HeldReply(self.epoch, num_adopted, tuple(refused_ids))
+            placement = entry.placement
+            if placement is None or placement.decode_worker_id in self._workers:
+                continue
+            if self.is_granted(entry.submit.request_id, placement):
+                self._workers.recall(placement.decode_worker_id)
+        return reply
 
     def prefixes_changed(self, message: PrefixChanged) -> None:
         """Pages with these hashes came into an arena, or went."""
@@ -223,7 +207,7 @@ class SchedulerCore:
         for worker_id in self._workers.expired(now_s):
             self.worker_gone(worker_id)
         for gateway_id in self._requests.gateways.expired(now_s):
-            self._closer.drop_gateway(gateway_id, now_s)
+            self._life.drop_gateway(gateway_id, now_s)
         self._forget_silent()
 
     def decide(self) -> tuple[Command, ...]:
@@ -234,10 +218,9 @@ class SchedulerCore:
                 while (decision := self._granter.try_decide(model, now_s)) is not None:
                     request, outcome = decision
                     if isinstance(outcome, Refusal):
-                        self._closer.revoke(request, outcome, now_s)
+                        self._life.revoke(request, outcome, now_s)
                     else:
-                        self._requests.place(request, outcome, now_s)
-                        self._commands.granted(request, outcome.placement)
+                        self._life.grant(request, outcome, now_s)
         return self._commands.take()
 
     def metrics(self) -> dict[str, float]:
@@ -290,18 +273,9 @@ class SchedulerCore:
     def _apply(self, limits: CoreLimits) -> None:
         self._limits = limits
         self._placer.set_limits(limits)
-        pools = self._placer.pools
-        deadlines = DeadlineEstimator(limits, pools, self._placer.prefixes)
-        self._admission = Admission(limits, self._requests, self._workers, pools, self._rates, deadlines)
-        self._shedding = Shedding(limits, self._requests, self._rates, self._closer)
+        self._admission = Admission(limits, self._requests, self._workers, self._placer, self._rates)
+        self._shedding = Shedding(limits, self._requests, self._rates, self._life)
         self._granter = Granter(limits, self._requests, self._workers, self._placer)
-
-    def _reconcile(self, entry: HeldRequest, gateway_id: str, now_s: float) -> Verdict:
-        was_queued = entry.submit.request_id in self._requests.lanes
-        verdict = reconcile(entry, gateway_id, self._requests, self._limits, now_s)
-        if was_queued and verdict is not Verdict.KNOWN and entry.submit.request_id not in self._requests.lanes:
-            self._commands.add(LeftQueue(entry.submit.request_id, verdict.value))
-        return verdict
 
     def _forget_silent(self) -> None:
         """Workers that nothing is reserved on any more."""

@@ -5,12 +5,12 @@ from typing import NamedTuple
 
 from weir.bus.messages import RefusalReason
 from weir.scheduling.commands import WORKER_RETRY_MS, Refusal
-from weir.scheduling.limits.core_limits import CoreLimits
-from weir.scheduling.placement.placer import Placer
-from weir.scheduling.queues.lane_queue import LaneQueue
+from weir.scheduling.lane_queue import LaneQueue
+from weir.scheduling.limits import CoreLimits
+from weir.scheduling.placer import Placer
 from weir.scheduling.request import PlacementPlan, ScheduledRequest
 from weir.scheduling.request_table import RequestTable
-from weir.scheduling.workers.workers import Workers
+from weir.scheduling.workers import Workers
 
 _Situation = tuple[object, ...]
 """As long as it stays the same, what did not fit does not fit."""
@@ -182,14 +182,15 @@ class Granter:
 
     def _is_at_most(self, queue: LaneQueue) -> bool:
         """Whether the lane must have no more running."""
-        return 0 < queue.limits.max_batch <= self._requests.usage.num_running(queue.name)
+        return 0 < queue.limits.max_batch <= self._requests.reservations.num_running(queue.name)
 
     def _is_owed(self, model: str, queue: LaneQueue, request: ScheduledRequest) -> bool:
         """Whether the request is inside its lane's guarantee, by pages as they are charged."""
         share = queue.limits.guaranteed_share
         if not share:
             return False
-        num_charged = self._requests.usage.num_pages(model, queue.name) + self._placer.charged_pages(request)
+        num_charged = self._requests.reservations.num_charged_pages(model, queue.name)
+        num_charged += self._placer.charged_pages(request)
         return num_charged <= share * self._placer.pools.pool(model, queue.limits.worker_group).num_pages
 
     def _group(self, model: str, queue: LaneQueue) -> str:

@@ -5,16 +5,16 @@ from collections.abc import Collection, Mapping
 
 from weir.bus.messages import Placement, Submit, SubmitReply
 from weir.policy.seams import Policy
-from weir.scheduling.accounting.fairness import DECODE_PRICE, PREFILL_PRICE, Fairness, GroupKey
-from weir.scheduling.accounting.gateways import Gateways
-from weir.scheduling.accounting.reservations import Reservations
-from weir.scheduling.accounting.tenants import Tenants
-from weir.scheduling.accounting.tombstones import EndedRequests
-from weir.scheduling.accounting.usage import LaneUsage
-from weir.scheduling.limits.core_limits import CoreLimits
-from weir.scheduling.queues.lanes import Lanes
-from weir.scheduling.queues.request_factory import RequestFactory
-from weir.scheduling.request import PlacementPlan, ScheduledRequest
+from weir.scheduling.fairness import DECODE_PRICE, PREFILL_PRICE, Fairness, GroupKey
+from weir.scheduling.gateways import EndedRequests, Gateways
+from weir.scheduling.lanes import Lanes
+from weir.scheduling.limits import CoreLimits
+from weir.scheduling.request import PlacementPlan, RequestFactory, ScheduledRequest
+from weir.scheduling.reservations import Reservations
+from weir.scheduling.tenants import Tenants
+
+_AHEAD_S = 1.0
+_MAX_AHEAD = 999_999
 
 
 class RequestTable:
@@ -25,10 +25,9 @@ class RequestTable:
         self.gateways = Gateways(limits.gateway_ttl_s)
         self.tombstones = EndedRequests(limits.max_tombstones, limits.tombstone_ttl_s)
         self.fairness = Fairness(self._needs_counters)
-        self.usage = LaneUsage()
         self.tenants = Tenants(limits)
         self.lanes = Lanes(limits, policy.order, self.fairness, self.tenants.is_over_in_flight)
-        self.factory = RequestFactory(limits, policy, now_s)
+        self._factory = RequestFactory(limits, policy)
         self._limits = limits
         self._started_at_s = now_s
         self._requests: dict[str, ScheduledRequest] = {}
@@ -47,37 +46,43 @@ class RequestTable:
     def try_get(self, request_id: str) -> ScheduledRequest | None:
         return self._requests.get(request_id)
 
-    def is_backlogged(self, model: str) -> bool:
-        """Whether requests of the model wait."""
-        return self.lanes.has_queued(model)
+    def lane_of(self, submit: Submit) -> str:
+        return submit.lane or self._limits.default_lane
+
+    def has_lane_of(self, submit: Submit) -> bool:
+        """Whether its lane is configured."""
+        return self.lane_of(submit) in self._limits.lanes_by_name
 
     def wanting(self, model: str) -> Collection[str]:
         """Lanes with a guaranteed share that have requests of the model waiting."""
         return self.lanes.wanting(model)
 
-    def enqueue(
-        self, submit: Submit, now_s: float, num_uncached_tokens: int, *, is_ahead: bool = False
-    ) -> ScheduledRequest:
-        """`is_ahead`: it was queued before everything that is submitted now. The lane must exist."""
-        lane = self.factory.lane_of(submit)
-        self._num_ahead += is_ahead
-        arrived_at_s = self.factory.arrival_s(now_s, self._num_ahead if is_ahead else 0)
-        request = self.factory.request(submit, lane, now_s, arrived_at_s, num_uncached_tokens)
-        # Whoever waited before the scheduler changed keeps the counter that was restored.
-        knows_counter = request.tenant in self.fairness.group(submit.model, lane)
-        self.lanes.add(request, lifts=not (is_ahead and knows_counter))
-        self.tenants.count_queued(request.tenant, 1, now_s)
-        self._index(request, now_s, pays=not is_ahead)
+    def enqueue(self, submit: Submit, now_s: float, num_uncached_tokens: int) -> ScheduledRequest:
+        """A new request, which its caller charges. The lane must exist."""
+        request = self._factory.request(submit, self.lane_of(submit), now_s, now_s, num_uncached_tokens)
+        self._enqueue(request, now_s, lifts=True)
+        self._index(request, now_s, pays=True)
         return request
 
-    def adopt(self, submit: Submit, placement: Placement, num_output_tokens: int, now_s: float) -> ScheduledRequest:
+    def enqueue_ahead(self, submit: Submit, now_s: float, arrived_at_s: float | None = None) -> None:
+        """A request that was queued before; None: by an earlier scheduler, so that it comes before whatever is
+        submitted to this one. The lane must exist."""
+        if arrived_at_s is None:
+            self._num_ahead += 1
+            arrived_at_s = self._started_at_s - _AHEAD_S * (1 - min(self._num_ahead, _MAX_AHEAD) / (_MAX_AHEAD + 1))
+        lane = self.lane_of(submit)
+        request = self._factory.request(submit, lane, now_s, arrived_at_s, submit.num_prompt_tokens)
+        # Whoever waited before the scheduler changed keeps the counter that was restored.
+        self._enqueue(request, now_s, lifts=request.tenant not in self.fairness.group(submit.model, lane))
+        self._index(request, now_s, pays=False)
+
+    def adopt(self, submit: Submit, placement: Placement, num_output_tokens: int, now_s: float) -> None:
         """Reserves for a request that an earlier scheduler granted, even over what is free: it is there already."""
-        request = self.factory.request(submit, self.factory.lane_of(submit), now_s, now_s, submit.num_prompt_tokens)
+        request = self._factory.request(submit, self.lane_of(submit), now_s, now_s, submit.num_prompt_tokens)
         request.plan = PlacementPlan(placement, placement.num_reserved_pages)
         request.num_output_tokens = num_output_tokens
         self._index(request, now_s, pays=False)
         self._reserve(request, now_s)
-        return request
 
     def place(self, request: ScheduledRequest, plan: PlacementPlan, now_s: float) -> None:
         """Out of its queue, with a reservation. What it takes to prefill it is charged."""
@@ -85,7 +90,7 @@ class RequestTable:
         request.plan = plan
         self._reserve(request, now_s)
         num_computed = max(1, request.submit.num_prompt_tokens - plan.num_cached_tokens)
-        self._charge(request, PREFILL_PRICE * num_computed, now_s)
+        self._charge_prompt(request, num_computed, now_s)
 
     def follow(self, request: ScheduledRequest, placement: Placement, now_s: float) -> None:
         """Its gateway runs it under a grant that another scheduler made, whatever this one has reserved for it."""
@@ -95,13 +100,14 @@ class RequestTable:
         request.plan = plan._replace(placement=placement)
         self._reserve(request, now_s)
         if was_queued:
-            self._charge(request, PREFILL_PRICE * request.submit.num_prompt_tokens, now_s)
+            self._charge_prompt(request, request.submit.num_prompt_tokens, now_s)
 
     def queue_again(self, request: ScheduledRequest, submit: Submit, now_s: float) -> None:
-        """Under a newer dispatch, before everything that is submitted now; what it has reserved is free. The lane
-        must exist."""
+        """Under a newer dispatch, by when it came first, with the tokens that it has; what it has reserved is free. The
+        lane must exist."""
         self.remove(request, None, now_s)
-        self.enqueue(submit, now_s, submit.num_prompt_tokens, is_ahead=True)
+        self.enqueue_ahead(submit, now_s, request.waiting.arrived_at_s)
+        self._requests[request.request_id].num_output_tokens = request.num_output_tokens
 
     def progressed(self, request: ScheduledRequest, num_output_tokens: int, now_s: float) -> None:
         """So many tokens of a granted request are delivered; what is new of it is charged."""
@@ -132,24 +138,24 @@ class RequestTable:
 
     def set_policy(self, policy: Policy) -> None:
         """Everything that waits stays where it is, in another order. If anything raises, nothing has changed."""
-        factory = RequestFactory(self._limits, policy, self._started_at_s)
+        factory = RequestFactory(self._limits, policy)
         ranks = [(request, factory.rank(request.waiting)) for request in self.lanes.requests()]
         self.lanes.set_order(policy.order)
         for request, rank in ranks:
             request.set_rank(rank)
-        self.factory = factory
+        self._factory = factory
 
     def set_limits(self, limits: CoreLimits, policy: Policy, now_s: float) -> None:
         """Everything that waits waits on under them, in the order in which it came. If anything raises, nothing has
         changed."""
         tenants = Tenants(limits)
-        tenants.carry_over(self.tenants, now_s)
-        factory = RequestFactory(limits, policy, self._started_at_s)
+        factory = RequestFactory(limits, policy)
         if _queues_alike(limits) == _queues_alike(self._limits):
             self.lanes.set_limits(limits, tenants.is_over_in_flight)
         else:
             self._queue_anew(limits, policy, factory, tenants)
-        self._limits, self.tenants, self.factory = limits, tenants, factory
+        tenants.carry_over(self.tenants, now_s)
+        self._limits, self.tenants, self._factory = limits, tenants, factory
         queued, in_flight = Counter[str](), Counter[str]()
         for request in self._requests.values():
             if request.placement is None:
@@ -175,7 +181,7 @@ class RequestTable:
         return {
             lane.name: {
                 "queued": float(self.lanes.num_queued(lane.name)),
-                "in_flight": float(self.usage.num_running(lane.name)),
+                "in_flight": float(self.reservations.num_running(lane.name)),
                 "granted_total": float(counts.get(f"granted_{lane.name}", 0)),
                 "oldest_wait_s": self.lanes.oldest_wait_s(lane.name, now_s),
                 "priority": float(self._limits.lane_priority(lane.name)),
@@ -196,7 +202,7 @@ class RequestTable:
         return {name: float(value) for name, value in gauges.items()}
 
     def _needs_counters(self, group: GroupKey) -> bool:
-        return self.lanes.has_queued(group[0]) or self.usage.num_pages(*group) > 0
+        return self.lanes.has_queued(group[0]) or self.reservations.num_charged_pages(*group) > 0
 
     def _index(self, request: ScheduledRequest, now_s: float, *, pays: bool) -> None:
         """`pays`: its caller charges it as a new one; else it has paid already, but for what it was given back."""
@@ -207,9 +213,12 @@ class RequestTable:
         self._requests[request.request_id] = request
         self.gateways.add_request(request.submit.gateway_id, request.request_id, now_s)
 
+    def _enqueue(self, request: ScheduledRequest, now_s: float, *, lifts: bool) -> None:
+        self.lanes.add(request, lifts=lifts)
+        self.tenants.count_queued(request.tenant, 1, now_s)
+
     def _reserve(self, request: ScheduledRequest, now_s: float) -> None:
         self.reservations.add(request, now_s)
-        self.usage.add(request)
         self.tenants.count_in_flight(request.tenant, 1, now_s)
 
     def _take_out(self, request: ScheduledRequest, now_s: float, taken_at_s: float | None = None) -> None:
@@ -219,9 +228,13 @@ class RequestTable:
             self.tenants.count_queued(request.tenant, -1, now_s)
         else:
             self.reservations.remove(request, now_s)
-            self.usage.remove(request)
             self.tenants.count_in_flight(request.tenant, -1, now_s)
             self.lanes.reopen(request.tenant)
+
+    def _charge_prompt(self, request: ScheduledRequest, num_tokens: int, now_s: float) -> None:
+        """Once: a newer dispatch follows one that was charged, and whose workers could not go on."""
+        if request.dispatch == 1:
+            self._charge(request, PREFILL_PRICE * num_tokens, now_s)
 
     def _charge(self, request: ScheduledRequest, service: float, now_s: float) -> None:
         if request.lane not in self._limits.lanes_by_name:
@@ -265,9 +278,6 @@ def _check_counts(table: RequestTable, requests: Mapping[str, ScheduledRequest])
     counted = table.tenants.counts()
     if counted != there:
         errors.append(f"tenants count {counted} (queued, in flight), there are {there}")
-    running = dict(Counter(request.lane for request in requests.values() if request.placement is not None))
-    if table.usage.counts() != running:
-        errors.append(f"lanes count {table.usage.counts()} in flight, there are {running}")
     for (model, lane), counters in table.fairness.items():
         errors += [
             f"counter of {name} in lane {lane} of {model}: {value}"

@@ -1,17 +1,16 @@
-"""One simulated request on its way: what its gateway knows of it, and the truth that only the modelled workers ask."""
+"""One simulated request on its way: its gateway's view, and the truth that only the modelled workers may read."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from math import inf
 
 from weir.bus.messages import Placement
-from weir.core.attempt import Attempt
+from weir.core.life import Attempt
 from weir.core.sampling import SamplingParams, StopRules
 from weir.engine.messages import SequenceKey
 from weir.kv.geometry import PAGE_TOKENS
 from weir.kv.records.record import SequenceParams
-from weir.sim.results.outcome import RequestOutcome
-from weir.sim.workloads.workload import SimRequest, Workload
+from weir.sim.results.metrics import RequestOutcome
+from weir.sim.workloads.workload import SimRequest
 
 GATEWAY_ID = "gateway-0-00000000"
 TOKEN = 0
@@ -19,7 +18,6 @@ LAST_TOKEN = 1
 """What the modelled model samples: the second where a request's answer ends."""
 VOCAB_SIZE = 2
 _GREEDY = SamplingParams(temperature=0.0)
-_NOT_NEGATIVE = ("arrival_s", "deadline_s", "ttft_target_s", "itl_target_s", "predicted_output_tokens")
 
 
 @dataclass(slots=True, eq=False)
@@ -86,28 +84,6 @@ class PromptHashes:
             for page in range(min(self._pages_per_block, num_pages - len(hashes))):
                 hashes.append((chain << 16 | page).to_bytes(8, "little") + bytes(8))
         return tuple(hashes)
-
-
-def check_workload(workload: Workload) -> None:
-    """Raises ValueError, naming request and field."""
-    if workload.block_tokens % PAGE_TOKENS:
-        raise ValueError(f"block_tokens {workload.block_tokens}: must be a multiple of {PAGE_TOKENS}")
-    seen: set[str] = set()
-    last_s = 0.0
-    for request in workload.requests:
-        for name in ("num_prompt_tokens", "num_output_tokens", "max_tokens"):
-            if getattr(request, name) < 1:
-                raise ValueError(f"request {request.request_id}: {name} {getattr(request, name)}, must be at least 1")
-        for name in _NOT_NEGATIVE:
-            if not 0 <= getattr(request, name) < inf:
-                value = getattr(request, name)
-                raise ValueError(f"request {request.request_id}: {name} {value}, must be finite and at least 0")
-        if request.request_id in seen:
-            raise ValueError(f"request {request.request_id}: is in the workload twice")
-        if request.arrival_s < last_s:
-            raise ValueError(f"request {request.request_id}: arrival_s {request.arrival_s}, after one at {last_s}")
-        seen.add(request.request_id)
-        last_s = request.arrival_s
 
 
 RequestStates = Mapping[str, SimRequestState]

@@ -3,17 +3,16 @@
 from collections.abc import Callable
 
 from weir.policy.registry import PolicySpec
-from weir.scheduling.limits.core_limits import CoreLimits
+from weir.scheduling.limits import CoreLimits
 from weir.sim.engines.make import EngineMaker
-from weir.sim.memory.page_memory import MemoryIsTight
-from weir.sim.request_state import check_workload
-from weir.sim.results.outcome import SimResult
+from weir.sim.fleet import Fleet
+from weir.sim.gateway import SimGateway
+from weir.sim.memory import MemoryIsTight
+from weir.sim.results.metrics import SimResult
+from weir.sim.scheduler import SimScheduler
 from weir.sim.spec import SystemSpec
-from weir.sim.system.fleet import Fleet
-from weir.sim.system.gateway import SimGateway
-from weir.sim.system.scheduler import SimScheduler
-from weir.sim.timeline import NS_PER_S, Timeline, ns_of_s
-from weir.sim.workloads.workload import Workload
+from weir.sim.timeline import Timeline, ns_of_s
+from weir.sim.workloads.workload import Workload, check_workload
 
 Progress = Callable[[int, float], None]
 """Requests ended, and simulated seconds; called about once a simulated second."""
@@ -21,6 +20,8 @@ DEFAULT_POLICY = PolicySpec("fcfs")
 _SAMPLE_S = 1.0
 _SETTLE_S = 60.0
 """After the last request has ended: messages, cancels and hand-offs that are under way still arrive."""
+_LOST_AFTER_S = 10_800.0
+"""No message, hand-off or step takes so long: what is neither queued nor computed in all this time will never end."""
 
 
 class SimulationDefect(Exception):
@@ -47,7 +48,8 @@ def simulate(
     fast_forward = fast_forward and len({request.lane for request in workload.requests}) <= 1
 
     def run(*, fast_decode: bool) -> SimResult:
-        timeline = Timeline()
+        # The core places nothing while it gathers; arrivals begin after that.
+        timeline = Timeline(start_ns=ns_of_s((limits or CoreLimits()).gather_s + 1.0))
         engines = EngineMaker(spec, policy, timeline, fast_forward=fast_forward, fast_decode=fast_decode)
         return _Run(spec, workload, limits or CoreLimits(), engines, timeline, on_progress).result()
 
@@ -71,41 +73,40 @@ class _Run:
     ) -> None:
         self._timeline = timeline
         self._on_progress = on_progress
-        # The core places nothing while it gathers; arrivals begin after that.
-        self._start_ns = ns_of_s(limits.gather_s + 1.0)
         self._num_requests = len(workload.requests)
         self._queue_lengths: list[tuple[float, int]] = []
         self._tenant_service: dict[str, list[tuple[float, float]]] = {}
         self._is_stopped = False
+        self._progress: tuple[int, int] = (0, 0)
+        self._progressed_at_s = 0.0
         profile = spec.pools[0].profile
         keeps_prefixes = spec.keeps_prefixes and any(request.prefix_blocks for request in workload.requests)
-        self._fleet = Fleet(spec, timeline, engines, keeps_prefixes=keeps_prefixes)
-        self._gateway = SimGateway(
-            workload,
-            profile,
-            timeline,
-            start_ns=self._start_ns,
-            keeps_prefixes=keeps_prefixes,
-            start=self._fleet.start,
-            cancel=self._fleet.cancel,
-        )
         self._scheduler = SimScheduler(
             limits,
             engines.policy.make(),
             profile,
             timeline,
-            self._gateway.on_grant,
-            self._gateway.on_revoke,
+            lambda grant: self._gateway.on_grant(grant),  # noqa: PLW0108 - made below
+            lambda revoke: self._gateway.on_revoke(revoke),  # noqa: PLW0108
         )
+        self._gateway = SimGateway(
+            workload,
+            profile,
+            timeline,
+            self._scheduler,
+            keeps_prefixes=keeps_prefixes,
+            start=lambda state: self._fleet.start(state),  # noqa: PLW0108
+            cancel=lambda state: self._fleet.cancel(state),  # noqa: PLW0108
+        )
+        self._fleet = Fleet(spec, timeline, engines, self._gateway, self._scheduler, keeps_prefixes=keeps_prefixes)
 
     def result(self) -> SimResult:
-        self._fleet.begin(self._gateway, self._scheduler, start_ns=self._start_ns)
+        self._fleet.begin()
         self._scheduler.start()
-        self._gateway.begin(self._scheduler)
-        self._timeline.at(self._start_ns, self._sample)
+        self._gateway.begin()
+        self._timeline.at(self._timeline.start_ns, self._sample)
         while self._gateway.num_left:
-            if not self._timeline.step():
-                raise SimulationDefect(f"{self._gateway.num_left} requests never end")
+            self._timeline.step()
         ended_ns = self._timeline.now_ns
         self._fleet.settle_all()
         self._gateway.report_progress()
@@ -146,10 +147,19 @@ class _Run:
 
     def _counters(self, ended_ns: int) -> dict[str, float]:
         core = {f"core_{name}": value for name, value in self._scheduler.core.metrics().items()}
-        return {**self._fleet.counters(), **core, "simulated_s": (ended_ns - self._start_ns) / NS_PER_S}
+        return {**self._fleet.counters(), **core, "simulated_s": self._timeline.since_start_s(ended_ns)}
+
+    def _check_progress(self, at_s: float, num_queued: int) -> None:
+        """Raises SimulationDefect for requests that are lost: what is done again and again goes on without them."""
+        progress = (self._gateway.num_left, self._fleet.busy_ns)
+        is_waiting = num_queued or len(self._gateway.outcomes) < self._num_requests
+        if is_waiting or progress != self._progress:
+            self._progress, self._progressed_at_s = progress, at_s
+        elif at_s - self._progressed_at_s > _LOST_AFTER_S:
+            raise SimulationDefect(f"{self._gateway.num_left} requests never end")
 
     def _note_service(self) -> None:
-        at_s = (self._timeline.now_ns - self._start_ns) / NS_PER_S
+        at_s = self._timeline.since_start_s(self._timeline.now_ns)
         for tenant, service in sorted(self._gateway.service.items()):
             self._tenant_service.setdefault(tenant, []).append((at_s, service))
 
@@ -159,8 +169,9 @@ class _Run:
         self._fleet.settle_all()
         self._gateway.report_progress()
         self._note_service()
-        at_s = (self._timeline.now_ns - self._start_ns) / NS_PER_S
-        self._queue_lengths.append((at_s, self._scheduler.num_queued))
+        at_s, num_queued = self._timeline.since_start_s(self._timeline.now_ns), self._scheduler.num_queued
+        self._queue_lengths.append((at_s, num_queued))
+        self._check_progress(at_s, num_queued)
         if self._on_progress is not None:
             self._on_progress(self._num_requests - self._gateway.num_left, at_s)
         self._timeline.after(ns_of_s(_SAMPLE_S), self._sample)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from weir.engine.batching.joining import JoinSettings
+from weir.engine.batching.own_rules import JoinSettings
 from weir.engine.memory.preemption import PreemptionSettings
 from weir.kv.geometry import PAGE_TOKENS
 from weir.sim.profile import CostProfile

@@ -12,16 +12,20 @@ Action = Callable[[], None]
 class Timeline:
     """Actions by time; those of one instant in the order in which they were planned.
 
-    Implements `weir.core.clock.Clock`.
+    Implements `weir.core.clock.Clock`. Workloads and their results count from `start_ns`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, start_ns: int = 0) -> None:
+        self.start_ns = start_ns
         self.now_ns = 0
         self._heap: list[tuple[int, int, Action]] = []
         self._num_planned = 0
 
     def now_s(self) -> float:
         return self.now_ns / NS_PER_S
+
+    def since_start_s(self, time_ns: int) -> float:
+        return (time_ns - self.start_ns) / NS_PER_S
 
     def at(self, time_ns: int, action: Action) -> None:
         """Not in the past."""
@@ -38,13 +42,10 @@ class Timeline:
         """When something happens next."""
         return self._heap[0][0] if self._heap else None
 
-    def step(self) -> bool:
-        """Does what is next. False: nothing is."""
-        if not self._heap:
-            return False
+    def step(self) -> None:
+        """Does what is next; there must be something."""
         self.now_ns, _, action = heappop(self._heap)
         action()
-        return True
 
 
 def ns_of_ms(milliseconds: float) -> int:

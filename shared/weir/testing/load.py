@@ -22,6 +22,9 @@ class StreamRecord:
     code: grpc.StatusCode = grpc.StatusCode.OK
     details: str = ""
     elapsed_s: float = 0.0
+    logprobs: list[float] = field(default_factory=list)
+    max_pause_s: float = 0.0
+    """The longest wait between two responses."""
 
     @property
     def num_terminal_events(self) -> int:
@@ -32,6 +35,7 @@ class StreamRecord:
         if response.token_ids and response.first_index != len(self.token_ids):
             self.num_index_errors += 1
         self.token_ids.extend(response.token_ids)
+        self.logprobs.extend(entry.logprob for entry in response.logprobs)
         self.text += response.text
         if response.finish_reason != types_pb2.FINISH_REASON_UNSPECIFIED:
             self.finish_reasons.append(response.finish_reason)
@@ -71,9 +75,14 @@ async def stream(
     timer = None
     if cancel_after_s is not None:
         timer = asyncio.get_running_loop().call_later(cancel_after_s, call.cancel)
+    last_at_s: float | None = None
     try:
         async for response in call:
             record.add(response)
+            now_s = time.monotonic()
+            if last_at_s is not None:
+                record.max_pause_s = max(record.max_pause_s, now_s - last_at_s)
+            last_at_s = now_s
             if record.finish_reasons:
                 # It has ended: a cancellation now would be a second end of the client's own making.
                 cancel_after_tokens = None

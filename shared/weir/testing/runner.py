@@ -6,8 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from weir.core.logprobs import TokenLogprobs
-from weir.core.sampling import SamplingParams
+from weir.core.sampling import SamplingParams, TokenLogprobs
 from weir.engine.plan import ChunkPlan, SampleSpec, ScoreSpec, StepPlan, StepResult, TokenHistory
 from weir.kv.geometry import PAGE_TOKENS
 from weir.model.rows import SampledRow

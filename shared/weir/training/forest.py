@@ -8,7 +8,7 @@ import numpy.typing as npt
 from sklearn.ensemble import RandomForestRegressor
 
 from weir.policy.predictors.features import Floats
-from weir.policy.predictors.forest import Forest
+from weir.policy.predictors.predictor import Forest
 from weir.training.samples import Samples, tau
 
 MIN_SAMPLES = 20

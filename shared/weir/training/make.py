@@ -10,7 +10,7 @@ from weir.model.files.source import resolve_model
 from weir.model.tokens.chat_template import load_chat_template
 from weir.model.tokens.tokenizer import load_tokenizer
 from weir.model.tokens.vectors import load_token_table
-from weir.policy.predictors.features import PromptFeatures
+from weir.policy.predictors.features import LENGTH_FEATURE, PromptFeatures
 from weir.policy.predictors.predictor import Predictor, PredictorInfo
 from weir.policy.predictors.predictor_file import save_predictor
 from weir.policy.predictors.token_table import TokenTable
@@ -58,7 +58,7 @@ def train_from_logs(
         num_samples=len(loaded.samples),
         skipped=loaded.skipped,
         held_out_tau=predictor.info.held_out_tau,
-        length_tau=tau(loaded.samples.features[:, 0], loaded.samples.num_output_tokens),
+        length_tau=tau(loaded.samples.features[:, LENGTH_FEATURE], loaded.samples.num_output_tokens),
         file_bytes=out.stat().st_size,
     )
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from weir.policy.predictors.features import Floats, PromptFeatures
-from weir.policy.predictors.ranker import Ranker
+from weir.policy.predictors.predictor import Ranker
 from weir.policy.predictors.token_table import TokenTable
 from weir.training.samples import Samples, tau
 

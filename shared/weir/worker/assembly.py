@@ -13,7 +13,7 @@ from weir.kv.memory.device import try_memory_kind
 from weir.kv.messages import HandedOff
 from weir.rpc.arena.client import ArenaClient
 from weir.runtime.service import ServiceContext
-from weir.worker.arena.page_keeper import Arena
+from weir.worker.arena.arena import Arena
 from weir.worker.config import WorkerConfig
 from weir.worker.engine.model_loading import begin_loading, read_model_spec
 from weir.worker.requests.request_manager import RequestLimits

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from weir.engine.batching.batcher import Batcher, BatchLimits
-from weir.engine.messages import Command, EngineReport
+from weir.engine.messages import Arrival, Command, EngineReport
 from weir.engine.plan import ModelRunner
 from weir.kv.arena.segment import Segment
 from weir.kv.messages import HandedOff
-from weir.kv.records.record import SequenceParams
-from weir.worker.arena.page_keeper import Arena, PageKeeper
+from weir.worker.arena.arena import Arena
+from weir.worker.arena.page_keeper import PageKeeper
 from weir.worker.arena.prefixes import Prefixes
 from weir.worker.engine.model_loading import LoadedModel
 from weir.worker.requests.request_manager import RequestManager
@@ -19,7 +19,8 @@ from weir.worker.requests.streams import GatewayStream
 
 @dataclass(frozen=True)
 class RoleParts:
-    """The parts of a worker that its role uses. `post` is the engine's inbox; it raises InboxFull."""
+    """The parts of a worker that its role uses. `post` is the engine's inbox; it raises InboxFull. `request_shutdown`
+    ends the process in order, for a reason."""
 
     worker_id: str
     arena: Arena
@@ -27,6 +28,7 @@ class RoleParts:
     prefixes: Prefixes
     manager: RequestManager
     post: Callable[[Command], None]
+    request_shutdown: Callable[[str], None]
 
 
 class Role(Protocol):
@@ -43,7 +45,7 @@ class Role(Protocol):
 
     def make_batcher(self, segment: Segment, limits: BatchLimits) -> Batcher: ...
 
-    def on_start(self, stream: GatewayStream, params: SequenceParams, decode_worker_id: str) -> None:
+    def on_start(self, stream: GatewayStream, prompt: Arrival, decode_worker_id: str) -> None:
         """A gateway wants a prompt started. Raises InvalidRequest if this worker is not the one to do it."""
         ...
 

@@ -4,24 +4,26 @@ gateways <──> servicer <──> request manager ──> prefixes ──> eng
                              role                  │            │
                              page keeper <─────────┼── reports ─┘
                                   └────────────────┴──> arena (transfer service)
-
-One connection to the bus serves the registry entry and the policy watch; it is opened and closed here.
 """
 
 import asyncio
 import contextlib
 import logging
+import threading
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
 from weir.bus.messages import WorkerRecord
-from weir.bus.protocol import Bus, BusError
+from weir.bus.protocol import Bus
 from weir.bus.subjects import Subjects
-from weir.core.clock import SystemClock
-from weir.core.errors import InvalidRequest, Unavailable
-from weir.engine.loop import InboxFull, LoopSettings
+from weir.core.clock import Clock, SystemClock
+from weir.core.errors import InvalidRequest
+from weir.engine.batching.batcher import Batcher
+from weir.engine.counters import EngineCounters
+from weir.engine.loop import EngineLoop, InboxFull, LoopSettings
 from weir.engine.messages import (
+    Command,
     EngineReport,
     FailAllSequences,
     Failure,
@@ -32,39 +34,81 @@ from weir.engine.messages import (
     SetPolicy,
 )
 from weir.engine.plan import ModelRunner
-from weir.kv.arena.watermark import num_reservable_pages
-from weir.kv.geometry import PAGE_TOKENS
+from weir.kv.geometry import PAGE_TOKENS, num_reservable_pages
 from weir.kv.memory.device import ArenaMemory
 from weir.kv.messages import HandedOff
 from weir.policy.registry import PolicySpec
 from weir.runtime.admin import Description
 from weir.runtime.service import ServiceContext
 from weir.wire.v1 import worker_pb2, worker_pb2_grpc
-from weir.worker.arena.page_keeper import Arena, PageKeeper
+from weir.worker.arena.arena import Arena
+from weir.worker.arena.page_keeper import PageKeeper
 from weir.worker.arena.prefixes import Prefixes
+from weir.worker.bus_link import BusLink
 from weir.worker.config import WorkerConfig
 from weir.worker.engine.cost_meter import CostMeter
-from weir.worker.engine.engine_host import EngineHost
 from weir.worker.engine.model_loading import LoadedModel, ModelSpec
-from weir.worker.engine.policy_watch import PolicyWatch
-from weir.worker.registry import RegistryEntry
 from weir.worker.requests.commands import start_from_pb
-from weir.worker.requests.finish_notifier import FinishNotifier
 from weir.worker.requests.request_manager import RequestLimits, RequestManager
 from weir.worker.requests.servicer import WorkerServicer
 from weir.worker.requests.streams import GatewayStream, StreamHub
 from weir.worker.role import Role, RoleParts
+from weir.worker.tasks import WorkerTasks
 
 _log = logging.getLogger(__name__)
 _INBOX_SIZE = 16_384
 """A sequence makes at most four commands, and both kinds of worker bound their sequences well below a quarter of it."""
-_REGISTER_TIMEOUT_S = 60.0
 _SWEEP_S = 0.5
 _EXPECTED_S = 2.0
 _FAILING_S = 1.0
 _ENGINE_STOP_S = 3.0
-_BUS_CLOSE_TIMEOUT_S = 2.0
+_MAX_REPORTS_UNDER_WAY = 64
+_REPORT_TIMEOUT_S = 30.0
 _ConfigT = TypeVar("_ConfigT", bound=WorkerConfig)
+
+
+class EngineHost:
+    """The engine's thread seen from the event loop: carries commands in and reports out. Made in the event loop in
+    which `on_report` is to be called."""
+
+    def __init__(self, settings: LoopSettings, clock: Clock, on_report: Callable[[EngineReport], None]) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._on_report = on_report
+        self._event_loop = asyncio.get_running_loop()
+        self._credits = threading.Semaphore(_MAX_REPORTS_UNDER_WAY)
+        self._engine: EngineLoop | None = None
+        self.report = EngineReport(counters=EngineCounters().snapshot())
+        """The newest one."""
+
+    async def start(self, batcher: Batcher, runner: ModelRunner, warm_up: Callable[[], None]) -> None:
+        """Returns when `warm_up` has run in the engine's thread. Raises what it raised."""
+        engine = EngineLoop(batcher, runner, self._send, self._settings, self._clock)
+        self._engine = engine
+        await asyncio.wrap_future(engine.start(warm_up))
+
+    def post(self, command: Command) -> None:
+        """Raises InboxFull, and RuntimeError before `start`."""
+        if self._engine is None:
+            raise RuntimeError("the engine takes commands after start()")
+        self._engine.post(command)
+
+    async def stop(self, timeout_s: float) -> bool:
+        """False: a step is still running, and may write into the arena."""
+        if self._engine is None:
+            return True
+        return await asyncio.to_thread(self._engine.stop, timeout_s)
+
+    def _send(self, report: EngineReport) -> None:
+        """In the engine's thread. Waits only if the event loop is many steps behind."""
+        if not self._credits.acquire(timeout=_REPORT_TIMEOUT_S):
+            raise RuntimeError(f"the event loop took no report for {_REPORT_TIMEOUT_S:g} s")
+        self._event_loop.call_soon_threadsafe(self._receive, report)
+
+    def _receive(self, report: EngineReport) -> None:
+        self._credits.release()
+        self.report = report
+        self._on_report(report)
 
 
 class WorkerShell:
@@ -82,13 +126,12 @@ class WorkerShell:
         connect_bus: Callable[[], Awaitable[Bus]],
     ) -> None:
         """Made in the event loop; adds its servicer to the context's server. `load_model` runs in a thread of its own
-        and may take seconds. `connect_bus` raises BusError; the bus is the shell's to close."""
+        and may take seconds. `connect_bus` raises BusError; the bus is closed by `stop`."""
         clock = SystemClock()
         self._context: ServiceContext[Any] = context
         self._config: WorkerConfig = context.config
         self._model = model
         self._load_model = load_model
-        self._connect_bus = connect_bus
 
         self._host = EngineHost(LoopSettings(_INBOX_SIZE), clock, self._on_report)
         post = self._host.post
@@ -97,18 +140,27 @@ class WorkerShell:
         self._prefixes = Prefixes(self._arena, self._keeper, post, context.request_shutdown)
         self._hub = StreamHub(clock)
         self._manager = RequestManager(limits, self._prefixes.post, self._hub, clock)
-        self._finish_notifier = FinishNotifier(self._manager)
-        parts = RoleParts(context.process_id, self._arena, self._keeper, self._prefixes, self._manager, post)
+        parts = RoleParts(
+            context.process_id,
+            self._arena,
+            self._keeper,
+            self._prefixes,
+            self._manager,
+            post,
+            context.request_shutdown,
+        )
         self._role = make_role(parts)
         self._cost_meter = CostMeter(clock, must_decode=context.role != "prefill")
-        subjects = Subjects(context.config.instance)
-        self._registry_entry = RegistryEntry(subjects, self._record)
-        self._policy_watch = PolicyWatch(subjects, lambda policy: post(SetPolicy(policy)))
+        self._bus_link = BusLink(
+            connect_bus,
+            Subjects(context.config.instance),
+            self._record,
+            on_policy=lambda policy: self._host.post(SetPolicy(policy)),
+        )
         servicer = WorkerServicer(context.process_id, self._hub, self._manager, self._on_start)
         worker_pb2_grpc.add_WorkerServicer_to_server(servicer, context.grpc_server)
 
-        self._bus: Bus | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks = WorkerTasks(context.request_shutdown)
         self._is_draining = False
         self._is_broken = False
         self._has_changed = asyncio.Event()
@@ -116,7 +168,7 @@ class WorkerShell:
     async def start(self) -> None:
         """Returns when warmed up and registered. Raises Unavailable without a transfer service or a bus."""
         await self._arena.start()
-        self._tasks.append(asyncio.create_task(self._watch_lease(), name="lease watch"))
+        self._tasks.spawn(self._watch_lease(), "lease watch")
         memory = self._arena.memory
         geometry = memory.segment.geometry
         longest = min(self._model.max_context_tokens, geometry.max_context_tokens)
@@ -127,15 +179,8 @@ class WorkerShell:
         if self._config.policy:
             self._host.post(SetPolicy(PolicySpec.parse(self._config.policy).make()))
         self._keeper.start()
-        self._tasks.append(asyncio.create_task(self._sweep(), name="sweep"))
-        for task in self._tasks:
-            task.add_done_callback(self._check_end)
-        try:
-            self._bus = await self._connect_bus()
-        except BusError as error:
-            raise Unavailable(str(error)) from error
-        self._policy_watch.start(self._bus)
-        await self._registry_entry.start(self._bus, _REGISTER_TIMEOUT_S)
+        self._tasks.spawn(self._sweep(), "sweep")
+        await self._bus_link.start()
 
     async def drain(self, deadline_s: float) -> None:
         """Running sequences end; those that have not by the deadline fail with DRAINING."""
@@ -143,7 +188,7 @@ class WorkerShell:
         ends_at_s = loop.time() + deadline_s
         self._is_draining = True
         self._manager.begin_drain()
-        self._registry_entry.put_now()
+        self._bus_link.put_now()
         if self._is_broken:
             return
         await self._wait_for_expected(min(_EXPECTED_S, deadline_s / 4))
@@ -162,12 +207,8 @@ class WorkerShell:
 
     async def stop(self) -> None:
         """Everything goes back to the arena, unless a step still runs and may write there."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._policy_watch.stop()
-        await self._registry_entry.stop()
-        await self._close_bus()
+        await self._tasks.stop()
+        await self._bus_link.stop()
         await self._role.stop()
         await self._prefixes.stop()
         has_stopped = await self._host.stop(_ENGINE_STOP_S)
@@ -178,34 +219,17 @@ class WorkerShell:
         else:
             _log.error("a step still runs: the lease is left to the transfer service, which ends this process")
 
-    @property
-    def policy(self) -> str:
-        """The name of the one that the engine's batches are made by; empty: none was set."""
-        return self._host.report.policy
-
     def describe(self) -> Description:
         report = self._host.report
         counters = {
             name if name == "page_fingerprint" else f"{name}_total": float(count)
             for name, count in report.counters.items()
         }
-        gauges = {
-            "num_running": report.load.num_running,
-            "num_waiting": report.load.num_waiting,
-            "num_held_pages": report.load.num_held_pages,
-            "num_free_pages": report.load.num_free_pages,
-            "num_used_pages": report.load.num_used_pages,
-            "num_filled_pages": report.load.num_filled_pages,
-            "max_step_tokens": report.load.max_step_tokens,
-            "num_live": self._manager.num_live,
-            "num_gateways": self._hub.num_connected,
-            "registry_failures_total": self._registry_entry.num_failures,
-        }
-        makers = (self._keeper, self._prefixes, self._role, self._policy_watch, self._cost_meter)
-        metrics = counters | {name: value for maker in makers for name, value in maker.metrics().items()}
-        return Description(
-            {**metrics, **{name: float(value) for name, value in gauges.items()}}, report.integrity_errors
-        )
+        gauges = asdict(report.load) | {"num_live": self._manager.num_live, "num_gateways": self._hub.num_connected}
+        metrics = counters | {name: float(value) for name, value in gauges.items()}
+        for maker in (self._keeper, self._prefixes, self._role, self._bus_link, self._cost_meter):
+            metrics |= maker.metrics()
+        return Description(metrics, report.integrity_errors)
 
     def _make_runner(self, memory: ArenaMemory) -> tuple[ModelRunner, Callable[[], None]]:
         """In a thread of its own."""
@@ -215,8 +239,8 @@ class WorkerShell:
     def _on_start(self, stream: GatewayStream, key: SequenceKey, start: worker_pb2.Start) -> None:
         """A prompt with a wrong field is refused alone: the other requests of its gateway go on."""
         try:
-            params = start_from_pb(start, stream.gateway_id, self._model)
-            self._role.on_start(stream, params, start.decode_worker_id)
+            prompt = start_from_pb(start, stream.gateway_id, self._model)
+            self._role.on_start(stream, prompt, start.decode_worker_id)
         except InvalidRequest as error:
             _log.warning("gateway %s: request %s refused: %s", stream.gateway_id, key.request_id, error)
             stream.answer(SequenceEnded(key, failure=Failure(FailureReason.INTERNAL, str(error))))
@@ -226,10 +250,9 @@ class WorkerShell:
 
     def _on_report(self, report: EngineReport) -> None:
         try:
-            step = report.timing.step if report.timing is not None else 0
             self._cost_meter.on_report(report)
             self._prefixes.on_report(report)
-            self._finish_notifier.on_report(report, step, self._keeper.on_report(report))
+            self._manager.on_report(report, self._keeper.on_report(report))
             self._role.on_report(report)
         except Exception as error:  # noqa: BLE001 - the boundary of a callback: the report's events are lost
             _log.exception("a report of the engine could not be processed")
@@ -259,15 +282,6 @@ class WorkerShell:
             max_num_batched_tokens=load.max_step_tokens or self._config.max_num_batched_tokens,
             cost=self._cost_meter.cost(),
         )
-
-    async def _close_bus(self) -> None:
-        if self._bus is None:
-            return
-        try:
-            async with asyncio.timeout(_BUS_CLOSE_TIMEOUT_S):
-                await self._bus.close()
-        except TimeoutError:
-            _log.info("the connection to the bus did not close in time")
 
     async def _wait_for_expected(self, timeout_s: float) -> None:
         """A prefill worker may be computing for this one now: gives those hand-offs a moment to arrive."""
@@ -310,8 +324,3 @@ class WorkerShell:
         self._is_broken = True
         _log.critical("%s", reason)
         self._context.request_shutdown(reason)
-
-    def _check_end(self, task: "asyncio.Task[None]") -> None:
-        if not task.cancelled() and task.exception() is not None:
-            _log.critical("%s failed", task.get_name(), exc_info=task.exception())
-            self._context.request_shutdown(f"{task.get_name()} failed")

@@ -22,7 +22,6 @@ MAKERS = [
     pytest.param(partial(cases.norm_case, 3, 64, DEVICE), id="norm"),
     pytest.param(partial(cases.silu_case, 3, 64, DEVICE), id="silu"),
     pytest.param(partial(cases.rotary_case, SHAPE, 5, DEVICE), id="rotary"),
-    pytest.param(partial(cases.page_copy_case, 4096, 3, DEVICE), id="page-copy"),
     pytest.param(partial(cases.sampling_case, 3, 1000, DEVICE), id="sampling"),
     pytest.param(
         partial(cases.prefill_case, SHAPE, 40, [40, 40], DEVICE, COMPUTE_CAPABILITY, torch.float16, with_rivals=True),

@@ -21,14 +21,13 @@ from weir.kv.memory.server import MemoryServer, fetch_memory
 from weir.model.files.source import resolve_model
 from weir.model.precision import page_geometry
 from weir.model.triton.batch import TritonLimits
-from weir.model.triton.load import DeviceWeights, StepRoom, load_on_device
-from weir.model.triton.pages import memory_tensor, page_tensor
+from weir.model.triton.load import DeviceWeights, load_on_device
+from weir.model.triton.memory import memory_tensor, page_tensor
 from weir.model.triton.runner import TritonRunner
 
 NAME: Device = "interpreter" if IS_INTERPRETED else "cuda"
 ARENA = "a" * 32
 NUM_PAGES = 12
-ROOM = StepRoom(max_tokens=64, max_sequences=4)
 GREEDY = SamplingParams(temperature=0.0)
 WARM = SamplingParams(temperature=1.0, seed=7)
 PROMPT = tuple(7 * i % 1024 for i in range(37))
@@ -79,6 +78,10 @@ def prefill(runner: ModelRunner, params: SamplingParams) -> list[int]:
     return [*PROMPT, runner.run(StepPlan(0, (chunk,))).token_ids[0]]
 
 
+def runner_over(weights: DeviceWeights, memory: DeviceMemory) -> TritonRunner:
+    return weights.runner_over(memory, geometry_of(weights), max_rows=64, max_sequences=4)
+
+
 def plain_runner(weights: DeviceWeights) -> TritonRunner:
     """Over memory of PyTorch's own."""
     pages = empty_pages(weights.config, NUM_PAGES, DEVICE, torch.float32)
@@ -106,7 +109,7 @@ def test_closing_a_mapping_twice_is_closing_it_once(kind: MemoryKind) -> None:
 def test_a_prompt_of_one_worker_is_decoded_by_the_other(
     weights: DeviceWeights, mappings: tuple[DeviceMemory, DeviceMemory]
 ) -> None:
-    first, second = (weights.runner_over(memory, geometry_of(weights), ROOM) for memory in mappings)
+    first, second = (runner_over(weights, memory) for memory in mappings)
     plain = plain_runner(weights)
     expected = decode(plain, prefill(plain, WARM), WARM, 3)
     assert len(set(expected)) > 2
@@ -116,14 +119,14 @@ def test_a_prompt_of_one_worker_is_decoded_by_the_other(
 def test_warming_up_writes_to_no_page(weights: DeviceWeights, mappings: tuple[DeviceMemory, DeviceMemory]) -> None:
     pages = memory_tensor(mappings[0], DEVICE)
     pages.fill_(1)  # numbers of about 1e-38: page 0 is read
-    weights.runner_over(mappings[1], geometry_of(weights), ROOM).warm_up()
+    runner_over(weights, mappings[1]).warm_up()
     assert bool((pages == 1).all())
 
 
 def test_a_page_goes_to_the_host_and_into_another_page(
     weights: DeviceWeights, mappings: tuple[DeviceMemory, DeviceMemory]
 ) -> None:
-    runner = weights.runner_over(mappings[0], geometry_of(weights), ROOM)
+    runner = runner_over(weights, mappings[0])
     prefill(runner, GREEDY)
     page = runner.pages.read(1).copy()
     assert page.any()

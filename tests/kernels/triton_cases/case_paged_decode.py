@@ -11,8 +11,8 @@ from tests.kernels.triton_cases.support import (
     poisoned,
 )
 
-from weir.ops.paged_decode import reference
-from weir.ops.paged_decode.launch import DecodeTiles, decode_scratch, decode_tiles, paged_decode
+from weir.ops import reference
+from weir.ops.gpu.paged_decode import DecodeTiles, decode_scratch, decode_tiles, paged_decode
 
 ODD_LENGTHS = [1, 15, 17, 63, 500]
 SHAPES = [

@@ -11,8 +11,8 @@ from tests.kernels.triton_cases.support import (
     poisoned,
 )
 
-from weir.ops.paged_prefill import reference
-from weir.ops.paged_prefill.launch import PrefillTiles, paged_prefill, prefill_tiles, tiles_of
+from weir.ops import reference
+from weir.ops.gpu.paged_prefill import PrefillTiles, paged_prefill, prefill_tiles, tiles_of
 
 SHAPES = [
     pytest.param(Heads(9, 3, 64), id="9on3x64"),

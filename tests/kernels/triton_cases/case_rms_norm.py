@@ -2,8 +2,8 @@ import pytest
 import torch
 from tests.kernels.triton_cases.support import IS_INTERPRETED, TOLERANCES, normal, poisoned
 
-from weir.ops.rms_norm import reference
-from weir.ops.rms_norm.launch import rms_norm
+from weir.ops import reference
+from weir.ops.gpu.rms_norm import rms_norm
 
 
 @pytest.mark.parametrize(("dtype", "atol", "rtol"), TOLERANCES)

@@ -18,13 +18,12 @@ from weir.core.sampling import SamplingParams
 from weir.engine.plan import ChunkPlan, ModelRunner, SampleSpec, ScoreSpec, StepPlan, StepResult
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
 from weir.model.architecture import ModelConfig, tensor_shapes
-from weir.model.files.shapes import shape_named
+from weir.model.files.dummy import shape_named
 from weir.model.torch.batch import build_batch
 from weir.model.torch.decoder import Decoder
 from weir.model.torch.paged_kv import PagedKv
-from weir.model.torch.weights import LayerWeights, Weights
+from weir.model.torch.weights import LayerWeights, Weights, dummy_tensor_on
 from weir.model.triton.batch import TritonLimits
-from weir.model.triton.dummy import dummy_tensor_on
 from weir.model.triton.graphs import cuda_graph_capture, graph_shapes
 from weir.model.triton.runner import TritonRunner
 

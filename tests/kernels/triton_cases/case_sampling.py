@@ -4,8 +4,8 @@ from tests.kernels.triton_cases.support import DEVICE, ints, normal
 
 from weir.core.sampling import SamplingParams
 from weir.engine.plan import SampleSpec
-from weir.ops.sampling import reference
-from weir.ops.sampling.launch import philox_uniform, sample, sampling_scratch
+from weir.ops import reference
+from weir.ops.gpu.sampling import NOT_A_NUMBER, philox_uniform, sample, sampling_scratch
 
 
 def sampled(logits: torch.Tensor, temperatures: list[float], uniforms: list[float]) -> list[int]:
@@ -74,7 +74,7 @@ def test_a_row_that_is_no_number_says_so_and_the_others_are_sampled(bad: float, 
     logits = normal(2, 3000)
     logits[0, 1500] = bad
     token_ids = sampled(logits, [temperature] * 2, [0.5] * 2)
-    assert token_ids[0] == reference.NOT_A_NUMBER
+    assert token_ids[0] == NOT_A_NUMBER
     assert token_ids[1] == sampled(logits[1:], [temperature], [0.5])[0] >= 0
 
 

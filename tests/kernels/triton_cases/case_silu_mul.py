@@ -2,8 +2,8 @@ import pytest
 import torch
 from tests.kernels.triton_cases.support import TOLERANCES, normal, poisoned
 
-from weir.ops.silu_mul import reference
-from weir.ops.silu_mul.launch import silu_mul
+from weir.ops import reference
+from weir.ops.gpu.silu_mul import silu_mul
 
 
 @pytest.mark.parametrize(("dtype", "atol", "rtol"), TOLERANCES)

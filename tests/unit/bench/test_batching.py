@@ -11,14 +11,13 @@ from weir.bench.batching import (
     compare,
     make_jobs,
     pages_of_largest,
-    read_lengths,
     with_poisson_arrivals,
 )
 from weir.bench.solo import EngineJob, run_alone
 from weir.core.clock import ManualClock
 from weir.core.sampling import SamplingParams
 from weir.engine.batching.batcher import BatchLimits
-from weir.engine.batching.joining import Batching, JoinSettings
+from weir.engine.batching.own_rules import Batching, JoinSettings
 from weir.engine.batching.running import RunningSettings
 from weir.engine.plan import StepPlan, StepResult
 from weir.testing.runner import HashRunner, reference_tokens
@@ -99,15 +98,6 @@ def test_a_dynamic_batch_waits_its_window_out_in_a_run() -> None:
     run = run_alone(jobs, CostedRunner(20, time), limits(4), settings, 20, time)
     assert run.num_steps == 1
     assert run.records[0].latency_s == pytest.approx(0.1 + STEP_S + 2 * TOKEN_S)
-
-
-def test_lengths_are_read_by_the_names_of_their_columns(tmp_path: Path) -> None:
-    path = tmp_path / "a.csv"
-    path.write_text("arrival_s,prompt_len,output_len\n0.5,3,4\n")
-    assert read_lengths(path) == [(3, 4)]
-    path.write_text("a,b\n1,2\n")
-    with pytest.raises(ValueError, match="has columns"):
-        read_lengths(path)
 
 
 def test_too_few_rows_or_too_long_ones_are_refused(lengths_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from tests.unit.predictors.words import prompts_and_lengths, word_table
 
-from benchmarks.predictors.answers import Answer, AnswerLimits, Question, answers, write_answers
+from benchmarks.predictors.answers import Answer, AnswerLimits, Question, answer_with, write_answers
 from benchmarks.predictors.data import DataSet
 from benchmarks.predictors.measure import measure_group, scored_lengths
 from weir.testing.runner import HashRunner
@@ -14,13 +14,14 @@ from weir.training.ranking import RankingSettings
 from weir.training.samples import tau
 
 QUICK = RankingSettings(num_members=2, least_steps=160, num_epochs=8)
-STOPS = frozenset(range(40))
+STOPS = tuple(range(40))
 
 
 def all_of(max_num_seqs: int) -> dict[tuple[int, int], tuple[int, bool]]:
     questions = [Question("s", i, seed, tuple(range(1, 3 + i))) for i in range(12) for seed in (0, 1)]
     limits = AnswerLimits(max_tokens=24, max_num_seqs=max_num_seqs, chunk_tokens=5)
-    found = answers(HashRunner(200, 512), questions, limits, STOPS)
+    found: list[Answer] = []
+    answer_with(HashRunner(200, 512), questions, limits, STOPS, 512, found.append)
     return {(answer.index, answer.seed): (answer.num_output_tokens, answer.is_cut) for answer in found}
 
 

@@ -4,7 +4,7 @@ import os
 import time
 from pathlib import Path
 
-from benchmarks.gpu.suite import Part, run_parts
+from benchmarks.gpu.__main__ import Part, run_parts
 
 
 def _run(tmp_path: Path, *parts: Part, budget_s: float = 30.0) -> dict[str, str]:

@@ -1,13 +1,46 @@
-"""Prefill and decode in two processes over one memory that neither owns."""
+"""Prefill and decode in two processes over one memory that neither owns. The device is the host, the model a hash."""
 
+import os
 import random
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
 
+import numpy as np
 import pytest
-from tests.unit.benchmarks.host_pair import VOCAB_SIZE, HostKind
 
-from benchmarks.gpu.pair.run import PairFailed, PairLoad, run_pair
+from benchmarks.gpu.pair import PairFailed, PairLoad, run_pair
 from weir.core.sampling import SamplingParams
-from weir.testing.runner import reference_tokens
+from weir.engine.plan import ModelRunner, StepPlan
+from weir.kv.geometry import PAGE_TOKENS
+from weir.kv.memory.device import DeviceMemory, HostMemory, receive_memory
+from weir.testing.runner import HashRunner, reference_tokens
+
+VOCAB_SIZE = 1000
+
+
+@dataclass(frozen=True)
+class HostKind:
+    """`dies_at_step`: the process of either worker ends without a word when it runs this step."""
+
+    dies_at_step: int = 0
+    page_bytes: int = 8 * PAGE_TOKENS
+    vocab_size: int = VOCAB_SIZE
+
+    def create_memory(self, num_bytes: int) -> DeviceMemory:
+        return HostMemory.create(num_bytes)
+
+    def receive_memory(self, connection: socket.socket) -> DeviceMemory:
+        return receive_memory(connection, HostMemory.open)
+
+    def make_runner(self, memory: DeviceMemory, num_pages: int) -> tuple[ModelRunner, Callable[[], None]]:
+        assert isinstance(memory, HostMemory)
+        pages = np.frombuffer(memory.buffer, np.int64, num_pages * PAGE_TOKENS).reshape(num_pages, PAGE_TOKENS)
+        return HashRunner(num_pages, VOCAB_SIZE, self._on_run, pages), lambda: None
+
+    def _on_run(self, plan: StepPlan) -> None:
+        if plan.step == self.dies_at_step:
+            os._exit(1)
 
 
 def _prompts(count: int) -> tuple[tuple[int, ...], ...]:

@@ -9,12 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.sim.experiment import Case, Check, Experiment, Figure, Size, SweepPlot, TracesMissing
-from benchmarks.sim.registry import experiment_names, load_experiment
+from benchmarks.sim.experiment import Case, Check, Experiment, Figure, Results, Row, Size, SweepPlot
 from benchmarks.sim.report import as_markdown, show, write_results
-from benchmarks.sim.results import Results, Row
-from benchmarks.sim.runner import run_case, run_experiment
-from weir.sim.results.stats import Estimate, mean_estimate
+from benchmarks.sim.runner import experiment_names, load_experiment, run_case, run_experiment
+from benchmarks.traces import TracesMissing
+from weir.sim.results.metrics import Estimate, mean_estimate
 
 
 def delay(arm: str, load: float, seed: int) -> Mapping[str, float]:
@@ -63,7 +62,7 @@ def test_ratios_are_taken_seed_by_seed() -> None:
     ratio = results.ratio("delay_s", "new", "old", "load 1")
     assert single.high - single.low > 1
     assert (ratio.mean, ratio.high - ratio.low) == (0.5, 0.0)
-    assert results.ratio_between_points("delay_s", "old", "load 2", "load 1").mean == pytest.approx(2)
+    assert results.ratio("delay_s", "old", "old", "load 2", base_point="load 1").mean == pytest.approx(2)
     assert results.difference("delay_s", "new", "old", "load 1").mean == pytest.approx(-single.mean / 2)
 
 
@@ -114,6 +113,16 @@ def test_missing_traces_are_named_before_anything_runs(tmp_path: Path, monkeypat
     monkeypatch.setenv("WEIR_TEST_DATA", str(tmp_path))
     with pytest.raises(TracesMissing, match=r"traces lacks none\.csv"):
         run_experiment(needy, Size.SMALL)
+
+
+def test_traces_that_only_a_full_run_needs_are_asked_of_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    needy = dataclasses.replace(EXPERIMENT, full_traces=("none.csv",))
+    monkeypatch.delenv("WEIR_TEST_DATA", raising=False)
+    results = run_experiment(needy, Size.SMALL)
+    assert "`python -m benchmarks.sim delays --size small`" in as_markdown(needy, results, Size.SMALL)
+    assert "`WEIR_TEST_DATA=DIR python -m benchmarks.sim delays --size full`" in as_markdown(needy, results, Size.FULL)
+    with pytest.raises(TracesMissing, match="WEIR_TEST_DATA is not set"):
+        run_experiment(needy, Size.FULL)
 
 
 def test_a_case_that_breaks_says_which_it_was() -> None:

@@ -7,8 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from weir.bus.codec import encode
-from weir.bus.configuration import ACCESS_KEY, POLICY_KEY, PolicyChoice
-from weir.bus.configuration_watch import ConfigurationWatch
+from weir.bus.configuration import ACCESS_KEY, POLICY_KEY, ConfigurationWatch, PolicyChoice
 from weir.bus.in_memory import InMemoryHub
 from weir.bus.subjects import Subjects
 from weir.core.tasks import end_tasks
@@ -19,7 +18,7 @@ Watch = ConfigurationWatch[PolicyChoice]
 
 @pytest.fixture(autouse=True)
 def _quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weir.bus.configuration_watch._RETRY_S", 0.01)
+    monkeypatch.setattr("weir.bus.configuration._RETRY_S", 0.01)
 
 
 class Full(Exception):

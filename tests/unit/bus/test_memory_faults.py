@@ -5,8 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from weir.bus.faults import LOST, REPEATED, Leg, RandomFaults, ScriptedFaults
-from weir.bus.in_memory import InMemoryBus, InMemoryHub
+from weir.bus.in_memory import LOST, REPEATED, InMemoryBus, InMemoryHub, Leg, RandomFaults, ScriptedFaults
 from weir.bus.protocol import BusMessage, BusTimeout, BusUnavailable
 from weir.core.clock import ManualClock
 

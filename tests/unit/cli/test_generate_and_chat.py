@@ -1,9 +1,11 @@
-"""`weir generate` and `weir chat` against a gateway that says what a test tells it to."""
+"""`weir generate` and `weir chat` against a gateway that answers as a test has it."""
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,14 @@ import pytest
 from typer.testing import CliRunner
 
 from weir.cli.app import app
+from weir.cli.chat import chat
+from weir.cli.generate import generate
+from weir.core.options import NUMBER_RULES, GenerateOptions
+from weir.rpc.conversions import options_to_pb
 from weir.wire.v1 import inference_pb2, types_pb2
 
 
-class ScriptedGateway:
+class ReversingGateway:
     """Answers a prompt with its words reversed; "fail" is refused, "half" breaks off, "twice" fails the first time."""
 
     def __init__(self) -> None:
@@ -55,9 +61,12 @@ class ScriptedGateway:
 
     def _answer_each(self, num_choices: int) -> Iterator[Any]:
         """Word by word in turn; the last choice ends first."""
-        told = types_pb2.TokenLogprobs(token_id=7, logprob=-0.5, rank=2, top_token_ids=[9], top_logprobs=[-0.25])
+        logprobs = types_pb2.TokenLogprobs(token_id=7, logprob=-0.5, rank=2, top_token_ids=[9], top_logprobs=[-0.25])
         for choice in range(num_choices):
-            yield inference_pb2.GenerateResponse(choice=choice, text="answer ", token_ids=[7], logprobs=[told])
+            response = inference_pb2.GenerateResponse(choice=choice, text="answer ", token_ids=[7], logprobs=[logprobs])
+            if choice == 0:
+                response.prompt_logprobs.append(types_pb2.TokenLogprobs(token_id=3, logprob=-1.5, rank=4))
+            yield response
         for choice in reversed(range(num_choices)):
             ended = inference_pb2.GenerateResponse(
                 choice=choice, text=str(choice), finish_reason=types_pb2.FINISH_REASON_STOP
@@ -74,9 +83,9 @@ class ScriptedGateway:
 
 
 @pytest.fixture
-def gateway(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedGateway]:
+def gateway(monkeypatch: pytest.MonkeyPatch) -> Iterator[ReversingGateway]:
     """Listens where the commands look for it."""
-    servicer: Any = ScriptedGateway()
+    servicer: Any = ReversingGateway()
     server = grpc.server(ThreadPoolExecutor(max_workers=16))
     kinds: dict[str, tuple[Any, Any]] = {
         "Generate": (servicer.Generate, inference_pb2.GenerateRequest),
@@ -109,7 +118,7 @@ def answers(path: Path) -> dict[Any, Any]:
     return {entry["id"]: entry for entry in map(json.loads, path.read_text().splitlines())}
 
 
-def test_a_prompt_is_answered_on_stdout_and_its_options_arrive(gateway: ScriptedGateway) -> None:
+def test_a_prompt_is_answered_on_stdout_and_its_options_arrive(gateway: ReversingGateway) -> None:
     flags = ("--temperature", "0", "--top-k", "5", "--top-p", "0.5", "--seed", "7", "--max-tokens", "9")
     code, out, _ = run("generate", *flags, "--stop", "a", "--stop", "b", "--ignore-eos", "--lane", "batch", "one two")
     assert (code, out) == (0, "two one \n")
@@ -120,18 +129,17 @@ def test_a_prompt_is_answered_on_stdout_and_its_options_arrive(gateway: Scripted
     assert options.lane == "batch"
 
 
-def test_an_option_that_is_not_given_is_left_to_the_gateway(gateway: ScriptedGateway) -> None:
+def test_an_option_that_is_not_given_is_left_to_the_gateway(gateway: ReversingGateway) -> None:
     run("generate", "one")
     (options,) = gateway.options
-    assert not any(options.sampling.HasField(name) for name in ("temperature", "top_k", "top_p", "seed"))
-    assert not options.stop_conditions.HasField("max_tokens")
+    assert options == options_to_pb(GenerateOptions())
 
 
-def test_a_failed_prompt_is_one_line_and_exit_code_1(gateway: ScriptedGateway) -> None:
+def test_a_failed_prompt_is_one_line_and_exit_code_1(gateway: ReversingGateway) -> None:
     assert run("generate", "fail") == (1, "", "error: no worker\n")
 
 
-def test_an_answer_that_breaks_off_ends_its_line(gateway: ScriptedGateway) -> None:
+def test_an_answer_that_breaks_off_ends_its_line(gateway: ReversingGateway) -> None:
     assert run("generate", "half") == (1, "half \n", "error: no worker\n")
 
 
@@ -149,14 +157,14 @@ def test_an_empty_prompt_is_named() -> None:
 @pytest.mark.parametrize(
     "arguments", [(), ("a", "--input", "x.jsonl", "--output", "y"), ("--input", "x.jsonl"), ("a", "--output", "y")]
 )
-def test_generate_says_how_it_is_to_be_used(arguments: tuple[str, ...]) -> None:
+def test_generate_shows_how_it_is_to_be_used(arguments: tuple[str, ...]) -> None:
     code, _, err = run("generate", *arguments)
     assert code == 2
     assert err.startswith("error: ")
 
 
 def test_a_file_is_answered_failures_are_written_and_the_next_run_tries_only_those(
-    gateway: ScriptedGateway, tmp_path: Path
+    gateway: ReversingGateway, tmp_path: Path
 ) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     prompts = [f"prompt {number}" for number in range(30)] + ["twice", "fail"]
@@ -186,7 +194,17 @@ def test_a_file_is_answered_failures_are_written_and_the_next_run_tries_only_tho
     assert len(answers(target)) == 32
 
 
-def test_an_output_that_cannot_be_written_is_one_line(gateway: ScriptedGateway, tmp_path: Path) -> None:
+def test_a_prompt_that_is_no_unicode_fails_alone(gateway: ReversingGateway, tmp_path: Path) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text('{"prompt": "a\\ud800"}\n{"prompt": "b"}\n')
+    code, _, err = run("generate", "--input", str(source), "--output", str(target))
+    assert (code, "1 of 2 answered, 1 failed" in err) == (1, True)
+    assert "must be valid Unicode" in answers(target)[1]["error"]
+    assert answers(target)[2]["text"] == "b "
+    assert gateway.prompts == ["b"]
+
+
+def test_an_output_that_cannot_be_written_is_one_line(gateway: ReversingGateway, tmp_path: Path) -> None:
     source = tmp_path / "in.jsonl"
     source.write_text('{"prompt": "a"}\n')
     code, _, err = run("generate", "--input", str(source), "--output", str(tmp_path / "none" / "out.jsonl"))
@@ -195,9 +213,9 @@ def test_an_output_that_cannot_be_written_is_one_line(gateway: ScriptedGateway, 
     assert gateway.prompts == []
 
 
-def test_a_chat_keeps_its_turns_and_forgets_them_on_reset(gateway: ScriptedGateway) -> None:
-    said = "hello you\nfail\nagain\n/reset\nnew\n/quit\nnever\n"
-    code, out, err = run("chat", "--system", "be short", stdin=said)
+def test_a_chat_keeps_its_turns_and_forgets_them_on_reset(gateway: ReversingGateway) -> None:
+    lines = "hello you\nfail\nagain\n/reset\nnew\n/quit\nnever\n"
+    code, out, err = run("chat", "--system", "be short", stdin=lines)
     assert code == 0
     assert out == "you hello \nagain \nnew \n"
     assert "error: no worker" in err
@@ -210,7 +228,7 @@ def test_a_chat_keeps_its_turns_and_forgets_them_on_reset(gateway: ScriptedGatew
     ]
 
 
-def test_a_chat_ends_with_its_input(gateway: ScriptedGateway) -> None:
+def test_a_chat_ends_with_its_input(gateway: ReversingGateway) -> None:
     assert run("chat", stdin="one two\n")[:2] == (0, "two one \n")
 
 
@@ -219,13 +237,27 @@ SAMPLING = (
     *("--repetition-penalty", "1.5", "--presence-penalty", "0.5", "--frequency-penalty", "-0.5"),
     *("--logit-bias", "5=-100", "--logit-bias", "7=2.5", "--max-tokens", "30", "--min-tokens", "2"),
     *("--stop", "END", "--stop-token-id", "11", "--stop-token-id", "12", "--include-stop"),
+    *("--cache-salt", "team", "--skip-prefix-cache"),
 )
+ONE_REQUESTS_OWN = {"request_id"}
+"""A line of a file could not have the same, and no command cancels by it."""
+NOT_IN_A_CHAT = {"n", "logprobs", "prompt_logprobs", "ignore_eos"}
+"""What a conversation on a terminal has no place for."""
+
+
+@pytest.mark.parametrize(
+    ("command", "left_out"), [(generate, ONE_REQUESTS_OWN), (chat, ONE_REQUESTS_OWN | NOT_IN_A_CHAT)]
+)
+def test_the_commands_have_every_option_of_a_request(command: Callable[..., None], left_out: set[str]) -> None:
+    of_request = {entry.name for entry in fields(GenerateOptions)}
+    assert {rule.name for rule in NUMBER_RULES} <= of_request
+    assert of_request - signature(command).parameters.keys() == left_out
 
 
 @pytest.mark.parametrize("command", ["generate", "chat"])
-def test_every_sampling_option_reaches_the_gateway(gateway: ScriptedGateway, command: str) -> None:
+def test_every_sampling_option_reaches_the_gateway(gateway: ReversingGateway, command: str) -> None:
     if command == "generate":
-        run("generate", *SAMPLING, "--ignore-eos", "--logprobs", "3", "x")
+        run("generate", *SAMPLING, "--ignore-eos", "--logprobs", "3", "--prompt-logprobs", "2", "x")
     else:
         run("chat", *SAMPLING, stdin="hello\n/quit\n")
     [options] = gateway.options
@@ -236,24 +268,27 @@ def test_every_sampling_option_reaches_the_gateway(gateway: ScriptedGateway, com
     assert dict(sampling.logit_bias) == {5: -100.0, 7: 2.5}
     assert (stop.max_tokens, stop.min_tokens, list(stop.stop), list(stop.stop_token_ids)) == (30, 2, ["END"], [11, 12])
     assert stop.include_stop
+    assert (options.cache_salt, options.skips_prefix_cache) == ("team", True)
     assert (sampling.seed, stop.ignore_eos, sampling.HasField("logprobs")) == (9, *[command == "generate"] * 2)
+    if command == "generate":
+        assert (sampling.logprobs, sampling.prompt_logprobs) == (3, 2)
 
 
 @pytest.mark.parametrize("entry", ["5", "five=1", "5=much", "=", "5=1=2"])
-def test_a_bias_that_is_none_is_refused_by_name(gateway: ScriptedGateway, entry: str) -> None:
+def test_a_bias_that_is_none_is_refused_by_name(gateway: ReversingGateway, entry: str) -> None:
     code, _, stderr = run("generate", "--logit-bias", entry, "x")
     assert code == 2
     assert f"--logit-bias {entry}: give ID=BIAS" in stderr
     assert gateway.prompts == []
 
 
-def test_several_answers_are_printed_each_when_it_is_complete(gateway: ScriptedGateway) -> None:
+def test_several_answers_are_printed_each_when_it_is_complete(gateway: ReversingGateway) -> None:
     code, stdout, _ = run("generate", "--n", "3", "x")
     assert (code, stdout) == (0, "[2] answer 2\n[1] answer 1\n[0] answer 0\n")
     assert gateway.options[0].n == 3
 
 
-def test_json_has_the_answer_with_what_was_asked_for(gateway: ScriptedGateway) -> None:
+def test_json_has_the_answer_with_what_was_asked_for(gateway: ReversingGateway) -> None:
     code, stdout, _ = run("generate", "--json", "one two")
     assert code == 0
     assert json.loads(stdout) == {
@@ -263,19 +298,20 @@ def test_json_has_the_answer_with_what_was_asked_for(gateway: ScriptedGateway) -
         "num_prompt_tokens": 3,
         "num_output_tokens": 2,
     }
-    _, stdout, _ = run("generate", "--json", "--n", "2", "--logprobs", "1", "x")
+    _, stdout, _ = run("generate", "--json", "--n", "2", "--logprobs", "1", "--prompt-logprobs", "0", "x")
     answer = json.loads(stdout)
-    told = [{"token_id": 7, "logprob": -0.5, "rank": 2, "top": [[9, -0.25]]}]
+    logprobs = [{"token_id": 7, "logprob": -0.5, "rank": 2, "top": [[9, -0.25]]}]
     assert answer["choices"] == [
-        {"text": "answer 0", "finish_reason": "stop", "logprobs": told},
-        {"text": "answer 1", "finish_reason": "stop", "logprobs": told},
+        {"text": "answer 0", "finish_reason": "stop", "logprobs": logprobs},
+        {"text": "answer 1", "finish_reason": "stop", "logprobs": logprobs},
     ]
+    assert answer["prompt_logprobs"] == [{"token_id": 3, "logprob": -1.5, "rank": 4, "top": []}]
     assert answer["num_output_tokens"] == 4
     code, stdout, _ = run("generate", "--json", "fail")
     assert (code, json.loads(stdout)) == (1, {"id": 1, "error": "no worker"})
 
 
-def test_a_file_of_several_answers_each_is_gone_on_with(gateway: ScriptedGateway, tmp_path: Path) -> None:
+def test_a_file_of_several_answers_each_is_gone_on_with(gateway: ReversingGateway, tmp_path: Path) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
     for _ in range(2):

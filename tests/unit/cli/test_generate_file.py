@@ -8,7 +8,7 @@ import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weir.cli.generate_file import PromptLine, keep_answered, read_jobs
+from weir.cli.generate import PromptLine, keep_answered, read_jobs
 
 
 def answer(key: str | int) -> dict[str, object]:
@@ -29,7 +29,9 @@ def test_jobs_are_named_by_their_id_or_their_line_number(tmp_path: Path) -> None
         ("[]", '"prompt"'),
         ('{"prompt": 5}', '"prompt"'),
         ('{"prompt": [-1]}', '"prompt"'),
+        ('{"prompt": [1, true]}', '"prompt"'),
         ('{"prompt": "a", "id": 1.5}', '"id"'),
+        ('{"prompt": "a", "id": true}', '"id"'),
         ('{"prompt": "a", "max_tokens": 4}', '"max_tokens" is for all lines: give it on the command line'),
     ],
 )
@@ -39,9 +41,9 @@ def test_a_bad_line_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str],
     with pytest.raises(typer.Exit) as ended:
         read_jobs(source)
     assert ended.value.exit_code == 2
-    said = capsys.readouterr().err
-    assert "line 2" in said
-    assert named in said
+    shown = capsys.readouterr().err
+    assert "line 2" in shown
+    assert named in shown
 
 
 def test_an_id_that_comes_twice_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from weir.cli.app import app
-from weir.core.api_key import key_digest
+from weir.core.credentials import key_digest
 from weir.policy.registry import policy_names
 
 FILE = '[tenants.acme]\nweight = 2\napi_key_digests = ["%s"]\n' % ("ab" * 32)
@@ -19,7 +19,7 @@ def weir(*arguments: str, typed: str = "") -> tuple[int, str]:
 
 
 @pytest.mark.parametrize(
-    ("content", "code", "said"),
+    ("content", "code", "named"),
     [
         (FILE, 0, "lanes interactive, standard, batch; 1 tenants, 1 keys, 0 admin keys"),
         (FILE, 0, "only who started the stack changes limits"),
@@ -29,11 +29,11 @@ def weir(*arguments: str, typed: str = "") -> tuple[int, str]:
         ("[[", 1, "not TOML"),
     ],
 )
-def test_a_file_is_checked_without_a_stack(tmp_path: Path, content: str, code: int, said: str) -> None:
+def test_a_file_is_checked_without_a_stack(tmp_path: Path, content: str, code: int, named: str) -> None:
     path = tmp_path / "limits.toml"
     path.write_text(content)
     found, output = weir("limits", "check", str(path))
-    assert (found, said in output) == (code, True), output
+    assert (found, named in output) == (code, True), output
 
 
 def test_a_file_that_is_not_there_is_wrong_usage(tmp_path: Path) -> None:
@@ -81,11 +81,11 @@ def test_a_policy_that_there_is_not_is_wrong_usage_before_anybody_is_asked() -> 
     assert (code, "must be one of fcfs" in output) == (2, True)
 
 
-def test_a_scheduler_that_does_not_answer_is_said() -> None:
+def test_a_scheduler_that_does_not_answer_is_named() -> None:
     code, output = weir("policy", "show", "--scheduler", "127.0.0.1:1")
     assert (code, "error:" in output) == (1, True)
 
 
-def test_an_instance_that_does_not_run_is_said_with_what_to_do(tmp_path: Path) -> None:
+def test_an_instance_that_does_not_run_is_named_with_what_to_do(tmp_path: Path) -> None:
     code, output = weir("limits", "show", "--instance", "none", "--runtime-dir", str(tmp_path))
     assert (code, "none is not running here; start it with `weir up`" in output) == (3, True)

@@ -20,11 +20,11 @@ def weir(*arguments: str) -> tuple[int, str]:
 def simulated(*arguments: str) -> dict[str, Any]:
     result = CliRunner().invoke(app, [*arguments, "--json"])
     assert result.exit_code == 0, result.output
-    told: dict[str, Any] = json.loads(result.stdout)
-    return told
+    printed: dict[str, Any] = json.loads(result.stdout)
+    return printed
 
 
-def test_a_poisson_load_is_told_as_tables() -> None:
+def test_a_poisson_load_is_shown_as_tables() -> None:
     code, output = weir(*POISSON)
     assert code == 0
     assert "requests/s" in output
@@ -32,18 +32,18 @@ def test_a_poisson_load_is_told_as_tables() -> None:
 
 
 def test_json_is_the_same_every_time_and_another_with_another_seed() -> None:
-    told = simulated(*POISSON)
-    assert told == simulated(*POISSON)
-    assert told != simulated(*POISSON, "--seed", "1")
+    printed = simulated(*POISSON)
+    assert printed == simulated(*POISSON)
+    assert printed != simulated(*POISSON, "--seed", "1")
 
 
 def test_a_trace_is_replayed(tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     rows = "".join(f"{i},t,{10 + i},{5 + i}\n" for i in range(12))
     trace.write_text("arrival_s,tenant,prompt_len,output_len\n" + rows)
-    told = simulated("simulate", str(trace), "--prefill", "1", "--decode", "1")
+    printed = simulated("simulate", str(trace), "--prefill", "1", "--decode", "1")
     # The first tenth counts as warm-up.
-    assert (told["all"]["num_finished"], told["all"]["local_share"]) == (11, 0.0)
+    assert (printed["all"]["num_finished"], printed["all"]["local_share"]) == (11, 0.0)
 
 
 def test_a_worker_that_fails_loses_what_is_on_it() -> None:
@@ -53,7 +53,7 @@ def test_a_worker_that_fails_loses_what_is_on_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "named"),
     [
         (("simulate",), "--rate 0"),
         ((*POISSON, "--arrivals", "sometimes"), "--arrivals sometimes"),
@@ -65,6 +65,6 @@ def test_a_worker_that_fails_loses_what_is_on_it() -> None:
         (("simulate", "no-such-file.csv"), "no-such-file.csv"),
     ],
 )
-def test_an_option_that_cannot_be_used_is_named(options: tuple[str, ...], said: str) -> None:
+def test_an_option_that_cannot_be_used_is_named(options: tuple[str, ...], named: str) -> None:
     code, output = weir(*options)
-    assert (code, said in output.replace("\n", " ")) == (2, True), output
+    assert (code, named in output.replace("\n", " ")) == (2, True), output

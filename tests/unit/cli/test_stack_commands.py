@@ -141,7 +141,7 @@ def test_up_names_a_runtime_folder_that_cannot_be_made(flags: tuple[str, ...], t
     assert shown.stderr.startswith(f"error: {file}/run cannot be made (Not a directory); set WEIR_RUNTIME_DIR")
 
 
-def test_up_says_which_port_is_busy_before_anything_starts(tmp_path: Path) -> None:
+def test_up_names_which_port_is_busy_before_anything_starts(tmp_path: Path) -> None:
     model = tmp_path / "m.gguf"
     model.write_bytes(b"")
     with socket.socket() as busy:
@@ -177,7 +177,7 @@ def test_status_of_nothing_is_3(tmp_path: Path) -> None:
     assert json.loads(as_json.stdout) == {"instance": "weir-7", "state": "not running", "processes": []}
 
 
-def test_status_finds_the_only_instance_and_says_that_nobody_looks_after_it(
+def test_status_finds_the_only_instance_and_shows_that_nobody_looks_after_it(
     tmp_path: Path, orphan: "subprocess.Popen[bytes]"
 ) -> None:
     shown = weir(tmp_path, "status")

@@ -1,4 +1,4 @@
-"""A gateway that says what a test wants: for both clients, over real gRPC."""
+"""A gateway that answers what a test wants: for both clients, over real gRPC."""
 
 import threading
 from collections.abc import Iterator

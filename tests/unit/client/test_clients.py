@@ -1,4 +1,4 @@
-"""The blocking and the asyncio client say and hear the same things."""
+"""The blocking and the asyncio client send and return the same."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -162,3 +162,17 @@ def test_numbers_that_the_wire_cannot_carry_are_named(client: WeirClient, option
     assert [violation.field for violation in refused.value.violations] == [field]
     with pytest.raises(InvalidRequest, match=r"token_ids\[1\]: is -7"):
         client.generate([1, -7])
+
+
+def test_texts_that_the_wire_cannot_carry_are_named(client: WeirClient) -> None:
+    torn = "ab\ud800"  # half of a character, as JSON and file names can have it
+    for call, field in (
+        (lambda: client.generate(torn), "text"),
+        (lambda: client.chat([Turn("user", "x"), Turn("user", torn)]), r"messages\[1\].content"),
+        (lambda: client.generate("x", GenerateOptions(stop=("x", torn))), r"stop\[1\]"),
+        (lambda: client.generate("x", GenerateOptions(cache_salt=torn)), "cache_salt"),
+        (lambda: client.tokenize(torn), "text"),
+        (lambda: client.cancel(torn), "request_id"),
+    ):
+        with pytest.raises(InvalidRequest, match=rf"^{field}: has '\\ud800' at 2; must be valid Unicode"):
+            call()

@@ -8,13 +8,12 @@ from pathlib import Path
 
 from tests.unit.engine.world import TICK_S, VOCAB_SIZE, Outcome, Records
 
-from weir.core.attempt import Attempt
 from weir.core.clock import ManualClock
+from weir.core.life import Attempt, SchedulingParams
 from weir.core.sampling import SamplingParams, StopRules
-from weir.core.scheduling import SchedulingParams
+from weir.engine.batching.admission import PauseSettings
 from weir.engine.batching.batcher import BatchLimits
-from weir.engine.batching.joining import JoinSettings
-from weir.engine.batching.pausing import PauseSettings
+from weir.engine.batching.own_rules import JoinSettings
 from weir.engine.batching.running import RunningBatcher, RunningSettings
 from weir.engine.memory.pages import PagePool
 from weir.engine.memory.preemption import PreemptionSettings
@@ -79,7 +78,7 @@ class PressedEngine:
         self.runner = HashRunner(pressure.num_pages, VOCAB_SIZE)
         self.swap_file = self._make_swap_file()
         self.free_pages = set(range(pressure.num_pages))
-        pool = PagePool(reserve_pages=0, reserve_slots=0)
+        pool = PagePool(watermark_pages=0, watermark_slots=0)
         pool.give(PageBundle((), tuple(range(len(pressure.prompts)))))
         settings = RunningSettings(pressure.join, pressure.preemption, pressure.pauses, pressure.num_pages)
         self.batcher = RunningBatcher(pressure.limits, pool, self.records.open, settings)
@@ -171,10 +170,10 @@ class PressedEngine:
                 return
 
     def _take_back(self, bundle: PageBundle) -> None:
-        pages = [*bundle.page_ids, *(page_id for used in bundle.used for page_id in used.page_ids)]
+        pages = bundle.all_page_ids
         assert self.free_pages.isdisjoint(pages)
         assert len(set(pages)) == len(pages)
-        self.runner.spoil(tuple(pages))
+        self.runner.spoil(pages)
         self.free_pages.update(pages)
         if bundle.slots:
             self.batcher.pool.give(PageBundle((), bundle.slots))

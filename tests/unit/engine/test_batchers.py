@@ -31,13 +31,13 @@ RECORD_SLOTS = 16
 
 
 def prefill(records: Records, num_pages: int = NUM_PAGES, num_slots: int = 8, **changes: int) -> PrefillBatcher:
-    pool = PagePool(reserve_pages=0, reserve_slots=0)
+    pool = PagePool(watermark_pages=0, watermark_slots=0)
     pool.give(PageBundle(tuple(range(num_pages)), tuple(range(num_slots))))
     return PrefillBatcher(limits(**changes), pool, records.open)
 
 
 def decode(num_pages: int = NUM_PAGES, **changes: int) -> RunningBatcher:
-    pool = PagePool(reserve_pages=0, reserve_slots=0)
+    pool = PagePool(watermark_pages=0, watermark_slots=0)
     pool.give(PageBundle(tuple(range(NUM_PAGES, NUM_PAGES + num_pages))))
     return RunningBatcher(limits(**changes), pool, Records(2 * NUM_PAGES, RECORD_SLOTS).open)
 
@@ -52,14 +52,7 @@ def handed_off(records: Records, slot: int, params_: SequenceParams, first_token
     record.publish(len(params_.prompt_token_ids))
     snapshot = record.read()
     assert snapshot is not None
-    return Arrival(
-        params=params_,
-        slot=slot,
-        log=record,
-        output_token_ids=(first_token,),
-        block_table=snapshot.block_table,
-        num_computed_tokens=snapshot.num_computed_tokens,
-    )
+    return Arrival.of_record(slot, record, snapshot)
 
 
 def step(batcher: Batcher, now_s: float = 0.0) -> StepPlan | None:
@@ -203,7 +196,7 @@ def test_a_sequence_without_a_page_sits_out_and_goes_on_when_there_is_one(record
 
 
 def test_of_stalled_sequences_the_latest_fails_and_its_pages_help_the_others(records: Records) -> None:
-    pool = PagePool(reserve_pages=0, reserve_slots=0)
+    pool = PagePool(watermark_pages=0, watermark_slots=0)
     settings = RunningSettings(preemption=PreemptionSettings(max_preemptions=0))
     batcher = RunningBatcher(limits(), pool, records.open, settings)
     for slot in range(2):
@@ -264,7 +257,7 @@ def test_a_record_that_cannot_be_continued_fails_its_request_alone(records: Reco
 
 
 def test_the_pool_notices_a_page_that_nobody_uses() -> None:
-    pool = PagePool(reserve_pages=0, reserve_slots=0)
+    pool = PagePool(watermark_pages=0, watermark_slots=0)
     pool.give(PageBundle((1, 2, 3)))
     assert pool.try_take(2) is not None
     assert pool.check_integrity([], []) != []
@@ -272,8 +265,8 @@ def test_the_pool_notices_a_page_that_nobody_uses() -> None:
         pool.give(PageBundle((3,)))
 
 
-def test_the_pool_keeps_a_reserve_and_returns_what_is_above_twice_of_it() -> None:
-    pool = PagePool(reserve_pages=4, reserve_slots=0)
+def test_the_pool_keeps_its_watermark_and_returns_what_is_above_twice_of_it() -> None:
+    pool = PagePool(watermark_pages=4, watermark_slots=0)
     need = PageNeed(num_pages=2, num_slots=0, head_pages=2, head_slots=0)
     wanted = pool.wanted(need)
     assert wanted is not None

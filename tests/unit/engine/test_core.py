@@ -6,7 +6,6 @@ import pytest
 from tests.unit.engine.world import VOCAB_SIZE, Records, limits, params
 
 from weir.core.clock import ManualClock
-from weir.core.cost import StepCost
 from weir.core.life import FinishReason
 from weir.engine.batching.prefill import PrefillBatcher
 from weir.engine.loop import EngineCore, LoopSettings
@@ -21,7 +20,6 @@ from weir.engine.messages import (
     PageBundle,
     SequenceEnded,
     SequenceKey,
-    SetCost,
 )
 from weir.engine.plan import StepPlan, StepResult
 from weir.testing.runner import HashRunner
@@ -38,7 +36,7 @@ class Core:
         self.runner = HashRunner(NUM_PAGES, VOCAB_SIZE, on_run)
         self.clock = ManualClock()
         self.reports: list[EngineReport] = []
-        pool = PagePool(reserve_pages=0, reserve_slots=0)
+        pool = PagePool(watermark_pages=0, watermark_slots=0)
         self.batcher = PrefillBatcher(limits(), pool, Records(NUM_PAGES, 8).open)
         settings = LoopSettings(64, LINGER_S, max_failed_steps)
         self.engine = EngineCore(self.batcher, self.runner, self.reports.append, settings, self.clock)
@@ -160,10 +158,3 @@ def test_what_a_waiting_prompt_lacks_is_asked_for_before_a_long_step() -> None:
     assert reports_before_a_step == [1]
     assert core.reports[0].wanted is not None
     assert core.reports[0].timing is None
-
-
-def test_what_steps_cost_is_there_for_the_next_step() -> None:
-    core = Core()
-    cost = StepCost(1.0, 2.0, 0.0, 3.0, 0.0)
-    core.engine.apply(SetCost(cost))
-    assert core.batcher.pace.cost == cost

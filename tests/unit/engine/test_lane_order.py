@@ -8,9 +8,9 @@ from tests.unit.engine.test_batchers import prefill, step
 from tests.unit.engine.test_mixed_steps import local
 from tests.unit.engine.world import Records, params
 
-from weir.core.scheduling import SchedulingParams
+from weir.core.life import SchedulingParams
 from weir.engine.batching.batcher import Batcher
-from weir.engine.batching.prompt_order import MAX_PASSED_OVER
+from weir.engine.batching.prompt_share import MAX_PASSED_OVER
 from weir.engine.messages import Arrival
 
 MakeBatcher = Callable[..., Batcher]
@@ -102,7 +102,7 @@ def test_nobody_sits_out_for_an_urgent_prompt_that_finds_no_pages(records: Recor
     assert owners_of(batcher) == [(0, 1)]
 
 
-def test_an_urgent_prompt_that_cannot_be_read_leaves_its_step_to_decodes(records: Records) -> None:
+def test_an_urgent_prompt_that_cannot_be_computed_leaves_its_step_to_decodes(records: Records) -> None:
     """It has lost its pages, and may not have others."""
     batcher = local(records, max_num_batched_tokens=16, chunk_tokens=16)
     add_lasting(batcher, 0, 8, lane_priority=0)

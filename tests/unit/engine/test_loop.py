@@ -1,17 +1,23 @@
-"""The engine's thread: its inbox, its sleep and its end. What a turn does is tested without one, in `test_core`."""
+"""The engine's thread: its inbox, its sleep, what wakes it and its end. What a turn does is tested in `test_core`."""
 
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 from tests.unit.engine.world import VOCAB_SIZE, Records, limits, params
 
 from weir.core.clock import SystemClock
+from weir.core.cost import StepCost
+from weir.core.life import FinishReason
+from weir.engine.batching.own_rules import Batching, JoinSettings
 from weir.engine.batching.prefill import PrefillBatcher
+from weir.engine.batching.running import RunningBatcher, RunningSettings
 from weir.engine.loop import EngineLoop, InboxFull, LoopSettings
 from weir.engine.memory.pages import PagePool
+from weir.engine.memory.preemption import PreemptionSettings
 from weir.engine.messages import (
     AddSequence,
     Arrival,
@@ -23,9 +29,13 @@ from weir.engine.messages import (
     PageBundle,
     SequenceEnded,
     SequenceKey,
+    SetCost,
+    SetPolicy,
     TokenSampled,
 )
 from weir.engine.plan import StepPlan
+from weir.policy.registry import PolicySpec
+from weir.policy.seams import StepShare, StepView
 from weir.testing.runner import HashRunner
 
 TIMEOUT_S = 5.0
@@ -34,16 +44,26 @@ ALL = PageBundle(tuple(range(NUM_PAGES)), tuple(range(8)))
 
 
 class Engine:
-    """A prefill engine in its thread, and everything that it reported."""
+    """An engine in its thread, and everything that it reported."""
 
-    def __init__(self, on_run: Callable[[StepPlan], None] | None = None, settings: LoopSettings | None = None) -> None:
+    def __init__(
+        self,
+        on_run: Callable[[StepPlan], None] | None = None,
+        settings: LoopSettings | None = None,
+        running: RunningSettings | None = None,
+    ) -> None:
+        """A prefill engine, or with `running` one that serves alone."""
         self.runner = HashRunner(NUM_PAGES, VOCAB_SIZE, on_run)
         self.reports: queue.Queue[EngineReport] = queue.Queue()
         self.seen: list[EngineReport] = []
-        pool = PagePool(reserve_pages=0, reserve_slots=0)
-        batcher = PrefillBatcher(limits(), pool, Records(NUM_PAGES, 8).open)
+        pool, open_log = PagePool(watermark_pages=0, watermark_slots=0), Records(NUM_PAGES, 8).open
+        self.batcher = (
+            PrefillBatcher(limits(), pool, open_log)
+            if running is None
+            else RunningBatcher(limits(), pool, open_log, running)
+        )
         self.loop = EngineLoop(
-            batcher, self.runner, self.reports.put, settings or LoopSettings(64, linger_s=0.05), SystemClock()
+            self.batcher, self.runner, self.reports.put, settings or LoopSettings(64, linger_s=0.05), SystemClock()
         )
 
     def wait_for(self, condition: Callable[[EngineReport], bool]) -> EngineReport:
@@ -53,6 +73,21 @@ class Engine:
             self.seen.append(report)
             if condition(report):
                 return report
+
+    def wait_for_ends(self, num_ends: int) -> list[SequenceEnded]:
+        """Meanwhile the surplus comes back, as from whoever owns the arena."""
+
+        def give_back(report: EngineReport) -> bool:
+            if report.surplus:
+                self.loop.post(GivePages(PageBundle(report.surplus.all_page_ids, report.surplus.slots)))
+            return len(self.ends) >= num_ends
+
+        self.wait_for(give_back)
+        return self.ends
+
+    @property
+    def ends(self) -> list[SequenceEnded]:
+        return [event for event in self.events if isinstance(event, SequenceEnded)]
 
     @property
     def events(self) -> list[Event]:
@@ -174,3 +209,62 @@ def test_stopping_waits_for_the_running_step_and_returns_the_free_pages(engines:
         engine.seen.append(engine.reports.get())
     assert engine.seen[-1].load.num_free_pages == 0
     assert len(engine.returned_pages) == NUM_PAGES - 7
+
+
+def start(engines: list[Engine], settings: RunningSettings, num_pages: int, *arrivals: Arrival) -> Engine:
+    """One that serves alone."""
+    engine = Engine(running=settings)
+    engine.loop.post(GivePages(PageBundle(tuple(range(num_pages)), tuple(range(8)))))
+    for arrival in arrivals:
+        engine.loop.post(AddSequence(arrival))
+    return started(engines, engine)
+
+
+def test_a_dynamic_batch_starts_when_its_window_is_over_although_nothing_comes(engines: list[Engine]) -> None:
+    settings = RunningSettings(JoinSettings(Batching.DYNAMIC, window_s=0.15))
+    started_at_s = time.monotonic()
+    engine = start(engines, settings, 8, Arrival(params((1, 2), max_tokens=3)))
+    (end,) = engine.wait_for_ends(1)
+    assert end.reason is FinishReason.LENGTH
+    assert time.monotonic() - started_at_s >= 0.15
+
+
+class FillingBudget:
+    """Decodes and prompts as far as they fit, and what it was shown."""
+
+    def __init__(self) -> None:
+        self.views: list[StepView] = []
+
+    def plan(self, view: StepView) -> StepShare:
+        self.views.append(view)
+        return StepShare(range(len(view.decodes)), min(sum(view.prefills), view.max_tokens - len(view.decodes)))
+
+    def stepped(self, duration_s: float, share: StepShare) -> None:
+        assert duration_s > 0
+
+
+def test_policies_and_what_steps_cost_are_taken_between_steps(engines: list[Engine]) -> None:
+    arrivals = [Arrival(params((1, 2, index), index, max_tokens=40)) for index in range(4)]
+    engine = start(engines, RunningSettings(), 30, *arrivals)
+    budget, cost = FillingBudget(), StepCost(1.0, 2.0, 0.0, 3.0, 0.0)
+    for name in ("slai", "srtf", "wait", "fcfs"):
+        engine.loop.post(SetPolicy(PolicySpec(name).make()))
+    engine.loop.post(SetPolicy(replace(PolicySpec("fcfs").make(), step_budget=budget)))
+    engine.loop.post(SetCost(cost))
+    engine.loop.post(AddSequence(Arrival(params((1, 2), 9, max_tokens=3))))
+    ends = engine.wait_for_ends(5)
+    assert [end.reason for end in ends] == [FinishReason.LENGTH] * 5
+    assert budget.views[-1].cost == cost
+    timing = [report.timing for report in engine.seen if report.timing is not None][-1]
+    assert timing.duration_s > 0
+    assert timing.load.num_decodes + timing.load.num_prefill_tokens == timing.num_tokens
+
+
+def test_sequences_that_all_lack_a_page_make_room_although_nothing_comes(engines: list[Engine]) -> None:
+    """Two that have a page each and need three, with three in all."""
+    settings = RunningSettings(preemption=PreemptionSettings(after_s=0.05))
+    arrivals = [Arrival(params(tuple(range(15)), index, max_tokens=30, num_reserved_pages=3)) for index in range(2)]
+    engine = start(engines, settings, 3, *arrivals)
+    ends = engine.wait_for_ends(2)
+    assert [(end.reason, end.failure) for end in ends] == [(FinishReason.LENGTH, None)] * 2
+    assert engine.batcher.counters.preemptions >= 1

@@ -26,7 +26,7 @@ NUM_PAGES = 64
 
 
 def local(records: Records, num_pages: int = NUM_PAGES, **changes: int) -> RunningBatcher:
-    pool = PagePool(reserve_pages=0, reserve_slots=0)
+    pool = PagePool(watermark_pages=0, watermark_slots=0)
     pool.give(PageBundle(tuple(range(64, 64 + num_pages)), tuple(range(8, 16))))
     return RunningBatcher(limits(**changes), pool, records.open)
 

@@ -6,9 +6,9 @@ import pytest
 from tests.unit.engine.test_batchers import NUM_PAGES, RECORD_SLOTS, handed_off
 from tests.unit.engine.world import VOCAB_SIZE, Records, limits, params
 
-from weir.core.scheduling import SchedulingParams
-from weir.engine.batching.joining import Batching, JoinSettings
-from weir.engine.batching.pausing import PauseSettings
+from weir.core.life import SchedulingParams
+from weir.engine.batching.admission import PauseSettings
+from weir.engine.batching.own_rules import Batching, JoinSettings
 from weir.engine.batching.running import RunningBatcher, RunningSettings
 from weir.engine.memory.pages import PagePool
 from weir.engine.messages import Arrival, PageBundle, TokenSampled
@@ -25,7 +25,7 @@ class Crowd:
 
     def __init__(self, settings: RunningSettings | None = None, policy: Policy | None = None) -> None:
         self.records = Records(2 * NUM_PAGES, RECORD_SLOTS)
-        pool = PagePool(reserve_pages=0, reserve_slots=0)
+        pool = PagePool(watermark_pages=0, watermark_slots=0)
         pool.give(PageBundle(tuple(range(NUM_PAGES, 2 * NUM_PAGES))))
         self.batcher = RunningBatcher(limits(max_num_seqs=2), pool, self.records.open, settings)
         if policy is not None:
@@ -76,7 +76,7 @@ def test_an_urgent_hand_off_is_computed_in_the_next_step_of_a_full_batch() -> No
     assert crowd.steps() == [[0, 1]]
 
 
-def test_who_rests_goes_on_with_the_tokens_that_it_has_alone() -> None:
+def test_who_is_paused_goes_on_with_the_tokens_that_it_has_alone() -> None:
     crowd, alone = Crowd(), Crowd()
     for world in (crowd, alone):
         world.add(1, max_tokens=12)
@@ -120,7 +120,7 @@ def test_equal_rank_displaces_nobody() -> None:
     assert crowd.steps() == [[0, 1]]
 
 
-def test_late_in_its_life_a_sequence_yields_to_a_higher_lane_only() -> None:
+def test_late_in_its_life_a_sequence_is_paused_for_a_higher_lane_only() -> None:
     """Ten tokens are predicted, and hand-offs come with one."""
     crowd = Crowd(policy=PREEMPTIVE)
     crowd.add(0, rank=1.0)
@@ -136,7 +136,7 @@ def test_late_in_its_life_a_sequence_yields_to_a_higher_lane_only() -> None:
     assert crowd.steps() == [[0, 4]]
 
 
-def test_nobody_rests_more_often_than_the_bound() -> None:
+def test_nobody_is_paused_more_often_than_the_bound() -> None:
     crowd = Crowd(RunningSettings(pauses=PauseSettings(max_pauses=2)))
     crowd.add(0, lane=3)
     crowd.add(1)
@@ -147,7 +147,7 @@ def test_nobody_rests_more_often_than_the_bound() -> None:
         crowd.end(urgent)
         assert crowd.steps() == [[0, 1]]
     crowd.add(4, lane=2)
-    assert crowd.steps() == [[0, 1]], "it has rested twice"
+    assert crowd.steps() == [[0, 1]], "it was paused twice"
 
 
 def test_after_the_longest_pause_a_sequence_joins_first_and_stays() -> None:
@@ -179,7 +179,7 @@ def test_static_batches_displace_nobody() -> None:
 def test_urgent_prompts_have_slots_and_pages_beyond_a_full_batch_but_not_beyond_twice_as_many(
     num_urgent: int, num_admitted: int
 ) -> None:
-    pool = PagePool(reserve_pages=0, reserve_slots=0)
+    pool = PagePool(watermark_pages=0, watermark_slots=0)
     pool.give(PageBundle(tuple(range(40)), tuple(range(8))))
     batcher = RunningBatcher(limits(max_num_seqs=2), pool, Records(40, 8).open)
     runner = HashRunner(40, VOCAB_SIZE)
@@ -196,7 +196,7 @@ def test_urgent_prompts_have_slots_and_pages_beyond_a_full_batch_but_not_beyond_
 
 
 def test_ever_more_urgent_prompts_do_not_fill_the_arena() -> None:
-    pool = PagePool(reserve_pages=0, reserve_slots=0)
+    pool = PagePool(watermark_pages=0, watermark_slots=0)
     pool.give(PageBundle(tuple(range(40)), tuple(range(8))))
     batcher = RunningBatcher(limits(max_num_seqs=2), pool, Records(40, 8).open)
     runner = HashRunner(40, VOCAB_SIZE)

@@ -7,8 +7,8 @@ import pytest
 from tests.unit.engine.test_pausing import Crowd
 from tests.unit.engine.world import Records, limits, params
 
-from weir.core.scheduling import SchedulingParams
-from weir.engine.batching.joining import Batching, JoinSettings
+from weir.core.life import SchedulingParams
+from weir.engine.batching.own_rules import Batching, JoinSettings
 from weir.engine.batching.running import RunningBatcher, RunningSettings
 from weir.engine.memory.pages import PagePool
 from weir.engine.messages import Arrival, PageBundle
@@ -109,7 +109,7 @@ def test_for_an_urgent_hand_off_others_are_paused_under_a_gate_too() -> None:
 
 def local(budget: ScriptedBudget, num_decoding: int = 2) -> RunningBatcher:
     """`num_decoding` sequences that decode, and then a prompt of 50 tokens and one of 10."""
-    pool = PagePool(reserve_pages=0, reserve_slots=0)
+    pool = PagePool(watermark_pages=0, watermark_slots=0)
     pool.give(PageBundle(tuple(range(40)), tuple(range(8))))
     batcher = RunningBatcher(
         limits(max_num_batched_tokens=40), pool, Records(40, 8).open, RunningSettings(num_arena_pages=80)
@@ -190,7 +190,6 @@ def test_the_policy_changes_between_steps_and_everybody_goes_on() -> None:
     gate.decision = GateDecision((0, 1), paused=(0, 1))
     assert crowd.steps() == [[2, 3]]
     crowd.batcher.set_policy(PolicySpec("fcfs").make())
-    assert crowd.batcher.policy_name == "fcfs"
     assert crowd.steps() == [[0, 1]], "four are in a batch of two: the first ones are computed"
     crowd.end(0)
     crowd.end(1)

@@ -7,13 +7,12 @@ import pytest
 from tests.unit.engine.test_batchers import NUM_PAGES, RECORD_SLOTS, handed_off
 from tests.unit.engine.world import VOCAB_SIZE, Records, limits, params
 
-from weir.core.life import FinishReason
-from weir.core.scheduling import SchedulingParams
+from weir.core.life import FinishReason, SchedulingParams
 from weir.engine.batching.running import RunningBatcher, RunningSettings
 from weir.engine.memory.pages import PagePool
 from weir.engine.memory.preemption import PreemptionSettings
 from weir.engine.memory.swapping import HostPages, PageSwapper, SwappingRunner
-from weir.engine.messages import Arrival, Failure, FailureReason, PageBundle, SequenceEnded, SequenceKey
+from weir.engine.messages import Failure, FailureReason, PageBundle, SequenceEnded, SequenceKey
 from weir.engine.plan import StepPlan
 from weir.kv.memory.swap import SwapFile
 from weir.kv.records.record import SequenceSnapshot
@@ -27,7 +26,7 @@ class Decoding:
 
     def __init__(self, tmp_path: Path, *, num_free_pages: int, max_preemptions: int = 3, max_num_seqs: int = 8) -> None:
         self.records = Records(2 * NUM_PAGES, RECORD_SLOTS)
-        pool = PagePool(reserve_pages=0, reserve_slots=0)
+        pool = PagePool(watermark_pages=0, watermark_slots=0)
         pool.give(PageBundle(tuple(range(NUM_PAGES, NUM_PAGES + num_free_pages))))
         preemption = PreemptionSettings(after_s=0.5, max_preemptions=max_preemptions, num_swap_slots=NUM_SWAP_SLOTS)
         self.batcher = RunningBatcher(
@@ -41,7 +40,7 @@ class Decoding:
         made = params(tuple(range(15)), slot, max_tokens=max_tokens)
         made = replace(made, scheduling=SchedulingParams(lane_priority), prefix_seed=prefix_seed)
         self.batcher.add(handed_off(self.records, slot, made))
-        return SequenceKey(made.request_id, made.attempt)
+        return SequenceKey.of(made)
 
     def step(self, now_s: float) -> StepPlan | None:
         plan = self.batcher.decide(now_s)
@@ -239,15 +238,7 @@ def test_pages_that_are_shared_with_others_stay(tmp_path: Path, num_kept: int) -
     decoding = Decoding(tmp_path, num_free_pages=1)
     made = params(tuple(range(17)), 6, max_tokens=60)
     arrival = handed_off(decoding.records, 6, made)
-    shared = Arrival(
-        params=made,
-        slot=6,
-        log=arrival.log,
-        output_token_ids=arrival.output_token_ids,
-        block_table=arrival.block_table,
-        num_computed_tokens=arrival.num_computed_tokens,
-        num_shared_pages=num_kept,
-    )
+    shared = replace(arrival, num_shared_pages=num_kept)
     decoding.add(0, lane_priority=1)
     decoding.batcher.add(shared)
     decoding.steps(17, 0.0)

@@ -12,9 +12,9 @@ from tests.unit.engine.world import MAX_CONTEXT_TOKENS, VOCAB_SIZE
 
 from weir.core.life import FinishReason
 from weir.core.sampling import SamplingParams
+from weir.engine.batching.admission import PauseSettings
 from weir.engine.batching.batcher import BatchLimits
-from weir.engine.batching.joining import Batching, JoinSettings
-from weir.engine.batching.pausing import PauseSettings
+from weir.engine.batching.own_rules import Batching, JoinSettings
 from weir.engine.memory.preemption import PreemptionSettings
 from weir.engine.messages import FailureReason
 from weir.kv.geometry import num_pages_for

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from tests.unit.engine.world import VOCAB_SIZE, Records, limits, params
 
-from weir.core.scheduling import SchedulingParams
+from weir.core.life import SchedulingParams
 from weir.engine.batching.prefill import PrefillBatcher
-from weir.engine.batching.prompt_order import MAX_PASSED_OVER
+from weir.engine.batching.prompt_share import MAX_PASSED_OVER
 from weir.engine.memory.pages import PagePool
 from weir.engine.messages import Arrival, Failure, FailureReason, HandOffReady, PageBundle
 from weir.policy.registry import PolicySpec
@@ -14,7 +14,7 @@ from weir.testing.runner import HashRunner
 
 
 def prefill(num_slots: int = 8, **changes: int) -> PrefillBatcher:
-    pool = PagePool(reserve_pages=0, reserve_slots=0)
+    pool = PagePool(watermark_pages=0, watermark_slots=0)
     pool.give(PageBundle(tuple(range(100)), tuple(range(num_slots))))
     return PrefillBatcher(limits(**changes), pool, Records(100, 8).open)
 
@@ -69,7 +69,7 @@ def test_a_prompt_has_its_pages_when_a_step_gets_to_it_and_they_are_asked_for_be
     ]
 
 
-def test_in_a_lane_a_long_prompt_is_read_to_its_end_and_the_next_has_no_pages_before() -> None:
+def test_in_a_lane_a_long_prompt_is_computed_to_its_end_and_the_next_has_no_pages_before() -> None:
     batcher = prefill(max_num_batched_tokens=2)
     add(batcher, 1, 90)
     add(batcher, 2, 4)
@@ -80,7 +80,7 @@ def test_in_a_lane_a_long_prompt_is_read_to_its_end_and_the_next_has_no_pages_be
 
 
 def test_who_was_passed_over_too_often_and_lacks_pages_holds_no_urgent_prompt_up() -> None:
-    pool = PagePool(reserve_pages=0, reserve_slots=0)
+    pool = PagePool(watermark_pages=0, watermark_slots=0)
     pool.give(PageBundle(tuple(range(4)), tuple(range(4))))
     batcher = PrefillBatcher(limits(max_num_batched_tokens=16), pool, Records(100, 8).open)
     add(batcher, 1, 90)
@@ -95,8 +95,8 @@ def test_who_was_passed_over_too_often_and_lacks_pages_holds_no_urgent_prompt_up
     assert step(batcher) == [(1, 16)], "its turn, now that it has pages"
 
 
-def test_while_a_prompt_waits_for_pages_those_that_have_theirs_are_read() -> None:
-    pool = PagePool(reserve_pages=0, reserve_slots=0)
+def test_while_a_prompt_waits_for_pages_those_that_have_theirs_are_computed() -> None:
+    pool = PagePool(watermark_pages=0, watermark_slots=0)
     pool.give(PageBundle(tuple(range(7)), tuple(range(4))))
     batcher = PrefillBatcher(limits(max_num_batched_tokens=32), pool, Records(100, 8).open)
     add(batcher, 1, 90)
@@ -108,7 +108,7 @@ def test_while_a_prompt_waits_for_pages_those_that_have_theirs_are_read() -> Non
 
 
 def test_who_lacked_pages_once_waits_for_an_urgent_prompt_and_does_not_fail() -> None:
-    pool = PagePool(reserve_pages=0, reserve_slots=0)
+    pool = PagePool(watermark_pages=0, watermark_slots=0)
     pool.give(PageBundle((0,), (0, 1)))
     batcher = PrefillBatcher(limits(max_num_seqs=1, max_num_batched_tokens=16), pool, Records(100, 8).open)
     add(batcher, 1, 90)
@@ -140,7 +140,7 @@ def test_urgent_prompts_fill_a_batch_twice_at_most_and_only_beyond_those_being_c
     assert step(finished) == [], "the one before is being handed off, and counts"
 
 
-def test_under_a_stream_of_urgent_prompts_another_one_is_still_read() -> None:
+def test_under_a_stream_of_urgent_prompts_another_one_is_still_computed() -> None:
     batcher = prefill(max_num_batched_tokens=16)
     add(batcher, 1, 40)
     num_steps, number = 0, 10
@@ -166,4 +166,3 @@ def test_prompts_of_one_lane_go_in_their_order_whatever_the_policy() -> None:
     add(batcher, 1, 40)
     add(batcher, 2, 4)
     assert step(batcher) == [(1, 16)]
-    assert batcher.policy_name == "srtf"

@@ -5,12 +5,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.unit.engine.world import VOCAB_SIZE, Outcome, Request, Schedule, World, limits, params
 
-from weir.core.attempt import Attempt
+from weir.core.life import Attempt
 from weir.core.sampling import SamplingParams
 from weir.engine.messages import Arrival, SequenceKey
 from weir.engine.plan import StepPlan, StepResult
 from weir.engine.recording import StepDefect, check_result
-from weir.engine.sequence import GrowingHistory, Sequence
+from weir.engine.sequence import Sequence
 from weir.testing.runner import reference_tokens
 
 TOKEN_IDS = st.integers(0, VOCAB_SIZE - 1)
@@ -93,7 +93,7 @@ SCHEDULES = st.builds(
         chunk_tokens=st.sampled_from([1, 7, 64]),
     ),
     decode_limits=st.builds(limits, max_num_seqs=st.integers(1, 6), max_num_batched_tokens=st.integers(1, 8)),
-    reserve_pages=st.integers(0, 4),
+    watermark_pages=st.integers(0, 4),
     seed=st.integers(0, 2**32),
 )
 
@@ -127,7 +127,7 @@ def test_a_penalised_request_draws_the_same_alone_and_among_32_others() -> None:
     )
     wide = {"max_num_seqs": 33, "max_num_batched_tokens": 64, "chunk_tokens": 16}
     among, alone = (
-        World(Schedule(chosen, 400, 40, limits(**wide), limits(**wide), reserve_pages=2, seed=5))
+        World(Schedule(chosen, 400, 40, limits(**wide), limits(**wide), watermark_pages=2, seed=5))
         for chosen in (made, made[16:17])
     )
     among.run()
@@ -164,24 +164,3 @@ def test_a_result_that_lacks_what_was_planned_is_a_defect(
     step = StepPlan(1, (chunk,))
     with pytest.raises(StepDefect, match=f"slot 3: {problem}"):
         check_result(step, result, VOCAB_SIZE)
-
-
-def test_an_adopted_sequence_goes_on_with_the_penalties_of_all_its_output() -> None:
-    penalised = params((1, 2), sampling=SamplingParams(0.0, frequency_penalty=1.0))
-    arrival = Arrival(penalised, slot=0, output_token_ids=(4, 4, 5), block_table=(1,), num_computed_tokens=4)
-    chunk = Sequence.of_arrival(arrival).plan_chunk(8)
-    assert chunk.sample is not None
-    assert chunk.sample.output_index == 3
-    assert chunk.sample.history is not None
-    assert chunk.sample.history.token_ids.tolist() == [1, 2, 4, 4, 5]
-    assert chunk.sample.history.num_prompt_tokens == 2
-
-
-def test_a_history_that_was_handed_out_does_not_change_when_the_sequence_grows() -> None:
-    history = GrowingHistory([1, 2, 3], 2)
-    views = []
-    for token_id in range(600):
-        views.append(history.view())
-        history.append(token_id)
-    for length, view in enumerate(views):
-        assert view.token_ids.tolist() == [1, 2, 3, *range(length)]

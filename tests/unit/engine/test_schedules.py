@@ -4,8 +4,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.unit.engine.world import MAX_CONTEXT_TOKENS, VOCAB_SIZE, Outcome, Request, Schedule, World, limits
 
-from weir.core.attempt import Attempt
-from weir.core.life import FinishReason
+from weir.core.life import Attempt, FinishReason
 from weir.core.sampling import SamplingParams
 from weir.engine.messages import SequenceKey
 from weir.kv.geometry import num_pages_for
@@ -43,7 +42,7 @@ SCHEDULES = st.builds(
         chunk_tokens=st.sampled_from([1, 7, 16, 64]),
     ),
     decode_limits=st.builds(limits, max_num_seqs=st.integers(1, 6), max_num_batched_tokens=st.integers(1, 8)),
-    reserve_pages=st.integers(0, 4),
+    watermark_pages=st.integers(0, 4),
     seed=st.integers(0, 2**32),
 )
 
@@ -92,7 +91,7 @@ def test_an_ample_arena_serves_every_request_to_its_end() -> None:
         )
         for length, max_tokens in [(1, 1), (5, 20), (16, 17), (17, 1), (48, 30), (33, 16)]
     )
-    schedule = Schedule(made, 200, 12, limits(), limits(), reserve_pages=2, seed=3)
+    schedule = Schedule(made, 200, 12, limits(), limits(), watermark_pages=2, seed=3)
     world = World(schedule)
     world.run()
     refused = world.prefill.counters.failed

@@ -11,8 +11,8 @@ from tests.unit.engine.world import Records, limits, params
 from weir.core.cost import StepCost
 from weir.engine.batching.batcher import Batcher
 from weir.engine.batching.prefill import PrefillBatcher
+from weir.engine.batching.prompt_share import FIRST_TOKENS, MIN_TOKENS, StepPace
 from weir.engine.batching.running import RunningBatcher
-from weir.engine.batching.step_pace import FIRST_TOKENS, MIN_TOKENS, StepPace
 from weir.engine.memory.pages import PagePool
 from weir.engine.messages import Arrival, PageBundle
 from weir.engine.plan import StepPlan, StepResult
@@ -83,7 +83,7 @@ def test_short_steps_of_a_few_tokens_say_nothing_of_full_ones() -> None:
 
 
 def make(kind: type[PrefillBatcher] | type[RunningBatcher], target_s: float = TARGET_S) -> Batcher:
-    pool = PagePool(reserve_pages=0, reserve_slots=0)
+    pool = PagePool(watermark_pages=0, watermark_slots=0)
     pool.give(PageBundle(tuple(range(200)), tuple(range(8))))
     bounds = replace(
         limits(max_num_batched_tokens=1024, chunk_tokens=1024), max_context_tokens=3000, target_step_s=target_s
@@ -107,7 +107,7 @@ def sampled(plan: StepPlan) -> StepResult:
     return StepResult({chunk.slot: 7 for chunk in plan.chunks if chunk.sample})
 
 
-def test_a_worker_that_reads_prompts_keeps_to_the_target() -> None:
+def test_a_worker_that_prefills_keeps_to_the_target() -> None:
     for kind in (PrefillBatcher, RunningBatcher):
         batcher = make(kind)
         batcher.add(Arrival(params(tuple(k % 50 for k in range(2900)), num_reserved_pages=190)))
@@ -117,7 +117,7 @@ def test_a_worker_that_reads_prompts_keeps_to_the_target() -> None:
         assert batcher.load.max_step_tokens == 192
 
 
-def test_without_a_target_a_worker_reads_as_much_as_a_step_may_hold() -> None:
+def test_without_a_target_a_worker_prefills_as_much_as_a_step_may_hold() -> None:
     for kind in (PrefillBatcher, RunningBatcher):
         batcher = make(kind, math.inf)
         batcher.add(Arrival(params(tuple(k % 50 for k in range(2900)), num_reserved_pages=190)))
@@ -133,7 +133,7 @@ def test_decodes_are_not_held_back_for_the_target() -> None:
     assert run_steps(batcher, 9.0, 3) == [3, 3, 3]
 
 
-def test_a_policy_fills_steps_of_the_size_that_fits_and_knows_what_steps_cost() -> None:
+def test_a_policy_fills_steps_of_the_size_that_fits_and_is_shown_what_steps_cost() -> None:
     batcher = make(RunningBatcher)
     batcher.add(Arrival(params((1, 2, 3), 0, max_tokens=90)))
     run_steps(batcher, 0.0, 1)
@@ -141,7 +141,8 @@ def test_a_policy_fills_steps_of_the_size_that_fits_and_knows_what_steps_cost() 
     budget = ScriptedBudget(StepShare((0,), 100))
     batcher.set_policy(policy(budget=budget))
     run_steps(batcher, 0.001, 1)
-    batcher.pace.cost = StepCost(1.0, 2.0, 0.0, 3.0, 0.0)
+    cost = StepCost(1.0, 2.0, 0.0, 3.0, 0.0)
+    batcher.set_cost(cost)
     run_steps(batcher, 0.001, 1)
-    assert [view.cost for view in budget.views] == [None, batcher.pace.cost]
+    assert [view.cost for view in budget.views] == [None, cost]
     assert budget.views[0].max_tokens == FIRST_TOKENS + 1

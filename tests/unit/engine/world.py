@@ -4,10 +4,9 @@ import random
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 
-from weir.core.attempt import Attempt
 from weir.core.clock import ManualClock
-from weir.core.logprobs import TokenLogprobs
-from weir.core.sampling import SamplingParams, StopRules
+from weir.core.life import Attempt
+from weir.core.sampling import SamplingParams, StopRules, TokenLogprobs
 from weir.engine.batching.batcher import Batcher, BatchLimits
 from weir.engine.batching.prefill import PrefillBatcher
 from weir.engine.batching.running import RunningBatcher
@@ -60,7 +59,7 @@ class Schedule:
     num_slots: int
     prefill_limits: BatchLimits
     decode_limits: BatchLimits
-    reserve_pages: int
+    watermark_pages: int
     seed: int
 
 
@@ -124,12 +123,12 @@ class World:
         self.runner = HashRunner(schedule.num_pages, VOCAB_SIZE)
         self.free_pages = set(range(schedule.num_pages))
         self.free_slots = set(range(schedule.num_slots))
-        reserve = schedule.reserve_pages
+        watermark = schedule.watermark_pages
         self.prefill = PrefillBatcher(
-            schedule.prefill_limits, PagePool(reserve_pages=reserve, reserve_slots=1), self.records.open
+            schedule.prefill_limits, PagePool(watermark_pages=watermark, watermark_slots=1), self.records.open
         )
         self.decode = RunningBatcher(
-            schedule.decode_limits, PagePool(reserve_pages=reserve, reserve_slots=0), self.records.open
+            schedule.decode_limits, PagePool(watermark_pages=watermark, watermark_slots=0), self.records.open
         )
         self.outcomes: dict[SequenceKey, Outcome] = defaultdict(Outcome)
         self._random = random.Random(schedule.seed)
@@ -184,16 +183,7 @@ class World:
             snapshot = record.read()
             assert snapshot is not None
             assert snapshot.block_table == ready.page_ids
-            arrival = Arrival(
-                params=snapshot.params,
-                slot=ready.slot,
-                log=record,
-                output_token_ids=snapshot.output_token_ids,
-                output_logprobs=snapshot.output_logprobs,
-                block_table=snapshot.block_table,
-                num_computed_tokens=snapshot.num_computed_tokens,
-            )
-            self.decode.add(arrival)
+            self.decode.add(Arrival.of_record(ready.slot, record, snapshot))
             if ready.key in self._cancelled:
                 self.decode.cancel(ready.key)
 

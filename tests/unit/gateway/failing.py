@@ -2,11 +2,15 @@
 
 import asyncio
 
+import pytest
 from tests.unit.gateway.world import World
 
 from weir.client import AsyncWeirClient, GenerateOptions
 from weir.core.errors import WeirError
 from weir.testing.load import StreamRecord, greedy_request, stream
+
+ONE_DISPATCH = pytest.mark.parametrize("max_dispatches", [1])
+"""A request ends with what ends its first dispatch."""
 
 
 def run(world: World, max_tokens: int = 11) -> "asyncio.Task[StreamRecord]":

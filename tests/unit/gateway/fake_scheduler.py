@@ -25,7 +25,7 @@ from weir.bus.messages import (
 )
 from weir.bus.protocol import Bus
 from weir.bus.subjects import Subjects
-from weir_gateway.access.access_control import Caller, RequestScope
+from weir_gateway.access import Caller, RequestScope
 
 INSTANCE = "test"
 OPEN_RULES = AccessRules(

@@ -183,22 +183,25 @@ class FakePair:
             return
         start = command.start
         self.starts[start.request_id] = start
-        if self.stops_after == 0:
+        first_index = len(start.output_token_ids)
+        if self.stops_after is not None and self.stops_after <= first_index:
             return
         tokens, finish = self.tokens(start)
         if start.sampling.HasField("prompt_logprobs"):
             num_top = start.sampling.prompt_logprobs
             of_prompt = [token_logprobs(token_id, num_top) for token_id in start.prompt_token_ids[1:]]
             self.prefill.send(_update(start, 0, prompt_logprobs=of_prompt))
-        first = _update(start, 0, tokens[:1], logprobs=_logprobs(start, tokens[:1]))
+        assert list(start.output_token_ids) == tokens[:first_index]
+        new = tokens[first_index : first_index + 1]
+        first = _update(start, first_index, new, logprobs=_logprobs(start, new))
         first.num_cached_tokens = NUM_CACHED_TOKENS
-        if len(tokens) == 1:
+        if len(tokens) == first_index + 1:
             first.finish_reason = finish
             self.prefill.send(first)
             return
         self.prefill.send(first)
-        self.prefill.send(_update(start, 1, handed_off=True))
-        self._decode_from(start, 1)
+        self.prefill.send(_update(start, first_index + 1, handed_off=True))
+        self._decode_from(start, first_index + 1)
 
     def _decode_from(self, start: worker_pb2.Start, first_index: int) -> None:
         tokens, finish = self.tokens(start)
@@ -211,7 +214,7 @@ class FakePair:
             self.decode.send(_update(start, index, new, finish=ending, logprobs=_logprobs(start, new)))
 
     def _on_decode_command(self, command: worker_pb2.ServeRequest) -> None:
-        if command.HasField("resume") and command.resume.next_index > 0:
+        if command.HasField("resume") and not command.resume.awaits_hand_off:
             self._decode_from(self.starts[command.resume.request_id], command.resume.next_index)
 
 

@@ -16,7 +16,7 @@ from tests.unit.gateway.world import FAST, World, open_world
 
 from weir.bus.configuration import TenantAccess
 from weir.client import AsyncWeirClient
-from weir.core.api_key import key_digest
+from weir.core.credentials import key_digest
 from weir.core.errors import InvalidRequest, Overloaded, Unauthenticated
 from weir.rpc.errors import from_rpc_error
 from weir.rpc.port_guard import PortLimits

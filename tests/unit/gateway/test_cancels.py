@@ -5,11 +5,10 @@ from collections import Counter
 import pytest
 from tests.unit.gateway.fake_workers import CANCELLED, LENGTH, update, worker_error
 
-from weir.core.attempt import Attempt
 from weir.core.clock import ManualClock
+from weir.core.life import Attempt
 from weir.wire.v1 import worker_pb2
-from weir_gateway.workers.cancels import UnconfirmedCancels
-from weir_gateway.workers.wire import cancel_command
+from weir_gateway.workers.cancels import UnconfirmedCancels, cancel_command
 
 
 class Rig:
@@ -57,14 +56,14 @@ def test_nothing_else_confirms(sent: worker_pb2.SequenceUpdate) -> None:
     assert rig.ids() == ["a"]
 
 
-def test_a_worker_that_gave_the_request_up_confirms_and_one_that_has_not_heard_of_it_does_not() -> None:
+def test_a_worker_that_gave_the_request_up_confirms_and_one_that_never_had_it_does_not() -> None:
     rig = Rig()
     rig.cancels.note("a", Attempt())
     assert not rig.cancels.try_confirm(worker_error("a", worker_pb2.WORKER_ERROR_REASON_UNKNOWN_REQUEST))
     assert rig.cancels.try_confirm(worker_error("a", worker_pb2.WORKER_ERROR_REASON_INTERNAL))
 
 
-def test_the_newest_cancelled_attempt_is_said() -> None:
+def test_the_newest_cancelled_attempt_is_sent() -> None:
     rig = Rig()
     assert rig.cancels.note("a", Attempt(2)) == cancel_command("a", Attempt(2))
     assert rig.cancels.note("a", Attempt(1)) == cancel_command("a", Attempt(2))

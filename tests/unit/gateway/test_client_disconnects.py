@@ -1,7 +1,7 @@
 """Clients that disconnect, cancel, or run out of time, in every phase: nothing stays behind."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -11,17 +11,57 @@ import pytest
 from opentelemetry.context import Context
 from tests.unit.gateway.fake_scheduler import CALLER
 from tests.unit.gateway.fake_workers import update
-from tests.unit.gateway.phases import PHASES, assert_end_reached_all, hold_in
 from tests.unit.gateway.world import World, open_world
 
 from weir.core.errors import DeadlineExceeded
 from weir.core.options import GenerateOptions
 from weir.testing.load import greedy_request, stream
 from weir.wire.v1 import inference_pb2_grpc
-from weir_gateway.frontends.sse import EventStream
+from weir_gateway.frontends.http_frontend import EventStream
 from weir_gateway.requests.client_request import GRPC_NAMES, ClientRequest, Operation, Text
 
 CANCELLED, EXPIRED = grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED
+PHASES = ("submitting", "queued", "connecting", "prefilling", "decoding")
+
+
+def hold_in(world: World, phase: str) -> Callable[[], bool]:
+    """Sets the world up so that the next request stays in `phase`; returns whether it is there."""
+    scheduler, pair = world.scheduler, world.pair
+    match phase:
+        case "submitting":
+            scheduler.is_silent = True
+            return lambda: len(scheduler.submits) > 0
+        case "queued":
+            scheduler.grants_at_once = False
+            return lambda: any(held.requests for held in scheduler.helds)
+        case "connecting":
+            world.decode.refuses_streams = True
+            return lambda: world.prefill.num_streams > 0
+        case "prefilling":
+            pair.stops_after = 0
+            return lambda: len(pair.starts) > 0
+        case "decoding":
+            pair.stops_after = 4
+            return lambda: len(pair.starts) > 0
+    raise ValueError(phase)
+
+
+async def assert_end_reached_all(world: World, phase: str) -> None:
+    """The scheduler and, if they can know of the request, both workers."""
+    scheduler = world.scheduler
+    scheduler.is_silent = False
+    await world.until_idle()
+    if phase in ("submitting", "queued"):
+        assert {cancel.request_id for cancel in scheduler.cancels} == {scheduler.submits[0].request_id}
+        assert scheduler.finishes == []
+    else:
+        assert [finish.request_id for finish in scheduler.finishes] == [scheduler.submits[0].request_id]
+    if phase in ("prefilling", "decoding"):
+        for worker in (world.prefill, world.decode):
+            await world.until(lambda w=worker: w.named("cancel"), f"{worker.worker_id} got the cancel")  # type: ignore[misc]
+            assert [cancel.request_id for cancel in worker.named("cancel")] == [scheduler.submits[0].request_id]
+    await asyncio.sleep(0.1)
+    assert all(held.requests == () for held in scheduler.helds[-1:])
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -75,6 +115,17 @@ async def test_a_deadline_holds_without_a_frontend_that_enforces_it(world: World
         ending = await asyncio.wait_for(opened.ended, 5)
     assert isinstance(ending.error, DeadlineExceeded)
     await assert_end_reached_all(world, phase)
+
+
+async def test_the_moment_in_which_a_request_ends_is_no_breach_of_integrity(world: World) -> None:
+    world.pair.stops_after = 4
+    running = asyncio.create_task(stream(world.stub, greedy_request("x", max_tokens=9, request_id="mine")))
+    await world.until(lambda: world.pair.starts, "started")
+    assert world.gateway.processor.cancel(CALLER, "mine")
+    while not running.done():
+        assert world.gateway.describe().integrity_errors == ()
+        await asyncio.sleep(0)
+    await running
 
 
 async def test_a_client_that_cancels_at_once_leaves_nothing(world: World) -> None:

@@ -39,7 +39,8 @@ async def test_a_request_whose_workers_are_gone_is_submitted_again_and_served(wo
     running = run(world)
     again = await grant_in_vain(world, side)
     first = world.scheduler.submits[0]
-    assert again == replace(first, dispatch=2, deadline_ms=again.deadline_ms)
+    lost_id = {"prefill": "prefill-9-cccccccc", "decode": "decode-9-cccccccc"}[side]
+    assert again == replace(first, dispatch=2, deadline_ms=again.deadline_ms, lost_worker_id=lost_id)
     assert (await world.scheduler.grant(again)).accepted
     assert (await running).text == "hello world"
     (start,) = world.prefill.named("start")
@@ -83,7 +84,7 @@ async def test_after_as_many_dispatches_as_are_allowed_it_fails_with_a_hint(worl
     assert isinstance(error, Unavailable)
     assert ("decode-9-cccccccc" in error.message, error.retry_after_s) == (True, 1.0)
     assert [submit.dispatch for submit in world.scheduler.submits] == [1, 2, 3]
-    assert FAST.driver.max_dispatches == 3
+    assert FAST.driver.max_fruitless_dispatches == 3
     await world.until_idle()
     assert [finish.dispatch for finish in world.scheduler.finishes] == [3]
     assert world.prefill.named("start") == []

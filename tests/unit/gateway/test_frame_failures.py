@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from tests.unit.gateway.failing import assert_serves, error_of, request_id_of, run
+from tests.unit.gateway.failing import ONE_DISPATCH, assert_serves, error_of, request_id_of, run
 from tests.unit.gateway.fake_model import ids_of
 from tests.unit.gateway.fake_workers import LENGTH, update, worker_error
 from tests.unit.gateway.world import World
@@ -32,6 +32,7 @@ class TestFrames:
         assert (await running).text == "hello world"
         assert [resume.next_index for resume in world.decode.named("resume")] == [0, 2]
 
+    @ONE_DISPATCH
     async def test_a_gap_that_stays_ends_the_request(self, world: World) -> None:
         world.pair.stops_after = 2
         running = asyncio.create_task(error_of(world))
@@ -103,6 +104,7 @@ class TestFrames:
             (worker_pb2.WORKER_ERROR_REASON_INTERNAL, InternalError, False),
         ],
     )
+    @ONE_DISPATCH
     async def test_a_worker_that_gives_up_a_request_says_why(
         self, world: World, reason: worker_pb2.WorkerErrorReason.ValueType, kind: type[WeirError], has_hint: bool
     ) -> None:
@@ -116,6 +118,7 @@ class TestFrames:
         assert (error.retry_after_s is not None) == has_hint
         await world.until(lambda: world.decode.named("cancel"), "the decode worker got the cancel")
 
+    @ONE_DISPATCH
     async def test_a_worker_that_cancels_by_itself_ends_the_request(self, world: World) -> None:
         world.pair.stops_after = 4
         running = asyncio.create_task(error_of(world))

@@ -16,7 +16,7 @@ from weir.bus.in_memory import InMemoryHub
 from weir.bus.protocol import Bus, BusUnavailable
 from weir.core.errors import Unavailable
 from weir.model.errors import ModelNotFound
-from weir.rpc.body_budget import BodyBudget
+from weir.rpc.port_guard import BodyBudget
 from weir.runtime.config import ConfigError, read_config
 from weir_gateway.config import GatewayConfig
 from weir_gateway.gateway import GatewayComponent, GatewayLoaders, GatewayProcess, GatewaySettings
@@ -70,14 +70,14 @@ async def test_a_started_component_serves_http_and_describes_itself() -> None:
     assert asked == []
 
 
-async def test_without_a_bus_it_does_not_start_and_says_why() -> None:
+async def test_without_a_bus_it_does_not_start_and_names_the_reason() -> None:
     component = make_component(GatewayConfig(http_port=0), model=byte_model())
     async with stopped_at_the_end(component):
         with pytest.raises(Unavailable, match="no NATS server answers"):
             await component.start()
 
 
-async def test_without_the_models_files_it_does_not_start_and_says_what_would_help() -> None:
+async def test_without_the_models_files_it_does_not_start_and_names_what_would_help() -> None:
     component = make_component(GatewayConfig(http_port=0), hub=InMemoryHub())
     async with stopped_at_the_end(component):
         with pytest.raises(ModelNotFound, match=r"no model 'no/such/model.gguf'.*weir pull"):

@@ -115,7 +115,7 @@ async def test_bytes_that_are_no_request_are_refused(world: World, http: httpx.A
     assert world.metric("accepted_total") == 0
 
 
-async def test_a_body_over_the_limit_is_refused_whether_or_not_it_says_its_length(http: httpx.AsyncClient) -> None:
+async def test_a_body_over_the_limit_is_refused_whether_or_not_it_names_its_length(http: httpx.AsyncClient) -> None:
     async def chunks() -> AsyncIterator[bytes]:
         for _ in range(34):
             yield b"x" * 2**20

@@ -8,6 +8,7 @@ import httpx
 import openai
 import pytest
 from openai.types.chat import ChatCompletionChunk
+from tests.unit.gateway.failing import ONE_DISPATCH
 from tests.unit.gateway.fake_model import ids_of
 from tests.unit.gateway.fake_workers import NUM_CACHED_TOKENS
 from tests.unit.gateway.world import World
@@ -125,6 +126,7 @@ async def test_an_error_before_the_first_token_has_its_own_status(world: World, 
     assert "lane standard is full" in refused.value.message
 
 
+@ONE_DISPATCH
 async def test_an_error_after_tokens_is_an_error_event_and_then_the_end(world: World, http: httpx.AsyncClient) -> None:
     world.pair.stops_after = 4
     asking = asyncio.create_task(http.post("/v1/completions", json={"prompt": "x", "stream": True}))
@@ -141,6 +143,7 @@ async def test_an_error_after_tokens_is_an_error_event_and_then_the_end(world: W
     assert all(json.loads(event)["choices"][0]["finish_reason"] is None for event in events[:-2])
 
 
+@ONE_DISPATCH
 async def test_the_openai_client_raises_when_a_stream_breaks(world: World, client: openai.AsyncOpenAI) -> None:
     world.pair.stops_after = 4
     stream = await client.completions.create(model="bytes", prompt="x", stream=True)
@@ -150,6 +153,7 @@ async def test_the_openai_client_raises_when_a_stream_breaks(world: World, clien
         _ = [chunk async for chunk in stream]
 
 
+@ONE_DISPATCH
 async def test_an_error_of_a_whole_answer_is_a_status_with_a_hint(world: World, http: httpx.AsyncClient) -> None:
     world.pair.stops_after = 4
     asking = asyncio.create_task(http.post("/v1/completions", json={"prompt": "x"}))
@@ -190,3 +194,17 @@ async def test_models_and_health(world: World, client: openai.AsyncOpenAI, http:
     assert (await http.get("/health")).status_code == 503
     refused = await http.post("/v1/completions", json={"prompt": "x"})
     assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+
+
+async def test_a_defect_in_a_stream_is_counted_and_ends_it_with_an_error_event(
+    world: World, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def token_bytes(token_id: int) -> bytes:
+        raise RuntimeError(f"a defect at {token_id}")
+
+    monkeypatch.setattr(world.tokenizer, "token_bytes", token_bytes)
+    body = {"model": "bytes", "prompt": "x", "max_tokens": 5, "logprobs": 1, "stream": True}
+    *_, error, done = data_of(await http.post("/v1/completions", json=body))
+    assert json.loads(error)["error"]["message"] == "internal error: RuntimeError; see the gateway's log"
+    assert done == "[DONE]"
+    assert world.metric("http_internal_errors_total") == 1

@@ -69,11 +69,15 @@ async def test_an_update_about_the_prompt_is_no_sign_that_it_is_prefilled() -> N
     assert phases[-1:] == [Phase.FINISHED]
 
 
-async def test_the_loss_of_its_only_worker_ends_it() -> None:
+async def test_the_loss_of_its_only_worker_interrupts_it() -> None:
     phases: list[Phase] = []
     state = make_state(phases, ManualClock())
     state.grant(LOCAL)
     state.start()
     state.on_update("d", update(REQUEST_ID, 0, ANSWER[:2]))
     state.on_connection_lost("d", "gone")
-    assert phases[-1:] == [Phase.FAILED]
+    assert state.interrupted.result().message == "gone"
+    state.requeue()
+    state.grant(replace(LOCAL, dispatch=2))
+    assert list(state.start().start.output_token_ids) == ANSWER[:2]
+    assert not state.commands_to_resume("d")[-1].resume.awaits_hand_off

@@ -20,7 +20,7 @@ async def client(world: World) -> AsyncIterator[openai.AsyncOpenAI]:
         yield client
 
 
-async def test_grpc_tells_them_with_each_token(world: World) -> None:
+async def test_grpc_sends_them_with_each_token(world: World) -> None:
     world.pair.answer = ids_of(ANSWER)
     async with AsyncWeirClient(world.grpc_address) as client:
         chunks = [chunk async for chunk in client.generate("abc", GenerateOptions(logprobs=2, prompt_logprobs=1))]
@@ -62,7 +62,7 @@ async def test_a_chat_has_text_bytes_and_alternatives_of_each_token(client: open
     assert bytes(byte for entry in content for byte in entry.bytes or ()).decode() == ANSWER
 
 
-async def test_a_chat_without_alternatives_tells_the_chosen_tokens_alone(
+async def test_a_chat_without_alternatives_has_the_chosen_tokens_alone(
     world: World, client: openai.AsyncOpenAI
 ) -> None:
     answer = await client.chat.completions.create(
@@ -74,7 +74,7 @@ async def test_a_chat_without_alternatives_tells_the_chosen_tokens_alone(
     assert start.sampling.logprobs == 0
 
 
-async def test_a_streamed_chat_tells_every_token_once(client: openai.AsyncOpenAI) -> None:
+async def test_a_streamed_chat_has_every_token_once(client: openai.AsyncOpenAI) -> None:
     stream = await client.chat.completions.create(
         model="bytes", messages=[{"role": "user", "content": "x"}], logprobs=True, top_logprobs=1, stream=True
     )

@@ -6,9 +6,9 @@ from tests.unit.gateway.failing import assert_serves, error_of, request_id_of
 from tests.unit.gateway.fake_workers import update
 from tests.unit.gateway.world import FAST, World
 
-from weir.core.attempt import Attempt
 from weir.core.clock import ManualClock
 from weir.core.errors import Unavailable, WeirError
+from weir.core.life import Attempt
 from weir_gateway.workers.connections import WorkerConnections
 
 
@@ -55,7 +55,7 @@ async def test_a_cancel_is_sent_on_every_new_stream_until_it_is_confirmed(world:
     assert world.metric("cancels_unconfirmed") == 0
 
 
-async def test_a_worker_that_was_given_up_and_is_reached_again_hears_what_was_cancelled_meanwhile(
+async def test_a_worker_that_was_given_up_and_is_reached_again_gets_what_was_cancelled_meanwhile(
     world: World,
 ) -> None:
     running = await decoding(world)

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -63,3 +64,9 @@ def test_a_sound_body_is_read() -> None:
         True,
         "id",
     )
+
+
+def test_a_token_has_one_bias() -> None:
+    assert read_completion(b'{"prompt": "x", "logit_bias": {"0": 2, "50": 1}}').options.logit_bias == ((0, 2), (50, 1))
+    with pytest.raises(InvalidRequest, match="logit_bias: '05' is no token id"):
+        read_completion(b'{"prompt": "x", "logit_bias": {"5": 1, "05": 2}}')

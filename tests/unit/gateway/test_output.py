@@ -7,11 +7,9 @@ from hypothesis import strategies as st
 from tests.unit.gateway.fake_model import EOS, ByteDetokenizer
 from tests.unit.gateway.fake_workers import GOING_ON, LENGTH, token_logprobs, update
 
-from weir.core.attempt import Attempt
-from weir.core.life import FinishReason
+from weir.core.life import Attempt, FinishReason
 from weir.rpc.conversions import all_logprobs_from_pb
-from weir_gateway.requests.output import Output, OutputDelta, joined
-from weir_gateway.requests.stop_matcher import StopMatcher
+from weir_gateway.requests.output import Output, OutputDelta, StopMatcher, joined
 from weir_gateway.requests.token_order import TokenOrder
 
 REQUEST_ID = "r"

@@ -13,22 +13,29 @@ import pytest
 from tests.unit.gateway.fake_model import ByteTokenizer
 from tests.unit.gateway.fake_workers import LENGTH, update
 from tests.unit.gateway.world import World, open_world
-from tests.unit.predictors.words import QUICK
+from tests.unit.predictors.words import QUICK, samples_of, word_table
 
 from weir.client import AsyncWeirClient, GenerateOptions
+from weir.model.files.source import resolve_model
+from weir.model.tokens.chat_template import load_chat_template
+from weir.model.tokens.tokenizer import load_tokenizer
+from weir.model.tokens.vectors import load_token_table
 from weir.policy.predictors.features import PromptFeatures
 from weir.policy.predictors.predictor import Predictions, Predictor
+from weir.policy.predictors.predictor_file import save_predictor
 from weir.policy.predictors.token_table import make_token_table
+from weir.runtime.config import ConfigError
 from weir.sim.workloads.traces import read_trace
 from weir.training.make import train_predictor
 from weir.training.samples import Samples
-from weir_gateway.lengths.output_lengths import OutputLengths
-from weir_gateway.lengths.prediction_queue import PredictionLimits, PredictionQueue
-from weir_gateway.lengths.request_log import RequestLog, RequestLogSettings
+from weir_gateway.config import GatewayConfig
+from weir_gateway.output_lengths import OutputLengths, PredictionLimits, PredictionQueue, load_lengths
+from weir_gateway.request_log import RequestLog, RequestLogSettings
 from weir_gateway.requests.validation import OutputPrediction
 
 OPTIONS = GenerateOptions(max_tokens=50, temperature=0.0)
 ANSWER_TOKENS = len("hello world") + 1
+MODEL = "dummy:tiny"
 
 
 @pytest.fixture(scope="module")
@@ -200,7 +207,7 @@ async def many(queue: PredictionQueue, num: int) -> list[OutputPrediction | None
 async def test_prompts_that_come_meanwhile_are_one_batch_and_answers_are_their_own() -> None:
     slow = Slow(0.02)
     with ThreadPoolExecutor(1) as executor:
-        queue = PredictionQueue(slow, 1.0, PredictionLimits(wait_s=10.0, max_batch=8), executor)
+        queue = PredictionQueue(slow.predict, 1.0, PredictionLimits(wait_s=10.0, max_batch=8), executor)
         found = await many(queue, 20)
     assert [prediction and prediction.uncalibrated_tokens for prediction in found] == [float(i + 1) for i in range(20)]
     assert slow.batches == [8, 8, 4]
@@ -209,14 +216,24 @@ async def test_prompts_that_come_meanwhile_are_one_batch_and_answers_are_their_o
 async def test_a_late_prediction_is_not_waited_for() -> None:
     slow = Slow(0.3)
     with ThreadPoolExecutor(1) as executor:
-        queue = PredictionQueue(slow, 1.0, PredictionLimits(wait_s=0.02), executor)
+        queue = PredictionQueue(slow.predict, 1.0, PredictionLimits(wait_s=0.02), executor)
         assert await queue.try_predict([1, 2]) is None
         assert queue.metrics()["predictions_late_total"] == 1
 
 
+async def test_nothing_is_predicted_of_prompts_that_were_not_waited_for() -> None:
+    slow = Slow(0.1)
+    with ThreadPoolExecutor(1) as executor:
+        queue = PredictionQueue(slow.predict, 1.0, PredictionLimits(wait_s=0.02, max_batch=1), executor)
+        assert await many(queue, 2) == [None, None]
+        assert await queue.try_predict([1]) is None
+        await asyncio.sleep(0.3)
+    assert 0 not in slow.batches
+
+
 async def test_too_many_that_wait_are_sent_on_without() -> None:
     with ThreadPoolExecutor(1) as executor:
-        queue = PredictionQueue(Slow(0.02), 1.0, PredictionLimits(wait_s=10.0, max_waiting=3), executor)
+        queue = PredictionQueue(Slow(0.02).predict, 1.0, PredictionLimits(wait_s=10.0, max_waiting=3), executor)
         found = await many(queue, 9)
     assert sum(prediction is None for prediction in found) == 6
     assert queue.metrics()["predictions_skipped_total"] == 6
@@ -231,7 +248,7 @@ async def test_a_predictor_that_fails_in_its_thread_fails_its_batch_alone() -> N
             return super().predict(prompts)
 
     with ThreadPoolExecutor(1) as executor:
-        queue = PredictionQueue(Once(0.0), 1.0, PredictionLimits(wait_s=10.0), executor)
+        queue = PredictionQueue(Once(0.0).predict, 1.0, PredictionLimits(wait_s=10.0), executor)
         assert await queue.try_predict([1]) is None
         assert await queue.try_predict([1, 2]) == OutputPrediction(2.0, -2.0, uncalibrated_tokens=2.0)
     assert queue.metrics() == {
@@ -240,3 +257,41 @@ async def test_a_predictor_that_fails_in_its_thread_fails_its_batch_alone() -> N
         "predictions_late_total": 0,
         "predictions_skipped_total": 0,
     }
+
+
+def save_one_for_the_model(path: Path) -> None:
+    source = resolve_model(MODEL)
+    tokenizer = load_tokenizer(source)
+    table = load_token_table(source, tokenizer, load_chat_template(source), num_dims=8)
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, tokenizer.vocab_size, 10).tolist() for _ in range(120)]
+    samples = Samples(PromptFeatures(table).of(prompts), rng.integers(1, 100, 120))
+    save_predictor(path, train_predictor(table, samples, MODEL, settings=QUICK))
+
+
+def test_only_what_is_asked_for_is_loaded(tmp_path: Path) -> None:
+    save_one_for_the_model(tmp_path / "p.npz")
+    predictor, log = str(tmp_path / "p.npz"), str(tmp_path / "log")
+    for config, parts in (
+        (GatewayConfig(model=MODEL), set()),
+        (GatewayConfig(model=MODEL, predictor=predictor), {"prediction"}),
+        (GatewayConfig(model=MODEL, request_log=log), {"log"}),
+        (
+            GatewayConfig(model=MODEL, predictor=predictor, request_log=log, request_log_text=True),
+            {"prediction", "log"},
+        ),
+    ):
+        lengths = load_lengths(config)
+        metrics = lengths.metrics()
+        lengths.close()
+        found = {"prediction": "prediction_factor", "log": "request_log_written_total"}
+        assert {part for part, metric in found.items() if metric in metrics} == parts
+
+
+def test_a_predictor_of_another_model_stops_the_start(tmp_path: Path) -> None:
+    table = word_table()
+    save_predictor(
+        tmp_path / "p.npz", train_predictor(table, samples_of(table, 120, noise=0.3), "words", settings=QUICK)
+    )
+    with pytest.raises(ConfigError, match=r"predictor: .*p\.npz: was made for another tokenizer"):
+        load_lengths(GatewayConfig(model=MODEL, predictor=str(tmp_path / "p.npz")))

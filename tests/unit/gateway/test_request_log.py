@@ -3,6 +3,7 @@
 import json
 import stat
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from tests.unit.predictors.words import PREFIX, SUFFIX, word_table
 from weir.policy.predictors.features import PromptFeatures
 from weir.policy.predictors.log_record import LogRecord
 from weir.training.samples import load_samples
-from weir_gateway.lengths.request_log import RequestLog, RequestLogSettings
+from weir_gateway.request_log import RequestLog, RequestLogSettings
 
 PROMPT = (*PREFIX, 20, 21, 22, *SUFFIX)
 RECORD = LogRecord(12.0, "m", len(PROMPT), 34, 64, is_cut=False)
@@ -48,6 +49,26 @@ def test_the_log_is_its_owners_alone_and_goes_on_after_a_torn_line(tmp_path: Pat
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     whole = [line for line in path.read_text().splitlines() if line.endswith("}")]
     assert len(whole) == 2
+
+
+def test_a_log_goes_on_when_its_folder_is_back(tmp_path: Path) -> None:
+    folder = tmp_path / "logs"
+    log = RequestLog(RequestLogSettings(folder / "log", 500, keeps_tokens=True), None)
+
+    def write_one(result: str) -> None:
+        before = log.metrics()[result]
+        log.write(RECORD, PROMPT)
+        while log.metrics()[result] == before:
+            time.sleep(0.001)
+
+    write_one("request_log_written_total")
+    folder.rename(tmp_path / "away")
+    write_one("request_log_failed_total")
+    write_one("request_log_failed_total")
+    (tmp_path / "away").rename(folder)
+    write_one("request_log_written_total")
+    log.close()
+    assert log.metrics()["request_log_failed_total"] == 2
 
 
 def test_a_full_log_is_rotated_and_both_parts_stay_within_the_limit(tmp_path: Path) -> None:

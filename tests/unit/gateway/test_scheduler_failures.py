@@ -25,7 +25,7 @@ class TestScheduler:
             (RefusalReason.NO_WORKER, Unavailable, None),
         ],
     )
-    async def test_a_refusal_says_why_and_when_to_try_again(
+    async def test_a_refusal_has_its_reason_and_when_to_try_again(
         self, world: World, reason: RefusalReason, kind: type[WeirError], field: str | None
     ) -> None:
         world.scheduler.refusal = SubmitReply(5, False, reason, "says the scheduler", 2500)
@@ -80,6 +80,31 @@ class TestScheduler:
         error, _ = await running
         assert isinstance(error, Unavailable)
         assert error.retry_after_s == 2.0
+
+    async def test_an_accepted_request_outlives_an_outage_that_no_new_one_waits_for(self, world: World) -> None:
+        world.scheduler.grants_at_once = False
+        running = run(world)
+        await world.until(lambda: any(held.requests for held in world.scheduler.helds), "queued")
+        world.scheduler.is_silent = True
+        error, _ = await error_of(world)
+        assert isinstance(error, Unavailable)
+        await asyncio.sleep(0.2)
+        world.scheduler.is_silent = False
+        assert (await world.scheduler.grant(world.scheduler.submits[0])).accepted
+        assert (await running).text == "hello world"
+
+    async def test_so_does_one_whose_worker_is_lost_meanwhile(self, world: World) -> None:
+        world.pair.stops_after = 4
+        running = run(world)
+        await world.until(lambda: world.scheduler.prefilled, "runs")
+        world.scheduler.is_silent = True
+        await world.decode.stop()
+        await world.until(lambda: world.metric("interruptions_total") == 1, "interrupted")
+        await asyncio.sleep(0.9)
+        world.pair.stops_after = None
+        await world.decode.start()
+        world.scheduler.is_silent = False
+        assert (await running).text == "hello world"
 
     async def test_a_grant_that_overtakes_the_answer_counts(self, world: World) -> None:
         world.scheduler.is_silent = True

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from tests.unit.gateway.failing import assert_serves, error_of, request_id_of, run
+from tests.unit.gateway.failing import ONE_DISPATCH, assert_serves, error_of, request_id_of, run
 from tests.unit.gateway.fake_model import ids_of
 from tests.unit.gateway.fake_workers import LENGTH, update
 from tests.unit.gateway.world import FAST, World
@@ -51,6 +51,7 @@ class TestStreams:
         assert (await running).text == "hello world"
 
     @pytest.mark.parametrize("side", ["prefill", "decode"])
+    @ONE_DISPATCH
     async def test_a_lost_worker_ends_its_requests_with_a_hint_to_try_again(self, world: World, side: str) -> None:
         world.pair.stops_after = 0
         running = asyncio.create_task(error_of(world))
@@ -67,6 +68,7 @@ class TestStreams:
         await getattr(world, side).start()
         await assert_serves(world)
 
+    @ONE_DISPATCH
     async def test_a_worker_lost_after_tokens_says_how_many_were_sent_and_gives_no_hint(self, world: World) -> None:
         world.pair.stops_after = 4
         running = asyncio.create_task(error_of(world))
@@ -88,6 +90,7 @@ class TestStreams:
         world.decode.send(update(request_id_of(world), 4, ids_of("o world"), finish=LENGTH))
         assert (await running).text == "hello world"
 
+    @ONE_DISPATCH
     async def test_another_worker_at_the_address_means_that_everything_there_is_lost(self, world: World) -> None:
         world.pair.stops_after = 4
         running = asyncio.create_task(error_of(world))
@@ -99,6 +102,7 @@ class TestStreams:
         assert isinstance(error, Unavailable)
         assert "decode-0-bbbbbbbb is gone: decode-0-cccccccc answers" in error.message
 
+    @ONE_DISPATCH
     async def test_a_worker_that_never_answers_ends_the_request(
         self, world: World, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -110,6 +114,7 @@ class TestStreams:
         assert world.metric("worker_connections") == 1
         assert "1 requests end" in caplog.text
 
+    @ONE_DISPATCH
     async def test_a_worker_that_breaks_every_stream_at_once_is_given_up(self, world: World) -> None:
         world.pair.stops_after = 0
         world.decode.ends_streams_on = "resume"
@@ -118,6 +123,7 @@ class TestStreams:
         assert "decode-0-bbbbbbbb is lost" in error.message
         assert world.decode.num_streams == FAST.connections.max_short_streams + 1
 
+    @ONE_DISPATCH
     async def test_why_the_last_stream_broke_is_reported_when_a_worker_is_given_up(self, world: World) -> None:
         world.pair.stops_after = 0
         world.decode.on_command = lambda command: world.decode.send_garbage() if command.HasField("resume") else None

@@ -11,7 +11,7 @@ import openai
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 from tests.unit.gateway.fake_scheduler import OPEN_RULES
-from tests.unit.gateway.test_access_control import CLOSED, KEY_A, KEY_B
+from tests.unit.gateway.test_access import CLOSED, KEY_A, KEY_B
 from tests.unit.gateway.world import FAST, World, open_world
 
 from weir.bus.messages import RefusalReason, SubmitReply
@@ -64,7 +64,7 @@ async def refused(world: World, options: GenerateOptions = OPTIONS, api_key: str
     return raised.value
 
 
-async def test_a_key_says_by_grpc_whose_request_it_is(closed: World) -> None:
+async def test_a_key_shows_by_grpc_whose_request_it_is(closed: World) -> None:
     async with AsyncWeirClient(closed.grpc_address, api_key=KEY_B) as client:
         assert await text_of(client) == "hello"
     submit = closed.scheduler.submits[-1]
@@ -138,7 +138,7 @@ async def test_malformed_rules_change_nothing_and_are_counted(closed: World) -> 
     assert isinstance(await refused(closed), Unauthenticated)
 
 
-async def test_a_gateway_that_knows_no_rules_lets_nobody_in_until_they_come() -> None:
+async def test_a_gateway_that_has_no_rules_lets_nobody_in_until_they_come() -> None:
     settings = replace(FAST, access_wait_s=0.05)
     async with open_world(settings, rules=None) as world:
         error = await refused(world)
@@ -237,7 +237,7 @@ async def test_a_lane_that_is_not_open_is_permission_denied_by_grpc(closed: Worl
         (RefusalReason.NO_WORKER, Unavailable, 503, "service_unavailable", "unavailable"),
     ],
 )
-async def test_a_refusal_of_the_scheduler_says_when_to_come_again(
+async def test_a_refusal_of_the_scheduler_names_when_to_come_again(
     world: World,
     http: httpx.AsyncClient,
     reason: RefusalReason,

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weir.core.attempt import Attempt
-from weir.core.life import FinishReason
+from weir.core.life import Attempt, FinishReason
 from weir_gateway.requests.token_order import TokenConflict, TokenOrder
 
 ATTEMPT = Attempt(1)

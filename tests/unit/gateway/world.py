@@ -17,9 +17,8 @@ from tests.unit.gateway.fake_workers import FakePair, FakeWorker
 from weir.bus.configuration import AccessRules
 from weir.bus.in_memory import InMemoryHub
 from weir.bus.messages import Placement
-from weir.core.scheduling import SchedulingParams
-from weir.rpc.body_budget import BodyBudget
-from weir.rpc.port_guard import PortGuard, PortLimits
+from weir.core.life import SchedulingParams
+from weir.rpc.port_guard import BodyBudget, PortGuard, PortLimits
 from weir.rpc.server import ErrorGuard, TraceContextGuard, make_server
 from weir.wire.v1 import inference_pb2_grpc
 from weir_gateway.driving.driver import DriverSettings
@@ -27,15 +26,19 @@ from weir_gateway.driving.scheduler_port import SchedulerPortSettings
 from weir_gateway.frontends.grpc_frontend import InferenceServicer
 from weir_gateway.frontends.http_server import HttpSettings
 from weir_gateway.gateway import Gateway, GatewayProcess, GatewaySettings
-from weir_gateway.lengths.output_lengths import OutputLengths
+from weir_gateway.output_lengths import OutputLengths
 from weir_gateway.workers.connections import ConnectionSettings
 
 GATEWAY_ID = "gateway-0-00000000"
 
 FAST = GatewaySettings(
     instance=INSTANCE,
-    port=SchedulerPortSettings(outage_s=0.6, reply_timeout_s=0.2, retry_interval_s=0.05, end_wait_s=0.5),
-    driver=DriverSettings(max_requests=16, overdue_s=0.15, gap_s=0.8, no_progress_s=5.0, tick_s=0.05),
+    port=SchedulerPortSettings(
+        outage_s=0.6, accepted_outage_s=1.5, reply_timeout_s=0.2, retry_interval_s=0.05, end_wait_s=0.5
+    ),
+    driver=DriverSettings(
+        max_requests=16, fruitless_wait_s=0.01, overdue_s=0.15, gap_s=0.8, no_progress_s=5.0, tick_s=0.05
+    ),
     connections=ConnectionSettings(lost_after_s=1.5, connect_timeout_s=1.0, first_backoff_s=0.02, max_backoff_s=0.1),
     report_interval_s=0.05,
 )

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from weir.core.attempt import Attempt
+from weir.core.life import Attempt
 from weir.core.sampling import SamplingParams, StopRules
 from weir.kv.arena.segment import Segment
 from weir.kv.geometry import ArenaGeometry

@@ -9,9 +9,8 @@ from weir.core.process import ProcessIdentity
 from weir.kv.arena.integrity import check_integrity
 from weir.kv.arena.lease import Lease, LeaseState
 from weir.kv.arena.ownership import OwnershipTable
-from weir.kv.layout import PAGE_DTYPE, SLOT_DTYPE
-from weir.kv.prefixes.index import PageIds
-from weir.kv.states import PageState
+from weir.kv.layout import PAGE_DTYPE, SLOT_DTYPE, PageState
+from weir.kv.prefixes import PageIds
 
 
 def _no_records(slot: int) -> None:

@@ -8,15 +8,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from weir.core.attempt import Attempt
+from weir.core.life import Attempt
 from weir.core.process import ProcessIdentity
 from weir.kv.arena.integrity import check_integrity
 from weir.kv.arena.lease import Lease, LeaseState
-from weir.kv.arena.ownership import Move, OwnershipTable
-from weir.kv.layout import PAGE_DTYPE, SLOT_DTYPE
+from weir.kv.arena.ownership import Move, NotOwned, OwnershipTable
+from weir.kv.layout import PAGE_DTYPE, SLOT_DTYPE, PageState, SlotState
 from weir.kv.messages import PageChain
-from weir.kv.prefixes.index import PageIds
-from weir.kv.states import NotOwned, PageState, SlotState
+from weir.kv.prefixes import PageIds
 
 _NUM_PAGES = 24
 _NUM_SLOTS = 5

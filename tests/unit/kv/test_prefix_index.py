@@ -9,15 +9,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from weir.core.attempt import Attempt
+from weir.core.life import Attempt
 from weir.core.process import ProcessIdentity
 from weir.kv.arena.integrity import check_integrity
 from weir.kv.arena.lease import Lease, LeaseState
 from weir.kv.arena.ownership import Move, OwnershipTable
-from weir.kv.layout import PAGE_DTYPE, SLOT_DTYPE
+from weir.kv.layout import NO_LEASE, PAGE_DTYPE, SLOT_DTYPE, PageState
 from weir.kv.messages import PageChain
-from weir.kv.prefixes.index import PageIds
-from weir.kv.states import NO_LEASE, PageState
+from weir.kv.prefixes import PageIds
 
 _NUM_PAGES = 16
 _NUM_SLOTS = 4

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weir.core.attempt import Attempt
+from weir.core.life import Attempt, SchedulingParams
 from weir.core.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, SamplingParams, StopRules
-from weir.core.scheduling import SchedulingParams
 from weir.kv.arena.segment import Segment
 from weir.kv.geometry import ArenaGeometry
 from weir.kv.layout import LAYOUT_VERSION, RECORD_HEADER_BYTES, layout_of

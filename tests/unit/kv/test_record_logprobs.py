@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weir.core.logprobs import TokenLogprobs
-from weir.core.sampling import SamplingParams
+from weir.core.sampling import SamplingParams, TokenLogprobs
 from weir.kv.geometry import ArenaGeometry
 from weir.kv.layout import RECORD_LOGPROBS_BYTES, layout_of
-from weir.kv.records.logprobs import LOGPROBS_BYTES, MAX_KEPT, LogprobRing
+from weir.kv.records.format import LOGPROBS_BYTES, MAX_KEPT_LOGPROBS, LogprobRing
 from weir.kv.records.record import SequenceParams, SequenceRecord
 
 _GEOMETRY = ArenaGeometry(page_bytes=4096, num_pages=40, num_slots=1, max_context_tokens=256)
@@ -41,7 +40,7 @@ def fresh_memory() -> memoryview:
     return memoryview(bytearray(layout_of(_GEOMETRY).record_bytes))
 
 
-@pytest.mark.parametrize("num_tokens", [0, 1, MAX_KEPT, MAX_KEPT + 1, 30])
+@pytest.mark.parametrize("num_tokens", [0, 1, MAX_KEPT_LOGPROBS, MAX_KEPT_LOGPROBS + 1, 30])
 def test_the_newest_are_read_in_another_mapping_and_older_ones_are_unknown(
     asking: SequenceParams, num_tokens: int
 ) -> None:
@@ -52,7 +51,7 @@ def test_the_newest_are_read_in_another_mapping_and_older_ones_are_unknown(
         assert snapshot is None
         return
     assert snapshot is not None
-    num_lost = max(0, num_tokens - MAX_KEPT)
+    num_lost = max(0, num_tokens - MAX_KEPT_LOGPROBS)
     unknown = [TokenLogprobs.unknown(index + 100) for index in range(num_lost)]
     assert list(snapshot.output_logprobs) == unknown + [told_of(index) for index in range(num_lost, num_tokens)]
 
@@ -96,7 +95,7 @@ def test_a_sequence_that_did_not_ask_has_none(params: SequenceParams) -> None:
             TokenLogprobs, TOKEN_IDS, FLOATS, TOKEN_IDS, st.lists(st.tuples(TOKEN_IDS, FLOATS), max_size=20).map(tuple)
         ),
         min_size=1,
-        max_size=MAX_KEPT,
+        max_size=MAX_KEPT_LOGPROBS,
     )
 )
 def test_every_value_comes_back_as_it_was(entries: list[TokenLogprobs]) -> None:
@@ -110,12 +109,12 @@ def test_every_value_comes_back_as_it_was(entries: list[TokenLogprobs]) -> None:
 def test_a_death_in_the_middle_of_an_entry_leaves_it_unknown() -> None:
     ring = LogprobRing(memoryview(bytearray(RECORD_LOGPROBS_BYTES)))
     ring.clear()
-    for index in range(MAX_KEPT):
+    for index in range(MAX_KEPT_LOGPROBS):
         ring.keep(index, told_of(index))
     with pytest.raises(ValueError, match="broadcast"):  # more than an entry holds: it breaks off where a death could
-        ring.keep(MAX_KEPT, TokenLogprobs(7, -1.0, 1, ((1, -1.0),) * 21))
-    token_ids = [index + 100 for index in range(MAX_KEPT + 1)]
-    kept = [told_of(index) for index in range(1, MAX_KEPT)]
+        ring.keep(MAX_KEPT_LOGPROBS, TokenLogprobs(7, -1.0, 1, ((1, -1.0),) * 21))
+    token_ids = [index + 100 for index in range(MAX_KEPT_LOGPROBS + 1)]
+    kept = [told_of(index) for index in range(1, MAX_KEPT_LOGPROBS)]
     assert ring.read(token_ids) == (TokenLogprobs.unknown(100), *kept, TokenLogprobs.unknown(token_ids[-1]))
 
 

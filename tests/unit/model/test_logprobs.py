@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.model.reference_sampler import Logits, log_softmax
 
-from weir.core.logprobs import TokenLogprobs
-from weir.core.sampling import SamplingParams
+from weir.core.sampling import SamplingParams, TokenLogprobs
 from weir.engine.plan import SampleSpec, ScoreSpec, TokenHistory
 from weir.model.rows import SampledRow, ScoredRows
 from weir.model.sampler import prompt_logprobs, sample_step, scan_of, token_logprobs

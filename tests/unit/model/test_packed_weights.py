@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tests.unit.model.tiny import TinyLlama
 
+from weir.core.file_lock import StillLocked, file_lock
 from weir.model.cpu.packed_weights import DATA_START, PackedWeights, load_packed
 from weir.model.errors import ModelError
 from weir.model.files.config import load_model_config
@@ -43,6 +44,33 @@ def test_processes_that_start_at_once_make_the_file_once_and_without_torch(tiny:
     assert sum("packed " in output for output in outputs) == 1, outputs
     assert all(output.endswith("False False\n") for output in outputs)
     assert len(files_in(tmp_path)) == 1, "nothing temporary is left"
+
+
+def test_a_process_that_packs_for_ever_is_not_waited_for_for_ever(
+    tiny: TinyLlama, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weir.model.cpu.packed_weights._PACKING_TIMEOUT_S", 0.2)
+    load(tiny, tmp_path)
+    (path,) = files_in(tmp_path)
+    path.unlink()
+    with (
+        file_lock(path.with_suffix(".lock"), "packing", timeout_s=0),
+        pytest.raises(StillLocked, match=f"packing {tiny.source.name}: another process has held"),
+    ):
+        load(tiny, tmp_path)
+    load(tiny, tmp_path)
+    assert files_in(tmp_path) == [path]
+
+
+def test_what_killed_processes_have_left_is_gone_with_the_next_file(tiny: TinyLlama, tmp_path: Path) -> None:
+    program = PROGRAM.replace("load_packed(source,", "os.fsync = lambda _: os._exit(9)\nload_packed(source,")
+    command = [sys.executable, "-c", f"import os\n{program}", str(tiny.folder), str(tmp_path)]
+    for _ in range(2):
+        assert subprocess.run(command, check=False, timeout=100).returncode == 9
+    assert len(files_in(tmp_path)) == 1
+    load(tiny, tmp_path)
+    (path,) = files_in(tmp_path)
+    assert path.suffix == ".weights"
 
 
 def test_a_second_load_maps_the_same_bytes_read_only(tiny: TinyLlama, tmp_path: Path) -> None:

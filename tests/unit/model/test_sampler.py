@@ -1,7 +1,7 @@
 """Sampled tokens follow the distribution that parameters say; nothing but their own row and history decides."""
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -22,24 +22,30 @@ indices = st.integers(0, 2**31)
 logit_rows = st.lists(st.floats(-30, 30, width=32), min_size=1, max_size=40).map(
     lambda values: np.array(values, dtype=np.float32)
 )
-filters = {
+FILTERS = {
     "temperature": st.one_of(st.just(0.0), st.floats(0.01, 10)),
     "top_k": st.integers(0, 50),
     "top_p": st.one_of(st.just(1.0), st.floats(0.01, 1.0)),
     "min_p": st.one_of(st.just(0.0), st.floats(0.0, 1.0)),
     "seed": seeds,
 }
-params_of_any_kind = st.builds(
-    SamplingParams,
-    **filters,
-    repetition_penalty=st.one_of(st.just(1.0), st.floats(0.5, 2.0)),
-    presence_penalty=st.one_of(st.just(0.0), st.floats(-2.0, 2.0)),
-    frequency_penalty=st.one_of(st.just(0.0), st.floats(-2.0, 2.0)),
-    logit_bias=st.dictionaries(st.integers(0, VOCAB_SIZE - 1), st.floats(-100, 100), max_size=4).map(
+ADJUSTMENTS = {
+    "repetition_penalty": st.one_of(st.just(1.0), st.floats(0.5, 2.0)),
+    "presence_penalty": st.one_of(st.just(0.0), st.floats(-2.0, 2.0)),
+    "frequency_penalty": st.one_of(st.just(0.0), st.floats(-2.0, 2.0)),
+    "logit_bias": st.dictionaries(st.integers(0, VOCAB_SIZE - 1), st.floats(-100, 100), max_size=4).map(
         lambda bias: tuple(sorted(bias.items()))
     ),
-)
+}
+REPORTS = {"logprobs": st.none() | st.integers(0, 3), "prompt_logprobs": st.none() | st.integers(0, 3)}
+"""What changes no token."""
+params_of_any_kind = st.builds(SamplingParams, **FILTERS, **ADJUSTMENTS, **REPORTS)
 token_lists = st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=20)
+
+
+def test_every_sampling_parameter_is_tried_here() -> None:
+    """One that is new belongs into one of the three, and into `reference_sampler`."""
+    assert {**FILTERS, **ADJUSTMENTS, **REPORTS}.keys() == {field.name for field in fields(SamplingParams)}
 
 
 def normal_rows(num_rows: int, vocab_size: int = VOCAB_SIZE, *, seed: int = 0, spread: float = 3.0) -> Logits:
@@ -104,7 +110,7 @@ def test_sampled_tokens_follow_the_distribution(params: SamplingParams) -> None:
 
 
 @settings(deadline=None)
-@given(logits=logit_rows, params=st.builds(SamplingParams, **filters), index=indices)
+@given(logits=logit_rows, params=st.builds(SamplingParams, **FILTERS), index=indices)
 def test_only_tokens_inside_top_k_top_p_and_min_p_are_sampled(
     logits: Logits, params: SamplingParams, index: int
 ) -> None:

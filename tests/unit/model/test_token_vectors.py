@@ -3,7 +3,7 @@
 import numpy as np
 
 from weir.model.files.source import resolve_model
-from weir.model.tokens.chat_template import load_chat_template
+from weir.model.tokens.chat_template import ChatTemplate, load_chat_template
 from weir.model.tokens.tokenizer import load_tokenizer
 from weir.model.tokens.vectors import frame_of, load_token_table, principal_parts
 from weir.policy.predictors.features import PromptFeatures
@@ -39,19 +39,11 @@ def test_the_table_of_a_model_is_always_the_same_and_leaves_its_template_out() -
 
 
 def test_the_frame_is_what_all_rendered_messages_share() -> None:
-    class Letters:
-        vocab_size = 128
+    tokenizer = load_tokenizer(resolve_model("dummy:tiny"))
+    around = ChatTemplate("around", "<<{{ messages[0].content }}>>", {})
+    assert frame_of(tokenizer, around) == (list(b"<<"), list(b">>"))
 
-        def encode(self, text: str, *, add_bos: bool = True, field: str = "prompt") -> list[int]:
-            del add_bos, field
-            return list(text.encode())
 
-        def token_bytes(self, token_id: int) -> bytes:
-            return bytes([token_id])
-
-    class Around:
-        def render(self, messages: object) -> str:
-            assert isinstance(messages, list)
-            return f"<<{messages[0]['content']}>>"
-
-    assert frame_of(Letters(), Around()) == (list(b"<<"), list(b">>"))
+def test_a_model_without_a_template_has_no_frame() -> None:
+    tokenizer = load_tokenizer(resolve_model("dummy:tiny"))
+    assert frame_of(tokenizer, ChatTemplate("bare", None, {})) == ([], [])

@@ -23,7 +23,7 @@ from tests.unit.model.gguf_vocabularies import (
 
 from weir.model.errors import ModelError
 from weir.model.files.source import ModelSource
-from weir.model.tokens.pre_tokenizers import PRE_TOKENIZATIONS
+from weir.model.tokens.gguf import PRE_TOKENIZATIONS
 from weir.model.tokens.tokenizer import Tokenizer, load_tokenizer
 
 # as they stand in tokenizer.json of meta-llama/Meta-Llama-3-8B and Qwen/Qwen2.5-7B, and in Mistral's tekken_240718.json

@@ -12,7 +12,7 @@ import torch
 
 from weir.model.triton.batch import DeviceBatch, TritonLimits
 from weir.model.triton.graphs import DecodeGraphs, cuda_graph_capture, graph_shapes
-from weir.model.triton.upload import StepUpload
+from weir.model.triton.memory import StepUpload
 
 LIMITS = TritonLimits(max_rows=64, max_sequences=4, max_context_tokens=1024)
 

@@ -18,13 +18,13 @@ from weir.kv.memory.device import HostMemory
 from weir.kv.geometry import ArenaGeometry
 from weir.model.precision import page_geometry
 from weir.model.files.source import resolve_model
-from weir.model.triton.load import StepRoom, load_on_device
+from weir.model.triton.load import load_on_device
 
 weights = load_on_device(resolve_model("dummy:tiny"), "fp32", "interpreter", num_threads=1)
 page_bytes = page_geometry(weights.config, weights.arithmetic).page_bytes
 geometry = ArenaGeometry(page_bytes, 12, num_slots=4, max_context_tokens=128, pages_on_device=True)
 memory = HostMemory.create(geometry.page_memory_bytes)
-weights.runner_over(memory, geometry, StepRoom(max_tokens=64, max_sequences=4)).warm_up()
+weights.runner_over(memory, geometry, max_rows=64, max_sequences=4).warm_up()
 """
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import gguf
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -13,6 +14,7 @@ from tests.unit.model.tiny import LogitsProbe, TinyLlama, chunk, prompt_ids, sav
 
 from weir.model.errors import ModelError
 from weir.model.files.config import load_model_config
+from weir.model.files.quant_blocks import try_split_blocks
 from weir.model.files.source import resolve_model
 from weir.model.torch.weights import load_weights
 
@@ -141,3 +143,23 @@ def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
     source = resolve_model(str(tmp_path))
     with pytest.raises(ModelError, match=r"no \*\.safetensors"):
         load_weights(source, load_model_config(source))
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
+def test_the_integers_of_a_file_give_the_values_of_the_gguf_library_to_the_bit(kind: str) -> None:
+    values = np.random.default_rng(5).standard_normal((7, 96), dtype=np.float32)
+    type_id = gguf.GGMLQuantizationType[kind]
+    raw = gguf.quantize(values, type_id)
+    blocks = try_split_blocks(kind, raw)
+    assert blocks is not None
+    scales = np.repeat(blocks.scales, 32, axis=1)
+    found = scales * blocks.quants.astype(np.float32)
+    if blocks.minima is not None:
+        found = found + np.repeat(blocks.minima, 32, axis=1)
+    # (q - 8) * scale is computed by the library, q * scale - 8 * scale here: equal, since the scale has 11 bits
+    assert np.array_equal(found, gguf.dequantize(raw, type_id))
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "Q6_K"])
+def test_other_types_have_no_integers_to_take_over(kind: str) -> None:
+    assert try_split_blocks(kind, np.zeros((2, 256), np.uint8)) is None

@@ -6,11 +6,10 @@ import pytest
 from tests.contract.gate_world import GateWorld, Job
 from tests.unit.policy.members import gate_of, member, view
 
-from weir.policy.fluid import Flow, balanced_step_s, longest_step_s
+from weir.policy.magnus import MagnusParams, RequestLengths, WmaGate, waste
 from weir.policy.nested_wait import segments, token_variance
 from weir.policy.seams import BatchView, Gate, GateDecision, Member
-from weir.policy.wait import WaitParams, shares
-from weir.policy.wma import RequestLengths, WmaGate, waste
+from weir.policy.wait import Flow, WaitParams, balanced_step_s, longest_step_s, shares
 
 
 def test_the_balance_of_the_fluid_is_that_of_the_paper() -> None:
@@ -226,7 +225,7 @@ def test_wasted_memory_access_is_that_of_the_paper() -> None:
 def test_a_static_batch_is_of_similar_requests_and_starts_with_the_first() -> None:
     short, long = [member(f"s{n}", 10.0) for n in range(3)], [member(f"l{n}", 900.0) for n in range(2)]
     mixed = [long[0], short[0], long[1], short[1], short[2]]
-    gate = WmaGate(max_waste=50_000, max_batch=8, max_hold_s=0)
+    gate = WmaGate(MagnusParams(max_waste=50_000, max_batch=8, max_hold_s=0))
     assert gate.decide(view(mixed, [], 8), 0.0).joining == [0, 2]
     assert gate.decide(view(mixed[1:], [], 8), 0.0).joining == [0, 2, 3]
     assert gate.decide(view(mixed, [member("r", 5.0)], 8), 0.0).joining == ()
@@ -234,7 +233,7 @@ def test_a_static_batch_is_of_similar_requests_and_starts_with_the_first() -> No
 
 def test_who_could_join_two_batches_joins_where_it_wastes_less() -> None:
     """120 tokens of answer beside 10 waste 110 * 100 + 7,095 tokens, beside 300 they waste 180 * 100 + 37,710."""
-    gate = WmaGate(max_waste=60_000, max_batch=8, max_hold_s=0)
+    gate = WmaGate(MagnusParams(max_waste=60_000, max_batch=8, max_hold_s=0))
     three = [member("a", 10.0), member("b", 300.0), member("c", 120.0)]
     assert gate.decide(view(three, [], 8), 0.0).joining == [0, 2]
     assert gate.decide(view([three[1], three[0], three[2]], [], 8), 0.0).joining == [0]
@@ -242,13 +241,13 @@ def test_who_could_join_two_batches_joins_where_it_wastes_less() -> None:
 
 def test_a_static_batch_holds_no_more_than_the_pages_do() -> None:
     """Two of 100 + 900 tokens fit into 2,500, three do not."""
-    gate = WmaGate(max_waste=50_000, max_batch=8, max_hold_s=0)
+    gate = WmaGate(MagnusParams(max_waste=50_000, max_batch=8, max_hold_s=0))
     three = [member(f"l{n}", 900.0) for n in range(3)]
     assert gate.decide(BatchView(three, [], 8, 2500, 2500), 0.0).joining == [0, 1]
 
 
 def test_a_static_batch_that_is_not_full_is_held_back_for_a_while() -> None:
-    gate = WmaGate(max_waste=50_000, max_batch=2, max_hold_s=1)
+    gate = WmaGate(MagnusParams(max_waste=50_000, max_batch=2, max_hold_s=1))
     one = [member("a", 10.0, since_s=3.0)]
     assert gate.decide(view(one, [], 8), 3.5).joining == ()
     assert gate.next_deadline_s == 4.0

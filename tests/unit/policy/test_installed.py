@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from weir.policy.installed import installed_policies
-from weir.policy.registry import PolicySpec, describe_policy, policy_names
+from weir.policy.registry import PolicySpec, describe_policy, installed_policies, policy_names
 
 MODULE = "weir_policy_of_a_test"
 CODE = """
 from dataclasses import dataclass
 
-from weir.policy.keyed_queue import KeyedOrder
+from weir.policy.keyed_orders import KeyedOrder
 from weir.policy.params import bounded
 from weir.policy.seams import Policy
 
@@ -30,18 +29,18 @@ def make(params: Params) -> Policy:
 def make_of_anything(params):
     return make(Params())
 """
-Install = Callable[[str], None]
+Install = Callable[..., None]
 
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
     """Puts a distribution with these entry points on the path, as pip would."""
 
-    def put(entry_points: str) -> None:
+    def put(entry_points: str, distribution: str = MODULE) -> None:
         (tmp_path / f"{MODULE}.py").write_text(CODE)
-        metadata = tmp_path / f"{MODULE}-1.0.dist-info"
+        metadata = tmp_path / f"{distribution}-1.0.dist-info"
         metadata.mkdir()
-        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {MODULE}\nVersion: 1.0\n")
+        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n")
         (metadata / "entry_points.txt").write_text(f"[weir.policies]\n{entry_points}\n")
         monkeypatch.syspath_prepend(tmp_path)
         installed_policies.cache_clear()
@@ -73,6 +72,17 @@ def test_a_name_of_weirs_own_stays_weirs(install: Install) -> None:
     install(f"fcfs = {MODULE}:make")
     assert PolicySpec("fcfs").make().name == "fcfs"
     assert policy_names().count("fcfs") == 1
+
+
+def test_a_name_that_two_distributions_declare_is_refused_and_both_are_named(install: Install) -> None:
+    install(f"mine = {MODULE}:make\nother = {MODULE}:make", "one-policy")
+    install(f"mine = {MODULE}:make", "another-policy")
+    both = {f"{MODULE}:make of {distribution}" for distribution in ("one-policy", "another-policy")}
+    with pytest.raises(ValueError, match=r"policy 'mine': is declared 2 times, by ") as raised:
+        PolicySpec.parse("mine")
+    assert all(name in str(raised.value) for name in both)
+    assert policy_names().count("mine") == 1
+    assert PolicySpec.parse("other").name == "other"
 
 
 @pytest.mark.parametrize("attribute", ["no_such_function", "make_of_anything", "bounded", "Params"])

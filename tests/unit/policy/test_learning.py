@@ -5,17 +5,15 @@ from tests.contract.policy_requests import waiting
 
 from weir.policy import magnus
 from weir.policy.estimators import LeastSquares, RecentMean
-from weir.policy.magnus import MagnusOrder, MagnusParams
+from weir.policy.magnus import LinearServingTime, MagnusOrder, MagnusParams, make_magnus
 
 
-class RecordedServingTime:
+class RecordedServingTime(LinearServingTime):
     """Remembers what it was given to learn from."""
 
     def __init__(self) -> None:
+        super().__init__(MagnusParams())
         self.observed: list[tuple[float, float, float]] = []
-
-    def seconds(self, num_uncached_tokens: float, num_output_tokens: float) -> float:
-        return 1.0
 
     def observe(self, num_uncached_tokens: float, num_output_tokens: float, seconds: float) -> None:
         self.observed.append((num_uncached_tokens, num_output_tokens, seconds))
@@ -61,7 +59,7 @@ def test_of_requests_that_never_end_only_so_many_are_remembered(monkeypatch: pyt
 
 
 def test_a_serving_time_of_nothing_is_still_a_time() -> None:
-    order = magnus.make(MagnusParams(prefill_token_ms=0, decode_token_ms=0)).order
+    order = make_magnus(MagnusParams(prefill_token_ms=0, decode_token_ms=0)).order
     queue = order.new_queue()
     queue.add(waiting("a"))
     assert queue.try_peek(1.0) == "a"

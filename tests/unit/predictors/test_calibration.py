@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weir.policy.predictors.calibration import Calibration, CalibrationLimits
+from weir.policy.predictors.predictor import Calibration, CalibrationLimits
 
 
 def test_nothing_seen_changes_nothing() -> None:

@@ -5,7 +5,7 @@ import pytest
 from sklearn.ensemble import RandomForestRegressor
 from tests.unit.predictors.words import samples_of, word_table
 
-from weir.policy.predictors.forest import Forest
+from weir.policy.predictors.predictor import Forest
 from weir.training.forest import ForestSettings, fit_forest
 from weir.training.samples import Samples, tau
 

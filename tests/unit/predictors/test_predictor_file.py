@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from tests.unit.predictors.words import QUICK, prompts_and_lengths, samples_of, word_table
 
-from weir.policy.predictors.predictor import Predictor, PredictorFileError
-from weir.policy.predictors.predictor_file import load_predictor, save_predictor
+from weir.policy.predictors.predictor import Predictor
+from weir.policy.predictors.predictor_file import PredictorFileError, load_predictor, save_predictor
 from weir.training.make import Kind, train_predictor
 
 TABLE = word_table()

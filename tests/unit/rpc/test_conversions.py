@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weir.core.errors import InvalidRequest
-from weir.core.logprobs import TokenLogprobs
 from weir.core.options import NUMBER_RULES, GenerateOptions, grpc_names
-from weir.core.sampling import SamplingParams
+from weir.core.sampling import SamplingParams, TokenLogprobs
 from weir.rpc.conversions import (
     OPTIONAL_SAMPLING,
     logprobs_from_pb,

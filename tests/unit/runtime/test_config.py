@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weir.core.parsing import parse_text
+from weir.core.fields import parse_text
 from weir.runtime.config import ConfigError, ServiceConfig, load_config, read_config, resolve_config, setting
 
 

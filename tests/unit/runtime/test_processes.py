@@ -78,6 +78,7 @@ def test_processes_of_an_instance_are_found_by_their_tag(tmp_path: Path) -> None
     children = [subprocess.Popen(SLEEP, env=tag(folder, own_identity())) for folder in folders]
     try:
         wait_until(lambda: [found.identity for found in find_tagged(folders[0])] == [identify(children[0])])
+        wait_until(lambda: find_tagged(folders[1]) != [])
         assert find_tagged(folders[1]) == [Tagged(identify(children[1]), folders[1], own_identity())]
         assert find_tagged(tmp_path) == []
     finally:

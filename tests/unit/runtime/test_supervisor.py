@@ -5,18 +5,22 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from tests.unit.runtime.drive_stack import LineReporter
 from tests.unit.runtime.services import kill_all
-from tests.unit.runtime.stacks import Driver, FakeProcess, is_alive, wait_until
+from tests.unit.runtime.stacks import FAST, Driver, FakeProcess, fake_plan, fake_spec, is_alive, wait_until
 
 from weir.kv.arena.segment import segment_path
 from weir.runtime.stack.instances import end_instance
 from weir.runtime.stack.leftovers import remove_leftovers
 from weir.runtime.stack.paths import InstanceBusy, InstancePaths
-from weir.runtime.stack.state import try_read_state
+from weir.runtime.stack.processes import is_running
+from weir.runtime.stack.state import identities_of, try_read_state
+from weir.runtime.stack.supervised import SupervisedProcess
+from weir.runtime.stack.supervisor import Supervisor
 
 ALL = tuple(FakeProcess(name) for name in ("nats", "transfer-0", "scheduler-0", "prefill-0", "decode-0", "gateway-0"))
 
@@ -203,6 +207,36 @@ def test_a_deaf_process_is_killed_after_its_grace_period(folder: Path) -> None:
         code, output = driver.wait()
     assert code == 0, output
     assert not is_alive(pid)
+
+
+class ReadyReporter(LineReporter):
+    """Sets `is_ready` when the stack is."""
+
+    def __init__(self) -> None:
+        self.is_ready = asyncio.Event()
+
+    def stack_ready(self, endpoints: Mapping[str, str], after_s: float) -> None:
+        self.is_ready.set()
+
+
+async def test_a_process_that_not_even_a_kill_ends_keeps_no_other_one_alive(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that waits for a device in the kernel. What is left in the end is killed or named."""
+    monkeypatch.setattr("weir.runtime.stack.supervised._KILL_S", 0.1)
+    monkeypatch.setattr("weir.runtime.stack.supervisor._STOP_MARGIN_S", 0.5)
+    monkeypatch.setattr("weir.runtime.stack.supervisor._LAST_EXITS_S", 0.1)
+    monkeypatch.setattr(SupervisedProcess, "kill", lambda _: None)
+    paths, reporter = InstancePaths(folder), ReadyReporter()
+    paths.make()
+    specs = [fake_spec(paths, "nats"), fake_spec(paths, "decode-0", "--ignore-term"), fake_spec(paths, "gateway-0")]
+    running = asyncio.create_task(Supervisor(fake_plan(paths, specs, grace_s=0.0), reporter, os.environ, FAST).run())
+    await asyncio.wait_for(reporter.is_ready.wait(), 20)
+    state = try_read_state(paths.state_file)
+    assert state is not None
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await asyncio.wait_for(running, 20)
+    assert [identity for identity in identities_of(state) if is_running(identity)] == []
 
 
 def test_children_outlive_a_killed_supervisor_and_the_next_start_replaces_them(folder: Path) -> None:

@@ -18,8 +18,7 @@ from weir.rpc.server import ErrorGuard, make_server
 from weir.wire.v1 import scheduling_pb2, scheduling_pb2_grpc
 from weir_scheduler.component import SchedulerComponent
 from weir_scheduler.effective_limits import EffectiveLimits
-from weir_scheduler.limits_keeper import LimitsKeeper
-from weir_scheduler.limits_source import LimitsSource
+from weir_scheduler.limits_keeper import LimitsKeeper, LimitsSource
 from weir_scheduler.scheduling_admin import SchedulingServicer
 
 FILE = "[tenants.acme]\nweight = 2\n"
@@ -35,14 +34,14 @@ def write(path: Path, content: str | bytes | None) -> None:
 
 
 class Keeping:
-    """A keeper over the in-memory bus, and what it told the core."""
+    """A keeper over the in-memory bus, and the changes that reached the core."""
 
     def __init__(self, hub: InMemoryHub, path: Path | None, *, epoch: int = 1, policy: str = "fcfs") -> None:
         self._hub = hub
         self._path = path
         self._epoch = epoch
         self._policy = policy
-        self.told: list[str] = []
+        self.changes: list[str] = []
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> "Keeping":
@@ -51,7 +50,7 @@ class Keeping:
         effective_limits = EffectiveLimits(make_limits(), self._policy)
         self.keeper = LimitsKeeper(effective_limits, source, self.bucket, self._epoch, look_s=0.02)
         await self.keeper.load()
-        self.keeper.attach(lambda: self.told.append("limits"), lambda: self.told.append("policy"))
+        self.keeper.attach(lambda: self.changes.append("limits"), lambda: self.changes.append("policy"))
         await self.keeper.publish()
         self._task = asyncio.create_task(self.keeper.keep())
         return self

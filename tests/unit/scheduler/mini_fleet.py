@@ -10,7 +10,7 @@ from weir.core.clock import ManualClock
 from weir.policy.registry import PolicySpec
 from weir.scheduling.commands import SendGrant
 from weir.scheduling.core import SchedulerCore
-from weir.scheduling.limits.core_limits import CoreLimits, LaneLimits, TenantLimits, TenantOrder
+from weir.scheduling.limits import CoreLimits, LaneLimits, TenantLimits, TenantOrder
 
 STEP_S = 0.05
 

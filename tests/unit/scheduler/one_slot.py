@@ -2,7 +2,7 @@
 
 from tests.unit.scheduler.rig import Rig, make_worker
 
-from weir.scheduling.limits.core_limits import CoreLimits, LaneLimits
+from weir.scheduling.limits import CoreLimits, LaneLimits
 
 LANES = (LaneLimits("high", 100, 60.0), LaneLimits("middle", 100, 60.0), LaneLimits("low", 100, 60.0))
 LIMITS = CoreLimits(lanes=LANES, default_lane="high", slot_overcommit=0.0)

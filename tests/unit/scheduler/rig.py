@@ -19,13 +19,13 @@ from weir.bus.messages import (
 from weir.core.clock import ManualClock
 from weir.scheduling.commands import Command, SendGrant, SendRevoke
 from weir.scheduling.core import SchedulerCore
-from weir.scheduling.limits.core_limits import CoreLimits, LaneLimits
+from weir.scheduling.limits import CoreLimits, LaneLimits
 
 LANES = (LaneLimits("interactive", 100, 20.0), LaneLimits("standard", 100, 30.0), LaneLimits("batch", 4, 60.0))
 
 
 def make_limits(**changes: float) -> CoreLimits:
-    """Decode slots are not overbooked unless it says so."""
+    """Decode slots are not overcommitted unless it says so."""
     values = {"max_prefills": 4, "max_prefill_tokens": 256, "slot_overcommit": 0.0} | changes
     return CoreLimits(lanes=LANES, **values)  # type: ignore[arg-type]
 
@@ -40,7 +40,7 @@ def make_submit(
     deadline_ms: int = 0,
     gateway: str = "g",
     tenant: str = "tenant",
-    **hints: float,
+    **hints: float | str,
 ) -> Submit:
     whole = Submit(request_id, gateway, model, lane, tenant, prompt, max_tokens, deadline_ms)
     return replace(whole, **hints)  # type: ignore[arg-type]

@@ -9,8 +9,7 @@ from tests.unit.scheduler.rig import make_limits, make_worker
 
 from weir.bus.codec import encode
 from weir.bus.endpoint import BusEndpoint
-from weir.bus.faults import Faults
-from weir.bus.in_memory import InMemoryHub
+from weir.bus.in_memory import Faults, InMemoryHub
 from weir.bus.messages import (
     Ack,
     Cancel,
@@ -29,7 +28,7 @@ from weir.bus.protocol import Bus, BusError
 from weir.bus.subjects import WORKER_TTL_S, Subjects
 from weir.core.clock import SystemClock
 from weir.core.tasks import end_tasks
-from weir.scheduling.limits.core_limits import CoreLimits
+from weir.scheduling.limits import CoreLimits
 from weir_scheduler.component import SchedulerComponent, SchedulerSettings
 
 SUBJECTS = Subjects("test")

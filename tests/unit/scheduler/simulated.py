@@ -22,7 +22,7 @@ from weir.bus.messages import (
 from weir.core.clock import ManualClock
 from weir.scheduling.commands import Command, EnteredQueue, LeftQueue, SendGrant, SendRevoke
 from weir.scheduling.core import SchedulerCore
-from weir.scheduling.limits.core_limits import CoreLimits
+from weir.scheduling.limits import CoreLimits
 
 STEP_S = 0.5
 
@@ -126,7 +126,7 @@ class SimulatedSystem:
     """`wire` holds what is under way; whoever drives the test decides what arrives, twice, late or never."""
 
     def __init__(self, limits: CoreLimits, *, is_plain: bool = True) -> None:
-        """`is_plain`: lanes in strict order, one tenant, first come first served, nothing overbooked."""
+        """`is_plain`: lanes in strict order, one tenant, first come first served, nothing overcommitted."""
         self.limits = limits
         self._is_plain = is_plain
         self.clock = ManualClock(100.0)

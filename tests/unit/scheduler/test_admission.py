@@ -6,7 +6,7 @@ from tests.unit.scheduler.rig import Rig, make_limits, make_worker
 from weir.bus.messages import RefusalReason
 
 
-def test_a_request_is_queued_and_granted_with_its_booking() -> None:
+def test_a_request_is_queued_and_granted_with_its_reservation() -> None:
     rig = Rig().start()
     reply = rig.submit("a", prompt=20, max_tokens=30)
     assert (reply.queued, reply.epoch) == (True, 7)

@@ -3,7 +3,7 @@
 import pytest
 
 from weir.runtime.config import ConfigError, read_config
-from weir.scheduling.limits.core_limits import DEFAULT_LANES, CoreLimits, LaneLimits, parse_lane
+from weir.scheduling.limits import DEFAULT_LANES, CoreLimits, LaneLimits, parse_lane
 from weir_scheduler.config import SchedulerConfig
 
 

@@ -7,9 +7,9 @@ from tests.unit.scheduler.scripted import SUBJECTS, Stack, eventually
 from weir.bus.codec import encode
 from weir.bus.in_memory import InMemoryHub
 from weir.core.clock import ManualClock
-from weir.scheduling.accounting.tenants import QuotaDebt
 from weir.scheduling.core import SchedulerCore
-from weir.scheduling.limits.core_limits import CoreLimits, TenantLimits
+from weir.scheduling.limits import CoreLimits, TenantLimits
+from weir.scheduling.tenants import QuotaDebt
 from weir_scheduler.counters_store import CountersStore, LaneCounters, TenantCounter
 
 LIMITS = CoreLimits(tenants=(TenantLimits("a"), TenantLimits("b")))

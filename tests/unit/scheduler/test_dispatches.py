@@ -6,7 +6,8 @@ import pytest
 from tests.unit.scheduler.rig import LANES, Rig, make_limits, make_submit, make_worker
 
 from weir.bus.messages import Held, HeldRequest, Outcome, Placement, Prefilled, RefusalReason
-from weir.scheduling.commands import SendGrant
+from weir.policy.registry import PolicySpec
+from weir.scheduling.commands import EnteredQueue, SendGrant
 
 ELSEWHERE = Placement(1, "p", "address-of-p", "d2", "address-of-d2", 2)
 """What another scheduler granted."""
@@ -36,7 +37,7 @@ def test_a_grant_that_is_declined_for_another_one_buries_nothing_and_the_running
     assert rig.core.is_granted("a", ELSEWHERE)
 
 
-def test_what_its_gateway_runs_replaces_the_booking_of_the_same_dispatch_before_the_grant_is_answered() -> None:
+def test_what_its_gateway_runs_replaces_the_reservation_of_the_same_dispatch_before_the_grant_is_answered() -> None:
     rig = queued_and_granted()
     mine = rig.placement("a")
     rig.core.held(Held("g", 1, (HeldRequest(make_submit("a"), ELSEWHERE, is_prefilled=True),)))
@@ -51,13 +52,49 @@ def test_what_its_gateway_runs_replaces_the_booking_of_the_same_dispatch_before_
     assert rig.metric("granted") == 1
 
 
-def test_a_request_that_is_submitted_again_frees_its_booking_and_goes_before_what_came_since() -> None:
+def test_a_request_that_is_submitted_again_frees_its_reservation_and_goes_before_what_came_since() -> None:
     rig = queued_and_granted()
     rig.submit("b")
     assert rig.core.submit(make_submit("a", dispatch=2)).queued
     decided = rig.decide()
     assert [(c.grant.request_id, c.grant.placement.dispatch) for c in decided if isinstance(c, SendGrant)] == [("a", 2)]
     assert (rig.metric("granted"), rig.metric("queued"), rig.metric("submitted_total")) == (1, 1, 2)
+
+
+def test_a_request_that_comes_again_is_charged_once_for_its_prompt_and_each_token() -> None:
+    """What its lost workers computed in vain is not its tenant's doing."""
+    rig = queued_and_granted()
+    rig.core.progressed("a", 8)
+    before = rig.core.tenant_counters()
+    assert before["m", "standard"]["default"] > 0
+    rig.core.submit(make_submit("a", dispatch=2))
+    rig.decide()
+    assert rig.placement("a").dispatch == 2
+    rig.core.progressed("a", 8)
+    assert rig.core.tenant_counters() == before
+    rig.core.progressed("a", 9)
+    assert rig.core.tenant_counters() != before
+
+
+def test_a_submit_that_comes_again_has_its_request_enter_a_queue_unless_it_waits_in_one() -> None:
+    rig = queued_and_granted()
+    rig.submit("b")
+    for request_id in ("a", "b"):
+        rig.core.submit(make_submit(request_id, dispatch=2))
+    entered = [command.request_id for command in rig.decide() if isinstance(command, EnteredQueue)]
+    assert entered == ["a"]
+
+
+def test_what_comes_again_is_as_old_as_it_was_so_that_a_policy_of_deadlines_does_not_take_it_for_late() -> None:
+    rig = Rig().start(make_worker("p", "prefill"), make_worker("d", "decode", seqs=1))
+    rig.core.set_policy(PolicySpec("hybrid").make())
+    rig.run(60)
+    rig.submit("a")
+    rig.submit("b")
+    rig.core.submit(make_submit("a", dispatch=2))
+    rig.decide()
+    rig.finish("a", dispatch=2)
+    assert rig.granted == ["a", "a", "b"]
 
 
 def test_what_an_older_dispatch_still_says_changes_nothing() -> None:
@@ -84,7 +121,7 @@ def test_a_list_says_the_newer_dispatch_if_its_submit_was_lost() -> None:
     assert (reply.num_adopted, rig.placement("a").dispatch) == (1, 2)
 
 
-def test_a_newer_dispatch_in_a_lane_that_is_no_more_frees_the_booking_and_is_refused() -> None:
+def test_a_newer_dispatch_in_a_lane_that_is_no_more_frees_the_reservation_and_is_refused() -> None:
     rig = queued_and_granted()
     again = make_submit("a", "standard", dispatch=2)
     rig.core.set_limits(replace(rig.limits, lanes=(LANES[0],), default_lane="interactive"))

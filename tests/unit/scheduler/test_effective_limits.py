@@ -8,8 +8,8 @@ from weir.bus.codec import decode, encode
 from weir.bus.configuration import AccessRules, LimitsInForce, LimitsOverride, PolicyChoice
 from weir.core.errors import InvalidRequest
 from weir.policy.registry import PolicySpec
-from weir.scheduling.limits.core_limits import CoreLimits
-from weir.scheduling.limits.file import change_limits
+from weir.scheduling.limits import CoreLimits
+from weir.scheduling.limits_file import change_limits
 from weir_scheduler.effective_limits import EffectiveLimits
 
 DIGEST = "ab" * 32

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tests.unit.scheduler.mini_fleet import Arrival, MiniFleet
 from tests.unit.scheduler.rig import Rig, make_worker
 
-from weir.scheduling.accounting.fairness import Fairness, VirtualCounters
-from weir.scheduling.limits.core_limits import CoreLimits, LaneLimits, TenantLimits, TenantOrder
+from weir.scheduling.fairness import Fairness, VirtualCounters
+from weir.scheduling.limits import CoreLimits, LaneLimits, TenantLimits, TenantOrder
 
 TENANTS = ("a", "b", "c")
 MAX_PROMPT, MAX_TOKENS = 64, 12

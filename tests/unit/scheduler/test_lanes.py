@@ -7,8 +7,7 @@ from tests.unit.scheduler.rig import Rig, make_worker
 
 from weir.bus.messages import RefusalReason, WorkerRecord
 from weir.policy.registry import PolicySpec
-from weir.scheduling.limits.core_limits import CoreLimits, LaneLimits, TenantLimits
-from weir.scheduling.limits.placing_limits import MemoryFitName, PlacingLimits
+from weir.scheduling.limits import CoreLimits, LaneLimits, MemoryFitName, PlacingLimits, TenantLimits
 
 
 def make_rig(*lanes: LaneLimits, workers: tuple[WorkerRecord, ...] = (), **changes: float | str | PlacingLimits) -> Rig:
@@ -144,7 +143,7 @@ def test_over_its_guarantee_a_lane_that_waits_is_overtaken_by_no_less_urgent_one
     assert rig.granted[9:] == ["high-large"]
 
 
-def test_an_urgent_request_gets_a_slot_at_once_when_all_are_booked_by_less_urgent_ones() -> None:
+def test_an_urgent_request_gets_a_slot_at_once_when_all_are_reserved_by_less_urgent_ones() -> None:
     rig = make_rig(lane("high"), lane("low"), workers=pair(1000, seqs=4), slot_overcommit=0.5)
     for number in range(6):
         rig.submit(f"low-{number}", "low")

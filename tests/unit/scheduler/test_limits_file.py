@@ -5,9 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weir.core.errors import InvalidRequest
-from weir.scheduling.limits.core_limits import CoreLimits
-from weir.scheduling.limits.file import MAX_FILE_BYTES, format_limits, parse_limits
-from weir.scheduling.limits.lane_limits import LaneLimits, TenantLimits
+from weir.scheduling.limits import CoreLimits, LaneLimits, TenantLimits
+from weir.scheduling.limits_file import MAX_FILE_BYTES, format_limits, parse_limits
 
 FILE = """
 default_lane = "fast"

@@ -13,7 +13,7 @@ from weir.bus.configuration import ACCESS_KEY, LIMITS_KEY, POLICY_KEY, AccessRul
 from weir.bus.in_memory import InMemoryHub
 from weir.bus.protocol import BusUnavailable
 from weir.core.errors import InvalidRequest, Unavailable
-from weir_scheduler.limits_source import LimitsSource
+from weir_scheduler.limits_keeper import LimitsSource
 
 
 @pytest.fixture
@@ -43,9 +43,9 @@ Keep = Callable[..., "asyncio.Future[Keeping]"]
 
 async def test_a_change_of_the_file_is_in_force_without_a_restart(keep: Keep, limits_path: Path) -> None:
     keeping = await keep(limits_path)
-    assert (keeping.weight(), keeping.told) == (2, [])
+    assert (keeping.weight(), keeping.changes) == (2, [])
     write(limits_path, OTHER_FILE)
-    await eventually(lambda: keeping.told == ["limits"])
+    await eventually(lambda: keeping.changes == ["limits"])
     assert keeping.weight() == 4
     metrics = keeping.keeper.metrics()
     assert (metrics["limits_reloads_total"], metrics["limits_reload_errors_total"]) == (1, 0)
@@ -87,12 +87,27 @@ async def test_a_bad_file_keeps_the_old_and_is_named_and_counted_once(
     await eventually(lambda: keeping.keeper.file_error != "")
     await asyncio.sleep(0.1)
     assert named in keeping.keeper.file_error
-    assert (keeping.weight(), keeping.told) == (2, [])
+    assert (keeping.weight(), keeping.changes) == (2, [])
     metrics = keeping.keeper.metrics()
     assert (metrics["limits_reload_errors_total"], metrics["limits_file_is_wrong"]) == (1, 1)
     write(limits_path, OTHER_FILE)
     await eventually(lambda: keeping.weight() == 4)
     assert (keeping.keeper.file_error, keeping.keeper.metrics()["limits_file_is_wrong"]) == ("", 0)
+
+
+async def test_a_policy_that_the_core_cannot_take_leaves_the_one_before_in_force(keep: Keep) -> None:
+    keeping = await keep(None)
+
+    def broken() -> None:
+        raise RuntimeError("no place for what waits")
+
+    keeping.keeper.attach(lambda: None, broken)
+    with pytest.raises(RuntimeError, match="no place for what waits"):
+        await keeping.keeper.set_policy("srtf")
+    assert str(keeping.keeper.effective_limits.policy) == "fcfs"
+    keeping.keeper.attach(lambda: None, lambda: None)
+    await keeping.keeper.set_policy("edf")
+    assert await keeping.published(POLICY_KEY) == PolicyChoice(1, "edf", "fcfs")
 
 
 async def test_gateways_workers_and_the_next_scheduler_find_what_is_in_force(keep: Keep, limits_path: Path) -> None:
@@ -107,7 +122,7 @@ async def test_gateways_workers_and_the_next_scheduler_find_what_is_in_force(kee
     assert isinstance(policy, PolicyChoice)
     assert access.tenants[0].lanes == ("batch",)
     assert policy.policy == "srtf:max_age=0.5"
-    assert keeping.told == ["limits", "policy"]
+    assert keeping.changes == ["limits", "policy"]
 
     await keeping.stop()
     follower = await keep(limits_path, epoch=2)

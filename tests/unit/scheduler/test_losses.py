@@ -6,7 +6,7 @@ import pytest
 from tests.unit.scheduler.rig import Rig, make_limits, make_submit, make_worker
 
 from weir.bus.messages import Held, HeldRequest, Outcome, Placement, RefusalReason
-from weir.scheduling.limits.core_limits import LaneLimits
+from weir.scheduling.limits import LaneLimits
 
 GRANTED = Placement(1, "p", "address-of-p", "d", "address-of-d", 2)
 

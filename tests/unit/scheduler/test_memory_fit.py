@@ -6,10 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weir.bus.messages import Submit
-from weir.scheduling.accounting.reservations import DecodeLoad
-from weir.scheduling.accounting.running_lengths import RunningLengths
-from weir.scheduling.limits.placing_limits import PlacingLimits
-from weir.scheduling.placement.memory_fit import (
+from weir.scheduling.limits import PlacingLimits
+from weir.scheduling.memory_fit import (
     NUM_PAST,
     Aggressive,
     Conservative,
@@ -19,7 +17,9 @@ from weir.scheduling.placement.memory_fit import (
     _Future,
     peak_tokens,
 )
-from weir.scheduling.workers.worker_state import ArenaLoad
+from weir.scheduling.pools import ArenaLoad
+from weir.scheduling.reservations import DecodeLoad
+from weir.scheduling.running_lengths import RunningLengths
 
 SEQUENCES = st.lists(st.tuples(st.integers(1, 50), st.integers(0, 30)), min_size=1, max_size=12)
 
@@ -111,7 +111,7 @@ def test_until_outputs_have_ended_the_worst_is_expected_and_then_what_was_seen()
     assert history.expected(30) == 30
 
 
-def test_the_conservative_test_books_the_worst_case() -> None:
+def test_the_conservative_test_reserves_the_worst_case() -> None:
     test = Conservative(overcommit=1.0)
     assert fits(test, arena_of(pages=100, reserved=68), submit(100, 400), 0.0)
     assert not fits(test, arena_of(pages=100, reserved=69), submit(100, 400), 0.0)

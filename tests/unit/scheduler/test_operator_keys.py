@@ -8,7 +8,7 @@ from tests.unit.scheduler.keeping import Served, write
 from tests.unit.scheduler.rig import make_limits
 from tests.unit.scheduler.scripted import Stack, eventually
 
-from weir.core.api_key import key_digest, make_key
+from weir.core.credentials import key_digest, make_key
 from weir.core.errors import InvalidRequest, PermissionDenied, Unauthenticated, WeirError
 from weir_scheduler.component import SchedulerComponent
 

@@ -70,7 +70,7 @@ def test_a_model_whose_workers_are_full_holds_up_no_other_model() -> None:
     assert rig.granted == ["a", "c"]
 
 
-def test_decode_slots_are_booked_before_prefill_starts() -> None:
+def test_decode_slots_are_reserved_before_prefill_starts() -> None:
     rig = Rig().start(make_worker("p", "prefill"), make_worker("d", "decode", seqs=2))
     for name in "abc":
         rig.submit(name)
@@ -93,7 +93,7 @@ def test_the_pages_of_a_host_are_shared_by_all_its_decode_workers() -> None:
     assert rig.metric("reserved_pages") == 8
 
 
-def test_with_overcommit_more_pages_are_booked_than_there_are_but_no_request_alone_is_larger_than_the_arena() -> None:
+def test_with_overcommit_more_pages_are_reserved_than_there_are_but_no_request_alone_is_larger_than_the_arena() -> None:
     rig = Rig(make_limits(page_overcommit=2.5))
     rig.start(make_worker("p", "prefill", pages=10), make_worker("d", "decode", pages=10, seqs=99))
     reply = rig.submit("never", prompt=160, max_tokens=16)
@@ -162,7 +162,7 @@ def test_prompts_go_where_the_fewest_tokens_wait_and_decode_stays_on_that_host()
     assert places == [("p1", "d1"), ("p2", "d2"), ("p2", "d2"), ("p2", "d2")]
 
 
-def test_a_draining_worker_gets_nothing_new_and_its_bookings_still_count() -> None:
+def test_a_draining_worker_gets_nothing_new_and_its_reservations_still_count() -> None:
     rig = Rig().start(
         make_worker("p", "prefill", pages=10),
         make_worker("d1", "decode", pages=10),

@@ -7,7 +7,7 @@ from tests.unit.scheduler.one_slot import LANES, LIMITS, busy_rig, drain
 from tests.unit.scheduler.rig import Rig, make_worker
 
 from weir.bus.messages import RefusalReason
-from weir.scheduling.limits.core_limits import TenantLimits
+from weir.scheduling.limits import TenantLimits
 
 
 def reasons(rig: Rig) -> Mapping[str, RefusalReason]:

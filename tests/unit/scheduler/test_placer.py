@@ -6,10 +6,9 @@ from dataclasses import replace
 import pytest
 from tests.unit.scheduler.rig import Rig, make_limits, make_submit, make_worker
 
-from weir.bus.messages import RefusalReason, Submit, WorkerRecord
-from weir.bus.prefix_messages import PrefixChanged
+from weir.bus.messages import PrefixChanged, RefusalReason, Submit, WorkerRecord
 from weir.core.cost import StepCost
-from weir.scheduling.limits.placing_limits import PlacingLimits
+from weir.scheduling.limits import PlacingLimits
 
 COST = StepCost(5.0, 0.1, 0.0, 0.01, 0.0)
 
@@ -136,6 +135,11 @@ def test_a_decode_worker_prefills_when_the_prefill_queue_is_long_and_not_otherwi
     rig.prefilled("first")
     rig.prefilled("short")
     assert send(rig, "third", prompt=6000) == "p", "it would hold up what runs there"
+
+
+def test_a_prefill_beside_decodes_that_would_have_to_cost_nothing_cannot_be_asked_for() -> None:
+    with pytest.raises(ValueError, match=r"local_gain 1: must be in \[0, 0.99\]"):
+        PlacingLimits(local_gain=1)
 
 
 def test_pages_of_workers_with_memory_of_their_own_are_reserved_there() -> None:

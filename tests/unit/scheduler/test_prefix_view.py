@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weir.bus.prefix_messages import PrefixChanged, PrefixSnapshot
+from weir.bus.messages import PrefixChanged, PrefixSnapshot
 from weir.kv.geometry import PAGE_TOKENS
-from weir.scheduling.workers.prefix_view import PrefixView, hashes_from
+from weir.scheduling.prefix_view import PrefixView, hashes_from
 
 
 def packed(pages: Sequence[int] | set[int]) -> bytes:

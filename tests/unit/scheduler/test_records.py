@@ -7,12 +7,11 @@ from tests.unit.scheduler.rig import make_submit
 
 from weir.bus.messages import Placement
 from weir.policy.registry import PolicySpec
-from weir.scheduling.accounting.fairness import VirtualCounters
-from weir.scheduling.accounting.reservations import Reservations
-from weir.scheduling.limits.core_limits import CoreLimits, LaneLimits, TenantLimits
-from weir.scheduling.queues.request_factory import RequestFactory
-from weir.scheduling.request import PlacementPlan, ScheduledRequest
+from weir.scheduling.fairness import VirtualCounters
+from weir.scheduling.limits import CoreLimits, LaneLimits, TenantLimits
+from weir.scheduling.request import PlacementPlan, RequestFactory, ScheduledRequest
 from weir.scheduling.request_table import RequestTable
+from weir.scheduling.reservations import Reservations
 
 LANES = (LaneLimits("urgent", 10, 60.0, ttft_slo_ms=400, itl_slo_ms=40), LaneLimits("batch", 10, 90.0))
 LIMITS = CoreLimits(LANES, "batch", tenants=(TenantLimits("paying", ttft_slo_ms=250, itl_slo_ms=25),))
@@ -22,7 +21,7 @@ def taken_in(lane: str, tenant: str, *, ttft_ms: int = 0, itl_ms: int = 0, deadl
     """At 100 s."""
     hints = {"ttft_target_ms": ttft_ms, "itl_target_ms": itl_ms}
     submit = make_submit("r", lane, tenant=tenant, deadline_ms=deadline_ms, **hints)  # type: ignore[arg-type]
-    return RequestFactory(LIMITS, PolicySpec("fcfs").make(), 0.0).request(submit, lane, 100.0, 100.0, 16)
+    return RequestFactory(LIMITS, PolicySpec("fcfs").make()).request(submit, lane, 100.0, 100.0, 16)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +52,7 @@ def test_what_was_prefilled_is_waited_for_no_more() -> None:
     reservations = Reservations()
     requests = []
     for number in range(3):
-        request = RequestFactory(LIMITS, PolicySpec("fcfs").make(), 0.0).request(
+        request = RequestFactory(LIMITS, PolicySpec("fcfs").make()).request(
             make_submit(f"r{number}"), "batch", 5.0, 5.0, 16
         )
         request.plan = PlacementPlan(Placement(1, "p", "p:1", "d", "d:1", 2), 2, prefill_ms=300.0)
@@ -105,6 +104,10 @@ def test_who_waited_before_the_scheduler_changed_keeps_its_place_among_tenants(i
     """Whoever comes anew is lifted to the least of those that wait."""
     table = RequestTable(LIMITS, PolicySpec("fcfs").make(), 0.0)
     table.fairness.restore({("m", "batch"): {"paying": 5.0, "default": 100.0}}, ["batch"], ["paying", "default"])
-    table.enqueue(make_submit("first", "batch", tenant="default"), 1.0, 16, is_ahead=True)
-    table.enqueue(make_submit("second", "batch", tenant="paying"), 1.0, 16, is_ahead=is_ahead)
+    table.enqueue_ahead(make_submit("first", "batch", tenant="default"), 1.0)
+    second = make_submit("second", "batch", tenant="paying")
+    if is_ahead:
+        table.enqueue_ahead(second, 1.0)
+    else:
+        table.enqueue(second, 1.0, 16)
     assert table.fairness.group("m", "batch")["paying"] == counter

@@ -8,9 +8,10 @@ from tests.unit.scheduler.one_slot import LANES, LIMITS, busy_rig, drain
 from tests.unit.scheduler.rig import Rig, make_worker
 
 from weir.bus.messages import RefusalReason
+from weir.policy.keyed_orders import KeyedOrder
 from weir.policy.registry import PolicySpec, policy_names
 from weir.policy.seams import Policy, Waiting
-from weir.scheduling.limits.core_limits import LaneLimits, TenantLimits
+from weir.scheduling.limits import LaneLimits, TenantLimits
 
 
 def test_new_limits_lose_nothing_that_waits_and_keep_its_order() -> None:
@@ -33,7 +34,7 @@ def test_new_limits_lose_nothing_that_waits_and_keep_its_order() -> None:
     assert rig.submit("x", "middle").reason is RefusalReason.UNKNOWN_LANE
 
 
-def test_a_lane_that_runs_out_while_its_requests_run_leaves_books_that_add_up() -> None:
+def test_a_lane_that_runs_out_while_its_requests_run_leaves_counts_that_add_up() -> None:
     rig = busy_rig()
     rig.finish("running")
     rig.submit("m", "middle", tenant="a")
@@ -178,6 +179,22 @@ class BrokenOrder:
         return BrokenQueue()
 
 
+class OnceInALane:
+    """Its queues take a request once, and none that comes from another queue."""
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+
+    def policy(self) -> Policy:
+        return Policy("once", KeyedOrder(self._key), None, None)
+
+    def _key(self, request: Waiting) -> tuple[float, ...]:
+        if request.request_id in self._seen:
+            raise RuntimeError(f"no place for {request.request_id}")
+        self._seen.add(request.request_id)
+        return ()
+
+
 def test_a_policy_that_cannot_take_the_queue_leaves_everything_as_it_was() -> None:
     rig = busy_rig()
     for number in range(3):
@@ -190,6 +207,17 @@ def test_a_policy_that_cannot_take_the_queue_leaves_everything_as_it_was() -> No
     assert rig.core.policy_name == "fcfs"
     assert rig.core.check_integrity() == ()
     assert drain(rig) == ["r0", "r1", "r2"]
+
+
+def test_limits_under_which_nothing_can_be_queued_leave_what_tenants_have_used_up_as_it_was() -> None:
+    limits = replace(LIMITS, tenants=(TenantLimits("a", tokens_per_min=1000),))
+    rig = busy_rig(limits)
+    rig.core.set_policy(OnceInALane().policy())
+    rig.submit("waits", tenant="a")
+    before = rig.core.tenant_metrics()
+    with pytest.raises(RuntimeError, match="no place for waits"):
+        rig.core.set_limits(replace(limits, lanes=LANES[::-1], tenants=(TenantLimits("a", tokens_per_min=5000),)))
+    assert rig.core.tenant_metrics() == before
 
 
 def test_counters_survive_a_change_of_limits_so_that_nobody_is_served_twice() -> None:

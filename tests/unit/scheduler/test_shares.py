@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weir.scheduling.accounting.shares import guaranteed_pages, pages_open_to
-from weir.scheduling.limits.core_limits import CoreLimits, LaneLimits
+from weir.scheduling.limits import CoreLimits, LaneLimits
+from weir.scheduling.memory_fit import guaranteed_pages, pages_open_to
+from weir.scheduling.pools import slot_bound
 from weir.scheduling.request import PriorityKey
-from weir.scheduling.workers.slots import slot_bound
 
 
 def make_limits(*shares: float, lent_share: float = 1.0) -> CoreLimits:
@@ -81,7 +81,7 @@ def has_slot(priority: PriorityKey, priorities: list[PriorityKey], max_num_seqs:
     return priority < slot_bound(priorities, max_num_seqs, slot_overcommit)
 
 
-def test_all_slots_booked_a_more_urgent_request_still_gets_one() -> None:
+def test_all_slots_reserved_a_more_urgent_request_still_gets_one() -> None:
     batch, standard, urgent = (0, 0.0), (-1, 0.0), (-2, 0.0)
     assert has_slot(batch, [batch], 2, 1.0)
     assert not has_slot(batch, [batch, batch], 2, 1.0)

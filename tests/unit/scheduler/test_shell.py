@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from tests.unit.scheduler.rig import make_limits, make_worker
 from tests.unit.scheduler.scripted import SUBJECTS, Stack, eventually
 
-from weir.bus.faults import LOST, REPEATED, Leg, RandomFaults, ScriptedFaults
+from weir.bus.in_memory import LOST, REPEATED, Leg, RandomFaults, ScriptedFaults
 from weir.bus.messages import RefusalReason
 from weir.bus.protocol import BusTimeout
 

@@ -20,7 +20,7 @@ def test_a_silent_worker_gets_nothing_new_and_keeps_what_it_has_as_long_as_gatew
     assert (rig.metric("ended_failed_total"), rig.metric("granted")) == (1, 5)
 
 
-def test_a_silent_worker_that_speaks_again_is_used_again_with_all_that_is_booked_on_it() -> None:
+def test_a_silent_worker_that_speaks_again_is_used_again_with_all_that_is_reserved_on_it() -> None:
     rig = Rig().start(make_worker("p", "prefill"), make_worker("d", "decode", seqs=2))
     rig.submit("a")
     rig.run(10, silent=["d"])
@@ -32,7 +32,20 @@ def test_a_silent_worker_that_speaks_again_is_used_again_with_all_that_is_booked
     assert rig.granted == ["a", "b"], "two slots, and one has been taken all the time"
 
 
-def test_pages_of_a_silent_worker_stay_booked_in_the_memory_that_it_shares() -> None:
+def test_a_worker_that_a_gateway_has_lost_gets_nothing_new_until_it_is_heard_again() -> None:
+    rig = Rig().start(make_worker("p", "prefill"), make_worker("d", "decode"))
+    rig.submit("a")
+    again = make_submit("a", dispatch=2, lost_worker_id="d")
+    assert rig.core.submit(again).queued
+    rig.decide()
+    assert rig.granted == ["a"], "its first grant"
+    rig.run(0.5, silent=["d"])
+    assert rig.granted == ["a"]
+    rig.run(1.5)
+    assert rig.granted == ["a", "a"]
+
+
+def test_pages_of_a_silent_worker_stay_reserved_in_the_memory_that_it_shares() -> None:
     workers = [make_worker(name, "decode", pages=4) for name in ("d", "d2")]
     rig = Rig().start(make_worker("p", "prefill", pages=4), *workers)
     rig.submit("a", max_tokens=48)
@@ -44,8 +57,27 @@ def test_pages_of_a_silent_worker_stay_booked_in_the_memory_that_it_shares() -> 
     assert rig.granted == ["a", "b"]
 
 
+def test_pages_of_a_forgotten_worker_are_reserved_again_when_its_gateway_is_back_with_a_request_on_it() -> None:
+    workers = [make_worker(name, "decode", pages=4) for name in ("d", "d2")]
+    rig = Rig().start(make_worker("p", "prefill", pages=4), *workers)
+    rig.submit("a", max_tokens=48)
+    lost_id = rig.placement("a").decode_worker_id
+    del rig.workers[lost_id]
+    rig.core.worker_gone(lost_id)
+    rig.run(rig.limits.gateway_ttl_s + 0.5, silent=["g"])
+    assert rig.core.is_idle
+    rig.gateways["g"] = [HeldRequest(make_submit("a", max_tokens=48), rig.placement("a"))]
+    rig.say_held()
+    rig.submit("b")
+    assert rig.granted == ["a"], "the arena has four pages, and all are taken"
+    rig.finish("a", Outcome.FAILED)
+    assert rig.granted == ["a", "b"]
+
+
 @pytest.mark.parametrize("says_it_ended", [True, False])
-def test_a_dead_worker_is_forgotten_with_its_last_booking_and_its_gateways_death_is_enough(says_it_ended: bool) -> None:
+def test_a_dead_worker_is_forgotten_with_its_last_reservation_and_its_gateways_death_is_enough(
+    says_it_ended: bool,
+) -> None:
     rig = Rig().start()
     rig.submit("a")
     del rig.workers["d"]

@@ -5,18 +5,16 @@ from hypothesis import strategies as st
 from tests.unit.scheduler.rig import LANES, make_limits, make_submit, make_worker
 
 from weir.bus.messages import Placement
-from weir.core.scheduling import SchedulingParams
+from weir.core.life import SchedulingParams
 from weir.policy.registry import PolicySpec
-from weir.scheduling.accounting.reservations import Reservations
-from weir.scheduling.queues.request_factory import RequestFactory
-from weir.scheduling.request import PlacementPlan, PriorityKey, ScheduledRequest
-from weir.scheduling.workers.pools import WorkerPools
-from weir.scheduling.workers.slots import OpenSlots, slot_bound
-from weir.scheduling.workers.workers import Workers
+from weir.scheduling.pools import OpenSlots, WorkerPools, slot_bound
+from weir.scheduling.request import PlacementPlan, PriorityKey, RequestFactory, ScheduledRequest
+from weir.scheduling.reservations import Reservations
+from weir.scheduling.workers import Workers
 
 NUM_WORKERS = 3
 SLOT_OVERCOMMIT = 0.5
-FACTORY = RequestFactory(make_limits(), PolicySpec("fcfs").make(), 0.0)
+FACTORY = RequestFactory(make_limits(), PolicySpec("fcfs").make())
 
 
 class World:

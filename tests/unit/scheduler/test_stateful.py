@@ -8,7 +8,7 @@ from tests.unit.scheduler.simulated import SimulatedSystem, State, reborn
 
 from weir.bus.messages import Outcome, Prefilled, Submit
 from weir.policy.registry import PolicySpec, policy_names
-from weir.scheduling.limits.core_limits import CoreLimits, LaneLimits, TenantLimits
+from weir.scheduling.limits import CoreLimits, LaneLimits, TenantLimits
 
 lane_names = st.sampled_from([lane.name for lane in LANES])
 picks = st.integers(0, 10**6)
@@ -91,7 +91,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.system.silent ^= {worker_ids[pick % len(worker_ids)]}
 
     @rule(pick=picks)
-    def a_prompt_is_read(self, pick: int) -> None:
+    def a_prompt_is_prefilled(self, pick: int) -> None:
         granted = [r for g in self.system.gateways.values() for r in g.live() if r.state is State.GRANTED]
         if granted:
             request = granted[pick % len(granted)]

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from tests.unit.scheduler.rig import Rig, make_submit, make_worker
 
 from weir.bus.messages import Held, HeldRequest, Outcome, Placement, RefusalReason, SubmitReply
-from weir.scheduling.accounting.token_bucket import Bucket
-from weir.scheduling.limits.core_limits import CoreLimits, LaneLimits, TenantLimits
+from weir.scheduling.limits import CoreLimits, LaneLimits, TenantLimits
+from weir.scheduling.tenants import Bucket
 
 LANES = (LaneLimits("high", 100, 60.0, ttft_slo_ms=500, itl_slo_ms=50), LaneLimits("low", 100, 60.0))
 

@@ -5,9 +5,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weir.sim.workloads.arrivals import burst, gamma, jittered_within_ticks, poisson, rescaled
-from weir.sim.workloads.compose import Lengths, at_rate, draw, first, merge
-from weir.sim.workloads.workload import SimRequest, Workload
+from weir.sim.workloads.workload import (
+    Lengths,
+    SimRequest,
+    Workload,
+    at_rate,
+    burst,
+    draw,
+    first,
+    gamma,
+    jittered_within_ticks,
+    merge,
+    poisson,
+    rescaled,
+)
 
 
 def source(seed: int = 0) -> np.random.Generator:

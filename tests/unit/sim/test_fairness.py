@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weir.sim.results.fairness import backlogged, common, delivered_service, jain_index, widest_gap
-from weir.sim.results.outcome import RequestOutcome, SimResult
+from weir.sim.results.metrics import RequestOutcome, SimResult
 
 
 def waited(tenant: str, arrival_s: float, granted_s: float | None, ended_s: float = 99.0) -> RequestOutcome:

@@ -10,9 +10,9 @@ from tests.unit.sim.loads import PROFILE, poisson_load
 
 from weir.core.cost import StepCost
 from weir.policy.registry import PolicySpec
-from weir.scheduling.limits.core_limits import CoreLimits
+from weir.scheduling.limits import CoreLimits
 from weir.sim.engines.exact import ExactEngine
-from weir.sim.results.outcome import SimResult
+from weir.sim.results.metrics import SimResult
 from weir.sim.simulator import simulate
 from weir.sim.spec import FailureSpec, LinkSpec, PoolSpec, SystemSpec
 from weir.sim.workloads.workload import SimRequest, Workload
@@ -90,6 +90,13 @@ def test_both_engines_give_the_same_result_to_the_bit(
     spec: SystemSpec, workload: Workload, overcommit: float, policy: str
 ) -> None:
     check_equal(spec, workload, CoreLimits(page_overcommit=overcommit), policy)
+
+
+@pytest.mark.parametrize("num_pages", [60, 100])
+def test_a_worker_that_goes_over_to_the_real_batcher_counts_as_if_it_always_had_it(num_pages: int) -> None:
+    """With three times the pages promised, sequences are half done when the real batcher takes them."""
+    spec = SystemSpec.colocated(1, PROFILE, num_pages=num_pages)
+    check_equal(spec, poisson_load(60, 20.0, prompt=100, output=60, seed=3), CoreLimits(page_overcommit=3.0))
 
 
 LINKS = [None, LinkSpec(25.0, 0.1), LinkSpec(0.5, is_shared=True)]

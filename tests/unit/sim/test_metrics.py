@@ -2,10 +2,23 @@
 
 import math
 
+import numpy as np
 import pytest
 
-from weir.sim.results.metrics import Slo, Slos, by_lane, by_tenant, gap_percentile_s, summarize
-from weir.sim.results.outcome import RequestOutcome, SimResult
+from weir.scheduling.limits import CoreLimits, LaneLimits
+from weir.sim.results.metrics import (
+    RequestOutcome,
+    SimResult,
+    Slo,
+    Slos,
+    by_lane,
+    by_tenant,
+    gap_percentile_s,
+    mean_estimate,
+    slo_from_ms,
+    slos_of,
+    summarize,
+)
 
 
 def served(
@@ -118,3 +131,55 @@ def test_percentiles_of_gaps_come_from_their_histogram() -> None:
     assert gap_percentile_s(result, 99) == pytest.approx(0.041)
     assert gap_percentile_s(result, 100) == pytest.approx(0.301)
     assert math.isnan(gap_percentile_s(run(), 50))
+
+
+LANES = (
+    LaneLimits("interactive", 10, 1.0, ttft_slo_ms=250, itl_slo_ms=50),
+    LaneLimits("standard", 10, 1.0, ttft_slo_ms=900),
+    LaneLimits("batch", 10, 1.0),
+)
+
+
+def test_a_lane_has_its_own_slo_where_it_names_one_and_the_default_for_the_rest() -> None:
+    slos = slos_of(CoreLimits(lanes=LANES), Slo(ttft_s=5.0, tpot_s=0.1))
+    assert slos.of("interactive") == Slo(ttft_s=0.25, worst_gap_s=0.05, tpot_s=0.1)
+    assert slos.of("standard") == Slo(ttft_s=0.9, tpot_s=0.1)
+    assert slos.of("batch") == Slo(ttft_s=5.0, tpot_s=0.1)
+
+
+def test_a_request_without_a_lane_is_asked_what_the_default_lane_is() -> None:
+    assert slos_of(CoreLimits(lanes=LANES, default_lane="standard"), Slo()).of("") == Slo(ttft_s=0.9)
+    assert slos_of(CoreLimits(lanes=LANES, default_lane="batch"), Slo()).of("") == Slo()
+
+
+def test_zero_milliseconds_ask_for_nothing() -> None:
+    assert slo_from_ms(300, 0, 0, 0) == Slo(ttft_s=0.3)
+    assert slo_from_ms(0, 40, 20, 1000) == Slo(math.inf, 0.04, 0.02, 1.0)
+
+
+def test_the_interval_of_five_values_is_students() -> None:
+    estimate = mean_estimate([1.0, 2.0, 3.0, 4.0, 5.0])
+    half = 2.776 * math.sqrt(2.5 / 5)
+    assert estimate.mean == 3.0
+    assert estimate.low == pytest.approx(3 - half)
+    assert estimate.high == pytest.approx(3 + half)
+
+
+def test_one_run_says_nothing_of_its_spread() -> None:
+    estimate = mean_estimate([2.0])
+    assert (estimate.mean, estimate.low, estimate.high) == (2.0, -math.inf, math.inf)
+
+
+@pytest.mark.parametrize("num", [2, 5, 40])
+def test_19_of_20_intervals_hold_the_true_mean(num: int) -> None:
+    source = np.random.default_rng(3)
+    hits = 0
+    for _ in range(2000):
+        estimate = mean_estimate(source.normal(7.0, 2.0, num).tolist())
+        hits += estimate.low <= 7.0 <= estimate.high
+    assert hits / 2000 == pytest.approx(0.95, abs=0.02)
+
+
+def test_no_values_are_an_error() -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        mean_estimate([])

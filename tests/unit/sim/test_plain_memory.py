@@ -3,7 +3,7 @@
 import pytest
 
 from weir.engine.messages import PageBundle
-from weir.sim.memory.page_memory import MemoryIsTight, PlainMemory
+from weir.sim.memory import MemoryIsTight, PlainMemory
 
 
 def test_pages_go_from_free_to_a_worker_to_another_and_back() -> None:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from weir.sim.planning.search import Plan, PlanLimits, PoolSizes, Prices, search
-from weir.sim.results.stats import Estimate
+from weir.sim.planning import Plan, PlanLimits, PoolSizes, Prices, search
+from weir.sim.results.metrics import Estimate
 
 
 class Modelled:

@@ -6,11 +6,9 @@ import struct
 
 from rich.console import Console
 
-from weir.sim.results.metrics import Slo, Slos
-from weir.sim.results.outcome import RequestOutcome, SimResult
+from weir.sim.results.metrics import RequestOutcome, SimResult, Slo, Slos, mean_estimate
 from weir.sim.results.plots import Curve, run_pictures, sweep_picture
 from weir.sim.results.report import as_dict, as_tables
-from weir.sim.results.stats import mean_estimate
 
 
 def make_result(num: int = 40, num_tenants: int = 2) -> SimResult:

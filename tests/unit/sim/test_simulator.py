@@ -1,21 +1,44 @@
 """Runs whose result can be worked out by hand, and what must hold of every run."""
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from tests.unit.sim.loads import PROFILE, poisson_load, shared_prompts
 
-from weir.engine.batching.joining import Batching, JoinSettings
+from weir.engine.batching.own_rules import Batching, JoinSettings
 from weir.engine.memory.preemption import PreemptionSettings
 from weir.policy.registry import PolicySpec, policy_names
-from weir.scheduling.limits.core_limits import CoreLimits, LaneLimits
-from weir.sim.simulator import simulate
+from weir.scheduling.limits import CoreLimits, LaneLimits
+from weir.sim.hand_offs import SimHandOffs
+from weir.sim.simulator import SimulationDefect, simulate
 from weir.sim.spec import FailureSpec, LinkSpec, PoolSpec, SystemSpec
 from weir.sim.workloads.workload import SimRequest, Workload
 
 LOCAL = SystemSpec.colocated(1, PROFILE)
 SPLIT = SystemSpec.split(1, 1, PROFILE)
 SECONDS = 1e-3
+_ROOT = Path(__file__).parents[3]
+_RUN = """
+import hashlib
+from tests.unit.sim.loads import PROFILE, poisson_load, shared_prompts
+from weir.policy.registry import PolicySpec
+from weir.sim.hand_offs import SimHandOffs
+from weir.sim.simulator import SimulationDefect, simulate
+from weir.sim.spec import LinkSpec, SystemSpec
+
+lines = []
+for workload in (poisson_load(30, 30.0), shared_prompts(30, 30.0)):
+    for spec in (SystemSpec.colocated(3, PROFILE), SystemSpec.split(2, 2, PROFILE, link=LinkSpec(10.0))):
+        for policy in ("fcfs", "srtf", "slai"):
+            result = simulate(spec, workload, policy=PolicySpec(policy))
+            lines.append(repr((result.outcomes, result.gap_counts_by_ms, result.queue_lengths,
+                               sorted(result.tenant_service.items()), sorted(result.counters.items()))))
+print(hashlib.sha256("\\n".join(lines).encode()).hexdigest())
+"""
 
 
 def one(num_prompt: int, num_output: int, **rest: object) -> Workload:
@@ -150,3 +173,21 @@ def test_a_workload_that_cannot_be_is_refused_by_name(workload: Workload, messag
 def test_a_swap_file_which_would_cost_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match=r"preemption\.num_swap_slots 8: must be 0"):
         replace(LOCAL, preemption=PreemptionSettings(num_swap_slots=8))
+
+
+def test_a_request_that_is_lost_on_its_way_ends_the_run_as_a_defect(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scheduler ticks on and workers report for ever: no end of events tells that there is nothing to wait for."""
+    monkeypatch.setattr(SimHandOffs, "begin", lambda *_: None)
+    with pytest.raises(SimulationDefect, match="1 requests never end"):
+        simulate(SPLIT, one(100, 5))
+
+
+def digest_in_a_process_with(hash_seed: str) -> str:
+    environ = os.environ | {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", _RUN]
+    run = subprocess.run(command, env=environ, cwd=_ROOT, capture_output=True, text=True, check=True, timeout=100)
+    return run.stdout
+
+
+def test_the_same_workload_gives_the_same_result_byte_for_byte_whatever_the_order_of_sets() -> None:
+    assert digest_in_a_process_with("1") == digest_in_a_process_with("2")

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from tests.unit.transfer.host import Host
 
-from weir.core.attempt import Attempt
 from weir.core.clock import ManualClock
+from weir.core.life import Attempt
 from weir.core.process import ProcessIdentity
 from weir.core.sampling import SamplingParams, StopRules
 from weir.kv.arena.segment import Segment
@@ -26,9 +26,9 @@ TICK_S = 0.05
 class World:
     """A core, its segment and its clock; `restart` puts a new core over the segment, as a new process would."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, segment_type: type[Segment] = Segment) -> None:
         geometry = ArenaGeometry(page_bytes=4096, num_pages=40, num_slots=6, max_context_tokens=256)
-        self.segment = Segment.create(path, geometry, "digest")
+        self.segment = segment_type.create(path, geometry, "digest")
         self.clock = ManualClock(1000.0)
         self.settings = ArenaSettings(heartbeat_interval_ms=200, lease_ttl_ms=2000)
         self.restart()

@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from weir.core.attempt import Attempt
+from weir.core.life import Attempt
 from weir.core.process import ProcessIdentity, own_identity
 from weir.core.sampling import SamplingParams, StopRules
 from weir.kv.arena.segment import claim_segment

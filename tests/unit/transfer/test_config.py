@@ -3,7 +3,7 @@
 import pytest
 
 from weir.model.errors import ModelError
-from weir.model.files.shapes import MODEL_SHAPES
+from weir.model.files.dummy import MODEL_SHAPES
 from weir.model.precision import page_geometry
 from weir_transfer.config import TransferConfig, with_model_shape
 

@@ -178,6 +178,13 @@ def test_a_worker_that_lost_the_answer_to_its_first_register_gets_the_same_lease
     assert world.core.attach(world.registration("w")).lease_id == first.lease_id
 
 
+def test_a_worker_without_a_lease_that_claims_pages_is_refused_and_leaves_no_lease(world: World) -> None:
+    with pytest.raises(AttachRefused, match="worker w claims pages or slots but has no lease"):
+        world.core.attach(world.registration("w", claims=Claims(page_ids=(1,))))
+    assert world.run(3) == []
+    assert world.core.leases() == []
+
+
 def test_lease_ids_are_not_used_again(world: World) -> None:
     first = world.core.attach(world.registration("w"))
     world.core.detach(first.lease_id, first.number)

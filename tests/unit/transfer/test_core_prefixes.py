@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 from tests.unit.transfer.conftest import World
 
-from weir.core.attempt import Attempt
 from weir.core.errors import Overloaded
+from weir.core.life import Attempt
 from weir.core.sampling import SamplingParams, StopRules
+from weir.kv.arena.ownership import NotOwned
 from weir.kv.geometry import PAGE_TOKENS
 from weir.kv.messages import Claims, PageChain, PrefixMatch
-from weir.kv.prefixes.hashing import page_hashes, prefix_seed
+from weir.kv.prefixes import page_hashes, prefix_seed
 from weir.kv.records.record import SequenceParams
-from weir.kv.states import NotOwned
 from weir_transfer.messages import Attachment, HandOffRequest, MatchRequest, StaleAttachment
 
 _SEED = prefix_seed("digest")
@@ -192,6 +192,29 @@ def test_what_a_dead_worker_computed_is_found_by_the_next(world: World, prefill:
     assert _match(world, other).page_ids == chain.page_ids[:5]
 
 
+@pytest.mark.parametrize("named", ["no page of the arena", "one page twice"])
+def test_of_a_dead_worker_whose_block_table_is_damaged_nothing_is_kept(
+    world: World, prefill: Attachment, named: str
+) -> None:
+    match = _match(world, prefill)
+    _begin(world, match, 100, 90)
+    block_table = world.segment.record(match.acquired.slots[0])._block_table
+    block_table[1] = 1 << 20 if named == "no page of the arena" else block_table[0]
+    world.core.end_lease(prefill.lease_id)
+    world.core.tick()
+    assert world.core.leases() == []
+    assert world.core.metrics()["free_pages"] == 40
+
+
+def test_two_pages_of_one_hash_are_sealed_once(world: World, prefill: Attachment) -> None:
+    acquired = world.core.acquire(prefill.lease_id, prefill.number, 2, 0)
+    chain = PageChain(acquired.page_ids, _hashes(16) * 2)
+    world.core.seal(prefill.lease_id, prefill.number, chain)
+    assert world.core.integrity_errors() == ()
+    world.core.release(prefill.lease_id, prefill.number, [chain], ())
+    assert len(world.core.acquire(prefill.lease_id, prefill.number, 40, 0).page_ids) == 40
+
+
 def test_after_a_restart_nothing_is_evicted_before_all_have_claimed_what_they_hold(
     world: World, prefill: Attachment, decode: Attachment
 ) -> None:
@@ -200,7 +223,7 @@ def test_after_a_restart_nothing_is_evicted_before_all_have_claimed_what_they_ho
     world.restart()
     again = world.core.attach(world.registration("prefill", prefill.lease_id))
     assert world.core.metrics()["cached_pages"] == 6
-    with pytest.raises(Overloaded):
+    with pytest.raises(Overloaded, match="free are 33 and 5; 6 cached pages are kept until every worker"):
         world.core.acquire(again.lease_id, again.number, 34, 0)  # 33 are free, decode's third page aside
     world.core.attach(world.registration("decode", decode.lease_id, _claims(match)))
     assert len(world.core.acquire(again.lease_id, again.number, 37, 0).page_ids) == 37

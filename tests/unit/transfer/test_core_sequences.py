@@ -6,10 +6,10 @@ import pytest
 from tests.contract.test_mover import CopyingMover
 from tests.unit.transfer.conftest import TICK_S, World
 
-from weir.core.attempt import Attempt
 from weir.core.errors import Overloaded
+from weir.core.life import Attempt
+from weir.kv.arena.ownership import NotOwned
 from weir.kv.messages import Acquired, Claims, HandedOff, HandOffReceipt, PageChain
-from weir.kv.states import NotOwned
 from weir_transfer.core import ArenaCore
 from weir_transfer.lease_keeper import Countdowns
 from weir_transfer.messages import (

@@ -9,16 +9,14 @@ from tests.unit.transfer.host import until
 
 from weir.bus.endpoint import BusEndpoint
 from weir.bus.in_memory import InMemoryHub
-from weir.bus.prefix_messages import AskPrefixes, PrefixChanged, PrefixSnapshot
+from weir.bus.messages import AskPrefixes, PrefixChanged, PrefixSnapshot
 from weir.bus.protocol import Bus, BusUnavailable
 from weir.bus.subjects import Subjects
 from weir.core.clock import SystemClock
 from weir.kv.geometry import PAGE_TOKENS
-from weir.kv.layout import PAGE_DTYPE
-from weir.kv.prefixes.hashing import page_hashes, prefix_seed
-from weir.kv.prefixes.index import PrefixIndex
-from weir.kv.states import NO_LEASE, PageState
-from weir.scheduling.workers.prefix_view import PrefixView, hashes_from
+from weir.kv.layout import NO_LEASE, PAGE_DTYPE, PageState
+from weir.kv.prefixes import PrefixIndex, page_hashes, prefix_seed
+from weir.scheduling.prefix_view import PrefixView, hashes_from
 from weir_transfer.prefix_events import PrefixEventPublisher
 
 SUBJECTS = Subjects("test")

@@ -8,7 +8,7 @@ import pytest
 from tests.unit.transfer.host import ATTEMPT, Host, until, write_sequence
 
 from weir.kv.messages import PageChain, PrefixMatch
-from weir.kv.prefixes.hashing import page_hashes, prefix_seed
+from weir.kv.prefixes import page_hashes, prefix_seed
 from weir.rpc.arena.client import ArenaClient, HandedOff
 from weir.rpc.channel import make_channel
 from weir.wire.v1 import arena_pb2, arena_pb2_grpc

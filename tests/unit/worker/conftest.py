@@ -4,12 +4,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 from tests.unit.worker.rig import (
+    GATEWAY,
     Rig,
     Stream,
     connected,
     running_rig,
 )
-from tests.unit.worker.serving import GATEWAY
 
 
 @pytest.fixture

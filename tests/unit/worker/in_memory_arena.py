@@ -9,18 +9,18 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from weir.core.attempt import Attempt
 from weir.core.clock import ManualClock
 from weir.core.errors import InternalError, Unavailable
+from weir.core.life import Attempt
 from weir.core.process import own_identity
+from weir.kv.arena.ownership import NotOwned
 from weir.kv.arena.segment import Segment
 from weir.kv.geometry import ArenaGeometry
 from weir.kv.layout import SegmentHeader, layout_of
 from weir.kv.memory.device import ArenaMemory
 from weir.kv.messages import Acquired, HandedOff, HandOffReceipt, PageChain, PrefixMatch
 from weir.kv.movers import SharedMemoryMover
-from weir.kv.prefixes.index import PrefixIndex
-from weir.kv.states import NotOwned
+from weir.kv.prefixes import PrefixIndex
 from weir_transfer.core import ArenaCore
 from weir_transfer.lease_keeper import Countdowns
 from weir_transfer.messages import (

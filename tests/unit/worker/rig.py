@@ -1,6 +1,7 @@
 """One prefill and one decode worker in this process: real gRPC servers, a hash for a model, the arena in memory."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from weir.rpc.server import ErrorGuard, make_server
 from weir.runtime.service import ServiceContext
 from weir.testing.runner import HashRunner, reference_tokens
 from weir.wire.v1 import types_pb2, worker_pb2, worker_pb2_grpc
-from weir.worker.arena.page_keeper import Arena
+from weir.worker.arena.arena import Arena
 from weir.worker.config import WorkerConfig
 from weir.worker.engine.model_loading import LoadedModel, ModelSpec
 from weir.worker.requests.request_manager import RequestLimits
@@ -41,6 +42,7 @@ MAX_CONTEXT_TOKENS = 400
 NUM_PAGES = 128
 NUM_SLOTS = 32
 INSTANCE = "rig"
+GATEWAY = "gateway-0-11111111"
 
 
 @dataclass
@@ -164,8 +166,10 @@ def start_command(decode_worker_id: str, **changes: Any) -> worker_pb2.Start:
     return worker_pb2.Start(**(values | changes))
 
 
-def resume_command(start: worker_pb2.Start, next_index: int = 0) -> worker_pb2.Resume:
-    return worker_pb2.Resume(request_id=start.request_id, attempt=start.attempt, next_index=next_index)
+def resume_command(start: worker_pb2.Start, next_index: int = 0, *, awaits_hand_off: bool = True) -> worker_pb2.Resume:
+    return worker_pb2.Resume(
+        request_id=start.request_id, attempt=start.attempt, next_index=next_index, awaits_hand_off=awaits_hand_off
+    )
 
 
 def cancel_command(start: worker_pb2.Start) -> worker_pb2.Cancel:
@@ -175,6 +179,17 @@ def cancel_command(start: worker_pb2.Start) -> worker_pb2.Cancel:
 def expected_tokens(start: worker_pb2.Start) -> list[int]:
     params = SamplingParams(temperature=0.0, seed=start.sampling.seed)
     return reference_tokens(tuple(start.prompt_token_ids), params, start.max_tokens, VOCAB_SIZE)
+
+
+def hold(release: threading.Event) -> None:
+    """Keeps a step from ending."""
+    assert release.wait(TIMEOUT_S)
+
+
+async def begin(streams: tuple[Stream, Stream], start: worker_pb2.Start) -> None:
+    """As a gateway does: the decode worker is asked first."""
+    await streams[1].send(resume=resume_command(start))
+    await streams[0].send(start=start)
 
 
 async def eventually(condition: Callable[[], bool]) -> None:

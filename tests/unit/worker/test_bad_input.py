@@ -132,6 +132,10 @@ BAD_STARTS: list[tuple[dict[str, Any], str]] = [
     ({"stop_token_ids": [VOCAB_SIZE]}, "start.stop_token_ids[0]"),
     ({"stop_token_ids": [1] * 65}, "start.stop_token_ids: 65 ids"),
     ({"num_reserved_pages": 2}, "start.num_reserved_pages: 2: allowed are 3"),
+    ({"output_token_ids": [1] * 9, "num_reserved_pages": 3}, "start.num_reserved_pages: 3: allowed are 4"),
+    ({"output_token_ids": [1] * 12}, "start.output_token_ids: 12 tokens: allowed are 0 to 11"),
+    ({"output_token_ids": [1] * 360, "max_tokens": 400}, "start.output_token_ids: 360 tokens: allowed are 0 to 359"),
+    ({"output_token_ids": [1, VOCAB_SIZE]}, "start.output_token_ids[1]: 500 is not below the vocabulary's 500"),
     ({"decode_worker_id": ""}, "start.decode_worker_id"),
     ({"min_tokens": 401}, "start.min_tokens: 401: allowed are 0 to 400"),
     ({"sampling": types_pb2.SamplingParams(temperature=1)}, "start.sampling.seed: must be given"),
@@ -224,6 +228,7 @@ STARTS = st.builds(
     decode_worker_id=mostly(st.just("decode-0-00000000"), st.text(max_size=80)),
     traceparent=st.text(max_size=80) | st.just("00-" + "a" * 32 + "-" + "b" * 16 + "-01"),
     num_reserved_pages=mostly(st.integers(1, 30), UINT32),
+    output_token_ids=st.lists(TOKEN_IDS, max_size=4),
 )
 
 
@@ -244,8 +249,12 @@ def check(request: worker_pb2.ServeRequest) -> None:
                 key_from_pb("resume", request.resume)
             case "start":
                 key_from_pb("start", request.start)
-                params = start_from_pb(request.start, GATEWAY, MODEL)
-                assert 0 < len(params.prompt_token_ids) < MAX_CONTEXT_TOKENS
+                prompt = start_from_pb(request.start, GATEWAY, MODEL)
+                params, output_token_ids = prompt.params, prompt.output_token_ids
+                assert len(params.prompt_token_ids) > 0
+                assert len(params.prompt_token_ids + output_token_ids) < MAX_CONTEXT_TOKENS
+                assert len(output_token_ids) < params.stop.max_tokens
+                assert all(token_id < VOCAB_SIZE for token_id in output_token_ids)
                 assert max(params.prompt_token_ids) < VOCAB_SIZE
                 assert 0 <= params.sampling.temperature <= 2
                 assert 0 < params.sampling.top_p <= 1
@@ -257,8 +266,8 @@ def check(request: worker_pb2.ServeRequest) -> None:
                 assert len(params.traceparent) in (0, 55)
                 records = Records(num_pages=8, num_slots=1, max_context_tokens=MAX_CONTEXT_TOKENS)
                 record = records.open(0)
-                record.begin(params)
+                record.begin(params, output_token_ids)
                 record.publish(0)
                 snapshot = record.read()
                 assert snapshot is not None
-                assert snapshot.params == params
+                assert (snapshot.params, snapshot.output_token_ids) == (params, output_token_ids)

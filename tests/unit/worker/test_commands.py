@@ -2,8 +2,8 @@
 
 from tests.unit.worker.rig import MAX_CONTEXT_TOKENS, VOCAB_SIZE, start_command
 
+from weir.core.life import SchedulingParams
 from weir.core.sampling import SamplingParams, StopRules
-from weir.core.scheduling import SchedulingParams
 from weir.rpc.conversions import sampling_to_pb
 from weir.wire.v1 import types_pb2
 from weir.worker.engine.model_loading import ModelSpec
@@ -35,7 +35,7 @@ def test_sampling_stop_rules_and_urgency_are_those_of_the_start() -> None:
             lane_priority=2, rank=-1.5, itl_target_ms=70, predicted_output_tokens=12.5
         ),
     )
-    params = start_from_pb(start, "gateway-0-00000000", MODEL)
+    params = start_from_pb(start, "gateway-0-00000000", MODEL).params
     assert params.sampling == PARAMS
     assert params.stop == StopRules(30, (4, 5), 8)
     assert params.scheduling == SchedulingParams(2, -1.5, 70, 12.5)
@@ -44,9 +44,9 @@ def test_sampling_stop_rules_and_urgency_are_those_of_the_start() -> None:
 
 def test_more_tokens_than_the_vocabulary_has_are_all_of_them() -> None:
     start = start_command("decode-0-00000000", sampling=sampling_to_pb(SamplingParams(top_k=2**31 - 1)))
-    assert start_from_pb(start, "g", MODEL).sampling.top_k == VOCAB_SIZE
+    assert start_from_pb(start, "g", MODEL).params.sampling.top_k == VOCAB_SIZE
 
 
 def test_a_prompt_that_is_scored_has_no_place_in_the_prefix_cache() -> None:
     start = start_command("decode-0-00000000", sampling=sampling_to_pb(SamplingParams(prompt_logprobs=0)))
-    assert start_from_pb(start, "g", MODEL).prefix_seed == b""
+    assert start_from_pb(start, "g", MODEL).params.prefix_seed == b""

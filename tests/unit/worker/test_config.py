@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from weir.engine.batching.joining import Batching, JoinSettings
-from weir.engine.batching.pausing import PauseSettings
-from weir.engine.batching.prefill_batches import PrefillBatchSettings
+from weir.engine.batching.admission import PauseSettings
+from weir.engine.batching.own_rules import Batching, JoinSettings, PrefillBatchSettings
 from weir.engine.memory.preemption import PreemptionSettings
 from weir.runtime.config import ConfigError, read_config
 from weir_decode.config import DecodeConfig
@@ -28,7 +27,7 @@ def test_rule_and_window_come_from_flags() -> None:
     assert held.running_settings(0, 9).join.holds_rows
 
 
-def test_rests_and_prefill_batches_come_from_flags() -> None:
+def test_pauses_and_prefill_batches_come_from_flags() -> None:
     config = read_config(DecodeConfig, ["--max-pauses", "0"], environ={"WEIR_PREFILL_BATCHES": "true"})
     settings = config.running_settings(0, 9)
     assert settings.pauses == PauseSettings(max_pauses=0)

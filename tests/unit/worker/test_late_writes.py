@@ -12,25 +12,36 @@ import torch
 from tests.unit.model.late_device import WRITTEN, LateStream, late_runner
 from tests.unit.worker.in_memory_arena import InMemoryArenaClient
 from tests.unit.worker.rig import (
+    GATEWAY,
     MAX_CONTEXT_TOKENS,
     NUM_PAGES,
     Rig,
+    Stream,
     cancel_command,
     connected,
     eventually,
+    hold,
     running_rig,
     start_command,
 )
-from tests.unit.worker.serving import GATEWAY, hold
 
+from weir.core.life import Attempt
+from weir.engine.messages import SequenceKey
 from weir.engine.plan import StepPlan
 from weir.kv.messages import PageChain
-from weir.kv.prefixes.hashing import page_hashes, prefix_seed
+from weir.kv.prefixes import page_hashes, prefix_seed
 from weir.model.triton.batch import TritonLimits
-from weir.wire.v1 import types_pb2
+from weir.wire.v1 import types_pb2, worker_pb2
 
 PROMPT = list(range(100))
 LIMITS = TritonLimits(max_rows=64, max_sequences=8, max_context_tokens=MAX_CONTEXT_TOKENS)
+
+
+async def cancel(rig: Rig, stream: Stream, start: worker_pb2.Start) -> None:
+    """Returns when the worker has it, so that nothing more is sampled."""
+    await stream.send(cancel=cancel_command(start))
+    key = SequenceKey(start.request_id, Attempt())
+    await eventually(lambda: not rig.prefill.shell._manager.is_wanted(key))
 
 
 @pytest.fixture
@@ -67,7 +78,7 @@ async def test_pages_that_another_lease_finds_are_written(late: tuple[Rig, torch
 
         assert len(found.page_ids) == 2
         assert bool((pages[list(found.page_ids)] == WRITTEN).all())
-        await stream.send(cancel=cancel_command(start))
+        await cancel(rig, stream, start)
         release.set()
         assert (await stream.next_update(start.request_id)).finish_reason == types_pb2.FINISH_REASON_CANCELLED
     await second.release(found.acquired.page_ids, found.acquired.slots, [PageChain(found.page_ids)], [found.match_id])
@@ -97,7 +108,7 @@ async def test_pages_that_a_cancel_puts_back_are_written_no_more(
     async with connected(rig.prefill, GATEWAY) as stream:
         await stream.send(start=start)
         await asyncio.wait_for(is_running.wait(), 10)
-        await stream.send(cancel=cancel_command(start))
+        await cancel(rig, stream, start)
         release.set()
         assert (await stream.next_update(start.request_id)).finish_reason == types_pb2.FINISH_REASON_CANCELLED
         await rig.wait_idle()

@@ -6,11 +6,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from tests.unit.worker.rig import Rig, eventually, resume_command, running_rig, start_command
-from tests.unit.worker.serving import GATEWAY
+from tests.unit.worker.rig import GATEWAY, Rig, eventually, resume_command, running_rig, start_command
 
-from weir.core.attempt import Attempt
 from weir.core.clock import SystemClock
+from weir.core.life import Attempt
 from weir.core.tasks import end_tasks
 from weir.wire.v1 import worker_pb2
 from weir_gateway.workers.connections import ConnectionSettings, WorkerConnections, WorkerEndpoint

@@ -3,15 +3,33 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 
 import pytest
-from tests.unit.worker.rig import Received, Rig, Stream, cancel_command, eventually, expected_tokens, start_command
-from tests.unit.worker.serving import begin, hold
+from tests.unit.engine.world import params
+from tests.unit.worker.in_memory_arena import InMemoryArena, InMemoryArenaClient
+from tests.unit.worker.rig import (
+    Received,
+    Rig,
+    Stream,
+    begin,
+    cancel_command,
+    eventually,
+    expected_tokens,
+    hold,
+    resume_command,
+    start_command,
+)
 
 from weir.core.errors import Unavailable
+from weir.engine.loop import InboxFull
+from weir.engine.messages import AddSequence, Arrival, CancelSequence, Command, SequenceKey
 from weir.engine.plan import StepPlan
-from weir.kv.prefixes.hashing import page_hashes, prefix_seed
+from weir.kv.geometry import ArenaGeometry
+from weir.kv.prefixes import page_hashes, prefix_seed
 from weir.wire.v1 import types_pb2, worker_pb2
+from weir.worker.arena.page_keeper import PageKeeper
+from weir.worker.arena.prefixes import Prefixes
 
 Streams = tuple[Stream, Stream]
 
@@ -57,6 +75,33 @@ async def test_the_second_turn_computes_its_new_tokens_and_at_most_a_page(rig: R
     assert computed(rig) - before == 170 - 144
 
 
+async def test_what_an_earlier_dispatch_has_sampled_is_not_sampled_again_and_its_pages_are_found(
+    rig: Rig, streams: Streams
+) -> None:
+    start = start_command(rig.decode.worker_id, prompt_token_ids=range(40), max_tokens=60)
+    tokens = expected_tokens(start)
+    await answer(streams, start_command(rig.decode.worker_id, prompt_token_ids=range(40), max_tokens=30))
+    before = rig.prefill.metrics()
+
+    again = start_command(
+        rig.decode.worker_id,
+        prompt_token_ids=range(40),
+        max_tokens=60,
+        output_token_ids=tokens[:25],
+        attempt=types_pb2.Attempt(dispatch=2),
+    )
+    await streams[1].send(resume=resume_command(again, next_index=25))
+    await streams[0].send(start=again)
+    first, rest = [await stream.receive_all(again.request_id) for stream in streams]
+
+    assert first.tokens == {25: tokens[25]}
+    assert rest.tokens == {index: tokens[index] for index in range(25, 60)}
+    assert first.last.num_cached_tokens == 64
+    after = rig.prefill.metrics()
+    assert after["prompt_tokens_computed_total"] == before["prompt_tokens_computed_total"]
+    assert after["output_tokens_computed_total"] - before["output_tokens_computed_total"] == 40 + 25 - 64
+
+
 async def test_the_end_is_sent_once_the_next_turn_would_find_the_pages(rig: Rig, streams: Streams) -> None:
     async def slowly() -> None:
         await asyncio.sleep(0.03)
@@ -86,7 +131,7 @@ async def test_a_whole_cached_prompt_computes_its_last_page(rig: Rig, streams: S
 @pytest.mark.parametrize(
     ("changes", "num_cached"), [({"cache_salt": "a"}, 0), ({"skips_prefix_cache": True}, 0), ({}, 96)]
 )
-async def test_salts_and_the_clients_wish_keep_prompts_apart(
+async def test_salts_and_a_request_that_skips_the_cache_keep_prompts_apart(
     rig: Rig, streams: Streams, changes: dict[str, object], num_cached: int
 ) -> None:
     prompt = list(range(100))
@@ -136,6 +181,29 @@ async def test_a_drain_ends_a_prompt_whose_match_is_not_answered(rig: Rig, strea
     update = await streams[0].next_update(start.request_id)
     assert update.error.reason == worker_pb2.WORKER_ERROR_REASON_DRAINING
     answered.set()
+
+
+async def test_a_prompt_whose_cancel_finds_the_inbox_full_waits_for_the_next_cancel() -> None:
+    arena = InMemoryArena(ArenaGeometry(64, num_pages=20, num_slots=4, max_context_tokens=64))
+    client = InMemoryArenaClient(arena, "prefill-0-00000000", lambda handed_off: None)
+    posted: list[Command] = []
+    refusals = [InboxFull("full")]
+
+    def post(command: Command) -> None:
+        if refusals:
+            raise refusals.pop()
+        posted.append(command)
+
+    arena.before_match = asyncio.Event().wait
+    prefixes = Prefixes(client, PageKeeper(client, post, pytest.fail), post, pytest.fail)
+    prompt = Arrival(replace(params(tuple(range(40))), prefix_seed=b"seed"))
+    cancel = CancelSequence(SequenceKey.of(prompt.params))
+    prefixes.post(AddSequence(prompt))
+    with pytest.raises(InboxFull):
+        prefixes.post(cancel)
+    prefixes.post(cancel)
+    assert posted == [AddSequence(prompt), cancel], "the engine ends what it has, and nothing else"
+    await prefixes.stop()
 
 
 async def test_without_the_arenas_answer_a_prompt_is_computed_as_a_whole(rig: Rig, streams: Streams) -> None:

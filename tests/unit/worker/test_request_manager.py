@@ -6,10 +6,9 @@ from dataclasses import replace
 import pytest
 from tests.unit.engine.world import params
 
-from weir.core.attempt import Attempt
 from weir.core.clock import ManualClock
 from weir.core.errors import WeirError
-from weir.core.life import FinishReason
+from weir.core.life import Attempt, FinishReason
 from weir.engine.loop import InboxFull
 from weir.engine.messages import (
     AddSequence,
@@ -22,9 +21,8 @@ from weir.engine.messages import (
     TokenSampled,
 )
 from weir.wire.v1 import types_pb2, worker_pb2
-from weir.worker.requests.output_collector import OutputCollector, ending_to_pb
 from weir.worker.requests.request_manager import RequestLimits, RequestManager
-from weir.worker.requests.request_tables import CancelledRequests
+from weir.worker.requests.request_tables import OutputCollector, ending_to_pb
 from weir.worker.requests.streams import MAX_ANSWERS, MAX_FRAME_TOKENS, GatewayStream, StreamHub
 
 GATEWAY = "gateway-0-00000000"
@@ -86,7 +84,7 @@ def arrival(index: int = 0) -> Arrival:
 
 async def test_tokens_of_several_steps_wait_in_one_frame_while_none_is_taken() -> None:
     bench = Bench(takes_hand_offs=False)
-    assert bench.manager.try_start(bench.stream, params((1, 2)))
+    assert bench.manager.try_start(bench.stream, Arrival(params((1, 2))))
     for index in range(3):
         bench.manager.on_event(TokenSampled(KEY, index, 100 + index), step=index + 1)
     bench.manager.on_event(SequenceEnded(KEY, FinishReason.LENGTH), step=3)
@@ -138,7 +136,7 @@ async def test_the_first_error_of_a_stream_counts() -> None:
 
 async def test_a_new_stream_of_a_gateway_ends_the_old_one_and_waits_for_resumes() -> None:
     bench = Bench(takes_hand_offs=False)
-    bench.manager.try_start(bench.stream, params((1, 2)))
+    bench.manager.try_start(bench.stream, Arrival(params((1, 2))))
     bench.manager.pause(GATEWAY)
     newer = bench.hub.attach(GATEWAY)
     assert await has_ended(bench.stream)
@@ -146,19 +144,37 @@ async def test_a_new_stream_of_a_gateway_ends_the_old_one_and_waits_for_resumes(
     assert bench.hub.get(GATEWAY) is newer
     bench.manager.on_event(TokenSampled(KEY, 0, 7), step=1)
     assert await sends_nothing(newer)
-    bench.manager.resume(newer, KEY, 0)
+    bench.manager.resume(newer, KEY, 0, awaits_hand_off=False)
     assert (await frame_of(newer)).updates[0].token_ids == [7]
 
 
 async def test_a_resume_before_the_hand_off_waits_and_is_honoured() -> None:
     bench = Bench(takes_hand_offs=True)
-    bench.manager.resume(bench.stream, KEY, 1)
+    bench.manager.resume(bench.stream, KEY, 1, awaits_hand_off=True)
     assert bench.manager.num_expected == 1
     assert await sends_nothing(bench.stream)
     assert bench.manager.try_take_over(arrival())
     assert bench.manager.num_expected == 0
     bench.manager.on_event(TokenSampled(KEY, 1, 8), step=1)
     assert (await frame_of(bench.stream)).updates[0].first_index == 1
+
+
+async def test_a_hand_off_that_the_engine_has_no_room_for_ends_with_an_error_whenever_its_gateway_asks() -> None:
+    bench = Bench(takes_hand_offs=True)
+    assert bench.manager.try_take_over(arrival())
+    assert list((await frame_of(bench.stream)).updates[0].token_ids) == [9]
+    newer = replace(arrival(), params=replace(arrival().params, attempt=Attempt(2)))
+    bench.is_inbox_full = True
+    assert not bench.manager.try_take_over(newer)
+    assert bench.manager.num_live == 0
+    (update,) = (await frame_of(bench.stream)).updates
+    assert (update.attempt.dispatch, list(update.token_ids)) == (2, [9])
+    assert error_of(update) == worker_pb2.WORKER_ERROR_REASON_NO_CAPACITY
+    bench.manager.resume(bench.stream, SequenceKey(KEY.request_id, Attempt(2)), 1, awaits_hand_off=False)
+    assert error_of((await frame_of(bench.stream)).updates[0]) == worker_pb2.WORKER_ERROR_REASON_NO_CAPACITY
+    bench.is_inbox_full = False
+    bench.manager.sweep()
+    assert bench.posted[1:] == [CancelSequence(KEY)], "the older attempt does not run on unseen"
 
 
 async def test_without_a_resume_a_connected_gateway_is_sent_everything() -> None:
@@ -168,11 +184,11 @@ async def test_without_a_resume_a_connected_gateway_is_sent_everything() -> None
     assert (update.request_id, update.first_index, list(update.token_ids)) == (KEY.request_id, 0, [9])
 
 
-@pytest.mark.parametrize(("next_index", "after_s"), [(2, 0.0), (1, 30.0)])
-async def test_a_resume_of_what_is_not_here_is_answered(next_index: int, after_s: float) -> None:
-    """Token 2 can only have come from a decode worker; token 1 may still be on its way, for a while."""
+@pytest.mark.parametrize(("awaits_hand_off", "after_s"), [(False, 0.0), (True, 30.0)])
+async def test_a_resume_of_what_is_not_here_is_answered(awaits_hand_off: bool, after_s: float) -> None:
+    """At once where the worker had it, as the gateway knows; else it may still be on its way, for a while."""
     bench = Bench(takes_hand_offs=True)
-    bench.manager.resume(bench.stream, KEY, next_index)
+    bench.manager.resume(bench.stream, KEY, 1, awaits_hand_off=awaits_hand_off)
     bench.clock.advance(after_s)
     bench.manager.sweep()
     assert error_of((await frame_of(bench.stream)).updates[0]) == worker_pb2.WORKER_ERROR_REASON_UNKNOWN_REQUEST
@@ -181,7 +197,7 @@ async def test_a_resume_of_what_is_not_here_is_answered(next_index: int, after_s
 async def test_pending_resumes_are_bounded() -> None:
     bench = Bench(takes_hand_offs=True)
     for index in range(5):
-        bench.manager.resume(bench.stream, SequenceKey(f"{index:032x}", Attempt()), 0)
+        bench.manager.resume(bench.stream, SequenceKey(f"{index:032x}", Attempt()), 0, awaits_hand_off=True)
     assert bench.manager.num_expected == 2
 
 
@@ -194,26 +210,9 @@ async def test_a_cancelled_request_is_not_taken_over_until_it_is_forgotten() -> 
     assert bench.manager.try_take_over(arrival())
 
 
-async def test_a_cancel_counts_for_older_attempts_and_not_for_newer_ones() -> None:
-    cancelled = CancelledRequests(ManualClock(), ttl_s=60, max_entries=10)
-    cancelled.put(SequenceKey("a", Attempt(2)))
-    cancelled.put(SequenceKey("a", Attempt(1)))
-    assert cancelled.covers(SequenceKey("a", Attempt(1)))
-    assert cancelled.covers(SequenceKey("a", Attempt(2)))
-    assert not cancelled.covers(SequenceKey("a", Attempt(2, 1)))
-
-
-async def test_cancelled_requests_are_bounded() -> None:
-    cancelled = CancelledRequests(ManualClock(), ttl_s=60, max_entries=3)
-    for name in "abcd":
-        cancelled.put(SequenceKey(name, Attempt()))
-    assert len(cancelled) == 3
-    assert not cancelled.covers(SequenceKey("a", Attempt()))
-
-
 async def test_a_sequence_is_cancelled_in_the_engine_once() -> None:
     bench = Bench(takes_hand_offs=False)
-    bench.manager.try_start(bench.stream, params((1, 2)))
+    bench.manager.try_start(bench.stream, Arrival(params((1, 2))))
     for _ in range(5):
         bench.manager.cancel(bench.stream, KEY)
     assert bench.posted[1:] == [CancelSequence(KEY)]
@@ -221,7 +220,7 @@ async def test_a_sequence_is_cancelled_in_the_engine_once() -> None:
 
 async def test_a_cancel_that_finds_the_inbox_full_is_posted_later_and_once() -> None:
     bench = Bench(takes_hand_offs=False)
-    bench.manager.try_start(bench.stream, params((1, 2)))
+    bench.manager.try_start(bench.stream, Arrival(params((1, 2))))
     bench.is_inbox_full = True
     bench.manager.cancel(bench.stream, KEY)
     bench.manager.sweep()
@@ -235,7 +234,7 @@ async def test_a_cancel_that_finds_the_inbox_full_is_posted_later_and_once() -> 
 
 async def test_a_vanished_gateway_loses_its_sequences_though_the_inbox_was_full_when_it_went() -> None:
     bench = Bench(takes_hand_offs=False)
-    bench.manager.try_start(bench.stream, params((1, 2)))
+    bench.manager.try_start(bench.stream, Arrival(params((1, 2))))
     bench.manager.on_stream_end(bench.stream)
     bench.clock.advance(5.0)
     bench.is_inbox_full = True
@@ -247,10 +246,10 @@ async def test_a_vanished_gateway_loses_its_sequences_though_the_inbox_was_full_
 
 async def test_a_sequence_that_a_newer_attempt_replaced_is_cancelled_though_the_inbox_was_full() -> None:
     bench = Bench(takes_hand_offs=False)
-    bench.manager.try_start(bench.stream, params((1, 2)))
+    bench.manager.try_start(bench.stream, Arrival(params((1, 2))))
     newer = replace(params((1, 2)), attempt=Attempt(2))
     bench.has_one_place_left = True
-    assert bench.manager.try_start(bench.stream, newer)
+    assert bench.manager.try_start(bench.stream, Arrival(newer))
     assert bench.is_inbox_full
     bench.is_inbox_full = bench.has_one_place_left = False
     bench.manager.sweep()
@@ -259,7 +258,7 @@ async def test_a_sequence_that_a_newer_attempt_replaced_is_cancelled_though_the_
 
 async def test_what_ended_before_its_cancel_could_be_posted_is_not_cancelled() -> None:
     bench = Bench(takes_hand_offs=False)
-    bench.manager.try_start(bench.stream, params((1, 2)))
+    bench.manager.try_start(bench.stream, Arrival(params((1, 2))))
     bench.is_inbox_full = True
     bench.manager.cancel(bench.stream, KEY)
     bench.manager.on_event(SequenceEnded(KEY, FinishReason.LENGTH), step=1)
@@ -276,7 +275,7 @@ async def test_a_cancel_of_what_is_not_here_is_answered_at_once() -> None:
 
 async def test_a_cancel_of_what_runs_is_answered_by_its_end_alone() -> None:
     bench = Bench(takes_hand_offs=False)
-    bench.manager.try_start(bench.stream, params((1, 2)))
+    bench.manager.try_start(bench.stream, Arrival(params((1, 2))))
     bench.manager.cancel(bench.stream, KEY)
     assert await sends_nothing(bench.stream)
     bench.manager.on_event(SequenceEnded(KEY, FinishReason.CANCELLED), step=1)
@@ -287,7 +286,7 @@ async def test_a_cancel_of_what_runs_is_answered_by_its_end_alone() -> None:
 
 async def test_a_cancel_of_what_has_ended_and_whose_end_was_sent_is_answered() -> None:
     bench = Bench(takes_hand_offs=False)
-    bench.manager.try_start(bench.stream, params((1, 2)))
+    bench.manager.try_start(bench.stream, Arrival(params((1, 2))))
     bench.manager.on_event(SequenceEnded(KEY, FinishReason.LENGTH), step=1)
     assert (await frame_of(bench.stream)).updates[0].finish_reason == types_pb2.FINISH_REASON_LENGTH
     bench.manager.cancel(bench.stream, KEY)
@@ -297,7 +296,7 @@ async def test_a_cancel_of_what_has_ended_and_whose_end_was_sent_is_answered() -
 @pytest.mark.parametrize("is_ended", [False, True], ids=["running", "ended"])
 async def test_a_cancel_on_a_new_stream_is_answered_though_the_sequence_was_not_asked_for(is_ended: bool) -> None:
     bench = Bench(takes_hand_offs=False)
-    bench.manager.try_start(bench.stream, params((1, 2)))
+    bench.manager.try_start(bench.stream, Arrival(params((1, 2))))
     bench.manager.on_stream_end(bench.stream)
     if is_ended:
         bench.manager.on_event(SequenceEnded(KEY, FinishReason.CANCELLED), step=1)
@@ -309,7 +308,7 @@ async def test_a_cancel_on_a_new_stream_is_answered_though_the_sequence_was_not_
 
 async def test_a_cancel_of_a_newer_attempt_drops_the_older_one_and_is_answered() -> None:
     bench = Bench(takes_hand_offs=False)
-    bench.manager.try_start(bench.stream, params((1, 2)))
+    bench.manager.try_start(bench.stream, Arrival(params((1, 2))))
     newer = SequenceKey(KEY.request_id, Attempt(2))
     bench.manager.cancel(bench.stream, newer)
     (update,) = (await frame_of(bench.stream)).updates
@@ -321,23 +320,23 @@ async def test_ended_sequences_are_kept_for_a_while_and_only_so_many() -> None:
     bench = Bench(takes_hand_offs=False)
     keys = [SequenceKey(f"{index:032x}", Attempt()) for index in range(3)]
     for index, key in enumerate(keys):
-        bench.manager.try_start(bench.stream, params((1, 2), index))
+        bench.manager.try_start(bench.stream, Arrival(params((1, 2), index)))
         bench.manager.on_event(SequenceForgotten(key), step=1)
     assert bench.manager.num_live == 0
     await frame_of(bench.stream)
-    bench.manager.resume(bench.stream, keys[0], 0)
+    bench.manager.resume(bench.stream, keys[0], 0, awaits_hand_off=False)
     assert error_of((await frame_of(bench.stream)).updates[0]) == worker_pb2.WORKER_ERROR_REASON_UNKNOWN_REQUEST
-    bench.manager.resume(bench.stream, keys[2], 0)
+    bench.manager.resume(bench.stream, keys[2], 0, awaits_hand_off=False)
     assert (await frame_of(bench.stream)).updates[0].handed_off
     bench.clock.advance(10)
     bench.manager.sweep()
-    bench.manager.resume(bench.stream, keys[2], 0)
+    bench.manager.resume(bench.stream, keys[2], 0, awaits_hand_off=False)
     assert error_of((await frame_of(bench.stream)).updates[0]) == worker_pb2.WORKER_ERROR_REASON_UNKNOWN_REQUEST
 
 
 async def test_a_gateway_that_comes_back_in_time_keeps_its_sequences() -> None:
     bench = Bench(takes_hand_offs=False)
-    bench.manager.try_start(bench.stream, params((1, 2)))
+    bench.manager.try_start(bench.stream, Arrival(params((1, 2))))
     bench.manager.on_stream_end(bench.stream)
     bench.clock.advance(4.9)
     bench.manager.sweep()
@@ -349,7 +348,7 @@ async def test_a_gateway_that_comes_back_in_time_keeps_its_sequences() -> None:
 
 async def test_a_gateway_that_is_gone_loses_its_sequences() -> None:
     bench = Bench(takes_hand_offs=False)
-    bench.manager.try_start(bench.stream, params((1, 2)))
+    bench.manager.try_start(bench.stream, Arrival(params((1, 2))))
     bench.manager.on_stream_end(bench.stream)
     bench.clock.advance(5.0)
     bench.manager.sweep()
@@ -370,7 +369,15 @@ async def test_a_sequence_of_a_gateway_that_never_connected_is_given_up_too() ->
 
 async def test_an_attempt_that_another_gateway_runs_is_refused() -> None:
     bench = Bench(takes_hand_offs=False)
-    bench.manager.try_start(bench.stream, params((1, 2)))
+    bench.manager.try_start(bench.stream, Arrival(params((1, 2))))
     other = bench.hub.attach("gateway-1-00000000")
-    assert not bench.manager.try_start(other, params((1, 2)))
+    assert not bench.manager.try_start(other, Arrival(params((1, 2))))
     assert error_of((await frame_of(other)).updates[0]) == worker_pb2.WORKER_ERROR_REASON_STALE_ATTEMPT
+
+
+async def test_a_prompt_that_comes_with_output_goes_on_behind_it() -> None:
+    bench = Bench(takes_hand_offs=False)
+    bench.manager.try_start(bench.stream, Arrival(params((1, 2)), output_token_ids=(7, 8)))
+    bench.manager.on_event(TokenSampled(KEY, 2, 9), step=1)
+    (update,) = (await frame_of(bench.stream)).updates
+    assert (update.first_index, list(update.token_ids)) == (2, [9])

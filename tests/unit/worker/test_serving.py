@@ -6,16 +6,18 @@ import time
 from contextlib import AsyncExitStack
 
 from tests.unit.worker.rig import (
+    GATEWAY,
     TIMEOUT_S,
     Rig,
     Stream,
+    begin,
     connected,
     eventually,
     expected_tokens,
+    hold,
     resume_command,
     start_command,
 )
-from tests.unit.worker.serving import GATEWAY, begin, hold
 
 from weir.engine.plan import StepPlan
 from weir.wire.v1 import types_pb2, worker_pb2
@@ -88,7 +90,7 @@ async def test_an_ended_sequence_can_still_be_resumed_for_a_while(rig: Rig, stre
     assert sorted(again.tokens) == [10, 11]
     assert again.last.finish_reason == types_pb2.FINISH_REASON_LENGTH
     await asyncio.sleep(2.6)  # ended sequences are retained for 2 s here
-    await streams[1].send(resume=resume_command(start, next_index=10))
+    await streams[1].send(resume=resume_command(start, next_index=10, awaits_hand_off=False))
     update = await streams[1].next_update(start.request_id)
     assert update.error.reason == worker_pb2.WORKER_ERROR_REASON_UNKNOWN_REQUEST
 
@@ -102,7 +104,7 @@ async def test_a_start_that_is_sent_twice_runs_once(rig: Rig, streams: tuple[Str
     assert rig.prefill.metrics()["tokens_generated_total"] == 1
 
 
-async def test_a_gateway_that_reads_late_gets_every_token(rig: Rig) -> None:
+async def test_a_slow_gateway_gets_every_token(rig: Rig) -> None:
     start = start_command(rig.decode.worker_id, max_tokens=300)
     async with connected(rig.prefill, GATEWAY) as prefill, connected(rig.decode, GATEWAY) as decode_:
         await begin((prefill, decode_), start)

@@ -9,11 +9,12 @@ from tests.unit.worker.rig import (
     TIMEOUT_S,
     Rig,
     Stream,
+    begin,
     cancel_command,
     eventually,
+    hold,
     start_command,
 )
-from tests.unit.worker.serving import begin, hold
 
 from weir.engine.plan import StepPlan
 from weir.wire.v1 import types_pb2, worker_pb2

@@ -3,25 +3,30 @@
 import asyncio
 import time
 
+import pytest
 from tests.unit.worker.rig import (
+    GATEWAY,
     INSTANCE,
     TIMEOUT_S,
     Rig,
     Stream,
+    begin,
     connected,
     eventually,
     expected_tokens,
     start_command,
 )
-from tests.unit.worker.serving import GATEWAY, begin
 
 from weir.bus.codec import decode
 from weir.bus.messages import WorkerRecord
 from weir.bus.protocol import KvBucket
 from weir.bus.subjects import Subjects
 from weir.core.errors import DeadlineExceeded
+from weir.engine.loop import InboxFull
+from weir.engine.messages import Command
 from weir.engine.plan import StepPlan
 from weir.wire.v1 import worker_pb2
+from weir_prefill.role import PrefillRole
 
 
 async def test_a_refused_hand_off_is_an_error_and_leaves_nothing(rig: Rig, streams: tuple[Stream, Stream]) -> None:
@@ -59,6 +64,22 @@ async def test_a_hand_off_that_breaks_ends_its_request(rig: Rig, streams: tuple[
     received = await streams[0].receive_all(start.request_id)
     assert received.last.error.reason == worker_pb2.WORKER_ERROR_REASON_INTERNAL
     await rig.wait_idle()
+
+
+async def test_a_hand_off_whose_outcome_the_engine_does_not_take_ends_the_process(
+    rig: Rig, streams: tuple[Stream, Stream], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its slot and pages would count as those of a prompt that is being handed off for ever."""
+
+    def refuse(command: Command) -> None:
+        raise InboxFull("0 commands wait for the engine")
+
+    role = rig.prefill.shell._role
+    assert isinstance(role, PrefillRole)
+    monkeypatch.setattr(role._hand_offs, "_post", refuse)
+    await begin(streams, start_command(rig.decode.worker_id))
+    await eventually(lambda: bool(rig.prefill.shutdowns))
+    assert "0 commands wait for the engine" in rig.prefill.shutdowns[0]
 
 
 async def test_a_step_that_fails_ends_its_sequences_with_an_error(rig: Rig, streams: tuple[Stream, Stream]) -> None:

@@ -3,8 +3,7 @@
 import asyncio
 import time
 
-from tests.unit.worker.rig import Rig, Stream, cancel_command, expected_tokens, resume_command, start_command
-from tests.unit.worker.serving import begin
+from tests.unit.worker.rig import Rig, Stream, begin, cancel_command, expected_tokens, resume_command, start_command
 
 from weir.wire.v1 import types_pb2, worker_pb2
 

@@ -5,11 +5,19 @@ import time
 from contextlib import AsyncExitStack
 from typing import Any
 
-from tests.unit.worker.rig import TIMEOUT_S, VOCAB_SIZE, Rig, Stream, connected, resume_command, start_command
-from tests.unit.worker.serving import GATEWAY, begin
+from tests.unit.worker.rig import (
+    GATEWAY,
+    TIMEOUT_S,
+    VOCAB_SIZE,
+    Rig,
+    Stream,
+    begin,
+    connected,
+    resume_command,
+    start_command,
+)
 
-from weir.core.logprobs import TokenLogprobs
-from weir.core.sampling import SamplingParams
+from weir.core.sampling import SamplingParams, TokenLogprobs
 from weir.rpc.conversions import logprobs_from_pb, sampling_from_pb, sampling_to_pb
 from weir.testing.runner import reference_tokens
 from weir.wire.v1 import worker_pb2

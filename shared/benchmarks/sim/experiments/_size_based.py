@@ -1,4 +1,5 @@
-"""What the experiments on policies share: ShareGPT lengths, one open lane, predictions that are wrong on purpose."""
+"""What the experiments on policies share: ShareGPT lengths, one open lane, predictions that are wrong on purpose, and
+what orders by length are asked."""
 
 import dataclasses
 from functools import lru_cache
@@ -6,14 +7,13 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.sim.experiment import traces_folder
-from weir.scheduling.limits.core_limits import CoreLimits, LaneLimits
-from weir.scheduling.limits.placing_limits import MemoryFitName, PlacingLimits
-from weir.sim.results.metrics import summarize, ttft_s
-from weir.sim.results.outcome import RequestOutcome, SimResult
-from weir.sim.workloads.compose import Lengths
+from benchmarks.sim.experiment import Check, Results, Size
+from benchmarks.sim.report import show
+from benchmarks.traces import traces_folder
+from weir.scheduling.limits import CoreLimits, LaneLimits, MemoryFitName, PlacingLimits
+from weir.sim.results.metrics import RequestOutcome, SimResult, summarize, ttft_s
 from weir.sim.workloads.traces import read_lengths
-from weir.sim.workloads.workload import Workload
+from weir.sim.workloads.workload import Lengths, Workload, with_values
 
 SHAREGPT = "sharegpt8k_lengths_part_a.csv"
 PREDICTION_S = 0.0008
@@ -40,14 +40,12 @@ def lengths_of(name: str) -> tuple[Lengths, ...]:
 
 
 def with_predictions(workload: Workload, spread: float, seed: int) -> Workload:
-    """Lengths as an oracle with noise tells them: log-normal with `spread` around the truth; 0 is the oracle."""
+    """What an oracle with noise predicts: lengths log-normal with `spread` around the truth; 0 is the oracle."""
     noise = np.random.default_rng([seed, 77]).normal(0.0, 1.0, len(workload.requests)) * spread
-    changed = []
-    for request, error in zip(workload.requests, noise.tolist(), strict=True):
-        logarithm = float(np.log(request.num_output_tokens)) + error
-        predicted = float(np.exp(logarithm))
-        changed.append(dataclasses.replace(request, predicted_output_tokens=predicted, output_score=-logarithm))
-    return dataclasses.replace(workload, requests=tuple(changed))
+    logarithms = np.log([request.num_output_tokens for request in workload.requests]) + noise
+    return with_values(
+        workload, predicted_output_tokens=np.exp(logarithms).tolist(), output_score=(-logarithms).tolist()
+    )
 
 
 def kendall_tau(workload: Workload) -> float:
@@ -83,3 +81,44 @@ def figures(result: SimResult, *, prediction_s: float = 0.0, warmup: float = 0.1
 
 def _delayed(outcome: RequestOutcome, by_s: float) -> RequestOutcome:
     return dataclasses.replace(outcome, arrival_s=outcome.arrival_s - by_s)
+
+
+def faster(claim: str, arm: str, base: str, point: str, at_least: float, sizes: tuple[Size, ...]) -> Check:
+    """How many times lower the arm's mean latency per output token is."""
+    return Check(
+        claim, lambda results: results.ratio("mean_normalized_ms", base, arm, point), at_least=at_least, sizes=sizes
+    )
+
+
+def same_makespan(claim: str, arm: str, base: str, point: str, sizes: tuple[Size, ...]) -> Check:
+    """Within 5 %: whoever goes first, the work is the same."""
+    return Check(
+        claim, lambda results: results.ratio("makespan_s", arm, base, point), at_least=0.95, at_most=1.05, sizes=sizes
+    )
+
+
+def starvation_checks(prefix: str, controlled: str, plain: str, point: str) -> tuple[Check, Check]:
+    """Of the full size: what starvation control gains and costs where the load is 1.2 times saturation."""
+    return (
+        Check(
+            f"{prefix}starvation control halves the longest wait at 1.2x",
+            lambda results: results.ratio("max_wait_s", controlled, plain, point),
+            at_most=0.5,
+            sizes=(Size.FULL,),
+        ),
+        Check(
+            f"{prefix}starvation control costs < 15 % of mean latency per token at 1.2x",
+            lambda results: results.ratio("mean_normalized_ms", controlled, plain, point),
+            at_most=1.15,
+            sizes=(Size.FULL,),
+        ),
+    )
+
+
+def starvation_finding(results: Results, controlled: str, plain: str, point: str) -> str:
+    """Empty where the controlled arm was not run."""
+    if controlled not in results.arms():
+        return ""
+    wait = results.ratio("max_wait_s", controlled, plain, point)
+    mean = results.ratio("mean_normalized_ms", controlled, plain, point)
+    return f" Starvation control: longest wait x {show(wait)}, mean latency per token x {show(mean)}."

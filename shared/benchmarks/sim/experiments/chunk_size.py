@@ -1,21 +1,19 @@
 """How many tokens a step may hold: the longest gap between tokens against the time to the first."""
 
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 
-from benchmarks.sim.experiment import Case, Check, Experiment, Figure, Size, SweepPlot
+from benchmarks.sim.experiment import Case, Check, Experiment, Figure, Results, Size, SweepPlot
 from benchmarks.sim.experiments._size_based import SHAREGPT, figures, lengths_of, open_limits
 from benchmarks.sim.report import show
-from benchmarks.sim.results import Results
 from weir.policy.registry import PolicySpec
 from weir.sim.profile import load_profile
-from weir.sim.results.metrics import gap_percentile_s
-from weir.sim.results.stats import Estimate, mean_estimate
+from weir.sim.results.metrics import Estimate, gap_percentile_s
 from weir.sim.simulator import simulate
 from weir.sim.spec import SystemSpec
-from weir.sim.workloads.arrivals import poisson
-from weir.sim.workloads.compose import draw
+from weir.sim.workloads.workload import draw, poisson
 
 _PROFILE = "h100-llama3-8b"
 _RATE_A_S = 5.0
@@ -45,14 +43,12 @@ def _cases(size: Size) -> list[Case]:
     is_small = size is Size.SMALL
     num = 150 if is_small else 600
 
-    def case(arm: str, num_tokens: int) -> Case:
-        point = str(num_tokens)
-        x = float(num_tokens) if arm == _CHUNKED else None
-        return Case(arm, lambda seed: _run(arm, num_tokens, num, seed), point, x)
-
     chunks = (2048,) if is_small else _CHUNKS
     whole = (_UNCHUNKED,) if is_small else (_UNCHUNKED, _PREFILL_FIRST, _HYBRID)
-    return [*(case(_CHUNKED, chunk) for chunk in chunks), *(case(arm, _WHOLE) for arm in whole)]
+    return [
+        *(Case(_CHUNKED, partial(_run, _CHUNKED, chunk, num), str(chunk), float(chunk)) for chunk in chunks),
+        *(Case(arm, partial(_run, arm, _WHOLE, num), str(_WHOLE)) for arm in whole),
+    ]
 
 
 def _findings(results: Results) -> list[str]:
@@ -65,10 +61,8 @@ def _findings(results: Results) -> list[str]:
 
 
 def _over_unchunked(results: Results, figure: str) -> Estimate:
-    """At 2,048 tokens, seed by seed."""
-    chunked = results.values(figure, _CHUNKED, "2048")
-    whole = results.values(figure, _UNCHUNKED, str(_WHOLE))
-    return mean_estimate([value / base for value, base in zip(chunked, whole, strict=True)])
+    """At 2,048 tokens."""
+    return results.ratio(figure, _CHUNKED, _UNCHUNKED, "2048", base_point=str(_WHOLE))
 
 
 EXPERIMENT = Experiment(

@@ -1,22 +1,19 @@
 """Deadlines under overload: the domino effect of earliest deadline first, and Niyama's cure."""
 
-import dataclasses
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 
-from benchmarks.sim.experiment import Case, Check, Experiment, Figure, Size, SweepPlot
+from benchmarks.sim.experiment import Case, Check, Experiment, Figure, Results, Size, SweepPlot
 from benchmarks.sim.experiments._size_based import SHAREGPT, lengths_of, open_limits
 from benchmarks.sim.report import show
-from benchmarks.sim.results import Results
 from weir.policy.registry import PolicySpec
 from weir.sim.profile import load_profile
 from weir.sim.results.metrics import after_warmup, ttft_s
 from weir.sim.simulator import simulate
 from weir.sim.spec import SystemSpec
-from weir.sim.workloads.arrivals import poisson
-from weir.sim.workloads.compose import draw
-from weir.sim.workloads.workload import Workload
+from weir.sim.workloads.workload import Workload, draw, poisson, with_values
 
 _PROFILE = "h100-llama3-8b"
 _SATURATION_A_S = 7.4
@@ -36,11 +33,7 @@ def _workload(rate_a_s: float, num: int, seed: int) -> Workload:
     source = np.random.default_rng(seed)
     workload = draw(lengths_of(SHAREGPT), poisson(rate_a_s, num, source), source, name="r")
     is_urgent = source.random(num) < _URGENT_SHARE
-    requests = (
-        dataclasses.replace(request, ttft_target_s=_URGENT_S if urgent else _PATIENT_S)
-        for request, urgent in zip(workload.requests, is_urgent.tolist(), strict=True)
-    )
-    return dataclasses.replace(workload, requests=tuple(requests))
+    return with_values(workload, ttft_target_s=np.where(is_urgent, _URGENT_S, _PATIENT_S).tolist())
 
 
 def _run(arm: str, load: float, num: int, seed: int) -> Mapping[str, float]:
@@ -62,11 +55,7 @@ def _run(arm: str, load: float, num: int, seed: int) -> Mapping[str, float]:
 def _cases(size: Size) -> list[Case]:
     loads, num = ((4.0,), 250) if size is Size.SMALL else (_LOADS, 1000)
     arms = (_EDF, _HYBRID) if size is Size.SMALL else tuple(_ARMS)
-
-    def case(arm: str, load: float) -> Case:
-        return Case(arm, lambda seed: _run(arm, load, num, seed), f"{load:g}x", load)
-
-    return [case(arm, load) for load in loads for arm in arms]
+    return [Case(arm, partial(_run, arm, load, num), f"{load:g}x", load) for load in loads for arm in arms]
 
 
 def _findings(results: Results) -> list[str]:

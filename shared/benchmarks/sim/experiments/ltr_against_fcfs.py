@@ -1,28 +1,30 @@
 """Shortest predicted answer first against first come, first served: where it gains, and where it loses."""
 
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 
-from benchmarks.sim.experiment import Case, Check, Experiment, Figure, Size
+from benchmarks.sim.experiment import Case, Check, Experiment, Figure, Results, Size
 from benchmarks.sim.experiments._size_based import (
     PREDICTION_S,
     SHAREGPT,
+    faster,
     figures,
     kendall_tau,
     lengths_of,
     open_limits,
+    same_makespan,
+    starvation_checks,
+    starvation_finding,
     with_predictions,
 )
 from benchmarks.sim.report import show
-from benchmarks.sim.results import Results
 from weir.policy.registry import PolicySpec
 from weir.sim.profile import load_profile
 from weir.sim.simulator import simulate
 from weir.sim.spec import SystemSpec
-from weir.sim.workloads.arrivals import burst, poisson
-from weir.sim.workloads.compose import draw
-from weir.sim.workloads.workload import Workload
+from weir.sim.workloads.workload import Workload, burst, draw, poisson
 
 _PROFILE = "h100-llama3-8b"
 _ARENA = "vtc_arena_tenants_part_a.csv"
@@ -64,15 +66,14 @@ def _run(arm: str, point: str, num: int, seed: int) -> Mapping[str, float]:
 
 def _cases(size: Size) -> list[Case]:
     is_small = size is Size.SMALL
-
-    def case(arm: str, point: str, num: int) -> Case:
-        x = None if point == _LONG else _LOADS.get(point)
-        return Case(arm, lambda seed: _run(arm, point, num, seed), point, x)
-
     bursts = {_ARENA_BURST: 400} if is_small else {_ARENA_BURST: 2000}
     points = bursts if is_small else bursts | _NUM_POISSON
     arms = (_FCFS, _NOISY) if is_small else tuple(_ARMS)
-    return [case(arm, point, num) for point, num in points.items() for arm in arms]
+    return [
+        Case(arm, partial(_run, arm, point, num), point, None if point == _LONG else _LOADS.get(point))
+        for point, num in points.items()
+        for arm in arms
+    ]
 
 
 def _findings(results: Results) -> list[str]:
@@ -86,21 +87,12 @@ def _findings(results: Results) -> list[str]:
             f"{show(gain)} times lower than first come, first served; p99 TTFT is {show(tail)} times as long, the "
             f"makespan {show(makespan)} times."
         )
-        if _FAIR in results.arms():
-            wait = results.ratio("max_wait_s", _FAIR, _NOISY, point)
-            mean = results.ratio("mean_normalized_ms", _FAIR, _NOISY, point)
-            sentence += f" Starvation control: longest wait x {show(wait)}, mean latency per token x {show(mean)}."
-        sentences.append(sentence)
+        sentences.append(sentence + starvation_finding(results, _FAIR, _NOISY, point))
     return sentences
 
 
 def _gain(claim: str, point: str, at_least: float, sizes: tuple[Size, ...]) -> Check:
-    return Check(
-        claim,
-        lambda results: results.ratio("mean_normalized_ms", _FCFS, _NOISY, point),
-        at_least=at_least,
-        sizes=sizes,
-    )
+    return faster(claim, _NOISY, _FCFS, point, at_least, sizes)
 
 
 EXPERIMENT = Experiment(
@@ -135,24 +127,8 @@ EXPERIMENT = Experiment(
         _gain("1.05x saturation: >= 1.8x lower latency per token", "1.05x", 1.8, (Size.FULL,)),
         _gain("1.05x, four times as long: >= 1.8x lower latency per token", _LONG, 1.8, (Size.FULL,)),
         _gain("1.2x saturation: >= 1.8x lower latency per token", "1.2x", 1.8, (Size.FULL,)),
-        Check(
-            "makespan of the burst within 5 %",
-            lambda results: results.ratio("makespan_s", _NOISY, _FCFS, _ARENA_BURST),
-            at_least=0.95,
-            at_most=1.05,
-        ),
-        Check(
-            "starvation control halves the longest wait at 1.2x",
-            lambda results: results.ratio("max_wait_s", _FAIR, _NOISY, "1.2x"),
-            at_most=0.5,
-            sizes=(Size.FULL,),
-        ),
-        Check(
-            "starvation control costs < 15 % of mean latency per token at 1.2x",
-            lambda results: results.ratio("mean_normalized_ms", _FAIR, _NOISY, "1.2x"),
-            at_most=1.15,
-            sizes=(Size.FULL,),
-        ),
+        same_makespan("makespan of the burst within 5 %", _NOISY, _FCFS, _ARENA_BURST, tuple(Size)),
+        *starvation_checks("", _FAIR, _NOISY, "1.2x"),
     ),
     findings=_findings,
     traces=(SHAREGPT, _ARENA),

@@ -1,31 +1,55 @@
-"""Shortest answer first by a trained predictor, on real prompts that it has not seen, against order of arrival."""
+"""Shortest answer first by a trained predictor, on real prompts that it has not seen, against order of arrival.
 
-from collections.abc import Mapping
+alpaca_eval, three models   real answers (AlpacaEval, CC BY-NC 4.0, read from WEIR_TEST_DATA), token table of the
+                            built-in model
+made up                     lengths follow from the words of a prompt, with noise: for runs without data and model
+"""
+
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 
-from benchmarks.predictors.measure import ScoredLength
-from benchmarks.sim.experiment import Case, Check, Experiment, Figure, Size
-from benchmarks.sim.experiments._scored_prompts import ALPACA, MADE_UP, prediction_s, scored
-from benchmarks.sim.experiments._size_based import figures, open_limits
+from benchmarks.predictors.data import ALPACA_FILES, KEPT_COSTS, DataSet, Prompter, alpaca_sets
+from benchmarks.predictors.measure import ScoredLength, scored_lengths
+from benchmarks.sim.experiment import Case, Check, Experiment, Figure, Results, Size
+from benchmarks.sim.experiments._size_based import (
+    faster,
+    figures,
+    open_limits,
+    same_makespan,
+    starvation_checks,
+    starvation_finding,
+)
 from benchmarks.sim.report import show
-from benchmarks.sim.results import Results
+from benchmarks.traces import TracesMissing, traces_folder
+from weir.model.errors import ModelNotFound
+from weir.model.files.source import resolve_model
+from weir.model.tokens.chat_template import load_chat_template
+from weir.model.tokens.tokenizer import load_tokenizer
+from weir.model.tokens.vectors import load_token_table
+from weir.policy.predictors.token_table import TokenTable, make_token_table
 from weir.policy.registry import PolicySpec
 from weir.sim.profile import load_profile
-from weir.sim.results.outcome import SimResult
+from weir.sim.results.metrics import SimResult
 from weir.sim.simulator import simulate
 from weir.sim.spec import SystemSpec
-from weir.sim.workloads.arrivals import Times, burst, poisson
-from weir.sim.workloads.workload import SimRequest, Workload
+from weir.sim.workloads.workload import SimRequest, Times, Workload, burst, poisson
+from weir.training.ranking import RankingSettings
 from weir.training.samples import tau
 
 _PROFILE = "h100-llama3-8b"
+_BUILT_IN_MODEL = "smollm2-135m"
+_NUM_WORDS, _NUM_DIMS, _NUM_MADE_UP = 120, 16, 240
+_QUICK = RankingSettings(num_members=2, least_steps=60, num_epochs=4)
+_ALPACA = "alpaca_eval, "
+_MADE_UP = "made up"
 _SETS = {
-    "Llama-3-8B": f"{ALPACA}Meta-Llama-3-8B-Instruct",
-    "Mistral-7B": f"{ALPACA}Mistral-7B-Instruct-v0.2",
-    "Qwen1.5-7B": f"{ALPACA}Qwen1.5-7B-Chat",
+    "Llama-3-8B": f"{_ALPACA}Meta-Llama-3-8B-Instruct",
+    "Mistral-7B": f"{_ALPACA}Mistral-7B-Instruct-v0.2",
+    "Qwen1.5-7B": f"{_ALPACA}Qwen1.5-7B-Chat",
 }
 _LOADS = {"0.8x": 0.8, "1.05x": 1.05, "1.2x": 1.2}
 _BURST = "burst"
@@ -52,13 +76,54 @@ _ARMS: Mapping[str, _Arm] = {
 }
 
 
+@lru_cache(maxsize=8)
+def _scored(name: str) -> Sequence[ScoredLength]:
+    """Of `made up`, or of the set that `alpaca_eval, MODEL` names; once a process, seconds. Raises TracesMissing if its
+    file or the built-in model is not on this machine."""
+    if name == _MADE_UP:
+        return scored_lengths(*_made_up(), num_parts=2, settings=_QUICK)
+    data_sets, table = _alpaca_sets()
+    return scored_lengths(data_sets[name], table)
+
+
+@lru_cache(maxsize=1)
+def _alpaca_sets() -> tuple[dict[str, DataSet], TokenTable]:
+    traces_folder()
+    try:
+        source = resolve_model(_BUILT_IN_MODEL)
+        tokenizer, template = load_tokenizer(source), load_chat_template(source)
+        data_sets = alpaca_sets(Prompter(tokenizer, template))
+    except (ModelNotFound, FileNotFoundError) as error:
+        raise TracesMissing(str(error)) from error
+    return {data_set.name: data_set for data_set in data_sets}, load_token_table(source, tokenizer, template)
+
+
+def _made_up() -> tuple[DataSet, TokenTable]:
+    """Answers are longer the further the mean vector of a prompt's words goes along one direction."""
+    source = np.random.default_rng(5)
+    vectors = source.normal(size=(_NUM_WORDS, _NUM_DIMS)).astype(np.float32)
+    prompts = [tuple(source.integers(0, _NUM_WORDS, source.integers(8, 60)).tolist()) for _ in range(_NUM_MADE_UP)]
+    along = np.array([vectors[list(prompt)].mean(axis=0)[0] for prompt in prompts])
+    logs = 5 + 0.7 * along / along.std() + 0.6 * source.normal(size=len(prompts))
+    lengths = np.maximum(1, np.exp(logs)).astype(np.int64)
+    table = make_token_table(vectors, lambda token_id: f" w{token_id}".encode())
+    return DataSet(_MADE_UP, _MADE_UP, prompts, lengths), table
+
+
+@lru_cache(maxsize=1)
+def _prediction_s() -> float:
+    """What a prediction of one short prompt alone took on one core, p99, as `benchmarks.predictors` measured it."""
+    alone = [cost for cost in json.loads(KEPT_COSTS.read_text())["costs"] if cost["batch"] == 1]
+    return float(min(alone, key=lambda cost: cost["prompt_tokens"])["p99_ms"]) / 1e3
+
+
 def _score(row: ScoredLength, kind: str) -> float:
     return {"trained": row.score, "prompt": -row.num_prompt_tokens, "oracle": -row.num_output_tokens}[kind]
 
 
 def _workload(set_name: str, times: Times, source: np.random.Generator, arm: _Arm) -> Workload:
-    """Drawn with repeats. Only `trained` tells the scheduler a number of tokens: the others only rank."""
-    rows = scored(set_name)
+    """Drawn with repeats. Only `trained` predicts a number of tokens for the scheduler: the others only rank."""
+    rows = _scored(set_name)
     asked = max(row.num_output_tokens for row in rows)
     picks = source.choice(len(rows), len(times)).tolist()
     requests = [
@@ -101,7 +166,7 @@ def _run(arm_name: str, set_name: str, load: str, num: int, seed: int) -> Mappin
     times = burst(num) if load == _BURST else poisson(rate_a_s, num, source)
     workload = _workload(set_name, times, source, arm)
     result = _simulated(workload, arm)
-    charged_s = prediction_s() if arm.is_charged else 0.0
+    charged_s = _prediction_s() if arm.is_charged else 0.0
     values = figures(result, prediction_s=charged_s, warmup=0.0 if load == _BURST else 0.1)
     return values | {"rate_a_s": 0.0 if load == _BURST else rate_a_s, "tau": _tau(set_name, arm)}
 
@@ -109,7 +174,7 @@ def _run(arm_name: str, set_name: str, load: str, num: int, seed: int) -> Mappin
 @lru_cache(maxsize=32)
 def _tau(set_name: str, arm: _Arm) -> float:
     """Within the set, each prompt once; 0 for what does not rank."""
-    rows = scored(set_name)
+    rows = _scored(set_name)
     if arm.score is None:
         return 0.0
     scores = np.array([_score(row, arm.score) for row in rows])
@@ -117,14 +182,15 @@ def _tau(set_name: str, arm: _Arm) -> float:
 
 
 def _cases(size: Size) -> list[Case]:
-    def case(arm: str, name: str, set_name: str, load: str) -> Case:
-        num = _NUM_REQUESTS[size]
-        return Case(arm, lambda seed: _run(arm, set_name, load, num, seed), f"{name}, {load}", _LOADS.get(load))
-
-    if size is Size.SMALL:
-        return [case(arm, MADE_UP, MADE_UP, _BURST) for arm in (_FCFS, _PROMPT, _TRAINED)]
+    arms: Sequence[str] = tuple(_ARMS)
     points = [(name, set_name, load) for name, set_name in _SETS.items() for load in (_BURST, *_LOADS)]
-    return [case(arm, *point) for point in points for arm in _ARMS]
+    if size is Size.SMALL:
+        arms, points = (_FCFS, _PROMPT, _TRAINED), [(_MADE_UP, _MADE_UP, _BURST)]
+    return [
+        Case(arm, partial(_run, arm, set_name, load, _NUM_REQUESTS[size]), f"{name}, {load}", _LOADS.get(load))
+        for name, set_name, load in points
+        for arm in arms
+    ]
 
 
 def _findings(results: Results) -> list[str]:
@@ -141,20 +207,11 @@ def _finding(results: Results, point: str) -> str:
         f"TTFT is {show(results.ratio('p99_ttft_s', _TRAINED, _FCFS, point))} times as long, the makespan "
         f"{show(results.ratio('makespan_s', _TRAINED, _FCFS, point))} times."
     )
-    if _FAIR in arms:
-        wait = results.ratio("max_wait_s", _FAIR, _TRAINED, point)
-        mean = results.ratio("mean_normalized_ms", _FAIR, _TRAINED, point)
-        sentence += f" Starvation control: longest wait x {show(wait)}, mean latency per token x {show(mean)}."
-    return sentence
+    return sentence + starvation_finding(results, _FAIR, _TRAINED, point)
 
 
 def _gain(claim: str, point: str, at_least: float, base: str = _FCFS, size: Size = Size.FULL) -> Check:
-    return Check(
-        claim,
-        lambda results: results.ratio("mean_normalized_ms", base, _TRAINED, point),
-        at_least=at_least,
-        sizes=(size,),
-    )
+    return faster(claim, _TRAINED, base, point, at_least, (size,))
 
 
 def _checks_of(name: str) -> list[Check]:
@@ -165,25 +222,8 @@ def _checks_of(name: str) -> list[Check]:
         _gain(f"{name}, 1.05x saturation: >= 1.8x lower latency per token", at["1.05x"], 1.8),
         _gain(f"{name}, 1.2x saturation: >= 1.8x lower latency per token", at["1.2x"], 1.8),
         _gain(f"{name}, 1.2x: lower than by prompt length", at["1.2x"], 1.0, _PROMPT),
-        Check(
-            f"{name}: makespan of the burst within 5 %",
-            lambda results: results.ratio("makespan_s", _TRAINED, _FCFS, at[_BURST]),
-            at_least=0.95,
-            at_most=1.05,
-            sizes=(Size.FULL,),
-        ),
-        Check(
-            f"{name}: starvation control halves the longest wait at 1.2x",
-            lambda results: results.ratio("max_wait_s", _FAIR, _TRAINED, at["1.2x"]),
-            at_most=0.5,
-            sizes=(Size.FULL,),
-        ),
-        Check(
-            f"{name}: starvation control costs < 15 % of mean latency per token at 1.2x",
-            lambda results: results.ratio("mean_normalized_ms", _FAIR, _TRAINED, at["1.2x"]),
-            at_most=1.15,
-            sizes=(Size.FULL,),
-        ),
+        same_makespan(f"{name}: makespan of the burst within 5 %", _TRAINED, _FCFS, at[_BURST], (Size.FULL,)),
+        *starvation_checks(f"{name}: ", _FAIR, _TRAINED, at["1.2x"]),
     ]
 
 
@@ -202,7 +242,7 @@ EXPERIMENT = Experiment(
         "(one split for all seeds, so the intervals are of arrivals and draws alone). Tau is within the set, each "
         "prompt once. Each trained prediction is charged what `python -m benchmarks.predictors` measured "
         "(results/predictors.json; p99 of one prompt alone, "
-        f"{1000 * prediction_s():.2f} ms), each message to the scheduler 50 us; the other arms nothing. "
+        f"{1000 * _prediction_s():.2f} ms), each message to the scheduler 50 us; the other arms nothing. "
         "The longest wait is max(TTFT, worst gap). The small size has made-up prompts."
     ),
     cases=_cases,
@@ -218,10 +258,10 @@ EXPERIMENT = Experiment(
         Figure("makespan_s", "makespan, s", 1),
     ),
     checks=(
-        _gain("burst, made up, small: >= 1.3x lower", f"{MADE_UP}, {_BURST}", 1.3, size=Size.SMALL),
+        _gain("burst, made up, small: >= 1.3x lower", f"{_MADE_UP}, {_BURST}", 1.3, size=Size.SMALL),
         _gain(
             "burst, made up, small: >= 1.2x lower than by prompt length",
-            f"{MADE_UP}, {_BURST}",
+            f"{_MADE_UP}, {_BURST}",
             1.2,
             _PROMPT,
             Size.SMALL,
@@ -229,4 +269,5 @@ EXPERIMENT = Experiment(
         *(check for name in _SETS for check in _checks_of(name)),
     ),
     findings=_findings,
+    full_traces=ALPACA_FILES,
 )

@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
-from benchmarks.sim.experiment import Case, Check, Experiment, Figure, Size
+from benchmarks.sim.experiment import Case, Check, Experiment, Figure, Results, Size
 from benchmarks.sim.experiments._size_based import (
     PREDICTION_S,
     figures,
@@ -15,14 +16,12 @@ from benchmarks.sim.experiments._size_based import (
     with_predictions,
 )
 from benchmarks.sim.report import show
-from benchmarks.sim.results import Results
-from weir.engine.batching.joining import Batching, JoinSettings
+from weir.engine.batching.own_rules import Batching, JoinSettings
 from weir.policy.registry import PolicySpec
 from weir.sim.profile import load_profile
 from weir.sim.simulator import simulate
 from weir.sim.spec import PoolSpec, SystemSpec
-from weir.sim.workloads.arrivals import burst
-from weir.sim.workloads.compose import draw
+from weir.sim.workloads.workload import burst, draw
 
 _PROFILE = "h100-llama3-8b"
 _ARENA = "vtc_arena_tenants_part_a.csv"
@@ -68,11 +67,7 @@ def _run(name: str, num: int, seed: int) -> Mapping[str, float]:
 
 def _cases(size: Size) -> list[Case]:
     num, arms = (150, (_FIXED, _MAGNUS_LOOSE)) if size is Size.SMALL else (600, tuple(_ARMS))
-
-    def case(arm: str) -> Case:
-        return Case(arm, lambda seed: _run(arm, num, seed))
-
-    return [case(arm) for arm in arms]
+    return [Case(arm, partial(_run, arm, num)) for arm in arms]
 
 
 def _findings(results: Results) -> list[str]:

@@ -2,21 +2,19 @@
 
 import dataclasses
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 
-from benchmarks.sim.experiment import Case, Check, Experiment, Figure, Size
+from benchmarks.sim.experiment import Case, Check, Experiment, Figure, Results, Size
 from benchmarks.sim.experiments._size_based import SHAREGPT, lengths_of, open_limits
 from benchmarks.sim.report import show
-from benchmarks.sim.results import Results
-from weir.scheduling.limits.placing_limits import MemoryFitName, PlacingLimits
+from weir.scheduling.limits import MemoryFitName, PlacingLimits
 from weir.sim.profile import load_profile
 from weir.sim.results.metrics import Slo, Slos, summarize
 from weir.sim.simulator import simulate
 from weir.sim.spec import SystemSpec
-from weir.sim.workloads.arrivals import poisson
-from weir.sim.workloads.compose import Lengths, draw
-from weir.sim.workloads.workload import Workload
+from weir.sim.workloads.workload import Lengths, Workload, draw, poisson, with_values
 
 _PROFILE = "h100-llama3-8b"
 _KV_TOKENS = 60_000
@@ -47,11 +45,8 @@ def _workload(kind: str, rate_a_s: float, num: int, seed: int, *, knows_lengths:
     workload = draw(lengths, poisson(rate_a_s, num, source), source, name="r", max_tokens=_MAX_TOKENS[kind])
     if not knows_lengths:
         return workload
-    requests = (
-        dataclasses.replace(request, predicted_output_tokens=float(request.num_output_tokens))
-        for request in workload.requests
-    )
-    return dataclasses.replace(workload, requests=tuple(requests))
+    true_lengths = [float(request.num_output_tokens) for request in workload.requests]
+    return with_values(workload, predicted_output_tokens=true_lengths)
 
 
 def _run(arm: str, kind: str, rate_a_s: float, num: int, seed: int) -> Mapping[str, float]:
@@ -71,7 +66,7 @@ def _run(arm: str, kind: str, rate_a_s: float, num: int, seed: int) -> Mapping[s
 
 def _cases(size: Size) -> list[Case]:
     def case(arm: str, kind: str, rate_a_s: float, num: int) -> Case:
-        return Case(arm, lambda seed: _run(arm, kind, rate_a_s, num, seed), _point(kind, rate_a_s), rate_a_s)
+        return Case(arm, partial(_run, arm, kind, rate_a_s, num), _point(kind, rate_a_s), rate_a_s)
 
     if size is Size.SMALL:
         return [case(arm, _GENEROUS, _GENEROUS_RATE_A_S, 250) for arm in (_CONSERVATIVE, _PAST_FUTURE)]

@@ -3,14 +3,14 @@
 import dataclasses
 from collections import Counter
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 
-from benchmarks.sim.experiment import Case, Check, Experiment, Figure, Size, traces_folder
+from benchmarks.sim.experiment import Case, Check, Experiment, Figure, Results, Size
 from benchmarks.sim.experiments._size_based import open_limits
 from benchmarks.sim.report import show
-from benchmarks.sim.results import Results
+from benchmarks.traces import traces_folder
 from weir.core.cost import StepCost
-from weir.scheduling.limits.placing_limits import PlacingLimits, Router
+from weir.scheduling.limits import PlacingLimits, RouterName
 from weir.sim.profile import load_profile
 from weir.sim.results.metrics import summarize
 from weir.sim.simulator import simulate
@@ -29,7 +29,7 @@ _PAGE_UNITS = 16
 _COST = StepCost(14.0, 0.09 * _UNIT_TOKENS, 8e-7 * _UNIT_TOKENS**2, 0.0, 0.0)
 _NUM_INSTANCES = 16
 _RANDOM, _LEAST_LOAD, _LONGEST, _ESTIMATED = "random", "least-load", "longest-prefix", "estimated-ttft"
-_ARMS: tuple[Router, ...] = ("random", "least-load", "longest-prefix", "estimated-ttft")
+_ARMS: tuple[RouterName, ...] = ("random", "least-load", "longest-prefix", "estimated-ttft")
 _POINT = "conversation"
 
 
@@ -56,7 +56,7 @@ def _workload(num: int, seed: int) -> Workload:
     return Workload(whole.name, requests, _BLOCK_UNITS)
 
 
-def _run(router: Router, num: int, num_instances: int, seed: int) -> Mapping[str, float]:
+def _run(router: RouterName, num: int, num_instances: int, seed: int) -> Mapping[str, float]:
     placing = PlacingLimits(router=router, seed=seed)
     limits = dataclasses.replace(open_limits(max_prefill_tokens=10**6), max_prefills=10_000, placing=placing)
     profile = dataclasses.replace(load_profile("a100-llama3-8b"), step=_COST)
@@ -80,13 +80,9 @@ def _run(router: Router, num: int, num_instances: int, seed: int) -> Mapping[str
 
 
 def _cases(size: Size) -> list[Case]:
-    arms: tuple[Router, ...] = _ARMS if size is Size.FULL else ("random", "estimated-ttft")
+    arms: tuple[RouterName, ...] = _ARMS if size is Size.FULL else ("random", "estimated-ttft")
     num, num_instances = (_NUM_REQUESTS, _NUM_INSTANCES) if size is Size.FULL else (250, 8)
-
-    def case(arm: Router) -> Case:
-        return Case(arm, lambda seed: _run(arm, num, num_instances, seed), _POINT)
-
-    return [case(arm) for arm in arms]
+    return [Case(arm, partial(_run, arm, num, num_instances), _POINT) for arm in arms]
 
 
 def _findings(results: Results) -> list[str]:

@@ -1,23 +1,19 @@
 """An urgent lane with a guaranteed share, while another lane floods the system; and what the guarantee costs."""
 
-import dataclasses
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 
-from benchmarks.sim.experiment import Case, Check, Experiment, Figure, Size
+from benchmarks.sim.experiment import Case, Check, Experiment, Figure, Results, Size
 from benchmarks.sim.report import show
-from benchmarks.sim.results import Results
 from weir.core.cost import PromptChunk
-from weir.scheduling.limits.core_limits import CoreLimits, LaneLimits
+from weir.scheduling.limits import CoreLimits, LaneLimits
 from weir.sim.profile import load_profile
-from weir.sim.results.metrics import summarize
-from weir.sim.results.stats import Estimate, mean_estimate
+from weir.sim.results.metrics import Estimate, mean_estimate, summarize
 from weir.sim.simulator import simulate
 from weir.sim.spec import LinkSpec, SystemSpec
-from weir.sim.workloads.arrivals import poisson
-from weir.sim.workloads.compose import Lengths, draw, merge
-from weir.sim.workloads.workload import Workload
+from weir.sim.workloads.workload import Lengths, Workload, draw, merge, poisson, with_values
 
 _PROFILE = "h100-llama3-8b"
 _CHUNK_TOKENS = 2048
@@ -76,8 +72,7 @@ def _limits(arm: str) -> CoreLimits:
 
 def _in_lanes(workload: Workload) -> Workload:
     lanes = {"urgent": "interactive", "flood": "batch"}
-    requests = (dataclasses.replace(request, lane=lanes[request.tenant]) for request in workload.requests)
-    return dataclasses.replace(workload, requests=tuple(requests))
+    return with_values(workload, lane=[lanes[request.tenant] for request in workload.requests])
 
 
 def _run(arm: str, system: str, duration_s: float, seed: int) -> Mapping[str, float]:
@@ -110,12 +105,8 @@ def _of_bound(results: Results, system: str) -> Estimate:
 
 def _cases(size: Size) -> list[Case]:
     duration_s = 12.0 if size is Size.SMALL else 120.0
-
-    def case(arm: str, system: str) -> Case:
-        return Case(arm, lambda seed: _run(arm, system, duration_s, seed), system)
-
     arms = (_ALONE, _LANES, _NO_LANE, _IDLE_LANE, _IDLE_NO_LANE)
-    return [case(arm, system) for system in _SYSTEMS for arm in arms]
+    return [Case(arm, partial(_run, arm, system, duration_s), system) for system in _SYSTEMS for arm in arms]
 
 
 def _findings(results: Results) -> list[str]:

@@ -1,22 +1,19 @@
 """SLAI against Sarathi-Serve's steps with two orders: what the order gains, and what deferred decodes do."""
 
-import dataclasses
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 
-from benchmarks.sim.experiment import Case, Check, Experiment, Figure, Size, SweepPlot
+from benchmarks.sim.experiment import Case, Check, Experiment, Figure, Results, Size, SweepPlot
 from benchmarks.sim.experiments._size_based import SHAREGPT, figures, lengths_of, open_limits
 from benchmarks.sim.report import show
-from benchmarks.sim.results import Results
 from weir.policy.registry import PolicySpec
 from weir.sim.profile import load_profile
 from weir.sim.results.metrics import gap_percentile_s
 from weir.sim.simulator import simulate
 from weir.sim.spec import SystemSpec
-from weir.sim.workloads.arrivals import poisson
-from weir.sim.workloads.compose import draw
-from weir.sim.workloads.workload import Workload
+from weir.sim.workloads.workload import Workload, draw, poisson, with_values
 
 _H100, _A100 = "h100-llama3-8b", "a100-llama3-8b"
 _BUDGET, _NUM_SEQS = 512, 128
@@ -40,11 +37,7 @@ def _workload(rate_a_s: float, num: int, seed: int) -> Workload:
     source = np.random.default_rng(seed)
     workload = draw(lengths_of(SHAREGPT), poisson(rate_a_s, num, source), source, name="r")
     is_strict = source.random(num) < _STRICT_SHARE
-    requests = (
-        dataclasses.replace(request, itl_target_s=_STRICT_ITL_S if strict else _RELAXED_ITL_S)
-        for request, strict in zip(workload.requests, is_strict.tolist(), strict=True)
-    )
-    return dataclasses.replace(workload, requests=tuple(requests))
+    return with_values(workload, itl_target_s=np.where(is_strict, _STRICT_ITL_S, _RELAXED_ITL_S).tolist())
 
 
 def _run(arm: str, profile: str, load: float, num: int, seed: int) -> Mapping[str, float]:
@@ -54,8 +47,9 @@ def _run(arm: str, profile: str, load: float, num: int, seed: int) -> Mapping[st
     result = simulate(spec, workload, limits=open_limits(), policy=_ARMS[arm])
     targets = {request.request_id: request.itl_target_s for request in workload.requests}
     num_met = sum(outcome.worst_gap_s <= targets[outcome.request_id] for outcome in result.outcomes)
-    return figures(result) | {
-        "p50_ttft_ms": 1000 * figures(result)["p50_ttft_s"],
+    values = figures(result)
+    return values | {
+        "p50_ttft_ms": 1000 * values["p50_ttft_s"],
         "p99_gap_ms": 1000 * gap_percentile_s(result, 99),
         "gaps_met": num_met / len(result.outcomes),
     }
@@ -64,14 +58,13 @@ def _run(arm: str, profile: str, load: float, num: int, seed: int) -> Mapping[st
 def _cases(size: Size) -> list[Case]:
     is_small = size is Size.SMALL
     num = 200 if is_small else 800
-
-    def case(arm: str, profile: str, load: float) -> Case:
-        point = _point(profile, load)
-        x = load if profile == _H100 else None
-        return Case(arm, lambda seed: _run(arm, profile, load, num, seed), point, x)
-
     loads = {_H100: (1.0,)} if is_small else _LOADS
-    return [case(arm, profile, load) for profile in loads for load in loads[profile] for arm in _ARMS]
+    return [
+        Case(arm, partial(_run, arm, profile, load, num), _point(profile, load), load if profile == _H100 else None)
+        for profile in loads
+        for load in loads[profile]
+        for arm in _ARMS
+    ]
 
 
 def _findings(results: Results) -> list[str]:

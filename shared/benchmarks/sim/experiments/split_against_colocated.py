@@ -1,21 +1,19 @@
 """Separate prefill and decode workers against workers that do both, at equal numbers of GPUs."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
-from benchmarks.sim.experiment import Case, Check, Experiment, Figure, Size, traces_folder
+from benchmarks.sim.experiment import Case, Check, Experiment, Figure, Results, Size
 from benchmarks.sim.report import show
-from benchmarks.sim.results import Results
+from benchmarks.traces import traces_folder
 from weir.sim.profile import load_profile
-from weir.sim.results.metrics import Slo, Slos, summarize
-from weir.sim.results.outcome import SimResult
-from weir.sim.results.stats import mean_estimate
+from weir.sim.results.metrics import SimResult, Slo, Slos, mean_estimate, summarize
 from weir.sim.simulator import simulate
 from weir.sim.spec import LinkSpec, SystemSpec
-from weir.sim.workloads.arrivals import poisson
-from weir.sim.workloads.compose import draw
 from weir.sim.workloads.traces import read_lengths
+from weir.sim.workloads.workload import draw, poisson
 
 _NUM_GPUS = 4
 _PROFILE = "h100-llama3-8b"
@@ -103,11 +101,7 @@ def _cases(size: Size) -> list[Case]:
     arms = (*_COLOCATED, *_SPLITS) if size is Size.FULL else ("colocated, 2048 a step", _CHECKED_CHUNKS, _CHECKED)
     traces = tuple(_TRACES) if size is Size.FULL else ("code",)
     duration_s = 20.0 if size is Size.FULL else 2.0
-
-    def case(arm: str, trace: str) -> Case:
-        return Case(arm, lambda seed: _run(arm, trace, duration_s, seed), trace)
-
-    return [case(arm, trace) for trace in traces for arm in arms]
+    return [Case(arm, partial(_run, arm, trace, duration_s), trace) for trace in traces for arm in arms]
 
 
 def _best(results: Results, arms: Sequence[str], slo: str, point: str) -> str:

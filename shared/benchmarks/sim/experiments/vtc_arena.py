@@ -3,20 +3,20 @@
 import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
-from benchmarks.sim.experiment import Case, Check, Experiment, Figure, Size, SweepPlot, traces_folder
-from benchmarks.sim.results import Results
-from weir.scheduling.limits.core_limits import CoreLimits, LaneLimits, TenantLimits
+from benchmarks.sim.experiment import Case, Check, Experiment, Figure, Results, Size, SweepPlot
+from benchmarks.traces import traces_folder
+from weir.scheduling.limits import CoreLimits, LaneLimits, TenantLimits
 from weir.sim.profile import load_profile
 from weir.sim.results.fairness import delivered_service, widest_gap
 from weir.sim.results.metrics import summarize
 from weir.sim.simulator import simulate
 from weir.sim.spec import SystemSpec
-from weir.sim.workloads.compose import at_rate, first
 from weir.sim.workloads.traces import read_trace
-from weir.sim.workloads.workload import Workload
+from weir.sim.workloads.workload import Workload, at_rate, first, with_values
 
 _TRACE = "vtc_arena_tenants_part_a.csv"
 _MAX_NUM_SEQS = 8
@@ -35,12 +35,10 @@ def _workload(rate_a_s: float, num_requests: int, seed: int) -> Workload:
         of_tenant: dict[str, list[tuple[int, int]]] = {}
         for request in workload.requests:
             of_tenant.setdefault(request.tenant, []).append((request.num_prompt_tokens, request.num_output_tokens))
-        resampled = []
-        for request in workload.requests:
-            lengths = of_tenant[request.tenant]
-            num_prompt, num_output = lengths[int(source.integers(len(lengths)))]
-            resampled.append(dataclasses.replace(request, num_prompt_tokens=num_prompt, num_output_tokens=num_output))
-        workload = dataclasses.replace(workload, requests=tuple(resampled))
+        lengths = [of_tenant[request.tenant] for request in workload.requests]
+        sampled = [some[int(source.integers(len(some)))] for some in lengths]
+        prompts, outputs = zip(*sampled, strict=True)
+        workload = with_values(workload, num_prompt_tokens=prompts, num_output_tokens=outputs)
     return at_rate(workload, rate_a_s)
 
 
@@ -78,11 +76,11 @@ def _run(arm: str, rate_a_s: float, num_requests: int, seed: int) -> Mapping[str
 
 def _cases(size: Size) -> list[Case]:
     rates, num_requests = ((8.0,), 250) if size is Size.SMALL else ((3.0, 4.0, 5.0, 6.0, 7.0, 8.0), 0)
-
-    def case(arm: str, rate_a_s: float) -> Case:
-        return Case(arm, lambda seed: _run(arm, rate_a_s, num_requests, seed), f"{rate_a_s:g} requests/s", rate_a_s)
-
-    return [case(arm, rate_a_s) for rate_a_s in rates for arm in _ARMS]
+    return [
+        Case(arm, partial(_run, arm, rate_a_s, num_requests), f"{rate_a_s:g} requests/s", rate_a_s)
+        for rate_a_s in rates
+        for arm in _ARMS
+    ]
 
 
 def _findings(results: Results) -> list[str]:

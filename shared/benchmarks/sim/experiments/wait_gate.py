@@ -1,22 +1,20 @@
 """WAIT and Nested WAIT: no evictions at the fluid's pace, and what they lose when arrivals come in bursts."""
 
-import dataclasses
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 
-from benchmarks.sim.experiment import Case, Check, Experiment, Figure, Size
+from benchmarks.sim.experiment import Case, Check, Experiment, Figure, Results, Size
 from benchmarks.sim.experiments._size_based import figures, open_limits
 from benchmarks.sim.report import show
-from benchmarks.sim.results import Results
 from weir.policy.registry import PolicySpec
-from weir.scheduling.limits.placing_limits import MemoryFitName
+from weir.scheduling.limits import MemoryFitName
 from weir.sim.profile import load_profile
 from weir.sim.results.metrics import gap_percentile_s
 from weir.sim.simulator import simulate
 from weir.sim.spec import SystemSpec
-from weir.sim.workloads.arrivals import gamma, poisson
-from weir.sim.workloads.workload import SimRequest, Workload
+from weir.sim.workloads.workload import SimRequest, Workload, gamma, poisson
 
 _PROFILE = "h100-llama3-8b"
 _NUM_PAGES = 1000
@@ -46,9 +44,8 @@ def _workload(arm: str, point: str, num: int, seed: int) -> Workload:
     requests = []
     for number, (at_s, pick) in enumerate(zip(times.tolist(), picks.tolist(), strict=True)):
         prompt, output, _ = _TYPES[pick]
-        requests.append(SimRequest(f"r{number}", at_s, prompt, output, 512, predicted_output_tokens=float(output)))
-    if arm == _NESTED:
-        requests = [dataclasses.replace(request, predicted_output_tokens=0.0) for request in requests]
+        predicted = 0.0 if arm == _NESTED else float(output)
+        requests.append(SimRequest(f"r{number}", at_s, prompt, output, 512, predicted_output_tokens=predicted))
     return Workload("two types", tuple(requests))
 
 
@@ -70,13 +67,9 @@ def _run(arm: str, point: str, num: int, seed: int) -> Mapping[str, float]:
 
 def _cases(size: Size) -> list[Case]:
     is_small = size is Size.SMALL
-
-    def case(arm: str, point: str) -> Case:
-        return Case(arm, lambda seed: _run(arm, point, 250 if is_small else 1500, seed), point)
-
-    points = (_OVER,) if is_small else tuple(_LOADS)
+    num, points = (250, (_OVER,)) if is_small else (1500, tuple(_LOADS))
     arms = (_FCFS, _WAIT, _NESTED) if is_small else tuple(_ARMS)
-    return [case(arm, point) for point in points for arm in arms]
+    return [Case(arm, partial(_run, arm, point, num), point) for point in points for arm in arms]
 
 
 def _findings(results: Results) -> list[str]:

@@ -15,7 +15,8 @@ from itertools import accumulate
 from pathlib import Path
 
 from weir.bench.serving.jobs import BenchRequest, random_prompts
-from weir.bench.serving.load import LoadConfig, ServedRequest, run_jobs
+from weir.bench.serving.load import ServedRequest, in_turns, run_cold
+from weir.bench.serving.serve import p99
 
 _FLOOD = "flood"
 _URGENT = "urgent"
@@ -57,7 +58,7 @@ def main(config: LanesConfig, *, json_output: bool, out: Path | None) -> int:
     try:
         with_lane, without_lane = asyncio.run(_measure(config))
     except RuntimeError as error:
-        print(f"error: {error}")
+        print(f"error: {error}; --base-url must name the HTTP port of a stack that runs (`weir up`)")
         return 1
     text = report(config, with_lane, without_lane)
     print(json.dumps(figures(with_lane, without_lane)) if json_output else text)
@@ -119,37 +120,12 @@ def report(config: LanesConfig, with_lane: Side, without_lane: Side) -> str:
     return "\n".join(lines)
 
 
-def p99(values: Sequence[float]) -> float:
-    ordered = sorted(values)
-    return ordered[round(0.99 * (len(ordered) - 1))]
-
-
 async def _measure(config: LanesConfig) -> tuple[Side, Side]:
     sides: dict[str, list[list[ServedRequest]]] = {config.urgent_lane: [], config.flood_lane: []}
-    for number in range(config.rounds):
-        # A B, B A, …: a machine that slows down slows both.
-        order = [config.urgent_lane, config.flood_lane]
-        for lane in order if number % 2 == 0 else reversed(order):
-            sides[lane].append(await _run(config, lane, config.seed + number))
+    for number, lane in in_turns((config.urgent_lane, config.flood_lane), config.rounds):
+        jobs = jobs_of(config, lane, config.seed + number)
+        sides[lane].append(await run_cold(config.base_url, config.model, jobs, config.api_key))
     return _side(sides[config.urgent_lane]), _side(sides[config.flood_lane])
-
-
-async def _run(config: LanesConfig, urgent_lane: str, seed: int) -> list[ServedRequest]:
-    jobs = jobs_of(config, urgent_lane, seed)
-    load = LoadConfig(
-        config.base_url,
-        config.model,
-        max_concurrency=len(jobs),
-        api_keys={"": config.api_key},
-        # What an earlier run left in the prefix cache must not help a later one.
-        extra_body={"cache_prompt": False},
-    )
-    records, _ = await run_jobs(load, jobs)
-    errors = [record.error for record in records if record.error]
-    if errors:
-        problem = f"{len(errors)} of {len(records)} requests to {config.base_url} failed: {errors[0]}"
-        raise RuntimeError(f"{problem}; --base-url must name the HTTP port of a stack that runs (`weir up`)")
-    return records
 
 
 def _side(runs: Sequence[Sequence[ServedRequest]]) -> Side:

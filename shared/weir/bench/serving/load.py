@@ -3,12 +3,19 @@
 import asyncio
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
 
 import httpx
 
 from weir.bench.serving.jobs import BenchRequest, Mix, TraceReplay, mixed, random_jobs, trace_jobs
+
+COLD: Mapping[str, object] = {"cache_prompt": False}
+"""Of a request that finds nothing in a prefix cache: what an earlier run left there must not help a later one."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +63,13 @@ class ServedRequest:
     """Of HTTP; 0: no answer."""
 
 
+def in_turns(sides: Sequence[T], rounds: int) -> Iterator[tuple[int, T]]:
+    """(round, side): A B, B A, A B, … A machine that slows down slows all sides."""
+    for number in range(rounds):
+        for side in reversed(sides) if number % 2 else sides:
+            yield number, side
+
+
 async def run_load(config: LoadConfig) -> tuple[list[ServedRequest], float]:
     """Returns one record a request, and how long all of them took. Raises TraceError."""
     return await run_jobs(config, make_jobs(config))
@@ -94,6 +108,16 @@ async def run_jobs(
         return records, time.monotonic() - started
 
 
+async def run_cold(base_url: str, model: str, jobs: Sequence[BenchRequest], api_key: str = "") -> list[ServedRequest]:
+    """Each at its time, whatever is in flight. Raises RuntimeError if one fails: figures of a part say nothing."""
+    config = LoadConfig(base_url, model, max_concurrency=len(jobs), api_keys={"": api_key}, extra_body=COLD)
+    records, _ = await run_jobs(config, jobs)
+    errors = [record.error for record in records if record.error]
+    if errors:
+        raise RuntimeError(f"{len(errors)} of {len(records)} requests to {base_url} failed: {errors[0]}")
+    return records
+
+
 async def _stream_one(client: httpx.AsyncClient, config: LoadConfig, job: BenchRequest) -> ServedRequest:
     body = {
         "model": config.model,
@@ -117,7 +141,7 @@ async def _stream_one(client: httpx.AsyncClient, config: LoadConfig, job: BenchR
                 record.error = f"HTTP {response.status_code}: {(await response.aread())[:200].decode(errors='replace')}"
                 return record
             await _read_events(response, record)
-    except httpx.HTTPError as error:
+    except (httpx.HTTPError, json.JSONDecodeError) as error:
         record.error = f"{type(error).__name__}: {error}"
     return record
 
@@ -129,7 +153,7 @@ async def _read_events(response: httpx.Response, record: ServedRequest) -> None:
             continue
         payload = line.removeprefix("data:").strip()
         if payload == "[DONE]":
-            break
+            return
         event = json.loads(payload)
         if "error" in event:
             record.error = str(event["error"])
@@ -145,3 +169,30 @@ async def _read_events(response: httpx.Response, record: ServedRequest) -> None:
             record.latency_s = now_s - record.started_s
         if event.get("usage"):
             record.output_len = event["usage"]["completion_tokens"]
+    record.error = "the stream ended before [DONE]"
+
+
+def read_keys(path: Path | None, default_key: str) -> dict[str, str]:
+    """Tenant -> key, of lines `NAME=KEY`; `""` -> the key of requests that name no tenant. Raises ValueError."""
+    keys = {"": default_key} if default_key else {}
+    if path is None:
+        return keys
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"--api-keys {path}: {error}") from error
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        name, equals, key = line.partition("=")
+        if not (equals and name.strip() and key.strip()) or name.strip() in keys:
+            raise ValueError(f"--api-keys {path}, line {number}: must be NAME=KEY, each name once")
+        keys[name.strip()] = key.strip()
+    return keys
+
+
+def check_keys(config: LoadConfig) -> None:
+    """Raises ValueError for a tenant of the mix whose key is not known: nothing else tells a server who asks."""
+    missing = [name for name in config.tenants.shares if name not in config.api_keys]
+    if missing:
+        raise ValueError(f"--tenant-mix: no key of {', '.join(missing)}; name a file of keys with --api-keys")

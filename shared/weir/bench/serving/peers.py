@@ -6,19 +6,29 @@ both sides, and both are asked not to use what they have cached: a prompt may be
 
 import asyncio
 import json
+import os
+import shutil
+import socket
 import statistics
+import subprocess
+import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import TracebackType
 
-from weir.bench.serving.load import LoadConfig, run_load
-from weir.bench.serving.peer_process import LlamaServer
+import httpx
+
+from weir.bench.serving.load import COLD, LoadConfig, in_turns, run_load
 from weir.bench.serving.serve import summarize
 
 _SEED_STRIDE = 1000
-_COLD = {"cache_prompt": False}
 _WARM_UP_PROMPTS = 4
+_READY_TIMEOUT_S = 120.0
+_STOP_TIMEOUT_S = 10.0
+_POLL_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +60,65 @@ class Peer:
     extra_body: Mapping[str, object] = field(default_factory=dict)
 
 
+class LlamaServer:
+    """A context manager that gives the server's base URL; every slot holds `max_context_tokens`."""
+
+    def __init__(self, binary: str, model_path: Path, *, num_slots: int, max_context_tokens: int) -> None:
+        found = shutil.which(binary)
+        if found is None:
+            raise ValueError(f"--peer-binary {binary!r}: no such program; llama.cpp builds it")
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self._base_url = f"http://127.0.0.1:{port}"
+        # a slot takes a little more than its request's tokens
+        context = num_slots * (max_context_tokens + 64)
+        self._command = [found, "-m", str(model_path), "-t", str(os.cpu_count() or 1), "--parallel", str(num_slots)]
+        self._command += ["-c", str(context), "--port", str(port), "--no-webui"]
+        self._environ = os.environ | {"LD_LIBRARY_PATH": str(Path(found).resolve().parent)}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> str:
+        self._process = subprocess.Popen(
+            self._command, env=self._environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        try:
+            self._wait_ready()
+        except BaseException:
+            self._stop()
+            raise
+        return self._base_url
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stop()
+
+    def _wait_ready(self) -> None:
+        assert self._process is not None, "called after the start"
+        ends_at_s = time.monotonic() + _READY_TIMEOUT_S
+        while time.monotonic() < ends_at_s:
+            if self._process.poll() is not None:
+                raise RuntimeError(f"it ended with {self._process.returncode}: {' '.join(self._command)}")
+            try:
+                if httpx.get(f"{self._base_url}/health", timeout=1.0).status_code == httpx.codes.OK:
+                    return
+            except httpx.TransportError:
+                pass
+            time.sleep(_POLL_S)
+        raise RuntimeError(f"not ready within {_READY_TIMEOUT_S:.0f} s: {' '.join(self._command)}")
+
+    def _stop(self) -> None:
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(_STOP_TIMEOUT_S)
+
+
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """What is compared. Each cell of shapes x concurrencies is run `rounds` times on both sides."""
@@ -65,7 +134,7 @@ class Comparison:
 
     def loads(self, peer: Peer, shape: RequestShape, concurrency: int) -> Iterator[tuple[str, LoadConfig]]:
         """Every run of one cell, in its turn: whose it is, and the load."""
-        for number in range(self.rounds):
+        for number, side in in_turns(("weir", peer.name), self.rounds):
             load = replace(
                 self.weir,
                 input_len=shape.input_len,
@@ -74,14 +143,9 @@ class Comparison:
                 num_prompts=max(2 * concurrency, _WARM_UP_PROMPTS),
                 seed=self.weir.seed + _SEED_STRIDE * number + concurrency,
             )
-            turns = [
-                ("weir", load),
-                (
-                    peer.name,
-                    replace(load, base_url=peer.base_url, model=peer.model, extra_body=peer.extra_body),
-                ),
-            ]
-            yield from reversed(turns) if number % 2 else turns
+            if side == peer.name:
+                load = replace(load, base_url=peer.base_url, model=peer.model, extra_body=peer.extra_body)
+            yield side, load
 
 
 def parse_comparison(weir: LoadConfig, shapes: str, concurrencies: str, rounds: int) -> Comparison:
@@ -91,7 +155,7 @@ def parse_comparison(weir: LoadConfig, shapes: str, concurrencies: str, rounds: 
         if not level.isdigit() or int(level) < 1:
             raise ValueError(f"concurrencies {concurrencies!r}: {level!r} is not a positive number")
     return Comparison(
-        replace(weir, extra_body=_COLD),
+        replace(weir, extra_body=COLD),
         tuple(RequestShape.parse(shape) for shape in shapes.split(",")),
         tuple(int(level) for level in levels),
         rounds,
@@ -123,36 +187,38 @@ def compare(comparison: Comparison, peer: Peer) -> list[dict[str, object]]:
 def main(
     comparison: Comparison, peer: str, *, binary: str, model_path: Path | None, peer_url: str, out: Path | None
 ) -> int:
-    """`peer` is llama-server (started here, unless `peer_url` is given) or vllm (runs already at `peer_url`)."""
-    with ExitStack() as stack:
-        if peer_url:
-            found = Peer(peer, peer_url, comparison.weir.model, _extra_body(peer))
-        else:
-            if peer != "llama-server":
-                raise ValueError(f"--peer {peer}: start it yourself and say where it is by --peer-url")
-            if model_path is None:
-                raise ValueError("--peer-model: expected the GGUF file that llama-server is to serve")
-            server = LlamaServer(
-                binary,
-                model_path,
-                num_slots=max(comparison.concurrencies),
-                max_context_tokens=comparison.max_context_tokens,
-            )
-            found = Peer(peer, stack.enter_context(server), comparison.weir.model, _extra_body(peer))
-        _warm_up(comparison, found)
-        cells = compare(comparison, found)
+    """`peer` is llama-server (started here, unless `peer_url` is given) or vllm (runs already at `peer_url`). Returns 1
+    if it does not start, or a request fails. Raises ValueError for what cannot be compared."""
+    try:
+        with ExitStack() as stack:
+            if peer_url:
+                base_url = peer_url
+            else:
+                server = _server(comparison, peer, binary=binary, model_path=model_path)
+                base_url = stack.enter_context(server)
+            found = Peer(peer, base_url, comparison.weir.model, COLD if peer == "llama-server" else {})
+            _warm_up(comparison, found)
+            cells = compare(comparison, found)
+    except RuntimeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     if out is not None:
         out.write_text(json.dumps(cells, indent=2) + "\n")
     return 0
 
 
+def _server(comparison: Comparison, peer: str, *, binary: str, model_path: Path | None) -> LlamaServer:
+    if peer != "llama-server":
+        raise ValueError(f"--peer {peer}: start it yourself and say where it is by --peer-url")
+    if model_path is None:
+        raise ValueError("--peer-model: expected the GGUF file that llama-server is to serve")
+    slots, tokens = max(comparison.concurrencies), comparison.max_context_tokens
+    return LlamaServer(binary, model_path, num_slots=slots, max_context_tokens=tokens)
+
+
 def _warm_up(comparison: Comparison, peer: Peer) -> None:
     for _, load in replace(comparison, rounds=1).loads(peer, RequestShape(32, 8), _WARM_UP_PROMPTS):
         asyncio.run(run_load(load))
-
-
-def _extra_body(peer: str) -> dict[str, object]:
-    return dict(_COLD) if peer == "llama-server" else {}
 
 
 def _cell(

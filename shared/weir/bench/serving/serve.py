@@ -114,8 +114,14 @@ def _statistics(values: Iterable[float]) -> dict[str, float]:
         "mean": statistics.fmean(ordered),
         "median": statistics.median(ordered),
         "std": statistics.pstdev(ordered),
-        "p99": ordered[min(len(ordered) - 1, round(0.99 * (len(ordered) - 1)))],
+        "p99": p99(ordered),
     }
+
+
+def p99(values: Iterable[float]) -> float:
+    """The nearest of the values, of which there must be one."""
+    ordered = sorted(values)
+    return ordered[round(0.99 * (len(ordered) - 1))]
 
 
 def block(

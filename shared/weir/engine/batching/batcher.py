@@ -13,8 +13,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+from weir.core.cost import StepCost
 from weir.core.life import FinishReason
-from weir.engine.batching.step_pace import StepPace
+from weir.engine.batching.prompt_share import StepPace
 from weir.engine.counters import EngineCounters
 from weir.engine.memory.pages import PageNeed, PagePool
 from weir.engine.messages import (
@@ -60,7 +61,6 @@ class Batcher(ABC):
         self.limits = limits
         self.pool = pool
         self.counters = EngineCounters()
-        self.policy_name = ""
         self._open_log = open_log
         self._sequences: dict[SequenceKey, Sequence] = {}
         self._events: list[Event] = []
@@ -87,10 +87,11 @@ class Batcher(ABC):
     def _begun(self, sequence: Sequence) -> None:  # noqa: B027 - where it is decoded too, it stays in the batch
         """The first token of its output was sampled here, and it did not end the sequence."""
 
-    def set_policy(self, policy: Policy) -> None:
+    def set_policy(self, policy: Policy) -> None:  # noqa: B027 - a batcher may leave nothing to policies
         """From the next step on. What came under another policy goes on under this one."""
-        self.policy_name = policy.name
-        self._order = None
+
+    def set_cost(self, cost: StepCost) -> None:  # noqa: B027
+        """What steps have cost of late, for policies that predict them."""
 
     def cancel(self, key: SequenceKey) -> None:
         """Ends and frees a sequence. One that is being handed off is freed if the hand-off is refused."""

@@ -6,9 +6,9 @@ A prompt gets a slot and all its pages at once, and not before a step gets to it
 however small steps are.
 """
 
+from weir.engine.batching.admission import MAX_OVERBOOKING
 from weir.engine.batching.batcher import Batcher
-from weir.engine.batching.pausing import MAX_OVERBOOKING
-from weir.engine.batching.prompt_order import in_turn, is_less_urgent, note_turn
+from weir.engine.batching.prompt_share import in_turn, is_less_urgent, note_turn
 from weir.engine.memory.pages import PageNeed
 from weir.engine.messages import Arrival, HandOffReady
 from weir.engine.plan import ChunkPlan

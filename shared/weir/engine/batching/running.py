@@ -1,22 +1,20 @@
 """The running batch: sequences that sample a token each step, bounded in tokens, sequences and pages.
 
-A step decodes first; what is left of its budget goes to sequences with more to compute: prompts, and what preemption
-has lost. A policy may decide otherwise (`step_planner`), and who joins (`admission`); others are paused for a more
-urgent sequence (`pausing`). A sequence that needs a page which the pool does not have is left out, and the pool asks
-for pages; when none come, sequences behind it give theirs up (`preemption`).
+A step decodes first (`step_planner`); what is left of its budget goes to sequences with more to compute: prompts, and
+what preemption has lost. A policy may decide otherwise (`followed_policy`). Who waits joins while there is room, and
+others are paused for a more urgent sequence (`admission`). A sequence that needs a page which the pool does not have is
+left out, and the pool asks for pages; when none come, sequences behind it give theirs up (`preemption`).
 """
 
 from dataclasses import dataclass, field
 
+from weir.core.cost import StepCost
 from weir.core.life import FinishReason
-from weir.engine.batching.admission import BatchAdmission, BatchQueue
+from weir.engine.batching.admission import MAX_OVERBOOKING, BatchAdmission, BatchQueue, PauseSettings, Pausing
 from weir.engine.batching.batcher import Batcher, BatchLimits
-from weir.engine.batching.joining import JoinSettings, make_gate
-from weir.engine.batching.pausing import MAX_OVERBOOKING, PauseSettings, Pausing
-from weir.engine.batching.policy_views import PolicyViews
-from weir.engine.batching.prefill_batches import PrefillBatches, PrefillBatchSettings
-from weir.engine.batching.step_planner import CheckedStepBudget, StepPlanner
-from weir.engine.memory.held_rows import HeldRows
+from weir.engine.batching.followed_policy import FollowedPolicy
+from weir.engine.batching.own_rules import HeldRows, JoinSettings, PrefillBatches, PrefillBatchSettings, make_gate
+from weir.engine.batching.step_planner import StepPlanner
 from weir.engine.memory.pages import PageNeed, PagePool
 from weir.engine.memory.preemption import Preemption, PreemptionSettings, in_batch, num_growing_pages
 from weir.engine.messages import Arrival, Failure, FailureReason, PageBundle, TakenOver
@@ -58,13 +56,13 @@ class RunningBatcher(Batcher):
         self._own_gate = make_gate(settings.join)
         # A batch that runs to its end pauses nobody.
         self._pausing = Pausing(settings.pauses if self._own_gate is None else PauseSettings(max_pauses=0))
-        self._views = PolicyViews(pool, settings.num_arena_pages)
-        self._admission = BatchAdmission(self._max_running, self._pausing, self._views, self.counters)
+        self._policy = FollowedPolicy(pool, settings.num_arena_pages, self._max_running, self.counters)
+        self._admission = BatchAdmission(self._max_running, self._pausing, self._policy)
         self._prefill_batches = PrefillBatches(settings.prefill_batches) if settings.prefill_batches else None
         self._may_hold_rows = self._holds_rows = settings.join.holds_rows
         self._held = HeldRows(pool)
-        self._planner = StepPlanner(limits, pool, self._held, self.pace)
-        self._preemption = Preemption(pool, self._held, settings.preemption, self.counters)
+        self._planner = StepPlanner(limits, pool, self._held, self.pace, self._policy)
+        self._preemption = Preemption(pool, self._held.release, settings.preemption, self.counters)
         self._follow(gate=None, step_budget=None)
 
     def add(self, arrival: Arrival) -> None:
@@ -75,20 +73,23 @@ class RunningBatcher(Batcher):
 
     def set_policy(self, policy: Policy) -> None:
         """A policy without a gate leaves the worker's own rule in force."""
-        super().set_policy(policy)
+        self._order = None
         self._pausing.goes_by_rank = policy.is_preemptive and policy.gate is None
         self._holds_rows = self._may_hold_rows and policy.gate is None
         if not self._holds_rows:
             self._held.release()
         self._follow(policy.gate, policy.step_budget)
 
+    def set_cost(self, cost: StepCost) -> None:
+        self._policy.cost = cost
+
     def _follow(self, gate: Gate | None, step_budget: StepBudget | None) -> None:
         """Prefill batches are the worker's own choice, where nothing else decides."""
         is_free = gate is None and step_budget is None and self._own_gate is None
         if is_free and self._prefill_batches is not None:
             gate, step_budget = self._prefill_batches, self._prefill_batches
-        self._admission.set_gate(gate or self._own_gate)
-        self._planner.budget = CheckedStepBudget(step_budget, self._views, self.counters) if step_budget else None
+        self._policy.follow(gate or self._own_gate, step_budget)
+        self._admission.resume_all()
 
     def need(self) -> PageNeed:
         """The pages that the batch will want within LOOKAHEAD_TOKENS, then those of preempted and of waiting sequences;
@@ -128,7 +129,7 @@ class RunningBatcher(Batcher):
     @property
     def next_deadline_s(self) -> float | None:
         """When `decide` has something to do although nothing has happened."""
-        gate = self._admission.gate
+        gate = self._policy.gate
         deadlines = (
             super().next_deadline_s,
             self._preemption.next_deadline_s(self._ranked(), self._decided_at_s),
@@ -141,16 +142,14 @@ class RunningBatcher(Batcher):
 
     def record(self, plan: StepPlan, result: StepResult, now_s: float | None = None) -> None:
         super().record(plan, result, now_s)
-        budget = self._planner.budget
-        if budget is not None:
-            budget.stepped(0.0 if now_s is None else now_s - self._decided_at_s)
+        self._policy.stepped(0.0 if now_s is None else now_s - self._decided_at_s)
 
     def _plan_chunks(self, now_s: float) -> tuple[list[ChunkPlan], list[Sequence | None]]:
         ranked, running = self._ranked(), Stage.RUNNING
         present = [
             s for s in ranked if s.stage is running and s.preempted_since_s is None and s.stalled_since_s is None
         ]
-        if len(present) < len(ranked) or self._admission.gate is not None:
+        if len(present) < len(ranked) or self._policy.gate is not None:
             self._preemption.preempt(ranked, now_s)
             num_present = sum(s.stage is running and s.preempted_since_s is None for s in ranked)
             for sequence in self._preemption.bring_back(ranked, self._max_running - num_present):
@@ -184,7 +183,7 @@ class RunningBatcher(Batcher):
         self._preemption.forget(sequence)
         by_itself = reason in (FinishReason.STOP, FinishReason.LENGTH)
         prefill_batches = self._prefill_batches
-        if prefill_batches is not None and self._admission.gate is prefill_batches and by_itself:
+        if prefill_batches is not None and self._policy.gate is prefill_batches and by_itself:
             prefill_batches.ended(sequence.num_output_tokens)
         if self._holds_rows and by_itself and sequence.stage is Stage.RUNNING and not sequence.is_preempted:
             self._held.add(sequence)

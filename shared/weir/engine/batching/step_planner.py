@@ -5,79 +5,16 @@ step longer, and its first token later. They are left out one step at a time and
 comes, every decode is in at least every other step. A policy's step budget decides for all lanes alike.
 """
 
-import logging
 from dataclasses import dataclass, field
 
-from weir.core.cost import StepCost
 from weir.engine.batching.batcher import BatchLimits
-from weir.engine.batching.policy_views import PolicyViews
-from weir.engine.batching.prompt_order import in_turn, is_less_urgent, note_turn
-from weir.engine.batching.step_pace import StepPace
-from weir.engine.counters import EngineCounters
-from weir.engine.memory.held_rows import HeldRows
+from weir.engine.batching.followed_policy import FollowedPolicy
+from weir.engine.batching.own_rules import HeldRows
+from weir.engine.batching.prompt_share import StepPace, in_turn, is_less_urgent, note_turn
 from weir.engine.memory.pages import PagePool
 from weir.engine.plan import ChunkPlan
 from weir.engine.sequence import Sequence
 from weir.kv.geometry import PAGE_TOKENS
-from weir.policy.seams import StepBudget, StepShare, StepView
-
-_log = logging.getLogger(__name__)
-
-
-class CheckedStepBudget:
-    """Asks a policy's step budget, and checks its answers: one that is not possible, or computes nothing where
-    something could be computed, is not followed in that step, and counted."""
-
-    def __init__(self, budget: StepBudget, views: PolicyViews, counters: EngineCounters) -> None:
-        self._budget = budget
-        self._views = views
-        self._counters = counters
-        self._share: StepShare | None = None
-        self._has_warned = False
-
-    def split(
-        self,
-        decodes: list[Sequence],
-        prefills: list[Sequence],
-        max_tokens: int,
-        now_s: float,
-        cost: StepCost | None,
-    ) -> tuple[list[Sequence], int]:
-        """The decodes that run, in their order, and the prompt tokens beside them."""
-        self._share = None
-        if not decodes and not prefills:
-            return [], 0
-        view = self._views.step(decodes, prefills, max_tokens, now_s, cost)
-        share = self._budget.plan(view)
-        problem = _try_find_problem(share, view)
-        if problem is not None:
-            self._count_defect(problem)
-            return decodes[:max_tokens], max(0, max_tokens - len(decodes))
-        self._share = share
-        return [decodes[index] for index in sorted(share.decodes)], share.num_prefill_tokens
-
-    def stepped(self, duration_s: float) -> None:
-        """The step that was split last ran."""
-        if self._share is not None:
-            self._budget.stepped(duration_s, self._share)
-            self._share = None
-
-    def _count_defect(self, problem: str) -> None:
-        self._counters.policy_defects += 1
-        if not self._has_warned:
-            self._has_warned = True
-            _log.error("the policy's step budget is not followed in this step (logged once): %s", problem)
-
-
-def _try_find_problem(share: StepShare, view: StepView) -> str | None:
-    chosen = set(share.decodes)
-    if len(chosen) != len(share.decodes) or not all(0 <= index < len(view.decodes) for index in chosen):
-        return f"decodes {list(share.decodes)[:8]}: must be different indices below {len(view.decodes)}"
-    if share.num_prefill_tokens < 0 or len(chosen) + share.num_prefill_tokens > view.max_tokens:
-        return f"{len(chosen)} decodes and {share.num_prefill_tokens} prompt tokens: the step has {view.max_tokens}"
-    if not chosen and (share.num_prefill_tokens == 0 or not view.prefills):
-        return "nothing is computed although something could be"
-    return None
 
 
 @dataclass(slots=True)
@@ -93,14 +30,16 @@ class StepDraft:
 
 
 class StepPlanner:
-    """Decodes first, then prompts, unless `budget` (a policy's) decides otherwise."""
+    """Decodes first, then prompts, unless the policy has a step budget."""
 
-    def __init__(self, limits: BatchLimits, pool: PagePool, held: HeldRows, pace: StepPace) -> None:
+    def __init__(
+        self, limits: BatchLimits, pool: PagePool, held: HeldRows, pace: StepPace, policy: FollowedPolicy
+    ) -> None:
         self._limits = limits
         self._pace = pace
         self._pool = pool
         self._held = held
-        self.budget: CheckedStepBudget | None = None
+        self._policy = policy
         self._has_left_out = False
         """Whether decodes were left out of the step that was planned last."""
 
@@ -118,14 +57,14 @@ class StepPlanner:
             if has_room or self._try_grow(sequence, 1, draft):
                 decodes.append(sequence)
         left_out: list[Sequence] = []
-        if self.budget is None:
-            decodes, left_out = self._leave_out(decodes, prompts)
-        num_prompt_tokens = min(num_tokens - len(decodes), self._pace.num_tokens)
-        if self.budget is not None:
+        if self._policy.step_budget is not None:
             num_tokens = min(num_tokens, len(decodes) + self._pace.num_tokens)
-            decodes, num_prompt_tokens = self.budget.split(decodes, prompts, num_tokens, now_s, self._pace.cost)
-        elif num_prompt_tokens < 0:
-            decodes = decodes[:num_tokens]
+            decodes, num_prompt_tokens = self._policy.split(decodes, prompts, num_tokens, now_s)
+        else:
+            decodes, left_out = self._leave_out(decodes, prompts)
+            num_prompt_tokens = min(num_tokens - len(decodes), self._pace.num_tokens)
+            if num_prompt_tokens < 0:
+                decodes = decodes[:num_tokens]
         if len(self._held):
             draft.chunks += self._held.chunks()
             draft.owners += [None] * len(self._held)

@@ -33,13 +33,13 @@ class PagePool:
     """Ids only; the bytes are in the arena. Slots, and pages that were `give`n, are free or in use by one sequence;
     pages that came with sequences may be in use by several, none of which changes them.
 
-    `reserve_pages` and `reserve_slots` are what the pool takes beyond a need, and keeps while there is work: large
+    `watermark_pages` and `watermark_slots` are what the pool takes beyond a need, and keeps while there is work: large
     enough that few sequences wait for the arena, small enough that other workers of the host are not starved.
     """
 
-    def __init__(self, *, reserve_pages: int, reserve_slots: int) -> None:
-        self._reserve_pages = reserve_pages
-        self._reserve_slots = reserve_slots
+    def __init__(self, *, watermark_pages: int, watermark_slots: int) -> None:
+        self._watermark_pages = watermark_pages
+        self._watermark_slots = watermark_slots
         self._free_pages: dict[int, None] = {}  # the one that came last is taken first
         self._free_slots: list[int] = []
         self._pages_in_use: Counter[int] = Counter()
@@ -123,18 +123,18 @@ class PagePool:
         if short_pages <= 0 and short_slots <= 0:
             return None
         return PagesWanted(
-            num_pages=short_pages + self._reserve_pages if short_pages > 0 else 0,
-            num_slots=short_slots + self._reserve_slots if short_slots > 0 else 0,
+            num_pages=short_pages + self._watermark_pages if short_pages > 0 else 0,
+            num_slots=short_slots + self._watermark_slots if short_slots > 0 else 0,
             least_pages=max(0, need.head_pages - len(self._free_pages)),
             least_slots=max(0, need.head_slots - len(self._free_slots)),
         )
 
     def take_surplus(self, need: PageNeed) -> PageBundle:
-        """Used pages, and free pages and slots beyond the need and twice the reserve; the pool holds them no more. What
-        goes is all above one reserve, so that the next slot that becomes free does not make a surplus again."""
+        """Used pages, and free pages and slots beyond the need and twice the watermark; the pool holds them no more.
+        What goes is all above one watermark, so that the next slot that becomes free makes no surplus again."""
         return PageBundle(
             self._take_free_pages_above(need.num_pages),
-            _take_above(self._free_slots, need.num_slots, self._reserve_slots),
+            _take_above(self._free_slots, need.num_slots, self._watermark_slots),
             self._take_used(),
         )
 
@@ -166,8 +166,8 @@ class PagePool:
         return errors
 
     def _take_free_pages_above(self, need: int) -> tuple[int, ...]:
-        num_surplus = len(self._free_pages) - need - self._reserve_pages
-        if num_surplus <= self._reserve_pages:
+        num_surplus = len(self._free_pages) - need - self._watermark_pages
+        if num_surplus <= self._watermark_pages:
             return ()
         return tuple(self._free_pages.popitem()[0] for _ in range(num_surplus))
 
@@ -203,9 +203,9 @@ class PagePool:
             self._slots_in_use.discard(slot)
 
 
-def _take_above(free: list[int], need: int, reserve: int) -> tuple[int, ...]:
-    if len(free) <= need + 2 * reserve:
+def _take_above(free: list[int], need: int, watermark: int) -> tuple[int, ...]:
+    if len(free) <= need + 2 * watermark:
         return ()
-    taken = tuple(free[need + reserve :])
-    del free[need + reserve :]
+    taken = tuple(free[need + watermark :])
+    del free[need + watermark :]
     return taken

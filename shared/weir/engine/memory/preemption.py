@@ -10,11 +10,10 @@ lane, there the latest first (the lanes of SLO-aware servers; inside a lane vLLM
 slot and their rank. Recompute is the last resort.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from weir.engine.counters import EngineCounters
-from weir.engine.memory.held_rows import HeldRows
 from weir.engine.memory.pages import PagePool
 from weir.engine.plan import PageCopy, SwapPlan
 from weir.engine.sequence import LOOKAHEAD_TOKENS, Sequence, Stage
@@ -61,9 +60,16 @@ class Preemption:
     `ranked` is always all sequences of the batcher, in order.
     """
 
-    def __init__(self, pool: PagePool, held: HeldRows, settings: PreemptionSettings, counters: EngineCounters) -> None:
+    def __init__(
+        self,
+        pool: PagePool,
+        release_held: Callable[[], bool],
+        settings: PreemptionSettings,
+        counters: EngineCounters,
+    ) -> None:
+        """`release_held` frees pages in use that no sequence has any more; False: there were none."""
         self._pool = pool
-        self._held = held
+        self._release_held = release_held
         self._settings = settings
         self._counters = counters
         self._free_swap_slots = list(range(settings.num_swap_slots - 1, -1, -1))
@@ -81,7 +87,7 @@ class Preemption:
             if num_wanted <= num_free:
                 num_free -= num_wanted
                 continue
-            if self._held.release():
+            if self._release_held():
                 return
             victims = self._victims(reversed(ranked[index + 1 :]), num_wanted - num_free)
             if not victims and not sequence.is_preempted:

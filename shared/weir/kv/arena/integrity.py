@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from weir.kv.arena.lease import Lease, LeaseState
 from weir.kv.arena.ownership import BlockTableOf, OwnershipTable
-from weir.kv.states import NO_LEASE, PageState, SlotState
+from weir.kv.layout import NO_LEASE, PageState, SlotState
 
 
 def check_integrity(table: OwnershipTable, leases: list[Lease], block_table_of: BlockTableOf) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The lease table: one row a worker that may own pages, in the segment, so that a restart knows all of them."""
+"""The lease table: one row a worker that may own pages, in the segment, so that a restart finds all of them."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -20,7 +20,7 @@ class LeaseState(IntEnum):
                     └───────────┴──────────────────────┘ the process exits, or gives the lease up
 
     SUSPECT: silent, or its stream broke; the countdown runs. FENCING: killed, its exit is awaited; it may still write.
-    ORPHANED: nobody can write any more; its sequences wait to be adopted or freed.
+    ORPHANED: nobody can write any more; the next tick frees what it held, and what that computed stays cached.
     """
 
     EMPTY = 0

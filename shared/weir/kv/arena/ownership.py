@@ -1,6 +1,6 @@
 """The ownership table: which lease owns which page and which slot. The transfer service alone writes it.
 
-`weir.kv.states` has the states, `weir.kv.prefixes.index` the pages that nobody owns because all may read them. What a
+`weir.kv.layout` has the states, `weir.kv.prefixes` the pages that nobody owns because all may read them. What a
 lease holds is its own or is pinned by it. A worker need not know which: it gives back what it holds.
 
 A page's or slot's generation rises when it is leased and when fencing takes it from a dead owner: what was held under
@@ -17,13 +17,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from weir.core.attempt import Attempt
+from weir.core.life import Attempt
+from weir.kv.layout import NO_LEASE, PageState, SlotState
 from weir.kv.messages import Acquired, PageChain
-from weir.kv.prefixes.index import PageIds, PinCounts, PrefixIndex
-from weir.kv.states import NO_LEASE, NotOwned, PageState, SlotState
+from weir.kv.prefixes import PageIds, PinCounts, PrefixIndex
 
 BlockTableOf = Callable[[int], PageIds | None]
 """The published pages of a slot's sequence; None if the slot has no valid record."""
+
+
+class NotOwned(Exception):
+    """A lease named pages or slots that it does not own. Nothing was changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +163,8 @@ class OwnershipTable:
         row["moved_adoption"] = move.attempt.adoption
         row["moved_from"] = move.from_lease_id
         row["moved_num_pages"] = len(page_ids)
-        row["acquirer"] = NO_LEASE  # who owns the slot from here on has it by hand-off, even its acquirer
+        if row["acquirer"] == move.to_lease_id:  # it owns the slot by hand-off from here on, and so does its sender
+            row["acquirer"] = NO_LEASE
         row["owner"] = move.to_lease_id  # the commit point; what follows `rebuild` would do as well
         self.page_rows["owner"][page_ids[~is_pinned]] = move.to_lease_id
         self.prefixes.move_pins(move.from_lease_id, move.to_lease_id, page_ids[is_pinned])
@@ -223,6 +228,8 @@ class OwnershipTable:
             rows["state"][owned & ~np.isin(rows["owner"], known)] = PageState.FREE
         self._free_slots(np.flatnonzero(self.slot_rows["state"] == SlotState.FREE))
         self._free_pages(np.flatnonzero(self.page_rows["state"] == PageState.FREE))
+        is_owned = (self.page_rows["state"] == PageState.LEASED) | (self.page_rows["state"] == PageState.ORPHANED)
+        self.page_rows["refcount"][is_owned] = 1  # sealing them may have begun
         self.prefixes.recover()
         for slot in np.flatnonzero(self.slot_rows["state"] != SlotState.FREE).tolist():
             block_table = block_table_of(slot)

@@ -2,27 +2,47 @@
 
 import struct
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from weir.core.attempt import Attempt
-from weir.core.logprobs import TokenLogprobs
-from weir.core.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, SamplingParams, StopRules
-from weir.core.scheduling import NO_PREFERENCE, SchedulingParams
-from weir.kv.prefixes.hashing import HASH_BYTES
+from weir.core.life import NO_PREFERENCE, Attempt, SchedulingParams
+from weir.core.sampling import (
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROBS,
+    MAX_STOP_TOKEN_IDS,
+    SamplingParams,
+    StopRules,
+    TokenLogprobs,
+)
+from weir.kv.prefixes import HASH_BYTES
 
 _MAX_TEXT_BYTES = 64
 _NOT_ASKED = -1
+_EMPTY = -1
 
 _CRC = struct.Struct("<I")
 _LENGTHS = struct.Struct("<QIIIIIIQII")
 _PARAMS = struct.Struct(f"<64s64s64s6dQIIIIiiiII{HASH_BYTES}sdId")
 _STOP_ID = np.dtype("<i4")
 _BIAS = np.dtype([("token_id", "<i4"), ("bias", "<f8")])
+_LOGPROBS = np.dtype(
+    [
+        ("output_index", "<i4"),
+        ("token_id", "<i4"),
+        ("logprob", "<f4"),
+        ("rank", "<i4"),
+        ("num_top", "<i4"),
+        ("top_ids", "<i4", (MAX_LOGPROBS,)),
+        ("top_logprobs", "<f4", (MAX_LOGPROBS,)),
+    ]
+)
 PACKED_HEADER_BYTES = _CRC.size + _LENGTHS.size
 MAX_PARAMS_BYTES = _PARAMS.size + MAX_STOP_TOKEN_IDS * _STOP_ID.itemsize + MAX_LOGIT_BIAS * _BIAS.itemsize
+MAX_KEPT_LOGPROBS = 8
+LOGPROBS_BYTES = MAX_KEPT_LOGPROBS * _LOGPROBS.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +62,7 @@ class SequenceParams:
     traceparent: str
     scheduling: SchedulingParams = NO_PREFERENCE
     prefix_seed: bytes = b""
-    """Under which its pages may serve others (`weir.kv.prefixes.hashing`); empty: they may not."""
+    """Under which its pages may serve others (`weir.kv.prefixes`); empty: they may not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +209,43 @@ def unpack_params(header: RecordHeader, prompt_token_ids: tuple[int, ...]) -> Se
     )
 
 
+class LogprobRing:
+    """The log-probabilities of the newest MAX_KEPT_LOGPROBS output tokens, over the first LOGPROBS_BYTES of `memory`.
+
+    An adopter sends again the token or two that its predecessor sampled but may not have sent. Requests that ask for
+    log-probabilities would miss those of just these tokens. An entry is that of the output token whose index it has.
+    """
+
+    def __init__(self, memory: memoryview) -> None:
+        self._memory = memory
+
+    def clear(self) -> None:
+        self._entries()["output_index"] = _EMPTY
+
+    def keep(self, output_index: int, logprobs: TokenLogprobs) -> None:
+        """A death half way leaves the entry empty."""
+        entry = self._entries()[output_index % MAX_KEPT_LOGPROBS]
+        entry["output_index"] = _EMPTY
+        num_top = len(logprobs.top)
+        entry["token_id"], entry["logprob"], entry["rank"] = logprobs.token_id, logprobs.logprob, logprobs.rank
+        entry["num_top"] = num_top
+        entry["top_ids"][:num_top] = [token_id for token_id, _ in logprobs.top]
+        entry["top_logprobs"][:num_top] = [logprob for _, logprob in logprobs.top]
+        entry["output_index"] = output_index
+
+    def read(self, output_token_ids: Sequence[int]) -> tuple[TokenLogprobs, ...]:
+        """One for each token; those that are not in the ring are unknown."""
+        found = {int(entry["output_index"]): entry for entry in self._entries().copy()}
+        return tuple(
+            _logprobs_of(found[index]) if index in found else TokenLogprobs.unknown(token_id)
+            for index, token_id in enumerate(output_token_ids)
+        )
+
+    def _entries(self) -> NDArray[np.void]:
+        # made anew each time: an array that lives on would keep the segment from being closed
+        return np.frombuffer(self._memory, _LOGPROBS, MAX_KEPT_LOGPROBS)
+
+
 def _text_bytes(field: str, text: str) -> bytes:
     encoded = text.encode("ascii")
     if len(encoded) > _MAX_TEXT_BYTES:
@@ -198,3 +255,9 @@ def _text_bytes(field: str, text: str) -> bytes:
 
 def _text(padded: bytes) -> str:
     return padded.rstrip(b"\0").decode("ascii")
+
+
+def _logprobs_of(entry: np.void) -> TokenLogprobs:
+    num_top = int(entry["num_top"])
+    top = tuple(zip(entry["top_ids"][:num_top].tolist(), entry["top_logprobs"][:num_top].tolist(), strict=True))
+    return TokenLogprobs(int(entry["token_id"]), float(entry["logprob"]), int(entry["rank"]), top)

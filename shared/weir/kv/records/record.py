@@ -19,12 +19,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weir.core.attempt import Attempt
-from weir.core.logprobs import TokenLogprobs
+from weir.core.life import Attempt
+from weir.core.sampling import TokenLogprobs
 from weir.kv.geometry import PAGE_TOKENS, ArenaGeometry
 from weir.kv.layout import RECORD_HEADER_BYTES, RECORD_LOGPROBS_BYTES, RECORD_PARAMS_BYTES
 from weir.kv.records.format import (
     PACKED_HEADER_BYTES,
+    LogprobRing,
     RecordHeader,
     RecordSummary,
     SequenceParams,
@@ -35,7 +36,6 @@ from weir.kv.records.format import (
     try_unpack_header,
     unpack_params,
 )
-from weir.kv.records.logprobs import LogprobRing
 
 __all__ = ["RecordSummary", "SequenceParams", "SequenceRecord", "SequenceSnapshot"]
 
@@ -75,22 +75,27 @@ class SequenceRecord:
         self._block_table = memory[table_start : table_start + 4 * self._max_pages].cast("i")
         self._writer: _Writer | None = None
 
-    def begin(self, params: SequenceParams) -> None:
-        """Starts a new sequence in this slot. Nothing is readable before `publish`. Raises ValueError."""
+    def begin(self, params: SequenceParams, output_token_ids: Sequence[int] = ()) -> None:
+        """Starts a new sequence in this slot; `output_token_ids` were sampled elsewhere. Nothing is readable before
+        `publish`. Raises ValueError."""
         params_bytes = pack_params(params)
         num_prompt_tokens = len(params.prompt_token_ids)
+        num_tokens = num_prompt_tokens + len(output_token_ids)
         if not 1 <= num_prompt_tokens <= self._max_tokens:
             raise ValueError(f"prompt_token_ids: {num_prompt_tokens} ids, allowed are 1 to {self._max_tokens}")
+        if num_tokens > self._max_tokens:
+            num_left = self._max_tokens - num_prompt_tokens
+            raise ValueError(f"output_token_ids: {len(output_token_ids)} ids, allowed are 0 to {num_left}")
         self.clear()
         self._params[: len(params_bytes)] = params_bytes
         if params.sampling.logprobs is not None:
             self._logprobs.clear()
-        self._token_log[:num_prompt_tokens] = memoryview(array("i", params.prompt_token_ids))
+        self._token_log[:num_tokens] = memoryview(array("i", (*params.prompt_token_ids, *output_token_ids)))
         self._writer = _Writer(
             sequence=0,
             attempt=params.attempt,
             num_prompt_tokens=num_prompt_tokens,
-            num_tokens=num_prompt_tokens,
+            num_tokens=num_tokens,
             num_pages=0,
             num_published_pages=0,
             num_params_bytes=len(params_bytes),
@@ -106,7 +111,7 @@ class SequenceRecord:
         writer.num_tokens += 1
 
     def keep_logprobs(self, output_index: int, logprobs: TokenLogprobs) -> None:
-        """Those of the output token that is appended next; the newest MAX_KEPT can be read again."""
+        """Those of the output token that is appended next; the newest MAX_KEPT_LOGPROBS can be read again."""
         self._logprobs.keep(output_index, logprobs)
 
     def set_block_table(self, page_ids: Sequence[int]) -> None:

@@ -26,17 +26,17 @@ from weir.model.cpu.workspace import (
     Longs,
     Model,
 )
-from weir.ops.linear_int8.cpu import linear_range
-from weir.ops.linear_int8.embedding import embedding_range
-from weir.ops.linear_int8.pack import BLOCK_OUTPUTS
-from weir.ops.paged_decode.cpu import decode_blocks, decode_merge
-from weir.ops.paged_prefill.cpu import paged_prefill
-from weir.ops.quantize.cpu import quantize_range
-from weir.ops.quantize.rows import GROUP
-from weir.ops.rms_norm.cpu import rms_norm_quantize_range
-from weir.ops.rotary_kv_write.cpu import rotary_kv_write
-from weir.ops.sampling.cpu_scan import scan_rows
-from weir.ops.silu_mul.cpu import silu_mul_quantize_range
+from weir.ops.cpu.embedding import embedding_range
+from weir.ops.cpu.linear import linear_range
+from weir.ops.cpu.linear_pack import BLOCK_OUTPUTS
+from weir.ops.cpu.paged_decode import decode_blocks, decode_merge
+from weir.ops.cpu.paged_prefill import paged_prefill
+from weir.ops.cpu.quantize import quantize_range
+from weir.ops.cpu.quantized_rows import GROUP
+from weir.ops.cpu.rms_norm import rms_norm_quantize_range
+from weir.ops.cpu.rotary_kv_write import rotary_kv_write
+from weir.ops.cpu.sampling_scan import scan_rows
+from weir.ops.cpu.silu_mul import silu_mul_quantize_range
 from weir.ops.simd.jit import inlined, kernel
 from weir.ops.simd.phases import PhaseState, chunk_is_done, take_chunk, wait_for_phase
 

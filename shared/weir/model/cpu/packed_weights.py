@@ -3,11 +3,10 @@
     magic 8 bytes | index bytes u32 | file bytes u64 | XXH3 of the data u64 | CRC32 of the index u32 | index, JSON
     data from DATA_START on, every piece at a multiple of 64 bytes
 
-A file is written under another name, brought to disk, and then renamed: nobody ever sees half of it. What is damaged
-later is found when the file is opened.
+A file is written under another name, brought to disk, and then renamed: nobody ever sees half of it. What a killed
+process has left under that name, the next one overwrites. What is damaged later is found when the file is opened.
 """
 
-import fcntl
 import json
 import logging
 import mmap
@@ -15,8 +14,7 @@ import os
 import struct
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -25,14 +23,16 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from weir.core.file_lock import file_lock
 from weir.model.architecture import ModelConfig
 from weir.model.cpu.packing import Floats, Parts, pack_arrays, pack_matrices
 from weir.model.errors import ModelError
 from weir.model.files.source import ModelSource
 from weir.model.files.tensors import open_tensors
-from weir.ops.linear_int8.pack import ALIGNMENT, PackedMatrix, WeightKind
+from weir.ops.cpu.linear_pack import ALIGNMENT, PackedMatrix, WeightKind
 
 _log = logging.getLogger(__name__)
+_PACKING_TIMEOUT_S = 900.0
 FORMAT_VERSION = 2
 _MAGIC = b"WEIRPK" + FORMAT_VERSION.to_bytes(2, "little")
 _HEAD = struct.Struct("<8sIQQI")
@@ -63,8 +63,12 @@ class PackedWeights:
 
 
 def write_packed(path: Path, matrices: Iterable[tuple[str, Parts]], arrays: Iterable[tuple[str, Floats]]) -> None:
-    """Takes one matrix at a time. The file is complete and on disk when this returns. Raises OSError."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
+    """Takes one matrix at a time; for one caller at a time. The file is whole and on disk when this returns.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    temporary = path.with_name(f"{path.name}.new")
     try:
         with temporary.open("wb") as file:
             writer = _Writer(file)
@@ -174,13 +178,15 @@ def load_packed(source: ModelSource, config: ModelConfig, digest: str, cache_dir
 
     Raises:
         ModelError: the model cannot be packed, or the cache cannot be written.
+        StillLocked: another process has been packing it for too long.
     """
     path = cache_dir / "packed" / f"{source.name}-{digest}-{FORMAT_VERSION}.weights"
     try:
         packed = _try_open(path)
         if packed is not None:
             return packed
-        with _locked(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with file_lock(path.with_suffix(".lock"), f"packing {source.name}", timeout_s=_PACKING_TIMEOUT_S):
             packed = _try_open(path)  # somebody else has made it meanwhile
             return _make(path, source, config) if packed is None else packed
     except OSError as error:
@@ -206,12 +212,3 @@ def _try_open(path: Path) -> PackedWeights | None:
     except PackedFileDefect as error:
         _log.warning("%s; it is made again", error)
         return None
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """The kernel gives the lock back when its holder ends, however it ends."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.with_suffix(".lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

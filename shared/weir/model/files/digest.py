@@ -1,17 +1,20 @@
 """Names the exact weights, so that pages of one model are never taken for another's."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import xxhash
 
-from weir.core.device import Device, Precision
-from weir.kv.geometry import PAGE_TOKENS
+from weir.core.device import Arithmetic, Device, Precision
+from weir.kv.geometry import PAGE_LAYOUT, PAGE_TOKENS, TOKEN_MAJOR_PAGE_LAYOUT
 from weir.model.files.config import load_model_config
 from weir.model.files.safetensors import safetensors_files
 from weir.model.files.source import ModelKind, ModelSource
-from weir.model.precision import arithmetic_key, page_layout
+from weir.model.precision import choose_arithmetic
 
 _CHUNK_BYTES = 1 << 22
+_VERSIONS: Mapping[Arithmetic, int] = {"int8": 2, "fp32": 1, "bf16": 1}
+"""To be raised when results, or files of packed weights, change their bits."""
 
 
 def model_digest(source: ModelSource, precision: Precision, device: Device = "cpu") -> str:
@@ -21,10 +24,13 @@ def model_digest(source: ModelSource, precision: Precision, device: Device = "cp
     model this takes some 20 ms once the file is cached. Raises ModelError for a precision that it cannot have there.
     """
     config = load_model_config(source)
+    arithmetic = choose_arithmetic(precision, config, device)
+    computed_in, page_layout = f"{arithmetic} {_VERSIONS[arithmetic]}", PAGE_LAYOUT
+    if device != "cpu":
+        computed_in, page_layout = f"{device} {computed_in}", TOKEN_MAJOR_PAGE_LAYOUT
     digest = xxhash.xxh3_128()
     # a dummy has no bytes: its kind and its configuration are all that there is to it
-    arithmetic = arithmetic_key(precision, config, device)
-    digest.update(repr((source.kind, config, arithmetic, PAGE_TOKENS, page_layout(device))).encode())
+    digest.update(repr((source.kind, config, computed_in, PAGE_TOKENS, page_layout)).encode())
     for path in _weight_files(source):
         digest.update(path.stat().st_size.to_bytes(8, "little"))
         with path.open("rb") as file:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from weir.model.errors import ModelNotFound
 from weir.model.files.catalog import CATALOG, model_cache_dir
-from weir.model.files.shapes import shape_named
+from weir.model.files.dummy import shape_named
 
 
 class ModelKind(enum.Enum):

@@ -16,8 +16,8 @@ from weir.core.errors import FieldViolation, InvalidRequest
 from weir.model.errors import ModelError
 from weir.model.files.gguf import read_gguf
 from weir.model.files.source import ModelKind, ModelSource
-from weir.model.tokens.dummy import DUMMY_CHAT_TEMPLATE
 
+_DUMMY_TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"
 # what a template can raise by what it does with the messages it is given
 _TEMPLATE_FAILURES = (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError)
 
@@ -62,7 +62,7 @@ def load_chat_template(source: ModelSource) -> ChatTemplate:
     if source.kind is ModelKind.HF_FOLDER:
         return _from_folder(source)
     if source.kind is ModelKind.DUMMY:
-        return ChatTemplate(source.name, DUMMY_CHAT_TEMPLATE, {})
+        return ChatTemplate(source.name, _DUMMY_TEMPLATE, {})
     gguf = read_gguf(source.path)
     tokens = gguf.find("tokenizer.ggml.tokens", list, []) or []
     special_tokens = {}
@@ -77,7 +77,7 @@ def _from_folder(source: ModelSource) -> ChatTemplate:
     config_path = source.path / "tokenizer_config.json"
     config = _read_json_object(config_path) if config_path.is_file() else {}
     jinja_path = source.path / "chat_template.jinja"
-    template = jinja_path.read_text() if jinja_path.is_file() else _default_template(config.get("chat_template"))
+    template = jinja_path.read_text("utf-8") if jinja_path.is_file() else _default_template(config.get("chat_template"))
     special_tokens = {}
     for name in ("bos_token", "eos_token"):
         token = config.get(name)

@@ -28,12 +28,10 @@ def byte_of_character() -> dict[str, int]:
 class ByteLevelDecoder:
     """Each character of a token is one byte; a token with any other character (an added one) stands for its text."""
 
+    strips_leading_space = False
+
     def __init__(self) -> None:
         self._byte_of = byte_of_character()
-
-    @property
-    def strips_leading_space(self) -> bool:
-        return False
 
     def bytes_of(self, token: str) -> bytes:
         try:
@@ -46,11 +44,7 @@ class ByteFallbackDecoder:
     """SentencePiece: text with U+2581 for a space, and `<0x0A>` for single bytes."""
 
     def __init__(self, *, strips_leading_space: bool) -> None:
-        self._strips_leading_space = strips_leading_space
-
-    @property
-    def strips_leading_space(self) -> bool:
-        return self._strips_leading_space
+        self.strips_leading_space = strips_leading_space
 
     def bytes_of(self, token: str) -> bytes:
         match = _BYTE_TOKEN.fullmatch(token)

@@ -6,6 +6,7 @@ U+FFFD for what is not UTF-8. That is what makes detokenizing one token at a tim
 
 import codecs
 import json
+import string
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -16,9 +17,10 @@ from weir.model.errors import ModelError
 from weir.model.files.config import load_model_config
 from weir.model.files.gguf import read_gguf
 from weir.model.files.source import ModelKind, ModelSource
-from weir.model.tokens.decoders import ByteFallbackDecoder, ByteLevelDecoder, TokenDecoder
-from weir.model.tokens.dummy import dummy_tokenizer
+from weir.model.tokens.decoders import ByteFallbackDecoder, ByteLevelDecoder, TokenDecoder, byte_of_character
 from weir.model.tokens.gguf import tokenizer_from_gguf
+
+_DUMMY_SPACE = "\u0120"  # in GPT-2's alphabet
 
 
 class IncrementalDetokenizer:
@@ -121,12 +123,30 @@ def load_tokenizer(source: ModelSource) -> Tokenizer:
     if source.kind is ModelKind.GGUF:
         backend = tokenizer_from_gguf(read_gguf(source.path))
     elif source.kind is ModelKind.DUMMY:
-        backend = dummy_tokenizer(load_model_config(source).vocab_size)
+        backend = _dummy_tokenizer(load_model_config(source).vocab_size)
     else:
         backend = _read_tokenizer_json(source.path / "tokenizer.json")
     added = backend.get_added_tokens_decoder()
     special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
     return Tokenizer(backend, _decoder_of(backend, source.path), special_ids)
+
+
+def _dummy_tokenizer(vocab_size: int) -> tokenizers.Tokenizer:
+    """Ids 0 to 255 are the bytes; the others, which only a model samples, are a space and a word of their own."""
+    alphabet = byte_of_character()
+    vocabulary = alphabet | {_DUMMY_SPACE + _dummy_word(number): number for number in range(len(alphabet), vocab_size)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    return tokenizer
+
+
+def _dummy_word(number: int) -> str:
+    letters = ""
+    while number:
+        number, rest = divmod(number, 26)
+        letters += string.ascii_lowercase[rest]
+    return letters
 
 
 def _read_tokenizer_json(path: Path) -> tokenizers.Tokenizer:

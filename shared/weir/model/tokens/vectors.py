@@ -1,7 +1,6 @@
 """A model's own token embeddings, reduced to what a predictor in front of the model can carry."""
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +9,8 @@ from weir.core.errors import InvalidRequest
 from weir.model.files.config import load_model_config
 from weir.model.files.source import ModelSource
 from weir.model.files.tensors import open_tensors
+from weir.model.tokens.chat_template import ChatTemplate
+from weir.model.tokens.tokenizer import Tokenizer
 from weir.policy.predictors.token_table import TokenTable, make_token_table
 
 DEFAULT_DIMS = 576
@@ -17,25 +18,8 @@ DEFAULT_DIMS = 576
 _PROBES = ("A", "7", "the", "Zebra?")
 
 
-class ProbedTokenizer(Protocol):
-    """The part of `weir.model.tokens.tokenizer.Tokenizer` that is used here."""
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    def encode(self, text: str, *, add_bos: bool = True, field: str = "prompt") -> list[int]: ...
-
-    def token_bytes(self, token_id: int) -> bytes: ...
-
-
-class ProbedTemplate(Protocol):
-    """The part of `weir.model.tokens.chat_template.ChatTemplate` that is used here."""
-
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str: ...
-
-
 def load_token_table(
-    source: ModelSource, tokenizer: ProbedTokenizer, template: ProbedTemplate, num_dims: int = DEFAULT_DIMS
+    source: ModelSource, tokenizer: Tokenizer, template: ChatTemplate, num_dims: int = DEFAULT_DIMS
 ) -> TokenTable:
     """The same on every machine that has the same files and libraries; seconds for the built-in model.
 
@@ -62,7 +46,7 @@ def principal_parts(embeddings: npt.NDArray[np.float32], num_dims: int) -> npt.N
     return projected
 
 
-def frame_of(tokenizer: ProbedTokenizer, template: ProbedTemplate) -> tuple[list[int], list[int]]:
+def frame_of(tokenizer: Tokenizer, template: ChatTemplate) -> tuple[list[int], list[int]]:
     """The tokens that the template writes before and after a user's message; none where there is no template."""
     try:
         rendered = [

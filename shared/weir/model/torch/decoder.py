@@ -3,8 +3,7 @@
 import torch
 from torch.nn import functional
 
-from weir.model.architecture import ModelConfig
-from weir.model.rotary import rotary_frequencies
+from weir.model.architecture import ModelConfig, rotary_frequencies
 from weir.model.torch.batch import StepBatch
 from weir.model.torch.paged_kv import PagedKv
 from weir.model.torch.weights import LayerWeights, Weights

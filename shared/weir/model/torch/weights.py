@@ -1,4 +1,4 @@
-"""Weights as the decoder wants them, all in fp32, from a GGUF file or a Hugging Face folder."""
+"""Weights as the decoders of PyTorch want them: from a model's files in fp32, or random ones made on a device."""
 
 import math
 from collections.abc import Callable
@@ -9,6 +9,7 @@ import torch
 
 from weir.model.architecture import ModelConfig, tensor_shapes
 from weir.model.errors import ModelError
+from weir.model.files.dummy import DUMMY_SEED, SPREAD, is_norm, tensor_seed
 from weir.model.files.source import ModelSource
 from weir.model.files.tensors import open_tensors
 
@@ -93,6 +94,25 @@ def _stack_layer(read_tensor: Callable[[str], torch.Tensor], config: ModelConfig
         gate_up=torch.cat([read("mlp.gate_proj.weight"), read("mlp.up_proj.weight")]),
         down=read("mlp.down_proj.weight"),
     )
+
+
+def dummy_tensor_on(
+    device: torch.device, dtype: torch.dtype, name: str, shape: tuple[int, ...], seed: int = DUMMY_SEED
+) -> torch.Tensor:
+    """Made there, so that nothing of it passes through the host; depends on its name and the seed alone.
+
+    The numbers are not those of `DummyTensors`, nor equal on two kinds of device: each has a generator of its own.
+    """
+    if is_norm(name):
+        return torch.ones(shape, dtype=dtype, device=device)
+    generator = torch.Generator(device).manual_seed(tensor_seed(name, seed))
+    return torch.empty(shape, dtype=dtype, device=device).uniform_(-SPREAD, SPREAD, generator=generator)
+
+
+def dummy_weights_on(device: torch.device, dtype: torch.dtype, config: ModelConfig, seed: int = DUMMY_SEED) -> Weights:
+    """A whole model, each tensor as `dummy_tensor_on` makes it."""
+    shapes = tensor_shapes(config)
+    return stack_weights(lambda name: dummy_tensor_on(device, dtype, name, shapes[name], seed), config)
 
 
 def check_memory(source: ModelSource, config: ModelConfig, bytes_a_weight: float) -> None:

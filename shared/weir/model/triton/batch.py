@@ -19,9 +19,9 @@ from weir.core.errors import InternalError
 from weir.engine.plan import ChunkPlan, SampleSpec, StepPlan
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
 from weir.model.rows import SampledRow, ScoredRows, ordered_chunks, rows_with_logits, whole
-from weir.model.triton.upload import HostArray, StepUpload
-from weir.ops.paged_prefill.launch import tiles_of
-from weir.ops.sampling.launch import philox_uniform
+from weir.model.triton.memory import HostArray, StepUpload
+from weir.ops.gpu.paged_prefill import tiles_of
+from weir.ops.gpu.sampling import philox_uniform
 
 Ints = npt.NDArray[np.int32]
 
@@ -51,7 +51,7 @@ class DecodeIndex:
 
 @dataclass(frozen=True, slots=True)
 class PrefillIndex:
-    """The rows behind the decodes, as `weir.ops.paged_prefill` wants them; `first_rows` counts from the first."""
+    """The rows behind the decodes, as `weir.ops.gpu.paged_prefill` wants them; `first_rows` counts from the first."""
 
     block_tables: torch.Tensor
     first_rows: torch.Tensor
@@ -70,11 +70,14 @@ class SampleIndex:
 
 @dataclass(frozen=True, slots=True)
 class DeviceBatch:
-    """On the device: `token_ids`, `positions`, `slots` int32 [rows], and who attends to what."""
+    """On the device: `token_ids`, `positions`, `slot_mapping` int32 [rows], and who attends to what.
+
+    `slot_mapping` says where a row's key and value go (`weir.ops.reference`); a request's slot is something else.
+    """
 
     token_ids: torch.Tensor
     positions: torch.Tensor
-    slots: torch.Tensor
+    slot_mapping: torch.Tensor
     decode: DecodeIndex | None
     prefill: PrefillIndex | None
     sample: SampleIndex | None
@@ -144,13 +147,13 @@ def device_batch(batch: HostBatch, upload: StepUpload, queries_per_tile: int) ->
 def padded_decodes(batch: HostBatch, num_rows: int, table_width: int, upload: StepUpload) -> DeviceBatch:
     """As `device_batch`, for a batch of decodes alone, filled up to `num_rows` rows and `table_width` pages a row.
 
-    Batches of one such shape lie at the same addresses. A row that fills up writes to no page (slot -1) and reads one
-    position of page 0; what is sampled for it means nothing.
+    Batches of one such shape lie at the same addresses. A row that fills up writes to no page (its slot mapping is -1)
+    and reads one position of page 0; what is sampled for it means nothing.
     """
     filled: list[HostArray] = [
         np.zeros(num_rows, np.int32),  # token ids
         np.zeros(num_rows, np.int32),  # positions
-        np.full(num_rows, -1, np.int32),  # slots
+        np.full(num_rows, -1, np.int32),  # slot mapping
         np.zeros((num_rows, table_width), np.int32),
         np.ones(num_rows, np.int32),  # lengths
         np.arange(num_rows, dtype=np.int32),
@@ -162,11 +165,11 @@ def padded_decodes(batch: HostBatch, num_rows: int, table_width: int, upload: St
         found: list[HostArray] = [*_row_arrays(batch.decodes), tables, lengths, *_sample_arrays(batch.sampled)]
         for target, source in zip(filled, found, strict=True):
             target[tuple(slice(length) for length in source.shape)] = source
-    token_ids, positions, slots, block_tables, ends, rows, temperatures, uniforms = upload.send(filled)
+    token_ids, positions, slot_mapping, block_tables, ends, rows, temperatures, uniforms = upload.send(filled)
     return DeviceBatch(
         token_ids,
         positions,
-        slots,
+        slot_mapping,
         DecodeIndex(block_tables, ends),
         None,
         SampleIndex(rows, temperatures, uniforms),
@@ -174,19 +177,19 @@ def padded_decodes(batch: HostBatch, num_rows: int, table_width: int, upload: St
 
 
 def _row_arrays(chunks: Sequence[ChunkPlan]) -> tuple[Ints, Ints, Ints]:
-    """Token ids, positions and slots."""
+    """Token ids, positions and slot mapping."""
     return (
         np.concatenate([np.array(chunk.token_ids, np.int32) for chunk in chunks]),
         np.concatenate([np.arange(chunk.start, chunk.end, dtype=np.int32) for chunk in chunks]),
-        np.concatenate([_slots(chunk) for chunk in chunks]),
+        np.concatenate([_slot_mapping(chunk) for chunk in chunks]),
     )
 
 
-def _slots(chunk: ChunkPlan) -> Ints:
+def _slot_mapping(chunk: ChunkPlan) -> Ints:
     positions = np.arange(chunk.start, chunk.end, dtype=np.int32)
     pages = np.array(chunk.block_table, np.int32)[positions // PAGE_TOKENS]
-    slots: Ints = pages * PAGE_TOKENS + positions % PAGE_TOKENS
-    return slots
+    slot_mapping: Ints = pages * PAGE_TOKENS + positions % PAGE_TOKENS
+    return slot_mapping
 
 
 def _tables(chunks: Sequence[ChunkPlan]) -> Ints:

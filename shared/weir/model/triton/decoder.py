@@ -8,15 +8,14 @@ from dataclasses import dataclass, fields
 import torch
 
 from weir.kv.geometry import PAGE_TOKENS
-from weir.model.architecture import ModelConfig
-from weir.model.rotary import rotary_frequencies
+from weir.model.architecture import ModelConfig, rotary_frequencies
 from weir.model.torch.weights import LayerWeights, Weights
 from weir.model.triton.batch import DeviceBatch, PrefillIndex, TritonLimits
-from weir.ops.paged_decode.launch import decode_scratch, decode_tiles, paged_decode
-from weir.ops.paged_prefill.launch import paged_prefill, prefill_tiles
-from weir.ops.rms_norm.launch import rms_norm
-from weir.ops.rotary_kv_write.launch import rotary_kv_write
-from weir.ops.silu_mul.launch import silu_mul
+from weir.ops.gpu.paged_decode import decode_scratch, decode_tiles, paged_decode
+from weir.ops.gpu.paged_prefill import paged_prefill, prefill_tiles
+from weir.ops.gpu.rms_norm import rms_norm
+from weir.ops.gpu.rotary_kv_write import rotary_kv_write
+from weir.ops.gpu.silu_mul import silu_mul
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +126,7 @@ class TritonDecoder:
         keys, values = self._layer_pages[number]
         _linear(buffers.normed, layer.query_key_value, layer.query_key_value_bias, buffers.projected)
         heads = buffers.projected.view(len(buffers.projected), -1, head_dim)
-        rotary_kv_write(heads, self._cos, self._sin, batch.positions, batch.slots, keys, values)
+        rotary_kv_write(heads, self._cos, self._sin, batch.positions, batch.slot_mapping, keys, values)
         queries, out = heads[:, :num_heads], buffers.attended.view(-1, num_heads, head_dim)
         num_decodes = 0
         if batch.decode is not None:

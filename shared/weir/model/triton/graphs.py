@@ -10,7 +10,7 @@ import torch
 
 from weir.kv.geometry import num_pages_for
 from weir.model.triton.batch import DeviceBatch, HostBatch, TritonLimits, is_sampled_on_device, padded_decodes
-from weir.model.triton.upload import StepUpload
+from weir.model.triton.memory import StepUpload
 
 _WIDTH_STEP = 4
 _LEAST_WIDTH = 32

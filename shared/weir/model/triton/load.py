@@ -1,18 +1,15 @@
 """From a model's files to something that runs steps by the Triton kernels: on a GPU, or in Triton's interpreter."""
 
-import logging
 import math
 import os
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
 from weir.core.device import Arithmetic, Device, Precision
-from weir.core.sampling import SamplingParams
-from weir.engine.plan import ChunkPlan, SampleSpec, StepPlan, StepResult
-from weir.kv.geometry import ArenaGeometry, num_pages_for
+from weir.kv.geometry import ArenaGeometry
 from weir.kv.memory.device import DeviceMemory
 from weir.model.architecture import ModelConfig, tensor_shapes
 from weir.model.errors import ModelError
@@ -20,27 +17,15 @@ from weir.model.files.config import load_model_config
 from weir.model.files.source import ModelKind, ModelSource
 from weir.model.files.tensors import open_tensors
 from weir.model.precision import choose_arithmetic
-from weir.model.torch.weights import Weights, stack_weights
-from weir.model.triton.dummy import dummy_weights_on
-from weir.model.triton.pages import DevicePages, page_tensor
+from weir.model.torch.weights import Weights, dummy_weights_on, stack_weights
+from weir.model.triton.memory import page_tensor
 
 # Triton decides while it is imported whether kernels are interpreted: see `_begin`.
 if TYPE_CHECKING:
-    from weir.model.triton.batch import TritonLimits
     from weir.model.triton.runner import TritonRunner
 
-_log = logging.getLogger(__name__)
 _INTERPRET = "TRITON_INTERPRET"
-_WARM_UP_TOKENS = 40
 _DTYPES: dict[Arithmetic, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
-
-
-@dataclass(frozen=True, slots=True)
-class StepRoom:
-    """What a worker's steps are at most: tokens, and sequences."""
-
-    max_tokens: int
-    max_sequences: int
 
 
 @dataclass(frozen=True)
@@ -57,66 +42,19 @@ class DeviceWeights:
         """What one step has to read, at least."""
         return self.weights.num_bytes
 
-    def runner_over(self, memory: DeviceMemory, arena: ArenaGeometry, room: StepRoom) -> "DeviceRunner":
-        """A runner over the pages of an arena of that size; not warmed up yet.
+    def runner_over(
+        self, memory: DeviceMemory, arena: ArenaGeometry, *, max_rows: int, max_sequences: int
+    ) -> "TritonRunner":
+        """A runner over the pages of an arena of that size, for steps of so many tokens; not warmed up yet.
 
         Raises ValueError if the memory is too small for them.
         """
         from weir.model.triton.batch import TritonLimits  # noqa: PLC0415
-
-        longest = min(self.config.max_context_tokens, arena.max_context_tokens)
-        limits = TritonLimits(room.max_tokens, room.max_sequences, longest)
-        dtype = _DTYPES[self.arithmetic]
-        pages = page_tensor(memory, self.config, arena.num_pages, self.device, dtype)
-        return DeviceRunner(self, pages, limits)
-
-
-class DeviceRunner:
-    """Implements `weir.model.load.Runner`."""
-
-    def __init__(self, weights: DeviceWeights, pages: torch.Tensor, limits: "TritonLimits") -> None:
-        self._weights = weights
-        self._limits = limits
-        self._page_shape = pages.shape[1:]
-        self._runner = self._runner_over(pages, limits)
-        self.pages = DevicePages(pages)
-        """For swapping, in the thread that runs steps."""
-
-    def run(self, plan: StepPlan) -> StepResult:
-        """As `TritonRunner.run`."""
-        return self._runner.run(plan)
-
-    def warm_up(self) -> None:
-        """Compiles every kernel and, on a GPU, captures the graphs of decode steps.
-
-        Pages of the arena may be others' already: none is written, and only page 0 is read, whatever is in it.
-        """
-        _compile_host_sampling()
-        length = min(_WARM_UP_TOKENS, self._limits.max_rows, self._limits.max_context_tokens - 1)
-        table = tuple(range(num_pages_for(length + 1)))
-        dtype = _DTYPES[self._weights.arithmetic]
-        scratch = torch.zeros((len(table), *self._page_shape), dtype=dtype, device=self._weights.device)
-        runner = self._runner_over(scratch, replace(self._limits, max_rows=length, max_sequences=1))
-        greedy = SamplingParams(temperature=0.0)
-        runner.run(StepPlan(0, (ChunkPlan(0, 0, (0,) * length, table, SampleSpec(greedy, 0)),)))
-        runner.run(StepPlan(0, (ChunkPlan(0, length, (0,), table, SampleSpec(greedy, 1)),)))
-        if self._weights.device.type == "cuda":
-            self._runner.capture_decodes()
-
-    def _runner_over(self, pages: torch.Tensor, limits: "TritonLimits") -> "TritonRunner":
         from weir.model.triton.runner import TritonRunner  # noqa: PLC0415
 
-        return TritonRunner(self._weights.config, self._weights.weights, pages, limits)
-
-
-def _compile_host_sampling() -> None:
-    """Of sampling other than greedy or by temperature. It needs numba, which a machine that does without may lack."""
-    try:
-        from weir.model.sampler import compile_kernels  # noqa: PLC0415
-    except ImportError as error:
-        _log.warning("only greedy sampling and sampling by temperature will work, the rest needs numba: %s", error)
-        return
-    compile_kernels()
+        longest = min(self.config.max_context_tokens, arena.max_context_tokens)
+        pages = page_tensor(memory, self.config, arena.num_pages, self.device, _DTYPES[self.arithmetic])
+        return TritonRunner(self.config, self.weights, pages, TritonLimits(max_rows, max_sequences, longest))
 
 
 def start_device(device: Device, num_threads: int) -> None:

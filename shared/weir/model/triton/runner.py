@@ -1,5 +1,6 @@
 """Runs a step's plan on a GPU."""
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -7,8 +8,9 @@ from functools import partial
 import numpy as np
 import torch
 
-from weir.core.logprobs import TokenLogprobs
-from weir.engine.plan import StepPlan, StepResult
+from weir.core.sampling import SamplingParams, TokenLogprobs
+from weir.engine.plan import ChunkPlan, SampleSpec, StepPlan, StepResult
+from weir.kv.geometry import num_pages_for
 from weir.model.architecture import ModelConfig
 from weir.model.rows import SampledRow, ScoredRows, check_logits
 from weir.model.torch.weights import Weights
@@ -22,13 +24,15 @@ from weir.model.triton.batch import (
 )
 from weir.model.triton.decoder import TritonDecoder
 from weir.model.triton.graphs import Capture, DecodeGraphs, cuda_graph_capture, graph_shapes
-from weir.model.triton.upload import StepUpload
-from weir.ops.sampling.launch import sample, sampling_scratch
-from weir.ops.sampling.reference import NOT_A_NUMBER
+from weir.model.triton.memory import DevicePages, StepUpload
+from weir.ops.gpu.sampling import NOT_A_NUMBER, sample, sampling_scratch
+
+_log = logging.getLogger(__name__)
+_WARM_UP_TOKENS = 40
 
 
 class TritonRunner:
-    """Implements `weir.engine.plan.ModelRunner` over pages on a device, as `page_tensor` makes them.
+    """Implements `weir.model.load.Runner` over pages on a device, as `page_tensor` makes them.
 
     Greedy tokens and those by temperature alone are sampled there; the logits of others come to the host.
     """
@@ -46,14 +50,34 @@ class TritonRunner:
         `wait_for_device`: until everything that this thread has launched is done; by default the current stream.
         """
         self._config = config
+        self._weights = weights
         self._limits = limits
-        self._num_pages = len(pages)
+        self._page_tensor = pages
+        self.pages = DevicePages(pages)
+        """For swapping, in the thread that runs steps."""
         self._decoder = TritonDecoder(config, weights, pages, limits)
         self._upload = StepUpload(limits.upload_bytes, pages.device)
         self._scratch = sampling_scratch(limits.max_sequences, config.vocab_size, pages.device)
         self._token_ids = torch.empty(limits.max_sequences, dtype=torch.int32, device=pages.device)
         self._wait_for_device = wait_for_device or partial(_wait_for_stream, pages.device)
         self._graphs: DecodeGraphs | None = None
+
+    def warm_up(self) -> None:
+        """Compiles every kernel and, on a GPU, captures the graphs of decode steps.
+
+        Pages of the arena may be others' already: none is written, and only page 0 is read, whatever is in it.
+        """
+        _compile_host_sampling()
+        length = min(_WARM_UP_TOKENS, self._limits.max_rows, self._limits.max_context_tokens - 1)
+        table = tuple(range(num_pages_for(length + 1)))
+        scratch = self._page_tensor.new_zeros((len(table), *self._page_tensor.shape[1:]))
+        limits = replace(self._limits, max_rows=length, max_sequences=1)
+        runner = TritonRunner(self._config, self._weights, scratch, limits)
+        greedy = SamplingParams(temperature=0.0)
+        runner.run(StepPlan(0, (ChunkPlan(0, 0, (0,) * length, table, SampleSpec(greedy, 0)),)))
+        runner.run(StepPlan(0, (ChunkPlan(0, length, (0,), table, SampleSpec(greedy, 1)),)))
+        if scratch.is_cuda:
+            self.capture_decodes()
 
     def capture_decodes(self, capture: Capture | None = None) -> None:
         """From here on steps of decodes alone are replayed, by default as CUDA graphs. Reads page 0 and writes none."""
@@ -77,7 +101,7 @@ class TritonRunner:
             self._wait_for_device()
 
     def _run(self, plan: StepPlan) -> StepResult:
-        batch = host_batch(plan, self._num_pages, self._config.vocab_size, self._limits)
+        batch = host_batch(plan, len(self._page_tensor), self._config.vocab_size, self._limits)
         token_ids = self._graphs.try_run(batch) if self._graphs is not None else None
         if token_ids is not None:
             return StepResult(_by_slot(token_ids.tolist(), batch.sampled))
@@ -120,6 +144,16 @@ class TritonRunner:
             return logits.cpu().numpy()
 
         return prompt_logprobs(scored, logits_of)
+
+
+def _compile_host_sampling() -> None:
+    """Of sampling other than greedy or by temperature. It needs numba, which a machine that does without may lack."""
+    try:
+        from weir.model.sampler import compile_kernels  # noqa: PLC0415
+    except ImportError as error:
+        _log.warning("only greedy sampling and sampling by temperature will work, the rest needs numba: %s", error)
+        return
+    compile_kernels()
 
 
 def _wait_for_stream(device: torch.device) -> None:

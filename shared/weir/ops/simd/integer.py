@@ -42,9 +42,9 @@ def emit_load_splat(builder: ir.IRBuilder, address: ir.Value, element: ir.Type, 
     return builder.shuffle_vector(first, undefined, emit_int_constant(int_vector(width), 0))
 
 
-def emit_load_half(builder: ir.IRBuilder, address: ir.Value, width: int, isa: InstructionSet) -> ir.Value:
+def emit_load_half(builder: ir.IRBuilder, address: ir.Value, width: int, instruction_set: InstructionSet) -> ir.Value:
     """`width` float16 at an address (i64) as float32, subnormal ones too."""
-    if isa is not InstructionSet.PORTABLE:
+    if instruction_set is not InstructionSet.PORTABLE:
         halves = ir.VectorType(ir.HalfType(), width)
         return builder.fpext(builder.load(builder.inttoptr(address, halves.as_pointer()), align=2), vector_type(width))
     bits = builder.load(builder.inttoptr(address, int_vector(width, 16).as_pointer()), align=2)
@@ -220,9 +220,9 @@ _DOT_PRODUCTS: Mapping[InstructionSet, type[DotProduct]] = {
 }
 
 
-def dot_product(isa: InstructionSet, bits: int) -> DotProduct:
-    """How `isa` sums products of weights of 4 or 8 bits."""
-    return _DOT_PRODUCTS[isa](bits)
+def dot_product(instruction_set: InstructionSet, bits: int) -> DotProduct:
+    """How `instruction_set` sums products of weights of 4 or 8 bits."""
+    return _DOT_PRODUCTS[instruction_set](bits)
 
 
 def _first_lanes(builder: ir.IRBuilder, width: int, count: ir.Value) -> ir.Value:

@@ -4,7 +4,6 @@ numba keys a cached kernel by its own source file alone; a kernel here also depe
 on the instruction set chosen at start. So the cache lies in a folder whose name is made of all of that.
 """
 
-import fcntl
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,18 +16,20 @@ import numba
 import xxhash
 from numba.extending import intrinsic
 
+from weir.core.file_lock import file_lock
 from weir.ops.simd.features import instruction_set
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_OPS_ROOT = Path(__file__).parents[1]
-_NOT_FOR_CPUS = frozenset({"kernel.py", "launch.py", "reference.py"})
+_COMPILING_TIMEOUT_S = 900.0
+
+_ROOMS = Path(__file__).parents[2]
+_COMPILED = ("ops/cpu", "ops/simd", "model/cpu")
 
 
 def kernel_sources() -> list[Path]:
     """All that compiled kernels depend on: the ops of CPUs, and the forward pass that puts them together."""
-    ops = (source for source in _OPS_ROOT.rglob("*.py") if source.name not in _NOT_FOR_CPUS)
-    return sorted([*ops, *(_OPS_ROOT.parent / "model" / "cpu").glob("*.py")])
+    return sorted(source for folder in _COMPILED for source in (_ROOMS / folder).glob("*.py"))
 
 
 @cache
@@ -36,7 +37,7 @@ def kernel_cache_directory() -> Path:
     """`$WEIR_CACHE/kernels/<instruction set>-<digest>`, by default in `~/.cache/weir`; of sources and compiler."""
     digest = xxhash.xxh3_64(f"{numba.__version__} {llvmlite.__version__}".encode())
     for source in kernel_sources():
-        digest.update(str(source.relative_to(_OPS_ROOT.parent)).encode() + b"\0" + source.read_bytes())
+        digest.update(str(source.relative_to(_ROOMS)).encode() + b"\0" + source.read_bytes())
     root = Path(os.environ.get("WEIR_CACHE") or Path.home() / ".cache" / "weir")
     return root / "kernels" / f"{instruction_set()}-{digest.hexdigest()}"
 
@@ -45,12 +46,12 @@ def kernel_cache_directory() -> Path:
 def compiling_alone() -> Iterator[None]:
     """Of several processes that start at once, the first compiles and the others then find everything in the cache.
 
-    numba's own files would survive it otherwise, but not always with every kernel under its own name.
+    numba's own files would survive it otherwise, but not always with every kernel under its own name. Raises
+    StillLocked when another process has been compiling for too long.
     """
     directory = kernel_cache_directory()
     directory.mkdir(parents=True, exist_ok=True)
-    with (directory / "lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with file_lock(directory / "lock", "compiling kernels", timeout_s=_COMPILING_TIMEOUT_S):
         yield
 
 

@@ -18,16 +18,19 @@ import numpy as np
 import numpy.typing as npt
 
 from weir.policy.predictors.features import PromptFeatures
-from weir.policy.predictors.forest import Forest
-from weir.policy.predictors.predictor import Head, Predictor, PredictorFileError, PredictorInfo
-from weir.policy.predictors.ranker import Ranker
+from weir.policy.predictors.predictor import Arrays, Forest, Head, Predictor, PredictorInfo, Ranker
 from weir.policy.predictors.token_table import table_from_arrays
 
 FORMAT = "weir-predictor"
 VERSION = 1
 _MAX_BYTES = 1 << 28
 
-Arrays = Mapping[str, npt.NDArray[Any]]
+
+class PredictorFileError(Exception):
+    """A file is not a predictor of this version, or is damaged; the message names the file and the reason."""
+
+    def __init__(self, path: Path, problem: str) -> None:
+        super().__init__(f"{path}: {problem}; make one with `weir train-predictor`")
 
 
 def save_predictor(path: Path, predictor: Predictor) -> None:
@@ -108,14 +111,4 @@ def _part(arrays: Arrays, part: str) -> dict[str, npt.NDArray[Any]]:
     return {name.removeprefix(f"{part}."): array for name, array in arrays.items() if name.startswith(f"{part}.")}
 
 
-def _forest(arrays: Arrays) -> Forest:
-    names = ("feature", "threshold", "left", "right", "value", "roots")
-    parts: dict[str, Any] = {name: arrays[name] for name in names}
-    return Forest(**parts, num_features=int(arrays["num_features"]))
-
-
-def _ranker(arrays: Arrays) -> Ranker:
-    return Ranker(*(arrays[name] for name in ("means", "deviations", "w1", "b1", "w2", "score_knots", "token_knots")))
-
-
-_HEADS: Mapping[str, Callable[[Arrays], Head]] = {"ranking": _ranker, "forest": _forest}
+_HEADS: Mapping[str, Callable[[Arrays], Head]] = {kind.kind: kind.from_arrays for kind in (Ranker, Forest)}

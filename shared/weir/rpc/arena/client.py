@@ -12,15 +12,14 @@ from typing import TypeVar
 import grpc
 import grpc.aio
 
-from weir.core.attempt import Attempt
 from weir.core.errors import DeadlineExceeded, InternalError, Unavailable
+from weir.core.life import Attempt
 from weir.core.trace_context import inject
 from weir.kv.arena.segment import Segment
 from weir.kv.memory.device import ArenaMemory
 from weir.kv.memory.server import OpenMemory
 from weir.kv.messages import Acquired, HandedOff, HandOffReceipt, PageChain, PrefixMatch
-from weir.rpc.arena.holdings import Holdings
-from weir.rpc.arena.lease_stream import LeaseStream
+from weir.rpc.arena.lease_stream import Holdings, LeaseStream
 from weir.rpc.channel import make_channel
 from weir.rpc.conversions import attempt_to_pb
 from weir.rpc.errors import from_rpc_error

@@ -2,6 +2,8 @@
 
 import asyncio
 import signal
+import socket
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +13,10 @@ from weir.core.clock import SystemClock
 from weir.core.errors import NotFound, WeirError
 from weir.core.process import ProcessIdentity
 from weir.runtime.config import check_instance
-from weir.runtime.descriptors import find_shortage, raise_descriptor_limit
+from weir.runtime.process_tuning import find_shortage, raise_descriptor_limit
 from weir.runtime.stack.leftovers import Removed, remove_leftovers
 from weir.runtime.stack.paths import InstanceBusy, InstancePaths, find_instances
 from weir.runtime.stack.plan import LOOPBACK, StackConfig, StackPlan, default_instance, plan_stack
-from weir.runtime.stack.ports import check_free, find_free_port
 from weir.runtime.stack.processes import all_tagged, find_tagged, is_running, send_signal
 from weir.runtime.stack.state import try_read_state
 from weir.runtime.stack.supervised import StartPolicy
@@ -25,10 +26,17 @@ _POLL_S = 0.05
 _LOCK_S = 5.0
 _NUM_OWN_DESCRIPTORS = 64  # of a supervisor that watches nobody
 _STOP_LIMIT_S = 30.0  # of a supervisor that has not written its state yet
+# Below the kernel's range for outgoing connections: a server that is restarted must find its port free again.
+_FIRST_PORT = 14_000
+_NUM_PORTS = 16_000
 
 
 class CannotStart(WeirError):
     """Nothing was started; says what is in the way."""
+
+
+class PortBusy(WeirError):
+    """Somebody listens there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +63,10 @@ async def run_stack(config: StackConfig, reporter: Reporter, environ: Mapping[st
         reporter.warn(shortage)
 
     def make_plan() -> StackPlan:
-        check_free(config.host, config.grpc_port, "--grpc-port")
-        check_free(config.host, config.http_port, "--http-port")
+        _check_free(config.host, config.grpc_port, "--grpc-port")
+        _check_free(config.host, config.http_port, "--http-port")
         try:
-            plan = plan_stack(config, find_free_port(LOOPBACK, config.instance_name))
+            plan = plan_stack(config, _find_free_port(LOOPBACK, config.instance_name))
         except (NatsServerMissing, ValueError) as error:
             raise CannotStart(str(error)) from error
         config.paths.make_admin_key()
@@ -107,7 +115,7 @@ async def end_instance(paths: InstancePaths, *, timeout_s: float | None = None) 
         state = try_read_state(paths.state_file)
         own_limit_s = _STOP_LIMIT_S if state is None else state.stop_limit_s
         deadline_s = clock.now_s() + (own_limit_s if timeout_s is None else timeout_s)
-        # Polled: the exit of a process that is not a child tells nobody.
+        # Polled: the exit of a process that is not a child wakes nobody.
         while is_running(supervisor) and clock.now_s() < deadline_s:  # noqa: ASYNC110
             await asyncio.sleep(_POLL_S)
         send_signal(supervisor, signal.SIGKILL)
@@ -153,3 +161,32 @@ def choose_instance(runtime_dir: Path, instance: str, grpc_port: int | None) -> 
         raise NotFound("instance", f"several instances run: {', '.join(names)}; say which with --instance")
     name = names[0] if len(names) == 1 else default_instance(StackConfig.grpc_port)
     return InstancePaths(runtime_dir.resolve() / name)
+
+
+def _is_free(host: str, port: int) -> bool:
+    """Whether a server could listen there now."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        # As servers do: connections of an earlier server that linger in TIME_WAIT do not count.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host.strip("[]"), port))
+        except OSError:
+            return False
+    return True
+
+
+def _check_free(host: str, port: int, flag: str) -> None:
+    """Raises PortBusy, naming the flag that chooses another port."""
+    if not _is_free(host, port):
+        raise PortBusy(f"{flag} {port}: in use on {host}, or not allowed; stop what listens there, or choose another")
+
+
+def _find_free_port(host: str, name: str) -> int:
+    """A free port, the same one for the same name as long as it is free, so that two names seldom want the same."""
+    start = zlib.crc32(name.encode())
+    for offset in range(_NUM_PORTS):
+        port = _FIRST_PORT + (start + offset) % _NUM_PORTS
+        if _is_free(host, port):
+            return port
+    raise PortBusy(f"no free port on {host} from {_FIRST_PORT} to {_FIRST_PORT + _NUM_PORTS}")

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from weir.core.api_key import make_key
+from weir.core.credentials import make_key
 from weir.core.errors import WeirError
 from weir.core.process import ProcessIdentity, own_identity
 from weir.runtime.address import UNFINISHED_SOCKETS

@@ -7,18 +7,23 @@ from pathlib import Path
 from typing import Literal
 
 from weir.bus.server import nats_server_command
+from weir.core.credentials import masked_url
 from weir.core.device import DEVICE_HELP, PRECISION_HELP, check_precision
-from weir.core.urls import masked_url
+from weir.core.fields import check_range
 from weir.runtime.config import (
+    LOAD_HELP,
+    MODEL_HELP,
+    MODEL_SHAPE_HELP,
     NATS_SCHEMES,
     OTLP_SCHEMES,
     check_instance,
     check_listen,
+    check_load,
     check_url,
     default_runtime_dir,
+    model_reference,
     setting,
 )
-from weir.runtime.model_choice import LOAD_HELP, MODEL_HELP, MODEL_SHAPE_HELP, check_load, model_reference
 from weir.runtime.stack.paths import InstancePaths
 from weir.runtime.stack.readiness import GrpcProbe, NatsProbe, Probe
 from weir.wire.v1 import arena_pb2, inference_pb2, worker_pb2
@@ -45,6 +50,7 @@ _HEALTH_NAMES = {
     "scheduler": "",
 }
 _MAX_WORKERS = 64
+_MAX_SCHEDULERS = 4
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,7 @@ class StackConfig:
 
     prefill: int = setting(1, "Number of prefill workers. 0: decode workers serve alone.")
     decode: int = setting(1, "Number of decode workers.")
+    schedulers: int = setting(1, "Number of schedulers: one leads, the others stand by.")
     model: str = setting("smollm2-135m", MODEL_HELP)
     load: Literal["files", "dummy"] = setting("files", LOAD_HELP)
     model_shape: str = setting("", MODEL_SHAPE_HELP)
@@ -80,12 +87,11 @@ class StackConfig:
     def __post_init__(self) -> None:
         if self.instance:
             check_instance(self.instance)
-        for name, smallest in (("prefill", 0), ("decode", 1)):
-            if not smallest <= getattr(self, name) <= _MAX_WORKERS:
-                raise ValueError(f"{name} {getattr(self, name)}: must be in [{smallest}, {_MAX_WORKERS}]")
-        for name in ("http_port", "grpc_port"):
-            if not 1 <= getattr(self, name) <= 65535:
-                raise ValueError(f"{name} {getattr(self, name)}: must be in [1, 65535]")
+        check_range(self, "prefill", 0, _MAX_WORKERS)
+        check_range(self, "decode", 1, _MAX_WORKERS)
+        check_range(self, "schedulers", 1, _MAX_SCHEDULERS)
+        check_range(self, "http_port", 1, 65535)
+        check_range(self, "grpc_port", 1, 65535)
         if self.http_port == self.grpc_port:
             raise ValueError(f"http_port {self.http_port}: is also the grpc_port; they must differ")
         if self.arena_bytes < 0:
@@ -98,10 +104,8 @@ class StackConfig:
         check_precision(self.precision, self.device)
         if self.max_context_tokens < 0:
             raise ValueError(f"max_context_tokens {self.max_context_tokens}: must not be negative")
-        if not 0 <= self.grace_s <= 600:
-            raise ValueError(f"grace_s {self.grace_s}: must be in [0, 600]")
-        if not 1 <= self.start_timeout_s <= 3600:
-            raise ValueError(f"start_timeout_s {self.start_timeout_s}: must be in [1, 3600]")
+        check_range(self, "grace_s", 0, 600)
+        check_range(self, "start_timeout_s", 1, 3600)
 
     @property
     def instance_name(self) -> str:
@@ -168,7 +172,8 @@ def _plan_processes(config: StackConfig, nats_url: str, nats_port: int) -> list[
     arena_size = ("--arena-bytes", str(config.arena_bytes)) if config.arena_bytes else ()
     specs = [] if config.nats else [_nats_spec(config, nats_port)]
     specs.append(_service_spec(config, nats_url, "transfer", 0, arena, (*arena_size, *context)))
-    specs.append(_service_spec(config, nats_url, "scheduler", 0, f"{LOOPBACK}:0", _scheduler_flags(config)))
+    for index in range(config.schedulers):
+        specs.append(_service_spec(config, nats_url, "scheduler", index, f"{LOOPBACK}:0", _scheduler_flags(config)))
     for role, number in (("prefill", config.prefill), ("decode", config.decode)):
         for index in range(number):
             specs.append(_service_spec(config, nats_url, role, index, f"{LOOPBACK}:0", worker_flags))

@@ -62,7 +62,7 @@ async def _wait_gone(identities: list[ProcessIdentity], limit_s: float) -> list[
     clock = SystemClock()
     deadline_s = clock.now_s() + limit_s
     left = identities
-    # Polled: the exit of a process that is not a child tells nobody.
+    # Polled: the exit of a process that is not a child wakes nobody.
     while (left := [identity for identity in left if is_running(identity)]) and clock.now_s() < deadline_s:  # noqa: ASYNC110
         await asyncio.sleep(_POLL_S)
     return left

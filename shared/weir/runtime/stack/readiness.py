@@ -43,11 +43,11 @@ class GrpcProbe:
 
     def _try_read_address(self, pid: int) -> str | None:
         try:
-            facts = json.loads(self._ready_file.read_text())
+            fields = json.loads(self._ready_file.read_text())
         except FileNotFoundError:
             return None
         # Another pid: left by an earlier process of the same name.
-        return str(facts["address"]) if facts["pid"] == pid else None
+        return str(fields["address"]) if fields["pid"] == pid else None
 
 
 class NatsProbe:

@@ -11,29 +11,31 @@ A start that the machine refuses (no process, no descriptor, no room on the disk
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
-from weir.core.backoff import Backoff
-from weir.core.clock import Clock, SystemClock
+from weir.core.clock import Backoff, Clock, SystemClock
 from weir.core.errors import WeirError
 from weir.core.process import ProcessIdentity
-from weir.runtime.stack.logfile import last_lines, open_for_child, rotate, trim
 from weir.runtime.stack.plan import ProcessSpec
 from weir.runtime.stack.processes import try_identify
 from weir.runtime.stack.state import ProcessPhase, ProcessState
 
 _EXIT_USAGE = 2
 _KILL_S = 5.0
+MAX_LOG_BYTES = 16 * 1024 * 1024
+_TAIL_BYTES = 16 * 1024
 
 Shortage = OSError | RuntimeError
 """What the machine refuses; RuntimeError is how Python says that it can start no thread."""
 
 
 class ProcessFailed(WeirError):
-    """A process could not be brought up; says which, how it ended, and what it said last."""
+    """A process could not be brought up; says which, how it ended, and what it logged last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ class SupervisedProcess:
         self._environ = dict(environ)
         self._on_change = on_change
         self._on_trouble = on_trouble
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._clock = clock or SystemClock()
         self._backoff = Backoff(policy.first_backoff_s, policy.max_backoff_s)
         self._process: asyncio.subprocess.Process | None = None
@@ -128,7 +130,10 @@ class SupervisedProcess:
         self._stopping.set()
 
     async def stop(self, limit_s: float) -> None:
-        """SIGTERM, and SIGKILL after `limit_s`. `run` then returns; may be called again, with less time."""
+        """SIGTERM, and SIGKILL after `limit_s`; may be called again, with less time.
+
+        `run` then returns, unless the process waits for something in the kernel that no signal ends.
+        """
         self.end_restarts()
         process = self._process
         if process is None or process.returncode is not None:
@@ -140,7 +145,8 @@ class SupervisedProcess:
             await asyncio.wait_for(process.wait(), limit_s)
         except TimeoutError:
             self.kill()
-            await asyncio.wait_for(process.wait(), _KILL_S)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), _KILL_S)
 
     def kill(self) -> None:
         """SIGKILL at once."""
@@ -187,7 +193,7 @@ class SupervisedProcess:
         try:
             self._identity = try_identify(self._process.pid)
         except OSError as error:  # it runs all the same, and carries the tag of its instance
-            self._tell_once(f"{self.spec.name}: its start time cannot be read", error)
+            self._report_once(f"{self.spec.name}: its start time cannot be read", error)
         if self._stopping.is_set():  # asked while the process was being made: it has nothing to end in order
             self.kill()
         self._enter("starting")
@@ -195,7 +201,7 @@ class SupervisedProcess:
 
     async def _watch(self, pid: int) -> None:
         """Waits until the process is ready, then keeps its log small, until cancelled."""
-        # Polled: nothing tells when another process has written a file or listens on a port.
+        # Polled: no event shows when another process has written a file or listens on a port.
         while (address := await self._try_reach(pid)) is None:  # noqa: ASYNC110
             await asyncio.sleep(self._policy.probe_interval_s)
         self._address = address
@@ -208,18 +214,18 @@ class SupervisedProcess:
             try:
                 await asyncio.to_thread(trim, self.spec.log_path)
             except (OSError, RuntimeError) as error:
-                self._tell_once(f"{self.spec.log_path} cannot be kept small", error)
+                self._report_once(f"{self.spec.log_path} cannot be kept small", error)
 
     async def _try_reach(self, pid: int) -> str | None:
         try:
             return await self.spec.probe.try_reach(pid)
         except OSError as error:
-            self._tell_once(f"{self.spec.name} cannot be asked whether it is ready", error)
+            self._report_once(f"{self.spec.name} cannot be asked whether it is ready", error)
             return None
 
-    def _tell_once(self, what: str, error: Shortage) -> None:
-        if what not in self._told:
-            self._told.add(what)
+    def _report_once(self, what: str, error: Shortage) -> None:
+        if what not in self._reported:
+            self._reported.add(what)
             self._on_trouble(what, error)
 
     def _enter(self, phase: ProcessPhase) -> None:
@@ -235,3 +241,36 @@ class SupervisedProcess:
         return "\n  ".join(
             [f"{self.spec.name} ended with {ended}{tries}; its last words in {self.spec.log_path}:", *lines]
         )
+
+
+def rotate(path: Path) -> None:
+    """Puts the log of the last start aside as `.1`; only for a log that nobody writes to."""
+    if path.exists():
+        path.replace(path.with_name(f"{path.name}.1"))
+
+
+def open_for_child(path: Path) -> int:
+    """A descriptor to hand to a process. Appending, so that `trim` can empty the file under its writer."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+
+def trim(path: Path, max_bytes: int = MAX_LOG_BYTES) -> bool:
+    """Copies a log that is too long to `.1` and empties it. Lines written in between are lost."""
+    try:
+        if path.stat().st_size <= max_bytes:
+            return False
+        shutil.copyfile(path, path.with_name(f"{path.name}.1"))
+        os.truncate(path, 0)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def last_lines(path: Path, num_lines: int = 15) -> list[str]:
+    """The end of a log; empty if there is none."""
+    try:
+        with path.open("rb") as log:
+            log.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            return log.read().decode(errors="replace").splitlines()[-num_lines:]
+    except FileNotFoundError:
+        return []

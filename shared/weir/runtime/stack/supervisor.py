@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from weir.core.errors import WeirError
 from weir.core.process import own_identity
+from weir.core.tasks import end_tasks
 from weir.runtime.stack.leftovers import Removed, remove_leftovers
 from weir.runtime.stack.plan import IDLE_GRACE_S, STOP_ORDER, StackPlan
 from weir.runtime.stack.processes import tag
@@ -17,6 +18,7 @@ from weir.runtime.stack.supervised import Shortage, StartPolicy, SupervisedProce
 
 # What a service may take beyond its grace period to stop in order, before it is killed.
 _STOP_MARGIN_S = 6.0
+_LAST_EXITS_S = 5.0
 
 
 class NotReadyInTime(WeirError):
@@ -37,7 +39,7 @@ class Reporter(Protocol):
         ...
 
     def state_not_written(self, path: str, error: OSError) -> None:
-        """Others do not find the stack by its name while that is so; told once."""
+        """Others do not find the stack by its name while that is so; reported once."""
         ...
 
     def stack_ready(self, endpoints: Mapping[str, str], after_s: float) -> None: ...
@@ -67,7 +69,7 @@ class Supervisor:
         self._identity = own_identity()
         self._asked_to_stop = asyncio.Event()
         self._hurry = asyncio.Event()
-        # gRPC's own INFO lines tell of every connection that ends.
+        # gRPC's own INFO lines name every connection that ends.
         tags = tag(plan.paths.folder, self._identity)
         tagged = {"GRPC_VERBOSITY": "ERROR", **environ, **tags, "PYTHONUNBUFFERED": "1"}
         start_policy = policy or StartPolicy()
@@ -129,13 +131,13 @@ class Supervisor:
             process.restart_for_ever()
         self._phase = "ready"
         self._write_state()
-        self._tell(lambda: self._reporter.stack_ready(self._plan.endpoints, time.time() - self._started_at))
+        self._report(lambda: self._reporter.stack_ready(self._plan.endpoints, time.time() - self._started_at))
         await self._first_of(asyncio.create_task(self._asked_to_stop.wait()))
 
     async def _stop(self) -> None:
         """Stage by stage, each bounded; a second signal cuts all of them short."""
         self._phase = "stopping"
-        self._tell(self._reporter.stopping)
+        self._report(self._reporter.stopping)
         for process in self._processes:
             process.end_restarts()
         hurrying = asyncio.create_task(self._kill_when_hurried())
@@ -143,12 +145,19 @@ class Supervisor:
             for number, roles in enumerate(STOP_ORDER):
                 stage = [process for process in self._processes if process.spec.role in roles]
                 await asyncio.gather(*(process.stop(self._stage_limit_s(number)) for process in stage))
-            await asyncio.gather(*self._running, return_exceptions=True)
+            await self._wait_exits()
         finally:
             hurrying.cancel()
             with suppress(asyncio.CancelledError):
                 await hurrying
         await remove_leftovers(self._plan.paths, term_s=0.0)
+
+    async def _wait_exits(self) -> None:
+        """What does not exit although it was killed is left to `remove_leftovers`, which kills it again or names it."""
+        if self._running:
+            done, stuck = await asyncio.wait(self._running, timeout=_LAST_EXITS_S)
+            await asyncio.gather(*done, return_exceptions=True)
+            await end_tasks(stuck)
 
     async def _kill_when_hurried(self) -> None:
         await self._hurry.wait()
@@ -167,19 +176,19 @@ class Supervisor:
         self._write_state()
         state, error = process.state, process.start_error
         if state.phase == "ready":
-            self._tell(lambda: self._reporter.process_ready(state.name, time.time() - state.started_at))
+            self._report(lambda: self._reporter.process_ready(state.name, time.time() - state.started_at))
         elif state.phase == "restarting" and error is not None:
             self._on_trouble(f"{state.name} could not be started", error)
         elif state.phase == "restarting":
-            self._tell(lambda: self._reporter.process_died(state.name, state.log_path))
+            self._report(lambda: self._reporter.process_died(state.name, state.log_path))
 
     def _on_trouble(self, what: str, error: Shortage) -> None:
-        self._tell(lambda: self._reporter.warn(f"{what} ({error}); trying again"))
+        self._report(lambda: self._reporter.warn(f"{what} ({error}); trying again"))
 
-    def _tell(self, say: Callable[[], None]) -> None:
-        """What cannot be said, on a full disk or a terminal that is gone, ends nothing and leaves nobody running."""
+    def _report(self, report: Callable[[], None]) -> None:
+        """A full disk, or a terminal that is gone, ends nothing and leaves nobody running."""
         with suppress(OSError):
-            say()
+            report()
 
     def _write_state(self) -> None:
         state = StackState(
@@ -197,7 +206,7 @@ class Supervisor:
         except OSError as caught:  # a full disk, or a folder that was cleaned away: the processes still have to end
             error = caught
             if self._is_state_written:
-                self._tell(lambda: self._reporter.state_not_written(str(self._plan.paths.state_file), error))
+                self._report(lambda: self._reporter.state_not_written(str(self._plan.paths.state_file), error))
             self._is_state_written = False
         else:
             self._is_state_written = True

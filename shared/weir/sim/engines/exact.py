@@ -8,12 +8,11 @@ from weir.engine.messages import Arrival, Failure, PageBundle, PagesWanted, Sequ
 from weir.engine.plan import StepPlan, StepResult
 from weir.sim.request_state import LAST_TOKEN, TOKEN, RequestStates, SimRequestState
 from weir.sim.timeline import Timeline, ns_of_ms
-from weir.sim.workers.arrival import SimArrival
-from weir.sim.workers.worker import SimWorker, WorkerListener
+from weir.sim.worker import SimArrival, SimWorker, WorkerListener
 
 
 class ExactEngine:
-    """Implements `weir.sim.workers.worker.Engine`. `owns_memory`: no other worker uses the memory, and it
+    """Implements `weir.sim.worker.Engine`. `owns_memory`: no other worker uses the memory, and it
     keeps no prefixes, so all of it is in the batcher's pool."""
 
     def __init__(
@@ -44,8 +43,11 @@ class ExactEngine:
         self._batcher.add(arrival.for_batcher(self._memory))
 
     def go_on(self, arrival: Arrival, num_passed_over: int) -> None:
-        """With a sequence that is half done; its prompt got nothing in so many steps before."""
+        """With a sequence that has begun in this worker; its prompt got nothing in so many steps before."""
+        counters = self._batcher.counters
+        num_taken_over = counters.taken_over
         self._batcher.add(arrival)
+        counters.taken_over = num_taken_over  # it comes from no other worker
         key = SequenceKey(arrival.params.request_id, arrival.params.attempt)
         self._batcher.note_passed_over(key, num_passed_over)
 

@@ -2,22 +2,20 @@
 
 While there are pages for all, one lane, no policy's gate or step budget, and sequences that all join as they come, a
 batch needs no looking through: every sequence that decodes samples one token a step, so it is known in advance in which
-step it ends and when it needs a page. What comes out is what comes of `LocalBatcher` and `DecodeBatcher`, to the
-nanosecond: a test runs both. `weir.sim.engines.switching` goes over to the real batcher before that ends.
+step it ends and when it needs a page. What comes out is what comes of a `RunningBatcher`, to the nanosecond: a test
+runs both. Before that ends another engine goes on, with the real batcher.
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from weir.engine.messages import Failure, PageBundle
-from weir.sim.engines.fast_batch import FastBatch
-from weir.sim.engines.fast_rows import FastRow, plan_prompts, step_ns
-from weir.sim.memory.page_memory import PlainMemory
+from weir.sim.engines.fast_batch import FastBatch, FastRow, plan_prompts, step_ns
+from weir.sim.memory import PlainMemory
 from weir.sim.request_state import SimRequestState
 from weir.sim.spec import PoolSpec
 from weir.sim.timeline import Timeline
-from weir.sim.workers.arrival import SimArrival
-from weir.sim.workers.worker import WorkerListener
+from weir.sim.worker import Engine, SimArrival, WorkerListener
 
 _COUNTED = (
     "steps",
@@ -34,11 +32,19 @@ _COUNTED = (
 
 
 class FastEngine:
-    """Implements `weir.sim.workers.worker.Engine`. Pages are only counted; those of a hand-off have ids."""
+    """Implements `weir.sim.worker.Engine`. Pages are only counted; those of a hand-off have ids."""
 
     def __init__(
-        self, pool: PoolSpec, memory: PlainMemory, worker_index: int, timeline: Timeline, listener: WorkerListener
+        self,
+        pool: PoolSpec,
+        memory: PlainMemory,
+        worker_index: int,
+        timeline: Timeline,
+        listener: WorkerListener,
+        go_exact: "Callable[[FastEngine], Engine] | None",
     ) -> None:
+        """`go_exact`: hands everything to an engine that the worker drives from then on, when pages may run short; None
+        where the memory raises MemoryIsTight instead."""
         self.busy_ns = 0
         self.max_step_tokens = pool.max_num_batched_tokens
         self._cost = pool.profile.step
@@ -48,6 +54,7 @@ class FastEngine:
         self._worker_index = worker_index
         self._timeline = timeline
         self._listener = listener
+        self._go_exact = go_exact
         self._rows: dict[SimRequestState, FastRow] = {}
         self._waiting: deque[FastRow] = deque()
         self._prompts: list[FastRow] = []
@@ -80,7 +87,7 @@ class FastEngine:
         return None
 
     @property
-    def has_room(self) -> bool:
+    def _has_room(self) -> bool:
         """Whether the next step can be decided here: whoever may join, and all that grow, get their pages."""
         num_pages = len(self._rows) + sum(row.num_prompt_pages for row in self._waiting if row.arrival.slot is None)
         return self._memory.num_free_pages >= num_pages
@@ -125,6 +132,8 @@ class FastEngine:
 
     def begin_step(self) -> int | None:
         """Raises MemoryIsTight."""
+        if self._go_exact is not None and not self._has_room:
+            return self._go_exact(self).begin_step()
         batch = self._batch
         while self._waiting and len(self._rows) - len(self._waiting) < self._max_running:
             self._join(self._waiting.popleft())
@@ -195,7 +204,8 @@ class FastEngine:
         """Nanoseconds of a step that computes prompts too."""
         batch = self._batch
         self._chunks = plan_prompts(self._prompts, self.max_step_tokens - batch.num_rows, self._chunk_tokens)
-        return step_ns(self._cost, self._chunks, batch.num_rows, batch.num_context_tokens)
+        parts = ((row.num_computed, num_tokens) for row, num_tokens in self._chunks)
+        return step_ns(self._cost, parts, batch.num_rows, batch.num_context_tokens)
 
     def _report_tokens(self, ending: list[FastRow]) -> int:
         """Of those whose token is more than the next of many: decodes in order, then prompts. How many decodes are

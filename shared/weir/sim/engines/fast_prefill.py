@@ -10,12 +10,11 @@ from dataclasses import dataclass
 
 from weir.engine.messages import Failure, HandOffReady, PageBundle, SequenceEnded
 from weir.kv.geometry import num_pages_for
-from weir.sim.engines.fast_rows import step_ns
-from weir.sim.memory.page_memory import PlainMemory
+from weir.sim.engines.fast_batch import step_ns
+from weir.sim.memory import PlainMemory
 from weir.sim.request_state import SimRequestState
 from weir.sim.spec import PoolSpec
-from weir.sim.workers.arrival import SimArrival
-from weir.sim.workers.worker import SimWorker, WorkerListener
+from weir.sim.worker import SimArrival, SimWorker, WorkerListener
 
 _NO_SLOT = -1
 _COUNTED: tuple[str, ...] = ("steps", "prefill_steps", "prompt_tokens_computed", "tokens_generated", "handed_off")
@@ -37,7 +36,7 @@ class FastPrompt:
 
 
 class FastPrefill:
-    """Implements `weir.sim.workers.worker.Engine`."""
+    """Implements `weir.sim.worker.Engine`."""
 
     def __init__(self, worker: SimWorker, pool: PoolSpec, memory: PlainMemory, listener: WorkerListener) -> None:
         self.busy_ns = 0
@@ -95,7 +94,7 @@ class FastPrefill:
         if not self._computing:
             return None
         self._chunks = self._plan()
-        duration_ns = step_ns(self._cost, self._chunks)
+        duration_ns = step_ns(self._cost, ((prompt.num_computed, num_tokens) for prompt, num_tokens in self._chunks))
         self._counts["steps"] += 1
         self.busy_ns += duration_ns
         return duration_ns

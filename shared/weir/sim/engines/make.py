@@ -4,22 +4,22 @@ import math
 from dataclasses import dataclass
 
 from weir.engine.batching.batcher import Batcher, BatchLimits
-from weir.engine.batching.joining import Batching
+from weir.engine.batching.own_rules import Batching
 from weir.engine.batching.prefill import PrefillBatcher
 from weir.engine.batching.running import RunningBatcher, RunningSettings
 from weir.engine.memory.pages import PagePool
-from weir.kv.arena.watermark import watermark_pages
+from weir.engine.messages import Arrival
+from weir.kv.geometry import num_pages_for, watermark_pages
 from weir.policy.registry import PolicySpec
 from weir.sim.engines.exact import ExactEngine
 from weir.sim.engines.fast import FastEngine
+from weir.sim.engines.fast_batch import FastRow
 from weir.sim.engines.fast_prefill import FastPrefill
-from weir.sim.engines.switching import SwitchingEngine
-from weir.sim.memory.locations import Location
-from weir.sim.memory.page_memory import PlainMemory
-from weir.sim.request_state import VOCAB_SIZE, RequestStates
+from weir.sim.memory import Location, PlainMemory
+from weir.sim.request_state import TOKEN, VOCAB_SIZE, RequestStates
 from weir.sim.spec import PoolSpec, SystemSpec
 from weir.sim.timeline import Timeline
-from weir.sim.workers.worker import Engine, SimWorker, WorkerListener
+from weir.sim.worker import Engine, SimWorker, WorkerListener
 
 _NEVER_STALLED_S = 1e9
 """A simulated sequence that waits for pages waits on; what that costs is to be seen in its latency."""
@@ -53,12 +53,21 @@ class EngineMaker:
             return make_exact()
         if pool.role == "prefill":
             return FastPrefill(worker, pool, memory, listener)
-        fast = FastEngine(pool, memory, worker.index, self.timeline, listener)
+        go_exact = None
         if pool.role == "local":
-            return SwitchingEngine(worker, memory, fast, make_exact)
-        # More than a real batcher ever holds beyond what is in use: a page for each that decodes, and its watermark.
-        memory.keep_spare(pool.max_num_seqs + 3 * watermark_pages(memory.num_pages))
-        return fast
+
+            def go_exact(fast: FastEngine) -> Engine:
+                moved = _taken_from(fast, worker, memory)
+                exact = make_exact()
+                for arrival, num_passed_over in moved:
+                    exact.go_on(arrival, num_passed_over)
+                worker.drive(exact)
+                return exact
+
+        else:
+            # More than a real batcher ever holds beyond what is in use: a page for each that decodes, its watermark.
+            memory.keep_spare(pool.max_num_seqs + 3 * watermark_pages(memory.num_pages))
+        return FastEngine(pool, memory, worker.index, self.timeline, listener, go_exact)
 
     def _may_be_fast(self, pool: PoolSpec) -> bool:
         """As far as it depends on the pool, and there is no more than one lane."""
@@ -74,11 +83,6 @@ class EngineMaker:
         return is_plain and is_continuous and is_alone
 
     def _batcher(self, location: Location) -> Batcher:
-        batcher = self._new_batcher(location)
-        batcher.set_policy(self.policy.make())
-        return batcher
-
-    def _new_batcher(self, location: Location) -> Batcher:
         pool, memory = location.pool, location.memory
         limits = BatchLimits(
             max_num_seqs=pool.max_num_seqs,
@@ -90,11 +94,48 @@ class EngineMaker:
             target_step_s=pool.target_step_ms / 1e3 or math.inf,
         )
         if location.owns_memory:
-            page_pool = PagePool(reserve_pages=memory.num_pages, reserve_slots=len(memory.records))
+            page_pool = PagePool(watermark_pages=memory.num_pages, watermark_slots=len(memory.records))
         else:
-            page_pool = PagePool(reserve_pages=watermark_pages(memory.num_pages), reserve_slots=0)
+            page_pool = PagePool(watermark_pages=watermark_pages(memory.num_pages), watermark_slots=0)
         open_log = memory.records.__getitem__
+        batcher: Batcher
         if pool.role == "prefill":
-            return PrefillBatcher(limits, page_pool, open_log)
-        settings = RunningSettings(self.spec.join, self.spec.preemption, num_arena_pages=memory.num_pages)
-        return RunningBatcher(limits, page_pool, open_log, settings)
+            batcher = PrefillBatcher(limits, page_pool, open_log)
+        else:
+            settings = RunningSettings(self.spec.join, self.spec.preemption, num_arena_pages=memory.num_pages)
+            batcher = RunningBatcher(limits, page_pool, open_log, settings)
+        batcher.set_policy(self.policy.make())
+        return batcher
+
+
+def _taken_from(fast: FastEngine, worker: SimWorker, memory: PlainMemory) -> list[tuple[Arrival, int]]:
+    """Its sequences as a batcher takes them, in the order in which they came, with the steps that passed each over.
+
+    Their pages have ids from here on. It may be asked for nothing more than its counters.
+    """
+    fast.settle_all()
+    fast.die()
+    memory.release_all(worker.index)
+    return [(_half_done(row, fast, worker, memory), row.num_passed_over) for row in fast.rows.values()]
+
+
+def _half_done(row: FastRow, fast: FastEngine, worker: SimWorker, memory: PlainMemory) -> Arrival:
+    if row.is_waiting:
+        return row.arrival.for_batcher(memory)
+    num_prompt_tokens = row.num_prompt_tokens
+    num_tokens = row.context(fast.num_done_steps + 1) if row.first_step else num_prompt_tokens
+    num_computed = num_tokens - 1 if row.first_step else row.num_computed
+    num_pages = max(row.num_prompt_pages, num_pages_for(num_computed))
+    bundle = memory.try_acquire(worker.index, num_pages, 1)
+    assert bundle is not None, "these pages are in use, and a memory has twice as many slots as sequences run"
+    slot = bundle.slots[0]
+    params, record = row.state.params(), memory.records[slot]
+    record.begin(params)
+    return Arrival(
+        params,
+        slot=slot,
+        log=record,
+        output_token_ids=(TOKEN,) * (num_tokens - num_prompt_tokens),
+        block_table=bundle.page_ids,
+        num_computed_tokens=num_computed,
+    )

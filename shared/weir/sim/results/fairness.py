@@ -12,7 +12,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from weir.sim.results.outcome import RequestOutcome, SimResult
+from weir.sim.results.metrics import RequestOutcome, SimResult
 
 Interval = tuple[float, float]
 

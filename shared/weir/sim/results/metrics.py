@@ -1,21 +1,73 @@
-"""What a run came to: latencies of those who were served, and attainment over all who asked.
+"""What became of requests, what a run of them came to, and how far that moves with the seed.
 
 Every share and rate is over the *offered* requests: who was refused, given up or never finished is a miss, or dropping
 the slow ones would look like speed. The first tenth of the requests by arrival is warm-up and counts nowhere (of a
 burst all count); what ends after the last arrival counts. Times in seconds.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from weir.sim.results.outcome import RequestOutcome, SimResult
+from weir.scheduling.limits import CoreLimits
 
 WARMUP_SHARE = 0.1
+# 97.5 % quantiles of Student's t with 1, 2, 3 … degrees of freedom; beyond the last one the next lower stands in, which
+# is the wider interval.
+_T_QUANTILES = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
+    2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
+    2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class RequestOutcome:
+    """Times in seconds of simulated time. Filled in by the simulator as the request goes on."""
+
+    request_id: str
+    arrival_s: float
+    lane: str
+    tenant: str
+    num_prompt_tokens: int
+    num_output_tokens: int = 0
+    """Delivered."""
+    num_cached_tokens: int = 0
+    granted_s: float | None = None
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+    ended_s: float | None = None
+    worst_gap_s: float = 0.0
+    """Between two tokens."""
+    num_preemptions: int = 0
+    is_local: bool = False
+    prefill_worker_id: str = ""
+    """Where it was prefilled, or was to be; empty: never granted."""
+    refusal: str = ""
+    """Not empty: refused, or given up, for this reason."""
+
+    @property
+    def is_finished(self) -> bool:
+        return self.ended_s is not None and not self.refusal
+
+
+@dataclass(frozen=True, slots=True)
+class SimResult:
+    """One run. `outcomes` in order of arrival; every request of the workload is there."""
+
+    outcomes: Sequence[RequestOutcome]
+    duration_s: float
+    """Simulated, from the first arrival to the last end."""
+    gap_counts_by_ms: Mapping[int, int] = field(default_factory=dict)
+    """Histogram of all gaps between tokens: floor of milliseconds -> how many."""
+    queue_lengths: Sequence[tuple[float, int]] = ()
+    """(time, requests in the scheduler's queues), sampled."""
+    tenant_service: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
+    """tenant -> (time, service so far in VTC units), sampled."""
+    counters: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +81,9 @@ class Slo:
     latency_s: float = math.inf
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            if not getattr(self, field.name) > 0:
-                raise ValueError(f"{field.name} {getattr(self, field.name)}: must be over 0")
+        for entry in fields(self):
+            if not getattr(self, entry.name) > 0:
+                raise ValueError(f"{entry.name} {getattr(self, entry.name)}: must be over 0")
 
     def is_met_by(self, outcome: RequestOutcome) -> bool:
         return (
@@ -48,10 +100,31 @@ class Slos:
     """`by_lane` for the lanes that have their own, `default` for all others."""
 
     default: Slo = Slo()
-    by_lane: Mapping[str, Slo] = dataclasses.field(default_factory=dict)
+    by_lane: Mapping[str, Slo] = field(default_factory=dict)
 
     def of(self, lane: str) -> Slo:
         return self.by_lane.get(lane, self.default)
+
+
+def slos_of(limits: CoreLimits, default: Slo) -> Slos:
+    """Each lane's own TTFT and ITL (as the bound on the worst gap) where it has them, else the default's."""
+    by_lane = {}
+    for lane in limits.lanes:
+        slo = default
+        if lane.ttft_slo_ms:
+            slo = replace(slo, ttft_s=lane.ttft_slo_ms / 1e3)
+        if lane.itl_slo_ms:
+            slo = replace(slo, worst_gap_s=lane.itl_slo_ms / 1e3)
+        if slo != default:
+            by_lane[lane.name] = slo
+    if limits.default_lane in by_lane:
+        by_lane[""] = by_lane[limits.default_lane]
+    return Slos(default, by_lane)
+
+
+def slo_from_ms(ttft_ms: float, gap_ms: float, tpot_ms: float, latency_ms: float) -> Slo:
+    """0: not asked."""
+    return Slo(*(value / 1e3 if value else math.inf for value in (ttft_ms, gap_ms, tpot_ms, latency_ms)))
 
 
 def ttft_s(outcome: RequestOutcome) -> float:
@@ -118,7 +191,7 @@ class Summary:
 
     def as_dict(self) -> dict[str, float]:
         """Flat, for tables and JSON."""
-        return dataclasses.asdict(self)
+        return asdict(self)
 
 
 def summarize(
@@ -165,6 +238,28 @@ def gap_percentile_s(result: SimResult, percentile: float) -> float:
     counts = np.cumsum([result.gap_counts_by_ms[ms] for ms in milliseconds])
     rank = math.ceil(percentile / 100 * int(counts[-1]))
     return (milliseconds[int(np.searchsorted(counts, max(1, rank)))] + 1) / 1e3
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean over `num` runs with its 95 % interval; of one run both ends are infinitely far away."""
+
+    mean: float
+    low: float
+    high: float
+    num: int
+
+
+def mean_estimate(values: Sequence[float]) -> Estimate:
+    """Student's t interval of the mean. Raises ValueError without values."""
+    if not values:
+        raise ValueError("an estimate needs at least one value")
+    array = np.asarray(values, np.float64)
+    mean = float(array.mean())
+    if len(array) == 1 or not math.isfinite(mean):
+        return Estimate(mean, -math.inf, math.inf, len(array))
+    half = _t_quantile(len(array) - 1) * float(array.std(ddof=1)) / math.sqrt(len(array))
+    return Estimate(mean, mean - half, mean + half, len(array))
 
 
 def _grouped(
@@ -235,3 +330,7 @@ def _percentile(values: NDArray[np.float64], percentile: float) -> float:
 
 def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else math.nan
+
+
+def _t_quantile(degrees: int) -> float:
+    return _T_QUANTILES[min(degrees, len(_T_QUANTILES)) - 1]

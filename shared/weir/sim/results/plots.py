@@ -14,9 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from weir.sim.results.metrics import after_warmup, ttft_s
-from weir.sim.results.outcome import SimResult
-from weir.sim.results.stats import Estimate
+from weir.sim.results.metrics import Estimate, SimResult, after_warmup, ttft_s
 
 _SIZE_IN = (7.0, 4.2)
 _DOTS_PER_INCH = 110

@@ -8,8 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from weir.sim.results.fairness import jain_index, widest_gap
-from weir.sim.results.metrics import Slos, Summary, by_lane, by_tenant, gap_percentile_s, summarize
-from weir.sim.results.outcome import SimResult
+from weir.sim.results.metrics import SimResult, Slos, Summary, by_lane, by_tenant, gap_percentile_s, summarize
 
 MAX_TENANTS_SHOWN = 20
 
@@ -24,7 +23,11 @@ def as_tables(result: SimResult, slos: Slos | None = None) -> list[Table]:
     tables = _pair("requests", {"all": summarize(result, slos), **(lanes if len(lanes) > 1 else {})})
     if len(tenants) > 1:
         most_first = sorted(tenants.items(), key=lambda item: (-item[1].num_offered, item[0]))
-        title = f"tenants (the {MAX_TENANTS_SHOWN} with most of {len(tenants)})" if len(tenants) > 20 else "tenants"
+        title = (
+            f"tenants (the {MAX_TENANTS_SHOWN} with most of {len(tenants)})"
+            if len(tenants) > MAX_TENANTS_SHOWN
+            else "tenants"
+        )
         tables += _pair(title, dict(most_first[:MAX_TENANTS_SHOWN]))
     tables.append(_whole(result))
     return tables

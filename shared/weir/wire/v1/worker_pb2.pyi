@@ -145,6 +145,7 @@ class Start(_message.Message):
     MIN_TOKENS_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     SKIPS_PREFIX_CACHE_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request's id: 32 lower-case hex digits."""
     max_tokens: _builtins.int
@@ -181,6 +182,10 @@ class Start(_message.Message):
     def scheduling(self) -> _types_pb2.SchedulingParams:
         """How it is ranked against others."""
 
+    @_builtins.property
+    def output_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The output that earlier dispatches have sampled, from index 0 on; fewer than max_tokens. The worker goes on after it."""
+
     def __init__(
         self,
         *,
@@ -197,10 +202,11 @@ class Start(_message.Message):
         min_tokens: _builtins.int = ...,
         cache_salt: _builtins.str = ...,
         skips_prefix_cache: _builtins.bool = ...,
+        output_token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "sampling", b"sampling", "scheduling", b"scheduling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cache_salt", b"cache_salt", "decode_worker_id", b"decode_worker_id", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "num_reserved_pages", b"num_reserved_pages", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "scheduling", b"scheduling", "skips_prefix_cache", b"skips_prefix_cache", "stop_token_ids", b"stop_token_ids", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cache_salt", b"cache_salt", "decode_worker_id", b"decode_worker_id", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "num_reserved_pages", b"num_reserved_pages", "output_token_ids", b"output_token_ids", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "scheduling", b"scheduling", "skips_prefix_cache", b"skips_prefix_cache", "stop_token_ids", b"stop_token_ids", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -243,10 +249,15 @@ class Resume(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     NEXT_INDEX_FIELD_NUMBER: _builtins.int
+    AWAITS_HAND_OFF_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request's id."""
     next_index: _builtins.int
     """Index of the first output token that the gateway does not have."""
+    awaits_hand_off: _builtins.bool
+    """The sequence has yet to be handed to this worker, as far as the gateway knows: it waits for that. Else a worker that
+    does not hold the sequence says so at once.
+    """
     @_builtins.property
     def attempt(self) -> _types_pb2.Attempt:
         """Its epoch."""
@@ -257,10 +268,11 @@ class Resume(_message.Message):
         request_id: _builtins.str = ...,
         attempt: _types_pb2.Attempt | None = ...,
         next_index: _builtins.int = ...,
+        awaits_hand_off: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "next_index", b"next_index", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "awaits_hand_off", b"awaits_hand_off", "next_index", b"next_index", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -3,17 +3,14 @@
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
-from weir.core.attempt import Attempt
-from weir.core.backoff import Backoff
+from weir.core.clock import Backoff
 from weir.core.errors import Overloaded, Unavailable, WeirError
-from weir.core.tasks import end_tasks
 from weir.engine.messages import Command, EngineReport, GivePages, PageBundle, PagesWanted
-from weir.kv.arena.segment import Segment
-from weir.kv.memory.device import ArenaMemory
-from weir.kv.messages import Acquired, HandOffReceipt, PageChain, PrefixMatch
-from weir.kv.prefixes.hashing import page_hashes
+from weir.kv.messages import Acquired, PageChain
+from weir.kv.prefixes import page_hashes
+from weir.worker.arena.arena import Arena
+from weir.worker.tasks import WorkerTasks
 
 _log = logging.getLogger(__name__)
 _FIRST_RETRY_S = 0.02
@@ -22,51 +19,12 @@ _STOP_TIMEOUT_S = 2.0
 _MAX_TOKENS_HASHED_AT_ONCE = 8192  # about half a millisecond
 
 
-class Arena(Protocol):
-    """What a worker needs of `weir.rpc.arena.client.ArenaClient`, where each call is described."""
-
-    @property
-    def lost(self) -> asyncio.Event: ...
-
-    @property
-    def segment(self) -> Segment: ...
-
-    @property
-    def memory(self) -> ArenaMemory: ...
-
-    @property
-    def keeps_prefixes(self) -> bool: ...
-
-    async def start(self) -> None: ...
-
-    async def match(self, hashes: Sequence[bytes], num_pages: int, num_slots: int) -> PrefixMatch: ...
-
-    async def seal(self, chain: PageChain) -> None: ...
-
-    async def acquire(self, num_pages: int, num_slots: int) -> Acquired: ...
-
-    async def release(
-        self,
-        page_ids: Sequence[int],
-        slots: Sequence[int],
-        chains: Sequence[PageChain] = (),
-        match_ids: Sequence[int] = (),
-    ) -> None: ...
-
-    async def hand_off(
-        self, slot: int, request_id: str, attempt: Attempt, to_worker_id: str, hashes: Sequence[bytes] = ()
-    ) -> HandOffReceipt: ...
-
-    async def close(self) -> None: ...
-
-
 class PageKeeper:
     """One acquisition at a time; what it got is the engine's before it looks again at what the engine wants."""
 
-    def __init__(self, arena: Arena, post: Callable[[Command], None], on_failure: Callable[[str], None]) -> None:
+    def __init__(self, arena: Arena, post: Callable[[Command], None], request_shutdown: Callable[[str], None]) -> None:
         self._arena = arena
         self._post = post
-        self._on_failure = on_failure
         self._wanted: PagesWanted | None = None
         self._ahead_pages = 0
         self._ahead_slots = 0
@@ -74,12 +32,11 @@ class PageKeeper:
         self._num_given = 0
         self._num_refused = 0
         self._ended_match_ids: list[int] = []
-        self._acquiring: asyncio.Task[None] | None = None
-        self._releases: set[asyncio.Task[None]] = set()
+        self._acquiring = WorkerTasks(request_shutdown)
+        self._releases = WorkerTasks(request_shutdown)
 
     def start(self) -> None:
-        self._acquiring = asyncio.create_task(self._keep_acquiring(), name="page keeper")
-        self._acquiring.add_done_callback(self._check_end)
+        self._acquiring.spawn(self._keep_acquiring(), "page keeper")
 
     def on_report(self, report: EngineReport) -> "asyncio.Task[None] | None":
         """The task that returns the report's surplus; None if there is nothing to return."""
@@ -107,18 +64,18 @@ class PageKeeper:
 
     def give_back(self, surplus: PageBundle) -> "asyncio.Task[None]":
         """Returns pages and slots to the arena; this worker must not use them any more."""
-        task = asyncio.create_task(self._release(surplus), name="release pages")
-        self._releases.add(task)
-        task.add_done_callback(self._releases.discard)
-        task.add_done_callback(self._check_end)
-        return task
+        return self._releases.spawn(self._release(surplus), "release pages")
+
+    def give_back_sequence(self, slot: int) -> None:
+        """Returns the slot of a sequence that came to this worker, and its pages as far as its record is readable."""
+        summary = self._arena.segment.record(slot).summarize()
+        page_ids = () if summary is None else tuple(summary.page_ids.tolist())
+        self.give_back(PageBundle(page_ids, (slot,)))
 
     async def stop(self) -> None:
         """Ends acquiring, and waits up to 2 s for what is being returned."""
-        if self._acquiring is not None:
-            await end_tasks([self._acquiring])
-        if self._releases:
-            await asyncio.wait(self._releases, timeout=_STOP_TIMEOUT_S)
+        await self._acquiring.stop()
+        await self._releases.stop(_STOP_TIMEOUT_S)
 
     def metrics(self) -> dict[str, float]:
         return {"arena_refusals_total": float(self._num_refused), "releases_under_way": float(len(self._releases))}
@@ -173,11 +130,6 @@ class PageKeeper:
         except WeirError as error:  # the client sees to it that they are returned when the service is back
             num_pages = len(surplus.page_ids) + sum(len(chain.page_ids) for chain in chains)
             _log.warning("%d pages are returned later: %s", num_pages, error)
-
-    def _check_end(self, task: "asyncio.Task[None]") -> None:
-        if not task.cancelled() and task.exception() is not None:
-            _log.critical("%s failed", task.get_name(), exc_info=task.exception())
-            self._on_failure(f"{task.get_name()} failed: {task.exception()}")
 
 
 async def hash_pages(token_ids: Sequence[int], seed: bytes) -> tuple[bytes, ...]:

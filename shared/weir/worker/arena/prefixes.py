@@ -6,13 +6,11 @@
 A prompt whose match is not answered when it is cancelled goes to the engine as it is, which ends it in the usual way.
 """
 
-import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from weir.core.errors import WeirError
-from weir.core.tasks import end_tasks
 from weir.engine.messages import (
     AddSequence,
     Arrival,
@@ -29,7 +27,9 @@ from weir.engine.messages import (
 )
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
 from weir.kv.messages import PageChain, PrefixMatch
-from weir.worker.arena.page_keeper import Arena, PageKeeper, hash_pages
+from weir.worker.arena.arena import Arena
+from weir.worker.arena.page_keeper import PageKeeper, hash_pages
+from weir.worker.tasks import WorkerTasks
 
 _log = logging.getLogger(__name__)
 
@@ -47,15 +47,14 @@ class Prefixes:
     """Between the request manager and the engine."""
 
     def __init__(
-        self, arena: Arena, keeper: PageKeeper, post: Callable[[Command], None], on_failure: Callable[[str], None]
+        self, arena: Arena, keeper: PageKeeper, post: Callable[[Command], None], request_shutdown: Callable[[str], None]
     ) -> None:
         self._arena = arena
         self._keeper = keeper
         self._post = post
-        self._on_failure = on_failure
         self._matching: dict[SequenceKey, Arrival] = {}
         self._prompts: dict[SequenceKey, _Prompt] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = WorkerTasks(request_shutdown)
         self._num_failures = 0
 
     def post(self, command: Command) -> None:
@@ -94,30 +93,31 @@ class Prefixes:
 
     async def stop(self) -> None:
         """Ends all calls; what an unanswered match was given stays with the lease, which ends too."""
-        await end_tasks(self._tasks)
+        await self._tasks.stop()
 
     def metrics(self) -> dict[str, float]:
         return {"num_matching": float(len(self._matching)), "match_failures_total": float(self._num_failures)}
 
     def _start(self, arrival: Arrival) -> None:
         params = arrival.params
-        num_prompt_tokens = len(params.prompt_token_ids)
-        if not (self._arena.keeps_prefixes and params.prefix_seed and num_prompt_tokens >= PAGE_TOKENS):
-            self._keeper.anticipate(num_pages_for(num_prompt_tokens), num_slots=1)
+        num_tokens = len(params.prompt_token_ids) + len(arrival.output_token_ids)
+        if not (self._arena.keeps_prefixes and params.prefix_seed and num_tokens >= PAGE_TOKENS):
+            self._keeper.anticipate(num_pages_for(num_tokens), num_slots=1)
             self._post(AddSequence(arrival))
             return
-        key = SequenceKey(params.request_id, params.attempt)
+        key = SequenceKey.of(params)
         self._matching[key] = arrival
-        self._spawn(self._match(key, arrival), f"match of {params.request_id}")
+        self._tasks.spawn(self._match(key, arrival), f"match of {params.request_id}")
 
     def _post_unmatched(self, key: SequenceKey) -> None:
-        """The engine gets the prompt without waiting for its match."""
-        arrival = self._matching.pop(key, None)
+        """The engine gets the prompt without waiting for its match, or it stays here: raises InboxFull."""
+        arrival = self._matching.get(key)
         if arrival is not None:
             self._post(AddSequence(arrival))
+            del self._matching[key]
 
     async def _match(self, key: SequenceKey, arrival: Arrival) -> None:
-        token_ids = arrival.params.prompt_token_ids
+        token_ids = (*arrival.params.prompt_token_ids, *arrival.output_token_ids)
         hashes = await hash_pages(token_ids, arrival.params.prefix_seed)
         match = await self._try_match(hashes, num_pages_for(len(token_ids)))
         if self._matching.get(key) is not arrival:
@@ -165,7 +165,7 @@ class Prefixes:
         if end > first:
             prompt.num_sealed = end
             chain = PageChain(chunk.page_ids[first:end], prompt.hashes[first:end])
-            self._spawn(self._try_seal(chain), f"seal of {chunk.key.request_id}")
+            self._tasks.spawn(self._try_seal(chain), f"seal of {chunk.key.request_id}")
 
     async def _try_seal(self, chain: PageChain) -> None:
         try:
@@ -173,14 +173,3 @@ class Prefixes:
         except WeirError as error:  # others compute these pages themselves
             self._num_failures += 1
             _log.warning("%d pages are not shared: %s", len(chain.page_ids), error)
-
-    def _spawn(self, work: Coroutine[None, None, None], name: str) -> None:
-        task = asyncio.create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._on_end)
-
-    def _on_end(self, task: "asyncio.Task[None]") -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            _log.critical("%s failed", task.get_name(), exc_info=task.exception())
-            self._on_failure(f"{task.get_name()} failed: {task.exception()}")

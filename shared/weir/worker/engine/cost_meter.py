@@ -1,15 +1,16 @@
 """What a worker's steps cost, fitted to the newest of them: for the registry, for metrics, and for `weir profile`."""
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import fields
 
 from weir.core.clock import Clock
 from weir.core.cost import StepCost
-from weir.core.cost_fit import CostFit, try_fit_cost
+from weir.core.cost_fit import CostFit, CostSample, try_fit_cost
 from weir.engine.messages import EngineReport
-from weir.engine.step_log import StepLog
 
 _EVERY_S = 5.0
+_MAX_STEPS = 4096
 METRIC_PREFIX = "step_cost_"
 MEAN_PREFIX = "step_cost_mean_"
 
@@ -21,21 +22,23 @@ class CostMeter:
         """`must_decode`: False for a worker that only prefills."""
         self._clock = clock
         self._must_decode = must_decode
-        self._log = StepLog()
+        self._newest: deque[CostSample] = deque(maxlen=_MAX_STEPS)
+        self._num_new = 0
         self._fit: CostFit | None = None
         self._fitted_at_s = clock.now_s()
-        self._num_fitted = 0
 
     def on_report(self, report: EngineReport) -> None:
-        if report.timing is not None:
-            self._log.add(report.timing)
+        timing = report.timing
+        if timing is not None and timing.duration_s > 0:
+            self._newest.append(CostSample(*timing.load, duration_ms=timing.duration_s * 1e3))
+            self._num_new += 1
 
     def cost(self) -> StepCost | None:
         """The newest fit; None until steps have differed enough."""
         now_s = self._clock.now_s()
-        if self._log.num_added > self._num_fitted and now_s >= self._fitted_at_s + _EVERY_S:
-            self._fitted_at_s, self._num_fitted = now_s, self._log.num_added
-            self._fit = try_fit_cost(self._log.samples(), must_decode=self._must_decode) or self._fit
+        if self._num_new and now_s >= self._fitted_at_s + _EVERY_S:
+            self._fitted_at_s, self._num_new = now_s, 0
+            self._fit = try_fit_cost(tuple(self._newest), must_decode=self._must_decode) or self._fit
         return None if self._fit is None else self._fit.cost
 
     def metrics(self) -> Mapping[str, float]:

@@ -143,12 +143,14 @@ def _over_segment(weights: "Future[LoadedWeights]", arena: ArenaMemory) -> Loade
 
 
 def _over_device(weights: "Future[DeviceWeights]", arena: ArenaMemory, config: WorkerConfig) -> LoadedModel:
-    from weir.model.triton.load import StepRoom  # noqa: PLC0415 - imported by another thread
-
     if arena.pages is None:
         raise InternalError(f"device {config.device}: the pages of this arena are in its segment")
-    room = StepRoom(config.max_num_batched_tokens, config.max_num_seqs)
-    runner = weights.result(_LOAD_TIMEOUT_S).runner_over(arena.pages, arena.segment.geometry, room)
+    runner = weights.result(_LOAD_TIMEOUT_S).runner_over(
+        arena.pages,
+        arena.segment.geometry,
+        max_rows=config.max_num_batched_tokens,
+        max_sequences=config.max_num_seqs,
+    )
     return LoadedModel(runner, runner.warm_up, runner.pages)
 
 

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 from weir.core.errors import FieldViolation, InvalidRequest
 from weir.core.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, StopRules
-from weir.engine.messages import SequenceKey
+from weir.engine.messages import Arrival, SequenceKey
 from weir.kv.geometry import num_pages_for
-from weir.kv.prefixes.hashing import prefix_seed
+from weir.kv.prefixes import prefix_seed
 from weir.kv.records.record import SequenceParams
 from weir.rpc.conversions import attempt_from_pb, sampling_from_pb, sampling_problems, scheduling_from_pb
 from weir.wire.v1 import worker_pb2
@@ -39,7 +39,7 @@ def key_from_pb(command: str, message: worker_pb2.Start | worker_pb2.Cancel | wo
     return SequenceKey(message.request_id, attempt_from_pb(message.attempt))
 
 
-def start_from_pb(start: worker_pb2.Start, gateway_id: str, model: ModelSpec) -> SequenceParams:
+def start_from_pb(start: worker_pb2.Start, gateway_id: str, model: ModelSpec) -> Arrival:
     """Raises InvalidRequest with every field that is wrong. The key has been checked with `key_from_pb`."""
     violations = [FieldViolation(f"start.{field}", problem) for field, problem in _problems(start, model)]
     if violations:
@@ -47,7 +47,7 @@ def start_from_pb(start: worker_pb2.Start, gateway_id: str, model: ModelSpec) ->
     sampling = sampling_from_pb(start.sampling)
     # Positions that are found in the cache have no logits to score.
     is_cacheable = not start.skips_prefix_cache and sampling.prompt_logprobs is None
-    return SequenceParams(
+    params = SequenceParams(
         request_id=start.request_id,
         attempt=attempt_from_pb(start.attempt),
         gateway_id=gateway_id,
@@ -61,18 +61,23 @@ def start_from_pb(start: worker_pb2.Start, gateway_id: str, model: ModelSpec) ->
         scheduling=scheduling_from_pb(start.scheduling),
         prefix_seed=prefix_seed(model.digest, salt=start.cache_salt) if is_cacheable else b"",
     )
+    return Arrival(params, output_token_ids=tuple(start.output_token_ids))
 
 
 def _problems(start: worker_pb2.Start, model: ModelSpec) -> list[tuple[str, str]]:
     """(field, what is wrong with it) of all fields."""
-    num_prompt_tokens = len(start.prompt_token_ids)
+    num_prompt_tokens, num_output_tokens = len(start.prompt_token_ids), len(start.output_token_ids)
+    num_tokens = num_prompt_tokens + num_output_tokens
+    max_output_tokens = max(0, min(start.max_tokens, model.max_context_tokens - num_prompt_tokens) - 1)
     checks = [
         _range_problem("prompt_token_ids", "tokens", num_prompt_tokens, 1, model.max_context_tokens - 1),
+        _range_problem("output_token_ids", "tokens", num_output_tokens, 0, max_output_tokens),
         _range_problem("max_tokens", "", start.max_tokens, 1, model.max_context_tokens),
         _range_problem("min_tokens", "", start.min_tokens, 0, model.max_context_tokens),
         _range_problem("stop_token_ids", "ids", len(start.stop_token_ids), 0, MAX_STOP_TOKEN_IDS),
-        _range_problem("num_reserved_pages", "", start.num_reserved_pages, num_pages_for(num_prompt_tokens), 2**31 - 1),
+        _range_problem("num_reserved_pages", "", start.num_reserved_pages, num_pages_for(num_tokens), 2**31 - 1),
         _id_problem("prompt_token_ids", start.prompt_token_ids, model.vocab_size),
+        _id_problem("output_token_ids", start.output_token_ids, model.vocab_size),
         _id_problem("stop_token_ids", start.stop_token_ids, model.vocab_size),
         _range_problem("sampling.logit_bias", "ids", len(start.sampling.logit_bias), 0, MAX_LOGIT_BIAS),
         _id_problem("sampling.logit_bias", tuple(start.sampling.logit_bias), model.vocab_size),

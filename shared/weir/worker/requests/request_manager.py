@@ -6,6 +6,7 @@
 No I/O and no waiting; called in the event loop alone.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from weir.engine.messages import (
     CancelSequence,
     ChunkComputed,
     Command,
+    EngineReport,
     Event,
     Failure,
     FailureReason,
@@ -28,12 +30,11 @@ from weir.engine.messages import (
     SequenceKey,
     TokenSampled,
 )
-from weir.kv.records.record import SequenceParams
-from weir.worker.requests.output_collector import OutputCollector
-from weir.worker.requests.request_tables import CancelledRequests, PendingResumes, SequenceTable
+from weir.worker.requests.request_tables import CancelledRequests, OutputCollector, PendingResumes, SequenceTable
 from weir.worker.requests.streams import GatewayStream, StreamHub
 
 _log = logging.getLogger(__name__)
+_MAX_HELD_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class RequestLimits:
     max_live: int
     """Sequences that run or wait here; more starts are refused."""
     takes_hand_offs: bool
-    """A decode worker: what it does not know may still be handed to it."""
+    """A decode worker: what it does not hold may still be handed to it."""
     retained_s: float = 10.0
     """How long an ended sequence can still be resumed."""
     max_retained: int = 4096
@@ -89,21 +90,22 @@ class RequestManager:
 
     # -- from gateways --
 
-    def try_start(self, stream: GatewayStream, params: SequenceParams) -> bool:
+    def try_start(self, stream: GatewayStream, prompt: Arrival) -> bool:
         """Starts a prompt. False: it was refused, and the stream says why, or it was here already and is resumed."""
-        key = SequenceKey(params.request_id, params.attempt)
+        params, num_output_tokens = prompt.params, len(prompt.output_token_ids)
+        key = SequenceKey.of(params)
         held = self._sequences.find(key.request_id)
         if held is not None and held.key == key and held.gateway_id == stream.gateway_id:
-            self._resume(stream, held, 0)
+            self._resume(stream, held, num_output_tokens)
             return False
         refusal = self._refusal_of(key, held)
         if refusal is None:
-            refusal = self._try_add(key, params)
+            refusal = self._try_add(key, prompt)
         if refusal is not None:
             stream.answer(refusal)
             return False
         self._replace(held)
-        self._sequences.open(OutputCollector(key, params.gateway_id, next_index=0))
+        self._sequences.open(OutputCollector.of_arrival(prompt, next_index=num_output_tokens))
         return True
 
     def cancel(self, stream: GatewayStream, key: SequenceKey) -> None:
@@ -119,14 +121,14 @@ class RequestManager:
                 return
         stream.answer(SequenceEnded(key, FinishReason.CANCELLED))
 
-    def resume(self, stream: GatewayStream, key: SequenceKey, next_index: int) -> None:
-        """Sends everything from `next_index` on, now and later."""
+    def resume(self, stream: GatewayStream, key: SequenceKey, next_index: int, *, awaits_hand_off: bool) -> None:
+        """Sends everything from `next_index` on, now and later; `awaits_hand_off`: also if it comes only later."""
         held = self._sequences.get(key)
         if held is not None and held.gateway_id == stream.gateway_id:
             self._resume(stream, held, next_index)
         elif self._cancelled.covers(key):
             stream.answer(SequenceEnded(key, FinishReason.CANCELLED))
-        elif self._may_still_come(key, next_index):
+        elif awaits_hand_off and self._may_still_come(key):
             self._pending_resumes.put(key, stream.gateway_id, next_index)
         else:
             stream.answer(self._unknown(key))
@@ -144,13 +146,14 @@ class RequestManager:
     # -- from the arena --
 
     def try_take_over(self, arrival: Arrival) -> bool:
-        """Takes a handed-off sequence. False: it is not wanted, and its slot and pages are the caller's to free."""
+        """Takes a handed-off sequence. False: it is not wanted, or the engine takes no more commands, and then it ends
+        here with an error; its slot and pages are the caller's to free."""
         params = arrival.params
-        key = SequenceKey(params.request_id, params.attempt)
+        key = SequenceKey.of(params)
         held = self._sequences.find(key.request_id)
         if self._cancelled.covers(key) or (held is not None and held.key.attempt >= key.attempt):
             return False
-        self._post(AddSequence(arrival))
+        refusal = self._try_add(key, arrival)
         self._replace(held)
         next_index = self._pending_resumes.try_take(key, params.gateway_id)
         stream = self._hub.get(params.gateway_id)
@@ -159,19 +162,38 @@ class RequestManager:
             next_index = None
         elif next_index is None:
             next_index = 0
-        collector = OutputCollector(
-            key,
-            params.gateway_id,
-            token_ids=list(arrival.output_token_ids),
-            next_index=next_index,
-            logprobs=list(arrival.output_logprobs),
-        )
+        collector = OutputCollector.of_arrival(arrival, next_index=next_index)
         self._sequences.open(collector)
+        if refusal is not None:
+            self._sequences.end(collector, refusal)
         if stream is not None:
             stream.mark(collector, step=0)
-        return True
+        return refusal is None
 
     # -- from the engine --
+
+    def on_report(self, report: EngineReport, released: "asyncio.Task[None] | None") -> None:
+        """`released`: the pages of the report's ended sequences on their way to the arena; None: there are none.
+
+        The end of a finished sequence waits a little until others can find what it computed: the next turn of a chat
+        may come within milliseconds.
+        """
+        step = report.timing.step if report.timing is not None else 0
+        finished: list[SequenceEnded] = []
+        for event in report.events:
+            if released is not None and isinstance(event, SequenceEnded) and event.reason is not None:
+                finished.append(event)
+            else:
+                self.on_event(event, step)
+        if released is None or not finished:
+            return
+
+        def end() -> None:  # outside a step, whose frame may be on its way
+            for event in finished:
+                self.on_event(event, step=0)
+
+        asyncio.get_running_loop().call_later(_MAX_HELD_S, end)
+        released.add_done_callback(lambda _: end())
 
     def on_event(self, event: Event, step: int) -> None:
         """Collects what happened; it is sent once the event loop runs again, all of one step in one frame.
@@ -228,10 +250,10 @@ class RequestManager:
             return _failed(key, FailureReason.NO_CAPACITY, f"{self._limits.max_live} sequences are here already")
         return None
 
-    def _try_add(self, key: SequenceKey, params: SequenceParams) -> SequenceEnded | None:
+    def _try_add(self, key: SequenceKey, arrival: Arrival) -> SequenceEnded | None:
         """None: the engine has it."""
         try:
-            self._post(AddSequence(Arrival(params)))
+            self._post(AddSequence(arrival))
         except InboxFull as error:
             return _failed(key, FailureReason.NO_CAPACITY, str(error))
         return None
@@ -262,12 +284,10 @@ class RequestManager:
         if stream is not None:
             stream.mark(collector, step)
 
-    def _may_still_come(self, key: SequenceKey, next_index: int) -> bool:
-        """Token 0 comes from the prefill worker; token 1 from a decode worker, which held the sequence then."""
-        if not self._limits.takes_hand_offs or next_index > 1:
-            return False
+    def _may_still_come(self, key: SequenceKey) -> bool:
+        """By hand-off."""
         held = self._sequences.find(key.request_id)
-        return held is None or held.key.attempt < key.attempt
+        return self._limits.takes_hand_offs and (held is None or held.key.attempt < key.attempt)
 
     def _unknown(self, key: SequenceKey) -> SequenceEnded:
         held = self._sequences.find(key.request_id)

@@ -41,7 +41,7 @@ class PrefillSpans:
         return len(self._open)
 
     def begin(self, params: SequenceParams) -> None:
-        self._open[SequenceKey(params.request_id, params.attempt)] = self._tracer.start_span(
+        self._open[SequenceKey.of(params)] = self._tracer.start_span(
             "prefill",
             context=context_of(params.traceparent),
             attributes={
@@ -121,7 +121,7 @@ class DecodeSpans:
             context=context_of(params.traceparent),
             attributes={"weir.request_id": params.request_id},
         )
-        self._open[SequenceKey(params.request_id, params.attempt)] = _Decoding(span, num_output_tokens)
+        self._open[SequenceKey.of(params)] = _Decoding(span, num_output_tokens)
 
     def on_report(self, report: EngineReport) -> None:
         ended = {event.key: event for event in report.events if isinstance(event, SequenceEnded)}

@@ -11,7 +11,7 @@ from weir.core.clock import Clock
 from weir.core.errors import WeirError
 from weir.engine.messages import SequenceEnded, SequenceKey
 from weir.wire.v1 import worker_pb2
-from weir.worker.requests.output_collector import OutputCollector, ending_to_pb
+from weir.worker.requests.request_tables import OutputCollector, ending_to_pb
 
 MAX_FRAME_TOKENS = 8192
 MAX_ANSWERS = 1024

@@ -3,7 +3,7 @@
 import pytest
 
 from weir.bench.serving.load import LoadConfig, make_jobs
-from weir.bench.serving.peers import Comparison, Peer, RequestShape, parse_comparison
+from weir.bench.serving.peers import Comparison, Peer, RequestShape, main, parse_comparison
 
 _PEER = Peer("llama-server", "http://peer", "its-model", {"its_own": 1})
 
@@ -50,3 +50,9 @@ def test_a_bad_shape_is_named(shapes: str) -> None:
 def test_a_bad_concurrency_is_named(concurrencies: str) -> None:
     with pytest.raises(ValueError, match="concurrencies"):
         parse_comparison(LoadConfig("http://weir", "m"), "1/1", concurrencies, 1)
+
+
+def test_a_comparison_whose_requests_fail_ends_with_1_and_says_whose(capsys: pytest.CaptureFixture[str]) -> None:
+    nobody = parse_comparison(LoadConfig("http://127.0.0.1:1", "m"), "1/1", "1", 1)
+    assert main(nobody, "vllm", binary="", model_path=None, peer_url="http://127.0.0.1:1", out=None) == 1
+    assert "error: weir at 1/1, 1 concurrent: ConnectError" in capsys.readouterr().err

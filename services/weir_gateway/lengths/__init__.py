@@ -1,1 +1,0 @@
-"""Output lengths: predicted, calibrated, and logged for training."""

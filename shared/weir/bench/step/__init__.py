@@ -1,1 +1,0 @@
-"""Steps of a model with no server around them: how fast they are, and what they cost."""

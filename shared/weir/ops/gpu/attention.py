@@ -1,0 +1,85 @@
+"""What decode and prefill share: one block of keys and values of the flash-attention loop, and checks of queries.
+
+Multiply-adds are fused where `tl.fma` says so and nowhere else (launchers turn the compiler's own fusion off): were it
+to contract masked and unmasked blocks differently, a row's result would depend on where a chunk begins.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from weir.ops.gpu.checks import check_dtype, check_rows, check_shape
+
+LOG2_E = 1.4426950408889634
+_HEAD_DIMS = (16, 256)
+
+
+@triton.jit
+def load_page_rows(
+    p_pages,
+    p_table,
+    o_n,
+    m_n,
+    stride_page,
+    stride_token,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PAGE: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Rows o_n of one head, from their pages; rows outside m_n read as 0, whatever the page holds there."""
+    o_d = tl.arange(0, BLOCK_D)
+    if MASKED:
+        b_page = tl.load(p_table + o_n // PAGE, mask=m_n, other=0)  # [BLOCK_N]
+    else:
+        b_page = tl.load(p_table + o_n // PAGE)  # [BLOCK_N]
+    o_row = b_page.to(tl.int64) * stride_page + (o_n % PAGE) * stride_token
+    p_rows = p_pages + o_row[:, None] + o_d[None, :]  # [BLOCK_N, BLOCK_D]
+    if MASKED:
+        if HEAD_DIM == BLOCK_D:
+            return tl.load(p_rows, mask=m_n[:, None], other=0.0)
+        return tl.load(p_rows, mask=m_n[:, None] & (o_d < HEAD_DIM)[None, :], other=0.0)
+    if HEAD_DIM == BLOCK_D:
+        return tl.load(p_rows)
+    return tl.load(p_rows, mask=(o_d < HEAD_DIM)[None, :], other=0.0)
+
+
+@triton.jit
+def attend_block(
+    b_q,
+    b_k,
+    b_v,
+    b_max,
+    b_sum,
+    b_acc,
+    m_s,
+    scale_log2,
+    MASKED: tl.constexpr,
+):
+    """Online softmax in base 2 over one block: [BLOCK_M, BLOCK_D] x [BLOCK_N, BLOCK_D].
+
+    b_max [BLOCK_M] is the greatest score before scaling, b_sum [BLOCK_M] the sum of 2^(scaled score - scaled b_max).
+    Every row sees at least one key of the first block, so b_max is finite from then on.
+    """
+    b_s = tl.dot(b_q, tl.trans(b_k), input_precision="ieee")  # [BLOCK_M, BLOCK_N]
+    if MASKED:
+        b_s = tl.where(m_s, b_s, float("-inf"))
+    b_new_max = tl.maximum(b_max, tl.max(b_s, 1))
+    b_p = tl.exp2(tl.fma(b_s, scale_log2, (-b_new_max * scale_log2)[:, None]))  # [BLOCK_M, BLOCK_N]
+    b_decay = tl.exp2((b_max - b_new_max) * scale_log2)
+    b_sum = tl.fma(b_sum, b_decay, tl.sum(b_p, 1))
+    b_acc = tl.dot(b_p.to(b_v.dtype), b_v, b_acc * b_decay[:, None], input_precision="ieee")
+    return b_new_max, b_sum, b_acc
+
+
+def query_heads_per_kv_head(queries: torch.Tensor, keys: torch.Tensor) -> int:
+    """Checks `queries` [rows, heads, head_dim] against pages."""
+    check_shape("queries", queries, (None, None, keys.shape[3]))
+    check_dtype("queries", queries, keys.dtype)
+    check_rows("queries", queries)
+    if queries.shape[1] % keys.shape[1]:
+        raise ValueError(f"{queries.shape[1]} query heads are no multiple of {keys.shape[1]} key heads")
+    least, most = _HEAD_DIMS
+    if not least <= keys.shape[3] <= most:
+        raise ValueError(f"head_dim is {keys.shape[3]}, the attention kernels take {least} to {most}")
+    return queries.shape[1] // keys.shape[1]

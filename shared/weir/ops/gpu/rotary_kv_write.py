@@ -1,0 +1,136 @@
+"""Rotary embedding (Su et al., "RoFormer", 2021; halves, not neighbours, as in GPT-NeoX) fused with the KV write."""
+
+import torch
+import triton
+import triton.language as tl
+
+from weir.kv.geometry import PAGE_TOKENS
+from weir.ops.gpu.checks import check_dtype, check_kv_pages, check_rows, check_shape
+
+_BLOCK_HEADS = 4
+
+
+@triton.jit
+def rotary_kv_write_kernel(
+    p_qkv,
+    p_cos,
+    p_sin,
+    p_positions,
+    p_slot_mapping,
+    p_keys,
+    p_values,
+    stride_qkv_row,
+    stride_qkv_head,
+    stride_table_row,
+    stride_page,
+    stride_kv_head,
+    stride_token,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    PAGE: tl.constexpr,
+):
+    """Program (row, block of heads). The blocks of query heads come first, then those of key heads with their values.
+
+    Each head is read as its two halves, [BLOCK_HEADS, BLOCK_HALF] each.
+    """
+    QUERY_BLOCKS: tl.constexpr = (NUM_HEADS + BLOCK_HEADS - 1) // BLOCK_HEADS
+    i_row = tl.program_id(0).to(tl.int64)
+    i_block = tl.program_id(1)
+    o_half = tl.arange(0, BLOCK_HALF)
+    m_half = o_half < HALF
+    position = tl.load(p_positions + i_row).to(tl.int64)
+    b_cos = tl.load(p_cos + position * stride_table_row + o_half, mask=m_half, other=0.0)[None, :]
+    b_sin = tl.load(p_sin + position * stride_table_row + o_half, mask=m_half, other=0.0)[None, :]
+    p_row = p_qkv + i_row * stride_qkv_row + o_half[None, :]
+
+    if i_block < QUERY_BLOCKS:
+        o_head = i_block * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
+        m_head = (o_head < NUM_HEADS)[:, None] & m_half[None, :]
+        p_q = p_row + o_head[:, None] * stride_qkv_head
+        b_first = tl.load(p_q, mask=m_head, other=0.0).to(tl.float32)
+        b_second = tl.load(p_q + HALF, mask=m_head, other=0.0).to(tl.float32)
+        tl.store(p_q, (b_first * b_cos - b_second * b_sin).to(p_qkv.dtype.element_ty), mask=m_head)
+        tl.store(p_q + HALF, (b_second * b_cos + b_first * b_sin).to(p_qkv.dtype.element_ty), mask=m_head)
+    else:
+        kv_slot = tl.load(p_slot_mapping + i_row).to(tl.int64)
+        o_head = (i_block - QUERY_BLOCKS) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
+        m_head = (o_head < NUM_KV_HEADS)[:, None] & m_half[None, :] & (kv_slot >= 0)
+        p_k = p_row + (NUM_HEADS + o_head)[:, None] * stride_qkv_head
+        p_v = p_k + NUM_KV_HEADS * stride_qkv_head
+        o_kv = (kv_slot // PAGE) * stride_page + (kv_slot % PAGE) * stride_token
+        o_page = o_kv + o_head.to(tl.int64)[:, None] * stride_kv_head + o_half[None, :]
+        b_first = tl.load(p_k, mask=m_head, other=0.0).to(tl.float32)
+        b_second = tl.load(p_k + HALF, mask=m_head, other=0.0).to(tl.float32)
+        tl.store(p_keys + o_page, (b_first * b_cos - b_second * b_sin).to(p_keys.dtype.element_ty), mask=m_head)
+        tl.store(p_keys + o_page + HALF, (b_second * b_cos + b_first * b_sin).to(p_keys.dtype.element_ty), mask=m_head)
+        b_first_value = tl.load(p_v, mask=m_head, other=0.0)
+        b_second_value = tl.load(p_v + HALF, mask=m_head, other=0.0)
+        tl.store(p_values + o_page, b_first_value.to(p_values.dtype.element_ty), mask=m_head)
+        tl.store(p_values + o_page + HALF, b_second_value.to(p_values.dtype.element_ty), mask=m_head)
+
+
+def rotary_kv_write(
+    query_key_value: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+) -> None:
+    """Shapes and meaning as `reference.rotary_kv_write`. Tables are fp32, `positions` int32, `slot_mapping` int32 or
+    int64.
+
+    Positions and slot mapping live on the device and are not checked against the tables and pages.
+
+    Raises:
+        ValueError: a shape, type or stride does not fit.
+    """
+    check_kv_pages(keys, values)
+    num_kv_heads, head_dim = keys.shape[1], keys.shape[3]
+    num_rows = query_key_value.shape[0]
+    num_heads = query_key_value.shape[1] - 2 * num_kv_heads
+    check_shape("query_key_value", query_key_value, (num_rows, None, head_dim))
+    check_rows("query_key_value", query_key_value)
+    if num_heads < 1 or head_dim % 2:
+        raise ValueError(
+            f"query_key_value has {query_key_value.shape[1]} heads of {head_dim}, expected more than "
+            f"2 x {num_kv_heads} heads of an even size"
+        )
+    for name, table in (("cos", cos), ("sin", sin)):
+        check_shape(name, table, (cos.shape[0], head_dim // 2))
+        check_dtype(name, table, torch.float32)
+        if not table.is_contiguous():
+            raise ValueError(f"{name} must be contiguous")
+    check_shape("positions", positions, (num_rows,))
+    check_dtype("positions", positions, torch.int32)
+    check_shape("slot_mapping", slot_mapping, (num_rows,))
+    check_dtype("slot_mapping", slot_mapping, torch.int32, torch.int64)
+    if num_rows == 0:
+        return
+    num_blocks = triton.cdiv(num_heads, _BLOCK_HEADS) + triton.cdiv(num_kv_heads, _BLOCK_HEADS)
+    rotary_kv_write_kernel[num_rows, num_blocks](
+        query_key_value,
+        cos,
+        sin,
+        positions,
+        slot_mapping,
+        keys,
+        values,
+        query_key_value.stride(0),
+        query_key_value.stride(1),
+        cos.stride(0),
+        keys.stride(0),
+        keys.stride(1),
+        keys.stride(2),
+        NUM_HEADS=num_heads,
+        NUM_KV_HEADS=num_kv_heads,
+        HALF=head_dim // 2,
+        BLOCK_HALF=triton.next_power_of_2(head_dim // 2),
+        BLOCK_HEADS=_BLOCK_HEADS,
+        PAGE=PAGE_TOKENS,
+        num_warps=1,
+    )

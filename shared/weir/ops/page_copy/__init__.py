@@ -1,1 +1,0 @@
-"""Copies whole pages between an arena and one contiguous buffer, for transfer and for swapping."""

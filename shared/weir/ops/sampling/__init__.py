@@ -1,1 +1,0 @@
-"""Samples one token a row: greedily, or by inverting the cumulative distribution at a number made on the host."""

@@ -1,1 +1,0 @@
-"""Who may wait, who is given up, and how requests leave."""

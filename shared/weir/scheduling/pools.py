@@ -1,0 +1,275 @@
+"""The workers of one model and group as requests are placed on them, arranged anew when a worker comes or changes.
+
+Of each: what is reserved on it and in its arena, how long a request would take there, and whether it has a decode slot
+for it.
+"""
+
+from bisect import bisect_left, bisect_right, insort
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, inf
+from operator import itemgetter
+
+from weir.bus.messages import WorkerRecord
+from weir.core.cost import StepCost
+from weir.scheduling.request import PriorityKey
+from weir.scheduling.reservations import DecodeLoad, PrefillLoad, Reservations
+from weir.scheduling.workers import HostView, Workers
+
+UNKNOWN_COST = StepCost(5.0, 0.5, 0.0, 0.05, 0.0001)
+"""Of a worker that has not measured its own: it orders workers by load, and is trusted for nothing else."""
+_UNKNOWN_STEP_TOKENS = 512
+_MAX_POOLS = 1024
+
+Bound = tuple[float, float]
+"""A request whose `PriorityKey` is smaller gets a slot."""
+
+ANYBODY: Bound = (inf, inf)
+NOBODY: Bound = (-inf, -inf)
+_BOUND = itemgetter(0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ArenaLoad:
+    """Pages of one arena, and what decode workers have reserved in it."""
+
+    arena_id: str
+    """The host's, or the worker's if it has memory of its own."""
+    num_pages: int
+    loads: tuple[DecodeLoad, ...]
+
+    @property
+    def num_reserved_pages(self) -> int:
+        return sum(load.num_pages for load in self.loads)
+
+    def pages_by_lane(self) -> Mapping[str, int]:
+        """As they are charged."""
+        if len(self.loads) == 1:
+            return self.loads[0].pages_by_lane
+        total: Counter[str] = Counter()
+        for load in self.loads:
+            total.update(load.pages_by_lane)
+        return total
+
+
+class WorkerState:
+    """A worker as placement sees it. The sums are those of `StepCost`, written out: a decision makes dozens of them."""
+
+    __slots__ = (
+        "_base_ms",
+        "_context_ms",
+        "_pair_ms",
+        "_sequence_ms",
+        "_token_ms",
+        "arena",
+        "decode",
+        "is_measured",
+        "max_context_tokens",
+        "max_num_seqs",
+        "prefill",
+        "record",
+        "step_tokens",
+        "worker_id",
+    )
+
+    def __init__(self, record: WorkerRecord, prefill: PrefillLoad, decode: DecodeLoad, arena: ArenaLoad) -> None:
+        self.record = record
+        self.worker_id = record.worker_id
+        self.step_tokens = record.max_num_batched_tokens or _UNKNOWN_STEP_TOKENS
+        self.max_num_seqs = record.max_num_seqs
+        self.max_context_tokens = record.max_context_tokens
+        self.is_measured = record.cost is not None
+        self.prefill = prefill
+        self.decode = decode
+        self.arena = arena
+        cost = record.cost or UNKNOWN_COST
+        self._base_ms = cost.base_ms
+        self._token_ms = cost.prefill_token_ms
+        self._pair_ms = cost.prefill_pair_ms
+        self._sequence_ms = cost.decode_sequence_ms
+        self._context_ms = cost.context_token_ms
+
+    def itl_ms(self, num_prompt_tokens: int) -> float:
+        """Between two tokens, with one more sequence of this prompt."""
+        load = self.decode
+        return (
+            self._base_ms
+            + self._sequence_ms * (len(load.priorities) + 1)
+            + self._context_ms * (load.num_context_tokens + num_prompt_tokens)
+        )
+
+    def prefill_ms(self, num_uncached_tokens: int, num_cached_tokens: int) -> float:
+        """A prompt by itself on a worker that does nothing else."""
+        num_steps = -(-num_uncached_tokens // self.step_tokens)
+        pairs_ms = self._pair_ms * (num_cached_tokens + num_uncached_tokens / 2)
+        return num_steps * self._base_ms + num_uncached_tokens * (self._token_ms + pairs_ms)
+
+    def prefill_beside_ms(self, num_uncached_tokens: int, num_cached_tokens: int) -> float:
+        """A prompt on a worker that decodes its reservations meanwhile."""
+        load = self.decode
+        num_running = len(load.priorities)
+        num_steps = -(-num_uncached_tokens // max(self.step_tokens - num_running, 1))
+        step_ms = self._base_ms + self._sequence_ms * num_running + self._context_ms * load.num_context_tokens
+        pairs_ms = self._pair_ms * (num_cached_tokens + num_uncached_tokens / 2)
+        return num_steps * step_ms + num_uncached_tokens * (self._token_ms + pairs_ms)
+
+
+def slot_bound(priorities: Sequence[PriorityKey], max_num_seqs: int, slot_overcommit: float) -> Bound:
+    """Which requests get a slot on a worker that computes `max_num_seqs` sequences, beside the sorted `priorities`.
+
+    When all slots are taken, a request that goes before one of them gets one, and the last of them is paused
+    meanwhile; `slot_overcommit` bounds how many may be paused.
+    """
+    num_reserved = len(priorities)
+    if num_reserved < max_num_seqs:
+        return ANYBODY
+    if num_reserved >= max_num_seqs + ceil(max_num_seqs * slot_overcommit):
+        return NOBODY
+    return priorities[max_num_seqs - 1]
+
+
+class OpenSlots:
+    """The slots of the workers of one pool; from one `refresh` to the next all but a few workers are as they were."""
+
+    def __init__(self, workers: Mapping[str, WorkerState], slot_overcommit: float, reservations: Reservations) -> None:
+        self._workers = workers
+        self._slot_overcommit = slot_overcommit
+        self._reservations = reservations
+        self._bounds: dict[str, Bound] = {}
+        self._ascending: list[tuple[Bound, str]] = []
+        self.bound = NOBODY
+        """The greatest of all workers'."""
+        self.num_moves = reservations.num_moves
+        """Of the reservations that it is up to date with."""
+        self._update(workers)
+
+    def refresh(self) -> None:
+        """After slots were taken or became free."""
+        moved = self._reservations.try_moved_since(self.num_moves)
+        self.num_moves = self._reservations.num_moves
+        self._update(self._workers if moved is None else moved)
+
+    def is_open(self, worker_id: str, priority: PriorityKey) -> bool:
+        return priority < self._bounds.get(worker_id, NOBODY)
+
+    def open_to(self, priority: PriorityKey) -> Collection[str]:
+        """Ids of the workers that have a slot for it."""
+        first = bisect_right(self._ascending, priority, key=_BOUND)
+        return {worker_id for _, worker_id in self._ascending[first:]}
+
+    def _update(self, worker_ids: Collection[str]) -> None:
+        for worker_id in worker_ids:
+            worker = self._workers.get(worker_id)
+            if worker is None:
+                continue
+            bound = slot_bound(worker.decode.priorities, worker.max_num_seqs, self._slot_overcommit)
+            before = self._bounds.get(worker_id)
+            if bound == before:
+                continue
+            if before is not None:
+                del self._ascending[bisect_left(self._ascending, (before, worker_id))]
+            self._bounds[worker_id] = bound
+            insort(self._ascending, (bound, worker_id))
+        if self._ascending:
+            self.bound = self._ascending[-1][0]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PrefillCandidate:
+    """A worker that can prefill a request, and the workers that can decode it then."""
+
+    worker: WorkerState
+    decode_workers: tuple[WorkerState, ...]
+    """Of its host; of a local candidate only itself."""
+    is_local: bool
+    """A decode worker that prefills beside what it decodes."""
+    decode_ids: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pool:
+    """Without candidates while no host can serve the model."""
+
+    candidates: tuple[PrefillCandidate, ...]
+    """Prefill workers first, local candidates last."""
+    slots: OpenSlots
+    arena_ids: tuple[str, ...]
+    """Of the candidates, each once."""
+    host_sizes: tuple[tuple[int, int], ...]
+    """(pages, tokens of context) that one request can have on each host if nothing else runs."""
+    num_pages: int
+    """Of all arenas that its requests reserve in."""
+    has_own_group: bool
+    """These are workers that other lanes do not get."""
+
+    @property
+    def num_choices(self) -> int:
+        """Workers that are compared: for the prefill, or for decoding on one host, whichever are more."""
+        return max(len(self.candidates), len(self.candidates[0].decode_workers)) if self.candidates else 0
+
+    def can_ever_hold(self, num_tokens: int, num_pages: int) -> bool:
+        return any(num_pages <= pages and num_tokens <= tokens for pages, tokens in self.host_sizes)
+
+
+class WorkerPools:
+    """One `Pool` for each model and worker group, under one `slot_overcommit` of the limits."""
+
+    def __init__(self, workers: Workers, reservations: Reservations, slot_overcommit: float) -> None:
+        self._workers = workers
+        self._reservations = reservations
+        self._slot_overcommit = slot_overcommit
+        self._pools: dict[tuple[str, str], Pool] = {}
+        self._num_changes = -1
+
+    def pool(self, model: str, group: str) -> Pool:
+        """With the slots that are open now."""
+        if self._num_changes != self._workers.num_changes:
+            self._num_changes = self._workers.num_changes
+            self._pools.clear()
+            self._reservations.forget_idle(self._workers)
+        pool = self._pools.get((model, group))
+        if pool is None:
+            if len(self._pools) >= _MAX_POOLS:
+                self._pools.clear()
+            pool = self._pools[model, group] = self._make(model, group)
+        if pool.slots.num_moves != self._reservations.num_moves:
+            pool.slots.refresh()
+        return pool
+
+    def _make(self, model: str, group: str) -> Pool:
+        hosts = self._workers.hosts_of(model, group)
+        split: list[PrefillCandidate] = []
+        local: list[PrefillCandidate] = []
+        for host in hosts:
+            decode = tuple(self._worker_state(host, record) for record in host.decode)
+            decode_ids = frozenset(worker.worker_id for worker in decode)
+            split += [
+                PrefillCandidate(self._worker_state(host, record), decode, False, decode_ids) for record in host.prefill
+            ]
+            local += [
+                PrefillCandidate(worker, (worker,), True, frozenset({worker.worker_id}))
+                for worker in decode
+                if worker.record.serves_locally
+            ]
+        candidates = (*split, *local)
+        own_pages = {record.worker_id: record.num_own_pages for host in hosts for record in host.decode}
+        decode_workers = {worker.worker_id: worker for one in candidates for worker in one.decode_workers}
+        return Pool(
+            candidates,
+            OpenSlots(decode_workers, self._slot_overcommit, self._reservations),
+            tuple({candidate.worker.arena.arena_id: None for candidate in candidates}),
+            tuple((host.num_arena_pages, host.max_context_tokens) for host in hosts),
+            sum(own_pages.values()) or sum(host.num_arena_pages for host in hosts),
+            has_own_group=bool(group) and hosts is not self._workers.hosts_of(model),
+        )
+
+    def _worker_state(self, host: HostView, record: WorkerRecord) -> WorkerState:
+        worker_id = record.worker_id
+        prefill, decode = self._reservations.prefill_load(worker_id), self._reservations.decode_load(worker_id)
+        if record.num_own_pages:
+            arena = ArenaLoad(worker_id, record.num_own_pages, (decode,))
+        else:
+            loads = tuple(self._reservations.decode_load(other_id) for other_id in host.all_decode_ids)
+            arena = ArenaLoad(host.host_id, host.num_arena_pages, loads)
+        return WorkerState(record, prefill, decode, arena)

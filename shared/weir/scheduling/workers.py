@@ -1,0 +1,160 @@
+"""The workers that are alive, by their registry entries."""
+
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+
+from weir.bus.messages import WorkerRecord
+
+PREFILL = "prefill"
+DECODE = "decode"
+_MAX_FORGOTTEN = 1024
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    record: WorkerRecord
+    revision: int
+    seen_at_s: float
+    is_silent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HostView:
+    """The workers of one model and group on one host that take new requests, and what its memories can hold."""
+
+    host_id: str
+    prefill: tuple[WorkerRecord, ...]
+    decode: tuple[WorkerRecord, ...]
+    """Those that no prompt can reach are left out: without prefill workers only those that serve locally are here."""
+    all_decode_ids: tuple[str, ...]
+    """Draining and silent ones too, of any model: their reservations are in the arena as well."""
+    num_arena_pages: int
+    """Of its largest memory."""
+
+    @property
+    def max_context_tokens(self) -> int:
+        """The longest sequence that one of its workers can serve, or two of them can together."""
+        split = max((record.max_context_tokens for record in self.prefill), default=0)
+        return max(
+            record.max_context_tokens if record.serves_locally else min(split, record.max_context_tokens)
+            for record in self.decode
+        )
+
+
+class Workers:
+    """Whoever is silent for `ttl_s` gets nothing new. `max_models` bounds the memory of models seen."""
+
+    def __init__(self, ttl_s: float, max_models: int) -> None:
+        self._ttl_s = ttl_s
+        self._max_models = max_models
+        self._entries: dict[str, _Entry] = {}
+        self._forgotten: OrderedDict[str, _Entry] = OrderedDict()
+        """Of workers that were removed last: whose memory what they had is in."""
+        self._seen_models: dict[str, None] = {}
+        self._views: dict[tuple[str, str], tuple[HostView, ...]] = {}
+        self.num_changes = 0
+        """Rises whenever a worker comes, goes or changes its record; of its load alone it does not."""
+
+    def __len__(self) -> int:
+        return sum(not entry.is_silent for entry in self._entries.values())
+
+    def __contains__(self, worker_id: object) -> bool:
+        """Silent ones too."""
+        return worker_id in self._entries
+
+    def knows_model(self, model: str) -> bool:
+        """Whether a worker of the model was ever seen."""
+        return model in self._seen_models
+
+    def put(self, record: WorkerRecord, revision: int, now_s: float) -> bool:
+        """Takes a registry entry in. False: it came before, and is no sign of life."""
+        entry = self._entries.get(record.worker_id)
+        if entry is not None and entry.revision == revision:
+            return False
+        before = entry.record if entry is not None and not entry.is_silent else None
+        self._entries[record.worker_id] = _Entry(record, revision, now_s)
+        self._forgotten.pop(record.worker_id, None)
+        self._seen_models.pop(record.model, None)
+        self._seen_models[record.model] = None
+        if len(self._seen_models) > self._max_models:
+            del self._seen_models[next(iter(self._seen_models))]
+        if before is None or _without_load(before) != _without_load(record):
+            self._changed()
+        return True
+
+    def silence(self, worker_id: str) -> bool:
+        """It gets nothing new, and is kept until `remove`, or until it speaks again. Whether it was in use."""
+        entry = self._entries.get(worker_id)
+        if entry is None or entry.is_silent:
+            return False
+        entry.is_silent = True
+        self._changed()
+        return True
+
+    def silent(self) -> list[str]:
+        return [worker_id for worker_id, entry in self._entries.items() if entry.is_silent]
+
+    def remove(self, worker_id: str) -> None:
+        entry = self._entries.pop(worker_id, None)
+        if entry is None:
+            return
+        self._forgotten[worker_id] = entry
+        if len(self._forgotten) > _MAX_FORGOTTEN:
+            self._forgotten.popitem(last=False)
+        self._changed()
+
+    def recall(self, worker_id: str) -> None:
+        """Something is reserved on a worker that was removed: it is silent again, and its memory is shared with it."""
+        entry = self._forgotten.pop(worker_id, None)
+        if entry is not None:
+            self._entries[worker_id] = entry
+            self._changed()
+
+    def expired(self, now_s: float) -> list[str]:
+        """Those that have been silent for too long just now."""
+        return [
+            worker_id
+            for worker_id, entry in self._entries.items()
+            if not entry.is_silent and now_s - entry.seen_at_s > self._ttl_s
+        ]
+
+    def excuse_silence(self, now_s: float) -> None:
+        """Nobody could be heard until now."""
+        for entry in self._entries.values():
+            entry.seen_at_s = now_s
+
+    def hosts_of(self, model: str, group: str = "") -> tuple[HostView, ...]:
+        """Hosts whose workers of the group can serve a request. Where the model has none of the group that take
+        requests, those of no group."""
+        key = (model, group)
+        if key not in self._views:
+            views = self._view(model, group)
+            self._views[key] = views if views or not group else self.hosts_of(model)
+        return self._views[key]
+
+    def _changed(self) -> None:
+        self._views.clear()
+        self.num_changes += 1
+
+    def _view(self, model: str, group: str) -> tuple[HostView, ...]:
+        by_host: dict[str, list[_Entry]] = {}
+        for _, entry in sorted(self._entries.items()):
+            by_host.setdefault(entry.record.host_id, []).append(entry)
+        views = []
+        for host_id, entries in sorted(by_host.items()):
+            heard = [entry.record for entry in entries if not entry.is_silent]
+            taking = [one for one in heard if not one.is_draining and (one.model, one.group) == (model, group)]
+            prefill = tuple(record for record in taking if record.role == PREFILL)
+            decode = tuple(record for record in taking if record.role == DECODE and (prefill or record.serves_locally))
+            decode_ids = tuple(entry.record.worker_id for entry in entries if entry.record.role == DECODE)
+            if decode:
+                # An arena that several workers report is as large as the most careful of them says.
+                shared = [record.num_arena_pages for record in (*prefill, *decode) if not record.num_own_pages]
+                own = max((record.num_own_pages for record in decode), default=0)
+                num_pages = max(own, min(shared, default=0))
+                views.append(HostView(host_id, prefill, decode, decode_ids, num_pages))
+        return tuple(views)
+
+
+def _without_load(record: WorkerRecord) -> WorkerRecord:
+    return replace(record, num_running=0, num_waiting=0)

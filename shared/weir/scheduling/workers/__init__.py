@@ -1,1 +1,0 @@
-"""The workers as placement sees them: pools, capacity, open slots, cached prefixes."""

@@ -1,0 +1,276 @@
+"""The workers of a simulated system: made by the spec, started on prompts, joined by hand-offs, killed on time."""
+
+from weir.bus.messages import SCHEDULER_HASH_BYTES, PrefixChanged, WorkerRecord
+from weir.engine.counters import EngineCounters
+from weir.engine.messages import ChunkComputed, Event, HandOffReady, SequenceEnded, TokenSampled
+from weir.kv.geometry import PAGE_TOKENS
+from weir.sim.engines.make import EngineMaker
+from weir.sim.gateway import MODEL, SimGateway
+from weir.sim.hand_offs import SimHandOffs
+from weir.sim.memory import Location, PrefixMemory, SimPageMemory, locations_of
+from weir.sim.request_state import SimRequestState
+from weir.sim.scheduler import RECORD_EVERY_S, SimScheduler
+from weir.sim.spec import FailureSpec, SystemSpec
+from weir.sim.timeline import NS_PER_S, Timeline, ns_of_ms, ns_of_s
+from weir.sim.worker import SimArrival, SimWorker
+
+_PREFIX_PERIOD_S = 0.1
+"""As transfer services report."""
+
+
+class Fleet:
+    """Implements `weir.sim.worker.WorkerListener`."""
+
+    def __init__(
+        self,
+        spec: SystemSpec,
+        timeline: Timeline,
+        engines: EngineMaker,
+        gateway: SimGateway,
+        scheduler: SimScheduler,
+        *,
+        keeps_prefixes: bool,
+    ) -> None:
+        self.on_token = gateway.on_token
+        self.on_tokens = gateway.on_tokens
+        self.on_gaps = gateway.on_gaps
+        self._spec = spec
+        self._timeline = timeline
+        self._engines = engines
+        self._locations = locations_of(spec, keeps_prefixes=keeps_prefixes)
+        self._memories = {location.arena_id: location.memory for location in self._locations.values()}
+        self._prefix_events = [
+            SimPrefixEvents(arena_id, memory, timeline, scheduler)
+            for arena_id, memory in self._memories.items()
+            if isinstance(memory, PrefixMemory)
+        ]
+        self._workers: dict[str, SimWorker] = {}
+        self._all: list[SimWorker] = []
+        self._gateway = gateway
+        self._scheduler = scheduler
+        self._hand_offs = SimHandOffs(spec, timeline, self._lose)
+        self._is_stopped = False
+
+    def begin(self) -> None:
+        """All workers are there."""
+        for location in self._locations.values():
+            self._report(location, self._make(location))
+        for events in self._prefix_events:
+            events.report()
+        for failure in self._spec.failures:
+            self._plan_failure(failure)
+
+    def stop(self) -> None:
+        """Nothing is reported any more."""
+        self._is_stopped = True
+        for events in self._prefix_events:
+            events.stop()
+
+    def start(self, state: SimRequestState) -> None:
+        """A Start has come to its worker."""
+        placement = state.placement
+        assert placement is not None, "only a granted request is started"
+        if state.is_over:
+            return
+        worker = self._workers.get(placement.prefill_worker_id)
+        if worker is None:
+            self._lose(state)
+            return
+        # At least the last token is computed, for its logits.
+        pages = worker.memory.match(worker.index, state.hashes[: (state.request.num_prompt_tokens - 1) // PAGE_TOKENS])
+        state.outcome.num_cached_tokens = len(pages) * PAGE_TOKENS
+        state.num_sealed_pages = len(pages)
+        arrival = SimArrival(state, page_ids=pages)
+        worker.post(lambda engine: engine.add(arrival))
+
+    def cancel(self, state: SimRequestState) -> None:
+        """The request is not wanted any more."""
+        placement = state.placement
+        assert placement is not None, "only a granted request is cancelled at workers"
+        for worker_id in dict.fromkeys((placement.prefill_worker_id, placement.decode_worker_id)):
+            worker = self._workers.get(worker_id)
+            if worker is not None:
+                worker.post(lambda engine: engine.cancel(state))
+
+    def on_events(self, worker: SimWorker, events: tuple[Event, ...]) -> None:
+        states, on_token = self._gateway.states, self._gateway.on_token
+        for event in events:
+            if event.__class__ is TokenSampled:  # nearly all are
+                state = states[event.key.request_id]
+                on_token(state, is_last=event.index + 1 == state.num_true_tokens)
+                continue
+            match event:
+                case ChunkComputed() if states[event.key.request_id].hashes:
+                    _seal(worker, states[event.key.request_id], event)
+                case HandOffReady():
+                    self._hand_over(worker, event)
+                case SequenceEnded(key, _, failure) if failure is not None:
+                    self._gateway.on_failure(states[key.request_id], failure.reason.value)
+                case _:
+                    pass
+
+    def on_pages_free(self, memory: SimPageMemory) -> None:
+        self._hand_offs.retry(memory)
+        for worker in self._workers.values():
+            if worker.memory is memory:
+                worker.wake()
+
+    def settle_all(self) -> None:
+        """Engines report what was sampled so far."""
+        for worker in self._workers.values():
+            worker.engine.settle_all()
+
+    @property
+    def busy_ns(self) -> int:
+        """All steps that were ever begun, summed."""
+        return sum(worker.busy_ns for worker in self._all)
+
+    def counters(self) -> dict[str, float]:
+        """Summed over all workers that there ever were."""
+        totals = dict.fromkeys(EngineCounters().snapshot(), 0.0)
+        for worker in self._all:
+            for name, value in (item for engine in worker.engines for item in engine.counters().items()):
+                totals[name] = totals.get(name, 0.0) + value
+            totals["busy_s"] = totals.get("busy_s", 0.0) + worker.busy_ns / NS_PER_S
+        totals.pop("page_fingerprint", None)
+        return totals | self._hand_offs.counters()
+
+    def note_preemptions(self) -> None:
+        """In the outcomes, at the end of a run."""
+        for memory in self._memories.values():
+            for request_id, num_preemptions in memory.preemptions.items():
+                self._gateway.states[request_id].outcome.num_preemptions += num_preemptions
+
+    def integrity_errors(self) -> list[str]:
+        """What is not back where it belongs when all requests have ended."""
+        errors = []
+        for worker in self._workers.values():
+            errors += [f"{worker.worker_id}: {error}" for error in worker.engine.integrity_errors()]
+            worker.engine.give_memory_back()
+        for arena_id, memory in self._memories.items():
+            errors += [f"memory of {arena_id}: {error}" for error in memory.integrity_errors()]
+        return errors + self._hand_offs.integrity_errors()
+
+    def _make(self, location: Location) -> SimWorker:
+        worker = SimWorker(location.worker_id, len(self._all) + 1, location.memory, self._timeline)
+        worker.drive(self._engines.make(worker, location, self._gateway.states, self))
+        self._workers[location.worker_id] = worker
+        self._all.append(worker)
+        return worker
+
+    def _report(self, location: Location, worker: SimWorker) -> None:
+        """Its registry entry, every second while it lives."""
+        if self._is_stopped or not worker.is_alive:
+            return
+        pool = location.pool
+        record = WorkerRecord(
+            worker_id=location.worker_id,
+            role="prefill" if pool.role == "prefill" else "decode",
+            model=MODEL,
+            address=f"{location.worker_id}:1",
+            host_id=location.host_id,
+            max_context_tokens=pool.max_context_tokens,
+            page_tokens=PAGE_TOKENS,
+            num_arena_pages=location.num_host_pages,
+            max_num_seqs=pool.max_num_seqs,
+            num_running=worker.engine.num_running,
+            num_waiting=worker.engine.num_waiting,
+            group=pool.group,
+            serves_locally=pool.role == "local" or pool.serves_locally,
+            max_num_batched_tokens=worker.engine.max_step_tokens,
+            num_own_pages=location.num_own_pages,
+            cost=pool.profile.step,
+        )
+        self._scheduler.worker_seen(record)
+        self._timeline.after(ns_of_s(RECORD_EVERY_S), lambda: self._report(location, worker))
+
+    def _hand_over(self, worker: SimWorker, ready: HandOffReady) -> None:
+        state = self._gateway.states[ready.key.request_id]
+        assert state.placement is not None, "only a granted request is handed off"
+        receiver = self._workers.get(state.placement.decode_worker_id)
+        if receiver is None:
+            self._lose(state)
+            self._hand_offs.refuse(worker, state)
+            return
+        delay_ns = ns_of_ms(self._locations[worker.worker_id].pool.profile.hand_off_ms)
+        self._hand_offs.begin(worker, receiver, ready, state, delay_ns)
+
+    def _lose(self, state: SimRequestState) -> None:
+        self._gateway.on_failure(state, "worker_lost")
+
+    def _plan_failure(self, failure: FailureSpec) -> None:
+        start_ns = self._timeline.start_ns
+        self._timeline.at(start_ns + ns_of_s(failure.dies_at_s), lambda: self._kill(failure.worker_id))
+        if failure.returns_at_s < float("inf"):
+            location = self._locations[failure.worker_id]
+            self._timeline.at(start_ns + ns_of_s(failure.returns_at_s), lambda: self._return(location))
+
+    def _return(self, location: Location) -> None:
+        self._report(location, self._make(location))
+
+    def _kill(self, worker_id: str) -> None:
+        """Gateways see the stream break; the scheduler misses its registry entry when that is due."""
+        worker = self._workers.pop(worker_id)
+        worker.engine.settle_all()
+        worker.die()
+        self._hand_offs.forget_worker(worker)
+        for state in self._gateway.states.values():
+            placement = state.placement
+            if not state.is_over and placement is not None:
+                is_there = placement.decode_worker_id == worker_id or (
+                    placement.prefill_worker_id == worker_id and state.outcome.first_token_s is None
+                )
+                if is_there:
+                    self._lose(state)
+
+
+def _seal(worker: SimWorker, state: SimRequestState, chunk: ChunkComputed) -> None:
+    """As `weir.worker.arena.prefixes` does it after each chunk: others may go on from here."""
+    first, end = state.num_sealed_pages, min((chunk.start + chunk.num_tokens) // PAGE_TOKENS, len(state.hashes))
+    if end > first:
+        state.num_sealed_pages = end
+        worker.memory.seal(worker.index, chunk.page_ids[first:end], state.hashes[first:end])
+
+
+class SimPrefixEvents:
+    """Of one memory. Nothing is lost on the way, so nothing is asked for again."""
+
+    def __init__(self, arena_id: str, memory: PrefixMemory, timeline: Timeline, scheduler: SimScheduler) -> None:
+        self._arena_id = arena_id
+        self._memory = memory
+        self._timeline = timeline
+        self._scheduler = scheduler
+        self._incarnation = 0
+        self._sequence = 0
+        self._is_stopped = False
+
+    def stop(self) -> None:
+        self._is_stopped = True
+
+    def report(self) -> None:
+        """Now, and again after each period."""
+        if self._is_stopped:
+            return
+        index = self._memory.prefixes
+        changes = index.changes.take()
+        if changes is None:  # too much has changed: everything is sent anew
+            self._incarnation += 1
+            self._sequence = 0
+        if changes is None or changes or self._sequence == 0 or self._timeline.now_ns % ns_of_s(1.0) == 0:
+            added = index.hashes() if changes is None else changes.added
+            message = PrefixChanged(
+                arena_id=self._arena_id,
+                incarnation=self._incarnation,
+                sequence=self._sequence,
+                num_pages=len(index),
+                added=_packed(list(added)),
+                evicted=_packed(list(changes.evicted if changes else ())),
+            )
+            self._sequence += 1
+            self._scheduler.prefixes_changed(message)
+        self._timeline.after(ns_of_s(_PREFIX_PERIOD_S), self.report)
+
+
+def _packed(hashes: list[bytes]) -> bytes:
+    """Sorted, since sets of bytes come in another order in each process."""
+    return b"".join(sorted(page_hash[:SCHEDULER_HASH_BYTES] for page_hash in hashes))

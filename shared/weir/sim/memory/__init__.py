@@ -1,1 +1,0 @@
-"""Simulated page memory, and what is cached in it."""

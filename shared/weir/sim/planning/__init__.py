@@ -1,1 +1,0 @@
-"""How many workers of which kind a load needs."""

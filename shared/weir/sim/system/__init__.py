@@ -1,1 +1,0 @@
-"""A simulated system: gateway, scheduler, and the fleet of workers."""

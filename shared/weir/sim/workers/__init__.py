@@ -1,1 +1,0 @@
-"""Simulated workers, what arrives at them, and hand-offs between them."""
