@@ -28,6 +28,7 @@ class TransferConfig(ServiceConfig):
     lease_ttl_ms: int = setting(2000, "Silence after which a worker's process is killed.")
     prefix_cache: bool = setting(True, "Keep computed pages, so that prompts with the same prefix share them.")
     prefix_wait_ms: int = setting(10_000, "How long a prompt waits for a prefix that another one is computing.")
+    adoption_wait_ms: int = setting(30_000, "How long sequences of a dead decode worker wait for another. 0: not at all.")
     segment_dir: Path = field(
         default=DEFAULT_DIRECTORY, metadata={"help": "Where the arena's file is made; must be memory (tmpfs)."}
     )
@@ -42,6 +43,7 @@ class TransferConfig(ServiceConfig):
             ("num_slots", 1),
             ("heartbeat_interval_ms", 10),
             ("prefix_wait_ms", 0),
+            ("adoption_wait_ms", 0),
         ):
             if getattr(self, name) < smallest:
                 raise ValueError(f"{name} {getattr(self, name)}: must be at least {smallest}")
@@ -72,7 +74,13 @@ class TransferConfig(ServiceConfig):
 
     @property
     def arena_settings(self) -> ArenaSettings:
-        return ArenaSettings(self.heartbeat_interval_ms, self.lease_ttl_ms, self.prefix_cache, self.prefix_wait_ms)
+        return ArenaSettings(
+            self.heartbeat_interval_ms,
+            self.lease_ttl_ms,
+            self.prefix_cache,
+            self.prefix_wait_ms,
+            self.adoption_wait_ms,
+        )
 
     @property
     def geometry(self) -> ArenaGeometry:

@@ -1,7 +1,7 @@
 """The decisions of the transfer service: what becomes of leases, pages and sequences.
 
 Pure: memory of the segment and an injected clock, no sockets and no processes. What has to be done outside is
-returned: leases to fence from `tick`, sequences to announce from `attach` and `hand_off`.
+returned: leases to fence from `tick`, sequences to announce from `attach`, `hand_off` and `adopt_orphans`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,6 +35,7 @@ from weir_transfer.messages import (
 from weir_transfer.pending_prefixes import PendingPrefixes
 
 _RETRY_AFTER_S = 0.1
+_ADOPTING_ROLE = "decode"
 
 
 @dataclass(slots=True)
@@ -47,6 +48,7 @@ class TransferCounters:
     handoff_bytes_copied_total: int = 0
     fenced_total: int = 0
     orphaned_total: int = 0
+    adopted_total: int = 0
     reclaimed_pages_total: int = 0
     reclaimed_slots_total: int = 0
     prefix_hit_pages_total: int = 0
@@ -76,6 +78,8 @@ class ArenaCore:
         self.prefixes: PrefixIndex = self._table.prefixes
         self._counters = TransferCounters()
         self._keeps_prefixes = settings.keeps_prefixes
+        self._settings = settings
+        self._are_orphans_wanted = True
         self._pending = PendingPrefixes(on_settled)
         self._unclaimed_lease_ids: set[int] = set()
         """Leases of before a restart that have not claimed yet what they hold: until then nothing is evicted."""
@@ -119,10 +123,29 @@ class ArenaCore:
             self._pending.give_up_all(lease_id)
             self._counters.orphaned_total += self._table.orphan(lease_id, self._block_table_of)
 
+    def adopt_orphans(self) -> list[Announcement]:
+        """Passes what workers that have ended left to living ones of their role, each sequence to the one that holds
+        the fewest. Not to one that is silent: it may be about to be killed."""
+        adopters = [
+            lease for lease in self._leases.all() if lease.role == _ADOPTING_ROLE and lease.state == LeaseState.ACTIVE
+        ]
+        announcements = []
+        for slot in self._adoptable_slots() if adopters else ():
+            num_slots_of = {lease.lease_id: len(self._table.slots_of(lease.lease_id)) for lease in adopters}
+            announcements.append(self._adopt(slot, min(num_slots_of, key=num_slots_of.__getitem__)))
+        return announcements
+
+    def give_up_orphans(self) -> None:
+        """No worker will come any more: from here on nothing waits for one."""
+        self._are_orphans_wanted = False
+
     def tick(self) -> list[int]:
-        """Runs the countdowns and frees orphans. Returns the leases whose processes must be killed now."""
+        """Runs the countdowns and frees orphans that wait for nobody. Returns the leases whose processes must be killed
+        now."""
+        waiting_for = {self._table.owner_of(slot) for slot in self._adoptable_slots()}
         for lease in self._leases.all():
-            if lease.state == LeaseState.ORPHANED:
+            is_waiting = lease.lease_id in waiting_for and not self._keeper.has_waited(lease)
+            if lease.state == LeaseState.ORPHANED and not is_waiting:
                 self._free_orphans(lease.lease_id)
         to_fence = self._keeper.count_down()
         self._counters.fenced_total += len(to_fence)
@@ -273,6 +296,33 @@ class ArenaCore:
     def _try_acquire(self, lease_id: int, num_pages: int, num_slots: int) -> Acquired | None:
         return self._table.try_acquire(lease_id, num_pages, num_slots, may_evict=not self._unclaimed_lease_ids)
 
+    def _adoptable_slots(self) -> list[int]:
+        """Orphaned sequences that somebody can go on with. Not a prompt half read: with its full pages as a prefix any
+        prefill worker can do that. Nor one that may have killed several workers by now."""
+        if not self._are_orphans_wanted or not self._settings.adoption_wait_ms:
+            return []
+        roles = {lease.lease_id: lease.role for lease in self._leases.all() if lease.state == LeaseState.ORPHANED}
+        return [
+            slot
+            for slot in self._table.orphaned_slots()
+            if roles.get(self._table.owner_of(slot)) == _ADOPTING_ROLE
+            and (summary := self._records[slot].summarize()) is not None
+            and summary.num_output_tokens > 0
+            and summary.attempt.adoption < self._settings.max_adoptions
+        ]
+
+    def _adopt(self, slot: int, to_lease_id: int) -> Announcement:
+        """The record comes first: what is announced is newer than all that the one who died may have sent. Should this
+        process die before the owner changes, the next one raises it once more."""
+        record = self._records[slot]
+        record.raise_adoption()
+        summary = record.summarize()
+        assert summary is not None, "nobody else writes the record of a worker that has ended"
+        move = Move(summary.request_id, summary.attempt, self._table.owner_of(slot), to_lease_id)
+        self._table.adopt(slot, summary.page_ids, move)
+        self._counters.adopted_total += 1
+        return Announcement(to_lease_id, self._handed_off(slot, summary))
+
     def _free_orphans(self, lease_id: int) -> None:
         """What they had computed stays as reusable prefixes: whoever goes on with their requests finds it."""
         slots = self._table.slots_of(lease_id)
@@ -280,7 +330,7 @@ class ArenaCore:
         for slot in slots:
             self._records[slot].clear()
         self._table.free_orphans(lease_id, chains)
-        self._leases.remove(lease_id)
+        self._keeper.remove(lease_id)
 
     def _chain_of(self, slot: int) -> PageChain:
         """The pages of a dead worker's sequence, as its record has them; none if it died of having damaged that."""

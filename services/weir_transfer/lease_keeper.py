@@ -59,10 +59,12 @@ class LeaseKeeper:
         self._asked_to_fence: set[int] = set()
 
     def recover(self) -> None:
-        """After a restart nobody is attached, and every lease gets a whole countdown to attach again."""
+        """After a restart nobody is attached, and every lease gets a whole countdown to attach again, or to be adopted
+        from."""
         for lease in self._table.all():
             if lease.state in (LeaseState.ACTIVE, LeaseState.SUSPECT):
                 self._table.set_state(lease.lease_id, LeaseState.SUSPECT)
+            if lease.state != LeaseState.FENCING:
                 self._countdowns.restart(lease.lease_id)
 
     def find_or_add(self, registration: LeaseRegistration) -> int:
@@ -112,9 +114,18 @@ class LeaseKeeper:
             return False
         self._attachments.pop(lease_id, None)
         self._asked_to_fence.discard(lease_id)
-        self._countdowns.forget(lease_id)
+        self._countdowns.restart(lease_id)
         self._table.set_state(lease_id, LeaseState.ORPHANED)
         return True
+
+    def has_waited(self, orphaned: Lease) -> bool:
+        """Whether nobody adopted what it left for as long as that may wait."""
+        return self._countdowns.silence_s(orphaned.lease_id) >= self._settings.adoption_wait_s
+
+    def remove(self, lease_id: int) -> None:
+        """An orphaned lease, which owns nothing any more."""
+        self._countdowns.forget(lease_id)
+        self._table.remove(lease_id)
 
     def count_down(self) -> list[int]:
         """Call it at every tick. Returns the leases whose processes must be killed now, each once."""

@@ -18,13 +18,20 @@ class ArenaSettings:
     """A heartbeat is expected every `heartbeat_interval_ms`; after `lease_ttl_ms` of silence a process is killed.
 
     `keeps_prefixes`: full pages are kept and found again. `prefix_wait_ms`: how long a match waits for a prefix that
-    another request computes.
+    another request computes. `adoption_wait_ms`: how long sequences of a worker that has ended wait for another one, 0:
+    not at all; none is adopted more than `max_adoptions` times.
     """
 
     heartbeat_interval_ms: int
     lease_ttl_ms: int
     keeps_prefixes: bool = True
     prefix_wait_ms: int = 10_000
+    adoption_wait_ms: int = 30_000
+    max_adoptions: int = 3
+
+    @property
+    def adoption_wait_s(self) -> float:
+        return self.adoption_wait_ms / 1000
 
     @property
     def suspect_after_s(self) -> float:

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, NoReturn
 
 import grpc
@@ -138,6 +138,13 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
         """Ends every stream. The leases stay."""
         for announcements in self._announcements.values():
             announcements.close()
+
+    def announce(self, announcements: Sequence[Announcement]) -> None:
+        """Sequences that came to their leases by adoption."""
+        for announcement in announcements:
+            sequence = announcement.sequence
+            _log.info("request %s goes on under lease %d", sequence.request_id, announcement.lease_id)
+            self._announce(announcement)
 
     async def Attach(  # noqa: N802 - names on the wire
         self, request_iterator: _Requests, context: _Context

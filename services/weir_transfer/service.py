@@ -73,6 +73,7 @@ class TransferService:
     async def drain(self, deadline_s: float) -> None:
         """Waits for the workers to leave: those who end work in an orderly way need the arena while they do."""
         self._nobody_left.clear()  # the next tick sees how it is now
+        self._core.give_up_orphans()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._nobody_left.wait(), deadline_s)
 
@@ -105,6 +106,7 @@ class TransferService:
 
     async def _tick_for_ever(self) -> None:
         while True:
+            self._servicer.announce(self._core.adopt_orphans())
             for lease_id in self._core.tick():
                 _log.warning("lease %d has been silent for too long: its process is killed", lease_id)
                 self._fence.kill(lease_id)

@@ -26,11 +26,11 @@ TICK_S = 0.05
 class World:
     """A core, its segment and its clock; `restart` puts a new core over the segment, as a new process would."""
 
-    def __init__(self, path: Path, segment_type: type[Segment] = Segment) -> None:
+    def __init__(self, path: Path, segment_type: type[Segment] = Segment, *, adoption_wait_ms: int = 0) -> None:
         geometry = ArenaGeometry(page_bytes=4096, num_pages=40, num_slots=6, max_context_tokens=256)
         self.segment = segment_type.create(path, geometry, "digest")
         self.clock = ManualClock(1000.0)
-        self.settings = ArenaSettings(heartbeat_interval_ms=200, lease_ttl_ms=2000)
+        self.settings = ArenaSettings(heartbeat_interval_ms=200, lease_ttl_ms=2000, adoption_wait_ms=adoption_wait_ms)
         self.restart()
 
     def restart(self) -> None:

@@ -87,6 +87,7 @@ class Scene:
             SequenceParams("r1", Attempt(1, 0), "g", TEXT, SamplingParams(), StopRules(8), 16, "", prefix_seed=SEED)
         )
         record.set_block_table(scene.page_ids)
+        record.append_token(7)
         record.publish(num_computed_tokens=90)
         return scene
 
@@ -103,6 +104,12 @@ class Scene:
 
     def bury(self) -> None:
         self.world.core.end_lease(self.prefill.lease_id)
+        self.world.core.tick()
+
+    def adopt(self) -> None:
+        """The worker is dead, and another one takes its sequence over."""
+        self.world.core.end_lease(self.prefill.lease_id)
+        self.world.core.adopt_orphans()
         self.world.core.tick()
 
     def claims(self) -> dict[str, Claims | None]:
@@ -125,6 +132,7 @@ class Operation:
     claims: Callable[[Scene], dict[str, Claims | None]] = lambda _: {}
     before: Callable[[Scene], object] = lambda _: None
     receiver: str = ""
+    adoption_wait_ms: int = 0
 
 
 OPERATIONS = {
@@ -153,6 +161,9 @@ OPERATIONS = {
         before=Scene.release,
     ),
     "frees what a dead worker held": Operation(Scene.bury, lambda _: {"prefill": None}),
+    "has its sequence adopted": Operation(
+        Scene.adopt, lambda _: {"prefill": None}, receiver="decode", adoption_wait_ms=60_000
+    ),
     "attaches": Operation(lambda scene: scene.world.core.attach(scene.world.registration("new"))),
     "takes back": Operation(
         lambda scene: scene.world.core.attach(scene.world.registration("prefill", scene.prefill.lease_id)),
@@ -162,12 +173,13 @@ OPERATIONS = {
 
 
 @pytest.fixture
-def mortal(tmp_path: Path) -> Iterator[Callable[[], World]]:
-    """Makes worlds, one after the other."""
+def mortal(tmp_path: Path) -> Iterator[Callable[[Operation], World]]:
+    """Makes worlds for an operation, one after the other."""
     numbers = itertools.count()
 
-    def make() -> World:
-        return World(tmp_path / f"arena-{next(numbers)}", MortalSegment)
+    def make(operation: Operation) -> World:
+        path = tmp_path / f"arena-{next(numbers)}"
+        return World(path, MortalSegment, adoption_wait_ms=operation.adoption_wait_ms)
 
     yield make
     MortalRows.writes_left = None
@@ -186,10 +198,10 @@ def dies(work: Callable[[], object], num_writes: int) -> bool:
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_a_service_that_dies_while_it(name: str, mortal: Callable[[], World]) -> None:
+def test_a_service_that_dies_while_it(name: str, mortal: Callable[[Operation], World]) -> None:
     operation = OPERATIONS[name]
     for num_writes in itertools.count():
-        scene = Scene.begin(mortal())
+        scene = Scene.begin(mortal(operation))
         operation.before(scene)
         has_died = dies(partial(operation.work, scene), num_writes)
         check_successor(scene, operation, f"{num_writes} writes")
@@ -201,11 +213,11 @@ def test_a_service_that_dies_while_it(name: str, mortal: Callable[[], World]) ->
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_a_successor_that_dies_while_it_makes_whole_what_another_left_that(
-    name: str, mortal: Callable[[], World]
+    name: str, mortal: Callable[[Operation], World]
 ) -> None:
     operation = OPERATIONS[name]
     for num_writes, num_writes_after in itertools.product(range(1, 20, 6), range(0, 20, 2)):
-        scene = Scene.begin(mortal())
+        scene = Scene.begin(mortal(operation))
         operation.before(scene)
         dies(partial(operation.work, scene), num_writes)
         dies(scene.world.restart, num_writes_after)
@@ -228,6 +240,7 @@ def check_successor(scene: Scene, operation: Operation, when: str) -> None:
         assert worker_id == operation.receiver or again.handed_off == (), f"{when}: told of what was its own"
         slots.update(claims.slots, claims.handing_off_slots, (sequence.slot for sequence in again.handed_off))
         pages.update(claims.page_ids)
+    slots.update(announcement.sequence.slot for announcement in world.core.adopt_orphans())
     world.core.tick()
     assert world.core.integrity_errors() == (), when
     pages.update(scene.page_ids if scene.slot in slots else ())

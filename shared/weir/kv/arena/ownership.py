@@ -63,6 +63,12 @@ class OwnershipTable:
     def free_slots(self) -> list[int]:
         return [int(slot) for slot in np.flatnonzero(self.slot_rows["state"] == SlotState.FREE)]
 
+    def orphaned_slots(self) -> list[int]:
+        return [int(slot) for slot in np.flatnonzero(self.slot_rows["state"] == SlotState.ORPHANED)]
+
+    def owner_of(self, slot: int) -> int:
+        return int(self.slot_rows["owner"][slot])
+
     def slot_generation(self, slot: int) -> int:
         return int(self.slot_rows["generation"][slot])
 
@@ -158,11 +164,7 @@ class OwnershipTable:
         self.check_held_pages(move.from_lease_id, page_ids)
         is_pinned = self.prefixes.is_sealed(page_ids)
         row = self.slot_rows[slot : slot + 1]
-        row["moved_request_id"] = move.request_id.encode()
-        row["moved_dispatch"] = move.attempt.dispatch
-        row["moved_adoption"] = move.attempt.adoption
-        row["moved_from"] = move.from_lease_id
-        row["moved_num_pages"] = len(page_ids)
+        _note_move(row, move, len(page_ids))
         if row["acquirer"] == move.to_lease_id:  # it owns the slot by hand-off from here on, and so does its sender
             row["acquirer"] = NO_LEASE
         row["owner"] = move.to_lease_id  # the commit point; what follows `rebuild` would do as well
@@ -170,16 +172,29 @@ class OwnershipTable:
         self.prefixes.move_pins(move.from_lease_id, move.to_lease_id, page_ids[is_pinned])
         self._seal_own(move.to_lease_id, page_ids, hashes, ~is_pinned)
 
+    def adopt(self, slot: int, page_ids: PageIds, move: Move) -> None:
+        """Passes an ORPHANED slot and its pages to `move.to_lease_id`. Page ids stay what they are."""
+        is_own = self.page_rows["owner"][page_ids] == move.from_lease_id
+        is_pinned = self.prefixes.is_sealed(page_ids)
+        row = self.slot_rows[slot : slot + 1]
+        _note_move(row, move, len(page_ids))
+        row["acquirer"] = NO_LEASE  # it came by hand-off, so that its new owner is told of it
+        row["state"] = SlotState.LEASED  # of a lease that has ended: until the next write `orphan` takes that back
+        row["owner"] = move.to_lease_id  # the commit point; what follows `rebuild` would do as well
+        self.page_rows["state"][page_ids[is_own]] = PageState.LEASED
+        self.page_rows["owner"][page_ids[is_own]] = move.to_lease_id
+        self.prefixes.move_pins(move.from_lease_id, move.to_lease_id, page_ids[is_pinned])
+
     def try_find_move(self, slot: int, request_id: str, attempt: Attempt) -> int | None:
-        """Number of pages of the slot's last hand-off if it was this one.
+        """Number of pages of the slot's last hand-off if it was this one, or an adoption of what this one passed on.
 
         Only for a slot that the asker does not own: then it was committed, whatever became of the slot since.
         """
         if slot >= len(self.slot_rows):
             return None
         row = self.slot_rows[slot]
-        recorded = (bytes(row["moved_request_id"]).decode(), int(row["moved_dispatch"]), int(row["moved_adoption"]))
-        if recorded != (request_id, attempt.dispatch, attempt.adoption):
+        is_same = (bytes(row["moved_request_id"]).decode(), int(row["moved_dispatch"])) == (request_id, attempt.dispatch)
+        if not is_same or row["moved_adoption"] < attempt.adoption:
             return None
         return int(row["moved_num_pages"])
 
@@ -240,6 +255,7 @@ class OwnershipTable:
         row = self.slot_rows[slot]
         if row["state"] == SlotState.LEASED and self.came_by_hand_off(slot):
             left_behind = block_table[self.page_rows["owner"][block_table] == row["moved_from"]]
+            self.page_rows["state"][left_behind] = PageState.LEASED  # of an adoption they may still be ORPHANED
             self.page_rows["owner"][left_behind] = row["owner"]
         self.prefixes.pin(int(row["owner"]), block_table[self.prefixes.is_sealed(block_table)])
 
@@ -269,6 +285,14 @@ class OwnershipTable:
         self.page_rows["owner"][pages] = NO_LEASE
         self.page_rows["refcount"][pages] = 0
         self.page_rows["hash"][pages] = 0
+
+
+def _note_move(row: NDArray[Any], move: Move, num_pages: int) -> None:
+    row["moved_request_id"] = move.request_id.encode()
+    row["moved_dispatch"] = move.attempt.dispatch
+    row["moved_adoption"] = move.attempt.adoption
+    row["moved_from"] = move.from_lease_id
+    row["moved_num_pages"] = num_pages
 
 
 def _as_ids(given: Collection[int] | PageIds) -> PageIds:

@@ -88,6 +88,7 @@ class RecordSummary:
     page_ids: NDArray[np.int64]
     """The published block table, shape [num_pages]."""
     num_computed_tokens: int
+    num_output_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

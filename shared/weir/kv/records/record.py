@@ -172,6 +172,18 @@ class SequenceRecord:
         writer.num_pages = num_kept
         self.publish(min(num_computed_tokens, num_kept * PAGE_TOKENS))
 
+    def raise_adoption(self) -> bool:
+        """Publishes the same sequence under the next adoption, for the one who takes it from a worker that has ended:
+        nobody else may write the record at that time. False: there is no valid record."""
+        header = self._newest_header()
+        if header is None:
+            return False
+        self._writer = _writer_after(header)
+        self._writer.attempt = Attempt(header.attempt.dispatch, header.attempt.adoption + 1)
+        self.publish(header.num_computed_tokens)
+        self._writer = None
+        return True
+
     def read(self) -> SequenceSnapshot | None:
         """The newest publication, or None where there is none."""
         header = self._newest_header()
@@ -202,7 +214,13 @@ class SequenceRecord:
         page_ids = np.frombuffer(self._block_table, np.int32, header.num_pages).astype(np.int64)
         if page_ids.size and not 0 <= page_ids.min() <= page_ids.max() < self._num_arena_pages:
             return None
-        return RecordSummary(header.request_id, header.attempt, page_ids, header.num_computed_tokens)
+        return RecordSummary(
+            header.request_id,
+            header.attempt,
+            page_ids,
+            header.num_computed_tokens,
+            num_output_tokens=header.num_tokens - header.num_prompt_tokens,
+        )
 
     def clear(self) -> None:
         """Ends the sequence: the slot has no valid record any more. May be called twice.
