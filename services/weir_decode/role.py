@@ -117,7 +117,7 @@ class DecodeRole:
         """Nothing of this role waits."""
 
     def metrics(self) -> Mapping[str, float]:
-        num_served = self._counters.get("taken_over", 0) + self._num_local
+        num_served = self._counters.get("taken_over", 0) + self._counters.get("adopted", 0) + self._num_local
         return {
             "preemption_rate": self._counters.get("preemptions", 0) / max(1, num_served),
             "served_locally_total": float(self._num_local),

@@ -21,6 +21,8 @@ class EngineCounters:
     tokens_generated: int = 0
     taken_over: int = 0
     """Sequences that came by hand-off."""
+    adopted: int = 0
+    """Sequences of workers that had ended."""
     handed_off: int = 0
     finished: int = 0
     cancelled: int = 0

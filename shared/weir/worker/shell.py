@@ -161,6 +161,8 @@ class WorkerShell:
         worker_pb2_grpc.add_WorkerServicer_to_server(servicer, context.grpc_server)
 
         self._tasks = WorkerTasks(context.request_shutdown)
+        self._early_hand_offs: list[HandedOff] | None = []
+        """What came before the engine runs, at most one a slot of the arena; None from then on."""
         self._is_draining = False
         self._is_broken = False
         self._has_changed = asyncio.Event()
@@ -176,6 +178,9 @@ class WorkerShell:
         runner, warm_up = await asyncio.to_thread(self._make_runner, memory)
         batcher = self._role.make_batcher(memory.segment, self._model.batch_limits(self._config))
         await self._host.start(batcher, runner, warm_up)
+        early, self._early_hand_offs = self._early_hand_offs or [], None
+        for handed_off in early:
+            self._role.on_handed_off(handed_off)
         if self._config.policy:
             self._host.post(SetPolicy(PolicySpec.parse(self._config.policy).make()))
         self._keeper.start()
@@ -246,7 +251,10 @@ class WorkerShell:
             stream.answer(SequenceEnded(key, failure=Failure(FailureReason.INTERNAL, str(error))))
 
     def _on_handed_off(self, handed_off: HandedOff) -> None:
-        self._role.on_handed_off(handed_off)  # which is made after the arena
+        if self._early_hand_offs is not None:
+            self._early_hand_offs.append(handed_off)
+        else:
+            self._role.on_handed_off(handed_off)  # which is made after the arena
 
     def _on_report(self, report: EngineReport) -> None:
         try:

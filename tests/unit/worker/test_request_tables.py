@@ -65,13 +65,14 @@ def test_those_of_the_prompt_are_sent_without_a_token_and_once() -> None:
     assert (update.first_prompt_index, prompt_logprobs_of(update)) == (3, LOGPROBS[2:4])
 
 
-def test_a_cancel_counts_for_older_attempts_and_not_for_newer_ones() -> None:
+def test_a_cancel_counts_for_older_dispatches_and_all_adoptions_of_its_own_and_not_for_newer_ones() -> None:
     cancelled = CancelledRequests(ManualClock(), ttl_s=60, max_entries=10)
     cancelled.put(SequenceKey("a", Attempt(2)))
     cancelled.put(SequenceKey("a", Attempt(1)))
     assert cancelled.covers(SequenceKey("a", Attempt(1)))
     assert cancelled.covers(SequenceKey("a", Attempt(2)))
-    assert not cancelled.covers(SequenceKey("a", Attempt(2, 1)))
+    assert cancelled.covers(SequenceKey("a", Attempt(2, 1)))
+    assert not cancelled.covers(SequenceKey("a", Attempt(3)))
 
 
 def test_cancelled_requests_are_bounded() -> None:

@@ -206,8 +206,11 @@ class RunningBatcher(Batcher):
             self.pool.put_back(arrival.slot, arrival.block_table)
             return
         self._insert(sequence)
-        self.counters.taken_over += 1
-        self.counters.count_hand_off(sequence.key.request_id, sequence.block_table)
+        if sequence.key.attempt.adoption:
+            self.counters.adopted += 1
+        else:
+            self.counters.taken_over += 1
+            self.counters.count_hand_off(sequence.key.request_id, sequence.block_table)
         self._events.append(TakenOver(sequence.key, sequence.block_table))
         errors = sequence.check_integrity()
         reason = sequence.end_reason(self.limits.max_context_tokens)

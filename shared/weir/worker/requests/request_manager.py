@@ -109,21 +109,23 @@ class RequestManager:
         return True
 
     def cancel(self, stream: GatewayStream, key: SequenceKey) -> None:
-        """Drops this and older attempts, now or whenever they come. The sequence's end is the gateway's answer; if no
+        """Drops this dispatch and older ones, now or whenever they come. The sequence's end is the gateway's answer; if no
         such end will be sent, an answer comes at once, since a gateway sends its Cancel again until it is answered.
         """
         self._cancelled.put(key)
         self._pending_resumes.try_take(key, stream.gateway_id)
         held = self._sequences.find(key.request_id)
-        if held is not None and held.gateway_id == stream.gateway_id and held.key.attempt <= key.attempt:
+        is_covered = held is not None and held.key.attempt.dispatch <= key.attempt.dispatch
+        if held is not None and held.gateway_id == stream.gateway_id and is_covered:
             self._cancel(held)
             if held.key == key and held.next_index is not None and held.ending is None:
                 return
         stream.answer(SequenceEnded(key, FinishReason.CANCELLED))
 
     def resume(self, stream: GatewayStream, key: SequenceKey, next_index: int, *, awaits_hand_off: bool) -> None:
-        """Sends everything from `next_index` on, now and later; `awaits_hand_off`: also if it comes only later."""
-        held = self._sequences.get(key)
+        """Sends everything from `next_index` on, now and later; `awaits_hand_off`: also if it comes only later. What was
+        adopted since this attempt goes on for it."""
+        held = self._sequences.find_adoption(key)
         if held is not None and held.gateway_id == stream.gateway_id:
             self._resume(stream, held, next_index)
         elif self._cancelled.covers(key):
@@ -160,8 +162,8 @@ class RequestManager:
         if stream is None:
             self._hub.expect(params.gateway_id)
             next_index = None
-        elif next_index is None:
-            next_index = 0
+        elif next_index is None and not key.attempt.adoption:
+            next_index = 0  # of what was adopted its gateway may not have missed the old worker yet: it asks
         collector = OutputCollector.of_arrival(arrival, next_index=next_index)
         self._sequences.open(collector)
         if refusal is not None:

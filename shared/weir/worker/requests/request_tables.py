@@ -11,6 +11,7 @@ engine never waits for a gateway.
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from weir.core.clock import Clock
 from weir.core.life import Attempt
@@ -160,6 +161,12 @@ class SequenceTable:
         collector = self._collectors.get(key.request_id)
         return collector if collector is not None and collector.key == key else None
 
+    def find_adoption(self, key: SequenceKey) -> OutputCollector | None:
+        """This attempt's, or that of a later adoption of the same dispatch."""
+        collector = self._collectors.get(key.request_id)
+        is_it = collector is not None and _dispatch_of(collector.key) == _dispatch_of(key)
+        return collector if collector is not None and is_it and collector.key.attempt >= key.attempt else None
+
     def open(self, collector: OutputCollector) -> None:
         """Replaces an older attempt's."""
         self.drop(collector.key.request_id)
@@ -183,45 +190,60 @@ class SequenceTable:
             self.drop(oldest)
 
 
+class _PendingResume(NamedTuple):
+    key: SequenceKey
+    gateway_id: str
+    next_index: int
+    expires_at_s: float
+
+
+def _dispatch_of(key: SequenceKey) -> tuple[str, int]:
+    return key.request_id, key.attempt.dispatch
+
+
 class PendingResumes:
-    """Resumes of sequences that a decode worker has yet to be handed; of too many, the oldest is forgotten."""
+    """Resumes of sequences that a decode worker has yet to be handed; of too many, the oldest is forgotten.
+
+    One is for all adoptions of its dispatch: which of them comes here its gateway cannot know.
+    """
 
     def __init__(self, clock: Clock, *, ttl_s: float, max_entries: int) -> None:
         self._clock = clock
         self._ttl_s = ttl_s
         self._max_entries = max_entries
-        self._entries: OrderedDict[SequenceKey, tuple[str, int, float]] = OrderedDict()
+        self._entries: OrderedDict[tuple[str, int], _PendingResume] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def put(self, key: SequenceKey, gateway_id: str, next_index: int) -> None:
-        self._entries.pop(key, None)
-        self._entries[key] = (gateway_id, next_index, self._clock.now_s() + self._ttl_s)
+        self._entries.pop(_dispatch_of(key), None)
+        entry = _PendingResume(key, gateway_id, next_index, self._clock.now_s() + self._ttl_s)
+        self._entries[_dispatch_of(key)] = entry
         if len(self._entries) > self._max_entries:
             self._entries.popitem(last=False)
 
     def try_take(self, key: SequenceKey, gateway_id: str) -> int | None:
         """The index that the gateway asked for, if it did."""
-        entry = self._entries.pop(key, None)
-        return entry[1] if entry is not None and entry[0] == gateway_id else None
+        entry = self._entries.pop(_dispatch_of(key), None)
+        return entry.next_index if entry is not None and entry.gateway_id == gateway_id else None
 
     def drop_gateway(self, gateway_id: str) -> None:
-        for key in [key for key, entry in self._entries.items() if entry[0] == gateway_id]:
-            del self._entries[key]
+        for dispatch in [dispatch for dispatch, entry in self._entries.items() if entry.gateway_id == gateway_id]:
+            del self._entries[dispatch]
 
     def take_expired(self) -> list[tuple[str, SequenceKey, int]]:
         """(gateway, sequence, index) of those that waited for too long."""
         now_s, expired = self._clock.now_s(), []
-        while self._entries and next(iter(self._entries.values()))[2] <= now_s:
-            key, (gateway_id, next_index, _) = self._entries.popitem(last=False)
-            expired.append((gateway_id, key, next_index))
+        while self._entries and next(iter(self._entries.values())).expires_at_s <= now_s:
+            _, entry = self._entries.popitem(last=False)
+            expired.append((entry.gateway_id, entry.key, entry.next_index))
         return expired
 
 
 class CancelledRequests:
-    """The newest cancelled attempt of each request, for `ttl_s`: that one and older ones are not to be started, even if
-    they come after the Cancel."""
+    """The newest cancelled attempt of each request, for `ttl_s`: older ones and all adoptions of its dispatch are not to
+    be started, even if they come after the Cancel."""
 
     def __init__(self, clock: Clock, *, ttl_s: float, max_entries: int) -> None:
         self._clock = clock
@@ -240,7 +262,7 @@ class CancelledRequests:
 
     def covers(self, key: SequenceKey) -> bool:
         entry = self._entries.get(key.request_id)
-        return entry is not None and key.attempt <= entry[0]
+        return entry is not None and key.attempt.dispatch <= entry[0].dispatch
 
     def sweep(self) -> None:
         """Forgets what is old."""

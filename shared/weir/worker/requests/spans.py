@@ -115,11 +115,11 @@ class DecodeSpans:
         return len(self._open)
 
     def begin(self, params: SequenceParams, num_output_tokens: int) -> None:
-        """Called at the hand-off, with the tokens that are there already."""
+        """Called at the hand-off or the adoption, with the tokens that are there already."""
         span = self._tracer.start_span(
             "decode",
             context=context_of(params.traceparent),
-            attributes={"weir.request_id": params.request_id},
+            attributes={"weir.request_id": params.request_id, "weir.adoption": params.attempt.adoption},
         )
         self._open[SequenceKey.of(params)] = _Decoding(span, num_output_tokens)
 
