@@ -18,6 +18,7 @@ from weir.rpc.port_guard import BodyBudget
 from weir.runtime.service import Description
 from weir_gateway.access import AccessControl, AccessWatch
 from weir_gateway.config import GatewayConfig
+from weir_gateway.driving.adoption import AdopterSearch, AdoptionSettings
 from weir_gateway.driving.driver import Driver, DriverSettings
 from weir_gateway.driving.scheduler_port import SchedulerInbox, SchedulerPort, SchedulerPortSettings
 from weir_gateway.frontends.http_frontend import HttpFrontend
@@ -27,6 +28,7 @@ from weir_gateway.output_lengths import OutputLengths
 from weir_gateway.requests.models import ModelDirectory, ServedModel
 from weir_gateway.requests.validation import Limits
 from weir_gateway.workers.connections import ConnectionSettings, WorkerConnections
+from weir_gateway.workers.decode_workers import DecodeWorkers
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +40,7 @@ class GatewaySettings:
     instance: str
     port: SchedulerPortSettings = field(default_factory=SchedulerPortSettings)
     driver: DriverSettings = field(default_factory=DriverSettings)
+    adoption: AdoptionSettings = field(default_factory=AdoptionSettings)
     connections: ConnectionSettings = field(default_factory=ConnectionSettings)
     limits: Limits = field(default_factory=Limits)
     http: HttpSettings = field(default_factory=HttpSettings)
@@ -115,7 +118,9 @@ class Gateway:
         self._endpoint = BusEndpoint(bus, process.tracer)
         self._port = SchedulerPort(self._endpoint, self._subjects, self._gateway_id, settings.port, clock)
         self._connections = WorkerConnections(self._gateway_id, settings.connections, clock)
-        self._driver = Driver(self._port, self._connections, settings.driver, clock)
+        self._decode_workers = DecodeWorkers(clock)
+        adopters = AdopterSearch(self._connections, self._decode_workers, settings.adoption, clock)
+        self._driver = Driver(self._port, self._connections, adopters, settings.driver, clock)
         self._inbox = SchedulerInbox(self._port, self._driver.requests, report_interval_s=settings.report_interval_s)
         models = ModelDirectory([model])
         self.processor = InputProcessor(models, access, settings.limits, lengths, self._driver, process.tracer, clock)
@@ -132,6 +137,7 @@ class Gateway:
     async def start(self) -> None:
         """Raises Unavailable without a free HTTP port."""
         self._spawn(self._access_watch.follow(self._bus, self._subjects), "follow the rules of access")
+        self._spawn(self._decode_workers.follow(self._bus, self._subjects), "follow the registry")
         await self._inbox.subscribe(self._endpoint, self._subjects, self._gateway_id)
         self._spawn(self._driver.watch(), "watch requests")
         self._spawn(self._inbox.report_for_ever(), "report held requests")

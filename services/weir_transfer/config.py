@@ -28,7 +28,9 @@ class TransferConfig(ServiceConfig):
     lease_ttl_ms: int = setting(2000, "Silence after which a worker's process is killed.")
     prefix_cache: bool = setting(True, "Keep computed pages, so that prompts with the same prefix share them.")
     prefix_wait_ms: int = setting(10_000, "How long a prompt waits for a prefix that another one is computing.")
-    adoption_wait_ms: int = setting(30_000, "How long sequences of a dead decode worker wait for another. 0: not at all.")
+    adoption_wait_ms: int = setting(
+        30_000, "How long sequences of a dead decode worker wait for another. 0: not at all."
+    )
     segment_dir: Path = field(
         default=DEFAULT_DIRECTORY, metadata={"help": "Where the arena's file is made; must be memory (tmpfs)."}
     )

@@ -4,7 +4,8 @@
 drive() ─> submit ─> wait for grant ─> connect ─> Start ─> tokens ─> ended ─> end at workers, scheduler ─> done
              └────────────┴───────────────┴─────────┴────────┴─> cancelled, expired, given up: the same way out
 
-Another dispatch goes on after the tokens that are there: they are the same whoever computes them.
+Another dispatch goes on after the tokens that are there: they are the same whoever computes them. Where another worker
+has the sequence already (`weir_gateway.driving.adoption`), the same dispatch goes on.
 """
 
 import asyncio
@@ -19,6 +20,7 @@ from weir.core.clock import Clock
 from weir.core.errors import InternalError, Overloaded, Unavailable, WeirError
 from weir.core.life import Phase
 from weir.core.tasks import end_tasks
+from weir_gateway.driving.adoption import AdopterSearch
 from weir_gateway.driving.request_span import RequestSpan
 from weir_gateway.driving.scheduler_port import SchedulerPort, refusal_error
 from weir_gateway.requests.request_state import RETRY_AFTER_S, RequestState
@@ -54,10 +56,16 @@ class Driver:
     """Holds every request that was accepted and has not ended, and those whose end is still to be confirmed."""
 
     def __init__(
-        self, port: SchedulerPort, connections: WorkerConnections, settings: DriverSettings, clock: Clock
+        self,
+        port: SchedulerPort,
+        connections: WorkerConnections,
+        adopters: AdopterSearch,
+        settings: DriverSettings,
+        clock: Clock,
     ) -> None:
         self._port = port
         self._connections = connections
+        self._adopters = adopters
         self._settings = settings
         self._clock = clock
         self._states: dict[str, RequestState] = {}
@@ -130,6 +138,7 @@ class Driver:
             "requests_in_flight": float(len(self._states)),
             "requests_open": float(self.num_tasks),
             "interruptions_total": float(self._num_interruptions),
+            "adoptions_total": float(self._adopters.num_adopted),
         }
 
     def check_integrity(self) -> list[str]:
@@ -194,7 +203,12 @@ class Driver:
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if state.prefilled.done():
             await self._port.prefilled(state, span.context)
-        return await state.interrupted
+        while True:
+            error, num_tokens = await state.interrupted, state.output.num_tokens
+            if not state.may_be_adopted or not await self._adopters.try_find(state):
+                return error
+            logger.info("request %s goes on as %s: %s", state.request_id, state.attempt, error.message)
+            span.adopted(error, state.adoption, num_tokens)
 
     async def _submit(self, state: RequestState, span: RequestSpan) -> None:
         """Returns when the request is queued, or granted already: a grant can overtake the reply."""

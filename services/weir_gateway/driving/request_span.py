@@ -98,6 +98,15 @@ class RequestSpan:
         }
         self._span.add_event("interrupted", attributes)
 
+    def adopted(self, error: WeirError, adoption: int, num_output_tokens: int) -> None:
+        """Another worker goes on with its sequence after these tokens, and computes none of them again."""
+        attributes: dict[str, int | str] = {
+            "weir.adoption": adoption,
+            "weir.num_output_tokens": num_output_tokens,
+            "error.message": error.message[:200],
+        }
+        self._span.add_event("adopted", attributes)
+
     @contextmanager
     def child(self, name: str) -> Iterator[Context]:
         """A span around one thing that the gateway does; yields the context for spans below it."""

@@ -68,8 +68,10 @@ class RequestState:
         self.phase = Phase.RECEIVED
         self.dispatch = 1
         """How many times it was submitted. Whatever speaks of an earlier time comes too late."""
+        self.adoption = 0
+        """How many workers have gone on with the present dispatch after another one."""
         self.placement: Placement | None = None
-        """Set by the grant of the present dispatch."""
+        """Set by the grant of the present dispatch; its decode worker is the one that has the sequence now."""
         self.is_admitted = False
         """Whether the scheduler queued it, however it ended."""
         self.is_known_to_scheduler = False
@@ -81,7 +83,9 @@ class RequestState:
         self.num_cached_tokens = 0
         """Tokens of the prompt that were in the prefix cache, as its workers report."""
         self.lost_worker_id = ""
-        """The worker that the dispatch before was lost with, if it was lost with one."""
+        """The worker that the present dispatch was lost with, or the one before it, if it was lost with one."""
+        self.is_awaiting_adopter = False
+        """Whether whoever adopts the sequence of a lost worker is looked for."""
         self._num_fruitless_before = 0
         self._num_given_tokens = 0
         """Output tokens that the present dispatch goes on from."""
@@ -92,6 +96,8 @@ class RequestState:
         self.interrupted: asyncio.Future[WeirError] = loop.create_future()
         """Why its workers cannot go on with it; like `granted` and `prefilled` of the present dispatch."""
         self.prefilled: asyncio.Future[None] = loop.create_future()
+        self.adopted: asyncio.Future[str] = loop.create_future()
+        """The worker that has adopted the sequence, once `await_adopter` was called."""
         self.ended: asyncio.Future[RequestEnd] = loop.create_future()
         self.released = asyncio.Event()
         """Set when nobody takes the output any more."""
@@ -100,7 +106,7 @@ class RequestState:
     @property
     def attempt(self) -> Attempt:
         """Updates of older attempts are dropped."""
-        return Attempt(self.dispatch)
+        return Attempt(self.dispatch, self.adoption)
 
     @property
     def age_s(self) -> float:
@@ -143,6 +149,30 @@ class RequestState:
         if not self.interrupted.done():
             self.interrupted.set_result(error)
 
+    @property
+    def may_be_adopted(self) -> bool:
+        """Whether what interrupted it is the loss of the worker that has, or is being handed, its sequence."""
+        is_sampled = self.phase in (Phase.HANDING_OFF, Phase.DECODING) and self._end_of_tokens() is None
+        return is_sampled and self.placement is not None and self.lost_worker_id == self.placement.decode_worker_id
+
+    def await_adopter(self) -> "tuple[str, asyncio.Future[str]]":
+        """From here on `resume_command` is for whoever adopts its sequence. Returns the worker that was lost, and what
+        says by whom it was adopted."""
+        loop = asyncio.get_running_loop()
+        self.is_awaiting_adopter = True
+        self.interrupted, self.adopted = loop.create_future(), loop.create_future()
+        return self.lost_worker_id, self.adopted
+
+    def follow(self, worker_id: str, address: str) -> None:
+        """Its sequence is at another worker now."""
+        if self.placement is None:
+            raise AssertionError(f"request {self.request_id} is adopted without a grant")
+        self.lost_worker_id = ""
+        self._last_event_s, self._last_probe_s = self._clock.now_s(), float("-inf")
+        if self.placement.is_local:
+            self.placement = replace(self.placement, prefill_worker_id=worker_id, prefill_address=address)
+        self.placement = replace(self.placement, decode_worker_id=worker_id, decode_address=address)
+
     def requeue(self) -> None:
         """It waits for the grant of the next dispatch, to go on after the tokens that it has."""
         self._enter(Phase.QUEUED)
@@ -152,6 +182,7 @@ class RequestState:
         self.placement = None
         self.is_started = self.is_over_at_workers = False
         self.dispatch += 1
+        self.adoption = 0
         loop = asyncio.get_running_loop()
         self.granted = loop.create_future()
         self.interrupted = loop.create_future()
@@ -172,7 +203,7 @@ class RequestState:
             request_id=self.request_id,
             attempt=attempt_to_pb(self.attempt),
             next_index=self.output.next_index,
-            awaits_hand_off=is_split and self.phase is not Phase.DECODING,
+            awaits_hand_off=self.is_awaiting_adopter or (is_split and self.phase is not Phase.DECODING),
         )
         return worker_pb2.ServeRequest(resume=resume)
 
@@ -221,14 +252,10 @@ class RequestState:
     def try_finish(self) -> bool:
         """Ends it if the tokens that are there are all of the answer, although no worker has said so: the last one's
         frame may have been lost with its worker. False: there are more to come."""
-        rules, token_ids = self.checked.stop_rules, self.output.token_ids
-        num_tokens = len(self.checked.prompt_token_ids) + len(token_ids)
-        if token_ids and token_ids[-1] in rules.stop_token_ids:
-            self.output.end(FinishReason.STOP)
-        elif len(token_ids) >= rules.max_tokens or num_tokens >= self.checked.model.max_context_tokens:
-            self.output.end(FinishReason.LENGTH)
-        else:
+        reason = self._end_of_tokens()
+        if reason is None:
             return False
+        self.output.end(reason)
         self._finish()
         return True
 
@@ -254,6 +281,9 @@ class RequestState:
             self.fail(InternalError(f"internal error: {type(error).__name__}; see the gateway's log"))
 
     def on_connection_lost(self, worker_id: str, message: str) -> None:
+        placement = self.placement
+        if placement is None or worker_id not in (placement.prefill_worker_id, placement.decode_worker_id):
+            return  # it was asked whether it has adopted the sequence
         if self._is_prefill(worker_id) and self.phase is Phase.DECODING:
             return  # it has done its part
         if not self.interrupted.done():
@@ -274,6 +304,10 @@ class RequestState:
             return
         if attempt.dispatch > self.dispatch:
             raise TokenConflict(f"attempt {attempt.dispatch}, and {self.dispatch} was granted")
+        if attempt.adoption > self.adoption:
+            self.adoption = attempt.adoption
+            if not self.adopted.done():
+                self.adopted.set_result(worker_id)
         if update.HasField("error"):
             self._end_by_worker(worker_id, update.error)
             return
@@ -289,6 +323,16 @@ class RequestState:
         elif update.finish_reason == types_pb2.FINISH_REASON_CANCELLED:
             message = f"worker {worker_id} cancelled the request"
             self.interrupt(Unavailable(message, retry_after_s=RETRY_AFTER_S))
+
+    def _end_of_tokens(self) -> FinishReason | None:
+        """Why there are no more to come after those that are in order; None: there are, or may be."""
+        rules, token_ids = self.checked.stop_rules, self.output.token_ids
+        num_tokens = len(self.checked.prompt_token_ids) + len(token_ids)
+        if token_ids and token_ids[-1] in rules.stop_token_ids:
+            return FinishReason.STOP
+        if len(token_ids) >= rules.max_tokens or num_tokens >= self.checked.model.max_context_tokens:
+            return FinishReason.LENGTH
+        return None
 
     def _finish(self) -> None:
         self.has_output.set()
@@ -307,8 +351,9 @@ class RequestState:
     def _end_by_worker(self, worker_id: str, error: worker_pb2.WorkerError) -> None:
         message = f"worker {worker_id} gave the request up: {error.message or 'no reason given'}"
         is_unknown = error.reason == worker_pb2.WORKER_ERROR_REASON_UNKNOWN_REQUEST
-        if is_unknown and self.phase is Phase.PREFILLING and not self._starts_at(worker_id):
-            return  # it waits no longer for a hand-off that is still to come
+        is_expected = self.phase is Phase.PREFILLING and not self._starts_at(worker_id)
+        if is_unknown and (is_expected or self.is_awaiting_adopter):
+            return  # it waits no longer for a sequence that may still come to it, or to another
         if error.reason == worker_pb2.WORKER_ERROR_REASON_NO_CAPACITY:
             self.interrupt(Overloaded(message, retry_after_s=RETRY_AFTER_S))
         elif error.reason in _INTERNAL_REASONS:

@@ -193,7 +193,10 @@ class OwnershipTable:
         if slot >= len(self.slot_rows):
             return None
         row = self.slot_rows[slot]
-        is_same = (bytes(row["moved_request_id"]).decode(), int(row["moved_dispatch"])) == (request_id, attempt.dispatch)
+        is_same = (bytes(row["moved_request_id"]).decode(), int(row["moved_dispatch"])) == (
+            request_id,
+            attempt.dispatch,
+        )
         if not is_same or row["moved_adoption"] < attempt.adoption:
             return None
         return int(row["moved_num_pages"])
