@@ -37,8 +37,8 @@ class AdopterSearch:
         self.num_adopted = 0
 
     async def try_find(self, state: RequestState) -> bool:
-        """True: another worker has the sequence, and sends what is new of it. False: nobody came in time, or the request
-        was interrupted once more; whoever still gets the sequence drops it."""
+        """True: another worker has the sequence, and sends what is new of it. False: nobody came in time, or the
+        request was interrupted once more; whoever still gets the sequence drops it."""
         if state.lost_worker_id not in self._workers:
             return False  # nothing shows where it was
         lost_worker_id, adopted = state.await_adopter()

@@ -6,10 +6,10 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
+from tests.unit.gateway.failing import request_id_of, run
 from tests.unit.gateway.fake_model import ids_of
 from tests.unit.gateway.fake_scheduler import INSTANCE
 from tests.unit.gateway.fake_workers import LENGTH, FakeWorker, update, worker_error
-from tests.unit.gateway.failing import request_id_of, run
 from tests.unit.gateway.world import FAST, World, open_world
 
 from weir.bus.codec import encode

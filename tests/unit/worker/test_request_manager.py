@@ -199,6 +199,27 @@ async def test_what_was_adopted_is_sent_to_its_gateway_from_where_that_wants_to_
     assert (update.attempt.adoption, update.first_index, list(update.token_ids)) == (1, 1, [8])
 
 
+async def test_what_was_adopted_and_nobody_asks_for_is_cancelled_in_time() -> None:
+    bench = Bench(takes_hand_offs=True)
+    assert bench.manager.try_take_over(adopted())
+    bench.clock.advance(39)
+    bench.manager.sweep()
+    assert len(bench.posted) == 1
+    bench.clock.advance(1)
+    bench.manager.sweep()
+    assert bench.posted[1:] == [CancelSequence(SequenceKey(KEY.request_id, Attempt(1, 1)))]
+
+
+async def test_what_was_adopted_and_asked_for_once_runs_to_its_end_though_the_stream_breaks() -> None:
+    bench = Bench(takes_hand_offs=True)
+    assert bench.manager.try_take_over(adopted())
+    bench.manager.resume(bench.stream, KEY, 1, awaits_hand_off=True)
+    bench.manager.pause(GATEWAY)
+    bench.clock.advance(60)
+    bench.manager.sweep()
+    assert len(bench.posted) == 1
+
+
 async def test_a_resume_waits_for_whatever_adoption_of_its_dispatch_comes() -> None:
     bench = Bench(takes_hand_offs=True)
     bench.manager.resume(bench.stream, KEY, 0, awaits_hand_off=True)

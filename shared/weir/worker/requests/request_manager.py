@@ -53,6 +53,8 @@ class RequestLimits:
     pending_resume_s: float = 30.0
     max_pending_resumes: int = 4096
     gateway_gone_s: float = 5.0
+    unclaimed_s: float = 40.0
+    """What was adopted and no gateway asks for is cancelled after this: longer than a gateway looks for it."""
 
 
 class RequestManager:
@@ -62,6 +64,7 @@ class RequestManager:
         self._limits = limits
         self._post = post
         self._hub = hub
+        self._clock = clock
         self._sequences = SequenceTable(clock, retained_s=limits.retained_s, max_retained=limits.max_retained)
         self._cancelled = CancelledRequests(clock, ttl_s=limits.cancelled_s, max_entries=limits.max_cancelled)
         self._pending_resumes = PendingResumes(
@@ -69,6 +72,8 @@ class RequestManager:
         )
         self._unposted: dict[SequenceKey, OutputCollector] = {}
         """To be cancelled as soon as the engine takes it; each is a sequence that the engine has."""
+        self._unclaimed: dict[SequenceKey, float] = {}
+        """When each was adopted that nobody has asked for since."""
         self._is_draining = False
 
     @property
@@ -109,8 +114,8 @@ class RequestManager:
         return True
 
     def cancel(self, stream: GatewayStream, key: SequenceKey) -> None:
-        """Drops this dispatch and older ones, now or whenever they come. The sequence's end is the gateway's answer; if no
-        such end will be sent, an answer comes at once, since a gateway sends its Cancel again until it is answered.
+        """Drops this dispatch and older ones, now or whenever they come. The sequence's end is the gateway's answer; if
+        no such end will be sent, an answer comes at once, since a gateway sends its Cancel again until it is answered.
         """
         self._cancelled.put(key)
         self._pending_resumes.try_take(key, stream.gateway_id)
@@ -123,8 +128,8 @@ class RequestManager:
         stream.answer(SequenceEnded(key, FinishReason.CANCELLED))
 
     def resume(self, stream: GatewayStream, key: SequenceKey, next_index: int, *, awaits_hand_off: bool) -> None:
-        """Sends everything from `next_index` on, now and later; `awaits_hand_off`: also if it comes only later. What was
-        adopted since this attempt goes on for it."""
+        """Sends everything from `next_index` on, now and later; `awaits_hand_off`: also if it comes only later. What
+        was adopted since this attempt goes on for it."""
         held = self._sequences.find_adoption(key)
         if held is not None and held.gateway_id == stream.gateway_id:
             self._resume(stream, held, next_index)
@@ -164,6 +169,8 @@ class RequestManager:
             next_index = None
         elif next_index is None and not key.attempt.adoption:
             next_index = 0  # of what was adopted its gateway may not have missed the old worker yet: it asks
+        if next_index is None:
+            self._unclaimed[key] = self._clock.now_s()
         collector = OutputCollector.of_arrival(arrival, next_index=next_index)
         self._sequences.open(collector)
         if refusal is not None:
@@ -225,6 +232,7 @@ class RequestManager:
         """Forgets what is old, and cancels what belongs to gateways that have gone."""
         self._cancelled.sweep()
         self._sequences.sweep()
+        self._sweep_unclaimed()
         for gateway_id, key, next_index in self._pending_resumes.take_expired():
             stream = self._hub.get(gateway_id)
             if stream is not None and next_index > 0:
@@ -240,6 +248,17 @@ class RequestManager:
         unposted, self._unposted = self._unposted, {}
         for collector in unposted.values():
             self._cancel(collector)
+
+    def _sweep_unclaimed(self) -> None:
+        """Its gateway may have given it up before it was adopted, and then nothing else would end it early."""
+        until_s = self._clock.now_s() - self._limits.unclaimed_s
+        for key in [key for key, since_s in self._unclaimed.items() if since_s <= until_s]:
+            del self._unclaimed[key]
+            collector = self._sequences.get(key)
+            if collector is not None and collector.ending is None:
+                _log.warning("request %s was adopted, and no gateway asks for it: cancelled", key.request_id)
+                self._cancelled.put(key)
+                self._cancel(collector)
 
     def _refusal_of(self, key: SequenceKey, held: OutputCollector | None) -> SequenceEnded | None:
         if self._cancelled.covers(key):
@@ -278,6 +297,7 @@ class RequestManager:
             collector.is_cancel_posted = True
 
     def _resume(self, stream: GatewayStream, collector: OutputCollector, next_index: int) -> None:
+        self._unclaimed.pop(collector.key, None)
         collector.resume(next_index)
         stream.mark(collector, step=0)
 

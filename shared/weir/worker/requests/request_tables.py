@@ -242,8 +242,8 @@ class PendingResumes:
 
 
 class CancelledRequests:
-    """The newest cancelled attempt of each request, for `ttl_s`: older ones and all adoptions of its dispatch are not to
-    be started, even if they come after the Cancel."""
+    """The newest cancelled attempt of each request, for `ttl_s`: older ones and all adoptions of its dispatch are not
+    to be started, even if they come after the Cancel."""
 
     def __init__(self, clock: Clock, *, ttl_s: float, max_entries: int) -> None:
         self._clock = clock
