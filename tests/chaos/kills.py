@@ -7,6 +7,7 @@ was computed again.
 import argparse
 import asyncio
 import statistics
+import sys
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -126,11 +127,11 @@ def main() -> None:
         tally = asyncio.run(measure(stack, options.role, options.kills, options.streams))
     pauses = sorted(tally.pauses_s)
     p99 = pauses[min(len(pauses) - 1, round(0.99 * len(pauses)))]
-    print(
+    sys.stdout.write(
         f"{options.kills} kills of {options.role}, {tally.num_streams} streams: {tally.num_lost} lost, "
-        f"{tally.num_wrong} wrong; {tally.num_computed_again} tokens computed again; {tally.num_adoptions} adoptions, "
-        f"{tally.num_interruptions} interruptions; longest pause p50 {statistics.median(pauses):.2f} s, p99 {p99:.2f} s, "
-        f"max {pauses[-1]:.2f} s"
+        f"{tally.num_wrong} wrong; {tally.num_computed_again} tokens computed again; "
+        f"{tally.num_adoptions} adoptions, {tally.num_interruptions} interruptions; "
+        f"longest pause p50 {statistics.median(pauses):.2f} s, p99 {p99:.2f} s, max {pauses[-1]:.2f} s\n"
     )
 
 
