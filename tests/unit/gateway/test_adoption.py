@@ -15,7 +15,7 @@ from tests.unit.gateway.world import FAST, World, open_world
 from weir.bus.codec import encode
 from weir.bus.messages import WorkerRecord
 from weir.bus.subjects import WORKER_TTL_S, Subjects
-from weir.client import AsyncWeirClient
+from weir.client import AsyncWeirClient, Chunk
 from weir.wire.v1 import worker_pb2
 from weir_gateway.driving.adoption import AdoptionSettings
 
@@ -69,6 +69,11 @@ def adopts(worker: FakeWorker, answer: str = "hello world", adoption: int = 1) -
             worker.send(sent)
 
     worker.on_command = on_command
+
+
+async def read_all(chunks: AsyncIterator[Chunk]) -> None:
+    async for _ in chunks:
+        pass
 
 
 async def begin(world: World, num_tokens: int = 4) -> None:
@@ -219,11 +224,10 @@ async def test_a_client_that_leaves_meanwhile_has_it_cancelled_wherever_it_may_b
     world.pair.stops_after = 4
     async with another() as peer, AsyncWeirClient(world.grpc_address) as client:
         await register(world, world.decode, peer)
-        stream = client.generate("hi")
-        await anext(stream)
+        reading = asyncio.create_task(read_all(client.generate("hi")))
         await begin(world)
         await world.decode.stop()
         await world.until(lambda: peer.named("resume"), "asked")
-        await stream.aclose()
+        reading.cancel()
         await world.until(lambda: peer.named("cancel"), "cancelled")
         await world.until_idle()

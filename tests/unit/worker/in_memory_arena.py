@@ -43,19 +43,21 @@ class InMemoryArena:
     `before_release` in each release, to wait or to raise what a client raises.
     """
 
-    def __init__(self, geometry: ArenaGeometry) -> None:
+    def __init__(self, geometry: ArenaGeometry, *, is_alone: bool = True) -> None:
+        """`is_alone`: nobody adopts what a decode worker leaves."""
         header = SegmentHeader(geometry, arena_id="memory", model_digest=_DIGEST, pid_namespace=0)
         mapping = mmap.mmap(-1, layout_of(geometry).total_bytes)
         self.segment = Segment(Path(os.devnull), header, mapping, lock_fd=None)
         self.segment.counters["next_lease_id"] = self.segment.counters["next_attachment"] = 1
         mover, countdowns = SharedMemoryMover(geometry.num_pages), Countdowns(ManualClock(), tick_s=1.0)
-        settings = ArenaSettings(heartbeat_interval_ms=1000, lease_ttl_ms=2000)
+        settings = ArenaSettings(heartbeat_interval_ms=1000, lease_ttl_ms=2000, adoption_wait_ms=0 if is_alone else 1)
         self._core = ArenaCore(self.segment, mover, countdowns, settings, on_settled=lambda: None)
         self.before_hand_off: Callable[[str], object] = lambda request_id: None
         self.before_match: Callable[[], object] = lambda: None
         self.before_release: Callable[[], object] = lambda: None
         self._attachments: dict[str, Attachment] = {}
         self._listeners: dict[int, Callable[[HandedOff], None]] = {}
+        self._dead: set[str] = set()
 
     @property
     def prefixes(self) -> PrefixIndex:
@@ -79,11 +81,20 @@ class InMemoryArena:
         self._listeners[self._lease(worker_id)[0]] = on_handed_off
 
     def detach(self, worker_id: str) -> None:
-        """Frees all that the worker holds."""
+        """Frees all that the worker holds, but for what another one of its role adopts."""
+        if worker_id in self._dead:
+            return
         lease_id, attachment = self._lease(worker_id)
         del self._attachments[worker_id]
         self._core.detach(lease_id, attachment)
+        for announcement in self._core.adopt_orphans():
+            self._listeners[announcement.lease_id](announcement.sequence)
         self._core.tick()
+
+    def end_process(self, worker_id: str) -> None:
+        """The worker's process has exited; whatever it still asks for is not heard."""
+        self.detach(worker_id)
+        self._dead.add(worker_id)
 
     def acquire(self, worker_id: str, num_pages: int, num_slots: int) -> Acquired:
         return self._core.acquire(*self._lease(worker_id), num_pages, num_slots)
@@ -117,9 +128,12 @@ class InMemoryArena:
 
     def _lease(self, worker_id: str) -> tuple[int, int]:
         """Lease and attachment of a worker, which attaches by its first call."""
+        if worker_id in self._dead:
+            raise Unavailable(f"{worker_id} has exited")
         if worker_id not in self._attachments:
             page_bytes = self.segment.geometry.page_bytes
-            registration = LeaseRegistration(worker_id, "worker", own_identity(), page_bytes, _DIGEST)
+            role = worker_id.split("-", maxsplit=1)[0]
+            registration = LeaseRegistration(worker_id, role, own_identity(), page_bytes, _DIGEST)
             self._attachments[worker_id] = self._core.attach(registration)
         attachment = self._attachments[worker_id]
         return attachment.lease_id, attachment.number

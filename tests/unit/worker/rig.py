@@ -84,6 +84,14 @@ class Rig:
     def decode(self) -> RunningWorker:
         return self.workers[1]
 
+    async def kill(self, worker: RunningWorker) -> None:
+        """As kill -9 between two steps: nothing more comes from it, and the arena sees its process exit."""
+        self.workers.remove(worker)
+        await worker.shell._host.stop(TIMEOUT_S)
+        self.arena.end_process(worker.worker_id)
+        await worker.server.stop(None)
+        await worker.shell.stop()
+
     async def wait_idle(self) -> None:
         """Until every page is free again, with everything in order."""
         geometry = self.arena.segment.geometry
@@ -120,6 +128,11 @@ class Stream:
             for update in response.step_frame.updates:
                 if request_id in ("", update.request_id):
                     return update
+
+    async def next_frame(self) -> worker_pb2.StepFrame:
+        response = await asyncio.wait_for(self.call.read(), TIMEOUT_S)
+        assert isinstance(response, worker_pb2.ServeResponse), "the stream has ended"
+        return response.step_frame
 
     async def receive_all(self, request_id: str) -> "Received":
         """All tokens of a request until its sequence has ended on this worker."""
@@ -209,9 +222,12 @@ async def connected(worker: RunningWorker, gateway_id: str) -> AsyncIterator[Str
 
 @asynccontextmanager
 async def running_rig(
-    tracer: Tracer | None = None, gateway_gone_s: float = 5.0, runner: ModelRunner | None = None
+    tracer: Tracer | None = None,
+    gateway_gone_s: float = 5.0,
+    runner: ModelRunner | None = None,
+    num_decode: int = 1,
 ) -> AsyncIterator[Rig]:
-    arena = InMemoryArena(ArenaGeometry(64, NUM_PAGES, NUM_SLOTS, MAX_CONTEXT_TOKENS))
+    arena = InMemoryArena(ArenaGeometry(64, NUM_PAGES, NUM_SLOTS, MAX_CONTEXT_TOKENS), is_alone=num_decode == 1)
     # Both workers compute in the same pages, as they would in one segment.
     runner = runner or HashRunner(NUM_PAGES, VOCAB_SIZE)
     rig = Rig(arena, InMemoryHub())
@@ -224,7 +240,8 @@ async def running_rig(
         return DecodeRole(parts, DecodeConfig(swap_bytes=0), tracer or NoOpTracer())
 
     try:
-        for role, chunk_tokens, make_role in (("prefill", 32, make_prefill), ("decode", 64, make_decode)):
+        decoders = [("decode", 64, make_decode)] * num_decode
+        for role, chunk_tokens, make_role in (("prefill", 32, make_prefill), *decoders):
             config = WorkerConfig(instance=INSTANCE, chunk_tokens=chunk_tokens, **bounds)  # type: ignore[arg-type]
             await _start_worker(role, config, rig, runner, make_role, gateway_gone_s)
         yield rig
