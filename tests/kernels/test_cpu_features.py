@@ -31,8 +31,7 @@ from tests.kernels.cpu_linear_cases import KINDS, random_case
 from weir.ops.cpu.linear import linear_range
 from weir.ops.cpu.quantize import quantize_rows
 from weir.ops.cpu.quantized_rows import records_of
-from weir.ops.cpu.rms_norm import rms_norm_quantize
-from weir.ops.cpu.silu_mul import silu_mul_quantize
+from tests.kernels.whole_ops import rms_norm_quantize, silu_mul_quantize
 digest, random = hashlib.sha256(), np.random.default_rng(1)
 inputs = random.standard_normal((3, 128)).astype(np.float32)
 for rows in (quantize_rows(inputs), rms_norm_quantize(inputs, inputs[0], 1e-5), silu_mul_quantize(inputs * 9)):

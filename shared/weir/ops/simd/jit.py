@@ -25,7 +25,7 @@ _COMPILING_TIMEOUT_S = 900.0
 
 _ROOMS = Path(__file__).parents[2]
 _COMPILED = ("ops/cpu", "ops/simd", "model/cpu")
-_COMPILED_IN = ("kv/geometry.py",)
+_COMPILED_IN = ("kv/geometry.py", "ops/head_dims.py")
 
 
 def kernel_sources() -> list[Path]:
