@@ -70,7 +70,8 @@ def test_one_more_is_tested_as_if_all_were_laid_out_anew(
     held = np.array([one[0] for one in sequences], float)
     left = np.array([[one[1] for one in sequences]] * 3, float)
     future = _Future(held, left, (0,), 0.0)
-    whole = max(grown_peak([*held, held_new], [*left[0], new]) for new in left_new)
+    all_held, all_left = ([*(one[part] for one in sequences)] for part in (0, 1))
+    whole = max(grown_peak([*all_held, held_new], [*all_left, new]) for new in left_new)
     assert future.peak_with(float(held_new), np.array(left_new, float)) == whole
 
 
