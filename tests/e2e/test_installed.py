@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from weir.core.ports import free_port
 from weir.model.files.catalog import model_cache_dir
-from weir.testing.stack import free_port
 
 pytest.importorskip("hatchling", reason="builds the wheel; `make setup-dev` installs it")
 

@@ -62,6 +62,11 @@ def run_weir(cwd: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     return run_plain(code, cwd)
 
 
+def test_the_command_line_waits_for_no_numpy(tmp_path: Path) -> None:
+    shown = run_plain("import weir.cli.app; print('numpy' in sys.modules)", tmp_path)
+    assert (shown.returncode, shown.stdout) == (0, "False\n"), shown.stderr
+
+
 def test_every_command_shows_its_help(tmp_path: Path) -> None:
     done = run_plain(_EVERY_HELP, tmp_path)
     assert done.returncode == 0, done.stderr

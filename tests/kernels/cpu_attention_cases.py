@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from tests.kernels.whole_ops import bf16_to_float32
 
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
 from weir.ops.cpu.paged_decode import (
@@ -21,7 +22,7 @@ from weir.ops.cpu.paged_decode import (
     plan_decode,
 )
 from weir.ops.cpu.paged_prefill import num_prefill_items, paged_prefill, plan_prefill, prefill_scratch_floats
-from weir.ops.simd.bf16 import bf16_from, bf16_to_float32
+from weir.ops.simd.bf16 import bf16_from
 
 NUM_LAYERS, LAYER = 3, 1
 

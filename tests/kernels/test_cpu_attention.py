@@ -24,9 +24,10 @@ from tests.kernels.cpu_attention_cases import (
     make_world,
     prefill,
 )
+from tests.kernels.whole_ops import bf16_to_float32
 
 from weir.kv.geometry import PAGE_TOKENS
-from weir.ops.simd.bf16 import bf16_from, bf16_to_float32
+from weir.ops.simd.bf16 import bf16_from
 
 ROOT = Path(__file__).parents[2]
 TOLERANCE = 2e-6  # scores reach 5 and are sums of 128 rounded steps; values are of the size of 1

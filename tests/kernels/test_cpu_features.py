@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
+import weir.kv.geometry
 import weir.model.cpu.forward
 import weir.model.cpu.workspace
 import weir.ops.cpu.linear
 import weir.ops.simd.integer
+from weir.core.file_lock import StillLocked
 from weir.ops.simd.features import InstructionSet, cpu_features, features_from, instruction_set, parse_features
-from weir.ops.simd.jit import kernel_sources
+from weir.ops.simd.jit import compiling_alone, kernel_sources
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,8 +31,7 @@ from tests.kernels.cpu_linear_cases import KINDS, random_case
 from weir.ops.cpu.linear import linear_range
 from weir.ops.cpu.quantize import quantize_rows
 from weir.ops.cpu.quantized_rows import records_of
-from weir.ops.cpu.rms_norm import rms_norm_quantize
-from weir.ops.cpu.silu_mul import silu_mul_quantize
+from tests.kernels.whole_ops import rms_norm_quantize, silu_mul_quantize
 digest, random = hashlib.sha256(), np.random.default_rng(1)
 inputs = random.standard_normal((3, 128)).astype(np.float32)
 for rows in (quantize_rows(inputs), rms_norm_quantize(inputs, inputs[0], 1e-5), silu_mul_quantize(inputs * 9)):
@@ -97,7 +98,21 @@ def digest_with(environment: dict[str, str]) -> str:
     return ran.stdout
 
 
-def test_the_name_of_the_cache_depends_on_the_forward_pass_and_what_it_is_made_of() -> None:
+def test_the_name_of_the_cache_depends_on_the_forward_pass_what_it_is_made_of_and_numbers_compiled_in() -> None:
     sources = {str(path) for path in kernel_sources()}
-    modules = (weir.model.cpu.forward, weir.model.cpu.workspace, weir.ops.cpu.linear, weir.ops.simd.integer)
+    forward = (weir.model.cpu.forward, weir.model.cpu.workspace)
+    modules = (*forward, weir.ops.cpu.linear, weir.ops.simd.integer, weir.kv.geometry)
     assert {module.__file__ for module in modules} <= sources
+
+
+def test_a_process_that_compiles_for_ever_is_not_waited_for_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weir.ops.simd.jit._COMPILING_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("weir.ops.simd.jit.kernel_cache_directory", lambda: tmp_path / "kernels")
+    with compiling_alone():
+        lock = tmp_path / "kernels" / "lock"
+        with pytest.raises(StillLocked, match=f"compiling kernels: another process has held {lock}"), compiling_alone():
+            raise AssertionError("two compile")
+    with compiling_alone():
+        pass

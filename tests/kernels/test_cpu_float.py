@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from tests.kernels.whole_ops import bf16_to_float32
 
-from weir.ops.simd.bf16 import bf16_from, bf16_of, bf16_to_float32
+from weir.ops.simd.bf16 import bf16_from, bf16_of
 from weir.ops.simd.float import exp, exp2, fma
 from weir.ops.simd.jit import kernel
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.kernels.cpu_linear_cases import KINDS, random_case
+from tests.kernels.whole_ops import embedding_rows
 
-from weir.ops.cpu.embedding import embedding_rows
 from weir.ops.cpu.linear_pack import (
     PackedMatrix,
     WeightKind,
@@ -90,11 +90,3 @@ def test_inputs_that_are_no_multiple_of_32_are_refused(num_inputs: int) -> None:
     ):
         with pytest.raises(ValueError, match=f"rows of {num_inputs} inputs.*multiple of 32"):
             pack()
-
-
-def test_rows_outside_the_matrix_are_refused() -> None:
-    matrix = pack_int8(np.zeros((3, 32), dtype=np.float32))
-    for token_id in (-1, 3):
-        with pytest.raises(ValueError, match=r"matrix has rows 0 \.\.\. 2"):
-            embedding_rows(matrix, np.array([0, token_id]))
-    assert embedding_rows(matrix, np.zeros(0, dtype=np.int64)).shape == (0, 32)

@@ -90,7 +90,7 @@ class ModelTime:
 class CpuKernelReport:
     """What `run_cpu_kernels` measured."""
 
-    isa: InstructionSet
+    instruction_set: InstructionSet
     layers: tuple[LinearTime, ...]
     models: tuple[ModelTime, ...]
 
@@ -210,7 +210,7 @@ def _fastest_us(*turns: Sequence[Callable[[], object]]) -> list[float]:
 def as_lines(report: CpuKernelReport) -> list[str]:
     """Two tables in plain text."""
     lines = [
-        f"instructions: {report.isa}",
+        f"instructions: {report.instruction_set}",
         f"{'layer':>18} {'rows':>5} {'threads':>7} {'us':>9} {'GB/s':>6} {'of memory':>9} {'GMAC/s':>7} {'of peak':>7} "
         f"{'torch fp32 us':>13} {'ratio':>6}",
     ]

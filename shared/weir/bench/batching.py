@@ -18,6 +18,7 @@ from rich.table import Table
 from weir.bench.report import run_and_print
 from weir.bench.solo import EngineJob, JobTimeline, SoloRun, WallTimeline, run_alone
 from weir.core.device import Precision
+from weir.core.errors import WeirError
 from weir.engine.batching.batcher import BatchLimits
 from weir.engine.batching.own_rules import Batching, JoinSettings
 from weir.engine.batching.running import RunningSettings
@@ -91,12 +92,12 @@ def main(config: BatchingConfig, *, json_output: bool) -> int:
         as_dict=dataclasses.asdict,
         tables=as_tables,
         json_output=json_output,
-        errors=(ModelError, OSError, ValueError),
+        errors=(ModelError, WeirError, OSError, ValueError),
     )
 
 
 def measure(config: BatchingConfig) -> BatchingReport:
-    """Loads the model and runs everything: minutes. Raises ModelError, OSError, ValueError."""
+    """Loads the model and runs everything: minutes. Raises ModelError, WeirError, OSError, ValueError."""
     weights = load_model(resolve_model(config.model), config.precision, FixedShare(config.num_threads))
     jobs = make_jobs(config, weights.config.vocab_size, weights.config.max_context_tokens)
     num_pages = pages_of_largest(jobs, config.max_num_seqs)

@@ -13,6 +13,7 @@ from weir.bench.step_shapes import shapes, time_grid
 from weir.core.cost import StepCost
 from weir.core.cost_fit import CostFit, CostSample, fit_cost
 from weir.core.device import Precision
+from weir.core.errors import WeirError
 from weir.kv.geometry import PAGE_TOKENS
 from weir.model.cpu.core_share import FixedShare
 from weir.model.errors import ModelError
@@ -38,7 +39,7 @@ def main(
         if out is not None:
             comment = f"Measured by `weir profile`: {threads} threads, {_quality(fit)}."
             save_profile(profile, out, comment)
-    except (ModelError, OSError) as error:
+    except (ModelError, WeirError, OSError) as error:
         Console(stderr=True).print(f"weir profile: {error}", markup=False, highlight=False)
         return 1
     return 0
@@ -47,7 +48,9 @@ def main(
 def measure(
     model: str, precision: Precision, num_threads: int, rounds: int, num_pages: int
 ) -> tuple[CostProfile, CostFit]:
-    """A profile whose memory has `num_pages` pages. Raises ModelError. Takes about a minute with the built-in model."""
+    """A profile whose memory has `num_pages` pages. Raises ModelError, WeirError.
+
+    Takes about a minute with the built-in model."""
     import torch  # noqa: PLC0415 - of a worker; what a running one has fitted is read without
 
     source = resolve_model(model)

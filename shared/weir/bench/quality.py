@@ -15,6 +15,7 @@ import numpy as np
 
 from weir.bench.report import run_and_print
 from weir.core.device import Precision
+from weir.core.errors import WeirError
 from weir.core.sampling import TokenLogprobs
 from weir.engine.plan import ChunkPlan, ScoreSpec, StepPlan
 from weir.kv.geometry import num_pages_for
@@ -50,7 +51,7 @@ def main(model: str, text_path: Path, json_output: bool = False, max_tokens: int
         as_dict=lambda report: dataclasses.asdict(report) | {"perplexity_ratio": report.perplexity_ratio},
         tables=lambda report: [as_line(report)],
         json_output=json_output,
-        errors=(ModelError, OSError, ValueError),
+        errors=(ModelError, WeirError, OSError, ValueError),
     )
 
 
@@ -63,8 +64,8 @@ def as_line(report: QualityReport) -> str:
 
 
 def measure(model: str, text: str, max_tokens: int | None = None) -> QualityReport:
-    """Both arithmetics, one after the other. Raises ModelError, and ValueError for a text in which no token follows
-    another."""
+    """Both arithmetics, one after the other. Raises ModelError, WeirError, and ValueError for a text in which no token
+    follows another."""
     source = resolve_model(model)
     token_ids = load_tokenizer(source).encode(text)[:max_tokens]
     if len(token_ids) < 2:

@@ -18,6 +18,7 @@ from rich.table import Table
 from weir.bench.report import run_and_print
 from weir.bench.step_shapes import StepShape, timed_ms
 from weir.core.device import Precision
+from weir.core.errors import WeirError
 from weir.engine.plan import StepPlan
 from weir.model.cpu.core_share import FixedShare
 from weir.model.errors import ModelError
@@ -72,12 +73,14 @@ def main(model: str, json_output: bool = False, num_threads: int | None = None, 
         as_dict=as_dict,
         tables=lambda report: [as_table(report), *([split_table(report.splits)] if report.splits else [])],
         json_output=json_output,
-        errors=(ModelError,),
+        errors=(ModelError, WeirError),
     )
 
 
 def measure(model: str, num_threads: int, precision: Precision = "auto") -> StepReport:
-    """Raises ModelError. Takes some 20 s for the built-in model, and a minute where kernels are compiled first."""
+    """Raises ModelError, WeirError.
+
+    Takes some 20 s for the built-in model, and a minute where kernels are compiled first."""
     source = resolve_model(model)
     torch.set_num_threads(num_threads)
     weights = load_model(source, precision, FixedShare(num_threads))

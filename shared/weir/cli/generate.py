@@ -72,6 +72,8 @@ def generate(
         fail("PROMPT is empty: give at least one character", code=EXIT_USAGE)
     if (input_path is None) != (output_path is None):
         fail("--input and --output belong together", code=EXIT_USAGE)
+    if prompt is not None and not as_json and (logprobs is not None or prompt_logprobs is not None):
+        fail("--logprobs and --prompt-logprobs are shown as JSON: give --json too", code=EXIT_USAGE)
     chosen = options.generate_options(locals())
     reach = options.Reach(address, timeout_s, api_key)
     if input_path is not None and output_path is not None:

@@ -25,7 +25,7 @@ RepetitionPenalty = Annotated[
 PresencePenalty = Annotated[float | None, typer.Option(help="Taken from tokens of the output; [-2, 2].")]
 FrequencyPenalty = Annotated[float | None, typer.Option(help="As presence, for each time; [-2, 2].")]
 LogitBias = Annotated[list[str] | None, typer.Option(help="ID=BIAS, added to a token's logit; several times.")]
-Logprobs = Annotated[int | None, typer.Option(help="Each token's log-probability and so many likely ones, as JSON.")]
+Logprobs = Annotated[int | None, typer.Option(help="Each token's log-probability and so many likely ones, by --json.")]
 PromptLogprobs = Annotated[int | None, typer.Option(help="As --logprobs, of the tokens of the prompt.")]
 NumChoices = Annotated[int | None, typer.Option("--n", help="Answers to the same prompt; 1 to 16.")]
 MinTokens = Annotated[int | None, typer.Option(help="No stop before so many tokens.")]

@@ -216,8 +216,7 @@ def _start_detached(stack: StackConfig, environ: Mapping[str, str]) -> int:
     try:
         state = _follow(stack, supervisor)
     except KeyboardInterrupt:
-        supervisor.send_signal(signal.SIGTERM)
-        supervisor.wait(_STOP_S)
+        _end_detached(stack, supervisor)
         return EXIT_INTERRUPTED
     if state is None:
         log_text = log_path.read_text(errors="replace")
@@ -226,6 +225,16 @@ def _start_detached(stack: StackConfig, environ: Mapping[str, str]) -> int:
         return EXIT_FAILED
     _print_endpoints(state.endpoints, time.time() - state.started_at, stack.instance_name)
     return 0
+
+
+def _end_detached(stack: StackConfig, supervisor: "subprocess.Popen[bytes]") -> None:
+    """Returns when it has ended, or with a line on what still runs after _STOP_S or another Ctrl-C."""
+    supervisor.send_signal(signal.SIGTERM)
+    try:
+        supervisor.wait(_STOP_S)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        remedy = f"`weir down --instance {stack.instance_name}` ends it"
+        stderr.print(f"{stack.instance_name} is still stopping (process {supervisor.pid}); {remedy}", markup=False)
 
 
 def _follow(stack: StackConfig, supervisor: "subprocess.Popen[bytes]") -> StackState | None:

@@ -11,12 +11,10 @@ from weir.kv.geometry import PageGeometry
 from weir.model.architecture import ModelConfig
 from weir.model.errors import ModelError
 from weir.ops.cpu.quantized_rows import GROUP
+from weir.ops.head_dims import CPU_HEAD_DIM_STEP, TRITON_HEAD_DIMS
 
 _BYTES: Mapping[Arithmetic, int] = {"int8": 2, "fp32": 4, "bf16": 2}
 """Of a number in a page. int8 is about matrices: keys and values are bfloat16."""
-_INT8_HEAD_DIM_STEP = 8
-"""The attention kernels of CPUs take so many dimensions of a head at a time."""
-_TRITON_HEAD_DIMS = (16, 256)
 
 
 def choose_arithmetic(precision: Precision, config: ModelConfig, device: Device = "cpu") -> Arithmetic:
@@ -48,7 +46,7 @@ def int8_obstacle(config: ModelConfig) -> str:
         ("hidden_size", config.hidden_size, GROUP),
         ("intermediate_size", config.intermediate_size, GROUP),
         ("num_heads * head_dim", config.num_heads * config.head_dim, GROUP),
-        ("head_dim", config.head_dim, _INT8_HEAD_DIM_STEP),
+        ("head_dim", config.head_dim, CPU_HEAD_DIM_STEP),
     )
     wrong = [f"{name} is {size}, expected a multiple of {step}" for name, size, step in sizes if size % step]
     return "; ".join(wrong)
@@ -56,7 +54,7 @@ def int8_obstacle(config: ModelConfig) -> str:
 
 def triton_obstacle(config: ModelConfig) -> str:
     """Why the Triton kernels cannot run the model; empty if they can."""
-    least, most = _TRITON_HEAD_DIMS
+    least, most = TRITON_HEAD_DIMS
     if least <= config.head_dim <= most:
         return ""
     return f"head_dim is {config.head_dim}, the attention kernels take {least} to {most}"

@@ -69,10 +69,6 @@ class SchedulerCore:
         self._apply(limits)
 
     @property
-    def policy_name(self) -> str:
-        return self._policy.name
-
-    @property
     def is_gathering(self) -> bool:
         """Just started: gateways and workers are reporting what there is, and nothing is placed yet."""
         return self._clock.now_s() < self._gather_until_s

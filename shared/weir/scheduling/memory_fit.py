@@ -99,15 +99,6 @@ class MemoryFit(Protocol):
         ...
 
 
-def peak_tokens(held: Floats, left: Floats) -> Floats:
-    """Most tokens held at any time. `held` [n], `left` [k, n]: k futures of the same n sequences. Returns [k]."""
-    order = np.argsort(-left, axis=1, kind="stable")
-    longest_first = np.take_along_axis(left, order, axis=1)
-    alive = np.arange(1, held.size + 1)
-    peaks: Floats = (np.cumsum(held[order], axis=1) + longest_first * alive).max(axis=1, initial=0.0)
-    return peaks
-
-
 class Conservative:
     """Reserves the worst case (ADR 0002). Nothing is ever preempted if `overcommit` is 1."""
 

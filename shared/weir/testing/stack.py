@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from uuid import uuid4
 
 import grpc
 
+from weir.core.ports import free_port
 from weir.wire.v1 import admin_pb2, admin_pb2_grpc
 
 START_TIMEOUT_S = 180.0  # the first start on a machine compiles the kernels
@@ -32,14 +32,6 @@ class ProcessView:
     address: str
     state: str
     num_restarts: int
-
-
-def free_port() -> int:
-    """A loopback port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class Stack:

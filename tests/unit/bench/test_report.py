@@ -1,13 +1,15 @@
 """How a benchmark ends."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from rich.table import Table
 
-from weir.bench.quality import main as bench_quality
+from weir.bench import batching, profile, quality, step
 from weir.bench.report import run_and_print
+from weir.core.file_lock import StillLocked
 
 
 def measured() -> int:
@@ -44,7 +46,28 @@ def test_what_cannot_be_measured_here_is_a_line_and_the_exit_code_1(capsys: pyte
     assert (shown.out, shown.err) == ("", "weir bench nothing: no such machine\n")
 
 
+BENCHMARKS: dict[str, Callable[[Path], int]] = {
+    "step": lambda _: step.main("m"),
+    "batching": lambda folder: batching.main(batching.BatchingConfig("m", folder / "lengths"), json_output=False),
+    "quality": lambda folder: quality.main("m", folder / "text"),
+    "profile": lambda _: profile.main("m", "auto", 1, 1, 1, None),
+}
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_a_model_that_another_process_packs_for_ever_is_a_line_and_no_traceback(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def wait_in_vain(*_: object) -> None:
+        raise StillLocked("packing m: another process has held it")
+
+    (tmp_path / "text").write_text("words")
+    monkeypatch.setattr(f"weir.bench.{name}.measure", wait_in_vain)
+    assert BENCHMARKS[name](tmp_path) == 1
+    assert "packing m: another process has held it" in capsys.readouterr().err
+
+
 def test_a_text_without_a_second_token_has_no_perplexity(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty.txt").write_text("")
-    assert bench_quality("smollm2-135m", tmp_path / "empty.txt") == 1
+    assert quality.main("smollm2-135m", tmp_path / "empty.txt") == 1
     assert "the text has 0 tokens: at least 2 are needed" in capsys.readouterr().err

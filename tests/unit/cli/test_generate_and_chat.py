@@ -129,6 +129,13 @@ def test_a_prompt_is_answered_on_stdout_and_its_options_arrive(gateway: Reversin
     assert options.lane == "batch"
 
 
+@pytest.mark.parametrize("option", ["--logprobs", "--prompt-logprobs"])
+def test_log_probabilities_that_nothing_would_show_are_refused(gateway: ReversingGateway, option: str) -> None:
+    problem = "error: --logprobs and --prompt-logprobs are shown as JSON: give --json too\n"
+    assert run("generate", option, "1", "x") == (2, "", problem)
+    assert gateway.prompts == []
+
+
 def test_an_option_that_is_not_given_is_left_to_the_gateway(gateway: ReversingGateway) -> None:
     run("generate", "one")
     (options,) = gateway.options
@@ -257,7 +264,7 @@ def test_the_commands_have_every_option_of_a_request(command: Callable[..., None
 @pytest.mark.parametrize("command", ["generate", "chat"])
 def test_every_sampling_option_reaches_the_gateway(gateway: ReversingGateway, command: str) -> None:
     if command == "generate":
-        run("generate", *SAMPLING, "--ignore-eos", "--logprobs", "3", "--prompt-logprobs", "2", "x")
+        run("generate", *SAMPLING, "--ignore-eos", "--json", "--logprobs", "3", "--prompt-logprobs", "2", "x")
     else:
         run("chat", *SAMPLING, stdin="hello\n/quit\n")
     [options] = gateway.options

@@ -19,6 +19,7 @@ from weir.core.process import own_identity
 from weir.runtime.stack.paths import InstancePaths
 from weir.runtime.stack.processes import tag, try_identify
 from weir.runtime.stack.state import ProcessState, StackState, read_boot_id, write_state
+from weir.testing.stack import wait_until
 
 
 @dataclass(frozen=True)
@@ -152,6 +153,39 @@ def test_up_names_which_port_is_busy_before_anything_starts(tmp_path: Path) -> N
     assert shown.returncode == 1
     assert shown.stderr.startswith(f"error: --grpc-port {port}: in use on 127.0.0.1")
     assert list((tmp_path / f"weir-{port}" / "logs").iterdir()) == []
+
+
+def test_a_detached_stack_that_is_slow_to_end_after_ctrl_c_is_a_line_and_no_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, is_deaf = tmp_path / "m.gguf", tmp_path / "deaf"
+    model.write_bytes(b"")
+    deaf = "import os, signal, sys, time; from pathlib import Path; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+    deaf += "Path(sys.argv[1]).write_text(str(os.getpid())); time.sleep(60)"
+    monkeypatch.setattr("weir.cli.up.detached_command", lambda _: [sys.executable, "-c", deaf, str(is_deaf)])
+    monkeypatch.setattr("weir.cli.up._STOP_S", 0.2)
+
+    started: list[subprocess.Popen[bytes]] = []
+
+    def press_ctrl_c(_: object, supervisor: "subprocess.Popen[bytes]") -> None:
+        started.append(supervisor)
+        wait_until(lambda: is_deaf.exists() and is_deaf.read_text() != "", timeout_s=10, what="it is deaf")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("weir.cli.up._follow", press_ctrl_c)
+    try:
+        shown = weir(tmp_path / "run", "up", "--detach", "--model", str(model), "--instance", "slow")
+    finally:
+        for supervisor in started:
+            supervisor.kill()
+            supervisor.wait()
+    assert shown.returncode == 130
+    assert f"slow is still stopping (process {is_deaf.read_text()}); `weir down --instance slow` ends it" in flat(shown)
+
+
+def flat(shown: Shown) -> str:
+    """As lines of any width would show it."""
+    return " ".join(shown.stderr.split())
 
 
 def test_up_refuses_a_model_that_is_nowhere(tmp_path: Path) -> None:

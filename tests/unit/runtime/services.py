@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -63,13 +62,6 @@ def health(channel: grpc.Channel, name: str) -> int:
 def tokenize(channel: grpc.Channel, text: str) -> inference_pb2.TokenizeResponse:
     stub = inference_pb2_grpc.InferenceStub(channel)
     return stub.Tokenize(inference_pb2.TokenizeRequest(text=text), timeout=5)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def wait_alive(channel: grpc.Channel) -> None:

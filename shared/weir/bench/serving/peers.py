@@ -8,7 +8,6 @@ import asyncio
 import json
 import os
 import shutil
-import socket
 import statistics
 import subprocess
 import sys
@@ -23,6 +22,7 @@ import httpx
 
 from weir.bench.serving.load import COLD, LoadConfig, in_turns, run_load
 from weir.bench.serving.serve import summarize
+from weir.core.ports import free_port
 
 _SEED_STRIDE = 1000
 _WARM_UP_PROMPTS = 4
@@ -67,9 +67,7 @@ class LlamaServer:
         found = shutil.which(binary)
         if found is None:
             raise ValueError(f"--peer-binary {binary!r}: no such program; llama.cpp builds it")
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         self._base_url = f"http://127.0.0.1:{port}"
         # a slot takes a little more than its request's tokens
         context = num_slots * (max_context_tokens + 64)

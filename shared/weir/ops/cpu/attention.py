@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from weir.kv.geometry import PAGE_TOKENS
 from weir.ops.simd.attention import TILE_ROWS, score_tile, soften_row, weigh_tile
 from weir.ops.simd.bf16 import BF16_BYTES
+from weir.ops.simd.float import FLOAT_BYTES
 from weir.ops.simd.jit import kernel
 from weir.ops.simd.loops import address_of
 
@@ -23,8 +24,7 @@ BLOCK_PAGES = BLOCK_TOKENS // PAGE_TOKENS
 STATS_FLOATS = 2
 """A row's largest score and the sum of its weights."""
 
-_FLOAT_BYTES = 4
-_SCORE_STRIDE = BLOCK_TOKENS * _FLOAT_BYTES
+_SCORE_STRIDE = BLOCK_TOKENS * FLOAT_BYTES
 
 _LOG2_E = 1.4426950408889634
 
@@ -85,7 +85,7 @@ def score_block(
                     keys,
                     fetched,
                     head_dim,
-                    scores + first * _SCORE_STRIDE + page * PAGE_TOKENS * _FLOAT_BYTES,
+                    scores + first * _SCORE_STRIDE + page * PAGE_TOKENS * FLOAT_BYTES,
                     _SCORE_STRIDE,
                 )
                 fetched = keys
@@ -115,13 +115,13 @@ def weigh_block(
             if seen > 0:
                 weigh_tile(
                     rows,
-                    weights + first * _SCORE_STRIDE + page * PAGE_TOKENS * _FLOAT_BYTES,
+                    weights + first * _SCORE_STRIDE + page * PAGE_TOKENS * FLOAT_BYTES,
                     _SCORE_STRIDE,
                     values,
                     fetched,
                     head_dim,
                     min(seen, PAGE_TOKENS),
-                    sums + first * head_dim * _FLOAT_BYTES,
+                    sums + first * head_dim * FLOAT_BYTES,
                     page == 0,
                 )
                 fetched = values
@@ -136,4 +136,4 @@ def soften_block(
     num_padded = (last_tokens + PAGE_TOKENS - 1) // PAGE_TOKENS * PAGE_TOKENS
     for row in range(num_rows):
         seen = min(num_tokens + row // rows_per_token, BLOCK_TOKENS)
-        soften_row(scores + row * _SCORE_STRIDE, seen, num_padded, scale, stats + row * STATS_FLOATS * _FLOAT_BYTES)
+        soften_row(scores + row * _SCORE_STRIDE, seen, num_padded, scale, stats + row * STATS_FLOATS * FLOAT_BYTES)

@@ -6,7 +6,7 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from weir.ops.cpu.linear_pack import BLOCK_OUTPUTS, SCALES_BYTES, PackedMatrix
+from weir.ops.cpu.linear_pack import BLOCK_OUTPUTS, SCALES_BYTES
 from weir.ops.cpu.quantized_rows import GROUP
 from weir.ops.simd.features import InstructionSet
 from weir.ops.simd.float import INT32, emit_load
@@ -66,19 +66,3 @@ def embedding_range(
                 for index in range(GROUP):
                     stored = weights[first + index // 4 * _VECTOR_BYTES + index % 4]
                     out[row, column + index] = scale * np.float32(np.int32(stored) - 128)
-
-
-def embedding_rows(matrix: PackedMatrix, token_ids: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Rows `token_ids` [m] of the matrix as float32 [m, inputs], exact.
-
-    Raises:
-        ValueError: a token id is not in 0 ... outputs - 1.
-    """
-    token_ids = np.ascontiguousarray(token_ids, dtype=np.int64)
-    if token_ids.size and not (token_ids.min() >= 0 and token_ids.max() < matrix.num_outputs):
-        raise ValueError(
-            f"token ids from {token_ids.min()} to {token_ids.max()}; the matrix has rows 0 ... {matrix.num_outputs - 1}"
-        )
-    out = np.empty((len(token_ids), matrix.num_inputs), dtype=np.float32)
-    embedding_range(matrix.data, int(matrix.kind), token_ids, out, 0, len(token_ids))
-    return out

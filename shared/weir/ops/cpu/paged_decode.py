@@ -20,10 +20,9 @@ from weir.ops.cpu.attention import (
     weigh_block,
 )
 from weir.ops.simd.attention import finish_row, merge_row
+from weir.ops.simd.float import FLOAT_BYTES
 from weir.ops.simd.jit import kernel
 from weir.ops.simd.loops import address_of
-
-_FLOAT_BYTES = 4
 
 
 @kernel
@@ -97,8 +96,8 @@ def decode_blocks(
     """
     head_dim = pages.shape[4] // PAGE_TOKENS
     scale = softmax_scale(head_dim)
-    scores = address_of(scratch) + thread * scratch.shape[1] * _FLOAT_BYTES
-    head_bytes = head_dim * _FLOAT_BYTES
+    scores = address_of(scratch) + thread * scratch.shape[1] * FLOAT_BYTES
+    head_bytes = head_dim * FLOAT_BYTES
     last = num_items * (thread + 1) // num_threads
     for item in range(num_items * thread // num_threads, last):
         sequence, kv_head, block = items[item, 0], items[item, 1], items[item, 2]
@@ -108,8 +107,8 @@ def decode_blocks(
         following = min(item + 1, last - 1)
         ahead = head_pages(pages, layer, items[following, 1])
         ahead_page = block_tables[items[following, 0], items[following, 2] * BLOCK_PAGES]
-        queries = address_of(qkv) + rows[sequence] * qkv.shape[1] * _FLOAT_BYTES + kv_head * group_heads * head_bytes
-        sums = address_of(partials) + item * partials.shape[1] * _FLOAT_BYTES
+        queries = address_of(qkv) + rows[sequence] * qkv.shape[1] * FLOAT_BYTES + kv_head * group_heads * head_bytes
+        sums = address_of(partials) + item * partials.shape[1] * FLOAT_BYTES
         first_values = head.values + page_ids[0] * head.stride
         score_block(
             queries,
@@ -154,8 +153,8 @@ def decode_merge(
     A sequence's row there is that of its query in `qkv`. The other arguments are those of `decode_blocks`.
     """
     scale = softmax_scale(head_dim)
-    head_bytes, stats_bytes = head_dim * _FLOAT_BYTES, STATS_FLOATS * _FLOAT_BYTES
-    item_bytes = partials.shape[1] * _FLOAT_BYTES
+    head_bytes, stats_bytes = head_dim * FLOAT_BYTES, STATS_FLOATS * FLOAT_BYTES
+    item_bytes = partials.shape[1] * FLOAT_BYTES
     first_sequence, last_sequence = rows.size * thread // num_threads, rows.size * (thread + 1) // num_threads
     for item in range(num_items):
         if items[item, 2] != 0 or not first_sequence <= items[item, 0] < last_sequence:
@@ -164,7 +163,7 @@ def decode_merge(
         while item + num_blocks < num_items and items[item + num_blocks, 2] != 0:
             num_blocks += 1
         merged = address_of(partials) + item * item_bytes
-        row_bytes = rows[items[item, 0]] * attended.shape[1] * _FLOAT_BYTES
+        row_bytes = rows[items[item, 0]] * attended.shape[1] * FLOAT_BYTES
         first_head = address_of(attended) + row_bytes + items[item, 1] * group_heads * head_bytes
         for head in range(group_heads):
             sums, stats = merged + head * head_bytes, merged + group_heads * head_bytes + head * stats_bytes

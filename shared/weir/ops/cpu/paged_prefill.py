@@ -22,13 +22,13 @@ from weir.ops.cpu.attention import (
     weigh_block,
 )
 from weir.ops.simd.attention import copy_floats, finish_row, merge_row
+from weir.ops.simd.float import FLOAT_BYTES
 from weir.ops.simd.jit import kernel
 from weir.ops.simd.loops import address_of
 
 ITEM_ROWS = 48
 
-_FLOAT_BYTES = 4
-_STATS_BYTES = STATS_FLOATS * _FLOAT_BYTES
+_STATS_BYTES = STATS_FLOATS * FLOAT_BYTES
 
 
 @kernel
@@ -132,7 +132,7 @@ class _Buffers(NamedTuple):
 
 @kernel
 def _buffers(scratch: NDArray[np.float32], num_rows: int, head_dim: int) -> _Buffers:
-    rows_bytes = num_rows * head_dim * _FLOAT_BYTES
+    rows_bytes = num_rows * head_dim * FLOAT_BYTES
     queries = address_of(scratch)
     block_sums = queries + 2 * rows_bytes
     stats = block_sums + rows_bytes
@@ -159,7 +159,7 @@ def _attend_block(
     skipped = hidden_tokens * group_heads
     shown = num_rows - skipped
     seen = first_position + hidden_tokens + 1 - block_start
-    row_bytes = head_dim * _FLOAT_BYTES
+    row_bytes = head_dim * FLOAT_BYTES
     is_first = block_start == 0
     sums = (buffers.sums if is_first else buffers.block_sums) + skipped * row_bytes
     stats = (buffers.stats if is_first else buffers.block_stats) + skipped * _STATS_BYTES
@@ -197,19 +197,19 @@ def _attend_item(
 ) -> None:
     head_dim = pages.shape[4] // PAGE_TOKENS
     num_rows = num_tokens * group_heads
-    row_bytes = head_dim * _FLOAT_BYTES
+    row_bytes = head_dim * FLOAT_BYTES
     group_bytes = group_heads * row_bytes
     scale = softmax_scale(head_dim)
     head = head_pages(pages, layer, kv_head)
     buffers = _buffers(scratch, num_rows, head_dim)
     for token in range(num_tokens):
-        source = address_of(qkv) + (first_row + token) * qkv.shape[1] * _FLOAT_BYTES + kv_head * group_bytes
+        source = address_of(qkv) + (first_row + token) * qkv.shape[1] * FLOAT_BYTES + kv_head * group_bytes
         copy_floats(source, group_heads * head_dim, buffers.queries + token * group_bytes)
     for block_start in range(0, first_position + num_tokens, BLOCK_TOKENS):
         page_ids = block_table[block_start // PAGE_TOKENS :]
         _attend_block(buffers, num_rows, group_heads, first_position, block_start, head, page_ids, head_dim, scale)
     for token in range(num_tokens):
-        target = address_of(attended) + (first_row + token) * attended.shape[1] * _FLOAT_BYTES + kv_head * group_bytes
+        target = address_of(attended) + (first_row + token) * attended.shape[1] * FLOAT_BYTES + kv_head * group_bytes
         for number in range(group_heads):
             row = token * group_heads + number
             sums, stats = buffers.sums + row * row_bytes, buffers.stats + row * _STATS_BYTES

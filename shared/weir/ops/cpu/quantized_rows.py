@@ -46,10 +46,3 @@ def empty_rows(num_rows: int, num_inputs: int) -> NDArray[np.uint8]:
 def records_of(rows: NDArray[np.uint8]) -> np.ndarray:
     """Quantized rows as records [rows, groups] of type `RECORD`, in the same memory."""
     return rows.view(RECORD)
-
-
-def dequantized(rows: NDArray[np.uint8]) -> NDArray[np.float64]:
-    """What quantized rows stand for, [rows, inputs]."""
-    records = records_of(rows)
-    values: NDArray[np.float64] = records["values"] * records["scale"].astype(np.float64)[..., None]
-    return values.reshape(rows.shape[0], -1)

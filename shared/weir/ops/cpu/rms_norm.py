@@ -9,7 +9,7 @@ from numba.core import cgutils
 from numpy.typing import NDArray
 
 from weir.ops.cpu.quantize import WIDTH, emit_load_group, emit_quantize
-from weir.ops.cpu.quantized_rows import GROUP, RECORD_BYTES, empty_rows
+from weir.ops.cpu.quantized_rows import GROUP, RECORD_BYTES
 from weir.ops.simd.float import FLOAT, INT64, emit_constant, emit_fma, emit_horizontal, emit_splat, vector_type
 from weir.ops.simd.jit import kernel, simd
 
@@ -76,17 +76,3 @@ def rms_norm_quantize_range(
             num_groups,
             np.float32(epsilon),
         )
-
-
-def rms_norm_quantize(inputs: NDArray[np.float32], weight: NDArray[np.float32], epsilon: float) -> NDArray[np.uint8]:
-    """Quantized rows of the normalized `inputs` float32 [m, k]; `weight` float32 [k].
-
-    Raises:
-        ValueError: k is no multiple of 32, or `weight` is not [k].
-    """
-    inputs, weight = (np.ascontiguousarray(array, dtype=np.float32) for array in (inputs, weight))
-    if weight.shape != inputs.shape[1:]:
-        raise ValueError(f"weight has shape {weight.shape}, expected {inputs.shape[1:]}: one for each input")
-    rows = empty_rows(*inputs.shape)
-    rms_norm_quantize_range(inputs, weight, epsilon, rows, 0, len(inputs))
-    return rows

@@ -8,7 +8,7 @@ from numba import types
 from numpy.typing import NDArray
 
 from weir.ops.cpu.quantize import emit_load_group, emit_quantize
-from weir.ops.cpu.quantized_rows import GROUP, RECORD_BYTES, empty_rows
+from weir.ops.cpu.quantized_rows import GROUP, RECORD_BYTES
 from weir.ops.simd.float import emit_constant, emit_exp
 from weir.ops.simd.jit import kernel, simd
 
@@ -49,18 +49,3 @@ def silu_mul_quantize_range(
         index += 1
         if index == num_groups:
             row, index = row + 1, 0
-
-
-def silu_mul_quantize(gate_up: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Quantized rows [m, inner] of silu(gate) * up, from `gate_up` float32 [m, 2 * inner].
-
-    Raises:
-        ValueError: inner is no multiple of 32, or there is an odd number of columns.
-    """
-    gate_up = np.ascontiguousarray(gate_up, dtype=np.float32)
-    num_rows, columns = gate_up.shape
-    if columns % 2:
-        raise ValueError(f"gate_up has {columns} columns; gate and up need as many as each other")
-    rows = empty_rows(num_rows, columns // 2)
-    silu_mul_quantize_range(gate_up, rows, 0, num_rows * columns // 2 // GROUP)
-    return rows

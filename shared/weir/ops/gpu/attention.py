@@ -9,9 +9,9 @@ import triton
 import triton.language as tl
 
 from weir.ops.gpu.checks import check_dtype, check_rows, check_shape
+from weir.ops.head_dims import TRITON_HEAD_DIMS
 
 LOG2_E = 1.4426950408889634
-_HEAD_DIMS = (16, 256)
 
 
 @triton.jit
@@ -79,7 +79,7 @@ def query_heads_per_kv_head(queries: torch.Tensor, keys: torch.Tensor) -> int:
     check_rows("queries", queries)
     if queries.shape[1] % keys.shape[1]:
         raise ValueError(f"{queries.shape[1]} query heads are no multiple of {keys.shape[1]} key heads")
-    least, most = _HEAD_DIMS
+    least, most = TRITON_HEAD_DIMS
     if not least <= keys.shape[3] <= most:
         raise ValueError(f"head_dim is {keys.shape[3]}, the attention kernels take {least} to {most}")
     return queries.shape[1] // keys.shape[1]

@@ -15,10 +15,12 @@ from llvmlite import ir
 from numba import types
 
 from weir.kv.geometry import PAGE_TOKENS
+from weir.ops.head_dims import CPU_HEAD_DIM_STEP
 from weir.ops.simd.bf16 import BF16_BYTES, emit_load_bf16
 from weir.ops.simd.features import InstructionSet, instruction_set
 from weir.ops.simd.float import (
     FLOAT,
+    FLOAT_BYTES,
     INT32,
     emit_constant,
     emit_exp2,
@@ -34,20 +36,19 @@ from weir.ops.simd.float import (
 from weir.ops.simd.jit import simd
 from weir.ops.simd.loops import Values, emit_index, emit_loop, emit_offset, emit_slices
 
-_FLOAT_BYTES = 4
 TILE_ROWS = 6
 """Most rows of a tile."""
 _LINE_BYTES = 64
 _KEY_STRIDE = PAGE_TOKENS * BF16_BYTES
-_UNROLLED_DIMENSIONS = 8
+_UNROLLED_DIMENSIONS = CPU_HEAD_DIM_STEP
 # The second level takes more lines at once than the first: measured 15 against 11 GB/s a core on Zen 4.
 _AHEAD_LEVEL = 2
 _HAS_WIDE_REGISTERS = instruction_set() is InstructionSet.AVX512_VNNI
 _VALUE_LANES = 16 if _HAS_WIDE_REGISTERS else 8
 # Dimensions at a time: the sums of a tile, TILE_ROWS times as many, have to stay in registers.
-_VALUE_SLICES = (64, 16, 8) if _HAS_WIDE_REGISTERS else (16, 8)
+_VALUE_SLICES = (64, 16, CPU_HEAD_DIM_STEP) if _HAS_WIDE_REGISTERS else (16, CPU_HEAD_DIM_STEP)
 _LANES = 16
-_SLICES = (16, 8)
+_SLICES = (16, CPU_HEAD_DIM_STEP)
 
 
 def _emit_rows_switch(builder: ir.IRBuilder, num_rows: ir.Value, emit: Callable[[int], None]) -> None:
@@ -74,7 +75,7 @@ def _emit_score_tile(builder: ir.IRBuilder, rows: int, args: Values) -> None:
                 emit_prefetch(builder, emit_offset(builder, ahead, dimension, _KEY_STRIDE), _AHEAD_LEVEL)
             key = emit_load_bf16(builder, emit_offset(builder, keys, dimension, _KEY_STRIDE), PAGE_TOKENS)
             for row in range(rows):
-                query = emit_load(builder, emit_offset(builder, query_rows[row], dimension, _FLOAT_BYTES), 1)
+                query = emit_load(builder, emit_offset(builder, query_rows[row], dimension, FLOAT_BYTES), 1)
                 sums[row] = emit_fma(builder, emit_splat(builder, query, PAGE_TOKENS), key, sums[row])
         return sums
 
@@ -114,11 +115,11 @@ def _emit_weigh_slice(builder: ir.IRBuilder, rows: int, first: ir.Value, num_dim
     parts = range(0, num_dimensions, lanes)
     lines = range(0, num_dimensions * BF16_BYTES, _LINE_BYTES)
     values, ahead = (emit_offset(builder, base, first, BF16_BYTES) for base in (values, ahead))
-    sums = emit_offset(builder, sums, first, _FLOAT_BYTES)
-    value_stride, row_stride = (builder.mul(head_dim, emit_index(size)) for size in (BF16_BYTES, _FLOAT_BYTES))
+    sums = emit_offset(builder, sums, first, FLOAT_BYTES)
+    value_stride, row_stride = (builder.mul(head_dim, emit_index(size)) for size in (BF16_BYTES, FLOAT_BYTES))
     weight_rows = [emit_offset(builder, weights, emit_index(row), weight_stride) for row in range(rows)]
     sum_rows = [emit_offset(builder, sums, emit_index(row), row_stride) for row in range(rows)]
-    places = [builder.add(sum_row, emit_index(part * _FLOAT_BYTES)) for sum_row in sum_rows for part in parts]
+    places = [builder.add(sum_row, emit_index(part * FLOAT_BYTES)) for sum_row in sum_rows for part in parts]
 
     def token_body(token: ir.Value, totals: Values) -> Values:
         for line in lines:
@@ -130,7 +131,7 @@ def _emit_weigh_slice(builder: ir.IRBuilder, rows: int, first: ir.Value, num_dim
         previous = iter(totals)
         results = []
         for row in range(rows):
-            weight = emit_load(builder, emit_offset(builder, weight_rows[row], token, _FLOAT_BYTES), 1)
+            weight = emit_load(builder, emit_offset(builder, weight_rows[row], token, FLOAT_BYTES), 1)
             splat = emit_splat(builder, weight, lanes)
             results += [emit_fma(builder, splat, value, next(previous)) for value in loaded]
         return results
@@ -179,7 +180,7 @@ def _emit_masked_scores(builder: ir.IRBuilder, scores: ir.Value, first: ir.Value
     """16 scores from `first` on; minus infinity from `num_tokens` on, whatever is there."""
     lanes = ir.Constant(ir.VectorType(INT32, _LANES), [ir.Constant(INT32, lane) for lane in range(_LANES)])
     left = emit_splat(builder, builder.trunc(builder.sub(num_tokens, first), INT32), _LANES)
-    loaded = emit_load(builder, emit_offset(builder, scores, first, _FLOAT_BYTES), _LANES)
+    loaded = emit_load(builder, emit_offset(builder, scores, first, FLOAT_BYTES), _LANES)
     nothing = emit_constant(vector_type(_LANES), float("-inf"))
     return builder.select(builder.icmp_signed("<", lanes, left), loaded, nothing)
 
@@ -207,12 +208,12 @@ def soften_row(typing_context: Any, scores: Any, num_tokens: Any, num_padded: An
         def weigh(first: ir.Value, values: Values) -> Values:
             distance = builder.fsub(_emit_masked_scores(builder, scores, first, num_tokens), largest_splat)
             weights = emit_exp2(builder, builder.fmul(distance, scale_splat))
-            emit_store(builder, weights, emit_offset(builder, scores, first, _FLOAT_BYTES))
+            emit_store(builder, weights, emit_offset(builder, scores, first, FLOAT_BYTES))
             return [builder.fadd(values[0], weights)]
 
         (sums,) = emit_loop(builder, emit_index(0), num_padded, _LANES, [zeros], weigh)
         emit_store(builder, largest, stats)
-        emit_store(builder, emit_horizontal(builder, sums, builder.fadd), builder.add(stats, emit_index(_FLOAT_BYTES)))
+        emit_store(builder, emit_horizontal(builder, sums, builder.fadd), builder.add(stats, emit_index(FLOAT_BYTES)))
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.int64, types.float32, types.int64), generate
@@ -226,7 +227,7 @@ def merge_row(
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Values) -> ir.Value:
         sums, stats, block_sums, block_stats, head_dim, scale = args
-        second = emit_index(_FLOAT_BYTES)
+        second = emit_index(FLOAT_BYTES)
         before, added = emit_load(builder, stats, 1), emit_load(builder, block_stats, 1)
         largest = emit_max(builder, before, added)
         # both factors at once: an exponential of two lanes costs as much as one
@@ -244,8 +245,8 @@ def merge_row(
             emit_store(builder, total, old)
 
         def combine_slice(first: ir.Value, width: int) -> None:
-            old = emit_offset(builder, sums, first, _FLOAT_BYTES)
-            combine(old, emit_offset(builder, block_sums, first, _FLOAT_BYTES), width)
+            old = emit_offset(builder, sums, first, FLOAT_BYTES)
+            combine(old, emit_offset(builder, block_sums, first, FLOAT_BYTES), width)
 
         emit_store(builder, largest, stats)
         combine(builder.add(stats, second), builder.add(block_stats, second), 1)
@@ -261,13 +262,13 @@ def finish_row(typing_context: Any, sums: Any, stats: Any, head_dim: Any, attend
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Values) -> ir.Value:
         sums, stats, head_dim, attended = args
-        total = emit_load(builder, builder.add(stats, emit_index(_FLOAT_BYTES)), 1)
+        total = emit_load(builder, builder.add(stats, emit_index(FLOAT_BYTES)), 1)
         inverse = builder.fdiv(emit_constant(FLOAT, 1.0), total)
 
         def finish_slice(first: ir.Value, width: int) -> None:
-            loaded = emit_load(builder, emit_offset(builder, sums, first, _FLOAT_BYTES), width)
+            loaded = emit_load(builder, emit_offset(builder, sums, first, FLOAT_BYTES), width)
             mean = builder.fmul(loaded, emit_splat(builder, inverse, width))
-            emit_store(builder, mean, emit_offset(builder, attended, first, _FLOAT_BYTES))
+            emit_store(builder, mean, emit_offset(builder, attended, first, FLOAT_BYTES))
 
         emit_slices(builder, head_dim, _SLICES, finish_slice)
         return context.get_dummy_value()
@@ -283,8 +284,8 @@ def copy_floats(typing_context: Any, source: Any, count: Any, target: Any) -> An
         source, count, target = args
 
         def copy_slice(first: ir.Value, width: int) -> None:
-            loaded = emit_load(builder, emit_offset(builder, source, first, _FLOAT_BYTES), width)
-            emit_store(builder, loaded, emit_offset(builder, target, first, _FLOAT_BYTES))
+            loaded = emit_load(builder, emit_offset(builder, source, first, FLOAT_BYTES), width)
+            emit_store(builder, loaded, emit_offset(builder, target, first, FLOAT_BYTES))
 
         emit_slices(builder, count, _SLICES, copy_slice)
         return context.get_dummy_value()

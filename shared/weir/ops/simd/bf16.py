@@ -51,8 +51,3 @@ def bf16_from(values: NDArray[np.float32]) -> NDArray[np.uint16]:
     bits = np.ascontiguousarray(values).view(np.uint32)
     rounded = ((bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))) >> np.uint32(16)).astype(np.uint16)
     return np.where(np.isnan(values), np.uint16(_NOT_A_NUMBER), rounded)
-
-
-def bf16_to_float32(numbers: NDArray[np.uint16]) -> NDArray[np.float32]:
-    """Exact."""
-    return (numbers.astype(np.uint32) << np.uint32(16)).view(np.float32)

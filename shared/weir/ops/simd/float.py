@@ -15,6 +15,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 FLOAT = ir.FloatType()
+FLOAT_BYTES = 4
 INT32 = ir.IntType(32)
 INT64 = ir.IntType(64)
 

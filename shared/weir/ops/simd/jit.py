@@ -25,11 +25,14 @@ _COMPILING_TIMEOUT_S = 900.0
 
 _ROOMS = Path(__file__).parents[2]
 _COMPILED = ("ops/cpu", "ops/simd", "model/cpu")
+_COMPILED_IN = ("kv/geometry.py", "ops/head_dims.py")
 
 
 def kernel_sources() -> list[Path]:
-    """All that compiled kernels depend on: the ops of CPUs, and the forward pass that puts them together."""
-    return sorted(source for folder in _COMPILED for source in (_ROOMS / folder).glob("*.py"))
+    """All that compiled kernels depend on: the ops of CPUs, the forward pass that puts them together, and the modules
+    of other rooms whose numbers are compiled in."""
+    in_folders = (source for folder in _COMPILED for source in (_ROOMS / folder).glob("*.py"))
+    return sorted([*in_folders, *(_ROOMS / name for name in _COMPILED_IN)])
 
 
 @cache

@@ -5,18 +5,20 @@ import signal
 import socket
 import zlib
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from weir.bus.server import NatsServerMissing
 from weir.core.clock import SystemClock
 from weir.core.errors import NotFound, WeirError
+from weir.core.ports import LOOPBACK, hold_port, server_ports
 from weir.core.process import ProcessIdentity
 from weir.runtime.config import check_instance
 from weir.runtime.process_tuning import find_shortage, raise_descriptor_limit
 from weir.runtime.stack.leftovers import Removed, remove_leftovers
 from weir.runtime.stack.paths import InstanceBusy, InstancePaths, find_instances
-from weir.runtime.stack.plan import LOOPBACK, StackConfig, StackPlan, default_instance, plan_stack
+from weir.runtime.stack.plan import StackConfig, StackPlan, default_instance, plan_stack
 from weir.runtime.stack.processes import all_tagged, find_tagged, is_running, send_signal
 from weir.runtime.stack.state import try_read_state
 from weir.runtime.stack.supervised import StartPolicy
@@ -26,9 +28,6 @@ _POLL_S = 0.05
 _LOCK_S = 5.0
 _NUM_OWN_DESCRIPTORS = 64  # of a supervisor that watches nobody
 _STOP_LIMIT_S = 30.0  # of a supervisor that has not written its state yet
-# Below the kernel's range for outgoing connections: a server that is restarted must find its port free again.
-_FIRST_PORT = 14_000
-_NUM_PORTS = 16_000
 
 
 class CannotStart(WeirError):
@@ -56,23 +55,26 @@ async def run_stack(config: StackConfig, reporter: Reporter, environ: Mapping[st
 
     Raises WeirError: what is in the way, or which process failed.
 
-    Leftovers of a supervisor that was killed go first; then ports are checked; only then anything starts.
+    Leftovers of a supervisor that was killed go first; then ports are checked, and held, so that no outgoing connection
+    is given one before its server starts, or starts again; only then anything starts.
     """
     shortage = find_shortage(raise_descriptor_limit(), _NUM_OWN_DESCRIPTORS + config.prefill + config.decode)
     if shortage is not None:
         reporter.warn(shortage)
 
     def make_plan() -> StackPlan:
-        _check_free(config.host, config.grpc_port, "--grpc-port")
-        _check_free(config.host, config.http_port, "--http-port")
+        held.enter_context(_hold_port(config.host, config.grpc_port, "--grpc-port"))
+        held.enter_context(_hold_port(config.host, config.http_port, "--http-port"))
+        nats_port = 0 if config.nats else held.enter_context(hold_nats_port(config)).getsockname()[1]
         try:
-            plan = plan_stack(config, _find_free_port(LOOPBACK, config.instance_name))
+            plan = plan_stack(config, nats_port)
         except (NatsServerMissing, ValueError) as error:
             raise CannotStart(str(error)) from error
         config.paths.make_admin_key()
         return plan
 
-    return await run_planned(config.paths, make_plan, reporter, environ)
+    with ExitStack() as held:
+        return await run_planned(config.paths, make_plan, reporter, environ)
 
 
 async def run_planned(
@@ -163,30 +165,25 @@ def choose_instance(runtime_dir: Path, instance: str, grpc_port: int | None) -> 
     return InstancePaths(runtime_dir.resolve() / name)
 
 
-def _is_free(host: str, port: int) -> bool:
-    """Whether a server could listen there now."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        # As servers do: connections of an earlier server that linger in TIME_WAIT do not count.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host.strip("[]"), port))
-        except OSError:
-            return False
-    return True
-
-
-def _check_free(host: str, port: int, flag: str) -> None:
+def _hold_port(host: str, port: int, flag: str) -> socket.socket:
     """Raises PortBusy, naming the flag that chooses another port."""
-    if not _is_free(host, port):
-        raise PortBusy(f"{flag} {port}: in use on {host}, or not allowed; stop what listens there, or choose another")
+    try:
+        return hold_port(host, port)
+    except OSError as error:
+        problem = f"{flag} {port}: in use on {host}, or not allowed"
+        raise PortBusy(f"{problem}; stop what listens there, or choose another") from error
 
 
-def _find_free_port(host: str, name: str) -> int:
-    """A free port, the same one for the same name as long as it is free, so that two names seldom want the same."""
-    start = zlib.crc32(name.encode())
-    for offset in range(_NUM_PORTS):
-        port = _FIRST_PORT + (start + offset) % _NUM_PORTS
-        if _is_free(host, port):
-            return port
-    raise PortBusy(f"no free port on {host} from {_FIRST_PORT} to {_FIRST_PORT + _NUM_PORTS}")
+def hold_nats_port(config: StackConfig) -> socket.socket:
+    """Of a port that is free, the same one for an instance as long as it is, so that two seldom want the same.
+
+    Raises PortBusy.
+    """
+    ports = server_ports()
+    start = zlib.crc32(config.instance_name.encode())
+    for offset in range(len(ports)):
+        port = ports[(start + offset) % len(ports)]
+        if port not in (config.grpc_port, config.http_port):
+            with suppress(OSError):
+                return hold_port(LOOPBACK, port)
+    raise PortBusy(f"no port for NATS: none from {ports[0]} to {ports[-1]} is free on {LOOPBACK}; name one with --nats")

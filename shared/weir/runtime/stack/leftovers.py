@@ -7,7 +7,6 @@ from pathlib import Path
 
 from weir.core.errors import WeirError
 from weir.core.process import ProcessIdentity
-from weir.kv.arena.segment import segment_path
 from weir.runtime.stack.paths import InstancePaths
 from weir.runtime.stack.processes import end_processes, find_tagged, is_running
 from weir.runtime.stack.state import identities_of, try_read_state
@@ -39,6 +38,8 @@ async def remove_leftovers(
     Processes are those of the state file that still are who they were, and those that carry the instance's tag: a
     supervisor can be killed between starting a process and writing it down.
     """
+    from weir.kv.arena.segment import segment_path  # noqa: PLC0415 - loads numpy, and `weir --help` this module
+
     pids = await _end(find_leftover_processes(paths), term_s)
     name = paths.folder.name
     segment = segment_path(name) if segment_dir is None else segment_path(name, segment_dir)

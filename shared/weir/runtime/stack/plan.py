@@ -10,6 +10,7 @@ from weir.bus.server import nats_server_command
 from weir.core.credentials import masked_url
 from weir.core.device import DEVICE_HELP, PRECISION_HELP, check_precision
 from weir.core.fields import check_range
+from weir.core.ports import LOOPBACK
 from weir.runtime.config import (
     LOAD_HELP,
     MODEL_HELP,
@@ -28,7 +29,6 @@ from weir.runtime.stack.paths import InstancePaths
 from weir.runtime.stack.readiness import GrpcProbe, NatsProbe, Probe
 from weir.wire.v1 import arena_pb2, inference_pb2, worker_pb2
 
-LOOPBACK = "127.0.0.1"
 STOP_ORDER: tuple[tuple[str, ...], ...] = (
     ("gateway",),
     ("prefill", "decode"),

@@ -1,0 +1,7 @@
+"""The sizes of heads that attention kernels take; without torch or numba, for whoever only asks (`model.precision`)."""
+
+CPU_HEAD_DIM_STEP = 8
+"""A head's dimensions are a multiple: the kernels in LLVM IR take at least so many at a time."""
+
+TRITON_HEAD_DIMS = (16, 256)
+"""Least and most, both included."""
