@@ -242,7 +242,7 @@ def _transfer_process(directory: Path) -> Iterator[Path]:
         "page-bytes": geometry.page_bytes,
         "max-context-tokens": geometry.max_context_tokens,
         "model-digest": _DIGEST,
-        "arena-bytes": layout_of(geometry).total_bytes + geometry.page_bytes,
+        "arena-bytes": layout_of(geometry).memory_bytes + geometry.page_bytes,
         "num-slots": _NUM_SLOTS,
         # The clients are this very process: a machine that stalls for seconds must not have it killed.
         "lease-ttl-ms": 60_000,

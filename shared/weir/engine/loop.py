@@ -26,6 +26,7 @@ from weir.engine.messages import (
     ForgetSequence,
     GivePages,
     PageBundle,
+    ReleaseEnds,
     SetCost,
     SetPolicy,
     StepTiming,
@@ -87,6 +88,8 @@ class EngineCore:
                 self._batcher.forget(key)
             case FailAllSequences(failure):
                 self._batcher.fail_all(failure)
+            case ReleaseEnds(keys):
+                self._batcher.kept_ends.release(keys)
             case SetPolicy(policy):
                 self._batcher.set_policy(policy)
             case SetCost(cost):
@@ -120,9 +123,10 @@ class EngineCore:
         return min(deadlines, default=None)
 
     def close(self) -> None:
-        """The last report, with all free pages."""
+        """The last report, with all free pages. No end is kept any longer: that was for a death without a close."""
         if self.fatal:
             self._batcher.fail_all(Failure(FailureReason.INTERNAL, self.fatal))
+        self._batcher.kept_ends.release_all()
         self._integrity_errors = self._batcher.check_integrity()
         self._report(None, self._batcher.pool.take_all_free())
 

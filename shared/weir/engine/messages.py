@@ -89,6 +89,8 @@ class SequenceLog(Protocol):
 
     def drop_pages(self, num_kept: int) -> None: ...
 
+    def end(self, reason: FinishReason) -> None: ...
+
     def clear(self) -> None: ...
 
 
@@ -111,6 +113,8 @@ class Arrival:
     num_computed_tokens: int = 0
     num_shared_pages: int = 0
     """The first pages of the block table, which others may use too: giving them back may free nothing."""
+    finish_reason: FinishReason | None = None
+    """It has ended already: its client is to be told, and nothing is to be computed."""
 
     @classmethod
     def of_record(cls, slot: int, log: SequenceLog, snapshot: SequenceSnapshot) -> "Arrival":
@@ -123,6 +127,7 @@ class Arrival:
             output_logprobs=snapshot.output_logprobs,
             block_table=snapshot.block_table,
             num_computed_tokens=snapshot.num_computed_tokens,
+            finish_reason=snapshot.finish_reason,
         )
 
 
@@ -156,6 +161,14 @@ class ForgetSequence:
 
 
 @dataclass(frozen=True, slots=True)
+class ReleaseEnds:
+    """The clients of these sequences know how they ended: nobody needs their records any more. Unknown ones are
+    ignored."""
+
+    keys: tuple[SequenceKey, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class FailAllSequences:
     """Ends every sequence whose hand-off is not under way."""
 
@@ -184,7 +197,15 @@ class SetCost:
 
 
 Command = (
-    AddSequence | CancelSequence | FailSequence | ForgetSequence | FailAllSequences | GivePages | SetPolicy | SetCost
+    AddSequence
+    | CancelSequence
+    | FailSequence
+    | ForgetSequence
+    | FailAllSequences
+    | ReleaseEnds
+    | GivePages
+    | SetPolicy
+    | SetCost
 )
 
 
@@ -243,6 +264,8 @@ class SequenceEnded:
     key: SequenceKey
     reason: FinishReason | None = None
     failure: Failure | None = None
+    is_kept: bool = False
+    """Its slot and record stay until ReleaseEnds names it, or until their room is needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,6 +314,8 @@ class EngineLoad:
     """In block tables."""
     num_filled_pages: int = 0
     """Those of the used ones that hold at least one computed token."""
+    num_kept_ends: int = 0
+    """Ended sequences whose records are kept until their clients know."""
     max_step_tokens: int = 0
     """Prompt tokens that a step gets at most at the moment, so that it lasts about as long as its target."""
 

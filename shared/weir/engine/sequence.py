@@ -224,6 +224,15 @@ class Sequence:
         self.num_preemptions += 1
         self.preempted_since_s = now_s
 
+    def end(self, reason: FinishReason) -> tuple[int, SequenceLog]:
+        """Publishes that it has ended, and parts with its slot and its record, which name no pages any more."""
+        slot, log = self.slot, self.log
+        assert slot is not None, "only a sequence with a slot is kept"
+        assert log is not None, "a slot has a record"
+        log.end(reason)
+        self.slot = self.log = None
+        return slot, log
+
     def plan_chunk(self, max_tokens: int) -> ChunkPlan:
         """The next at most `max_tokens` positions, with a sample when they reach the end. Changes nothing.
 

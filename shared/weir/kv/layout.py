@@ -6,6 +6,7 @@
             slot table       num_slots rows of SLOT_DTYPE
             page table       num_pages rows of PAGE_DTYPE
             records          num_slots sequence records (`weir.kv.records.record`)
+            annexes          num_slots times ANNEX_BYTES (`weir.kv.records.annex`); a hole in the file until written
             pages            num_pages pages of page_bytes; none of them if they are on a device
 
 Every part begins on a 4096-byte boundary. A change of any of this raises LAYOUT_VERSION.
@@ -20,7 +21,7 @@ import numpy as np
 
 from weir.kv.geometry import ArenaGeometry
 
-LAYOUT_VERSION = 7
+LAYOUT_VERSION = 8
 MAX_LEASES = 256
 MAX_DIGEST_BYTES = 128
 NO_LEASE = 0
@@ -68,6 +69,8 @@ RECORD_PARAMS_BYTES = 4608
 """Room for the parameters of a sequence, of which `weir.kv.records.format.MAX_PARAMS_BYTES` are used at most."""
 RECORD_LOGPROBS_BYTES = 2048
 """Room for `weir.kv.records.format.LogprobRing`."""
+ANNEX_BYTES = 64 << 10
+"""Room beside each record for what few sequences have, its checksum included."""
 
 _MAGIC = b"WEIRARNA"
 _ALIGNMENT_BYTES = 4096
@@ -129,8 +132,14 @@ class SegmentLayout:
     pages: int
     records: int
     record_bytes: int
+    annexes: int
     page_data: int
     total_bytes: int
+
+    @property
+    def memory_bytes(self) -> int:
+        """What a new segment takes: all of the file but the annexes."""
+        return self.total_bytes - (self.page_data - self.annexes)
 
 
 def layout_of(geometry: ArenaGeometry) -> SegmentLayout:
@@ -146,28 +155,28 @@ def layout_of(geometry: ArenaGeometry) -> SegmentLayout:
     slots = leases + _aligned(MAX_LEASES * LEASE_DTYPE.itemsize)
     pages = slots + _aligned(geometry.num_slots * SLOT_DTYPE.itemsize)
     records = pages + _aligned(geometry.num_pages * PAGE_DTYPE.itemsize)
-    page_data = records + geometry.num_slots * record_bytes
+    annexes = records + geometry.num_slots * record_bytes
+    page_data = annexes + geometry.num_slots * ANNEX_BYTES
     total_bytes = page_data + (0 if geometry.pages_on_device else geometry.page_memory_bytes)
-    return SegmentLayout(counters, leases, slots, pages, records, record_bytes, page_data, total_bytes)
+    return SegmentLayout(counters, leases, slots, pages, records, record_bytes, annexes, page_data, total_bytes)
 
 
 def geometry_within(
     arena_bytes: int, page_bytes: int, num_slots: int, max_context_tokens: int, *, pages_on_device: bool = False
 ) -> ArenaGeometry:
-    """The geometry with the most pages whose segment, or whose memory on a device, has at most `arena_bytes`.
-
-    Raises ValueError if not even one sequence of `max_context_tokens` would fit.
+    """The geometry with the most pages whose segment, or whose memory on a device, takes at most `arena_bytes`; annexes
+    take theirs when they are written. Raises ValueError if not even one sequence of `max_context_tokens` would fit.
     """
     if pages_on_device:
         return _geometry_on_device(arena_bytes, page_bytes, num_slots, max_context_tokens)
     smallest = ArenaGeometry(page_bytes, 0, num_slots, max_context_tokens)
-    room_bytes = arena_bytes - layout_of(smallest).total_bytes - _ALIGNMENT_BYTES
+    room_bytes = arena_bytes - layout_of(smallest).memory_bytes - _ALIGNMENT_BYTES
     num_pages = room_bytes // (page_bytes + PAGE_DTYPE.itemsize)
     if num_pages < smallest.max_pages_per_sequence:
         least = ArenaGeometry(page_bytes, smallest.max_pages_per_sequence + 1, num_slots, max_context_tokens)
         raise ValueError(
             f"arena_bytes {arena_bytes}: too small for one sequence of {max_context_tokens} tokens "
-            f"in pages of {page_bytes} bytes; give at least {layout_of(least).total_bytes + _ALIGNMENT_BYTES}, "
+            f"in pages of {page_bytes} bytes; give at least {layout_of(least).memory_bytes + _ALIGNMENT_BYTES}, "
             "or a smaller max_context_tokens"
         )
     return ArenaGeometry(page_bytes, num_pages, num_slots, max_context_tokens)

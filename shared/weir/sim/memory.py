@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from weir.core.life import Attempt
+from weir.core.life import Attempt, FinishReason
 from weir.core.sampling import TokenLogprobs
 from weir.engine.messages import PageBundle
 from weir.kv.arena.ownership import Move, OwnershipTable
@@ -54,6 +54,9 @@ class SimRecord:
         del num_kept
         if self.params is not None:
             self._preemptions[self.params.request_id] += 1
+
+    def end(self, reason: FinishReason) -> None:
+        """As `append_page`."""
 
     def clear(self) -> None:
         self.params = None

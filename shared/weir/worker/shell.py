@@ -49,6 +49,7 @@ from weir.worker.config import WorkerConfig
 from weir.worker.engine.cost_meter import CostMeter
 from weir.worker.engine.model_loading import LoadedModel, ModelSpec
 from weir.worker.requests.commands import start_from_pb
+from weir.worker.requests.end_releases import EndReleases
 from weir.worker.requests.request_manager import RequestLimits, RequestManager
 from weir.worker.requests.servicer import WorkerServicer
 from weir.worker.requests.streams import GatewayStream, StreamHub
@@ -64,6 +65,8 @@ _FAILING_S = 1.0
 _ENGINE_STOP_S = 3.0
 _MAX_REPORTS_UNDER_WAY = 64
 _REPORT_TIMEOUT_S = 30.0
+_KEPT_ENDS_SHARE = 4
+"""A worker keeps ends in one of so many of the arena's slots at most."""
 _ConfigT = TypeVar("_ConfigT", bound=WorkerConfig)
 
 
@@ -140,6 +143,13 @@ class WorkerShell:
         self._prefixes = Prefixes(self._arena, self._keeper, post, context.request_shutdown)
         self._hub = StreamHub(clock)
         self._manager = RequestManager(limits, self._prefixes.post, self._hub, clock)
+        self._end_releases = EndReleases(
+            post,
+            self._manager.is_end_sent,
+            clock,
+            kept_s=limits.ended_kept_s,
+            max_kept_s=limits.max_ended_kept_s,
+        )
         parts = RoleParts(
             context.process_id,
             self._arena,
@@ -176,7 +186,9 @@ class WorkerShell:
         longest = min(self._model.max_context_tokens, geometry.max_context_tokens)
         self._model = replace(self._model, max_context_tokens=longest)
         runner, warm_up = await asyncio.to_thread(self._make_runner, memory)
-        batcher = self._role.make_batcher(memory.segment, self._model.batch_limits(self._config))
+        max_kept_ends = max(1, geometry.num_slots // _KEPT_ENDS_SHARE)
+        batch_limits = replace(self._model.batch_limits(self._config), max_kept_ends=max_kept_ends)
+        batcher = self._role.make_batcher(memory.segment, batch_limits)
         await self._host.start(batcher, runner, warm_up)
         early, self._early_hand_offs = self._early_hand_offs or [], None
         for handed_off in early:
@@ -262,6 +274,7 @@ class WorkerShell:
             self._prefixes.on_report(report)
             self._manager.on_report(report, self._keeper.on_report(report))
             self._role.on_report(report)
+            self._end_releases.on_report(report)
         except Exception as error:  # noqa: BLE001 - the boundary of a callback: the report's events are lost
             _log.exception("a report of the engine could not be processed")
             self._break(f"a report of the engine could not be processed: {type(error).__name__}: {error}")
@@ -317,6 +330,7 @@ class WorkerShell:
         posted_cost = None
         while True:
             self._manager.sweep()
+            self._end_releases.sweep()
             cost = self._cost_meter.cost()
             if cost is not None and cost != posted_cost:
                 with contextlib.suppress(InboxFull):  # posted at a later sweep

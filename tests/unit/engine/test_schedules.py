@@ -40,8 +40,14 @@ SCHEDULES = st.builds(
         max_num_seqs=st.integers(1, 6),
         max_num_batched_tokens=st.integers(1, 128),
         chunk_tokens=st.sampled_from([1, 7, 16, 64]),
+        max_kept_ends=st.integers(0, 3),
     ),
-    decode_limits=st.builds(limits, max_num_seqs=st.integers(1, 6), max_num_batched_tokens=st.integers(1, 8)),
+    decode_limits=st.builds(
+        limits,
+        max_num_seqs=st.integers(1, 6),
+        max_num_batched_tokens=st.integers(1, 8),
+        max_kept_ends=st.integers(0, 3),
+    ),
     watermark_pages=st.integers(0, 4),
     seed=st.integers(0, 2**32),
 )

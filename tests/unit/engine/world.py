@@ -147,6 +147,7 @@ class World:
             self.clock.advance(TICK_S)
             assert self.tick < max_ticks, "a sequence never ends"
         for batcher in (self.prefill, self.decode):
+            batcher.kept_ends.release_all()
             self._take_back(batcher.pool.take_all_free())
 
     def _arrive_and_cancel(self) -> None:
@@ -189,6 +190,8 @@ class World:
 
     def _turn(self, batcher: Batcher) -> None:
         self._grant(batcher)
+        kept = [key for key in self.outcomes if self._random.random() < 0.3]
+        batcher.kept_ends.release(kept)
         plan = batcher.decide(self.clock.now_s())
         if plan is not None:
             assert plan.num_tokens <= batcher.limits.max_num_batched_tokens
@@ -197,6 +200,7 @@ class World:
             batcher.record(plan, self.runner.run(plan))
         for event in batcher.take_events():
             self._see(event)
+        self._check_kept(batcher)
         self._take_back(batcher.take_surplus())
         assert batcher.check_integrity() == ()
 
@@ -220,6 +224,15 @@ class World:
         self.runner.spoil(bundle.all_page_ids)
         self.free_pages.update(bundle.all_page_ids)
         self.free_slots.update(bundle.slots)
+
+    def _check_kept(self, batcher: Batcher) -> None:
+        """The record of each end that is kept has all that its client is to get, and nothing else."""
+        for slot in batcher.kept_ends.slots:
+            snapshot = self.records.open(slot).read()
+            assert snapshot is not None
+            outcome = self.outcomes[SequenceKey.of(snapshot.params)]
+            assert (list(snapshot.output_token_ids), snapshot.block_table) == (outcome.token_ids, ())
+            assert snapshot.finish_reason == outcome.ends[-1].reason
 
     def _see(self, event: Event) -> None:
         match event:

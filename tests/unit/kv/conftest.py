@@ -35,4 +35,5 @@ def params() -> SequenceParams:
         stop=StopRules(max_tokens=64, stop_token_ids=(0, 2)),
         num_reserved_pages=9,
         traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+        decode_worker_id="decode-0-1234abcd",
     )

@@ -7,11 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weir.core.life import Attempt, SchedulingParams
+from weir.core.life import Attempt, FinishReason, SchedulingParams
 from weir.core.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, SamplingParams, StopRules
 from weir.kv.arena.segment import Segment
 from weir.kv.geometry import ArenaGeometry
-from weir.kv.layout import LAYOUT_VERSION, RECORD_HEADER_BYTES, layout_of
+from weir.kv.layout import (
+    LAYOUT_VERSION,
+    RECORD_HEADER_BYTES,
+    RECORD_LOGPROBS_BYTES,
+    RECORD_PARAMS_BYTES,
+    layout_of,
+)
 from weir.kv.records import format as record_format
 from weir.kv.records.format import PACKED_HEADER_BYTES
 from weir.kv.records.record import SequenceParams, SequenceRecord
@@ -99,20 +105,35 @@ def test_everything_that_was_published_is_read_in_another_mapping(segment: Segme
             itl_target_ms=st.integers(0, 2**32 - 1),
             predicted_output_tokens=st.floats(0, allow_infinity=False),
         ),
+        decode_worker_id=st.text("abcdef-0123456789", max_size=64),
     ),
     output=st.lists(st.integers(0, 2**31 - 1), max_size=50),
+    table=st.lists(st.integers(0, 39), max_size=16),
+    ending=st.none() | st.sampled_from(FinishReason),
 )
-def test_facts_and_tokens_come_back_as_they_were(params: SequenceParams, output: list[int]) -> None:
+def test_facts_tokens_pages_and_end_come_back_as_they_were(
+    params: SequenceParams, output: list[int], table: list[int], ending: FinishReason | None
+) -> None:
     memory = _memory()
     record = SequenceRecord(memory, _GEOMETRY)
     record.begin(params)
     for token_id in output:
         record.append_token(token_id)
         record.publish(num_computed_tokens=len(params.prompt_token_ids))
+    record.set_block_table(table[: len(table) // 2])
+    for page_id in table[len(table) // 2 :]:
+        record.append_page(page_id)
     record.publish(num_computed_tokens=len(params.prompt_token_ids))
-    snapshot = SequenceRecord(memory, _GEOMETRY).read()
+    if ending is not None:
+        record.end(ending)
+    reader = SequenceRecord(memory, _GEOMETRY)
+    snapshot, summary = reader.read(), reader.summarize()
     assert snapshot is not None
+    assert summary is not None
     assert (snapshot.params, snapshot.output_token_ids) == (params, tuple(output))
+    assert snapshot.finish_reason == summary.finish_reason == ending
+    pages = [] if ending is not None else table
+    assert list(snapshot.block_table) == summary.page_ids.tolist() == pages
 
 
 def test_what_is_not_published_is_not_read(params: SequenceParams) -> None:
@@ -217,6 +238,96 @@ def test_a_published_block_table_cannot_change_but_grow(params: SequenceParams) 
     record.set_block_table([3, 4, 9, 30])
 
 
+def test_an_ended_record_has_its_tokens_and_no_pages_and_stays_so_for_whoever_goes_on_with_it(
+    params: SequenceParams,
+) -> None:
+    memory = _memory()
+    _published(memory, params).end(FinishReason.LENGTH)
+    other = SequenceRecord(memory, _GEOMETRY)
+    snapshot = other.read()
+    assert snapshot is not None
+    assert (snapshot.output_token_ids, snapshot.block_table, snapshot.num_computed_tokens) == ((11, 12), (), 0)
+    other.publish(num_computed_tokens=0)
+    again = SequenceRecord(memory, _GEOMETRY).read()
+    assert again is not None
+    assert again.finish_reason is FinishReason.LENGTH
+
+
+def test_a_new_sequence_in_the_slot_of_an_ended_one_runs(params: SequenceParams) -> None:
+    memory = _memory()
+    record = _published(memory, params)
+    record.end(FinishReason.STOP)
+    record.begin(params)
+    record.publish(num_computed_tokens=0)
+    snapshot = SequenceRecord(memory, _GEOMETRY).read()
+    assert snapshot is not None
+    assert snapshot.finish_reason is None
+
+
+def _published_in(segment: Segment, params: SequenceParams) -> tuple[SequenceRecord, memoryview]:
+    """A record in a segment, and the bytes of all its parts from its token log on."""
+    record = segment.record(2)
+    record.begin(params)
+    record.set_block_table([3, 4])
+    record.append_token(11)
+    record.publish(num_computed_tokens=4)
+    layout = layout_of(segment.geometry)
+    start = layout.records + 2 * layout.record_bytes + 2 * RECORD_HEADER_BYTES
+    start += RECORD_PARAMS_BYTES + RECORD_LOGPROBS_BYTES
+    return record, segment._memory[start : layout.records + 3 * layout.record_bytes]
+
+
+@pytest.mark.parametrize("token", range(5))
+def test_a_record_with_a_wrong_token_is_not_read_though_its_pages_are_known(
+    segment: Segment, params: SequenceParams, token: int
+) -> None:
+    record, parts = _published_in(segment, params)
+    parts[4 * token] ^= 1
+    assert record.read() is None
+    assert record.why_unreadable() == "the checksum of its 5 tokens is wrong"
+    summary = record.summarize()
+    assert summary is not None
+    assert summary.page_ids.tolist() == [3, 4]
+    parts[4 * token] ^= 1
+    assert record.read() is not None
+    assert record.why_unreadable() == ""
+
+
+@pytest.mark.parametrize("page", range(2))
+def test_a_record_with_a_wrong_page_is_neither_read_nor_summarized(
+    segment: Segment, params: SequenceParams, page: int
+) -> None:
+    record, parts = _published_in(segment, params)
+    parts[4 * (segment.geometry.max_context_tokens + page)] ^= 8  # a page that there is
+    assert record.read() is None
+    assert record.summarize() is None
+    assert record.why_unreadable() == "the checksum of its block table of 2 pages is wrong"
+    assert "no header" in segment.record(0).why_unreadable()
+
+
+def test_dropped_pages_and_new_ones_in_their_place_keep_the_checksums_right(params: SequenceParams) -> None:
+    memory = _memory()
+    record = _published(memory, params)
+    record.drop_pages(1)
+    dropped = SequenceRecord(memory, _GEOMETRY).read()
+    assert dropped is not None
+    assert dropped.block_table == (3,)
+    record.set_block_table([3, 20, 21])
+    record.append_page(22)
+    record.append_token(13)
+    record.publish(num_computed_tokens=6)
+    reader = SequenceRecord(memory, _GEOMETRY)
+    snapshot = reader.read()
+    assert snapshot is not None
+    assert (snapshot.block_table, snapshot.output_token_ids) == ((3, 20, 21, 22), (11, 12, 13))
+    reader.append_token(14)
+    reader.append_page(23)
+    reader.publish(num_computed_tokens=7)
+    gone_on = SequenceRecord(memory, _GEOMETRY).read()
+    assert gone_on is not None
+    assert (gone_on.block_table[-1], gone_on.output_token_ids[-1]) == (23, 14)
+
+
 def test_bounds_are_told_with_field_value_and_limit(params: SequenceParams) -> None:
     record = SequenceRecord(_memory(), _GEOMETRY)
     with pytest.raises(ValueError, match=r"prompt_token_ids: 257 ids, allowed are 1 to 256"):
@@ -225,8 +336,9 @@ def test_bounds_are_told_with_field_value_and_limit(params: SequenceParams) -> N
         record.begin(replace(params, stop=StopRules(1, tuple(range(65)))))
     with pytest.raises(ValueError, match="logit_bias: 301 ids, a record holds at most 300"):
         record.begin(replace(params, sampling=SamplingParams(logit_bias=tuple((i, 1.0) for i in range(301)))))
-    with pytest.raises(ValueError, match=r"request_id .*65 bytes, a record holds at most 64"):
-        record.begin(replace(params, request_id="x" * 65))
+    for field in ("request_id", "decode_worker_id"):
+        with pytest.raises(ValueError, match=rf"{field} .*65 bytes, a record holds at most 64"):
+            record.begin(replace(params, **{field: "x" * 65}))  # type: ignore[arg-type]  # the names of two texts
     record.begin(replace(params, prompt_token_ids=(1,) * 256))
     with pytest.raises(ValueError, match="token log is full"):
         record.append_token(1)
@@ -262,4 +374,4 @@ def test_every_sampling_parameter_is_kept(params: SequenceParams) -> None:
 def test_the_packed_form_changes_only_with_the_version_of_the_layout() -> None:
     """Who changes it raises LAYOUT_VERSION here and there: two forms must not read each other."""
     form = (record_format._LENGTHS.format, record_format._PARAMS.format)
-    assert (LAYOUT_VERSION, *form) == (7, "<QIIIIIIQII", "<64s64s64s6dQIIIIiiiII16sdId")
+    assert (LAYOUT_VERSION, *form) == (8, "<QIIIIIIQIIIII", "<64s64s64s64s6dQIIIIiiiII16sdId")

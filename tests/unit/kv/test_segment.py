@@ -11,7 +11,7 @@ import pytest
 
 from weir.kv.arena.segment import Segment, SegmentError, claim_segment, segment_path
 from weir.kv.geometry import ArenaGeometry
-from weir.kv.layout import SegmentMismatch, geometry_within, layout_of
+from weir.kv.layout import ANNEX_BYTES, LAYOUT_VERSION, SegmentMismatch, geometry_within, layout_of
 
 
 def test_a_segment_is_private_zeroed_and_as_large_as_its_layout(segment: Segment, geometry: ArenaGeometry) -> None:
@@ -20,6 +20,7 @@ def test_a_segment_is_private_zeroed_and_as_large_as_its_layout(segment: Segment
     assert status.st_size == segment.total_bytes == layout_of(geometry).total_bytes
     assert segment.pages.shape == (40, 4096)
     assert not segment.pages.any()
+    assert status.st_blocks * 512 == layout_of(geometry).memory_bytes
     assert list(segment.path.parent.iterdir()) == [segment.path]
 
 
@@ -81,6 +82,12 @@ def _write_other_version(path: Path) -> None:
         file.write(b"\xff\xff\xff\xff")
 
 
+def _write_earlier_version(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(8)
+        file.write((LAYOUT_VERSION - 1).to_bytes(4, "little"))
+
+
 def _write_wrong_checksum(path: Path) -> None:
     with path.open("r+b") as file:
         file.seek(24)
@@ -96,6 +103,7 @@ def _cut(path: Path) -> None:
     [
         (_write_text, "no magic number"),
         (_write_other_version, "version 4294967295"),
+        (_write_earlier_version, "its layout has version 7, this program has version 8"),
         (_write_wrong_checksum, "checksum of its header"),
         (_cut, "8192 bytes where its header says"),
     ],
@@ -170,8 +178,9 @@ def test_the_largest_geometry_within_a_size_stays_within_it() -> None:
     page_bytes = 30 * 2 * 3 * 16 * 64 * 4
     for arena_bytes in (600 << 20, (600 << 20) + 12345, 2 << 30):
         geometry = geometry_within(arena_bytes, page_bytes, num_slots=512, max_context_tokens=8192)
-        total_bytes = layout_of(geometry).total_bytes
-        assert arena_bytes - 2 * page_bytes < total_bytes <= arena_bytes
+        layout = layout_of(geometry)
+        assert arena_bytes - 2 * page_bytes < layout.memory_bytes <= arena_bytes
+        assert layout.total_bytes - layout.memory_bytes == 512 * ANNEX_BYTES
 
 
 def test_a_size_in_which_no_sequence_fits_is_refused_with_the_least_that_would_do() -> None:

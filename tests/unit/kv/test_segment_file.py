@@ -122,14 +122,14 @@ def test_a_file_that_another_user_can_have_put_there_is_refused_by_name(
 
 
 @pytest.mark.parametrize("use", [Segment.open, Segment.take])
-def test_a_mapping_keeps_one_descriptor_and_none_after_it_is_closed(
+def test_a_mapping_keeps_two_descriptors_and_none_after_it_is_closed(
     segment: Segment, use: Callable[[Path], Segment]
 ) -> None:
     segment.close()
     before = set(Path("/proc/self/fd").iterdir())
     used = use(segment.path)
     num_kept = len(set(Path("/proc/self/fd").iterdir()) - before)
-    assert num_kept == (1 if use == Segment.open else 2)  # of the mapping; of the lock
+    assert num_kept == (2 if use == Segment.open else 3)  # of the mapping and the annexes; of the lock
     used.close()
     assert set(Path("/proc/self/fd").iterdir()) == before
 
@@ -159,4 +159,4 @@ class OldKernel(mmap.mmap):
 def test_an_old_kernel_is_made_to_map_every_part_by_reading_it(tmp_path: Path, num_pages: int) -> None:
     (tmp_path / "file").write_bytes(bytes(num_pages * mmap.PAGESIZE))
     with (tmp_path / "file").open("r+b") as file, OldKernel(file.fileno(), 0) as mapping:
-        populate(mapping, step_bytes=2 * mmap.PAGESIZE)
+        populate(mapping, [(0, len(mapping))], step_bytes=2 * mmap.PAGESIZE)

@@ -6,11 +6,12 @@ import pytest
 from tests.unit.transfer.conftest import World
 
 from weir.core.errors import Overloaded
+from weir.core.life import Attempt, FinishReason
 from weir.core.process import ProcessIdentity
 from weir.kv.arena.lease import LeaseState
 from weir.kv.layout import MAX_LEASES
-from weir.kv.messages import Claims
-from weir_transfer.messages import AttachRefused, StaleAttachment
+from weir.kv.messages import Claims, PageChain
+from weir_transfer.messages import AttachRefused, HandOffRequest, StaleAttachment
 
 
 def _state(world: World, lease_id: int) -> LeaseState | None:
@@ -103,6 +104,50 @@ def test_the_exit_of_a_process_orphans_its_sequences_and_the_next_tick_frees_the
     assert world.segment.record(acquired.slots[0]).read() is None
     changed = world.segment.page_rows["generation"] != generations
     assert changed.nonzero()[0].tolist() == sorted(acquired.page_ids)
+
+
+def test_an_ended_sequence_outlives_its_process_in_its_slot_without_pages(world: World) -> None:
+    attachment = world.core.attach(world.registration("w"))
+    acquired = world.core.acquire(attachment.lease_id, attachment.number, 6, 3)
+    slots = acquired.slots
+    for slot, page_ids in zip(slots[:2], (acquired.page_ids[:4], acquired.page_ids[4:]), strict=True):
+        world.write_sequence(slot, page_ids, f"r{slot}")
+    ended = world.segment.record(slots[0])
+    assert ended.read() is not None
+    ended.end(FinishReason.STOP)
+    chain = PageChain(acquired.page_ids[:4])
+    world.core.release(attachment.lease_id, attachment.number, [chain], ())
+    assert world.core.integrity_errors() == ()
+
+    claims = Claims(page_ids=acquired.page_ids[4:], slots=slots)
+    again = world.core.attach(world.registration("w", attachment.lease_id, claims))
+    assert again.handed_off == ()
+    assert world.core.integrity_errors() == ()
+    world.core.end_lease(attachment.lease_id)
+
+    metrics = world.core.metrics()
+    assert (metrics["orphaned_pages"], metrics["orphaned_slots"], metrics["free_pages"]) == (2, 2, 38)
+    assert world.core.integrity_errors() == ()
+    snapshot = world.segment.record(slots[0]).read()
+    assert snapshot is not None
+    assert (snapshot.finish_reason, snapshot.output_token_ids) == (FinishReason.STOP, (4,))
+    world.restart()
+    assert world.core.integrity_errors() == ()
+
+
+def test_an_ended_sequence_that_was_handed_off_is_announced_again_to_who_does_not_claim_it(world: World) -> None:
+    sender, receiver = world.core.attach(world.registration("p")), world.core.attach(world.registration("d"))
+    acquired = world.core.acquire(sender.lease_id, sender.number, 2, 1)
+    world.write_sequence(acquired.slots[0], acquired.page_ids)
+    request = HandOffRequest(acquired.slots[0], "r1", Attempt(1, 0), "d")
+    world.core.hand_off(sender.lease_id, sender.number, request)
+    record = world.segment.record(acquired.slots[0])
+    assert record.read() is not None
+    record.end(FinishReason.LENGTH)
+    again = world.core.attach(world.registration("d", receiver.lease_id))
+    assert [sequence.slot for sequence in again.handed_off] == list(acquired.slots)
+    assert world.core.metrics()["free_pages"] == 40
+    assert world.core.integrity_errors() == ()
 
 
 def test_the_exit_of_a_process_before_any_silence_is_enough(world: World) -> None:

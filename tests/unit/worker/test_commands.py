@@ -40,6 +40,7 @@ def test_sampling_stop_rules_and_urgency_are_those_of_the_start() -> None:
     assert params.stop == StopRules(30, (4, 5), 8)
     assert params.scheduling == SchedulingParams(2, -1.5, 70, 12.5)
     assert params.prefix_seed != b""
+    assert params.decode_worker_id == "decode-0-00000000"
 
 
 def test_more_tokens_than_the_vocabulary_has_are_all_of_them() -> None:

@@ -3,6 +3,7 @@
         add                 decide / record                 settled by the shell
     ──> WAITING ──────────> RUNNING ──────────────────────> HANDING_OFF ──────> forgotten (committed)
            └───────────────────┴── ended: finished, cancelled, failed ──┘ (refused)
+                                          └──> kept, without pages, until clients know (`kept_ends`)
 
 Order is by lane, the most urgent first, and in a lane that of `add`. Every sequence ends in exactly one SequenceEnded
 or SequenceForgotten.
@@ -11,12 +12,13 @@ or SequenceForgotten.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from weir.core.cost import StepCost
 from weir.core.life import FinishReason
 from weir.engine.batching.prompt_share import StepPace
 from weir.engine.counters import EngineCounters
+from weir.engine.memory.kept_ends import KeptEnds
 from weir.engine.memory.pages import PageNeed, PagePool
 from weir.engine.messages import (
     Arrival,
@@ -51,6 +53,12 @@ class BatchLimits:
     """A sequence that waits longer than this for a page or slot fails."""
     target_step_s: float = math.inf
     """Steps get so many prompt tokens that they last about this long."""
+    max_kept_ends: int = 0
+    """Slots at most whose sequences ended by themselves and are kept until clients know; 0: none is kept."""
+
+
+_SLOT_WAIT_S = 0.05
+"""So long a sequence waits for a slot of the arena before an end that is kept makes room."""
 
 
 class Batcher(ABC):
@@ -60,6 +68,7 @@ class Batcher(ABC):
         """`open_log`: the empty record of a slot."""
         self.limits = limits
         self.pool = pool
+        self.kept_ends = KeptEnds(pool, limits.max_kept_ends)
         self.counters = EngineCounters()
         self._open_log = open_log
         self._sequences: dict[SequenceKey, Sequence] = {}
@@ -178,7 +187,10 @@ class Batcher(ABC):
         return events
 
     def wanted(self) -> PagesWanted | None:
-        return self.pool.wanted(self.need())
+        need = self.need()
+        if self.kept_ends:  # at worst they make room: pages are not to wait for slots
+            need = replace(need, head_slots=max(0, need.head_slots - len(self.kept_ends)))
+        return self.pool.wanted(need)
 
     def take_surplus(self) -> PageBundle:
         return self.pool.take_surplus(self.need())
@@ -205,21 +217,27 @@ class Batcher(ABC):
             num_free_pages=self.pool.num_free_pages,
             num_used_pages=num_used_pages,
             num_filled_pages=num_filled_pages,
+            num_kept_ends=len(self.kept_ends),
             max_step_tokens=self.pace.num_tokens,
         )
 
     @property
     def next_deadline_s(self) -> float | None:
-        """When `decide` has a stalled sequence to end."""
+        """When `decide` has a stalled sequence to end, or room to make for one."""
         stalls = [s.stalled_since_s for s in self._sequences.values() if s.stalled_since_s is not None]
-        return min(stalls) + self.limits.max_stall_s if stalls else None
+        if not stalls:
+            return None
+        deadlines_s = [min(stalls) + self.limits.max_stall_s]
+        if self.kept_ends:
+            deadlines_s += [at_s for s in stalls if (at_s := s + _SLOT_WAIT_S) > self._decided_at_s]
+        return min(deadlines_s)
 
     def check_integrity(self) -> tuple[str, ...]:
         """What is wrong with sequences and pages, in sentences; empty when all is well."""
         held = self._held_pages()
         page_ids = [page for sequence in self._sequences.values() for page in sequence.block_table]
         slots = [sequence.slot for sequence in self._sequences.values() if sequence.slot is not None]
-        errors = self.pool.check_integrity([*page_ids, *held.page_ids], [*slots, *held.slots])
+        errors = self.pool.check_integrity([*page_ids, *held.page_ids], [*slots, *held.slots, *self.kept_ends.slots])
         for sequence in self._sequences.values():
             errors += sequence.check_integrity()
         return tuple(errors)
@@ -254,7 +272,7 @@ class Batcher(ABC):
         num_pages = sequence.num_missing_pages(sequence.num_uncomputed)
         if num_pages > self.pool.num_free_pages:
             return False
-        slot = self.pool.try_take_slot()
+        slot = self._try_take_slot(sequence)
         if slot is None:
             return False
         page_ids = self.pool.try_take(num_pages)
@@ -265,6 +283,13 @@ class Batcher(ABC):
             self.pool.put_back_unused(slot, page_ids)
             self._end(sequence, failure=Failure(FailureReason.INTERNAL, f"cannot be recorded: {error}"))
         return True
+
+    def _try_take_slot(self, sequence: Sequence) -> int | None:
+        slot, since_s = self.pool.try_take_slot(), sequence.stalled_since_s
+        has_waited = since_s is not None and self._decided_at_s >= since_s + _SLOT_WAIT_S
+        if slot is None and has_waited and self.kept_ends.release_oldest():
+            return self.pool.try_take_slot()
+        return slot
 
     # For batchers that preempt or hold rows.
 
@@ -281,6 +306,11 @@ class Batcher(ABC):
     def _held_pages(self) -> PageBundle:
         """Those in use although their sequence has ended."""
         return PageBundle()
+
+    def _holds_row_of(self, sequence: Sequence) -> bool:
+        """Whether slot and pages of a sequence that ended by itself stay in use."""
+        del sequence
+        return False
 
     def _free(self, sequence: Sequence, reason: FinishReason | None) -> None:
         """Takes back what a sequence used that has ended."""
@@ -308,11 +338,14 @@ class Batcher(ABC):
     def _end(self, sequence: Sequence, *, reason: FinishReason | None = None, failure: Failure | None = None) -> None:
         del self._sequences[sequence.key]
         self._order = None
+        by_itself = reason in (FinishReason.STOP, FinishReason.LENGTH)
+        may_keep = by_itself and not self._holds_row_of(sequence)
+        is_kept = reason is not None and may_keep and self.kept_ends.try_keep(sequence, reason)
         if sequence.log is not None:
             sequence.log.clear()
         sequence.is_sound = failure is None or failure.reason is not FailureReason.INTERNAL
         self._free(sequence, reason)
         self.counters.failed += failure is not None
         self.counters.cancelled += reason is FinishReason.CANCELLED
-        self.counters.finished += reason in (FinishReason.STOP, FinishReason.LENGTH)
-        self._events.append(SequenceEnded(sequence.key, reason, failure))
+        self.counters.finished += by_itself
+        self._events.append(SequenceEnded(sequence.key, reason, failure, is_kept))

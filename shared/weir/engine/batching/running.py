@@ -179,13 +179,16 @@ class RunningBatcher(Batcher):
     def _order_of(self, sequence: Sequence) -> tuple[int, float]:
         return self._pausing.order_of(sequence)
 
+    def _holds_row_of(self, sequence: Sequence) -> bool:
+        return self._holds_rows and sequence.stage is Stage.RUNNING and not sequence.is_preempted
+
     def _free(self, sequence: Sequence, reason: FinishReason | None) -> None:
         self._preemption.forget(sequence)
         by_itself = reason in (FinishReason.STOP, FinishReason.LENGTH)
         prefill_batches = self._prefill_batches
         if prefill_batches is not None and self._policy.gate is prefill_batches and by_itself:
             prefill_batches.ended(sequence.num_output_tokens)
-        if self._holds_rows and by_itself and sequence.stage is Stage.RUNNING and not sequence.is_preempted:
+        if by_itself and self._holds_row_of(sequence):
             self._held.add(sequence)
         else:
             super()._free(sequence, reason)
@@ -198,7 +201,7 @@ class RunningBatcher(Batcher):
         if arrival.slot is None or arrival.log is None:
             raise ValueError(f"{sequence.key.request_id}: a handed-off sequence comes with its slot and record")
         known = self._sequences.get(sequence.key)
-        if known is not None and known.slot == arrival.slot:
+        if (known is not None and known.slot == arrival.slot) or self.kept_ends.holds(sequence.key, arrival.slot):
             return
         self.pool.adopt(arrival.slot, arrival.block_table)
         if known is not None:  # the same attempt in a second slot: the first one counts
@@ -213,7 +216,7 @@ class RunningBatcher(Batcher):
             self.counters.count_hand_off(sequence.key.request_id, sequence.block_table)
         self._events.append(TakenOver(sequence.key, sequence.block_table))
         errors = sequence.check_integrity()
-        reason = sequence.end_reason(self.limits.max_context_tokens)
+        reason = arrival.finish_reason or sequence.end_reason(self.limits.max_context_tokens)
         if errors or sequence.num_uncomputed == 0:
             message = f"its record cannot be continued: {'; '.join(errors) or 'no token to go on from'}"
             self._end(sequence, failure=Failure(FailureReason.INTERNAL, message))

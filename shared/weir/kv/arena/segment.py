@@ -1,7 +1,8 @@
 """The segment: one file in /dev/shm that holds the pages of a host and everything that is known about them.
 
 Made with open + posix_fallocate + mmap. multiprocessing.shared_memory would unlink it when a worker dies; without
-posix_fallocate a full /dev/shm is a SIGBUS at some later write and not an error now.
+posix_fallocate a full /dev/shm is a SIGBUS at some later write and not an error now. The annexes of the records alone
+are a hole in it: the mapping must not be touched there.
 """
 
 import errno
@@ -30,16 +31,19 @@ from weir.kv.arena.segment_file import (
 )
 from weir.kv.geometry import ArenaGeometry
 from weir.kv.layout import (
+    ANNEX_BYTES,
     COUNTERS_DTYPE,
     LEASE_DTYPE,
     MAX_LEASES,
     PAGE_DTYPE,
     SLOT_DTYPE,
     SegmentHeader,
+    SegmentLayout,
     SegmentMismatch,
     layout_of,
     pack_header,
 )
+from weir.kv.records.annex import AnnexFile, RecordAnnex
 from weir.kv.records.record import SequenceRecord
 
 __all__ = ["DEFAULT_DIRECTORY", "ClaimedSegment", "Segment", "SegmentError", "claim_segment", "segment_path"]
@@ -59,7 +63,10 @@ def segment_path(instance: str, directory: Path = DEFAULT_DIRECTORY) -> Path:
 class Segment:
     """One mapping of the file. Views taken from it stay valid after `close`: the last one to go ends the mapping."""
 
-    def __init__(self, path: Path, header: SegmentHeader, mapping: mmap.mmap, lock_fd: int | None) -> None:
+    def __init__(
+        self, path: Path, header: SegmentHeader, mapping: mmap.mmap, lock_fd: int | None, fd: int | None = None
+    ) -> None:
+        """Owns the descriptors. `fd`: of the file; without one there are no annexes."""
         self.path = path
         self.geometry = header.geometry
         self.arena_id = header.arena_id
@@ -68,6 +75,7 @@ class Segment:
         self._layout = layout_of(header.geometry)
         self._memory = memoryview(mapping)
         self._lock_fd = lock_fd
+        self._annex_file = None if fd is None else AnnexFile(fd, path.parent)
 
     @classmethod
     def create(cls, path: Path, geometry: ArenaGeometry, model_digest: str) -> "Segment":
@@ -80,11 +88,12 @@ class Segment:
         lock_fd = os.open(path.parent, os.O_TMPFILE | os.O_RDWR, 0o600)
         try:
             lock(lock_fd, path)
-            _allocate(lock_fd, layout_of(geometry).total_bytes, path)
+            layout = layout_of(geometry)
+            _allocate(lock_fd, layout, path)
             os.pwrite(lock_fd, pack_header(header), 0)
-            mapping = map_as_owner(lock_fd)[1]
-            populate(mapping)
-            segment = cls(path, header, mapping, lock_fd)
+            _, mapping, fd = map_as_owner(lock_fd)
+            segment = cls(path, header, mapping, lock_fd, fd)
+            populate(mapping, _memory_ranges(layout))
             segment.counters["next_lease_id"] = 1
             segment.counters["next_attachment"] = 1
             _give_name(lock_fd, path)
@@ -99,9 +108,9 @@ class Segment:
 
         Raises SegmentError for a file that another user can have put there, SegmentMismatch, or FileNotFoundError.
         """
-        header, mapping = map_as_worker(path)
-        populate(mapping)
-        return cls(path, header, mapping, lock_fd=None)
+        header, mapping, fd = map_as_worker(path)
+        populate(mapping, _memory_ranges(layout_of(header.geometry)))
+        return cls(path, header, mapping, lock_fd=None, fd=fd)
 
     @classmethod
     def take(cls, path: Path) -> "Segment":
@@ -115,8 +124,8 @@ class Segment:
             lock(lock_fd, path)
             if os.fstat(lock_fd).st_nlink == 0:
                 raise FileNotFoundError(errno.ENOENT, "removed by its owner while it was being opened", str(path))
-            header, mapping = map_as_owner(lock_fd)
-            return cls(path, header, mapping, lock_fd)
+            header, mapping, fd = map_as_owner(lock_fd)
+            return cls(path, header, mapping, lock_fd, fd)
         except BaseException:
             os.close(lock_fd)
             raise
@@ -155,10 +164,17 @@ class Segment:
 
     def record(self, slot: int) -> SequenceRecord:
         """The sequence record of a slot. Raises IndexError for a slot that is not there."""
-        if not 0 <= slot < self.geometry.num_slots:
-            raise IndexError(f"slot {slot}: this arena has {self.geometry.num_slots}")
+        self._check_slot(slot)
         start = self._layout.records + slot * self._layout.record_bytes
-        return SequenceRecord(self._memory[start : start + self._layout.record_bytes], self.geometry)
+        annex = None if self._annex_file is None else self.annex(slot)
+        return SequenceRecord(self._memory[start : start + self._layout.record_bytes], self.geometry, annex)
+
+    def annex(self, slot: int) -> RecordAnnex:
+        """That of the record of a slot. Raises IndexError for a slot that is not there."""
+        self._check_slot(slot)
+        if self._annex_file is None:
+            raise RuntimeError(f"{self.path}: annexes are in a file, this segment has none")
+        return RecordAnnex(self._annex_file, self._layout.annexes + slot * ANNEX_BYTES)
 
     def begin_incarnation(self) -> int:
         """For the transfer service, once a start: a number above that of every earlier process of this segment.
@@ -171,6 +187,8 @@ class Segment:
     def close(self) -> None:
         """Gives the lock and this object's hold on the mapping back. The file stays."""
         self._memory = memoryview(b"")
+        if self._annex_file is not None:
+            self._annex_file.close()
         if self._lock_fd is not None:
             os.close(self._lock_fd)
             self._lock_fd = None
@@ -178,6 +196,10 @@ class Segment:
     def unlink(self) -> None:
         """Removes the file. For the transfer service, once nobody holds a lease. May be called twice."""
         self.path.unlink(missing_ok=True)
+
+    def _check_slot(self, slot: int) -> None:
+        if not 0 <= slot < self.geometry.num_slots:
+            raise IndexError(f"slot {slot}: this arena has {self.geometry.num_slots}")
 
     def _rows(self, dtype: np.dtype[Any], offset: int, count: int) -> NDArray[Any]:
         return np.frombuffer(self._memory, dtype, count, offset)
@@ -255,9 +277,17 @@ def _give_name(fd: int, path: Path) -> None:
         raise SegmentError(f"{path} exists: another transfer service has just made it") from None
 
 
-def _allocate(fd: int, total_bytes: int, path: Path) -> None:
+def _memory_ranges(layout: SegmentLayout) -> tuple[tuple[int, int], tuple[int, int]]:
+    """(start, end) of what has memory from the start: all but the annexes."""
+    return (0, layout.annexes), (layout.page_data, layout.total_bytes)
+
+
+def _allocate(fd: int, layout: SegmentLayout, path: Path) -> None:
     try:
-        os.posix_fallocate(fd, 0, total_bytes)
+        for start, end in _memory_ranges(layout):
+            if end > start:
+                os.posix_fallocate(fd, start, end - start)
+        os.ftruncate(fd, layout.total_bytes)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
             raise
@@ -265,7 +295,7 @@ def _allocate(fd: int, total_bytes: int, path: Path) -> None:
         file_system = os.fstatvfs(fd)
         free_bytes = file_system.f_bavail * file_system.f_frsize
         raise SegmentError(
-            f"{path.parent} is too small: the arena needs {total_bytes / _MIB:.0f} MiB, "
+            f"{path.parent} is too small: the arena needs {layout.memory_bytes / _MIB:.0f} MiB, "
             f"free are {free_bytes / _MIB:.0f} MiB; make it larger (`mount -o remount,size=… {path.parent}`, "
             f"or shm_size in Compose), remove left-over files there, or give a smaller --arena-bytes"
         ) from error

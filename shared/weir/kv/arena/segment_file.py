@@ -10,7 +10,9 @@ import mmap
 import os
 import stat
 import struct
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -61,23 +63,33 @@ def is_mapped(fd: int) -> bool:
     return int(_FLOCK.unpack(held)[0]) != fcntl.F_UNLCK
 
 
-def map_as_worker(path: Path) -> tuple[SegmentHeader, mmap.mmap]:
+class MappedFile(NamedTuple):
+    """`fd` is a descriptor of the same file, without a lock; its owner closes it."""
+
+    header: SegmentHeader
+    mapping: mmap.mmap
+    fd: int
+
+
+def map_as_worker(path: Path) -> MappedFile:
     """Raises what `open_own` and `unpack_header` raise."""
     fd = open_own(path)
     try:
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_RDLCK, *_USED_BYTE))
-        return _map(fd)  # the mapping keeps a copy of the descriptor, and this lock with it
+        header, mapping = _map(fd)  # the mapping keeps a copy of the descriptor, and this lock with it
+        return MappedFile(header, mapping, os.open(path_of(fd), os.O_RDWR))
     finally:
         os.close(fd)
 
 
-def map_as_owner(lock_fd: int) -> tuple[SegmentHeader, mmap.mmap]:
+def map_as_owner(lock_fd: int) -> MappedFile:
     """Not by the descriptor of the lock: the mapping would keep a copy of it, and the lock with it."""
     fd = os.open(path_of(lock_fd), os.O_RDWR)
     try:
-        return _map(fd)
-    finally:
+        return MappedFile(*_map(fd), fd)
+    except BaseException:
         os.close(fd)
+        raise
 
 
 def path_of(fd: int) -> Path:
@@ -85,11 +97,13 @@ def path_of(fd: int) -> Path:
     return Path(f"/proc/self/fd/{fd}")
 
 
-def populate(mapping: mmap.mmap, step_bytes: int = _POPULATE_STEP_BYTES) -> None:
-    """First touch is ten times slower than later ones: it is done here and not in a request's time."""
-    total_bytes = len(mapping)
-    for start in range(0, total_bytes, step_bytes):
-        length = min(step_bytes, total_bytes - start)
+def populate(mapping: mmap.mmap, ranges: Sequence[tuple[int, int]], step_bytes: int = _POPULATE_STEP_BYTES) -> None:
+    """First touch is ten times slower than later ones: it is done here and not in a request's time.
+
+    `ranges`: (start, end) of what the file has memory for, on page boundaries; touching a hole would take some.
+    """
+    for start, end in _steps(ranges, step_bytes):
+        length = end - start
         try:
             mapping.madvise(_MADV_POPULATE_WRITE, start, length)
         except OSError as error:
@@ -97,6 +111,12 @@ def populate(mapping: mmap.mmap, step_bytes: int = _POPULATE_STEP_BYTES) -> None
                 raise
             # An older kernel. Writing would change a segment in use; reading maps the pages that fallocate made.
             np.frombuffer(mapping, np.uint8, length, start)[:: mmap.PAGESIZE].max()
+
+
+def _steps(ranges: Sequence[tuple[int, int]], step_bytes: int) -> Iterator[tuple[int, int]]:
+    for start, end in ranges:
+        for step_start in range(start, end, step_bytes):
+            yield step_start, min(step_start + step_bytes, end)
 
 
 def _map(fd: int) -> tuple[SegmentHeader, mmap.mmap]:

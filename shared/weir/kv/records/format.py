@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from weir.core.life import NO_PREFERENCE, Attempt, SchedulingParams
+from weir.core.life import NO_PREFERENCE, Attempt, FinishReason, SchedulingParams
 from weir.core.sampling import (
     MAX_LOGIT_BIAS,
     MAX_LOGPROBS,
@@ -24,8 +24,8 @@ _NOT_ASKED = -1
 _EMPTY = -1
 
 _CRC = struct.Struct("<I")
-_LENGTHS = struct.Struct("<QIIIIIIQII")
-_PARAMS = struct.Struct(f"<64s64s64s6dQIIIIiiiII{HASH_BYTES}sdId")
+_LENGTHS = struct.Struct("<QIIIIIIQIIIII")
+_PARAMS = struct.Struct(f"<64s64s64s64s6dQIIIIiiiII{HASH_BYTES}sdId")
 _STOP_ID = np.dtype("<i4")
 _BIAS = np.dtype([("token_id", "<i4"), ("bias", "<f8")])
 _LOGPROBS = np.dtype(
@@ -63,6 +63,8 @@ class SequenceParams:
     scheduling: SchedulingParams = NO_PREFERENCE
     prefix_seed: bytes = b""
     """Under which its pages may serve others (`weir.kv.prefixes`); empty: they may not."""
+    decode_worker_id: str = ""
+    """The worker that it is booked on; empty: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,8 @@ class SequenceSnapshot:
     num_computed_tokens: int
     rng_position: int
     """Index of the output token that is sampled next."""
+    finish_reason: FinishReason | None = None
+    """Why it has ended; None: it goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +93,8 @@ class RecordSummary:
     """The published block table, shape [num_pages]."""
     num_computed_tokens: int
     num_output_tokens: int
+    finish_reason: FinishReason | None = None
+    """Why it has ended; None: it goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,16 +108,31 @@ class RecordHeader:
     num_computed_tokens: int
     num_pages: int
     rng_position: int
+    end_code: int
+    tokens_crc: int
+    table_crc: int
     params_bytes: bytes
 
     @property
     def request_id(self) -> str:
         return _text(self.params_bytes[:_MAX_TEXT_BYTES])
 
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        return _REASON_OF[self.end_code]
+
+
+RUNS = 0
+_END_CODES = {FinishReason.STOP: 1, FinishReason.LENGTH: 2, FinishReason.CANCELLED: 3}
+_REASON_OF: dict[int, FinishReason | None] = {RUNS: None} | {code: reason for reason, code in _END_CODES.items()}
+
+end_code_of = _END_CODES.__getitem__
+"""What the header says of a sequence that has ended; RUNS of any other."""
 
 pack_lengths = _LENGTHS.pack
 """sequence, attempt's dispatch and adoption, num_prompt_tokens, num_tokens, num_computed_tokens, num_pages,
-rng_position, number and CRC of the parameters' bytes. Bare, because it runs for every token."""
+rng_position, number and CRC of the parameters' bytes, code of the end, CRCs of tokens and block table. Bare, because it
+runs for every token."""
 
 
 def seal_header(lengths: bytes) -> bytes:
@@ -124,14 +145,28 @@ def try_unpack_header(packed: bytes, params_area: memoryview) -> RecordHeader | 
     lengths = packed[_CRC.size : PACKED_HEADER_BYTES]
     if _CRC.unpack_from(packed)[0] != zlib.crc32(lengths):
         return None
-    *numbers, num_params_bytes, params_crc = _LENGTHS.unpack(lengths)
+    numbers = _LENGTHS.unpack(lengths)
+    num_params_bytes, params_crc, end_code, tokens_crc, table_crc = numbers[8:]
     # bytes() copies: what is checked is what is used, whoever writes meanwhile
     params_bytes = bytes(params_area[:num_params_bytes])
     if num_params_bytes < _PARAMS.size or zlib.crc32(params_bytes) != params_crc:
         return None
-    sequence, dispatch, adoption, num_prompt, num_tokens, num_computed, num_pages, position = numbers
-    attempt = Attempt(dispatch, adoption)
-    return RecordHeader(sequence, attempt, num_prompt, num_tokens, num_computed, num_pages, position, params_bytes)
+    if end_code not in _REASON_OF:
+        return None
+    sequence, dispatch, adoption, num_prompt, num_tokens, num_computed, num_pages, position = numbers[:8]
+    return RecordHeader(
+        sequence,
+        Attempt(dispatch, adoption),
+        num_prompt,
+        num_tokens,
+        num_computed,
+        num_pages,
+        position,
+        end_code,
+        tokens_crc,
+        table_crc,
+        params_bytes,
+    )
 
 
 def pack_params(params: SequenceParams) -> bytes:
@@ -150,6 +185,7 @@ def pack_params(params: SequenceParams) -> bytes:
         _text_bytes("request_id", params.request_id),
         _text_bytes("gateway_id", params.gateway_id),
         _text_bytes("traceparent", params.traceparent),
+        _text_bytes("decode_worker_id", params.decode_worker_id),
         sampling.temperature,
         sampling.top_p,
         sampling.min_p,
@@ -178,10 +214,10 @@ def pack_params(params: SequenceParams) -> bytes:
 def unpack_params(header: RecordHeader, prompt_token_ids: tuple[int, ...]) -> SequenceParams:
     """The parameters of a publication, with the prompt as the token log has it."""
     fields = _PARAMS.unpack_from(header.params_bytes)
-    temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty = fields[3:9]
-    seed, top_k, max_tokens, min_tokens, num_reserved_pages, lane_priority = fields[9:15]
-    logprobs, prompt_logprobs = (None if number == _NOT_ASKED else number for number in fields[15:17])
-    num_stop_ids, num_biases, prefix_seed, rank, itl_target_ms, predicted_output_tokens = fields[17:]
+    temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty = fields[4:10]
+    seed, top_k, max_tokens, min_tokens, num_reserved_pages, lane_priority = fields[10:16]
+    logprobs, prompt_logprobs = (None if number == _NOT_ASKED else number for number in fields[16:18])
+    num_stop_ids, num_biases, prefix_seed, rank, itl_target_ms, predicted_output_tokens = fields[18:]
     stop_ids = np.frombuffer(header.params_bytes, _STOP_ID, num_stop_ids, _PARAMS.size)
     biases = np.frombuffer(header.params_bytes, _BIAS, num_biases, _PARAMS.size + stop_ids.nbytes)
     return SequenceParams(
@@ -207,6 +243,7 @@ def unpack_params(header: RecordHeader, prompt_token_ids: tuple[int, ...]) -> Se
         traceparent=_text(fields[2]),
         scheduling=SchedulingParams(lane_priority, rank, itl_target_ms, predicted_output_tokens),
         prefix_seed=prefix_seed if any(prefix_seed) else b"",
+        decode_worker_id=_text(fields[3]),
     )
 
 

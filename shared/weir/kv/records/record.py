@@ -1,6 +1,6 @@
 """Sequence records: what another worker needs to go on with a sequence whose worker died.
 
-    0                    header slot 0   CRC | lengths, attempt, random position, CRC of the parameters
+    0                    header slot 0   CRC | lengths, attempt, random position, end, CRCs of the other parts
     RECORD_HEADER_BYTES  header slot 1   the same
                          parameters      RECORD_PARAMS_BYTES bytes       fixed at `begin`
                          logprobs        RECORD_LOGPROBS_BYTES bytes     of the newest output tokens
@@ -8,10 +8,14 @@
                          block table     int32[max_pages_per_sequence]   append-only once published (see `drop_pages`)
 
 The newest header slot with right CRCs counts; a publication overwrites the other one. Data come first, the header
-last, so a header never speaks of data that are not there, and one that was torn leaves its predecessor valid.
+last, so a header never speaks of data that are not there, and one that was torn leaves its predecessor valid. The CRCs
+of tokens and block table run along with what is appended, since a publication is made for every token; whoever reads
+these parts compares them. What few sequences have lies in an annex (`weir.kv.records.annex`).
+
 Readers in other processes come after a system call of the writer (a gRPC message, its death), which orders memory.
 """
 
+import struct
 import zlib
 from array import array
 from collections.abc import Sequence
@@ -19,17 +23,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weir.core.life import Attempt
+from weir.core.life import Attempt, FinishReason
 from weir.core.sampling import TokenLogprobs
 from weir.kv.geometry import PAGE_TOKENS, ArenaGeometry
 from weir.kv.layout import RECORD_HEADER_BYTES, RECORD_LOGPROBS_BYTES, RECORD_PARAMS_BYTES
+from weir.kv.records.annex import RecordAnnex
 from weir.kv.records.format import (
     PACKED_HEADER_BYTES,
+    RUNS,
     LogprobRing,
     RecordHeader,
     RecordSummary,
     SequenceParams,
     SequenceSnapshot,
+    end_code_of,
     pack_lengths,
     pack_params,
     seal_header,
@@ -38,6 +45,8 @@ from weir.kv.records.format import (
 )
 
 __all__ = ["RecordSummary", "SequenceParams", "SequenceRecord", "SequenceSnapshot"]
+
+_pack_id = struct.Struct("<i").pack
 
 
 @dataclass(slots=True)
@@ -52,6 +61,9 @@ class _Writer:
     num_published_pages: int
     num_params_bytes: int
     params_crc: int
+    tokens_crc: int = 0
+    table_crc: int = 0
+    end_code: int = RUNS
 
 
 class SequenceRecord:
@@ -60,7 +72,8 @@ class SequenceRecord:
     To go on with a handed-off sequence, `read` it and append: the object continues where the header stands.
     """
 
-    def __init__(self, memory: memoryview, geometry: ArenaGeometry) -> None:
+    def __init__(self, memory: memoryview, geometry: ArenaGeometry, annex: RecordAnnex | None = None) -> None:
+        """`annex`: that of the same slot, which is cleared with the record."""
         self._max_tokens = geometry.max_context_tokens
         self._max_pages = geometry.max_pages_per_sequence
         self._num_arena_pages = geometry.num_pages
@@ -73,6 +86,7 @@ class SequenceRecord:
         self._logprobs = LogprobRing(memory[logprobs_start:log_start])
         self._token_log = memory[log_start:table_start].cast("i")
         self._block_table = memory[table_start : table_start + 4 * self._max_pages].cast("i")
+        self._annex = annex
         self._writer: _Writer | None = None
 
     def begin(self, params: SequenceParams, output_token_ids: Sequence[int] = ()) -> None:
@@ -90,7 +104,8 @@ class SequenceRecord:
         self._params[: len(params_bytes)] = params_bytes
         if params.sampling.logprobs is not None:
             self._logprobs.clear()
-        self._token_log[:num_tokens] = memoryview(array("i", (*params.prompt_token_ids, *output_token_ids)))
+        token_ids = array("i", (*params.prompt_token_ids, *output_token_ids))
+        self._token_log[:num_tokens] = memoryview(token_ids)
         self._writer = _Writer(
             sequence=0,
             attempt=params.attempt,
@@ -100,6 +115,7 @@ class SequenceRecord:
             num_published_pages=0,
             num_params_bytes=len(params_bytes),
             params_crc=zlib.crc32(params_bytes),
+            tokens_crc=zlib.crc32(token_ids),
         )
 
     def append_token(self, token_id: int) -> None:
@@ -108,6 +124,7 @@ class SequenceRecord:
         if writer.num_tokens >= self._max_tokens:
             raise ValueError(f"token log is full: {self._max_tokens} tokens; the sequence must end before")
         self._token_log[writer.num_tokens] = token_id
+        writer.tokens_crc = zlib.crc32(_pack_id(token_id), writer.tokens_crc)
         writer.num_tokens += 1
 
     def keep_logprobs(self, output_index: int, logprobs: TokenLogprobs) -> None:
@@ -124,8 +141,9 @@ class SequenceRecord:
             raise ValueError(f"page_ids: {len(page_ids)} pages, a record holds at most {self._max_pages}")
         for page_id in page_ids:
             self._check_page(page_id)
-        self._block_table[: len(page_ids)] = memoryview(array("i", page_ids))
-        writer.num_pages = len(page_ids)
+        table = array("i", page_ids)
+        self._block_table[: len(table)] = memoryview(table)
+        writer.num_pages, writer.table_crc = len(table), zlib.crc32(table)
 
     def append_page(self, page_id: int) -> None:
         """Adds one page to the block table; readable after the next `publish`. Raises ValueError when it is full."""
@@ -134,6 +152,7 @@ class SequenceRecord:
             raise ValueError(f"block table is full: {self._max_pages} pages; the sequence must end before")
         self._check_page(page_id)
         self._block_table[writer.num_pages] = page_id
+        writer.table_crc = zlib.crc32(_pack_id(page_id), writer.table_crc)
         writer.num_pages += 1
 
     def publish(self, num_computed_tokens: int) -> None:
@@ -153,6 +172,9 @@ class SequenceRecord:
             writer.num_tokens - writer.num_prompt_tokens,
             writer.num_params_bytes,
             writer.params_crc,
+            writer.end_code,
+            writer.tokens_crc,
+            writer.table_crc,
         )
         start = (writer.sequence & 1) * RECORD_HEADER_BYTES
         self._headers[start : start + PACKED_HEADER_BYTES] = seal_header(lengths)
@@ -169,7 +191,7 @@ class SequenceRecord:
             raise ValueError(f"num_kept {num_kept}: the block table has {writer.num_pages} pages")
         header = self._newest_header()
         num_computed_tokens = 0 if header is None else header.num_computed_tokens
-        writer.num_pages = num_kept
+        writer.num_pages, writer.table_crc = num_kept, zlib.crc32(self._block_table[:num_kept])
         self.publish(min(num_computed_tokens, num_kept * PAGE_TOKENS))
 
     def raise_adoption(self) -> bool:
@@ -184,34 +206,58 @@ class SequenceRecord:
         self._writer = None
         return True
 
+    def end(self, reason: FinishReason) -> None:
+        """Publishes that the sequence has ended with its last token, and has no pages any more: they may go to somebody
+        else. Whoever reads it later knows what its client may not have got yet. The slot is taken until `clear`."""
+        self._require_writer().end_code = end_code_of(reason)
+        self.drop_pages(0)
+
     def read(self) -> SequenceSnapshot | None:
-        """The newest publication, or None where there is none."""
+        """The newest publication, or None where there is none that is whole (`why_unreadable` says why)."""
         header = self._newest_header()
         if header is None:
             return None
+        log, table = self._token_log[: header.num_tokens].tobytes(), self._block_table[: header.num_pages].tobytes()
+        if zlib.crc32(log) != header.tokens_crc or zlib.crc32(table) != header.table_crc:
+            return None
         if self._writer is None:
             self._writer = _writer_after(header)
-        token_ids = tuple(self._token_log[: header.num_tokens].tolist())
+        token_ids = tuple(array("i", log))
         params = unpack_params(header, token_ids[: header.num_prompt_tokens])
         output_token_ids = token_ids[header.num_prompt_tokens :]
         return SequenceSnapshot(
             params=params,
             output_token_ids=output_token_ids,
             output_logprobs=() if params.sampling.logprobs is None else self._logprobs.read(output_token_ids),
-            block_table=tuple(self._block_table[: header.num_pages].tolist()),
+            block_table=tuple(array("i", table)),
             num_computed_tokens=header.num_computed_tokens,
             rng_position=header.rng_position,
+            finish_reason=header.finish_reason,
         )
+
+    def why_unreadable(self) -> str:
+        """What keeps the newest publication from being read; empty: nothing does. For messages, after `read`."""
+        header = self._newest_header()
+        if header is None:
+            return "it has no header with a right checksum: never published, cleared, or both headers are torn"
+        if zlib.crc32(self._token_log[: header.num_tokens]) != header.tokens_crc:
+            return f"the checksum of its {header.num_tokens} tokens is wrong"
+        if zlib.crc32(self._block_table[: header.num_pages]) != header.table_crc:
+            return f"the checksum of its block table of {header.num_pages} pages is wrong"
+        return ""
 
     def summarize(self) -> RecordSummary | None:
         """Request, attempt and pages of the newest publication, at a cost that hardly grows with the sequence.
 
-        None also for a block table with an impossible page: whoever reads this uses the ids as indices.
+        None also for a block table that is damaged or has an impossible page: its ids are used as indices.
         """
         header = self._newest_header()
         if header is None:
             return None
-        page_ids = np.frombuffer(self._block_table, np.int32, header.num_pages).astype(np.int64)
+        table = self._block_table[: header.num_pages].tobytes()  # what is checked is what is used
+        if zlib.crc32(table) != header.table_crc:
+            return None
+        page_ids = np.frombuffer(table, np.int32).astype(np.int64)
         if page_ids.size and not 0 <= page_ids.min() <= page_ids.max() < self._num_arena_pages:
             return None
         return RecordSummary(
@@ -220,6 +266,7 @@ class SequenceRecord:
             page_ids,
             header.num_computed_tokens,
             num_output_tokens=header.num_tokens - header.num_prompt_tokens,
+            finish_reason=header.finish_reason,
         )
 
     def clear(self) -> None:
@@ -232,6 +279,8 @@ class SequenceRecord:
         for header_slot in (1 - newest_slot, newest_slot):
             start = header_slot * RECORD_HEADER_BYTES
             self._headers[start : start + PACKED_HEADER_BYTES] = bytes(PACKED_HEADER_BYTES)
+        if self._annex is not None:
+            self._annex.clear()
         self._writer = None
 
     def _require_writer(self) -> _Writer:
@@ -268,4 +317,7 @@ def _writer_after(header: RecordHeader) -> _Writer:
         num_published_pages=header.num_pages,
         num_params_bytes=len(header.params_bytes),
         params_crc=zlib.crc32(header.params_bytes),
+        tokens_crc=header.tokens_crc,
+        table_crc=header.table_crc,
+        end_code=header.end_code,
     )

@@ -58,7 +58,8 @@ def read_arrival(segment: Segment, handed_off: HandedOff) -> Arrival:
     record = segment.record(handed_off.slot)
     snapshot = record.read()
     if snapshot is None:
-        raise UnreadableRecord(f"request {handed_off.request_id}: slot {handed_off.slot} has no valid record")
+        problem = record.why_unreadable()
+        raise UnreadableRecord(f"request {handed_off.request_id}: the record in slot {handed_off.slot}: {problem}")
     params = snapshot.params
     if (params.request_id, params.attempt) != (handed_off.request_id, handed_off.attempt):
         raise UnreadableRecord(

@@ -60,6 +60,7 @@ def start_from_pb(start: worker_pb2.Start, gateway_id: str, model: ModelSpec) ->
         traceparent=start.traceparent if _TRACEPARENT.fullmatch(start.traceparent) else "",
         scheduling=scheduling_from_pb(start.scheduling),
         prefix_seed=prefix_seed(model.digest, salt=start.cache_salt) if is_cacheable else b"",
+        decode_worker_id=start.decode_worker_id,
     )
     return Arrival(params, output_token_ids=tuple(start.output_token_ids))
 

@@ -55,6 +55,10 @@ class RequestLimits:
     gateway_gone_s: float = 5.0
     unclaimed_s: float = 40.0
     """What was adopted and no gateway asks for is cancelled after this: longer than a gateway looks for it."""
+    ended_kept_s: float = 0.5
+    """A sequence's record says how it ended for this long after the gateway's stream has taken the end."""
+    max_ended_kept_s: float = 10.0
+    """It does so no longer, whether a stream has taken it or not."""
 
 
 class RequestManager:
@@ -92,6 +96,11 @@ class RequestManager:
     def is_wanted(self, key: SequenceKey) -> bool:
         """False once it was cancelled."""
         return not self._cancelled.covers(key)
+
+    def is_end_sent(self, key: SequenceKey) -> bool:
+        """Whether the gateway's stream has taken the end of a sequence; also if it is never to be sent any more."""
+        held = self._sequences.get(key)
+        return held is None or held.is_ending_sent
 
     # -- from gateways --
 

@@ -68,6 +68,11 @@ class OutputCollector:
             return True
         return self.ending is not None and not self._is_ending_sent
 
+    @property
+    def is_ending_sent(self) -> bool:
+        """The present stream has taken it, with all that comes before it."""
+        return self._is_ending_sent
+
     def resume(self, next_index: int) -> None:
         """A stream asks for everything from `next_index` on."""
         self.next_index = next_index
@@ -77,6 +82,7 @@ class OutputCollector:
     def pause(self) -> None:
         """The stream is gone; how much of it the gateway has got is not known."""
         self.next_index = None
+        self._is_ending_sent = False
 
     def add_token(self, index: int, token_id: int, logprobs: TokenLogprobs | None = None) -> None:
         assert index == len(self.token_ids), f"token {index} follows {len(self.token_ids)} tokens"

@@ -1,0 +1,74 @@
+"""The record of a sequence that has ended outlives the moment in which its worker could die with the last tokens."""
+
+import asyncio
+from dataclasses import replace
+
+from tests.unit.engine.world import params
+from tests.unit.worker.rig import GATEWAY, Rig, Stream, begin, eventually, start_command
+
+from weir.core.life import Attempt, FinishReason
+from weir.kv.records.record import SequenceSnapshot
+from weir.wire.v1 import types_pb2
+from weir_transfer.messages import HandOffRequest
+
+
+def records_of(rig: Rig) -> list[SequenceSnapshot]:
+    segment = rig.arena.segment
+    snapshots = [segment.record(slot).read() for slot in range(segment.geometry.num_slots)]
+    return [snapshot for snapshot in snapshots if snapshot is not None]
+
+
+async def test_what_a_client_has_just_got_can_still_be_read_and_is_gone_a_moment_later(
+    rig: Rig, streams: tuple[Stream, Stream]
+) -> None:
+    local, split = start_command(rig.decode.worker_id), start_command(rig.decode.worker_id, max_tokens=3)
+    short = start_command(rig.decode.worker_id, max_tokens=1)
+    await streams[1].send(start=local)
+    received = [await streams[1].receive_all(local.request_id)]
+    await begin(streams, split)
+    received.append(await streams[1].receive_all(split.request_id))
+    await streams[0].send(start=short)
+    received.append(await streams[0].receive_all(short.request_id))
+    found = {snapshot.params.request_id: snapshot for snapshot in records_of(rig)}
+    for start, got in zip((local, split, short), received, strict=True):
+        snapshot = found[start.request_id]
+        assert snapshot.finish_reason is FinishReason.LENGTH
+        assert list(snapshot.output_token_ids)[-len(got.token_ids) :] == got.token_ids
+        assert snapshot.block_table == ()
+        assert snapshot.params.decode_worker_id == rig.decode.worker_id
+    assert rig.decode.metrics()["num_kept_ends"] + rig.prefill.metrics()["num_kept_ends"] == 3
+    async with asyncio.timeout(4):
+        await rig.wait_idle()
+    assert records_of(rig) == []
+
+
+async def test_a_cancelled_request_leaves_no_record(rig: Rig, streams: tuple[Stream, Stream]) -> None:
+    start = start_command(rig.decode.worker_id, max_tokens=300, num_reserved_pages=25)
+    await streams[1].send(start=start)
+    await streams[1].next_update(start.request_id)
+    await streams[1].send(cancel={"request_id": start.request_id, "attempt": start.attempt})
+    received = await streams[1].receive_all(start.request_id)
+    assert received.last.finish_reason == types_pb2.FINISH_REASON_CANCELLED
+    await eventually(lambda: records_of(rig) == [])
+    assert rig.decode.metrics()["num_kept_ends"] == 0
+    await rig.wait_idle()
+
+
+async def test_the_end_that_a_dead_worker_left_is_sent_by_whoever_gets_its_record(
+    rig: Rig, streams: tuple[Stream, Stream]
+) -> None:
+    (slot,) = rig.arena.acquire("ghost", 0, 1).slots
+    record = rig.arena.segment.record(slot)
+    record.begin(replace(params((1, 2, 3)), gateway_id=GATEWAY, attempt=Attempt(1, 1)))
+    for token_id in (7, 8, 9):
+        record.append_token(token_id)
+    record.end(FinishReason.STOP)
+    request_id = f"{0:032x}"
+    rig.arena.hand_off("ghost", HandOffRequest(slot, request_id, Attempt(1, 1), rig.decode.worker_id))
+    received = await streams[1].receive_all(request_id)
+    assert received.token_ids == [7, 8, 9]
+    assert received.last.finish_reason == types_pb2.FINISH_REASON_STOP
+    assert rig.decode.metrics()["steps_total"] == 0
+    assert [snapshot.finish_reason for snapshot in records_of(rig)] == [FinishReason.STOP]
+    await rig.wait_idle()
+    assert records_of(rig) == []
