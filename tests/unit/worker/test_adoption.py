@@ -1,5 +1,6 @@
 """A decode worker dies amid its sequences: another one goes on at the next token and computes none again."""
 
+import threading
 import time
 from collections.abc import AsyncIterator
 
@@ -14,12 +15,14 @@ from tests.unit.worker.rig import (
     begin,
     connected,
     eventually,
+    hold,
     resume_command,
     running_rig,
     start_command,
 )
 
 from weir.core.sampling import SamplingParams
+from weir.engine.plan import StepPlan
 from weir.rpc.conversions import sampling_to_pb
 from weir.testing.runner import reference_tokens
 from weir.wire.v1 import worker_pb2
@@ -36,8 +39,22 @@ MAX_TOKENS = 250
 @pytest.fixture
 async def rig() -> AsyncIterator[Rig]:
     async with running_rig(gateway_gone_s=0.3, num_decode=2) as made:
-        made.on_run["decode"] = lambda plan: time.sleep(0.02)
         yield made
+
+
+async def begin_together(rig: Rig, streams: tuple[Stream, Stream], starts: list[worker_pb2.Start]) -> None:
+    """No decode step ends before all are handed over, and then each takes a while."""
+    num_hand_offs, are_there = rig.arena.num_hand_offs, threading.Event()
+
+    def step(plan: StepPlan) -> None:
+        hold(are_there)
+        time.sleep(0.02)
+
+    rig.on_run["decode"] = step
+    for start in starts:
+        await begin(streams, start)
+    await eventually(lambda: rig.arena.num_hand_offs == num_hand_offs + len(starts))
+    are_there.set()
 
 
 def start_of(rig: Rig, sampling: SamplingParams) -> worker_pb2.Start:
@@ -65,8 +82,7 @@ async def test_every_kind_of_sequence_goes_on_with_the_same_tokens_and_nothing_c
     dead, adopter = rig.workers[1:]
     async with connected(rig.prefill, GATEWAY) as prefill, connected(adopter, GATEWAY) as other:
         async with connected(dead, GATEWAY) as stream:
-            for start in starts:
-                await begin((prefill, stream), start)
+            await begin_together(rig, (prefill, stream), starts)
             received = await read_some(stream, starts, num_tokens=5)
             computed = rig.prefill.metrics()["prompt_tokens_computed_total"]
             await rig.kill(dead)
@@ -91,7 +107,7 @@ async def test_one_that_its_gateway_cancels_meanwhile_is_not_gone_on_with(rig: R
     dead, adopter = rig.workers[1:]
     async with connected(rig.prefill, GATEWAY) as prefill, connected(adopter, GATEWAY) as other:
         async with connected(dead, GATEWAY) as stream:
-            await begin((prefill, stream), start)
+            await begin_together(rig, (prefill, stream), [start])
             await read_some(stream, [start], num_tokens=2)
             await other.send(cancel=worker_pb2.Cancel(request_id=start.request_id, attempt=start.attempt))
             await other.next_update(start.request_id)
@@ -108,11 +124,9 @@ async def test_more_than_the_adopter_may_run_at_a_time_wait_with_their_pages(rig
     assert MAX_TOKENS < MAX_CONTEXT_TOKENS
     async with connected(rig.prefill, GATEWAY) as prefill, connected(adopter, GATEWAY) as other:
         async with connected(dead, GATEWAY) as stream:
-            for start in starts:
-                await begin((prefill, stream), start)
+            await begin_together(rig, (prefill, stream), starts)
             await read_some(stream, starts, num_tokens=2)
-            for start in own:
-                await begin((prefill, other), start)
+            await begin_together(rig, (prefill, other), own)
             await rig.kill(dead)
         for start in starts:
             await other.send(resume=resume_command(start))
