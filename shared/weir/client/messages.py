@@ -10,7 +10,6 @@ from weir.core.sampling import TokenLogprobs
 from weir.rpc.conversions import all_logprobs_from_pb, check_text, check_token_id, finish_reason_from_pb, options_to_pb
 from weir.wire.v1 import admin_pb2, inference_pb2
 
-
 _LAST_CHUNK_S = 5.0
 
 
