@@ -2,33 +2,25 @@
 repeat, and nothing of it left anywhere."""
 
 import asyncio
-import itertools
 import signal
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
-from typing import Literal
 
 import grpc
 import pytest
+from tests.chaos.held.scene import TARGET, Client, Ending, Scene
 from tests.chaos.held.stack import HeldStack, wait_for
-from tests.unit.gateway.fake_model import VOCAB_SIZE
 
-from weir.core.sampling import SamplingParams
-from weir.testing.load import StreamRecord, greedy_request, open_stub, stream
-from weir.testing.runner import reference_tokens
+from weir.testing.load import StreamRecord, open_stub
 from weir.wire.v1 import inference_pb2, types_pb2
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(120)]
 
-Ending = Literal["cancel", "deadline", "deadline, partial", "client gone", "worker gone", "gateway gone"]
-PROMPT_TOKENS = 40
-MAX_TOKENS = 60
+TARGET_TOKENS = 300
+"""Enough that a Cancel overtakes them once steps go on."""
 MANY_TOKENS = 400
 """Two requests with so many have more pages than the arena."""
-REACHED_S = 20.0
 ENDED_S = 30.0
-TARGET = "target"
 
 
 @pytest.fixture(scope="module")
@@ -45,55 +37,6 @@ def stack(whole_stack: HeldStack) -> Iterator[HeldStack]:
     whole_stack.restart_missing()
 
 
-@dataclass
-class Client:
-    """One request on a channel of its own. `expected`: what it gets if nothing cuts it off."""
-
-    request: inference_pb2.GenerateRequest
-    expected: list[int]
-    running: "asyncio.Task[StreamRecord]"
-    channel: grpc.aio.Channel
-
-
-@dataclass
-class Scene:
-    """A stack, the request that is to end, and others that stand in its way and must not notice."""
-
-    stack: HeldStack
-    ending: Ending
-    channels: AsyncExitStack
-    others: list[Client] = field(default_factory=list)
-    seeds: Iterator[int] = field(default_factory=lambda: itertools.count(1))
-
-    async def ask(self, *, max_tokens: int = MAX_TOKENS, lane: str = "", deadline_ms: int = 0) -> Client:
-        """`deadline_ms` is the target's, and only it has a name."""
-        seed = next(self.seeds) + 1000 * next(_NUMBERS)
-        prompt = [(seed * 31 + position) % 256 for position in range(PROMPT_TOKENS)]
-        request_id = TARGET if deadline_ms else ""
-        request = greedy_request(prompt, max_tokens=max_tokens, ignore_eos=True, lane=lane, request_id=request_id)
-        request.options.sampling.seed = seed
-        if deadline_ms and self.ending.startswith("deadline"):
-            request.options.deadline_ms = deadline_ms
-            request.options.partial_at_deadline = self.ending == "deadline, partial"
-        expected = reference_tokens(tuple(prompt), SamplingParams(temperature=0.0, seed=seed), max_tokens, VOCAB_SIZE)
-        channel, stub = open_stub(self.stack.grpc_address)
-        await self.channels.enter_async_context(channel)
-        return Client(request, expected, asyncio.create_task(stream(stub, request)), channel)
-
-    async def until(self, holds: Callable[[], bool], what: str, timeout_s: float = REACHED_S) -> None:
-        await asyncio.to_thread(wait_for, holds, what, timeout_s)
-
-    async def until_held(self, role: str, *, num_steps: int = 0) -> None:
-        order = self.stack.close_gate(role, num_steps=num_steps)
-        await self.until(lambda: self.stack.gates[role].holds(order), f"{role} stands still")
-
-    async def until_metric(self, role: str, name: str, value: float) -> None:
-        await self.until(lambda: self.stack.metrics(role)[name] == value, f"{name} of {role} is {value:g}")
-
-
-_NUMBERS = itertools.count(1)
-
-
 # -- the states: each reaches one, and returns the request that is held in it --
 
 
@@ -101,14 +44,14 @@ async def queued(scene: Scene) -> Client:
     """Behind another one, in a lane that runs one at a time."""
     scene.others.append(await scene.ask(lane="narrow"))
     await scene.until_held("decode", num_steps=3)
-    target = await scene.ask(lane="narrow", deadline_ms=2500)
+    target = await scene.ask(lane="narrow", deadline_ms=2500, max_tokens=TARGET_TOKENS)
     await scene.until_metric("scheduler", "queued", 1)
     return target
 
 
 async def prefilling(scene: Scene) -> Client:
     """In the first step of its prompt."""
-    target = await scene.ask(deadline_ms=2500)
+    target = await scene.ask(deadline_ms=2500, max_tokens=TARGET_TOKENS)
     await scene.until_held("prefill")
     return target
 
@@ -118,14 +61,14 @@ async def waiting_for_decode(scene: Scene) -> Client:
     scene.others.append(await scene.ask())
     await scene.until_held("decode", num_steps=3)
     num_before = scene.stack.metrics("transfer")["handoffs_total"]
-    target = await scene.ask(deadline_ms=2500)
+    target = await scene.ask(deadline_ms=2500, max_tokens=TARGET_TOKENS)
     await scene.until_metric("transfer", "handoffs_total", num_before + 1)
     await scene.until_metric("decode", "num_live", 2)
     return target
 
 
 async def decoding(scene: Scene) -> Client:
-    target = await scene.ask(deadline_ms=2500)
+    target = await scene.ask(deadline_ms=2500, max_tokens=TARGET_TOKENS)
     await scene.until_held("decode", num_steps=5)
     return target
 
@@ -183,6 +126,7 @@ CODES = {
 async def test_it_ends_once_and_leaves_nothing(stack: HeldStack, state: str, ending: Ending) -> None:
     async with AsyncExitStack() as channels:
         scene = Scene(stack, ending, channels)
+        num_finished = stack.num_finished()
         target = await STATES[state](scene)
         assert not target.running.done(), f"it ended before it could be ended: {target.running.result()}"
 
@@ -197,6 +141,9 @@ async def test_it_ends_once_and_leaves_nothing(stack: HeldStack, state: str, end
         for other in scene.others:
             check(await asyncio.wait_for(other.running, ENDED_S), other, spared(ending))
     await asyncio.to_thread(wait_for, lambda: stack.leftovers() == {}, stack.describe_leftovers, ENDED_S)
+    if state != "draining" and ending != "worker gone":  # those counters are gone with their process
+        num_others = 0 if ending == "gateway gone" else len(scene.others)
+        assert stack.num_finished() - num_finished == num_others, "what nobody wants was computed to its end"
 
 
 async def end(scene: Scene, target: Client, worker: str) -> None:
@@ -211,18 +158,20 @@ async def end(scene: Scene, target: Client, worker: str) -> None:
         case "deadline" | "deadline, partial":
             await asyncio.wait({target.running}, timeout=ENDED_S)
         case "client gone":
+            assert target.connection is not None
+            target.connection.transport.abort()
             target.running.cancel()
-            await target.channel.close()
-            num_left = len(scene.others)
-            await scene.until_metric("gateway", "requests_in_flight", num_left)
+            await scene.until_metric("gateway", "requests_in_flight", len(scene.others))
             return
         case "worker gone":
             scene.stack.kill(worker)
             await asyncio.to_thread(scene.stack.wait_gone, worker)
             return
         case "gateway gone":
+            num_missed = scene.stack.num_gateways_missed()
             scene.stack.kill("gateway")
             await asyncio.to_thread(scene.stack.wait_gone, "gateway")
+            await scene.until(lambda: scene.stack.num_gateways_missed() > num_missed, "the gateway is missed")
             await asyncio.wait({target.running}, timeout=ENDED_S)
     assert target.running.done(), "the client waits for a step that stands still"
 

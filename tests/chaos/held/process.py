@@ -47,6 +47,7 @@ PAGE_BYTES = 4096
 MODEL_DIGEST = "hash"
 _GATEWAY_GONE_S = 0.5
 _MAX_HELD_S = 60.0
+_BUS_CONNECT_TIMEOUT_S = 60.0  # as in weir.worker.assembly
 _GATEWAY_SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 
 
@@ -108,7 +109,7 @@ async def _build_worker(context: ServiceContext[WorkerConfig], make_role: Callab
         return LoadedModel(runner, lambda: None, watched)
 
     async def connect_bus() -> Bus:
-        return await NatsBus.connect(config.nats_url, name=context.process_id)
+        return await NatsBus.connect(config.nats_url, name=context.process_id, timeout_s=_BUS_CONNECT_TIMEOUT_S)
 
     return WorkerShell(
         context,

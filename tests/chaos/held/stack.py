@@ -19,6 +19,7 @@ from tests.unit.gateway.fake_model import MAX_CONTEXT
 from weir.bus.server import nats_server_command
 from weir.kv.geometry import ArenaGeometry
 from weir.kv.layout import layout_of
+from weir.testing.stack import free_port
 from weir.wire.v1 import admin_pb2, admin_pb2_grpc
 
 NUM_PAGES = 48
@@ -76,6 +77,7 @@ class HeldStack:
         self._nats: subprocess.Popen[bytes] | None = None
         self._nats_port = -1
         self._children: dict[str, _Child] = {}
+        self.http_port = free_port()
         self.gates = {role: Gate(directory, role) for role in ("prefill", "decode")}
 
     @property
@@ -186,6 +188,15 @@ class HeldStack:
                 found[role] = (held, list(description.integrity_errors))
         return found
 
+    def num_finished(self) -> float:
+        """Sequences that workers have computed to their ends since they started."""
+        return sum(self.metrics(role)["finished_total"] for role in ("prefill", "decode"))
+
+    def num_gateways_missed(self) -> int:
+        """How often workers have cancelled what a gateway had that was gone."""
+        logs = [(self._directory / f"{role}.log").read_text() for role in ("prefill", "decode")]
+        return sum(log.count("has gone: ") for log in logs)
+
     def describe_leftovers(self) -> str:
         return f"nothing is left of {self.leftovers()}"
 
@@ -214,7 +225,7 @@ class HeldStack:
         if role == "decode":
             flags |= {"swap-dir": self._directory, "swap-bytes": PAGE_BYTES * NUM_PAGES}
         if role == "gateway":
-            flags |= {"listen": "127.0.0.1:0", "http-port": 0, "worker-lost-s": 1}
+            flags |= {"listen": "127.0.0.1:0", "http-port": self.http_port, "worker-lost-s": 1}
         pairs = [part for name, value in flags.items() for part in (f"--{name}", str(value))]
         return [*pairs, "--no-serves-locally"] if role == "decode" else pairs
 
