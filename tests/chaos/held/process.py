@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +49,7 @@ MODEL_DIGEST = "hash"
 _GATEWAY_GONE_S = 0.5
 _MAX_HELD_S = 60.0
 _BUS_CONNECT_TIMEOUT_S = 60.0  # as in weir.worker.assembly
+_ConfigT = TypeVar("_ConfigT", bound=WorkerConfig)
 _GATEWAY_SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 
 
@@ -93,7 +95,7 @@ class GatedSteps:
         )
 
 
-async def _build_worker(context: ServiceContext[WorkerConfig], make_role: Callable[[RoleParts], Role]) -> WorkerShell:
+async def _build_worker(context: ServiceContext[_ConfigT], make_role: Callable[[RoleParts], Role]) -> WorkerShell:
     config, gate = context.config, Gate(context.config.runtime_dir, context.role)
 
     def make_arena(on_handed_off: Callable[[HandedOff], None]) -> Arena:
