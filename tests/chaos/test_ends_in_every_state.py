@@ -21,6 +21,8 @@ TARGET_TOKENS = 300
 MANY_TOKENS = 400
 """Two requests with so many have more pages than the arena."""
 ENDED_S = 30.0
+ARRIVED_S = 0.3
+"""A Cancel is on its way: it is to find the worker as it is, before its steps go on."""
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +133,7 @@ async def test_it_ends_once_and_leaves_nothing(stack: HeldStack, state: str, end
         assert not target.running.done(), f"it ended before it could be ended: {target.running.result()}"
 
         await end(scene, target, WORKERS.get(state, "decode"))
+        await asyncio.sleep(ARRIVED_S)
         stack.open_gates()
         if state == "draining":
             await asyncio.to_thread(stack.wait_gone, "decode")
