@@ -12,7 +12,7 @@ from opentelemetry.trace import Tracer
 from weir.core.clock import Clock
 from weir.core.errors import FieldViolation, InvalidRequest, WeirError
 from weir.core.life import Phase
-from weir.core.options import MAX_CHOICES
+from weir.core.options import MAX_CHOICES, GenerateOptions
 from weir_gateway.access import AccessControl, Caller
 from weir_gateway.driving.driver import Driver
 from weir_gateway.driving.open_request import OpenRequest, choice_of, request_id_of
@@ -35,6 +35,8 @@ from weir_gateway.requests.validation import (
 _TOKENIZER_THREADS = 2
 # Longer texts are tokenized in a thread, so that the event loop goes on with the others.
 _MAX_INLINE_CHARS = 2048
+_LAST_DELTA_S = 0.1
+"""What the last delta at a deadline needs to reach its client."""
 _MAX_TENANTS = 256
 _OTHER_TENANT = "other"
 """Whoever comes after `_MAX_TENANTS`, which are counted by name."""
@@ -163,10 +165,11 @@ class InputProcessor:
             raise
 
     async def open(
-        self, client_request: ClientRequest, caller: Caller, parent: Context, time_left_s: float | None
+        self, client_request: ClientRequest, caller: Caller, parent: Context, call_left_s: float | None
     ) -> OpenRequest:
-        """Accepts a request whose client waits `time_left_s` more (None: as long as it takes). Raises WeirError."""
+        """Accepts a request whose call lasts `call_left_s` more (None: as long as it takes). Raises WeirError."""
         now_s = self._clock.now_s()
+        time_left_s = _time_left_s(client_request.options, call_left_s)
         deadline_at_s = None if time_left_s is None else now_s + time_left_s
         span = RequestSpan(self._tracer, client_request, parent, now_s)
         try:
@@ -282,6 +285,14 @@ class InputProcessor:
     def _on_end(self, key: tuple[str, str], opened: OpenRequest) -> None:
         self._by_client_id.pop(key, None)
         self._metrics.count_output_tokens(key[0], opened.num_output_tokens)
+
+
+def _time_left_s(options: GenerateOptions, call_left_s: float | None) -> float | None:
+    """None: no deadline. What there is at the deadline must reach the client before the call itself is over."""
+    if call_left_s is not None and options.partial_at_deadline:
+        call_left_s -= min(_LAST_DELTA_S, call_left_s / 10)
+    own_s = None if options.deadline_ms is None else options.deadline_ms / 1000
+    return min((left_s for left_s in (own_s, call_left_s) if left_s is not None), default=None)
 
 
 def _num_choices(client_request: ClientRequest) -> int:

@@ -172,7 +172,7 @@ class OutputLengths:
     def observe(self, state: RequestState, ending: RequestEnd) -> None:
         """Learns from a request that finished by itself; from no other."""
         checked, num_output = state.checked, state.output.num_tokens
-        if ending.finish_reason is None or not num_output:
+        if ending.finish_reason in (None, FinishReason.DEADLINE) or not num_output:
             return
         max_tokens, prediction = checked.stop_rules.max_tokens, checked.prediction
         estimate = checked.client_request.options.expected_output_tokens

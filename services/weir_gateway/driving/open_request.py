@@ -17,8 +17,8 @@ from weir_gateway.requests.validation import CheckedRequest
 class OpenRequest:
     """Leaving the context without having taken everything cancels it.
 
-    Choices are admitted together or not at all: nothing is handed out before each is queued, and the first error ends
-    all. Their states share one `has_output`.
+    Choices are admitted together or not at all: nothing is handed out before each is queued, or has ended with what
+    there was at its deadline, and the first error ends all. Their states share one `has_output`.
     """
 
     def __init__(self, states: Sequence[RequestState], span: RequestSpan, clock: Clock) -> None:
@@ -93,7 +93,7 @@ class OpenRequest:
         self.leave()
 
     def _try_next(self) -> OutputDelta | None:
-        if all(state.is_admitted for state in self.states):
+        if all(state.is_admitted or state.output.finish_reason is not None for state in self.states):
             for choice, state in list(self._unfinished.items()):
                 delta = state.output.try_take()
                 if delta is not None:

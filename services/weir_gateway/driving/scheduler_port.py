@@ -47,7 +47,7 @@ from weir.core.errors import (
     Unavailable,
     WeirError,
 )
-from weir.core.life import Phase
+from weir.core.life import FinishReason, Phase
 from weir.kv.geometry import PAGE_TOKENS
 from weir.kv.prefixes import page_hashes, prefix_seed
 from weir_gateway.requests.request_state import RETRY_AFTER_S, RequestState
@@ -148,7 +148,7 @@ class SchedulerPort:
                 request_id=state.request_id,
                 gateway_id=self._gateway_id,
                 dispatch=state.placement.dispatch,
-                outcome=_OUTCOMES.get(state.phase, Outcome.FAILED),
+                outcome=_outcome_of(state),
                 num_output_tokens=state.output.num_tokens,
             )
         deadline_s = self._clock.now_s() + self._settings.end_wait_s
@@ -269,6 +269,13 @@ class SchedulerInbox:
             state.revoke(Unavailable("the scheduler does not know the request", retry_after_s=RETRY_AFTER_S))
 
 
+def _outcome_of(state: RequestState) -> Outcome:
+    """FINISHED teaches the scheduler how long answers are: one that its deadline cut off does not."""
+    if state.output.finish_reason is FinishReason.DEADLINE:
+        return Outcome.CANCELLED
+    return _OUTCOMES.get(state.phase, Outcome.FAILED)
+
+
 def submit_message(state: RequestState, gateway_id: str, now_s: float, page_hashes: bytes = b"") -> Submit:
     """The deadline counts from `now_s`."""
     checked, left_ms = state.checked, 0
@@ -284,6 +291,7 @@ def submit_message(state: RequestState, gateway_id: str, now_s: float, page_hash
         num_prompt_tokens=len(checked.prompt_token_ids),
         max_tokens=checked.stop_rules.max_tokens,
         deadline_ms=left_ms,
+        takes_partial=options.partial_at_deadline,
         ttft_target_ms=options.ttft_target_ms or 0,
         itl_target_ms=options.itl_target_ms or 0,
         expected_output_tokens=options.expected_output_tokens or 0,

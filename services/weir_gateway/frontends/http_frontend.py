@@ -159,8 +159,7 @@ class HttpFrontend:
     async def _answer(
         self, request: Request, caller: Caller, client_request: ClientRequest, body: CommonBody
     ) -> Response:
-        time_left_s = None if body.deadline_ms is None else body.deadline_ms / 1000
-        opened = await self._processor.open(client_request, caller, extract(dict(request.headers)), time_left_s)
+        opened = await self._processor.open(client_request, caller, extract(dict(request.headers)), None)
         try:
             renderer = AnswerRenderer(opened, includes_usage=body.includes_usage)
             async with _watched(request.receive, opened.leave):

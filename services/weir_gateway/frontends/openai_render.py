@@ -18,6 +18,7 @@ from weir.core.errors import (
     Unavailable,
     WeirError,
 )
+from weir.core.life import FinishReason
 from weir.core.sampling import TokenLogprobs
 from weir_gateway.driving.open_request import OpenRequest
 from weir_gateway.requests.client_request import Operation
@@ -93,8 +94,13 @@ class AnswerRenderer:
         if delta.logprobs:
             chat, completion = self._logprobs.chat_json, self._logprobs.completion_json
             logprobs = chat(delta.logprobs) if self._is_chat else completion(delta.logprobs, text_offset)
-        reason = None if delta.finish_reason is None else delta.finish_reason.value
-        return {"index": delta.choice, **content, "logprobs": logprobs, "finish_reason": reason}
+        choice = {"index": delta.choice, **content, "logprobs": logprobs, "finish_reason": None}
+        if delta.finish_reason is FinishReason.DEADLINE:
+            # Clients with strict types know five finish reasons and fail at a sixth; "length" is what it is to them.
+            return {**choice, "finish_reason": FinishReason.LENGTH.value, "finish_details": {"type": "deadline"}}
+        if delta.finish_reason is not None:
+            choice["finish_reason"] = delta.finish_reason.value
+        return choice
 
     def _chunk(self, choice: Json) -> Json:
         chunk = {**self._head(is_chunk=True), "choices": [choice]}

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from weir.core.errors import FieldViolation, InvalidRequest
-from weir.core.options import MAX_TARGET_MS, NUMBER_RULES, GenerateOptions, grpc_names
+from weir.core.options import NUMBER_RULES, GenerateOptions, grpc_names
 from weir_gateway.requests.client_request import (
     ClientRequest,
     Conversation,
@@ -97,6 +97,7 @@ class CommonBody(BaseModel):
     itl_target_ms: int | None = None
     expected_output_tokens: int | None = None
     deadline_ms: int | None = None
+    partial_at_deadline: bool | None = None
     cache_salt: str | None = None
     cache_prompt: bool | None = None
 
@@ -186,9 +187,6 @@ def _client_request(
     logit_bias = _logit_bias_of(body.logit_bias or {}, violations)
     if body.prompt_logprobs is not None and body.is_stream:
         violations.append(FieldViolation("prompt_logprobs", "comes with whole answers only; leave stream out"))
-    if body.deadline_ms is not None and not 1 <= body.deadline_ms <= MAX_TARGET_MS:
-        limit = f"must be from 1 to {MAX_TARGET_MS} (a day)"
-        violations.append(FieldViolation("deadline_ms", f"is {body.deadline_ms}; {limit}"))
     if violations:
         raise InvalidRequest(violations)
     shared = [rule.name for rule in NUMBER_RULES if rule.name not in given]
@@ -207,6 +205,7 @@ def _client_request(
             ignore_eos=bool(body.ignore_eos),
             cache_salt=body.cache_salt or "",
             skips_prefix_cache=body.cache_prompt is False,
+            partial_at_deadline=bool(body.partial_at_deadline),
             **numbers,
         ),
         correlation_id=correlation_id,

@@ -235,14 +235,22 @@ class RequestState:
             self.end(RequestEnd(Phase.REFUSED, error))
 
     def revoke(self, error: WeirError) -> None:
-        """The scheduler does not hold it any more."""
+        """The scheduler does not hold it any more. It may be the first to see that the deadline has passed."""
         self.is_known_to_scheduler = False
-        self.fail(error)
+        if self.deadline_at_s is not None and self._clock.now_s() >= self.deadline_at_s:
+            self.expire()
+        else:
+            self.fail(error)
 
     def cancel(self, message: str) -> None:
         self.end(RequestEnd(Phase.CANCELLED, Cancelled(message)))
 
     def expire(self) -> None:
+        """Its deadline has passed: it ends with what there is, if its client wanted that."""
+        if self.checked.client_request.options.partial_at_deadline and not self.phase.is_terminal:
+            self.output.end(FinishReason.DEADLINE)
+            self._finish()
+            return
         self.end(RequestEnd(Phase.CANCELLED, self._with_count(DeadlineExceeded("the deadline has passed"))))
 
     def lose(self, message: str) -> None:

@@ -77,6 +77,8 @@ class Submit:
     """SCHEDULER_HASH_BYTES of each full page of the prompt, chained; empty in lists of held requests."""
     dispatch: int = 1
     """Rises with every time its gateway asks: it alone numbers them, and a newer one ends all that were before."""
+    takes_partial: bool = False
+    """At its deadline the client takes what there is: it is not refused because the whole would take longer."""
     lost_worker_id: str = ""
     """The worker that the dispatch before was lost with: nothing new goes there until it is heard again."""
 

@@ -32,6 +32,7 @@ def generate(
     expected_output_tokens: options.ExpectedOutputTokens = None,
     api_key: options.ApiKey = "",
     timeout_s: options.TimeoutS = DEFAULT_TIMEOUT_S,
+    partial_at_deadline: options.PartialAtDeadline = False,
     temperature: options.Temperature = None,
     top_p: options.TopP = None,
     top_k: options.TopK = None,
@@ -64,6 +65,7 @@ def generate(
     \b
     weir generate --temperature 0 --max-tokens 24 "The capital of France is"
     weir generate --n 3 --temperature 0.8 --frequency-penalty 0.5 --seed 1 "Once upon a time"
+    weir generate --timeout-s 2 --partial-at-deadline --json "Once upon a time"
     weir generate --input prompts.jsonl --output answers.jsonl --max-tokens 64
     """
     if (prompt is None) == (input_path is None):

@@ -45,6 +45,10 @@ CacheSalt = Annotated[str, typer.Option(help="Share cached pages only with reque
 SkipsPrefixCache = Annotated[
     bool, typer.Option("--skip-prefix-cache", help="Take no page from the prefix cache, and leave none there.")
 ]
+PartialAtDeadline = Annotated[
+    bool,
+    typer.Option("--partial-at-deadline", help="After --timeout-s take what there is of the answer; else it fails."),
+]
 TimeoutS = Annotated[float, typer.Option(min=0.001, help="Seconds to wait for the whole answer: its deadline.")]
 
 

@@ -17,6 +17,7 @@ from weir.client.messages import (
     generate_request,
     key_metadata,
     tokenize_request,
+    with_deadline,
 )
 from weir.core.options import GenerateOptions
 from weir.rpc.channel import MAX_MESSAGE_BYTES, make_channel
@@ -36,8 +37,9 @@ _ResponseT = TypeVar("_ResponseT")
 class WeirClient:
     """Talks to the gateway at HOST:PORT. Leaving the context closes it. May be used from several threads.
 
-    `timeout_s` is the deadline of a generation, `api_key` names the caller. Every method raises an error of
-    `weir.core.errors`. Closing the iterator of an answer early cancels its request.
+    `timeout_s` is the deadline of a generation, at which `GenerateOptions.partial_at_deadline` takes what there is;
+    `api_key` names the caller. Every method raises an error of `weir.core.errors`. Closing the iterator of an answer
+    early cancels its request.
     """
 
     def __init__(self, address: str, *, timeout_s: float = DEFAULT_TIMEOUT_S, api_key: str = "") -> None:
@@ -49,13 +51,15 @@ class WeirClient:
 
     def generate(self, prompt: str | Sequence[int], options: GenerateOptions | None = None) -> Iterator[Chunk]:
         """Continues a text, or token ids."""
-        request = generate_request(prompt, options or GenerateOptions())
-        return _chunks(self._stub.Generate(request, timeout=self._timeout_s, metadata=self._metadata))
+        options, timeout_s = with_deadline(options or GenerateOptions(), self._timeout_s)
+        request = generate_request(prompt, options)
+        return _chunks(self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata))
 
     def chat(self, turns: Sequence[Turn], options: GenerateOptions | None = None) -> Iterator[Chunk]:
         """Answers a conversation."""
-        request = chat_request(turns, options or GenerateOptions())
-        return _chunks(self._stub.Chat(request, timeout=self._timeout_s, metadata=self._metadata))
+        options, timeout_s = with_deadline(options or GenerateOptions(), self._timeout_s)
+        request = chat_request(turns, options)
+        return _chunks(self._stub.Chat(request, timeout=timeout_s, metadata=self._metadata))
 
     def cancel(self, request_id: str) -> bool:
         """False when no such request is running."""
@@ -102,12 +106,14 @@ class AsyncWeirClient:
         self._admin: admin_pb2_grpc.AdminAsyncStub = admin_pb2_grpc.AdminStub(self._channel)
 
     def generate(self, prompt: str | Sequence[int], options: GenerateOptions | None = None) -> AsyncIterator[Chunk]:
-        request = generate_request(prompt, options or GenerateOptions())
-        return _async_chunks(self._stub.Generate(request, timeout=self._timeout_s, metadata=self._metadata))
+        options, timeout_s = with_deadline(options or GenerateOptions(), self._timeout_s)
+        request = generate_request(prompt, options)
+        return _async_chunks(self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata))
 
     def chat(self, turns: Sequence[Turn], options: GenerateOptions | None = None) -> AsyncIterator[Chunk]:
-        request = chat_request(turns, options or GenerateOptions())
-        return _async_chunks(self._stub.Chat(request, timeout=self._timeout_s, metadata=self._metadata))
+        options, timeout_s = with_deadline(options or GenerateOptions(), self._timeout_s)
+        request = chat_request(turns, options)
+        return _async_chunks(self._stub.Chat(request, timeout=timeout_s, metadata=self._metadata))
 
     async def cancel(self, request_id: str) -> bool:
         """False when no such request is running."""

@@ -1,14 +1,16 @@
 """Requests and answers as clients have them, and their translation to and from protobuf."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from weir.core.life import FinishReason
-from weir.core.options import GenerateOptions
+from weir.core.options import MAX_TARGET_MS, GenerateOptions
 from weir.core.sampling import TokenLogprobs
 from weir.rpc.conversions import all_logprobs_from_pb, check_text, check_token_id, finish_reason_from_pb, options_to_pb
 from weir.wire.v1 import admin_pb2, inference_pb2
+
+_LAST_CHUNK_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,15 @@ class ProcessDescription:
             metrics=dict(response.metrics),
             integrity_errors=tuple(response.integrity_errors),
         )
+
+
+def with_deadline(options: GenerateOptions, timeout_s: float) -> tuple[GenerateOptions, float]:
+    """The options and the time-out of the call: what there is at the deadline takes a moment to arrive after it."""
+    if not options.partial_at_deadline:
+        return options, timeout_s
+    timeout_ms = max(1, min(int(timeout_s * 1000), MAX_TARGET_MS))
+    deadline_ms = timeout_ms if options.deadline_ms is None else min(timeout_ms, options.deadline_ms)
+    return replace(options, deadline_ms=deadline_ms), timeout_s + _LAST_CHUNK_S
 
 
 def generate_request(prompt: str | Sequence[int], options: GenerateOptions) -> inference_pb2.GenerateRequest:

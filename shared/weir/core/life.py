@@ -5,7 +5,8 @@
               │     └───────────┴────────────┴───────────────┴─────────────┴──────┼─> CANCELLED
               └─> REFUSED                                                         └─> FAILED
 
-PREFILLING and HANDING_OFF go straight to FINISHED when the first token is the last. Every request ends in exactly one
+PREFILLING and HANDING_OFF go straight to FINISHED when the first token is the last, and every phase does at a deadline
+whose client wants what there is by then. Every request ends in exactly one
 of the four terminal phases, and the gateway that drives it decides which.
 """
 
@@ -40,6 +41,8 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     """At `max_tokens`, or where the context is full."""
     CANCELLED = "cancelled"
+    DEADLINE = "deadline"
+    """Its deadline passed, and the client wanted what there was by then."""
 
 
 _TERMINAL = frozenset({Phase.FINISHED, Phase.CANCELLED, Phase.FAILED, Phase.REFUSED})

@@ -48,6 +48,8 @@ class GenerateOptions:
     ttft_target_ms: int | None = None
     itl_target_ms: int | None = None
     expected_output_tokens: int | None = None
+    deadline_ms: int | None = None
+    partial_at_deadline: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,7 @@ NUMBER_RULES = (
     NumberRule("ttft_target_ms", "", 1, MAX_TARGET_MS, at_highest="a day"),
     NumberRule("itl_target_ms", "", 1, MAX_TARGET_MS, at_highest="a day"),
     NumberRule("expected_output_tokens", "", 1, None, at_highest="the model's context"),
+    NumberRule("deadline_ms", "", 1, MAX_TARGET_MS, at_highest="a day"),
 )
 LOGIT_BIAS_RULE = NumberRule("logit_bias", "sampling", -100, 100)
 """Of each bias."""

@@ -17,6 +17,7 @@ _FINISH_REASONS: dict[FinishReason, types_pb2.FinishReason.ValueType] = {
     FinishReason.STOP: types_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: types_pb2.FINISH_REASON_LENGTH,
     FinishReason.CANCELLED: types_pb2.FINISH_REASON_CANCELLED,
+    FinishReason.DEADLINE: types_pb2.FINISH_REASON_DEADLINE,
 }
 _FROM_PB = {value: reason for reason, value in _FINISH_REASONS.items()}
 OPTIONAL_SAMPLING = ("logprobs", "prompt_logprobs")
@@ -47,6 +48,7 @@ def options_to_pb(options: GenerateOptions) -> inference_pb2.RequestOptions:
         lane=options.lane,
         cache_salt=options.cache_salt,
         skips_prefix_cache=options.skips_prefix_cache,
+        partial_at_deadline=options.partial_at_deadline,
         sampling=types_pb2.SamplingParams(logit_bias=dict(options.logit_bias)),
         stop_conditions=inference_pb2.StopConditions(
             stop=options.stop,
@@ -76,6 +78,7 @@ def options_from_pb(message: inference_pb2.RequestOptions) -> GenerateOptions:
         ignore_eos=stop.ignore_eos,
         cache_salt=message.cache_salt,
         skips_prefix_cache=message.skips_prefix_cache,
+        partial_at_deadline=message.partial_at_deadline,
         **{rule.name: _try_get(_message_of(message, rule), rule.name) for rule in NUMBER_RULES},
     )
 

@@ -116,9 +116,10 @@ class _DeadlineEstimator:
         self._prefixes = placer.prefixes
 
     def try_refuse(self, submit: Submit, lane: str, wait_ms: float, now_s: float) -> Refusal | None:
-        """`wait_ms`: for those before it in the queue. None: it may be in time, or has no deadline: then it waits as
-        long as its lane allows."""
-        estimated = self._try_estimate(submit, lane, now_s) if submit.deadline_ms else None
+        """`wait_ms`: for those before it in the queue. None: it may be in time, has no deadline, or takes what there
+        is at it: then it waits as long as its lane allows."""
+        has_bound = submit.deadline_ms and not submit.takes_partial
+        estimated = self._try_estimate(submit, lane, now_s) if has_bound else None
         if estimated is None:
             return None
         bounds = [("its deadline", submit.deadline_ms, estimated.end_ms)]

@@ -246,9 +246,9 @@ SAMPLING = (
     *("--stop", "END", "--stop-token-id", "11", "--stop-token-id", "12", "--include-stop"),
     *("--cache-salt", "team", "--skip-prefix-cache"),
 )
-ONE_REQUESTS_OWN = {"request_id"}
-"""A line of a file could not have the same, and no command cancels by it."""
-NOT_IN_A_CHAT = {"n", "logprobs", "prompt_logprobs", "ignore_eos"}
+ONE_REQUESTS_OWN = {"request_id", "deadline_ms"}
+"""A line of a file could not have the same, and no command cancels by it. The deadline is --timeout-s."""
+NOT_IN_A_CHAT = {"n", "logprobs", "prompt_logprobs", "ignore_eos", "partial_at_deadline"}
 """What a conversation on a terminal has no place for."""
 
 
@@ -279,6 +279,13 @@ def test_every_sampling_option_reaches_the_gateway(gateway: ReversingGateway, co
     assert (sampling.seed, stop.ignore_eos, sampling.HasField("logprobs")) == (9, *[command == "generate"] * 2)
     if command == "generate":
         assert (sampling.logprobs, sampling.prompt_logprobs) == (3, 2)
+
+
+def test_partial_answers_have_the_time_out_for_a_deadline(gateway: ReversingGateway) -> None:
+    run("generate", "--timeout-s", "1.5", "--partial-at-deadline", "x")
+    run("generate", "--timeout-s", "1.5", "x")
+    assert [options.partial_at_deadline for options in gateway.options] == [True, False]
+    assert [options.deadline_ms for options in gateway.options] == [1500, 0]
 
 
 @pytest.mark.parametrize("entry", ["5", "five=1", "5=much", "=", "5=1=2"])

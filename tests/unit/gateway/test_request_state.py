@@ -13,7 +13,7 @@ from tests.unit.gateway.fake_workers import GOING_ON, LENGTH, update, worker_err
 
 from weir.bus.messages import Placement
 from weir.core.clock import ManualClock
-from weir.core.errors import Unavailable, WeirError
+from weir.core.errors import DeadlineExceeded, Overloaded, Unavailable, WeirError
 from weir.core.life import IllegalTransition, Phase
 from weir.core.options import GenerateOptions
 from weir.wire.v1 import types_pb2, worker_pb2
@@ -191,3 +191,16 @@ async def test_a_probe_waits_for_overdue_tokens_and_leaves_time_for_the_answer()
     assert state.try_probe(3, 40) is None
     clock.advance(1)
     assert state.try_probe(3, 40) is not None
+
+
+async def test_a_revocation_after_the_deadline_is_the_deadline() -> None:
+    """The scheduler's clock may be the first to ring."""
+    clock = ManualClock()
+    early, late = (make_state([], clock, deadline_at_s=clock.now_s() + left_s) for left_s in (2.0, 1.0))
+    clock.advance(1.0)
+    for state in (early, late):
+        state.submit()
+        state.queue()
+        state.revoke(Overloaded("waited too long"))
+    errors = [state.ended.result().error for state in (early, late)]
+    assert [type(error) for error in errors] == [Overloaded, DeadlineExceeded]

@@ -262,7 +262,12 @@ def test_min_tokens_is_cut_with_max_tokens() -> None:
 
 
 def test_every_option_has_a_name_for_errors() -> None:
-    not_named = {"include_stop", "ignore_eos", "skips_prefix_cache"}  # yes or no: nothing can be wrong
+    not_named = {
+        "include_stop",
+        "ignore_eos",
+        "skips_prefix_cache",
+        "partial_at_deadline",
+    }  # yes or no: nothing can be wrong
     options = {field.name for field in dataclasses.fields(GenerateOptions)} - not_named
     assert options <= set(GRPC_NAMES)
     assert options <= set(HTTP_NAMES)

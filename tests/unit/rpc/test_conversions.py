@@ -50,6 +50,7 @@ OPTIONS = st.builds(
     include_stop=st.booleans(),
     ignore_eos=st.booleans(),
     skips_prefix_cache=st.booleans(),
+    partial_at_deadline=st.booleans(),
 )
 
 

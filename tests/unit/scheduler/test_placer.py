@@ -192,6 +192,7 @@ def with_deadline(deadline_ms: int, *, ttft_ms: int = 0, expected: int = 0) -> S
         (with_deadline(2000), True, False),
         (with_deadline(2000, ttft_ms=50), False, False),
         (with_deadline(50), False, False),
+        (replace(with_deadline(50), takes_partial=True), True, False),
         (with_deadline(1000, expected=300), False, False),
         (with_deadline(3000, expected=300), True, False),
     ],

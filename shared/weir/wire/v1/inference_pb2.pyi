@@ -113,6 +113,8 @@ class RequestOptions(_message.Message):
     TTFT_TARGET_MS_FIELD_NUMBER: _builtins.int
     ITL_TARGET_MS_FIELD_NUMBER: _builtins.int
     EXPECTED_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    DEADLINE_MS_FIELD_NUMBER: _builtins.int
+    PARTIAL_AT_DEADLINE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Chosen by the client to cancel by; 1 to 64 characters of [A-Za-z0-9_-]. Default: made by the gateway."""
     model: _builtins.str
@@ -131,6 +133,15 @@ class RequestOptions(_message.Message):
     """Wanted between two tokens, in milliseconds. At least 1. Default: the tenant's or the lane's target."""
     expected_output_tokens: _builtins.int
     """How long the client expects the answer to be. A hint for the order of requests. At least 1. Default: none."""
+    deadline_ms: _builtins.int
+    """When the answer is to be complete, in milliseconds from now; the call's own deadline counts too, if it is earlier.
+    Range [1, 86400000]. Default: the call's own deadline.
+    """
+    partial_at_deadline: _builtins.bool
+    """At the deadline the answer ends with what there is of it, perhaps nothing, and FINISH_REASON_DEADLINE, instead of
+    the status DEADLINE_EXCEEDED. Give deadline_ms, and the call more time than that. Where only the call has a
+    deadline, the answer ends a little before it, so that its end can still arrive.
+    """
     @_builtins.property
     def sampling(self) -> _types_pb2.SamplingParams:
         """How tokens are sampled."""
@@ -153,11 +164,15 @@ class RequestOptions(_message.Message):
         ttft_target_ms: _builtins.int | None = ...,
         itl_target_ms: _builtins.int | None = ...,
         expected_output_tokens: _builtins.int | None = ...,
+        deadline_ms: _builtins.int | None = ...,
+        partial_at_deadline: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_expected_output_tokens", b"_expected_output_tokens", "_itl_target_ms", b"_itl_target_ms", "_n", b"_n", "_ttft_target_ms", b"_ttft_target_ms", "expected_output_tokens", b"expected_output_tokens", "itl_target_ms", b"itl_target_ms", "n", b"n", "sampling", b"sampling", "stop_conditions", b"stop_conditions", "ttft_target_ms", b"ttft_target_ms"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_deadline_ms", b"_deadline_ms", "_expected_output_tokens", b"_expected_output_tokens", "_itl_target_ms", b"_itl_target_ms", "_n", b"_n", "_ttft_target_ms", b"_ttft_target_ms", "deadline_ms", b"deadline_ms", "expected_output_tokens", b"expected_output_tokens", "itl_target_ms", b"itl_target_ms", "n", b"n", "sampling", b"sampling", "stop_conditions", b"stop_conditions", "ttft_target_ms", b"ttft_target_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_output_tokens", b"_expected_output_tokens", "_itl_target_ms", b"_itl_target_ms", "_n", b"_n", "_ttft_target_ms", b"_ttft_target_ms", "cache_salt", b"cache_salt", "expected_output_tokens", b"expected_output_tokens", "itl_target_ms", b"itl_target_ms", "lane", b"lane", "model", b"model", "n", b"n", "request_id", b"request_id", "sampling", b"sampling", "skips_prefix_cache", b"skips_prefix_cache", "stop_conditions", b"stop_conditions", "ttft_target_ms", b"ttft_target_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_ms", b"_deadline_ms", "_expected_output_tokens", b"_expected_output_tokens", "_itl_target_ms", b"_itl_target_ms", "_n", b"_n", "_ttft_target_ms", b"_ttft_target_ms", "cache_salt", b"cache_salt", "deadline_ms", b"deadline_ms", "expected_output_tokens", b"expected_output_tokens", "itl_target_ms", b"itl_target_ms", "lane", b"lane", "model", b"model", "n", b"n", "partial_at_deadline", b"partial_at_deadline", "request_id", b"request_id", "sampling", b"sampling", "skips_prefix_cache", b"skips_prefix_cache", "stop_conditions", b"stop_conditions", "ttft_target_ms", b"ttft_target_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__deadline_ms: _TypeAlias = _typing.Literal["deadline_ms"]  # noqa: Y015
+    _WhichOneofArgType__deadline_ms: _TypeAlias = _typing.Literal["_deadline_ms", b"_deadline_ms"]  # noqa: Y015
     _WhichOneofReturnType__expected_output_tokens: _TypeAlias = _typing.Literal["expected_output_tokens"]  # noqa: Y015
     _WhichOneofArgType__expected_output_tokens: _TypeAlias = _typing.Literal["_expected_output_tokens", b"_expected_output_tokens"]  # noqa: Y015
     _WhichOneofReturnType__itl_target_ms: _TypeAlias = _typing.Literal["itl_target_ms"]  # noqa: Y015
@@ -166,6 +181,8 @@ class RequestOptions(_message.Message):
     _WhichOneofArgType__n: _TypeAlias = _typing.Literal["_n", b"_n"]  # noqa: Y015
     _WhichOneofReturnType__ttft_target_ms: _TypeAlias = _typing.Literal["ttft_target_ms"]  # noqa: Y015
     _WhichOneofArgType__ttft_target_ms: _TypeAlias = _typing.Literal["_ttft_target_ms", b"_ttft_target_ms"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__deadline_ms) -> _WhichOneofReturnType__deadline_ms | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__expected_output_tokens) -> _WhichOneofReturnType__expected_output_tokens | None: ...
     @_typing.overload

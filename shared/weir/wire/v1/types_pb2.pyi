@@ -33,6 +33,8 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     """max_tokens or the context limit was reached."""
     FINISH_REASON_CANCELLED: _FinishReason.ValueType  # 3
     """The client cancelled, went away or its deadline passed."""
+    FINISH_REASON_DEADLINE: _FinishReason.ValueType  # 4
+    """The deadline passed, and the client wanted what there was by then."""
 
 class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
     """Why a stream of tokens ended."""
@@ -45,6 +47,8 @@ FINISH_REASON_LENGTH: FinishReason.ValueType  # 2
 """max_tokens or the context limit was reached."""
 FINISH_REASON_CANCELLED: FinishReason.ValueType  # 3
 """The client cancelled, went away or its deadline passed."""
+FINISH_REASON_DEADLINE: FinishReason.ValueType  # 4
+"""The deadline passed, and the client wanted what there was by then."""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
 @_typing.final
