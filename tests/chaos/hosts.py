@@ -145,13 +145,9 @@ class Cluster:
 
     def add_host(self, name: str, *, num_prefill: int = 1, num_decode: int = 1, flags: Sequence[str] = ()) -> Host:
         """Ready when this returns. The same name again: the host that was gone has come back."""
-        segment_dir, runtime_dir = self._arena_folder / name, self._folder / name
-        segment_dir.mkdir(exist_ok=True)
-        socket = runtime_dir / self.instance / "arena.sock"
-        own = ("--runtime-dir", str(runtime_dir), *flags)
-        arena = ("--segment-dir", str(segment_dir), "--listen", f"unix:{socket}", "--arena-bytes", str(_ARENA_BYTES))
-        transfer = self.serve("transfer", *own, *arena, name=f"{name}-transfer")
-        swap = ("--swap-dir", str(segment_dir))
+        transfer = self.serve_transfer(name)
+        own = ("--runtime-dir", str(self._folder / name), *flags)
+        swap = ("--swap-dir", str(self._arena_folder / name))
         workers = [
             self.serve(role, *own, *extra, index=index, name=f"{name}-{role}-{index}")
             for role, number, extra in (("prefill", num_prefill, ()), ("decode", num_decode, swap))
@@ -162,6 +158,14 @@ class Cluster:
             process.wait_ready()
         self.hosts.append(host)
         return host
+
+    def serve_transfer(self, name: str) -> Served:
+        """That of a new host, or the next one of a host whose transfer service is gone. Returns at once."""
+        segment_dir, runtime_dir = self._arena_folder / name, self._folder / name
+        segment_dir.mkdir(exist_ok=True)
+        listen = ("--listen", f"unix:{runtime_dir / self.instance / 'arena.sock'}")
+        arena = ("--segment-dir", str(segment_dir), "--arena-bytes", str(_ARENA_BYTES))
+        return self.serve("transfer", "--runtime-dir", str(runtime_dir), *listen, *arena, name=f"{name}-transfer")
 
     def metric(self, role: str, name: str) -> float:
         """Of the leader, or of the gateway."""

@@ -26,6 +26,7 @@ from weir.engine.messages import (
     ForgetSequence,
     GivePages,
     PageBundle,
+    SetArenaSilent,
     SetCost,
     SetPolicy,
     StepTiming,
@@ -87,6 +88,8 @@ class EngineCore:
                 self._batcher.forget(key)
             case FailAllSequences(failure):
                 self._batcher.fail_all(failure)
+            case SetArenaSilent(is_silent):
+                self._batcher.set_arena_silent(is_silent, self._clock.now_s())
             case SetPolicy(policy):
                 self._batcher.set_policy(policy)
             case SetCost(cost):

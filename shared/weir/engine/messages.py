@@ -170,6 +170,13 @@ class GivePages:
 
 
 @dataclass(frozen=True, slots=True)
+class SetArenaSilent:
+    """Whether the arena leaves what the engine wants without any answer: then nobody's waiting for a page counts."""
+
+    is_silent: bool
+
+
+@dataclass(frozen=True, slots=True)
 class SetPolicy:
     """Batches follow this policy from the next step on. The engine owns it once it is posted."""
 
@@ -184,7 +191,15 @@ class SetCost:
 
 
 Command = (
-    AddSequence | CancelSequence | FailSequence | ForgetSequence | FailAllSequences | GivePages | SetPolicy | SetCost
+    AddSequence
+    | CancelSequence
+    | FailSequence
+    | ForgetSequence
+    | FailAllSequences
+    | GivePages
+    | SetArenaSilent
+    | SetPolicy
+    | SetCost
 )
 
 
