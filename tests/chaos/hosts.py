@@ -22,6 +22,8 @@ from weir.wire.v1 import admin_pb2, admin_pb2_grpc
 _END_TIMEOUT_S = 30.0
 _MIB = 1 << 20
 _ARENA_BYTES = 512 * _MIB
+_LEASE = ("--lease-ttl-ms", "8000")
+"""Nobody starts a worker again that was killed for its silence on a busy machine."""
 
 
 class Served:
@@ -164,7 +166,7 @@ class Cluster:
         segment_dir, runtime_dir = self._arena_folder / name, self._folder / name
         segment_dir.mkdir(exist_ok=True)
         listen = ("--listen", f"unix:{runtime_dir / self.instance / 'arena.sock'}")
-        arena = ("--segment-dir", str(segment_dir), "--arena-bytes", str(_ARENA_BYTES))
+        arena = ("--segment-dir", str(segment_dir), "--arena-bytes", str(_ARENA_BYTES), *_LEASE)
         return self.serve("transfer", "--runtime-dir", str(runtime_dir), *listen, *arena, name=f"{name}-transfer")
 
     def metric(self, role: str, name: str) -> float:
