@@ -71,12 +71,15 @@ class CommandSender:
         clock: Clock,
         on_answer: Callable[[], None],
         tracer: Tracer,
+        may_command: Callable[[], bool] = lambda: True,
     ) -> None:
+        """While it may not command, what is under way waits."""
         self._endpoint = endpoint
         self._subjects = subjects
         self._core = core
         self._clock = clock
         self._on_answer = on_answer
+        self._may_command = may_command
         self._spans = _QueueSpans(tracer)
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -105,6 +108,9 @@ class CommandSender:
         grant = command.grant
         subject = self._subjects.grant(command.gateway_id)
         while self._core.is_granted(grant.request_id, grant.placement):
+            if not self._may_command():
+                await asyncio.sleep(_RETRY_WAIT_S)
+                continue
             try:
                 reply = await self._endpoint.ask(
                     subject, grant, GrantReply, timeout_s=_ANSWER_TIMEOUT_S, context=context
@@ -121,6 +127,9 @@ class CommandSender:
         subject = self._subjects.revoke(command.gateway_id)
         give_up_at_s = self._clock.now_s() + _REVOKE_LIMIT_S
         while self._core.knows_gateway(command.gateway_id) and self._clock.now_s() < give_up_at_s:
+            if not self._may_command():
+                await asyncio.sleep(_RETRY_WAIT_S)
+                continue
             try:
                 await self._endpoint.ask(subject, command.revoke, Ack, timeout_s=_ANSWER_TIMEOUT_S, context=context)
             except BusError as error:

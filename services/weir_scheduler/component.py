@@ -10,7 +10,7 @@ from typing import Any
 
 from opentelemetry.trace import Tracer
 
-from weir.bus.protocol import Bus, BusError
+from weir.bus.protocol import Bus, BusError, KvBucket
 from weir.bus.subjects import Subjects
 from weir.core.clock import Clock
 from weir.core.errors import Unavailable
@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 _STANDBY_LOOK_S = 0.25
 _RENEW_S = 0.5
+_RENEW_AGAIN_S = 0.1
+"""Until it knows that it leads, nothing is granted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ class _Leader:
 
 
 class SchedulerComponent:
-    """Ready when it leads or knows that another does. A leader that is deposed asks for the process to be ended."""
+    """Ready when it leads or knows that another does. A leader that is deposed stands by again."""
 
     def __init__(
         self,
@@ -70,10 +72,12 @@ class SchedulerComponent:
         self._clock = clock
         self._request_shutdown = request_shutdown
         self._resources = AsyncExitStack()
-        """The bus, the leadership and the shell, as far as there are any."""
+        self._term = AsyncExitStack()
+        """What there is only while it leads: the leadership, the shell, the keeper's task."""
         self._tasks: list[asyncio.Task[None]] = []
+        self._beginning: list[asyncio.Task[None]] = []
         self._leader: _Leader | None = None
-        self._is_deposed = False
+        self._num_depositions = 0
         self._has_role = asyncio.Event()
 
     async def start(self) -> None:
@@ -87,8 +91,7 @@ class SchedulerComponent:
             await self._load_limits(bus, 0)
         except BusError as error:
             raise Unavailable(str(error)) from error
-        leadership = Leadership(bucket, self._scheduler_id, self._clock)
-        self._run("leading", self._lead(bus, leadership))
+        self._tasks.append(self._run("leading", self._lead_for_ever(bus, bucket)))
         await self._has_role.wait()
 
     async def drain(self, deadline_s: float) -> None:
@@ -97,30 +100,56 @@ class SchedulerComponent:
 
     def try_admin(self) -> SchedulingAdmin | None:
         """None while another scheduler leads, or may."""
-        return self._leader.admin if self._leader is not None and not self._is_deposed else None
+        return self._leader.admin if self._leader is not None else None
 
     async def stop(self) -> None:
         await end_tasks(self._tasks)
+        await self._end_term()
         await self._resources.aclose()
 
     def describe(self) -> Description:
-        """A standby has nothing but `is_leader` 0."""
+        """A standby has nothing but `is_leader` 0 and how often it was deposed."""
+        deposed = {"depositions_total": float(self._num_depositions)}
         if self._leader is None:
-            return Description({"is_leader": 0.0}, ())
+            return Description({"is_leader": 0.0, **deposed}, ())
         shell = self._leader.shell
-        own = {"is_leader": 1.0, "operators_refused_total": float(self._operators.num_refused)}
+        own = {"is_leader": 1.0, "operators_refused_total": float(self._operators.num_refused), **deposed}
         return Description({**shell.metrics(), **self._leader.keeper.metrics(), **own}, shell.check_integrity())
 
-    async def _lead(self, bus: Bus, leadership: Leadership) -> None:
-        epoch = await self._wait_for_leadership(leadership)
-        self._resources.push_async_callback(leadership.release)
+    async def _lead_for_ever(self, bus: Bus, bucket: KvBucket) -> None:
+        """Whenever nobody else does."""
+        while True:
+            leadership = Leadership(bucket, self._scheduler_id, self._clock)
+            epoch = await self._wait_for_leadership(leadership)
+            # Beside renewing: on a slow machine it takes longer than the key lives.
+            self._beginning = [self._run("beginning to lead", self._begin_term(bus, leadership, epoch))]
+            while await leadership.keep():  # noqa: ASYNC110  renewing is what it does, not waiting
+                await asyncio.sleep(_RENEW_S if leadership.is_certain else _RENEW_AGAIN_S)
+            logger.warning("another scheduler leads after epoch %d: standing by", epoch)
+            self._num_depositions += 1
+            await self._end_term()
+
+    async def _end_term(self) -> None:
+        self._leader = None
+        await end_tasks(self._beginning)
+        await self._term.aclose()
+        self._term = AsyncExitStack()
+
+    async def _begin_term(self, bus: Bus, leadership: Leadership, epoch: int) -> None:
+        self._term.push_async_callback(leadership.release)
         keeper = await self._load_limits(bus, epoch)
         effective_limits = keeper.effective_limits
         core = SchedulerCore(effective_limits.limits, self._clock, epoch, effective_limits.policy.make())
         shell = SchedulerShell(
-            bus, self._subjects, core, tracer=self._tracer, clock=self._clock, on_failure=self._request_shutdown
+            bus,
+            self._subjects,
+            core,
+            tracer=self._tracer,
+            clock=self._clock,
+            on_failure=self._request_shutdown,
+            may_command=lambda: leadership.is_certain,
         )
-        self._resources.push_async_callback(shell.stop)
+        self._term.push_async_callback(shell.stop)
         await shell.start()
         keeper.attach(
             lambda: shell.set_limits(keeper.effective_limits.limits),
@@ -128,13 +157,9 @@ class SchedulerComponent:
         )
         await keeper.publish()  # before it is ready: gateways and workers go by it
         self._leader = _Leader(shell, keeper, SchedulingAdmin(keeper, self._operators, core))
-        self._run("following the limits file", keeper.keep())
-        self._has_role.set()
+        keeping = self._run("following the limits file", keeper.keep())
+        self._term.push_async_callback(end_tasks, [keeping])
         logger.info("leading in epoch %d", epoch)
-        while await leadership.keep():  # noqa: ASYNC110  renewing is what it does, not waiting
-            await asyncio.sleep(_RENEW_S)
-        self._is_deposed = True
-        self._request_shutdown(f"another scheduler leads after epoch {epoch}")
 
     async def _load_limits(self, bus: Bus, epoch: int) -> LimitsKeeper:
         """With the limits and the policy that are in force now. Raises BusError, and InvalidRequest."""
@@ -147,8 +172,8 @@ class SchedulerComponent:
         await keeper.load()
         return keeper
 
-    def _run(self, what: str, work: Coroutine[Any, Any, None]) -> None:
-        self._tasks.append(asyncio.create_task(self._guarded(what, work)))
+    def _run(self, what: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        return asyncio.create_task(self._guarded(what, work), name=what)
 
     async def _guarded(self, what: str, work: Coroutine[Any, Any, None]) -> None:
         try:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from weir.bus.codec import MalformedMessage, decode, encode
-from weir.bus.protocol import Bus, BusError, KvBucket, KvEntry
+from weir.bus.protocol import Bus, BusError, KeyConflict, KvBucket, KvEntry
 from weir.bus.subjects import Subjects
 from weir.scheduling.core import SchedulerCore
 from weir.scheduling.fairness import GroupKey
@@ -36,6 +36,8 @@ class LaneCounters:
     model: str
     lane: str
     counters: tuple[TenantCounter, ...]
+    epoch: int = 0
+    """Of the leader that counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +55,14 @@ class QuotaDebts:
 
     saved_at_s: float
     debts: tuple[TenantDebt, ...]
+    epoch: int = 0
 
 
 class CountersStore:
-    """Puts what has changed once a second. What the last second lacks, a new leader's tenants are served once more."""
+    """Puts what has changed once a second. What the last second lacks, a new leader's tenants are served once more.
+
+    What a later leader has written stays, whatever comes late of an earlier one.
+    """
 
     def __init__(
         self, bus: Bus, subjects: Subjects, core: SchedulerCore, *, unix_time_s: Callable[[], float] = time.time
@@ -68,6 +74,9 @@ class CountersStore:
         self._saved: dict[GroupKey, bytes] = {}
         self._saved_full_at_s: dict[str, QuotaDebt] = {}
         """Unix time at which each tenant's buckets are full: the same for as long as nothing is taken."""
+        self._revisions: dict[str, int] = {}
+        """Of each key as this process knows it."""
+        self._is_replaced = False
         self._num_failures = 0
         self._num_malformed = 0
 
@@ -76,6 +85,7 @@ class CountersStore:
         bucket = await self._bucket()
         counters: dict[GroupKey, dict[str, float]] = {}
         for entry in await bucket.list_entries():
+            self._revisions[entry.key] = entry.revision
             try:
                 if entry.key == _QUOTAS_KEY:
                     self._restore_quotas(entry)
@@ -95,15 +105,17 @@ class CountersStore:
             await self.save()
 
     async def save(self) -> None:
-        """What cannot be saved now is saved the next time."""
+        """What cannot be saved now is saved the next time; nothing, once another scheduler leads."""
+        if self._is_replaced:
+            return
         try:
             bucket = await self._bucket()
             for key, values in self._core.tenant_counters().items():
                 model, lane = key
                 counters = tuple(TenantCounter(tenant, value) for tenant, value in sorted(values.items()))
-                payload = encode(LaneCounters(model, lane, counters))
+                payload = encode(LaneCounters(model, lane, counters, self._core.epoch))
                 if self._saved.get(key) != payload:
-                    await bucket.put(_bucket_key(key), payload)
+                    await self._put(bucket, _bucket_key(key), payload)
                     self._saved[key] = payload
             await self._save_quotas(bucket)
         except BusError as error:
@@ -137,11 +149,33 @@ class CountersStore:
         if full_at_s == self._saved_full_at_s:
             return
         saved = tuple(TenantDebt(tenant, *debt) for tenant, debt in sorted(debts.items()))
-        await bucket.put(_QUOTAS_KEY, encode(QuotaDebts(now_s, saved)))
+        await self._put(bucket, _QUOTAS_KEY, encode(QuotaDebts(now_s, saved, self._core.epoch)))
         self._saved_full_at_s = full_at_s
+
+    async def _put(self, bucket: KvBucket, key: str, payload: bytes) -> None:
+        """Raises BusError, a KeyConflict for what a later leader has written; then nothing more is saved."""
+        try:
+            self._revisions[key] = await bucket.update(key, payload, revision=self._revisions.get(key, 0))
+        except KeyConflict:
+            entry = await bucket.get(key)
+            if _epoch_of(key, entry) > self._core.epoch:
+                self._is_replaced = True
+                logger.warning("tenants' counters are not saved any more: another scheduler leads")
+                raise
+            # Its own write whose answer was lost, or a late one of an earlier leader.
+            self._revisions[key] = await bucket.update(key, payload, revision=entry.revision if entry else 0)
 
     async def _bucket(self) -> KvBucket:
         return await self._bus.bucket(self._subjects.counters_bucket, durable=True)
+
+
+def _epoch_of(key: str, entry: KvEntry | None) -> int:
+    """0: there is none, or none that can be read."""
+    message_type: type[QuotaDebts] | type[LaneCounters] = QuotaDebts if key == _QUOTAS_KEY else LaneCounters
+    try:
+        return decode(message_type, entry.value or b"").epoch if entry is not None else 0
+    except MalformedMessage:
+        return 0
 
 
 def _bucket_key(key: GroupKey) -> str:

@@ -1,5 +1,6 @@
 """Which scheduler leads: one key, changed by compare-and-set only."""
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable
@@ -13,6 +14,8 @@ logger = logging.getLogger(__name__)
 
 LEADER_KEY = "leader"
 LEADER_TTL_S = 1.5
+_RENEWAL_TIMEOUT_S = 0.5
+"""The client's own, five seconds, would let a leader be deposed for one lost message."""
 _MAX_LOOK_GAP_S = 0.75
 """Longer ago than this, what was seen before says nothing of the time since: the bus was away, or this process slow."""
 
@@ -45,7 +48,14 @@ class Leadership:
         self._looked_at_s = float("-inf")
         self._epoch = 0
         self._revision = 0
+        self._renewed_at_s = float("-inf")
         self._is_lost = False
+
+    @property
+    def is_certain(self) -> bool:
+        """Nobody else can lead yet: this process has renewed the key within its time to live. A leader that cannot know
+        is to command nothing until it does."""
+        return not self._is_lost and self._clock.now_s() - self._renewed_at_s <= self._ttl_s
 
     async def try_take(self) -> int | None:
         """The epoch that this process leads in now; None while somebody else leads. Raises BusError."""
@@ -58,22 +68,27 @@ class Leadership:
             return None
         present = _try_decode(entry)
         epoch = max((present.epoch if present else self._epoch) + 1, int(self._unix_time_s()))
+        began_s = self._clock.now_s()
         try:
             self._revision = await self._put(epoch, revision=entry.revision if entry else 0)
         except KeyConflict:
             return None
+        self._renewed_at_s = began_s
         self._epoch = epoch
         return epoch
 
     async def keep(self) -> bool:
         """Renews the key. False: somebody else leads. While the bus does not answer nobody can know, so True."""
+        began_s = self._clock.now_s()
         try:
-            try:
-                self._revision = await self._put(self._epoch, revision=self._revision)
-            except KeyConflict:
-                self._is_lost = not await self._keep_after_conflict()
-        except BusError as error:
-            logger.debug("could not renew the leader key: %s", error)
+            async with asyncio.timeout(_RENEWAL_TIMEOUT_S):
+                try:
+                    self._revision = await self._put(self._epoch, revision=self._revision)
+                except KeyConflict:
+                    self._is_lost = not await self._keep_after_conflict()
+            self._renewed_at_s = began_s
+        except (BusError, TimeoutError) as error:
+            logger.debug("could not renew the leader key: %s", error or "no answer")
         return not self._is_lost
 
     async def release(self) -> None:

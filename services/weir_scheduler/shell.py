@@ -53,13 +53,16 @@ class SchedulerShell:
         tracer: Tracer,
         clock: Clock,
         on_failure: Callable[[str], None],
+        may_command: Callable[[], bool] = lambda: True,
     ) -> None:
+        """While it may not command, events are heard and nobody is told anything: another scheduler may lead."""
         self._bus = bus
         self._subjects = subjects
         self._core = core
         self._on_failure = on_failure
+        self._may_command = may_command
         self._endpoint = BusEndpoint(bus, tracer)
-        self._sender = CommandSender(self._endpoint, subjects, core, clock, self.act, tracer)
+        self._sender = CommandSender(self._endpoint, subjects, core, clock, self.act, tracer, may_command)
         self._counters = CountersStore(bus, subjects, core)
         self._tasks: list[asyncio.Task[None]] = []
         self._asking: set[asyncio.Task[None]] = set()
@@ -142,6 +145,8 @@ class SchedulerShell:
 
     def act(self) -> None:
         """Does what the core wants done now."""
+        if not self._may_command():
+            return
         for command in self._core.decide():
             self._sender.run(command)
 

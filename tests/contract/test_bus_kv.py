@@ -4,9 +4,12 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
-from tests.contract.worlds import BusWorld, eventually
+from tests.contract.worlds import BusWorld, NatsServer, eventually
 
-from weir.bus.protocol import Bus, KeyConflict, KvEntry
+from weir.bus import nats_kv
+from weir.bus.codec import WIRE_VERSION
+from weir.bus.nats import NatsBus
+from weir.bus.protocol import BucketMismatch, Bus, KeyConflict, KvEntry
 
 Connect = Callable[[], Awaitable[Bus]]
 
@@ -145,3 +148,29 @@ async def test_watch_and_bucket_survive_a_server_that_forgot_everything(
     await entry_of(watch, "after", b"3")
     assert await bucket.get("before") is None
     assert await durable.get("kept") == KvEntry("kept", b"2", revision)
+
+
+async def test_a_bucket_of_another_version_is_neither_read_nor_written(
+    nats_server: NatsServer, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as newer:
+        newer.setattr(nats_kv, "WIRE_VERSION", "99")
+        bus = await NatsBus.connect(nats_server.url, name="newer")
+        bucket = await bus.bucket(name, durable=True)
+        await bucket.put("key", b"of the newer one")
+        own = await NatsBus.connect(nats_server.url, name="older")
+        newer.setattr(nats_kv, "WIRE_VERSION", WIRE_VERSION)
+        with pytest.raises(BucketMismatch, match=rf"{name} is of wire version '99', this process speaks '"):
+            await own.bucket(name, durable=True)
+        found = await bucket.get("key")
+    assert found is not None
+    assert found.value == b"of the newer one"
+    await own.close()
+    await bus.close()
+
+
+async def test_a_bucket_of_before_there_were_versions_is_taken(nats_server: NatsServer, name: str) -> None:
+    bus = await NatsBus.connect(nats_server.url, name="older")
+    await bus._client.jetstream().create_key_value(bucket=name)
+    await (await bus.bucket(name, durable=True)).put("key", b"value")
+    await bus.close()

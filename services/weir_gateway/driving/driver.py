@@ -33,7 +33,9 @@ logger = logging.getLogger(__name__)
 class DriverSettings:
     """`max_fruitless_dispatches`: how many in a row may bring a request no token; `max_dispatches`: how many there are
     at most. A request that kills its workers is not to kill all there are. After each fruitless one it waits, by
-    `fruitless_wait_s` longer each time: the scheduler may not have heard of what went wrong.
+    `fruitless_wait_s` longer each time: the scheduler may not have heard of what went wrong. Of a host that is gone it
+    hears of each worker alone, and for as long as their registry entries stand (3 s) it grants one after the other:
+    `max_unreached_dispatches` in a row may find their workers gone.
 
     `no_progress_s` bounds the time without a token while all workers live: above a long prompt's prefill in a queue.
 
@@ -43,6 +45,7 @@ class DriverSettings:
     max_requests: int = 1024
     max_queue_s: float = 900.0
     max_fruitless_dispatches: int = 3
+    max_unreached_dispatches: int = 8
     fruitless_wait_s: float = 0.2
     max_dispatches: int = 16
     no_progress_s: float = 120.0
@@ -179,11 +182,11 @@ class Driver:
                 logger.info("request %s, dispatch %d: %s", state.request_id, state.dispatch, error.message)
                 if state.try_finish():
                     return
-                is_fruitless = state.num_fruitless_dispatches >= settings.max_fruitless_dispatches
-                if is_fruitless or state.dispatch >= settings.max_dispatches:
+                if self._is_hopeless(state):
                     raise error
                 self._end_at_workers(state)
-                await asyncio.sleep(settings.fruitless_wait_s * state.num_fruitless_dispatches)
+                num_in_vain = state.num_fruitless_dispatches + state.num_unreached_dispatches
+                await asyncio.sleep(settings.fruitless_wait_s * num_in_vain)
                 if state.phase.is_terminal:  # cancelled meanwhile, and this task is about to be
                     return
                 state.requeue()
@@ -191,6 +194,14 @@ class Driver:
             state.fail(error)
         except Exception as error:  # noqa: BLE001 - the boundary of one request: it ends, the gateway goes on
             _fail_internally(state, error)
+
+    def _is_hopeless(self, state: RequestState) -> bool:
+        settings = self._settings
+        return (
+            state.num_fruitless_dispatches >= settings.max_fruitless_dispatches
+            or state.num_unreached_dispatches >= settings.max_unreached_dispatches
+            or state.dispatch >= settings.max_dispatches
+        )
 
     async def _dispatch(self, state: RequestState, span: RequestSpan) -> WeirError:
         """Returns why the workers that it is given cannot go on with it; while they can, this waits."""

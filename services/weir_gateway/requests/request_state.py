@@ -87,6 +87,7 @@ class RequestState:
         self.is_awaiting_adopter = False
         """Whether whoever adopts the sequence of a lost worker is looked for."""
         self._num_fruitless_before = 0
+        self._num_unreached_before = 0
         self._num_given_tokens = 0
         """Output tokens that the present dispatch goes on from."""
         self._received_at_s = self._last_event_s = clock.now_s()
@@ -119,9 +120,16 @@ class RequestState:
 
     @property
     def num_fruitless_dispatches(self) -> int:
-        """So many dispatches in a row, up to the present one, have brought no token."""
+        """So many dispatches in a row, up to the present one, have reached workers and brought no token."""
+        if not self.is_started:
+            return self._num_fruitless_before
         is_fruitless = self.output.next_index == self._num_given_tokens
         return self._num_fruitless_before + 1 if is_fruitless else 0
+
+    @property
+    def num_unreached_dispatches(self) -> int:
+        """So many in a row, up to the present one, were granted workers that are gone: not this request's fault."""
+        return 0 if self.is_started else self._num_unreached_before + 1
 
     # Submitted, granted, started.
 
@@ -177,6 +185,7 @@ class RequestState:
         """It waits for the grant of the next dispatch, to go on after the tokens that it has."""
         self._enter(Phase.QUEUED)
         self._num_fruitless_before = self.num_fruitless_dispatches
+        self._num_unreached_before = self.num_unreached_dispatches
         self.output.drop_ahead()
         self._num_given_tokens = self.output.next_index
         self.placement = None

@@ -292,7 +292,7 @@ async def _is_refused(address: str, timeout_s: float) -> bool:
     host, _, port = address.rpartition(":")
     try:
         async with asyncio.timeout(timeout_s):
-            _, writer = await asyncio.open_connection(host, int(port))
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
     except ConnectionRefusedError:
         return True
     except (OSError, TimeoutError):

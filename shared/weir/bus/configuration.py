@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Never, TypeVar
 
 from weir.bus.codec import MalformedMessage, decode
-from weir.bus.protocol import Bus, BusError, KvEntry
+from weir.bus.protocol import BucketMismatch, Bus, BusError, KvEntry
 from weir.bus.subjects import Subjects
 
 if TYPE_CHECKING:
@@ -137,6 +137,7 @@ class ConfigurationWatch(Generic[ValueT]):
         self._value_type = value_type
         self._on_value = on_value
         self._retried: tuple[type[Exception], ...] = (BusError, *retried)
+        self._has_told = False
         self.num_malformed = 0
         self.num_failures = 0
         """Errors that are none of the bus and none of `retried`."""
@@ -150,7 +151,9 @@ class ConfigurationWatch(Generic[ValueT]):
                     if entry.key == self._key:
                         self._take(entry)
             except self._retried as error:  # whoever watches anew gets the present value again
-                logger.debug("watching the key %s: %s; again", self._key, error)
+                level = logging.ERROR if isinstance(error, BucketMismatch) and not self._has_told else logging.DEBUG
+                self._has_told = self._has_told or level == logging.ERROR
+                logger.log(level, "watching the key %s: %s; again", self._key, error)
             except Exception:  # the boundary of a task that nobody awaits
                 self.num_failures += 1
                 if self.num_failures == 1:

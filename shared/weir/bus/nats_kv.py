@@ -13,11 +13,13 @@ from nats.aio.msg import Msg
 from nats.js import JetStreamContext, api
 from nats.js.kv import KV_OP, KeyValue
 
-from weir.bus.protocol import BusError, KeyConflict, KvEntry, check_key
+from weir.bus.codec import WIRE_VERSION
+from weir.bus.protocol import BucketMismatch, BusError, KeyConflict, KvEntry, check_key
 
 logger = logging.getLogger(__name__)
 
 _STREAM_NAME_IN_USE = 10058
+_DESCRIPTION = "Weir, wire version "
 _MAX_FEED_ENTRIES = 16_384
 _FEED_CHECK_S = 5.0
 _FEED_RETRY_S = 0.25
@@ -95,6 +97,7 @@ class NatsBucket:
         self._name = name
         self._config = api.KeyValueConfig(
             bucket=name,
+            description=f"{_DESCRIPTION}{WIRE_VERSION}",
             history=1,
             ttl=ttl_s,
             storage=api.StorageType.FILE if durable else api.StorageType.MEMORY,
@@ -102,14 +105,16 @@ class NatsBucket:
         self._prefix = f"$KV.{name}."
 
     async def make(self) -> KeyValue:
-        """Makes the bucket unless it is there."""
+        """Makes the bucket unless it is there. Raises BucketMismatch for one of another version."""
         with self._connection.mapped_errors(self._name):
             try:
                 return await self._jetstream.create_key_value(self._config)
             except nats.js.errors.BadRequestError as error:
                 if error.err_code != _STREAM_NAME_IN_USE:
                     raise
-                return await self._jetstream.key_value(self._name)
+                store = await self._jetstream.key_value(self._name)
+                _check_version(self._name, (await store.status()).stream_info.config.description or "")
+                return store
 
     async def put(self, key: str, value: bytes) -> int:
         check_key(key)
@@ -205,6 +210,17 @@ class NatsBucket:
             store = await self.make()
             with self._connection.mapped_errors(self._name):
                 return await operation(store)
+
+
+def _check_version(name: str, description: str) -> None:
+    """What was made without a description is of before there were several versions."""
+    version = description.removeprefix(_DESCRIPTION)
+    if description.startswith(_DESCRIPTION) and version != WIRE_VERSION:
+        raise BucketMismatch(
+            f"bucket {name} is of wire version {version[:32]!r}, this process speaks {WIRE_VERSION!r}: all processes "
+            "of an instance must be of one version of Weir. Give this one another --instance; or, if nothing of that "
+            f"version runs any more, remove the bucket (`nats kv rm {name}`)"
+        )
 
 
 async def _list_entries(store: KeyValue) -> list[KvEntry]:

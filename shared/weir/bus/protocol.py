@@ -24,6 +24,10 @@ class BusUnavailable(BusError):
     """No connection to the server now; the bus goes on trying to reconnect."""
 
 
+class BucketMismatch(BusError):
+    """The bucket was made by another version of Weir: it is neither read nor written."""
+
+
 class KeyConflict(BusError):
     """The key was changed by somebody else since the revision that was named."""
 

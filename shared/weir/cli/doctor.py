@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import resource
 import shutil
 import socket
 import sys
@@ -22,7 +23,10 @@ from weir.runtime.extras import DISTRIBUTION, ExtraMissing, check_extra, install
 
 _GIB = 2**30
 _LEAST_MEMORY_GIB = 4
-_LEAST_SHM_GIB = 2.5
+LEAST_SHM_GIB = 2.5
+"""Of a stack of one decode worker: the arena, and a quarter of it for what each decode worker swaps out."""
+NUM_DESCRIPTORS = 3392
+"""What the bounds of a gateway come to, which needs the most."""
 _PORTS = {"gRPC": 50051, "HTTP": 8000}
 _PACKAGES = ("numpy", "grpcio", "nats-py", "tokenizers", "opentelemetry-sdk")
 _WORKER_PACKAGES = ("torch", "numba")
@@ -48,7 +52,7 @@ def doctor(as_json: options.AsJson = False) -> None:
     weir doctor
     weir doctor --json
     """
-    findings = [*_machine(), *_memory(), *_programs(), *_model(), *_ports()]
+    findings = [*_machine(), *_memory(), _open_files(), *_programs(), *_model(), *_ports()]
     if as_json:
         stdout.out(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
@@ -116,10 +120,10 @@ def _memory() -> Iterator[Finding]:
         "" if enough else f"a stack of two workers wants about {_LEAST_MEMORY_GIB} GiB; use a smaller --arena-bytes",
     )
     shm = shutil.disk_usage("/dev/shm")
-    enough = shm.free / _GIB >= _LEAST_SHM_GIB
+    enough = shm.free / _GIB >= LEAST_SHM_GIB
     yield Finding(
         "/dev/shm",
-        f"{shm.free / _GIB:.1f} GiB free of {shm.total / _GIB:.1f}",
+        f"{shm.free / _GIB:.1f} GiB free of {shm.total / _GIB:.1f}; a stack of default size needs {LEAST_SHM_GIB:g}",
         "ok" if enough else "warning",
         "" if enough else "make it larger (mount -o remount,size=4g /dev/shm) or give weir up a smaller --arena-bytes",
     )
@@ -127,6 +131,17 @@ def _memory() -> Iterator[Finding]:
     if left:
         remedy = "of running instances, or of one that was killed: weir down --instance NAME removes it"
         yield Finding("segments", " ".join(left), "note", remedy)
+
+
+def _open_files() -> Finding:
+    """Every process asks for the hard limit at its start."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    shown = ["no limit" if limit == resource.RLIM_INFINITY else f"{limit}" for limit in (soft, hard)]
+    found = f"{shown[1]} at most ({shown[0]} here; each process raises its own); a gateway needs {NUM_DESCRIPTORS}"
+    if hard == resource.RLIM_INFINITY or hard >= NUM_DESCRIPTORS:
+        return Finding("open files", found)
+    remedy = "connections beyond it fail: raise the hard limit (`ulimit -Hn`, LimitNOFILE=, Compose's ulimits)"
+    return Finding("open files", found, "warning", remedy)
 
 
 def _programs() -> Iterator[Finding]:

@@ -16,6 +16,7 @@ from weir.runtime.stack.instances import choose_instance
 from weir.runtime.stack.observe import ProcessReport, StackReport, try_observe
 from weir.runtime.stack.paths import InstancePaths
 from weir.runtime.stack.processes import find_tagged
+from weir.runtime.stack.state import STATE_VERSION, try_find_other_version
 
 # What says most about a role; the others are in --json.
 _KEY_METRICS: dict[str, tuple[str, ...]] = {
@@ -61,7 +62,14 @@ def _exit_not_running(paths: InstancePaths, as_json: bool) -> NoReturn:
     if pids:
         if as_json:
             stdout.out(json.dumps({"instance": name, "state": "lost", "pids": pids, "processes": []}))
-        processes = f"processes of it run ({' '.join(str(pid) for pid in pids)}), but {paths.state_file} is gone"
+        other_version = try_find_other_version(paths.state_file)
+        problem = (
+            f"{paths.state_file} is gone"
+            if other_version is None
+            else f"another Weir started them: its {paths.state_file.name} has version {other_version}, this one reads "
+            f"{STATE_VERSION}; use that one to look at them"
+        )
+        processes = f"processes of it run ({' '.join(str(pid) for pid in pids)}), but {problem}"
         fail(f"{name}: {processes}; `weir down --instance {name}` ends them")
     if as_json:
         stdout.out(json.dumps({"instance": name, "state": "not running", "processes": []}))

@@ -129,7 +129,14 @@ def down(
     if ended.leftovers.pids:
         pids = " ".join(str(pid) for pid in ended.leftovers.pids)
         stderr.print(f"ended processes that had no supervisor: {pids}", style="yellow", markup=False)
+    _print_in_use(ended.leftovers)
     stderr.print(f"{name} has ended" if ended.was_running else f"{name} was not running", markup=False)
+
+
+def _print_in_use(removed: Removed) -> None:
+    for path in removed.in_use:
+        others = "processes that were not started from this runtime folder use it"
+        stderr.print(f"left {path} as it is: {others}", style="yellow", markup=False, soft_wrap=True)
 
 
 def _stack_fields() -> frozenset[str]:
@@ -276,6 +283,7 @@ class _ConsoleReporter:
             stderr.print(f"ended processes that an earlier `weir up` had left: {pids}", style="yellow", markup=False)
         for path in removed.files:
             stderr.print(f"removed {path}, left by an earlier run", style="yellow", markup=False, soft_wrap=True)
+        _print_in_use(removed)
 
     def process_ready(self, name: str, after_s: float) -> None:
         stderr.print(f"  {name:<12} ready after {after_s:.1f} s", markup=False)

@@ -27,6 +27,7 @@ from weir.engine.messages import (
     GivePages,
     PageBundle,
     ReleaseEnds,
+    SetArenaSilent,
     SetCost,
     SetPolicy,
     StepTiming,
@@ -90,6 +91,8 @@ class EngineCore:
                 self._batcher.fail_all(failure)
             case ReleaseEnds(keys):
                 self._batcher.kept_ends.release(keys)
+            case SetArenaSilent(is_silent):
+                self._batcher.set_arena_silent(is_silent, self._clock.now_s())
             case SetPolicy(policy):
                 self._batcher.set_policy(policy)
             case SetCost(cost):

@@ -183,6 +183,13 @@ class GivePages:
 
 
 @dataclass(frozen=True, slots=True)
+class SetArenaSilent:
+    """Whether the arena leaves what the engine wants without any answer: then nobody's waiting for a page counts."""
+
+    is_silent: bool
+
+
+@dataclass(frozen=True, slots=True)
 class SetPolicy:
     """Batches follow this policy from the next step on. The engine owns it once it is posted."""
 
@@ -204,6 +211,7 @@ Command = (
     | FailAllSequences
     | ReleaseEnds
     | GivePages
+    | SetArenaSilent
     | SetPolicy
     | SetCost
 )

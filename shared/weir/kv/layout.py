@@ -224,7 +224,10 @@ def unpack_header(data: bytes, file_bytes: int) -> SegmentHeader:
     packed = data[: _HEADER.size]
     _, version, max_leases, *sizes, on_device, total_bytes, pid_namespace, arena_id, digest = _HEADER.unpack(packed)
     if (version, max_leases) != (LAYOUT_VERSION, MAX_LEASES):
-        raise SegmentMismatch(f"its layout has version {version}, this program has version {LAYOUT_VERSION}")
+        raise SegmentMismatch(
+            f"its layout has version {version} with {max_leases} leases, this program has version {LAYOUT_VERSION} "
+            f"with {MAX_LEASES}: all processes of a host must be of one version of Weir"
+        )
     if _CRC.unpack_from(data, _HEADER.size)[0] != zlib.crc32(packed):
         raise SegmentMismatch("the checksum of its header is wrong")
     if file_bytes != total_bytes:

@@ -1,5 +1,6 @@
 """Where a server listens, and the address that others reach it by."""
 
+import ipaddress
 import secrets
 import socket
 import stat
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import grpc.aio
 
+from weir.core.credentials import masked_url
 from weir.core.errors import WeirError
 from weir.runtime.private_folder import make_private_folder
 
@@ -67,10 +69,32 @@ def reachable_address(listen: str, port: int, advertise_host: str) -> str:
     """HOST:PORT; for a wildcard host this machine's name, unless `advertise_host` says better."""
     host = listen.rpartition(":")[0]
     if advertise_host:
-        host = advertise_host
+        host = f"[{advertise_host}]" if ":" in advertise_host and advertise_host[0] != "[" else advertise_host
     elif host in _WILDCARD_HOSTS:
         host = socket.gethostname()
     return f"{host}:{port}"
+
+
+def find_unreachable(address: str, nats_url: str) -> str | None:
+    """A warning for a process that others find through a NATS of another machine, at an address that means this one:
+    there it is nobody's, or somebody else's."""
+    if _is_loopback(address.rpartition(":")[0]) and not _is_loopback(_host_of(nats_url)):
+        return (
+            f"processes of other machines that share the NATS at {masked_url(nats_url)} cannot reach {address}: if "
+            "this instance has any, set listen to 0.0.0.0:PORT and advertise_host to a name of this machine"
+        )
+    return None
+
+
+def _host_of(url: str) -> str:
+    return url.rpartition("//")[2].rpartition("@")[2].rpartition(":")[0]
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _add_port(server: grpc.aio.Server, listen: str, name: str) -> int:

@@ -87,6 +87,7 @@ class ServiceConfig:
             raise ValueError(f"index {self.index}: must be in [0, 10000)")
         check_range(self, "grace_s", 0, 3600)
         check_listen("listen", self.listen)
+        _check_advertised(self.advertise_host)
         check_load(self.load, self.model_shape)
         check_precision(self.precision, self.device)
         check_url("nats_url", self.nats_url, NATS_SCHEMES)
@@ -135,6 +136,14 @@ def check_listen(name: str, address: str) -> None:
     host, colon, port = address.rpartition(":")
     if not (colon and host and port.isdecimal() and int(port) <= 65535):
         raise ValueError(f"{name} {address!r}: must be HOST:PORT with a port of 0 to 65535, or unix:/PATH")
+
+
+def _check_advertised(host: str) -> None:
+    is_ipv6 = host.count(":") > 1
+    if not re.fullmatch(r"[A-Za-z0-9._-]*|\[?[0-9A-Fa-f:.]+(%\w+)?\]?", host) or (":" in host and not is_ipv6):
+        raise ValueError(f"advertise_host {host!r}: must be a host name or address alone; the port is that of listen")
+    if host in ("0.0.0.0", "::", "[::]"):
+        raise ValueError(f"advertise_host {host!r}: nobody can connect to that; name this machine, or leave it empty")
 
 
 def check_load(load: Load, model_shape: str) -> None:

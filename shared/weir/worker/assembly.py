@@ -4,6 +4,7 @@ What a worker is made of, and how the parts are connected, is the constructor of
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -12,6 +13,7 @@ from weir.bus.protocol import Bus
 from weir.kv.memory.device import try_memory_kind
 from weir.kv.messages import HandedOff
 from weir.rpc.arena.client import ArenaClient
+from weir.runtime.address import find_unreachable
 from weir.runtime.service import ServiceContext
 from weir.worker.arena.arena import Arena
 from weir.worker.config import WorkerConfig
@@ -20,6 +22,7 @@ from weir.worker.requests.request_manager import RequestLimits
 from weir.worker.role import Role, RoleParts
 from weir.worker.shell import WorkerShell
 
+_log = logging.getLogger(__name__)
 _BUS_CONNECT_TIMEOUT_S = 60.0
 _ConfigT = TypeVar("_ConfigT", bound=WorkerConfig)
 
@@ -31,6 +34,9 @@ async def build_worker(
     Libraries are imported when this returns. Raises ModelError, ExtraMissing, DeviceMissing.
     """
     config = context.config
+    unreachable = find_unreachable(context.address, config.nats_url)
+    if unreachable is not None:
+        _log.warning("%s", unreachable)
     loading = begin_loading(config)
     model = await asyncio.to_thread(read_model_spec, config)
     await asyncio.to_thread(loading.wait_for_imports)

@@ -8,6 +8,7 @@ from tests.unit.engine.world import VOCAB_SIZE, Records, limits, params
 from weir.core.clock import ManualClock
 from weir.core.life import FinishReason
 from weir.engine.batching.prefill import PrefillBatcher
+from weir.engine.batching.stall_clock import MAX_SILENCE_S
 from weir.engine.loop import EngineCore, LoopSettings
 from weir.engine.memory.pages import PagePool
 from weir.engine.messages import (
@@ -20,6 +21,7 @@ from weir.engine.messages import (
     PageBundle,
     SequenceEnded,
     SequenceKey,
+    SetArenaSilent,
 )
 from weir.engine.plan import StepPlan, StepResult
 from weir.testing.runner import HashRunner
@@ -158,3 +160,42 @@ def test_what_a_waiting_prompt_lacks_is_asked_for_before_a_long_step() -> None:
     assert reports_before_a_step == [1]
     assert core.reports[0].wanted is not None
     assert core.reports[0].timing is None
+
+
+def test_while_the_arena_does_not_answer_nobody_waits_too_long_for_it() -> None:
+    """Of the two seconds that a sequence may wait, one has passed before, and the other passes after."""
+    core = Core()
+    core.add(1)
+    core.engine.turn()
+    core.clock.advance(1.0)
+    core.engine.apply(SetArenaSilent(True))
+    core.clock.advance(30.0)
+    core.add(2)
+    core.engine.turn()
+    core.clock.advance(30.0)
+    core.engine.turn()
+    assert core.ends == []
+    assert core.engine.next_deadline_s == pytest.approx(1.0 + MAX_SILENCE_S + 1.0)
+
+    core.engine.apply(SetArenaSilent(False))
+    assert core.engine.next_deadline_s == pytest.approx(core.clock.now_s() + 1.0)
+    core.engine.apply(SetArenaSilent(False))
+    core.clock.advance(0.9)
+    core.engine.turn()
+    assert core.ends == []
+    core.clock.advance(0.2)
+    core.engine.turn()
+    assert [end.key.request_id for end in core.ends] == [f"{1:032x}"]
+
+
+def test_an_arena_that_never_answers_is_not_waited_for_without_end() -> None:
+    core = Core()
+    core.add(1)
+    core.engine.turn()
+    core.engine.apply(SetArenaSilent(True))
+    core.clock.advance(MAX_SILENCE_S + 1.9)
+    core.engine.turn()
+    assert core.ends == []
+    core.clock.advance(0.2)
+    core.engine.turn()
+    assert [end.failure.reason for end in core.ends if end.failure is not None] == [FailureReason.NO_CAPACITY]

@@ -10,7 +10,9 @@ from tests.unit.gateway.fake_workers import LENGTH, update
 from tests.unit.gateway.world import FAST, World
 
 from weir.bus.messages import Placement, RefusalReason, Submit
+from weir.bus.subjects import WORKER_TTL_S
 from weir.core.errors import Overloaded, Unavailable
+from weir_gateway.driving.driver import DriverSettings
 
 
 def unreachable(world: World, side: str) -> Placement:
@@ -49,6 +51,22 @@ async def test_a_request_whose_workers_are_gone_is_submitted_again_and_served(wo
     assert [finish.dispatch for finish in world.scheduler.finishes] == [2]
 
 
+async def test_a_request_outlives_all_the_workers_of_a_host_that_is_gone(world: World) -> None:
+    world.scheduler.grants_at_once = False
+    running = run(world)
+    for _ in range(FAST.driver.max_unreached_dispatches - 1):
+        again = await grant_in_vain(world)
+    assert again.dispatch > 1 + FAST.driver.max_fruitless_dispatches
+    assert (await world.scheduler.grant(again)).accepted
+    assert (await running).text == "hello world"
+
+
+def test_until_the_last_registry_entry_of_a_host_is_gone_dispatches_in_vain_last_long_enough() -> None:
+    settings = DriverSettings()
+    num_waits = settings.max_unreached_dispatches - 1
+    assert settings.fruitless_wait_s * sum(range(1, num_waits + 1)) > 1.5 * WORKER_TTL_S
+
+
 async def test_what_still_comes_of_older_dispatches_is_dropped(world: World) -> None:
     world.scheduler.grants_at_once = False
     running = run(world)
@@ -83,10 +101,10 @@ async def test_after_as_many_dispatches_as_are_allowed_it_fails_with_a_hint(worl
     error, _ = await error_of(world)
     assert isinstance(error, Unavailable)
     assert ("decode-9-cccccccc" in error.message, error.retry_after_s) == (True, 1.0)
-    assert [submit.dispatch for submit in world.scheduler.submits] == [1, 2, 3]
-    assert FAST.driver.max_fruitless_dispatches == 3
+    num_dispatches = FAST.driver.max_unreached_dispatches
+    assert [submit.dispatch for submit in world.scheduler.submits] == list(range(1, num_dispatches + 1))
     await world.until_idle()
-    assert [finish.dispatch for finish in world.scheduler.finishes] == [3]
+    assert [finish.dispatch for finish in world.scheduler.finishes] == [num_dispatches]
     assert world.prefill.named("start") == []
     world.scheduler.placement = replace(world.scheduler.placement, decode_worker_id=world.decode.worker_id)
     await assert_serves(world)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weir.rpc.server import make_server
-from weir.runtime.address import AddressInUse, bind
+from weir.runtime.address import AddressInUse, bind, find_unreachable, reachable_address
 from weir.runtime.private_folder import UnsafeFolder, make_own_folder, make_private_folder
 from weir.runtime.stack.paths import InstancePaths
 
@@ -155,3 +155,39 @@ async def test_no_socket_is_made_in_a_folder_of_others(folder: Path, server: grp
     with pytest.raises(UnsafeFolder, match="open has mode 0777"):
         bind(server, f"unix:{folder}/open/arena.sock")
     assert names_in(folder / "open") == []
+
+
+@pytest.mark.parametrize(
+    ("listen", "advertise_host", "address"),
+    [
+        ("127.0.0.1:0", "", "127.0.0.1:7"),
+        ("10.0.0.7:0", "", "10.0.0.7:7"),
+        ("0.0.0.0:0", "", f"{socket.gethostname()}:7"),
+        ("[::]:0", "", f"{socket.gethostname()}:7"),
+        ("0.0.0.0:0", "worker-3.internal", "worker-3.internal:7"),
+        ("0.0.0.0:0", "fd00::3", "[fd00::3]:7"),
+        ("0.0.0.0:0", "[fd00::3]", "[fd00::3]:7"),
+    ],
+)
+def test_others_reach_a_process_by_what_it_advertises(listen: str, advertise_host: str, address: str) -> None:
+    assert reachable_address(listen, 7, advertise_host) == address
+
+
+@pytest.mark.parametrize(
+    ("address", "nats_url", "is_warned"),
+    [
+        ("127.0.0.1:7", "nats://127.0.0.1:4222", False),
+        ("127.0.0.1:7", "nats://localhost:4222", False),
+        ("127.0.0.1:7", "nats://user:p@ss@[::1]:4222", False),
+        ("10.0.0.7:7", "nats://nats.internal:4222", False),
+        ("127.0.0.1:7", "nats://nats.internal:4222", True),
+        ("[::1]:7", "tls://user:secret@10.0.0.1:4222", True),
+        ("localhost:7", "nats://10.0.0.1:4222", True),
+    ],
+)
+def test_a_loopback_address_beside_a_nats_of_another_machine_is_a_warning(
+    address: str, nats_url: str, is_warned: bool
+) -> None:
+    warning = find_unreachable(address, nats_url)
+    assert (warning is not None) == is_warned
+    assert warning is None or (address in warning and "advertise_host" in warning and "secret" not in warning)

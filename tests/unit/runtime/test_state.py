@@ -9,7 +9,16 @@ import pytest
 from weir.core.process import ProcessIdentity
 from weir.runtime.private_folder import UnsafeFolder
 from weir.runtime.stack.paths import InstancePaths, find_instances
-from weir.runtime.stack.state import ProcessState, StackState, identities_of, read_boot_id, try_read_state, write_state
+from weir.runtime.stack.state import (
+    STATE_VERSION,
+    ProcessState,
+    StackState,
+    identities_of,
+    read_boot_id,
+    try_find_other_version,
+    try_read_state,
+    write_state,
+)
 
 STATE = StackState(
     instance="weir-1",
@@ -77,3 +86,19 @@ def test_the_key_of_this_users_commands_is_new_each_time_and_goes_with_the_stack
     assert paths.try_read_admin_key() not in (None, "", first)
     paths.remove_volatile()
     assert paths.try_read_admin_key() is None
+
+
+@pytest.mark.parametrize("version", [0, STATE_VERSION + 1])
+def test_a_state_of_another_version_names_no_process_and_says_which_it_is(tmp_path: Path, version: int) -> None:
+    path = tmp_path / "state.json"
+    write_state(path, STATE)
+    assert try_find_other_version(path) is None
+    document = json.loads(path.read_text())
+    document["version"] = version
+    if not version:
+        del document["version"]
+    path.write_text(json.dumps(document))
+    assert try_read_state(path) is None
+    assert try_find_other_version(path) == version
+    path.write_text("[]")
+    assert (try_read_state(path), try_find_other_version(path)) == (None, None)

@@ -13,7 +13,8 @@ from tests.unit.runtime.drive_stack import LineReporter
 from tests.unit.runtime.services import kill_all
 from tests.unit.runtime.stacks import FAST, Driver, FakeProcess, fake_plan, fake_spec, is_alive, wait_until
 
-from weir.kv.arena.segment import segment_path
+from weir.kv.arena.segment import Segment, segment_path
+from weir.kv.geometry import ArenaGeometry
 from weir.runtime.stack.instances import end_instance
 from weir.runtime.stack.leftovers import remove_leftovers
 from weir.runtime.stack.paths import InstanceBusy, InstancePaths
@@ -271,6 +272,23 @@ def test_down_leaves_alone_what_another_user_has_put_in_the_place_of_the_segment
         assert not segment.exists()
     finally:
         segment.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("user", ["transfer service", "worker"])
+def test_a_segment_of_the_same_name_that_others_use_stays(folder: Path, tmp_path: Path, user: str) -> None:
+    """An instance of that name whose runtime folder is another one: its state and processes are not seen from here."""
+    paths, segment = InstancePaths(folder), segment_path(folder.name, tmp_path)
+    paths.make()
+    used = Segment.create(segment, ArenaGeometry(4096, 4, 2, 64), "digest")
+    if user == "worker":
+        transfer, used = used, Segment.open(segment)
+        transfer.close()
+    removed = asyncio.run(remove_leftovers(paths, segment_dir=tmp_path))
+    assert (removed.in_use, removed.files, segment.exists()) == ((segment,), (), True)
+    used.close()
+    del used
+    assert asyncio.run(remove_leftovers(paths, segment_dir=tmp_path)).files == (segment,)
+    assert not segment.exists()
 
 
 def test_down_ends_what_a_killed_supervisor_left(folder: Path) -> None:

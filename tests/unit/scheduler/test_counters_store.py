@@ -4,7 +4,7 @@ import pytest
 from tests.unit.scheduler.rig import make_submit
 from tests.unit.scheduler.scripted import SUBJECTS, Stack, eventually
 
-from weir.bus.codec import encode
+from weir.bus.codec import decode, encode
 from weir.bus.in_memory import InMemoryHub
 from weir.core.clock import ManualClock
 from weir.scheduling.core import SchedulerCore
@@ -55,6 +55,33 @@ async def test_a_bus_that_is_away_costs_nothing_but_the_save() -> None:
     await store.save()
     bucket = await bus.bucket(SUBJECTS.counters_bucket, durable=True)
     assert len(await bucket.list_entries()) == 1
+    await bus.close()
+
+
+def counting_core(epoch: int, value: float) -> SchedulerCore:
+    core = SchedulerCore(LIMITS, ManualClock(), epoch)
+    core.restore_tenant_counters({("m", "batch"): {"a": value}})
+    return core
+
+
+async def test_a_leader_that_was_replaced_overwrites_nothing_and_its_late_writes_are_overwritten() -> None:
+    bus = InMemoryHub().connect()
+    old = CountersStore(bus, SUBJECTS, counting_core(1, 1.0))
+    await old.save()
+    new = CountersStore(bus, SUBJECTS, counting_core(2, 5.0))
+    await new.restore()
+    old._saved.clear()
+    await old.save()  # late: the new one has read, and not written yet
+    new._core.restore_tenant_counters({("m", "batch"): {"a": 5.0}})
+    await new.save()
+    old._saved.clear()
+    await old.save()
+    await old.save()
+
+    bucket = await bus.bucket(SUBJECTS.counters_bucket, durable=True)
+    (entry,) = await bucket.list_entries()
+    assert decode(LaneCounters, entry.value or b"") == LaneCounters("m", "batch", (TenantCounter("a", 5.0),), 2)
+    assert old.metrics()["counters_save_failures_total"] == 1
     await bus.close()
 
 

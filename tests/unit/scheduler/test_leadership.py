@@ -175,7 +175,7 @@ async def test_a_standby_takes_over_what_runs_and_what_waits() -> None:
     await gateway.submit("running")
     await eventually(lambda: gateway.held["running"].placement is not None)
     standby = await stack.add_scheduler("s1")
-    assert standby.describe().metrics == {"is_leader": 0.0}
+    assert standby.describe().metrics == {"is_leader": 0.0, "depositions_total": 0.0}
     await first.stop()
     await eventually(lambda: standby.describe().metrics.get("granted") == 1)
     await gateway.submit("next")
@@ -185,18 +185,68 @@ async def test_a_standby_takes_over_what_runs_and_what_waits() -> None:
     await stack.close()
 
 
-async def test_a_leader_that_was_deposed_asks_for_the_end_of_its_process() -> None:
+async def test_a_leader_that_was_cut_off_steps_down_and_stands_by_until_it_leads_again() -> None:
     stack = Stack()
     cut_off = stack.hub.connect()
-    await stack.add_scheduler("s0", cut_off)
+    first = await stack.add_scheduler("s0", cut_off)
+    gateway = await stack.add_gateway()
+    await gateway.submit("running")
+    await eventually(lambda: gateway.held["running"].placement is not None)
     cut_off.cut_off()
     second = await stack.add_scheduler("s1")
-    await eventually(lambda: second.describe().metrics["is_leader"] == 1)
-    assert stack.shutdowns == []
+    await eventually(lambda: second.describe().metrics.get("granted") == 1)
+
     cut_off.reconnect()
-    await eventually(lambda: len(stack.shutdowns) == 1)
-    assert "another scheduler leads" in stack.shutdowns[0]
+    await eventually(lambda: first.describe().metrics == {"is_leader": 0.0, "depositions_total": 1.0})
+    assert second.describe().metrics["is_leader"] == 1
+    assert first.try_admin() is None
+    assert gateway.ends == {}
+
+    await second.stop()
+    await eventually(lambda: first.describe().metrics.get("granted") == 1)
+    await gateway.submit("next")
+    await eventually(lambda: gateway.grants[-1].request_id == "next")
+    assert gateway.grants[0].epoch < gateway.grants[-1].epoch
+    assert (gateway.ends, stack.shutdowns) == ({}, [])
     await stack.close()
+
+
+async def test_a_leader_that_could_not_renew_commands_nothing_until_it_has(contest: Contest) -> None:
+    leader = await contest.contender("a")
+    certain = [leader.is_certain]
+    await leader.try_take()
+    contest.clock.advance(LEADER_TTL_S)
+    certain.append(leader.is_certain)
+    contest.hub.stop()
+    await leader.keep()
+    contest.clock.advance(0.1)
+    certain.append(leader.is_certain)
+    contest.hub.start()
+    certain.append(leader.is_certain)  # it is not known yet whether another one leads
+    assert await leader.keep()
+    certain.append(leader.is_certain)
+    assert certain == [False, True, False, False, True]
+
+
+async def test_one_renewal_that_gets_no_answer_does_not_hold_up_the_next(
+    contest: Contest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader, standby = await contest.contender("a"), await contest.contender("b")
+    await leader.try_take()
+
+    async def no_answer(key: str, value: bytes, *, revision: int) -> int:
+        del key, value, revision
+        await asyncio.sleep(60)
+        return 0
+
+    with monkeypatch.context() as patched:
+        patched.setattr(leader._bucket, "update", no_answer)
+        began_s = asyncio.get_running_loop().time()
+        assert await leader.keep()
+        assert asyncio.get_running_loop().time() - began_s < LEADER_TTL_S / 2
+    contest.clock.advance(0.6)
+    assert await leader.keep()
+    assert await standby.try_take() is None
 
 
 async def test_a_standby_that_looks_first_after_an_outage_lets_the_leader_live() -> None:

@@ -75,7 +75,7 @@ async def test_a_hand_off_without_an_answer_in_time_is_settled_by_the_service(
     async def no_answer(*_: object, **__: object) -> None:
         raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), "lost")
 
-    monkeypatch.setattr(arena_client, "_CALL_DEADLINE_S", 0.1)
+    monkeypatch.setattr(arena_client, "_HAND_OFF_DEADLINE_S", 0.1)
     monkeypatch.setattr(client._stub, "HandOff", no_answer)
     with pytest.raises(DeadlineExceeded):
         await client.hand_off(acquired.slots[0], "r1", ATTEMPT, "decode")

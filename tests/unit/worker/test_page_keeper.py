@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 import pytest
 from tests.unit.worker.in_memory_arena import InMemoryArena, InMemoryArenaClient
 
-from weir.core.errors import Unavailable
-from weir.engine.messages import Command, EngineReport, GivePages, PageBundle, PagesWanted
+from weir.core.errors import Overloaded, Unavailable
+from weir.engine.messages import Command, EngineReport, GivePages, PageBundle, PagesWanted, SetArenaSilent
 from weir.kv.geometry import ArenaGeometry
 from weir.kv.messages import Acquired, PageChain
 from weir.worker.arena.page_keeper import PageKeeper
@@ -101,6 +101,50 @@ async def test_an_arena_that_does_not_answer_is_asked_again(bench: Bench, monkey
     bench.keeper.on_report(EngineReport(wanted=wanted(2)))
     await asyncio.sleep(0.2)
     assert bench.given == [PageBundle((1, 2))]
+
+
+async def test_the_engine_learns_when_the_arena_leaves_it_without_an_answer_and_when_it_is_back(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_back = asyncio.Event()
+    num_refusals = 3
+
+    async def acquire(num_pages: int, num_slots: int) -> Acquired:
+        """Away, then full: a refusal is an answer."""
+        nonlocal num_refusals
+        if not is_back.is_set():
+            await asyncio.sleep(0.3)
+            await asyncio.wait_for(is_back.wait(), 5)
+        if num_refusals:
+            num_refusals -= 1
+            raise Overloaded("full")
+        return Acquired((1, 2), ())
+
+    monkeypatch.setattr(bench.client, "acquire", acquire)
+    bench.keeper.on_report(EngineReport(wanted=wanted(2)))
+    await asyncio.sleep(0.4)
+    assert bench.posted == []
+    await asyncio.sleep(0.3)
+    assert bench.posted == [SetArenaSilent(True)]
+    is_back.set()
+    await asyncio.sleep(0.4)
+    assert bench.posted == [SetArenaSilent(True), SetArenaSilent(False), GivePages(PageBundle((1, 2)))]
+    assert bench.keeper.metrics()["arena_silences_total"] == 1
+
+
+async def test_the_engine_is_not_left_believing_in_a_silence_that_nobody_waits_in(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def acquire(num_pages: int, num_slots: int) -> Acquired:
+        await asyncio.sleep(0.6)
+        raise Unavailable("no answer")
+
+    monkeypatch.setattr(bench.client, "acquire", acquire)
+    bench.keeper.on_report(EngineReport(wanted=wanted(2)))
+    await asyncio.sleep(0.55)
+    bench.keeper.on_report(EngineReport())
+    await asyncio.sleep(0.3)
+    assert bench.posted == [SetArenaSilent(True), SetArenaSilent(False)]
 
 
 async def test_surplus_goes_back_and_what_was_never_owned_is_a_failure(bench: Bench) -> None:

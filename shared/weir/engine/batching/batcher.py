@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from weir.core.cost import StepCost
 from weir.core.life import FinishReason
 from weir.engine.batching.prompt_share import StepPace
+from weir.engine.batching.stall_clock import StallClock
 from weir.engine.counters import EngineCounters
 from weir.engine.memory.kept_ends import KeptEnds
 from weir.engine.memory.pages import PageNeed, PagePool
@@ -78,6 +79,7 @@ class Batcher(ABC):
         self._owners: Seq[Sequence | None] = ()  # of the chunks of the step that runs now
         self._decided_at_s = 0.0
         self._may_be_overdue = False
+        self._stall_clock = StallClock(limits.max_stall_s)
         self.pace = StepPace(limits.max_num_batched_tokens, limits.target_step_s)
 
     @abstractmethod
@@ -101,6 +103,13 @@ class Batcher(ABC):
 
     def set_cost(self, cost: StepCost) -> None:  # noqa: B027
         """What steps have cost of late, for policies that predict them."""
+
+    def set_arena_silent(self, is_silent: bool, now_s: float) -> None:
+        """While it leaves demand without any answer, sequences may wait for pages as long as it takes."""
+        if is_silent:
+            self._stall_clock.stop(now_s)
+        else:
+            self._stall_clock.go_on(self._sequences.values(), now_s)
 
     def cancel(self, key: SequenceKey) -> None:
         """Ends and frees a sequence. One that is being handed off is freed if the hand-off is refused."""
@@ -227,7 +236,7 @@ class Batcher(ABC):
         stalls = [s.stalled_since_s for s in self._sequences.values() if s.stalled_since_s is not None]
         if not stalls:
             return None
-        deadlines_s = [min(stalls) + self.limits.max_stall_s]
+        deadlines_s = [min(self._stall_clock.overdue_at_s(since_s) for since_s in stalls)]
         if self.kept_ends:
             deadlines_s += [at_s for s in stalls if (at_s := s + _SLOT_WAIT_S) > self._decided_at_s]
         return min(deadlines_s)
@@ -326,11 +335,11 @@ class Batcher(ABC):
 
     def _end_latest_overdue(self, now_s: float) -> None:
         """One at a time and the latest first: what it frees may let the others go on."""
-        overdue_since_s = now_s - self.limits.max_stall_s
         stalled = [sequence for sequence in self._ranked() if sequence.stalled_since_s is not None]
         self._may_be_overdue = bool(stalled)
         for sequence in reversed(stalled):
-            if sequence.stalled_since_s is not None and sequence.stalled_since_s <= overdue_since_s:
+            since_s = sequence.stalled_since_s
+            if since_s is not None and self._stall_clock.is_overdue(since_s, now_s):
                 message = f"no page or slot was free for {self.limits.max_stall_s:g} s"
                 self._end(sequence, failure=Failure(FailureReason.NO_CAPACITY, message))
                 return

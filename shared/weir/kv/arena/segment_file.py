@@ -71,6 +71,28 @@ class MappedFile(NamedTuple):
     fd: int
 
 
+def try_remove_unused(path: Path) -> bool:
+    """Removes what is at `path`, whatever version it has. False: a transfer service has it, or a worker maps it, of
+    whatever instance. Raises FileNotFoundError."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise
+    except OSError:  # a link, say: nobody has that as a segment
+        path.unlink()
+        return True
+    try:
+        lock(fd, path)
+        if is_mapped(fd):
+            return False
+        path.unlink()
+    except SegmentError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
 def map_as_worker(path: Path) -> MappedFile:
     """Raises what `open_own` and `unpack_header` raise."""
     fd = open_own(path)

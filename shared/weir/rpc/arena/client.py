@@ -29,6 +29,8 @@ __all__ = ["Acquired", "ArenaClient", "HandOffReceipt", "HandedOff"]
 
 _CALL_TIMEOUT_S = 3.0
 _CALL_DEADLINE_S = 10.0
+_HAND_OFF_DEADLINE_S = 30.0
+"""As long as a decode worker waits for a sequence that its gateway has asked for: later it would come in vain."""
 _RETRY_S = 0.05
 _AnswerT = TypeVar("_AnswerT")
 _WITHOUT_ANSWER = (
@@ -240,7 +242,7 @@ class ArenaClient:
 
     async def _hand_off(self, request: arena_pb2.HandOffRequest) -> HandOffReceipt:
         """Repeats the call until it has an answer: a repeated one finds it done."""
-        ends_at_s = _now_s() + _CALL_DEADLINE_S
+        ends_at_s = _now_s() + _HAND_OFF_DEADLINE_S
         headers: dict[str, str] = {}
         inject(headers)
         while True:
@@ -254,7 +256,7 @@ class ArenaClient:
                 if error.code() not in _WITHOUT_ANSWER:
                     raise InternalError(f"no hand-off: {error.details()}") from error
                 if _now_s() >= ends_at_s:
-                    raise DeadlineExceeded(f"no hand-off within {_CALL_DEADLINE_S} s: {error.details()}") from error
+                    raise DeadlineExceeded(f"no hand-off within {_HAND_OFF_DEADLINE_S} s: {error.details()}") from error
                 await asyncio.sleep(_RETRY_S)
             else:
                 return HandOffReceipt(answer.num_pages, answer.num_bytes_copied)

@@ -154,11 +154,14 @@ def choose_instance(runtime_dir: Path, instance: str, grpc_port: int | None) -> 
             check_instance(instance)
         except ValueError as error:
             raise NotFound("instance", str(error)) from error
-    if instance or grpc_port is not None:
-        return InstancePaths(runtime_dir.resolve() / (instance or default_instance(grpc_port or 0)))
+    if instance:
+        return InstancePaths(runtime_dir.resolve() / instance)
     tagged = (process.folder for process in all_tagged())
     by_tag = {folder.name for folder in tagged if folder.parent == runtime_dir.resolve()}
     names = sorted({*find_instances(runtime_dir), *by_tag})
+    if grpc_port is not None:
+        default, with_nats = default_instance(grpc_port), default_instance(grpc_port, socket.gethostname())
+        return InstancePaths(runtime_dir.resolve() / (with_nats if with_nats in names else default))
     if len(names) > 1 and default_instance(StackConfig.grpc_port) not in names:
         raise NotFound("instance", f"several instances run: {', '.join(names)}; say which with --instance")
     name = names[0] if len(names) == 1 else default_instance(StackConfig.grpc_port)

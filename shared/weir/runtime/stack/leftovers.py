@@ -21,10 +21,11 @@ class StillRunning(WeirError):
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """What was found of an earlier run."""
+    """What was found of an earlier run. `in_use`: a segment of that name that others use, and that stays."""
 
     pids: tuple[int, ...]
     files: tuple[Path, ...]
+    in_use: tuple[Path, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.pids or self.files)
@@ -38,16 +39,22 @@ async def remove_leftovers(
     Processes are those of the state file that still are who they were, and those that carry the instance's tag: a
     supervisor can be killed between starting a process and writing it down.
     """
-    from weir.kv.arena.segment import segment_path  # noqa: PLC0415 - loads numpy, and `weir --help` this module
+    # late, as it loads numpy, and `weir --help` this module
+    from weir.kv.arena.segment import segment_path  # noqa: PLC0415
+    from weir.kv.arena.segment_file import try_remove_unused  # noqa: PLC0415
 
     pids = await _end(find_leftover_processes(paths), term_s)
     name = paths.folder.name
     segment = segment_path(name) if segment_dir is None else segment_path(name, segment_dir)
-    files = tuple(path for path in (segment, paths.arena_socket, paths.state_file) if _is_own(path))
-    if _is_own(segment):  # another user's cannot be removed; the transfer service refuses it and says whose it is
-        segment.unlink()
+    files = [path for path in (segment, paths.arena_socket, paths.state_file) if _is_own(path)]
+    in_use: tuple[Path, ...] = ()
+    # Another user's cannot be removed; the transfer service refuses it and says whose it is. One that is in use is that
+    # of an instance of the same name with another runtime folder, or of `weir serve`.
+    if _is_own(segment) and not try_remove_unused(segment):
+        in_use = (segment,)
+        files.remove(segment)
     paths.remove_volatile()
-    return Removed(pids, files)
+    return Removed(pids, tuple(files), in_use)
 
 
 def find_leftover_processes(paths: InstancePaths) -> list[ProcessIdentity]:

@@ -1,6 +1,9 @@
 """Which processes make up a stack on one machine, with which flags: plain data, nothing is started here."""
 
+import re
+import socket
 import sys
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,6 +53,7 @@ _HEALTH_NAMES = {
     "scheduler": "",
 }
 _MAX_WORKERS = 64
+_MAX_MACHINE_CHARS = 28  # with the rest of the name 40
 _MAX_SCHEDULERS = 4
 
 
@@ -70,7 +74,9 @@ class StackConfig:
     grpc_port: int = setting(50051, "Port of the gRPC API.")
     nats: str = setting("", "NATS server to use, nats://[USER:PASSWORD@]HOST:PORT. Empty: start one.")
     otlp_endpoint: str = setting("", "OTLP/gRPC collector for traces, http://HOST:4317. Empty: tracing is off.")
-    instance: str = setting("", "Name of the instance. Empty: weir-<gRPC port>.")
+    instance: str = setting(
+        "", "Name of the instance. Empty: weir-<gRPC port>; with a NATS of others' weir-<machine>-<gRPC port>."
+    )
     limits_file: str = setting("", "TOML file of lanes and tenants, followed while it changes. Empty: three lanes.")
     policy: str = setting("fcfs", "Scheduling policy: NAME or NAME:KEY=VALUE,…")
     arena_bytes: int = setting(0, "Memory for pages, in /dev/shm or on the device. 0: the transfer service's default.")
@@ -109,7 +115,9 @@ class StackConfig:
 
     @property
     def instance_name(self) -> str:
-        return self.instance or default_instance(self.grpc_port)
+        """Machines that share a NATS have default names of their own, or they would share subjects."""
+        machine = socket.gethostname() if self.nats else ""
+        return self.instance or default_instance(self.grpc_port, machine)
 
     @property
     def model_reference(self) -> str:
@@ -121,9 +129,17 @@ class StackConfig:
         return InstancePaths(self.runtime_dir.resolve() / self.instance_name)
 
 
-def default_instance(grpc_port: int) -> str:
-    """Two stacks with different ports have different names, and so share neither files nor subjects."""
-    return f"weir-{grpc_port}"
+def default_instance(grpc_port: int, machine: str = "") -> str:
+    """Two stacks with different ports have different names, and so share neither files nor subjects; nor do those of
+    different machines."""
+    if not machine:
+        return f"weir-{grpc_port}"
+    name = re.sub(r"[^A-Za-z0-9_-]", "-", machine)
+    if (
+        name != machine or len(name) > _MAX_MACHINE_CHARS
+    ):  # what was changed or cut off may be what tells it from others
+        name = f"{name[: _MAX_MACHINE_CHARS - 9]}-{zlib.crc32(machine.encode()):08x}"
+    return f"weir-{name}-{grpc_port}"
 
 
 @dataclass(frozen=True)

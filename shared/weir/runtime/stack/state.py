@@ -8,6 +8,9 @@ from typing import Any, Literal
 
 from weir.core.process import ProcessIdentity
 
+STATE_VERSION = 1
+"""Of the file's form. A file of another version names no process here: the tags of the processes do."""
+
 Phase = Literal["starting", "ready", "stopping"]
 ProcessPhase = Literal["starting", "ready", "restarting", "stopping", "stopped"]
 
@@ -50,17 +53,30 @@ def read_boot_id() -> str:
 def write_state(path: Path, state: StackState) -> None:
     """Replaces the file as a whole: a reader sees the old one or the new one."""
     unfinished = path.with_name(f"{path.name}.new")
-    unfinished.write_text(json.dumps(asdict(state), indent=1))
+    unfinished.write_text(json.dumps({"version": STATE_VERSION, **asdict(state)}, indent=1))
     unfinished.replace(path)
 
 
 def try_read_state(path: Path) -> StackState | None:
-    """None if there is no state file, or none of this boot, or it is damaged: then it names no process to trust."""
+    """None if there is no state file, none of this boot or version, or it is damaged: then it names no process to
+    trust."""
     try:
-        state = _from_json(json.loads(path.read_text()))
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        document = json.loads(path.read_text())
+        if document.pop("version") != STATE_VERSION:
+            return None
+        state = _from_json(document)
+    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
         return None
     return state if state.boot_id == read_boot_id() else None
+
+
+def try_find_other_version(path: Path) -> int | None:
+    """The version of a state file that is whole and not of this one; 0: of before there were versions."""
+    try:
+        version = json.loads(path.read_text()).get("version", 0)
+    except (FileNotFoundError, ValueError, AttributeError):
+        return None
+    return version if isinstance(version, int) and version != STATE_VERSION else None
 
 
 def identities_of(state: StackState) -> list[ProcessIdentity]:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 from weir.core.clock import Backoff
 from weir.core.errors import Overloaded, Unavailable, WeirError
-from weir.engine.messages import Command, EngineReport, GivePages, PageBundle, PagesWanted
+from weir.engine.loop import InboxFull
+from weir.engine.messages import Command, EngineReport, GivePages, PageBundle, PagesWanted, SetArenaSilent
 from weir.kv.messages import Acquired, PageChain
 from weir.kv.prefixes import page_hashes
 from weir.worker.arena.arena import Arena
@@ -16,11 +17,16 @@ _log = logging.getLogger(__name__)
 _FIRST_RETRY_S = 0.02
 _MAX_RETRY_S = 0.2
 _STOP_TIMEOUT_S = 2.0
+_SILENT_AFTER_S = 0.5
+"""An answer takes a millisecond, and on a busy machine some more."""
 _MAX_TOKENS_HASHED_AT_ONCE = 8192  # about half a millisecond
 
 
 class PageKeeper:
-    """One acquisition at a time; what it got is the engine's before it looks again at what the engine wants."""
+    """One acquisition at a time; what it got is the engine's before it looks again at what the engine wants.
+
+    While the arena leaves one without an answer, the engine's sequences wait for pages as long as it takes.
+    """
 
     def __init__(self, arena: Arena, post: Callable[[Command], None], request_shutdown: Callable[[str], None]) -> None:
         self._arena = arena
@@ -31,6 +37,8 @@ class PageKeeper:
         self._has_demand = asyncio.Event()
         self._num_given = 0
         self._num_refused = 0
+        self._num_silences = 0
+        self._is_silent = False
         self._ended_match_ids: list[int] = []
         self._acquiring = WorkerTasks(request_shutdown)
         self._releases = WorkerTasks(request_shutdown)
@@ -78,7 +86,11 @@ class PageKeeper:
         await self._releases.stop(_STOP_TIMEOUT_S)
 
     def metrics(self) -> dict[str, float]:
-        return {"arena_refusals_total": float(self._num_refused), "releases_under_way": float(len(self._releases))}
+        return {
+            "arena_refusals_total": float(self._num_refused),
+            "arena_silences_total": float(self._num_silences),
+            "releases_under_way": float(len(self._releases)),
+        }
 
     async def _keep_acquiring(self) -> None:
         backoff = Backoff(_FIRST_RETRY_S, _MAX_RETRY_S)
@@ -91,6 +103,7 @@ class PageKeeper:
                 self._wanted = None
                 self.give(acquired)
             if self._wanted is None and not self._ahead_pages:
+                self._set_silent(False)  # whoever waited is gone
                 self._has_demand.clear()
             elif acquired is None:  # the arena is full until others give back, or does not answer
                 await asyncio.sleep(backoff.next_delay_s())
@@ -106,7 +119,7 @@ class PageKeeper:
     async def _try_acquire(self, wanted: PagesWanted) -> Acquired | None:
         """All that is wanted; failing that, the least that lets a sequence go on; None when not even that is free."""
         try:
-            return await self._arena.acquire(wanted.num_pages, wanted.num_slots)
+            return await self._acquire(wanted.num_pages, wanted.num_slots)
         except Overloaded:
             self._num_refused += 1
         except Unavailable as error:
@@ -115,9 +128,34 @@ class PageKeeper:
         if not (wanted.least_pages or wanted.least_slots):
             return None
         try:
-            return await self._arena.acquire(wanted.least_pages, wanted.least_slots)
+            return await self._acquire(wanted.least_pages, wanted.least_slots)
         except (Overloaded, Unavailable):
             return None
+
+    async def _acquire(self, num_pages: int, num_slots: int) -> Acquired:
+        """Raises Overloaded, which is an answer, or Unavailable, which is none."""
+        silence = asyncio.get_running_loop().call_later(_SILENT_AFTER_S, self._set_silent, True)
+        try:
+            acquired = await self._arena.acquire(num_pages, num_slots)
+        except Overloaded:
+            self._set_silent(False)
+            raise
+        else:
+            self._set_silent(False)
+            return acquired
+        finally:
+            silence.cancel()
+
+    def _set_silent(self, is_silent: bool) -> None:
+        if is_silent == self._is_silent:
+            return
+        try:
+            self._post(SetArenaSilent(is_silent))
+        except InboxFull as error:  # the next acquisition says it
+            _log.warning("the engine does not learn that the arena is %s: %s", "silent" if is_silent else "back", error)
+            return
+        self._is_silent = is_silent
+        self._num_silences += is_silent
 
     async def _release(self, surplus: PageBundle) -> None:
         match_ids, self._ended_match_ids = self._ended_match_ids, []

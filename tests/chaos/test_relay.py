@@ -1,0 +1,89 @@
+"""The relay of the other tests here does what they take for granted."""
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from tests.chaos.relay import Relay
+
+
+@pytest.fixture
+def relay() -> Iterator[Relay]:
+    """To a server that echoes."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=_echo_for_ever, args=(server,), daemon=True).start()
+        with Relay(*server.getsockname()) as relay:
+            yield relay
+
+
+def _echo_for_ever(server: socket.socket) -> None:
+    while True:
+        try:
+            connection, _ = server.accept()
+        except OSError:
+            return
+        threading.Thread(target=_echo, args=(connection,), daemon=True).start()
+
+
+def _echo(connection: socket.socket) -> None:
+    with connection:
+        try:
+            while data := connection.recv(1024):
+                connection.sendall(data)
+        except OSError:
+            return
+
+
+def connect(relay: Relay) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", relay.port), timeout=5)
+
+
+def _try_receive(client: socket.socket) -> bytes:
+    """Nothing from a connection that is closed or reset."""
+    try:
+        return client.recv(1024)
+    except ConnectionResetError:
+        return b""
+
+
+def test_what_is_sent_while_it_is_cut_arrives_when_it_is_restored(relay: Relay) -> None:
+    with connect(relay) as client:
+        client.sendall(b"one")
+        assert client.recv(1024) == b"one"
+        relay.cut()
+        client.sendall(b"two")
+        client.settimeout(0.3)
+        with pytest.raises(TimeoutError):
+            client.recv(1024)
+        relay.restore()
+        client.settimeout(5)
+        assert client.recv(1024) == b"two"
+
+
+def test_a_delay_is_latency_of_each_message(relay: Relay) -> None:
+    relay.delay(0.2)
+    with connect(relay) as client:
+        began_s = time.monotonic()
+        for _ in range(5):
+            client.sendall(b"x")
+            time.sleep(0.02)
+        received = b""
+        while len(received) < 5:
+            received += client.recv(1024)
+        assert 0.4 <= time.monotonic() - began_s < 1.5
+
+
+def test_while_it_refuses_there_is_no_connection_and_none_comes_about(relay: Relay) -> None:
+    with connect(relay) as client:
+        client.sendall(b"one")
+        assert client.recv(1024) == b"one"
+        relay.refuse()
+        assert _try_receive(client) == b""
+    with pytest.raises(ConnectionRefusedError):
+        connect(relay)
+    relay.restore()
+    with connect(relay) as client:
+        client.sendall(b"three")
+        assert client.recv(1024) == b"three"
