@@ -26,6 +26,7 @@ from weir.engine.messages import (
     ForgetSequence,
     GivePages,
     PageBundle,
+    SetBounds,
     SetCost,
     SetPolicy,
     StepTiming,
@@ -91,6 +92,8 @@ class EngineCore:
                 self._batcher.set_policy(policy)
             case SetCost(cost):
                 self._batcher.set_cost(cost)
+            case SetBounds():
+                self._batcher.set_bounds(command)
             case GivePages(bundle):
                 self._num_gives += 1
                 self._batcher.pool.give(bundle)

@@ -183,8 +183,28 @@ class SetCost:
     cost: StepCost
 
 
+@dataclass(frozen=True, slots=True)
+class SetBounds:
+    """From the next step on. Both bounds are at most those that the engine was made with; what runs over them goes on.
+
+    `step_shares`: guaranteed of the prompt tokens of a step, by lane priority from 0 on. Empty: none is.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    step_shares: tuple[float, ...] = ()
+
+
 Command = (
-    AddSequence | CancelSequence | FailSequence | ForgetSequence | FailAllSequences | GivePages | SetPolicy | SetCost
+    AddSequence
+    | CancelSequence
+    | FailSequence
+    | ForgetSequence
+    | FailAllSequences
+    | GivePages
+    | SetPolicy
+    | SetCost
+    | SetBounds
 )
 
 

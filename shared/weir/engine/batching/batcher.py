@@ -11,11 +11,12 @@ or SequenceForgotten.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from weir.core.cost import StepCost
 from weir.core.life import FinishReason
 from weir.engine.batching.prompt_share import StepPace
+from weir.engine.batching.step_shares import NO_SHARES, StepShares
 from weir.engine.counters import EngineCounters
 from weir.engine.memory.pages import PageNeed, PagePool
 from weir.engine.messages import (
@@ -29,6 +30,7 @@ from weir.engine.messages import (
     SequenceEnded,
     SequenceForgotten,
     SequenceKey,
+    SetBounds,
 )
 from weir.engine.plan import ChunkPlan, StepPlan, StepResult, SwapPlan
 from weir.engine.recording import Recorder, check_result
@@ -70,6 +72,9 @@ class Batcher(ABC):
         self._decided_at_s = 0.0
         self._may_be_overdue = False
         self.pace = StepPace(limits.max_num_batched_tokens, limits.target_step_s)
+        self._most = limits
+        """As it was made: the runner has buffers for no more."""
+        self._shares = NO_SHARES
 
     @abstractmethod
     def add(self, arrival: Arrival) -> None:
@@ -92,6 +97,18 @@ class Batcher(ABC):
 
     def set_cost(self, cost: StepCost) -> None:  # noqa: B027
         """What steps have cost of late, for policies that predict them."""
+
+    def set_bounds(self, bounds: SetBounds) -> None:
+        """From the next step on, as far as the engine was made for it. Nothing that runs ends by that. Raises
+        ValueError, and changes nothing then."""
+        shares = StepShares.of(bounds.step_shares)
+        self.limits = replace(
+            self.limits,
+            max_num_seqs=min(bounds.max_num_seqs, self._most.max_num_seqs),
+            max_num_batched_tokens=min(bounds.max_num_batched_tokens, self._most.max_num_batched_tokens),
+        )
+        self.pace.set_max(self.limits.max_num_batched_tokens)
+        self._shares = shares
 
     def cancel(self, key: SequenceKey) -> None:
         """Ends and frees a sequence. One that is being handed off is freed if the hand-off is refused."""
