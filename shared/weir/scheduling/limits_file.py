@@ -105,7 +105,7 @@ def change_limits(limits: CoreLimits, changes: Sequence[tuple[str, str]]) -> Cor
             case _:
                 raise _bad(
                     key[:_MAX_KEY_CHARS],
-                    "is no limit; give lanes.NAME.FIELD, tenants.NAME.FIELD, workers.NAME.FIELD or default_tenant.FIELD",
+                    "is no limit; give lanes.NAME.FIELD, or the same of tenants, workers or default_tenant",
                 )
     return limits_from_document(document, limits)
 

@@ -8,6 +8,7 @@ from weir.bus.configuration import WORKERS_KEY, ConfigurationWatch, WorkerRules
 from weir.bus.protocol import Bus
 from weir.bus.subjects import Subjects
 from weir.core.tasks import end_tasks
+from weir.engine.batching.step_shares import StepShares
 from weir.engine.loop import InboxFull
 from weir.engine.messages import Command, SetBounds
 from weir.worker.config import WorkerConfig
@@ -26,7 +27,8 @@ class RunningBounds:
         self.now = self.most
 
     def follow(self, rules: WorkerRules) -> None:
-        """Raises InboxFull, and changes nothing then."""
+        """Raises InboxFull, and ValueError for shares that are none; changes nothing then."""
+        StepShares.of(rules.step_shares)
         most = self.most
         bounds = SetBounds(
             min(_bound(rules, self._worker_id, "max_num_seqs") or most.max_num_seqs, most.max_num_seqs),
