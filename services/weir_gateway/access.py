@@ -13,7 +13,7 @@ from weir.bus.subjects import Subjects
 from weir.core.caps import NO_CAPS, RequestCaps
 from weir.core.credentials import key_digest
 from weir.core.errors import FieldViolation, InvalidRequest, PermissionDenied, Unauthenticated, Unavailable
-from weir_gateway.requests.caps import NO_CAPS_IN_FORCE, CapsInForce
+from weir_gateway.caps import NO_CAPS_IN_FORCE, CapsInForce
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from weir_gateway.driving.driver import Driver
 from weir_gateway.driving.open_request import OpenRequest, choice_of, request_id_of
 from weir_gateway.driving.request_span import RequestSpan
 from weir_gateway.output_lengths import OutputLengths
-from weir_gateway.requests.caps import check_caps
+from weir_gateway.requests.cap_checks import check_caps
 from weir_gateway.requests.client_request import ClientRequest, Conversation, FieldNames, Text, TokenIds
 from weir_gateway.requests.models import ModelDirectory, ServedModel
 from weir_gateway.requests.request_state import RequestEnd, RequestState

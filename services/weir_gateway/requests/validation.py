@@ -13,7 +13,8 @@ from weir.core.errors import FieldViolation, InvalidRequest
 from weir.core.options import LOGIT_BIAS_RULE, NUMBER_RULES, GenerateOptions
 from weir.core.sampling import MAX_LOGIT_BIAS, SamplingParams, StopRules
 from weir_gateway.access import RequestScope
-from weir_gateway.requests.caps import CapsInForce, find_too_long
+from weir_gateway.caps import CapsInForce
+from weir_gateway.requests.cap_checks import find_too_long
 from weir_gateway.requests.client_request import ClientRequest, Conversation, FieldNames, Text, TokenIds
 from weir_gateway.requests.models import ServedModel
 

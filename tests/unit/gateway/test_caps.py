@@ -19,7 +19,8 @@ from weir.core.caps import RequestCaps
 from weir.core.errors import InvalidRequest
 from weir.core.options import GenerateOptions as Options
 from weir_gateway.access import AccessControl
-from weir_gateway.requests.caps import CapsInForce, check_caps
+from weir_gateway.caps import CapsInForce
+from weir_gateway.requests.cap_checks import check_caps
 from weir_gateway.requests.client_request import GRPC_NAMES, ClientRequest, Operation, Prompt, Text, TokenIds
 from weir_gateway.requests.validation import CheckedRequest, Limits, check_prompt
 
