@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Generic, Never, TypeVar
 
 from weir.bus.codec import MalformedMessage, decode
 from weir.bus.protocol import Bus, BusError, KvEntry
-from weir.bus.subjects import Subjects
+from weir.bus.subjects import Subjects, is_worker_named
 from weir.core.caps import NO_CAPS, RequestCaps
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class WorkerBounds:
     max_num_batched_tokens: int = 0
 
     def is_of(self, worker_id: str) -> bool:
-        return is_named(worker_id, self.name)
+        return is_worker_named(worker_id, self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,11 +150,6 @@ MESSAGE_TYPES: Mapping[str, type[Written]] = {
     LIMITS_KEY: LimitsInForce,
     WORKERS_KEY: WorkerRules,
 }
-
-
-def is_named(worker_id: str, name: str) -> bool:
-    """Whether a name of workers is this one's: its role, its role and number, or its id."""
-    return worker_id == name or worker_id.startswith(f"{name}-")
 
 
 class ConfigurationWatch(Generic[ValueT]):

@@ -8,8 +8,8 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from weir.bus.configuration import is_named
 from weir.bus.messages import WorkerRecord
+from weir.bus.subjects import is_worker_named
 from weir.core.errors import FieldViolation, InvalidRequest
 from weir.core.fields import check_range
 
@@ -50,7 +50,7 @@ def check_workers_can(keys: Iterable[str], limits: Sequence[WorkerLimits], recor
                 value = getattr(by_name[name], bound)
                 for record in records:
                     most = getattr(record, f"most_{bound.removeprefix('max_')}")
-                    if most and value > most and is_named(record.worker_id, name):
+                    if most and value > most and is_worker_named(record.worker_id, name):
                         problem = f"is {value}; {record.worker_id} has room for {most}, with which it was started"
                         raise InvalidRequest([FieldViolation(key, problem)])
             case _:
