@@ -5,13 +5,15 @@ import hashlib
 import hmac
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from weir.bus.configuration import ACCESS_KEY, AccessRules, ConfigurationWatch, TenantAccess
 from weir.bus.protocol import Bus
 from weir.bus.subjects import Subjects
+from weir.core.caps import NO_CAPS, RequestCaps
 from weir.core.credentials import key_digest
 from weir.core.errors import FieldViolation, InvalidRequest, PermissionDenied, Unauthenticated, Unavailable
+from weir_gateway.caps import NO_CAPS_IN_FORCE, CapsInForce
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +30,8 @@ class Caller:
     default_lane: str
     all_lanes: tuple[str, ...]
     isolates_cache: bool = False
+    caps: RequestCaps = NO_CAPS
+    lane_caps: Mapping[str, RequestCaps] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,7 @@ class RequestScope:
     lane: str
     cache_salt: str
     """The request's own, or one that only its tenant can have."""
+    caps: CapsInForce = NO_CAPS_IN_FORCE
 
 
 class AccessControl:
@@ -99,7 +104,10 @@ class AccessControl:
                 f"it may use {', '.join(caller.lanes)}"
             )
         salt = _tenant_salt(caller.tenant, cache_salt) if caller.isolates_cache else cache_salt
-        return RequestScope(caller.tenant, chosen, salt)
+        lane_caps = caller.lane_caps.get(chosen, NO_CAPS)
+        if caller.caps == NO_CAPS and lane_caps == NO_CAPS:
+            return RequestScope(caller.tenant, chosen, salt)
+        return RequestScope(caller.tenant, chosen, salt, CapsInForce.of(caller.tenant, caller.caps, chosen, lane_caps))
 
     def _lane_of(self, caller: Caller, priority: int) -> str:
         """0 is the default lane, each step of priority one lane up, as far as there are lanes."""
@@ -152,7 +160,10 @@ def _caller(tenant: TenantAccess, rules: AccessRules) -> Caller:
     lanes = tuple(name for name in rules.lanes if not tenant.lanes or name in tenant.lanes)
     is_default_open = not tenant.lanes or rules.default_lane in tenant.lanes
     default_lane = rules.default_lane if is_default_open else tenant.lanes[0]
-    return Caller(tenant.name, lanes, default_lane, rules.lanes, tenant.isolates_cache)
+    lane_caps = {one.lane: one.caps for one in rules.lane_caps}
+    return Caller(
+        tenant.name, lanes, default_lane, rules.lanes, tenant.isolates_cache, caps=tenant.caps, lane_caps=lane_caps
+    )
 
 
 def _tenant_salt(tenant: str, own_salt: str) -> str:

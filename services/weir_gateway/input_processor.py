@@ -18,6 +18,7 @@ from weir_gateway.driving.driver import Driver
 from weir_gateway.driving.open_request import OpenRequest, choice_of, request_id_of
 from weir_gateway.driving.request_span import RequestSpan
 from weir_gateway.output_lengths import OutputLengths
+from weir_gateway.requests.cap_checks import check_caps
 from weir_gateway.requests.client_request import ClientRequest, Conversation, FieldNames, Text, TokenIds
 from weir_gateway.requests.models import ModelDirectory, ServedModel
 from weir_gateway.requests.request_state import RequestEnd, RequestState
@@ -232,6 +233,7 @@ class InputProcessor:
         model = self.models.find(options.model, names["model"])
         check_fields(client_request, model, self._limits)
         scope = self._access.scope_of(caller, names, options.lane, client_request.priority, options.cache_salt)
+        check_caps(client_request, scope.caps, model.max_context_tokens)
         self._check_name_is_free(client_request, caller)
         with span.child("tokenize"):
             token_ids = await self._tokenizer.tokenize_prompt(client_request, model)

@@ -37,6 +37,7 @@ async def build(context: ServiceContext[SchedulerConfig]) -> SchedulerComponent:
     )
     servicer = SchedulingServicer(component.try_admin)
     scheduling_pb2_grpc.add_SchedulingServicer_to_server(servicer, context.grpc_server)
+    context.admin.set_limits = servicer.set_limits
     return component
 
 

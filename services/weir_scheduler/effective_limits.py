@@ -1,23 +1,37 @@
 """The limits and the policy in force: what the file or the flags say, and over it what was changed at run time."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from weir.bus.codec import MAX_STRING_CHARS, MessageTooLarge, encode
 from weir.bus.configuration import (
     AccessRules,
+    LaneCaps,
     LimitsInForce,
     LimitsOverride,
     PolicyChoice,
     TenantAccess,
+    WorkerBounds,
+    WorkerRules,
 )
+from weir.core.caps import NO_CAPS
 from weir.core.errors import FieldViolation, InvalidRequest
 from weir.policy.registry import PolicySpec
 from weir.scheduling.limits import CoreLimits
-from weir.scheduling.limits_file import change_limits, format_limits, parse_limits
+from weir.scheduling.limits_file import change_limits, format_limits, parse_limits, try_value_of
 
 _MAX_KEPT_BYTES = 512 * 1024
 """Of a file that is kept for the next scheduler: well under what one message may have."""
+
+
+@dataclass(frozen=True, slots=True)
+class LimitChange:
+    """Of one key, in TOML. `was` None: what it is about was not there."""
+
+    key: str
+    was: str | None
+    now: str
 
 
 class EffectiveLimits:
@@ -60,13 +74,17 @@ class EffectiveLimits:
         self._overrides = {}
         return True
 
-    def change(self, changes: Sequence[tuple[str, str]]) -> None:
-        """(dotted key, value in TOML): all of them, or none."""
-        overrides = self._overrides | dict(changes)
+    def change(
+        self, changes: Sequence[tuple[str, str]], check: Callable[[CoreLimits], None] = lambda limits: None
+    ) -> tuple[LimitChange, ...]:
+        """(dotted key, value in TOML): all of them, or none. `check` raises InvalidRequest for what cannot be now."""
+        before, overrides = self.limits, self._overrides | dict(changes)
         limits = self._limits_with(overrides)
         self._check_keepable(overrides)
         self._check_operators_stay(limits)
+        check(limits)
         self.limits, self._overrides = limits, overrides
+        return tuple(LimitChange(key, try_value_of(before, key), try_value_of(limits, key) or "") for key, _ in changes)
 
     def choose_policy(self, text: str) -> None:
         self.policy = PolicySpec.parse(text)
@@ -90,6 +108,13 @@ class EffectiveLimits:
     def access_rules(self, epoch: int) -> AccessRules:
         """For gateways."""
         return _access_rules(self.limits, epoch)
+
+    def worker_rules(self, epoch: int) -> WorkerRules:
+        """For workers."""
+        bounds = tuple(
+            WorkerBounds(one.name, one.max_num_seqs, one.max_num_batched_tokens) for one in self.limits.workers
+        )
+        return WorkerRules(epoch, bounds, self.limits.step_shares)
 
     def policy_choice(self, epoch: int) -> PolicyChoice:
         """For workers and for the next scheduler."""
@@ -140,10 +165,12 @@ def _access_rules(limits: CoreLimits, epoch: int) -> AccessRules:
             tuple(bytes.fromhex(digest) for digest in tenant.api_key_digests),
             tenant.lanes,
             tenant.isolates_cache,
+            tenant.caps,
         )
         for tenant in (*limits.tenants, limits.default_tenant)
     )
-    return AccessRules(epoch, lanes, limits.default_lane, limits.default_tenant.name, tenants)
+    caps = tuple(LaneCaps(lane.name, lane.caps) for lane in limits.lanes if lane.caps != NO_CAPS)
+    return AccessRules(epoch, lanes, limits.default_lane, limits.default_tenant.name, tenants, caps)
 
 
 def _checked(limits: CoreLimits) -> CoreLimits:

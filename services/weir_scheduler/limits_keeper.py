@@ -17,14 +17,16 @@ from weir.bus.configuration import (
     LIMITS_KEY,
     MESSAGE_TYPES,
     POLICY_KEY,
+    WORKERS_KEY,
     LimitsInForce,
     PolicyChoice,
     Written,
 )
 from weir.bus.protocol import BusError, KeyConflict, KvBucket, KvEntry
 from weir.core.errors import FieldViolation, InvalidRequest, Unavailable
+from weir.scheduling.limits import CoreLimits
 from weir.scheduling.limits_file import MAX_FILE_BYTES
-from weir_scheduler.effective_limits import EffectiveLimits
+from weir_scheduler.effective_limits import EffectiveLimits, LimitChange
 
 logger = logging.getLogger(__name__)
 
@@ -146,12 +148,16 @@ class LimitsKeeper:
         self._on_limits = on_limits
         self._on_policy = on_policy
 
-    async def set_limits(self, changes: Sequence[tuple[str, str]]) -> None:
-        """Raises InvalidRequest, and changes nothing then; Unavailable where another scheduler leads by now."""
-        self._effective_limits.change(changes)
-        logger.info("limits changed: %s", ", ".join(f"{key} = {value}" for key, value in changes))
+    async def set_limits(
+        self, changes: Sequence[tuple[str, str]], check: Callable[[CoreLimits], None] = lambda limits: None
+    ) -> tuple[LimitChange, ...]:
+        """Raises InvalidRequest (`check` may too), and changes nothing then; Unavailable where another scheduler leads
+        by now."""
+        changed = self._effective_limits.change(changes, check)
+        logger.info("limits changed: %s", ", ".join(f"{one.key} = {one.now} (was {one.was})" for one in changed))
         await self._limits_changed()
         self._check_leads()
+        return changed
 
     async def set_policy(self, text: str) -> None:
         """Raises ValueError, and changes nothing then; Unavailable where another scheduler leads by now."""
@@ -239,7 +245,7 @@ class LimitsKeeper:
     async def _limits_changed(self) -> None:
         # The core first: a gateway must not offer a lane that the core does not know yet.
         self._on_limits()
-        self._unpublished |= {ACCESS_KEY, LIMITS_KEY}
+        self._unpublished |= {ACCESS_KEY, LIMITS_KEY, WORKERS_KEY}
         await self.publish()
 
     def _check_leads(self) -> None:
@@ -252,6 +258,8 @@ class LimitsKeeper:
             return self._effective_limits.access_rules(self._epoch)
         if key == POLICY_KEY:
             return self._effective_limits.policy_choice(self._epoch)
+        if key == WORKERS_KEY:
+            return self._effective_limits.worker_rules(self._epoch)
         return self._effective_limits.limits_in_force(self._epoch)
 
     async def _verify(self) -> None:

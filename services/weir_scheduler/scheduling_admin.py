@@ -14,7 +14,8 @@ from weir.core.credentials import MIN_KEY_CHARS, key_digest, try_read_key
 from weir.core.errors import FieldViolation, InvalidRequest, PermissionDenied, Unauthenticated, Unavailable
 from weir.scheduling.core import SchedulerCore
 from weir.scheduling.limits import CoreLimits
-from weir.wire.v1 import scheduling_pb2, scheduling_pb2_grpc
+from weir.scheduling.worker_limits import check_workers_can
+from weir.wire.v1 import admin_pb2, scheduling_pb2, scheduling_pb2_grpc
 from weir_scheduler.limits_keeper import LimitsKeeper
 
 _STANDBY_RETRY_S = 1.0
@@ -133,8 +134,15 @@ class SchedulingAdmin:
         twice = next((key for key in keys if keys.count(key) > 1), None)
         if twice is not None:
             raise _bad(twice[:100], "comes twice; give each key once")
-        await self._keeper.set_limits(changes)
-        return scheduling_pb2.SetLimitsResponse(limits_toml=self._keeper.effective_limits.toml)
+
+        def check(limits: CoreLimits) -> None:
+            check_workers_can(keys, limits.workers, self._core.worker_records())
+
+        changed = await self._keeper.set_limits(changes, check)
+        return scheduling_pb2.SetLimitsResponse(
+            limits_toml=self._keeper.effective_limits.toml,
+            changes=[scheduling_pb2.LimitChange(key=one.key, was=one.was, now=one.now) for one in changed],
+        )
 
     async def set_policy(self, request: scheduling_pb2.SetPolicyRequest) -> scheduling_pb2.SetPolicyResponse:
         """Raises InvalidRequest, and changes nothing then."""
@@ -150,6 +158,13 @@ class SchedulingServicer(scheduling_pb2_grpc.SchedulingServicer):
 
     def __init__(self, try_admin: Callable[[], SchedulingAdmin | None]) -> None:
         self._try_admin = try_admin
+
+    async def set_limits(
+        self, request: admin_pb2.AdminSetLimitsRequest, context: _Context
+    ) -> admin_pb2.AdminSetLimitsResponse:
+        """`Admin/SetLimits`."""
+        answer = await self.SetLimits(scheduling_pb2.SetLimitsRequest(settings=request.settings), context)
+        return admin_pb2.AdminSetLimitsResponse(changes=answer.changes)
 
     async def DescribeScheduling(  # noqa: N802 - the method's name on the wire
         self, request: scheduling_pb2.DescribeSchedulingRequest, context: _Context

@@ -16,6 +16,7 @@ from weir.rpc.errors import status_code
 from weir.runtime.config import ServiceConfig
 from weir.runtime.stack.plan import StackConfig
 from weir.scheduling.limits import DEFAULT_LANES, CoreLimits, LaneLimits, TenantLimits
+from weir.scheduling.worker_limits import WorkerLimits
 from weir.worker.config import WorkerConfig
 from weir_decode.config import DecodeConfig
 from weir_gateway.config import GatewayConfig
@@ -58,6 +59,7 @@ def shown(rows: Sequence[Sequence[str]], column: int = 1) -> dict[str, float]:
         ("The limits file", 1, numbers_of(CoreLimits)),
         ("The limits file", 2, numbers_of(LaneLimits)),
         ("The limits file", 3, numbers_of(TenantLimits)),
+        ("The limits file", 4, numbers_of(WorkerLimits)),
         ("Transfer service", 0, numbers_of(TransferConfig, without=SERVICE)),
         ("`weir up` and its supervisor", 0, numbers_of(StackConfig)),
     ],

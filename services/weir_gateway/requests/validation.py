@@ -13,6 +13,8 @@ from weir.core.errors import FieldViolation, InvalidRequest
 from weir.core.options import LOGIT_BIAS_RULE, NUMBER_RULES, GenerateOptions
 from weir.core.sampling import MAX_LOGIT_BIAS, SamplingParams, StopRules
 from weir_gateway.access import RequestScope
+from weir_gateway.caps import CapsInForce
+from weir_gateway.requests.cap_checks import find_too_long
 from weir_gateway.requests.client_request import ClientRequest, Conversation, FieldNames, Text, TokenIds
 from weir_gateway.requests.models import ServedModel
 
@@ -115,7 +117,7 @@ def check_prompt(
     prompt_token_ids: Sequence[int],
     scope: RequestScope,
 ) -> CheckedRequest:
-    """Raises InvalidRequest for a prompt that is empty or leaves no room in the context."""
+    """Raises InvalidRequest for a prompt that is empty or leaves no room in the context, or under a cap."""
     found = _Violations()
     num_prompt, context = len(prompt_token_ids), model.max_context_tokens
     field = prompt_field(client_request)
@@ -125,10 +127,11 @@ def check_prompt(
         field,
         f"is {num_prompt} tokens; {model.name} takes at most {context - 1}, so that one token of output fits",
     )
-    options = client_request.options
-    max_tokens = min(
-        limits.default_max_tokens if options.max_tokens is None else options.max_tokens, context - num_prompt
-    )
+    options, caps = client_request.options, scope.caps
+    for violation in find_too_long(client_request, caps, field, num_prompt, context):
+        found.add(violation.field, violation.description)
+    default_max_tokens = caps.default_max_tokens(num_prompt, limits.default_max_tokens)
+    max_tokens = min(default_max_tokens if options.max_tokens is None else options.max_tokens, context - num_prompt)
     _check_prompt_logprobs(found, client_request, limits, num_prompt)
     found.raise_any()
     eos_ids = () if options.ignore_eos else model.eos_token_ids
@@ -136,7 +139,7 @@ def check_prompt(
         client_request=client_request,
         model=model,
         prompt_token_ids=tuple(prompt_token_ids),
-        sampling=_sampling_of(options),
+        sampling=_sampling_of(options, caps),
         stop_rules=StopRules(
             max_tokens=max_tokens,
             stop_token_ids=tuple(dict.fromkeys((*eos_ids, *options.stop_token_ids))),
@@ -286,9 +289,11 @@ def _num_bytes(text: str) -> int:
     return len(text.encode("utf-8", "surrogatepass"))
 
 
-def _sampling_of(options: GenerateOptions) -> SamplingParams:
+def _sampling_of(options: GenerateOptions, caps: CapsInForce) -> SamplingParams:
     names = [rule.name for rule in NUMBER_RULES if rule.group == "sampling" and rule.name != "seed"]
     given = {name: value for name in names if (value := getattr(options, name)) is not None}
+    if caps.default_top_k is not None:
+        given.setdefault("top_k", caps.default_top_k)
     return SamplingParams(**given, seed=_seed_of(options), logit_bias=tuple(sorted(options.logit_bias)))
 
 

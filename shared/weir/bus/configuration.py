@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Generic, Never, TypeVar
 
 from weir.bus.codec import MalformedMessage, decode
 from weir.bus.protocol import BucketMismatch, Bus, BusError, KvEntry
-from weir.bus.subjects import Subjects
+from weir.bus.subjects import Subjects, is_worker_named
+from weir.core.caps import NO_CAPS, RequestCaps
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -25,6 +26,8 @@ POLICY_KEY = "policy"
 """-> PolicyChoice. Read by workers and by the next scheduler."""
 LIMITS_KEY = "limits"
 """-> LimitsInForce. Read by the next scheduler."""
+WORKERS_KEY = "workers"
+"""-> WorkerRules. Read by workers."""
 
 DIGEST_BYTES = 32
 """Of an API key: its SHA-256. The keys themselves are known to their clients alone."""
@@ -44,11 +47,20 @@ class TenantAccess:
     """The first is its default. Empty: all of them."""
     isolates_cache: bool = False
     """Its prompts share cached pages with nobody else's."""
+    caps: RequestCaps = NO_CAPS
 
     def __post_init__(self) -> None:
         wrong = next((digest for digest in self.key_digests if len(digest) != DIGEST_BYTES), None)
         if wrong is not None:
             raise ValueError(f"tenant {self.name}: a key digest has {len(wrong)} bytes, must have {DIGEST_BYTES}")
+
+
+@dataclass(frozen=True, slots=True)
+class LaneCaps:
+    """What one request of a lane may ask for."""
+
+    lane: str
+    caps: RequestCaps
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +75,8 @@ class AccessRules:
     default_tenant: str
     """Of whoever shows no key that is known; it is nobody's once any tenant has keys."""
     tenants: tuple[TenantAccess, ...] = ()
+    lane_caps: tuple[LaneCaps, ...] = ()
+    """Of the lanes that have any."""
 
     def __post_init__(self) -> None:
         names = set(self.lanes)
@@ -82,6 +96,28 @@ class PolicyChoice:
     """What `weir.policy.registry.PolicySpec` parses."""
     configured: str = ""
     """What the scheduler's own configuration said when this was chosen; once that changes, it wins."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerBounds:
+    """Of every worker that this names: its role (decode), its number (decode-0), or its id. 0: as it was started."""
+
+    name: str
+    max_num_seqs: int = 0
+    max_num_batched_tokens: int = 0
+
+    def is_of(self, worker_id: str) -> bool:
+        return is_worker_named(worker_id, self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRules:
+    """What workers go by beside the policy."""
+
+    epoch: int
+    bounds: tuple[WorkerBounds, ...] = ()
+    step_shares: tuple[float, ...] = ()
+    """Guaranteed of the prompt tokens of a step, by lane priority: the least urgent lane first. Empty: none has any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +143,12 @@ class LimitsInForce:
     overrides: tuple[LimitsOverride, ...] = ()
 
 
-Written = AccessRules | PolicyChoice | LimitsInForce
-MESSAGE_TYPES: Mapping[str, type[AccessRules] | type[PolicyChoice] | type[LimitsInForce]] = {
+Written = AccessRules | PolicyChoice | LimitsInForce | WorkerRules
+MESSAGE_TYPES: Mapping[str, type[Written]] = {
     ACCESS_KEY: AccessRules,
     POLICY_KEY: PolicyChoice,
     LIMITS_KEY: LimitsInForce,
+    WORKERS_KEY: WorkerRules,
 }
 
 

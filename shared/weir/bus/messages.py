@@ -267,6 +267,9 @@ class WorkerRecord:
     """Of a memory that no other worker shares; 0: it uses its host's arena."""
     cost: StepCost | None = None
     """Fitted to its own steps; None: too few yet."""
+    most_num_seqs: int = 0
+    """With which it was started, and over which no `max_num_seqs` goes; 0: not known."""
+    most_num_batched_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

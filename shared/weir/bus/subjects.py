@@ -101,3 +101,8 @@ def subject_template(subject: str) -> str:
             return f"weir.{{instance}}.gateway.{{gateway_id}}.{verb}"
         case _:
             return "other"
+
+
+def is_worker_named(worker_id: str, name: str) -> bool:
+    """Whether a name of workers is this one's: its role (decode), its role and number (decode-0), or its id."""
+    return worker_id == name or worker_id.startswith(f"{name}-")

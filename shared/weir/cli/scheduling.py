@@ -108,20 +108,28 @@ def set_limits(
     instance: options.Instance = "",
     grpc_port: options.InstancePort = None,
     runtime_dir: options.RuntimeDir = None,
+    as_json: options.AsJson = False,
 ) -> None:
     """Change limits now, all of those given or none. They hold until the limits file changes.
 
+    Says what each was and is. Bounds of workers, of a role or of one: a lower one ends nothing that runs.
+
     \b
     weir limits set lanes.batch.max_queued=100 tenants.acme.requests_per_min=60
-    weir limits set tenants.acme.lanes='["batch"]' lane_order=weighted
+    weir limits set tenants.acme.lanes='["batch"]' lanes.batch.max_output_tokens=256
+    weir limits set workers.decode.max_num_seqs=16 workers.prefill-0.max_num_batched_tokens=512
     """
     changes = dict(_parse_setting(setting) for setting in settings)
     if len(changes) != len(settings):
         fail("a key comes twice; give each once", code=EXIT_USAGE)
     with _open_scheduling(scheduler, admin_key, instance, grpc_port, runtime_dir) as client:
-        client.set_limits(changes)
-    for key, value in changes.items():
-        stderr.print(f"{key} = {value}", markup=False)
+        changed = client.change_limits(changes)
+    if as_json:
+        stdout.out(json.dumps([asdict(one) for one in changed]), highlight=False)
+        return
+    for one in changed:
+        was = "not set" if one.was is None else one.was
+        stderr.print(f"{one.key} = {one.now} (was {was})", markup=False, soft_wrap=True)
 
 
 @limits_app.command("key")

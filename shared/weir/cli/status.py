@@ -23,8 +23,8 @@ _KEY_METRICS: dict[str, tuple[str, ...]] = {
     "gateway": ("requests_in_flight", "finished_total", "failed_total"),
     "scheduler": ("is_leader", "workers", "queued", "granted", "reserved_pages"),
     "transfer": ("free_pages", "cached_pages", "total_pages", "prefix_hit_pages_total"),
-    "prefill": ("num_running", "num_waiting", "prompt_tokens_computed_total"),
-    "decode": ("num_running", "num_waiting", "decode_steps_total"),
+    "prefill": ("num_running", "max_num_seqs", "num_waiting", "prompt_tokens_computed_total"),
+    "decode": ("num_running", "max_num_seqs", "num_waiting", "decode_steps_total"),
 }
 _STYLES = {"ready": "green", "dead": "red", "silent": "red"}
 

@@ -46,6 +46,15 @@ class SchedulingView:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class LimitChanged:
+    """One limit, in TOML. `was` None: what it is about was not there."""
+
+    key: str
+    was: str | None
+    now: str
+
+
 class SchedulingClient:
     """Talks to whichever of the schedulers leads. Every method raises an error of `weir.core.errors`."""
 
@@ -66,11 +75,21 @@ class SchedulingClient:
 
     def set_limits(self, changes: Mapping[str, str]) -> str:
         """Dotted key -> value in TOML. All are changed or none; returns the limits in force, in TOML."""
+        return self._set_limits(changes).limits_toml
+
+    def change_limits(self, changes: Mapping[str, str]) -> tuple[LimitChanged, ...]:
+        """As `set_limits`; returns what each was and is now."""
+        return tuple(
+            LimitChanged(one.key, one.was if one.HasField("was") else None, one.now)
+            for one in self._set_limits(changes).changes
+        )
+
+    def _set_limits(self, changes: Mapping[str, str]) -> scheduling_pb2.SetLimitsResponse:
         settings = [scheduling_pb2.LimitSetting(key=key, value=value) for key, value in changes.items()]
         response: scheduling_pb2.SetLimitsResponse = self._ask_leader(
             "SetLimits", scheduling_pb2.SetLimitsRequest(settings=settings)
         )
-        return response.limits_toml
+        return response
 
     def set_policy(self, policy: str) -> str:
         """`NAME` or `NAME:KEY=VALUE,…`. Returns the policy in force."""

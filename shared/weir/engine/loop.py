@@ -28,6 +28,7 @@ from weir.engine.messages import (
     PageBundle,
     ReleaseEnds,
     SetArenaSilent,
+    SetBounds,
     SetCost,
     SetPolicy,
     StepTiming,
@@ -97,6 +98,8 @@ class EngineCore:
                 self._batcher.set_policy(policy)
             case SetCost(cost):
                 self._batcher.set_cost(cost)
+            case SetBounds():
+                self._batcher.set_bounds(command)
             case GivePages(bundle):
                 self._num_gives += 1
                 self._batcher.pool.give(bundle)

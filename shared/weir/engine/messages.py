@@ -203,6 +203,18 @@ class SetCost:
     cost: StepCost
 
 
+@dataclass(frozen=True, slots=True)
+class SetBounds:
+    """From the next step on. Both bounds are at most those that the engine was made with; what runs over them goes on.
+
+    `step_shares`: guaranteed of the prompt tokens of a step, by lane priority from 0 on. Empty: none is.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    step_shares: tuple[float, ...] = ()
+
+
 Command = (
     AddSequence
     | CancelSequence
@@ -214,6 +226,7 @@ Command = (
     | SetArenaSilent
     | SetPolicy
     | SetCost
+    | SetBounds
 )
 
 

@@ -1,10 +1,10 @@
-"""`Admin/Describe`, which every process serves: its counters, and what its own checks find."""
+"""`Admin`, which every process serves: its counters, what its own checks find, and the changes that its role takes."""
 
 import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,12 +45,20 @@ class LoopErrors:
         _log.error("uncollected: %s", context.get("message"), exc_info=context.get("exception"))
 
 
+SetLimits = Callable[
+    [admin_pb2.AdminSetLimitsRequest, "grpc.aio.ServicerContext[Any, Any]"],
+    Awaitable[admin_pb2.AdminSetLimitsResponse],
+]
+
+
 class AdminService(admin_pb2_grpc.AdminServicer):
     """Answers from the moment the process is alive; before the component is built there are only its own metrics."""
 
     def __init__(self, identity: Identity, describe: Callable[[], Description]) -> None:
         self._identity = identity
         self._describe = describe
+        self.set_limits: SetLimits | None = None
+        """Of the one role that takes them."""
         self._started_at_s = time.monotonic()
 
     async def Describe(  # noqa: N802 - the method's name on the wire
@@ -69,3 +77,13 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             metrics=description.metrics,
             integrity_errors=description.integrity_errors,
         )
+
+    async def SetLimits(  # noqa: N802 - the method's name on the wire
+        self,
+        request: admin_pb2.AdminSetLimitsRequest,
+        context: "grpc.aio.ServicerContext[admin_pb2.AdminSetLimitsRequest, admin_pb2.AdminSetLimitsResponse]",
+    ) -> admin_pb2.AdminSetLimitsResponse:
+        if self.set_limits is None:
+            problem = f"a {self._identity.role} process takes no limits: ask the leading scheduler"
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, problem)
+        return await self.set_limits(request, context)

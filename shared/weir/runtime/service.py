@@ -74,6 +74,7 @@ class Component(Protocol):
 class ServiceContext(Generic[_ConfigT]):
     """What a component is built from. `grpc_server` is bound but not started: add servicers to it.
 
+    `admin` is served already; what a role can do beside describing itself is given to it.
     `request_shutdown(reason)` ends the process in order, with exit code 1: for a component that cannot go on.
     `resources` is closed at the very end, when nothing is served any more: for what keeps another process from serving
     the same.
@@ -86,6 +87,7 @@ class ServiceContext(Generic[_ConfigT]):
     grpc_server: grpc.aio.Server
     tracer: Tracer
     request_shutdown: Callable[[str], None]
+    admin: AdminService
     resources: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
 
@@ -176,7 +178,7 @@ class _Service(Generic[_ConfigT]):
     async def _start(self, build: Callable[[ServiceContext[_ConfigT]], Awaitable[Component]]) -> None:
         self._listening = bind(self._server, self._config.listen, self._config.advertise_host)
         address = self._listening.address
-        await self._add_common_services()
+        admin = await self._add_common_services()
         self._component = await build(
             ServiceContext(
                 config=self._config,
@@ -186,6 +188,7 @@ class _Service(Generic[_ConfigT]):
                 grpc_server=self._server,
                 tracer=self._tracer,
                 request_shutdown=lambda reason: self._ending.ask(reason, 1),
+                admin=admin,
                 resources=self._resources,
             )
         )
@@ -199,14 +202,16 @@ class _Service(Generic[_ConfigT]):
         self._write_ready_file(address)
         _log.info("ready")
 
-    async def _add_common_services(self) -> None:
+    async def _add_common_services(self) -> AdminService:
         for name in self._service_names:
             await self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         identity = Identity(self._role, self._process_id, self._config.model_reference)
-        admin_pb2_grpc.add_AdminServicer_to_server(AdminService(identity, self._describe), self._server)
+        admin = AdminService(identity, self._describe)
+        admin_pb2_grpc.add_AdminServicer_to_server(admin, self._server)
         names = (*self._service_names, _ADMIN_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
+        return admin
 
     async def _try_find_failure(self, starting: "asyncio.Task[None]") -> int | None:
         """The exit code of a start-up that failed: one clear line in the log, a traceback only if it is a defect."""

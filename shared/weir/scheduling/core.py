@@ -226,6 +226,10 @@ class SchedulerCore:
         own = {name: float(value) for name, value in gauges.items()}
         return counts | self._requests.metrics() | self._placer.metrics() | own
 
+    def worker_records(self) -> tuple[WorkerRecord, ...]:
+        """Of those that are heard."""
+        return self._workers.records()
+
     def lane_metrics(self) -> dict[str, dict[str, float]]:
         """lane -> metric -> value."""
         return self._requests.lane_metrics(self._commands.counts, self._clock.now_s())

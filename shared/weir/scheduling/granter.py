@@ -34,15 +34,16 @@ class Granter:
     """Decides one request at a time, and changes nothing.
 
     Nobody overtakes inside a lane, and no lane one that is before it, or small requests would keep a large one waiting;
-    with one exception: a lane that is inside its guaranteed share of the pages goes before those that are over theirs,
-    and past any that wait. A lane with workers of its own waits for these alone.
+    with one exception: a lane that is inside its guaranteed share, of the pages or of the steps of prefill, goes before
+    those that are over theirs, and past any that wait. A lane with workers of its own waits for these alone.
     """
 
     def __init__(self, limits: CoreLimits, requests: RequestTable, workers: Workers, placer: Placer) -> None:
         self._requests = requests
         self._workers = workers
         self._placer = placer
-        self._has_guarantees = any(lane.guaranteed_share for lane in limits.lanes)
+        self._has_guarantees = any(lane.guaranteed_share or lane.guaranteed_step_share for lane in limits.lanes)
+        self._max_prefill_tokens = limits.max_prefill_tokens
         self._blocked: dict[tuple[str, str], tuple[str, _Situation]] = {}
         """(model, lane) -> the request that had a slot and did not fit, and when."""
         self._schedulable: dict[tuple[str, str], tuple[str, int]] = {}
@@ -97,7 +98,8 @@ class Granter:
         first_blocked: dict[str, int] = {}
         heads: dict[str, ScheduledRequest | None] = {}
         for place, queue in enumerate(queues):
-            if not queue.limits.guaranteed_share or (queue.limits.max_batch and self._is_at_most(queue)):
+            has_guarantee = queue.limits.guaranteed_share or queue.limits.guaranteed_step_share
+            if not has_guarantee or (queue.limits.max_batch and self._is_at_most(queue)):
                 continue
             request = heads[queue.name] = self._requests.lanes.try_next(model, queue, now_s)
             if request is None:
@@ -185,7 +187,15 @@ class Granter:
         return 0 < queue.limits.max_batch <= self._requests.reservations.num_running(queue.name)
 
     def _is_owed(self, model: str, queue: LaneQueue, request: ScheduledRequest) -> bool:
-        """Whether the request is inside its lane's guarantee, by pages as they are charged."""
+        """Whether the request is inside its lane's guarantee, by pages as they are charged, or by prompts that are not
+        prefilled yet: of these one may always be."""
+        step_share = queue.limits.guaranteed_step_share
+        if step_share:
+            num_tokens = self._requests.reservations.num_prefill_tokens(model, queue.name)
+            num_workers = len(self._placer.pools.pool(model, queue.limits.worker_group).candidates)
+            most = step_share * self._max_prefill_tokens * num_workers
+            if not num_tokens or num_tokens + request.submit.num_prompt_tokens <= most:
+                return True
         share = queue.limits.guaranteed_share
         if not share:
             return False

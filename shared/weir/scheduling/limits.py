@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from weir.bus.subjects import WORKER_TTL_S
+from weir.core.caps import RequestCaps
 from weir.core.fields import check_choice, check_range
 from weir.kv.geometry import num_pages_for
+from weir.scheduling.worker_limits import WorkerLimits
 
 _LANE_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 _TENANT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
@@ -19,6 +21,8 @@ _MAX_WAIT_S = 86_400
 MAX_COUNT = 10**9
 _WEIGHTS = (0.001, 1000)
 _MAX_SLO_MS = 3_600_000
+_CAPS = ("max_n", "max_top_k", "max_output_tokens", "max_sequence_tokens")
+"""Fields of a lane and of a tenant that are those of `RequestCaps`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +30,11 @@ class LaneLimits:
     """One lane. Raises ValueError that names the field, its value and what it must be.
 
     `weight` counts against other lanes' where `CoreLimits.lane_order` is weighted. `guaranteed_share` is of the pages
-    of each host: what of it lies idle is lent. A request that waited `ageing_s` counts as one lane more urgent, twice
+    of each host, `guaranteed_step_share` of the prompt tokens of each worker's step: what of either lies idle is lent.
+    A request that waited `ageing_s` counts as one lane more urgent, twice
     as long as two (0: never). SLOs are the targets of requests that name none (0: none). At most `max_batch` requests
     of the lane run at a time (0: no bound). `worker_group`: workers that no other lane gets (empty: the common ones).
+    The last four cap what one request may ask for, as in `RequestCaps`.
     """
 
     name: str
@@ -41,6 +47,11 @@ class LaneLimits:
     itl_slo_ms: int = 0
     max_batch: int = 0
     worker_group: str = ""
+    guaranteed_step_share: float = 0.0
+    max_n: int = 0
+    max_top_k: int = 0
+    max_output_tokens: int = 0
+    max_sequence_tokens: int = 0
 
     def __post_init__(self) -> None:
         if not _LANE_NAME.fullmatch(self.name):
@@ -51,14 +62,19 @@ class LaneLimits:
             ("max_wait_s", _MIN_WAIT_S, _MAX_WAIT_S),
             ("weight", *_WEIGHTS),
             ("guaranteed_share", 0, 1),
+            ("guaranteed_step_share", 0, 1),
             ("ageing_s", 0, _MAX_WAIT_S),
             ("ttft_slo_ms", 0, _MAX_SLO_MS),
             ("itl_slo_ms", 0, _MAX_SLO_MS),
-            ("max_batch", 0, MAX_COUNT),
+            *((name, 0, MAX_COUNT) for name in ("max_batch", *_CAPS)),
         ):
             check_range(self, name, low, high, of=what)
         if not _GROUP_NAME.fullmatch(self.worker_group):
             raise ValueError(f"{what}: worker_group {self.worker_group!r}, must be at most 40 of A-Z a-z 0-9 _ -")
+
+    @property
+    def caps(self) -> RequestCaps:
+        return RequestCaps(self.max_n, self.max_top_k, self.max_output_tokens, self.max_sequence_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +84,7 @@ class TenantLimits:
     `weight`: its share of service beside other tenants of a lane. `max_queued` bounds what waits, `max_in_flight` what
     runs at a time. SLOs go before its lane's, and behind a request's own targets. `isolates_cache`: it shares no
     prefix with others. `api_key_digests`: SHA-256 of its keys, 64 hex digits each. `lanes`: those it may use; empty:
-    all.
+    all. The last four cap what one request may ask for, as in `RequestCaps`.
     """
 
     name: str
@@ -82,17 +98,25 @@ class TenantLimits:
     isolates_cache: bool = False
     api_key_digests: tuple[str, ...] = ()
     lanes: tuple[str, ...] = ()
+    max_n: int = 0
+    max_top_k: int = 0
+    max_output_tokens: int = 0
+    max_sequence_tokens: int = 0
 
     def __post_init__(self) -> None:
         if not _TENANT_NAME.fullmatch(self.name):
             raise ValueError(f"tenant {self.name!r}: a name is 1 to 64 of A-Z a-z 0-9 _ - and begins with no sign")
         what = f"tenant {self.name}"
         check_range(self, "weight", *_WEIGHTS, of=what)
-        for name in ("requests_per_min", "tokens_per_min", "max_queued", "max_in_flight"):
+        for name in ("requests_per_min", "tokens_per_min", "max_queued", "max_in_flight", *_CAPS):
             check_range(self, name, 0, MAX_COUNT, of=what)
         for name in ("ttft_slo_ms", "itl_slo_ms"):
             check_range(self, name, 0, _MAX_SLO_MS, of=what)
         check_key_digests(f"{what}: api_key_digests", self.api_key_digests)
+
+    @property
+    def caps(self) -> RequestCaps:
+        return RequestCaps(self.max_n, self.max_top_k, self.max_output_tokens, self.max_sequence_tokens)
 
 
 def check_key_digests(what: str, digests: Iterable[str]) -> None:
@@ -167,6 +191,7 @@ DEFAULT_LANES = (
 DEFAULT_TENANT = TenantLimits("default")
 _MAX_LANES = 64
 _MAX_TENANTS = 4096
+_MAX_WORKERS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +208,7 @@ class CoreLimits:
     default_tenant: TenantLimits = DEFAULT_TENANT
     admin_key_digests: tuple[str, ...] = ()
     """SHA-256 of the keys of operators, who see and change limits; 64 hex digits each."""
+    workers: tuple[WorkerLimits, ...] = ()
     lane_order: LaneOrder = "strict"
     """Among lanes over their guarantees: the most urgent first, or served tokens in proportion to weights."""
     tenant_order: TenantOrder = "fair"
@@ -219,6 +245,7 @@ class CoreLimits:
     def __post_init__(self) -> None:
         self._check_lanes()
         self._check_tenants()
+        self._check_workers()
         for name, low, high in (
             ("max_prefills", 1, MAX_COUNT),
             ("max_prefill_tokens", 1, MAX_COUNT),
@@ -240,6 +267,12 @@ class CoreLimits:
         """Whether every request needs a key."""
         return any(tenant.api_key_digests for tenant in self.tenants_by_name.values())
 
+    @property
+    def step_shares(self) -> tuple[float, ...]:
+        """`guaranteed_step_share` by lane priority: the least urgent lane first. Empty: no lane has any."""
+        shares = tuple(lane.guaranteed_step_share for lane in reversed(self.lanes))
+        return shares if any(shares) else ()
+
     def lane_priority(self, lane: str) -> int:
         """0 for the least urgent lane; one more for each that is more urgent. Raises KeyError for an unknown one."""
         return self.lane_priorities[lane]
@@ -256,9 +289,15 @@ class CoreLimits:
         check_choice(self, "default_lane", names)
         check_choice(self, "lane_order", get_args(LaneOrder))
         check_choice(self, "tenant_order", get_args(TenantOrder))
-        total = sum(lane.guaranteed_share for lane in self.lanes)
-        if total > 1 + 1e-9:
-            raise ValueError(f"guaranteed_share: lanes have {total:g} in all, must be at most 1")
+        for name in ("guaranteed_share", "guaranteed_step_share"):
+            total = sum(getattr(lane, name) for lane in self.lanes)
+            if total > 1 + 1e-9:
+                raise ValueError(f"{name}: lanes have {total:g} in all, must be at most 1")
+
+    def _check_workers(self) -> None:
+        names = [one.name for one in self.workers]
+        if len(set(names)) != len(names) or len(names) > _MAX_WORKERS:
+            raise ValueError(f"workers: {len(names)} entries, must be at most {_MAX_WORKERS}, each name once")
 
     def _check_tenants(self) -> None:
         tenants = (*self.tenants, self.default_tenant)

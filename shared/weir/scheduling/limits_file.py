@@ -16,6 +16,9 @@ tokens_per_min = 600_000
 
 [default_tenant]                 # everybody else
 requests_per_min = 60
+
+[workers.decode]                 # all of a role; or one of them, as [workers.decode-0]
+max_num_seqs = 16
 """
 
 import json
@@ -27,6 +30,7 @@ from typing import Any, get_type_hints
 from weir.core.errors import FieldViolation, InvalidRequest
 from weir.core.fields import describe_type, parse_toml
 from weir.scheduling.limits import DEFAULT_TENANT, CoreLimits, LaneLimits, TenantLimits
+from weir.scheduling.worker_limits import WorkerLimits
 
 _SCALARS = (
     "default_lane",
@@ -37,7 +41,7 @@ _SCALARS = (
     "slot_overcommit",
     "admin_key_digests",
 )
-_TABLES = ("lanes", "tenants", "default_tenant")
+_TABLES = ("lanes", "tenants", "default_tenant", "workers")
 MAX_FILE_BYTES = 4 * 1024 * 1024
 _MAX_KEY_CHARS = 100
 
@@ -72,6 +76,8 @@ def format_limits(limits: CoreLimits) -> str:
     for tenant in limits.tenants:
         lines += ["", f"[tenants.{tenant.name}]", *_format(tenant)]
     lines += ["", "[default_tenant]", *_format(limits.default_tenant)]
+    for worker in limits.workers:
+        lines += ["", f"[workers.{worker.name}]", *_format(worker)]
     return "\n".join(lines) + "\n"
 
 
@@ -90,18 +96,35 @@ def change_limits(limits: CoreLimits, changes: Sequence[tuple[str, str]]) -> Cor
                     key[:_MAX_KEY_CHARS],
                     f"lane {name!r} is none of {known}; a new lane needs its place in the limits file",
                 )
-            case ["lanes" | "tenants" as table, name, field]:
+            case ["lanes" | "tenants" | "workers" as table, name, field]:
                 document.setdefault(table, {}).setdefault(name, {})[field] = _read_value(text)
             case ["default_tenant", field]:
                 document["default_tenant"][field] = _read_value(text)
-            case [name] if name not in ("lanes", "tenants", "default_tenant"):
+            case [name] if name not in _TABLES:
                 document[name] = _read_value(text)
             case _:
                 raise _bad(
                     key[:_MAX_KEY_CHARS],
-                    "is no limit; give lanes.NAME.FIELD, tenants.NAME.FIELD or default_tenant.FIELD",
+                    "is no limit; give lanes.NAME.FIELD, or the same of tenants, workers or default_tenant",
                 )
     return limits_from_document(document, limits)
+
+
+def try_value_of(limits: CoreLimits, key: str) -> str | None:
+    """In TOML, what a key of `change_limits` says in these limits; None: nothing, as of a tenant that is not there."""
+    owners: Mapping[str, LaneLimits | TenantLimits | WorkerLimits]
+    match key.split("."):
+        case ["lanes", name, field]:
+            owners = limits.lanes_by_name
+        case ["tenants", name, field]:
+            owners = {tenant.name: tenant for tenant in limits.tenants}
+        case ["workers", name, field]:
+            owners = {worker.name: worker for worker in limits.workers}
+        case ["default_tenant", field]:
+            name, owners = limits.default_tenant.name, {limits.default_tenant.name: limits.default_tenant}
+        case _:
+            return json.dumps(getattr(limits, key)) if key in _SCALARS else None
+    return json.dumps(getattr(owners[name], field)) if name in owners and hasattr(owners[name], field) else None
 
 
 def _read_value(text: str) -> Any:
@@ -117,7 +140,7 @@ def _changes(document: Mapping[str, Any]) -> dict[str, Any]:
             raise _bad(key, f"unknown; known are {', '.join((*_SCALARS, *_TABLES))}")
     hints = get_type_hints(CoreLimits)
     changes = {name: _value(name, hints[name], document[name]) for name in _SCALARS if name in document}
-    for name, kind in (("lanes", LaneLimits), ("tenants", TenantLimits)):
+    for name, kind in (("lanes", LaneLimits), ("tenants", TenantLimits), ("workers", WorkerLimits)):
         if name in document:
             tables = document[name]
             if not isinstance(tables, dict):
@@ -165,6 +188,6 @@ def _has_default(each: "Field[Any]") -> bool:
     return each.default is not MISSING or each.default_factory is not MISSING
 
 
-def _format(limits: LaneLimits | TenantLimits) -> list[str]:
+def _format(limits: LaneLimits | TenantLimits | WorkerLimits) -> list[str]:
     values = ((each.name, each.default, getattr(limits, each.name)) for each in fields(limits) if each.name != "name")
     return [f"{name} = {json.dumps(value)}" for name, default, value in values if value != default]

@@ -22,7 +22,7 @@ from weir.scheduling.memory_fit import can_take_back, make_memory_fit, pages_ope
 from weir.scheduling.pools import ArenaLoad, OpenSlots, Pool, PrefillCandidate, WorkerPools, WorkerState
 from weir.scheduling.prefix_view import Hashes, PrefixView, hashes_from
 from weir.scheduling.request import PlacementPlan, ScheduledRequest
-from weir.scheduling.reservations import Reservations
+from weir.scheduling.reservations import PrefillLoad, Reservations
 from weir.scheduling.workers import Workers
 
 _NUM_SAMPLED = 2
@@ -278,6 +278,8 @@ class Placer:
                 num_prompts, num_tokens = load.ahead_of(request.scheduling.lane_priority)
             num_tokens += submit.num_prompt_tokens - num_cached
             is_full = num_prompts > 0 and (num_prompts >= max_prefills or num_tokens > max_tokens)
+            if is_full and self._has_share_left(request, load):
+                num_prompts, is_full = 0, False
             if is_full and (not num_cached or num_prompts >= max_prefills):
                 continue
             decode = decode_by_host.get(candidate.decode_workers)
@@ -290,6 +292,17 @@ class Placer:
                 )
                 options.append(option)
         return options
+
+    def _has_share_left(self, request: ScheduledRequest, load: PrefillLoad) -> bool:
+        """Whether the worker may have a prompt more of the lane, for the steps of which a part is the lane's own."""
+        share = self._limits.lanes_by_name[request.lane].guaranteed_step_share
+        if not share:
+            return False
+        num_prompts, num_tokens = load.of_lane(request.scheduling.lane_priority)
+        if not num_prompts:
+            return True
+        num_tokens += request.submit.num_prompt_tokens
+        return num_prompts < share * self._limits.max_prefills and num_tokens <= share * self._limits.max_prefill_tokens
 
     def _open_decode_workers(
         self, request: ScheduledRequest, workers: Sequence[WorkerState], slots: OpenSlots, *, is_sample: bool

@@ -51,6 +51,11 @@ class PrefillLoad:
         ahead = [prompt.num_tokens for prompt in self.prompts.values() if prompt.lane_priority >= lane_priority]
         return len(ahead), sum(ahead)
 
+    def of_lane(self, lane_priority: int) -> tuple[int, int]:
+        """(prompts, tokens) of the lane alone, for which a worker keeps a share of its steps."""
+        own = [prompt.num_tokens for prompt in self.prompts.values() if prompt.lane_priority == lane_priority]
+        return len(own), sum(own)
+
     def queue_ms(self, now_s: float) -> float:
         """Until all of them are prefilled, by estimate."""
         if not self.prompts:
@@ -79,6 +84,8 @@ class Reservations:
         """By lane."""
         self._num_charged_pages: Counter[tuple[str, str]] = Counter()
         """By model and lane; as the memory fit charges them."""
+        self._num_prefill_tokens: Counter[tuple[str, str]] = Counter()
+        """By model and lane: of prompts that are not prefilled yet, each with one at least."""
         self._moved: deque[str] = deque(maxlen=_MAX_MOVED)
         """The decode workers of the latest moves."""
 
@@ -101,6 +108,10 @@ class Reservations:
 
     def num_charged_pages(self, model: str, lane: str) -> int:
         return self._num_charged_pages[model, lane]
+
+    def num_prefill_tokens(self, model: str, lane: str) -> int:
+        """Of the lane's prompts that are not prefilled yet; 0: there are none."""
+        return self._num_prefill_tokens[model, lane]
 
     def decode_load(self, worker_id: str) -> DecodeLoad:
         """To be read only; the same object as long as the worker is known."""
@@ -154,6 +165,7 @@ class Reservations:
         prefill.prompts[request.request_id] = _PendingPrompt(
             now_s, num_tokens, plan.prefill_ms, placement.scheduling.lane_priority
         )
+        self._num_prefill_tokens[submit.model, request.lane] += max(1, num_tokens)
         prefill.num_tokens += num_tokens
         prefill.prefill_ms += plan.prefill_ms
 
@@ -165,6 +177,10 @@ class Reservations:
         if plan is None or load is None or prompt is None:
             return
         self.num_frees += 1
+        key = request.submit.model, request.lane
+        self._num_prefill_tokens[key] -= max(1, prompt.num_tokens)
+        if not self._num_prefill_tokens[key]:
+            del self._num_prefill_tokens[key]
         load.num_tokens -= prompt.num_tokens
         load.prefill_ms = load.prefill_ms - prompt.prefill_ms if load.prompts else 0.0
         load.moved_at_s = now_s

@@ -91,6 +91,9 @@ class Workers:
         self._changed()
         return True
 
+    def records(self) -> tuple[WorkerRecord, ...]:
+        return tuple(entry.record for entry in self._entries.values() if not entry.is_silent)
+
     def silent(self) -> list[str]:
         return [worker_id for worker_id, entry in self._entries.items() if entry.is_silent]
 

@@ -49,9 +49,13 @@ def simulate(
 
     def run(*, fast_decode: bool) -> SimResult:
         # The core places nothing while it gathers; arrivals begin after that.
-        timeline = Timeline(start_ns=ns_of_s((limits or CoreLimits()).gather_s + 1.0))
-        engines = EngineMaker(spec, policy, timeline, fast_forward=fast_forward, fast_decode=fast_decode)
-        return _Run(spec, workload, limits or CoreLimits(), engines, timeline, on_progress).result()
+        core_limits = limits or CoreLimits()
+        timeline = Timeline(start_ns=ns_of_s(core_limits.gather_s + 1.0))
+        shares = core_limits.step_shares
+        engines = EngineMaker(
+            spec, policy, timeline, fast_forward=fast_forward, fast_decode=fast_decode, step_shares=shares
+        )
+        return _Run(spec, workload, core_limits, engines, timeline, on_progress).result()
 
     try:
         return run(fast_decode=True)

@@ -1,11 +1,11 @@
-"""A worker on the bus: its entry in the registry, and the scheduler's choice of the policy that its batches follow."""
+"""A worker on the bus: its entry in the registry, and what the scheduler has it go by: policy and bounds."""
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
 from weir.bus.codec import encode
-from weir.bus.configuration import POLICY_KEY, ConfigurationWatch, PolicyChoice
+from weir.bus.configuration import POLICY_KEY, ConfigurationWatch, PolicyChoice, WorkerRules
 from weir.bus.messages import WorkerRecord
 from weir.bus.protocol import Bus, BusError, KvBucket
 from weir.bus.subjects import WORKER_TTL_S, Subjects
@@ -14,6 +14,7 @@ from weir.core.tasks import end_tasks
 from weir.engine.loop import InboxFull
 from weir.policy.registry import PolicySpec
 from weir.policy.seams import Policy
+from weir.worker.bounds import RulesWatch
 
 _log = logging.getLogger(__name__)
 _INTERVAL_S = 1.0
@@ -23,7 +24,7 @@ _CLOSE_TIMEOUT_S = 2.0
 
 
 class BusLink:
-    """Owns the worker's one connection, which serves both."""
+    """Owns the worker's one connection, which serves all of it."""
 
     def __init__(
         self,
@@ -31,11 +32,13 @@ class BusLink:
         subjects: Subjects,
         make_record: Callable[[], WorkerRecord],
         on_policy: Callable[[Policy], None],
+        on_rules: Callable[[WorkerRules], None],
     ) -> None:
         """`connect` raises BusError."""
         self._connect = connect
         self._entry = RegistryEntry(subjects, make_record)
         self._policy_watch = PolicyWatch(subjects, on_policy)
+        self._rules_watch = RulesWatch(subjects, on_rules)
         self._bus: Bus | None = None
 
     async def start(self) -> None:
@@ -45,6 +48,7 @@ class BusLink:
         except BusError as error:
             raise Unavailable(str(error)) from error
         self._policy_watch.start(self._bus)
+        self._rules_watch.start(self._bus)
         await self._entry.start(self._bus, _REGISTER_TIMEOUT_S)
 
     def put_now(self) -> None:
@@ -53,6 +57,7 @@ class BusLink:
 
     async def stop(self) -> None:
         await self._policy_watch.stop()
+        await self._rules_watch.stop()
         await self._entry.stop()
         if self._bus is None:
             return
@@ -63,7 +68,8 @@ class BusLink:
             _log.info("the connection to the bus did not close in time")
 
     def metrics(self) -> dict[str, float]:
-        return self._policy_watch.metrics() | {"registry_failures_total": float(self._entry.num_failures)}
+        own = {"registry_failures_total": float(self._entry.num_failures)}
+        return self._policy_watch.metrics() | self._rules_watch.metrics() | own
 
 
 class RegistryEntry:

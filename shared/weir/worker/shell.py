@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
+from weir.bus.configuration import WorkerRules
 from weir.bus.messages import WorkerRecord
 from weir.bus.protocol import Bus
 from weir.bus.subjects import Subjects
@@ -44,6 +45,7 @@ from weir.wire.v1 import worker_pb2, worker_pb2_grpc
 from weir.worker.arena.arena import Arena
 from weir.worker.arena.page_keeper import PageKeeper
 from weir.worker.arena.prefixes import Prefixes
+from weir.worker.bounds import RunningBounds
 from weir.worker.bus_link import BusLink
 from weir.worker.config import WorkerConfig
 from weir.worker.engine.cost_meter import CostMeter
@@ -160,12 +162,14 @@ class WorkerShell:
             context.request_shutdown,
         )
         self._role = make_role(parts)
+        self._bounds = RunningBounds(context.process_id, context.config, post)
         self._cost_meter = CostMeter(clock, must_decode=context.role != "prefill")
         self._bus_link = BusLink(
             connect_bus,
             Subjects(context.config.instance),
             self._record,
             on_policy=lambda policy: self._host.post(SetPolicy(policy)),
+            on_rules=self._follow_rules,
         )
         servicer = WorkerServicer(context.process_id, self._hub, self._manager, self._on_start)
         worker_pb2_grpc.add_WorkerServicer_to_server(servicer, context.grpc_server)
@@ -244,9 +248,14 @@ class WorkerShell:
         }
         gauges = asdict(report.load) | {"num_live": self._manager.num_live, "num_gateways": self._hub.num_connected}
         metrics = counters | {name: float(value) for name, value in gauges.items()}
-        for maker in (self._keeper, self._prefixes, self._role, self._bus_link, self._cost_meter):
+        for maker in (self._keeper, self._prefixes, self._role, self._bus_link, self._bounds, self._cost_meter):
             metrics |= maker.metrics()
         return Description(metrics, report.integrity_errors)
+
+    def _follow_rules(self, rules: WorkerRules) -> None:
+        """The registry says it at once: the scheduler places by these bounds."""
+        self._bounds.follow(rules)
+        self._bus_link.put_now()
 
     def _make_runner(self, memory: ArenaMemory) -> tuple[ModelRunner, Callable[[], None]]:
         """In a thread of its own."""
@@ -294,14 +303,16 @@ class WorkerShell:
             max_context_tokens=self._model.max_context_tokens,
             page_tokens=PAGE_TOKENS,
             num_arena_pages=num_reservable_pages(segment.geometry.num_pages),
-            max_num_seqs=self._config.max_num_seqs,
+            max_num_seqs=self._bounds.now.max_num_seqs,
             num_running=load.num_running,
             num_waiting=load.num_waiting,
             is_draining=self._is_draining,
             group=self._config.group,
             serves_locally=self._role.serves_locally,
-            max_num_batched_tokens=load.max_step_tokens or self._config.max_num_batched_tokens,
+            max_num_batched_tokens=load.max_step_tokens or self._bounds.now.max_num_batched_tokens,
             cost=self._cost_meter.cost(),
+            most_num_seqs=self._bounds.most.max_num_seqs,
+            most_num_batched_tokens=self._bounds.most.max_num_batched_tokens,
         )
 
     async def _wait_for_expected(self, timeout_s: float) -> None:

@@ -17,7 +17,7 @@ import weir.bus
 import weir_scheduler.counters_store
 from weir.bus import codec, messages
 from weir.bus.codec import MalformedMessage, MessageTooLarge, check_version, decode, encode, version_headers
-from weir.bus.configuration import DIGEST_BYTES, AccessRules, TenantAccess
+from weir.bus.configuration import DIGEST_BYTES, AccessRules, LaneCaps, TenantAccess
 from weir.bus.messages import (
     Ack,
     Cancel,
@@ -34,6 +34,7 @@ from weir.bus.messages import (
 )
 from weir.bus.protocol import BusMessage, KvEntry
 from weir.bus.subjects import Subjects
+from weir.core.caps import RequestCaps
 
 NEVER_SENT = (BusMessage, KvEntry, Subjects)
 SUBMIT = Submit("r1", "gateway-0-1", "m", "interactive", "t", 10, 20, 0)
@@ -64,10 +65,16 @@ def access_rules(draw: st.DrawFn) -> AccessRules:
         key_digests=CONSTRAINED_FIELDS["key_digests"],
         lanes=st.lists(st.sampled_from(lanes), unique=True).map(tuple),
         isolates_cache=st.booleans(),
+        caps=values_of(RequestCaps),
     )
     tenants = st.lists(tenant, max_size=3).map(tuple)
     return AccessRules(
-        draw(values_of(int)), tuple(lanes), draw(st.sampled_from(lanes)), draw(values_of(str)), draw(tenants)
+        draw(values_of(int)),
+        tuple(lanes),
+        draw(st.sampled_from(lanes)),
+        draw(values_of(str)),
+        draw(tenants),
+        draw(values_of(tuple[LaneCaps, ...])),
     )
 
 

@@ -47,6 +47,9 @@ class ScriptedGateway(inference_pb2_grpc.InferenceServicer, admin_pb2_grpc.Admin
             role="gateway", process_id="g-0", pid=7, model="m", uptime_ms=1500, metrics={"accepted_total": 3}
         )
 
+    def SetLimits(self, request: Any, context: Any) -> Any:  # noqa: N802
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, "a gateway takes no limits")
+
     def _answer(self, request: Any, context: Any, kind: Any) -> Iterator[Any]:
         self.requests.append(request)
         self.deadlines_s.append(context.time_remaining())

@@ -1,8 +1,9 @@
 """What follows a limits file: a limits keeper alone, and the operators' calls of whole schedulers."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import grpc.aio
 from tests.unit.scheduler.rig import make_limits
@@ -21,6 +22,7 @@ from weir_scheduler.effective_limits import EffectiveLimits
 from weir_scheduler.limits_keeper import LimitsKeeper, LimitsSource
 from weir_scheduler.scheduling_admin import SchedulingServicer
 
+_T = TypeVar("_T")
 FILE = "[tenants.acme]\nweight = 2\n"
 OTHER_FILE = "[tenants.acme]\nweight = 4\n"
 
@@ -84,7 +86,7 @@ class Served:
             scheduling_pb2_grpc.add_SchedulingServicer_to_server(SchedulingServicer(component.try_admin), server)
             addresses.append(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
             await server.start()
-        self._addresses = addresses
+        self.addresses = addresses
         self._client = SchedulingClient(addresses, admin_key=self._admin_key)
         return self
 
@@ -92,6 +94,10 @@ class Served:
         self._client.close()
         for server in self._servers:
             await server.stop(None)
+
+    async def call(self, method: Callable[[], _T]) -> _T:
+        """One that blocks."""
+        return await asyncio.to_thread(method)
 
     async def describe(self) -> SchedulingView:
         return await asyncio.to_thread(self._client.describe)
@@ -104,7 +110,7 @@ class Served:
         request = scheduling_pb2.SetLimitsRequest(
             settings=[scheduling_pb2.LimitSetting(key=key, value=value) for key, value in settings]
         )
-        async with make_channel(self._addresses[0]) as channel:
+        async with make_channel(self.addresses[0]) as channel:
             stub: scheduling_pb2_grpc.SchedulingAsyncStub = scheduling_pb2_grpc.SchedulingStub(channel)
             try:
                 await stub.SetLimits(request, timeout=10)

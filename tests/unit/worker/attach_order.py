@@ -17,6 +17,7 @@ import grpc.aio
 from opentelemetry.trace import NoOpTracer
 
 from weir.rpc.arena.client import ArenaClient
+from weir.runtime.admin import AdminService, Description, Identity
 from weir.runtime.service import ServiceContext
 from weir.worker import assembly
 from weir.worker.config import WorkerConfig
@@ -68,7 +69,8 @@ class SlowImports(importlib.abc.MetaPathFinder):
 
 
 async def start_worker(config: WorkerConfig) -> None:
-    context = ServiceContext(config, "prefill", "prefill-0", "", grpc.aio.server(), NoOpTracer(), print)
+    admin = AdminService(Identity("prefill", "prefill-0", ""), Description)
+    context = ServiceContext(config, "prefill", "prefill-0", "", grpc.aio.server(), NoOpTracer(), print, admin)
 
     limits = RequestLimits(max_live=8, takes_hand_offs=False)
     worker = await assembly.build_worker(context, limits, lambda parts: PrefillRole(parts, context.tracer))

@@ -23,6 +23,7 @@ from weir.kv.messages import HandedOff
 from weir.rpc.channel import make_channel
 from weir.rpc.conversions import sampling_to_pb
 from weir.rpc.server import ErrorGuard, make_server
+from weir.runtime.admin import AdminService, Description, Identity
 from weir.runtime.service import ServiceContext
 from weir.testing.runner import HashRunner, reference_tokens
 from weir.wire.v1 import types_pb2, worker_pb2, worker_pb2_grpc
@@ -268,7 +269,8 @@ async def _start_worker(
     server = make_server([ErrorGuard()])
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     shutdowns: list[str] = []
-    context = ServiceContext(config, role, worker_id, address, server, NoOpTracer(), shutdowns.append)
+    admin = AdminService(Identity(role, worker_id, ""), Description)
+    context = ServiceContext(config, role, worker_id, address, server, NoOpTracer(), shutdowns.append, admin)
     arenas: list[InMemoryArenaClient] = []
     buses: list[InMemoryBus] = []
 

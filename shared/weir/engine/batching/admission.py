@@ -108,7 +108,7 @@ class BatchAdmission:
     """`paused`: those of the batch that the gate pauses in this step."""
 
     def __init__(self, max_running: int, pausing: Pausing, policy: FollowedPolicy) -> None:
-        self._max_running = max_running
+        self.max_running = max_running
         self._pausing = pausing
         self._policy = policy
         self.paused = _NOBODY
@@ -117,7 +117,7 @@ class BatchAdmission:
         """Who joins, in order, as far as there are pages."""
         if self._policy.gate is not None:
             return self._ask(queue, now_s)
-        num_free = self._max_running - len(queue.batch)
+        num_free = self.max_running - len(queue.batch)
         if num_free <= 0:
             return []
         overdue = [sequence for sequence in queue.waiting if self._pausing.is_overdue(sequence, now_s)]
@@ -135,7 +135,7 @@ class BatchAdmission:
     def _ask(self, queue: BatchQueue, now_s: float) -> list[Sequence]:
         decision = self._policy.decide(queue.waiting, queue.batch, now_s)
         self.paused = frozenset(queue.batch[index] for index in decision.paused) if decision.paused else _NOBODY
-        num_free = self._max_running - self.num_computed(queue.batch)
-        num_free = min(num_free, MAX_OVERBOOKING * self._max_running - len(queue.batch))
+        num_free = self.max_running - self.num_computed(queue.batch)
+        num_free = min(num_free, MAX_OVERBOOKING * self.max_running - len(queue.batch))
         joining = [queue.waiting[index] for index in decision.joining if index < queue.num_open]
         return joining[: max(0, num_free)]

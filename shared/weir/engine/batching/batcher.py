@@ -18,6 +18,7 @@ from weir.core.cost import StepCost
 from weir.core.life import FinishReason
 from weir.engine.batching.prompt_share import StepPace
 from weir.engine.batching.stall_clock import StallClock
+from weir.engine.batching.step_shares import NO_SHARES, StepShares
 from weir.engine.counters import EngineCounters
 from weir.engine.memory.kept_ends import KeptEnds
 from weir.engine.memory.pages import PageNeed, PagePool
@@ -32,6 +33,7 @@ from weir.engine.messages import (
     SequenceEnded,
     SequenceForgotten,
     SequenceKey,
+    SetBounds,
 )
 from weir.engine.plan import ChunkPlan, StepPlan, StepResult, SwapPlan
 from weir.engine.recording import Recorder, check_result
@@ -81,6 +83,9 @@ class Batcher(ABC):
         self._may_be_overdue = False
         self._stall_clock = StallClock(limits.max_stall_s)
         self.pace = StepPace(limits.max_num_batched_tokens, limits.target_step_s)
+        self._most = limits
+        """As it was made: the runner has buffers for no more."""
+        self._shares = NO_SHARES
 
     @abstractmethod
     def add(self, arrival: Arrival) -> None:
@@ -110,6 +115,18 @@ class Batcher(ABC):
             self._stall_clock.stop(now_s)
         else:
             self._stall_clock.go_on(self._sequences.values(), now_s)
+
+    def set_bounds(self, bounds: SetBounds) -> None:
+        """From the next step on, as far as the engine was made for it. Nothing that runs ends by that. Raises
+        ValueError, and changes nothing then."""
+        shares = StepShares.of(bounds.step_shares)
+        self.limits = replace(
+            self.limits,
+            max_num_seqs=min(bounds.max_num_seqs, self._most.max_num_seqs),
+            max_num_batched_tokens=min(bounds.max_num_batched_tokens, self._most.max_num_batched_tokens),
+        )
+        self.pace.set_max(self.limits.max_num_batched_tokens)
+        self._shares = shares
 
     def cancel(self, key: SequenceKey) -> None:
         """Ends and frees a sequence. One that is being handed off is freed if the hand-off is refused."""

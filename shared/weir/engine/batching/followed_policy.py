@@ -51,7 +51,7 @@ class FollowedPolicy:
         taken for free."""
         self._pool = pool
         self._num_arena_pages = num_arena_pages
-        self._max_running = max_running
+        self.max_running = max_running
         self._counters = counters
         self.gate: Gate | None = None
         self.step_budget: StepBudget | None = None
@@ -72,7 +72,7 @@ class FollowedPolicy:
         view = BatchView(
             waiting=Members(waiting),
             running=Members(batch),
-            max_running=self._max_running,
+            max_running=self.max_running,
             num_pool_tokens=self._num_pages * PAGE_TOKENS,
             num_free_tokens=self._num_free_tokens,
         )
@@ -83,7 +83,7 @@ class FollowedPolicy:
         if problem is None:
             return decision
         self._count_defect("gate", problem)
-        return GateDecision(range(max(0, min(self._max_running - len(batch), len(waiting)))))
+        return GateDecision(range(max(0, min(self.max_running - len(batch), len(waiting)))))
 
     def split(
         self, decodes: list[Sequence], prompts: list[Sequence], max_tokens: int, now_s: float

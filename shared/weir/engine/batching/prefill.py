@@ -8,7 +8,7 @@ however small steps are.
 
 from weir.engine.batching.admission import MAX_OVERBOOKING
 from weir.engine.batching.batcher import Batcher
-from weir.engine.batching.prompt_share import in_turn, is_less_urgent, note_turn
+from weir.engine.batching.prompt_share import in_turn, is_less_urgent, is_shared_out, note_turn, share_out
 from weir.engine.memory.pages import PageNeed
 from weir.engine.messages import Arrival, HandOffReady
 from weir.engine.plan import ChunkPlan
@@ -28,7 +28,11 @@ class PrefillBatcher(Batcher):
         """The pages of all prompts that this step and the next one get to, were there pages."""
         num_tokens = _STEPS_AHEAD * self.pace.num_tokens
         pages = []
-        for sequence in in_turn(self._candidates()):
+        candidates = self._candidates()
+        if is_shared_out(self._shares, candidates):
+            candidates = [sequence for sequence, _ in self._share_out(candidates, num_tokens)]
+            num_tokens = len(candidates) * self.limits.chunk_tokens
+        for sequence in in_turn(candidates):
             if num_tokens <= 0:
                 break
             num_tokens -= min(sequence.num_uncomputed, self.limits.chunk_tokens)
@@ -44,6 +48,8 @@ class PrefillBatcher(Batcher):
     def _plan_chunks(self, now_s: float) -> tuple[list[ChunkPlan], list[Sequence | None]]:
         num_tokens = budget = self.pace.num_tokens
         candidates = self._candidates()
+        if is_shared_out(self._shares, candidates):
+            return self._plan_shares(candidates, budget, now_s)
         self._admit(candidates, budget, now_s)
         chunks: list[ChunkPlan] = []
         owners: list[Sequence | None] = []
@@ -62,6 +68,24 @@ class PrefillBatcher(Batcher):
         note_turn([s for s in candidates if s.params.scheduling.lane_priority < most_urgent], served)
         self.pace.planned(num_tokens - budget)
         return chunks, owners
+
+    def _plan_shares(
+        self, candidates: list[Sequence], budget: int, now_s: float
+    ) -> tuple[list[ChunkPlan], list[Sequence | None]]:
+        """As `_plan_chunks`, where lanes have shares: first who is to have pages, then what those compute that do."""
+        reached = [sequence for sequence, _ in self._share_out(candidates, budget)]
+        self._admit(reached, len(reached) * self.limits.chunk_tokens, now_s)
+        prompts = [sequence for sequence in candidates if sequence.stage is Stage.RUNNING]
+        turns = self._share_out(prompts, budget)
+        chunks = [sequence.plan_chunk(num_tokens) for sequence, num_tokens in turns]
+        served = [sequence for sequence, _ in turns]
+        note_turn(prompts, served)
+        self.pace.planned(sum(len(chunk.token_ids) for chunk in chunks))
+        return chunks, [*served]
+
+    def _share_out(self, prompts: list[Sequence], num_tokens: int) -> list[tuple[Sequence, int]]:
+        chunk_tokens, max_rows = self.limits.chunk_tokens, self.limits.max_num_seqs
+        return share_out(self._shares, prompts, num_tokens, chunk_tokens=chunk_tokens, max_rows=max_rows)
 
     def _begun(self, sequence: Sequence) -> None:
         assert sequence.slot is not None, "only a sequence with a slot is computed"
@@ -89,7 +113,21 @@ class PrefillBatcher(Batcher):
                 break
             admissible.append(sequence)
             num_over += 1
+        if self._shares:
+            admissible += self._owed(waiting, {*running, *map(_lane_priority, admissible)}, num_admitted + num_over)
         return admissible
+
+    def _owed(self, waiting: list[Sequence], present: set[int], num_admitted: int) -> list[Sequence]:
+        """The first of each lane that has a share and nobody that is computed, where others fill the batch."""
+        owed: list[Sequence] = []
+        for sequence in waiting:
+            lane_priority = _lane_priority(sequence)
+            if lane_priority in self._shares.by_lane and lane_priority not in present:
+                if num_admitted + len(owed) >= MAX_OVERBOOKING * self.limits.max_num_seqs:
+                    break
+                present.add(lane_priority)
+                owed.append(sequence)
+        return owed
 
     def _admit(self, candidates: list[Sequence], num_tokens: int, now_s: float) -> None:
         """Those that the next `num_tokens` get to. Only a more urgent one overtakes one that lacks pages."""
@@ -114,3 +152,7 @@ class PrefillBatcher(Batcher):
                     waiting.stalled_since_s = None  # it lacked pages once; now a more urgent one is before it
         for sequence in stalled:
             self._stall(sequence, now_s)
+
+
+def _lane_priority(sequence: Sequence) -> int:
+    return sequence.params.scheduling.lane_priority

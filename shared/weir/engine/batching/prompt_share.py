@@ -4,13 +4,14 @@ Whatever turns up while a step runs, an urgent prompt or the next token of a dec
 many prompt tokens that it lasts about as long as its target. What a token takes depends on model and machine, on other
 work there and on the context before it, so it is measured all the time: a step that took twice the target had about
 twice the tokens that it should have had. In a step prompts go in order, the most urgent lane first, but nobody is
-passed over for ever.
+passed over for ever. Where lanes are guaranteed shares of a step (`step_shares`), these go before the order.
 """
 
 import math
 from collections.abc import Iterable
 from typing import Protocol, TypeVar
 
+from weir.engine.batching.step_shares import PromptWork, StepShares
 from weir.engine.sequence import Sequence
 from weir.kv.geometry import PAGE_TOKENS
 
@@ -43,6 +44,12 @@ class StepPace:
         if self._budget >= self._max_tokens:
             return self._max_tokens
         return int(self._budget) // PAGE_TOKENS * PAGE_TOKENS
+
+    def set_max(self, max_tokens: int) -> None:
+        """From the next step on. What was measured still holds."""
+        self._max_tokens = max_tokens
+        is_free = self._target_s == math.inf
+        self._budget = float(max_tokens if is_free else min(max(self._budget, MIN_TOKENS), max_tokens))
 
     def planned(self, num_prompt_tokens: int) -> None:
         """What the next step has of them."""
@@ -88,3 +95,21 @@ def note_turn(prompts: Iterable[PromptProgress], served: Iterable[PromptProgress
         prompt.num_passed_over += 1
     for prompt in served:
         prompt.num_passed_over = 0
+
+
+def is_shared_out(shares: StepShares, prompts: list[Sequence]) -> bool:
+    """Whether shares say how a step is divided: prompts of one lane alone go in order."""
+    if not shares or not prompts:
+        return False
+    first = prompts[0].params.scheduling.lane_priority
+    return any(prompt.params.scheduling.lane_priority != first for prompt in prompts)
+
+
+def share_out(
+    shares: StepShares, prompts: list[Sequence], num_tokens: int, *, chunk_tokens: int, max_rows: int
+) -> list[tuple[Sequence, int]]:
+    """Whose prompt is in the step with how many tokens, in turn."""
+    ordered = in_turn(prompts)
+    work = [PromptWork(s.params.scheduling.lane_priority, min(s.num_uncomputed, chunk_tokens)) for s in ordered]
+    given = shares.split(work, num_tokens, max_rows)
+    return [(sequence, tokens) for sequence, tokens in zip(ordered, given, strict=True) if tokens]

@@ -17,7 +17,7 @@ from weir.engine.batching.own_rules import HeldRows, JoinSettings, PrefillBatche
 from weir.engine.batching.step_planner import StepPlanner
 from weir.engine.memory.pages import PageNeed, PagePool
 from weir.engine.memory.preemption import Preemption, PreemptionSettings, in_batch, num_growing_pages
-from weir.engine.messages import Arrival, Failure, FailureReason, PageBundle, TakenOver
+from weir.engine.messages import Arrival, Failure, FailureReason, PageBundle, SetBounds, TakenOver
 from weir.engine.plan import ChunkPlan, StepPlan, StepResult, SwapPlan
 from weir.engine.sequence import LOOKAHEAD_TOKENS, OpenLog, Sequence, Stage
 from weir.kv.geometry import PAGE_TOKENS
@@ -52,7 +52,7 @@ class RunningBatcher(Batcher):
         super().__init__(limits, pool, open_log)
         settings = settings or RunningSettings()
         # Never more than the budget of tokens, so that nobody in the batch starves.
-        self._max_running = min(limits.max_num_seqs, limits.max_num_batched_tokens)
+        self._most_running = self._max_running = min(limits.max_num_seqs, limits.max_num_batched_tokens)
         self._own_gate = make_gate(settings.join)
         # A batch that runs to its end pauses nobody.
         self._pausing = Pausing(settings.pauses if self._own_gate is None else PauseSettings(max_pauses=0))
@@ -79,6 +79,14 @@ class RunningBatcher(Batcher):
         if not self._holds_rows:
             self._held.release()
         self._follow(policy.gate, policy.step_budget)
+
+    def set_bounds(self, bounds: SetBounds) -> None:
+        """While more run than may, nobody joins; those that run go on."""
+        super().set_bounds(bounds)
+        limits = self._planner.limits = self.limits
+        self._max_running = min(limits.max_num_seqs, limits.max_num_batched_tokens)
+        self._admission.max_running = self._policy.max_running = self._max_running
+        self._planner.shares = self._shares
 
     def set_cost(self, cost: StepCost) -> None:
         self._policy.cost = cost
@@ -312,5 +320,5 @@ class RunningBatcher(Batcher):
             present = [s for s in present if s not in paused and not self._preemption.is_leaving(s)]
         if len(present) + len(self._held) > self._max_running:
             self._held.release()
-            return present[: self._max_running]
+            return present[: self._most_running]
         return present

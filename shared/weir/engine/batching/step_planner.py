@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from weir.engine.batching.batcher import BatchLimits
 from weir.engine.batching.followed_policy import FollowedPolicy
 from weir.engine.batching.own_rules import HeldRows
-from weir.engine.batching.prompt_share import StepPace, in_turn, is_less_urgent, note_turn
+from weir.engine.batching.prompt_share import StepPace, in_turn, is_less_urgent, is_shared_out, note_turn, share_out
+from weir.engine.batching.step_shares import NO_SHARES
 from weir.engine.memory.pages import PagePool
 from weir.engine.plan import ChunkPlan
 from weir.engine.sequence import Sequence
@@ -35,7 +36,8 @@ class StepPlanner:
     def __init__(
         self, limits: BatchLimits, pool: PagePool, held: HeldRows, pace: StepPace, policy: FollowedPolicy
     ) -> None:
-        self._limits = limits
+        self.limits = limits
+        self.shares = NO_SHARES
         self._pace = pace
         self._pool = pool
         self._held = held
@@ -46,7 +48,7 @@ class StepPlanner:
     def plan(self, present: list[Sequence], now_s: float) -> StepDraft:
         """`present`: those that take part, in order."""
         draft = StepDraft()
-        num_tokens = self._limits.max_num_batched_tokens - len(self._held)
+        num_tokens = self.limits.max_num_batched_tokens - len(self._held)
         decodes, prompts = [], []
         for sequence in present:
             num_computed = sequence.num_computed
@@ -62,9 +64,8 @@ class StepPlanner:
             decodes, num_prompt_tokens = self._policy.split(decodes, prompts, num_tokens, now_s)
         else:
             decodes, left_out = self._leave_out(decodes, prompts)
-            num_prompt_tokens = min(num_tokens - len(decodes), self._pace.num_tokens)
-            if num_prompt_tokens < 0:
-                decodes = decodes[:num_tokens]
+            # Decodes are more than the budget only while it was lowered, and none of them stops for that.
+            num_prompt_tokens = max(0, min(num_tokens - len(decodes), self._pace.num_tokens))
         if len(self._held):
             draft.chunks += self._held.chunks()
             draft.owners += [None] * len(self._held)
@@ -90,12 +91,14 @@ class StepPlanner:
 
     def _plan_prompts(self, prompts: list[Sequence], max_tokens: int, draft: StepDraft) -> int:
         """How many tokens were planned."""
+        if is_shared_out(self.shares, prompts):
+            return self._plan_shares(prompts, max_tokens, draft)
         served: list[Sequence] = []
         num_left = max_tokens
         for sequence in in_turn(prompts):
             if num_left <= 0 or is_less_urgent(sequence, served):
                 break
-            num_tokens = min(sequence.num_uncomputed, self._limits.chunk_tokens, num_left)
+            num_tokens = min(sequence.num_uncomputed, self.limits.chunk_tokens, num_left)
             if self._try_grow(sequence, num_tokens, draft):
                 chunk = sequence.plan_chunk(num_tokens)
                 num_left -= len(chunk.token_ids)
@@ -104,6 +107,20 @@ class StepPlanner:
                 served.append(sequence)
         note_turn(prompts, served)
         return max_tokens - num_left
+
+    def _plan_shares(self, prompts: list[Sequence], max_tokens: int, draft: StepDraft) -> int:
+        """As `_plan_prompts`, where lanes have shares. What one that lacks a page cannot use goes to the others."""
+        able, chunk_tokens = prompts, self.limits.chunk_tokens
+        while True:
+            turns = share_out(self.shares, able, max_tokens, chunk_tokens=chunk_tokens, max_rows=len(able))
+            unable = {sequence for sequence, num_tokens in turns if not self._try_grow(sequence, num_tokens, draft)}
+            if not unable:
+                break
+            able = [sequence for sequence in able if sequence not in unable]
+        draft.chunks += [sequence.plan_chunk(num_tokens) for sequence, num_tokens in turns]
+        draft.owners += [sequence for sequence, _ in turns]
+        note_turn(prompts, [sequence for sequence, _ in turns])
+        return sum(num_tokens for _, num_tokens in turns)
 
     def _try_grow(self, sequence: Sequence, num_tokens: int, draft: StepDraft) -> bool:
         """Gives a sequence the pages for its next tokens. False: it cannot be computed in this step."""

@@ -8,7 +8,7 @@ from weir.engine.batching.own_rules import Batching
 from weir.engine.batching.prefill import PrefillBatcher
 from weir.engine.batching.running import RunningBatcher, RunningSettings
 from weir.engine.memory.pages import PagePool
-from weir.engine.messages import Arrival
+from weir.engine.messages import Arrival, SetBounds
 from weir.kv.geometry import num_pages_for, watermark_pages
 from weir.policy.registry import PolicySpec
 from weir.sim.engines.exact import ExactEngine
@@ -28,13 +28,15 @@ _NEVER_STALLED_S = 1e9
 @dataclass(frozen=True, slots=True)
 class EngineMaker:
     """`fast_forward`: fast engines where they are equal to the real batchers. `fast_decode`: also in decode workers,
-    into whose memory hand-offs come; those raise MemoryIsTight when they may be equal no more."""
+    into whose memory hand-offs come; those raise MemoryIsTight when they may be equal no more. `step_shares`: of lanes,
+    as in `SetBounds`."""
 
     spec: SystemSpec
     policy: PolicySpec
     timeline: Timeline
     fast_forward: bool
     fast_decode: bool
+    step_shares: tuple[float, ...] = ()
 
     def make(self, worker: SimWorker, location: Location, states: RequestStates, listener: WorkerListener) -> Engine:
         def make_exact() -> ExactEngine:
@@ -105,6 +107,8 @@ class EngineMaker:
             settings = RunningSettings(self.spec.join, self.spec.preemption, num_arena_pages=memory.num_pages)
             batcher = RunningBatcher(limits, page_pool, open_log, settings)
         batcher.set_policy(self.policy.make())
+        if self.step_shares:
+            batcher.set_bounds(SetBounds(pool.max_num_seqs, pool.max_num_batched_tokens, self.step_shares))
         return batcher
 
 

@@ -22,9 +22,10 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from weir.wire.v1 import scheduling_pb2 as weir_dot_v1_dot_scheduling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13weir/v1/admin.proto\x12\x07weir.v1\"\x11\n\x0f\x44\x65scribeRequest\"\xe6\x01\n\x10\x44\x65scribeResponse\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x12\n\nprocess_id\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\r\n\x05model\x18\x04 \x01(\t\x12\x11\n\tuptime_ms\x18\x05 \x01(\x04\x12\x37\n\x07metrics\x18\x06 \x03(\x0b\x32&.weir.v1.DescribeResponse.MetricsEntry\x12\x18\n\x10integrity_errors\x18\x07 \x03(\t\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x32H\n\x05\x41\x64min\x12?\n\x08\x44\x65scribe\x12\x18.weir.v1.DescribeRequest\x1a\x19.weir.v1.DescribeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13weir/v1/admin.proto\x12\x07weir.v1\x1a\x18weir/v1/scheduling.proto\"\x11\n\x0f\x44\x65scribeRequest\"\xe6\x01\n\x10\x44\x65scribeResponse\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x12\n\nprocess_id\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\r\n\x05model\x18\x04 \x01(\t\x12\x11\n\tuptime_ms\x18\x05 \x01(\x04\x12\x37\n\x07metrics\x18\x06 \x03(\x0b\x32&.weir.v1.DescribeResponse.MetricsEntry\x12\x18\n\x10integrity_errors\x18\x07 \x03(\t\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"@\n\x15\x41\x64minSetLimitsRequest\x12\'\n\x08settings\x18\x01 \x03(\x0b\x32\x15.weir.v1.LimitSetting\"?\n\x16\x41\x64minSetLimitsResponse\x12%\n\x07\x63hanges\x18\x01 \x03(\x0b\x32\x14.weir.v1.LimitChange2\x96\x01\n\x05\x41\x64min\x12?\n\x08\x44\x65scribe\x12\x18.weir.v1.DescribeRequest\x1a\x19.weir.v1.DescribeResponse\x12L\n\tSetLimits\x12\x1e.weir.v1.AdminSetLimitsRequest\x1a\x1f.weir.v1.AdminSetLimitsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,12 +34,16 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_DESCRIBERESPONSE_METRICSENTRY']._loaded_options = None
   _globals['_DESCRIBERESPONSE_METRICSENTRY']._serialized_options = b'8\001'
-  _globals['_DESCRIBEREQUEST']._serialized_start=32
-  _globals['_DESCRIBEREQUEST']._serialized_end=49
-  _globals['_DESCRIBERESPONSE']._serialized_start=52
-  _globals['_DESCRIBERESPONSE']._serialized_end=282
-  _globals['_DESCRIBERESPONSE_METRICSENTRY']._serialized_start=236
-  _globals['_DESCRIBERESPONSE_METRICSENTRY']._serialized_end=282
-  _globals['_ADMIN']._serialized_start=284
-  _globals['_ADMIN']._serialized_end=356
+  _globals['_DESCRIBEREQUEST']._serialized_start=58
+  _globals['_DESCRIBEREQUEST']._serialized_end=75
+  _globals['_DESCRIBERESPONSE']._serialized_start=78
+  _globals['_DESCRIBERESPONSE']._serialized_end=308
+  _globals['_DESCRIBERESPONSE_METRICSENTRY']._serialized_start=262
+  _globals['_DESCRIBERESPONSE_METRICSENTRY']._serialized_end=308
+  _globals['_ADMINSETLIMITSREQUEST']._serialized_start=310
+  _globals['_ADMINSETLIMITSREQUEST']._serialized_end=374
+  _globals['_ADMINSETLIMITSRESPONSE']._serialized_start=376
+  _globals['_ADMINSETLIMITSRESPONSE']._serialized_end=439
+  _globals['_ADMIN']._serialized_start=442
+  _globals['_ADMIN']._serialized_end=592
 # @@protoc_insertion_point(module_scope)

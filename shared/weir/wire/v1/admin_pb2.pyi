@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from weir.wire.v1 import scheduling_pb2 as _scheduling_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -104,3 +105,53 @@ class DescribeResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DescribeResponse: _TypeAlias = DescribeResponse  # noqa: Y015
+
+@_typing.final
+class AdminSetLimitsRequest(_message.Message):
+    """What is to change."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SETTINGS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def settings(self) -> _containers.RepeatedCompositeFieldContainer[_scheduling_pb2.LimitSetting]:
+        """At least one; each key once. Such as workers.decode.max_num_seqs, workers.prefill-0.max_num_batched_tokens,
+        lanes.batch.max_queued or tenants.acme.requests_per_min.
+        """
+
+    def __init__(
+        self,
+        *,
+        settings: _abc.Iterable[_scheduling_pb2.LimitSetting] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["settings", b"settings"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdminSetLimitsRequest: _TypeAlias = AdminSetLimitsRequest  # noqa: Y015
+
+@_typing.final
+class AdminSetLimitsResponse(_message.Message):
+    """The change is in force."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANGES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def changes(self) -> _containers.RepeatedCompositeFieldContainer[_scheduling_pb2.LimitChange]:
+        """In the order of the request."""
+
+    def __init__(
+        self,
+        *,
+        changes: _abc.Iterable[_scheduling_pb2.LimitChange] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdminSetLimitsResponse: _TypeAlias = AdminSetLimitsResponse  # noqa: Y015

@@ -40,6 +40,11 @@ class AdminStub:
                 request_serializer=weir_dot_v1_dot_admin__pb2.DescribeRequest.SerializeToString,
                 response_deserializer=weir_dot_v1_dot_admin__pb2.DescribeResponse.FromString,
                 _registered_method=True)
+        self.SetLimits = channel.unary_unary(
+                '/weir.v1.Admin/SetLimits',
+                request_serializer=weir_dot_v1_dot_admin__pb2.AdminSetLimitsRequest.SerializeToString,
+                response_deserializer=weir_dot_v1_dot_admin__pb2.AdminSetLimitsResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer:
@@ -53,6 +58,14 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetLimits(self, request, context):
+        """Changes limits of workers, lanes and tenants while they run, all of those given or none; what Scheduling/SetLimits
+        does. The leading scheduler serves it, a standby answers UNAVAILABLE, any other process UNIMPLEMENTED.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -60,6 +73,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.Describe,
                     request_deserializer=weir_dot_v1_dot_admin__pb2.DescribeRequest.FromString,
                     response_serializer=weir_dot_v1_dot_admin__pb2.DescribeResponse.SerializeToString,
+            ),
+            'SetLimits': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetLimits,
+                    request_deserializer=weir_dot_v1_dot_admin__pb2.AdminSetLimitsRequest.FromString,
+                    response_serializer=weir_dot_v1_dot_admin__pb2.AdminSetLimitsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -90,6 +108,33 @@ class Admin:
             '/weir.v1.Admin/Describe',
             weir_dot_v1_dot_admin__pb2.DescribeRequest.SerializeToString,
             weir_dot_v1_dot_admin__pb2.DescribeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetLimits(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weir.v1.Admin/SetLimits',
+            weir_dot_v1_dot_admin__pb2.AdminSetLimitsRequest.SerializeToString,
+            weir_dot_v1_dot_admin__pb2.AdminSetLimitsResponse.FromString,
             options,
             channel_credentials,
             insecure,

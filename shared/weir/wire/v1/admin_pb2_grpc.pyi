@@ -35,6 +35,10 @@ class AdminStub:
     def __new__(cls, channel: _aio.Channel) -> AdminAsyncStub: ...
     Describe: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DescribeRequest, _admin_pb2.DescribeResponse]
     """Counters, gauges and the result of check_integrity()."""
+    SetLimits: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AdminSetLimitsRequest, _admin_pb2.AdminSetLimitsResponse]
+    """Changes limits of workers, lanes and tenants while they run, all of those given or none; what Scheduling/SetLimits
+    does. The leading scheduler serves it, a standby answers UNAVAILABLE, any other process UNIMPLEMENTED.
+    """
 
 @_typing.type_check_only
 class AdminAsyncStub(AdminStub):
@@ -43,6 +47,10 @@ class AdminAsyncStub(AdminStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Describe: _aio.UnaryUnaryMultiCallable[_admin_pb2.DescribeRequest, _admin_pb2.DescribeResponse]  # type: ignore[assignment]
     """Counters, gauges and the result of check_integrity()."""
+    SetLimits: _aio.UnaryUnaryMultiCallable[_admin_pb2.AdminSetLimitsRequest, _admin_pb2.AdminSetLimitsResponse]  # type: ignore[assignment]
+    """Changes limits of workers, lanes and tenants while they run, all of those given or none; what Scheduling/SetLimits
+    does. The leading scheduler serves it, a standby answers UNAVAILABLE, any other process UNIMPLEMENTED.
+    """
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
     """The state of one process."""
@@ -54,5 +62,15 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DescribeResponse, _abc.Awaitable[_admin_pb2.DescribeResponse]]:
         """Counters, gauges and the result of check_integrity()."""
+
+    @_abc_1.abstractmethod
+    def SetLimits(
+        self,
+        request: _admin_pb2.AdminSetLimitsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.AdminSetLimitsResponse, _abc.Awaitable[_admin_pb2.AdminSetLimitsResponse]]:
+        """Changes limits of workers, lanes and tenants while they run, all of those given or none; what Scheduling/SetLimits
+        does. The leading scheduler serves it, a standby answers UNAVAILABLE, any other process UNIMPLEMENTED.
+        """
 
 def add_AdminServicer_to_server(servicer: AdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -44,7 +44,7 @@ class LimitSetting(_message.Message):
     KEY_FIELD_NUMBER: _builtins.int
     VALUE_FIELD_NUMBER: _builtins.int
     key: _builtins.str
-    """Such as lanes.batch.max_queued, tenants.acme.weight, default_tenant.requests_per_min or lane_order."""
+    """Such as lanes.batch.max_queued, tenants.acme.weight, workers.decode.max_num_seqs or lane_order."""
     value: _builtins.str
     """In TOML, such as 100 or ["batch"]; a single word needs no quotes."""
     def __init__(
@@ -60,6 +60,38 @@ class LimitSetting(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LimitSetting: _TypeAlias = LimitSetting  # noqa: Y015
+
+@_typing.final
+class LimitChange(_message.Message):
+    """What one setting was, and what it is now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    WAS_FIELD_NUMBER: _builtins.int
+    NOW_FIELD_NUMBER: _builtins.int
+    key: _builtins.str
+    """As in LimitSetting."""
+    was: _builtins.str
+    """In TOML. Absent: what the key is about was not there, such as a tenant without limits of its own."""
+    now: _builtins.str
+    """In TOML."""
+    def __init__(
+        self,
+        *,
+        key: _builtins.str = ...,
+        was: _builtins.str | None = ...,
+        now: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_was", b"_was", "was", b"was"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_was", b"_was", "key", b"key", "now", b"now", "was", b"was"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__was: _TypeAlias = _typing.Literal["was"]  # noqa: Y015
+    _WhichOneofArgType__was: _TypeAlias = _typing.Literal["_was", b"_was"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__was) -> _WhichOneofReturnType__was | None: ...
+
+Global___LimitChange: _TypeAlias = LimitChange  # noqa: Y015
 
 @_typing.final
 class LaneDescription(_message.Message):
@@ -248,16 +280,22 @@ class SetLimitsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     LIMITS_TOML_FIELD_NUMBER: _builtins.int
+    CHANGES_FIELD_NUMBER: _builtins.int
     limits_toml: _builtins.str
     """The limits in force, in the form of a limits file."""
+    @_builtins.property
+    def changes(self) -> _containers.RepeatedCompositeFieldContainer[Global___LimitChange]:
+        """In the order of the request."""
+
     def __init__(
         self,
         *,
         limits_toml: _builtins.str = ...,
+        changes: _abc.Iterable[Global___LimitChange] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["limits_toml", b"limits_toml"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "limits_toml", b"limits_toml"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
