@@ -48,6 +48,7 @@ _EXIT_MARGIN_S = 3.0
 _EXIT_USAGE = 2
 _ADMIN_NAME = admin_pb2.DESCRIPTOR.services_by_name["Admin"].full_name
 _ConfigT = TypeVar("_ConfigT", bound=ServiceConfig)
+_OtherConfigT = TypeVar("_OtherConfigT", bound=ServiceConfig)
 
 
 class Component(Protocol):
@@ -87,6 +88,22 @@ class ServiceContext(Generic[_ConfigT]):
     tracer: Tracer
     request_shutdown: Callable[[str], None]
     resources: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    admin: AdminService | None = None
+    """The process's, for a component that answers operators."""
+
+    def in_role(self, role: str, process_id: str, config: _OtherConfigT) -> "ServiceContext[_OtherConfigT]":
+        """For a part of the process that is known under a role and an id of its own."""
+        return ServiceContext(
+            config,
+            role,
+            process_id,
+            self.address,
+            self.grpc_server,
+            self.tracer,
+            self.request_shutdown,
+            self.resources,
+            self.admin,
+        )
 
 
 @dataclass
@@ -150,6 +167,7 @@ class _Service(Generic[_ConfigT]):
         self._has_ready_file = False
         self._errors = ErrorGuard()
         self._loop_errors = LoopErrors()
+        self._admin = AdminService(Identity(role, process_id, config.model_reference), self._describe)
         self._ending = _Ending()
         self._readiness = ReadinessGuard(service_names)
         self._health = health.aio.HealthServicer()
@@ -187,6 +205,7 @@ class _Service(Generic[_ConfigT]):
                 tracer=self._tracer,
                 request_shutdown=lambda reason: self._ending.ask(reason, 1),
                 resources=self._resources,
+                admin=self._admin,
             )
         )
         await self._server.start()
@@ -203,8 +222,7 @@ class _Service(Generic[_ConfigT]):
         for name in self._service_names:
             await self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        identity = Identity(self._role, self._process_id, self._config.model_reference)
-        admin_pb2_grpc.add_AdminServicer_to_server(AdminService(identity, self._describe), self._server)
+        admin_pb2_grpc.add_AdminServicer_to_server(self._admin, self._server)
         names = (*self._service_names, _ADMIN_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
 

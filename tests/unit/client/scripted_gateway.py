@@ -47,6 +47,9 @@ class ScriptedGateway(inference_pb2_grpc.InferenceServicer, admin_pb2_grpc.Admin
             role="gateway", process_id="g-0", pid=7, model="m", uptime_ms=1500, metrics={"accepted_total": 3}
         )
 
+    ListWorkers = Drain = EndDrain = SetRole = Describe
+    """What is asked of schedulers."""
+
     def _answer(self, request: Any, context: Any, kind: Any) -> Iterator[Any]:
         self.requests.append(request)
         self.deadlines_s.append(context.time_remaining())

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13weir/v1/admin.proto\x12\x07weir.v1\"\x11\n\x0f\x44\x65scribeRequest\"\xe6\x01\n\x10\x44\x65scribeResponse\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x12\n\nprocess_id\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\r\n\x05model\x18\x04 \x01(\t\x12\x11\n\tuptime_ms\x18\x05 \x01(\x04\x12\x37\n\x07metrics\x18\x06 \x03(\x0b\x32&.weir.v1.DescribeResponse.MetricsEntry\x12\x18\n\x10integrity_errors\x18\x07 \x03(\t\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x32H\n\x05\x41\x64min\x12?\n\x08\x44\x65scribe\x12\x18.weir.v1.DescribeRequest\x1a\x19.weir.v1.DescribeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13weir/v1/admin.proto\x12\x07weir.v1\"\x11\n\x0f\x44\x65scribeRequest\"\xe6\x01\n\x10\x44\x65scribeResponse\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x12\n\nprocess_id\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\r\n\x05model\x18\x04 \x01(\t\x12\x11\n\tuptime_ms\x18\x05 \x01(\x04\x12\x37\n\x07metrics\x18\x06 \x03(\x0b\x32&.weir.v1.DescribeResponse.MetricsEntry\x12\x18\n\x10integrity_errors\x18\x07 \x03(\t\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x14\n\x12ListWorkersRequest\"B\n\x13ListWorkersResponse\x12+\n\x07workers\x18\x01 \x03(\x0b\x32\x1a.weir.v1.WorkerDescription\"\x9a\x01\n\x11WorkerDescription\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x0f\n\x07host_id\x18\x05 \x01(\t\x12!\n\x04\x64uty\x18\x06 \x01(\x0e\x32\x13.weir.v1.WorkerDuty\x12\x10\n\x08num_live\x18\x07 \x01(\r\"B\n\x0c\x44rainRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x10\n\x08grace_ms\x18\x02 \x01(\x04\x12\r\n\x05\x66orce\x18\x03 \x01(\x08\";\n\rDrainResponse\x12*\n\x06worker\x18\x01 \x01(\x0b\x32\x1a.weir.v1.WorkerDescription\"$\n\x0f\x45ndDrainRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\">\n\x10\x45ndDrainResponse\x12*\n\x06worker\x18\x01 \x01(\x0b\x32\x1a.weir.v1.WorkerDescription\"R\n\x0eSetRoleRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x10\n\x08grace_ms\x18\x03 \x01(\x04\x12\r\n\x05\x66orce\x18\x04 \x01(\x08\"T\n\x0fSetRoleResponse\x12*\n\x06worker\x18\x01 \x01(\x0b\x32\x1a.weir.v1.WorkerDescription\x12\x15\n\rnew_worker_id\x18\x02 \x01(\t*\x8d\x01\n\nWorkerDuty\x12\x1b\n\x17WORKER_DUTY_UNSPECIFIED\x10\x00\x12\x17\n\x13WORKER_DUTY_SERVING\x10\x01\x12\x18\n\x14WORKER_DUTY_DRAINING\x10\x02\x12\x17\n\x13WORKER_DUTY_DRAINED\x10\x03\x12\x16\n\x12WORKER_DUTY_SILENT\x10\x04\x32\xc9\x02\n\x05\x41\x64min\x12?\n\x08\x44\x65scribe\x12\x18.weir.v1.DescribeRequest\x1a\x19.weir.v1.DescribeResponse\x12H\n\x0bListWorkers\x12\x1b.weir.v1.ListWorkersRequest\x1a\x1c.weir.v1.ListWorkersResponse\x12\x36\n\x05\x44rain\x12\x15.weir.v1.DrainRequest\x1a\x16.weir.v1.DrainResponse\x12?\n\x08\x45ndDrain\x12\x18.weir.v1.EndDrainRequest\x1a\x19.weir.v1.EndDrainResponse\x12<\n\x07SetRole\x12\x17.weir.v1.SetRoleRequest\x1a\x18.weir.v1.SetRoleResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,12 +33,32 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_DESCRIBERESPONSE_METRICSENTRY']._loaded_options = None
   _globals['_DESCRIBERESPONSE_METRICSENTRY']._serialized_options = b'8\001'
+  _globals['_WORKERDUTY']._serialized_start=933
+  _globals['_WORKERDUTY']._serialized_end=1074
   _globals['_DESCRIBEREQUEST']._serialized_start=32
   _globals['_DESCRIBEREQUEST']._serialized_end=49
   _globals['_DESCRIBERESPONSE']._serialized_start=52
   _globals['_DESCRIBERESPONSE']._serialized_end=282
   _globals['_DESCRIBERESPONSE_METRICSENTRY']._serialized_start=236
   _globals['_DESCRIBERESPONSE_METRICSENTRY']._serialized_end=282
-  _globals['_ADMIN']._serialized_start=284
-  _globals['_ADMIN']._serialized_end=356
+  _globals['_LISTWORKERSREQUEST']._serialized_start=284
+  _globals['_LISTWORKERSREQUEST']._serialized_end=304
+  _globals['_LISTWORKERSRESPONSE']._serialized_start=306
+  _globals['_LISTWORKERSRESPONSE']._serialized_end=372
+  _globals['_WORKERDESCRIPTION']._serialized_start=375
+  _globals['_WORKERDESCRIPTION']._serialized_end=529
+  _globals['_DRAINREQUEST']._serialized_start=531
+  _globals['_DRAINREQUEST']._serialized_end=597
+  _globals['_DRAINRESPONSE']._serialized_start=599
+  _globals['_DRAINRESPONSE']._serialized_end=658
+  _globals['_ENDDRAINREQUEST']._serialized_start=660
+  _globals['_ENDDRAINREQUEST']._serialized_end=696
+  _globals['_ENDDRAINRESPONSE']._serialized_start=698
+  _globals['_ENDDRAINRESPONSE']._serialized_end=760
+  _globals['_SETROLEREQUEST']._serialized_start=762
+  _globals['_SETROLEREQUEST']._serialized_end=844
+  _globals['_SETROLERESPONSE']._serialized_start=846
+  _globals['_SETROLERESPONSE']._serialized_end=930
+  _globals['_ADMIN']._serialized_start=1077
+  _globals['_ADMIN']._serialized_end=1406
 # @@protoc_insertion_point(module_scope)

@@ -210,6 +210,11 @@ class PendingResumes:
         for key in [key for key, entry in self._entries.items() if entry[0] == gateway_id]:
             del self._entries[key]
 
+    def take_all(self) -> list[tuple[str, SequenceKey]]:
+        """(gateway, sequence) of each."""
+        entries, self._entries = self._entries, OrderedDict()
+        return [(gateway_id, key) for key, (gateway_id, _, _) in entries.items()]
+
     def take_expired(self) -> list[tuple[str, SequenceKey, int]]:
         """(gateway, sequence, index) of those that waited for too long."""
         now_s, expired = self._clock.now_s(), []
