@@ -198,8 +198,8 @@ def _find_worker(client: WorkersClient, name: str, processes: Sequence[ProcessSt
 def _wait_for_duty(
     client: WorkersClient, worker_id: str, duty: str, timeout_s: float, *, is_awaited: bool = False
 ) -> float:
-    """Seconds until then. `is_awaited`: it need not be there yet. A scheduler that does not answer for a moment is asked
-    again. Raises NotFound for a worker that goes, Unavailable when it takes too long."""
+    """Seconds until then. `is_awaited`: it need not be there yet. A scheduler that does not answer for a moment is
+    asked again. Raises NotFound for a worker that goes, Unavailable when it takes too long."""
     began_s = last_answer_s = time.monotonic()
     while True:
         now_s = time.monotonic()

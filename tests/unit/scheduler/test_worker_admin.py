@@ -1,12 +1,13 @@
 """What operators have workers do through the scheduler: who may, which worker can be spared, what it answers."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 
 import grpc
 import pytest
+from tests.unit.scheduler.keeping import write
 from tests.unit.scheduler.rig import Rig, make_limits, make_worker
 from tests.unit.scheduler.scripted import SUBJECTS, Stack, eventually
 
@@ -76,9 +77,6 @@ async def address(stack: Stack) -> AsyncIterator[str]:
     await server.stop(None)
 
 
-Ask = Callable[[Callable[[WorkersClient], object]], Awaitable[object]]
-
-
 async def ask(address: str, call: Callable[[WorkersClient], object], admin_key: str = "") -> object:
     def in_thread() -> object:
         with WorkersClient([address], admin_key=admin_key) as client:
@@ -90,7 +88,7 @@ async def ask(address: str, call: Callable[[WorkersClient], object], admin_key: 
 async def duty_of(address: str, worker_id: str) -> str:
     views = await ask(address, lambda client: client.list())
     assert isinstance(views, list)
-    return next(view.duty for view in views if view.worker_id == worker_id)
+    return next(str(view.duty) for view in views if view.worker_id == worker_id)
 
 
 async def test_a_drain_reaches_the_worker_shows_in_the_list_and_can_be_taken_back(stack: Stack, address: str) -> None:
@@ -100,7 +98,7 @@ async def test_a_drain_reaches_the_worker_shows_in_the_list_and_can_be_taken_bac
     assert (before.role, before.duty) == ("decode", "serving")
     assert worker.told == [SetDrain(1, is_draining=True, grace_ms=2500)]
     async with asyncio.timeout(5):
-        while await duty_of(address, "d") != "drained":
+        while await duty_of(address, "d") != "drained":  # noqa: ASYNC110 - what is waited for has no event
             await asyncio.sleep(0.05)
     again = await ask(address, lambda client: client.drain("d", grace_s=0))
     assert isinstance(again, WorkerView)
@@ -159,7 +157,7 @@ async def test_what_cannot_be_is_refused_by_name(
 
 async def test_only_operators_are_obeyed_where_there_are_keys(stack: Stack, address: str) -> None:
     worker = await TellingWorker(stack, "d").start()
-    Path(stack.limits_file).write_text(f'admin_key_digests = ["{key_digest(ADMIN_KEY).hex()}"]\n')
+    write(Path(stack.limits_file), f'admin_key_digests = ["{key_digest(ADMIN_KEY).hex()}"]\n')
     async with asyncio.timeout(10):
         while True:
             try:

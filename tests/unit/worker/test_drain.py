@@ -1,5 +1,5 @@
-"""A worker that drains at an operator's word: it takes nothing new, what it has ends or goes on elsewhere, it stays empty
-until it is told to take work again."""
+"""A worker that drains at an operator's word: it takes nothing new, what it has ends or goes on elsewhere, and it stays
+empty until it is told to take work again."""
 
 import asyncio
 import time
@@ -147,11 +147,11 @@ async def test_the_registry_says_that_it_drains_and_that_it_is_drained(rig: Rig)
         await decode_.next_update(start.request_id)
         rig.decode.shell.begin_drain(0.4)
         async with asyncio.timeout(5):
-            while not (await record()).is_draining:
+            while not (await record()).is_draining:  # noqa: ASYNC110 - a bucket has no event
                 await asyncio.sleep(0.02)
         assert (await record()).num_live == 1
         assert not (await record()).is_drained
         async with asyncio.timeout(5):
-            while not (await record()).is_drained:
+            while not (await record()).is_drained:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         assert (await record()).num_live == 0
