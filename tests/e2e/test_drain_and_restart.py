@@ -23,6 +23,8 @@ pytestmark = [pytest.mark.stack, pytest.mark.timeout(400)]
 NUM_STREAMS = 8
 NUM_TOKENS = 160
 LONG_S = 200.0
+REFUSALS = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+"""CANCELLED is what gRPC itself makes of a call that comes in the moment in which its server closes."""
 
 
 @pytest.fixture(scope="module")
@@ -203,7 +205,7 @@ class Traffic:
         expected = self._undisturbed[number].token_ids
         while not self._is_over:
             record = await stream(stub, request_of(number, 60), timeout_s=LONG_S)  # type: ignore[arg-type]
-            if record.code is grpc.StatusCode.UNAVAILABLE and not record.token_ids:
+            if record.code in REFUSALS and not record.token_ids:
                 await asyncio.sleep(0.2)
                 continue
             self.num_streams += 1
