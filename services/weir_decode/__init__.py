@@ -1,4 +1,4 @@
 """The decode service: takes over sequences whose prompts are computed and decodes them, all in one batch.
 
-A thin shell: the engine is `weir.engine`, what a worker is made of is `weir.worker`.
+A main of one line: the role is `weir.worker.roles.decode`, the engine `weir.engine`.
 """

@@ -1,4 +1,4 @@
 """The prefill service: computes prompts in chunks, samples each one's first token, hands it to a decode worker.
 
-A thin shell: the engine is `weir.engine`, what a worker is made of is `weir.worker`.
+A main of one line: the role is `weir.worker.roles.prefill`, the engine `weir.engine`.
 """

@@ -13,6 +13,7 @@ from weir.wire.v1 import scheduling_pb2, scheduling_pb2_grpc
 from weir_scheduler.component import SchedulerComponent, SchedulerSettings
 from weir_scheduler.config import SchedulerConfig
 from weir_scheduler.scheduling_admin import SchedulingServicer
+from weir_scheduler.worker_admin import WorkerOperations
 
 _CONNECT_TIMEOUT_S = 30.0
 _SERVICE_NAME = scheduling_pb2.DESCRIPTOR.services_by_name["Scheduling"].full_name
@@ -37,7 +38,7 @@ async def build(context: ServiceContext[SchedulerConfig]) -> SchedulerComponent:
     )
     servicer = SchedulingServicer(component.try_admin)
     scheduling_pb2_grpc.add_SchedulingServicer_to_server(servicer, context.grpc_server)
-    context.admin.set_limits = servicer.set_limits
+    context.admin.answer_operators(WorkerOperations(component.try_admins, servicer.set_limits))
     return component
 
 

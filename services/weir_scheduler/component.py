@@ -23,6 +23,7 @@ from weir_scheduler.leadership import Leadership
 from weir_scheduler.limits_keeper import LimitsKeeper, LimitsSource
 from weir_scheduler.scheduling_admin import Operators, SchedulingAdmin
 from weir_scheduler.shell import SchedulerShell
+from weir_scheduler.worker_admin import WorkerAdmin
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +49,7 @@ class _Leader:
     shell: SchedulerShell
     keeper: LimitsKeeper
     admin: SchedulingAdmin
+    worker_admin: WorkerAdmin
 
 
 class SchedulerComponent:
@@ -101,6 +103,11 @@ class SchedulerComponent:
     def try_admin(self) -> SchedulingAdmin | None:
         """None while another scheduler leads, or may."""
         return self._leader.admin if self._leader is not None else None
+
+    def try_admins(self) -> tuple[SchedulingAdmin, WorkerAdmin] | None:
+        """As `try_admin`, with what operators ask of workers."""
+        leader = self._leader
+        return (leader.admin, leader.worker_admin) if leader is not None else None
 
     async def stop(self) -> None:
         await end_tasks(self._tasks)
@@ -156,7 +163,8 @@ class SchedulerComponent:
             lambda: shell.set_policy(keeper.effective_limits.policy.make()),
         )
         await keeper.publish()  # before it is ready: gateways and workers go by it
-        self._leader = _Leader(shell, keeper, SchedulingAdmin(keeper, self._operators, core))
+        worker_admin = WorkerAdmin(core, shell.endpoint, self._subjects)
+        self._leader = _Leader(shell, keeper, SchedulingAdmin(keeper, self._operators, core), worker_admin)
         keeping = self._run("following the limits file", keeper.keep())
         self._term.push_async_callback(end_tasks, [keeping])
         logger.info("leading in epoch %d", epoch)

@@ -187,9 +187,14 @@ class SchedulingServicer(scheduling_pb2_grpc.SchedulingServicer):
         admin = self._try_admin()
         if admin is None:
             raise Unavailable("this scheduler stands by; ask the one that leads", retry_after_s=_STANDBY_RETRY_S)
-        headers = {name: value for name, value in context.invocation_metadata() or () if isinstance(value, str)}
-        admin.check_operator(try_read_key(headers.get("authorization", ""), headers.get("x-api-key", "")))
+        admin.check_operator(shown_key(context))
         return admin
+
+
+def shown_key(context: _Context) -> str | None:
+    """The key of whoever calls."""
+    headers = {name: value for name, value in context.invocation_metadata() or () if isinstance(value, str)}
+    return try_read_key(headers.get("authorization", ""), headers.get("x-api-key", ""))
 
 
 def _bad(field: str, description: str) -> InvalidRequest:

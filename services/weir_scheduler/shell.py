@@ -61,8 +61,8 @@ class SchedulerShell:
         self._core = core
         self._on_failure = on_failure
         self._may_command = may_command
-        self._endpoint = BusEndpoint(bus, tracer)
-        self._sender = CommandSender(self._endpoint, subjects, core, clock, self.act, tracer, may_command)
+        self.endpoint = BusEndpoint(bus, tracer)
+        self._sender = CommandSender(self.endpoint, subjects, core, clock, self.act, tracer, may_command)
         self._counters = CountersStore(bus, subjects, core)
         self._tasks: list[asyncio.Task[None]] = []
         self._asking: set[asyncio.Task[None]] = set()
@@ -74,27 +74,27 @@ class SchedulerShell:
         await self._counters.restore()
         workers = await self._bus.bucket(self._subjects.workers_bucket, ttl_s=WORKER_TTL_S)
         self._run("watching workers", self._watch_workers(workers.watch()))
-        await self._endpoint.serve(self._subjects.reconcile, Held, self._on_held)
-        await self._endpoint.serve(self._subjects.submit, Submit, self._on_submit)
-        await self._endpoint.serve(self._subjects.cancel, Cancel, self._on_cancel)
-        await self._endpoint.serve(self._subjects.prefilled, Prefilled, self._on_prefilled)
-        await self._endpoint.serve(self._subjects.finish, Finish, self._on_finish)
-        await self._endpoint.serve(
+        await self.endpoint.serve(self._subjects.reconcile, Held, self._on_held)
+        await self.endpoint.serve(self._subjects.submit, Submit, self._on_submit)
+        await self.endpoint.serve(self._subjects.cancel, Cancel, self._on_cancel)
+        await self.endpoint.serve(self._subjects.prefilled, Prefilled, self._on_prefilled)
+        await self.endpoint.serve(self._subjects.finish, Finish, self._on_finish)
+        await self.endpoint.serve(
             self._subjects.prefixes, PrefixChanged, self._on_prefixes_changed, max_pending=_MAX_PENDING_PREFIXES
         )
-        await self._endpoint.publish(self._subjects.leader_changed, LeaderChanged(self._core.epoch))
+        await self.endpoint.publish(self._subjects.leader_changed, LeaderChanged(self._core.epoch))
         self._run("ticking", self._tick())
         self._run("saving counters", self._counters.keep())
 
     async def stop(self) -> None:
-        await self._endpoint.close()
+        await self.endpoint.close()
         await end_tasks([*self._tasks, *self._asking])
         await self._counters.save()
         await self._sender.close()
 
     def metrics(self) -> dict[str, float]:
         """Counters (`_total`) and gauges."""
-        core, bus = self._core.metrics(), self._endpoint.metrics()
+        core, bus = self._core.metrics(), self.endpoint.metrics()
         malformed = bus["bus_malformed_total"] + self._num_malformed_records + core.get("worker_malformed_total", 0.0)
         return {
             **core,
@@ -164,7 +164,7 @@ class SchedulerShell:
     async def _ask_prefixes(self, arena_id: str) -> None:
         subject, question = self._subjects.prefixes_of(arena_id), AskPrefixes(arena_id)
         try:
-            snapshot = await self._endpoint.ask(subject, question, PrefixSnapshot, timeout_s=_SNAPSHOT_TIMEOUT_S)
+            snapshot = await self.endpoint.ask(subject, question, PrefixSnapshot, timeout_s=_SNAPSHOT_TIMEOUT_S)
         except BusError as error:
             logger.debug("%s did not send its snapshot: %s", arena_id, error)
             return

@@ -16,7 +16,8 @@ from uuid import uuid4
 import grpc
 
 from weir.bus.server import nats_server_command
-from weir.testing.stack import START_TIMEOUT_S, free_port, wait_until
+from weir.core.ports import free_port
+from weir.testing.stack import START_TIMEOUT_S, wait_until
 from weir.wire.v1 import admin_pb2, admin_pb2_grpc
 
 _END_TIMEOUT_S = 30.0

@@ -16,6 +16,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from weir.runtime.config import ServiceConfig, read_config
 from weir.scheduling.limits import CoreLimits
 from weir.scheduling.limits_file import parse_limits
+from weir.worker.roles.kinds import KINDS
 
 yaml = pytest.importorskip("yaml", reason="PyYAML is needed to read compose.yaml; `make setup-dev` installs it")
 
@@ -44,6 +45,8 @@ def document() -> Any:
 
 
 def config_class(role: str) -> type[ServiceConfig]:
+    if role in KINDS:
+        return KINDS[role].config_type
     module = importlib.import_module(f"weir_{role}.config")
     found = [
         value

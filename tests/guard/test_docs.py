@@ -23,6 +23,7 @@ from weir.runtime.config import ROLES, ServiceConfig, resolve_config
 from weir.runtime.stack.plan import StackConfig
 from weir.scheduling.limits import CoreLimits
 from weir.scheduling.limits_file import parse_limits
+from weir.worker.roles.kinds import KINDS
 
 PROGRAM: Any = typer.main.get_command(app)
 OTHER_PROGRAMS = {"cd", "curl", "docker", "git", "touch"}
@@ -35,6 +36,8 @@ COMMANDS = [command for block in SCRIPT_BLOCKS for command in documents.commands
 
 
 def service_config(role: str) -> type[ServiceConfig]:
+    if role in KINDS:
+        return KINDS[role].config_type
     config: type[ServiceConfig] = getattr(importlib.import_module(f"weir_{role}.config"), f"{role.capitalize()}Config")
     return config
 

@@ -18,10 +18,9 @@ from weir.runtime.stack.plan import StackConfig
 from weir.scheduling.limits import DEFAULT_LANES, CoreLimits, LaneLimits, TenantLimits
 from weir.scheduling.worker_limits import WorkerLimits
 from weir.worker.config import WorkerConfig
-from weir_decode.config import DecodeConfig
+from weir.worker.roles.config import DecodeConfig, PrefillConfig
 from weir_gateway.config import GatewayConfig
 from weir_gateway.frontends.openai_render import error_status
-from weir_prefill.config import PrefillConfig
 from weir_scheduler.config import SchedulerConfig
 from weir_transfer.config import TransferConfig
 

@@ -298,8 +298,7 @@ class RequestState:
             self.fail(InternalError(f"internal error: {type(error).__name__}; see the gateway's log"))
 
     def on_connection_lost(self, worker_id: str, message: str) -> None:
-        placement = self.placement
-        if placement is None or worker_id not in (placement.prefill_worker_id, placement.decode_worker_id):
+        if not self._is_own(worker_id):
             return  # it was asked whether it has adopted the sequence
         if self._is_prefill(worker_id) and self.phase is Phase.DECODING:
             return  # it has done its part
@@ -368,9 +367,10 @@ class RequestState:
     def _end_by_worker(self, worker_id: str, error: worker_pb2.WorkerError) -> None:
         message = f"worker {worker_id} gave the request up: {error.message or 'no reason given'}"
         is_unknown = error.reason == worker_pb2.WORKER_ERROR_REASON_UNKNOWN_REQUEST
-        is_expected = self.phase is Phase.PREFILLING and not self._starts_at(worker_id)
-        if is_unknown and (is_expected or self.is_awaiting_adopter):
-            return  # it waits no longer for a sequence that may still come to it, or to another
+        if is_unknown and self.phase is Phase.PREFILLING and not self._starts_at(worker_id):
+            return  # it waits no longer for a hand-off that is still to come
+        if self.is_awaiting_adopter and not self._is_own(worker_id) and not self.adopted.done():
+            return  # it was asked in vain, another one may have the sequence
         if error.reason == worker_pb2.WORKER_ERROR_REASON_NO_CAPACITY:
             self.interrupt(Overloaded(message, retry_after_s=RETRY_AFTER_S))
         elif error.reason in _INTERNAL_REASONS:
@@ -393,6 +393,10 @@ class RequestState:
 
     def _starts_at(self, worker_id: str) -> bool:
         return self.placement is not None and worker_id == self.placement.prefill_worker_id
+
+    def _is_own(self, worker_id: str) -> bool:
+        placement = self.placement
+        return placement is not None and worker_id in (placement.prefill_worker_id, placement.decode_worker_id)
 
     def _is_prefill(self, worker_id: str) -> bool:
         """Whether the worker's part ends with the hand-off."""

@@ -270,6 +270,39 @@ class WorkerRecord:
     most_num_seqs: int = 0
     """With which it was started, and over which no `max_num_seqs` goes; 0: not known."""
     most_num_batched_tokens: int = 0
+    num_live: int = 0
+    """Sequences that it has or is to get by hand-off."""
+    is_drained: bool = False
+    """It is draining, and has nothing left."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetDrain:
+    """Scheduler has a worker take nothing new, or take work again. A repeated one sets the grace period anew."""
+
+    epoch: int
+    is_draining: bool
+    grace_ms: int = 0
+    """What runs may go on for so long; what has not ended then is interrupted."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetRole:
+    """Scheduler has a worker drain and go on in a role. A repeated one changes nothing."""
+
+    epoch: int
+    role: str
+    grace_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerAnswer:
+    """A worker has begun to do what it was told."""
+
+    worker_id: str
+    """Under which it is found from then on."""
+    refusal: str = ""
+    """Why it does not. Empty: it does."""
 
 
 @dataclass(frozen=True, slots=True)

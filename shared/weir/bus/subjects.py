@@ -63,6 +63,14 @@ class Subjects:
         """Scheduler gives a request up: Revoke -> Ack."""
         return f"weir.{self.namespace}.gateway.{gateway_id}.revoke"
 
+    def drain(self, worker_id: str) -> str:
+        """Scheduler has a worker take nothing new, or take work again: SetDrain -> WorkerAnswer."""
+        return f"weir.{self.namespace}.worker.{worker_id}.drain"
+
+    def role(self, worker_id: str) -> str:
+        """Scheduler has a worker change its role: SetRole -> WorkerAnswer."""
+        return f"weir.{self.namespace}.worker.{worker_id}.role"
+
     @property
     def workers_bucket(self) -> str:
         """Registry of workers with their load: worker id -> WorkerRecord; entries expire."""
@@ -97,6 +105,8 @@ def subject_template(subject: str) -> str:
             return f"weir.{{instance}}.gateways.{verb}"
         case ["weir", _, "arena", _, verb]:
             return f"weir.{{instance}}.arena.{{arena_id}}.{verb}"
+        case ["weir", _, "worker", _, verb]:
+            return f"weir.{{instance}}.worker.{{worker_id}}.{verb}"
         case ["weir", _, "gateway", _, verb]:
             return f"weir.{{instance}}.gateway.{{gateway_id}}.{verb}"
         case _:

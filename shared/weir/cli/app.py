@@ -21,6 +21,7 @@ from weir.cli import (
     status,
     train_predictor,
     up,
+    workers,
 )
 from weir.runtime.extras import DISTRIBUTION
 
@@ -71,6 +72,9 @@ def serve(
 app.command()(up.up)
 app.command()(up.down)
 app.command()(status.status)
+app.command()(workers.drain)
+app.command()(workers.role)
+app.command()(workers.restart)
 app.command(context_settings=_SERVICE_ARGUMENTS)(serve)
 app.command()(generate.generate)
 app.command()(chat.chat)

@@ -242,15 +242,22 @@ def _open_scheduling(
     scheduler: str, admin_key: str, instance: str, grpc_port: int | None, runtime_dir: Path | None
 ) -> Iterator[SchedulingClient]:
     """The client of the instance's leading scheduler. What it refuses ends the command with one line."""
-    addresses = [scheduler]
-    if not scheduler:
-        paths = _paths(instance, grpc_port, runtime_dir)
-        addresses, admin_key = _addresses(paths), admin_key or paths.try_read_admin_key() or ""
+    addresses, admin_key = find_schedulers(scheduler, admin_key, instance, grpc_port, runtime_dir)
     with SchedulingClient(addresses, admin_key=admin_key) as client:
         try:
             yield client
         except WeirError as error:
             fail(error_line(error))
+
+
+def find_schedulers(
+    scheduler: str, admin_key: str, instance: str, grpc_port: int | None, runtime_dir: Path | None
+) -> tuple[list[str], str]:
+    """Addresses and an operator's key: those given, else those of the stack that `weir up` started here."""
+    if scheduler:
+        return [scheduler], admin_key
+    paths = _paths(instance, grpc_port, runtime_dir)
+    return _addresses(paths), admin_key or paths.try_read_admin_key() or ""
 
 
 def _paths(instance: str, grpc_port: int | None, runtime_dir: Path | None) -> InstancePaths:

@@ -94,9 +94,11 @@ def _print_report(report: StackReport) -> None:
 def _print_process(process: ProcessReport, width: int) -> None:
     # Not a rich table: that would fold addresses in the middle on a narrow terminal.
     stdout.print(f"{process.name:<13}", end="", markup=False)
-    stdout.print(f"{process.state:<12}", end="", style=_STYLES.get(process.state, "yellow"))
+    shown = process.duty if process.duty and process.state == "ready" else process.state
+    stdout.print(f"{shown:<12}", end="", style=_STYLES.get(shown, "yellow"))
     stdout.print(
         f"{process.pid or '':>8}{process.num_restarts:>10}{process.uptime_s:>7.0f} s  {process.address:<{width}}  "
+        + _role(process)
         + _metrics(process.role, process.metrics),
         markup=False,
         soft_wrap=True,
@@ -116,6 +118,11 @@ def _print_warnings(report: StackReport) -> None:
 def _print_integrity(process: ProcessReport) -> None:
     for error in process.integrity_errors:
         stderr.print(f"{process.name}: integrity: {error}", style="red", markup=False, soft_wrap=True)
+
+
+def _role(process: ProcessReport) -> str:
+    """Of a worker that was given another one than its name says."""
+    return "" if process.name.startswith(process.role) else f"role={process.role} "
 
 
 def _metrics(role: str, metrics: Mapping[str, float]) -> str:

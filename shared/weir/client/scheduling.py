@@ -5,14 +5,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-import grpc
-
-from weir.client.messages import key_metadata
-from weir.core.errors import Unavailable
-from weir.rpc.errors import from_rpc_error
+from weir.client.leader import LeaderCalls
 from weir.wire.v1 import scheduling_pb2, scheduling_pb2_grpc
-
-_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +57,7 @@ class SchedulingClient:
 
         Raises ValueError for a key that no header can carry.
         """
-        self._metadata = key_metadata(admin_key)
-        options = [("grpc.enable_http_proxy", 0)]
-        self._channels = [grpc.insecure_channel(address, options=options) for address in addresses]
-        self._stubs = [scheduling_pb2_grpc.SchedulingStub(channel) for channel in self._channels]
+        self._calls = LeaderCalls(addresses, admin_key)
 
     def describe(self) -> SchedulingView:
         return SchedulingView.from_pb(
@@ -99,8 +90,7 @@ class SchedulingClient:
         return response.policy
 
     def close(self) -> None:
-        for channel in self._channels:
-            channel.close()
+        self._calls.close()
 
     def __enter__(self) -> "SchedulingClient":
         return self
@@ -111,14 +101,4 @@ class SchedulingClient:
         self.close()
 
     def _ask_leader(self, method: str, request: object) -> Any:
-        """A standby is Unavailable, and the next one is asked."""
-        last = Unavailable("no scheduler is known")
-        for stub in self._stubs:
-            try:
-                return getattr(stub, method)(request, timeout=_TIMEOUT_S, metadata=self._metadata)
-            except grpc.RpcError as error:
-                meant = from_rpc_error(error)
-                if not isinstance(meant, Unavailable):
-                    raise meant from error
-                last = meant
-        raise last
+        return self._calls.ask(scheduling_pb2_grpc.SchedulingStub, method, request)

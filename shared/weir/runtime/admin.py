@@ -1,17 +1,20 @@
-"""`Admin`, which every process serves: its counters, what its own checks find, and the changes that its role takes."""
+"""`Admin`: `Describe`, which every process serves (its counters, and what its own checks find), and what operators ask
+of the process that can do it."""
 
 import asyncio
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
+import grpc
 import grpc.aio
 
 from weir.wire.v1 import admin_pb2, admin_pb2_grpc
 
+Context = grpc.aio.ServicerContext[Any, Any]
 _log = logging.getLogger(__name__)
 
 
@@ -21,6 +24,24 @@ class Description:
 
     metrics: Mapping[str, float] = field(default_factory=dict)
     integrity_errors: tuple[str, ...] = ()
+    role: str = ""
+    """Where it is not the one that the process was started in."""
+
+
+class Operations(Protocol):
+    """What operators ask. Methods raise WeirErrors; `context` says who asks."""
+
+    async def list_workers(self, context: "Context") -> admin_pb2.ListWorkersResponse: ...
+
+    async def drain(self, request: admin_pb2.DrainRequest, context: "Context") -> admin_pb2.DrainResponse: ...
+
+    async def end_drain(self, request: admin_pb2.EndDrainRequest, context: "Context") -> admin_pb2.EndDrainResponse: ...
+
+    async def set_role(self, request: admin_pb2.SetRoleRequest, context: "Context") -> admin_pb2.SetRoleResponse: ...
+
+    async def set_limits(
+        self, request: admin_pb2.AdminSetLimitsRequest, context: "Context"
+    ) -> admin_pb2.AdminSetLimitsResponse: ...
 
 
 @dataclass(frozen=True)
@@ -45,21 +66,18 @@ class LoopErrors:
         _log.error("uncollected: %s", context.get("message"), exc_info=context.get("exception"))
 
 
-SetLimits = Callable[
-    [admin_pb2.AdminSetLimitsRequest, "grpc.aio.ServicerContext[Any, Any]"],
-    Awaitable[admin_pb2.AdminSetLimitsResponse],
-]
-
-
 class AdminService(admin_pb2_grpc.AdminServicer):
     """Answers from the moment the process is alive; before the component is built there are only its own metrics."""
 
     def __init__(self, identity: Identity, describe: Callable[[], Description]) -> None:
         self._identity = identity
         self._describe = describe
-        self.set_limits: SetLimits | None = None
-        """Of the one role that takes them."""
         self._started_at_s = time.monotonic()
+        self._operations: Operations | None = None
+
+    def answer_operators(self, operations: Operations) -> None:
+        """From now on; until then their calls are UNIMPLEMENTED."""
+        self._operations = operations
 
     async def Describe(  # noqa: N802 - the method's name on the wire
         self,
@@ -69,7 +87,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         del request, context
         description = self._describe()
         return admin_pb2.DescribeResponse(
-            role=self._identity.role,
+            role=description.role or self._identity.role,
             process_id=self._identity.process_id,
             pid=os.getpid(),
             model=self._identity.model,
@@ -79,11 +97,33 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         )
 
     async def SetLimits(  # noqa: N802 - the method's name on the wire
-        self,
-        request: admin_pb2.AdminSetLimitsRequest,
-        context: "grpc.aio.ServicerContext[admin_pb2.AdminSetLimitsRequest, admin_pb2.AdminSetLimitsResponse]",
+        self, request: admin_pb2.AdminSetLimitsRequest, context: Context
     ) -> admin_pb2.AdminSetLimitsResponse:
-        if self.set_limits is None:
-            problem = f"a {self._identity.role} process takes no limits: ask the leading scheduler"
-            await context.abort(grpc.StatusCode.UNIMPLEMENTED, problem)
-        return await self.set_limits(request, context)
+        return await (await self._need_operations(context)).set_limits(request, context)
+
+    async def ListWorkers(  # noqa: N802 - the method's name on the wire
+        self, request: admin_pb2.ListWorkersRequest, context: Context
+    ) -> admin_pb2.ListWorkersResponse:
+        del request
+        return await (await self._need_operations(context)).list_workers(context)
+
+    async def Drain(  # noqa: N802 - the method's name on the wire
+        self, request: admin_pb2.DrainRequest, context: Context
+    ) -> admin_pb2.DrainResponse:
+        return await (await self._need_operations(context)).drain(request, context)
+
+    async def EndDrain(  # noqa: N802 - the method's name on the wire
+        self, request: admin_pb2.EndDrainRequest, context: Context
+    ) -> admin_pb2.EndDrainResponse:
+        return await (await self._need_operations(context)).end_drain(request, context)
+
+    async def SetRole(  # noqa: N802 - the method's name on the wire
+        self, request: admin_pb2.SetRoleRequest, context: Context
+    ) -> admin_pb2.SetRoleResponse:
+        return await (await self._need_operations(context)).set_role(request, context)
+
+    async def _need_operations(self, context: Context) -> Operations:
+        if self._operations is None:
+            message = f"this is a {self._identity.role}: ask the leading scheduler"
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, message)
+        return self._operations

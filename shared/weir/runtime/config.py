@@ -178,7 +178,7 @@ def load_config(
 
     The TOML file is `--config`, else `WEIR_CONFIG`, else `toml_path`. Its top-level keys are for every service; a
     table named after a role (`[gateway]`) is for that role alone and wins over them. A config class belongs to the
-    role that its package is named after: `weir_gateway.config` reads `[gateway]`.
+    role that its package is named after: `weir_gateway.config` reads `[gateway]`. One of the library names its `ROLE`.
     """
     try:
         return read_config(cls, argv, environ=environ, toml_path=toml_path)
@@ -241,7 +241,8 @@ def _config_fields(cls: type[Any]) -> dict[str, Field[Any]]:
 
 
 def _program(cls: type[Any]) -> str:
-    return cls.__module__.partition(".")[0]
+    role = getattr(cls, "ROLE", "")
+    return f"weir_{role}" if role else cls.__module__.partition(".")[0]
 
 
 def _make_parser(cls: type[Any], kinds: Mapping[str, Any]) -> argparse.ArgumentParser:

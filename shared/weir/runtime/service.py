@@ -48,6 +48,7 @@ _EXIT_MARGIN_S = 3.0
 _EXIT_USAGE = 2
 _ADMIN_NAME = admin_pb2.DESCRIPTOR.services_by_name["Admin"].full_name
 _ConfigT = TypeVar("_ConfigT", bound=ServiceConfig)
+_OtherConfigT = TypeVar("_OtherConfigT", bound=ServiceConfig)
 
 
 class Component(Protocol):
@@ -89,6 +90,20 @@ class ServiceContext(Generic[_ConfigT]):
     request_shutdown: Callable[[str], None]
     admin: AdminService
     resources: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+
+    def in_role(self, role: str, process_id: str, config: _OtherConfigT) -> "ServiceContext[_OtherConfigT]":
+        """For a part of the process that is known under a role and an id of its own."""
+        return ServiceContext(
+            config,
+            role,
+            process_id,
+            self.address,
+            self.grpc_server,
+            self.tracer,
+            self.request_shutdown,
+            self.admin,
+            self.resources,
+        )
 
 
 @dataclass
@@ -152,6 +167,7 @@ class _Service(Generic[_ConfigT]):
         self._has_ready_file = False
         self._errors = ErrorGuard()
         self._loop_errors = LoopErrors()
+        self._admin = AdminService(Identity(role, process_id, config.model_reference), self._describe)
         self._ending = _Ending()
         self._readiness = ReadinessGuard(service_names)
         self._health = health.aio.HealthServicer()
@@ -178,7 +194,7 @@ class _Service(Generic[_ConfigT]):
     async def _start(self, build: Callable[[ServiceContext[_ConfigT]], Awaitable[Component]]) -> None:
         self._listening = bind(self._server, self._config.listen, self._config.advertise_host)
         address = self._listening.address
-        admin = await self._add_common_services()
+        await self._add_common_services()
         self._component = await build(
             ServiceContext(
                 config=self._config,
@@ -188,7 +204,7 @@ class _Service(Generic[_ConfigT]):
                 grpc_server=self._server,
                 tracer=self._tracer,
                 request_shutdown=lambda reason: self._ending.ask(reason, 1),
-                admin=admin,
+                admin=self._admin,
                 resources=self._resources,
             )
         )
@@ -202,16 +218,13 @@ class _Service(Generic[_ConfigT]):
         self._write_ready_file(address)
         _log.info("ready")
 
-    async def _add_common_services(self) -> AdminService:
+    async def _add_common_services(self) -> None:
         for name in self._service_names:
             await self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        identity = Identity(self._role, self._process_id, self._config.model_reference)
-        admin = AdminService(identity, self._describe)
-        admin_pb2_grpc.add_AdminServicer_to_server(admin, self._server)
+        admin_pb2_grpc.add_AdminServicer_to_server(self._admin, self._server)
         names = (*self._service_names, _ADMIN_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
-        return admin
 
     async def _try_find_failure(self, starting: "asyncio.Task[None]") -> int | None:
         """The exit code of a start-up that failed: one clear line in the log, a traceback only if it is a defect."""

@@ -176,6 +176,11 @@ class SchedulerCore:
             num_on_worker = record.num_running + record.num_waiting
             self._requests.reservations.settle_prefills(record.worker_id, num_on_worker, now_s - _REACH_S, now_s)
 
+    @property
+    def workers(self) -> Workers:
+        """To look at."""
+        return self._workers
+
     def worker_gone(self, worker_id: str) -> None:
         """Its registry entry was taken back, or nothing was heard of it for too long: it gets nothing new. What is
         reserved on it stays reserved, for its gateways may hear it well, until they say that it ended."""

@@ -126,6 +126,25 @@ class Workers:
         for entry in self._entries.values():
             entry.seen_at_s = now_s
 
+    def find(self, worker_id: str) -> tuple[WorkerRecord, bool] | None:
+        """What a worker said last, and whether it is heard. None: there is none of that id."""
+        entry = self._entries.get(worker_id)
+        return None if entry is None else (entry.record, not entry.is_silent)
+
+    def all(self) -> list[tuple[WorkerRecord, bool]]:
+        """As `find`, by id."""
+        return [(entry.record, not entry.is_silent) for _, entry in sorted(self._entries.items())]
+
+    def can_spare(self, worker_id: str) -> bool:
+        """Whether requests of its model and group could be served without it, or cannot be with it either."""
+        entry = self._entries.get(worker_id)
+        if entry is None or entry.is_silent or entry.record.is_draining:
+            return True
+        model, group = entry.record.model, entry.record.group
+        if not self.hosts_of(model, group):
+            return True
+        return bool(self._view(model, group, without=worker_id) or (group and self._view(model, "", without=worker_id)))
+
     def hosts_of(self, model: str, group: str = "") -> tuple[HostView, ...]:
         """Hosts whose workers of the group can serve a request. Where the model has none of the group that take
         requests, those of no group."""
@@ -139,9 +158,11 @@ class Workers:
         self._views.clear()
         self.num_changes += 1
 
-    def _view(self, model: str, group: str) -> tuple[HostView, ...]:
+    def _view(self, model: str, group: str, without: str = "") -> tuple[HostView, ...]:
         by_host: dict[str, list[_Entry]] = {}
-        for _, entry in sorted(self._entries.items()):
+        for worker_id, entry in sorted(self._entries.items()):
+            if worker_id == without:
+                continue
             by_host.setdefault(entry.record.host_id, []).append(entry)
         views = []
         for host_id, entries in sorted(by_host.items()):
@@ -160,4 +181,4 @@ class Workers:
 
 
 def _without_load(record: WorkerRecord) -> WorkerRecord:
-    return replace(record, num_running=0, num_waiting=0)
+    return replace(record, num_running=0, num_waiting=0, num_live=0)

@@ -121,6 +121,14 @@ class Stack:
         """Sum of a metric over the processes of a role. Raises KeyError for one that a process does not have."""
         return sum(self.metrics(process)[name] for process in self.processes(role))
 
+    def metric_of_leader(self, name: str) -> float:
+        """Of the scheduler that leads. Raises KeyError while none does."""
+        for process in self.processes("scheduler"):
+            metrics = self.metrics(process)
+            if metrics.get("is_leader"):
+                return metrics[name]
+        raise KeyError("no scheduler leads")
+
     def integrity_errors(self) -> list[str]:
         """What check_integrity() finds wrong, in every process that has an Admin service."""
         return [

@@ -41,7 +41,7 @@ from weir.kv.messages import HandedOff
 from weir.policy.registry import PolicySpec
 from weir.runtime.admin import Description
 from weir.runtime.service import ServiceContext
-from weir.wire.v1 import worker_pb2, worker_pb2_grpc
+from weir.wire.v1 import worker_pb2
 from weir.worker.arena.arena import Arena
 from weir.worker.arena.page_keeper import PageKeeper
 from weir.worker.arena.prefixes import Prefixes
@@ -51,6 +51,7 @@ from weir.worker.config import WorkerConfig
 from weir.worker.engine.cost_meter import CostMeter
 from weir.worker.engine.model_loading import LoadedModel, ModelSpec
 from weir.worker.requests.commands import start_from_pb
+from weir.worker.requests.drain import Duty, WorkerDrain
 from weir.worker.requests.end_releases import EndReleases
 from weir.worker.requests.request_manager import RequestLimits, RequestManager
 from weir.worker.requests.servicer import WorkerServicer
@@ -130,8 +131,8 @@ class WorkerShell:
         load_model: Callable[[ArenaMemory], LoadedModel],
         connect_bus: Callable[[], Awaitable[Bus]],
     ) -> None:
-        """Made in the event loop; adds its servicer to the context's server. `load_model` runs in a thread of its own
-        and may take seconds. `connect_bus` raises BusError; the bus is closed by `stop`."""
+        """Made in the event loop. `load_model` runs in a thread of its own and may take seconds. `connect_bus` raises
+        BusError; the bus is closed by `stop`."""
         clock = SystemClock()
         self._context: ServiceContext[Any] = context
         self._config: WorkerConfig = context.config
@@ -171,15 +172,15 @@ class WorkerShell:
             on_policy=lambda policy: self._host.post(SetPolicy(policy)),
             on_rules=self._follow_rules,
         )
-        servicer = WorkerServicer(context.process_id, self._hub, self._manager, self._on_start)
-        worker_pb2_grpc.add_WorkerServicer_to_server(servicer, context.grpc_server)
+        self.servicer = WorkerServicer(context.process_id, self._hub, self._manager, self._on_start)
 
         self._tasks = WorkerTasks(context.request_shutdown)
         self._early_hand_offs: list[HandedOff] | None = []
         """What came before the engine runs, at most one a slot of the arena; None from then on."""
-        self._is_draining = False
+        self._drain = WorkerDrain(self._manager, self._interrupt, self._bus_link.put_now, context.request_shutdown)
         self._is_broken = False
-        self._has_changed = asyncio.Event()
+        self.has_let_go = False
+        """After `stop`: whether it writes nothing into the arena any more."""
 
     async def start(self) -> None:
         """Returns when warmed up and registered. Raises Unavailable without a transfer service or a bus."""
@@ -203,39 +204,41 @@ class WorkerShell:
         self._tasks.spawn(self._sweep(), "sweep")
         await self._bus_link.start()
 
+    def begin_drain(self, grace_s: float) -> None:
+        """Takes nothing new; what has not ended after the grace period is interrupted."""
+        self._drain.begin(grace_s)
+
+    async def empty(self, grace_s: float) -> None:
+        """As `begin_drain`; returns when drained, soon after the grace period at the latest."""
+        await self._drain.finish(grace_s)
+
+    def end_drain(self) -> None:
+        """Takes work again."""
+        self._drain.end()
+
+    @property
+    def duty(self) -> Duty:
+        return self._drain.duty
+
     async def drain(self, deadline_s: float) -> None:
         """Running sequences end; those that have not by the deadline fail with DRAINING."""
-        loop = asyncio.get_running_loop()
-        ends_at_s = loop.time() + deadline_s
-        self._is_draining = True
-        self._manager.begin_drain()
-        self._bus_link.put_now()
         if self._is_broken:
+            self._drain.begin(0.0)
             return
-        await self._wait_for_expected(min(_EXPECTED_S, deadline_s / 4))
-        try:
-            async with asyncio.timeout(max(0.0, ends_at_s - _FAILING_S - loop.time())):
-                await self._wait_quiet()
-        except TimeoutError:
-            _log.warning("%d sequences did not end in time", self._manager.num_live)
-            self._prefixes.post(FailAllSequences(Failure(FailureReason.DRAINING, "this worker is shutting down")))
-            try:
-                async with asyncio.timeout(_FAILING_S):
-                    await self._wait_quiet()
-            except TimeoutError:
-                _log.warning("%d sequences are left behind", self._manager.num_live)
+        await self._drain.finish(max(0.0, deadline_s - _FAILING_S), min(_EXPECTED_S, deadline_s / 4))
         self._hub.finish()
 
     async def stop(self) -> None:
         """Everything goes back to the arena, unless a step still runs and may write there."""
         await self._tasks.stop()
+        await self._drain.stop()
         await self._bus_link.stop()
         await self._role.stop()
         await self._prefixes.stop()
-        has_stopped = await self._host.stop(_ENGINE_STOP_S)
+        self.has_let_go = await self._host.stop(_ENGINE_STOP_S)
         await self._keeper.stop()
         self._hub.close()
-        if has_stopped:
+        if self.has_let_go:
             await self._arena.close()
         else:
             _log.error("a step still runs: the lease is left to the transfer service, which ends this process")
@@ -247,6 +250,7 @@ class WorkerShell:
             for name, count in report.counters.items()
         }
         gauges = asdict(report.load) | {"num_live": self._manager.num_live, "num_gateways": self._hub.num_connected}
+        gauges |= {f"is_{duty.value}": self._drain.duty is duty for duty in (Duty.DRAINING, Duty.DRAINED)}
         metrics = counters | {name: float(value) for name, value in gauges.items()}
         for maker in (self._keeper, self._prefixes, self._role, self._bus_link, self._bounds, self._cost_meter):
             metrics |= maker.metrics()
@@ -287,7 +291,7 @@ class WorkerShell:
         except Exception as error:  # noqa: BLE001 - the boundary of a callback: the report's events are lost
             _log.exception("a report of the engine could not be processed")
             self._break(f"a report of the engine could not be processed: {type(error).__name__}: {error}")
-        self._has_changed.set()
+        self._drain.look_again()
         if report.fatal:
             self._break(report.fatal)
 
@@ -306,7 +310,9 @@ class WorkerShell:
             max_num_seqs=self._bounds.now.max_num_seqs,
             num_running=load.num_running,
             num_waiting=load.num_waiting,
-            is_draining=self._is_draining,
+            is_draining=self._drain.duty is not Duty.SERVING,
+            is_drained=self._drain.duty is Duty.DRAINED,
+            num_live=self._manager.num_live + self._manager.num_expected,
             group=self._config.group,
             serves_locally=self._role.serves_locally,
             max_num_batched_tokens=load.max_step_tokens or self._bounds.now.max_num_batched_tokens,
@@ -315,22 +321,10 @@ class WorkerShell:
             most_num_batched_tokens=self._bounds.most.max_num_batched_tokens,
         )
 
-    async def _wait_for_expected(self, timeout_s: float) -> None:
-        """A prefill worker may be computing for this one now: gives those hand-offs a moment to arrive."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._wait_while(lambda: self._manager.num_expected > 0)
-        except TimeoutError:
-            _log.info("%d sequences that were announced did not come", self._manager.num_expected)
-
-    async def _wait_quiet(self) -> None:
-        await self._wait_while(lambda: self._manager.num_live > 0)
-
-    async def _wait_while(self, condition: Callable[[], bool]) -> None:
-        """Looks again after every report of the engine and every sweep."""
-        while condition():
-            self._has_changed.clear()
-            await self._has_changed.wait()
+    def _interrupt(self) -> None:
+        """Gateways have what was running here go on elsewhere, after the tokens that they have."""
+        with contextlib.suppress(InboxFull):  # called again
+            self._prefixes.post(FailAllSequences(Failure(FailureReason.DRAINING, "this worker drains")))
 
     async def _watch_lease(self) -> None:
         await self._arena.lost.wait()
@@ -347,7 +341,7 @@ class WorkerShell:
                 with contextlib.suppress(InboxFull):  # posted at a later sweep
                     self._host.post(SetCost(cost))
                     posted_cost = cost
-            self._has_changed.set()
+            self._drain.look_again()
             await asyncio.sleep(_SWEEP_S)
 
     def _break(self, reason: str) -> None:

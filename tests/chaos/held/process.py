@@ -25,21 +25,20 @@ from weir.rpc.port_guard import BodyBudget, PortGuard, PortLimits
 from weir.runtime.config import load_config
 from weir.runtime.service import ServiceContext, run_service
 from weir.testing.runner import HashRunner
-from weir.wire.v1 import inference_pb2, inference_pb2_grpc
+from weir.wire.v1 import inference_pb2, inference_pb2_grpc, worker_pb2_grpc
 from weir.worker.arena.arena import Arena
 from weir.worker.config import WorkerConfig
 from weir.worker.engine.model_loading import LoadedModel, ModelSpec
 from weir.worker.requests.request_manager import RequestLimits
 from weir.worker.requests.servicer import SERVICE_NAME as WORKER_SERVICE
 from weir.worker.role import Role, RoleParts
+from weir.worker.roles.config import DecodeConfig, PrefillConfig
+from weir.worker.roles.decode import DecodeRole
+from weir.worker.roles.prefill import PrefillRole
 from weir.worker.shell import WorkerShell
-from weir_decode.config import DecodeConfig
-from weir_decode.role import DecodeRole
 from weir_gateway.config import GatewayConfig
 from weir_gateway.frontends.grpc_frontend import InferenceServicer
 from weir_gateway.gateway import GatewayComponent, GatewayLoaders, GatewayProcess, GatewaySettings
-from weir_prefill.config import PrefillConfig
-from weir_prefill.role import PrefillRole
 from weir_scheduler.__main__ import main as run_scheduler
 from weir_transfer.__main__ import main as run_transfer
 
@@ -113,7 +112,7 @@ async def _build_worker(context: ServiceContext[_ConfigT], make_role: Callable[[
     async def connect_bus() -> Bus:
         return await NatsBus.connect(config.nats_url, name=context.process_id, timeout_s=_BUS_CONNECT_TIMEOUT_S)
 
-    return WorkerShell(
+    shell = WorkerShell(
         context,
         ModelSpec("bytes", VOCAB_SIZE, MAX_CONTEXT, MODEL_DIGEST, PAGE_BYTES),
         RequestLimits(max_live=16, takes_hand_offs=context.role == "decode", gateway_gone_s=_GATEWAY_GONE_S),
@@ -122,6 +121,8 @@ async def _build_worker(context: ServiceContext[_ConfigT], make_role: Callable[[
         load_model=load_model,
         connect_bus=connect_bus,
     )
+    worker_pb2_grpc.add_WorkerServicer_to_server(shell.servicer, context.grpc_server)
+    return shell
 
 
 async def _build_prefill(context: ServiceContext[PrefillConfig]) -> WorkerShell:

@@ -17,9 +17,9 @@ from tests.chaos.held.process import MODEL_DIGEST, PAGE_BYTES, run_role
 from tests.unit.gateway.fake_model import MAX_CONTEXT
 
 from weir.bus.server import nats_server_command
+from weir.core.ports import free_port
 from weir.kv.geometry import ArenaGeometry
 from weir.kv.layout import layout_of
-from weir.testing.stack import free_port
 from weir.wire.v1 import admin_pb2, admin_pb2_grpc
 
 NUM_PAGES = 48

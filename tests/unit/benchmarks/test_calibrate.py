@@ -28,8 +28,7 @@ from weir.core.cost import StepCost
 from weir.sim.simulator import simulate
 from weir.sim.workloads.workload import SimRequest, Workload
 from weir.worker.config import WorkerConfig
-from weir_decode.config import DecodeConfig
-from weir_prefill.config import PrefillConfig
+from weir.worker.roles.config import DecodeConfig, PrefillConfig
 
 CONFIG = CalibrateConfig(num_requests=50)
 COST = StepCost(4.0, 0.5, 0.0, 1.0, 0.0)

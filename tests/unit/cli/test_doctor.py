@@ -5,9 +5,8 @@ import resource
 import pytest
 
 from weir.cli import doctor
-from weir_decode.config import DecodeConfig
+from weir.worker.roles.config import DecodeConfig, PrefillConfig
 from weir_gateway.config import GatewayConfig
-from weir_prefill.config import PrefillConfig
 from weir_scheduler.config import SchedulerConfig
 from weir_transfer.config import TransferConfig
 

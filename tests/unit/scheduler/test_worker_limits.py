@@ -18,12 +18,13 @@ from weir.core.caps import RequestCaps
 from weir.core.errors import InvalidRequest
 from weir.rpc.channel import make_channel
 from weir.rpc.server import ErrorGuard, make_server
-from weir.runtime.admin import AdminService, Description, Identity, SetLimits
+from weir.runtime.admin import AdminService, Description, Identity, Operations
 from weir.scheduling.limits import CoreLimits, LaneLimits
 from weir.scheduling.limits_file import change_limits, format_limits, parse_limits
 from weir.scheduling.worker_limits import WorkerLimits
 from weir.wire.v1 import admin_pb2, admin_pb2_grpc, scheduling_pb2
 from weir_scheduler.scheduling_admin import SchedulingServicer
+from weir_scheduler.worker_admin import WorkerOperations
 
 FILE = """
 [lanes.interactive]
@@ -145,7 +146,8 @@ async def test_admin_of_the_leader_sets_limits_and_that_of_another_process_says_
     component = await stack.add_scheduler()
     settings = [scheduling_pb2.LimitSetting(key="lanes.batch.max_queued", value="9")]
     request = admin_pb2.AdminSetLimitsRequest(settings=settings)
-    async with admin_of("scheduler", SchedulingServicer(component.try_admin).set_limits) as stub:
+    operations = WorkerOperations(component.try_admins, SchedulingServicer(component.try_admin).set_limits)
+    async with admin_of("scheduler", operations) as stub:
         answer = await stub.SetLimits(request, timeout=10)
     assert [(one.key, one.now) for one in answer.changes] == [("lanes.batch.max_queued", "9")]
     async with admin_of("decode") as stub:
@@ -155,9 +157,10 @@ async def test_admin_of_the_leader_sets_limits_and_that_of_another_process_says_
 
 
 @asynccontextmanager
-async def admin_of(role: str, set_limits: SetLimits | None = None) -> AsyncIterator["admin_pb2_grpc.AdminAsyncStub"]:
+async def admin_of(role: str, operations: Operations | None = None) -> AsyncIterator["admin_pb2_grpc.AdminAsyncStub"]:
     admin = AdminService(Identity(role, f"{role}-0", ""), Description)
-    admin.set_limits = set_limits
+    if operations is not None:
+        admin.answer_operators(operations)
     server = make_server([ErrorGuard()])
     admin_pb2_grpc.add_AdminServicer_to_server(admin, server)
     port = server.add_insecure_port("127.0.0.1:0")

@@ -22,7 +22,7 @@ from weir.runtime.service import ServiceContext
 from weir.worker import assembly
 from weir.worker.config import WorkerConfig
 from weir.worker.requests.request_manager import RequestLimits
-from weir_prefill.role import PrefillRole
+from weir.worker.roles.prefill import PrefillRole
 
 _SLOWER_S = 1.0
 """So much longer an import takes: whoever does not wait for it is sure to be first."""
@@ -73,7 +73,8 @@ async def start_worker(config: WorkerConfig) -> None:
     context = ServiceContext(config, "prefill", "prefill-0", "", grpc.aio.server(), NoOpTracer(), print, admin)
 
     limits = RequestLimits(max_live=8, takes_hand_offs=False)
-    worker = await assembly.build_worker(context, limits, lambda parts: PrefillRole(parts, context.tracer))
+    model = await assembly.load_worker_model(config)
+    worker = assembly.make_shell(context, model, limits, lambda parts: PrefillRole(parts, context.tracer))
     try:
         await worker.start()
     except Attached:

@@ -32,10 +32,10 @@ from weir.worker.config import WorkerConfig
 from weir.worker.engine.model_loading import LoadedModel, ModelSpec
 from weir.worker.requests.request_manager import RequestLimits
 from weir.worker.role import Role, RoleParts
+from weir.worker.roles.config import DecodeConfig
+from weir.worker.roles.decode import DecodeRole
+from weir.worker.roles.prefill import PrefillRole
 from weir.worker.shell import WorkerShell
-from weir_decode.config import DecodeConfig
-from weir_decode.role import DecodeRole
-from weir_prefill.role import PrefillRole
 
 TIMEOUT_S = 10.0
 VOCAB_SIZE = 500
@@ -294,6 +294,7 @@ async def _start_worker(
         load_model=load_model,
         connect_bus=connect_bus,
     )
+    worker_pb2_grpc.add_WorkerServicer_to_server(shell.servicer, server)
     rig.workers.append(RunningWorker(worker_id, address, shell, arenas[0], buses, server, shutdowns))
     await server.start()
     await shell.start()

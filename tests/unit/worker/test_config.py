@@ -8,7 +8,7 @@ from weir.engine.batching.admission import PauseSettings
 from weir.engine.batching.own_rules import Batching, JoinSettings, PrefillBatchSettings
 from weir.engine.memory.preemption import PreemptionSettings
 from weir.runtime.config import ConfigError, read_config
-from weir_decode.config import DecodeConfig
+from weir.worker.roles.config import DecodeConfig
 
 
 def test_by_default_batches_are_continuous_and_a_sequence_is_preempted_three_times_at_most() -> None:

@@ -26,7 +26,7 @@ from weir.engine.loop import InboxFull
 from weir.engine.messages import Command
 from weir.engine.plan import StepPlan
 from weir.wire.v1 import worker_pb2
-from weir_prefill.role import PrefillRole
+from weir.worker.roles.prefill import PrefillRole
 
 
 async def test_a_refused_hand_off_is_an_error_and_leaves_nothing(rig: Rig, streams: tuple[Stream, Stream]) -> None:

@@ -33,6 +33,7 @@ from weir.kv.geometry import ArenaGeometry
 from weir.kv.layout import (
     ANNEX_BYTES,
     COUNTERS_DTYPE,
+    HEADER_BYTES,
     LEASE_DTYPE,
     MAX_LEASES,
     PAGE_DTYPE,
@@ -42,11 +43,20 @@ from weir.kv.layout import (
     SegmentMismatch,
     layout_of,
     pack_header,
+    unpack_header,
 )
 from weir.kv.records.annex import AnnexFile, RecordAnnex
 from weir.kv.records.record import SequenceRecord
 
-__all__ = ["DEFAULT_DIRECTORY", "ClaimedSegment", "Segment", "SegmentError", "claim_segment", "segment_path"]
+__all__ = [
+    "DEFAULT_DIRECTORY",
+    "ClaimedSegment",
+    "Segment",
+    "SegmentError",
+    "claim_segment",
+    "segment_path",
+    "try_find_mismatch",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -233,6 +243,18 @@ def claim_segment(path: Path, geometry: ArenaGeometry, model_digest: str) -> Cla
         segment.close()
         _remove_left_over(path, difference, workers)
     return ClaimedSegment(Segment.create(path, geometry, model_digest), is_new=True)
+
+
+def try_find_mismatch(path: Path) -> str | None:
+    """Why this program could not go on with the segment at `path`. None: it could, or there is none. Only looks."""
+    try:
+        with path.open("rb") as file:
+            unpack_header(file.read(HEADER_BYTES), path.stat().st_size)
+    except FileNotFoundError:
+        return None
+    except SegmentMismatch as mismatch:
+        return str(mismatch)
+    return None
 
 
 def _remove_left_over(path: Path, reason: str, workers: str) -> None:

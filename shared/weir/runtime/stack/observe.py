@@ -36,6 +36,11 @@ class ProcessReport:
     metrics: Mapping[str, float] = field(default_factory=dict)
     integrity_errors: tuple[str, ...] = ()
 
+    @property
+    def duty(self) -> str:
+        """Of a worker that takes no work at the moment; empty for all others."""
+        return next((duty for duty in ("drained", "draining") if self.metrics.get(f"is_{duty}")), "")
+
 
 @dataclass(frozen=True, slots=True)
 class StackReport:
@@ -79,14 +84,14 @@ async def _observe_process(process: ProcessState, is_supervised: bool) -> Proces
     condition: Condition = process.phase if runs or is_supervised else "dead"
     described = admin_pb2.DescribeResponse()
     if runs and process.address and process.role != "nats":
-        answer = await _try_describe(process.address)
+        answer = await try_describe(process.address)
         if answer is not None:
             described = answer
         elif condition == "ready":
             condition = "silent"
     return ProcessReport(
         name=process.name,
-        role=process.role,
+        role=described.role or process.role,
         pid=process.identity.pid if process.identity is not None and runs else None,
         state=condition,
         num_restarts=process.num_restarts,
@@ -99,7 +104,8 @@ async def _observe_process(process: ProcessState, is_supervised: bool) -> Proces
     )
 
 
-async def _try_describe(address: str) -> admin_pb2.DescribeResponse | None:
+async def try_describe(address: str) -> admin_pb2.DescribeResponse | None:
+    """None: it does not answer."""
     async with make_channel(address) as channel:
         stub: admin_pb2_grpc.AdminAsyncStub = admin_pb2_grpc.AdminStub(channel)
         try:

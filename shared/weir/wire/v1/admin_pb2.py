@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from weir.wire.v1 import scheduling_pb2 as weir_dot_v1_dot_scheduling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13weir/v1/admin.proto\x12\x07weir.v1\x1a\x18weir/v1/scheduling.proto\"\x11\n\x0f\x44\x65scribeRequest\"\xe6\x01\n\x10\x44\x65scribeResponse\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x12\n\nprocess_id\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\r\n\x05model\x18\x04 \x01(\t\x12\x11\n\tuptime_ms\x18\x05 \x01(\x04\x12\x37\n\x07metrics\x18\x06 \x03(\x0b\x32&.weir.v1.DescribeResponse.MetricsEntry\x12\x18\n\x10integrity_errors\x18\x07 \x03(\t\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"@\n\x15\x41\x64minSetLimitsRequest\x12\'\n\x08settings\x18\x01 \x03(\x0b\x32\x15.weir.v1.LimitSetting\"?\n\x16\x41\x64minSetLimitsResponse\x12%\n\x07\x63hanges\x18\x01 \x03(\x0b\x32\x14.weir.v1.LimitChange2\x96\x01\n\x05\x41\x64min\x12?\n\x08\x44\x65scribe\x12\x18.weir.v1.DescribeRequest\x1a\x19.weir.v1.DescribeResponse\x12L\n\tSetLimits\x12\x1e.weir.v1.AdminSetLimitsRequest\x1a\x1f.weir.v1.AdminSetLimitsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13weir/v1/admin.proto\x12\x07weir.v1\x1a\x18weir/v1/scheduling.proto\"\x11\n\x0f\x44\x65scribeRequest\"\xe6\x01\n\x10\x44\x65scribeResponse\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x12\n\nprocess_id\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\r\n\x05model\x18\x04 \x01(\t\x12\x11\n\tuptime_ms\x18\x05 \x01(\x04\x12\x37\n\x07metrics\x18\x06 \x03(\x0b\x32&.weir.v1.DescribeResponse.MetricsEntry\x12\x18\n\x10integrity_errors\x18\x07 \x03(\t\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"@\n\x15\x41\x64minSetLimitsRequest\x12\'\n\x08settings\x18\x01 \x03(\x0b\x32\x15.weir.v1.LimitSetting\"?\n\x16\x41\x64minSetLimitsResponse\x12%\n\x07\x63hanges\x18\x01 \x03(\x0b\x32\x14.weir.v1.LimitChange\"\x14\n\x12ListWorkersRequest\"B\n\x13ListWorkersResponse\x12+\n\x07workers\x18\x01 \x03(\x0b\x32\x1a.weir.v1.WorkerDescription\"\x9a\x01\n\x11WorkerDescription\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x0f\n\x07host_id\x18\x05 \x01(\t\x12!\n\x04\x64uty\x18\x06 \x01(\x0e\x32\x13.weir.v1.WorkerDuty\x12\x10\n\x08num_live\x18\x07 \x01(\r\"B\n\x0c\x44rainRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x10\n\x08grace_ms\x18\x02 \x01(\x04\x12\r\n\x05\x66orce\x18\x03 \x01(\x08\";\n\rDrainResponse\x12*\n\x06worker\x18\x01 \x01(\x0b\x32\x1a.weir.v1.WorkerDescription\"$\n\x0f\x45ndDrainRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\">\n\x10\x45ndDrainResponse\x12*\n\x06worker\x18\x01 \x01(\x0b\x32\x1a.weir.v1.WorkerDescription\"R\n\x0eSetRoleRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x10\n\x08grace_ms\x18\x03 \x01(\x04\x12\r\n\x05\x66orce\x18\x04 \x01(\x08\"T\n\x0fSetRoleResponse\x12*\n\x06worker\x18\x01 \x01(\x0b\x32\x1a.weir.v1.WorkerDescription\x12\x15\n\rnew_worker_id\x18\x02 \x01(\t*\x8d\x01\n\nWorkerDuty\x12\x1b\n\x17WORKER_DUTY_UNSPECIFIED\x10\x00\x12\x17\n\x13WORKER_DUTY_SERVING\x10\x01\x12\x18\n\x14WORKER_DUTY_DRAINING\x10\x02\x12\x17\n\x13WORKER_DUTY_DRAINED\x10\x03\x12\x16\n\x12WORKER_DUTY_SILENT\x10\x04\x32\x97\x03\n\x05\x41\x64min\x12?\n\x08\x44\x65scribe\x12\x18.weir.v1.DescribeRequest\x1a\x19.weir.v1.DescribeResponse\x12H\n\x0bListWorkers\x12\x1b.weir.v1.ListWorkersRequest\x1a\x1c.weir.v1.ListWorkersResponse\x12\x36\n\x05\x44rain\x12\x15.weir.v1.DrainRequest\x1a\x16.weir.v1.DrainResponse\x12?\n\x08\x45ndDrain\x12\x18.weir.v1.EndDrainRequest\x1a\x19.weir.v1.EndDrainResponse\x12<\n\x07SetRole\x12\x17.weir.v1.SetRoleRequest\x1a\x18.weir.v1.SetRoleResponse\x12L\n\tSetLimits\x12\x1e.weir.v1.AdminSetLimitsRequest\x1a\x1f.weir.v1.AdminSetLimitsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,6 +34,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_DESCRIBERESPONSE_METRICSENTRY']._loaded_options = None
   _globals['_DESCRIBERESPONSE_METRICSENTRY']._serialized_options = b'8\001'
+  _globals['_WORKERDUTY']._serialized_start=1090
+  _globals['_WORKERDUTY']._serialized_end=1231
   _globals['_DESCRIBEREQUEST']._serialized_start=58
   _globals['_DESCRIBEREQUEST']._serialized_end=75
   _globals['_DESCRIBERESPONSE']._serialized_start=78
@@ -44,6 +46,24 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ADMINSETLIMITSREQUEST']._serialized_end=374
   _globals['_ADMINSETLIMITSRESPONSE']._serialized_start=376
   _globals['_ADMINSETLIMITSRESPONSE']._serialized_end=439
-  _globals['_ADMIN']._serialized_start=442
-  _globals['_ADMIN']._serialized_end=592
+  _globals['_LISTWORKERSREQUEST']._serialized_start=441
+  _globals['_LISTWORKERSREQUEST']._serialized_end=461
+  _globals['_LISTWORKERSRESPONSE']._serialized_start=463
+  _globals['_LISTWORKERSRESPONSE']._serialized_end=529
+  _globals['_WORKERDESCRIPTION']._serialized_start=532
+  _globals['_WORKERDESCRIPTION']._serialized_end=686
+  _globals['_DRAINREQUEST']._serialized_start=688
+  _globals['_DRAINREQUEST']._serialized_end=754
+  _globals['_DRAINRESPONSE']._serialized_start=756
+  _globals['_DRAINRESPONSE']._serialized_end=815
+  _globals['_ENDDRAINREQUEST']._serialized_start=817
+  _globals['_ENDDRAINREQUEST']._serialized_end=853
+  _globals['_ENDDRAINRESPONSE']._serialized_start=855
+  _globals['_ENDDRAINRESPONSE']._serialized_end=917
+  _globals['_SETROLEREQUEST']._serialized_start=919
+  _globals['_SETROLEREQUEST']._serialized_end=1001
+  _globals['_SETROLERESPONSE']._serialized_start=1003
+  _globals['_SETROLERESPONSE']._serialized_end=1087
+  _globals['_ADMIN']._serialized_start=1234
+  _globals['_ADMIN']._serialized_end=1641
 # @@protoc_insertion_point(module_scope)

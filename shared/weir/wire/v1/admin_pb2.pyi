@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from weir.wire.v1 import scheduling_pb2 as _scheduling_pb2
 import builtins as _builtins
 import sys
@@ -18,6 +19,38 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _WorkerDuty:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _WorkerDutyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WorkerDuty.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    WORKER_DUTY_UNSPECIFIED: _WorkerDuty.ValueType  # 0
+    """Never sent."""
+    WORKER_DUTY_SERVING: _WorkerDuty.ValueType  # 1
+    """It takes work."""
+    WORKER_DUTY_DRAINING: _WorkerDuty.ValueType  # 2
+    """It takes nothing new, and ends what it has."""
+    WORKER_DUTY_DRAINED: _WorkerDuty.ValueType  # 3
+    """It takes nothing new, and has nothing."""
+    WORKER_DUTY_SILENT: _WorkerDuty.ValueType  # 4
+    """Nothing is heard of it."""
+
+class WorkerDuty(_WorkerDuty, metaclass=_WorkerDutyEnumTypeWrapper):
+    """Whether a worker takes work."""
+
+WORKER_DUTY_UNSPECIFIED: WorkerDuty.ValueType  # 0
+"""Never sent."""
+WORKER_DUTY_SERVING: WorkerDuty.ValueType  # 1
+"""It takes work."""
+WORKER_DUTY_DRAINING: WorkerDuty.ValueType  # 2
+"""It takes nothing new, and ends what it has."""
+WORKER_DUTY_DRAINED: WorkerDuty.ValueType  # 3
+"""It takes nothing new, and has nothing."""
+WORKER_DUTY_SILENT: WorkerDuty.ValueType  # 4
+"""Nothing is heard of it."""
+Global___WorkerDuty: _TypeAlias = WorkerDuty  # noqa: Y015
 
 @_typing.final
 class DescribeRequest(_message.Message):
@@ -155,3 +188,252 @@ class AdminSetLimitsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AdminSetLimitsResponse: _TypeAlias = AdminSetLimitsResponse  # noqa: Y015
+
+@_typing.final
+class ListWorkersRequest(_message.Message):
+    """Asks for all workers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListWorkersRequest: _TypeAlias = ListWorkersRequest  # noqa: Y015
+
+@_typing.final
+class ListWorkersResponse(_message.Message):
+    """All workers of the instance."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerDescription]:
+        """By id."""
+
+    def __init__(
+        self,
+        *,
+        workers: _abc.Iterable[Global___WorkerDescription] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["workers", b"workers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListWorkersResponse: _TypeAlias = ListWorkersResponse  # noqa: Y015
+
+@_typing.final
+class WorkerDescription(_message.Message):
+    """One worker, as its last registry entry says."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    HOST_ID_FIELD_NUMBER: _builtins.int
+    DUTY_FIELD_NUMBER: _builtins.int
+    NUM_LIVE_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
+    """New at each start, and at each change of the role."""
+    role: _builtins.str
+    """prefill or decode."""
+    model: _builtins.str
+    """What it runs."""
+    address: _builtins.str
+    """HOST:PORT of its services."""
+    host_id: _builtins.str
+    """Workers with the same one share an arena."""
+    duty: Global___WorkerDuty.ValueType
+    """Whether it takes work."""
+    num_live: _builtins.int
+    """Sequences that it has or is to get."""
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.str = ...,
+        role: _builtins.str = ...,
+        model: _builtins.str = ...,
+        address: _builtins.str = ...,
+        host_id: _builtins.str = ...,
+        duty: Global___WorkerDuty.ValueType = ...,
+        num_live: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "duty", b"duty", "host_id", b"host_id", "model", b"model", "num_live", b"num_live", "role", b"role", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerDescription: _TypeAlias = WorkerDescription  # noqa: Y015
+
+@_typing.final
+class DrainRequest(_message.Message):
+    """A worker to drain."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    GRACE_MS_FIELD_NUMBER: _builtins.int
+    FORCE_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
+    """Its id."""
+    grace_ms: _builtins.int
+    """How long what runs may go on, at most 3600000. 0: it is interrupted at once."""
+    force: _builtins.bool
+    """Also where no other worker could serve its model: requests wait then."""
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.str = ...,
+        grace_ms: _builtins.int = ...,
+        force: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["force", b"force", "grace_ms", b"grace_ms", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainRequest: _TypeAlias = DrainRequest  # noqa: Y015
+
+@_typing.final
+class DrainResponse(_message.Message):
+    """The drain has begun, or had before."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def worker(self) -> Global___WorkerDescription:
+        """The worker as it was before."""
+
+    def __init__(
+        self,
+        *,
+        worker: Global___WorkerDescription | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["worker", b"worker"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainResponse: _TypeAlias = DrainResponse  # noqa: Y015
+
+@_typing.final
+class EndDrainRequest(_message.Message):
+    """A worker that is to take work again."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
+    """Its id."""
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EndDrainRequest: _TypeAlias = EndDrainRequest  # noqa: Y015
+
+@_typing.final
+class EndDrainResponse(_message.Message):
+    """It takes work."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def worker(self) -> Global___WorkerDescription:
+        """The worker as it was before."""
+
+    def __init__(
+        self,
+        *,
+        worker: Global___WorkerDescription | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["worker", b"worker"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EndDrainResponse: _TypeAlias = EndDrainResponse  # noqa: Y015
+
+@_typing.final
+class SetRoleRequest(_message.Message):
+    """A worker and its new role."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    GRACE_MS_FIELD_NUMBER: _builtins.int
+    FORCE_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
+    """Its id."""
+    role: _builtins.str
+    """prefill or decode."""
+    grace_ms: _builtins.int
+    """How long what runs may go on before, at most 3600000."""
+    force: _builtins.bool
+    """Also where no other worker could serve its model meanwhile."""
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.str = ...,
+        role: _builtins.str = ...,
+        grace_ms: _builtins.int = ...,
+        force: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["force", b"force", "grace_ms", b"grace_ms", "role", b"role", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetRoleRequest: _TypeAlias = SetRoleRequest  # noqa: Y015
+
+@_typing.final
+class SetRoleResponse(_message.Message):
+    """The change has begun, or was made before."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_FIELD_NUMBER: _builtins.int
+    NEW_WORKER_ID_FIELD_NUMBER: _builtins.int
+    new_worker_id: _builtins.str
+    """Its id in that role, to be looked for in ListWorkers. The same as before if it had the role."""
+    @_builtins.property
+    def worker(self) -> Global___WorkerDescription:
+        """The worker as it was before."""
+
+    def __init__(
+        self,
+        *,
+        worker: Global___WorkerDescription | None = ...,
+        new_worker_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["worker", b"worker"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["new_worker_id", b"new_worker_id", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetRoleResponse: _TypeAlias = SetRoleResponse  # noqa: Y015

@@ -40,6 +40,26 @@ class AdminStub:
                 request_serializer=weir_dot_v1_dot_admin__pb2.DescribeRequest.SerializeToString,
                 response_deserializer=weir_dot_v1_dot_admin__pb2.DescribeResponse.FromString,
                 _registered_method=True)
+        self.ListWorkers = channel.unary_unary(
+                '/weir.v1.Admin/ListWorkers',
+                request_serializer=weir_dot_v1_dot_admin__pb2.ListWorkersRequest.SerializeToString,
+                response_deserializer=weir_dot_v1_dot_admin__pb2.ListWorkersResponse.FromString,
+                _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/weir.v1.Admin/Drain',
+                request_serializer=weir_dot_v1_dot_admin__pb2.DrainRequest.SerializeToString,
+                response_deserializer=weir_dot_v1_dot_admin__pb2.DrainResponse.FromString,
+                _registered_method=True)
+        self.EndDrain = channel.unary_unary(
+                '/weir.v1.Admin/EndDrain',
+                request_serializer=weir_dot_v1_dot_admin__pb2.EndDrainRequest.SerializeToString,
+                response_deserializer=weir_dot_v1_dot_admin__pb2.EndDrainResponse.FromString,
+                _registered_method=True)
+        self.SetRole = channel.unary_unary(
+                '/weir.v1.Admin/SetRole',
+                request_serializer=weir_dot_v1_dot_admin__pb2.SetRoleRequest.SerializeToString,
+                response_deserializer=weir_dot_v1_dot_admin__pb2.SetRoleResponse.FromString,
+                _registered_method=True)
         self.SetLimits = channel.unary_unary(
                 '/weir.v1.Admin/SetLimits',
                 request_serializer=weir_dot_v1_dot_admin__pb2.AdminSetLimitsRequest.SerializeToString,
@@ -53,6 +73,38 @@ class AdminServicer:
 
     def Describe(self, request, context):
         """Counters, gauges and the result of check_integrity().
+        The calls below are the leading scheduler's to answer, to operators alone. A standby answers UNAVAILABLE, any other
+        process UNIMPLEMENTED.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListWorkers(self, request, context):
+        """The workers, as the scheduler hears of them: how far a drain has come is seen here.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Drain(self, request, context):
+        """The worker takes nothing new. What runs there may end within the grace period; what has not goes on at other
+        workers. Returns at once. A repeated call sets the grace period anew.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EndDrain(self, request, context):
+        """A worker that is draining or drained takes work again. Others are as they were.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetRole(self, request, context):
+        """The worker drains and goes on in another role, under a new id, with the weights that it has. Returns at once.
+        For a worker that has the role nothing changes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -73,6 +125,26 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.Describe,
                     request_deserializer=weir_dot_v1_dot_admin__pb2.DescribeRequest.FromString,
                     response_serializer=weir_dot_v1_dot_admin__pb2.DescribeResponse.SerializeToString,
+            ),
+            'ListWorkers': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListWorkers,
+                    request_deserializer=weir_dot_v1_dot_admin__pb2.ListWorkersRequest.FromString,
+                    response_serializer=weir_dot_v1_dot_admin__pb2.ListWorkersResponse.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=weir_dot_v1_dot_admin__pb2.DrainRequest.FromString,
+                    response_serializer=weir_dot_v1_dot_admin__pb2.DrainResponse.SerializeToString,
+            ),
+            'EndDrain': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndDrain,
+                    request_deserializer=weir_dot_v1_dot_admin__pb2.EndDrainRequest.FromString,
+                    response_serializer=weir_dot_v1_dot_admin__pb2.EndDrainResponse.SerializeToString,
+            ),
+            'SetRole': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetRole,
+                    request_deserializer=weir_dot_v1_dot_admin__pb2.SetRoleRequest.FromString,
+                    response_serializer=weir_dot_v1_dot_admin__pb2.SetRoleResponse.SerializeToString,
             ),
             'SetLimits': grpc.unary_unary_rpc_method_handler(
                     servicer.SetLimits,
@@ -108,6 +180,114 @@ class Admin:
             '/weir.v1.Admin/Describe',
             weir_dot_v1_dot_admin__pb2.DescribeRequest.SerializeToString,
             weir_dot_v1_dot_admin__pb2.DescribeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListWorkers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weir.v1.Admin/ListWorkers',
+            weir_dot_v1_dot_admin__pb2.ListWorkersRequest.SerializeToString,
+            weir_dot_v1_dot_admin__pb2.ListWorkersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weir.v1.Admin/Drain',
+            weir_dot_v1_dot_admin__pb2.DrainRequest.SerializeToString,
+            weir_dot_v1_dot_admin__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EndDrain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weir.v1.Admin/EndDrain',
+            weir_dot_v1_dot_admin__pb2.EndDrainRequest.SerializeToString,
+            weir_dot_v1_dot_admin__pb2.EndDrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetRole(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weir.v1.Admin/SetRole',
+            weir_dot_v1_dot_admin__pb2.SetRoleRequest.SerializeToString,
+            weir_dot_v1_dot_admin__pb2.SetRoleResponse.FromString,
             options,
             channel_credentials,
             insecure,

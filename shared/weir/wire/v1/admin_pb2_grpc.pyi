@@ -34,7 +34,22 @@ class AdminStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AdminAsyncStub: ...
     Describe: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DescribeRequest, _admin_pb2.DescribeResponse]
-    """Counters, gauges and the result of check_integrity()."""
+    """Counters, gauges and the result of check_integrity().
+    The calls below are the leading scheduler's to answer, to operators alone. A standby answers UNAVAILABLE, any other
+    process UNIMPLEMENTED.
+    """
+    ListWorkers: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListWorkersRequest, _admin_pb2.ListWorkersResponse]
+    """The workers, as the scheduler hears of them: how far a drain has come is seen here."""
+    Drain: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]
+    """The worker takes nothing new. What runs there may end within the grace period; what has not goes on at other
+    workers. Returns at once. A repeated call sets the grace period anew.
+    """
+    EndDrain: _grpc.UnaryUnaryMultiCallable[_admin_pb2.EndDrainRequest, _admin_pb2.EndDrainResponse]
+    """A worker that is draining or drained takes work again. Others are as they were."""
+    SetRole: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SetRoleRequest, _admin_pb2.SetRoleResponse]
+    """The worker drains and goes on in another role, under a new id, with the weights that it has. Returns at once.
+    For a worker that has the role nothing changes.
+    """
     SetLimits: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AdminSetLimitsRequest, _admin_pb2.AdminSetLimitsResponse]
     """Changes limits of workers, lanes and tenants while they run, all of those given or none; what Scheduling/SetLimits
     does. The leading scheduler serves it, a standby answers UNAVAILABLE, any other process UNIMPLEMENTED.
@@ -46,7 +61,22 @@ class AdminAsyncStub(AdminStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Describe: _aio.UnaryUnaryMultiCallable[_admin_pb2.DescribeRequest, _admin_pb2.DescribeResponse]  # type: ignore[assignment]
-    """Counters, gauges and the result of check_integrity()."""
+    """Counters, gauges and the result of check_integrity().
+    The calls below are the leading scheduler's to answer, to operators alone. A standby answers UNAVAILABLE, any other
+    process UNIMPLEMENTED.
+    """
+    ListWorkers: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListWorkersRequest, _admin_pb2.ListWorkersResponse]  # type: ignore[assignment]
+    """The workers, as the scheduler hears of them: how far a drain has come is seen here."""
+    Drain: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]  # type: ignore[assignment]
+    """The worker takes nothing new. What runs there may end within the grace period; what has not goes on at other
+    workers. Returns at once. A repeated call sets the grace period anew.
+    """
+    EndDrain: _aio.UnaryUnaryMultiCallable[_admin_pb2.EndDrainRequest, _admin_pb2.EndDrainResponse]  # type: ignore[assignment]
+    """A worker that is draining or drained takes work again. Others are as they were."""
+    SetRole: _aio.UnaryUnaryMultiCallable[_admin_pb2.SetRoleRequest, _admin_pb2.SetRoleResponse]  # type: ignore[assignment]
+    """The worker drains and goes on in another role, under a new id, with the weights that it has. Returns at once.
+    For a worker that has the role nothing changes.
+    """
     SetLimits: _aio.UnaryUnaryMultiCallable[_admin_pb2.AdminSetLimitsRequest, _admin_pb2.AdminSetLimitsResponse]  # type: ignore[assignment]
     """Changes limits of workers, lanes and tenants while they run, all of those given or none; what Scheduling/SetLimits
     does. The leading scheduler serves it, a standby answers UNAVAILABLE, any other process UNIMPLEMENTED.
@@ -61,7 +91,46 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.DescribeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DescribeResponse, _abc.Awaitable[_admin_pb2.DescribeResponse]]:
-        """Counters, gauges and the result of check_integrity()."""
+        """Counters, gauges and the result of check_integrity().
+        The calls below are the leading scheduler's to answer, to operators alone. A standby answers UNAVAILABLE, any other
+        process UNIMPLEMENTED.
+        """
+
+    @_abc_1.abstractmethod
+    def ListWorkers(
+        self,
+        request: _admin_pb2.ListWorkersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ListWorkersResponse, _abc.Awaitable[_admin_pb2.ListWorkersResponse]]:
+        """The workers, as the scheduler hears of them: how far a drain has come is seen here."""
+
+    @_abc_1.abstractmethod
+    def Drain(
+        self,
+        request: _admin_pb2.DrainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.DrainResponse, _abc.Awaitable[_admin_pb2.DrainResponse]]:
+        """The worker takes nothing new. What runs there may end within the grace period; what has not goes on at other
+        workers. Returns at once. A repeated call sets the grace period anew.
+        """
+
+    @_abc_1.abstractmethod
+    def EndDrain(
+        self,
+        request: _admin_pb2.EndDrainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.EndDrainResponse, _abc.Awaitable[_admin_pb2.EndDrainResponse]]:
+        """A worker that is draining or drained takes work again. Others are as they were."""
+
+    @_abc_1.abstractmethod
+    def SetRole(
+        self,
+        request: _admin_pb2.SetRoleRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.SetRoleResponse, _abc.Awaitable[_admin_pb2.SetRoleResponse]]:
+        """The worker drains and goes on in another role, under a new id, with the weights that it has. Returns at once.
+        For a worker that has the role nothing changes.
+        """
 
     @_abc_1.abstractmethod
     def SetLimits(

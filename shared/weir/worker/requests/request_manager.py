@@ -79,6 +79,7 @@ class RequestManager:
         self._unclaimed: dict[SequenceKey, float] = {}
         """When each was adopted that nobody has asked for since."""
         self._is_draining = False
+        self._takes_hand_offs = limits.takes_hand_offs
 
     @property
     def num_live(self) -> int:
@@ -90,8 +91,21 @@ class RequestManager:
         return len(self._pending_resumes)
 
     def begin_drain(self) -> None:
-        """Refuses every Start from here on."""
+        """Refuses every Start from here on. What is prefilled for this worker may still come."""
         self._is_draining = True
+
+    def refuse_hand_offs(self) -> None:
+        """While draining: what is prefilled for this worker is not taken any more, and goes on elsewhere."""
+        self._takes_hand_offs = False
+        for gateway_id, key in self._pending_resumes.take_all():
+            stream = self._hub.get(gateway_id)
+            if stream is not None:
+                stream.answer(_draining(key))
+
+    def end_drain(self) -> None:
+        """Takes prompts and hand-offs again."""
+        self._is_draining = False
+        self._takes_hand_offs = self._limits.takes_hand_offs
 
     def is_wanted(self, key: SequenceKey) -> bool:
         """False once it was cancelled."""
@@ -146,6 +160,8 @@ class RequestManager:
             stream.answer(SequenceEnded(key, FinishReason.CANCELLED))
         elif awaits_hand_off and self._may_still_come(key):
             self._pending_resumes.put(key, stream.gateway_id, next_index)
+        elif awaits_hand_off and self._is_draining:
+            stream.answer(_draining(key))
         else:
             stream.answer(self._unknown(key))
 
@@ -168,6 +184,8 @@ class RequestManager:
         key = SequenceKey.of(params)
         held = self._sequences.find(key.request_id)
         if self._cancelled.covers(key) or (held is not None and held.key.attempt >= key.attempt):
+            return False
+        if not self._takes_hand_offs:  # its gateway is told when it asks
             return False
         refusal = self._try_add(key, arrival)
         self._replace(held)
@@ -275,7 +293,7 @@ class RequestManager:
         if held is not None and held.key.attempt >= key.attempt:
             return _failed(key, FailureReason.STALE_ATTEMPT, f"attempt {held.key.attempt} is here already")
         if self._is_draining:
-            return _failed(key, FailureReason.DRAINING, "this worker is shutting down")
+            return _draining(key)
         if self._sequences.num_live >= self._limits.max_live:
             return _failed(key, FailureReason.NO_CAPACITY, f"{self._limits.max_live} sequences are here already")
         return None
@@ -318,13 +336,17 @@ class RequestManager:
     def _may_still_come(self, key: SequenceKey) -> bool:
         """By hand-off."""
         held = self._sequences.find(key.request_id)
-        return self._limits.takes_hand_offs and (held is None or held.key.attempt < key.attempt)
+        return self._takes_hand_offs and (held is None or held.key.attempt < key.attempt)
 
     def _unknown(self, key: SequenceKey) -> SequenceEnded:
         held = self._sequences.find(key.request_id)
         if held is not None and held.key.attempt > key.attempt:
             return _failed(key, FailureReason.STALE_ATTEMPT, f"attempt {held.key.attempt} is here already")
         return _failed(key, FailureReason.UNKNOWN_REQUEST, "this worker does not hold the request")
+
+
+def _draining(key: SequenceKey) -> SequenceEnded:
+    return _failed(key, FailureReason.DRAINING, "this worker takes nothing new")
 
 
 def _failed(key: SequenceKey, reason: FailureReason, message: str) -> SequenceEnded:

@@ -238,6 +238,11 @@ class PendingResumes:
         for dispatch in [dispatch for dispatch, entry in self._entries.items() if entry.gateway_id == gateway_id]:
             del self._entries[dispatch]
 
+    def take_all(self) -> list[tuple[str, SequenceKey]]:
+        """(gateway, sequence) of each."""
+        entries, self._entries = self._entries, OrderedDict()
+        return [(entry.gateway_id, entry.key) for entry in entries.values()]
+
     def take_expired(self) -> list[tuple[str, SequenceKey, int]]:
         """(gateway, sequence, index) of those that waited for too long."""
         now_s, expired = self._clock.now_s(), []

@@ -31,7 +31,7 @@ from weir.worker.engine.model_loading import LoadedModel
 from weir.worker.requests.spans import DecodeSpans, PrefillSpans
 from weir.worker.requests.streams import GatewayStream
 from weir.worker.role import RoleParts
-from weir_decode.config import DecodeConfig
+from weir.worker.roles.config import DecodeConfig
 
 _log = logging.getLogger(__name__)
 

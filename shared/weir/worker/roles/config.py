@@ -1,8 +1,8 @@
-"""Settings of a decode worker."""
+"""Settings that only one of the worker kinds has, or has other defaults for."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from weir.core.fields import check_range
 from weir.engine.batching.admission import PauseSettings
@@ -15,8 +15,25 @@ from weir.worker.config import WorkerConfig
 
 
 @dataclass(frozen=True)
+class PrefillConfig(WorkerConfig):
+    """A prefill worker: computes prompts, samples their first token and hands them off."""
+
+    ROLE: ClassVar[str] = "prefill"
+
+    max_num_seqs: int = setting(16, "Prompts that have pages here, those being handed off included.")
+    max_num_waiting: int = setting(64, "Prompts that wait for pages; more are refused.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_num_waiting < 0:
+            raise ValueError(f"max_num_waiting {self.max_num_waiting}: must be at least 0")
+
+
+@dataclass(frozen=True)
 class DecodeConfig(WorkerConfig):
     """A decode worker: decodes handed-off sequences, and serves whole the prompts that it is given."""
+
+    ROLE: ClassVar[str] = "decode"
 
     batching: Literal["continuous", "static", "static-hold", "dynamic"] = setting(
         "continuous", "When sequences join the batch; all but continuous are for comparison."

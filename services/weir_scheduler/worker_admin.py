@@ -1,0 +1,153 @@
+"""What operators have workers do, through the leading scheduler: it knows who the operators are, and what each
+worker is needed for. The worker itself is told over the bus."""
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from weir.bus.endpoint import BusEndpoint
+from weir.bus.messages import SetDrain, SetRole, WorkerAnswer, WorkerRecord
+from weir.bus.protocol import BusError
+from weir.bus.subjects import Subjects
+from weir.core.errors import FieldViolation, InvalidRequest, NotFound, Unavailable
+from weir.runtime.admin import Context
+from weir.scheduling.core import SchedulerCore
+from weir.scheduling.workers import DECODE, PREFILL
+from weir.wire.v1 import admin_pb2
+from weir_scheduler.scheduling_admin import SchedulingAdmin, shown_key
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+_STANDBY_RETRY_S = 1.0
+_ANSWER_TIMEOUT_S = 3.0
+_MAX_GRACE_MS = 3_600_000
+
+
+class WorkerAdmin:
+    """Of one leader."""
+
+    def __init__(self, core: SchedulerCore, endpoint: BusEndpoint, subjects: Subjects) -> None:
+        self._core = core
+        self._endpoint = endpoint
+        self._subjects = subjects
+
+    def list_workers(self) -> admin_pb2.ListWorkersResponse:
+        described = [_describe(record, is_heard=is_heard) for record, is_heard in self._core.workers.all()]
+        return admin_pb2.ListWorkersResponse(workers=described)
+
+    async def drain(self, request: admin_pb2.DrainRequest) -> admin_pb2.DrainResponse:
+        """Raises InvalidRequest, NotFound, Unavailable."""
+        worker = self._find(request.worker_id)
+        _check_grace(request.grace_ms)
+        self._check_spared(request.worker_id, force=request.force)
+        command = SetDrain(self._core.epoch, is_draining=True, grace_ms=request.grace_ms)
+        await self._tell(self._subjects.drain(request.worker_id), command, request.worker_id)
+        return admin_pb2.DrainResponse(worker=worker)
+
+    async def end_drain(self, request: admin_pb2.EndDrainRequest) -> admin_pb2.EndDrainResponse:
+        """Raises NotFound, Unavailable."""
+        worker = self._find(request.worker_id)
+        command = SetDrain(self._core.epoch, is_draining=False)
+        await self._tell(self._subjects.drain(request.worker_id), command, request.worker_id)
+        return admin_pb2.EndDrainResponse(worker=worker)
+
+    async def set_role(self, request: admin_pb2.SetRoleRequest) -> admin_pb2.SetRoleResponse:
+        """Raises InvalidRequest, NotFound, Unavailable."""
+        worker = self._find(request.worker_id)
+        _check_grace(request.grace_ms)
+        if request.role not in (PREFILL, DECODE):
+            raise _bad("role", f"{request.role[:32]!r}: must be {PREFILL} or {DECODE}")
+        if worker.role == request.role:
+            return admin_pb2.SetRoleResponse(worker=worker, new_worker_id=worker.worker_id)
+        self._check_spared(request.worker_id, force=request.force)
+        command = SetRole(self._core.epoch, request.role, request.grace_ms)
+        answer = await self._tell(self._subjects.role(request.worker_id), command, request.worker_id)
+        return admin_pb2.SetRoleResponse(worker=worker, new_worker_id=answer.worker_id)
+
+    def _find(self, worker_id: str) -> admin_pb2.WorkerDescription:
+        found = self._core.workers.find(worker_id)
+        if found is None:
+            known = ", ".join(record.worker_id for record, _ in self._core.workers.all()) or "none"
+            raise NotFound("worker_id", f"there is no worker {worker_id[:100]!r}; there are: {known}")
+        return _describe(found[0], is_heard=found[1])
+
+    def _check_spared(self, worker_id: str, *, force: bool) -> None:
+        if not force and not self._core.workers.can_spare(worker_id):
+            problem = f"without {worker_id} no worker serves its model: streams and requests would wait"
+            raise _bad("force", f"{problem}; start another one first, or drain it all the same with force")
+
+    async def _tell(self, subject: str, command: "DataclassInstance", worker_id: str) -> WorkerAnswer:
+        try:
+            answer = await self._endpoint.ask(subject, command, WorkerAnswer, timeout_s=_ANSWER_TIMEOUT_S)
+        except BusError as error:
+            message = f"worker {worker_id} does not answer ({error}); what it was told may have been done: ask again"
+            raise Unavailable(message, retry_after_s=_STANDBY_RETRY_S) from error
+        if answer.refusal:
+            raise _bad("worker_id", f"{worker_id} refuses: {answer.refusal}")
+        return answer
+
+
+SetLimits = Callable[[admin_pb2.AdminSetLimitsRequest, Context], Awaitable[admin_pb2.AdminSetLimitsResponse]]
+
+
+class WorkerOperations:
+    """Implements `weir.runtime.admin.Operations`. `try_admins` gives nothing while this scheduler does not lead."""
+
+    def __init__(
+        self, try_admins: Callable[[], tuple[SchedulingAdmin, WorkerAdmin] | None], set_limits: SetLimits
+    ) -> None:
+        self._try_admins = try_admins
+        self._set_limits = set_limits
+
+    async def list_workers(self, context: Context) -> admin_pb2.ListWorkersResponse:
+        return self._admin(context).list_workers()
+
+    async def drain(self, request: admin_pb2.DrainRequest, context: Context) -> admin_pb2.DrainResponse:
+        return await self._admin(context).drain(request)
+
+    async def end_drain(self, request: admin_pb2.EndDrainRequest, context: Context) -> admin_pb2.EndDrainResponse:
+        return await self._admin(context).end_drain(request)
+
+    async def set_role(self, request: admin_pb2.SetRoleRequest, context: Context) -> admin_pb2.SetRoleResponse:
+        return await self._admin(context).set_role(request)
+
+    async def set_limits(
+        self, request: admin_pb2.AdminSetLimitsRequest, context: Context
+    ) -> admin_pb2.AdminSetLimitsResponse:
+        return await self._set_limits(request, context)
+
+    def _admin(self, context: Context) -> WorkerAdmin:
+        """For whoever calls. Raises Unauthenticated, PermissionDenied or Unavailable."""
+        admins = self._try_admins()
+        if admins is None:
+            raise Unavailable("this scheduler stands by; ask the one that leads", retry_after_s=_STANDBY_RETRY_S)
+        scheduling, workers = admins
+        scheduling.check_operator(shown_key(context))
+        return workers
+
+
+def _describe(record: WorkerRecord, *, is_heard: bool) -> admin_pb2.WorkerDescription:
+    return admin_pb2.WorkerDescription(
+        worker_id=record.worker_id,
+        role=record.role,
+        model=record.model,
+        address=record.address,
+        host_id=record.host_id,
+        duty=_duty_of(record) if is_heard else admin_pb2.WORKER_DUTY_SILENT,
+        num_live=record.num_live,
+    )
+
+
+def _duty_of(record: WorkerRecord) -> "admin_pb2.WorkerDuty.ValueType":
+    if record.is_drained:
+        return admin_pb2.WORKER_DUTY_DRAINED
+    return admin_pb2.WORKER_DUTY_DRAINING if record.is_draining else admin_pb2.WORKER_DUTY_SERVING
+
+
+def _check_grace(grace_ms: int) -> None:
+    if grace_ms > _MAX_GRACE_MS:
+        raise _bad("grace_ms", f"{grace_ms}: must be at most {_MAX_GRACE_MS}")
+
+
+def _bad(field: str, description: str) -> InvalidRequest:
+    return InvalidRequest([FieldViolation(field, description)])

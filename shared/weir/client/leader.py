@@ -1,0 +1,42 @@
+"""Calls of whichever scheduler leads."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import grpc
+
+from weir.client.messages import key_metadata
+from weir.core.errors import Unavailable
+from weir.rpc.errors import from_rpc_error
+
+_TIMEOUT_S = 10.0
+
+
+class LeaderCalls:
+    """A standby is Unavailable, and the next one is asked."""
+
+    def __init__(self, addresses: Sequence[str], admin_key: str) -> None:
+        """HOST:PORT of each scheduler: the leader and those that stand by. `admin_key`: needed where anybody has keys.
+
+        Raises ValueError for a key that no header can carry.
+        """
+        self._metadata = key_metadata(admin_key)
+        options = [("grpc.enable_http_proxy", 0)]
+        self._channels = [grpc.insecure_channel(address, options=options) for address in addresses]
+
+    def ask(self, make_stub: Callable[[grpc.Channel], Any], method: str, request: object) -> Any:
+        """Raises an error of `weir.core.errors`."""
+        last = Unavailable("no scheduler is known")
+        for channel in self._channels:
+            try:
+                return getattr(make_stub(channel), method)(request, timeout=_TIMEOUT_S, metadata=self._metadata)
+            except grpc.RpcError as error:
+                meant = from_rpc_error(error)
+                if not isinstance(meant, Unavailable):
+                    raise meant from error
+                last = meant
+        raise last
+
+    def close(self) -> None:
+        for channel in self._channels:
+            channel.close()

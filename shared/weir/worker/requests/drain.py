@@ -1,0 +1,117 @@
+"""Whether a worker takes work, and the way from taking it to having none.
+
+SERVING ── begin ──> DRAINING ── empty, or interrupted after the grace period ──> DRAINED
+   ^─────────────────────┴────────────────────── end ─────────────────────────────────┘
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from enum import Enum
+
+from weir.worker.requests.request_manager import RequestManager
+from weir.worker.tasks import WorkerTasks
+
+_log = logging.getLogger(__name__)
+_INTERRUPT_AGAIN_S = 1.0
+_INTERRUPTING_S = 1.0
+
+
+class Duty(Enum):
+    """Whether a worker takes work."""
+
+    SERVING = "serving"
+    DRAINING = "draining"
+    DRAINED = "drained"
+
+
+class WorkerDrain:
+    """Called in the event loop alone."""
+
+    def __init__(
+        self,
+        manager: RequestManager,
+        interrupt: Callable[[], None],
+        on_change: Callable[[], None],
+        request_shutdown: Callable[[str], None],
+    ) -> None:
+        """`interrupt` ends every sequence that is here, at the next step's boundary, so that its gateway has it go on
+        elsewhere; it may be called again. `on_change` is called when the duty has changed."""
+        self._manager = manager
+        self._interrupt = interrupt
+        self._on_change = on_change
+        self._tasks = WorkerTasks(request_shutdown)
+        self._emptying: asyncio.Task[None] | None = None
+        self._has_changed = asyncio.Event()
+        self._ends_at_s = 0.0
+        self._expected_until_s = 0.0
+        self.duty = Duty.SERVING
+
+    def look_again(self) -> None:
+        """A sequence may have come or ended."""
+        self._has_changed.set()
+
+    def begin(self, grace_s: float, expected_s: float | None = None) -> None:
+        """Takes nothing new. What is here may end within the grace period; `expected_s`: so long at most what gateways
+        wait for here may still come. A repeated call sets both anew; one that is drained stays so."""
+        if self.duty is Duty.DRAINED:
+            return
+        now_s = asyncio.get_running_loop().time()
+        self._ends_at_s = now_s + grace_s
+        self._expected_until_s = now_s + (grace_s if expected_s is None else min(grace_s, expected_s))
+        self._has_changed.set()
+        if self.duty is Duty.SERVING:
+            self._manager.begin_drain()
+            self._enter(Duty.DRAINING)
+            self._emptying = self._tasks.spawn(self._empty(), "drain")
+
+    def end(self) -> None:
+        """Takes work again."""
+        if self.duty is Duty.SERVING:
+            return
+        if self._emptying is not None:
+            self._emptying.cancel()
+        self._manager.end_drain()
+        self._enter(Duty.SERVING)
+
+    async def finish(self, grace_s: float, expected_s: float | None = None) -> None:
+        """As `begin`; returns when drained, a second after the grace period at the latest, and says what is left."""
+        self.begin(grace_s, expected_s)
+        if self._emptying is not None and not self._emptying.done():
+            await asyncio.wait([self._emptying], timeout=grace_s + _INTERRUPTING_S)
+        if self._manager.num_live:
+            _log.warning("%d sequences are left behind", self._manager.num_live)
+
+    async def stop(self) -> None:
+        await self._tasks.stop()
+
+    async def _empty(self) -> None:
+        while self._is_awaited() and asyncio.get_running_loop().time() < self._ends_at_s:
+            await self._wait_for_change(self._ends_at_s)
+        if self._manager.num_expected:
+            _log.info("%d sequences that were announced did not come", self._manager.num_expected)
+        self._manager.refuse_hand_offs()
+        if self._manager.num_live:
+            _log.warning("%d sequences did not end in time: they go on elsewhere", self._manager.num_live)
+        while self._manager.num_live:
+            self._interrupt()
+            again_at_s = asyncio.get_running_loop().time() + _INTERRUPT_AGAIN_S
+            while self._manager.num_live and asyncio.get_running_loop().time() < again_at_s:
+                await self._wait_for_change(again_at_s)
+        self._enter(Duty.DRAINED)
+
+    def _is_awaited(self) -> bool:
+        is_expecting = asyncio.get_running_loop().time() < self._expected_until_s
+        return self._manager.num_live > 0 or (is_expecting and self._manager.num_expected > 0)
+
+    async def _wait_for_change(self, until_s: float) -> None:
+        self._has_changed.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(until_s):
+                await self._has_changed.wait()
+
+    def _enter(self, duty: Duty) -> None:
+        _log.info("%s", duty.value)
+        self.duty = duty
+        self._on_change()
