@@ -25,6 +25,7 @@ from weir.bus.messages import (
     Prefilled,
     PrefixChanged,
     PrefixSnapshot,
+    QueueReport,
     Submit,
     SubmitReply,
     WorkerRecord,
@@ -39,6 +40,7 @@ from weir.scheduling.granter import Granter
 from weir.scheduling.lifecycle import RequestLifecycle, Verdict
 from weir.scheduling.limits import CoreLimits
 from weir.scheduling.placer import Placer
+from weir.scheduling.queue_report import LaneRates, queue_report
 from weir.scheduling.request_table import RequestTable, check_requests
 from weir.scheduling.tenants import QuotaDebt
 from weir.scheduling.workers import DECODE, PREFILL, Workers
@@ -61,6 +63,7 @@ class SchedulerCore:
         self._workers = Workers(limits.worker_ttl_s, limits.max_models)
         self._placer = Placer(limits, self._workers, self._requests.reservations, self._requests.wanting)
         self._rates = Rates(limits.max_models)
+        self._lane_rates = LaneRates(limits.max_models)
         self._commands = CommandQueue(epoch)
         self._life = RequestLifecycle(self._requests, self._commands)
         self._is_bus_away = False
@@ -123,6 +126,9 @@ class SchedulerCore:
         if request is not None:
             model = request.submit.model
             self._rates.add(model, now_s, is_backlogged=self._requests.lanes.has_queued(model))
+            if request.lane in self._limits.lanes_by_name:
+                is_backlogged = self._requests.lanes.num_tenants(model, request.lane) > 0
+                self._lane_rates.add(model, request.lane, now_s, is_backlogged=is_backlogged)
             self._requests.progressed(request, finish.num_output_tokens, now_s)
         if request is not None and request.placement is not None and finish.outcome is Outcome.FINISHED:
             self._placer.finished(request, finish.num_output_tokens)
@@ -222,6 +228,10 @@ class SchedulerCore:
                     else:
                         self._life.grant(request, outcome, now_s)
         return self._commands.take()
+
+    def queue_report(self) -> QueueReport:
+        """What waits now, for gateways."""
+        return queue_report(self.epoch, self._requests, self._limits, self._lane_rates, self._clock.now_s())
 
     def metrics(self) -> dict[str, float]:
         """Counters (`_total`) and gauges."""
