@@ -35,7 +35,7 @@ class Ahead:
 
     lane: LaneReport
     num_ahead: int
-    """Served before it, if tenants take turns."""
+    """For whose ends it would wait, if tenants take turns."""
     num_own: int
     """The tenant's own in this lane."""
     num_in_lane: int
@@ -91,7 +91,7 @@ class QueueView:
             del self._num_unreported[ticket.key]
 
     def models(self) -> set[str]:
-        """With somebody waiting."""
+        """That somebody waits for, or lately did."""
         return {model for model, _ in self._lanes}
 
     def try_ahead(self, key: QueueKey, now_s: float) -> Ahead | None:
@@ -111,7 +111,7 @@ class QueueView:
             num_own = by_tenant.get(key.tenant, 0) + added[key.tenant]
             num_tenants = len(by_tenant.keys() | added.keys() | {key.tenant})
             num_ahead = min((num_own + 1) * num_tenants - 1, num_all)
-        return Ahead(lane, num_ahead, num_own, lane.num_queued_of_all_models + added.total())
+        return Ahead(lane, max(0, num_ahead - lane.num_free), num_own, lane.num_queued_of_all_models + added.total())
 
     def try_bound(self, tenant: str, now_s: float) -> tuple[int, int] | None:
         """How many requests of a tenant wait in all lanes, and may wait; None: it has none waiting, or no bound."""

@@ -35,7 +35,8 @@ class OverloadConfig:
     peak_s: float = 20.0
     flood_s: float = 120.0
     factor: float = 10.0
-    other_rate_a_s: float = 1.0
+    other_part: float = 0.1
+    """Of what can be served: the other tenant's rate."""
     other_s: float = 30.0
     burst: int = 1500
     num_idle: int = 5000
@@ -93,6 +94,7 @@ class _Experiment:
         self._say = say
         self._flood = Sender(target, config.input_len, config.seed)
         self._other = Sender(target, config.input_len, config.seed + 1)
+        self._other_rate_a_s = 0.0
 
     async def run(self) -> OverloadRun:
         config = self._config
@@ -101,7 +103,8 @@ class _Experiment:
             await self._flood.closed_loop(FLOOD, 32, _WARM_UP_S)
             before = await self._peak()
             self._say(f"the other tenant alone (peak: {before:.1f} requests/s)")
-            alone = await self._other.open_loop(OTHER, config.other_rate_a_s, config.other_s)
+            self._other_rate_a_s = config.other_part * before
+            alone = await self._other.open_loop(OTHER, self._other_rate_a_s, config.other_s)
             flood, beside, flood_s, normal_after_s = await self._overload(before, _slowest(alone))
             self._say(f"{config.burst} at once")
             burst = await self._flood.burst(FLOOD, config.burst)
@@ -137,7 +140,7 @@ class _Experiment:
         self._say(f"flood of {config.factor * peak_a_s:.0f} requests/s for {config.flood_s:g} s")
         began_s = time.monotonic()
         flooding = asyncio.create_task(self._flood.open_loop(FLOOD, config.factor * peak_a_s, config.flood_s))
-        beside = asyncio.create_task(self._other.open_loop(OTHER, config.other_rate_a_s, config.flood_s))
+        beside = asyncio.create_task(self._other.open_loop(OTHER, self._other_rate_a_s, config.flood_s))
         await asyncio.sleep(max(0.0, began_s + config.flood_s - time.monotonic()))
         within_s = _NORMAL_FACTOR * slowest_s
         normal_after_s = await asyncio.gather(
@@ -151,7 +154,7 @@ class _Experiment:
         self._say(f"{config.num_idle} idle connections on each port")
         ports = (self._stack.http_port, self._stack.grpc_port)
         async with idle_connections(ports, config.num_idle) as writers:
-            shots = await self._other.open_loop(OTHER, config.other_rate_a_s, config.other_s / 3)
+            shots = await self._other.open_loop(OTHER, self._other_rate_a_s, config.other_s)
             num_held = sum(not writer.transport.is_closing() for writer in writers)
         return shots, num_held
 

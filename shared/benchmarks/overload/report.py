@@ -19,7 +19,7 @@ def figures(config: OverloadConfig, run: OverloadRun) -> dict[str, Figures]:
     began_s = min(shot.sent_s for shot in run.flood)
     num_in_time = sum(shot.ended_s <= began_s + config.flood_s for shot in in_time)
     return {
-        "peak": {"before_requests_a_s": run.peak_rates_a_s[0], "after_requests_a_s": run.peak_rates_a_s[1]},
+        "peak": {"before_requests/s": run.peak_rates_a_s[0], "after_requests/s": run.peak_rates_a_s[1]},
         "flood": {
             **_counts(run.flood),
             **_refusals(run.flood),
@@ -43,7 +43,7 @@ def table(config: OverloadConfig, found: Mapping[str, Figures], loads: tuple[flo
     lines = [
         f"Prompts of {config.input_len} tokens, answers of {config.output_len}; one lane with max_wait_s "
         f"{config.max_wait_s:g}; flood of {config.factor:g} times the peak for {config.flood_s:g} s, the other tenant "
-        f"at {config.other_rate_a_s:g} requests/s; {os.cpu_count()} cores, load of the machine {loads[0]:.1f} before, "
+        f"at {config.other_part:g} of the peak; {os.cpu_count()} cores, load of the machine {loads[0]:.1f} before, "
         f"{loads[1]:.1f} after.",
         "",
         "| part | figure | value |",
@@ -107,9 +107,9 @@ def _percentile(values: Sequence[float], part: float) -> float:
 
 def _name(name: str) -> str:
     unit = next((unit for unit in _UNITS if name.endswith(unit)), "")
-    return name.removesuffix(unit).replace("_a_s", "/s").replace("_", " ")
+    return name.removesuffix(unit).replace("_", " ")
 
 
 def _value(name: str, value: float) -> str:
-    unit = next((shown for suffix, shown in _UNITS.items() if name.endswith(suffix) and not name.endswith("_a_s")), "")
+    unit = next((shown for suffix, shown in _UNITS.items() if name.endswith(suffix)), "")
     return f"{value:.2f}{unit}" if value != round(value) and value < 100 else f"{value:,.0f}{unit}"

@@ -248,7 +248,7 @@ class TenantQueue:
 
 @dataclass(frozen=True, slots=True)
 class LaneReport:
-    """Requests of one model that wait in one lane."""
+    """Requests of one model that wait in one lane, or would."""
 
     model: str
     lane: str
@@ -258,15 +258,19 @@ class LaneReport:
     max_queued: int
     max_wait_s: float
     s_per_request: float
-    """Between two ends of its requests, measured since others have been waiting all the time; 0.0: not known."""
+    """Between two ends of its requests while others waited, measured last; 0.0: not known."""
+    num_free: int = 0
+    """So many more ran then than now: they would not wait."""
     tenants: tuple[TenantQueue, ...] = ()
     """Whose they are. Those with the fewest may be left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueReport:
-    """The lanes in which somebody waits, sent to every gateway some times a second. A hint: the scheduler itself
-    refuses whom it must, and a gateway that hears nothing for a while refuses nobody by it."""
+    """The lanes in which somebody waits or lately did, sent to every gateway some times a second.
+
+    A hint: the scheduler itself refuses whom it must, and a gateway that hears nothing for a while refuses nobody by it.
+    """
 
     epoch: int
     lanes: tuple[LaneReport, ...] = ()
