@@ -67,6 +67,7 @@ class GatewaySettings:
                 host=config.http_host,
                 port=config.http_port,
                 max_connections=config.max_calls,
+                max_idle_connections=config.max_idle_connections,
                 send_timeout_s=config.send_timeout_s,
             ),
             access_wait_s=config.scheduler_wait_s,

@@ -269,7 +269,7 @@ class LaneReport:
 class QueueReport:
     """The lanes in which somebody waits or lately did, sent to every gateway some times a second.
 
-    A hint: the scheduler itself refuses whom it must, and a gateway that hears nothing for a while refuses nobody by it.
+    A hint: the scheduler itself refuses whom it must, and a gateway that hears nothing refuses nobody by it.
     """
 
     epoch: int

@@ -7,7 +7,7 @@ from collections import OrderedDict, deque
 from typing import NamedTuple
 
 _WINDOW_S = 60.0
-_MIN_ENDS, _MAX_ENDS = 4, 64
+_MIN_ENDS, _MAX_ENDS = 4, 24
 _MAX_OVERDUE = 4.0
 """How many times slower it counts at most, because the next end is overdue."""
 _MIN_S = 1e-6
