@@ -30,6 +30,7 @@ class Entry:
         self._pace = Pace(_NUM_A_TURN)
         self._clock = clock
         self._num_refused: Counter[str] = Counter()
+        self._num_reports = 0
 
     async def follow(self, endpoint: BusEndpoint, subjects: Subjects) -> None:
         """From now on by the scheduler's reports."""
@@ -62,12 +63,13 @@ class Entry:
             "entry_refused_total": float(self._num_refused.total()),
             "entry_waiting": float(self._pace.num_waiting),
             "entry_held": float(self._gate.num_held),
+            "queue_reports_total": float(self._num_reports),
             "queue_report_age_s": min(self._gate.report_age_s(self._clock.now_s()), 3600.0),
             **refused,
         }
 
     async def _on_report(self, report: QueueReport) -> None:
-        self._gate.report(report, self._clock.now_s())
+        self._num_reports += self._gate.report(report, self._clock.now_s())
 
     def _check(self, verdict: Verdict | None, tenant: str) -> None:
         if verdict is None:

@@ -119,8 +119,8 @@ class EntryGate:
             return Verdict("tenant_full", f"tenant {key.tenant}: {bound[1]} requests wait, its max_queued", retry_s)
         if ahead.wait_s > _FULL_PART * lane.max_wait_s:
             message = (
-                f"lane {lane.lane}: {ahead.num_ahead} requests first take about {ahead.wait_s:.0f} s, "
-                f"it may wait {lane.max_wait_s:g} s"
+                f"lane {lane.lane}: with {ahead.num_ahead} requests before it, it would wait for about "
+                f"{ahead.wait_s:.0f} s, which may be {lane.max_wait_s:g} s; try again later"
             )
             return Verdict("long_wait", message, retry_s)
         return None

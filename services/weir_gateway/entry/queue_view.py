@@ -26,7 +26,9 @@ class Ticket:
     key: QueueKey
     num: int
     is_submitted: Callable[[], bool] = field(default=lambda: False)
-    """Whether the scheduler has answered, so that the next report has it."""
+    """Whether the scheduler has answered, so that its reports have it."""
+    was_submitted: bool = False
+    """When the last report came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,8 @@ class Ahead:
 
 
 class QueueView:
-    """What was let in counts beside a report until the scheduler has answered it: a later report has it."""
+    """What was let in counts beside the reports until the second one after the scheduler's answer: where the event loop
+    is late, a report that lacks it may be read after the answer."""
 
     def __init__(self) -> None:
         self._epoch = 0
@@ -70,8 +73,10 @@ class QueueView:
         self._lanes = {(lane.model, lane.lane): lane for lane in report.lanes}
         self._bounds = {tenant.tenant: (tenant.num_queued, tenant.max_queued) for tenant in report.tenants}
         self.has_peers = report.has_peers
-        for ticket in [ticket for ticket in self._unreported if ticket.is_submitted()]:
+        for ticket in [ticket for ticket in self._unreported if ticket.was_submitted]:
             self.leave(ticket)
+        for ticket in self._unreported:
+            ticket.was_submitted = ticket.is_submitted()
         return True
 
     def age_s(self, now_s: float) -> float:

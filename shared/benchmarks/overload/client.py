@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 _DATA = b"\ndata: "
 _DONE = b"data: [DONE]"
+_GIVEN_UP = (b" had no room for it within ", b" requests first take about ")
+"""What the scheduler says of those that it had queued."""
 
 
 @dataclass(slots=True)
@@ -23,6 +25,8 @@ class Shot:
     ended_s: float = 0.0
     num_tokens: int = 0
     retry_after_s: float = 0.0
+    was_given_up: bool = False
+    """It was let in, and refused after it had waited."""
     is_whole: bool = False
 
     @property
@@ -83,6 +87,7 @@ class _Exchange(asyncio.Protocol):
             shot.answered_s = now_s
             self._read_head(data.partition(b"\r\n\r\n")[0])
         data = self._tail + data
+        shot.was_given_up = shot.was_given_up or any(words in data for words in _GIVEN_UP)
         # As many events as tokens, or a little fewer where several go out at once: good enough for a ratio.
         num_events = data.count(_DATA)
         if num_events and shot.status == 200:

@@ -30,7 +30,11 @@ def figures(config: OverloadConfig, run: OverloadRun) -> dict[str, Figures]:
         "other tenant, alone": _served(run.alone),
         "other tenant, beside the flood": _served(run.beside),
         "normal after": {"other_tenant_s": run.normal_after_s[0], "flooding_tenant_s": run.normal_after_s[1]},
-        "burst": {**_counts(run.burst), **_refusals(run.burst), "refusal_last_ms": _last_refusal_ms(run.burst)},
+        "burst": {
+            **_counts(run.burst),
+            **_refusals(run.burst),
+            "refusal_last_ms": _last_refusal_ms(run.burst),
+        },
         "idle connections": {"held": float(run.num_idle_held), **_served(run.idle)},
         "anonymous memory, at most": {
             f"{name}_mib": most / (1 << 20) for name, most in sorted(run.max_bytes.items()) if most
@@ -66,9 +70,12 @@ def _counts(shots: Sequence[Shot]) -> Figures:
 
 
 def _refusals(shots: Sequence[Shot]) -> Figures:
-    refused = [shot for shot in shots if shot.is_refused]
+    """Those that waited in the queue, and were given up there, are no refusals on arrival."""
+    all_refused = [shot for shot in shots if shot.is_refused]
+    refused = [shot for shot in all_refused if not shot.was_given_up]
     waits_ms = [1000 * (shot.answered_s - shot.sent_s) for shot in refused]
     return {
+        "given_up_while_they_waited": len(all_refused) - len(refused),
         "refusal_p50_ms": _percentile(waits_ms, 0.5),
         "refusal_p99_ms": _percentile(waits_ms, 0.99),
         "retry_after_p50_s": _percentile([shot.retry_after_s for shot in refused], 0.5),
