@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from typing import Any
 
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -25,9 +26,8 @@ async def test_more_connections_than_the_bound_are_closed_and_those_that_say_not
             closed = asyncio.gather(*(_until_closed(reader) for reader, _ in opened))
             await closed
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            answer = await health_pb2_grpc.HealthStub(channel).Check(
-                health_pb2.HealthCheckRequest(), timeout=20, wait_for_ready=True
-            )
+            stub: Any = health_pb2_grpc.HealthStub(channel)
+            answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=20, wait_for_ready=True)
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
     finally:
         for _, writer in opened:
