@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from weir.bus.messages import LaneReport, QueueReport
 
-_STALE_S = 2.0
-"""A report this old says nothing any more."""
+_STALE_S = 10.0
+"""A report this old says nothing any more. Longer than the event loop takes to hear of a burst, reports behind it."""
 
 
 class QueueKey(NamedTuple):

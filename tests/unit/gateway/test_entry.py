@@ -114,7 +114,7 @@ async def test_so_many_begin_a_turn_in_their_order_and_one_that_left_takes_nobod
     await asyncio.sleep(0)
     assert pace.num_waiting == 7
     tasks[1].cancel()
-    seen = []
+    seen = [0]
     while pace.num_waiting:
         await asyncio.sleep(0)
         seen.append(len(begun))
