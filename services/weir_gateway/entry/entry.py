@@ -11,7 +11,7 @@ from weir.core.clock import Clock
 from weir.core.errors import Overloaded, QuotaExceeded, WeirError
 from weir_gateway.access import AccessControl, Caller
 from weir_gateway.driving.open_request import OpenRequest
-from weir_gateway.entry.gate import EntryGate, Verdict
+from weir_gateway.entry.gate import EntryGate, EntryRefusal
 from weir_gateway.entry.pace import Pace
 from weir_gateway.entry.queue_view import QueueKey, Ticket
 
@@ -71,7 +71,7 @@ class Entry:
     async def _on_report(self, report: QueueReport) -> None:
         self._num_reports += self._gate.report(report, self._clock.now_s())
 
-    def _check(self, verdict: Verdict | None, tenant: str) -> None:
+    def _check(self, verdict: EntryRefusal | None, tenant: str) -> None:
         if verdict is None:
             return
         self._num_refused[verdict.reason] += 1

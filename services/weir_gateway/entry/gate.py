@@ -30,7 +30,7 @@ _MIN_ENDS, _NUM_ENDS = 2, 256
 _ENDS_WINDOW_S = 30.0
 
 
-class Verdict(NamedTuple):
+class EntryRefusal(NamedTuple):
     """Why a request is not let in, in a sentence, and seconds until it makes sense to try again."""
 
     reason: str
@@ -61,11 +61,11 @@ class EntryGate:
     def report_age_s(self, now_s: float) -> float:
         return self._view.age_s(now_s)
 
-    def try_refuse(self, key: QueueKey, num: int, now_s: float) -> Verdict | None:
+    def try_refuse(self, key: QueueKey, num: int, now_s: float) -> EntryRefusal | None:
         """None: `num` requests more are let in, if they come."""
         return self._try_refuse_for_room(key.tenant, num, now_s) or self._try_refuse_for_queue(key, now_s)
 
-    def try_refuse_any(self, tenant: str, lanes: Iterable[str], now_s: float) -> Verdict | None:
+    def try_refuse_any(self, tenant: str, lanes: Iterable[str], now_s: float) -> EntryRefusal | None:
         """Of a request that is not read yet: None: there may be one of this tenant that is let in."""
         verdict = self._try_refuse_for_room(tenant, 1, now_s)
         models = self._view.models()
@@ -91,38 +91,40 @@ class EntryGate:
             del self._num_held[ticket.key.tenant]
         self._ended_at_s.append(now_s)
 
-    def _try_refuse_for_room(self, tenant: str, num: int, now_s: float) -> Verdict | None:
+    def _try_refuse_for_room(self, tenant: str, num: int, now_s: float) -> EntryRefusal | None:
         num_held, num_own = self.num_held, self._num_held[tenant]
         if num_held + num > self._max_requests:
             message = f"{num_held} requests are in flight, at most {self._max_requests}; try again later"
-            return Verdict("gateway_full", message, self._spread(self._ends_s(num_held, now_s)))
+            return EntryRefusal("gateway_full", message, self._spread(self._ends_s(num_held, now_s)))
         if self._view.has_peers and not _has_share(num_own, num, self._max_requests - num_held):
             message = (
                 f"tenant {tenant}: {num_own} of its requests are in flight here, which is its share of the "
                 f"{self._max_requests} that this gateway takes; try again later"
             )
-            return Verdict("tenant_share", message, self._spread(self._ends_s(num_own, now_s)))
+            return EntryRefusal("tenant_share", message, self._spread(self._ends_s(num_own, now_s)))
         return None
 
-    def _try_refuse_for_queue(self, key: QueueKey, now_s: float) -> Verdict | None:
+    def _try_refuse_for_queue(self, key: QueueKey, now_s: float) -> EntryRefusal | None:
         ahead = self._view.try_ahead(key, now_s)
         if ahead is None:
             return None
         lane, retry_s = ahead.lane, self._spread(_come_back_s(ahead))
         if ahead.num_in_lane >= lane.max_queued:
-            return Verdict("lane_full", f"lane {lane.lane} is full: {ahead.num_in_lane} requests wait", retry_s)
+            return EntryRefusal("lane_full", f"lane {lane.lane} is full: {ahead.num_in_lane} requests wait", retry_s)
         if self._view.has_peers and not _has_share(ahead.num_own, 1, lane.max_queued - ahead.num_in_lane):
             message = f"tenant {key.tenant}: {ahead.num_own} requests wait in lane {lane.lane}, its share of it"
-            return Verdict("tenant_share", message, retry_s)
+            return EntryRefusal("tenant_share", message, retry_s)
         bound = self._view.try_bound(key.tenant, now_s)
         if bound is not None and bound[0] >= bound[1]:
-            return Verdict("tenant_full", f"tenant {key.tenant}: {bound[1]} requests wait, its max_queued", retry_s)
+            return EntryRefusal(
+                "tenant_full", f"tenant {key.tenant}: {bound[1]} requests wait, its max_queued", retry_s
+            )
         if ahead.wait_s > _FULL_PART * lane.max_wait_s:
             message = (
                 f"lane {lane.lane}: with {ahead.num_ahead} requests before it, it would wait for about "
                 f"{ahead.wait_s:.0f} s, which may be {lane.max_wait_s:g} s; try again later"
             )
-            return Verdict("long_wait", message, retry_s)
+            return EntryRefusal("long_wait", message, retry_s)
         return None
 
     def _ends_s(self, num: int, now_s: float) -> float | None:

@@ -16,7 +16,7 @@ _REMEMBER_S = 900.0
 _MAX_LANES = 1024
 
 
-class Pace(NamedTuple):
+class LanePace(NamedTuple):
     """`s_per_request`: between two ends; `num_running`: of the lane's requests, meanwhile."""
 
     s_per_request: float
@@ -29,7 +29,7 @@ class _Ends:
     def __init__(self) -> None:
         self._at_s: deque[float] = deque(maxlen=_MAX_ENDS)
         self._num_running = 0
-        self._known: Pace | None = None
+        self._known: LanePace | None = None
         self._known_at_s = 0.0
 
     def add(self, now_s: float, num_running: int, *, is_backlogged: bool) -> None:
@@ -40,7 +40,7 @@ class _Ends:
         self._num_running = num_running
         self._look(now_s)
 
-    def try_pace(self, now_s: float) -> Pace | None:
+    def try_pace(self, now_s: float) -> LanePace | None:
         self._look(now_s)
         return self._known if now_s - self._known_at_s <= _REMEMBER_S else None
 
@@ -53,7 +53,7 @@ class _Ends:
         # From end to end, unless the next one is overdue: then it takes at least as long as it has.
         between_s = max((at_s[-1] - at_s[0]) / (len(at_s) - 1), _MIN_S)
         overdue_s = min((now_s - at_s[0]) / len(at_s), _MAX_OVERDUE * between_s)
-        self._known = Pace(max(between_s, overdue_s), self._num_running)
+        self._known = LanePace(max(between_s, overdue_s), self._num_running)
         self._known_at_s = at_s[-1]
 
 
@@ -74,7 +74,7 @@ class LaneRates:
         self._ends.move_to_end(key)
         ends.add(now_s, num_running, is_backlogged=is_backlogged)
 
-    def paces(self, now_s: float) -> dict[tuple[str, str], Pace]:
+    def paces(self, now_s: float) -> dict[tuple[str, str], LanePace]:
         """(model, lane) -> how fast it goes when some wait, where that was seen within a quarter of an hour."""
         found = {key: ends.try_pace(now_s) for key, ends in self._ends.items()}
         return {key: pace for key, pace in found.items() if pace is not None}

@@ -5,7 +5,7 @@ from heapq import nlargest
 from operator import attrgetter
 
 from weir.bus.messages import LaneReport, QueueReport, TenantQueue
-from weir.scheduling.lane_rates import LaneRates, Pace
+from weir.scheduling.lane_rates import LaneRates, LanePace
 from weir.scheduling.limits import CoreLimits
 from weir.scheduling.request_table import RequestTable
 
@@ -13,7 +13,7 @@ _MAX_LANES = 256
 """Of all models together, the longest queues."""
 _MAX_TENANTS = 1024
 """Of all lanes together, and as many of all tenants; those that have most waiting. The report stays below 200 kB."""
-_UNKNOWN = Pace(0.0, 0)
+_UNKNOWN = LanePace(0.0, 0)
 
 
 def queue_report(epoch: int, requests: RequestTable, limits: CoreLimits, rates: LaneRates, now_s: float) -> QueueReport:
@@ -28,7 +28,7 @@ def queue_report(epoch: int, requests: RequestTable, limits: CoreLimits, rates: 
 
 
 def _lane_reports(
-    requests: RequestTable, limits: CoreLimits, paces: Mapping[tuple[str, str], Pace], now_s: float
+    requests: RequestTable, limits: CoreLimits, paces: Mapping[tuple[str, str], LanePace], now_s: float
 ) -> tuple[LaneReport, ...]:
     lanes = requests.lanes
     queues = {(model, queue.name): queue for model in lanes.models() for queue in lanes.in_order(model, now_s)}

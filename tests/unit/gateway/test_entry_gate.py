@@ -6,7 +6,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from weir.bus.messages import LaneReport, QueueReport, TenantQueue
-from weir_gateway.entry.gate import EntryGate, Verdict
+from weir_gateway.entry.gate import EntryGate, EntryRefusal
 from weir_gateway.entry.queue_view import QueueKey
 
 A, B = QueueKey("m", "standard", "a"), QueueKey("m", "standard", "b")
@@ -38,7 +38,7 @@ def gate_after(
     return gate
 
 
-def refusal(gate: EntryGate, key: QueueKey = A, num: int = 1, now_s: float = NOW_S) -> Verdict:
+def refusal(gate: EntryGate, key: QueueKey = A, num: int = 1, now_s: float = NOW_S) -> EntryRefusal:
     verdict = gate.try_refuse(key, num, now_s)
     assert verdict is not None
     return verdict
