@@ -5,7 +5,7 @@ from heapq import nlargest
 from operator import attrgetter
 
 from weir.bus.messages import LaneReport, QueueReport, TenantQueue
-from weir.scheduling.lane_rates import LaneRates, LanePace
+from weir.scheduling.lane_rates import LanePace, LaneRates
 from weir.scheduling.limits import CoreLimits
 from weir.scheduling.request_table import RequestTable
 
