@@ -39,7 +39,9 @@ def main() -> int:
     """Returns the exit code."""
     config = load_config(GatewayConfig, sys.argv[1:], environ=os.environ)
     bodies = BodyBudget(config.max_bodies_bytes)
-    guard = PortGuard(PortLimits(config.message_bytes, config.max_calls), bodies)
+    guard = PortGuard(
+        PortLimits(config.message_bytes, config.max_calls, max_connections=config.max_connections), bodies
+    )
     return run_service(
         "gateway", config, partial(build, guard=guard, bodies=bodies), service_names=(_SERVICE_NAME,), gate=guard
     )

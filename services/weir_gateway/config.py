@@ -21,6 +21,9 @@ class GatewayConfig(ServiceConfig):
     http_host: str = setting("127.0.0.1", "Address that the HTTP server listens on.")
     http_port: int = setting(8000, "Port of the HTTP server; 0: any free one.")
     max_requests: int = setting(1024, "Requests in flight at most; more are refused with a hint to try again.")
+    max_idle_connections: int = setting(
+        8192, "Connections of each port on which nothing is asked; over it HTTP closes the longest idle, gRPC refuses."
+    )
     default_max_tokens: int = setting(512, "Output tokens of a request that names no max_tokens.")
     max_prompt_bytes: int = setting(1 << 20, "Bytes of text that are tokenized at most; larger prompts are refused.")
     max_message_bytes: int = setting(
@@ -59,6 +62,7 @@ class GatewayConfig(ServiceConfig):
         if not self.http_host:
             raise ValueError("http_host is empty: name an address, such as 127.0.0.1")
         check_range(self, "max_requests", 1, _MAX_REQUESTS)
+        check_range(self, "max_idle_connections", 1, _MAX_REQUESTS)
         for name in ("default_max_tokens", "max_prompt_bytes", "max_prompt_logprobs"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} {getattr(self, name)}: must be at least 1")
@@ -95,5 +99,10 @@ class GatewayConfig(ServiceConfig):
 
     @property
     def num_descriptors(self) -> int:
-        """HTTP connections, and one of gRPC for every request in flight: clients may share theirs, or not."""
-        return super().num_descriptors + self.max_calls + self.max_requests
+        """Of both ports; a gRPC connection for every request in flight: clients may share theirs, or not."""
+        return super().num_descriptors + self.max_calls + self.max_idle_connections + self.max_connections
+
+    @property
+    def max_connections(self) -> int:
+        """Of gRPC."""
+        return self.max_idle_connections + self.max_requests

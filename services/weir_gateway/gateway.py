@@ -21,6 +21,7 @@ from weir_gateway.config import GatewayConfig
 from weir_gateway.driving.adoption import AdopterSearch, AdoptionSettings
 from weir_gateway.driving.driver import Driver, DriverSettings
 from weir_gateway.driving.scheduler_port import SchedulerInbox, SchedulerPort, SchedulerPortSettings
+from weir_gateway.entry.entry import Entry
 from weir_gateway.frontends.http_frontend import HttpFrontend
 from weir_gateway.frontends.http_server import HttpServer, HttpSettings
 from weir_gateway.input_processor import InputProcessor
@@ -69,6 +70,7 @@ class GatewaySettings:
                 host=config.http_host,
                 port=config.http_port,
                 max_connections=config.max_calls,
+                max_idle_connections=config.max_idle_connections,
                 send_timeout_s=config.send_timeout_s,
             ),
             access_wait_s=config.scheduler_wait_s,
@@ -121,9 +123,12 @@ class Gateway:
         self._decode_workers = DecodeWorkers(clock)
         adopters = AdopterSearch(self._connections, self._decode_workers, settings.adoption, clock)
         self._driver = Driver(self._port, self._connections, adopters, settings.driver, clock)
+        self._entry = Entry(access, settings.driver.max_requests, clock)
         self._inbox = SchedulerInbox(self._port, self._driver.requests, report_interval_s=settings.report_interval_s)
         models = ModelDirectory([model])
-        self.processor = InputProcessor(models, access, settings.limits, lengths, self._driver, process.tracer, clock)
+        self.processor = InputProcessor(
+            models, self._entry, settings.limits, lengths, self._driver, process.tracer, clock
+        )
         self._frontend = HttpFrontend(self.processor, settings.http, lambda: self._is_ready, process.bodies)
         self._http = HttpServer(self._frontend.make_app(), settings.http, process.request_shutdown)
         self._tasks: list[asyncio.Task[None]] = []
@@ -139,6 +144,7 @@ class Gateway:
         self._spawn(self._access_watch.follow(self._bus, self._subjects), "follow the rules of access")
         self._spawn(self._decode_workers.follow(self._bus, self._subjects), "follow the registry")
         await self._inbox.subscribe(self._endpoint, self._subjects, self._gateway_id)
+        await self._entry.follow(self._endpoint, self._subjects)
         self._spawn(self._driver.watch(), "watch requests")
         self._spawn(self._inbox.report_for_ever(), "report held requests")
         if not await self._access_watch.wait_known(self._settings.access_wait_s):

@@ -1,6 +1,7 @@
 """From a client's request to a running one: room, checks, tokens, and a driver that takes charge."""
 
 import asyncio
+import contextlib
 import uuid
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -13,10 +14,12 @@ from weir.core.clock import Clock
 from weir.core.errors import FieldViolation, InvalidRequest, WeirError
 from weir.core.life import Phase
 from weir.core.options import MAX_CHOICES, GenerateOptions
-from weir_gateway.access import AccessControl, Caller
+from weir_gateway.access import Caller
 from weir_gateway.driving.driver import Driver
 from weir_gateway.driving.open_request import OpenRequest, choice_of, request_id_of
 from weir_gateway.driving.request_span import RequestSpan
+from weir_gateway.entry.entry import Entry
+from weir_gateway.entry.queue_view import QueueKey, Ticket
 from weir_gateway.output_lengths import OutputLengths
 from weir_gateway.requests.cap_checks import check_caps
 from weir_gateway.requests.client_request import ClientRequest, Conversation, FieldNames, Text, TokenIds
@@ -138,7 +141,7 @@ class InputProcessor:
     def __init__(
         self,
         models: ModelDirectory,
-        access: AccessControl,
+        entry: Entry,
         limits: Limits,
         lengths: OutputLengths,
         driver: Driver,
@@ -146,7 +149,8 @@ class InputProcessor:
         clock: Clock,
     ) -> None:
         self.models = models
-        self._access = access
+        self._entry = entry
+        self._access = entry.access
         self._limits = limits
         self._lengths = lengths
         self._driver = driver
@@ -169,12 +173,25 @@ class InputProcessor:
         self, client_request: ClientRequest, caller: Caller, parent: Context, call_left_s: float | None
     ) -> OpenRequest:
         """Accepts a request whose call lasts `call_left_s` more (None: as long as it takes). Raises WeirError."""
+        ticket = self._admit(client_request, caller)
+        try:
+            opened = await self._open(client_request, caller, parent, call_left_s)
+        except BaseException:
+            self._entry.leave(ticket)
+            raise
+        self._entry.follow_request(ticket, opened)
+        return opened
+
+    async def _open(
+        self, client_request: ClientRequest, caller: Caller, parent: Context, call_left_s: float | None
+    ) -> OpenRequest:
         now_s = self._clock.now_s()
         time_left_s = _time_left_s(client_request.options, call_left_s)
         deadline_at_s = None if time_left_s is None else now_s + time_left_s
         span = RequestSpan(self._tracer, client_request, parent, now_s)
         try:
             with self._driver.reserve(_num_choices(client_request)):
+                await self._entry.turn()
                 checked = await self._lengths.with_prediction(await self._check(client_request, caller, span))
                 self._check_name_is_free(client_request, caller)
                 return self._accept(checked, span, deadline_at_s)
@@ -184,6 +201,15 @@ class InputProcessor:
             raise
         except BaseException as error:
             span.end_with(error)
+            raise
+
+    def check_room(self, caller: Caller) -> None:
+        """Before a request is read. Raises Overloaded, or QuotaExceeded, if the caller's cannot be taken whatever it
+        is."""
+        try:
+            self._entry.check_caller(caller)
+        except WeirError as error:
+            self._metrics.count_rejection(error)
             raise
 
     def check_counts(self, model_name: str, names: FieldNames, counts: Counts) -> None:
@@ -209,7 +235,7 @@ class InputProcessor:
             return await self._tokenizer.tokenize(model, text, field="text")
 
     def metrics(self) -> dict[str, float]:
-        return self._metrics.metrics() | self._lengths.metrics()
+        return self._metrics.metrics() | self._lengths.metrics() | self._entry.metrics()
 
     def check_integrity(self) -> list[str]:
         num_running = self._metrics.num_running
@@ -227,6 +253,19 @@ class InputProcessor:
 
     def close(self) -> None:
         self._tokenizer.close()
+
+    def _admit(self, client_request: ClientRequest, caller: Caller) -> Ticket:
+        """Raises Overloaded, or QuotaExceeded: at once, and before anything is done for the request."""
+        options, names = client_request.options, client_request.names
+        lane, model = "", ""
+        with contextlib.suppress(WeirError):  # `_check` says what is wrong with it
+            lane = self._access.scope_of(caller, names, options.lane, client_request.priority, "").lane
+            model = self.models.find(options.model, names["model"]).name
+        try:
+            return self._entry.admit(QueueKey(model, lane, caller.tenant), _num_choices(client_request))
+        except WeirError as error:
+            self._metrics.count_rejection(error)
+            raise
 
     async def _check(self, client_request: ClientRequest, caller: Caller, span: RequestSpan) -> CheckedRequest:
         options, names = client_request.options, client_request.names

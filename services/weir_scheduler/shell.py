@@ -37,6 +37,7 @@ from weir_scheduler.counters_store import CountersStore
 logger = logging.getLogger(__name__)
 
 _TICK_S = 0.1
+_QUEUE_REPORT_S = 0.2
 _SNAPSHOT_TIMEOUT_S = 2.0
 _MAX_PENDING_PREFIXES = 1024
 
@@ -84,6 +85,7 @@ class SchedulerShell:
         )
         await self.endpoint.publish(self._subjects.leader_changed, LeaderChanged(self._core.epoch))
         self._run("ticking", self._tick())
+        self._run("reporting queues", self._report_queues())
         self._run("saving counters", self._counters.keep())
 
     async def stop(self) -> None:
@@ -198,6 +200,15 @@ class SchedulerShell:
             self._ask_for_unknown_prefixes()
             self.act()
             await asyncio.sleep(_TICK_S)
+
+    async def _report_queues(self) -> None:
+        """Five times a second. One that is lost is followed by another."""
+        while True:
+            try:
+                await self._endpoint.publish(self._subjects.queues, self._core.queue_report())
+            except BusError as error:
+                logger.debug("the report of queues was not sent: %s", error)
+            await asyncio.sleep(_QUEUE_REPORT_S)
 
     def _run(self, what: str, work: Coroutine[Any, Any, None]) -> None:
         self._tasks.append(asyncio.create_task(self._guarded(what, work)))

@@ -9,6 +9,8 @@ from tests.unit.scheduler.rig import make_limits, make_worker
 from tests.unit.scheduler.scripted import SUBJECTS, ScriptedGateway
 
 from weir.bus.codec import encode
+from weir.bus.endpoint import BusEndpoint
+from weir.bus.messages import QueueReport
 from weir.bus.protocol import Bus, BusError
 from weir.bus.subjects import WORKER_TTL_S
 from weir.core.clock import SystemClock
@@ -92,3 +94,34 @@ async def test_a_worker_that_only_the_registry_does_not_hear_keeps_its_requests(
         await gateway.stop()
         await scheduler.stop()
         await end_tasks([workers])
+
+
+async def test_gateways_hear_of_what_waits_also_after_the_server_was_away(connect: Connect, world: BusWorld) -> None:
+    shutdowns: list[str] = []
+    scheduler = make_scheduler(connect, "s0", shutdowns)
+    gateway = ScriptedGateway(await connect(), "g0", trace.NoOpTracer())
+    listening = BusEndpoint(await connect(), trace.NoOpTracer())
+    reports: list[QueueReport] = []
+
+    async def on_report(report: QueueReport) -> None:
+        reports.append(report)
+
+    def num_heard() -> list[int]:
+        return [lane.num_queued for lane in reports[-1].lanes] if reports else []
+
+    try:
+        await listening.serve(SUBJECTS.queues, QueueReport, on_report)
+        await scheduler.start()
+        await gateway.start()
+        await gateway.submit("waits")  # while the scheduler gathers, nobody asks for workers
+        await eventually(lambda: num_heard() == [1])
+        world.stop_server()
+        await asyncio.sleep(0.3)
+        reports.clear()
+        world.start_server()
+        await eventually(lambda: len(reports) > 0)
+        assert shutdowns == []
+    finally:
+        await gateway.stop()
+        await listening.close()
+        await scheduler.stop()

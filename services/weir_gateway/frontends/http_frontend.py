@@ -129,10 +129,12 @@ class HttpFrontend:
         return JSONResponse({"object": "list", "data": models})
 
     async def _chat(self, request: Request, caller: Caller, correlation_id: str) -> Response:
+        self._processor.check_room(caller)
         body = parse_body(ChatBody, await self._read_body(request))
         return await self._answer(request, caller, chat_request(body, correlation_id), body)
 
     async def _completions(self, request: Request, caller: Caller, correlation_id: str) -> Response:
+        self._processor.check_room(caller)
         body = parse_body(CompletionBody, await self._read_body(request))
         return await self._answer(request, caller, completion_request(body, correlation_id), body)
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import uvicorn
 from starlette.applications import Starlette
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from weir.core.errors import Unavailable
+from weir_gateway.frontends.http_connections import ConnectionBook, protocol_with_bounds
 
 logger = logging.getLogger(__name__)
 
@@ -25,13 +25,15 @@ _POLL_S = 0.01
 class HttpSettings:
     """Where it listens (port 0: any free one), and how much and for how long a client may hold.
 
-    More than `max_connections` get 503 at once. `max_body_bytes` is above what any field may hold, so that a prompt
-    that is too long is named. A client that takes nothing for `send_timeout_s` is given up.
+    More than `max_connections` that ask get 503 at once. Of those on which nothing is asked `max_idle_connections` are
+    held; over that the one that has been idle longest is closed. `max_body_bytes` is above what any field may hold, so
+    that a prompt that is too long is named. A client that takes nothing for `send_timeout_s` is given up.
     """
 
     host: str = "127.0.0.1"
     port: int = 0
     max_connections: int = 256
+    max_idle_connections: int = 8192
     max_body_bytes: int = 32 << 20
     head_timeout_s: float = 30.0
     body_timeout_s: float = 30.0
@@ -68,37 +70,6 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _protocol_with_deadline(head_timeout_s: float) -> type[asyncio.Protocol]:
-    """HTTP/1.1 that closes connections on which no whole head of a request comes in time: `max_connections` of them
-    would shut out everybody else, and uvicorn bounds only the pause between two requests."""
-
-    class Protocol(H11Protocol):
-        _head_timer: asyncio.TimerHandle | None = None
-
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
-            super().connection_made(transport)
-            self._head_timer = self.loop.call_later(head_timeout_s, transport.close)
-
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            is_in_head = self.cycle is None or self.cycle.response_complete
-            if is_in_head and self._head_timer is None:
-                self._head_timer = self.loop.call_later(head_timeout_s, self.transport.close)
-            elif not is_in_head:
-                self._stop_timer()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._stop_timer()
-            super().connection_lost(exc)
-
-        def _stop_timer(self) -> None:
-            if self._head_timer is not None:
-                self._head_timer.cancel()
-                self._head_timer = None
-
-    return Protocol
-
-
 class HttpServer:
     """Serves one application from `start` to `stop`.
 
@@ -108,13 +79,13 @@ class HttpServer:
     def __init__(self, app: Starlette, settings: HttpSettings, on_failure: Callable[[str], None]) -> None:
         self._host = settings.host
         self._on_failure = on_failure
+        book = ConnectionBook(settings.max_connections, settings.max_idle_connections)
         config = uvicorn.Config(
             app,
-            http=_protocol_with_deadline(settings.head_timeout_s),
+            http=protocol_with_bounds(book, settings.head_timeout_s),
             log_config=None,
             access_log=False,
             lifespan="off",
-            limit_concurrency=settings.max_connections,
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=_CLOSE_CONNECTIONS_S,
         )

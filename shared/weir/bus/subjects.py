@@ -55,6 +55,11 @@ class Subjects:
         """A scheduler has begun to lead: LeaderChanged, to every gateway, not answered."""
         return f"weir.{self.namespace}.gateways.leader_changed"
 
+    @property
+    def queues(self) -> str:
+        """Scheduler tells what waits: QueueReport, to every gateway, some times a second, not answered."""
+        return f"weir.{self.namespace}.gateways.queues"
+
     def grant(self, gateway_id: str) -> str:
         """Scheduler lets a request start: Grant -> GrantReply."""
         return f"weir.{self.namespace}.gateway.{gateway_id}.grant"

@@ -94,13 +94,15 @@ class BodyBudget:
 @dataclass(frozen=True, slots=True)
 class PortLimits:
     """`max_calls` of the guarded services together; `max_side_calls` of all others (health, reflection, Describe),
-    which nobody needs a key for, and again as many streams of them.
+    which nobody needs a key for, and again as many streams of them. More than `max_connections` are closed at once; one
+    on which no HTTP/2 begins within `read_timeout_s` is closed then.
     """
 
     max_message_bytes: int
     max_calls: int
     max_side_calls: int = 32
     read_timeout_s: float = 30.0
+    max_connections: int = 9216
 
     @property
     def max_streams_per_connection(self) -> int:

@@ -66,6 +66,8 @@ def _public_options(limits: PortLimits) -> tuple[tuple[str, int], ...]:
         ("grpc.max_receive_message_length", limits.max_message_bytes),
         ("grpc.max_concurrent_streams", limits.max_streams_per_connection),
         ("grpc.http2.max_ping_strikes", _MAX_PING_STRIKES),
+        ("grpc.max_allowed_incoming_connections", limits.max_connections),
+        ("grpc.server_handshake_timeout_ms", round(1000 * limits.read_timeout_s)),
         # Else the window of streams that nobody reads yet grows to megabytes; that of messages being read does anyway.
         ("grpc.http2.bdp_probe", 0),
     )

@@ -25,6 +25,7 @@ from weir.bus.messages import (
     Prefilled,
     PrefixChanged,
     PrefixSnapshot,
+    QueueReport,
     Submit,
     SubmitReply,
     WorkerRecord,
@@ -36,9 +37,12 @@ from weir.scheduling.admission import Admission, Rates, Shedding
 from weir.scheduling.commands import Command, CommandQueue, Refusal
 from weir.scheduling.fairness import GroupKey
 from weir.scheduling.granter import Granter
+from weir.scheduling.lane_rates import LaneRates
 from weir.scheduling.lifecycle import RequestLifecycle, Verdict
 from weir.scheduling.limits import CoreLimits
 from weir.scheduling.placer import Placer
+from weir.scheduling.queue_report import queue_report
+from weir.scheduling.request import ScheduledRequest
 from weir.scheduling.request_table import RequestTable, check_requests
 from weir.scheduling.tenants import QuotaDebt
 from weir.scheduling.workers import DECODE, PREFILL, Workers
@@ -61,6 +65,7 @@ class SchedulerCore:
         self._workers = Workers(limits.worker_ttl_s, limits.max_models)
         self._placer = Placer(limits, self._workers, self._requests.reservations, self._requests.wanting)
         self._rates = Rates(limits.max_models)
+        self._lane_rates = LaneRates()
         self._commands = CommandQueue(epoch)
         self._life = RequestLifecycle(self._requests, self._commands)
         self._is_bus_away = False
@@ -119,6 +124,7 @@ class SchedulerCore:
         if request is not None:
             model = request.submit.model
             self._rates.add(model, now_s, is_backlogged=self._requests.lanes.has_queued(model))
+            self._count_end(request, now_s)
             self._requests.progressed(request, finish.num_output_tokens, now_s)
         if request is not None and request.placement is not None and finish.outcome is Outcome.FINISHED:
             self._placer.finished(request, finish.num_output_tokens)
@@ -224,6 +230,10 @@ class SchedulerCore:
                         self._life.grant(request, outcome, now_s)
         return self._commands.take()
 
+    def queue_report(self) -> QueueReport:
+        """What waits now, for gateways."""
+        return queue_report(self.epoch, self._requests, self._limits, self._lane_rates, self._clock.now_s())
+
     def metrics(self) -> dict[str, float]:
         """Counters (`_total`) and gauges."""
         counts = {f"{name}_total": float(count) for name, count in self._commands.counts.items()}
@@ -287,6 +297,15 @@ class SchedulerCore:
         for worker_id in self._workers.silent():
             if not self._requests.reservations.requests_on(worker_id):
                 self._workers.remove(worker_id)
+
+    def _count_end(self, request: ScheduledRequest, now_s: float) -> None:
+        """How fast its lane goes, for `queue_report`."""
+        model, lane = request.submit.model, request.lane
+        if lane not in self._limits.lanes_by_name or request.placement is None:
+            return
+        is_backlogged = self._requests.lanes.num_tenants(model, lane) > 0
+        num_running = self._requests.reservations.num_running(lane)
+        self._lane_rates.add(model, lane, num_running, now_s, is_backlogged=is_backlogged)
 
     def _excuse_silence(self) -> None:
         now_s = self._clock.now_s()

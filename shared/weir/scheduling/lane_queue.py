@@ -60,6 +60,10 @@ class LaneQueue:
         num_tenants = len(self._tenants) + (tenant is None)
         return min((num_own - is_queued + 1) * num_tenants - 1, len(self) - is_queued)
 
+    def num_by_tenant(self) -> dict[str, int]:
+        """How many of each wait."""
+        return {key: len(tenant.by_age) for key, tenant in self._tenants.items()}
+
     def requests(self) -> Iterator[ScheduledRequest]:
         """By age, oldest first."""
         yield from self._by_age.values()

@@ -17,6 +17,7 @@ SLOW_S = 3 * HEAD_TIMEOUT_S
 REQUEST = b"GET /%s HTTP/1.1\r\nHost: here\r\n\r\n"
 CLOSING_REQUEST = b"GET /%s HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n"
 SEND_TIMEOUT_S = 2.0
+MAX_IDLE = 20
 BIG = 8 << 20
 """More than the kernel takes for a client that does not read."""
 
@@ -31,7 +32,9 @@ async def _answer(request: Request) -> PlainTextResponse:
 async def port() -> AsyncIterator[int]:
     app = Starlette(routes=[Route("/{pace}", _answer)])
     failures: list[str] = []
-    settings = HttpSettings(max_connections=2, head_timeout_s=HEAD_TIMEOUT_S, send_timeout_s=SEND_TIMEOUT_S)
+    settings = HttpSettings(
+        max_connections=1, max_idle_connections=MAX_IDLE, head_timeout_s=HEAD_TIMEOUT_S, send_timeout_s=SEND_TIMEOUT_S
+    )
     server = HttpServer(app, settings, failures.append)
     await server.start()
     yield server.port
@@ -107,3 +110,36 @@ async def test_one_that_reads_slowly_gets_its_whole_answer(port: int) -> None:
     assert b"200 OK" in head
     assert num_bytes == BIG
     writer.close()
+
+
+async def test_idle_connections_keep_nobody_out_and_over_their_bound_the_longest_idle_is_closed(port: int) -> None:
+    first, first_writer = await asyncio.open_connection("127.0.0.1", port)
+    others = [await asyncio.open_connection("127.0.0.1", port) for _ in range(MAX_IDLE - 1)]
+    async with asyncio.timeout(10):
+        await asyncio.sleep(0)
+        assert not first.at_eof()
+        for _ in range(2):  # the port takes one request at a time, whatever rests
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(CLOSING_REQUEST % b"fast")
+            assert b"200 OK" in await reader.read()
+            writer.close()
+        assert await first.read() == b""
+        newest = others[-1][1]
+        newest.write(CLOSING_REQUEST % b"fast")
+        assert b"200 OK" in await others[-1][0].read()
+    for _, writer in (*others, (first, first_writer)):
+        writer.close()
+
+
+async def test_a_request_too_many_is_told_when_to_try_again(port: int) -> None:
+    _, slow = await asyncio.open_connection("127.0.0.1", port)
+    slow.write(REQUEST % b"slow")
+    await asyncio.sleep(0.1)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(CLOSING_REQUEST % b"fast")
+    async with asyncio.timeout(10):
+        answer = await reader.read()
+    assert answer.startswith(b"HTTP/1.1 503")
+    assert b"retry-after: 2" in answer.lower()
+    for one in (slow, writer):
+        one.close()

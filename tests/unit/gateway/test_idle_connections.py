@@ -1,0 +1,42 @@
+"""Thousands of connections on which nothing is asked: held by both ports, whose clients are served as before."""
+
+import asyncio
+import resource
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from tests.unit.gateway.world import open_world
+
+from weir.runtime.process_tuning import raise_descriptor_limit
+from weir.testing.load import greedy_request, stream
+
+NUM_IDLE = 5000
+NUM_DESCRIPTORS = 2 * NUM_IDLE + 500
+"""Both ends of each."""
+
+
+@pytest.fixture(autouse=True)
+def descriptors() -> Iterator[None]:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if raise_descriptor_limit() < NUM_DESCRIPTORS:
+        pytest.skip(f"the hard limit of open files is below {NUM_DESCRIPTORS}")
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("port_of", ["http", "grpc"])
+async def test_thousands_of_idle_connections_keep_nobody_out(port_of: str) -> None:
+    async with open_world() as world, httpx.AsyncClient(base_url=world.http_url) as http:
+        url = world.http_url if port_of == "http" else f"http://{world.grpc_address}"
+        port = httpx.URL(url).port
+        assert port is not None
+        idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(NUM_IDLE)]
+        answer = await http.post("/v1/completions", json={"model": "bytes", "prompt": "x", "max_tokens": 64})
+        record = await stream(world.stub, greedy_request("y", max_tokens=64))
+        num_open = sum(not reader.at_eof() for reader, _ in idle)
+        for _, writer in idle:
+            writer.transport.abort()
+    assert (answer.status_code, record.text) == (200, "hello world")
+    assert num_open > 0  # on a machine so slow that the first ones' time is over, not all

@@ -1,0 +1,62 @@
+"""Connections to a port for clients on which nothing comes: held up to a bound, and not for ever."""
+
+import asyncio
+import contextlib
+from typing import Any
+
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from weir.rpc.port_guard import PortLimits
+from weir.rpc.server import make_server
+
+MAX_CONNECTIONS = 8
+HANDSHAKE_S = 1.0
+
+
+async def test_more_connections_than_the_bound_are_closed_and_those_that_say_nothing_too() -> None:
+    limits = PortLimits(1 << 20, max_calls=4, read_timeout_s=HANDSHAKE_S, max_connections=MAX_CONNECTIONS)
+    server = make_server(limits=limits)
+    health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3 * MAX_CONNECTIONS)]
+    try:
+        async with asyncio.timeout(30):
+            closed = asyncio.gather(*(_until_closed(reader) for reader, _ in opened))
+            await closed
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            stub: Any = health_pb2_grpc.HealthStub(channel)
+            answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=20, wait_for_ready=True)
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    finally:
+        for _, writer in opened:
+            writer.close()
+        await server.stop(None)
+
+
+async def test_a_connection_over_the_bound_is_closed_while_those_before_it_stay() -> None:
+    limits = PortLimits(1 << 20, max_calls=4, read_timeout_s=60.0, max_connections=MAX_CONNECTIONS)
+    server = make_server(limits=limits)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2 * MAX_CONNECTIONS)]
+    try:
+        ends = [asyncio.create_task(_until_closed(reader)) for reader, _ in opened]
+        async with asyncio.timeout(20):
+            while sum(end.done() for end in ends) < MAX_CONNECTIONS:  # noqa: ASYNC110 - whichever they are
+                await asyncio.sleep(0.05)
+        await asyncio.sleep(0.2)
+        assert sum(end.done() for end in ends) == MAX_CONNECTIONS
+        for end in ends:
+            end.cancel()
+    finally:
+        for _, writer in opened:
+            writer.close()
+        await server.stop(None)
+
+
+async def _until_closed(reader: asyncio.StreamReader) -> None:
+    with contextlib.suppress(ConnectionError):
+        while await reader.read(1 << 12):
+            pass
