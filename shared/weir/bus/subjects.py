@@ -63,6 +63,10 @@ class Subjects:
         """Scheduler gives a request up: Revoke -> Ack."""
         return f"weir.{self.namespace}.gateway.{gateway_id}.revoke"
 
+    def key(self, gateway_id: str) -> str:
+        """Gateway asks another one for a request by its idempotency key: AskHolder -> HolderReply."""
+        return f"weir.{self.namespace}.gateway.{gateway_id}.key"
+
     @property
     def workers_bucket(self) -> str:
         """Registry of workers with their load: worker id -> WorkerRecord; entries expire."""
@@ -82,6 +86,12 @@ class Subjects:
     def counters_bucket(self) -> str:
         """What tenants were served and owe, kept by the scheduler for the next one. Durable."""
         return f"weir_{self.namespace}_counters"
+
+    @property
+    def keys_bucket(self) -> str:
+        """Requests by idempotency key, written by gateways: `weir.bus.keys`. Durable; entries expire; bounded. Its name
+        has the version of what is in it."""
+        return f"weir_{self.namespace}_keys_v1"
 
 
 WORKER_TTL_S = 3.0
