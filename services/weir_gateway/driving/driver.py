@@ -171,7 +171,7 @@ class Driver:
                 if state.try_finish():
                     return
                 is_fruitless = state.num_fruitless_dispatches >= settings.max_fruitless_dispatches
-                if is_fruitless or state.dispatch >= settings.max_dispatches:
+                if is_fruitless or state.num_dispatches >= settings.max_dispatches:
                     raise error
                 self._end_at_workers(state)
                 await asyncio.sleep(settings.fruitless_wait_s * state.num_fruitless_dispatches)

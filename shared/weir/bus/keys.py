@@ -1,5 +1,5 @@
-"""What gateways keep of a request with an idempotency key, for each other and for the next one: its bucket's entries, and
-how one gateway asks another for such a request.
+"""What gateways keep of a request with an idempotency key, for each other and for the next one: the bucket's entries,
+and how one gateway asks another for such a request.
 
 Written by gateways, each by compare and set: whoever has written last owns the key. Neither key nor prompt is in it.
 """

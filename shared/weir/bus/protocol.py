@@ -134,8 +134,8 @@ class Bus(Protocol):
     async def bucket(
         self, name: str, *, ttl_s: float | None = None, durable: bool = False, max_bytes: int | None = None
     ) -> KvBucket:
-        """Opens the bucket, making it if need be; one that exists keeps the `ttl_s` and the `max_bytes` that it was made
-        with. A value over `max_bytes` of all keys and values, and what a server keeps beside them, raises BucketFull.
+        """Opens the bucket, making it if need be; one that exists keeps the `ttl_s` and `max_bytes` that it was made
+        with. What goes over `max_bytes`, of keys, values, and what a server keeps beside them, raises BucketFull.
 
         The entries of a bucket that is not durable are gone when the server restarts; it is then made anew by itself.
         """

@@ -96,10 +96,9 @@ def from_rpc_error(error: grpc.RpcError) -> WeirError:
     match code:
         case grpc.StatusCode.INVALID_ARGUMENT:
             return InvalidRequest(details.violations or [FieldViolation("request", message)])
-        case grpc.StatusCode.NOT_FOUND:
-            return NotFound(details.violations[0].field if details.violations else "", message)
-        case grpc.StatusCode.ALREADY_EXISTS:
-            return AlreadyExists(details.violations[0].field if details.violations else "", message)
+        case grpc.StatusCode.NOT_FOUND | grpc.StatusCode.ALREADY_EXISTS:
+            kind = NotFound if code is grpc.StatusCode.NOT_FOUND else AlreadyExists
+            return kind(details.violations[0].field if details.violations else "", message)
         case grpc.StatusCode.RESOURCE_EXHAUSTED if details.tenant is not None:
             return QuotaExceeded(message, retry_after_s=details.retry_after_s, tenant=details.tenant)
         case _ if code in _BY_CODE:
