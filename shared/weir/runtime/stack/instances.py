@@ -16,7 +16,7 @@ from weir.runtime.config import check_instance
 from weir.runtime.process_tuning import find_shortage, raise_descriptor_limit
 from weir.runtime.stack.leftovers import Removed, remove_leftovers
 from weir.runtime.stack.paths import InstanceBusy, InstancePaths, find_instances
-from weir.runtime.stack.plan import LOOPBACK, StackConfig, StackPlan, default_instance, plan_stack
+from weir.runtime.stack.plan import LOOPBACK, GatewayPorts, StackConfig, StackPlan, default_instance, plan_stack
 from weir.runtime.stack.processes import all_tagged, find_tagged, is_running, send_signal
 from weir.runtime.stack.state import try_read_state
 from weir.runtime.stack.supervised import StartPolicy
@@ -29,6 +29,7 @@ _STOP_LIMIT_S = 30.0  # of a supervisor that has not written its state yet
 # Below the kernel's range for outgoing connections: a server that is restarted must find its port free again.
 _FIRST_PORT = 14_000
 _NUM_PORTS = 16_000
+_MAX_PORT = 65_535
 
 
 class CannotStart(WeirError):
@@ -66,7 +67,8 @@ async def run_stack(config: StackConfig, reporter: Reporter, environ: Mapping[st
         _check_free(config.host, config.grpc_port, "--grpc-port")
         _check_free(config.host, config.http_port, "--http-port")
         try:
-            plan = plan_stack(config, _find_free_port(LOOPBACK, config.instance_name))
+            nats_port = _find_free_port(LOOPBACK, config.instance_name)
+            plan = plan_stack(config, nats_port, _more_gateways(config, nats_port))
         except (NatsServerMissing, ValueError) as error:
             raise CannotStart(str(error)) from error
         config.paths.make_admin_key()
@@ -180,6 +182,22 @@ def _check_free(host: str, port: int, flag: str) -> None:
     """Raises PortBusy, naming the flag that chooses another port."""
     if not _is_free(host, port):
         raise PortBusy(f"{flag} {port}: in use on {host}, or not allowed; stop what listens there, or choose another")
+
+
+def _more_gateways(config: StackConfig, nats_port: int) -> list[GatewayPorts]:
+    """For all gateways but the first: the next free ports above its. Raises PortBusy."""
+    taken = {config.grpc_port, config.http_port, nats_port}
+
+    def next_free(first_port: int) -> int:
+        for port in range(first_port + 1, min(first_port + 1 + _NUM_PORTS, _MAX_PORT + 1)):
+            if port not in taken and _is_free(config.host, port):
+                taken.add(port)
+                return port
+        raise PortBusy(f"no free port on {config.host} above {first_port} for another gateway")
+
+    return [
+        GatewayPorts(next_free(config.grpc_port), next_free(config.http_port)) for _ in range(1, config.gateways)
+    ]
 
 
 def _find_free_port(host: str, name: str) -> int:
