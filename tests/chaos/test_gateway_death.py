@@ -2,7 +2,9 @@
 lacks, and the whole is what it would have been."""
 
 import asyncio
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from functools import partial
+from typing import Any
 
 import grpc
 import httpx
@@ -13,9 +15,11 @@ from weir.testing.load import greedy_request, open_stub, stream
 from weir.testing.stack import Stack, wait_until
 from weir.wire.v1 import inference_pb2
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(400)]
 
-NUM_STREAMS = 8
+NUM_STREAMS = 6
+MAX_TOKENS = 60
+KILLED_AT = 8
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +30,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 def request_of(number: int, key: str) -> inference_pb2.GenerateRequest:
     """Greedy and seeded ones, with penalties, stop strings and log-probabilities."""
-    request = greedy_request([500 + number] * (20 + 30 * number), max_tokens=80, ignore_eos=True)
+    request = greedy_request([500 + number] * (20 + 20 * number), max_tokens=MAX_TOKENS, ignore_eos=True)
     request.options.idempotency_key = key
     if number % 2:
         request.options.sampling.temperature = 0.9
@@ -42,11 +46,16 @@ def addresses_of(stack: Stack) -> list[str]:
     return [process.address for process in stack.processes("gateway")]
 
 
-async def amid_the_kill(stack: Stack, clients: Sequence[Awaitable[Resumed]]) -> list[Resumed]:
-    """The first gateway is killed while they stream."""
-    running = [asyncio.ensure_future(client) for client in clients]
-    await asyncio.sleep(1.0)
+async def amid_the_kill(
+    stack: Stack, clients: Sequence[Callable[[Resumed], Coroutine[Any, Any, Resumed]]]
+) -> list[Resumed]:
+    """The first gateway is killed when one of them has some tokens."""
     victim = (await asyncio.to_thread(stack.processes, "gateway"))[0]
+    seen = [Resumed() for _ in clients]
+    running = [asyncio.create_task(client(one)) for client, one in zip(clients, seen, strict=True)]
+    async with asyncio.timeout(120):
+        while max(one.num_had for one in seen) < KILLED_AT:  # noqa: ASYNC110 - what they have has no event
+            await asyncio.sleep(0.01)
     stack.kill(victim)
     results = await asyncio.gather(*running)
     await asyncio.to_thread(lambda: wait_until(lambda: stack.has_restarted(victim), timeout_s=40, what="it is back"))
@@ -70,35 +79,37 @@ async def test_grpc_streams_go_on_at_the_other_gateway_where_they_broke(stack: S
     assert len(addresses) == 2
     channel, stub = open_stub(addresses[1])
     async with channel:
-        undisturbed = [as_resumed(await stream(stub, request_of(number, ""))) for number in range(NUM_STREAMS)]
+        records = await asyncio.gather(*(stream(stub, request_of(number, "")) for number in range(NUM_STREAMS)))
+    undisturbed = [as_resumed(record) for record in records]
 
     results = await amid_the_kill(
-        stack, [stream_grpc(addresses, request_of(number, f"grpc-{number}")) for number in range(NUM_STREAMS)]
+        stack, [partial(stream_grpc, addresses, request_of(number, f"grpc-{number}")) for number in range(NUM_STREAMS)]
     )
 
     for number, (seen, expected) in enumerate(zip(results, undisturbed, strict=True)):
         assert seen.token_ids == expected.token_ids, (number, seen.errors)
         assert (seen.text, seen.finish_reasons) == (expected.text, expected.finish_reasons), number
         assert seen.num_index_errors == 0, number
-    assert any(0 < count < 80 for seen in results for count in seen.broken_at), "some broke amid their tokens"
+    assert any(0 < count < MAX_TOKENS for seen in results for count in seen.broken_at), "some broke amid their tokens"
     wait_until(lambda: is_clean(stack), timeout_s=30, what="nothing is left")
 
 
 async def test_events_go_on_after_the_last_event_id(stack: Stack) -> None:
     urls = await asyncio.to_thread(stack.http_urls)
     assert len(urls) == 2
-    body: dict[str, object] = {"max_tokens": 80, "ignore_eos": True, "temperature": 0.8, "seed": 7}
-    bodies = [{**body, "prompt": [600 + number] * (20 + 30 * number)} for number in range(NUM_STREAMS)]
+    body: dict[str, object] = {"max_tokens": MAX_TOKENS, "ignore_eos": True, "temperature": 0.8, "seed": 7}
+    bodies = [{**body, "prompt": [600 + number] * (20 + 20 * number)} for number in range(NUM_STREAMS)]
     async with httpx.AsyncClient(base_url=urls[1], timeout=120) as client:
-        whole = [(await client.post("/v1/completions", json=one)).json()["choices"][0]["text"] for one in bodies]
+        answers = await asyncio.gather(*(client.post("/v1/completions", json=one) for one in bodies))
+    whole = [answer.json()["choices"][0]["text"] for answer in answers]
 
     results = await amid_the_kill(
-        stack, [stream_sse(urls, "/v1/completions", one, f"sse-{number}") for number, one in enumerate(bodies)]
+        stack, [partial(stream_sse, urls, one, f"sse-{number}") for number, one in enumerate(bodies)]
     )
 
     for seen, text in zip(results, whole, strict=True):
         assert (seen.text, seen.finish_reasons) == (text, ["length"]), seen.errors
-    assert any(0 < count < 80 for seen in results for count in seen.broken_at), "some broke amid their tokens"
+    assert any(0 < count < MAX_TOKENS for seen in results for count in seen.broken_at), "some broke amid their tokens"
     wait_until(lambda: is_clean(stack), timeout_s=30, what="nothing is left")
 
 
@@ -107,7 +118,7 @@ async def test_another_body_under_a_key_is_refused_by_either_gateway(stack: Stac
     request = request_of(0, "taken")
     assert (await stream_grpc([addresses[0]], request)).errors == []
 
-    request.options.stop_conditions.max_tokens = 81
+    request.options.stop_conditions.max_tokens = MAX_TOKENS + 1
     for address in addresses:
         (error,) = (await stream_grpc([address], request)).errors
         assert error.startswith("ALREADY_EXISTS: options.idempotency_key")

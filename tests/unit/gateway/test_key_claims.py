@@ -114,7 +114,7 @@ class World:
         """One of those that run goes on to its next await."""
         if not self.running:
             return
-        gateway, work = self.running[index % len(self.running)]
+        work = self.running[index % len(self.running)][1]
         try:
             work.send(None)
         except (StopIteration, Unavailable, AlreadyExists, InvalidRequest):
@@ -147,11 +147,34 @@ class World:
 
 ACTIONS = st.lists(
     st.tuples(
-        st.sampled_from(["send", "send", "resume", "other body", "step", "step", "step", "run", "kill", "end", "leave"]),
+        st.sampled_from(
+            ["send", "send", "resume", "other body", "step", "step", "step", "run", "kill", "end", "leave"]
+        ),
         st.integers(0, 5),
     ),
     max_size=60,
 )
+
+
+def act(world: World, kind: str, number: int) -> None:
+    alive = world.alive()
+    gateway = alive[number % len(alive)]
+    match kind:
+        case "send" | "resume":
+            world.begin(gateway, gateway.serve(body_of(resume_from=2 if kind == "resume" else None)))
+        case "other body" if world.stored is not None:
+            world.begin(gateway, gateway.serve(body_of(1)))
+        case "step":
+            world.step(number)
+        case "run":
+            while world.running:
+                world.step(number)
+        case "kill":
+            world.kill(world.gateways.index(gateway))
+        case "end" if not gateway.is_claiming:
+            world.begin(gateway, gateway.end(KeyStatus.FINISHED if number % 2 else KeyStatus.ENDED))
+        case "leave":
+            gateway.has_client = False
 
 
 @settings(max_examples=400, deadline=None)
@@ -161,28 +184,7 @@ def test_whoever_races_or_dies_no_attempt_is_run_twice_and_a_client_that_tries_a
 ) -> None:
     world = World()
     for kind, number in actions:
-        alive = world.alive()
-        gateway = alive[number % len(alive)]
-        match kind:
-            case "send":
-                world.begin(gateway, gateway.serve(body_of()))
-            case "resume":
-                world.begin(gateway, gateway.serve(body_of(resume_from=2)))
-            case "other body":
-                if world.stored is not None:
-                    world.begin(gateway, gateway.serve(body_of(1)))
-            case "step":
-                world.step(number)
-            case "run":
-                while world.running:
-                    world.step(number)
-            case "kill":
-                world.kill(world.gateways.index(gateway))
-            case "end" if not gateway.is_claiming:
-                status = KeyStatus.FINISHED if number % 2 else KeyStatus.ENDED
-                world.begin(gateway, gateway.end(status))
-            case "leave":
-                gateway.has_client = False
+        act(world, kind, number)
         check(world)
     while world.running:
         world.step(0)

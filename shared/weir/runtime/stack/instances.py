@@ -195,9 +195,7 @@ def _more_gateways(config: StackConfig, nats_port: int) -> list[GatewayPorts]:
                 return port
         raise PortBusy(f"no free port on {config.host} above {first_port} for another gateway")
 
-    return [
-        GatewayPorts(next_free(config.grpc_port), next_free(config.http_port)) for _ in range(1, config.gateways)
-    ]
+    return [GatewayPorts(next_free(config.grpc_port), next_free(config.http_port)) for _ in range(1, config.gateways)]
 
 
 def _find_free_port(host: str, name: str) -> int:
