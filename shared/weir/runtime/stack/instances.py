@@ -68,7 +68,7 @@ async def run_stack(config: StackConfig, reporter: Reporter, environ: Mapping[st
         _check_free(config.host, config.http_port, "--http-port")
         try:
             nats_port = _find_free_port(LOOPBACK, config.instance_name)
-            plan = plan_stack(config, nats_port, _more_gateways(config, nats_port))
+            plan = plan_stack(config, nats_port, more_gateways(config, nats_port))
         except (NatsServerMissing, ValueError) as error:
             raise CannotStart(str(error)) from error
         config.paths.make_admin_key()
@@ -184,7 +184,7 @@ def _check_free(host: str, port: int, flag: str) -> None:
         raise PortBusy(f"{flag} {port}: in use on {host}, or not allowed; stop what listens there, or choose another")
 
 
-def _more_gateways(config: StackConfig, nats_port: int) -> list[GatewayPorts]:
+def more_gateways(config: StackConfig, nats_port: int) -> list[GatewayPorts]:
     """For all gateways but the first: the next free ports above its. Raises PortBusy."""
     taken = {config.grpc_port, config.http_port, nats_port}
 
