@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING
 
-from weir.bus.keys import DIGEST_BYTES, key_name
+from weir.bus.keys import BODY_DIGEST_BYTES, key_name
 from weir.core.errors import FieldViolation, InvalidRequest
 from weir_gateway.keys.claims import KeyedBody
 from weir_gateway.requests.validation import CheckedRequest
@@ -37,7 +37,7 @@ def body_digest(checked: CheckedRequest) -> bytes:
     """The same by whichever API it came. Values at their defaults do not count, so that a gateway which knows one more
     option makes the same digest of a request without it."""
     request, options = checked.client_request, checked.client_request.options
-    digest = hashlib.blake2b(digest_size=DIGEST_BYTES, person=b"weir body")
+    digest = hashlib.blake2b(digest_size=BODY_DIGEST_BYTES, person=b"weir body")
     parts: list[tuple[str, object]] = [("operation", request.operation.value), ("model", checked.model.name)]
     parts += [("seed", options.seed), ("stop", options.stop), ("include_stop", options.include_stop)]
     parts += [entry for entry in _given(checked.sampling) if entry[0] != "seed"]

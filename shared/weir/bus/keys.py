@@ -16,8 +16,8 @@ KEY_BUCKET_BYTES = 64 << 20
 """Some 200,000 entries. `max_bytes` of the bucket."""
 DISPATCHES_PER_GATEWAY = 1000
 """Above what a gateway may use for one request."""
-DIGEST_BYTES = 16
-_SEED_BYTES = 8
+BODY_DIGEST_BYTES = 16
+SEED_BYTES = 8
 
 
 class KeyStatus(Enum):
@@ -48,10 +48,10 @@ class KeyRecord:
     num_output_tokens: int = 0
 
     def __post_init__(self) -> None:
-        if len(self.body_digest) != DIGEST_BYTES:
-            raise ValueError(f"body_digest has {len(self.body_digest)} bytes, must have {DIGEST_BYTES}")
-        if len(self.seed) != _SEED_BYTES:
-            raise ValueError(f"seed has {len(self.seed)} bytes, must have {_SEED_BYTES}")
+        if len(self.body_digest) != BODY_DIGEST_BYTES:
+            raise ValueError(f"body_digest has {len(self.body_digest)} bytes, must have {BODY_DIGEST_BYTES}")
+        if len(self.seed) != SEED_BYTES:
+            raise ValueError(f"seed has {len(self.seed)} bytes, must have {SEED_BYTES}")
 
 
 class Holding(Enum):
@@ -90,4 +90,4 @@ def key_name(tenant: str, idempotency_key: str) -> str:
 def seed_of_key(tenant: str, idempotency_key: str) -> int:
     """Of a request that names none."""
     packed = f"{len(tenant)}:{tenant}{idempotency_key}".encode()
-    return int.from_bytes(hashlib.blake2b(packed, digest_size=_SEED_BYTES, person=b"weir seed").digest())
+    return int.from_bytes(hashlib.blake2b(packed, digest_size=SEED_BYTES, person=b"weir seed").digest())

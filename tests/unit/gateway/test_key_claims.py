@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weir.bus.keys import DIGEST_BYTES, AskHolder, Holding, KeyRecord, KeyStatus
+from weir.bus.keys import BODY_DIGEST_BYTES, AskHolder, Holding, KeyRecord, KeyStatus
 from weir.bus.protocol import KeyConflict
 from weir.core.errors import AlreadyExists, InvalidRequest, Unavailable
 from weir_gateway.keys.claims import Claim, KeyedBody, claim
@@ -18,7 +18,7 @@ SEED = (7).to_bytes(8, "big")
 
 
 def body_of(kind: int = 0, resume_from: int | None = None) -> KeyedBody:
-    return KeyedBody("name", bytes([kind]) * DIGEST_BYTES, SEED, resume_from, "Idempotency-Key", "Last-Event-ID")
+    return KeyedBody("name", bytes([kind]) * BODY_DIGEST_BYTES, SEED, resume_from, "Idempotency-Key", "Last-Event-ID")
 
 
 class _Step:
