@@ -51,6 +51,12 @@ class GatewayConfig(ServiceConfig):
     )
     send_timeout_s: float = setting(60.0, "Seconds after which a client that does not read is given up.")
 
+    resume_s: float = setting(
+        30.0, "Seconds that a request with an idempotency key is kept after its client went away."
+    )
+    max_kept: int = setting(256, "Requests that are kept so at most; then the one that waited longest is let go.")
+    max_kept_mb: int = setting(64, "MiB that they may take, roughly.")
+
     predictor: str = setting("", "File of `weir train-predictor` that predicts output lengths. Empty: none.")
     request_log: str = setting("", "File to log ended requests to, to train a predictor on. Empty: none.")
     request_log_text: bool = setting(False, "Log prompts' tokens, which are their text; else their pooled features.")
@@ -72,6 +78,8 @@ class GatewayConfig(ServiceConfig):
         if self.max_bodies_bytes < self.message_bytes:
             limit = f"must be at least the {self.message_bytes} of one gRPC message"
             raise ValueError(f"max_bodies_bytes {self.max_bodies_bytes}: {limit}")
+        check_range(self, "max_kept", 0, _MAX_REQUESTS)
+        check_range(self, "max_kept_mb", 0, _MAX_LOG_MB)
         check_range(self, "request_log_mb", 1, _MAX_LOG_MB)
         if self.max_context_tokens < 0:
             raise ValueError(f"max_context_tokens {self.max_context_tokens}: must not be negative")
@@ -82,6 +90,7 @@ class GatewayConfig(ServiceConfig):
             "no_progress_s",
             "worker_lost_s",
             "send_timeout_s",
+            "resume_s",
         ):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):

@@ -9,6 +9,7 @@ from typing import Any
 from opentelemetry.trace import Tracer
 
 from weir.bus.endpoint import BusEndpoint
+from weir.bus.keys import AskHolder
 from weir.bus.protocol import Bus, BusError
 from weir.bus.subjects import Subjects
 from weir.core.clock import SystemClock
@@ -20,11 +21,14 @@ from weir_gateway.access import AccessControl, AccessWatch
 from weir_gateway.config import GatewayConfig
 from weir_gateway.driving.adoption import AdopterSearch, AdoptionSettings
 from weir_gateway.driving.driver import Driver, DriverSettings
+from weir_gateway.driving.request_span import RequestSpans
 from weir_gateway.driving.scheduler_port import SchedulerInbox, SchedulerPort, SchedulerPortSettings
 from weir_gateway.entry.entry import Entry
 from weir_gateway.frontends.http_frontend import HttpFrontend
 from weir_gateway.frontends.http_server import HttpServer, HttpSettings
 from weir_gateway.input_processor import InputProcessor
+from weir_gateway.keys.key_store import KeyStore
+from weir_gateway.keys.keyed_requests import KeyedRequests, KeySettings
 from weir_gateway.output_lengths import OutputLengths
 from weir_gateway.requests.models import ModelDirectory, ServedModel
 from weir_gateway.requests.validation import Limits
@@ -44,6 +48,7 @@ class GatewaySettings:
     adoption: AdoptionSettings = field(default_factory=AdoptionSettings)
     connections: ConnectionSettings = field(default_factory=ConnectionSettings)
     limits: Limits = field(default_factory=Limits)
+    keys: KeySettings = field(default_factory=KeySettings)
     http: HttpSettings = field(default_factory=HttpSettings)
     report_interval_s: float = 1.0
     access_wait_s: float = 8.0
@@ -65,6 +70,9 @@ class GatewaySettings:
                 default_max_tokens=config.default_max_tokens,
                 max_prompt_bytes=config.max_prompt_bytes,
                 max_prompt_logprobs=config.max_prompt_logprobs,
+            ),
+            keys=KeySettings(
+                resume_s=config.resume_s, max_kept=config.max_kept, max_kept_bytes=config.max_kept_mb << 20
             ),
             http=HttpSettings(
                 host=config.http_host,
@@ -125,10 +133,10 @@ class Gateway:
         self._driver = Driver(self._port, self._connections, adopters, settings.driver, clock)
         self._entry = Entry(access, settings.driver.max_requests, clock)
         self._inbox = SchedulerInbox(self._port, self._driver.requests, report_interval_s=settings.report_interval_s)
-        models = ModelDirectory([model])
-        self.processor = InputProcessor(
-            models, self._entry, settings.limits, lengths, self._driver, process.tracer, clock
-        )
+        self._key_store = KeyStore(bus, self._endpoint, self._subjects)
+        self._keys = KeyedRequests(self._gateway_id, self._key_store, settings.keys)
+        models, spans = ModelDirectory([model]), RequestSpans(process.tracer, clock)
+        self.processor = InputProcessor(models, self._entry, settings.limits, lengths, self._driver, self._keys, spans)
         self._frontend = HttpFrontend(self.processor, settings.http, lambda: self._is_ready, process.bodies)
         self._http = HttpServer(self._frontend.make_app(), settings.http, process.request_shutdown)
         self._tasks: list[asyncio.Task[None]] = []
@@ -145,6 +153,7 @@ class Gateway:
         self._spawn(self._decode_workers.follow(self._bus, self._subjects), "follow the registry")
         await self._inbox.subscribe(self._endpoint, self._subjects, self._gateway_id)
         await self._entry.follow(self._endpoint, self._subjects)
+        await self._endpoint.serve(self._subjects.key(self._gateway_id), AskHolder, self._keys.on_ask)
         self._spawn(self._driver.watch(), "watch requests")
         self._spawn(self._inbox.report_for_ever(), "report held requests")
         if not await self._access_watch.wait_known(self._settings.access_wait_s):
@@ -156,12 +165,14 @@ class Gateway:
     async def drain(self, deadline_s: float) -> None:
         """Takes no new request, and waits for those that run."""
         self._is_ready = False
+        self._keys.drain()
         await self._driver.drain(deadline_s)
 
     async def stop(self) -> None:
         """Ends what still runs, here and at scheduler and workers, and closes."""
         self._is_ready = False
         await self._driver.stop()
+        await self._keys.stop()
         await end_tasks(self._tasks)
         await self._connections.close()
         await self._endpoint.close()
@@ -179,10 +190,13 @@ class Gateway:
             **self._port.metrics(),
             **self._access_watch.metrics(),
             **self._driver.metrics(),
+            **self._keys.metrics(),
+            **self._key_store.metrics(),
             "malformed_messages_total": bus["bus_malformed_total"] + connections["malformed_frames_total"],
             "http_internal_errors_total": float(self._frontend.num_internal_errors),
         }
-        return Description(metrics, (*self.processor.check_integrity(), *self._driver.check_integrity()))
+        errors = (self.processor.check_integrity(), self._driver.check_integrity(), self._keys.check_integrity())
+        return Description(metrics, tuple(error for found in errors for error in found))
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         self._tasks.append(asyncio.create_task(work, name=name))

@@ -8,18 +8,17 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from opentelemetry.context import Context
-from opentelemetry.trace import Tracer
 
-from weir.core.clock import Clock
 from weir.core.errors import FieldViolation, InvalidRequest, WeirError
 from weir.core.life import Phase
 from weir.core.options import MAX_CHOICES, GenerateOptions
 from weir_gateway.access import Caller
 from weir_gateway.driving.driver import Driver
 from weir_gateway.driving.open_request import OpenRequest, choice_of, request_id_of
-from weir_gateway.driving.request_span import RequestSpan
+from weir_gateway.driving.request_span import RequestSpan, RequestSpans
 from weir_gateway.entry.entry import Entry
 from weir_gateway.entry.queue_view import QueueKey, Ticket
+from weir_gateway.keys.keyed_requests import Accepted, KeyedRequests
 from weir_gateway.output_lengths import OutputLengths
 from weir_gateway.requests.cap_checks import check_caps
 from weir_gateway.requests.client_request import ClientRequest, Conversation, FieldNames, Text, TokenIds
@@ -145,8 +144,8 @@ class InputProcessor:
         limits: Limits,
         lengths: OutputLengths,
         driver: Driver,
-        tracer: Tracer,
-        clock: Clock,
+        keys: KeyedRequests,
+        spans: RequestSpans,
     ) -> None:
         self.models = models
         self._entry = entry
@@ -154,8 +153,9 @@ class InputProcessor:
         self._limits = limits
         self._lengths = lengths
         self._driver = driver
-        self._tracer = tracer
-        self._clock = clock
+        self._keys = keys
+        self._spans = spans
+        self._clock = spans.clock
         self._tokenizer = PromptTokenizer()
         self._metrics = RequestMetrics()
         self._by_client_id: dict[tuple[str, str], OpenRequest] = {}
@@ -188,13 +188,15 @@ class InputProcessor:
         now_s = self._clock.now_s()
         time_left_s = _time_left_s(client_request.options, call_left_s)
         deadline_at_s = None if time_left_s is None else now_s + time_left_s
-        span = RequestSpan(self._tracer, client_request, parent, now_s)
+        span = self._spans.begin(client_request, parent)
         try:
             with self._driver.reserve(_num_choices(client_request)):
                 await self._entry.turn()
                 checked = await self._lengths.with_prediction(await self._check(client_request, caller, span))
-                self._check_name_is_free(client_request, caller)
-                return self._accept(checked, span, deadline_at_s)
+                if client_request.options.idempotency_key:
+                    return await self._open_keyed(checked, span, deadline_at_s)
+                self._check_name_is_free(client_request, caller.tenant)
+                return self._accept(checked, span, deadline_at_s, uuid.uuid4().hex)
         except WeirError as error:
             self._metrics.count_rejection(error)
             span.end_with(error)
@@ -273,19 +275,41 @@ class InputProcessor:
         check_fields(client_request, model, self._limits)
         scope = self._access.scope_of(caller, names, options.lane, client_request.priority, options.cache_salt)
         check_caps(client_request, scope.caps, model.max_context_tokens)
-        self._check_name_is_free(client_request, caller)
+        if not options.idempotency_key:  # else it may be the request that runs
+            self._check_name_is_free(client_request, caller.tenant)
         with span.child("tokenize"):
             token_ids = await self._tokenizer.tokenize_prompt(client_request, model)
         return check_prompt(client_request, model, self._limits, token_ids, scope)
 
-    def _check_name_is_free(self, client_request: ClientRequest, caller: Caller) -> None:
+    def _check_name_is_free(self, client_request: ClientRequest, tenant: str) -> None:
         request_id = client_request.options.request_id
-        if (caller.tenant, request_id) in self._by_client_id:
+        if (tenant, request_id) in self._by_client_id:
             description = f"{request_id!r} is the id of a request that is running"
             raise InvalidRequest([FieldViolation(client_request.names["request_id"], description)])
 
-    def _accept(self, checked: CheckedRequest, span: RequestSpan, deadline_at_s: float | None) -> OpenRequest:
-        request_id = uuid.uuid4().hex
+    async def _open_keyed(self, checked: CheckedRequest, span: RequestSpan, deadline_at_s: float | None) -> OpenRequest:
+        is_new = False
+
+        def start(accepted: Accepted) -> OpenRequest:
+            nonlocal is_new
+            self._check_name_is_free(accepted.checked.client_request, accepted.checked.scope.tenant)
+            is_new = True
+            first_dispatch = accepted.first_dispatch
+            return self._accept(accepted.checked, span, deadline_at_s, accepted.request_id, first_dispatch)
+
+        opened = await self._keys.open(checked, start)
+        if not is_new:
+            span.attached(opened.request_id)
+        return opened
+
+    def _accept(
+        self,
+        checked: CheckedRequest,
+        span: RequestSpan,
+        deadline_at_s: float | None,
+        request_id: str,
+        first_dispatch: int = 1,
+    ) -> OpenRequest:
         num_choices = _num_choices(checked.client_request)
         span.describe_request(request_id, checked, num_choices)
         has_output = asyncio.Event()
@@ -302,6 +326,8 @@ class InputProcessor:
             )
             for index, choice_span in enumerate(spans)
         ]
+        for state in states:
+            state.begin_at(first_dispatch)
         opened = OpenRequest(states, span, self._clock)
         key = (checked.scope.tenant, opened.client_id)
         self._by_client_id[key] = opened

@@ -205,7 +205,7 @@ class SchedulerShell:
         """Five times a second. One that is lost is followed by another."""
         while True:
             try:
-                await self._endpoint.publish(self._subjects.queues, self._core.queue_report())
+                await self.endpoint.publish(self._subjects.queues, self._core.queue_report())
             except BusError as error:
                 logger.debug("the report of queues was not sent: %s", error)
             await asyncio.sleep(_QUEUE_REPORT_S)

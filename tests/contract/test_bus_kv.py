@@ -9,7 +9,7 @@ from tests.contract.worlds import BusWorld, NatsServer, eventually
 from weir.bus import nats_kv
 from weir.bus.codec import WIRE_VERSION
 from weir.bus.nats import NatsBus
-from weir.bus.protocol import BucketMismatch, Bus, KeyConflict, KvEntry
+from weir.bus.protocol import BucketFull, BucketMismatch, Bus, KeyConflict, KvEntry
 
 Connect = Callable[[], Awaitable[Bus]]
 
@@ -174,3 +174,12 @@ async def test_a_bucket_of_before_there_were_versions_is_taken(nats_server: Nats
     await bus._client.jetstream().create_key_value(bucket=name)
     await (await bus.bucket(name, durable=True)).put("key", b"value")
     await bus.close()
+
+
+async def test_a_bucket_takes_no_more_than_it_may_hold(connect: Connect, name: str) -> None:
+    bucket = await (await connect()).bucket(name, max_bytes=4000, durable=True)
+    revision = await bucket.put("first", bytes(1500))
+    await bucket.update("second", bytes(1500), revision=0)
+    with pytest.raises(BucketFull):
+        await bucket.update("third", bytes(1500), revision=0)
+    assert await bucket.get("first") == KvEntry("first", bytes(1500), revision)

@@ -132,5 +132,5 @@ def test_every_error_is_on_the_page_with_its_statuses() -> None:
 def made(kind: type[Any]) -> errors.WeirError:
     if kind is errors.InvalidRequest:
         return errors.InvalidRequest([])
-    error: errors.WeirError = kind("field", "text") if kind is errors.NotFound else kind("text")
+    error: errors.WeirError = kind("field", "text") if kind in (errors.NotFound, errors.AlreadyExists) else kind("text")
     return error

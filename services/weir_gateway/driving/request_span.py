@@ -8,11 +8,23 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 
 from weir.bus.messages import Placement
+from weir.core.clock import Clock
 from weir.core.errors import Cancelled, WeirError
 from weir.core.trace_context import traceparent_of
 from weir_gateway.requests.client_request import ClientRequest
 from weir_gateway.requests.request_state import RequestEnd
 from weir_gateway.requests.validation import CheckedRequest
+
+
+class RequestSpans:
+    """Makes the span of each request."""
+
+    def __init__(self, tracer: Tracer, clock: Clock) -> None:
+        self._tracer = tracer
+        self.clock = clock
+
+    def begin(self, client_request: ClientRequest, parent: Context) -> "RequestSpan":
+        return RequestSpan(self._tracer, client_request, parent, self.clock.now_s())
 
 
 class RequestSpan:
@@ -106,6 +118,12 @@ class RequestSpan:
             "error.message": error.message[:200],
         }
         self._span.add_event("adopted", attributes)
+
+    def attached(self, request_id: str) -> None:
+        """Ends the span: the request runs already, with a span of its own, and this was another connection to it."""
+        self._span.set_attribute("weir.request.id", request_id)
+        self._span.add_event("attached")
+        self._span.end()
 
     @contextmanager
     def child(self, name: str) -> Iterator[Context]:

@@ -23,6 +23,7 @@ from weir.core.trace_context import extract
 from weir.rpc.port_guard import BodyBudget
 from weir_gateway.access import Caller
 from weir_gateway.driving.open_request import OpenRequest
+from weir_gateway.frontends.http_keys import event_id_of, with_key
 from weir_gateway.frontends.http_server import HttpSettings
 from weir_gateway.frontends.openai_render import (
     AnswerRenderer,
@@ -131,12 +132,14 @@ class HttpFrontend:
     async def _chat(self, request: Request, caller: Caller, correlation_id: str) -> Response:
         self._processor.check_room(caller)
         body = parse_body(ChatBody, await self._read_body(request))
-        return await self._answer(request, caller, chat_request(body, correlation_id), body)
+        asked = with_key(chat_request(body, correlation_id), request.headers)
+        return await self._answer(request, caller, asked, body)
 
     async def _completions(self, request: Request, caller: Caller, correlation_id: str) -> Response:
         self._processor.check_room(caller)
         body = parse_body(CompletionBody, await self._read_body(request))
-        return await self._answer(request, caller, completion_request(body, correlation_id), body)
+        asked = with_key(completion_request(body, correlation_id), request.headers)
+        return await self._answer(request, caller, asked, body)
 
     async def _read_body(self, request: Request) -> bytes:
         limit = self._settings.max_body_bytes
@@ -172,18 +175,22 @@ class HttpFrontend:
         except BaseException:
             opened.leave()
             raise
-        events = self._events(opened, renderer, first)
+        events = self._events(opened, renderer, client_request, first)
         return EventStream(events, opened.leave, send_timeout_s=self._settings.send_timeout_s)
 
-    async def _events(self, opened: OpenRequest, renderer: AnswerRenderer, first: OutputDelta) -> AsyncIterator[bytes]:
+    async def _events(
+        self, opened: OpenRequest, renderer: AnswerRenderer, asked: ClientRequest, first: OutputDelta
+    ) -> AsyncIterator[bytes]:
         """After an error comes an error event, and the end of the stream is seen in either case."""
-        head = b"".join(_event(chunk) for chunk in renderer.opening())
-        num_chars = [0] * len(opened.states)
+        is_going_on = asked.options.resume_from is not None
+        head = b"" if is_going_on else b"".join(_event(chunk) for chunk in renderer.opening())
+        num_chars = [state.output.num_skipped_chars for state in opened.states]
         delta = first
         try:
             while True:
-                if delta.text or delta.logprobs or delta.finish_reason is not None:
-                    yield head + _event(renderer.chunk(delta, num_chars[delta.choice]))
+                if (delta.text or delta.logprobs or delta.finish_reason is not None) and not asked.had_end:
+                    event_id = event_id_of(delta) if asked.options.idempotency_key else ""
+                    yield head + _event(renderer.chunk(delta, num_chars[delta.choice]), event_id)
                     head = b""
                     num_chars[delta.choice] += len(delta.text)
                     opened.mark_sent()
@@ -215,9 +222,10 @@ async def _whole_answer(opened: OpenRequest, renderer: AnswerRenderer) -> dict[s
     return renderer.whole([joined(choice) for choice in deltas])
 
 
-def _event(data: dict[str, Any]) -> bytes:
+def _event(data: dict[str, Any], event_id: str = "") -> bytes:
     """One server-sent event."""
-    return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    head = f"id: {event_id}\n".encode() if event_id else b""
+    return head + b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
 @contextlib.asynccontextmanager

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from weir.core.errors import (
+    AlreadyExists,
     Cancelled,
     DeadlineExceeded,
     InvalidRequest,
@@ -34,6 +35,7 @@ _ERRORS: tuple[tuple[type[WeirError], int, str, str], ...] = (
     (Unauthenticated, 401, "authentication_error", "invalid_api_key"),
     (PermissionDenied, 403, "permission_error", "permission_denied"),
     (NotFound, 404, "not_found_error", "not_found"),
+    (AlreadyExists, 409, "conflict_error", "already_exists"),
     (QuotaExceeded, 429, "rate_limit_error", "rate_limit_exceeded"),
     (Overloaded, 429, "rate_limit_error", "overloaded"),
     (Cancelled, 499, "cancelled_error", "cancelled"),
@@ -195,7 +197,7 @@ def error_body(error: WeirError) -> Json:
     param = None
     if isinstance(error, InvalidRequest):
         param = error.violations[0].field
-    elif isinstance(error, NotFound):
+    elif isinstance(error, NotFound | AlreadyExists):
         param = error.field
     return {"error": {"message": error.message[:_MAX_MESSAGE_CHARS], "type": kind, "param": param, "code": code}}
 

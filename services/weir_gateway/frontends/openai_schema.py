@@ -36,6 +36,8 @@ HTTP_NAMES: FieldNames = {name: name for name in grpc_names()} | {
     "request_id": "X-Request-Id",
     "include_stop": "include_stop_str_in_output",
     "priority": "priority",
+    "idempotency_key": "Idempotency-Key",
+    "resume_from": "Last-Event-ID",
 }
 # Values with which a field that is not served changes nothing.
 _HARMLESS: Mapping[str, tuple[Any, ...]] = {
@@ -189,7 +191,7 @@ def _client_request(
         violations.append(FieldViolation("prompt_logprobs", "comes with whole answers only; leave stream out"))
     if violations:
         raise InvalidRequest(violations)
-    shared = [rule.name for rule in NUMBER_RULES if rule.name not in given]
+    shared = [rule.name for rule in NUMBER_RULES if rule.name not in (*given, "resume_from")]
     numbers: dict[str, Any] = {name: getattr(body, name) for name in shared} | dict(given)
     return ClientRequest(
         operation=operation,

@@ -58,3 +58,5 @@ class ClientRequest:
     is_stream: bool = True
     priority: int | None = None
     """Another way to name the lane (`AccessControl.scope_of`)."""
+    had_end: bool = False
+    """With `options.resume_from`: the client has the end of the answer too."""

@@ -1,7 +1,8 @@
 """From the workers' tokens to what the client gets: in order, as text, cut at stop strings."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 from weir.core.life import Attempt, FinishReason
@@ -104,8 +105,9 @@ class Output:
         *,
         has_logprobs: bool = False,
         min_tokens: int = 0,
+        make_anew: "Callable[[], tuple[Detokenizer, StopMatcher]] | None" = None,
     ) -> None:
-        """A stop string counts only after `min_tokens` tokens."""
+        """A stop string counts only after `min_tokens` tokens. With `make_anew` it keeps what `rewind` needs."""
         self._order = order
         self._detokenizer = detokenizer
         self._stops = stops
@@ -117,16 +119,22 @@ class Output:
         self._prompt_logprobs: list[TokenLogprobs] = []
         self._num_tokens = 0
         self._finish_reason: FinishReason | None = None
+        self._make_anew = make_anew
+        self._begins_at = 0
+        """The client has all tokens before this one."""
+        self.num_skipped_chars = 0
+        """Of text, which the client has."""
 
     @classmethod
     def of(cls, checked: CheckedRequest) -> "Output":
         options, stop_rules = checked.client_request.options, checked.stop_rules
+        make = partial(_text_parts, checked)
         return cls(
             TokenOrder(Attempt(1), stop_rules.max_tokens),
-            checked.model.tokenizer.detokenizer(),
-            StopMatcher(options.stop, is_included=options.include_stop),
+            *make(),
             has_logprobs=options.logprobs is not None,
             min_tokens=stop_rules.min_tokens,
+            make_anew=make if options.idempotency_key else None,
         )
 
     @property
@@ -167,7 +175,27 @@ class Output:
     def drop_ahead(self) -> None:
         """Forgets what came after a gap: it is to be computed again, after what is in order."""
         self._order.drop_ahead()
-        self._logprobs.clear()
+        self._logprobs = {index: entry for index, entry in self._logprobs.items() if index < self._num_tokens}
+
+    def rewind(self, first_index: int) -> None:
+        """It is taken from this token on, by a client that has what comes before; whatever was taken is there again.
+
+        Raises ValueError for an output that has not kept it.
+        """
+        if self._make_anew is None:
+            raise ValueError("this output is taken once")
+        reason, self._finish_reason = self._finish_reason, None
+        self._detokenizer, self._stops = self._make_anew()
+        self._pending, self._num_tokens = OutputDelta(0), 0
+        self._begins_at, self.num_skipped_chars = first_index, 0
+        self._append(self._order.token_ids)
+        if reason is not None:
+            self.end(reason)
+
+    @property
+    def ends_early(self) -> bool:
+        """Whether it ended before the token that the client wants next."""
+        return self._finish_reason is not None and self._num_tokens < self._begins_at
 
     def end(self, reason: FinishReason) -> None:
         """What is there is all, although no worker has said so."""
@@ -183,8 +211,10 @@ class Output:
             return None
         self._pending = OutputDelta(self._num_tokens)
         delta.finish_reason = self._finish_reason
-        if delta.token_ids:
-            delta.prompt_logprobs, self._prompt_logprobs = tuple(self._prompt_logprobs), []
+        if delta.token_ids and delta.first_index == 0:
+            delta.prompt_logprobs = tuple(self._prompt_logprobs)
+            if self._make_anew is None:
+                self._prompt_logprobs = []
         return delta
 
     def _keep_logprobs(self, update: worker_pb2.SequenceUpdate) -> None:
@@ -199,6 +229,16 @@ class Output:
             self._prompt_logprobs.extend(all_logprobs_from_pb(new))
 
     def _append(self, token_ids: Sequence[int]) -> None:
+        num_had = self._begins_at - self._num_tokens
+        if num_had > 0:
+            self._add(token_ids[:num_had])
+            self.num_skipped_chars += len(self._pending.text)
+            self._pending = OutputDelta(self._num_tokens)
+            token_ids = token_ids[num_had:]
+        if self._finish_reason is None:
+            self._add(token_ids)
+
+    def _add(self, token_ids: Sequence[int]) -> None:
         if not self._stops.is_active:
             self._pending.text += self._detokenizer.push(token_ids)
             for token_id in token_ids:
@@ -212,7 +252,8 @@ class Output:
     def _add_token(self, token_id: int) -> None:
         self._pending.token_ids.append(token_id)
         if self._has_logprobs:
-            known = self._logprobs.pop(self._num_tokens, None)
+            take = self._logprobs.pop if self._make_anew is None else self._logprobs.get
+            known = take(self._num_tokens, None)
             self._pending.logprobs.append(known or TokenLogprobs.unknown(token_id))
         self._num_tokens += 1
 
@@ -227,6 +268,11 @@ class Output:
         """The detokenizer's rest can complete a stop string; what is held back after it is output."""
         if not self._stopped_by(self._detokenizer.finish()):
             self._pending.text += self._stops.finish()
+
+
+def _text_parts(checked: CheckedRequest) -> tuple[Detokenizer, StopMatcher]:
+    options = checked.client_request.options
+    return checked.model.tokenizer.detokenizer(), StopMatcher(options.stop, is_included=options.include_stop)
 
 
 def output_end_from_pb(value: types_pb2.FinishReason.ValueType) -> FinishReason | None:

@@ -66,8 +66,8 @@ class RequestState:
         self._on_phase = on_phase
         self.output = Output.of(checked)
         self.phase = Phase.RECEIVED
-        self.dispatch = 1
-        """How many times it was submitted. Whatever speaks of an earlier time comes too late."""
+        self.dispatch = self._first_dispatch = 1
+        """Rises with each time that it is submitted. Whatever speaks of an earlier one comes too late."""
         self.adoption = 0
         """How many workers have gone on with the present dispatch after another one."""
         self.placement: Placement | None = None
@@ -119,6 +119,11 @@ class RequestState:
         return self._clock.now_s() - self._last_event_s
 
     @property
+    def num_dispatches(self) -> int:
+        """How many times it was submitted, the present one included."""
+        return self.dispatch - self._first_dispatch + 1
+
+    @property
     def num_fruitless_dispatches(self) -> int:
         """So many dispatches in a row, up to the present one, have reached workers and brought no token."""
         if not self.is_started:
@@ -132,6 +137,10 @@ class RequestState:
         return 0 if self.is_started else self._num_unreached_before + 1
 
     # Submitted, granted, started.
+
+    def begin_at(self, dispatch: int) -> None:
+        """Its first dispatch, above all that a gateway which died may have used for it. Before it is submitted."""
+        self.dispatch = self._first_dispatch = dispatch
 
     def submit(self) -> None:
         self.is_known_to_scheduler = True

@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from weir.bus.keys import seed_of_key
 from weir.core.errors import FieldViolation, InvalidRequest
 from weir.core.options import LOGIT_BIAS_RULE, NUMBER_RULES, GenerateOptions
 from weir.core.sampling import MAX_LOGIT_BIAS, SamplingParams, StopRules
@@ -18,6 +19,7 @@ from weir_gateway.requests.cap_checks import find_too_long
 from weir_gateway.requests.client_request import ClientRequest, Conversation, FieldNames, Text, TokenIds
 from weir_gateway.requests.models import ServedModel
 
+IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}")
 REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _LANE = re.compile(r"[A-Za-z0-9_.-]{0,64}")
 _ROLES = ("system", "user", "assistant")
@@ -104,6 +106,7 @@ def check_fields(client_request: ClientRequest, model: ServedModel, limits: Limi
     _check_counts(found, _counts_of(client_request), client_request.names, model, limits)
     _check_prompt_form(found, client_request, model, limits)
     _check_names(found, client_request)
+    _check_key(found, client_request)
     _check_numbers(found, client_request, model)
     _check_logit_bias(found, client_request, model)
     _check_stops(found, client_request, model)
@@ -139,7 +142,7 @@ def check_prompt(
         client_request=client_request,
         model=model,
         prompt_token_ids=tuple(prompt_token_ids),
-        sampling=_sampling_of(options, caps),
+        sampling=_sampling_of(options, caps, scope.tenant),
         stop_rules=StopRules(
             max_tokens=max_tokens,
             stop_token_ids=tuple(dict.fromkeys((*eos_ids, *options.stop_token_ids))),
@@ -230,6 +233,17 @@ def _check_names(found: _Violations, client_request: ClientRequest) -> None:
         found.add(names["cache_salt"], f"has {num_chars} characters; at most {_MAX_SALT_CHARS} are allowed")
 
 
+def _check_key(found: _Violations, client_request: ClientRequest) -> None:
+    options, names = client_request.options, client_request.names
+    key, name = options.idempotency_key, names["idempotency_key"]
+    if key and not IDEMPOTENCY_KEY.fullmatch(key):
+        found.add(name, f"has {len(key)} characters; use 1 to 255, all visible and of ASCII")
+    if key and options.n not in (None, 1):
+        found.add(names["n"], f"is {options.n}; with {name} there is one answer: leave it out")
+    if not key and options.resume_from is not None:
+        found.add(names["resume_from"], f"needs {name}: only a request that has one can be gone on with")
+
+
 def _check_numbers(found: _Violations, client_request: ClientRequest, model: ServedModel) -> None:
     options, names = client_request.options, client_request.names
     for rule in NUMBER_RULES:
@@ -289,18 +303,20 @@ def _num_bytes(text: str) -> int:
     return len(text.encode("utf-8", "surrogatepass"))
 
 
-def _sampling_of(options: GenerateOptions, caps: CapsInForce) -> SamplingParams:
+def _sampling_of(options: GenerateOptions, caps: CapsInForce, tenant: str) -> SamplingParams:
     names = [rule.name for rule in NUMBER_RULES if rule.group == "sampling" and rule.name != "seed"]
     given = {name: value for name in names if (value := getattr(options, name)) is not None}
     if caps.default_top_k is not None:
         given.setdefault("top_k", caps.default_top_k)
-    return SamplingParams(**given, seed=_seed_of(options), logit_bias=tuple(sorted(options.logit_bias)))
+    return SamplingParams(**given, seed=_seed_of(options, tenant), logit_bias=tuple(sorted(options.logit_bias)))
 
 
-def _seed_of(options: GenerateOptions) -> int:
+def _seed_of(options: GenerateOptions, tenant: str) -> int:
     """A client that names its request gets the same tokens when it sends the request again."""
     if options.seed is not None:
         return options.seed
+    if options.idempotency_key:
+        return seed_of_key(tenant, options.idempotency_key)
     if options.request_id:
         return int.from_bytes(hashlib.blake2b(options.request_id.encode(), digest_size=8).digest())
     return secrets.randbits(64)

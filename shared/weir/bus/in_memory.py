@@ -10,6 +10,7 @@ from enum import Enum
 from typing import Protocol
 
 from weir.bus.protocol import (
+    BucketFull,
     BusMessage,
     BusTimeout,
     BusUnavailable,
@@ -144,8 +145,9 @@ class _Stored:
 class BucketState:
     """The entries of one bucket, on the hub's side."""
 
-    def __init__(self, clock: Clock, ttl_s: float | None, is_durable: bool) -> None:
+    def __init__(self, clock: Clock, ttl_s: float | None, is_durable: bool, max_bytes: int | None) -> None:
         self.is_durable = is_durable
+        self._max_bytes = max_bytes
         self._clock = clock
         self._ttl_s = ttl_s
         self._stored: dict[str, _Stored] = {}
@@ -155,6 +157,8 @@ class BucketState:
 
     def put(self, key: str, value: bytes | None) -> int:
         check_key(key)
+        if self._max_bytes is not None and value and self._num_bytes() + len(key) + len(value) > self._max_bytes:
+            raise BucketFull(f"the bucket holds its {self._max_bytes} bytes")
         self._revision += 1
         expires_at_s = self._clock.now_s() + self._ttl_s if self._ttl_s is not None else float("inf")
         self._stored[key] = _Stored(KvEntry(key, value, self._revision), expires_at_s)
@@ -171,6 +175,9 @@ class BucketState:
         if stored is None or stored.entry.value is None or stored.expires_at_s <= self._clock.now_s():
             return None
         return stored.entry
+
+    def _num_bytes(self) -> int:
+        return sum(len(entry.key) + len(entry.value or b"") for entry in self.present())
 
     def clear(self) -> None:
         self._stored.clear()
@@ -212,9 +219,9 @@ class InMemoryHub:
         for state in self._buckets.values():
             state.send_everything_again()
 
-    def bucket_state(self, name: str, ttl_s: float | None, durable: bool) -> BucketState:
+    def bucket_state(self, name: str, ttl_s: float | None, durable: bool, max_bytes: int | None) -> BucketState:
         if name not in self._buckets:
-            self._buckets[name] = BucketState(self._clock, ttl_s, durable)
+            self._buckets[name] = BucketState(self._clock, ttl_s, durable, max_bytes)
         return self._buckets[name]
 
     def forget(self, bus: "InMemoryBus") -> None:
@@ -300,9 +307,11 @@ class InMemoryBus:
         self._listeners[subject].append(subscription)
         return subscription
 
-    async def bucket(self, name: str, *, ttl_s: float | None = None, durable: bool = False) -> "InMemoryBucket":
+    async def bucket(
+        self, name: str, *, ttl_s: float | None = None, durable: bool = False, max_bytes: int | None = None
+    ) -> "InMemoryBucket":
         self.check_connected()
-        return InMemoryBucket(self, self._hub.bucket_state(name, ttl_s, durable))
+        return InMemoryBucket(self, self._hub.bucket_state(name, ttl_s, durable, max_bytes))
 
     async def close(self) -> None:
         self._is_closed = True

@@ -11,8 +11,17 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as ClientSubscription
 
-from weir.bus.nats_kv import NatsBucket, WatchFeed
-from weir.bus.protocol import BusError, BusMessage, BusTimeout, BusUnavailable, Headers, MessageHandler, NoResponder
+from weir.bus.nats_kv import MAX_BYTES_EXCEEDED, BucketForm, NatsBucket, WatchFeed
+from weir.bus.protocol import (
+    BucketFull,
+    BusError,
+    BusMessage,
+    BusTimeout,
+    BusUnavailable,
+    Headers,
+    MessageHandler,
+    NoResponder,
+)
 from weir.core.credentials import masked_url
 
 logger = logging.getLogger(__name__)
@@ -123,8 +132,11 @@ class NatsBus:
             logger.debug("subscribing to %s: %s", subject, error)
         return subscription
 
-    async def bucket(self, name: str, *, ttl_s: float | None = None, durable: bool = False) -> NatsBucket:
-        bucket = NatsBucket(self._client.jetstream(timeout=2), self, name, ttl_s=ttl_s, durable=durable)
+    async def bucket(
+        self, name: str, *, ttl_s: float | None = None, durable: bool = False, max_bytes: int | None = None
+    ) -> NatsBucket:
+        form = BucketForm(ttl_s, durable, max_bytes)
+        bucket = NatsBucket(self._client.jetstream(timeout=2), self, name, form)
         await bucket.make()
         return bucket
 
@@ -158,6 +170,8 @@ class NatsBus:
             nats.js.errors.ServerError,  # a full disk, say: it may pass, and nobody who waits for it ends
             ConnectionError,
         ) as error:
+            if isinstance(error, nats.js.errors.APIError) and error.err_code == MAX_BYTES_EXCEEDED:
+                raise BucketFull(f"{subject} holds all that it may") from error
             raise BusUnavailable(f"{self._shown_url}: {error}") from error
 
     async def _unsubscribe(self, subscription: ClientSubscription) -> None:

@@ -5,7 +5,7 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import nats.errors
 import nats.js.errors
@@ -18,6 +18,8 @@ from weir.bus.protocol import BucketMismatch, BusError, KeyConflict, KvEntry, ch
 
 logger = logging.getLogger(__name__)
 
+MAX_BYTES_EXCEEDED = 10077
+"""JetStream's number of that error."""
 _STREAM_NAME_IN_USE = 10058
 _DESCRIPTION = "Weir, wire version "
 _MAX_FEED_ENTRIES = 16_384
@@ -80,6 +82,14 @@ class JetStreamConnection(Protocol):
     def remove_feed(self, feed: WatchFeed) -> None: ...
 
 
+class BucketForm(NamedTuple):
+    """What a bucket is made with."""
+
+    ttl_s: float | None
+    is_durable: bool
+    max_bytes: int | None
+
+
 class NatsBucket:
     """Made anew whenever the server turns out to have forgotten it."""
 
@@ -88,9 +98,7 @@ class NatsBucket:
         jetstream: JetStreamContext,
         connection: JetStreamConnection,
         name: str,
-        *,
-        ttl_s: float | None,
-        durable: bool,
+        form: BucketForm,
     ) -> None:
         self._jetstream = jetstream
         self._connection = connection
@@ -99,8 +107,9 @@ class NatsBucket:
             bucket=name,
             description=f"{_DESCRIPTION}{WIRE_VERSION}",
             history=1,
-            ttl=ttl_s,
-            storage=api.StorageType.FILE if durable else api.StorageType.MEMORY,
+            ttl=form.ttl_s,
+            max_bytes=form.max_bytes,
+            storage=api.StorageType.FILE if form.is_durable else api.StorageType.MEMORY,
         )
         self._prefix = f"$KV.{name}."
 

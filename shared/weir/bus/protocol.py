@@ -28,6 +28,10 @@ class BucketMismatch(BusError):
     """The bucket was made by another version of Weir: it is neither read nor written."""
 
 
+class BucketFull(BusError):
+    """The bucket has reached its `max_bytes`; what expires makes room."""
+
+
 class KeyConflict(BusError):
     """The key was changed by somebody else since the revision that was named."""
 
@@ -131,8 +135,11 @@ class Bus(Protocol):
         """
         ...
 
-    async def bucket(self, name: str, *, ttl_s: float | None = None, durable: bool = False) -> KvBucket:
-        """Opens the bucket, making it if need be; one that exists keeps the `ttl_s` that it was made with.
+    async def bucket(
+        self, name: str, *, ttl_s: float | None = None, durable: bool = False, max_bytes: int | None = None
+    ) -> KvBucket:
+        """Opens the bucket, making it if need be; one that exists keeps the `ttl_s` and `max_bytes` that it was made
+        with. What goes over `max_bytes`, of keys, values, and what a server keeps beside them, raises BucketFull.
 
         The entries of a bucket that is not durable are gone when the server restarts; it is then made anew by itself.
         """

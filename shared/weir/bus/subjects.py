@@ -76,6 +76,10 @@ class Subjects:
         """Scheduler has a worker change its role: SetRole -> WorkerAnswer."""
         return f"weir.{self.namespace}.worker.{worker_id}.role"
 
+    def key(self, gateway_id: str) -> str:
+        """Gateway asks another one for a request by its idempotency key: AskHolder -> HolderReply."""
+        return f"weir.{self.namespace}.gateway.{gateway_id}.key"
+
     @property
     def workers_bucket(self) -> str:
         """Registry of workers with their load: worker id -> WorkerRecord; entries expire."""
@@ -95,6 +99,12 @@ class Subjects:
     def counters_bucket(self) -> str:
         """What tenants were served and owe, kept by the scheduler for the next one. Durable."""
         return f"weir_{self.namespace}_counters"
+
+    @property
+    def keys_bucket(self) -> str:
+        """Requests by idempotency key, written by gateways: `weir.bus.keys`. Durable; entries expire; bounded. Its name
+        has the version of what is in it."""
+        return f"weir_{self.namespace}_keys_v1"
 
 
 WORKER_TTL_S = 3.0

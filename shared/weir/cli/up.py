@@ -51,6 +51,7 @@ def up(
     prefill: Annotated[int | None, _option("prefill")] = None,
     decode: Annotated[int | None, _option("decode")] = None,
     schedulers: Annotated[int | None, _option("schedulers")] = None,
+    gateways: Annotated[int | None, _option("gateways")] = None,
     model: Annotated[str | None, _option("model")] = None,
     load: Annotated[str | None, _option("load")] = None,
     model_shape: Annotated[str | None, _option("model_shape")] = None,
@@ -81,6 +82,7 @@ def up(
     \b
     weir up
     weir up --prefill 2 --decode 2 --grpc-port 50052 --http-port 8001
+    weir up --gateways 2 --schedulers 2
     weir up --limits-file limits.toml --policy ltr
     weir up --load dummy --model-shape llama-3.2-1b
     weir up --device cuda --model ./Llama-3.1-8B-Instruct --arena-bytes 17179869184
@@ -268,7 +270,7 @@ def _print_endpoints(endpoints: Mapping[str, str], after_s: float, instance: str
     """The one thing that goes to stdout."""
     stdout.print(f"ready after {after_s:.1f} s: instance {instance}", style="bold green", markup=False, soft_wrap=True)
     for what, where in endpoints.items():
-        stdout.print(f"  {what:<7} {where}", markup=False, soft_wrap=True)
+        stdout.print(f"  {what:<8} {where}", markup=False, soft_wrap=True)
 
 
 class _ConsoleReporter:

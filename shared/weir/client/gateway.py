@@ -1,5 +1,7 @@
 """The clients of one gateway: `WeirClient` blocks, `AsyncWeirClient` awaits. Both send and return the same."""
 
+import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
@@ -19,6 +21,7 @@ from weir.client.messages import (
     tokenize_request,
     with_deadline,
 )
+from weir.client.resumption import Resumption
 from weir.core.options import GenerateOptions
 from weir.rpc.channel import MAX_MESSAGE_BYTES, make_channel
 from weir.rpc.errors import from_rpc_error
@@ -40,6 +43,9 @@ class WeirClient:
     `timeout_s` is the deadline of a generation, at which `GenerateOptions.partial_at_deadline` takes what there is;
     `api_key` names the caller. Every method raises an error of `weir.core.errors`. Closing the iterator of an answer
     early cancels its request.
+
+    A generation with an `idempotency_key` goes on by itself when its stream breaks, within its deadline. Of several
+    gateways any will do: `ipv4:HOST:PORT,HOST:PORT` as the address.
     """
 
     def __init__(self, address: str, *, timeout_s: float = DEFAULT_TIMEOUT_S, api_key: str = "") -> None:
@@ -51,15 +57,23 @@ class WeirClient:
 
     def generate(self, prompt: str | Sequence[int], options: GenerateOptions | None = None) -> Iterator[Chunk]:
         """Continues a text, or token ids."""
-        options, timeout_s = with_deadline(options or GenerateOptions(), self._timeout_s)
-        request = generate_request(prompt, options)
-        return _chunks(self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata))
+        going = Resumption(*with_deadline(options or GenerateOptions(), self._timeout_s))
+
+        def call() -> Any:
+            request = generate_request(prompt, going.options)
+            return self._stub.Generate(request, timeout=going.left_s, metadata=self._metadata)
+
+        return _chunks(call(), call, going)
 
     def chat(self, turns: Sequence[Turn], options: GenerateOptions | None = None) -> Iterator[Chunk]:
         """Answers a conversation."""
-        options, timeout_s = with_deadline(options or GenerateOptions(), self._timeout_s)
-        request = chat_request(turns, options)
-        return _chunks(self._stub.Chat(request, timeout=timeout_s, metadata=self._metadata))
+        going = Resumption(*with_deadline(options or GenerateOptions(), self._timeout_s))
+
+        def call() -> Any:
+            request = chat_request(turns, going.options)
+            return self._stub.Chat(request, timeout=going.left_s, metadata=self._metadata)
+
+        return _chunks(call(), call, going)
 
     def cancel(self, request_id: str) -> bool:
         """False when no such request is running."""
@@ -106,14 +120,22 @@ class AsyncWeirClient:
         self._admin: admin_pb2_grpc.AdminAsyncStub = admin_pb2_grpc.AdminStub(self._channel)
 
     def generate(self, prompt: str | Sequence[int], options: GenerateOptions | None = None) -> AsyncIterator[Chunk]:
-        options, timeout_s = with_deadline(options or GenerateOptions(), self._timeout_s)
-        request = generate_request(prompt, options)
-        return _async_chunks(self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata))
+        going = Resumption(*with_deadline(options or GenerateOptions(), self._timeout_s))
+
+        def call() -> Any:
+            request = generate_request(prompt, going.options)
+            return self._stub.Generate(request, timeout=going.left_s, metadata=self._metadata)
+
+        return _async_chunks(call(), call, going)
 
     def chat(self, turns: Sequence[Turn], options: GenerateOptions | None = None) -> AsyncIterator[Chunk]:
-        options, timeout_s = with_deadline(options or GenerateOptions(), self._timeout_s)
-        request = chat_request(turns, options)
-        return _async_chunks(self._stub.Chat(request, timeout=timeout_s, metadata=self._metadata))
+        going = Resumption(*with_deadline(options or GenerateOptions(), self._timeout_s))
+
+        def call() -> Any:
+            request = chat_request(turns, going.options)
+            return self._stub.Chat(request, timeout=going.left_s, metadata=self._metadata)
+
+        return _async_chunks(call(), call, going)
 
     async def cancel(self, request_id: str) -> bool:
         """False when no such request is running."""
@@ -147,21 +169,39 @@ class AsyncWeirClient:
             raise from_rpc_error(error) from error
 
 
-def _chunks(call: Any) -> Iterator[Chunk]:
-    try:
-        for response in call:
-            yield Chunk.from_pb(response)
-    except grpc.RpcError as error:
-        raise from_rpc_error(error) from error
-    finally:
-        call.cancel()
+def _chunks(call: Any, call_again: Callable[[], Any], going: Resumption) -> Iterator[Chunk]:
+    while True:
+        try:
+            for response in call:
+                chunk = Chunk.from_pb(response)
+                going.had(chunk)
+                yield chunk
+            return
+        except grpc.RpcError as error:
+            failure = from_rpc_error(error)
+            pause_s = going.try_pause_s(failure)
+            if pause_s is None:
+                raise failure from error
+        finally:
+            call.cancel()
+        time.sleep(pause_s)
+        call = call_again()
 
 
-async def _async_chunks(call: "grpc.aio.UnaryStreamCall[Any, Any]") -> AsyncIterator[Chunk]:
-    try:
-        async for response in call:
-            yield Chunk.from_pb(response)
-    except grpc.aio.AioRpcError as error:
-        raise from_rpc_error(error) from error
-    finally:
-        call.cancel()
+async def _async_chunks(call: Any, call_again: Callable[[], Any], going: Resumption) -> AsyncIterator[Chunk]:
+    while True:
+        try:
+            async for response in call:
+                chunk = Chunk.from_pb(response)
+                going.had(chunk)
+                yield chunk
+            return
+        except grpc.aio.AioRpcError as error:
+            failure = from_rpc_error(error)
+            pause_s = going.try_pause_s(failure)
+            if pause_s is None:
+                raise failure from error
+        finally:
+            call.cancel()
+        await asyncio.sleep(pause_s)
+        call = call_again()

@@ -5,6 +5,7 @@ WeirError
 ├── Unauthenticated     no API key, or one that nobody has                UNAUTHENTICATED     401
 ├── PermissionDenied    the key's tenant may not do that                  PERMISSION_DENIED   403
 ├── NotFound            no such model                                     NOT_FOUND           404
+├── AlreadyExists       the name stands for something else already        ALREADY_EXISTS      409
 ├── Overloaded          a bound is reached; says when to try again        RESOURCE_EXHAUSTED  429
 │   └── QuotaExceeded   a bound of one tenant; names the tenant           RESOURCE_EXHAUSTED  429
 ├── Unavailable         no worker, or it was lost; says when to try again UNAVAILABLE         503
@@ -54,6 +55,14 @@ class PermissionDenied(WeirError):
 
 class NotFound(WeirError):
     """No such thing; `field` names where the request asked for it."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class AlreadyExists(WeirError):
+    """What the client names is there, and is not what it asks for; `field` names where the request named it."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(message)

@@ -45,6 +45,8 @@ class GenerateOptions:
     ignore_eos: bool = False
     cache_salt: str = ""
     skips_prefix_cache: bool = False
+    idempotency_key: str = ""
+    resume_from: int | None = None
     ttft_target_ms: int | None = None
     itl_target_ms: int | None = None
     expected_output_tokens: int | None = None
@@ -97,7 +99,9 @@ NUMBER_RULES = (
     NumberRule("itl_target_ms", "", 1, MAX_TARGET_MS, at_highest="a day"),
     NumberRule("expected_output_tokens", "", 1, None, at_highest="the model's context"),
     NumberRule("deadline_ms", "", 1, MAX_TARGET_MS, at_highest="a day"),
+    NumberRule("resume_from", "", 0, None, at_highest="the model's context"),
 )
+_NAMES = ("model", "lane", "request_id", "cache_salt", "idempotency_key")
 LOGIT_BIAS_RULE = NumberRule("logit_bias", "sampling", -100, 100)
 """Of each bias."""
 
@@ -107,7 +111,7 @@ def grpc_names() -> dict[str, str]:
     groups: dict[str, Group] = {rule.name: rule.group for rule in (*NUMBER_RULES, LOGIT_BIAS_RULE)}
     groups |= dict.fromkeys(("stop", "stop_token_ids", "include_stop", "ignore_eos"), "stop_conditions")
     names = {name: f"options.{group}.{name}" if group else f"options.{name}" for name, group in groups.items()}
-    return names | {name: f"options.{name}" for name in ("model", "lane", "request_id", "cache_salt")}
+    return names | {name: f"options.{name}" for name in _NAMES}
 
 
 def _shown(limit: Number, meaning: str) -> str:

@@ -34,7 +34,7 @@ def attempt_from_pb(message: types_pb2.Attempt) -> Attempt:
 
 def options_to_pb(options: GenerateOptions) -> inference_pb2.RequestOptions:
     """Raises InvalidRequest for numbers and texts that the wire cannot carry; the gateway checks all others."""
-    for name in ("request_id", "model", "lane", "cache_salt"):
+    for name in ("request_id", "model", "lane", "cache_salt", "idempotency_key"):
         check_text(name, getattr(options, name))
     for index, stop in enumerate(options.stop):
         check_text(f"stop[{index}]", stop)
@@ -49,6 +49,7 @@ def options_to_pb(options: GenerateOptions) -> inference_pb2.RequestOptions:
         cache_salt=options.cache_salt,
         skips_prefix_cache=options.skips_prefix_cache,
         partial_at_deadline=options.partial_at_deadline,
+        idempotency_key=options.idempotency_key,
         sampling=types_pb2.SamplingParams(logit_bias=dict(options.logit_bias)),
         stop_conditions=inference_pb2.StopConditions(
             stop=options.stop,
@@ -79,6 +80,7 @@ def options_from_pb(message: inference_pb2.RequestOptions) -> GenerateOptions:
         cache_salt=message.cache_salt,
         skips_prefix_cache=message.skips_prefix_cache,
         partial_at_deadline=message.partial_at_deadline,
+        idempotency_key=message.idempotency_key,
         **{rule.name: _try_get(_message_of(message, rule), rule.name) for rule in NUMBER_RULES},
     )
 

@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from weir.core.errors import (
+    AlreadyExists,
     Cancelled,
     DeadlineExceeded,
     FieldViolation,
@@ -40,6 +41,7 @@ _CODES: Final[tuple[tuple[type[WeirError], grpc.StatusCode], ...]] = (
     (Unauthenticated, grpc.StatusCode.UNAUTHENTICATED),
     (PermissionDenied, grpc.StatusCode.PERMISSION_DENIED),
     (NotFound, grpc.StatusCode.NOT_FOUND),
+    (AlreadyExists, grpc.StatusCode.ALREADY_EXISTS),
     (Overloaded, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (Unavailable, grpc.StatusCode.UNAVAILABLE),
     (DeadlineExceeded, grpc.StatusCode.DEADLINE_EXCEEDED),
@@ -94,8 +96,9 @@ def from_rpc_error(error: grpc.RpcError) -> WeirError:
     match code:
         case grpc.StatusCode.INVALID_ARGUMENT:
             return InvalidRequest(details.violations or [FieldViolation("request", message)])
-        case grpc.StatusCode.NOT_FOUND:
-            return NotFound(details.violations[0].field if details.violations else "", message)
+        case grpc.StatusCode.NOT_FOUND | grpc.StatusCode.ALREADY_EXISTS:
+            kind = NotFound if code is grpc.StatusCode.NOT_FOUND else AlreadyExists
+            return kind(details.violations[0].field if details.violations else "", message)
         case grpc.StatusCode.RESOURCE_EXHAUSTED if details.tenant is not None:
             return QuotaExceeded(message, retry_after_s=details.retry_after_s, tenant=details.tenant)
         case _ if code in _BY_CODE:
@@ -108,7 +111,7 @@ def _details(error: WeirError) -> list[Any]:
     details: list[Any] = []
     if isinstance(error, InvalidRequest):
         details.append(_bad_request(error.violations[:_MAX_VIOLATIONS]))
-    if isinstance(error, NotFound):
+    if isinstance(error, NotFound | AlreadyExists):
         details.append(_bad_request([FieldViolation(error.field, error.message)]))
     if isinstance(error, QuotaExceeded):
         violation = error_details_pb2.QuotaFailure.Violation(

@@ -112,7 +112,11 @@ class SchedulerCore:
         return self._queued_reply
 
     def cancel(self, cancel: Cancel) -> None:
-        """Drops the request wherever it is, and refuses a Submit of it that comes late."""
+        """Drops the request wherever it is, and refuses a Submit of it that comes late. A gateway that another one took
+        the request from has no say in it."""
+        request = self._requests.try_get(cancel.request_id)
+        if request is not None and request.submit.gateway_id != cancel.gateway_id:
+            return
         self._life.end(cancel.request_id, "cancelled", self._clock.now_s())
 
     def finish(self, finish: Finish) -> None:

@@ -126,6 +126,8 @@ class RequestLifecycle:
         if request is None:
             verdict = self._take_over(entry, now_s)
         else:
+            if _dispatch(entry) < request.dispatch and request.submit.gateway_id != gateway_id:
+                return Verdict.REFUSED  # another gateway has taken it over
             request.missing_since_s = None
             if _dispatch(entry) < request.dispatch:
                 return Verdict.KNOWN

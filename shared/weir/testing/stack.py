@@ -108,6 +108,11 @@ class Stack:
         ]
         return [view for view in views if role in ("", view.role)]
 
+    def http_urls(self) -> list[str]:
+        """Of every gateway, in the order of their names."""
+        endpoints = self.status()["endpoints"]
+        return [where.removesuffix("/v1") for what, where in endpoints.items() if what.startswith("OpenAI")]
+
     def describe(self, process: ProcessView) -> admin_pb2.DescribeResponse:
         """Counters and integrity of one process."""
         with grpc.insecure_channel(process.address) as channel:

@@ -18,6 +18,7 @@ import weir_scheduler.counters_store
 from weir.bus import codec, messages
 from weir.bus.codec import MalformedMessage, MessageTooLarge, check_version, decode, encode, version_headers
 from weir.bus.configuration import DIGEST_BYTES, AccessRules, LaneCaps, TenantAccess
+from weir.bus.keys import BODY_DIGEST_BYTES, SEED_BYTES
 from weir.bus.messages import (
     Ack,
     Cancel,
@@ -81,6 +82,8 @@ def access_rules(draw: st.DrawFn) -> AccessRules:
 CONSTRAINED_FIELDS: Mapping[str, st.SearchStrategy[Any]] = {
     "arena_id": st.text("abzAZ09_-", min_size=1, max_size=128),
     "key_digests": st.lists(st.binary(min_size=DIGEST_BYTES, max_size=DIGEST_BYTES), max_size=3).map(tuple),
+    "body_digest": st.binary(min_size=BODY_DIGEST_BYTES, max_size=BODY_DIGEST_BYTES),
+    "seed": st.binary(min_size=SEED_BYTES, max_size=SEED_BYTES),
 }
 CONSTRAINED_TYPES: Mapping[type[Any], st.SearchStrategy[Any]] = {AccessRules: access_rules()}
 """What a message checks itself. One that is drawn in vain lacks its fields here."""

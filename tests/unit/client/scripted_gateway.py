@@ -14,10 +14,14 @@ from weir.wire.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2
 
 
 class ScriptedGateway(inference_pb2_grpc.InferenceServicer, admin_pb2_grpc.AdminServicer):
-    """Answers "one", "two", or `error` after the first; `requests` and `deadlines_s` are what it was asked."""
+    """Answers "one", "two", or `error` after the first, `num_errors` times; without what comes before `resume_from`.
+
+    `requests` and `deadlines_s` are what it was asked.
+    """
 
     def __init__(self) -> None:
         self.error: WeirError | None = None
+        self.num_errors = 1_000_000
         self.never_ends = False
         self.requests: list[Any] = []
         self.deadlines_s: list[float] = []
@@ -57,7 +61,8 @@ class ScriptedGateway(inference_pb2_grpc.InferenceServicer, admin_pb2_grpc.Admin
         self.requests.append(request)
         self.deadlines_s.append(context.time_remaining())
         context.add_callback(self.was_cancelled.set)
-        yield kind(request_id="r", first_index=0, token_ids=[5], text="one ")
+        if request.options.resume_from == 0:
+            yield kind(request_id="r", first_index=0, token_ids=[5], text="one ")
         self._fail(context)
         if self.never_ends:
             self.was_cancelled.wait(10)
@@ -72,7 +77,8 @@ class ScriptedGateway(inference_pb2_grpc.InferenceServicer, admin_pb2_grpc.Admin
         )
 
     def _fail(self, context: Any) -> None:
-        if self.error is not None:
+        if self.error is not None and self.num_errors > 0:
+            self.num_errors -= 1
             context.set_trailing_metadata(status_trailers(self.error))
             context.abort(status_code(self.error), self.error.message)
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from tests.unit.scheduler.rig import LANES, Rig, make_limits, make_submit, make_worker
 
-from weir.bus.messages import Held, HeldRequest, Outcome, Placement, Prefilled, RefusalReason
+from weir.bus.messages import Cancel, Finish, Held, HeldRequest, Outcome, Placement, Prefilled, RefusalReason
 from weir.policy.registry import PolicySpec
 from weir.scheduling.commands import EnteredQueue, SendGrant
 
@@ -179,3 +179,20 @@ def test_a_lane_over_its_bound_takes_nothing_new_until_there_is_room() -> None:
     assert rig.submit("later", "batch").reason is RefusalReason.QUEUE_FULL
     rig.finish("old-0")
     assert rig.submit("in-time", "batch").queued
+
+
+def test_another_gateway_takes_over_what_one_had_and_that_one_is_told_and_has_no_say_in_it() -> None:
+    rig = queued_and_granted()
+    taken = make_submit("a", gateway="other", dispatch=1001)
+    assert rig.core.submit(taken).queued
+    rig.decide()
+    assert rig.placement("a").dispatch == 1001
+    assert (rig.metric("granted"), rig.metric("reserved_pages")) == (1, 2), "the old reservation is free"
+
+    assert rig.core.held(Held("g", 1, (HeldRequest(make_submit("a"), ELSEWHERE),))).refused_request_ids == ("a",)
+    rig.core.cancel(Cancel("a", "g"))
+    rig.core.finish(Finish("a", "g", 1, Outcome.CANCELLED, 3))
+
+    assert rig.core.is_granted("a", rig.placement("a"))
+    rig.core.cancel(Cancel("a", "other"))
+    assert rig.metric("granted") == 0

@@ -18,7 +18,7 @@ from weir.runtime.config import check_instance
 from weir.runtime.process_tuning import find_shortage, raise_descriptor_limit
 from weir.runtime.stack.leftovers import Removed, remove_leftovers
 from weir.runtime.stack.paths import InstanceBusy, InstancePaths, find_instances
-from weir.runtime.stack.plan import StackConfig, StackPlan, default_instance, plan_stack
+from weir.runtime.stack.plan import GatewayPorts, StackConfig, StackPlan, default_instance, plan_stack
 from weir.runtime.stack.processes import all_tagged, find_tagged, is_running, send_signal
 from weir.runtime.stack.state import try_read_state
 from weir.runtime.stack.supervised import StartPolicy
@@ -28,6 +28,7 @@ _POLL_S = 0.05
 _LOCK_S = 5.0
 _NUM_OWN_DESCRIPTORS = 64  # of a supervisor that watches nobody
 _STOP_LIMIT_S = 30.0  # of a supervisor that has not written its state yet
+_MAX_PORT = 65_535
 
 
 class CannotStart(WeirError):
@@ -67,7 +68,7 @@ async def run_stack(config: StackConfig, reporter: Reporter, environ: Mapping[st
         held.enter_context(_hold_port(config.host, config.http_port, "--http-port"))
         nats_port = 0 if config.nats else held.enter_context(hold_nats_port(config)).getsockname()[1]
         try:
-            plan = plan_stack(config, nats_port)
+            plan = plan_stack(config, nats_port, more_gateways(config, nats_port, held))
         except (NatsServerMissing, ValueError) as error:
             raise CannotStart(str(error)) from error
         config.paths.make_admin_key()
@@ -190,3 +191,19 @@ def hold_nats_port(config: StackConfig) -> socket.socket:
             with suppress(OSError):
                 return hold_port(LOOPBACK, port)
     raise PortBusy(f"no port for NATS: none from {ports[0]} to {ports[-1]} is free on {LOOPBACK}; name one with --nats")
+
+
+def more_gateways(config: StackConfig, nats_port: int, held: ExitStack) -> list[GatewayPorts]:
+    """For all gateways but the first: the next free ports above its, kept by `held` from now on. Raises PortBusy."""
+    taken = {config.grpc_port, config.http_port, nats_port}
+
+    def next_free(first_port: int) -> int:
+        for port in range(first_port + 1, _MAX_PORT + 1):
+            if port not in taken:
+                with suppress(OSError):
+                    held.enter_context(hold_port(config.host, port))
+                    taken.add(port)
+                    return port
+        raise PortBusy(f"no free port on {config.host} above {first_port} for another gateway")
+
+    return [GatewayPorts(next_free(config.grpc_port), next_free(config.http_port)) for _ in range(1, config.gateways)]

@@ -55,6 +55,7 @@ _HEALTH_NAMES = {
 _MAX_WORKERS = 64
 _MAX_MACHINE_CHARS = 28  # with the rest of the name 40
 _MAX_SCHEDULERS = 4
+MAX_GATEWAYS = 4
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ class StackConfig:
     prefill: int = setting(1, "Number of prefill workers. 0: decode workers serve alone.")
     decode: int = setting(1, "Number of decode workers.")
     schedulers: int = setting(1, "Number of schedulers: one leads, the others stand by.")
+    gateways: int = setting(1, "Number of gateways, each with ports of its own: the next free ones.")
     model: str = setting("smollm2-135m", MODEL_HELP)
     load: Literal["files", "dummy"] = setting("files", LOAD_HELP)
     model_shape: str = setting("", MODEL_SHAPE_HELP)
@@ -96,6 +98,7 @@ class StackConfig:
         check_range(self, "prefill", 0, _MAX_WORKERS)
         check_range(self, "decode", 1, _MAX_WORKERS)
         check_range(self, "schedulers", 1, _MAX_SCHEDULERS)
+        check_range(self, "gateways", 1, MAX_GATEWAYS)
         check_range(self, "http_port", 1, 65535)
         check_range(self, "grpc_port", 1, 65535)
         if self.http_port == self.grpc_port:
@@ -155,6 +158,14 @@ class ProcessSpec:
     environ: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
+@dataclass(frozen=True, slots=True)
+class GatewayPorts:
+    """Of one gateway."""
+
+    grpc: int
+    http: int
+
+
 @dataclass(frozen=True)
 class StackPlan:
     """All that a supervisor needs to know. `endpoints` are for people: what it is -> where it is."""
@@ -166,25 +177,31 @@ class StackPlan:
     grace_s: float
 
 
-def plan_stack(config: StackConfig, nats_port: int) -> StackPlan:
-    """The stack with its NATS at `nats_port`, unless that is elsewhere. Raises NatsServerMissing, ValueError."""
+def plan_stack(config: StackConfig, nats_port: int, more_gateways: Sequence[GatewayPorts] = ()) -> StackPlan:
+    """The stack with its NATS at `nats_port`, unless that is elsewhere; `more_gateways`: all but the first.
+
+    Raises NatsServerMissing, ValueError.
+    """
     check_listen("runtime_dir", f"unix:{config.paths.arena_socket}")
     nats_url = config.nats or f"nats://{LOOPBACK}:{nats_port}"
-    endpoints = {
-        "OpenAI": f"http://{config.host}:{config.http_port}/v1",
-        "gRPC": f"{config.host}:{config.grpc_port}",
-        "NATS": masked_url(nats_url),
-    }
-    specs = tuple(_plan_processes(config, nats_url, nats_port))
+    gateways = (GatewayPorts(config.grpc_port, config.http_port), *more_gateways)
+    endpoints = {}
+    for number, ports in enumerate(gateways, start=1):
+        suffix = f" {number}" if number > 1 else ""
+        endpoints[f"OpenAI{suffix}"] = f"http://{config.host}:{ports.http}/v1"
+        endpoints[f"gRPC{suffix}"] = f"{config.host}:{ports.grpc}"
+    endpoints["NATS"] = masked_url(nats_url)
+    specs = tuple(_plan_processes(config, nats_url, nats_port, gateways))
     return StackPlan(config.paths, specs, endpoints, config.start_timeout_s, config.grace_s)
 
 
-def _plan_processes(config: StackConfig, nats_url: str, nats_port: int) -> list[ProcessSpec]:
+def _plan_processes(
+    config: StackConfig, nats_url: str, nats_port: int, gateways: Sequence[GatewayPorts]
+) -> list[ProcessSpec]:
     arena = f"unix:{config.paths.arena_socket}"
     neighbours = ("--workers-on-machine", str(config.prefill + config.decode))
     worker_flags = ("--arena-socket", str(config.paths.arena_socket), *neighbours)
     context = ("--max-context-tokens", str(config.max_context_tokens))
-    gateway_flags = ("--http-host", config.host, "--http-port", str(config.http_port), *context)
     arena_size = ("--arena-bytes", str(config.arena_bytes)) if config.arena_bytes else ()
     specs = [] if config.nats else [_nats_spec(config, nats_port)]
     specs.append(_service_spec(config, nats_url, "transfer", 0, arena, (*arena_size, *context)))
@@ -193,7 +210,9 @@ def _plan_processes(config: StackConfig, nats_url: str, nats_port: int) -> list[
     for role, number in (("prefill", config.prefill), ("decode", config.decode)):
         for index in range(number):
             specs.append(_service_spec(config, nats_url, role, index, f"{LOOPBACK}:0", worker_flags))
-    specs.append(_service_spec(config, nats_url, "gateway", 0, f"{config.host}:{config.grpc_port}", gateway_flags))
+    for index, ports in enumerate(gateways):
+        flags = ("--http-host", config.host, "--http-port", str(ports.http), *context)
+        specs.append(_service_spec(config, nats_url, "gateway", index, f"{config.host}:{ports.grpc}", flags))
     return specs
 
 

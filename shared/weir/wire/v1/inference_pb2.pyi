@@ -113,6 +113,8 @@ class RequestOptions(_message.Message):
     TTFT_TARGET_MS_FIELD_NUMBER: _builtins.int
     ITL_TARGET_MS_FIELD_NUMBER: _builtins.int
     EXPECTED_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
+    RESUME_FROM_FIELD_NUMBER: _builtins.int
     DEADLINE_MS_FIELD_NUMBER: _builtins.int
     PARTIAL_AT_DEADLINE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
@@ -133,6 +135,14 @@ class RequestOptions(_message.Message):
     """Wanted between two tokens, in milliseconds. At least 1. Default: the tenant's or the lane's target."""
     expected_output_tokens: _builtins.int
     """How long the client expects the answer to be. A hint for the order of requests. At least 1. Default: none."""
+    idempotency_key: _builtins.str
+    """Under the same key the same request is answered with the same tokens once, however often and to whichever gateway
+    it is sent. Of the tenant. 1 to 255 visible characters of ASCII. Not with n above 1. Empty: none.
+    """
+    resume_from: _builtins.int
+    """With idempotency_key: the first output token that the client lacks. Beyond the end of the answer: INVALID_ARGUMENT.
+    Takes the answer over from an earlier connection. Default: from the beginning, unless another connection has it.
+    """
     deadline_ms: _builtins.int
     """When the answer is to be complete, in milliseconds from now; the call's own deadline counts too, if it is earlier.
     Range [1, 86400000]. Default: the call's own deadline.
@@ -164,12 +174,14 @@ class RequestOptions(_message.Message):
         ttft_target_ms: _builtins.int | None = ...,
         itl_target_ms: _builtins.int | None = ...,
         expected_output_tokens: _builtins.int | None = ...,
+        idempotency_key: _builtins.str = ...,
+        resume_from: _builtins.int | None = ...,
         deadline_ms: _builtins.int | None = ...,
         partial_at_deadline: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_deadline_ms", b"_deadline_ms", "_expected_output_tokens", b"_expected_output_tokens", "_itl_target_ms", b"_itl_target_ms", "_n", b"_n", "_ttft_target_ms", b"_ttft_target_ms", "deadline_ms", b"deadline_ms", "expected_output_tokens", b"expected_output_tokens", "itl_target_ms", b"itl_target_ms", "n", b"n", "sampling", b"sampling", "stop_conditions", b"stop_conditions", "ttft_target_ms", b"ttft_target_ms"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_deadline_ms", b"_deadline_ms", "_expected_output_tokens", b"_expected_output_tokens", "_itl_target_ms", b"_itl_target_ms", "_n", b"_n", "_resume_from", b"_resume_from", "_ttft_target_ms", b"_ttft_target_ms", "deadline_ms", b"deadline_ms", "expected_output_tokens", b"expected_output_tokens", "itl_target_ms", b"itl_target_ms", "n", b"n", "resume_from", b"resume_from", "sampling", b"sampling", "stop_conditions", b"stop_conditions", "ttft_target_ms", b"ttft_target_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_ms", b"_deadline_ms", "_expected_output_tokens", b"_expected_output_tokens", "_itl_target_ms", b"_itl_target_ms", "_n", b"_n", "_ttft_target_ms", b"_ttft_target_ms", "cache_salt", b"cache_salt", "deadline_ms", b"deadline_ms", "expected_output_tokens", b"expected_output_tokens", "itl_target_ms", b"itl_target_ms", "lane", b"lane", "model", b"model", "n", b"n", "partial_at_deadline", b"partial_at_deadline", "request_id", b"request_id", "sampling", b"sampling", "skips_prefix_cache", b"skips_prefix_cache", "stop_conditions", b"stop_conditions", "ttft_target_ms", b"ttft_target_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_ms", b"_deadline_ms", "_expected_output_tokens", b"_expected_output_tokens", "_itl_target_ms", b"_itl_target_ms", "_n", b"_n", "_resume_from", b"_resume_from", "_ttft_target_ms", b"_ttft_target_ms", "cache_salt", b"cache_salt", "deadline_ms", b"deadline_ms", "expected_output_tokens", b"expected_output_tokens", "idempotency_key", b"idempotency_key", "itl_target_ms", b"itl_target_ms", "lane", b"lane", "model", b"model", "n", b"n", "partial_at_deadline", b"partial_at_deadline", "request_id", b"request_id", "resume_from", b"resume_from", "sampling", b"sampling", "skips_prefix_cache", b"skips_prefix_cache", "stop_conditions", b"stop_conditions", "ttft_target_ms", b"ttft_target_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__deadline_ms: _TypeAlias = _typing.Literal["deadline_ms"]  # noqa: Y015
     _WhichOneofArgType__deadline_ms: _TypeAlias = _typing.Literal["_deadline_ms", b"_deadline_ms"]  # noqa: Y015
@@ -179,6 +191,8 @@ class RequestOptions(_message.Message):
     _WhichOneofArgType__itl_target_ms: _TypeAlias = _typing.Literal["_itl_target_ms", b"_itl_target_ms"]  # noqa: Y015
     _WhichOneofReturnType__n: _TypeAlias = _typing.Literal["n"]  # noqa: Y015
     _WhichOneofArgType__n: _TypeAlias = _typing.Literal["_n", b"_n"]  # noqa: Y015
+    _WhichOneofReturnType__resume_from: _TypeAlias = _typing.Literal["resume_from"]  # noqa: Y015
+    _WhichOneofArgType__resume_from: _TypeAlias = _typing.Literal["_resume_from", b"_resume_from"]  # noqa: Y015
     _WhichOneofReturnType__ttft_target_ms: _TypeAlias = _typing.Literal["ttft_target_ms"]  # noqa: Y015
     _WhichOneofArgType__ttft_target_ms: _TypeAlias = _typing.Literal["_ttft_target_ms", b"_ttft_target_ms"]  # noqa: Y015
     @_typing.overload
@@ -189,6 +203,8 @@ class RequestOptions(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__itl_target_ms) -> _WhichOneofReturnType__itl_target_ms | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__n) -> _WhichOneofReturnType__n | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__resume_from) -> _WhichOneofReturnType__resume_from | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__ttft_target_ms) -> _WhichOneofReturnType__ttft_target_ms | None: ...
 
