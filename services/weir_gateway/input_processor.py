@@ -327,7 +327,7 @@ class InputProcessor:
             for index, choice_span in enumerate(spans)
         ]
         for state in states:
-            state.begin_at(first_dispatch)
+            state.dispatches.begin_at(first_dispatch)
         opened = OpenRequest(states, span, self._clock)
         key = (checked.scope.tenant, opened.client_id)
         self._by_client_id[key] = opened

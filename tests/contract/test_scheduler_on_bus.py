@@ -10,8 +10,8 @@ from tests.unit.scheduler.scripted import SUBJECTS, ScriptedGateway
 
 from weir.bus.codec import encode
 from weir.bus.endpoint import BusEndpoint
-from weir.bus.messages import QueueReport
 from weir.bus.protocol import Bus, BusError
+from weir.bus.queue_report import QueueReport
 from weir.bus.subjects import WORKER_TTL_S
 from weir.core.clock import SystemClock
 from weir.core.tasks import end_tasks

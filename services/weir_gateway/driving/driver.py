@@ -185,7 +185,7 @@ class Driver:
                 if self._is_hopeless(state):
                     raise error
                 self._end_at_workers(state)
-                num_in_vain = state.num_fruitless_dispatches + state.num_unreached_dispatches
+                num_in_vain = sum(_num_in_vain(state))
                 await asyncio.sleep(settings.fruitless_wait_s * num_in_vain)
                 if state.phase.is_terminal:  # cancelled meanwhile, and this task is about to be
                     return
@@ -197,10 +197,11 @@ class Driver:
 
     def _is_hopeless(self, state: RequestState) -> bool:
         settings = self._settings
+        num_fruitless, num_unreached = _num_in_vain(state)
         return (
-            state.num_fruitless_dispatches >= settings.max_fruitless_dispatches
-            or state.num_unreached_dispatches >= settings.max_unreached_dispatches
-            or state.dispatch >= settings.max_dispatches
+            num_fruitless >= settings.max_fruitless_dispatches
+            or num_unreached >= settings.max_unreached_dispatches
+            or state.dispatches.num >= settings.max_dispatches
         )
 
     async def _dispatch(self, state: RequestState, span: RequestSpan) -> WeirError:
@@ -302,6 +303,13 @@ class Driver:
         command = state.try_probe(self._settings.overdue_s, self._settings.probe_again_s)
         if command is not None:
             connection.send(command)
+
+
+def _num_in_vain(state: RequestState) -> tuple[int, int]:
+    """Dispatches in a row up to the present one: those that brought no token, and those that reached no worker."""
+    dispatches, is_started = state.dispatches, state.is_started
+    num_fruitless = dispatches.num_fruitless(is_started=is_started, has_new_tokens=state.has_new_tokens)
+    return num_fruitless, dispatches.num_unreached(is_started=is_started)
 
 
 def _workers_of(state: RequestState) -> set[str]:

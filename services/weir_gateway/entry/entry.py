@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from weir.bus.endpoint import BusEndpoint
-from weir.bus.messages import QueueReport
+from weir.bus.queue_report import QueueReport
 from weir.bus.subjects import Subjects
 from weir.core.clock import Clock
 from weir.core.errors import Overloaded, QuotaExceeded, WeirError

@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from weir.bus.messages import QueueReport
+from weir.bus.queue_report import QueueReport
 from weir_gateway.entry.queue_view import Ahead, QueueKey, QueueView, Ticket
 
 _FULL_PART = 0.8

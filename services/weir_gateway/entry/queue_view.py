@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from weir.bus.messages import LaneReport, QueueReport
+from weir.bus.queue_report import LaneReport, QueueReport
 
 _STALE_S = 10.0
 """A report this old says nothing any more. Longer than the event loop takes to hear of a burst, reports behind it."""

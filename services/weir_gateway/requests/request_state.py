@@ -16,11 +16,13 @@ from weir.bus.messages import Placement
 from weir.core.clock import Clock
 from weir.core.errors import Cancelled, DeadlineExceeded, InternalError, Overloaded, Unavailable, WeirError
 from weir.core.life import Attempt, FinishReason, Phase, check_transition
-from weir.rpc.conversions import attempt_from_pb, attempt_to_pb, sampling_to_pb, scheduling_to_pb
+from weir.rpc.conversions import attempt_from_pb
 from weir.wire.v1 import types_pb2, worker_pb2
+from weir_gateway.requests.dispatch_count import DispatchCount
 from weir_gateway.requests.output import Output, output_end_from_pb
 from weir_gateway.requests.token_order import TokenConflict
 from weir_gateway.requests.validation import CheckedRequest
+from weir_gateway.requests.worker_commands import resume_command, start_command
 
 logger = logging.getLogger(__name__)
 
@@ -66,8 +68,7 @@ class RequestState:
         self._on_phase = on_phase
         self.output = Output.of(checked)
         self.phase = Phase.RECEIVED
-        self.dispatch = self._first_dispatch = 1
-        """Rises with each time that it is submitted. Whatever speaks of an earlier one comes too late."""
+        self.dispatches = DispatchCount()
         self.adoption = 0
         """How many workers have gone on with the present dispatch after another one."""
         self.placement: Placement | None = None
@@ -86,8 +87,6 @@ class RequestState:
         """The worker that the present dispatch was lost with, or the one before it, if it was lost with one."""
         self.is_awaiting_adopter = False
         """Whether whoever adopts the sequence of a lost worker is looked for."""
-        self._num_fruitless_before = 0
-        self._num_unreached_before = 0
         self._num_given_tokens = 0
         """Output tokens that the present dispatch goes on from."""
         self._received_at_s = self._last_event_s = clock.now_s()
@@ -105,6 +104,10 @@ class RequestState:
         on_phase(self.phase)
 
     @property
+    def dispatch(self) -> int:
+        return self.dispatches.present
+
+    @property
     def attempt(self) -> Attempt:
         """Updates of older attempts are dropped."""
         return Attempt(self.dispatch, self.adoption)
@@ -119,28 +122,11 @@ class RequestState:
         return self._clock.now_s() - self._last_event_s
 
     @property
-    def num_dispatches(self) -> int:
-        """How many times it was submitted, the present one included."""
-        return self.dispatch - self._first_dispatch + 1
-
-    @property
-    def num_fruitless_dispatches(self) -> int:
-        """So many dispatches in a row, up to the present one, have reached workers and brought no token."""
-        if not self.is_started:
-            return self._num_fruitless_before
-        is_fruitless = self.output.next_index == self._num_given_tokens
-        return self._num_fruitless_before + 1 if is_fruitless else 0
-
-    @property
-    def num_unreached_dispatches(self) -> int:
-        """So many in a row, up to the present one, were granted workers that are gone: not this request's fault."""
-        return 0 if self.is_started else self._num_unreached_before + 1
+    def has_new_tokens(self) -> bool:
+        """Whether the present dispatch has brought any."""
+        return self.output.next_index > self._num_given_tokens
 
     # Submitted, granted, started.
-
-    def begin_at(self, dispatch: int) -> None:
-        """Its first dispatch, above all that a gateway which died may have used for it. Before it is submitted."""
-        self.dispatch = self._first_dispatch = dispatch
 
     def submit(self) -> None:
         self.is_known_to_scheduler = True
@@ -169,8 +155,9 @@ class RequestState:
     @property
     def may_be_adopted(self) -> bool:
         """Whether what interrupted it is the loss of the worker that has, or is being handed, its sequence."""
-        is_sampled = self.phase in (Phase.HANDING_OFF, Phase.DECODING) and self._end_of_tokens() is None
-        return is_sampled and self.placement is not None and self.lost_worker_id == self.placement.decode_worker_id
+        placement, is_sampled = self.placement, self.phase in (Phase.HANDING_OFF, Phase.DECODING)
+        is_lost = placement is not None and self.lost_worker_id == placement.decode_worker_id
+        return is_lost and is_sampled and self.checked.try_find_end(self.output.token_ids) is None
 
     def await_adopter(self) -> "tuple[str, asyncio.Future[str]]":
         """From here on `resume_command` is for whoever adopts its sequence. Returns the worker that was lost, and what
@@ -193,13 +180,11 @@ class RequestState:
     def requeue(self) -> None:
         """It waits for the grant of the next dispatch, to go on after the tokens that it has."""
         self._enter(Phase.QUEUED)
-        self._num_fruitless_before = self.num_fruitless_dispatches
-        self._num_unreached_before = self.num_unreached_dispatches
+        self.dispatches.begin_next(is_started=self.is_started, has_new_tokens=self.has_new_tokens)
         self.output.drop_ahead()
         self._num_given_tokens = self.output.next_index
         self.placement = None
         self.is_started = self.is_over_at_workers = False
-        self.dispatch += 1
         self.adoption = 0
         loop = asyncio.get_running_loop()
         self.granted = loop.create_future()
@@ -217,13 +202,8 @@ class RequestState:
     def resume_command(self) -> worker_pb2.ServeRequest:
         """Asks a worker for the updates from the next token on."""
         is_split = self.placement is not None and not self.placement.is_local
-        resume = worker_pb2.Resume(
-            request_id=self.request_id,
-            attempt=attempt_to_pb(self.attempt),
-            next_index=self.output.next_index,
-            awaits_hand_off=self.is_awaiting_adopter or (is_split and self.phase is not Phase.DECODING),
-        )
-        return worker_pb2.ServeRequest(resume=resume)
+        awaits_hand_off = self.is_awaiting_adopter or (is_split and self.phase is not Phase.DECODING)
+        return resume_command(self.request_id, self.attempt, self.output.next_index, awaits_hand_off=awaits_hand_off)
 
     def try_probe(self, overdue_s: float, again_s: float) -> worker_pb2.ServeRequest | None:
         """A Resume for the decode worker when tokens are overdue: a lost update comes again, a lost sequence shows.
@@ -278,7 +258,7 @@ class RequestState:
     def try_finish(self) -> bool:
         """Ends it if the tokens that are there are all of the answer, although no worker has said so: the last one's
         frame may have been lost with its worker. False: there are more to come."""
-        reason = self._end_of_tokens()
+        reason = self.checked.try_find_end(self.output.token_ids)
         if reason is None:
             return False
         self.output.end(reason)
@@ -318,7 +298,7 @@ class RequestState:
     def commands_to_resume(self, worker_id: str) -> list[worker_pb2.ServeRequest]:
         if not self.is_started or self.phase.is_terminal:
             return []
-        if self._starts_at(worker_id) and self.phase is Phase.PREFILLING:
+        if self.phase is Phase.PREFILLING and self._starts_at(worker_id):
             # Whether Start arrived is not known: both are harmless for a worker that has it.
             return [self._start_command(), self.resume_command()]
         return [self.resume_command()]
@@ -349,22 +329,12 @@ class RequestState:
             message = f"worker {worker_id} cancelled the request"
             self.interrupt(Unavailable(message, retry_after_s=RETRY_AFTER_S))
 
-    def _end_of_tokens(self) -> FinishReason | None:
-        """Why there are no more to come after those that are in order; None: there are, or may be."""
-        rules, token_ids = self.checked.stop_rules, self.output.token_ids
-        num_tokens = len(self.checked.prompt_token_ids) + len(token_ids)
-        if token_ids and token_ids[-1] in rules.stop_token_ids:
-            return FinishReason.STOP
-        if len(token_ids) >= rules.max_tokens or num_tokens >= self.checked.model.max_context_tokens:
-            return FinishReason.LENGTH
-        return None
-
     def _finish(self) -> None:
         self.has_output.set()
         self.end(RequestEnd(Phase.FINISHED, finish_reason=self.output.finish_reason))
 
     def _advance_phase(self, worker_id: str, update: worker_pb2.SequenceUpdate) -> None:
-        if self.output.next_index > self._num_given_tokens and not self.prefilled.done():
+        if self.has_new_tokens and not self.prefilled.done():
             self.prefilled.set_result(None)
             if self.phase is Phase.PREFILLING:
                 self._enter(Phase.HANDING_OFF)
@@ -398,44 +368,22 @@ class RequestState:
     def _has_decoded(self, worker_id: str) -> bool:
         """Whether an update of this worker shows that the prompt is prefilled. A local one's may be of the prompt."""
         is_local = self.placement is not None and self.placement.is_local
-        return not self._is_prefill(worker_id) and (not is_local or self.output.next_index > self._num_given_tokens)
+        return not self._is_prefill(worker_id) and (not is_local or self.has_new_tokens)
 
     def _starts_at(self, worker_id: str) -> bool:
         return self.placement is not None and worker_id == self.placement.prefill_worker_id
 
     def _is_own(self, worker_id: str) -> bool:
-        placement = self.placement
-        return placement is not None and worker_id in (placement.prefill_worker_id, placement.decode_worker_id)
+        return self.placement is not None and self.placement.names(worker_id)
 
     def _is_prefill(self, worker_id: str) -> bool:
-        """Whether the worker's part ends with the hand-off."""
-        placement = self.placement
-        return placement is not None and not placement.is_local and worker_id == placement.prefill_worker_id
+        return self.placement is not None and self.placement.is_prefill_alone(worker_id)
 
     def _start_command(self) -> worker_pb2.ServeRequest:
-        checked, placement = self.checked, self.placement
-        if placement is None:
+        if self.placement is None:
             raise AssertionError(f"request {self.request_id} is started without a grant")
-        sampling = checked.sampling
-        if self._num_given_tokens:  # those of the prompt came before the first token
-            sampling = replace(sampling, prompt_logprobs=None)
-        start = worker_pb2.Start(
-            request_id=self.request_id,
-            attempt=types_pb2.Attempt(dispatch=placement.dispatch),
-            prompt_token_ids=checked.prompt_token_ids,
-            sampling=sampling_to_pb(sampling),
-            max_tokens=checked.stop_rules.max_tokens,
-            min_tokens=checked.stop_rules.min_tokens,
-            stop_token_ids=checked.stop_rules.stop_token_ids,
-            decode_worker_id=placement.decode_worker_id,
-            traceparent=self._traceparent,
-            num_reserved_pages=placement.num_reserved_pages,
-            scheduling=scheduling_to_pb(placement.scheduling),
-            cache_salt=checked.scope.cache_salt,
-            skips_prefix_cache=checked.client_request.options.skips_prefix_cache,
-            output_token_ids=self.output.token_ids[: self._num_given_tokens],
-        )
-        return worker_pb2.ServeRequest(start=start)
+        output_token_ids = self.output.token_ids[: self._num_given_tokens]
+        return start_command(self.request_id, self.checked, self.placement, output_token_ids, self._traceparent)
 
     def _enter(self, phase: Phase) -> None:
         """Raises IllegalTransition."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from weir.bus.keys import seed_of_key
 from weir.core.errors import FieldViolation, InvalidRequest
+from weir.core.life import FinishReason
 from weir.core.options import LOGIT_BIAS_RULE, NUMBER_RULES, GenerateOptions
 from weir.core.sampling import MAX_LOGIT_BIAS, SamplingParams, StopRules
 from weir_gateway.access import RequestScope
@@ -73,6 +74,16 @@ class CheckedRequest:
     stop_rules: StopRules
     scope: RequestScope
     prediction: OutputPrediction = OutputPrediction()
+
+    def try_find_end(self, output_token_ids: Sequence[int]) -> FinishReason | None:
+        """Why nothing comes after these; None: there is more to come, or may be."""
+        rules = self.stop_rules
+        num_tokens = len(self.prompt_token_ids) + len(output_token_ids)
+        if output_token_ids and output_token_ids[-1] in rules.stop_token_ids:
+            return FinishReason.STOP
+        if len(output_token_ids) >= rules.max_tokens or num_tokens >= self.model.max_context_tokens:
+            return FinishReason.LENGTH
+        return None
 
 
 class _Violations:

@@ -114,6 +114,13 @@ class Placement:
         """One worker both prefills and decodes."""
         return self.prefill_worker_id == self.decode_worker_id
 
+    def names(self, worker_id: str) -> bool:
+        return worker_id in (self.prefill_worker_id, self.decode_worker_id)
+
+    def is_prefill_alone(self, worker_id: str) -> bool:
+        """Whether the worker's part ends with the hand-off."""
+        return worker_id == self.prefill_worker_id and not self.is_local
+
 
 @dataclass(frozen=True, slots=True)
 class Grant:
@@ -235,51 +242,6 @@ class LeaderChanged:
     """Gateways report at once what they hold, so that the new leader can place soon. Lost, it costs a second."""
 
     epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class TenantQueue:
-    """How many requests of a tenant wait."""
-
-    tenant: str
-    """Empty: of all, where tenants do not take turns."""
-    num_queued: int
-    max_queued: int = 0
-    """Its bound, where there is one."""
-
-
-@dataclass(frozen=True, slots=True)
-class LaneReport:
-    """Requests of one model that wait in one lane, or would."""
-
-    model: str
-    lane: str
-    num_queued: int
-    num_queued_of_all_models: int
-    """What `max_queued` bounds."""
-    max_queued: int
-    max_wait_s: float
-    s_per_request: float
-    """Between two ends of its requests while others waited, measured last; 0.0: not known."""
-    num_free: int = 0
-    """So many more ran then than now: they would not wait."""
-    tenants: tuple[TenantQueue, ...] = ()
-    """Whose they are. Those with the fewest may be left out."""
-
-
-@dataclass(frozen=True, slots=True)
-class QueueReport:
-    """The lanes in which somebody waits or lately did, sent to every gateway some times a second.
-
-    A hint: the scheduler itself refuses whom it must, and a gateway that hears nothing refuses nobody by it.
-    """
-
-    epoch: int
-    lanes: tuple[LaneReport, ...] = ()
-    tenants: tuple[TenantQueue, ...] = ()
-    """Those that have a bound of their own, with what waits in all lanes."""
-    has_peers: bool = False
-    """Whether there is more than one tenant."""
 
 
 @dataclass(frozen=True, slots=True)

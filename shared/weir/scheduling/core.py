@@ -25,11 +25,11 @@ from weir.bus.messages import (
     Prefilled,
     PrefixChanged,
     PrefixSnapshot,
-    QueueReport,
     Submit,
     SubmitReply,
     WorkerRecord,
 )
+from weir.bus.queue_report import QueueReport
 from weir.core.clock import Clock
 from weir.policy.registry import PolicySpec
 from weir.policy.seams import Policy

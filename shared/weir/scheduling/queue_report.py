@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from heapq import nlargest
 from operator import attrgetter
 
-from weir.bus.messages import LaneReport, QueueReport, TenantQueue
+from weir.bus.queue_report import LaneReport, QueueReport, TenantQueue
 from weir.scheduling.lane_rates import LanePace, LaneRates
 from weir.scheduling.limits import CoreLimits
 from weir.scheduling.request_table import RequestTable

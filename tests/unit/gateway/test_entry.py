@@ -10,7 +10,7 @@ import pytest
 from tests.unit.gateway.fake_scheduler import INSTANCE
 from tests.unit.gateway.world import FAST, World, open_world
 
-from weir.bus.messages import LaneReport, QueueReport, TenantQueue
+from weir.bus.queue_report import LaneReport, QueueReport, TenantQueue
 from weir.bus.subjects import Subjects
 from weir.client.gateway import AsyncWeirClient
 from weir.core.errors import Overloaded

@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from weir.bus.messages import LaneReport, QueueReport, TenantQueue
+from weir.bus.queue_report import LaneReport, QueueReport, TenantQueue
 from weir_gateway.entry.gate import EntryGate, EntryRefusal
 from weir_gateway.entry.queue_view import QueueKey
 

@@ -9,7 +9,7 @@ from tests.unit.scheduler.one_slot import LIMITS, busy_rig
 from tests.unit.scheduler.rig import Rig
 
 from weir.bus.codec import MAX_MESSAGE_BYTES, encode
-from weir.bus.messages import LaneReport, TenantQueue
+from weir.bus.queue_report import LaneReport, TenantQueue
 from weir.scheduling.lane_rates import LaneRates
 from weir.scheduling.limits import TenantLimits
 

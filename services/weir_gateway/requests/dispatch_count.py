@@ -1,0 +1,34 @@
+"""Numbers the dispatches of one request, and counts how many of them in a row came to nothing."""
+
+
+class DispatchCount:
+    """Of the present dispatch it is told whether workers were started, and whether they have brought a token."""
+
+    def __init__(self) -> None:
+        self.present = self._first = 1
+        """Rises with each time that the request is submitted. Whatever speaks of an earlier one comes too late."""
+        self._num_fruitless_before = self._num_unreached_before = 0
+
+    @property
+    def num(self) -> int:
+        """How many times it was submitted, the present one included."""
+        return self.present - self._first + 1
+
+    def begin_at(self, dispatch: int) -> None:
+        """The first one, above all that a gateway which died may have used. Before the request is submitted."""
+        self.present = self._first = dispatch
+
+    def num_fruitless(self, *, is_started: bool, has_new_tokens: bool) -> int:
+        """So many in a row, up to the present one, have reached workers and brought no token."""
+        if not is_started:
+            return self._num_fruitless_before
+        return 0 if has_new_tokens else self._num_fruitless_before + 1
+
+    def num_unreached(self, *, is_started: bool) -> int:
+        """So many in a row, up to the present one, were granted workers that are gone: not this request's fault."""
+        return 0 if is_started else self._num_unreached_before + 1
+
+    def begin_next(self, *, is_started: bool, has_new_tokens: bool) -> None:
+        self._num_fruitless_before = self.num_fruitless(is_started=is_started, has_new_tokens=has_new_tokens)
+        self._num_unreached_before = self.num_unreached(is_started=is_started)
+        self.present += 1
