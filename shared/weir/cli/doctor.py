@@ -25,7 +25,7 @@ _GIB = 2**30
 _LEAST_MEMORY_GIB = 4
 LEAST_SHM_GIB = 2.5
 """Of a stack of one decode worker: the arena, and a quarter of it for what each decode worker swaps out."""
-NUM_DESCRIPTORS = 3392
+NUM_DESCRIPTORS = 19_776
 """What the bounds of a gateway come to, which needs the most."""
 _PORTS = {"gRPC": 50051, "HTTP": 8000}
 _PACKAGES = ("numpy", "grpcio", "nats-py", "tokenizers", "opentelemetry-sdk")

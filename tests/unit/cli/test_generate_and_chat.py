@@ -246,8 +246,8 @@ SAMPLING = (
     *("--stop", "END", "--stop-token-id", "11", "--stop-token-id", "12", "--include-stop"),
     *("--cache-salt", "team", "--skip-prefix-cache"),
 )
-ONE_REQUESTS_OWN = {"request_id", "deadline_ms"}
-"""A line of a file could not have the same, and no command cancels by it. The deadline is --timeout-s."""
+ONE_REQUESTS_OWN = {"request_id", "deadline_ms", "idempotency_key", "resume_from"}
+"""A line of a file could not have the same, no command cancels by it or sends it again. The deadline is --timeout-s."""
 NOT_IN_A_CHAT = {"n", "logprobs", "prompt_logprobs", "ignore_eos", "partial_at_deadline"}
 """What a conversation on a terminal has no place for."""
 

@@ -64,6 +64,8 @@ async def test_the_end_that_a_dead_worker_left_is_sent_by_whoever_gets_its_recor
         record.append_token(token_id)
     record.end(FinishReason.STOP)
     request_id = f"{0:032x}"
+    asked = types_pb2.Attempt(dispatch=1)
+    await streams[1].send(resume={"request_id": request_id, "attempt": asked, "awaits_hand_off": True})
     rig.arena.hand_off("ghost", HandOffRequest(slot, request_id, Attempt(1, 1), rig.decode.worker_id))
     received = await streams[1].receive_all(request_id)
     assert received.token_ids == [7, 8, 9]

@@ -123,7 +123,7 @@ class RecordHeader:
 
 
 RUNS = 0
-_END_CODES = {FinishReason.STOP: 1, FinishReason.LENGTH: 2, FinishReason.CANCELLED: 3}
+_END_CODES = {FinishReason.STOP: 1, FinishReason.LENGTH: 2, FinishReason.CANCELLED: 3, FinishReason.DEADLINE: 4}
 _REASON_OF: dict[int, FinishReason | None] = {RUNS: None} | {code: reason for reason, code in _END_CODES.items()}
 
 end_code_of = _END_CODES.__getitem__
