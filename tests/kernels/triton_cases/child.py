@@ -22,6 +22,7 @@ class CaseResult:
     failures: tuple[str, ...]
     output: str
 
+
 # The interpreter's products are numpy's. Some kernels of its OpenBLAS, those for AVX2 among them, round a row otherwise
 # by where in the matrix it stands, which no GPU does; these do not.
 _SAME_SUMS = {"OPENBLAS_CORETYPE": "Nehalem"}
@@ -37,9 +38,10 @@ def run_cases(folder: Path, environment: dict[str, str]) -> dict[Path, CaseResul
 def _run_case(case: Path, report: Path, environment: dict[str, str]) -> CaseResult:
     search_path = [str(ROOT), str(ROOT / "shared"), os.environ.get("PYTHONPATH", "")]
     settings = ["-c", str(HERE.parent / "gpu.ini"), "--rootdir", str(ROOT)]
+    own = {"PYTHONPATH": os.pathsep.join(search_path), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", *settings, f"--junitxml={report}", str(case)],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(search_path), "OMP_NUM_THREADS": "1"} | _SAME_SUMS | environment,
+        env=os.environ | own | _SAME_SUMS | environment,
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
