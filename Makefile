@@ -9,7 +9,7 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 UP_FLAGS ?=
 PYTEST_FLAGS ?=
 
-.PHONY: up test check setup setup-dev golden chaos bench-sim gpu format proto proto-baseline constraints clean
+.PHONY: up test check setup setup-dev golden long chaos bench-sim gpu format proto proto-baseline constraints clean
 
 up: setup ## Start a local stack with a real small model; Ctrl-C ends it.
 	$(BIN)/weir up $(UP_FLAGS)
@@ -19,7 +19,7 @@ test: check model ## Everything that CI runs.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not golden and not stack" \
 		--ignore tests/guard --ignore tests/golden $(PYTEST_FLAGS)
 	$(BIN)/python -m pytest -m "not golden" tests/golden $(PYTEST_FLAGS)
-	$(BIN)/python -m pytest -m "stack and not golden" --ignore tests/golden $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest -m "stack and not golden and not long" --ignore tests/golden $(PYTEST_FLAGS)
 
 check: setup-dev ## Format, lint, types, guard tests.
 	$(BIN)/ruff format --check .
@@ -32,6 +32,9 @@ check: setup-dev ## Format, lint, types, guard tests.
 
 golden: setup-dev model ## The long exactness runs.
 	$(BIN)/python -m pytest -m golden -s $(PYTEST_FLAGS)
+
+long: setup-dev model ## Stack tests that take long: outages, rolling restarts.
+	$(BIN)/python -m pytest -m long $(PYTEST_FLAGS)
 
 MINUTES ?= 10
 SEED ?= 1

@@ -72,7 +72,7 @@ def assert_all_served(records: list[StreamRecord], expected: list[StreamRecord])
         assert record.token_ids == undisturbed.token_ids
 
 
-@pytest.mark.parametrize("how", ["cut", "refuse"])
+@pytest.mark.parametrize("how", ["cut", pytest.param("refuse", marks=pytest.mark.long)])
 def test_a_leader_that_was_cut_off_stands_by_when_it_is_back(cut_off: CutOff, how: str) -> None:
     cluster = cut_off.cluster
     wait_until(lambda: leads(cut_off.first) or leads(cut_off.second), timeout_s=20, what="one leads")
@@ -105,6 +105,7 @@ def test_a_leader_that_was_cut_off_stands_by_when_it_is_back(cut_off: CutOff, ho
     assert cluster.integrity_errors() == []
 
 
+@pytest.mark.long
 def test_a_slow_way_to_nats_deposes_nobody(cut_off: CutOff) -> None:
     leader, standby = sorted((cut_off.first, cut_off.second), key=leads, reverse=True)
     epoch = leader.metrics()["epoch"]

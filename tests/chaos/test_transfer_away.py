@@ -88,6 +88,7 @@ async def test_a_transfer_service_that_stands_still_costs_no_stream_a_token(
     assert_nothing_lost(cluster, host, records, undisturbed)
 
 
+@pytest.mark.long
 async def test_a_transfer_service_that_is_away_for_long_costs_no_stream_a_token(
     cluster: Cluster, undisturbed: list[list[int]]
 ) -> None:

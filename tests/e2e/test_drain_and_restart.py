@@ -213,6 +213,7 @@ class Traffic:
                 self.wrong.append(f"{number}: {record.code.name} {record.details} {len(record.token_ids)} tokens")
 
 
+@pytest.mark.long
 async def test_every_process_is_restarted_under_streams(stack: Stack, undisturbed: list[StreamRecord]) -> None:
     before = {view.name: view.pid for view in stack.processes()}
     traffic, shown = Traffic(stack, undisturbed), []
@@ -233,6 +234,7 @@ async def test_every_process_is_restarted_under_streams(stack: Stack, undisturbe
     nothing_is_left(stack)
 
 
+@pytest.mark.long
 async def test_a_segment_of_another_version_is_started_cold_and_that_is_said(
     stack: Stack, undisturbed: list[StreamRecord]
 ) -> None:

@@ -230,7 +230,7 @@ class HeldStack:
         return [*pairs, "--no-serves-locally"] if role == "decode" else pairs
 
 
-_ARENA_BYTES = layout_of(ArenaGeometry(PAGE_BYTES, NUM_PAGES, NUM_SLOTS, MAX_CONTEXT)).total_bytes + 4096
+_ARENA_BYTES = layout_of(ArenaGeometry(PAGE_BYTES, NUM_PAGES, NUM_SLOTS, MAX_CONTEXT)).memory_bytes + 4096
 _WORKER = ("num_live", "num_running", "num_waiting", "num_held_pages")
 _HELD = {
     "transfer": ("orphaned_slots",),
