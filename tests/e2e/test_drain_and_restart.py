@@ -254,6 +254,7 @@ async def test_a_segment_of_another_version_is_started_cold_and_that_is_said(
     nothing_is_left(stack)
 
 
+@pytest.mark.long
 async def test_the_only_decode_worker_is_drained_by_force_and_its_streams_wait(tmp_path: Path) -> None:
     with Stack(tmp_path) as stack:
         expected = await streams(stack, NUM_TOKENS)
