@@ -14,7 +14,6 @@ from weir.cli.console import error_line, fail, stderr
 from weir.cli.scheduling import AdminKey, SchedulerAddress, find_schedulers
 from weir.client.workers import WorkersClient, WorkerView
 from weir.core.errors import NotFound, Unavailable, WeirError
-from weir.kv.arena.segment import segment_path
 from weir.runtime.config import default_runtime_dir
 from weir.runtime.stack.instances import choose_instance
 from weir.runtime.stack.observe import try_describe
@@ -141,6 +140,8 @@ async def _restart(paths: InstancePaths, names: Sequence[str], grace_s: float, t
         await asyncio.to_thread(_drain_at, paths, address, grace_s)
 
     rolling = RollingRestart(paths, reporter, drain_worker, _find_leader, timeout_s)
+    from weir.kv.arena.segment import segment_path
+
     await rolling.run(names, segment_path(paths.folder.name))
     stderr.print(f"restarted: {reporter.num_processes} processes", markup=False)
 

@@ -14,7 +14,6 @@ from typing import Protocol
 from weir.core.clock import SystemClock
 from weir.core.errors import NotFound, Unavailable, WeirError
 from weir.core.process import ProcessIdentity
-from weir.kv.arena.segment import try_find_mismatch
 from weir.runtime.stack.paths import InstancePaths
 from weir.runtime.stack.processes import is_running, send_signal
 from weir.runtime.stack.state import ProcessState, StackState, try_read_state
@@ -100,6 +99,9 @@ class RollingRestart:
         """Raises NotFound, Unavailable where nothing can be restarted, RestartFailed."""
         state = self._state()
         leader = await self._find_leader(state.processes) or ""
+        # late, as it loads numpy, and `weir --help` this module
+        from weir.kv.arena.segment import try_find_mismatch  # noqa: PLC0415
+
         mismatch = await asyncio.to_thread(try_find_mismatch, segment) or ""
         for step in plan_restart(state.processes, names, leader, mismatch):
             self._reporter.step_begins(step)
