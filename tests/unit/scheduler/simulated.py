@@ -182,10 +182,12 @@ class SimulatedSystem:
                 self.gateways[gateway_id].on_revoke(revoke)
                 self._unanswered = [command for command in self._unanswered if command != message]
             case Submit():
+                self._submits[message.request_id] = message
                 reply = self.core.submit(message)
                 if message.gateway_id in self.gateways:
                     self.gateways[message.gateway_id].on_submit_reply(message.request_id, reply)
             case Held():
+                self._submits |= {entry.submit.request_id: entry.submit for entry in message.requests}
                 held_reply = self.core.held(message)
                 if message.gateway_id in self.gateways:
                     self.gateways[message.gateway_id].on_refused(message, held_reply.refused_request_ids)
