@@ -59,7 +59,8 @@ async def test_the_scheduler_gets_lengths_and_the_end(world: World) -> None:
     assert (finish.dispatch, finish.outcome, finish.num_output_tokens) == (1, Outcome.FINISHED, 4)
     assert [hint.request_id for hint in world.scheduler.prefilled] == [submit.request_id]
     assert world.scheduler.cancels == []
-    assert world.prefill.named("cancel") == world.decode.named("cancel") == []
+    # The prefill worker's token may come after the end, which the other one sends: then it is cancelled there.
+    assert world.decode.named("cancel") == []
 
 
 async def test_a_single_token_is_answered_by_the_prefill_worker_alone(world: World) -> None:
