@@ -111,8 +111,8 @@ ENDINGS: tuple[Ending, ...] = (
     "deadline",
     "deadline, partial",
     "client gone",
-    "worker gone",
     "gateway gone",
+    "worker gone",
 )
 CODES = {
     "cancel": grpc.StatusCode.CANCELLED,
