@@ -39,6 +39,7 @@ max_wait_s = 60
 max_batch = 1
 """
 ROLES = ("transfer", "scheduler", "prefill", "decode", "gateway")
+_NUM_WORKERS = 2
 
 
 class _Child:
@@ -150,11 +151,12 @@ class HeldStack:
         wait_for(lambda: not self.is_running(role), f"{role} has ended", 30.0)
 
     def restart_missing(self) -> None:
-        """Whoever is gone has a successor, and all are ready."""
+        """Whoever is gone has a successor, all are ready, and nothing is placed on a worker that is gone any more."""
         for role in ROLES:
             if not self.is_running(role):
                 self.start(role)
         self.wait_ready()
+        wait_for(lambda: self.metrics("scheduler")["workers"] == _NUM_WORKERS, "the dead are missed", START_TIMEOUT_S)
 
     # -- gates --
 
