@@ -1,14 +1,10 @@
-"""Traces: the OpenTelemetry SDK with an OTLP/gRPC exporter. Without an endpoint it is a no-op."""
+"""Traces: the OpenTelemetry SDK with an OTLP/gRPC exporter. Without an endpoint it is a no-op, and imports neither."""
 
 import logging
 import threading
 import time
 from collections.abc import Callable
 
-from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider as SdkTracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import NoOpTracerProvider, TracerProvider
 
 import weir
@@ -44,6 +40,12 @@ def setup_tracing(role: str, instance: str, process_id: str, endpoint: str) -> T
     """
     if not endpoint:
         return NoOpTracerProvider()
+    # A tenth of the time in which a process starts, or starts again while streams wait for it.
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
+    from opentelemetry.sdk.resources import Resource  # noqa: PLC0415
+    from opentelemetry.sdk.trace import TracerProvider as SdkTracerProvider  # noqa: PLC0415
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
+
     for name in _EXPORT_LOGGERS:
         logger = logging.getLogger(name)
         if not any(isinstance(present, QuietFilter) for present in logger.filters):
@@ -68,8 +70,12 @@ def setup_tracing(role: str, instance: str, process_id: str, endpoint: str) -> T
 
 def shutdown_tracing(provider: TracerProvider, timeout_s: float) -> bool:
     """Sends what is queued, for at most `timeout_s`. Blocks; returns whether it finished in time."""
-    if not isinstance(provider, SdkTracerProvider):
+    if isinstance(provider, NoOpTracerProvider):
         return True
+    from opentelemetry.sdk.trace import TracerProvider as SdkTracerProvider  # noqa: PLC0415 - imported by setup_tracing
+
+    if not isinstance(provider, SdkTracerProvider):
+        raise TypeError(f"a tracer provider of setup_tracing, not {type(provider).__name__}")
     # The SDK's own time-out of 30 s cannot be passed through the provider; a daemon thread can be left behind.
     flusher = threading.Thread(target=provider.shutdown, name="weir-trace-flush", daemon=True)
     flusher.start()

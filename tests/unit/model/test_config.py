@@ -131,6 +131,19 @@ def test_the_reader_agrees_with_the_gguf_package(tiny: TinyLlama, tmp_path: Path
     }
 
 
+def test_without_texts_a_header_lacks_its_arrays_of_strings_and_nothing_else(tiny: TinyLlama, tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_gguf(tiny, path, gguf.GGMLQuantizationType.Q8_0, {"general.tags": ["a", "b"], "general.scores": [1.5]})
+    whole, without = read_gguf(path), read_gguf(path, with_texts=False)
+    assert whole.metadata["general.tags"] == ["a", "b"]
+    assert without.metadata == {
+        name: value
+        for name, value in whole.metadata.items()
+        if not (isinstance(value, list) and isinstance(value[0], str))
+    }
+    assert without.tensors == whole.tensors
+
+
 def test_a_header_with_any_byte_changed_is_read_or_refused_and_nothing_else(tiny: TinyLlama, tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
     write_gguf(tiny, path, gguf.GGMLQuantizationType.Q8_0)

@@ -5,6 +5,7 @@ import errno
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +14,28 @@ from tests.unit.runtime.services import kill_all
 from tests.unit.runtime.stacks import FAST, fake_spec
 
 from weir.runtime.stack.paths import InstancePaths
-from weir.runtime.stack.supervised import ProcessFailed, SupervisedProcess, last_lines, open_for_child, rotate, trim
+from weir.runtime.stack.supervised import (
+    ProcessFailed,
+    StartPolicy,
+    SupervisedProcess,
+    last_lines,
+    open_for_child,
+    rotate,
+    trim,
+)
 
 
 class Watched:
     """A supervised fake process, the phases it went through, and the troubles that were told."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, policy: StartPolicy = FAST) -> None:
         paths = InstancePaths(folder)
         paths.make()
         self.phases: list[str] = []
         self.start_errors: list[str] = []
         self.troubles: list[str] = []
         spec = fake_spec(paths, "decode-0")
-        self.process = SupervisedProcess(spec, FAST, os.environ, self._on_change, self._on_trouble)
+        self.process = SupervisedProcess(spec, policy, os.environ, self._on_change, self._on_trouble)
 
     def _on_change(self, process: SupervisedProcess) -> None:
         self.phases.append(process.state.phase)
@@ -41,8 +50,8 @@ class Watched:
 
 
 @asynccontextmanager
-async def running(folder: Path) -> AsyncIterator[tuple[Watched, "asyncio.Task[None]"]]:
-    watched = Watched(folder)
+async def running(folder: Path, policy: StartPolicy = FAST) -> AsyncIterator[tuple[Watched, "asyncio.Task[None]"]]:
+    watched = Watched(folder, policy)
     run = asyncio.create_task(watched.process.run())
     try:
         yield watched, run
@@ -71,6 +80,23 @@ class Refusal:
         if self.errors:
             raise self.errors.pop(0)
         return self._real(*args, **kwargs)
+
+
+@pytest.mark.parametrize(("healthy_s", "starts_at_once"), [(0.0, True), (600.0, False)])
+async def test_one_that_was_ready_for_long_enough_starts_again_at_once(
+    tmp_path: Path, healthy_s: float, starts_at_once: bool
+) -> None:
+    policy = replace(FAST, first_backoff_s=60.0, max_backoff_s=60.0, healthy_s=healthy_s)
+    async with running(tmp_path / "i", policy) as (watched, run):
+        await watched.wait_ready()
+        watched.process.restart_for_ever()
+        watched.process.kill()
+        await until(lambda: "restarting" in watched.phases, run)
+        if starts_at_once:
+            await watched.wait_ready()
+        else:
+            await asyncio.sleep(0.3)
+        assert watched.process.state.num_restarts == int(starts_at_once)
 
 
 @pytest.mark.parametrize(

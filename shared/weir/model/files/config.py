@@ -24,7 +24,7 @@ _MISTRAL_WINDOW = 4096  # what transformers takes where config.json says nothing
 
 
 def load_model_config(source: ModelSource) -> ModelConfig:
-    """Reads headers only, never weights: some 50 ms for a vocabulary of 49,152.
+    """Reads headers only, never weights, and no vocabulary.
 
     A model with a sliding window (Mistral 7B v0.1: 4096 tokens of 32,768) is served up to that window, within which it
     attends as any other: `max_context_tokens` is the smaller of the two.
@@ -33,7 +33,7 @@ def load_model_config(source: ModelSource) -> ModelConfig:
         ModelError: names the file, the field, and what Weir supports.
     """
     if source.kind is ModelKind.GGUF:
-        return _config_from_gguf(read_gguf(source.path))
+        return _config_from_gguf(read_gguf(source.path, with_texts=False))
     if source.kind is ModelKind.DUMMY:
         return shape_named(source.name.removeprefix(DUMMY_PREFIX))
     return _config_from_hf(source.path)

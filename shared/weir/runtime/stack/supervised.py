@@ -42,7 +42,8 @@ class ProcessFailed(WeirError):
 class StartPolicy:
     """How often a process may fail before the stack was ready, and how often it is probed until it is.
 
-    Delays between starts double from `first_backoff_s` to `max_backoff_s`, anew once it was ready for `healthy_s`.
+    One that was ready for `healthy_s` starts again at once; else delays double from `first_backoff_s` to
+    `max_backoff_s`.
     """
 
     max_failures: int = 3
@@ -50,7 +51,7 @@ class StartPolicy:
     log_check_s: float = 5.0
     first_backoff_s: float = 0.25
     max_backoff_s: float = 10.0
-    healthy_s: float = 30.0
+    healthy_s: float = 10.0
 
 
 class SupervisedProcess:
@@ -121,6 +122,7 @@ class SupervisedProcess:
             self._enter("restarting")
             if ready_for_s >= self._policy.healthy_s:
                 self._backoff.reset()
+                continue
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), self._backoff.next_delay_s())
         self._enter("stopped")
