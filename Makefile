@@ -16,7 +16,7 @@ up: setup ## Start a local stack with a real small model; Ctrl-C ends it.
 
 # Whole stacks, and forward passes of the real model, want the machine for themselves; all else runs two at a time.
 test: check model ## Everything that CI runs.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not golden and not stack" \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not golden and not stack" \
 		--ignore tests/guard --ignore tests/golden $(PYTEST_FLAGS)
 	$(BIN)/python -m pytest -m "not golden" tests/golden $(PYTEST_FLAGS)
 	$(BIN)/python -m pytest -m "stack and not golden and not long" --ignore tests/golden $(PYTEST_FLAGS)
