@@ -45,7 +45,11 @@ class Relay:
         self._thread = threading.Thread(target=self._loop.run_forever, name="relay", daemon=True)
         self._thread.start()
         self._is_open = self._call(_made(asyncio.Event))
-        self.restore()
+        try:
+            self.restore()
+        except OSError:
+            self.close()
+            raise
 
     def cut(self) -> None:
         self._loop.call_soon_threadsafe(self._is_open.clear)
@@ -182,7 +186,7 @@ def tcp_ports_of(pid: int, *, listening: bool = False) -> set[int]:
     for table in ("tcp", "tcp6"):  # gRPC's are IPv4 in IPv6
         try:
             lines = Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:] if inodes else []
-        except (FileNotFoundError, ProcessLookupError):
+        except OSError:  # it is gone, or about to: then reading gives EINVAL
             return set()
         for fields in map(str.split, lines):
             address, _, port = fields[1].partition(":")
@@ -195,7 +199,7 @@ def tcp_ports_of(pid: int, *, listening: bool = False) -> set[int]:
 def sockets_of(pid: int) -> set[str]:
     """Inode numbers, as /proc/net/tcp has them; empty if it is gone."""
     inodes = set()
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+    with contextlib.suppress(OSError):
         for descriptor in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(FileNotFoundError):
                 target = str(descriptor.readlink())

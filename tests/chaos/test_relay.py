@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from tests.chaos.relay import Relay
+from tests.chaos.relay import Relay, tcp_ports_of
 
 
 @pytest.fixture
@@ -128,3 +128,10 @@ def test_a_process_that_is_cut_off_reaches_nobody_by_a_new_connection(relay: Rel
         relay.rejoin(os.getpid())
         client.settimeout(5)
         assert client.recv(1024) == b"one"
+
+
+def test_a_process_that_dies_while_it_is_looked_at_has_no_ports() -> None:
+    with subprocess.Popen([sys.executable, "-c", "import socket; socket.create_server(('127.0.0.1', 0))"]) as process:
+        while process.poll() is None:
+            assert all(port > 0 for port in tcp_ports_of(process.pid))
+        assert tcp_ports_of(process.pid) == set()

@@ -14,13 +14,13 @@ from weir.testing.stack import ProcessView
 RECOVERY_TIMEOUT_S = 90.0
 MAX_AT_ONCE = 3
 MEAN_PAUSES_S = {
-    "decode": 12.0,
-    "gateway": 14.0,
-    "prefill": 16.0,
-    "scheduler": 18.0,
-    "transfer": 25.0,
-    "nats": 35.0,
-    FILES: 40.0,
+    "decode": 14.0,
+    "gateway": 17.0,
+    "prefill": 20.0,
+    "scheduler": 22.0,
+    "transfer": 30.0,
+    "nats": 40.0,
+    FILES: 45.0,
 }
 """From one fault of a role until its next victim is sought: seconds, half as many to half as many more."""
 _POLL_S = 0.1
@@ -67,6 +67,7 @@ class Faults:
         roles = [asyncio.create_task(self._haunt(role, stopping)) for role in MEAN_PAUSES_S]
         while time.monotonic() < ends_at_s or len(self.log.faults) < min_faults:
             await asyncio.sleep(_POLL_S)
+            self._stack.worker_relays.check()
             for failed in (role for role in roles if role.done()):
                 failed.result()
         stopping.set()
@@ -96,7 +97,12 @@ class Faults:
         if is_back:
             self.log.faults.append(Fault(kind.name, role, doing, time.monotonic() - began_s))
         else:
-            self.log.problems.append(f"{victim.name} was not back {RECOVERY_TIMEOUT_S:g} s after {kind.name}")
+            now = "; ".join(str(view) for view in self._stack.views(victim.role))
+            said = self._stack.last_lines(victim.name)
+            self.log.problems.append(
+                f"{victim.name} (process {victim.pid}) was not back {RECOVERY_TIMEOUT_S:g} s after {kind.name};"
+                f" there is {now}; its log ends with {said}"
+            )
 
     def _choose(self, role: str, source: random.Random) -> tuple[ProcessView | None, str]:
         """The busiest of a role, but for every fourth time; None while one of them is not ready, by another's fault."""

@@ -16,9 +16,11 @@ from tests.chaos.relay import Relay
 
 from weir.runtime.stack.paths import InstancePaths
 from weir.runtime.stack.state import StackState, try_read_state
+from weir.runtime.stack.supervised import last_lines
 from weir.testing.stack import ProcessView, Stack
 
 _MIB = 1 << 20
+_NUM_LINES = 12
 _ARENA_BYTES = 320 * _MIB
 """Less than 64 streams could reserve, so that some queue and some give way."""
 _SHM_BYTES = 640 * _MIB
@@ -97,6 +99,10 @@ class ChaosStack:
                 if metrics.get("is_leader"):
                     leaders.append(metrics)
         return leaders[0] if len(leaders) == 1 else None
+
+    def last_lines(self, name: str) -> list[str]:
+        """Of a process's log."""
+        return last_lines(self._paths.log_file(name), _NUM_LINES)
 
     def signal(self, process: ProcessView, number: signal.Signals) -> None:
         """Nothing, if it is gone already."""

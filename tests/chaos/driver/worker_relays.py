@@ -26,6 +26,11 @@ class WorkerRelays:
     def try_find(self, pid: int) -> Relay | None:
         return self._relays.get(pid)
 
+    def check(self) -> None:
+        """Raises RuntimeError once nobody looks for workers any more: no new one would be reached."""
+        if not self._thread.is_alive():
+            raise RuntimeError("the thread of the workers' relays has died")
+
     def close(self) -> None:
         self._closing.set()
         self._thread.join(_END_TIMEOUT_S)
