@@ -46,6 +46,7 @@ def run_chaos(stack: ChaosStack, *, seed: int, duration_s: float, num_clients: i
         lambda number, since_s: log.was_disturbed(f"gateway-{number}", since_s),
     )
     memory = MemoryWatch(stack)
+    command = f"make chaos MINUTES={duration_s / 60:g} SEED={seed}"
     began_s = time.monotonic()
     asyncio.run(_disturb(traffic, faults, memory, duration_s, num_clients))
     duration_s = time.monotonic() - began_s
@@ -57,7 +58,6 @@ def run_chaos(stack: ChaosStack, *, seed: int, duration_s: float, num_clients: i
         problems.append(f"{error}: {_leftovers(stack)}")
     inflicting = Inflicting(stack, faults.source)
     not_made = [f"{kind.name}: {why_not}" for kind in KINDS if (why_not := inflicting.why_not(kind))]
-    command = f"make chaos MINUTES={duration_s / 60:.0f} SEED={seed}"
     return Outcome(command, duration_s, log, tally, memory.max_mib, problems, not_made)
 
 
@@ -101,7 +101,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--clients", type=int, default=64)
-    parser.add_argument("--out", type=Path, help="file that gets the report, too")
+    parser.add_argument("--out", type=Path, help="file that gets the report too")
     parser.add_argument("--keep-logs", type=Path, help="folder that gets the logs of all processes")
     flags = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, open_stack(Path(folder), flags.seed) as stack:

@@ -100,7 +100,7 @@ class Inflicting:
                 with contextlib.suppress(RuntimeError):  # closed, because the worker has gone meanwhile
                     await asyncio.to_thread(relay.restore)
         elif kind.name == "descriptors gone":
-            with _without_descriptors(victim.pid):
+            with without_descriptors(victim.pid):
                 yield _FILL_S
         else:
             file_system = stack.shm if kind.name == "/dev/shm full" else stack.store
@@ -112,7 +112,7 @@ class Inflicting:
 
 
 @contextlib.contextmanager
-def _without_descriptors(pid: int) -> Iterator[None]:
+def without_descriptors(pid: int) -> Iterator[None]:
     """The process can open hardly anything meanwhile."""
     try:
         num_open = max(int(entry.name) for entry in Path(f"/proc/{pid}/fd").iterdir()) + 1
