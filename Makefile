@@ -38,8 +38,10 @@ long: setup-dev model ## Stack tests that take long: outages, rolling restarts.
 
 MINUTES ?= 10
 SEED ?= 1
-chaos: setup-dev model ## Streams amid faults for MINUTES, from SEED.
-	$(BIN)/python -m tests.chaos.run --minutes $(MINUTES) --seed $(SEED)
+CHAOS_OUT ?= build/chaos.md
+chaos: setup-dev model ## Streams amid faults for MINUTES, from SEED; the report goes to CHAOS_OUT, logs beside it.
+	mkdir -p $(dir $(CHAOS_OUT))
+	$(BIN)/python -m tests.chaos.run --minutes $(MINUTES) --seed $(SEED) --out $(CHAOS_OUT) --keep-logs build/chaos-logs
 
 bench-sim: setup ## Experiments on the simulator, in full; traces from WEIR_TEST_DATA.
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.sim --size full --out shared/docs/results

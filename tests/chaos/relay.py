@@ -5,12 +5,15 @@ import contextlib
 import socket
 import threading
 from collections.abc import Coroutine
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 _CHUNK_BYTES = 1 << 16
 _MAX_CHUNKS = 1024
 _CALL_TIMEOUT_S = 10.0
+_LISTENING = "0A"
+_LOOPBACK = "0100007F"
 
 
 class Relay:
@@ -18,28 +21,45 @@ class Relay:
 
     cut      nothing passes any more; connections stay open, new ones are accepted, and what was sent arrives late,
              after `restore`: a network that has split
+    cut_off  the same for the connections of one process of this machine, until `rejoin`
     refuse   connections are reset, and new ones refused: a server that is gone
     delay    everything arrives so many seconds later, in order
     restore  everything passes again
     """
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, *, listen_host: str = "127.0.0.1", listen_port: int = 0) -> None:
+        """Listens at `listen_port`; 0: at any free one."""
         self._target = (host, port)
+        self._listen_host = listen_host
         self._delay_s = 0.0
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.StreamWriter] = set()
         self._pumps: set[asyncio.Task[None]] = set()
+        self._gates: dict[int, asyncio.Event] = {}
+        """By the port of the client; closed while its process is cut off."""
+        self._cut_off_pids: set[int] = set()
         with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
+            probe.bind((listen_host, listen_port))
             self.port: int = probe.getsockname()[1]
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="relay", daemon=True)
         self._thread.start()
         self._is_open = self._call(_made(asyncio.Event))
-        self.restore()
+        try:
+            self.restore()
+        except OSError:
+            self.close()
+            raise
 
     def cut(self) -> None:
         self._loop.call_soon_threadsafe(self._is_open.clear)
+
+    def cut_off(self, pid: int) -> int:
+        """Returns how many connections that were."""
+        return int(self._call(self._cut_off(pid)))
+
+    def rejoin(self, pid: int) -> None:
+        self._call(self._rejoin(pid))
 
     def delay(self, seconds: float) -> None:
         self._delay_s = seconds
@@ -63,7 +83,21 @@ class Relay:
     async def _restore(self) -> None:
         self._is_open.set()
         if self._server is None:
-            self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+            self._server = await asyncio.start_server(self._serve, self._listen_host, self.port)
+
+    async def _cut_off(self, pid: int) -> int:
+        self._cut_off_pids.add(pid)
+        gates = [self._gates[port] for port in tcp_ports_of(pid) if port in self._gates]
+        for gate in gates:
+            gate.clear()
+        return len(gates)
+
+    async def _rejoin(self, pid: int) -> None:
+        self._cut_off_pids.discard(pid)
+        cut_off_ports = set[int]().union(*(tcp_ports_of(other) for other in self._cut_off_pids))
+        for port, gate in self._gates.items():
+            if port not in cut_off_ports:
+                gate.set()
 
     async def _refuse(self) -> None:
         if self._server is not None:
@@ -83,9 +117,13 @@ class Relay:
             writer.transport.abort()
             return
         self._connections |= {writer, target_writer}
+        client_port: int = writer.get_extra_info("peername")[1]
+        gate = self._gates[client_port] = asyncio.Event()
+        if not any(client_port in tcp_ports_of(pid) for pid in self._cut_off_pids):
+            gate.set()
         pumps = {
-            asyncio.create_task(self._pump(reader, target_writer)),
-            asyncio.create_task(self._pump(target_reader, writer)),
+            asyncio.create_task(self._pump(reader, target_writer, gate)),
+            asyncio.create_task(self._pump(target_reader, writer, gate)),
         }
         self._pumps |= pumps
         try:
@@ -96,13 +134,15 @@ class Relay:
             await asyncio.wait(pumps)
             self._pumps -= pumps
             self._connections -= {writer, target_writer}
+            if self._gates.get(client_port) is gate:
+                del self._gates[client_port]
             writer.transport.abort()
             target_writer.transport.abort()
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, gate: asyncio.Event) -> None:
         """Ends when either side does."""
         chunks: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_MAX_CHUNKS)
-        passing = asyncio.create_task(self._pass_on(chunks, writer))
+        passing = asyncio.create_task(self._pass_on(chunks, writer, gate))
         try:
             with contextlib.suppress(OSError):
                 while chunk := await reader.read(_CHUNK_BYTES):
@@ -115,12 +155,15 @@ class Relay:
             passing.cancel()
             await asyncio.wait([passing])
 
-    async def _pass_on(self, chunks: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter) -> None:
+    async def _pass_on(
+        self, chunks: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter, gate: asyncio.Event
+    ) -> None:
         with contextlib.suppress(OSError):
             while True:
                 due_at_s, chunk = await chunks.get()
                 await asyncio.sleep(max(0.0, due_at_s - self._loop.time()))
                 await self._is_open.wait()
+                await gate.wait()
                 if not chunk:
                     return
                 writer.write(chunk)
@@ -133,6 +176,36 @@ class Relay:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def tcp_ports_of(pid: int, *, listening: bool = False) -> set[int]:
+    """Local ports of the process's TCP sockets: of its connections, or those at which it listens on 127.0.0.1. Empty if
+    it is gone."""
+    inodes = sockets_of(pid)
+    ports = set()
+    for table in ("tcp", "tcp6"):  # gRPC's are IPv4 in IPv6
+        try:
+            lines = Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:] if inodes else []
+        except OSError:  # it is gone, or about to: then reading gives EINVAL
+            return set()
+        for fields in map(str.split, lines):
+            address, _, port = fields[1].partition(":")
+            is_wanted = not listening or (fields[3] == _LISTENING and address.endswith(_LOOPBACK))
+            if is_wanted and fields[9] in inodes:
+                ports.add(int(port, 16))
+    return ports
+
+
+def sockets_of(pid: int) -> set[str]:
+    """Inode numbers, as /proc/net/tcp has them; empty if it is gone."""
+    inodes = set()
+    with contextlib.suppress(OSError):
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                target = str(descriptor.readlink())
+                if target.startswith("socket:["):
+                    inodes.add(target[len("socket:[") : -1])
+    return inodes
 
 
 async def _made(kind: type[asyncio.Event]) -> asyncio.Event:

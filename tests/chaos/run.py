@@ -1,108 +1,99 @@
 """Streams amid faults, from a seed: `python -m tests.chaos.run --minutes 5 --seed 1` (`make chaos MINUTES=5`).
 
-Prints faults by kind and by what the victim was doing, streams, tokens, losses, and how long both took to recover.
-Ends with 1 if a stream lost or changed a token, a page leaked, or something did not come back.
+Two of everything that can stand in for each other are killed, restarted, frozen, cut off and left without room, several
+at a time, while 64 clients stream. Prints faults by kind and by what the victim was doing, streams, losses, how long
+both took to recover, and memory. Ends with 1 if a stream lost or changed a token, a page leaked, a process was above
+its bound, or something did not come back. Even seeds leave every prompt to the prefill workers.
 """
 
 import argparse
 import asyncio
-import statistics
+import contextlib
+import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
 from pathlib import Path
 
 import grpc
-from tests.chaos.faults import FaultLog, Faults
-from tests.chaos.traffic import Tally, Traffic, make_requests
+from tests.chaos.driver.faults import Faults
+from tests.chaos.driver.kinds import KINDS, Inflicting
+from tests.chaos.driver.memory import MemoryWatch
+from tests.chaos.driver.report import Outcome, report
+from tests.chaos.driver.requests import make_requests
+from tests.chaos.driver.stack import ChaosStack
+from tests.chaos.driver.traffic import Traffic
 
-from weir.testing.stack import Stack, wait_until
+from weir.testing.stack import wait_until
 
 NUM_KINDS = 24
 MIN_FAULTS = 3
+_CLEAN_TIMEOUT_S = 45.0
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """`problems`: everything that must not be, in sentences."""
-
-    faults: FaultLog
-    tally: Tally
-    problems: list[str]
+def open_stack(folder: Path, seed: int) -> ChaosStack:
+    return ChaosStack(folder, hands_off=seed % 2 == 0)
 
 
-def open_stack(runtime_dir: Path) -> Stack:
-    """Two of all that can stand in for each other."""
-    return Stack(runtime_dir, num_prefill=2, num_decode=2, flags=("--schedulers", "2"))
-
-
-def run_chaos(stack: Stack, *, seed: int, duration_s: float, num_clients: int) -> Outcome:
+def run_chaos(stack: ChaosStack, *, seed: int, duration_s: float, num_clients: int) -> Outcome:
     """Disturbs a running stack for so long, and waits until all is quiet again."""
-    traffic = Traffic(stack.grpc_address, make_requests(seed, NUM_KINDS), seed)
     faults = Faults(stack, seed)
-    asyncio.run(_disturb(traffic, faults, duration_s, num_clients))
-    problems = [*traffic.tally.wrong, *faults.log.problems]
+    log = faults.log
+    traffic = Traffic(
+        stack.grpc_addresses,
+        make_requests(seed, NUM_KINDS),
+        seed,
+        lambda number, since_s: log.was_disturbed(f"gateway-{number}", since_s),
+    )
+    memory = MemoryWatch(stack)
+    command = f"make chaos MINUTES={duration_s / 60:g} SEED={seed}"
+    began_s = time.monotonic()
+    asyncio.run(_disturb(traffic, faults, memory, duration_s, num_clients))
+    duration_s = time.monotonic() - began_s
+    tally = traffic.tally
+    problems = [*tally.lost, *tally.wrong, *log.problems, *memory.problems]
     try:
-        wait_until(lambda: _is_clean(stack), timeout_s=30, what="nothing is left")
+        wait_until(lambda: _leftovers(stack) == "", timeout_s=_CLEAN_TIMEOUT_S, what="nothing is left")
     except TimeoutError as error:
         problems.append(f"{error}: {_leftovers(stack)}")
-    return Outcome(faults.log, traffic.tally, problems)
+    inflicting = Inflicting(stack, faults.source)
+    not_made = [f"{kind.name}: {why_not}" for kind in KINDS if (why_not := inflicting.why_not(kind))]
+    return Outcome(command, duration_s, log, tally, memory.max_mib, problems, not_made)
 
 
-async def _disturb(traffic: Traffic, faults: Faults, duration_s: float, num_clients: int) -> None:
+async def _disturb(traffic: Traffic, faults: Faults, memory: MemoryWatch, duration_s: float, num_clients: int) -> None:
     await traffic.learn()
+    watching = asyncio.create_task(memory.run())
     running = asyncio.create_task(traffic.run(num_clients))
     try:
         await faults.run(duration_s, MIN_FAULTS)
     finally:
         traffic.stop()
         await running
+        watching.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await watching
 
 
-def _is_clean(stack: Stack) -> bool:
-    return _leftovers(stack) == ""
-
-
-def _leftovers(stack: Stack) -> str:
+def _leftovers(stack: ChaosStack) -> str:
     """What is not as it is in an idle stack; empty: all is."""
+    leader = stack.try_find_leader()
+    if leader is None:
+        return "nobody leads"
     try:
         errors = stack.integrity_errors()
-        transfer = stack.metrics(stack.processes("transfer")[0])
-        schedulers = [stack.metrics(process) for process in stack.processes("scheduler")]
-        (scheduler,) = [metrics for metrics in schedulers if metrics["is_leader"]]
-        gateway = stack.metrics(stack.processes("gateway")[0])
-    except (grpc.RpcError, IndexError, ValueError) as error:
+        (transfer,) = [stack.metrics(view) for view in stack.views("transfer")]
+        num_in_flight = sum(stack.metrics(view)["requests_in_flight"] for view in stack.views("gateway"))
+    except (grpc.RpcError, KeyError) as error:
         return repr(error)
-    num_leaked = transfer["total_pages"] - transfer["free_pages"] - transfer["cached_pages"]
     left = {
         "integrity errors": len(errors),
-        "pages": num_leaked,
-        "reserved pages": scheduler["reserved_pages"],
-        "queued": scheduler["queued"],
-        "in flight": gateway["requests_in_flight"],
+        "pages": transfer["total_pages"] - transfer["free_pages"] - transfer["cached_pages"],
+        "reserved pages": leader["reserved_pages"],
+        "queued": leader["queued"],
+        "in flight": num_in_flight,
     }
     return ", ".join([*(f"{count:g} {name}" for name, count in left.items() if count), *errors])
-
-
-def report(outcome: Outcome) -> str:
-    """For people, and for a results page."""
-    tally, faults = outcome.tally, outcome.faults
-    lines = [f"{count:5d}  {what}" for what, count in sorted(faults.counts.items())]
-    lines += [
-        f"{faults.num_faults:5d}  faults; recovered after {_quantiles(faults.recoveries_s)}",
-        f"{tally.num_streams:5d}  streams, {tally.num_cancelled} cancelled by their clients, {tally.num_tokens} tokens;"
-        f" longest pause of each {_quantiles(tally.pauses_s)}",
-        f"{len(tally.wrong):5d}  streams lost or wrong",
-    ]
-    return "\n".join([*lines, *(f"       {problem}" for problem in outcome.problems)])
-
-
-def _quantiles(values: Sequence[float]) -> str:
-    if len(values) < 2:
-        return "-"
-    cuts = statistics.quantiles(values, n=100)
-    return f"p50 {cuts[49]:.2f} s, p99 {cuts[98]:.2f} s"
 
 
 def main() -> int:
@@ -110,10 +101,18 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--out", type=Path, help="file that gets the report too")
+    parser.add_argument("--keep-logs", type=Path, help="folder that gets the logs of all processes")
     flags = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, open_stack(Path(folder)) as stack:
+    with tempfile.TemporaryDirectory() as folder, open_stack(Path(folder), flags.seed) as stack:
         outcome = run_chaos(stack, seed=flags.seed, duration_s=flags.minutes * 60, num_clients=flags.clients)
-    print(report(outcome))
+        if flags.keep_logs is not None:
+            shutil.copytree(stack.folder / "logs", flags.keep_logs, dirs_exist_ok=True)
+            shutil.copy(stack.nats.log_path, flags.keep_logs)
+    page = report(outcome)
+    print(page)
+    if flags.out is not None:
+        flags.out.write_text(page)
     return 1 if outcome.problems else 0
 
 

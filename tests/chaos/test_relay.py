@@ -1,12 +1,16 @@
 """The relay of the other tests here does what they take for granted."""
 
+import os
+import select
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 
 import pytest
-from tests.chaos.relay import Relay
+from tests.chaos.relay import Relay, tcp_ports_of
 
 
 @pytest.fixture
@@ -87,3 +91,47 @@ def test_while_it_refuses_there_is_no_connection_and_none_comes_about(relay: Rel
     with connect(relay) as client:
         client.sendall(b"three")
         assert client.recv(1024) == b"three"
+
+
+def test_one_process_is_cut_off_and_others_are_not(relay: Relay) -> None:
+    program = "import socket, sys; c = socket.create_connection(('127.0.0.1', int(sys.argv[1])))\n"
+    program += "for line in sys.stdin.buffer: c.sendall(line); sys.stdout.buffer.write(c.recv(9)); sys.stdout.flush()"
+    with (
+        connect(relay) as own,
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(relay.port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as other,
+    ):
+        assert other.stdin is not None
+        assert other.stdout is not None
+        other.stdin.write(b"one\n")
+        other.stdin.flush()
+        assert other.stdout.readline() == b"one\n"
+        assert relay.cut_off(other.pid) == 1
+        own.sendall(b"mine")
+        assert own.recv(1024) == b"mine"
+        other.stdin.write(b"two\n")
+        other.stdin.flush()
+        ready, _, _ = select.select([other.stdout], [], [], 0.3)
+        assert ready == []
+        relay.rejoin(other.pid)
+        assert other.stdout.readline() == b"two\n"
+
+
+def test_a_process_that_is_cut_off_reaches_nobody_by_a_new_connection(relay: Relay) -> None:
+    assert relay.cut_off(os.getpid()) == 0
+    with connect(relay) as client:
+        client.sendall(b"one")
+        client.settimeout(0.3)
+        with pytest.raises(TimeoutError):
+            client.recv(1024)
+        relay.rejoin(os.getpid())
+        client.settimeout(5)
+        assert client.recv(1024) == b"one"
+
+
+def test_a_process_that_dies_while_it_is_looked_at_has_no_ports() -> None:
+    with subprocess.Popen([sys.executable, "-c", "import socket; socket.create_server(('127.0.0.1', 0))"]) as process:
+        while process.poll() is None:
+            assert all(port > 0 for port in tcp_ports_of(process.pid))
+        assert tcp_ports_of(process.pid) == set()

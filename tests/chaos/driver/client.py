@@ -1,0 +1,96 @@
+"""One request as a careful client makes it: with a key it is sent again from where it broke, to the other gateway."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import grpc
+
+from weir.testing.load import StreamRecord
+from weir.wire.v1 import inference_pb2, inference_pb2_grpc
+
+PAUSE_S = 0.25
+_BROKEN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+"""CANCELLED: what gRPC says of a port that closes."""
+_BUSY = grpc.StatusCode.RESOURCE_EXHAUSTED
+BUSY_PAUSE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Break:
+    """A call that ended by no will of the client's: at which gateway, after how many tokens of its own, and why."""
+
+    gateway: int
+    began_s: float
+    num_tokens: int
+    reason: str
+
+
+@dataclass
+class Answer:
+    """`record`: of the whole, or of the last attempt where there is no key. `breaks`: of all attempts but the last."""
+
+    record: StreamRecord
+    is_cancelled: bool = False
+    breaks: list[Break] = field(default_factory=list)
+    num_index_errors: int = 0
+    """Of attempts that were given up."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """`key`: empty for none. `cancel_after`: tokens after which the client goes; None: it stays."""
+
+    request: inference_pb2.GenerateRequest
+    key: str
+    first_gateway: int
+    cancel_after: int | None
+    timeout_s: float
+
+
+async def ask(stubs: "Sequence[inference_pb2_grpc.InferenceAsyncStub]", what: Ask) -> Answer:
+    """Ends when the answer is whole, given up by the client, refused for good, or late."""
+    answer = Answer(StreamRecord())
+    ends_at_s = time.monotonic() + what.timeout_s
+    gateway = what.first_gateway
+    last_at_s: list[float] = []
+    while True:
+        if not what.key:
+            answer.record = StreamRecord(max_pause_s=answer.record.max_pause_s)
+            last_at_s.clear()
+        record, began_s, num_had = answer.record, time.monotonic(), len(answer.record.token_ids)
+        request = inference_pb2.GenerateRequest()
+        request.CopyFrom(what.request)
+        request.options.idempotency_key = what.key
+        if num_had or (what.key and answer.breaks):
+            request.options.resume_from = num_had
+        call = stubs[gateway].Generate(request, timeout=max(1.0, ends_at_s - began_s))
+        try:
+            async for response in call:
+                record.add(response)
+                now_s = time.monotonic()
+                record.max_pause_s = max([record.max_pause_s, *(now_s - at_s for at_s in last_at_s)])
+                last_at_s[:] = [now_s]
+                is_over = bool(record.finish_reasons)
+                if not is_over and what.cancel_after is not None and len(record.token_ids) >= what.cancel_after:
+                    answer.is_cancelled = True
+                    call.cancel()
+        except grpc.aio.AioRpcError as error:
+            record.code, record.details = error.code(), error.details() or ""
+        except asyncio.CancelledError:
+            if not call.cancelled():
+                raise
+            record.code = grpc.StatusCode.CANCELLED
+        is_refused = record.code is _BUSY and not record.token_ids
+        is_broken = record.code in _BROKEN or is_refused
+        if not is_broken or answer.is_cancelled or record.finish_reasons or time.monotonic() > ends_at_s:
+            return answer
+        answer.breaks.append(
+            Break(gateway, began_s, len(record.token_ids) - num_had, f"{record.code.name} {record.details}")
+        )
+        if not what.key and record.token_ids:
+            return answer
+        record.code, record.details = grpc.StatusCode.OK, ""
+        gateway = (gateway + 1) % len(stubs)
+        await asyncio.sleep(BUSY_PAUSE_S if is_refused else PAUSE_S)
