@@ -96,7 +96,11 @@ class OutputCollector:
     def has_updates(self) -> bool:
         if self.next_index is None:
             return False
-        if not self._is_claim_sent or self.next_index < len(self.token_ids) or self._num_prompt_sent < len(self.prompt_logprobs):
+        if (
+            not self._is_claim_sent
+            or self.next_index < len(self.token_ids)
+            or self._num_prompt_sent < len(self.prompt_logprobs)
+        ):
             return True
         return self.ending is not None and not self._is_ending_sent
 
