@@ -92,8 +92,8 @@ class RequestLifecycle:
         return HeldReply(self._commands.epoch, num_adopted, refused_ids)
 
     def drop_gateway(self, gateway_id: str, now_s: float) -> None:
-        """Its requests get no tombstones: a gateway that was only cut off lists them again when it is back. What workers
-        keep for another gateway stays reserved as long, or until that one lists it."""
+        """Its requests get no tombstones: a gateway that was only cut off lists them again when it is back. What
+        workers keep for another gateway stays reserved as long, or until that one lists it."""
         if self._requests.gateways.lose(gateway_id, now_s):
             self._commands.counts["gateways_lost"] += 1
         lost_s = now_s - self._requests.gateways.lost_since_s(gateway_id)

@@ -106,6 +106,7 @@ def test_everything_that_was_published_is_read_in_another_mapping(segment: Segme
             predicted_output_tokens=st.floats(0, allow_infinity=False),
         ),
         decode_worker_id=st.text("abcdef-0123456789", max_size=64),
+        keep_ms=st.integers(0, 3_600_000),
     ),
     output=st.lists(st.integers(0, 2**31 - 1), max_size=50),
     table=st.lists(st.integers(0, 39), max_size=16),

@@ -153,6 +153,7 @@ async def test_a_gateway_that_lives_is_told_that_another_one_has_its_sequence_an
     assert error_of(await update_of(bench.stream)) == worker_pb2.WORKER_ERROR_REASON_UNKNOWN_REQUEST
     bench.manager.cancel(bench.stream, KEY)
     assert (await update_of(bench.stream)).finish_reason == types_pb2.FINISH_REASON_CANCELLED
+    assert bench.manager.is_wanted(KEY), "should it be adopted here"
     bench.manager.on_stream_end(bench.stream)
     bench.clock.advance(KEEP_S + GONE_S)
     bench.manager.sweep()
