@@ -197,6 +197,20 @@ async def test_what_cannot_be_gone_on_with_is_not_claimed(why: str) -> None:
     assert bench.manager.num_claimed == 0
 
 
+async def test_lost_log_probabilities_of_tokens_that_the_gateway_has_do_not_matter_whenever_it_comes() -> None:
+    sampling, unknown = SamplingParams(logprobs=1), (TokenLogprobs.unknown(9),)
+    found = replace(keyed(arrival()), output_logprobs=unknown)
+    found = replace(found, params=replace(found.params, sampling=sampling))
+    for next_index, num_claimed in ((0, 0), (1, 1)):
+        for is_first in (True, False):
+            bench = Bench(takes_hand_offs=True)
+            if is_first:
+                await claim(bench, next_index)
+            assert bench.manager.try_take_over(found)
+            await claim(bench, next_index)
+            assert bench.manager.num_claimed == num_claimed
+
+
 async def test_a_gateway_that_is_back_in_time_goes_on_with_its_own() -> None:
     bench = Bench(takes_hand_offs=True)
     running(bench)

@@ -169,7 +169,7 @@ class RequestManager:
             self._resume(stream, held, next_index)
         elif self._cancelled.covers(key):
             stream.answer(SequenceEnded(key, FinishReason.CANCELLED))
-        elif claims and (earlier := self._try_find_claimable(key)) is not None:
+        elif claims and (earlier := self._try_find_claimable(key, next_index)) is not None:
             self._claim(stream, earlier, key)
             self._resume(stream, earlier, next_index)
         elif awaits_hand_off and self._may_still_come(key):
@@ -209,9 +209,11 @@ class RequestManager:
         stream = self._hub.get(params.gateway_id if pending is None else pending.gateway_id)
         if stream is None:
             self._hub.expect(params.gateway_id)
-        elif pending is not None:
-            if pending.claims:
+        elif pending is not None and pending.claims:
+            if collector.is_claimable_from(pending.next_index):
                 self._claim(stream, collector, pending.key)
+                collector.resume(pending.next_index)
+        elif pending is not None:
             collector.resume(pending.next_index)
         elif not key.attempt.adoption:
             collector.resume(0)  # of what was adopted its gateway may not have missed the old worker yet: it asks
@@ -315,10 +317,10 @@ class RequestManager:
                 self._cancelled.put(key)
                 self._cancel(collector)
 
-    def _try_find_claimable(self, key: SequenceKey) -> OutputCollector | None:
+    def _try_find_claimable(self, key: SequenceKey, next_index: int) -> OutputCollector | None:
         held = self._sequences.find(key.request_id)
         is_earlier = held is not None and held.wire_key.attempt.dispatch < key.attempt.dispatch
-        return held if held is not None and is_earlier and held.is_claimable else None
+        return held if held is not None and is_earlier and held.is_claimable_from(next_index) else None
 
     def _claim(self, stream: GatewayStream, collector: OutputCollector, key: SequenceKey) -> None:
         """Its own gateway, should it live, is told that it has it no more."""

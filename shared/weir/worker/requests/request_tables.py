@@ -76,11 +76,15 @@ class OutputCollector:
 
     @property
     def is_claimable(self) -> bool:
-        """Whether a gateway that did not start it can have all of it: it is to be kept, runs or has ended by itself,
-        and no log-probabilities are lost that were asked for."""
+        """Whether a gateway that did not start it can have all of it."""
+        return self.is_claimable_from(0)
+
+    def is_claimable_from(self, next_index: int) -> bool:
+        """Whether such a gateway can go on at this token: it is to be kept, runs or has ended by itself, and no
+        log-probabilities are lost that were asked for."""
         ended = self.ending
         is_whole = ended is None or (isinstance(ended, SequenceEnded) and ended.reason in _OWN_ENDS)
-        is_known = not any(logprobs.is_unknown for logprobs in self.logprobs)
+        is_known = not any(logprobs.is_unknown for logprobs in self.logprobs[next_index:])
         return self.keep_ms > 0 and is_whole and is_known and not self.is_cancel_posted
 
     def claim(self, gateway_id: str, dispatch: int) -> None:
