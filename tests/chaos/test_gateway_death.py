@@ -2,6 +2,7 @@
 lacks from the sequence that runs on meanwhile, and the whole is what it would have been."""
 
 import asyncio
+import signal
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -155,6 +156,34 @@ async def test_what_has_a_key_is_kept_for_a_while_and_all_else_is_freed(stack: S
         whole = await asyncio.gather(*(stream(stub, request) for request in requests[:2]))
     assert [seen.token_ids for seen in again] == [record.token_ids for record in whole]
     await asyncio.to_thread(lambda: wait_until(lambda: stack.has_restarted(victim), timeout_s=40, what="it is back"))
+    wait_until(lambda: is_clean(stack), timeout_s=30, what="nothing is left")
+
+
+async def test_a_gateway_that_stood_still_meanwhile_does_not_disturb_the_one_that_goes_on(stack: Stack) -> None:
+    addresses = addresses_of(stack)
+    frozen, survivor = stack.processes("gateway")
+    request, claims = request_of(1, "frozen"), stack.metrics(survivor)["claims_total"]
+    request.options.stop_conditions.max_tokens = 400
+    channel, stub = open_stub(addresses[0])
+    async with channel:
+        call = stub.Generate(request, timeout=120)
+        assert isinstance(await call.read(), inference_pb2.GenerateResponse)
+        stack.kill(frozen, signal.SIGSTOP)
+        try:
+            seen = Resumed()
+            going_on = asyncio.create_task(stream_grpc([addresses[1]], request, seen))
+            async with asyncio.timeout(60):
+                while seen.num_had == 0:  # noqa: ASYNC110 - what it has has no event
+                    await asyncio.sleep(0.01)
+        finally:
+            stack.kill(frozen, signal.SIGCONT)
+        await going_on
+        assert await call.code() is grpc.StatusCode.UNAVAILABLE, "it is told"
+    assert stack.metrics(survivor)["claims_total"] == claims + 1
+    channel, stub = open_stub(addresses[1])
+    async with channel:
+        request.options.idempotency_key = ""
+        assert seen.token_ids == (await stream(stub, request)).token_ids
     wait_until(lambda: is_clean(stack), timeout_s=30, what="nothing is left")
 
 
