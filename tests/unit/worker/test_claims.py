@@ -3,9 +3,8 @@
 from collections.abc import AsyncIterator
 
 import pytest
-from tests.unit.worker.rig import VOCAB_SIZE, Rig, eventually, running_rig
+from tests.unit.worker.rig import GATEWAY, VOCAB_SIZE, Rig, connected, eventually, running_rig
 from tests.unit.worker.test_adoption import KINDS, MAX_TOKENS, begin_together, read_all, read_some, start_of
-from tests.unit.worker.test_serving import GATEWAY, connected
 
 from weir.testing.runner import reference_tokens
 from weir.wire.v1 import types_pb2, worker_pb2
