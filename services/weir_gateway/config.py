@@ -52,7 +52,9 @@ class GatewayConfig(ServiceConfig):
     send_timeout_s: float = setting(60.0, "Seconds after which a client that does not read is given up.")
 
     resume_s: float = setting(
-        30.0, "Seconds that a request with an idempotency key is kept after its client went away."
+        30.0,
+        "Seconds that a request with an idempotency key is kept: after its client went away, and by workers after its "
+        "gateway died (these at most an hour).",
     )
     max_kept: int = setting(256, "Requests that are kept so at most; then the one that waited longest is let go.")
     max_kept_mb: int = setting(64, "MiB that they may take, roughly.")

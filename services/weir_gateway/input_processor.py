@@ -23,7 +23,9 @@ from weir_gateway.output_lengths import OutputLengths
 from weir_gateway.requests.cap_checks import check_caps
 from weir_gateway.requests.client_request import ClientRequest, Conversation, FieldNames, Text, TokenIds
 from weir_gateway.requests.models import ModelDirectory, ServedModel
-from weir_gateway.requests.request_state import RequestEnd, RequestState
+from weir_gateway.requests.request_end import RequestEnd
+from weir_gateway.requests.request_state import RequestState
+from weir_gateway.requests.succession import Succession
 from weir_gateway.requests.validation import (
     CheckedRequest,
     Counts,
@@ -294,8 +296,7 @@ class InputProcessor:
             nonlocal is_new
             self._check_name_is_free(accepted.checked.client_request, accepted.checked.scope.tenant)
             is_new = True
-            first_dispatch = accepted.first_dispatch
-            return self._accept(accepted.checked, span, deadline_at_s, accepted.request_id, first_dispatch)
+            return self._accept(accepted.checked, span, deadline_at_s, accepted.request_id, accepted.succession)
 
         opened = await self._keys.open(checked, start)
         if not is_new:
@@ -308,7 +309,7 @@ class InputProcessor:
         span: RequestSpan,
         deadline_at_s: float | None,
         request_id: str,
-        first_dispatch: int = 1,
+        succession: Succession = Succession(),  # noqa: B008 - frozen
     ) -> OpenRequest:
         num_choices = _num_choices(checked.client_request)
         span.describe_request(request_id, checked, num_choices)
@@ -327,7 +328,7 @@ class InputProcessor:
             for index, choice_span in enumerate(spans)
         ]
         for state in states:
-            state.dispatches.begin_at(first_dispatch)
+            state.succeed(succession)
         opened = OpenRequest(states, span, self._clock)
         key = (checked.scope.tenant, opened.client_id)
         self._by_client_id[key] = opened

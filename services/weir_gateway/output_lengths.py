@@ -27,7 +27,8 @@ from weir.policy.predictors.token_table import digest_of_tokens
 from weir.runtime.config import ConfigError
 from weir_gateway.config import GatewayConfig
 from weir_gateway.request_log import RequestLog, RequestLogSettings
-from weir_gateway.requests.request_state import RequestEnd, RequestState
+from weir_gateway.requests.request_end import RequestEnd
+from weir_gateway.requests.request_state import RequestState
 from weir_gateway.requests.validation import CheckedRequest, OutputPrediction
 
 logger = logging.getLogger(__name__)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -17,9 +18,11 @@ PAUSE_S = 0.25
 
 @dataclass
 class Resumed:
-    """All that one client saw. `num_had`: how many tokens it has by now; `broken_at`: whenever its stream broke."""
+    """All that one client saw. `num_had`: how many tokens it has by now; `broken_at`: whenever its stream broke;
+    `waited_s`: from each time that it was sent again to the first new token."""
 
     num_had: int = field(default=0, compare=False)
+    waited_s: list[float] = field(default_factory=list, compare=False)
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
     finish_reasons: list[str] = field(default_factory=list)
@@ -40,8 +43,11 @@ async def stream_grpc(
             again.CopyFrom(request)
             if sent:
                 again.options.resume_from = len(seen.token_ids)
+            sent_at_s, num_before = time.monotonic(), len(seen.token_ids)
             try:
                 async for response in stub.Generate(again, timeout=120):
+                    if sent and response.token_ids and len(seen.token_ids) == num_before:
+                        seen.waited_s.append(time.monotonic() - sent_at_s)
                     seen.num_index_errors += response.first_index != len(seen.token_ids)
                     seen.token_ids.extend(response.token_ids)
                     seen.num_had = len(seen.token_ids)

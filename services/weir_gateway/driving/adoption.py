@@ -1,7 +1,8 @@
-"""Finds the worker that goes on with a sequence after its own has gone.
+"""Finds the worker that goes on with a sequence after its own, or its gateway, has gone.
 
 The transfer service passes the sequences of a worker that has ended to another one that shares its memory. It does not
-tell gateways: a gateway asks each worker that may have got the sequence, and the first that has it answers.
+tell gateways: a gateway asks each worker that may have got the sequence, and the first that has it answers. So does a
+gateway that goes on with a request of one that died: the sequence is where nobody told it.
 """
 
 import asyncio
@@ -18,10 +19,12 @@ from weir_gateway.workers.decode_workers import DecodeWorkers
 @dataclass(frozen=True, slots=True)
 class AdoptionSettings:
     """`wait_s`: how long to look where others could go on as well, `successor_wait_s` where nobody can: until a worker
-    has started in the place of the one that has gone."""
+    has started in the place of the one that has gone. `claim_wait_s`: how long workers are asked for the sequence of a
+    gateway that died, before it is computed again."""
 
     wait_s: float = 2.0
     successor_wait_s: float = 30.0
+    claim_wait_s: float = 1.0
 
 
 class AdopterSearch:
@@ -35,6 +38,8 @@ class AdopterSearch:
         self._settings = settings
         self._clock = clock
         self.num_adopted = 0
+        self.num_claimed = 0
+        self.num_not_claimed = 0
 
     async def try_find(self, state: RequestState) -> bool:
         """True: another worker has the sequence, and sends what is new of it. False: nobody came in time, or the
@@ -54,15 +59,37 @@ class AdopterSearch:
             state.is_awaiting_adopter = False
             self._leave(state, asked.keys(), is_found=adopted.done())
 
+    async def try_claim(self, state: RequestState) -> bool:
+        """Of a request that a gateway died with. True: a worker has its sequence, and sends all of it. False: it is to
+        be computed, under the next dispatch; where nobody can have it, at once."""
+        model = state.checked.model.name
+        can_be_whole = state.checked.sampling.prompt_logprobs is None  # those are not with the sequence
+        claimed = state.await_claim()
+        asked: dict[str, WorkerEndpoint] = {}
+        try:
+            if can_be_whole and self._workers.serving(model):
+                ends_at_s = self._clock.now_s() + self._settings.claim_wait_s
+                while not claimed.done() and (left_s := ends_at_s - self._clock.now_s()) > 0:
+                    self._ask_all(state, self._workers.serving(model), asked)
+                    either: list[asyncio.Future[Any]] = [claimed, self._workers.changed]
+                    await asyncio.wait(either, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            if claimed.done():
+                state.follow(*asked.pop(claimed.result()))
+                self.num_claimed += 1
+                return True
+            self.num_not_claimed += 1
+            return False
+        finally:
+            self._leave(state, asked.keys(), is_found=claimed.done())
+            if not claimed.done():
+                state.drop_claim(was_told=bool(asked))
+
     async def _ask_until(self, state: RequestState, lost_worker_id: str, asked: dict[str, WorkerEndpoint]) -> None:
         settings, clock = self._settings, self._clock
         ends_at_s = clock.now_s() + settings.successor_wait_s
         has_others = False
         while True:
-            for endpoint in self._workers.peers_of(lost_worker_id):
-                if endpoint.worker_id not in asked:
-                    asked[endpoint.worker_id] = endpoint
-                    self._ask(state, endpoint)
+            self._ask_all(state, self._workers.peers_of(lost_worker_id), asked)
             if not has_others and self._workers.has_others(lost_worker_id):
                 has_others = True
                 ends_at_s = min(ends_at_s, clock.now_s() + settings.wait_s)
@@ -72,10 +99,16 @@ class AdopterSearch:
             either: list[asyncio.Future[Any]] = [state.adopted, state.interrupted, self._workers.changed]
             await asyncio.wait(either, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
 
-    def _ask(self, state: RequestState, endpoint: WorkerEndpoint) -> None:
-        connection = self._connections.connect(endpoint)
-        connection.subscribe(state.request_id, state)
-        connection.send(state.resume_command())  # without a stream it begins with this
+    def _ask_all(
+        self, state: RequestState, endpoints: Iterable[WorkerEndpoint], asked: dict[str, WorkerEndpoint]
+    ) -> None:
+        """Each once."""
+        for endpoint in endpoints:
+            if endpoint.worker_id not in asked:
+                asked[endpoint.worker_id] = endpoint
+                connection = self._connections.connect(endpoint)
+                connection.subscribe(state.request_id, state)
+                connection.send(state.resume_command())  # without a stream it begins with this
 
     def _leave(self, state: RequestState, worker_ids: Iterable[str], *, is_found: bool) -> None:
         """Who has it not may still be the one that adopts it next, unless nobody is to have it any more."""

@@ -5,7 +5,8 @@ drive() ─> submit ─> wait for grant ─> connect ─> Start ─> tokens ─>
              └────────────┴───────────────┴─────────┴────────┴─> cancelled, expired, given up: the same way out
 
 Another dispatch goes on after the tokens that are there: they are the same whoever computes them. Where another worker
-has the sequence already (`weir_gateway.driving.adoption`), the same dispatch goes on.
+has the sequence already (`weir_gateway.driving.adoption`), the same dispatch goes on, and where a gateway died with the
+request its first dispatch here is what a worker has of it, if one has.
 """
 
 import asyncio
@@ -23,7 +24,8 @@ from weir.core.tasks import end_tasks
 from weir_gateway.driving.adoption import AdopterSearch
 from weir_gateway.driving.request_span import RequestSpan
 from weir_gateway.driving.scheduler_port import SchedulerPort, refusal_error
-from weir_gateway.requests.request_state import RETRY_AFTER_S, RequestState
+from weir_gateway.requests.request_end import RETRY_AFTER_S
+from weir_gateway.requests.request_state import RequestState
 from weir_gateway.workers.connections import WorkerConnection, WorkerConnections, WorkerEndpoint
 
 logger = logging.getLogger(__name__)
@@ -142,6 +144,8 @@ class Driver:
             "requests_open": float(self.num_tasks),
             "interruptions_total": float(self._num_interruptions),
             "adoptions_total": float(self._adopters.num_adopted),
+            "claims_total": float(self._adopters.num_claimed),
+            "claims_in_vain_total": float(self._adopters.num_not_claimed),
         }
 
     def check_integrity(self) -> list[str]:
@@ -206,11 +210,12 @@ class Driver:
 
     async def _dispatch(self, state: RequestState, span: RequestSpan) -> WeirError:
         """Returns why the workers that it is given cannot go on with it; while they can, this waits."""
-        await self._submit(state, span)
-        placement = await self._wait_for_grant(state)
-        span.placed(placement)
-        with span.child("start"):
-            await self._start(state, placement)
+        is_first = state.dispatches.num == 1
+        if is_first and state.succession.has_predecessor and await self._adopters.try_claim(state):
+            logger.info("request %s of a gateway that died goes on as %s", state.request_id, state.attempt)
+            span.claimed(state.dispatch, state.output.num_tokens)
+        else:
+            await self._submit_and_start(state, span)
         either: list[asyncio.Future[Any]] = [state.prefilled, state.interrupted]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if state.prefilled.done():
@@ -221,6 +226,13 @@ class Driver:
                 return error
             logger.info("request %s goes on as %s: %s", state.request_id, state.attempt, error.message)
             span.adopted(error, state.adoption, num_tokens)
+
+    async def _submit_and_start(self, state: RequestState, span: RequestSpan) -> None:
+        await self._submit(state, span)
+        placement = await self._wait_for_grant(state)
+        span.placed(placement)
+        with span.child("start"):
+            await self._start(state, placement)
 
     async def _submit(self, state: RequestState, span: RequestSpan) -> None:
         """Returns when the request is queued, or granted already: a grant can overtake the reply."""

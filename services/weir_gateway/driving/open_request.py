@@ -10,7 +10,8 @@ from weir.core.clock import Clock
 from weir.core.errors import WeirError
 from weir_gateway.driving.request_span import RequestSpan
 from weir_gateway.requests.output import OutputDelta
-from weir_gateway.requests.request_state import RequestEnd, RequestState
+from weir_gateway.requests.request_end import RequestEnd
+from weir_gateway.requests.request_state import RequestState
 from weir_gateway.requests.validation import CheckedRequest
 
 

@@ -12,7 +12,7 @@ from weir.core.clock import Clock
 from weir.core.errors import Cancelled, WeirError
 from weir.core.trace_context import traceparent_of
 from weir_gateway.requests.client_request import ClientRequest
-from weir_gateway.requests.request_state import RequestEnd
+from weir_gateway.requests.request_end import RequestEnd
 from weir_gateway.requests.validation import CheckedRequest
 
 
@@ -118,6 +118,11 @@ class RequestSpan:
             "error.message": error.message[:200],
         }
         self._span.add_event("adopted", attributes)
+
+    def claimed(self, dispatch: int, num_output_tokens: int) -> None:
+        """A worker goes on with the sequence of a gateway that died, which had so many tokens."""
+        attributes: dict[str, int] = {"weir.dispatch": dispatch, "weir.num_output_tokens": num_output_tokens}
+        self._span.add_event("claimed", attributes)
 
     def attached(self, request_id: str) -> None:
         """Ends the span: the request runs already, with a span of its own, and this was another connection to it."""

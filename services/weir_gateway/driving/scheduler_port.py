@@ -50,7 +50,8 @@ from weir.core.errors import (
 from weir.core.life import FinishReason, Phase
 from weir.kv.geometry import PAGE_TOKENS
 from weir.kv.prefixes import page_hashes, prefix_seed
-from weir_gateway.requests.request_state import RETRY_AFTER_S, RequestState
+from weir_gateway.requests.request_end import RETRY_AFTER_S
+from weir_gateway.requests.request_state import RequestState
 from weir_gateway.requests.validation import CheckedRequest, prompt_field
 
 if TYPE_CHECKING:
@@ -300,6 +301,7 @@ def submit_message(state: RequestState, gateway_id: str, now_s: float, page_hash
         page_hashes=page_hashes,
         dispatch=state.dispatch,
         lost_worker_id=state.lost_worker_id,
+        keep_ms=state.succession.keep_ms,
     )
 
 

@@ -20,19 +20,23 @@ from weir_gateway.driving.open_request import OpenRequest
 from weir_gateway.keys.body import keyed_body
 from weir_gateway.keys.claims import Claim, KeyedBody, KeyPort, busy, check_same, claim
 from weir_gateway.keys.keyed_answer import KeyedAnswer
-from weir_gateway.requests.request_state import RETRY_AFTER_S, RequestEnd
+from weir_gateway.requests.request_end import RETRY_AFTER_S, RequestEnd
+from weir_gateway.requests.succession import Succession
 from weir_gateway.requests.validation import CheckedRequest
 
 logger = logging.getLogger(__name__)
 
+_MAX_KEEP_MS = 3_600_000
+"""At workers, which refuse more."""
 _BYTES_A_TOKEN = 40
 _BYTES_A_LOGPROB = 120
 
 
 @dataclass(frozen=True, slots=True)
 class KeySettings:
-    """`resume_s`: how long a request goes on, or its answer is kept, without its client. `max_kept` requests and
-    `max_kept_bytes` of them are kept so; over either bound the one that waited longest is let go."""
+    """`resume_s`: how long a request goes on, or its answer is kept, without its client, and at workers without this
+    gateway, for another one. `max_kept` requests and `max_kept_bytes` of them are kept without their clients; over
+    either bound the one that waited longest is let go."""
 
     resume_s: float = 30.0
     max_kept: int = 256
@@ -44,11 +48,11 @@ class KeySettings:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A request of a key that is to be started under this id, with dispatches from the given one on."""
+    """A request of a key that is to be started under this id."""
 
     checked: CheckedRequest
     request_id: str
-    first_dispatch: int
+    succession: Succession
 
 
 class _KeptRequest:
@@ -158,7 +162,8 @@ class KeyedRequests:
             sampling = replace(checked.sampling, seed=int.from_bytes(record.seed, "big"))
             seeded = replace(checked, sampling=sampling)
             try:
-                running = start(Accepted(seeded, record.request_id, record.first_dispatch))
+                succession = Succession(record.first_dispatch, min(_MAX_KEEP_MS, round(self._settings.resume_s * 1000)))
+                running = start(Accepted(seeded, record.request_id, succession))
             except BaseException:
                 self._write_end(body.key_name, claimed, replace(record, status=KeyStatus.ENDED))
                 raise

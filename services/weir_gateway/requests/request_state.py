@@ -10,38 +10,24 @@ Everything that comes in is a plain call from the event loop; nothing here waits
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from weir.bus.messages import Placement
 from weir.core.clock import Clock
-from weir.core.errors import Cancelled, DeadlineExceeded, InternalError, Overloaded, Unavailable, WeirError
+from weir.core.errors import Cancelled, DeadlineExceeded, InternalError, Unavailable, WeirError
 from weir.core.life import Attempt, FinishReason, Phase, check_transition
 from weir.rpc.conversions import attempt_from_pb
 from weir.wire.v1 import types_pb2, worker_pb2
 from weir_gateway.requests.dispatch_count import DispatchCount
 from weir_gateway.requests.output import Output, output_end_from_pb
+from weir_gateway.requests.request_end import RETRY_AFTER_S, RequestEnd, after_tokens, given_up_by
+from weir_gateway.requests.silence import Silence
+from weir_gateway.requests.succession import Succession, claimed_placement
 from weir_gateway.requests.token_order import TokenConflict
 from weir_gateway.requests.validation import CheckedRequest
 from weir_gateway.requests.worker_commands import resume_command, start_command
 
 logger = logging.getLogger(__name__)
-
-RETRY_AFTER_S = 1.0
-
-_INTERNAL_REASONS = (
-    worker_pb2.WORKER_ERROR_REASON_UNSPECIFIED,
-    worker_pb2.WORKER_ERROR_REASON_STALE_ATTEMPT,
-    worker_pb2.WORKER_ERROR_REASON_INTERNAL,
-)
-
-
-@dataclass(frozen=True, slots=True)
-class RequestEnd:
-    """How a request ended. `error` is None for FINISHED alone, and then `finish_reason` is set."""
-
-    phase: Phase
-    error: WeirError | None = None
-    finish_reason: FinishReason | None = None
 
 
 class RequestState:
@@ -86,11 +72,14 @@ class RequestState:
         self.lost_worker_id = ""
         """The worker that the present dispatch was lost with, or the one before it, if it was lost with one."""
         self.is_awaiting_adopter = False
-        """Whether whoever adopts the sequence of a lost worker is looked for."""
+        """Whether whoever adopts the sequence of a lost worker, or has that of a lost gateway, is looked for."""
+        self.is_claimed = False
+        """Whether the present dispatch is to go on with a sequence that another gateway had started."""
+        self.succession = Succession()
         self._num_given_tokens = 0
         """Output tokens that the present dispatch goes on from."""
-        self._received_at_s = self._last_event_s = clock.now_s()
-        self._last_probe_s = float("-inf")
+        self._received_at_s = clock.now_s()
+        self._silence = Silence(clock)
         loop = asyncio.get_running_loop()
         self.granted: asyncio.Future[Placement] = loop.create_future()
         self.interrupted: asyncio.Future[WeirError] = loop.create_future()
@@ -119,7 +108,7 @@ class RequestState:
     @property
     def silent_s(self) -> float:
         """Time since its last token in order, or since it started."""
-        return self._clock.now_s() - self._last_event_s
+        return self._silence.length_s
 
     @property
     def has_new_tokens(self) -> bool:
@@ -127,6 +116,10 @@ class RequestState:
         return self.output.next_index > self._num_given_tokens
 
     # Submitted, granted, started.
+
+    def succeed(self, succession: Succession) -> None:
+        self.succession = succession
+        self.dispatches.begin_at(succession.first_dispatch)
 
     def submit(self) -> None:
         self.is_known_to_scheduler = True
@@ -167,12 +160,22 @@ class RequestState:
         self.interrupted, self.adopted = loop.create_future(), loop.create_future()
         return self.lost_worker_id, self.adopted
 
+    def await_claim(self) -> "asyncio.Future[str]":
+        """The same before anything was submitted: the sequence that a gateway which died had started."""
+        self.is_claimed = True
+        return self.await_adopter()[1]
+
+    def drop_claim(self, *, was_told: bool) -> None:
+        """Nobody has it: it is computed, under a dispatch of which no worker was told."""
+        self.is_claimed = self.is_awaiting_adopter = False
+        self.dispatches.begin_at(self.dispatch + was_told)
+
     def follow(self, worker_id: str, address: str) -> None:
         """Its sequence is at another worker now."""
         if self.placement is None:
             raise AssertionError(f"request {self.request_id} is adopted without a grant")
         self.lost_worker_id = ""
-        self._last_event_s, self._last_probe_s = self._clock.now_s(), float("-inf")
+        self._silence.begin()
         if self.placement.is_local:
             self.placement = replace(self.placement, prefill_worker_id=worker_id, prefill_address=address)
         self.placement = replace(self.placement, decode_worker_id=worker_id, decode_address=address)
@@ -184,7 +187,7 @@ class RequestState:
         self.output.drop_ahead()
         self._num_given_tokens = self.output.next_index
         self.placement = None
-        self.is_started = self.is_over_at_workers = False
+        self.is_started = self.is_over_at_workers = self.is_claimed = False
         self.adoption = 0
         loop = asyncio.get_running_loop()
         self.granted = loop.create_future()
@@ -195,28 +198,24 @@ class RequestState:
         """From now on its workers may know it. Returns the command for the prefill worker."""
         self._enter(Phase.PREFILLING)
         self.is_started = True
-        self._last_event_s = self._clock.now_s()
-        self._last_probe_s = float("-inf")
+        self._silence.begin()
         return self._start_command()
 
     def resume_command(self) -> worker_pb2.ServeRequest:
         """Asks a worker for the updates from the next token on."""
         is_split = self.placement is not None and not self.placement.is_local
-        awaits_hand_off = self.is_awaiting_adopter or (is_split and self.phase is not Phase.DECODING)
-        return resume_command(self.request_id, self.attempt, self.output.next_index, awaits_hand_off=awaits_hand_off)
+        awaits = self.is_awaiting_adopter or (is_split and self.phase is not Phase.DECODING)
+        next_index, claims = self.output.next_index, self.is_claimed
+        return resume_command(self.request_id, self.attempt, next_index, awaits_hand_off=awaits, claims=claims)
 
     def try_probe(self, overdue_s: float, again_s: float) -> worker_pb2.ServeRequest | None:
         """A Resume for the decode worker when tokens are overdue: a lost update comes again, a lost sequence shows.
 
         Repeated after `again_s`, longer than a worker waits for a sequence that it was asked for: it would wait anew.
         """
-        now_s = self._clock.now_s()
-        is_due = now_s - self._last_event_s >= overdue_s and now_s - self._last_probe_s >= again_s
         may_be_at_decode = self.output.has_gap or self.phase is Phase.DECODING
-        if not (is_due and may_be_at_decode):
-            return None
-        self._last_probe_s = now_s
-        return self.resume_command()
+        is_due = may_be_at_decode and self._silence.take_probe(overdue_s, again_s)
+        return self.resume_command() if is_due else None
 
     # What ends it.
 
@@ -296,16 +295,16 @@ class RequestState:
         self.interrupt(Unavailable(message, retry_after_s=RETRY_AFTER_S))
 
     def commands_to_resume(self, worker_id: str) -> list[worker_pb2.ServeRequest]:
-        if not self.is_started or self.phase.is_terminal:
+        if self.phase.is_terminal or not (self.is_started or self.is_claimed):
             return []
-        if self.phase is Phase.PREFILLING and self._starts_at(worker_id):
+        if not self.is_claimed and self.phase is Phase.PREFILLING and self._starts_at(worker_id):
             # Whether Start arrived is not known: both are harmless for a worker that has it.
             return [self._start_command(), self.resume_command()]
         return [self.resume_command()]
 
     def _take_update(self, worker_id: str, update: worker_pb2.SequenceUpdate) -> None:
         attempt = attempt_from_pb(update.attempt)
-        if attempt < self.attempt:
+        if attempt < self.attempt or self._is_of_another_claim(worker_id, update):
             return
         if attempt.dispatch > self.dispatch:
             raise TokenConflict(f"attempt {attempt.dispatch}, and {self.dispatch} was granted")
@@ -319,7 +318,7 @@ class RequestState:
         if not self._num_given_tokens:
             self.num_cached_tokens = max(self.num_cached_tokens, update.num_cached_tokens)
         if self.output.push(update):
-            self._last_event_s = self._clock.now_s()
+            self._silence.end()
             self.has_output.set()
         self._advance_phase(worker_id, update)
         if self.output.finish_reason is not None:
@@ -328,6 +327,18 @@ class RequestState:
         elif update.finish_reason == types_pb2.FINISH_REASON_CANCELLED:
             message = f"worker {worker_id} cancelled the request"
             self.interrupt(Unavailable(message, retry_after_s=RETRY_AFTER_S))
+
+    def _is_of_another_claim(self, worker_id: str, update: worker_pb2.SequenceUpdate) -> bool:
+        """Two workers may have the sequence, if there was more than one dispatch before: the first one has it now."""
+        if self.is_claimed and self.placement is None:
+            if not update.claimed:
+                return True  # it was asked in vain
+            self.submit()
+            self.grant(claimed_placement(self.checked, self.dispatch, worker_id))
+            self.is_started, self.is_awaiting_adopter = True, False
+            self._enter(Phase.PREFILLING)
+            self.adopted.set_result(worker_id)
+        return self.is_claimed and not self.is_awaiting_adopter and not self._is_own(worker_id)
 
     def _finish(self) -> None:
         self.has_output.set()
@@ -344,26 +355,20 @@ class RequestState:
             self._enter(Phase.DECODING)
 
     def _end_by_worker(self, worker_id: str, error: worker_pb2.WorkerError) -> None:
-        message = f"worker {worker_id} gave the request up: {error.message or 'no reason given'}"
         is_unknown = error.reason == worker_pb2.WORKER_ERROR_REASON_UNKNOWN_REQUEST
         if is_unknown and self.phase is Phase.PREFILLING and not self._starts_at(worker_id):
             return  # it waits no longer for a hand-off that is still to come
         if self.is_awaiting_adopter and not self._is_own(worker_id) and not self.adopted.done():
             return  # it was asked in vain, another one may have the sequence
-        if error.reason == worker_pb2.WORKER_ERROR_REASON_NO_CAPACITY:
-            self.interrupt(Overloaded(message, retry_after_s=RETRY_AFTER_S))
-        elif error.reason in _INTERNAL_REASONS:
+        reason = given_up_by(worker_id, error)
+        if isinstance(reason, InternalError):
             self.is_over_at_workers = not self._is_prefill(worker_id)
-            self.fail(InternalError(message))
+            self.fail(reason)
         else:
-            self.interrupt(Unavailable(message, retry_after_s=RETRY_AFTER_S))
+            self.interrupt(reason)
 
     def _with_count(self, error: WeirError) -> WeirError:
-        """Once tokens were sent, trying again is for the client to decide: it would see them twice."""
-        if self.output.num_tokens == 0 or not self.checked.client_request.is_stream:
-            return error
-        counted = f"{error.message}; {self.output.num_tokens} tokens were sent before"
-        return type(error)(counted) if isinstance(error, DeadlineExceeded | InternalError) else Unavailable(counted)
+        return after_tokens(error, self.output.num_tokens) if self.checked.client_request.is_stream else error
 
     def _has_decoded(self, worker_id: str) -> bool:
         """Whether an update of this worker shows that the prompt is prefilled. A local one's may be of the prompt."""
@@ -383,7 +388,9 @@ class RequestState:
         if self.placement is None:
             raise AssertionError(f"request {self.request_id} is started without a grant")
         output_token_ids = self.output.token_ids[: self._num_given_tokens]
-        return start_command(self.request_id, self.checked, self.placement, output_token_ids, self._traceparent)
+        return start_command(
+            self.request_id, self.checked, self.placement, output_token_ids, self._traceparent, self.succession.keep_ms
+        )
 
     def _enter(self, phase: Phase) -> None:
         """Raises IllegalTransition."""

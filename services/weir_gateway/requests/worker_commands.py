@@ -16,6 +16,7 @@ def start_command(
     placement: Placement,
     output_token_ids: Sequence[int],
     traceparent: str,
+    keep_ms: int,
 ) -> worker_pb2.ServeRequest:
     """For the prefill worker: `output_token_ids` were sampled under earlier dispatches."""
     sampling = checked.sampling
@@ -36,12 +37,13 @@ def start_command(
         cache_salt=checked.scope.cache_salt,
         skips_prefix_cache=checked.client_request.options.skips_prefix_cache,
         output_token_ids=output_token_ids,
+        keep_ms=keep_ms,
     )
     return worker_pb2.ServeRequest(start=start)
 
 
 def resume_command(
-    request_id: str, attempt: Attempt, next_index: int, *, awaits_hand_off: bool
+    request_id: str, attempt: Attempt, next_index: int, *, awaits_hand_off: bool, claims: bool = False
 ) -> worker_pb2.ServeRequest:
     """For a worker that has the sequence, or is to get it: the updates from `next_index` on."""
     resume = worker_pb2.Resume(
@@ -49,5 +51,6 @@ def resume_command(
         attempt=attempt_to_pb(attempt),
         next_index=next_index,
         awaits_hand_off=awaits_hand_off,
+        claims=claims,
     )
     return worker_pb2.ServeRequest(resume=resume)

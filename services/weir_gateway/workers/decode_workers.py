@@ -43,6 +43,10 @@ class DecodeWorkers:
     def __contains__(self, worker_id: str) -> bool:
         return worker_id in self._entries
 
+    def serving(self, model: str) -> list[WorkerEndpoint]:
+        """Those of the model, as far as they were heard when anybody was heard last."""
+        return [_endpoint(entry) for entry in self._heard() if entry.record.model == model]
+
     def peers_of(self, worker_id: str) -> list[WorkerEndpoint]:
         """The others that share its memory: where its sequences can be. None if it is not known."""
         known = self._entries.get(worker_id)
@@ -89,15 +93,17 @@ class DecodeWorkers:
             logger.debug("malformed entry %s of the registry: %s", entry.key, error)
 
     def _others(self, known: _Entry) -> list[_Entry]:
-        """Of its model, as far as they were heard when anybody was heard last."""
-        newest_s = next(reversed(self._entries.values())).heard_at_s
+        """Of its model."""
         return [
             entry
-            for entry in self._entries.values()
-            if entry.record.worker_id != known.record.worker_id
-            and entry.record.model == known.record.model
-            and newest_s - entry.heard_at_s <= WORKER_TTL_S
+            for entry in self._heard()
+            if entry.record.worker_id != known.record.worker_id and entry.record.model == known.record.model
         ]
+
+    def _heard(self) -> list[_Entry]:
+        """As far as they were heard when anybody was heard last."""
+        newest_s = max((entry.heard_at_s for entry in self._entries.values()), default=0.0)
+        return [entry for entry in self._entries.values() if newest_s - entry.heard_at_s <= WORKER_TTL_S]
 
 
 def _share_memory(one: _Entry, other: _Entry) -> bool:

@@ -81,6 +81,8 @@ class Submit:
     """At its deadline the client takes what there is: it is not refused because the whole would take longer."""
     lost_worker_id: str = ""
     """The worker that the dispatch before was lost with: nothing new goes there until it is heard again."""
+    keep_ms: int = 0
+    """How long workers keep its sequence after its gateway has gone, for another gateway to claim it; 0: not at all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,3 +77,7 @@ class TokenLogprobs:
     def unknown(cls, token_id: int) -> "TokenLogprobs":
         """Of a token that a worker sampled which has died since; -9999 as OpenAI writes what is hardly possible."""
         return cls(token_id, _NOT_KNOWN, 0)
+
+    @property
+    def is_unknown(self) -> bool:
+        return self.rank == 0

@@ -21,7 +21,7 @@ import numpy as np
 
 from weir.kv.geometry import ArenaGeometry
 
-LAYOUT_VERSION = 8
+LAYOUT_VERSION = 9
 MAX_LEASES = 256
 MAX_DIGEST_BYTES = 128
 NO_LEASE = 0

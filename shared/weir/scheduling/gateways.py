@@ -21,6 +21,7 @@ class _Gateway:
     """Requests in the parts of `sequence` that have come."""
     request_ids: set[str] = field(default_factory=set)
     """Requests of the gateway in the scheduler's table."""
+    lost_since_s: float | None = None
 
 
 class Gateways:
@@ -68,7 +69,7 @@ class Gateways:
             gateway.sequence = held.sequence
             gateway.parts.clear()
             gateway.listed.clear()
-        gateway.heard_at_s = now_s
+        gateway.heard_at_s, gateway.lost_since_s = now_s, None
         gateway.parts.add(held.part)
         gateway.listed.update(entry.submit.request_id for entry in held.requests)
         return True
@@ -77,6 +78,19 @@ class Gateways:
         """Known requests that the list lacks; none while parts of it are outstanding."""
         gateway = self._gateways[held.gateway_id]
         return sorted(gateway.request_ids - gateway.listed) if len(gateway.parts) >= held.num_parts else []
+
+    def lose(self, gateway_id: str, now_s: float) -> bool:
+        """It is silent for too long. False: that is known already."""
+        gateway = self._gateways.get(gateway_id)
+        if gateway is None or gateway.lost_since_s is not None:
+            return False
+        gateway.lost_since_s = now_s
+        return True
+
+    def lost_since_s(self, gateway_id: str) -> float:
+        """Of one that is lost."""
+        gateway = self._gateways.get(gateway_id)
+        return float("-inf") if gateway is None or gateway.lost_since_s is None else gateway.lost_since_s
 
     def remove(self, gateway_id: str) -> None:
         self._gateways.pop(gateway_id, None)

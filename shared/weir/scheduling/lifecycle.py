@@ -92,13 +92,17 @@ class RequestLifecycle:
         return HeldReply(self._commands.epoch, num_adopted, refused_ids)
 
     def drop_gateway(self, gateway_id: str, now_s: float) -> None:
-        """Its requests get no tombstones: a gateway that was only cut off lists them again when it is back."""
-        self._commands.counts["gateways_lost"] += 1
+        """Its requests get no tombstones: a gateway that was only cut off lists them again when it is back. What
+        workers keep for another gateway stays reserved as long, or until that one lists it."""
+        if self._requests.gateways.lose(gateway_id, now_s):
+            self._commands.counts["gateways_lost"] += 1
+        lost_s = now_s - self._requests.gateways.lost_since_s(gateway_id)
         for request_id in self._requests.gateways.requests_of(gateway_id):
             request = self._requests.try_get(request_id)
-            if request is not None:
+            if request is not None and (request.placement is None or lost_s >= request.submit.keep_ms / 1000):
                 self._drop(request, "gateway_lost", None, now_s)
-        self._requests.gateways.remove(gateway_id)
+        if not self._requests.gateways.requests_of(gateway_id):
+            self._requests.gateways.remove(gateway_id)
 
     def _judge_missing(self, request_id: str, missing_s: float, now_s: float) -> None:
         request = self._requests.try_get(request_id)
@@ -160,6 +164,7 @@ class RequestLifecycle:
             if entry.placement == request.placement:
                 return Verdict.KNOWN
             self._requests.follow(request, entry.placement, now_s)
+            self._requests.rebind(request, entry.submit, now_s)
             return Verdict.ADOPTED
         if entry.submit.dispatch == request.dispatch:
             return Verdict.KNOWN

@@ -102,6 +102,14 @@ class RequestTable:
         if was_queued:
             self._charge_prompt(request, request.submit.num_prompt_tokens, now_s)
 
+    def rebind(self, request: ScheduledRequest, submit: Submit, now_s: float) -> None:
+        """A granted request is another gateway's from now on, which goes on with what runs."""
+        if request.submit.gateway_id == submit.gateway_id:
+            return
+        self.gateways.remove_request(request.submit.gateway_id, request.request_id)
+        self.gateways.add_request(submit.gateway_id, request.request_id, now_s)
+        request.submit = submit
+
     def queue_again(self, request: ScheduledRequest, submit: Submit, now_s: float) -> None:
         """Under a newer dispatch, by when it came first, with the tokens that it has; what it has reserved is free. The
         lane must exist."""

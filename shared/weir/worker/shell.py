@@ -250,6 +250,7 @@ class WorkerShell:
             for name, count in report.counters.items()
         }
         gauges = asdict(report.load) | {"num_live": self._manager.num_live, "num_gateways": self._hub.num_connected}
+        gauges |= {"num_unclaimed": self._manager.num_unclaimed, "claimed_total": self._manager.num_claimed}
         gauges |= {f"is_{duty.value}": self._drain.duty is duty for duty in (Duty.DRAINING, Duty.DRAINED)}
         metrics = counters | {name: float(value) for name, value in gauges.items()}
         for maker in (self._keeper, self._prefixes, self._role, self._bus_link, self._bounds, self._cost_meter):

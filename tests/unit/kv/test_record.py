@@ -106,6 +106,7 @@ def test_everything_that_was_published_is_read_in_another_mapping(segment: Segme
             predicted_output_tokens=st.floats(0, allow_infinity=False),
         ),
         decode_worker_id=st.text("abcdef-0123456789", max_size=64),
+        keep_ms=st.integers(0, 3_600_000),
     ),
     output=st.lists(st.integers(0, 2**31 - 1), max_size=50),
     table=st.lists(st.integers(0, 39), max_size=16),
@@ -374,4 +375,4 @@ def test_every_sampling_parameter_is_kept(params: SequenceParams) -> None:
 def test_the_packed_form_changes_only_with_the_version_of_the_layout() -> None:
     """Who changes it raises LAYOUT_VERSION here and there: two forms must not read each other."""
     form = (record_format._LENGTHS.format, record_format._PARAMS.format)
-    assert (LAYOUT_VERSION, *form) == (8, "<QIIIIIIQIIIII", "<64s64s64s64s6dQIIIIiiiII16sdId")
+    assert (LAYOUT_VERSION, *form) == (9, "<QIIIIIIQIIIII", "<64s64s64s64s6dQIIIIiiiII16sdIdI")

@@ -34,6 +34,7 @@ def test_sampling_stop_rules_and_urgency_are_those_of_the_start() -> None:
         scheduling=types_pb2.SchedulingParams(
             lane_priority=2, rank=-1.5, itl_target_ms=70, predicted_output_tokens=12.5
         ),
+        keep_ms=30_000,
     )
     params = start_from_pb(start, "gateway-0-00000000", MODEL).params
     assert params.sampling == PARAMS
@@ -41,6 +42,7 @@ def test_sampling_stop_rules_and_urgency_are_those_of_the_start() -> None:
     assert params.scheduling == SchedulingParams(2, -1.5, 70, 12.5)
     assert params.prefix_seed != b""
     assert params.decode_worker_id == "decode-0-00000000"
+    assert params.keep_ms == 30_000
 
 
 def test_more_tokens_than_the_vocabulary_has_are_all_of_them() -> None:

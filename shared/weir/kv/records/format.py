@@ -25,7 +25,7 @@ _EMPTY = -1
 
 _CRC = struct.Struct("<I")
 _LENGTHS = struct.Struct("<QIIIIIIQIIIII")
-_PARAMS = struct.Struct(f"<64s64s64s64s6dQIIIIiiiII{HASH_BYTES}sdId")
+_PARAMS = struct.Struct(f"<64s64s64s64s6dQIIIIiiiII{HASH_BYTES}sdIdI")
 _STOP_ID = np.dtype("<i4")
 _BIAS = np.dtype([("token_id", "<i4"), ("bias", "<f8")])
 _LOGPROBS = np.dtype(
@@ -65,6 +65,8 @@ class SequenceParams:
     """Under which its pages may serve others (`weir.kv.prefixes`); empty: they may not."""
     decode_worker_id: str = ""
     """The worker that it is booked on; empty: not known."""
+    keep_ms: int = 0
+    """How long it is kept after its gateway has gone, for another gateway to claim it; 0: not at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +208,7 @@ def pack_params(params: SequenceParams) -> bytes:
         params.scheduling.rank,
         params.scheduling.itl_target_ms,
         params.scheduling.predicted_output_tokens,
+        params.keep_ms,
     )
     stop_ids = np.array(stop.stop_token_ids, _STOP_ID)
     return head + stop_ids.tobytes() + np.array(list(sampling.logit_bias), _BIAS).tobytes()
@@ -217,7 +220,7 @@ def unpack_params(header: RecordHeader, prompt_token_ids: tuple[int, ...]) -> Se
     temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty = fields[4:10]
     seed, top_k, max_tokens, min_tokens, num_reserved_pages, lane_priority = fields[10:16]
     logprobs, prompt_logprobs = (None if number == _NOT_ASKED else number for number in fields[16:18])
-    num_stop_ids, num_biases, prefix_seed, rank, itl_target_ms, predicted_output_tokens = fields[18:]
+    num_stop_ids, num_biases, prefix_seed, rank, itl_target_ms, predicted, keep_ms = fields[18:]
     stop_ids = np.frombuffer(header.params_bytes, _STOP_ID, num_stop_ids, _PARAMS.size)
     biases = np.frombuffer(header.params_bytes, _BIAS, num_biases, _PARAMS.size + stop_ids.nbytes)
     return SequenceParams(
@@ -241,9 +244,10 @@ def unpack_params(header: RecordHeader, prompt_token_ids: tuple[int, ...]) -> Se
         stop=StopRules(max_tokens, tuple(stop_ids.tolist()), min_tokens),
         num_reserved_pages=num_reserved_pages,
         traceparent=_text(fields[2]),
-        scheduling=SchedulingParams(lane_priority, rank, itl_target_ms, predicted_output_tokens),
+        scheduling=SchedulingParams(lane_priority, rank, itl_target_ms, predicted),
         prefix_seed=prefix_seed if any(prefix_seed) else b"",
         decode_worker_id=_text(fields[3]),
+        keep_ms=keep_ms,
     )
 
 

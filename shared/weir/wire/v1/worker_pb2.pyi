@@ -146,6 +146,7 @@ class Start(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     SKIPS_PREFIX_CACHE_FIELD_NUMBER: _builtins.int
     OUTPUT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    KEEP_MS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request's id: 32 lower-case hex digits."""
     max_tokens: _builtins.int
@@ -162,6 +163,10 @@ class Start(_message.Message):
     """Only prompts with the same salt share cached pages. Empty: shared by all that have none."""
     skips_prefix_cache: _builtins.bool
     """The prompt's pages are neither looked up in the prefix cache nor kept there."""
+    keep_ms: _builtins.int
+    """How long the sequence is kept after its gateway has gone, for another gateway to claim it; 0: not at all. At most an
+    hour.
+    """
     @_builtins.property
     def attempt(self) -> _types_pb2.Attempt:
         """Its epoch."""
@@ -203,10 +208,11 @@ class Start(_message.Message):
         cache_salt: _builtins.str = ...,
         skips_prefix_cache: _builtins.bool = ...,
         output_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        keep_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "sampling", b"sampling", "scheduling", b"scheduling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cache_salt", b"cache_salt", "decode_worker_id", b"decode_worker_id", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "num_reserved_pages", b"num_reserved_pages", "output_token_ids", b"output_token_ids", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "scheduling", b"scheduling", "skips_prefix_cache", b"skips_prefix_cache", "stop_token_ids", b"stop_token_ids", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cache_salt", b"cache_salt", "decode_worker_id", b"decode_worker_id", "keep_ms", b"keep_ms", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "num_reserved_pages", b"num_reserved_pages", "output_token_ids", b"output_token_ids", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "scheduling", b"scheduling", "skips_prefix_cache", b"skips_prefix_cache", "stop_token_ids", b"stop_token_ids", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -250,6 +256,7 @@ class Resume(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     NEXT_INDEX_FIELD_NUMBER: _builtins.int
     AWAITS_HAND_OFF_FIELD_NUMBER: _builtins.int
+    CLAIMS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request's id."""
     next_index: _builtins.int
@@ -257,6 +264,10 @@ class Resume(_message.Message):
     awaits_hand_off: _builtins.bool
     """The sequence has yet to be handed to this worker, as far as the gateway knows: it waits for that. Else a worker that
     does not hold the sequence says so at once.
+    """
+    claims: _builtins.bool
+    """The sequence was another gateway's, which has gone: under whatever earlier dispatch of the request it is held, it goes
+    on as this one for this gateway, if it is one to be kept. The other gateway is told that the worker has it no more.
     """
     @_builtins.property
     def attempt(self) -> _types_pb2.Attempt:
@@ -269,10 +280,11 @@ class Resume(_message.Message):
         attempt: _types_pb2.Attempt | None = ...,
         next_index: _builtins.int = ...,
         awaits_hand_off: _builtins.bool = ...,
+        claims: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "awaits_hand_off", b"awaits_hand_off", "next_index", b"next_index", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "awaits_hand_off", b"awaits_hand_off", "claims", b"claims", "next_index", b"next_index", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -377,6 +389,7 @@ class SequenceUpdate(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     FIRST_PROMPT_INDEX_FIELD_NUMBER: _builtins.int
+    CLAIMED_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request's id."""
     first_index: _builtins.int
@@ -389,6 +402,8 @@ class SequenceUpdate(_message.Message):
     """Prompt tokens that were found in the prefix cache and not computed."""
     first_prompt_index: _builtins.int
     """Index in the prompt of the first of prompt_logprobs; the prompt's first token has none."""
+    claimed: _builtins.bool
+    """Answers a Resume that claims: the sequence goes on for this gateway."""
     @_builtins.property
     def attempt(self) -> _types_pb2.Attempt:
         """Its epoch."""
@@ -423,10 +438,11 @@ class SequenceUpdate(_message.Message):
         logprobs: _abc.Iterable[_types_pb2.TokenLogprobs] | None = ...,
         prompt_logprobs: _abc.Iterable[_types_pb2.TokenLogprobs] | None = ...,
         first_prompt_index: _builtins.int = ...,
+        claimed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "error", b"error", "finish_reason", b"finish_reason", "first_index", b"first_index", "first_prompt_index", b"first_prompt_index", "handed_off", b"handed_off", "logprobs", b"logprobs", "num_cached_tokens", b"num_cached_tokens", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "claimed", b"claimed", "error", b"error", "finish_reason", b"finish_reason", "first_index", b"first_index", "first_prompt_index", b"first_prompt_index", "handed_off", b"handed_off", "logprobs", b"logprobs", "num_cached_tokens", b"num_cached_tokens", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -20,6 +20,7 @@ from weir.worker.engine.model_loading import ModelSpec
 
 _REQUEST_ID = re.compile(r"[0-9a-f]{32}")
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_MAX_KEEP_MS = 3_600_000
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
@@ -61,6 +62,7 @@ def start_from_pb(start: worker_pb2.Start, gateway_id: str, model: ModelSpec) ->
         scheduling=scheduling_from_pb(start.scheduling),
         prefix_seed=prefix_seed(model.digest, salt=start.cache_salt) if is_cacheable else b"",
         decode_worker_id=start.decode_worker_id,
+        keep_ms=start.keep_ms,
     )
     return Arrival(params, output_token_ids=tuple(start.output_token_ids))
 
@@ -77,6 +79,7 @@ def _problems(start: worker_pb2.Start, model: ModelSpec) -> list[tuple[str, str]
         _range_problem("min_tokens", "", start.min_tokens, 0, model.max_context_tokens),
         _range_problem("stop_token_ids", "ids", len(start.stop_token_ids), 0, MAX_STOP_TOKEN_IDS),
         _range_problem("num_reserved_pages", "", start.num_reserved_pages, num_pages_for(num_tokens), 2**31 - 1),
+        _range_problem("keep_ms", "", start.keep_ms, 0, _MAX_KEEP_MS),
         _id_problem("prompt_token_ids", start.prompt_token_ids, model.vocab_size),
         _id_problem("output_token_ids", start.output_token_ids, model.vocab_size),
         _id_problem("stop_token_ids", start.stop_token_ids, model.vocab_size),

@@ -77,13 +77,20 @@ class RequestManager:
         self._unposted: dict[SequenceKey, OutputCollector] = {}
         """To be cancelled as soon as the engine takes it; each is a sequence that the engine has."""
         self._unclaimed: dict[SequenceKey, float] = {}
-        """When each was adopted that nobody has asked for since."""
+        """Until when each is kept that was adopted or lost its gateway, and that nobody has asked for since."""
+        self.num_claimed = 0
+        """Times that a gateway has gone on with a sequence of another one."""
         self._is_draining = False
         self._takes_hand_offs = limits.takes_hand_offs
 
     @property
     def num_live(self) -> int:
         return self._sequences.num_live
+
+    @property
+    def num_unclaimed(self) -> int:
+        """Sequences that wait for a gateway to ask for them."""
+        return len(self._unclaimed)
 
     @property
     def num_expected(self) -> int:
@@ -97,10 +104,10 @@ class RequestManager:
     def refuse_hand_offs(self) -> None:
         """While draining: what is prefilled for this worker is not taken any more, and goes on elsewhere."""
         self._takes_hand_offs = False
-        for gateway_id, key in self._pending_resumes.take_all():
-            stream = self._hub.get(gateway_id)
+        for pending in self._pending_resumes.take_all():
+            stream = self._hub.get(pending.gateway_id)
             if stream is not None:
-                stream.answer(_draining(key))
+                stream.answer(_draining(pending.key))
 
     def end_drain(self) -> None:
         """Takes prompts and hand-offs again."""
@@ -123,7 +130,7 @@ class RequestManager:
         params, num_output_tokens = prompt.params, len(prompt.output_token_ids)
         key = SequenceKey.of(params)
         held = self._sequences.find(key.request_id)
-        if held is not None and held.key == key and held.gateway_id == stream.gateway_id:
+        if held is not None and held.wire_key == key and held.gateway_id == stream.gateway_id:
             self._resume(stream, held, num_output_tokens)
             return False
         refusal = self._refusal_of(key, held)
@@ -140,30 +147,37 @@ class RequestManager:
         """Drops this dispatch and older ones, now or whenever they come. The sequence's end is the gateway's answer; if
         no such end will be sent, an answer comes at once, since a gateway sends its Cancel again until it is answered.
         """
-        self._cancelled.put(key)
-        self._pending_resumes.try_take(key, stream.gateway_id)
+        self._pending_resumes.drop(key, stream.gateway_id)
         held = self._sequences.find(key.request_id)
-        is_covered = held is not None and held.key.attempt.dispatch <= key.attempt.dispatch
-        if held is not None and held.gateway_id == stream.gateway_id and is_covered:
+        is_covered = held is not None and held.wire_key.attempt.dispatch <= key.attempt.dispatch
+        if held is None or is_covered or held.claimed_dispatch is None:
+            self._cancelled.put(key)  # else it is of a gateway that has it no more
+        is_older = held is not None and held.wire_key.attempt.dispatch < key.attempt.dispatch
+        if held is not None and is_covered and (is_older or held.gateway_id == stream.gateway_id):
             self._cancel(held)
-            if held.key == key and held.next_index is not None and held.ending is None:
+            if held.wire_key == key and held.next_index is not None and held.ending is None:
                 return
         stream.answer(SequenceEnded(key, FinishReason.CANCELLED))
 
-    def resume(self, stream: GatewayStream, key: SequenceKey, next_index: int, *, awaits_hand_off: bool) -> None:
+    def resume(
+        self, stream: GatewayStream, key: SequenceKey, next_index: int, *, awaits_hand_off: bool, claims: bool = False
+    ) -> None:
         """Sends everything from `next_index` on, now and later; `awaits_hand_off`: also if it comes only later. What
-        was adopted since this attempt goes on for it."""
+        was adopted since this attempt goes on for it; `claims`: and what another gateway had under an earlier one."""
         held = self._sequences.find_adoption(key)
         if held is not None and held.gateway_id == stream.gateway_id:
             self._resume(stream, held, next_index)
         elif self._cancelled.covers(key):
             stream.answer(SequenceEnded(key, FinishReason.CANCELLED))
+        elif claims and (earlier := self._try_find_claimable(key, next_index)) is not None:
+            self._claim(stream, earlier, key)
+            self._resume(stream, earlier, next_index)
         elif awaits_hand_off and self._may_still_come(key):
-            self._pending_resumes.put(key, stream.gateway_id, next_index)
+            self._pending_resumes.put(key, stream.gateway_id, next_index, claims=claims)
         elif awaits_hand_off and self._is_draining:
             stream.answer(_draining(key))
         else:
-            stream.answer(self._unknown(key))
+            stream.answer(self._unknown(key, stream.gateway_id))
 
     def on_stream_end(self, stream: GatewayStream) -> None:
         """How much the gateway has got is not known: it has to resume each sequence where it wants to go on."""
@@ -189,17 +203,22 @@ class RequestManager:
             return False
         refusal = self._try_add(key, arrival)
         self._replace(held)
-        next_index = self._pending_resumes.try_take(key, params.gateway_id)
-        stream = self._hub.get(params.gateway_id)
+        collector = OutputCollector.of_arrival(arrival, next_index=None)
+        self._sequences.open(collector)
+        pending = self._pending_resumes.try_take(key, params.gateway_id)
+        stream = self._hub.get(params.gateway_id if pending is None else pending.gateway_id)
         if stream is None:
             self._hub.expect(params.gateway_id)
-            next_index = None
-        elif next_index is None and not key.attempt.adoption:
-            next_index = 0  # of what was adopted its gateway may not have missed the old worker yet: it asks
-        if next_index is None:
-            self._unclaimed[key] = self._clock.now_s()
-        collector = OutputCollector.of_arrival(arrival, next_index=next_index)
-        self._sequences.open(collector)
+        elif pending is not None and pending.claims:
+            if collector.is_claimable_from(pending.next_index):
+                self._claim(stream, collector, pending.key)
+                collector.resume(pending.next_index)
+        elif pending is not None:
+            collector.resume(pending.next_index)
+        elif not key.attempt.adoption:
+            collector.resume(0)  # of what was adopted its gateway may not have missed the old worker yet: it asks
+        if collector.next_index is None:
+            self._leave_unclaimed(collector, self._limits.unclaimed_s)
         if refusal is not None:
             self._sequences.end(collector, refusal)
         if stream is not None:
@@ -260,38 +279,64 @@ class RequestManager:
         self._cancelled.sweep()
         self._sequences.sweep()
         self._sweep_unclaimed()
-        for gateway_id, key, next_index in self._pending_resumes.take_expired():
-            stream = self._hub.get(gateway_id)
-            if stream is not None and next_index > 0:
-                stream.answer(self._unknown(key))
+        for pending in self._pending_resumes.take_expired():
+            stream = self._hub.get(pending.gateway_id)
+            if stream is not None and pending.next_index > 0:
+                stream.answer(self._unknown(pending.key, pending.gateway_id))
         for gateway_id in self._hub.take_vanished(self._limits.gateway_gone_s):
             self._pending_resumes.drop_gateway(gateway_id)
-            live = [held for held in self._sequences.of_gateway(gateway_id) if held.ending is None]
-            if live:
-                _log.warning("gateway %s has gone: %d sequences are cancelled", gateway_id, len(live))
-            for collector in live:
-                self._cancelled.put(collector.key)
-                self._cancel(collector)
+            self._on_gateway_gone(gateway_id)
         unposted, self._unposted = self._unposted, {}
         for collector in unposted.values():
             self._cancel(collector)
 
+    def _on_gateway_gone(self, gateway_id: str) -> None:
+        """What another gateway may claim runs on for a while, and may end; all else is cancelled."""
+        live = [held for held in self._sequences.of_gateway(gateway_id) if held.ending is None]
+        if live:
+            num_kept = sum(collector.is_claimable for collector in live)
+            _log.warning("gateway %s has gone: of %d sequences %d are kept", gateway_id, len(live), num_kept)
+        for collector in live:
+            if collector.is_claimable:
+                self._leave_unclaimed(collector, 0.0)
+            else:
+                self._cancelled.put(collector.key)
+                self._cancel(collector)
+
+    def _leave_unclaimed(self, collector: OutputCollector, least_s: float) -> None:
+        self._unclaimed[collector.key] = self._clock.now_s() + max(collector.keep_ms / 1000, least_s)
+
     def _sweep_unclaimed(self) -> None:
         """Its gateway may have given it up before it was adopted, and then nothing else would end it early."""
-        until_s = self._clock.now_s() - self._limits.unclaimed_s
-        for key in [key for key, since_s in self._unclaimed.items() if since_s <= until_s]:
+        now_s = self._clock.now_s()
+        for key in [key for key, until_s in self._unclaimed.items() if until_s <= now_s]:
             del self._unclaimed[key]
             collector = self._sequences.get(key)
             if collector is not None and collector.ending is None:
-                _log.warning("request %s was adopted, and no gateway asks for it: cancelled", key.request_id)
+                _log.warning("request %s: no gateway asks for it: cancelled", key.request_id)
                 self._cancelled.put(key)
                 self._cancel(collector)
+
+    def _try_find_claimable(self, key: SequenceKey, next_index: int) -> OutputCollector | None:
+        held = self._sequences.find(key.request_id)
+        is_earlier = held is not None and held.wire_key.attempt.dispatch < key.attempt.dispatch
+        return held if held is not None and is_earlier and held.is_claimable_from(next_index) else None
+
+    def _claim(self, stream: GatewayStream, collector: OutputCollector, key: SequenceKey) -> None:
+        """Its own gateway, should it live, is told that it has it no more."""
+        self.num_claimed += 1
+        _log.info("request %s of gateway %s goes on for %s", key.request_id, collector.gateway_id, stream.gateway_id)
+        before = self._hub.get(collector.gateway_id)
+        if before is not None and before is not stream:
+            before.leave(collector)
+            before.answer(_failed(collector.wire_key, FailureReason.UNKNOWN_REQUEST, "another gateway goes on with it"))
+        collector.claim(stream.gateway_id, key.attempt.dispatch)
 
     def _refusal_of(self, key: SequenceKey, held: OutputCollector | None) -> SequenceEnded | None:
         if self._cancelled.covers(key):
             return SequenceEnded(key, FinishReason.CANCELLED)
-        if held is not None and held.key.attempt >= key.attempt:
-            return _failed(key, FailureReason.STALE_ATTEMPT, f"attempt {held.key.attempt} is here already")
+        if held is not None and held.wire_key.attempt >= key.attempt:
+            return _failed(key, FailureReason.STALE_ATTEMPT, f"attempt {held.wire_key.attempt} is here already")
         if self._is_draining:
             return _draining(key)
         if self._sequences.num_live >= self._limits.max_live:
@@ -336,12 +381,12 @@ class RequestManager:
     def _may_still_come(self, key: SequenceKey) -> bool:
         """By hand-off."""
         held = self._sequences.find(key.request_id)
-        return self._takes_hand_offs and (held is None or held.key.attempt < key.attempt)
+        return self._takes_hand_offs and (held is None or held.wire_key.attempt < key.attempt)
 
-    def _unknown(self, key: SequenceKey) -> SequenceEnded:
+    def _unknown(self, key: SequenceKey, gateway_id: str) -> SequenceEnded:
         held = self._sequences.find(key.request_id)
-        if held is not None and held.key.attempt > key.attempt:
-            return _failed(key, FailureReason.STALE_ATTEMPT, f"attempt {held.key.attempt} is here already")
+        if held is not None and held.wire_key.attempt > key.attempt and held.gateway_id == gateway_id:
+            return _failed(key, FailureReason.STALE_ATTEMPT, f"attempt {held.wire_key.attempt} is here already")
         return _failed(key, FailureReason.UNKNOWN_REQUEST, "this worker does not hold the request")
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from weir.core.clock import Clock
-from weir.core.life import Attempt
+from weir.core.life import Attempt, FinishReason
 from weir.core.sampling import TokenLogprobs
 from weir.engine.messages import Arrival, FailureReason, SequenceEnded, SequenceForgotten, SequenceKey
 from weir.rpc.conversions import finish_reason_to_pb, logprobs_to_pb
@@ -28,12 +28,13 @@ _FAILURES = {
     FailureReason.INTERNAL: worker_pb2.WORKER_ERROR_REASON_INTERNAL,
     FailureReason.DRAINING: worker_pb2.WORKER_ERROR_REASON_DRAINING,
 }
+_OWN_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 @dataclass(slots=True, eq=False)
 class OutputCollector:
     """What one gateway was sent of one sequence, and what it has yet to be sent. `next_index` is None while no stream
-    asked for the sequence."""
+    asked for the sequence. `key` is the engine's: a gateway that has claimed it calls it by `wire_key`."""
 
     key: SequenceKey
     gateway_id: str
@@ -48,6 +49,11 @@ class OutputCollector:
     """One entry a prompt token, from number 1 on: 0 has none."""
     ended_at_s: float = 0.0
     is_cancel_posted: bool = False
+    keep_ms: int = 0
+    """How long it is kept for another gateway; 0: it is for its own alone."""
+    claimed_dispatch: int | None = None
+    """By which a gateway has claimed it that did not start it."""
+    _is_claim_sent: bool = True
     _num_prompt_sent: int = 0
     _is_ending_sent: bool = False
 
@@ -58,13 +64,47 @@ class OutputCollector:
         logprobs = arrival.output_logprobs
         if params.sampling.logprobs is not None and not logprobs:
             logprobs = tuple(map(TokenLogprobs.unknown, token_ids))
-        return cls(SequenceKey.of(params), params.gateway_id, list(token_ids), next_index, logprobs=list(logprobs))
+        key, keep_ms = SequenceKey.of(params), params.keep_ms
+        return cls(key, params.gateway_id, list(token_ids), next_index, logprobs=list(logprobs), keep_ms=keep_ms)
+
+    @property
+    def wire_key(self) -> SequenceKey:
+        """By which its gateway knows it: every adoption of what was claimed is one of the claim's dispatch."""
+        if self.claimed_dispatch is None:
+            return self.key
+        return SequenceKey(self.key.request_id, Attempt(self.claimed_dispatch, self.key.attempt.adoption))
+
+    @property
+    def is_claimable(self) -> bool:
+        """Whether a gateway that did not start it can have all of it."""
+        return self.is_claimable_from(0)
+
+    def is_claimable_from(self, next_index: int) -> bool:
+        """Whether such a gateway can go on at this token: it is to be kept, runs or has ended by itself, and no
+        log-probabilities are lost that were asked for."""
+        ended = self.ending
+        is_whole = ended is None or (isinstance(ended, SequenceEnded) and ended.reason in _OWN_ENDS)
+        is_known = not any(logprobs.is_unknown for logprobs in self.logprobs[next_index:])
+        return self.keep_ms > 0 and is_whole and is_known and not self.is_cancel_posted
+
+    def claim(self, gateway_id: str, dispatch: int) -> None:
+        """From here on it is that gateway's."""
+        self.gateway_id, self.claimed_dispatch = gateway_id, dispatch
+        self._is_claim_sent = False
+
+    def is_kept(self, now_s: float) -> bool:
+        """Once it has ended: for another gateway, since its own may have died without having taken the end."""
+        return not self._is_ending_sent and self.is_claimable and now_s < self.ended_at_s + self.keep_ms / 1000
 
     @property
     def has_updates(self) -> bool:
         if self.next_index is None:
             return False
-        if self.next_index < len(self.token_ids) or self._num_prompt_sent < len(self.prompt_logprobs):
+        if (
+            not self._is_claim_sent
+            or self.next_index < len(self.token_ids)
+            or self._num_prompt_sent < len(self.prompt_logprobs)
+        ):
             return True
         return self.ending is not None and not self._is_ending_sent
 
@@ -111,7 +151,9 @@ class OutputCollector:
         self.next_index = first_index + len(token_ids)
         is_last = self.ending is not None and self.next_index >= len(self.token_ids)
         self._is_ending_sent = is_last
-        update = ending_to_pb(self.ending) if self.ending is not None and is_last else _update_of(self.key)
+        key = self.wire_key
+        update = ending_to_pb(self.ending, key) if self.ending is not None and is_last else _update_of(key)
+        update.claimed, self._is_claim_sent = not self._is_claim_sent, True
         update.first_index = first_index
         update.token_ids.extend(token_ids)
         update.logprobs.extend(map(logprobs_to_pb, self.logprobs[first_index : self.next_index]))
@@ -122,9 +164,11 @@ class OutputCollector:
         return update
 
 
-def ending_to_pb(ending: SequenceEnded | SequenceForgotten) -> worker_pb2.SequenceUpdate:
-    """An update that has nothing but how a sequence ended on this worker."""
-    update = _update_of(ending.key)
+def ending_to_pb(
+    ending: SequenceEnded | SequenceForgotten, key: SequenceKey | None = None
+) -> worker_pb2.SequenceUpdate:
+    """An update that has nothing but how a sequence ended on this worker. `key`: by which its gateway knows it."""
+    update = _update_of(key or ending.key)
     if isinstance(ending, SequenceForgotten):
         update.handed_off = True
         return update
@@ -168,10 +212,12 @@ class SequenceTable:
         return collector if collector is not None and collector.key == key else None
 
     def find_adoption(self, key: SequenceKey) -> OutputCollector | None:
-        """This attempt's, or that of a later adoption of the same dispatch."""
+        """This attempt's, or that of a later adoption of the same dispatch, as its gateway knows it."""
         collector = self._collectors.get(key.request_id)
-        is_it = collector is not None and _dispatch_of(collector.key) == _dispatch_of(key)
-        return collector if collector is not None and is_it and collector.key.attempt >= key.attempt else None
+        if collector is None:
+            return None
+        known = collector.wire_key
+        return collector if _dispatch_of(known) == _dispatch_of(key) and known.attempt >= key.attempt else None
 
     def open(self, collector: OutputCollector) -> None:
         """Replaces an older attempt's."""
@@ -190,21 +236,33 @@ class SequenceTable:
             self.drop(next(iter(self._ended)))
 
     def sweep(self) -> None:
-        """Forgets sequences that ended too long ago."""
-        until_s = self._clock.now_s() - self._retained_s
-        while self._ended and self._collectors[oldest := next(iter(self._ended))].ended_at_s <= until_s:
-            self.drop(oldest)
+        """Forgets sequences that ended too long ago. One that is kept for another gateway may still be claimed."""
+        now_s = self._clock.now_s()
+        until_s = now_s - self._retained_s
+        for request_id in list(self._ended):
+            collector = self._collectors[request_id]
+            if collector.ended_at_s > until_s:
+                return  # so are all that ended later
+            if not collector.is_kept(now_s):
+                self.drop(request_id)
 
 
-class _PendingResume(NamedTuple):
+class PendingResume(NamedTuple):
+    """What a gateway wants of a sequence that may still come; `claims`: under whatever earlier dispatch it comes."""
+
     key: SequenceKey
     gateway_id: str
     next_index: int
+    claims: bool
     expires_at_s: float
 
 
 def _dispatch_of(key: SequenceKey) -> tuple[str, int]:
     return key.request_id, key.attempt.dispatch
+
+
+def _claim_of(key: SequenceKey) -> tuple[str, int]:
+    return key.request_id, 0
 
 
 class PendingResumes:
@@ -217,38 +275,46 @@ class PendingResumes:
         self._clock = clock
         self._ttl_s = ttl_s
         self._max_entries = max_entries
-        self._entries: OrderedDict[tuple[str, int], _PendingResume] = OrderedDict()
+        self._entries: OrderedDict[tuple[str, int], PendingResume] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def put(self, key: SequenceKey, gateway_id: str, next_index: int) -> None:
-        self._entries.pop(_dispatch_of(key), None)
-        entry = _PendingResume(key, gateway_id, next_index, self._clock.now_s() + self._ttl_s)
-        self._entries[_dispatch_of(key)] = entry
+    def put(self, key: SequenceKey, gateway_id: str, next_index: int, *, claims: bool = False) -> None:
+        place = _claim_of(key) if claims else _dispatch_of(key)
+        self._entries.pop(place, None)
+        self._entries[place] = PendingResume(key, gateway_id, next_index, claims, self._clock.now_s() + self._ttl_s)
         if len(self._entries) > self._max_entries:
             self._entries.popitem(last=False)
 
-    def try_take(self, key: SequenceKey, gateway_id: str) -> int | None:
-        """The index that the gateway asked for, if it did."""
+    def try_take(self, key: SequenceKey, gateway_id: str) -> PendingResume | None:
+        """What the gateway that started it asked for, or another one that claims it."""
+        claim = self._entries.get(_claim_of(key))
+        if claim is not None and claim.key.attempt.dispatch > key.attempt.dispatch:
+            return self._entries.pop(_claim_of(key))
         entry = self._entries.pop(_dispatch_of(key), None)
-        return entry.next_index if entry is not None and entry.gateway_id == gateway_id else None
+        return entry if entry is not None and entry.gateway_id == gateway_id else None
+
+    def drop(self, key: SequenceKey, gateway_id: str) -> None:
+        """The gateway waits no longer."""
+        for place in (_dispatch_of(key), _claim_of(key)):
+            entry = self._entries.get(place)
+            if entry is not None and entry.gateway_id == gateway_id:
+                del self._entries[place]
 
     def drop_gateway(self, gateway_id: str) -> None:
-        for dispatch in [dispatch for dispatch, entry in self._entries.items() if entry.gateway_id == gateway_id]:
-            del self._entries[dispatch]
+        for place in [place for place, entry in self._entries.items() if entry.gateway_id == gateway_id]:
+            del self._entries[place]
 
-    def take_all(self) -> list[tuple[str, SequenceKey]]:
-        """(gateway, sequence) of each."""
+    def take_all(self) -> list[PendingResume]:
         entries, self._entries = self._entries, OrderedDict()
-        return [(entry.gateway_id, entry.key) for entry in entries.values()]
+        return list(entries.values())
 
-    def take_expired(self) -> list[tuple[str, SequenceKey, int]]:
-        """(gateway, sequence, index) of those that waited for too long."""
+    def take_expired(self) -> list[PendingResume]:
+        """Those that waited for too long."""
         now_s, expired = self._clock.now_s(), []
         while self._entries and next(iter(self._entries.values())).expires_at_s <= now_s:
-            _, entry = self._entries.popitem(last=False)
-            expired.append((entry.gateway_id, entry.key, entry.next_index))
+            expired.append(self._entries.popitem(last=False)[1])
         return expired
 
 

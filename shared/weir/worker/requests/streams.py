@@ -47,6 +47,10 @@ class GatewayStream:
             self._has_room.clear()
         self._changed.set()
 
+    def leave(self, collector: OutputCollector) -> None:
+        """Another gateway has the sequence: nothing more of it is sent here."""
+        self._with_updates.pop(collector.key, None)
+
     async def wait_for_room(self) -> None:
         """While a gateway takes no answers, no commands are taken from it: each makes at most one answer."""
         await self._has_room.wait()
