@@ -250,6 +250,7 @@ class Resume(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     NEXT_INDEX_FIELD_NUMBER: _builtins.int
     AWAITS_HAND_OFF_FIELD_NUMBER: _builtins.int
+    IS_SEARCH_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request's id."""
     next_index: _builtins.int
@@ -258,6 +259,8 @@ class Resume(_message.Message):
     """The sequence has yet to be handed to this worker, as far as the gateway knows: it waits for that. Else a worker that
     does not hold the sequence says so at once.
     """
+    is_search: _builtins.bool
+    """With awaits_hand_off: this worker is one of several that may get the sequence, so it need not expect it."""
     @_builtins.property
     def attempt(self) -> _types_pb2.Attempt:
         """Its epoch."""
@@ -269,10 +272,11 @@ class Resume(_message.Message):
         attempt: _types_pb2.Attempt | None = ...,
         next_index: _builtins.int = ...,
         awaits_hand_off: _builtins.bool = ...,
+        is_search: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "awaits_hand_off", b"awaits_hand_off", "next_index", b"next_index", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "awaits_hand_off", b"awaits_hand_off", "is_search", b"is_search", "next_index", b"next_index", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -382,7 +386,9 @@ class SequenceUpdate(_message.Message):
     first_index: _builtins.int
     """Output index of the first of token_ids."""
     handed_off: _builtins.bool
-    """Prefill workers: the pages now belong to the decode worker."""
+    """Prefill workers: the pages now belong to the decode worker. With the error DRAINING: a worker that is being emptied has
+    given the sequence up to another one that shares its memory, under a newer adoption; ask for it there.
+    """
     finish_reason: _types_pb2.FinishReason.ValueType
     """Set when the sequence has ended here."""
     num_cached_tokens: _builtins.int
