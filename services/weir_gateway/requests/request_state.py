@@ -87,6 +87,8 @@ class RequestState:
         """The worker that the present dispatch was lost with, or the one before it, if it was lost with one."""
         self.is_awaiting_adopter = False
         """Whether whoever adopts the sequence of a lost worker is looked for."""
+        self._giver_id = ""
+        """The worker that gave the sequence up to another one, last."""
         self._num_given_tokens = 0
         """Output tokens that the present dispatch goes on from."""
         self._received_at_s = self._last_event_s = clock.now_s()
@@ -154,7 +156,7 @@ class RequestState:
 
     @property
     def may_be_adopted(self) -> bool:
-        """Whether what interrupted it is the loss of the worker that has, or is being handed, its sequence."""
+        """Whether it was interrupted since the worker that has, or is being handed, its sequence is lost or emptied."""
         placement, is_sampled = self.placement, self.phase in (Phase.HANDING_OFF, Phase.DECODING)
         is_lost = placement is not None and self.lost_worker_id == placement.decode_worker_id
         return is_lost and is_sampled and self.checked.try_find_end(self.output.token_ids) is None
@@ -171,7 +173,7 @@ class RequestState:
         """Its sequence is at another worker now."""
         if self.placement is None:
             raise AssertionError(f"request {self.request_id} is adopted without a grant")
-        self.lost_worker_id = ""
+        self.lost_worker_id = worker_id if worker_id == self._giver_id else ""  # it has given it up meanwhile
         self._last_event_s, self._last_probe_s = self._clock.now_s(), float("-inf")
         if self.placement.is_local:
             self.placement = replace(self.placement, prefill_worker_id=worker_id, prefill_address=address)
@@ -202,8 +204,9 @@ class RequestState:
     def resume_command(self) -> worker_pb2.ServeRequest:
         """Asks a worker for the updates from the next token on."""
         is_split = self.placement is not None and not self.placement.is_local
-        awaits_hand_off = self.is_awaiting_adopter or (is_split and self.phase is not Phase.DECODING)
-        return resume_command(self.request_id, self.attempt, self.output.next_index, awaits_hand_off=awaits_hand_off)
+        is_search, index = self.is_awaiting_adopter, self.output.next_index
+        awaits = is_search or (is_split and self.phase is not Phase.DECODING)
+        return resume_command(self.request_id, self.attempt, index, awaits_hand_off=awaits, is_search=is_search)
 
     def try_probe(self, overdue_s: float, again_s: float) -> worker_pb2.ServeRequest | None:
         """A Resume for the decode worker when tokens are overdue: a lost update comes again, a lost sequence shows.
@@ -313,7 +316,7 @@ class RequestState:
             self.adoption = attempt.adoption
             if not self.adopted.done():
                 self.adopted.set_result(worker_id)
-        if update.HasField("error"):
+        if update.HasField("error") and not update.handed_off:
             self._end_by_worker(worker_id, update.error)
             return
         if not self._num_given_tokens:
@@ -325,6 +328,9 @@ class RequestState:
         if self.output.finish_reason is not None:
             self.is_over_at_workers = output_end_from_pb(update.finish_reason) is not None
             self._finish()
+        elif update.HasField("error"):
+            self._giver_id = self.lost_worker_id = worker_id
+            self._end_by_worker(worker_id, update.error)
         elif update.finish_reason == types_pb2.FINISH_REASON_CANCELLED:
             message = f"worker {worker_id} cancelled the request"
             self.interrupt(Unavailable(message, retry_after_s=RETRY_AFTER_S))

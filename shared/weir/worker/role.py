@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Protocol
 
 from weir.engine.batching.batcher import Batcher, BatchLimits
@@ -31,6 +32,17 @@ class RoleParts:
     request_shutdown: Callable[[str], None]
 
 
+class Untaken(Enum):
+    """What becomes of a sequence that is to be handed over and that nobody takes."""
+
+    GOES_ON = "goes_on"
+    """Here, until somebody does."""
+    INTERRUPTED = "interrupted"
+    """Its gateway has it go on under a new dispatch."""
+    LEFT = "left"
+    """This process is about to end: it stays in the arena, for whoever comes in its place."""
+
+
 class Role(Protocol):
     """Called in the event loop, but for `make_runner`."""
 
@@ -51,6 +63,10 @@ class Role(Protocol):
 
     def on_handed_off(self, handed_off: HandedOff) -> None:
         """A sequence has come to this worker's lease."""
+        ...
+
+    def hand_over(self, untaken: Untaken) -> None:
+        """Has others go on with what runs here, where the role knows how to. Called again and again while it drains."""
         ...
 
     def on_report(self, report: EngineReport) -> None:

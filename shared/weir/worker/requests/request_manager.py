@@ -88,7 +88,7 @@ class RequestManager:
     @property
     def num_expected(self) -> int:
         """Sequences that gateways wait for here and that have not been handed over yet."""
-        return len(self._pending_resumes)
+        return self._pending_resumes.num_expected
 
     def begin_drain(self) -> None:
         """Refuses every Start from here on. What is prefilled for this worker may still come."""
@@ -150,16 +150,24 @@ class RequestManager:
                 return
         stream.answer(SequenceEnded(key, FinishReason.CANCELLED))
 
-    def resume(self, stream: GatewayStream, key: SequenceKey, next_index: int, *, awaits_hand_off: bool) -> None:
-        """Sends everything from `next_index` on, now and later; `awaits_hand_off`: also if it comes only later. What
-        was adopted since this attempt goes on for it."""
+    def resume(
+        self,
+        stream: GatewayStream,
+        key: SequenceKey,
+        next_index: int,
+        *,
+        awaits_hand_off: bool,
+        is_search: bool = False,
+    ) -> None:
+        """Sends everything from `next_index` on, now and later; `awaits_hand_off`: also if it comes only later;
+        `is_search`: others may get it as well. What was adopted since this attempt goes on for it."""
         held = self._sequences.find_adoption(key)
         if held is not None and held.gateway_id == stream.gateway_id:
             self._resume(stream, held, next_index)
         elif self._cancelled.covers(key):
             stream.answer(SequenceEnded(key, FinishReason.CANCELLED))
         elif awaits_hand_off and self._may_still_come(key):
-            self._pending_resumes.put(key, stream.gateway_id, next_index)
+            self._pending_resumes.put(key, stream.gateway_id, next_index, is_search=is_search)
         elif awaits_hand_off and self._is_draining:
             stream.answer(_draining(key))
         else:

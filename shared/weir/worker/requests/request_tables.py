@@ -127,6 +127,9 @@ def ending_to_pb(ending: SequenceEnded | SequenceForgotten) -> worker_pb2.Sequen
     update = _update_of(ending.key)
     if isinstance(ending, SequenceForgotten):
         update.handed_off = True
+        if ending.is_adoption:  # with an error: a gateway that knows nothing of this has it go on by a new dispatch
+            update.error.reason = worker_pb2.WORKER_ERROR_REASON_DRAINING
+            update.error.message = "this worker drains; another one of its memory goes on with the sequence"
         return update
     update.finish_reason = finish_reason_to_pb(ending.reason)
     if ending.failure is not None:
@@ -201,6 +204,7 @@ class _PendingResume(NamedTuple):
     gateway_id: str
     next_index: int
     expires_at_s: float
+    is_search: bool
 
 
 def _dispatch_of(key: SequenceKey) -> tuple[str, int]:
@@ -222,9 +226,14 @@ class PendingResumes:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def put(self, key: SequenceKey, gateway_id: str, next_index: int) -> None:
+    @property
+    def num_expected(self) -> int:
+        """Without those that others may get as well."""
+        return sum(not entry.is_search for entry in self._entries.values())
+
+    def put(self, key: SequenceKey, gateway_id: str, next_index: int, *, is_search: bool = False) -> None:
         self._entries.pop(_dispatch_of(key), None)
-        entry = _PendingResume(key, gateway_id, next_index, self._clock.now_s() + self._ttl_s)
+        entry = _PendingResume(key, gateway_id, next_index, self._clock.now_s() + self._ttl_s, is_search)
         self._entries[_dispatch_of(key)] = entry
         if len(self._entries) > self._max_entries:
             self._entries.popitem(last=False)
