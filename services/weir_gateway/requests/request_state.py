@@ -87,8 +87,6 @@ class RequestState:
         """The worker that the present dispatch was lost with, or the one before it, if it was lost with one."""
         self.is_awaiting_adopter = False
         """Whether whoever adopts the sequence of a lost worker is looked for."""
-        self._giver_id = ""
-        """The worker that gave the sequence up to another one, last."""
         self._num_given_tokens = 0
         """Output tokens that the present dispatch goes on from."""
         self._received_at_s = self._last_event_s = clock.now_s()
@@ -173,7 +171,7 @@ class RequestState:
         """Its sequence is at another worker now."""
         if self.placement is None:
             raise AssertionError(f"request {self.request_id} is adopted without a grant")
-        self.lost_worker_id = worker_id if worker_id == self._giver_id else ""  # it has given it up meanwhile
+        self.lost_worker_id = worker_id if worker_id == self.lost_worker_id else ""  # it has given it up meanwhile
         self._last_event_s, self._last_probe_s = self._clock.now_s(), float("-inf")
         if self.placement.is_local:
             self.placement = replace(self.placement, prefill_worker_id=worker_id, prefill_address=address)
@@ -290,8 +288,8 @@ class RequestState:
             self.fail(InternalError(f"internal error: {type(error).__name__}; see the gateway's log"))
 
     def on_connection_lost(self, worker_id: str, message: str) -> None:
-        if not self._is_own(worker_id):
-            return  # it was asked whether it has adopted the sequence
+        if self._is_searched_at(worker_id):
+            return  # another one may have the sequence
         if self._is_prefill(worker_id) and self.phase is Phase.DECODING:
             return  # it has done its part
         if not self.interrupted.done():
@@ -329,7 +327,7 @@ class RequestState:
             self.is_over_at_workers = output_end_from_pb(update.finish_reason) is not None
             self._finish()
         elif update.HasField("error"):
-            self._giver_id = self.lost_worker_id = worker_id
+            self.lost_worker_id = worker_id
             self._end_by_worker(worker_id, update.error)
         elif update.finish_reason == types_pb2.FINISH_REASON_CANCELLED:
             message = f"worker {worker_id} cancelled the request"
@@ -354,7 +352,7 @@ class RequestState:
         is_unknown = error.reason == worker_pb2.WORKER_ERROR_REASON_UNKNOWN_REQUEST
         if is_unknown and self.phase is Phase.PREFILLING and not self._starts_at(worker_id):
             return  # it waits no longer for a hand-off that is still to come
-        if self.is_awaiting_adopter and not self._is_own(worker_id) and not self.adopted.done():
+        if self.is_awaiting_adopter and self._is_searched_at(worker_id) and not self.adopted.done():
             return  # it was asked in vain, another one may have the sequence
         if error.reason == worker_pb2.WORKER_ERROR_REASON_NO_CAPACITY:
             self.interrupt(Overloaded(message, retry_after_s=RETRY_AFTER_S))
@@ -381,6 +379,9 @@ class RequestState:
 
     def _is_own(self, worker_id: str) -> bool:
         return self.placement is not None and self.placement.names(worker_id)
+
+    def _is_searched_at(self, worker_id: str) -> bool:
+        return not self._is_own(worker_id) or (self.is_awaiting_adopter and worker_id == self.lost_worker_id)
 
     def _is_prefill(self, worker_id: str) -> bool:
         return self.placement is not None and self.placement.is_prefill_alone(worker_id)

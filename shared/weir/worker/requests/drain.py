@@ -40,8 +40,8 @@ class WorkerDrain:
         request_shutdown: Callable[[str], None],
     ) -> None:
         """`hand_over` has another worker go on with what is here, as far as there is one; `interrupt` ends all that is
-        here and not being handed over, at the next step's boundary, so that its gateway has it go on elsewhere. Both may
-        be called again. `on_change` is called when the duty has changed."""
+        here and not being handed over, at the next step's boundary, so that its gateway has it go on elsewhere. Both
+        may be called again. `on_change` is called when the duty has changed."""
         self._manager = manager
         self._hand_over = hand_over
         self._interrupt = interrupt
@@ -59,8 +59,8 @@ class WorkerDrain:
         self._has_changed.set()
 
     def begin(self, grace_s: float, expected_s: float | None = None, untaken: Untaken = Untaken.INTERRUPTED) -> None:
-        """Takes nothing new. What is here is handed over at once; what nobody takes may end within the grace period, and
-        `untaken` is what becomes of it then. `expected_s`: so long at most what gateways wait for here may still come. A
+        """Takes nothing new. What is here is handed over at once; what nobody takes may end within the grace period,
+        and `untaken` is what becomes of it then. `expected_s`: so long at most what gateways wait for here may come. A
         repeated call sets all of them anew; one that is drained stays so."""
         if self.duty is Duty.DRAINED:
             return
