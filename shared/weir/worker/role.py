@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import Protocol
 
 from weir.engine.batching.batcher import Batcher, BatchLimits
@@ -14,6 +13,7 @@ from weir.worker.arena.arena import Arena
 from weir.worker.arena.page_keeper import PageKeeper
 from weir.worker.arena.prefixes import Prefixes
 from weir.worker.engine.model_loading import LoadedModel
+from weir.worker.requests.drain import Untaken
 from weir.worker.requests.request_manager import RequestManager
 from weir.worker.requests.streams import GatewayStream
 
@@ -30,17 +30,6 @@ class RoleParts:
     manager: RequestManager
     post: Callable[[Command], None]
     request_shutdown: Callable[[str], None]
-
-
-class Untaken(Enum):
-    """What becomes of a sequence that is to be handed over and that nobody takes."""
-
-    GOES_ON = "goes_on"
-    """Here, until somebody does."""
-    INTERRUPTED = "interrupted"
-    """Its gateway has it go on under a new dispatch."""
-    LEFT = "left"
-    """This process is about to end: it stays in the arena, for whoever comes in its place."""
 
 
 class Role(Protocol):

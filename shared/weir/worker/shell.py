@@ -51,12 +51,12 @@ from weir.worker.config import WorkerConfig
 from weir.worker.engine.cost_meter import CostMeter
 from weir.worker.engine.model_loading import LoadedModel, ModelSpec
 from weir.worker.requests.commands import start_from_pb
-from weir.worker.requests.drain import Duty, WorkerDrain
+from weir.worker.requests.drain import Duty, Untaken, WorkerDrain
 from weir.worker.requests.end_releases import EndReleases
 from weir.worker.requests.request_manager import RequestLimits, RequestManager
 from weir.worker.requests.servicer import WorkerServicer
 from weir.worker.requests.streams import GatewayStream, StreamHub
-from weir.worker.role import Role, RoleParts, Untaken
+from weir.worker.role import Role, RoleParts
 from weir.worker.tasks import WorkerTasks
 
 _log = logging.getLogger(__name__)

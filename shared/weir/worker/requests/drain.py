@@ -11,7 +11,6 @@ from collections.abc import Callable
 from enum import Enum
 
 from weir.worker.requests.request_manager import RequestManager
-from weir.worker.role import Untaken
 from weir.worker.tasks import WorkerTasks
 
 _log = logging.getLogger(__name__)
@@ -26,6 +25,17 @@ class Duty(Enum):
     SERVING = "serving"
     DRAINING = "draining"
     DRAINED = "drained"
+
+
+class Untaken(Enum):
+    """What becomes of a sequence that is to be handed over and that nobody takes."""
+
+    GOES_ON = "goes_on"
+    """Here, until somebody does."""
+    INTERRUPTED = "interrupted"
+    """Its gateway has it go on under a new dispatch."""
+    LEFT = "left"
+    """This process is about to end: it stays in the arena, for whoever comes in its place."""
 
 
 class WorkerDrain:

@@ -30,9 +30,10 @@ from weir.kv.messages import HandedOff
 from weir.kv.records.record import SequenceParams
 from weir.worker.arena.arena import UnreadableRecord, read_arrival
 from weir.worker.engine.model_loading import LoadedModel
+from weir.worker.requests.drain import Untaken
 from weir.worker.requests.spans import DecodeSpans, PrefillSpans
 from weir.worker.requests.streams import GatewayStream
-from weir.worker.role import RoleParts, Untaken
+from weir.worker.role import RoleParts
 from weir.worker.roles.config import DecodeConfig
 from weir.worker.roles.hand_overs import HandOvers
 

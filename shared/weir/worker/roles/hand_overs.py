@@ -16,7 +16,8 @@ from weir.engine.messages import (
     HandOverSequences,
     TakeBackSequence,
 )
-from weir.worker.role import RoleParts, Untaken
+from weir.worker.requests.drain import Untaken
+from weir.worker.role import RoleParts
 from weir.worker.tasks import WorkerTasks
 
 _log = logging.getLogger(__name__)
