@@ -5,7 +5,7 @@ returned: leases to fence from `tick`, sequences to announce from `attach`, `han
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 import numpy as np
 
@@ -20,8 +20,11 @@ from weir.kv.messages import Acquired, Claims, HandedOff, HandOffReceipt, PageCh
 from weir.kv.movers import Mover
 from weir.kv.prefixes import PageIds, PrefixIndex, page_hashes
 from weir.kv.records.record import RecordSummary
+from weir_transfer.adopters import ADOPTING_ROLE, Adopters, is_raised
+from weir_transfer.counters import TransferCounters, gauges
 from weir_transfer.lease_keeper import Countdowns, LeaseKeeper
 from weir_transfer.messages import (
+    AdoptionOff,
     Announcement,
     ArenaSettings,
     Attachment,
@@ -30,30 +33,12 @@ from weir_transfer.messages import (
     HandOffRequest,
     LeaseRegistration,
     MatchRequest,
+    ReceiverGone,
     RecordMismatch,
 )
 from weir_transfer.pending_prefixes import PendingPrefixes
 
 _RETRY_AFTER_S = 0.1
-_ADOPTING_ROLE = "decode"
-
-
-@dataclass(slots=True)
-class TransferCounters:
-    """Since the start of this process."""
-
-    handoffs_total: int = 0
-    handoffs_repeated_total: int = 0
-    handoff_pages_total: int = 0
-    handoff_bytes_copied_total: int = 0
-    fenced_total: int = 0
-    orphaned_total: int = 0
-    adopted_total: int = 0
-    reclaimed_pages_total: int = 0
-    reclaimed_slots_total: int = 0
-    prefix_hit_pages_total: int = 0
-    prefix_missed_pages_total: int = 0
-    prefix_waits_total: int = 0
 
 
 class ArenaCore:
@@ -79,6 +64,7 @@ class ArenaCore:
         self._counters = TransferCounters()
         self._keeps_prefixes = settings.keeps_prefixes
         self._settings = settings
+        self._adopters = Adopters(self._leases, self._table)
         self._are_orphans_wanted = True
         self._pending = PendingPrefixes(on_settled)
         self._unclaimed_lease_ids: set[int] = set()
@@ -103,9 +89,10 @@ class ArenaCore:
         self._unclaimed_lease_ids.discard(lease_id)
         return Attachment(lease_id, self._keeper.attach(lease_id), handed_off)
 
-    def heartbeat(self, lease_id: int, attachment: int) -> None:
-        """One of an attachment that has ended changes nothing."""
+    def heartbeat(self, lease_id: int, attachment: int, *, is_draining: bool = False) -> None:
+        """One of an attachment that has ended changes nothing. `is_draining`: it gets nothing that others leave."""
         self._keeper.heartbeat(lease_id, attachment)
+        self._adopters.set_draining(lease_id, is_draining=is_draining)
 
     def break_stream(self, lease_id: int, attachment: int) -> None:
         """The stream of an attachment ended."""
@@ -119,20 +106,20 @@ class ArenaCore:
     def end_lease(self, lease_id: int) -> None:
         """Nobody can write under this lease any more: its process has exited, or gave it up. May be called twice."""
         self._unclaimed_lease_ids.discard(lease_id)
+        self._adopters.set_draining(lease_id, is_draining=False)
         if self._keeper.try_orphan(lease_id):
             self._pending.give_up_all(lease_id)
             self._counters.orphaned_total += self._table.orphan(lease_id, self._block_table_of)
 
     def adopt_orphans(self) -> list[Announcement]:
         """Passes what workers that have ended left to living ones of their role, each sequence to the one that holds
-        the fewest. Not to one that is silent: it may be about to be killed."""
-        adopters = [
-            lease for lease in self._leases.all() if lease.role == _ADOPTING_ROLE and lease.state == LeaseState.ACTIVE
-        ]
+        the fewest."""
         announcements = []
-        for slot in self._adoptable_slots() if adopters else ():
-            num_slots_of = {lease.lease_id: len(self._table.slots_of(lease.lease_id)) for lease in adopters}
-            announcements.append(self._adopt(slot, min(num_slots_of, key=num_slots_of.__getitem__)))
+        for slot in self._adoptable_slots():
+            adopter = self._adopters.try_choose()
+            if adopter is None:
+                break
+            announcements.append(self._adopt(slot, adopter))
         return announcements
 
     def give_up_orphans(self) -> None:
@@ -217,9 +204,11 @@ class ArenaCore:
         self._pending.give_up(lease_id, match_ids)
 
     def hand_off(self, lease_id: int, attachment: int, request: HandOffRequest) -> CommittedHandOff:
-        """Passes a sequence with its pages to another worker; a repeated call finds it done.
+        """Passes a sequence with its pages to another worker; a repeated call finds it done. One that names nobody
+        passes it to an adopter, as if its worker had ended.
 
-        Raises NotOwned, RecordMismatch, ReceiverSilent, ReceiverGone or StaleAttachment; then nothing has changed.
+        Raises NotOwned, RecordMismatch, ReceiverSilent, ReceiverGone, AdoptionOff or StaleAttachment; then nothing has
+        changed.
         """
         self._keeper.check_attached(lease_id, attachment)
         try:
@@ -227,11 +216,14 @@ class ArenaCore:
         except NotOwned:
             return self._find_committed(request)
         summary = self._require_record(request)
-        to_lease_id = self._keeper.find_receiver(request.to_worker_id)
+        to_lease_id = self._find_receiver(lease_id, request)
         self._table.check_held_pages(lease_id, summary.page_ids)
+        if not request.to_worker_id:
+            summary = self._raise_adoption(request.slot)
+            self._counters.handed_over_total += 1
         hashes = request.hashes[: summary.num_computed_tokens // PAGE_TOKENS] if self._keeps_prefixes else ()
         num_bytes_copied = self._mover.move(summary.page_ids)
-        move = Move(request.request_id, request.attempt, from_lease_id=lease_id, to_lease_id=to_lease_id)
+        move = Move(request.request_id, summary.attempt, from_lease_id=lease_id, to_lease_id=to_lease_id)
         self._table.hand_off(request.slot, summary.page_ids, move, hashes)
         self._pending.settle(hashes)
         self._counters.handoffs_total += 1
@@ -244,7 +236,7 @@ class ArenaCore:
         """Counters (`_total`) and gauges."""
         return {
             **{name: float(value) for name, value in asdict(self._counters).items()},
-            **_gauges(self._table, self._leases.all()),
+            **gauges(self._table, self._leases.all()),
             "prefix_pending": float(len(self._pending)),
         }
 
@@ -305,7 +297,7 @@ class ArenaCore:
         return [
             slot
             for slot in self._table.orphaned_slots()
-            if roles.get(self._table.owner_of(slot)) == _ADOPTING_ROLE
+            if roles.get(self._table.owner_of(slot)) == ADOPTING_ROLE
             and (summary := self._records[slot].summarize()) is not None
             and summary.num_output_tokens > 0
             and summary.attempt.adoption < self._settings.max_adoptions
@@ -314,14 +306,28 @@ class ArenaCore:
     def _adopt(self, slot: int, to_lease_id: int) -> Announcement:
         """The record comes first: what is announced is newer than all that the one who died may have sent. Should this
         process die before the owner changes, the next one raises it once more."""
-        record = self._records[slot]
-        record.raise_adoption()
-        summary = record.summarize()
-        assert summary is not None, "nobody else writes the record of a worker that has ended"
+        summary = self._raise_adoption(slot)
         move = Move(summary.request_id, summary.attempt, self._table.owner_of(slot), to_lease_id)
         self._table.adopt(slot, summary.page_ids, move)
         self._counters.adopted_total += 1
         return Announcement(to_lease_id, self._handed_off(slot, summary))
+
+    def _raise_adoption(self, slot: int) -> RecordSummary:
+        record = self._records[slot]
+        record.raise_adoption()
+        summary = record.summarize()
+        assert summary is not None, "nobody else writes the record of a worker that has ended, or gives it away"
+        return summary
+
+    def _find_receiver(self, lease_id: int, request: HandOffRequest) -> int:
+        if request.to_worker_id:
+            return self._keeper.find_receiver(request.to_worker_id)
+        if not (self._are_orphans_wanted and self._settings.adoption_wait_ms):
+            raise AdoptionOff("no worker adopts what another one leaves: adoption_wait_ms is 0, or the service ends")
+        adopter = self._adopters.try_choose(besides=lease_id)
+        if adopter is None:
+            raise ReceiverGone("no other decode worker of this arena takes sequences now")
+        return adopter
 
     def _free_orphans(self, lease_id: int) -> None:
         """What they had computed stays as reusable prefixes: whoever goes on with their requests finds it."""
@@ -347,7 +353,8 @@ class ArenaCore:
         summary = self._records[request.slot].summarize()
         if summary is None:
             raise RecordMismatch(f"slot {request.slot} has no valid record")
-        if (summary.request_id, summary.attempt) != (request.request_id, request.attempt):
+        is_same = (summary.request_id, summary.attempt) == (request.request_id, request.attempt)
+        if not is_same and not is_raised(summary, request):
             raise RecordMismatch(
                 f"slot {request.slot} has the record of {summary.request_id} {summary.attempt}, "
                 f"to be handed off is {request.request_id} {request.attempt}"
@@ -369,20 +376,3 @@ class ArenaCore:
     def _block_table_of(self, slot: int) -> PageIds | None:
         summary = self._records[slot].summarize()
         return None if summary is None else summary.page_ids
-
-
-def _gauges(table: OwnershipTable, leases: Sequence[Lease]) -> Mapping[str, float]:
-    """Leases, pages and slots by state, and the evictions since the start of this process."""
-    states = [lease.state for lease in leases]
-    metrics = {
-        "leases": len(states),
-        "suspect_leases": states.count(LeaseState.SUSPECT),
-        "fencing_leases": states.count(LeaseState.FENCING),
-        "total_pages": len(table.page_rows),
-        "total_slots": len(table.slot_rows),
-        "free_slots": table.num_slots(SlotState.FREE),
-        "orphaned_slots": table.num_slots(SlotState.ORPHANED),
-        "prefix_evicted_pages_total": table.prefixes.num_evicted,
-        **{f"{state.name.lower()}_pages": table.num_pages(state) for state in PageState},
-    }
-    return {name: float(value) for name, value in metrics.items()}

@@ -66,7 +66,8 @@ class Attachment:
 
 @dataclass(frozen=True, slots=True)
 class HandOffRequest:
-    """Passes the sequence `request_id`, under `attempt`, in `slot`, to another worker.
+    """Passes the sequence `request_id`, under `attempt`, in `slot`, to another worker; empty: to whichever can go on
+    with it, under the next adoption.
 
     `hashes` are those of its first pages: computed, and free to serve others.
     """
@@ -126,6 +127,10 @@ class RecordMismatch(ArenaRefusal):
 
 class ReceiverSilent(ArenaRefusal):
     """The receiver of a hand-off is silent or reconnects; it may be back in a moment."""
+
+
+class AdoptionOff(ArenaRefusal):
+    """Nobody goes on with what a worker leaves, now or later."""
 
 
 class ReceiverGone(ArenaRefusal):

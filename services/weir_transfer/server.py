@@ -24,6 +24,7 @@ from weir_transfer.arena import ClaimedArena
 from weir_transfer.core import ArenaCore
 from weir_transfer.fence import Fence
 from weir_transfer.messages import (
+    AdoptionOff,
     Announcement,
     ArenaRefusal,
     ArenaSettings,
@@ -46,6 +47,7 @@ _CODES: dict[type[Exception], grpc.StatusCode] = {
     AttachRefused: grpc.StatusCode.FAILED_PRECONDITION,
     NotOwned: grpc.StatusCode.FAILED_PRECONDITION,
     RecordMismatch: grpc.StatusCode.FAILED_PRECONDITION,
+    AdoptionOff: grpc.StatusCode.FAILED_PRECONDITION,
     StaleAttachment: grpc.StatusCode.ABORTED,
     ReceiverSilent: grpc.StatusCode.UNAVAILABLE,
     ReceiverGone: grpc.StatusCode.NOT_FOUND,
@@ -275,7 +277,8 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
             async for request in requests:
                 match request.WhichOneof("message"):
                     case "heartbeat":
-                        self._core.heartbeat(attachment.lease_id, attachment.number)
+                        is_draining = request.heartbeat.is_draining
+                        self._core.heartbeat(attachment.lease_id, attachment.number, is_draining=is_draining)
                     case "detach":
                         self._core.detach(attachment.lease_id, attachment.number)
                         self._fence.forget(attachment.lease_id)

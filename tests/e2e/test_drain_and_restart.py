@@ -34,12 +34,16 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 def request_of(number: int, max_tokens: int) -> inference_pb2.GenerateRequest:
-    """Greedy and seeded ones, short and long prompts."""
+    """Greedy and seeded ones, with penalties, stop strings and log-probabilities, short and long prompts."""
     request = greedy_request([500 + number] * (20 + 20 * number), max_tokens=max_tokens, ignore_eos=True)
     if number % 2:
         request.options.sampling.temperature = 0.9
         request.options.sampling.seed = number
         request.options.sampling.repetition_penalty = 1.1
+    if number % 4 == 2:
+        request.options.stop_conditions.stop.append("zzzz")
+    if number % 4 == 3:
+        request.options.sampling.logprobs = 2
     return request
 
 
@@ -119,6 +123,54 @@ async def test_a_decode_worker_is_drained_under_streams_and_none_notices(
     assert "takes work again; it was drained" in undone.stderr
     same(await streams(stack, NUM_TOKENS), undisturbed)
     assert stack.metrics(process(stack, "decode-0"))["decode_steps_total"] > num_steps
+
+
+@pytest.mark.parametrize("how", ["drain", "sigterm"])
+async def test_the_streams_of_an_emptied_decode_worker_go_on_at_another_one_at_once(
+    stack: Stack, undisturbed: list[StreamRecord], how: str
+) -> None:
+    """Nothing is computed again, no request is dispatched again, and no log-probability is missing."""
+    prefill, victim, other = (process(stack, name) for name in ("prefill-0", "decode-0", "decode-1"))
+    gateway = process(stack, "gateway-0")
+
+    def counts() -> dict[str, float]:
+        at_gateway, at_other, at_prefill = (stack.metrics(view) for view in (gateway, other, prefill))
+        names = ("prompt_tokens_computed_total", "tokens_recomputed_total")
+        return {
+            "computed": sum(metrics[name] for metrics in (at_prefill, at_other) for name in names),
+            "dispatched again": at_gateway["interruptions_total"],
+            "adopted": at_other["adopted_total"],
+            "followed": at_gateway["adoptions_total"],
+        }
+
+    before: dict[str, float] = {}
+
+    def empty() -> None:
+        def num_running() -> float:
+            return sum(stack.metrics(view)["num_running"] for view in (victim, other))
+
+        wait_until(lambda: num_running() == NUM_STREAMS, timeout_s=30, what="all are decoded", interval_s=0.02)
+        before.update(counts())
+        began_s = time.monotonic()
+        if how == "drain":
+            assert weir(stack, "drain", "decode-0", "--grace-s", "120", "--wait").returncode == 0
+        else:
+            stack.kill(victim, signal.SIGTERM)
+            wait_until(lambda: stack.has_restarted(victim), timeout_s=60, what="decode-0 is back")
+        assert time.monotonic() - began_s < 60, "it waited for what it could have given away"
+
+    try:
+        records = await streams(stack, NUM_TOKENS, empty)
+        same(records, undisturbed)
+        assert [record.logprobs for record in records] == [record.logprobs for record in undisturbed]
+        after = counts()
+        grown = {name: after[name] - before[name] for name in before}
+        assert grown["adopted"] == grown["followed"] > 0
+        assert (grown["computed"], grown["dispatched again"]) == (0, 0)
+        assert max(record.max_pause_s for record in records) < 3.0
+    finally:
+        weir(stack, "drain", "decode-0", "--undo")
+    nothing_is_left(stack)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
-"""Finds the worker that goes on with a sequence after its own, or its gateway, has gone.
+"""Finds the worker that goes on with a sequence after its own, or its gateway, has gone, or its worker was emptied.
 
-The transfer service passes the sequences of a worker that has ended to another one that shares its memory. It does not
-tell gateways: a gateway asks each worker that may have got the sequence, and the first that has it answers. So does a
-gateway that goes on with a request of one that died: the sequence is where nobody told it.
+The transfer service passes the sequences of a worker that has ended, or drains, to another one that shares its memory.
+It does not tell gateways: a gateway asks each worker that may have got the sequence, and the first that has it answers.
+So does a gateway that goes on with a request of one that died: the sequence is where nobody told it.
 """
 
 import asyncio
@@ -53,6 +53,7 @@ class AdopterSearch:
             if not adopted.done():
                 return False
             state.follow(*asked.pop(adopted.result()))
+            self._unsubscribe(lost_worker_id, state)  # which may live, emptied
             self.num_adopted += 1
             return True
         finally:
@@ -113,8 +114,11 @@ class AdopterSearch:
     def _leave(self, state: RequestState, worker_ids: Iterable[str], *, is_found: bool) -> None:
         """Who has it not may still be the one that adopts it next, unless nobody is to have it any more."""
         for worker_id in worker_ids:
-            connection = self._connections.try_get(worker_id)
-            if connection is not None:
-                connection.unsubscribe(state.request_id)
+            self._unsubscribe(worker_id, state)
             if not is_found:
                 self._connections.cancel(worker_id, state.request_id, state.attempt)
+
+    def _unsubscribe(self, worker_id: str, state: RequestState) -> None:
+        connection = self._connections.try_get(worker_id)
+        if connection is not None:
+            connection.unsubscribe(state.request_id)

@@ -107,7 +107,6 @@ class RequestState:
 
     @property
     def silent_s(self) -> float:
-        """Time since its last token in order, or since it started."""
         return self._silence.length_s
 
     @property
@@ -147,14 +146,13 @@ class RequestState:
 
     @property
     def may_be_adopted(self) -> bool:
-        """Whether what interrupted it is the loss of the worker that has, or is being handed, its sequence."""
+        """Whether it was interrupted since the worker that has, or is being handed, its sequence is lost or emptied."""
         placement, is_sampled = self.placement, self.phase in (Phase.HANDING_OFF, Phase.DECODING)
         is_lost = placement is not None and self.lost_worker_id == placement.decode_worker_id
         return is_lost and is_sampled and self.checked.try_find_end(self.output.token_ids) is None
 
     def await_adopter(self) -> "tuple[str, asyncio.Future[str]]":
-        """From here on `resume_command` is for whoever adopts its sequence. Returns the worker that was lost, and what
-        says by whom it was adopted."""
+        """`resume_command` is for whoever adopts its sequence. Returns who was lost, and what says who adopted it."""
         loop = asyncio.get_running_loop()
         self.is_awaiting_adopter = True
         self.interrupted, self.adopted = loop.create_future(), loop.create_future()
@@ -174,7 +172,7 @@ class RequestState:
         """Its sequence is at another worker now."""
         if self.placement is None:
             raise AssertionError(f"request {self.request_id} is adopted without a grant")
-        self.lost_worker_id = ""
+        self.lost_worker_id = worker_id if worker_id == self.lost_worker_id else ""  # it has given it up meanwhile
         self._silence.begin()
         if self.placement.is_local:
             self.placement = replace(self.placement, prefill_worker_id=worker_id, prefill_address=address)
@@ -190,9 +188,7 @@ class RequestState:
         self.is_started = self.is_over_at_workers = self.is_claimed = False
         self.adoption = 0
         loop = asyncio.get_running_loop()
-        self.granted = loop.create_future()
-        self.interrupted = loop.create_future()
-        self.prefilled = loop.create_future()
+        self.granted, self.interrupted, self.prefilled = (loop.create_future() for _ in range(3))
 
     def start(self) -> worker_pb2.ServeRequest:
         """From now on its workers may know it. Returns the command for the prefill worker."""
@@ -205,8 +201,8 @@ class RequestState:
         """Asks a worker for the updates from the next token on."""
         is_split = self.placement is not None and not self.placement.is_local
         awaits = self.is_awaiting_adopter or (is_split and self.phase is not Phase.DECODING)
-        next_index, claims = self.output.next_index, self.is_claimed
-        return resume_command(self.request_id, self.attempt, next_index, awaits_hand_off=awaits, claims=claims)
+        flags = {"awaits_hand_off": awaits, "claims": self.is_claimed, "is_search": self.is_awaiting_adopter}
+        return resume_command(self.request_id, self.attempt, self.output.next_index, **flags)
 
     def try_probe(self, overdue_s: float, again_s: float) -> worker_pb2.ServeRequest | None:
         """A Resume for the decode worker when tokens are overdue: a lost update comes again, a lost sequence shows.
@@ -286,10 +282,9 @@ class RequestState:
             self.fail(InternalError(f"internal error: {type(error).__name__}; see the gateway's log"))
 
     def on_connection_lost(self, worker_id: str, message: str) -> None:
-        if not self._is_own(worker_id):
-            return  # it was asked whether it has adopted the sequence
-        if self._is_prefill(worker_id) and self.phase is Phase.DECODING:
-            return  # it has done its part
+        has_done_its_part = self._is_prefill(worker_id) and self.phase is Phase.DECODING
+        if has_done_its_part or self._is_searched_at(worker_id):  # another one may have the sequence
+            return
         if not self.interrupted.done():
             self.lost_worker_id = worker_id
         self.interrupt(Unavailable(message, retry_after_s=RETRY_AFTER_S))
@@ -312,7 +307,7 @@ class RequestState:
             self.adoption = attempt.adoption
             if not self.adopted.done():
                 self.adopted.set_result(worker_id)
-        if update.HasField("error"):
+        if update.HasField("error") and not update.handed_off:
             self._end_by_worker(worker_id, update.error)
             return
         if not self._num_given_tokens:
@@ -324,9 +319,11 @@ class RequestState:
         if self.output.finish_reason is not None:
             self.is_over_at_workers = output_end_from_pb(update.finish_reason) is not None
             self._finish()
+        elif update.HasField("error"):
+            self.lost_worker_id = worker_id
+            self._end_by_worker(worker_id, update.error)
         elif update.finish_reason == types_pb2.FINISH_REASON_CANCELLED:
-            message = f"worker {worker_id} cancelled the request"
-            self.interrupt(Unavailable(message, retry_after_s=RETRY_AFTER_S))
+            self.interrupt(Unavailable(f"worker {worker_id} cancelled the request", retry_after_s=RETRY_AFTER_S))
 
     def _is_of_another_claim(self, worker_id: str, update: worker_pb2.SequenceUpdate) -> bool:
         """Two workers may have the sequence, if there was more than one dispatch before: the first one has it now."""
@@ -358,7 +355,7 @@ class RequestState:
         is_unknown = error.reason == worker_pb2.WORKER_ERROR_REASON_UNKNOWN_REQUEST
         if is_unknown and self.phase is Phase.PREFILLING and not self._starts_at(worker_id):
             return  # it waits no longer for a hand-off that is still to come
-        if self.is_awaiting_adopter and not self._is_own(worker_id) and not self.adopted.done():
+        if self.is_awaiting_adopter and self._is_searched_at(worker_id) and not self.adopted.done():
             return  # it was asked in vain, another one may have the sequence
         reason = given_up_by(worker_id, error)
         if isinstance(reason, InternalError):
@@ -380,6 +377,9 @@ class RequestState:
 
     def _is_own(self, worker_id: str) -> bool:
         return self.placement is not None and self.placement.names(worker_id)
+
+    def _is_searched_at(self, worker_id: str) -> bool:
+        return not self._is_own(worker_id) or (self.is_awaiting_adopter and worker_id == self.lost_worker_id)
 
     def _is_prefill(self, worker_id: str) -> bool:
         return self.placement is not None and self.placement.is_prefill_alone(worker_id)

@@ -43,14 +43,22 @@ def start_command(
 
 
 def resume_command(
-    request_id: str, attempt: Attempt, next_index: int, *, awaits_hand_off: bool, claims: bool = False
+    request_id: str,
+    attempt: Attempt,
+    next_index: int,
+    *,
+    awaits_hand_off: bool,
+    claims: bool = False,
+    is_search: bool = False,
 ) -> worker_pb2.ServeRequest:
-    """For a worker that has the sequence, or is to get it: the updates from `next_index` on."""
+    """For a worker that has the sequence, or is to get it: the updates from `next_index` on. `is_search`: it is one of
+    several that may get it."""
     resume = worker_pb2.Resume(
         request_id=request_id,
         attempt=attempt_to_pb(attempt),
         next_index=next_index,
         awaits_hand_off=awaits_hand_off,
         claims=claims,
+        is_search=is_search,
     )
     return worker_pb2.ServeRequest(resume=resume)

@@ -29,7 +29,8 @@ _OUTAGE_S = 10.0
 
 Worker = Annotated[str, typer.Argument(help="A worker's id, or its process as `weir status` names it: decode-1.")]
 Grace = Annotated[
-    float, typer.Option(min=0, max=3600, help="Seconds in which what runs may end; then it goes on at other workers.")
+    float,
+    typer.Option(min=0, max=3600, help="Seconds in which what nobody takes over may end; then it goes on elsewhere."),
 ]
 Wait = Annotated[bool, typer.Option("--wait", help="Return when it is done.")]
 Force = Annotated[
@@ -49,7 +50,9 @@ def drain(
     grpc_port: options.InstancePort = None,
     runtime_dir: options.RuntimeDir = None,
 ) -> None:
-    """Empty a worker: it takes nothing new, and what it has ends, or goes on elsewhere. No client notices.
+    """Empty a worker: it takes nothing new, and what it has goes on elsewhere, or ends. No client notices.
+
+    Another decode worker of the same memory goes on at once with what a decode worker runs; nothing is computed again.
 
     \b
     weir drain decode-1 --wait

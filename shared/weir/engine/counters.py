@@ -24,6 +24,8 @@ class EngineCounters:
     adopted: int = 0
     """Sequences of workers that had ended."""
     handed_off: int = 0
+    handed_over: int = 0
+    """Sequences that others of its role go on with, since this worker was emptied."""
     finished: int = 0
     cancelled: int = 0
     failed: int = 0

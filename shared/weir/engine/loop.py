@@ -25,6 +25,7 @@ from weir.engine.messages import (
     FailureReason,
     ForgetSequence,
     GivePages,
+    HandOverSequences,
     PageBundle,
     ReleaseEnds,
     SetArenaSilent,
@@ -32,6 +33,7 @@ from weir.engine.messages import (
     SetCost,
     SetPolicy,
     StepTiming,
+    TakeBackSequence,
 )
 from weir.engine.plan import ModelRunner, StepPlan
 from weir.engine.recording import StepDefect
@@ -86,12 +88,24 @@ class EngineCore:
                 self._batcher.cancel(key)
             case FailSequence(key, failure):
                 self._batcher.fail(key, failure)
-            case ForgetSequence(key):
-                self._batcher.forget(key)
+            case ForgetSequence(key, is_adoption):
+                self._batcher.forget(key, is_adoption=is_adoption)
+            case HandOverSequences(with_preempted):
+                self._batcher.hand_over(with_preempted=with_preempted)
+            case TakeBackSequence(key):
+                self._batcher.take_back(key)
             case FailAllSequences(failure):
                 self._batcher.fail_all(failure)
             case ReleaseEnds(keys):
                 self._batcher.kept_ends.release(keys)
+            case GivePages(bundle):
+                self._num_gives += 1
+                self._batcher.pool.give(bundle)
+            case _:
+                self._apply_setting(command)
+
+    def _apply_setting(self, command: Command) -> None:
+        match command:
             case SetArenaSilent(is_silent):
                 self._batcher.set_arena_silent(is_silent, self._clock.now_s())
             case SetPolicy(policy):
@@ -100,9 +114,8 @@ class EngineCore:
                 self._batcher.set_cost(cost)
             case SetBounds():
                 self._batcher.set_bounds(command)
-            case GivePages(bundle):
-                self._num_gives += 1
-                self._batcher.pool.give(bundle)
+            case _:
+                raise AssertionError(f"{type(command).__name__} is no command of an engine")
 
     def turn(self) -> bool:
         """One step, if anything can be computed. False: nothing is to be done before a command or `next_deadline_s`."""

@@ -155,7 +155,24 @@ class FailSequence:
 
 @dataclass(frozen=True, slots=True)
 class ForgetSequence:
-    """The hand-off of this sequence is committed: its slot and pages belong to another worker."""
+    """The hand-off of this sequence is committed: its slot and pages belong to another worker. `is_adoption`: to one
+    that goes on with it in the place of this one."""
+
+    key: SequenceKey
+    is_adoption: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HandOverSequences:
+    """Every sequence that another worker can go on with from its record is to be handed over: each is a HandOffReady.
+    `with_preempted`: also those without pages of their own, which are computed again there."""
+
+    with_preempted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TakeBackSequence:
+    """Nobody took this sequence over: it goes on here. Unknown ones are ignored."""
 
     key: SequenceKey
 
@@ -220,6 +237,8 @@ Command = (
     | CancelSequence
     | FailSequence
     | ForgetSequence
+    | HandOverSequences
+    | TakeBackSequence
     | FailAllSequences
     | ReleaseEnds
     | GivePages
@@ -262,7 +281,7 @@ class PromptScored:
 @dataclass(frozen=True, slots=True)
 class HandOffReady:
     """The prompt is computed and its first token sampled. The engine leaves slot and pages alone until ForgetSequence
-    (the hand-off is committed) or FailSequence (it is refused) comes."""
+    (the hand-off is committed), FailSequence or TakeBackSequence (it is refused) comes."""
 
     key: SequenceKey
     slot: int
@@ -291,9 +310,10 @@ class SequenceEnded:
 
 @dataclass(frozen=True, slots=True)
 class SequenceForgotten:
-    """The last event of a sequence that was handed off."""
+    """The last event of a sequence that was handed off; `is_adoption` as in ForgetSequence."""
 
     key: SequenceKey
+    is_adoption: bool = False
 
 
 Event = ChunkComputed | PromptScored | TokenSampled | HandOffReady | TakenOver | SequenceEnded | SequenceForgotten

@@ -150,6 +150,11 @@ class Sequence:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
+    def is_begun(self) -> bool:
+        """Whether it got its first token by the attempt that it is."""
+        return len(self.token_ids) > max(self.num_prefill_tokens, self.num_prompt_tokens)
+
+    @property
     def num_uncomputed(self) -> int:
         return self.num_tokens - self.num_computed
 
@@ -192,6 +197,11 @@ class Sequence:
         assert self.log is not None, "a sequence without a record has no pages"
         self.log.append_page(page_id)
         self.block_table += (page_id,)
+
+    def publish(self) -> None:
+        """Pages that it has got since the last step count in its record as well."""
+        assert self.log is not None, "only a sequence with a slot has a record"
+        self.log.publish(self.num_computed)
 
     def swap_out(self, swap_slots: tuple[int, ...], now_s: float) -> None:
         """Its private pages were copied to `swap_slots`, in order; they are not its own any more when this returns."""

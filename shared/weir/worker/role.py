@@ -13,6 +13,7 @@ from weir.worker.arena.arena import Arena
 from weir.worker.arena.page_keeper import PageKeeper
 from weir.worker.arena.prefixes import Prefixes
 from weir.worker.engine.model_loading import LoadedModel
+from weir.worker.requests.drain import Untaken
 from weir.worker.requests.request_manager import RequestManager
 from weir.worker.requests.streams import GatewayStream
 
@@ -51,6 +52,10 @@ class Role(Protocol):
 
     def on_handed_off(self, handed_off: HandedOff) -> None:
         """A sequence has come to this worker's lease."""
+        ...
+
+    def hand_over(self, untaken: Untaken) -> None:
+        """Has others go on with what runs here, where the role knows how to. Called again and again while it drains."""
         ...
 
     def on_report(self, report: EngineReport) -> None:

@@ -51,7 +51,7 @@ from weir.worker.config import WorkerConfig
 from weir.worker.engine.cost_meter import CostMeter
 from weir.worker.engine.model_loading import LoadedModel, ModelSpec
 from weir.worker.requests.commands import start_from_pb
-from weir.worker.requests.drain import Duty, WorkerDrain
+from weir.worker.requests.drain import Duty, Untaken, WorkerDrain
 from weir.worker.requests.end_releases import EndReleases
 from weir.worker.requests.request_manager import RequestLimits, RequestManager
 from weir.worker.requests.servicer import WorkerServicer
@@ -177,7 +177,9 @@ class WorkerShell:
         self._tasks = WorkerTasks(context.request_shutdown)
         self._early_hand_offs: list[HandedOff] | None = []
         """What came before the engine runs, at most one a slot of the arena; None from then on."""
-        self._drain = WorkerDrain(self._manager, self._interrupt, self._bus_link.put_now, context.request_shutdown)
+        self._drain = WorkerDrain(
+            self._manager, self._role.hand_over, self._interrupt, self._on_duty, context.request_shutdown
+        )
         self._is_broken = False
         self.has_let_go = False
         """After `stop`: whether it writes nothing into the arena any more."""
@@ -205,7 +207,8 @@ class WorkerShell:
         await self._bus_link.start()
 
     def begin_drain(self, grace_s: float) -> None:
-        """Takes nothing new; what has not ended after the grace period is interrupted."""
+        """Takes nothing new; other workers go on with what is here. What nobody takes, and what has not ended after the
+        grace period, is interrupted."""
         self._drain.begin(grace_s)
 
     async def empty(self, grace_s: float) -> None:
@@ -221,11 +224,13 @@ class WorkerShell:
         return self._drain.duty
 
     async def drain(self, deadline_s: float) -> None:
-        """Running sequences end; those that have not by the deadline fail with DRAINING."""
+        """Before the process ends. Running sequences are handed over, or end; those that have not by the deadline are
+        left in the arena, if another worker can go on with them, and else fail with DRAINING."""
         if self._is_broken:
             self._drain.begin(0.0)
             return
-        await self._drain.finish(max(0.0, deadline_s - _FAILING_S), min(_EXPECTED_S, deadline_s / 4))
+        expected_s = min(_EXPECTED_S, deadline_s / 4)
+        await self._drain.finish(max(0.0, deadline_s - _FAILING_S), expected_s, Untaken.LEFT)
         self._hub.finish()
 
     async def stop(self) -> None:
@@ -321,6 +326,10 @@ class WorkerShell:
             most_num_seqs=self._bounds.most.max_num_seqs,
             most_num_batched_tokens=self._bounds.most.max_num_batched_tokens,
         )
+
+    def _on_duty(self) -> None:
+        self._arena.set_draining(is_draining=self._drain.duty is not Duty.SERVING)
+        self._bus_link.put_now()
 
     def _interrupt(self) -> None:
         """Gateways have what was running here go on elsewhere, after the tokens that they have."""

@@ -231,3 +231,64 @@ async def test_a_client_that_leaves_meanwhile_has_it_cancelled_wherever_it_may_b
         reading.cancel()
         await world.until(lambda: peer.named("cancel"), "cancelled")
         await world.until_idle()
+
+
+def gives_up(world: World, adoption: int = 0, token: str = "o") -> worker_pb2.SequenceUpdate:
+    """What a worker that is being emptied says of a sequence that goes on elsewhere, with the last token."""
+    sent = update(request_id_of(world), 4, ids_of(token))
+    sent.attempt.adoption = adoption
+    sent.handed_off = True
+    sent.error.reason = worker_pb2.WORKER_ERROR_REASON_DRAINING
+    return sent
+
+
+async def test_what_a_worker_gives_up_goes_on_where_it_is_even_if_that_worker_ends_at_once(world: World) -> None:
+    world.pair.stops_after = 4
+    async with another() as adopter:
+        await register(world, world.decode, adopter)
+        running = run(world)
+        await begin(world)
+        adopter.on_command = lambda command: None
+        world.decode.send(gives_up(world))
+        await world.until(lambda: adopter.named("resume"), "asked")
+        await world.decode.stop()
+        await asyncio.sleep(0.1)
+        (resume,) = adopter.named("resume")
+        assert (resume.next_index, resume.awaits_hand_off, resume.is_search) == (5, True, True)
+        rest = update(request_id_of(world), 5, ids_of(" world"), finish=LENGTH)
+        rest.attempt.adoption = 1
+        adopter.send(rest)
+        record = await running
+        assert (record.text, record.num_index_errors) == ("hello world", 0)
+        assert len(world.scheduler.submits) == 1
+        assert (world.metric("adoptions_total"), world.metric("interruptions_total")) == (1, 0)
+        await world.until_idle()
+
+
+async def test_an_adopter_that_gives_it_up_too_before_it_was_asked_is_followed_by_the_next(world: World) -> None:
+    world.pair.stops_after = 4
+    async with another() as first, another("decode-2-dddddddd") as second:
+        await register(world, world.decode, first)
+        running = run(world)
+        await begin(world)
+        world.decode.send(gives_up(world))
+        await world.until(lambda: first.named("resume"), "asked")
+        adopts(second, adoption=2)
+        first.send(gives_up(world, adoption=1))
+        await register(world, second)
+        assert (await running).text == "hello world"
+        assert len(world.scheduler.submits) == 1
+        await world.until_idle()
+
+
+async def test_what_nobody_adopts_of_that_goes_on_under_the_next_dispatch(world: World) -> None:
+    world.pair.stops_after = 4
+    async with another() as peer:
+        await register(world, world.decode, peer)
+        running = run(world)
+        await begin(world)
+        world.pair.stops_after = None
+        world.decode.send(gives_up(world))
+        assert (await running).text == "hello world"
+        assert len(world.scheduler.submits) == 2
+        assert world.metric("adoptions_total") == 0

@@ -164,6 +164,12 @@ OPERATIONS = {
     "has its sequence adopted": Operation(
         Scene.adopt, lambda _: {"prefill": None}, receiver="decode", adoption_wait_ms=60_000
     ),
+    "gives a sequence away": Operation(
+        lambda scene: scene.hand_off(scene.prefill, ""),
+        lambda scene: {"prefill": Claims(handing_off_slots=(scene.slot,))},
+        receiver="decode",
+        adoption_wait_ms=60_000,
+    ),
     "attaches": Operation(lambda scene: scene.world.core.attach(scene.world.registration("new"))),
     "takes back": Operation(
         lambda scene: scene.world.core.attach(scene.world.registration("prefill", scene.prefill.lease_id)),
@@ -223,6 +229,32 @@ def test_a_successor_that_dies_while_it_makes_whole_what_another_left_that(
         dies(scene.world.restart, num_writes_after)
         check_successor(scene, operation, f"{num_writes} and {num_writes_after} writes")
         scene.world.segment.close()
+
+
+def test_a_sequence_that_was_being_given_away_is_given_by_the_repeated_call(
+    mortal: Callable[[Operation], World],
+) -> None:
+    operation = OPERATIONS["gives a sequence away"]
+    for num_writes in itertools.count():
+        scene = Scene.begin(mortal(operation))
+        has_died = dies(partial(operation.work, scene), num_writes)
+        world = scene.world
+        world.restart()
+        for worker_id, claims in (scene.claims() | operation.claims(scene)).items():
+            lease_id = {"prefill": scene.prefill, "decode": scene.decode}[worker_id].lease_id
+            attachment = world.core.attach(world.registration(worker_id, lease_id, claims or Claims()))
+            if worker_id == "prefill":
+                scene.prefill = attachment
+        scene.hand_off(scene.prefill, "")
+        assert world.core.integrity_errors() == (), num_writes
+        summary = world.segment.record(scene.slot).summarize()
+        assert summary is not None
+        assert summary.attempt.adoption >= 1
+        again = world.core.attach(world.registration("decode", scene.decode.lease_id))
+        assert [sequence.slot for sequence in again.handed_off] == [scene.slot], num_writes
+        world.segment.close()
+        if not has_died:
+            return
 
 
 def check_successor(scene: Scene, operation: Operation, when: str) -> None:

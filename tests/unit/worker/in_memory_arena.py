@@ -24,6 +24,7 @@ from weir.kv.prefixes import PrefixIndex
 from weir_transfer.core import ArenaCore
 from weir_transfer.lease_keeper import Countdowns
 from weir_transfer.messages import (
+    AdoptionOff,
     ArenaSettings,
     Attachment,
     HandOffRequest,
@@ -96,6 +97,11 @@ class InMemoryArena:
         self.detach(worker_id)
         self._dead.add(worker_id)
 
+    def set_draining(self, worker_id: str, *, is_draining: bool) -> None:
+        if worker_id not in self._dead:
+            lease_id, attachment = self._lease(worker_id)
+            self._core.heartbeat(lease_id, attachment, is_draining=is_draining)
+
     def acquire(self, worker_id: str, num_pages: int, num_slots: int) -> Acquired:
         return self._core.acquire(*self._lease(worker_id), num_pages, num_slots)
 
@@ -120,7 +126,7 @@ class InMemoryArena:
             committed = self._core.hand_off(*self._lease(worker_id), request)
         except ReceiverGone as error:
             raise Unavailable(str(error)) from error
-        except (RecordMismatch, NotOwned) as error:
+        except (RecordMismatch, NotOwned, AdoptionOff) as error:
             raise InternalError(str(error)) from error
         assert committed.announcement is not None, "no call is repeated here"
         self._listeners[committed.announcement.lease_id](committed.announcement.sequence)
@@ -162,6 +168,9 @@ class InMemoryArenaClient:
 
     async def start(self) -> None:
         self._arena.attach(self._worker_id, self._on_handed_off)
+
+    def set_draining(self, *, is_draining: bool) -> None:
+        self._arena.set_draining(self._worker_id, is_draining=is_draining)
 
     async def acquire(self, num_pages: int, num_slots: int) -> Acquired:
         await asyncio.sleep(0)

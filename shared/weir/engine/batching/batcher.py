@@ -11,6 +11,7 @@ or SequenceForgotten.
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
@@ -154,7 +155,13 @@ class Batcher(ABC):
             if sequence.stage is not Stage.HANDING_OFF:
                 self._end(sequence, failure=failure)
 
-    def forget(self, key: SequenceKey) -> None:
+    def hand_over(self, *, with_preempted: bool) -> None:  # noqa: B027 - prompts are handed off as they are computed
+        """Every sequence that another worker can go on with from its record is ready to be handed over."""
+
+    def take_back(self, key: SequenceKey) -> None:  # noqa: B027
+        """Nobody took it over: it goes on here."""
+
+    def forget(self, key: SequenceKey, *, is_adoption: bool = False) -> None:
         """The hand-off is committed: slot, pages and record are another worker's."""
         sequence = self._sequences.pop(key, None)
         if sequence is None:
@@ -162,9 +169,12 @@ class Batcher(ABC):
         assert sequence.slot is not None, "only a sequence with a slot is handed off"
         self._order = None
         self.pool.hand_over(sequence.slot, sequence.block_table)
-        self.counters.handed_off += 1
-        self.counters.count_hand_off(key.request_id, sequence.block_table)
-        self._events.append(SequenceForgotten(key))
+        if is_adoption:
+            self.counters.handed_over += 1
+        else:
+            self.counters.handed_off += 1
+            self.counters.count_hand_off(key.request_id, sequence.block_table)
+        self._events.append(SequenceForgotten(key, is_adoption))
 
     def note_passed_over(self, key: SequenceKey, num_steps: int) -> None:
         """A prompt that another batcher has begun got nothing there in its last `num_steps` steps."""
@@ -269,10 +279,13 @@ class Batcher(ABC):
         return tuple(errors)
 
     def _ranked(self) -> list[Sequence]:
-        """All sequences in order; not to be changed."""
+        """All members in order; not to be changed."""
         if self._order is None:
-            self._order = sorted(self._sequences.values(), key=self._order_of)
+            self._order = sorted(self._members(), key=self._order_of)
         return self._order
+
+    def _members(self) -> Iterable[Sequence]:
+        return self._sequences.values()
 
     def _order_of(self, sequence: Sequence) -> tuple[int, float]:
         """The smaller goes first; equals in the order of `add`."""

@@ -17,7 +17,16 @@ from weir.engine.batching.own_rules import HeldRows, JoinSettings, PrefillBatche
 from weir.engine.batching.step_planner import StepPlanner
 from weir.engine.memory.pages import PageNeed, PagePool
 from weir.engine.memory.preemption import Preemption, PreemptionSettings, in_batch, num_growing_pages
-from weir.engine.messages import Arrival, Failure, FailureReason, PageBundle, SetBounds, TakenOver
+from weir.engine.messages import (
+    Arrival,
+    Failure,
+    FailureReason,
+    HandOffReady,
+    PageBundle,
+    SequenceKey,
+    SetBounds,
+    TakenOver,
+)
 from weir.engine.plan import ChunkPlan, StepPlan, StepResult, SwapPlan
 from weir.engine.sequence import LOOKAHEAD_TOKENS, OpenLog, Sequence, Stage
 from weir.kv.geometry import PAGE_TOKENS
@@ -63,6 +72,8 @@ class RunningBatcher(Batcher):
         self._held = HeldRows(pool)
         self._planner = StepPlanner(limits, pool, self._held, self.pace, self._policy)
         self._preemption = Preemption(pool, self._held.release, settings.preemption, self.counters)
+        self._stages_before: dict[SequenceKey, Stage] = {}
+        """Of those that are being handed over."""
         self._follow(gate=None, step_budget=None)
 
     def add(self, arrival: Arrival) -> None:
@@ -98,6 +109,30 @@ class RunningBatcher(Batcher):
             gate, step_budget = self._prefill_batches, self._prefill_batches
         self._policy.follow(gate or self._own_gate, step_budget)
         self._admission.resume_all()
+
+    def hand_over(self, *, with_preempted: bool) -> None:
+        for sequence in self._ranked():
+            if sequence.slot is not None and sequence.is_begun and (with_preempted or not sequence.is_preempted):
+                self._stages_before[sequence.key] = sequence.stage
+                sequence.stage, sequence.stalled_since_s = Stage.HANDING_OFF, None
+                sequence.publish()
+                self._events.append(HandOffReady(sequence.key, sequence.slot, sequence.block_table))
+        self._order = None
+
+    def take_back(self, key: SequenceKey) -> None:
+        sequence, stage = self._sequences.get(key), self._stages_before.pop(key, None)
+        if sequence is None or stage is None:
+            return
+        self._order = None
+        sequence.stage = stage
+        if sequence.is_cancelled:
+            self._end(sequence, reason=FinishReason.CANCELLED)
+
+    def forget(self, key: SequenceKey, *, is_adoption: bool = False) -> None:
+        sequence = self._sequences.get(key)
+        if sequence is not None:
+            self._leave_batch(sequence)
+        super().forget(key, is_adoption=is_adoption)
 
     def need(self) -> PageNeed:
         """The pages that the batch will want within LOOKAHEAD_TOKENS, then those of preempted and of waiting sequences;
@@ -187,11 +222,19 @@ class RunningBatcher(Batcher):
     def _order_of(self, sequence: Sequence) -> tuple[int, float]:
         return self._pausing.order_of(sequence)
 
+    def _members(self) -> list[Sequence]:
+        """Not those that are being handed over: others may have their pages already."""
+        return [s for s in self._sequences.values() if s.stage is not Stage.HANDING_OFF]
+
+    def _leave_batch(self, sequence: Sequence) -> None:
+        self._preemption.forget(sequence)
+        self._stages_before.pop(sequence.key, None)
+
     def _holds_row_of(self, sequence: Sequence) -> bool:
         return self._holds_rows and sequence.stage is Stage.RUNNING and not sequence.is_preempted
 
     def _free(self, sequence: Sequence, reason: FinishReason | None) -> None:
-        self._preemption.forget(sequence)
+        self._leave_batch(sequence)
         by_itself = reason in (FinishReason.STOP, FinishReason.LENGTH)
         prefill_batches = self._prefill_batches
         if prefill_batches is not None and self._policy.gate is prefill_batches and by_itself:

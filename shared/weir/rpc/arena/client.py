@@ -106,6 +106,10 @@ class ArenaClient:
             await self.close()
             raise
 
+    def set_draining(self, *, is_draining: bool) -> None:
+        """Whether this worker is to get nothing that others leave or give away."""
+        self._stream.set_draining(is_draining=is_draining)
+
     async def acquire(self, num_pages: int, num_slots: int) -> Acquired:
         """All or nothing. Raises Overloaded when too little is free, Unavailable when the service stays away."""
         ends_at_s = _now_s() + _CALL_DEADLINE_S
@@ -202,7 +206,8 @@ class ArenaClient:
     async def hand_off(
         self, slot: int, request_id: str, attempt: Attempt, to_worker_id: str, hashes: Sequence[bytes] = ()
     ) -> HandOffReceipt:
-        """Passes the published sequence in `slot`, with the pages of its record, to another worker of the host.
+        """Passes the published sequence in `slot`, with the pages of its record, to another worker of the host; empty:
+        to whichever adopts it, and InternalError also where none ever will.
 
         The first pages, those that have `hashes`, may serve others from here on.
 

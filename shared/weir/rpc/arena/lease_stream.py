@@ -123,6 +123,13 @@ class LeaseStream:
         self._backoff = Backoff(_FIRST_BACKOFF_S, _MAX_BACKOFF_S)
         self._call: _AttachCall | None = None
         self._keeping: asyncio.Task[None] | None = None
+        self._is_draining = False
+        self._has_news = asyncio.Event()
+
+    def set_draining(self, *, is_draining: bool) -> None:
+        """Said at once, and with every heartbeat from here on."""
+        self._is_draining = is_draining
+        self._has_news.set()
 
     async def start(self, timeout_s: float) -> None:
         """Returns when attached and mapped. Raises Unavailable."""
@@ -213,7 +220,7 @@ class LeaseStream:
         heartbeats: asyncio.Task[None] | None = None
         try:
             attached = await asyncio.wait_for(self._register(call), _ATTACH_TIMEOUT_S)
-            heartbeats = asyncio.create_task(_send_heartbeats(call, attached.heartbeat_interval_ms / 1000))
+            heartbeats = asyncio.create_task(self._send_heartbeats(call, attached.heartbeat_interval_ms / 1000))
             self.lease_id = self._registration.lease_id = attached.lease_id
             if self.segment is None:
                 self.segment = await _map(Path(attached.segment_path))
@@ -271,6 +278,15 @@ class LeaseStream:
             raise TimeoutError(f"the stream ended before the service answered: {await call.details()}")
         return message.attached
 
+    async def _send_heartbeats(self, call: _AttachCall, interval_s: float) -> None:
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the stream ended: its reader deals with that
+            while True:
+                self._has_news.clear()
+                heartbeat = arena_pb2.Heartbeat(is_draining=self._is_draining)
+                await call.write(arena_pb2.AttachRequest(heartbeat=heartbeat))
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._has_news.wait(), interval_s)
+
     def _take(self, sequence: arena_pb2.SequenceHandedOff, segment: Segment) -> None:
         if self._holdings.holds_slot(sequence.slot):
             return  # announced twice
@@ -294,14 +310,6 @@ async def _read(call: _AttachCall) -> arena_pb2.AttachResponse | None:
     """None at the end of the stream."""
     message: Any = await call.read()
     return None if message is grpc.aio.EOF else message
-
-
-async def _send_heartbeats(call: _AttachCall, interval_s: float) -> None:
-    heartbeat = arena_pb2.AttachRequest(heartbeat=arena_pb2.Heartbeat())
-    with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the stream ended: its reader deals with that
-        while True:
-            await call.write(heartbeat)
-            await asyncio.sleep(interval_s)
 
 
 def _reason(error: Exception) -> str:

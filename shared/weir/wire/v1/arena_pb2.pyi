@@ -136,12 +136,17 @@ class Heartbeat(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    IS_DRAINING_FIELD_NUMBER: _builtins.int
+    is_draining: _builtins.bool
+    """The worker is being emptied: sequences that other workers leave or give away are not for it."""
     def __init__(
         self,
+        *,
+        is_draining: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_draining", b"is_draining"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -596,7 +601,9 @@ class HandOffRequest(_message.Message):
     request_id: _builtins.str
     """Must equal the record's."""
     to_worker_id: _builtins.str
-    """The new owner."""
+    """The new owner. Empty: the decode worker of this arena that holds the fewest sequences and is not being emptied; the
+    sequence goes on under its next adoption, as if its worker had ended. NOT_FOUND: there is none.
+    """
     attachment: _builtins.int
     """The attachment."""
     page_hashes: _builtins.bytes

@@ -257,6 +257,7 @@ class Resume(_message.Message):
     NEXT_INDEX_FIELD_NUMBER: _builtins.int
     AWAITS_HAND_OFF_FIELD_NUMBER: _builtins.int
     CLAIMS_FIELD_NUMBER: _builtins.int
+    IS_SEARCH_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request's id."""
     next_index: _builtins.int
@@ -269,6 +270,8 @@ class Resume(_message.Message):
     """The sequence was another gateway's, which has gone: under whatever earlier dispatch of the request it is held, it goes
     on as this one for this gateway, if it is one to be kept. The other gateway is told that the worker has it no more.
     """
+    is_search: _builtins.bool
+    """With awaits_hand_off: this worker is one of several that may get the sequence, so it need not expect it."""
     @_builtins.property
     def attempt(self) -> _types_pb2.Attempt:
         """Its epoch."""
@@ -281,10 +284,11 @@ class Resume(_message.Message):
         next_index: _builtins.int = ...,
         awaits_hand_off: _builtins.bool = ...,
         claims: _builtins.bool = ...,
+        is_search: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "awaits_hand_off", b"awaits_hand_off", "claims", b"claims", "next_index", b"next_index", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "awaits_hand_off", b"awaits_hand_off", "claims", b"claims", "is_search", b"is_search", "next_index", b"next_index", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -395,7 +399,9 @@ class SequenceUpdate(_message.Message):
     first_index: _builtins.int
     """Output index of the first of token_ids."""
     handed_off: _builtins.bool
-    """Prefill workers: the pages now belong to the decode worker."""
+    """Prefill workers: the pages now belong to the decode worker. With the error DRAINING: a worker that is being emptied has
+    given the sequence up to another one that shares its memory, under a newer adoption; ask for it there.
+    """
     finish_reason: _types_pb2.FinishReason.ValueType
     """Set when the sequence has ended here."""
     num_cached_tokens: _builtins.int

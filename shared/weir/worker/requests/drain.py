@@ -1,7 +1,7 @@
 """Whether a worker takes work, and the way from taking it to having none.
 
-SERVING ── begin ──> DRAINING ── empty, or interrupted after the grace period ──> DRAINED
-   ^─────────────────────┴────────────────────── end ─────────────────────────────────┘
+SERVING ── begin ──> DRAINING ── handed over, ended, or interrupted after the grace period ──> DRAINED
+   ^─────────────────────┴───────────────────────── end ───────────────────────────────────────────┘
 """
 
 import asyncio
@@ -14,6 +14,7 @@ from weir.worker.requests.request_manager import RequestManager
 from weir.worker.tasks import WorkerTasks
 
 _log = logging.getLogger(__name__)
+_HAND_OVER_AGAIN_S = 0.05
 _INTERRUPT_AGAIN_S = 1.0
 _INTERRUPTING_S = 1.0
 
@@ -26,19 +27,33 @@ class Duty(Enum):
     DRAINED = "drained"
 
 
+class Untaken(Enum):
+    """What becomes of a sequence that is to be handed over and that nobody takes."""
+
+    GOES_ON = "goes_on"
+    """Here, until somebody does."""
+    INTERRUPTED = "interrupted"
+    """Its gateway has it go on under a new dispatch."""
+    LEFT = "left"
+    """This process is about to end: it stays in the arena, for whoever comes in its place."""
+
+
 class WorkerDrain:
     """Called in the event loop alone."""
 
     def __init__(
         self,
         manager: RequestManager,
+        hand_over: Callable[[Untaken], None],
         interrupt: Callable[[], None],
         on_change: Callable[[], None],
         request_shutdown: Callable[[str], None],
     ) -> None:
-        """`interrupt` ends every sequence that is here, at the next step's boundary, so that its gateway has it go on
-        elsewhere; it may be called again. `on_change` is called when the duty has changed."""
+        """`hand_over` has another worker go on with what is here, as far as there is one; `interrupt` ends all that is
+        here and not being handed over, at the next step's boundary, so that its gateway has it go on elsewhere. Both
+        may be called again. `on_change` is called when the duty has changed."""
         self._manager = manager
+        self._hand_over = hand_over
         self._interrupt = interrupt
         self._on_change = on_change
         self._tasks = WorkerTasks(request_shutdown)
@@ -46,20 +61,23 @@ class WorkerDrain:
         self._has_changed = asyncio.Event()
         self._ends_at_s = 0.0
         self._expected_until_s = 0.0
+        self._untaken = Untaken.INTERRUPTED
         self.duty = Duty.SERVING
 
     def look_again(self) -> None:
         """A sequence may have come or ended."""
         self._has_changed.set()
 
-    def begin(self, grace_s: float, expected_s: float | None = None) -> None:
-        """Takes nothing new. What is here may end within the grace period; `expected_s`: so long at most what gateways
-        wait for here may still come. A repeated call sets both anew; one that is drained stays so."""
+    def begin(self, grace_s: float, expected_s: float | None = None, untaken: Untaken = Untaken.INTERRUPTED) -> None:
+        """Takes nothing new. What is here is handed over at once; what nobody takes may end within the grace period,
+        and `untaken` is what becomes of it then. `expected_s`: so long at most what gateways wait for here may come. A
+        repeated call sets all of them anew; one that is drained stays so."""
         if self.duty is Duty.DRAINED:
             return
         now_s = asyncio.get_running_loop().time()
         self._ends_at_s = now_s + grace_s
         self._expected_until_s = now_s + (grace_s if expected_s is None else min(grace_s, expected_s))
+        self._untaken = untaken
         self._has_changed.set()
         if self.duty is Duty.SERVING:
             self._manager.begin_drain()
@@ -75,9 +93,11 @@ class WorkerDrain:
         self._manager.end_drain()
         self._enter(Duty.SERVING)
 
-    async def finish(self, grace_s: float, expected_s: float | None = None) -> None:
+    async def finish(
+        self, grace_s: float, expected_s: float | None = None, untaken: Untaken = Untaken.INTERRUPTED
+    ) -> None:
         """As `begin`; returns when drained, a second after the grace period at the latest, and says what is left."""
-        self.begin(grace_s, expected_s)
+        self.begin(grace_s, expected_s, untaken)
         if self._emptying is not None and not self._emptying.done():
             await asyncio.wait([self._emptying], timeout=grace_s + _INTERRUPTING_S)
         if self._manager.num_live:
@@ -87,17 +107,23 @@ class WorkerDrain:
         await self._tasks.stop()
 
     async def _empty(self) -> None:
-        while self._is_awaited() and asyncio.get_running_loop().time() < self._ends_at_s:
-            await self._wait_for_change(self._ends_at_s)
+        loop = asyncio.get_running_loop()
+        hand_over_at_s = loop.time()
+        while self._is_awaited() and loop.time() < self._ends_at_s:
+            if loop.time() >= hand_over_at_s:  # what comes yet too
+                self._hand_over(Untaken.GOES_ON)
+                hand_over_at_s = loop.time() + _HAND_OVER_AGAIN_S
+            await self._wait_for_change(min(self._ends_at_s, hand_over_at_s))
         if self._manager.num_expected:
             _log.info("%d sequences that were announced did not come", self._manager.num_expected)
         self._manager.refuse_hand_offs()
         if self._manager.num_live:
-            _log.warning("%d sequences did not end in time: they go on elsewhere", self._manager.num_live)
+            _log.warning("%d sequences did not end in time: %s", self._manager.num_live, self._untaken.value)
         while self._manager.num_live:
-            self._interrupt()
-            again_at_s = asyncio.get_running_loop().time() + _INTERRUPT_AGAIN_S
-            while self._manager.num_live and asyncio.get_running_loop().time() < again_at_s:
+            self._hand_over(self._untaken)
+            self._interrupt()  # what is not being handed over
+            again_at_s = loop.time() + _INTERRUPT_AGAIN_S
+            while self._manager.num_live and loop.time() < again_at_s:
                 await self._wait_for_change(again_at_s)
         self._enter(Duty.DRAINED)
 

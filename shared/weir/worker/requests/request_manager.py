@@ -95,7 +95,7 @@ class RequestManager:
     @property
     def num_expected(self) -> int:
         """Sequences that gateways wait for here and that have not been handed over yet."""
-        return len(self._pending_resumes)
+        return self._pending_resumes.num_expected
 
     def begin_drain(self) -> None:
         """Refuses every Start from here on. What is prefilled for this worker may still come."""
@@ -139,7 +139,7 @@ class RequestManager:
         if refusal is not None:
             stream.answer(refusal)
             return False
-        self._replace(held)
+        self._cancel(held)  # it is older, and nobody is sent its end
         self._sequences.open(OutputCollector.of_arrival(prompt, next_index=num_output_tokens))
         return True
 
@@ -160,10 +160,18 @@ class RequestManager:
         stream.answer(SequenceEnded(key, FinishReason.CANCELLED))
 
     def resume(
-        self, stream: GatewayStream, key: SequenceKey, next_index: int, *, awaits_hand_off: bool, claims: bool = False
+        self,
+        stream: GatewayStream,
+        key: SequenceKey,
+        next_index: int,
+        *,
+        awaits_hand_off: bool,
+        claims: bool = False,
+        is_search: bool = False,
     ) -> None:
-        """Sends everything from `next_index` on, now and later; `awaits_hand_off`: also if it comes only later. What
-        was adopted since this attempt goes on for it; `claims`: and what another gateway had under an earlier one."""
+        """Sends everything from `next_index` on, now and later; `awaits_hand_off`: also if it comes only later;
+        `is_search`: others may get it as well. What was adopted since this attempt goes on for it; `claims`: and what
+        another gateway had under an earlier one."""
         held = self._sequences.find_adoption(key)
         if held is not None and held.gateway_id == stream.gateway_id:
             self._resume(stream, held, next_index)
@@ -173,11 +181,10 @@ class RequestManager:
             self._claim(stream, earlier, key)
             self._resume(stream, earlier, next_index)
         elif awaits_hand_off and self._may_still_come(key):
-            self._pending_resumes.put(key, stream.gateway_id, next_index, claims=claims)
-        elif awaits_hand_off and self._is_draining:
-            stream.answer(_draining(key))
+            self._pending_resumes.put(key, stream.gateway_id, next_index, claims=claims, is_search=is_search)
         else:
-            stream.answer(self._unknown(key, stream.gateway_id))
+            is_drained = awaits_hand_off and self._is_draining
+            stream.answer(_draining(key) if is_drained else self._unknown(key, stream.gateway_id))
 
     def on_stream_end(self, stream: GatewayStream) -> None:
         """How much the gateway has got is not known: it has to resume each sequence where it wants to go on."""
@@ -202,7 +209,7 @@ class RequestManager:
         if not self._takes_hand_offs:  # its gateway is told when it asks
             return False
         refusal = self._try_add(key, arrival)
-        self._replace(held)
+        self._cancel(held)  # it is older, and nobody is sent its end
         collector = OutputCollector.of_arrival(arrival, next_index=None)
         self._sequences.open(collector)
         pending = self._pending_resumes.try_take(key, params.gateway_id)
@@ -351,14 +358,9 @@ class RequestManager:
             return _failed(key, FailureReason.NO_CAPACITY, str(error))
         return None
 
-    def _replace(self, held: OutputCollector | None) -> None:
-        """A newer attempt has come: the older one ends, and nobody is sent its end."""
-        if held is not None:
-            self._cancel(held)
-
-    def _cancel(self, collector: OutputCollector) -> None:
+    def _cancel(self, collector: OutputCollector | None) -> None:
         """Posted once a sequence, since the engine's inbox is bounded; if that is full, posted at a later sweep."""
-        if collector.ending is not None or collector.is_cancel_posted:
+        if collector is None or collector.ending is not None or collector.is_cancel_posted:
             return
         try:
             self._post(CancelSequence(collector.key))

@@ -171,6 +171,9 @@ def ending_to_pb(
     update = _update_of(key or ending.key)
     if isinstance(ending, SequenceForgotten):
         update.handed_off = True
+        if ending.is_adoption:  # with an error: a gateway that knows nothing of this has it go on by a new dispatch
+            update.error.reason = worker_pb2.WORKER_ERROR_REASON_DRAINING
+            update.error.message = "this worker drains; another one of its memory goes on with the sequence"
         return update
     update.finish_reason = finish_reason_to_pb(ending.reason)
     if ending.failure is not None:
@@ -254,6 +257,7 @@ class PendingResume(NamedTuple):
     gateway_id: str
     next_index: int
     claims: bool
+    is_search: bool
     expires_at_s: float
 
 
@@ -280,10 +284,18 @@ class PendingResumes:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def put(self, key: SequenceKey, gateway_id: str, next_index: int, *, claims: bool = False) -> None:
+    @property
+    def num_expected(self) -> int:
+        """Without those that others may get as well."""
+        return sum(not entry.is_search for entry in self._entries.values())
+
+    def put(
+        self, key: SequenceKey, gateway_id: str, next_index: int, *, claims: bool = False, is_search: bool = False
+    ) -> None:
         place = _claim_of(key) if claims else _dispatch_of(key)
         self._entries.pop(place, None)
-        self._entries[place] = PendingResume(key, gateway_id, next_index, claims, self._clock.now_s() + self._ttl_s)
+        expires_at_s = self._clock.now_s() + self._ttl_s
+        self._entries[place] = PendingResume(key, gateway_id, next_index, claims, is_search, expires_at_s)
         if len(self._entries) > self._max_entries:
             self._entries.popitem(last=False)
 

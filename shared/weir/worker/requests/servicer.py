@@ -98,9 +98,14 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
                 key = key_from_pb("resume", request.resume)
                 if request.resume.next_index > _MAX_NEXT_INDEX:
                     raise InvalidRequest([FieldViolation("resume.next_index", f"must be at most {_MAX_NEXT_INDEX}")])
-                awaits_hand_off, claims = request.resume.awaits_hand_off, request.resume.claims
-                next_index = request.resume.next_index
-                self._manager.resume(stream, key, next_index, awaits_hand_off=awaits_hand_off, claims=claims)
+                self._manager.resume(
+                    stream,
+                    key,
+                    request.resume.next_index,
+                    awaits_hand_off=request.resume.awaits_hand_off,
+                    claims=request.resume.claims,
+                    is_search=request.resume.is_search,
+                )
             case "hello":
                 raise InvalidRequest([FieldViolation("hello", "was sent already on this stream")])
             case _:

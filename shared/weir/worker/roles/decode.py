@@ -15,7 +15,9 @@ from weir.engine.memory.swapping import PageSwapper, SwappingRunner
 from weir.engine.messages import (
     Arrival,
     EngineReport,
+    HandOffReady,
     SequenceEnded,
+    SequenceForgotten,
     SequenceKey,
     TakenOver,
     TokenSampled,
@@ -28,10 +30,12 @@ from weir.kv.messages import HandedOff
 from weir.kv.records.record import SequenceParams
 from weir.worker.arena.arena import UnreadableRecord, read_arrival
 from weir.worker.engine.model_loading import LoadedModel
+from weir.worker.requests.drain import Untaken
 from weir.worker.requests.spans import DecodeSpans, PrefillSpans
 from weir.worker.requests.streams import GatewayStream
 from weir.worker.role import RoleParts
 from weir.worker.roles.config import DecodeConfig
+from weir.worker.roles.hand_overs import HandOvers
 
 _log = logging.getLogger(__name__)
 
@@ -50,6 +54,7 @@ class DecodeRole:
         """Those that started here, until their first token."""
         self._prompt_spans = PrefillSpans(tracer)
         self._spans = DecodeSpans(tracer)
+        self._hand_overs = HandOvers(parts)
         self._num_local = 0
         self._num_unreadable = 0
         self._num_unwanted = 0
@@ -94,6 +99,9 @@ class DecodeRole:
             self._num_unwanted += 1
             self._keeper.give_back_sequence(handed_off.slot)
 
+    def hand_over(self, untaken: Untaken) -> None:
+        self._hand_overs.ask(untaken)
+
     def on_report(self, report: EngineReport) -> None:
         self._counters = report.counters
         self._prompt_spans.on_report(report)
@@ -108,17 +116,19 @@ class DecodeRole:
                     params = self._prompts.pop(key)
                     if key not in ended:
                         self._spans.begin(params, event.index + 1)
-                case SequenceEnded(key):
+                case HandOffReady():
+                    self._hand_overs.begin(event)
+                case SequenceEnded(key) | SequenceForgotten(key):
                     self._prompts.pop(key, None)
                 case _:
                     pass
 
     async def stop(self) -> None:
-        """Nothing of this role waits."""
+        await self._hand_overs.stop()
 
     def metrics(self) -> Mapping[str, float]:
         num_served = self._counters.get("taken_over", 0) + self._counters.get("adopted", 0) + self._num_local
-        return {
+        return self._hand_overs.metrics() | {
             "preemption_rate": self._counters.get("preemptions", 0) / max(1, num_served),
             "served_locally_total": float(self._num_local),
             "unreadable_hand_offs_total": float(self._num_unreadable),

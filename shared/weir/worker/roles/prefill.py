@@ -30,6 +30,7 @@ from weir.kv.geometry import watermark_pages
 from weir.kv.messages import HandedOff
 from weir.kv.records.record import SequenceParams
 from weir.worker.engine.model_loading import LoadedModel
+from weir.worker.requests.drain import Untaken
 from weir.worker.requests.spans import PrefillSpans
 from weir.worker.requests.streams import GatewayStream
 from weir.worker.role import RoleParts
@@ -145,6 +146,9 @@ class PrefillRole:
     def on_handed_off(self, handed_off: HandedOff) -> None:
         _log.error("request %s was handed to a prefill worker; it is freed", handed_off.request_id)
         self._keeper.give_back_sequence(handed_off.slot)
+
+    def hand_over(self, untaken: Untaken) -> None:
+        """A prompt half read goes on elsewhere from its full pages."""
 
     def on_report(self, report: EngineReport) -> None:
         self._spans.on_report(report)
