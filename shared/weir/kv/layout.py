@@ -83,7 +83,7 @@ class PageState(IntEnum):
     """State of a page.
 
         FREE ──acquire──> LEASED ──release──> FREE            owner = the lease
-                            ├──orphan──> ORPHANED ──> FREE    its process is dead
+                            ├──orphan──> ORPHANED ──> FREE    its process is dead; or adopted: LEASED
                             └── seal ──> SHARED <──> CACHED ──evict──> FREE
 
     A sealed page (SHARED or CACHED) is full, computed and never written again. It has a hash and no owner; SHARED as

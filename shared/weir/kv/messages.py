@@ -39,7 +39,7 @@ class Claims:
 
 @dataclass(frozen=True, slots=True)
 class HandedOff:
-    """A sequence that came to a lease by hand-off; the record in its slot has everything else."""
+    """A sequence that came to a lease by hand-off or adoption; the record in its slot has everything else."""
 
     slot: int
     slot_generation: int

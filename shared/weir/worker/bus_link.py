@@ -24,7 +24,7 @@ _CLOSE_TIMEOUT_S = 2.0
 
 
 class BusLink:
-    """Owns the worker's one connection, which serves all of it."""
+    """Owns the connection of one shell: what its worker says and follows on the bus."""
 
     def __init__(
         self,

@@ -193,7 +193,9 @@ class WorkerShell:
         longest = min(self._model.max_context_tokens, geometry.max_context_tokens)
         self._model = replace(self._model, max_context_tokens=longest)
         runner, warm_up = await asyncio.to_thread(self._make_runner, memory)
-        max_kept_ends = max(1, geometry.num_slots // _KEPT_ENDS_SHARE)
+        # Only what decode workers leave is adopted, so that nobody would read the ends of others.
+        is_adoptable = self._context.role == "decode"
+        max_kept_ends = max(1, geometry.num_slots // _KEPT_ENDS_SHARE) if is_adoptable else 0
         batch_limits = replace(self._model.batch_limits(self._config), max_kept_ends=max_kept_ends)
         batcher = self._role.make_batcher(memory.segment, batch_limits)
         await self._host.start(batcher, runner, warm_up)
@@ -237,7 +239,6 @@ class WorkerShell:
         """Everything goes back to the arena, unless a step still runs and may write there."""
         await self._tasks.stop()
         await self._drain.stop()
-        await self._bus_link.stop()
         await self._role.stop()
         await self._prefixes.stop()
         self.has_let_go = await self._host.stop(_ENGINE_STOP_S)
@@ -247,6 +248,7 @@ class WorkerShell:
             await self._arena.close()
         else:
             _log.error("a step still runs: the lease is left to the transfer service, which ends this process")
+        await self._bus_link.stop()  # last: a bus that hangs keeps nobody's pages
 
     def describe(self) -> Description:
         report = self._host.report

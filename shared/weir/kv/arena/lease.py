@@ -20,7 +20,8 @@ class LeaseState(IntEnum):
                     └───────────┴──────────────────────┘ the process exits, or gives the lease up
 
     SUSPECT: silent, or its stream broke; the countdown runs. FENCING: killed, its exit is awaited; it may still write.
-    ORPHANED: nobody can write any more; the next tick frees what it held, and what that computed stays cached.
+    ORPHANED: nobody can write any more. What a decode worker was computing waits for another one to adopt it; the next
+    tick frees the rest, and what was computed stays cached.
     """
 
     EMPTY = 0

@@ -154,11 +154,11 @@ class ArenaClient:
 
         A page for each hash. Raises Unavailable; nothing is lost by that but sharing.
         """
-        attachment = await self._stream.wait_attached(_now_s() + _CALL_DEADLINE_S)
-        request = arena_pb2.SealRequest(lease_id=self.lease_id, attachment=attachment, chain=_chain_to_pb(chain))
         sealed = asyncio.get_running_loop().create_future()
         self._sealing.add(sealed)
         try:
+            attachment = await self._stream.wait_attached(_now_s() + _CALL_DEADLINE_S)
+            request = arena_pb2.SealRequest(lease_id=self.lease_id, attachment=attachment, chain=_chain_to_pb(chain))
             if await self._try_once(attachment, self._stub.Seal(request, timeout=_CALL_TIMEOUT_S)) is None:
                 raise Unavailable("whether pages were sealed is not known")
         finally:

@@ -16,6 +16,7 @@ import grpc.aio
 from weir.core.clock import Backoff
 from weir.core.errors import Unavailable, WeirError
 from weir.core.process import own_identity, own_pid_namespace
+from weir.core.tasks import end_tasks
 from weir.kv.arena.segment import Segment, SegmentError
 from weir.kv.layout import SegmentMismatch
 from weir.kv.memory.cuda import CudaDriverError
@@ -167,8 +168,7 @@ class LeaseStream:
             with suppress(WeirError, grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
                 await asyncio.wait_for(self._detach(), _DETACH_TIMEOUT_S)
         if self._keeping is not None:
-            self._keeping.cancel()
-            await asyncio.wait([self._keeping])
+            await end_tasks([self._keeping])
         if self.pages is not None:
             self.pages.close()
             self.pages = None
@@ -292,7 +292,8 @@ class LeaseStream:
             return  # announced twice
         summary = segment.record(sequence.slot).summarize()
         if summary is None:
-            _log.error("slot %d was handed off without a record: not taken", sequence.slot)
+            _log.error("slot %d was handed off without a whole record: it goes back", sequence.slot)
+            self.renew()
             return
         self._holdings.add(summary.page_ids.tolist(), [sequence.slot])
         attempt = attempt_from_pb(sequence.attempt)

@@ -185,7 +185,7 @@ class AttachResponse(_message.Message):
 
     @_builtins.property
     def sequence_handed_off(self) -> Global___SequenceHandedOff:
-        """A sequence arrived by hand-off."""
+        """A sequence arrived by hand-off or adoption."""
 
     def __init__(
         self,
@@ -236,7 +236,7 @@ class Attached(_message.Message):
     """Path of the Unix socket that hands out the memory of the pages as a descriptor. Empty: they are in the segment."""
     @_builtins.property
     def handed_off_sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___SequenceHandedOff]:
-        """The sequences that came to the lease by hand-off and that the worker does not name as held."""
+        """The sequences that came to the lease by hand-off or adoption and that the worker does not name as held."""
 
     def __init__(
         self,
