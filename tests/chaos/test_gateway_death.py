@@ -126,6 +126,7 @@ async def test_grpc_streams_go_on_at_the_other_gateway_where_they_broke_and_noth
     wait_until(lambda: is_clean(stack), timeout_s=30, what="nothing is left")
 
 
+@pytest.mark.long
 async def test_what_has_a_key_is_kept_for_a_while_and_all_else_is_freed(stack: Stack) -> None:
     addresses, long = addresses_of(stack), 1300
     requests = [request_of(number, f"kept-{number}" if number < 2 else "") for number in range(4)]
@@ -159,6 +160,7 @@ async def test_what_has_a_key_is_kept_for_a_while_and_all_else_is_freed(stack: S
     wait_until(lambda: is_clean(stack), timeout_s=30, what="nothing is left")
 
 
+@pytest.mark.long
 async def test_a_gateway_that_stood_still_meanwhile_does_not_disturb_the_one_that_goes_on(stack: Stack) -> None:
     addresses = addresses_of(stack)
     frozen, survivor = stack.processes("gateway")
