@@ -192,6 +192,8 @@ class Gateway:
             **self._driver.metrics(),
             **self._keys.metrics(),
             **self._key_store.metrics(),
+            **self._http.metrics(),
+            "registry_malformed_total": float(self._decode_workers.num_malformed),
             "malformed_messages_total": bus["bus_malformed_total"] + connections["malformed_frames_total"],
             "http_internal_errors_total": float(self._frontend.num_internal_errors),
         }
