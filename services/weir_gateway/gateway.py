@@ -127,8 +127,9 @@ class Gateway:
         self._access_watch = AccessWatch(access)
         self._endpoint = BusEndpoint(bus, process.tracer)
         self._port = SchedulerPort(self._endpoint, self._subjects, self._gateway_id, settings.port, clock)
-        self._connections = WorkerConnections(self._gateway_id, settings.connections, clock)
         self._decode_workers = DecodeWorkers(clock)
+        peers_of = self._decode_workers.peers_of
+        self._connections = WorkerConnections(self._gateway_id, settings.connections, clock, peers_of)
         adopters = AdopterSearch(self._connections, self._decode_workers, settings.adoption, clock)
         self._driver = Driver(self._port, self._connections, adopters, settings.driver, clock)
         self._entry = Entry(access, settings.driver.max_requests, clock)
