@@ -343,3 +343,18 @@ async def test_what_nobody_adopts_of_that_goes_on_under_the_next_dispatch(world:
         assert (await running).text == "hello world"
         assert len(world.scheduler.submits) == 2
         assert world.metric("adoptions_total") == 0
+
+
+async def test_an_entry_of_the_registry_that_cannot_be_read_is_counted_and_the_others_are_found(world: World) -> None:
+    world.pair.stops_after = 4
+    bucket = await world.hub.connect().bucket(Subjects(INSTANCE).workers_bucket, ttl_s=WORKER_TTL_S)
+    await bucket.put("decode-9-99999999", b"no record")
+    async with another() as adopter:
+        await register(world, world.decode, adopter)
+        adopts(adopter)
+        running = run(world)
+        await begin(world)
+        await world.decode.stop()
+        assert (await running).text == "hello world"
+    assert world.metric("registry_malformed_total") == 1
+    assert world.metric("http_connections") == 0
