@@ -127,8 +127,9 @@ class Gateway:
         self._access_watch = AccessWatch(access)
         self._endpoint = BusEndpoint(bus, process.tracer)
         self._port = SchedulerPort(self._endpoint, self._subjects, self._gateway_id, settings.port, clock)
-        self._connections = WorkerConnections(self._gateway_id, settings.connections, clock)
         self._decode_workers = DecodeWorkers(clock)
+        peers_of = self._decode_workers.peers_of
+        self._connections = WorkerConnections(self._gateway_id, settings.connections, clock, peers_of)
         adopters = AdopterSearch(self._connections, self._decode_workers, settings.adoption, clock)
         self._driver = Driver(self._port, self._connections, adopters, settings.driver, clock)
         self._entry = Entry(access, settings.driver.max_requests, clock)
@@ -192,6 +193,8 @@ class Gateway:
             **self._driver.metrics(),
             **self._keys.metrics(),
             **self._key_store.metrics(),
+            **self._http.metrics(),
+            "registry_malformed_total": float(self._decode_workers.num_malformed),
             "malformed_messages_total": bus["bus_malformed_total"] + connections["malformed_frames_total"],
             "http_internal_errors_total": float(self._frontend.num_internal_errors),
         }

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import uuid
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -175,30 +176,54 @@ class InputProcessor:
         self, client_request: ClientRequest, caller: Caller, parent: Context, call_left_s: float | None
     ) -> OpenRequest:
         """Accepts a request whose call lasts `call_left_s` more (None: as long as it takes). Raises WeirError."""
+        with self._keys.returning(caller.tenant, client_request.options.idempotency_key) as is_back:
+            attached = await self._try_attach(client_request, caller, parent) if is_back else None
+            if attached is not None:
+                return attached
         ticket = self._admit(client_request, caller)
         try:
-            opened = await self._open(client_request, caller, parent, call_left_s)
+            opened, is_new = await self._open(client_request, caller, parent, call_left_s)
         except BaseException:
             self._entry.leave(ticket)
             raise
-        self._entry.follow_request(ticket, opened)
+        if is_new:
+            self._entry.follow_request(ticket, opened)
+        else:  # what runs has a ticket of its own
+            self._entry.leave(ticket)
         return opened
+
+    async def _try_attach(self, client_request: ClientRequest, caller: Caller, parent: Context) -> OpenRequest | None:
+        """To a keyed request that was here when this one came; None if it has gone since."""
+        with self._span_of(client_request, parent) as span, self._driver.reserve(0):
+            await self._entry.turn()
+            opened = self._keys.try_attach(await self._check(client_request, caller, span))
+            if opened is None:
+                span.end_with(None)
+            else:
+                span.attached(opened.request_id)
+            return opened
 
     async def _open(
         self, client_request: ClientRequest, caller: Caller, parent: Context, call_left_s: float | None
-    ) -> OpenRequest:
+    ) -> tuple[OpenRequest, bool]:
+        """And whether it is new: one with a key may have come from another connection meanwhile."""
         now_s = self._clock.now_s()
         time_left_s = _time_left_s(client_request.options, call_left_s)
         deadline_at_s = None if time_left_s is None else now_s + time_left_s
+        with self._span_of(client_request, parent) as span, self._driver.reserve(_num_choices(client_request)):
+            await self._entry.turn()
+            checked = await self._lengths.with_prediction(await self._check(client_request, caller, span))
+            if client_request.options.idempotency_key:
+                return await self._open_keyed(checked, span, deadline_at_s)
+            self._check_name_is_free(client_request, caller.tenant)
+            return self._accept(checked, span, deadline_at_s, uuid.uuid4().hex), True
+
+    @contextlib.contextmanager
+    def _span_of(self, client_request: ClientRequest, parent: Context) -> Iterator[RequestSpan]:
+        """Ended, and the rejection counted, if the request is not accepted."""
         span = self._spans.begin(client_request, parent)
         try:
-            with self._driver.reserve(_num_choices(client_request)):
-                await self._entry.turn()
-                checked = await self._lengths.with_prediction(await self._check(client_request, caller, span))
-                if client_request.options.idempotency_key:
-                    return await self._open_keyed(checked, span, deadline_at_s)
-                self._check_name_is_free(client_request, caller.tenant)
-                return self._accept(checked, span, deadline_at_s, uuid.uuid4().hex)
+            yield span
         except WeirError as error:
             self._metrics.count_rejection(error)
             span.end_with(error)
@@ -207,11 +232,13 @@ class InputProcessor:
             span.end_with(error)
             raise
 
-    def check_room(self, caller: Caller) -> None:
+    def check_room(self, caller: Caller, idempotency_key: str) -> None:
         """Before a request is read. Raises Overloaded, or QuotaExceeded, if the caller's cannot be taken whatever it
-        is."""
+        is. What is here already takes no room."""
+        if self._keys.holds(caller.tenant, idempotency_key):
+            return
         try:
-            self._entry.check_caller(caller)
+            self._entry.check_caller(caller, [model.name for model in self.models.list_models()])
         except WeirError as error:
             self._metrics.count_rejection(error)
             raise
@@ -289,7 +316,9 @@ class InputProcessor:
             description = f"{request_id!r} is the id of a request that is running"
             raise InvalidRequest([FieldViolation(client_request.names["request_id"], description)])
 
-    async def _open_keyed(self, checked: CheckedRequest, span: RequestSpan, deadline_at_s: float | None) -> OpenRequest:
+    async def _open_keyed(
+        self, checked: CheckedRequest, span: RequestSpan, deadline_at_s: float | None
+    ) -> tuple[OpenRequest, bool]:
         is_new = False
 
         def start(accepted: Accepted) -> OpenRequest:
@@ -301,7 +330,7 @@ class InputProcessor:
         opened = await self._keys.open(checked, start)
         if not is_new:
             span.attached(opened.request_id)
-        return opened
+        return opened, is_new
 
     def _accept(
         self,

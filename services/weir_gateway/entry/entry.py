@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from weir.bus.endpoint import BusEndpoint
 from weir.bus.queue_report import QueueReport
@@ -36,9 +36,11 @@ class Entry:
         """From now on by the scheduler's reports."""
         await endpoint.serve(subjects.queues, QueueReport, self._on_report, max_pending=16)
 
-    def check_caller(self, caller: Caller) -> None:
-        """Before anything is read. Raises Overloaded, or QuotaExceeded, where no request of the caller is let in."""
-        self._check(self._gate.try_refuse_any(caller.tenant, caller.lanes, self._clock.now_s()), caller.tenant)
+    def check_caller(self, caller: Caller, models: Iterable[str]) -> None:
+        """Before anything is read. Raises Overloaded, or QuotaExceeded, where no request of the caller is let in,
+        whichever of `models` it is for."""
+        verdict = self._gate.try_refuse_any(caller.tenant, models, caller.lanes, self._clock.now_s())
+        self._check(verdict, caller.tenant)
 
     def admit(self, key: QueueKey, num: int) -> Ticket:
         """To be given back by `leave`. Raises Overloaded, or QuotaExceeded, with the time to try again."""

@@ -8,6 +8,7 @@ What the scheduler would refuse or give up later is refused here, before its pro
 know it lets pass: the scheduler decides.
 """
 
+import itertools
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -65,13 +66,15 @@ class EntryGate:
         """None: `num` requests more are let in, if they come."""
         return self._try_refuse_for_room(key.tenant, num, now_s) or self._try_refuse_for_queue(key, now_s)
 
-    def try_refuse_any(self, tenant: str, lanes: Iterable[str], now_s: float) -> EntryRefusal | None:
-        """Of a request that is not read yet: None: there may be one of this tenant that is let in."""
+    def try_refuse_any(
+        self, tenant: str, models: Iterable[str], lanes: Iterable[str], now_s: float
+    ) -> EntryRefusal | None:
+        """Of a request that is not read yet, for one of these models in one of these lanes. None: there may be one of
+        this tenant that is let in."""
         verdict = self._try_refuse_for_room(tenant, 1, now_s)
-        models = self._view.models()
-        if verdict is not None or len(models) != 1:
+        if verdict is not None:
             return verdict
-        keys = [QueueKey(model, lane, tenant) for model in models for lane in lanes]
+        keys = [QueueKey(model, lane, tenant) for model, lane in itertools.product(models, lanes)]
         verdicts = [self._try_refuse_for_queue(key, now_s) for key in keys]
         found = [one for one in verdicts if one is not None]
         return min(found, key=lambda one: one.retry_after_s) if found and len(found) == len(keys) else None

@@ -95,10 +95,6 @@ class QueueView:
         if not self._num_unreported[ticket.key]:
             del self._num_unreported[ticket.key]
 
-    def models(self) -> set[str]:
-        """That somebody waits for, or lately did."""
-        return {model for model, _ in self._lanes}
-
     def try_ahead(self, key: QueueKey, now_s: float) -> Ahead | None:
         """None: nobody waits there, or nothing was heard for too long."""
         lane = self._lanes.get((key.model, key.lane))

@@ -25,11 +25,14 @@ class ConnectionBook:
         self._num = 0
         self._resting: dict[asyncio.Protocol, Callable[[], None]] = {}
         """With what closes it; the one that has rested longest comes first."""
-        self.num_closed = 0
+        self._num_closed = 0
 
-    @property
-    def num_resting(self) -> int:
-        return len(self._resting)
+    def metrics(self) -> dict[str, float]:
+        return {
+            "http_connections": float(self._num),
+            "http_connections_resting": float(len(self._resting)),
+            "http_connections_closed_for_others_total": float(self._num_closed),
+        }
 
     def open(self) -> None:
         self._num += 1
@@ -38,7 +41,7 @@ class ConnectionBook:
         self._resting.pop(connection, None)
         self._resting[connection] = close
         if len(self._resting) > self._max_resting:
-            self.num_closed += 1
+            self._num_closed += 1
             close_oldest = self._resting.pop(next(iter(self._resting)))
             close_oldest()
 

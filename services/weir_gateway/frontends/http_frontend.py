@@ -23,7 +23,7 @@ from weir.core.trace_context import extract
 from weir.rpc.port_guard import BodyBudget
 from weir_gateway.access import Caller
 from weir_gateway.driving.open_request import OpenRequest
-from weir_gateway.frontends.http_keys import event_id_of, with_key
+from weir_gateway.frontends.http_keys import event_id_of, key_of, with_key
 from weir_gateway.frontends.http_server import HttpSettings
 from weir_gateway.frontends.openai_render import (
     AnswerRenderer,
@@ -130,13 +130,13 @@ class HttpFrontend:
         return JSONResponse({"object": "list", "data": models})
 
     async def _chat(self, request: Request, caller: Caller, correlation_id: str) -> Response:
-        self._processor.check_room(caller)
+        self._processor.check_room(caller, key_of(request.headers))
         body = parse_body(ChatBody, await self._read_body(request))
         asked = with_key(chat_request(body, correlation_id), request.headers)
         return await self._answer(request, caller, asked, body)
 
     async def _completions(self, request: Request, caller: Caller, correlation_id: str) -> Response:
-        self._processor.check_room(caller)
+        self._processor.check_room(caller, key_of(request.headers))
         body = parse_body(CompletionBody, await self._read_body(request))
         asked = with_key(completion_request(body, correlation_id), request.headers)
         return await self._answer(request, caller, asked, body)

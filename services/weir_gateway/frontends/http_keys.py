@@ -17,6 +17,11 @@ _KEY_HEADER = HTTP_NAMES["idempotency_key"]
 _EVENT_HEADER = HTTP_NAMES["resume_from"]
 
 
+def key_of(headers: Mapping[str, str]) -> str:
+    """As it came; empty: none."""
+    return headers.get(_KEY_HEADER, "")
+
+
 def with_key(request: ClientRequest, headers: Mapping[str, str]) -> ClientRequest:
     """Raises InvalidRequest for an event id that no event has, or with a whole answer, which has no events."""
     key, event_id = headers.get(_KEY_HEADER), headers.get(_EVENT_HEADER)

@@ -79,10 +79,10 @@ class HttpServer:
     def __init__(self, app: Starlette, settings: HttpSettings, on_failure: Callable[[str], None]) -> None:
         self._host = settings.host
         self._on_failure = on_failure
-        book = ConnectionBook(settings.max_connections, settings.max_idle_connections)
+        self._book = ConnectionBook(settings.max_connections, settings.max_idle_connections)
         config = uvicorn.Config(
             app,
-            http=protocol_with_bounds(book, settings.head_timeout_s),
+            http=protocol_with_bounds(self._book, settings.head_timeout_s),
             log_config=None,
             access_log=False,
             lifespan="off",
@@ -113,6 +113,9 @@ class HttpServer:
         if self._task is not None:
             self._server.should_exit = True
             await asyncio.wait([self._task])
+
+    def metrics(self) -> dict[str, float]:
+        return self._book.metrics()
 
     def _check_end(self, task: "asyncio.Task[None]") -> None:
         error = None if task.cancelled() else task.exception()

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from weir.core.errors import WeirError
+from weir.core.errors import Cancelled, WeirError
 from weir_gateway.driving.open_request import OpenRequest
 from weir_gateway.keys.claims import KeyedBody, beyond_end
 from weir_gateway.requests.output import OutputDelta
@@ -20,13 +20,9 @@ class KeyedAnswer(OpenRequest):
         for state in self.states:
             state.output.rewind(body.resume_from or 0)
 
-    @property
-    def has_left(self) -> bool:
-        return self._has_left
-
     def oust(self, error: WeirError) -> None:
-        """Another connection has the output from here on; this one's client gets the error."""
-        self._ousted_by = error
+        """Another connection has the output from here on, or nobody; this one's client gets the first such error."""
+        self._ousted_by = self._ousted_by or error
         self._has_output.set()
 
     async def next_delta(self) -> OutputDelta:
@@ -39,6 +35,8 @@ class KeyedAnswer(OpenRequest):
     def leave(self) -> None:
         if not self._has_left:
             self._has_left = True
+            # Whoever waits here may not know that its client is gone, and must take nothing from the next connection.
+            self.oust(Cancelled("the client went away"))
             self._on_leave(self)
 
     def _try_next(self) -> OutputDelta | None:

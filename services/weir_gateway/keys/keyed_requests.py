@@ -10,10 +10,11 @@ import asyncio
 import logging
 import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from weir.bus.keys import AskHolder, HolderReply, Holding, KeyRecord, KeyStatus
+from weir.bus.keys import AskHolder, HolderReply, Holding, KeyRecord, KeyStatus, key_name
 from weir.bus.protocol import KeyConflict
 from weir.core.errors import Cancelled, Unavailable, WeirError
 from weir_gateway.driving.open_request import OpenRequest
@@ -96,6 +97,7 @@ class KeyedRequests:
         self._waiting: dict[str, _KeptRequest] = {}
         """Those of `_held` that have no client; the one that has waited longest comes first."""
         self._claiming: set[str] = set()
+        self._returning: set[str] = set()
         self._writing: set[asyncio.Task[None]] = set()
         self._counts: Counter[str] = Counter()
 
@@ -105,14 +107,38 @@ class KeyedRequests:
         Raises AlreadyExists for another body under the key, Unavailable while somebody else is getting the answer or
         the bucket cannot be reached, InvalidRequest for a place beyond the end.
         """
+        attached = self.try_attach(checked)
+        if attached is not None:
+            return attached
+        body = keyed_body(checked)
+        return self._attach(await self._start(body, checked, start), body)
+
+    def try_attach(self, checked: CheckedRequest) -> OpenRequest | None:
+        """The same for a request that is here. None: it is not."""
         body = keyed_body(checked)
         held = self._held.get(body.key_name)
         if held is None:
-            held = await self._start(body, checked, start)
-        else:
-            self._check_free(held, body)
-            self._counts["attached"] += 1
+            return None
+        self._check_free(held, body)
+        self._counts["attached"] += 1
         return self._attach(held, body)
+
+    def holds(self, tenant: str, idempotency_key: str) -> bool:
+        return bool(idempotency_key) and key_name(tenant, idempotency_key) in self._held
+
+    @contextmanager
+    def returning(self, tenant: str, idempotency_key: str) -> Iterator[bool]:
+        """Whether somebody comes back to a request that is here, and so needs no room for another one. That holds for
+        one a key at a time: so many are checked at once as requests are held."""
+        name = key_name(tenant, idempotency_key)
+        is_back = self.holds(tenant, idempotency_key) and name not in self._returning
+        if is_back:
+            self._returning.add(name)
+        try:
+            yield is_back
+        finally:
+            if is_back:
+                self._returning.discard(name)
 
     async def on_ask(self, question: AskHolder) -> HolderReply:
         """Another gateway wants to go on with a request."""

@@ -316,11 +316,11 @@ class RequestState:
             self._silence.end()
             self.has_output.set()
         self._advance_phase(worker_id, update)
+        self.lost_worker_id = worker_id if update.HasField("error") else self.lost_worker_id
         if self.output.finish_reason is not None:
             self.is_over_at_workers = output_end_from_pb(update.finish_reason) is not None
             self._finish()
         elif update.HasField("error"):
-            self.lost_worker_id = worker_id
             self._end_by_worker(worker_id, update.error)
         elif update.finish_reason == types_pb2.FINISH_REASON_CANCELLED:
             self.interrupt(Unavailable(f"worker {worker_id} cancelled the request", retry_after_s=RETRY_AFTER_S))

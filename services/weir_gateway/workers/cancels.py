@@ -7,6 +7,7 @@ cancel ──> noted ── the worker reports that the attempt, or a newer one,
 
 import logging
 from collections import Counter, OrderedDict
+from collections.abc import Callable
 
 from weir.core.clock import Clock
 from weir.core.life import Attempt
@@ -19,12 +20,23 @@ logger = logging.getLogger(__name__)
 class UnconfirmedCancels:
     """The Cancels to one worker, each with the newest attempt that it is for."""
 
-    def __init__(self, worker_id: str, *, kept_s: float, max_entries: int, clock: Clock, counts: Counter[str]) -> None:
+    def __init__(
+        self,
+        worker_id: str,
+        *,
+        kept_s: float,
+        max_entries: int,
+        clock: Clock,
+        counts: Counter[str],
+        on_moved: Callable[[str, Attempt], None] = lambda request_id, attempt: None,
+    ) -> None:
+        """`on_moved`: another worker of the same memory may go on with what was cancelled here."""
         self._worker_id = worker_id
         self._kept_s = kept_s
         self._max_entries = max_entries
         self._clock = clock
         self._counts = counts
+        self._on_moved = on_moved
         self._entries: OrderedDict[str, tuple[Attempt, float]] = OrderedDict()  # with when it was sent; oldest first
 
     def __len__(self) -> int:
@@ -63,8 +75,15 @@ class UnconfirmedCancels:
         has_ended = bool(update.finish_reason) or update.handed_off or update.HasField("error")
         if has_ended and not is_unknown:
             del self._entries[update.request_id]
+            if update.handed_off and update.HasField("error"):
+                self._on_moved(update.request_id, entry[0])
             return True
         return False
+
+    def lose_worker(self) -> None:
+        """It may have ended before it got them."""
+        for request_id, (attempt, _) in list(self._entries.items()):
+            self._on_moved(request_id, attempt)
 
     def commands(self) -> list[worker_pb2.ServeRequest]:
         """To be sent on a new stream."""

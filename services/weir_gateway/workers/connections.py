@@ -7,6 +7,7 @@ import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import grpc
@@ -285,6 +286,7 @@ class WorkerConnection:
             logger.warning("%s; %d requests end", message, len(subscribers))
         for subscriber in subscribers.values():
             subscriber.on_connection_lost(self.worker_id, message)
+        self._cancels.lose_worker()
 
 
 async def _is_refused(address: str, timeout_s: float) -> bool:
@@ -308,10 +310,18 @@ class WorkerConnections:
     meanwhile.
     """
 
-    def __init__(self, gateway_id: str, settings: ConnectionSettings, clock: Clock) -> None:
+    def __init__(
+        self,
+        gateway_id: str,
+        settings: ConnectionSettings,
+        clock: Clock,
+        peers_of: Callable[[str], list[WorkerEndpoint]] = lambda worker_id: [],
+    ) -> None:
+        """`peers_of`: who may have got the sequences of a worker."""
         self._gateway_id = gateway_id
         self._settings = settings
         self._clock = clock
+        self._peers_of = peers_of
         self._connections: dict[str, WorkerConnection] = {}
         self._cancels: dict[str, UnconfirmedCancels] = {}
         self._counts: Counter[str] = Counter()
@@ -320,14 +330,9 @@ class WorkerConnections:
         """The connection to a worker, opened if need be; `wait_connected` says when it can be used."""
         worker_id = endpoint.worker_id
         if worker_id not in self._connections:
+            cancels = self._cancels_at(worker_id)
             self._connections[worker_id] = WorkerConnection(
-                endpoint,
-                self._gateway_id,
-                self._settings,
-                self._clock,
-                self._counts,
-                self._cancels_at(worker_id),
-                self._forget,
+                endpoint, self._gateway_id, self._settings, self._clock, self._counts, cancels, self._forget
             )
         return self._connections[worker_id]
 
@@ -342,7 +347,14 @@ class WorkerConnections:
         else:
             self._cancels_at(worker_id).note(request_id, attempt)
 
+    def cancel_at_peers(self, worker_id: str, request_id: str, attempt: Attempt) -> None:
+        """Once at each, for all may be gone, and each be the peer of the others."""
+        for endpoint in self._peers_of(worker_id):
+            if request_id not in self._cancels_at(endpoint.worker_id):
+                self.connect(endpoint).cancel(request_id, attempt)
+
     async def close(self) -> None:
+        self._peers_of = lambda worker_id: []
         await asyncio.gather(*(connection.close() for connection in list(self._connections.values())))
 
     def metrics(self) -> dict[str, float]:
@@ -376,6 +388,7 @@ class WorkerConnections:
                 max_entries=settings.max_unconfirmed_cancels,
                 clock=self._clock,
                 counts=self._counts,
+                on_moved=partial(self.cancel_at_peers, worker_id),
             )
         return self._cancels[worker_id]
 

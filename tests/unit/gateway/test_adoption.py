@@ -15,7 +15,7 @@ from tests.unit.gateway.world import FAST, World, open_world
 from weir.bus.codec import encode
 from weir.bus.messages import WorkerRecord
 from weir.bus.subjects import WORKER_TTL_S, Subjects
-from weir.client import AsyncWeirClient, Chunk
+from weir.client import AsyncWeirClient, Chunk, GenerateOptions
 from weir.wire.v1 import worker_pb2
 from weir_gateway.driving.adoption import AdoptionSettings
 
@@ -281,6 +281,57 @@ async def test_an_adopter_that_gives_it_up_too_before_it_was_asked_is_followed_b
         await world.until_idle()
 
 
+async def leave(world: World) -> None:
+    """A client comes, has four tokens, and goes."""
+    world.pair.stops_after = 4
+    async with AsyncWeirClient(world.grpc_address) as client:
+        reading = asyncio.create_task(read_all(client.generate("hi")))
+        await begin(world)
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+    await world.until(lambda: world.decode.named("cancel"), "its worker is told")
+
+
+async def test_what_a_worker_had_given_away_when_its_client_left_is_cancelled_where_it_is(world: World) -> None:
+    world.decode.confirms_cancels = False
+    async with another() as adopter:
+        await register(world, world.decode, adopter)
+        await leave(world)
+        assert adopter.commands == []
+        world.decode.send(gives_up(world))
+        await world.until(lambda: adopter.named("cancel"), "the adopter is told")
+        assert [cancel.request_id for cancel in adopter.named("cancel")] == [request_id_of(world)]
+        await world.until(lambda: world.metric("cancels_unconfirmed") == 0, "confirmed")
+
+
+async def test_what_a_worker_may_have_left_when_its_client_left_is_cancelled_at_each_that_may_get_it(
+    world: World,
+) -> None:
+    """Once at each: also where those are gone as well."""
+    world.decode.confirms_cancels = False
+    async with another() as adopter, another("decode-2-dddddddd") as gone:
+        await register(world, world.decode, adopter, gone)
+        await gone.stop()
+        await leave(world)
+        await world.decode.stop()
+        await world.until(lambda: adopter.named("cancel"), "the adopter is told")
+        await world.until(lambda: world.metric("worker_connections") == 2, "those that are gone are not tried again")
+        await asyncio.sleep(0.3)
+        assert world.metric("worker_connections") == 2
+        assert len(adopter.named("cancel")) == 1
+
+
+async def test_a_stop_string_that_ends_what_a_worker_gave_away_ends_it_where_it_is(world: World) -> None:
+    world.pair.stops_after = 4
+    async with another() as adopter, AsyncWeirClient(world.grpc_address) as client:
+        await register(world, world.decode, adopter)
+        reading = asyncio.create_task(read_all(client.generate("hi", GenerateOptions(stop=("o",)))))
+        await begin(world)
+        world.decode.send(gives_up(world))
+        await reading
+        await world.until(lambda: adopter.named("cancel"), "the adopter is told")
+
+
 async def test_what_nobody_adopts_of_that_goes_on_under_the_next_dispatch(world: World) -> None:
     world.pair.stops_after = 4
     async with another() as peer:
@@ -292,3 +343,18 @@ async def test_what_nobody_adopts_of_that_goes_on_under_the_next_dispatch(world:
         assert (await running).text == "hello world"
         assert len(world.scheduler.submits) == 2
         assert world.metric("adoptions_total") == 0
+
+
+async def test_an_entry_of_the_registry_that_cannot_be_read_is_counted_and_the_others_are_found(world: World) -> None:
+    world.pair.stops_after = 4
+    bucket = await world.hub.connect().bucket(Subjects(INSTANCE).workers_bucket, ttl_s=WORKER_TTL_S)
+    await bucket.put("decode-9-99999999", b"no record")
+    async with another() as adopter:
+        await register(world, world.decode, adopter)
+        adopts(adopter)
+        running = run(world)
+        await begin(world)
+        await world.decode.stop()
+        assert (await running).text == "hello world"
+    assert world.metric("registry_malformed_total") == 1
+    assert world.metric("http_connections") == 0

@@ -189,8 +189,14 @@ def test_a_full_gateway_says_by_what_ended_lately_when_half_has_gone() -> None:
 def test_before_a_request_is_read_only_that_is_refused_which_none_of_its_lanes_would_take() -> None:
     batch = replace(lane_of(0), lane="batch")
     gate = gate_after(lane_of(500), batch)
-    assert gate.try_refuse_any("a", ["standard"], NOW_S) is not None
-    assert gate.try_refuse_any("a", ["standard", "batch"], NOW_S) is None
-    assert gate.try_refuse_any("a", ["standard", "unknown"], NOW_S) is None
-    two_models = gate_after(lane_of(500), replace(lane_of(500), model="other"))
-    assert two_models.try_refuse_any("a", ["standard"], NOW_S) is None
+    assert gate.try_refuse_any("a", ["m"], ["standard"], NOW_S) is not None
+    assert gate.try_refuse_any("a", ["m"], ["standard", "batch"], NOW_S) is None
+    assert gate.try_refuse_any("a", ["m"], ["standard", "unknown"], NOW_S) is None
+
+
+def test_before_a_request_is_read_only_the_queues_of_the_models_that_are_served_here_count() -> None:
+    gate = gate_after(lane_of(500))
+    assert gate.try_refuse_any("a", ["idle"], ["standard"], NOW_S) is None
+    assert gate.try_refuse_any("a", ["m", "idle"], ["standard"], NOW_S) is None
+    two_models = gate_after(lane_of(500), replace(lane_of(0), model="other"))
+    assert two_models.try_refuse_any("a", ["m"], ["standard"], NOW_S) is not None

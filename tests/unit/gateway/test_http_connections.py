@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
+from weir_gateway.frontends.http_connections import ConnectionBook
 from weir_gateway.frontends.http_server import HttpServer, HttpSettings
 
 HEAD_TIMEOUT_S = 0.3
@@ -143,3 +144,18 @@ async def test_a_request_too_many_is_told_when_to_try_again(port: int) -> None:
     assert b"retry-after: 2" in answer.lower()
     for one in (slow, writer):
         one.close()
+
+
+def test_the_book_says_how_many_connections_there_are_how_many_rest_and_how_many_made_room() -> None:
+    book, closed = ConnectionBook(1, 1), list[asyncio.Protocol]()
+    first, second, busy = (asyncio.Protocol() for _ in range(3))
+    for _ in (first, second, busy):
+        book.open()
+    for connection in (first, second):
+        book.rest(connection, lambda connection=connection: closed.append(connection))  # type: ignore[misc]
+    assert closed == [first]
+    assert book.metrics() == {
+        "http_connections": 3,
+        "http_connections_resting": 1,
+        "http_connections_closed_for_others_total": 1,
+    }

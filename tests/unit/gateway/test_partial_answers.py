@@ -47,7 +47,7 @@ async def test_the_answer_ends_with_the_tokens_that_are_there(world: World, num_
     assert responses[-1].usage.num_prompt_tokens == len(ids_of("Say hello"))
     await world.until_idle()
     assert world.metric("finished_total") == 1
-    assert world.prefill.named("cancel"), "the workers are told"
+    await world.until(lambda: world.prefill.named("cancel"), "the workers are told")
     [finish] = world.scheduler.finishes
     assert (finish.num_output_tokens, finish.outcome) == (num_tokens, Outcome.CANCELLED), "charged, and nothing learned"
 
