@@ -268,8 +268,8 @@ class LimitsKeeper:
             raise Unavailable("another scheduler leads now; nothing was changed, ask that one", retry_after_s=_LOOK_S)
         if unpublished:
             message = (
-                f"in force here, not published yet ({', '.join(unpublished)}): NATS refuses or does not answer. It is written as soon "
-                "as it can be, and lost if this scheduler ends before: ask again, or look with `weir limits show`"
+                f"in force here, not published yet ({', '.join(unpublished)}): NATS refuses or does not answer. It is "
+                "written as soon as it can be, and lost if this scheduler ends before that; ask again later"
             )
             raise Unavailable(message, retry_after_s=_LOOK_S)
 
