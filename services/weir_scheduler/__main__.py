@@ -12,8 +12,7 @@ from weir.runtime.service import ServiceContext, run_service
 from weir.wire.v1 import scheduling_pb2, scheduling_pb2_grpc
 from weir_scheduler.component import SchedulerComponent, SchedulerSettings
 from weir_scheduler.config import SchedulerConfig
-from weir_scheduler.scheduling_admin import SchedulingServicer
-from weir_scheduler.worker_admin import WorkerOperations
+from weir_scheduler.operator_calls import OperatorGate, SchedulingServicer, WorkerOperations
 
 _CONNECT_TIMEOUT_S = 30.0
 _SERVICE_NAME = scheduling_pb2.DESCRIPTOR.services_by_name["Scheduling"].full_name
@@ -36,9 +35,9 @@ async def build(context: ServiceContext[SchedulerConfig]) -> SchedulerComponent:
         clock=SystemClock(),
         request_shutdown=context.request_shutdown,
     )
-    servicer = SchedulingServicer(component.try_admin)
-    scheduling_pb2_grpc.add_SchedulingServicer_to_server(servicer, context.grpc_server)
-    context.admin.answer_operators(WorkerOperations(component.try_admins, servicer.set_limits))
+    gate = OperatorGate(component.leader_admins)
+    scheduling_pb2_grpc.add_SchedulingServicer_to_server(SchedulingServicer(gate), context.grpc_server)
+    context.admin.answer_operators(WorkerOperations(gate))
     return component
 
 

@@ -21,6 +21,7 @@ from weir.scheduling.limits import CoreLimits
 from weir_scheduler.effective_limits import EffectiveLimits
 from weir_scheduler.leadership import Leadership
 from weir_scheduler.limits_keeper import LimitsKeeper, LimitsSource
+from weir_scheduler.operator_calls import LeaderAdmins
 from weir_scheduler.scheduling_admin import Operators, SchedulingAdmin
 from weir_scheduler.shell import SchedulerShell
 from weir_scheduler.worker_admin import WorkerAdmin
@@ -31,6 +32,9 @@ _STANDBY_LOOK_S = 0.25
 _RENEW_S = 0.5
 _RENEW_AGAIN_S = 0.1
 """Until it knows that it leads, nothing is granted."""
+_BEGIN_TIMEOUT_S = 20.0
+_BEGIN_AGAIN_S = 0.5
+_STANDBY_RETRY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +50,10 @@ class SchedulerSettings:
 
 @dataclass(frozen=True, slots=True)
 class _Leader:
+    leadership: Leadership
     shell: SchedulerShell
     keeper: LimitsKeeper
-    admin: SchedulingAdmin
-    worker_admin: WorkerAdmin
+    admins: LeaderAdmins
 
 
 class SchedulerComponent:
@@ -100,14 +104,13 @@ class SchedulerComponent:
         """Nothing to wait for: gateways hold whatever is queued or granted, and report it to the next leader."""
         del deadline_s
 
-    def try_admin(self) -> SchedulingAdmin | None:
-        """None while another scheduler leads, or may."""
-        return self._leader.admin if self._leader is not None else None
-
-    def try_admins(self) -> tuple[SchedulingAdmin, WorkerAdmin] | None:
-        """As `try_admin`, with what operators ask of workers."""
-        leader = self._leader
-        return (leader.admin, leader.worker_admin) if leader is not None else None
+    def leader_admins(self) -> LeaderAdmins:
+        """Raises Unavailable while another scheduler leads, or may, and while nobody can."""
+        if self._leader is None:
+            raise Unavailable("this scheduler stands by; ask the one that leads", retry_after_s=_STANDBY_RETRY_S)
+        if self._leader.leadership.stuck_reason:
+            raise Unavailable(self._leader.leadership.stuck_reason, retry_after_s=_STANDBY_RETRY_S)
+        return self._leader.admins
 
     async def stop(self) -> None:
         await end_tasks(self._tasks)
@@ -115,18 +118,20 @@ class SchedulerComponent:
         await self._resources.aclose()
 
     def describe(self) -> Description:
-        """A standby has nothing but `is_leader` 0 and how often it was deposed."""
+        """A standby has nothing but `is_leader` 0 and how often it was deposed. One that leads and cannot write the
+        leader key has `is_leader` 0 too, beside its numbers."""
         deposed = {"depositions_total": float(self._num_depositions)}
         if self._leader is None:
             return Description({"is_leader": 0.0, **deposed}, ())
-        shell = self._leader.shell
-        own = {"is_leader": 1.0, "operators_refused_total": float(self._operators.num_refused), **deposed}
+        shell, is_stuck = self._leader.shell, bool(self._leader.leadership.stuck_reason)
+        standing = {"is_leader": float(not is_stuck), "leader_key_is_stuck": float(is_stuck)}
+        own = {**standing, "operators_refused_total": float(self._operators.num_refused), **deposed}
         return Description({**shell.metrics(), **self._leader.keeper.metrics(), **own}, shell.check_integrity())
 
     async def _lead_for_ever(self, bus: Bus, bucket: KvBucket) -> None:
         """Whenever nobody else does."""
         while True:
-            leadership = Leadership(bucket, self._scheduler_id, self._clock)
+            leadership = Leadership(bucket, self._scheduler_id, self._clock, is_connected=lambda: bus.is_connected)
             epoch = await self._wait_for_leadership(leadership)
             # Beside renewing: on a slow machine it takes longer than the key lives.
             self._beginning = [self._run("beginning to lead", self._begin_term(bus, leadership, epoch))]
@@ -143,31 +148,48 @@ class SchedulerComponent:
         self._term = AsyncExitStack()
 
     async def _begin_term(self, bus: Bus, leadership: Leadership, epoch: int) -> None:
+        """Tries until it has begun, or `_end_term` ends it: a bus that fails now may be well in a moment."""
         self._term.push_async_callback(leadership.release)
-        keeper = await self._load_limits(bus, epoch)
-        effective_limits = keeper.effective_limits
-        core = SchedulerCore(effective_limits.limits, self._clock, epoch, effective_limits.policy.make())
-        shell = SchedulerShell(
-            bus,
-            self._subjects,
-            core,
-            tracer=self._tracer,
-            clock=self._clock,
-            on_failure=self._request_shutdown,
-            may_command=lambda: leadership.is_certain,
-        )
-        self._term.push_async_callback(shell.stop)
-        await shell.start()
-        keeper.attach(
-            lambda: shell.set_limits(keeper.effective_limits.limits),
-            lambda: shell.set_policy(keeper.effective_limits.policy.make()),
-        )
-        await keeper.publish()  # before it is ready: gateways and workers go by it
-        worker_admin = WorkerAdmin(core, shell.endpoint, self._subjects)
-        self._leader = _Leader(shell, keeper, SchedulingAdmin(keeper, self._operators, core), worker_admin)
-        keeping = self._run("following the limits file", keeper.keep())
-        self._term.push_async_callback(end_tasks, [keeping])
-        logger.info("leading in epoch %d", epoch)
+        while True:
+            try:
+                async with asyncio.timeout(_BEGIN_TIMEOUT_S):
+                    await self._try_begin(bus, leadership, epoch)
+            except (BusError, TimeoutError) as error:
+                problem = str(error) or f"not done within {_BEGIN_TIMEOUT_S:g} s"
+                logger.warning("could not begin to lead in epoch %d: %s; again", epoch, problem)
+                await asyncio.sleep(_BEGIN_AGAIN_S)
+            else:
+                logger.info("leading in epoch %d", epoch)
+                return
+
+    async def _try_begin(self, bus: Bus, leadership: Leadership, epoch: int) -> None:
+        """Raises BusError, and leaves nothing behind then."""
+        async with AsyncExitStack() as begun:
+            keeper = await self._load_limits(bus, epoch)
+            effective_limits = keeper.effective_limits
+            core = SchedulerCore(effective_limits.limits, self._clock, epoch, effective_limits.policy.make())
+            shell = SchedulerShell(
+                bus,
+                self._subjects,
+                core,
+                tracer=self._tracer,
+                clock=self._clock,
+                on_failure=self._request_shutdown,
+                authority=leadership,
+            )
+            begun.push_async_callback(shell.stop)
+            await shell.start()
+            keeper.attach(
+                lambda: shell.set_limits(keeper.effective_limits.limits),
+                lambda: shell.set_policy(keeper.effective_limits.policy.make()),
+            )
+            await keeper.publish()  # before it is ready: gateways and workers go by it
+            scheduling = SchedulingAdmin(keeper, self._operators, core)
+            admins = LeaderAdmins(scheduling, WorkerAdmin(core, shell.endpoint, self._subjects))
+            self._leader = _Leader(leadership, shell, keeper, admins)
+            keeping = self._run("following the limits file", keeper.keep())
+            begun.push_async_callback(end_tasks, [keeping])
+            self._term.push_async_callback(begun.pop_all().aclose)
 
     async def _load_limits(self, bus: Bus, epoch: int) -> LimitsKeeper:
         """With the limits and the policy that are in force now. Raises BusError, and InvalidRequest."""

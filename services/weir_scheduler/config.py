@@ -26,7 +26,9 @@ class SchedulerConfig(ServiceConfig):
         "", "TOML file of lanes and tenants; read again when it changes. What it says goes over `lanes`. Empty: none."
     )
     admin_key_file: str = setting(
-        "", "File with a key that operators may use beside the limits' admin_key_digests. Empty: none."
+        "",
+        "File with a key that operators may use beside the limits' admin_key_digests; it is asked for once the limits "
+        "hold keys. Empty: none.",
     )
     policy: str = setting("fcfs", "Policy of the scheduler and of the workers: NAME or NAME:KEY=VALUE,…")
     page_overcommit: float = setting(

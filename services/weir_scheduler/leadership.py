@@ -14,6 +14,8 @@ logger = logging.getLogger(__name__)
 
 LEADER_KEY = "leader"
 LEADER_TTL_S = 1.5
+STUCK_AFTER_S = 3.0
+"""A server that has just started takes a moment until its store can be written."""
 _RENEWAL_TIMEOUT_S = 0.5
 """The client's own, five seconds, would let a leader be deposed for one lost message."""
 _MAX_LOOK_GAP_S = 0.75
@@ -37,12 +39,15 @@ class Leadership:
         *,
         ttl_s: float = LEADER_TTL_S,
         unix_time_s: Callable[[], float] = time.time,
+        is_connected: Callable[[], bool] = lambda: True,
     ) -> None:
+        """`is_connected`: to the server of the bucket."""
         self._bucket = bucket
         self._scheduler_id = scheduler_id
         self._clock = clock
         self._ttl_s = ttl_s
         self._unix_time_s = unix_time_s
+        self._is_connected = is_connected
         self._seen_revision = 0
         self._seen_at_s = 0.0
         self._looked_at_s = float("-inf")
@@ -50,12 +55,22 @@ class Leadership:
         self._revision = 0
         self._renewed_at_s = float("-inf")
         self._is_lost = False
+        self._failing_since_s: float | None = None
+        """No renewal has succeeded since, though the server was connected."""
+        self._stuck_reason = ""
 
     @property
     def is_certain(self) -> bool:
         """Nobody else can lead yet: this process has renewed the key within its time to live. A leader that cannot know
         is to command nothing until it does."""
         return not self._is_lost and self._clock.now_s() - self._renewed_at_s <= self._ttl_s
+
+    @property
+    def stuck_reason(self) -> str:
+        """Why the key cannot be written for longer than a moment, although the server is there, as when its disk is
+        full. Empty: it can, or the server is away. A leader that is stuck is to answer nobody: who asks it waits for a
+        scheduler, and not for a grant that never comes."""
+        return self._stuck_reason
 
     async def try_take(self) -> int | None:
         """The epoch that this process leads in now; None while somebody else leads. Raises BusError."""
@@ -78,7 +93,8 @@ class Leadership:
         return epoch
 
     async def keep(self) -> bool:
-        """Renews the key. False: somebody else leads. While the bus does not answer nobody can know, so True."""
+        """Renews the key. False: somebody else leads. While the bus does not answer nobody can know, so True, and
+        `stuck_reason` says whether that lasts."""
         began_s = self._clock.now_s()
         try:
             async with asyncio.timeout(_RENEWAL_TIMEOUT_S):
@@ -87,8 +103,9 @@ class Leadership:
                 except KeyConflict:
                     self._is_lost = not await self._keep_after_conflict()
             self._renewed_at_s = began_s
+            self._note_renewed()
         except (BusError, TimeoutError) as error:
-            logger.debug("could not renew the leader key: %s", error or "no answer")
+            self._note_failed(began_s, str(error) or "no answer")
         return not self._is_lost
 
     async def release(self) -> None:
@@ -99,6 +116,28 @@ class Leadership:
             await self._put(self._epoch, revision=self._revision, is_released=True)
         except BusError as error:
             logger.info("could not release the leader key, a standby will wait for it: %s", error)
+
+    def _note_renewed(self) -> None:
+        self._failing_since_s = None
+        if self._stuck_reason:
+            self._stuck_reason = ""
+            logger.warning("the leader key can be written again: requests are taken")
+
+    def _note_failed(self, began_s: float, problem: str) -> None:
+        logger.debug("could not renew the leader key: %s", problem)
+        if not self._is_connected():
+            self._failing_since_s, self._stuck_reason = None, ""
+            return
+        if self._failing_since_s is None:
+            self._failing_since_s = began_s
+        if self._stuck_reason or self._clock.now_s() - self._failing_since_s <= STUCK_AFTER_S:
+            return
+        self._stuck_reason = f"the leader key cannot be written: NATS refuses or does not answer ({problem})"
+        logger.warning(
+            "%s; no request is taken until it can. Look whether the disk of NATS is full; if there is room and this "
+            "goes on, restart NATS (`weir restart --rolling nats`)",
+            self._stuck_reason,
+        )
 
     async def _keep_after_conflict(self) -> bool:
         """An earlier renewal may have arrived although its answer was lost, or the server may have lost the key."""

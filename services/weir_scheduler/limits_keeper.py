@@ -8,6 +8,7 @@ shown to whoever asks.
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -33,6 +34,8 @@ logger = logging.getLogger(__name__)
 _LOOK_S = 1.0
 _VERIFY_EVERY = 5
 """Looks at the file between two looks whether the bucket still has what was written."""
+_WRITE_TIMEOUT_S = 2.0
+_LIMITS_KEYS = (ACCESS_KEY, LIMITS_KEY, WORKERS_KEY)
 _SETTLED_S = 2.0
 """Younger than this, a file can change again without a new time of change."""
 
@@ -75,14 +78,16 @@ class LimitsSource:
                 content = file.read(MAX_FILE_BYTES + 1)
             return content.decode()
         except (OSError, UnicodeDecodeError) as error:
+            if isinstance(error, OSError):  # what let nobody read it may pass and leave the file as it is
+                self._stamp = ()
             raise InvalidRequest([FieldViolation("file", f"cannot be read: {error}")]) from error
 
     def _stamp_now(self) -> tuple[int, ...]:
-        """Empty for a file that is gone, or has changed just now."""
+        """Empty for a file that cannot be looked at, or has changed just now: it is read at the next look."""
         try:
             found = self.path.stat()
         except OSError:
-            return (0,)
+            return ()
         is_settled = time.time() - found.st_mtime > _SETTLED_S
         return (found.st_mtime_ns, found.st_size, found.st_ino) if is_settled else ()
 
@@ -104,7 +109,10 @@ class LimitsKeeper:
         self._bucket = bucket
         self._epoch = epoch
         self._look_s = look_s
-        self._unpublished = set(MESSAGE_TYPES)
+        self._num_changes = Counter(list(MESSAGE_TYPES))
+        """Of what is to be written, by key."""
+        self._num_written: Counter[str] = Counter()
+        """How many of them the bucket has."""
         self._on_limits: Callable[[], None] = lambda: None
         self._on_policy: Callable[[], None] = lambda: None
         self._file_error = ""
@@ -152,15 +160,14 @@ class LimitsKeeper:
         self, changes: Sequence[tuple[str, str]], check: Callable[[CoreLimits], None] = lambda limits: None
     ) -> tuple[LimitChange, ...]:
         """Raises InvalidRequest (`check` may too), and changes nothing then; Unavailable where another scheduler leads
-        by now."""
+        by now, or what is in force here could not be written yet."""
         changed = self._effective_limits.change(changes, check)
         logger.info("limits changed: %s", ", ".join(f"{one.key} = {one.now} (was {one.was})" for one in changed))
-        await self._limits_changed()
-        self._check_leads()
+        self._check_done(await self._limits_changed())
         return changed
 
     async def set_policy(self, text: str) -> None:
-        """Raises ValueError, and changes nothing then; Unavailable where another scheduler leads by now."""
+        """Raises ValueError, and changes nothing then; Unavailable as `set_limits` does."""
         before = self._effective_limits.policy
         self._effective_limits.choose_policy(text)
         try:
@@ -169,9 +176,7 @@ class LimitsKeeper:
             self._effective_limits.policy = before
             raise
         logger.info("policy %s", self._effective_limits.policy)
-        self._unpublished.add(POLICY_KEY)
-        await self.publish()
-        self._check_leads()
+        self._check_done(await self._publish_change((POLICY_KEY,)))
 
     async def keep(self) -> None:
         """Runs for ever: follows the file, and sees to it that the bucket has what is in force."""
@@ -186,13 +191,12 @@ class LimitsKeeper:
 
     async def publish(self) -> None:
         """Writes what has changed; what cannot be written now is tried again at the next look."""
-        for key in sorted(self._unpublished):
-            self._unpublished.discard(key)  # what changes while it is written is to be written too
+        for key in self._unpublished():
             try:
-                await self._put(key)
-            except BusError as error:
-                logger.debug("%s cannot be written: %s; again", key, error)
-                self._unpublished.add(key)
+                async with asyncio.timeout(_WRITE_TIMEOUT_S):
+                    await self._put(key)
+            except (BusError, TimeoutError) as error:
+                logger.debug("%s cannot be written: %s; again", key, error or "no answer")
 
     def metrics(self) -> dict[str, float]:
         return {
@@ -200,7 +204,7 @@ class LimitsKeeper:
             "limits_reload_errors_total": float(self._num_errors),
             "limits_file_is_wrong": float(bool(self._file_error)),
             "limits_overrides": float(len(self._effective_limits.overrides)),
-            "rules_unpublished": float(len(self._unpublished)),
+            "rules_unpublished": float(len(self._unpublished())),
         }
 
     async def _load_limits(self, kept: LimitsInForce) -> None:
@@ -242,16 +246,32 @@ class LimitsKeeper:
         self._file_error = error.message
         logger.error("limits file %s: %s; %s", self.limits_path, error.message, consequence)
 
-    async def _limits_changed(self) -> None:
+    async def _limits_changed(self) -> list[str]:
+        """As `_publish_change`."""
         # The core first: a gateway must not offer a lane that the core does not know yet.
         self._on_limits()
-        self._unpublished |= {ACCESS_KEY, LIMITS_KEY, WORKERS_KEY}
-        await self.publish()
+        return await self._publish_change(_LIMITS_KEYS)
 
-    def _check_leads(self) -> None:
-        """Raises Unavailable where what was changed here is lost with this scheduler, and so is not done."""
+    async def _publish_change(self, keys: Sequence[str]) -> list[str]:
+        """Those of the keys under which nobody finds the change yet."""
+        self._num_changes.update(keys)
+        wanted = {key: self._num_changes[key] for key in keys}
+        await self.publish()
+        return [key for key in sorted(keys) if self._num_written[key] < wanted[key]]
+
+    def _unpublished(self) -> list[str]:
+        return [key for key in sorted(MESSAGE_TYPES) if self._num_written[key] < self._num_changes[key]]
+
+    def _check_done(self, unpublished: Sequence[str]) -> None:
+        """Raises Unavailable where what was changed here is lost with this scheduler, or nobody else has it yet."""
         if self._is_replaced:
             raise Unavailable("another scheduler leads now; nothing was changed, ask that one", retry_after_s=_LOOK_S)
+        if unpublished:
+            message = (
+                f"in force here, not published yet ({', '.join(unpublished)}): NATS refuses or does not answer. It is "
+                "written as soon as it can be, and lost if this scheduler ends before that; ask again later"
+            )
+            raise Unavailable(message, retry_after_s=_LOOK_S)
 
     def _message_of(self, key: str) -> Written:
         if key == ACCESS_KEY:
@@ -267,7 +287,7 @@ class LimitsKeeper:
         try:
             for key in MESSAGE_TYPES:
                 if await self._bucket.get(key) is None:
-                    self._unpublished.add(key)
+                    self._num_changes[key] += 1
         except BusError as error:
             logger.debug("the bucket cannot be read: %s", error)
 
@@ -281,12 +301,14 @@ class LimitsKeeper:
             present = _try_decode(key, entry)
             if present is not None and present.epoch > self._epoch:
                 self._is_replaced = True
+                self._num_written[key] = self._num_changes[key]
                 return
+            num_changes, message = self._num_changes[key], encode(self._message_of(key))
             try:
-                message = encode(self._message_of(key))
                 await self._bucket.update(key, message, revision=0 if entry is None else entry.revision)
             except KeyConflict:
                 continue
+            self._num_written[key] = max(num_changes, self._num_written[key])
             return
 
 

@@ -1,34 +1,28 @@
-"""Where operators see and change what the leading scheduler goes by (`weir.v1.Scheduling`), and who is one.
+"""What operators see and change of what the leading scheduler goes by (`weir.v1.Scheduling`), and who is one.
 
-Whoever shows an admin key is an operator, and everybody where nobody has a key.
+Whoever shows an admin key is an operator, and everybody where the limits hold no key.
 """
 
 import hmac
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import grpc.aio
-
-from weir.core.credentials import MIN_KEY_CHARS, key_digest, try_read_key
-from weir.core.errors import FieldViolation, InvalidRequest, PermissionDenied, Unauthenticated, Unavailable
+from weir.core.credentials import MIN_KEY_CHARS, key_digest
+from weir.core.errors import FieldViolation, InvalidRequest, PermissionDenied, Unauthenticated
 from weir.scheduling.core import SchedulerCore
 from weir.scheduling.limits import CoreLimits
 from weir.scheduling.worker_limits import check_workers_can
-from weir.wire.v1 import admin_pb2, scheduling_pb2, scheduling_pb2_grpc
+from weir.wire.v1 import scheduling_pb2
 from weir_scheduler.limits_keeper import LimitsKeeper
 
-_STANDBY_RETRY_S = 1.0
 _MAX_SETTINGS = 256
-
-_Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Operators:
     """Admin keys are those of the limits, and the one that this process was given in a file of its own.
 
-    A stack without any keys, as on a laptop, asks for none. Once tenants have keys, an admin key is needed, so that no
-    tenant can change its own limits.
+    Where the limits hold no key, of tenants or of operators, as on a laptop, none is asked for, though the process has
+    its own: `weir up` gives every scheduler one. Once they do, an admin key is needed, so that no tenant can change its
+    own limits.
     """
 
     def __init__(self, own_key: str = "") -> None:
@@ -41,9 +35,11 @@ class Operators:
         try:
             key = path.read_text().strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise _bad("admin_key_file", f"cannot be read: {error}") from error
+            raise bad_field("admin_key_file", f"cannot be read: {error}") from error
         if len(key) < MIN_KEY_CHARS:
-            raise _bad("admin_key_file", f"{path}: a key of {len(key)} characters, must have at least {MIN_KEY_CHARS}")
+            raise bad_field(
+                "admin_key_file", f"{path}: a key of {len(key)} characters, must have at least {MIN_KEY_CHARS}"
+            )
         return cls(key)
 
     @property
@@ -129,11 +125,11 @@ class SchedulingAdmin:
         """Raises InvalidRequest, and changes nothing then."""
         changes = [(setting.key, setting.value) for setting in request.settings]
         if not 1 <= len(changes) <= _MAX_SETTINGS:
-            raise _bad("settings", f"are {len(changes)}; give from 1 to {_MAX_SETTINGS}")
+            raise bad_field("settings", f"are {len(changes)}; give from 1 to {_MAX_SETTINGS}")
         keys = [key for key, _ in changes]
         twice = next((key for key in keys if keys.count(key) > 1), None)
         if twice is not None:
-            raise _bad(twice[:100], "comes twice; give each key once")
+            raise bad_field(twice[:100], "comes twice; give each key once")
 
         def check(limits: CoreLimits) -> None:
             check_workers_can(keys, limits.workers, self._core.worker_records())
@@ -149,53 +145,10 @@ class SchedulingAdmin:
         try:
             await self._keeper.set_policy(request.policy)
         except ValueError as error:
-            raise _bad("policy", str(error)) from error
+            raise bad_field("policy", str(error)) from error
         return scheduling_pb2.SetPolicyResponse(policy=str(self._keeper.effective_limits.policy))
 
 
-class SchedulingServicer(scheduling_pb2_grpc.SchedulingServicer):
-    """`try_admin` gives nothing while this scheduler does not lead."""
-
-    def __init__(self, try_admin: Callable[[], SchedulingAdmin | None]) -> None:
-        self._try_admin = try_admin
-
-    async def set_limits(
-        self, request: admin_pb2.AdminSetLimitsRequest, context: _Context
-    ) -> admin_pb2.AdminSetLimitsResponse:
-        """`Admin/SetLimits`."""
-        answer = await self.SetLimits(scheduling_pb2.SetLimitsRequest(settings=request.settings), context)
-        return admin_pb2.AdminSetLimitsResponse(changes=answer.changes)
-
-    async def DescribeScheduling(  # noqa: N802 - the method's name on the wire
-        self, request: scheduling_pb2.DescribeSchedulingRequest, context: _Context
-    ) -> scheduling_pb2.DescribeSchedulingResponse:
-        del request
-        return self._admin(context).describe()
-
-    async def SetLimits(  # noqa: N802 - the method's name on the wire
-        self, request: scheduling_pb2.SetLimitsRequest, context: _Context
-    ) -> scheduling_pb2.SetLimitsResponse:
-        return await self._admin(context).set_limits(request)
-
-    async def SetPolicy(  # noqa: N802 - the method's name on the wire
-        self, request: scheduling_pb2.SetPolicyRequest, context: _Context
-    ) -> scheduling_pb2.SetPolicyResponse:
-        return await self._admin(context).set_policy(request)
-
-    def _admin(self, context: _Context) -> SchedulingAdmin:
-        """For whoever calls. Raises Unauthenticated, PermissionDenied or Unavailable."""
-        admin = self._try_admin()
-        if admin is None:
-            raise Unavailable("this scheduler stands by; ask the one that leads", retry_after_s=_STANDBY_RETRY_S)
-        admin.check_operator(shown_key(context))
-        return admin
-
-
-def shown_key(context: _Context) -> str | None:
-    """The key of whoever calls."""
-    headers = {name: value for name, value in context.invocation_metadata() or () if isinstance(value, str)}
-    return try_read_key(headers.get("authorization", ""), headers.get("x-api-key", ""))
-
-
-def _bad(field: str, description: str) -> InvalidRequest:
+def bad_field(field: str, description: str) -> InvalidRequest:
+    """One wrong field of an operator's call."""
     return InvalidRequest([FieldViolation(field, description)])

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from opentelemetry.trace import Tracer
 
@@ -36,10 +36,25 @@ from weir_scheduler.counters_store import CountersStore
 
 logger = logging.getLogger(__name__)
 
+_ReplyT = TypeVar("_ReplyT")
 _TICK_S = 0.1
 _QUEUE_REPORT_S = 0.2
 _SNAPSHOT_TIMEOUT_S = 2.0
 _MAX_PENDING_PREFIXES = 1024
+
+
+class Authority(Protocol):
+    """What this process may do as a leader now."""
+
+    @property
+    def is_certain(self) -> bool:
+        """While not, events are heard and nobody is told anything: another scheduler may lead."""
+        ...
+
+    @property
+    def stuck_reason(self) -> str:
+        """While there is one, nothing is taken or answered either, so that gateways see that nobody schedules."""
+        ...
 
 
 class SchedulerShell:
@@ -54,16 +69,15 @@ class SchedulerShell:
         tracer: Tracer,
         clock: Clock,
         on_failure: Callable[[str], None],
-        may_command: Callable[[], bool] = lambda: True,
+        authority: Authority,
     ) -> None:
-        """While it may not command, events are heard and nobody is told anything: another scheduler may lead."""
         self._bus = bus
         self._subjects = subjects
         self._core = core
         self._on_failure = on_failure
-        self._may_command = may_command
+        self._authority = authority
         self.endpoint = BusEndpoint(bus, tracer)
-        self._sender = CommandSender(self.endpoint, subjects, core, clock, self.act, tracer, may_command)
+        self._sender = CommandSender(self.endpoint, subjects, core, clock, self.act, tracer, self._may_command)
         self._counters = CountersStore(bus, subjects, core)
         self._tasks: list[asyncio.Task[None]] = []
         self._asking: set[asyncio.Task[None]] = set()
@@ -119,31 +133,39 @@ class SchedulerShell:
     def check_integrity(self) -> tuple[str, ...]:
         return self._core.check_integrity()
 
-    async def _on_submit(self, submit: Submit) -> SubmitReply:
+    async def _on_submit(self, submit: Submit) -> SubmitReply | None:
+        if self._authority.stuck_reason:
+            return None
         reply = self._core.submit(submit)
         self.act()
         return reply
 
-    async def _on_held(self, held: Held) -> HeldReply:
+    async def _on_held(self, held: Held) -> HeldReply | None:
         reply = self._core.held(held)
         self.act()
-        return reply
+        return self._unless_stuck(reply)
 
-    async def _on_cancel(self, cancel: Cancel) -> Ack:
+    async def _on_cancel(self, cancel: Cancel) -> Ack | None:
         self._core.cancel(cancel)
         return self._done()
 
-    async def _on_prefilled(self, prefilled: Prefilled) -> Ack:
+    async def _on_prefilled(self, prefilled: Prefilled) -> Ack | None:
         self._core.prefilled(prefilled)
         return self._done()
 
-    async def _on_finish(self, finish: Finish) -> Ack:
+    async def _on_finish(self, finish: Finish) -> Ack | None:
         self._core.finish(finish)
         return self._done()
 
-    def _done(self) -> Ack:
+    def _done(self) -> Ack | None:
         self.act()
-        return Ack(self._core.epoch)
+        return self._unless_stuck(Ack(self._core.epoch))
+
+    def _unless_stuck(self, reply: _ReplyT) -> _ReplyT | None:
+        return None if self._authority.stuck_reason else reply
+
+    def _may_command(self) -> bool:
+        return self._authority.is_certain
 
     def act(self) -> None:
         """Does what the core wants done now."""
@@ -205,7 +227,8 @@ class SchedulerShell:
         """Five times a second. One that is lost is followed by another."""
         while True:
             try:
-                await self.endpoint.publish(self._subjects.queues, self._core.queue_report())
+                if not self._authority.stuck_reason:
+                    await self.endpoint.publish(self._subjects.queues, self._core.queue_report())
             except BusError as error:
                 logger.debug("the report of queues was not sent: %s", error)
             await asyncio.sleep(_QUEUE_REPORT_S)

@@ -1,24 +1,22 @@
 """What operators have workers do, through the leading scheduler: it knows who the operators are, and what each
 worker is needed for. The worker itself is told over the bus."""
 
-from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from weir.bus.endpoint import BusEndpoint
 from weir.bus.messages import SetDrain, SetRole, WorkerAnswer, WorkerRecord
 from weir.bus.protocol import BusError
 from weir.bus.subjects import Subjects
-from weir.core.errors import FieldViolation, InvalidRequest, NotFound, Unavailable
-from weir.runtime.admin import Context
+from weir.core.errors import NotFound, Unavailable
 from weir.scheduling.core import SchedulerCore
 from weir.scheduling.workers import DECODE, PREFILL
 from weir.wire.v1 import admin_pb2
-from weir_scheduler.scheduling_admin import SchedulingAdmin, shown_key
+from weir_scheduler.scheduling_admin import bad_field
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-_STANDBY_RETRY_S = 1.0
+_RETRY_S = 1.0
 _ANSWER_TIMEOUT_S = 3.0
 _MAX_GRACE_MS = 3_600_000
 
@@ -56,7 +54,7 @@ class WorkerAdmin:
         worker = self._find(request.worker_id)
         _check_grace(request.grace_ms)
         if request.role not in (PREFILL, DECODE):
-            raise _bad("role", f"{request.role[:32]!r}: must be {PREFILL} or {DECODE}")
+            raise bad_field("role", f"{request.role[:32]!r}: must be {PREFILL} or {DECODE}")
         if worker.role == request.role:
             return admin_pb2.SetRoleResponse(worker=worker, new_worker_id=worker.worker_id)
         self._check_spared(request.worker_id, force=request.force)
@@ -74,56 +72,17 @@ class WorkerAdmin:
     def _check_spared(self, worker_id: str, *, force: bool) -> None:
         if not force and not self._core.workers.can_spare(worker_id):
             problem = f"without {worker_id} no worker serves its model: streams and requests would wait"
-            raise _bad("force", f"{problem}; start another one first, or drain it all the same with force")
+            raise bad_field("force", f"{problem}; start another one first, or drain it all the same with force")
 
     async def _tell(self, subject: str, command: "DataclassInstance", worker_id: str) -> WorkerAnswer:
         try:
             answer = await self._endpoint.ask(subject, command, WorkerAnswer, timeout_s=_ANSWER_TIMEOUT_S)
         except BusError as error:
             message = f"worker {worker_id} does not answer ({error}); what it was told may have been done: ask again"
-            raise Unavailable(message, retry_after_s=_STANDBY_RETRY_S) from error
+            raise Unavailable(message, retry_after_s=_RETRY_S) from error
         if answer.refusal:
-            raise _bad("worker_id", f"{worker_id} refuses: {answer.refusal}")
+            raise bad_field("worker_id", f"{worker_id} refuses: {answer.refusal}")
         return answer
-
-
-SetLimits = Callable[[admin_pb2.AdminSetLimitsRequest, Context], Awaitable[admin_pb2.AdminSetLimitsResponse]]
-
-
-class WorkerOperations:
-    """Implements `weir.runtime.admin.Operations`. `try_admins` gives nothing while this scheduler does not lead."""
-
-    def __init__(
-        self, try_admins: Callable[[], tuple[SchedulingAdmin, WorkerAdmin] | None], set_limits: SetLimits
-    ) -> None:
-        self._try_admins = try_admins
-        self._set_limits = set_limits
-
-    async def list_workers(self, context: Context) -> admin_pb2.ListWorkersResponse:
-        return self._admin(context).list_workers()
-
-    async def drain(self, request: admin_pb2.DrainRequest, context: Context) -> admin_pb2.DrainResponse:
-        return await self._admin(context).drain(request)
-
-    async def end_drain(self, request: admin_pb2.EndDrainRequest, context: Context) -> admin_pb2.EndDrainResponse:
-        return await self._admin(context).end_drain(request)
-
-    async def set_role(self, request: admin_pb2.SetRoleRequest, context: Context) -> admin_pb2.SetRoleResponse:
-        return await self._admin(context).set_role(request)
-
-    async def set_limits(
-        self, request: admin_pb2.AdminSetLimitsRequest, context: Context
-    ) -> admin_pb2.AdminSetLimitsResponse:
-        return await self._set_limits(request, context)
-
-    def _admin(self, context: Context) -> WorkerAdmin:
-        """For whoever calls. Raises Unauthenticated, PermissionDenied or Unavailable."""
-        admins = self._try_admins()
-        if admins is None:
-            raise Unavailable("this scheduler stands by; ask the one that leads", retry_after_s=_STANDBY_RETRY_S)
-        scheduling, workers = admins
-        scheduling.check_operator(shown_key(context))
-        return workers
 
 
 def _describe(record: WorkerRecord, *, is_heard: bool) -> admin_pb2.WorkerDescription:
@@ -146,8 +105,4 @@ def _duty_of(record: WorkerRecord) -> "admin_pb2.WorkerDuty.ValueType":
 
 def _check_grace(grace_ms: int) -> None:
     if grace_ms > _MAX_GRACE_MS:
-        raise _bad("grace_ms", f"{grace_ms}: must be at most {_MAX_GRACE_MS}")
-
-
-def _bad(field: str, description: str) -> InvalidRequest:
-    return InvalidRequest([FieldViolation(field, description)])
+        raise bad_field("grace_ms", f"{grace_ms}: must be at most {_MAX_GRACE_MS}")

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from weir.cli import EXIT_FAILED, EXIT_USAGE, options
 from weir.cli.console import fail, stderr, stdout
-from weir.core.errors import InvalidRequest
+from weir.cli.scheduling import read_limits_file
 
 if TYPE_CHECKING:  # the simulator is heavy: help must not wait for it
     from weir.sim.planning import PlanJob, PlanLimits, Planned, PoolSizes
@@ -56,7 +56,6 @@ def plan(
     """
     from weir.policy.registry import PolicySpec
     from weir.scheduling.limits import CoreLimits
-    from weir.scheduling.limits_file import parse_limits
     from weir.sim.planning import PlanJob, PlanLimits, Prices, guess_prefill_share
     from weir.sim.profile import load_profile
     from weir.sim.results.metrics import Slos, slo_from_ms, slos_of
@@ -65,9 +64,7 @@ def plan(
 
     try:
         replay = Replay(num_requests, rate, cast("Arrivals", arrivals), cv, max_tokens)
-        limits = CoreLimits()
-        if limits_file is not None:
-            limits = parse_limits(limits_file.read_text(encoding="utf-8"), limits)
+        limits = CoreLimits() if limits_file is None else read_limits_file(limits_file)
         slos = slos_of(limits, slo_from_ms(ttft_ms, gap_ms, tpot_ms, latency_ms))
         if slos == Slos():
             asked = "--ttft-ms, --gap-ms, --tpot-ms, --latency-ms or a --limits-file whose lanes have SLOs"
@@ -89,8 +86,6 @@ def plan(
         share = guess_prefill_share(load_workload(trace, replay), job.profile.step, decode_step, max_num_batched_tokens)
         search = PlanLimits(attainment, max_gpus, share, Prices(prefill_price, decode_price, local_price))
         planned = _make_plan(job, search, processes)
-    except InvalidRequest as error:
-        fail(f"{limits_file}: {error.message}", code=EXIT_USAGE)
     except (ValueError, OSError) as error:
         fail(str(error), code=EXIT_USAGE)
     if as_json:

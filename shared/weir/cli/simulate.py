@@ -9,7 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from weir.cli import EXIT_USAGE, options
 from weir.cli.console import fail, need_extra, stderr, stdout
-from weir.core.errors import InvalidRequest
+from weir.cli.scheduling import read_limits_file
 
 if TYPE_CHECKING:  # the simulator is heavy: help must not wait for it
     from weir.policy.registry import PolicySpec
@@ -72,7 +72,6 @@ def simulate(
         need_extra("plots", "weir simulate --plots")
     from weir.policy.registry import PolicySpec
     from weir.scheduling.limits import CoreLimits
-    from weir.scheduling.limits_file import parse_limits
     from weir.sim.results.metrics import slo_from_ms, slos_of
     from weir.sim.results.report import as_dict, as_tables
     from weir.sim.workloads.traces import Replay, load_workload
@@ -82,9 +81,7 @@ def simulate(
         counts: dict[Role, int] = {"local": local, "prefill": prefill, "decode": decode}
         failures = tuple(_parse_failure(text) for text in fail_worker or ())
         spec = _make_spec(profile, counts, sizes, link_gbytes, failures)
-        limits = CoreLimits()
-        if limits_file is not None:
-            limits = parse_limits(limits_file.read_text(encoding="utf-8"), limits)
+        limits = CoreLimits() if limits_file is None else read_limits_file(limits_file)
         slos = slos_of(limits, slo_from_ms(ttft_ms, gap_ms, 0.0, 0.0))
         if trace is not None:
             replay = Replay(num_requests, rate, cast("Arrivals", arrivals), cv, max_tokens)
@@ -95,8 +92,6 @@ def simulate(
         result = _simulate(spec, workload, limits, PolicySpec.parse(policy), fast_forward=not step_exact)
         if plots is not None:
             _write_plots(policy, result, plots)
-    except InvalidRequest as error:
-        fail(f"{limits_file}: {error.message}", code=EXIT_USAGE)
     except (ValueError, OSError) as error:
         fail(str(error), code=EXIT_USAGE)
     if as_json:

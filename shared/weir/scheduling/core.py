@@ -70,6 +70,8 @@ class SchedulerCore:
         self._life = RequestLifecycle(self._requests, self._commands)
         self._is_bus_away = False
         self._ticked_at_s = clock.now_s()
+        self._has_decided = False
+        """Since the last tick. A leader that is not certain of it does not."""
         self._gather_until_s = clock.now_s() + limits.gather_s
         self._apply(limits)
 
@@ -209,6 +211,11 @@ class SchedulerCore:
         now_s = self._clock.now_s()
         if now_s - self._ticked_at_s > self._limits.max_stall_s:
             self._excuse_silence()
+        may_grant = self._has_decided and not self._is_bus_away
+        self._lane_rates.stand_still(
+            now_s - self._ticked_at_s, lambda model: not may_grant or not self._workers.can_serve(model)
+        )
+        self._has_decided = False
         self._ticked_at_s = now_s
         self._requests.tombstones.expire(now_s)
         self._placer.prefixes.forget_silent(now_s)
@@ -224,6 +231,7 @@ class SchedulerCore:
     def decide(self) -> tuple[Command, ...]:
         """Grants whatever can start now; returns everything to be done since the last call."""
         now_s = self._clock.now_s()
+        self._has_decided = True
         if now_s >= self._gather_until_s and not self._is_bus_away:
             for model in self._requests.lanes.models():
                 while (decision := self._granter.try_decide(model, now_s)) is not None:

@@ -154,6 +154,11 @@ class Workers:
             self._views[key] = views if views or not group else self.hosts_of(model)
         return self._views[key]
 
+    def can_serve(self, model: str) -> bool:
+        """Whether any group's workers can serve a request of it now."""
+        groups = {entry.record.group for entry in self._entries.values() if entry.record.model == model}
+        return any(self.hosts_of(model, group) for group in groups)
+
     def _changed(self) -> None:
         self._views.clear()
         self.num_changes += 1

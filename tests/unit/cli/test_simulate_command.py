@@ -68,3 +68,24 @@ def test_a_worker_that_fails_loses_what_is_on_it() -> None:
 def test_an_option_that_cannot_be_used_is_named(options: tuple[str, ...], named: str) -> None:
     code, output = weir(*options)
     assert (code, named in output.replace("\n", " ")) == (2, True), output
+
+
+@pytest.mark.parametrize("command", [POISSON, ("plan", "{trace}", "--profile", "h100-llama3-8b", "--ttft-ms", "500")])
+@pytest.mark.parametrize(
+    ("content", "code", "named"),
+    [
+        (None, 2, "limits.toml: No such file or directory"),
+        (b"\x80", 2, "limits.toml: not UTF-8 text"),
+        (b"max_queud = 1\n", 1, "max_queud"),
+    ],
+)
+def test_a_limits_file_is_refused_as_every_command_refuses_it(
+    tmp_path: Path, command: tuple[str, ...], content: bytes | None, code: int, named: str
+) -> None:
+    trace, limits = tmp_path / "trace.csv", tmp_path / "limits.toml"
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,10,10\n")
+    if content is not None:
+        limits.write_bytes(content)
+    options = [option.format(trace=trace) for option in command]
+    shown = weir(*options, "--limits-file", str(limits))
+    assert (shown[0], named in shown[1].replace("\n", " ")) == (code, True), shown

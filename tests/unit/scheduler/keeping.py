@@ -20,7 +20,7 @@ from weir.wire.v1 import scheduling_pb2, scheduling_pb2_grpc
 from weir_scheduler.component import SchedulerComponent
 from weir_scheduler.effective_limits import EffectiveLimits
 from weir_scheduler.limits_keeper import LimitsKeeper, LimitsSource
-from weir_scheduler.scheduling_admin import SchedulingServicer
+from weir_scheduler.operator_calls import OperatorGate, SchedulingServicer
 
 _T = TypeVar("_T")
 FILE = "[tenants.acme]\nweight = 2\n"
@@ -83,7 +83,9 @@ class Served:
         self._servers = [make_server([ErrorGuard()]) for _ in self._components]
         addresses = []
         for server, component in zip(self._servers, self._components, strict=True):
-            scheduling_pb2_grpc.add_SchedulingServicer_to_server(SchedulingServicer(component.try_admin), server)
+            scheduling_pb2_grpc.add_SchedulingServicer_to_server(
+                SchedulingServicer(OperatorGate(component.leader_admins)), server
+            )
             addresses.append(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
             await server.start()
         self.addresses = addresses

@@ -179,12 +179,50 @@ async def test_a_change_that_could_not_be_written_is_not_forgotten_for_an_earlie
     monkeypatch.setattr(keeping.bucket, "update", update_once)
     earlier = asyncio.create_task(keeping.keeper.set_policy("edf"))
     await is_held.wait()
-    await keeping.keeper.set_policy("srtf")
+    with pytest.raises(Unavailable, match="not published yet"):
+        await keeping.keeper.set_policy("srtf")
     may_go.set()
     await earlier
     async with asyncio.timeout(5):
         while await keeping.published(POLICY_KEY) != PolicyChoice(1, "srtf", "fcfs"):  # noqa: ASYNC110  what is waited for has no event
             await asyncio.sleep(0.02)
+
+
+async def test_a_change_that_nobody_else_has_yet_is_not_called_done(
+    keep: Keep, limits_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeping = await keep(limits_path)
+
+    async def refuse(key: str, value: bytes, *, revision: int) -> int:
+        raise BusUnavailable("no space left")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(keeping.bucket, "update", refuse)
+        with pytest.raises(Unavailable, match=r"in force here, not published yet \(access, limits, workers\)"):
+            await keeping.keeper.set_limits([("tenants.acme.weight", "9")])
+        with pytest.raises(Unavailable, match=r"in force here, not published yet \(policy\)"):
+            await keeping.keeper.set_policy("srtf")
+        assert (keeping.weight(), keeping.changes) == (9, ["limits", "policy"])
+        assert keeping.keeper.metrics()["rules_unpublished"] == 4
+    await eventually(lambda: keeping.keeper.metrics()["rules_unpublished"] == 0)
+    assert await keeping.published(POLICY_KEY) == PolicyChoice(1, "srtf", "fcfs")
+    await keeping.keeper.set_limits([("tenants.acme.weight", "8")])
+
+
+async def test_a_write_that_gets_no_answer_is_not_waited_for_for_ever(
+    keep: Keep, limits_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeping = await keep(limits_path)
+
+    async def no_answer(key: str, value: bytes, *, revision: int) -> int:
+        await asyncio.sleep(60)
+        return 0
+
+    monkeypatch.setattr("weir_scheduler.limits_keeper._WRITE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(keeping.bucket, "update", no_answer)
+    async with asyncio.timeout(5):
+        with pytest.raises(Unavailable, match="not published yet"):
+            await keeping.keeper.set_policy("srtf")
 
 
 async def test_what_was_lost_from_the_bucket_is_written_again(keep: Keep, limits_path: Path) -> None:
@@ -229,6 +267,25 @@ async def test_a_file_that_is_half_written_is_not_taken(limits_path: Path) -> No
     write(limits_path, OTHER_FILE)
     assert await source.try_read_changed() is None
     assert await source.try_read_changed() == OTHER_FILE
+
+
+async def test_a_file_that_could_not_be_opened_for_a_moment_is_read_again_though_it_is_the_same(
+    limits_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = LimitsSource(limits_path)
+    await source.read()
+    write(limits_path, OTHER_FILE)
+    os.utime(limits_path, (1_000_000, 1_000_000))
+
+    def refuse(*_: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", refuse)
+        with pytest.raises(InvalidRequest, match="Too many open files"):
+            await source.try_read_changed()
+    looks = [await source.try_read_changed() for _ in range(3)]
+    assert looks == [None, OTHER_FILE, None]
 
 
 async def test_a_young_file_is_read_at_every_look_and_an_old_one_when_it_has_changed(limits_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Who may see and change limits and policy: whoever shows an admin key, once anybody has a key."""
+"""Who may see and change limits and policy: whoever shows an admin key, once the limits hold a key."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -107,6 +107,11 @@ async def test_the_key_in_a_file_of_the_schedulers_own_is_an_admin_key(
     scheduler = await add_scheduler(stack, limits_path, WITH_TENANT)
     await assert_everything_is_refused(scheduler, "", Unauthenticated)
     await assert_may_change(scheduler, OWN_KEY)
+
+
+async def test_the_schedulers_own_key_alone_asks_nobody_for_one(stack: Stack, key_path: Path) -> None:
+    stack.admin_key_file = str(key_path)
+    await assert_may_change(await stack.add_scheduler(), "")
 
 
 @pytest.mark.parametrize(("content", "said"), [(None, "cannot be read"), ("short\n", "5 characters, must have")])

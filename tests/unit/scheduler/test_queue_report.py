@@ -75,6 +75,30 @@ def test_a_lane_that_stands_still_counts_as_slower_up_to_four_times() -> None:
     assert rates.paces(2000.0) == {}
 
 
+@pytest.mark.parametrize("what", ["bus", "worker", "leadership"])
+def test_an_outage_in_which_nothing_could_be_granted_is_not_the_lanes_pace(what: str) -> None:
+    rig = busy_rig()
+    for number in range(12):
+        rig.submit(f"r-{number}", "high")
+    serve_every(rig, 0.5, 4)
+    for _ in range(60):
+        rig.core.bus_changed(is_connected=what != "bus")
+        if what == "worker":
+            rig.core.worker_gone("d")
+        rig.clock.advance(0.5)
+        rig.core.tick()
+        if what != "leadership":
+            rig.core.decide()
+    paces = [lane(rig, "high")]
+    rig.core.bus_changed(is_connected=True)
+    rig.keep_workers()
+    rig.say_held()
+    rig.decide()
+    serve_every(rig, 0.5, 3)
+    paces.append(lane(rig, "high"))
+    assert [pace and pace.s_per_request for pace in paces] == pytest.approx([0.5, 0.5], rel=0.4)
+
+
 @given(st.lists(st.tuples(st.floats(0, 10), st.booleans()), max_size=60))
 def test_a_pace_is_always_a_positive_time(steps: list[tuple[float, bool]]) -> None:
     rates, now_s = LaneRates(), 0.0

@@ -20,8 +20,7 @@ from weir.rpc.channel import make_channel
 from weir.rpc.server import ErrorGuard, make_server
 from weir.runtime.admin import AdminService, Description, Identity
 from weir.wire.v1 import admin_pb2, admin_pb2_grpc
-from weir_scheduler.scheduling_admin import SchedulingServicer
-from weir_scheduler.worker_admin import WorkerOperations
+from weir_scheduler.operator_calls import OperatorGate, WorkerOperations
 
 ADMIN_KEY = make_key()
 
@@ -68,7 +67,7 @@ async def address(stack: Stack) -> AsyncIterator[str]:
     """Of a scheduler's Admin service."""
     component = await stack.add_scheduler()
     admin = AdminService(Identity("scheduler", "s0", ""), Description)
-    admin.answer_operators(WorkerOperations(component.try_admins, SchedulingServicer(component.try_admin).set_limits))
+    admin.answer_operators(WorkerOperations(OperatorGate(component.leader_admins)))
     server = make_server([ErrorGuard()])
     admin_pb2_grpc.add_AdminServicer_to_server(admin, server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"

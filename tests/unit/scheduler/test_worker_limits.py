@@ -23,8 +23,7 @@ from weir.scheduling.limits import CoreLimits, LaneLimits
 from weir.scheduling.limits_file import change_limits, format_limits, parse_limits
 from weir.scheduling.worker_limits import WorkerLimits
 from weir.wire.v1 import admin_pb2, admin_pb2_grpc, scheduling_pb2
-from weir_scheduler.scheduling_admin import SchedulingServicer
-from weir_scheduler.worker_admin import WorkerOperations
+from weir_scheduler.operator_calls import OperatorGate, WorkerOperations
 
 FILE = """
 [lanes.interactive]
@@ -146,7 +145,7 @@ async def test_admin_of_the_leader_sets_limits_and_that_of_another_process_says_
     component = await stack.add_scheduler()
     settings = [scheduling_pb2.LimitSetting(key="lanes.batch.max_queued", value="9")]
     request = admin_pb2.AdminSetLimitsRequest(settings=settings)
-    operations = WorkerOperations(component.try_admins, SchedulingServicer(component.try_admin).set_limits)
+    operations = WorkerOperations(OperatorGate(component.leader_admins))
     async with admin_of("scheduler", operations) as stub:
         answer = await stub.SetLimits(request, timeout=10)
     assert [(one.key, one.now) for one in answer.changes] == [("lanes.batch.max_queued", "9")]
