@@ -71,6 +71,12 @@ async def amid_the_kill(
     return list(results)
 
 
+async def read_to_end(call: "grpc.aio.UnaryStreamCall[Any, Any]") -> None:
+    """What was sent comes before the end. Raises AioRpcError if that is an error."""
+    while await call.read() is not grpc.aio.EOF:
+        pass
+
+
 def is_clean(stack: Stack) -> bool:
     try:
         transfer = stack.metrics(stack.processes("transfer")[0])
@@ -181,8 +187,7 @@ async def test_a_gateway_that_stood_still_meanwhile_does_not_disturb_the_one_tha
             stack.kill(frozen, signal.SIGCONT)
         await going_on
         with pytest.raises(grpc.aio.AioRpcError) as told:
-            while await call.read() is not grpc.aio.EOF:  # what it had sent comes before its end
-                pass
+            await read_to_end(call)
         assert told.value.code() is grpc.StatusCode.UNAVAILABLE, "it is told"
     assert stack.metrics(survivor)["claims_total"] == claims + 1
     channel, stub = open_stub(addresses[1])
