@@ -20,11 +20,13 @@ from weir_scheduler.component import SchedulerComponent, SchedulerSettings
 Connect = Callable[[], Awaitable[Bus]]
 
 
-def make_scheduler(connect: Connect, scheduler_id: str, shutdowns: list[str]) -> SchedulerComponent:
+def make_scheduler(
+    connect: Connect, scheduler_id: str, shutdowns: list[str], gather_s: float = 0.2
+) -> SchedulerComponent:
     return SchedulerComponent(
         connect,
         scheduler_id,
-        SchedulerSettings("test", make_limits(gather_s=0.2)),
+        SchedulerSettings("test", make_limits(gather_s=gather_s)),
         tracer=trace.NoOpTracer(),
         clock=SystemClock(),
         request_shutdown=shutdowns.append,
@@ -98,7 +100,8 @@ async def test_a_worker_that_only_the_registry_does_not_hear_keeps_its_requests(
 
 async def test_gateways_hear_of_what_waits_also_after_the_server_was_away(connect: Connect, world: BusWorld) -> None:
     shutdowns: list[str] = []
-    scheduler = make_scheduler(connect, "s0", shutdowns)
+    # While it gathers, nobody asks for workers: the request waits until the test has seen it.
+    scheduler = make_scheduler(connect, "s0", shutdowns, gather_s=60)
     gateway = ScriptedGateway(await connect(), "g0", trace.NoOpTracer())
     listening = BusEndpoint(await connect(), trace.NoOpTracer())
     reports: list[QueueReport] = []
@@ -113,7 +116,7 @@ async def test_gateways_hear_of_what_waits_also_after_the_server_was_away(connec
         await listening.serve(SUBJECTS.queues, QueueReport, on_report)
         await scheduler.start()
         await gateway.start()
-        await gateway.submit("waits")  # while the scheduler gathers, nobody asks for workers
+        await gateway.submit("waits")
         await eventually(lambda: num_heard() == [1])
         world.stop_server()
         await asyncio.sleep(0.3)
