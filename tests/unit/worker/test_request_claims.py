@@ -224,3 +224,23 @@ async def test_a_gateway_that_is_back_in_time_goes_on_with_its_own() -> None:
     bench.clock.advance(KEEP_S)
     bench.manager.sweep()
     assert cancelled(bench) == []
+
+
+async def test_a_claim_whose_answer_was_lost_with_its_stream_is_answered_again() -> None:
+    bench = Bench(takes_hand_offs=True)
+    running(bench)
+    stream = await claim(bench)
+    assert (await update_of(stream)).claimed
+    bench.manager.on_stream_end(stream)
+    again = await update_of(await claim(bench, next_index=3))
+    assert (again.claimed, list(again.token_ids)) == (True, [])
+    assert bench.manager.num_claimed == 1
+
+
+async def test_what_is_to_be_cancelled_once_the_engine_takes_it_is_not_claimed() -> None:
+    bench = Bench(takes_hand_offs=True)
+    running(bench)
+    bench.is_inbox_full = True
+    bench.manager.cancel(bench.stream, KEY)
+    assert await sends_nothing(await claim(bench))
+    assert bench.manager.num_claimed == 0

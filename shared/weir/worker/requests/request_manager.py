@@ -321,8 +321,9 @@ class RequestManager:
 
     def _try_find_claimable(self, key: SequenceKey, next_index: int) -> OutputCollector | None:
         held = self._sequences.find(key.request_id)
-        is_earlier = held is not None and held.wire_key.attempt.dispatch < key.attempt.dispatch
-        return held if held is not None and is_earlier and held.is_claimable_from(next_index) else None
+        if held is None or held.wire_key.attempt.dispatch >= key.attempt.dispatch or held.key in self._unposted:
+            return None
+        return held if held.is_claimable_from(next_index) else None
 
     def _claim(self, stream: GatewayStream, collector: OutputCollector, key: SequenceKey) -> None:
         """Its own gateway, should it live, is told that it has it no more."""

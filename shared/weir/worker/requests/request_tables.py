@@ -123,6 +123,7 @@ class OutputCollector:
         """The stream is gone; how much of it the gateway has got is not known."""
         self.next_index = None
         self._is_ending_sent = False
+        self._is_claim_sent = self.claimed_dispatch is None
 
     def add_token(self, index: int, token_id: int, logprobs: TokenLogprobs | None = None) -> None:
         assert index == len(self.token_ids), f"token {index} follows {len(self.token_ids)} tokens"
