@@ -64,10 +64,11 @@ class UnconfirmedCancels:
             self._counts["cancels_forgotten_total"] += 1
         return cancel_command(request_id, max(before, attempt))
 
-    def is_due(self, request_id: str, attempt: Attempt, again_s: float) -> bool:
+    def is_due(self, request_id: str, attempt: Attempt, *, may_be_early: bool, again_s: float) -> bool:
         """Whether a worker that goes on with what nobody asked it for is to be told that nobody wants it; again only
-        after `again_s`. What it got from another worker may be wanted before this gateway knows that it is there."""
-        if self._is_wanted(request_id, attempt):
+        after `again_s`. `may_be_early`: it may have got from another worker what is wanted, and this gateway has yet to
+        miss that one."""
+        if may_be_early and self._is_wanted(request_id, attempt):
             return False
         entry = self._entries.get(request_id)
         return entry is None or self._clock.now_s() - entry[1] >= again_s

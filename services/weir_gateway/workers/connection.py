@@ -99,6 +99,7 @@ class WorkerConnection:
         self._on_closed = on_closed
         self._subscribers: dict[str, UpdateSubscriber] = {}
         self._ended: OrderedDict[str, None] = OrderedDict()  # request ids, the latest last
+        self._unasked: OrderedDict[str, float] = OrderedDict()  # since when it sends what nobody is subscribed to
         self._queue: asyncio.Queue[worker_pb2.ServeRequest] = asyncio.Queue(settings.max_queued_commands)
         self._connected = asyncio.Event()
         self._overflow = asyncio.Event()
@@ -121,6 +122,7 @@ class WorkerConnection:
 
     def subscribe(self, request_id: str, subscriber: UpdateSubscriber) -> None:
         self._subscribers[request_id] = subscriber
+        self._unasked.pop(request_id, None)
 
     def unsubscribe(self, request_id: str) -> None:
         if self._subscribers.pop(request_id, None) is not None:
@@ -270,8 +272,16 @@ class WorkerConnection:
             self._counts["unexpected_updates_total"] += 1
         is_running = bool(update.token_ids) and not update.finish_reason and not update.HasField("error")
         attempt = attempt_from_pb(update.attempt)
-        if is_running and self._cancels.is_due(update.request_id, attempt, _CANCEL_AGAIN_AFTER_S):
+        if is_running and self._is_unwanted(update.request_id, attempt):
             self.cancel(update.request_id, attempt)
+
+    def _is_unwanted(self, request_id: str, attempt: Attempt) -> bool:
+        now_s = self._clock.now_s()
+        unasked_s = now_s - self._unasked.setdefault(request_id, now_s)
+        if len(self._unasked) > _MAX_REMEMBERED_ENDS:
+            self._unasked.popitem(last=False)
+        may_be_early = unasked_s < 2 * self._settings.lost_after_s
+        return self._cancels.is_due(request_id, attempt, may_be_early=may_be_early, again_s=_CANCEL_AGAIN_AFTER_S)
 
     def _note_end(self, request_id: str) -> None:
         self._ended[request_id] = None
