@@ -14,6 +14,7 @@ from weir.bus.protocol import Bus, BusError
 from weir.bus.subjects import Subjects
 from weir.core.clock import SystemClock
 from weir.core.errors import Unavailable
+from weir.core.life import Attempt
 from weir.core.tasks import end_tasks
 from weir.rpc.port_guard import BodyBudget
 from weir.runtime.service import Description
@@ -32,7 +33,8 @@ from weir_gateway.keys.keyed_requests import KeyedRequests, KeySettings
 from weir_gateway.output_lengths import OutputLengths
 from weir_gateway.requests.models import ModelDirectory, ServedModel
 from weir_gateway.requests.validation import Limits
-from weir_gateway.workers.connections import ConnectionSettings, WorkerConnections
+from weir_gateway.workers.connection import ConnectionSettings
+from weir_gateway.workers.connections import WorkerConnections
 from weir_gateway.workers.decode_workers import DecodeWorkers
 
 logger = logging.getLogger(__name__)
@@ -128,8 +130,13 @@ class Gateway:
         self._endpoint = BusEndpoint(bus, process.tracer)
         self._port = SchedulerPort(self._endpoint, self._subjects, self._gateway_id, settings.port, clock)
         self._decode_workers = DecodeWorkers(clock)
-        peers_of = self._decode_workers.peers_of
-        self._connections = WorkerConnections(self._gateway_id, settings.connections, clock, peers_of)
+        self._connections = WorkerConnections(
+            self._gateway_id,
+            settings.connections,
+            clock,
+            peers_of=self._decode_workers.peers_of,
+            is_wanted=self._is_wanted,
+        )
         adopters = AdopterSearch(self._connections, self._decode_workers, settings.adoption, clock)
         self._driver = Driver(self._port, self._connections, adopters, settings.driver, clock)
         self._entry = Entry(access, settings.driver.max_requests, clock)
@@ -181,6 +188,9 @@ class Gateway:
         await asyncio.to_thread(self._lengths.close)
         await self._http.stop()
         await self._bus.close()
+
+    def _is_wanted(self, request_id: str, attempt: Attempt) -> bool:
+        return self._driver.wants(request_id, attempt)
 
     def describe(self) -> Description:
         connections, bus = self._connections.metrics(), self._endpoint.metrics()

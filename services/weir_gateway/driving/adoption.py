@@ -12,7 +12,8 @@ from typing import Any
 
 from weir.core.clock import Clock
 from weir_gateway.requests.request_state import RequestState
-from weir_gateway.workers.connections import WorkerConnections, WorkerEndpoint
+from weir_gateway.workers.connection import WorkerEndpoint
+from weir_gateway.workers.connections import WorkerConnections
 from weir_gateway.workers.decode_workers import DecodeWorkers
 
 
@@ -44,16 +45,17 @@ class AdopterSearch:
     async def try_find(self, state: RequestState) -> bool:
         """True: another worker has the sequence, and sends what is new of it. False: nobody came in time, or the
         request was interrupted once more; whoever still gets the sequence drops it."""
-        if state.lost_worker_id not in self._workers:
+        placement = state.placement
+        if placement is None or state.lost_worker_id not in self._workers:
             return False  # nothing shows where it was
         lost_worker_id, adopted = state.await_adopter()
-        asked: dict[str, WorkerEndpoint] = {}
+        # Its own worker is asked no more, and unsubscribed with the others; but emptied, it may be given it back.
+        asked = {lost_worker_id: WorkerEndpoint(lost_worker_id, placement.decode_address)}
         try:
             await self._ask_until(state, lost_worker_id, asked)
             if not adopted.done():
                 return False
             state.follow(*asked.pop(adopted.result()))
-            self._unsubscribe(lost_worker_id, state)  # which may live, emptied
             self.num_adopted += 1
             return True
         finally:

@@ -19,14 +19,15 @@ from typing import Any
 from weir.bus.messages import Placement, SubmitReply
 from weir.core.clock import Clock
 from weir.core.errors import InternalError, Overloaded, Unavailable, WeirError
-from weir.core.life import Phase
+from weir.core.life import Attempt, Phase
 from weir.core.tasks import end_tasks
 from weir_gateway.driving.adoption import AdopterSearch
 from weir_gateway.driving.request_span import RequestSpan
 from weir_gateway.driving.scheduler_port import SchedulerPort, refusal_error
 from weir_gateway.requests.request_end import RETRY_AFTER_S
 from weir_gateway.requests.request_state import RequestState
-from weir_gateway.workers.connections import WorkerConnection, WorkerConnections, WorkerEndpoint
+from weir_gateway.workers.connection import WorkerConnection, WorkerEndpoint
+from weir_gateway.workers.connections import WorkerConnections
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +90,11 @@ class Driver:
         """Those that have not ended, by id; the mapping itself, not a copy."""
         return self._states
 
+    def wants(self, request_id: str, attempt: Attempt) -> bool:
+        """Whether this attempt is the present one of a request here, or will be once its adoption is known."""
+        state = self._states.get(request_id)
+        return state is not None and not state.phase.is_terminal and attempt >= state.attempt
+
     @contextmanager
     def reserve(self, num_requests: int) -> Iterator[None]:
         """Keeps room for requests while they are checked. Raises Overloaded or Unavailable when there is none."""
@@ -122,7 +128,7 @@ class Driver:
         """Ends what still runs."""
         self._is_draining = True
         for state in tuple(self._states.values()):
-            state.lose("the gateway is shutting down")
+            state.fail(Unavailable("the gateway is shutting down", retry_after_s=RETRY_AFTER_S))
         tasks = list(self._tasks.values())
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=wait_s)
@@ -301,10 +307,10 @@ class Driver:
             return
         if not state.is_started:
             return
-        if state.output.has_gap and state.silent_s > settings.gap_s:
+        if state.output.has_gap and state.silence.length_s > settings.gap_s:
             message = f"token {state.output.next_index} never came, though later ones did"
             state.interrupt(Unavailable(message, retry_after_s=RETRY_AFTER_S))
-        elif state.silent_s > settings.no_progress_s:
+        elif state.silence.length_s > settings.no_progress_s:
             message = f"no token came for {settings.no_progress_s:g} s"
             state.interrupt(Unavailable(message, retry_after_s=RETRY_AFTER_S))
         else:

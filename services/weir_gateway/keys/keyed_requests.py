@@ -130,6 +130,9 @@ class KeyedRequests:
     def returning(self, tenant: str, idempotency_key: str) -> Iterator[bool]:
         """Whether somebody comes back to a request that is here, and so needs no room for another one. That holds for
         one a key at a time: so many are checked at once as requests are held."""
+        if not idempotency_key:
+            yield False
+            return
         name = key_name(tenant, idempotency_key)
         is_back = self.holds(tenant, idempotency_key) and name not in self._returning
         if is_back:

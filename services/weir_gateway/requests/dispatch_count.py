@@ -6,12 +6,12 @@ class DispatchCount:
 
     def __init__(self) -> None:
         self.present = self._first = 1
-        """Rises with each time that the request is submitted. Whatever speaks of an earlier one comes too late."""
+        """Rises with each. Whatever speaks of an earlier one comes too late."""
         self._num_fruitless_before = self._num_unreached_before = 0
 
     @property
     def num(self) -> int:
-        """How many times it was submitted, the present one included."""
+        """How many there were, the present one included."""
         return self.present - self._first + 1
 
     def begin_at(self, dispatch: int) -> None:

@@ -58,9 +58,9 @@ class RequestState:
         self.adoption = 0
         """How many workers have gone on with the present dispatch after another one."""
         self.placement: Placement | None = None
-        """Set by the grant of the present dispatch; its decode worker is the one that has the sequence now."""
+        """Of the present dispatch, by grant or claim; its decode worker is the one that has the sequence now."""
         self.is_admitted = False
-        """Whether the scheduler queued it, however it ended."""
+        """Whether the scheduler queued it, or a worker has what was claimed, however it ended."""
         self.is_known_to_scheduler = False
         """Whether the scheduler may hold it, so that it needs the end."""
         self.is_started = False
@@ -79,7 +79,7 @@ class RequestState:
         self._num_given_tokens = 0
         """Output tokens that the present dispatch goes on from."""
         self._received_at_s = clock.now_s()
-        self._silence = Silence(clock)
+        self.silence = Silence(clock)
         loop = asyncio.get_running_loop()
         self.granted: asyncio.Future[Placement] = loop.create_future()
         self.interrupted: asyncio.Future[WeirError] = loop.create_future()
@@ -106,15 +106,9 @@ class RequestState:
         return self._clock.now_s() - self._received_at_s
 
     @property
-    def silent_s(self) -> float:
-        return self._silence.length_s
-
-    @property
     def has_new_tokens(self) -> bool:
         """Whether the present dispatch has brought any."""
         return self.output.next_index > self._num_given_tokens
-
-    # Submitted, granted, started.
 
     def succeed(self, succession: Succession) -> None:
         self.succession = succession
@@ -173,7 +167,7 @@ class RequestState:
         if self.placement is None:
             raise AssertionError(f"request {self.request_id} is adopted without a grant")
         self.lost_worker_id = worker_id if worker_id == self.lost_worker_id else ""  # it has given it up meanwhile
-        self._silence.begin()
+        self.silence.begin()
         if self.placement.is_local:
             self.placement = replace(self.placement, prefill_worker_id=worker_id, prefill_address=address)
         self.placement = replace(self.placement, decode_worker_id=worker_id, decode_address=address)
@@ -194,15 +188,20 @@ class RequestState:
         """From now on its workers may know it. Returns the command for the prefill worker."""
         self._enter(Phase.PREFILLING)
         self.is_started = True
-        self._silence.begin()
+        self.silence.begin()
         return self._start_command()
 
     def resume_command(self) -> worker_pb2.ServeRequest:
         """Asks a worker for the updates from the next token on."""
         is_split = self.placement is not None and not self.placement.is_local
-        awaits = self.is_awaiting_adopter or (is_split and self.phase is not Phase.DECODING)
-        flags = {"awaits_hand_off": awaits, "claims": self.is_claimed, "is_search": self.is_awaiting_adopter}
-        return resume_command(self.request_id, self.attempt, self.output.next_index, **flags)
+        return resume_command(
+            self.request_id,
+            self.attempt,
+            self.output.next_index,
+            awaits_hand_off=self.is_awaiting_adopter or (is_split and self.phase is not Phase.DECODING),
+            claims=self.is_claimed,
+            is_search=self.is_awaiting_adopter,
+        )
 
     def try_probe(self, overdue_s: float, again_s: float) -> worker_pb2.ServeRequest | None:
         """A Resume for the decode worker when tokens are overdue: a lost update comes again, a lost sequence shows.
@@ -210,7 +209,7 @@ class RequestState:
         Repeated after `again_s`, longer than a worker waits for a sequence that it was asked for: it would wait anew.
         """
         may_be_at_decode = self.output.has_gap or self.phase is Phase.DECODING
-        is_due = may_be_at_decode and self._silence.take_probe(overdue_s, again_s)
+        is_due = may_be_at_decode and self.silence.take_probe(overdue_s, again_s)
         return self.resume_command() if is_due else None
 
     # What ends it.
@@ -246,10 +245,6 @@ class RequestState:
             return
         self.end(RequestEnd(Phase.CANCELLED, self._with_count(DeadlineExceeded("the deadline has passed"))))
 
-    def lose(self, message: str) -> None:
-        """Fails it as Unavailable: to be tried again, unless tokens were sent."""
-        self.fail(Unavailable(message, retry_after_s=RETRY_AFTER_S))
-
     def try_finish(self) -> bool:
         """Ends it if the tokens that are there are all of the answer, although no worker has said so: the last one's
         frame may have been lost with its worker. False: there are more to come."""
@@ -267,7 +262,7 @@ class RequestState:
         self._enter(ending.phase)
         self.ended.set_result(ending)
 
-    # `workers.connections.UpdateSubscriber`.
+    # `workers.connection.UpdateSubscriber`.
 
     def on_update(self, worker_id: str, update: worker_pb2.SequenceUpdate) -> None:
         if self.phase.is_terminal:
@@ -299,7 +294,11 @@ class RequestState:
 
     def _take_update(self, worker_id: str, update: worker_pb2.SequenceUpdate) -> None:
         attempt = attempt_from_pb(update.attempt)
-        if attempt < self.attempt or self._is_of_another_claim(worker_id, update):
+        if attempt < self.attempt:
+            return
+        if update.claimed and self.is_claimed and self.placement is None:
+            self._bind_claim(worker_id)
+        if self._is_of_another_claim(worker_id):
             return
         if attempt.dispatch > self.dispatch:
             raise TokenConflict(f"attempt {attempt.dispatch}, and {self.dispatch} was granted")
@@ -313,7 +312,7 @@ class RequestState:
         if not self._num_given_tokens:
             self.num_cached_tokens = max(self.num_cached_tokens, update.num_cached_tokens)
         if self.output.push(update):
-            self._silence.end()
+            self.silence.end()
             self.has_output.set()
         self._advance_phase(worker_id, update)
         self.lost_worker_id = worker_id if update.HasField("error") else self.lost_worker_id
@@ -325,17 +324,18 @@ class RequestState:
         elif update.finish_reason == types_pb2.FINISH_REASON_CANCELLED:
             self.interrupt(Unavailable(f"worker {worker_id} cancelled the request", retry_after_s=RETRY_AFTER_S))
 
-    def _is_of_another_claim(self, worker_id: str, update: worker_pb2.SequenceUpdate) -> bool:
+    def _bind_claim(self, worker_id: str) -> None:
+        """This worker has the sequence that was claimed: as if it had been granted, and started there."""
+        self.submit()
+        self.grant(claimed_placement(self.checked, self.dispatch, worker_id))
+        self.is_started, self.is_awaiting_adopter = True, False
+        self._enter(Phase.PREFILLING)
+        self.adopted.set_result(worker_id)
+
+    def _is_of_another_claim(self, worker_id: str) -> bool:
         """Two workers may have the sequence, if there was more than one dispatch before: the first one has it now."""
-        if self.is_claimed and self.placement is None:
-            if not update.claimed:
-                return True  # it was asked in vain
-            self.submit()
-            self.grant(claimed_placement(self.checked, self.dispatch, worker_id))
-            self.is_started, self.is_awaiting_adopter = True, False
-            self._enter(Phase.PREFILLING)
-            self.adopted.set_result(worker_id)
-        return self.is_claimed and not self.is_awaiting_adopter and not self._is_own(worker_id)
+        is_bound = self.placement is not None
+        return self.is_claimed and not self._is_own(worker_id) and not (is_bound and self.is_awaiting_adopter)
 
     def _finish(self) -> None:
         self.has_output.set()

@@ -48,8 +48,8 @@ def resume_command(
     next_index: int,
     *,
     awaits_hand_off: bool,
-    claims: bool = False,
-    is_search: bool = False,
+    claims: bool,
+    is_search: bool,
 ) -> worker_pb2.ServeRequest:
     """For a worker that has the sequence, or is to get it: the updates from `next_index` on. `is_search`: it is one of
     several that may get it."""

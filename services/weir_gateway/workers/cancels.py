@@ -28,22 +28,25 @@ class UnconfirmedCancels:
         max_entries: int,
         clock: Clock,
         counts: Counter[str],
-        on_moved: Callable[[str, Attempt], None] = lambda request_id, attempt: None,
+        on_moved: Callable[[str, Attempt], None],
+        is_wanted: Callable[[str, Attempt], bool],
     ) -> None:
-        """`on_moved`: another worker of the same memory may go on with what was cancelled here."""
+        """`on_moved`: another worker of the same memory may go on with what was cancelled here. `is_wanted`: whether
+        an attempt runs for this gateway, perhaps at another worker as far as it knows."""
         self._worker_id = worker_id
         self._kept_s = kept_s
         self._max_entries = max_entries
         self._clock = clock
         self._counts = counts
         self._on_moved = on_moved
+        self._is_wanted = is_wanted
         self._entries: OrderedDict[str, tuple[Attempt, float]] = OrderedDict()  # with when it was sent; oldest first
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._entries
+    def covers(self, request_id: str, attempt: Attempt) -> bool:
+        return request_id in self._entries and self._entries[request_id][0] >= attempt
 
     def note(self, request_id: str, attempt: Attempt) -> worker_pb2.ServeRequest:
         """Returns the command, to be sent now if there is a stream."""
@@ -61,9 +64,14 @@ class UnconfirmedCancels:
             self._counts["cancels_forgotten_total"] += 1
         return cancel_command(request_id, max(before, attempt))
 
-    def was_sent_within(self, request_id: str, duration_s: float) -> bool:
+    def is_due(self, request_id: str, attempt: Attempt, *, may_be_early: bool, again_s: float) -> bool:
+        """Whether a worker that goes on with what nobody asked it for is to be told that nobody wants it; again only
+        after `again_s`. `may_be_early`: it may have got from another worker what is wanted, and this gateway has yet to
+        miss that one."""
+        if may_be_early and self._is_wanted(request_id, attempt):
+            return False
         entry = self._entries.get(request_id)
-        return entry is not None and self._clock.now_s() - entry[1] < duration_s
+        return entry is None or self._clock.now_s() - entry[1] >= again_s
 
     def try_confirm(self, update: worker_pb2.SequenceUpdate) -> bool:
         """Whether the update shows that what was cancelled has ended at the worker. UNKNOWN_REQUEST does not: a worker

@@ -11,7 +11,7 @@ from weir.bus.messages import WorkerRecord
 from weir.bus.protocol import Bus, BusError, KvEntry
 from weir.bus.subjects import WORKER_TTL_S, Subjects
 from weir.core.clock import Clock
-from weir_gateway.workers.connections import WorkerEndpoint
+from weir_gateway.workers.connection import WorkerEndpoint
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,17 @@ class Rig:
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.counts = Counter[str]()
-        self.cancels = UnconfirmedCancels("decode-0", kept_s=60.0, max_entries=3, clock=self.clock, counts=self.counts)
+        self.moved: list[tuple[str, Attempt]] = []
+        self.wanted: set[tuple[str, Attempt]] = set()
+        self.cancels = UnconfirmedCancels(
+            "decode-0",
+            kept_s=60.0,
+            max_entries=3,
+            clock=self.clock,
+            counts=self.counts,
+            on_moved=lambda request_id, attempt: self.moved.append((request_id, attempt)),
+            is_wanted=lambda request_id, attempt: (request_id, attempt) in self.wanted,
+        )
 
     def ids(self) -> list[str]:
         return [command.cancel.request_id for command in self.cancels.commands()]
@@ -88,11 +98,26 @@ def test_what_is_older_than_a_worker_waits_for_a_gateway_is_not_sent_again() -> 
     assert rig.counts["cancels_forgotten_total"] == 0
 
 
-def test_a_cancel_was_sent_lately_for_a_while() -> None:
+def test_a_worker_that_goes_on_is_told_again_after_a_while() -> None:
     rig = Rig()
-    assert not rig.cancels.was_sent_within("a", 1.0)
+    assert rig.cancels.is_due("a", Attempt(), may_be_early=True, again_s=1.0)
     rig.cancels.note("a", Attempt())
     rig.clock.advance(0.9)
-    assert rig.cancels.was_sent_within("a", 1.0)
+    assert not rig.cancels.is_due("a", Attempt(), may_be_early=True, again_s=1.0)
     rig.clock.advance(0.2)
-    assert not rig.cancels.was_sent_within("a", 1.0)
+    assert rig.cancels.is_due("a", Attempt(), may_be_early=True, again_s=1.0)
+
+
+def test_what_runs_for_this_gateway_is_due_only_if_it_is_not_missed_elsewhere_in_time() -> None:
+    rig = Rig()
+    rig.wanted.add(("a", Attempt(2)))
+    assert not rig.cancels.is_due("a", Attempt(2), may_be_early=True, again_s=1.0)
+    assert rig.cancels.is_due("a", Attempt(2), may_be_early=False, again_s=1.0)
+    assert rig.cancels.is_due("a", Attempt(1), may_be_early=True, again_s=1.0)
+
+
+def test_a_cancel_covers_its_attempt_and_older_ones() -> None:
+    rig = Rig()
+    assert not rig.cancels.covers("a", Attempt(1))
+    rig.cancels.note("a", Attempt(2))
+    assert [rig.cancels.covers("a", Attempt(dispatch)) for dispatch in (1, 2, 3)] == [True, True, False]

@@ -1,14 +1,19 @@
 """A Cancel that a broken stream swallowed, or that came while there was none, still gets to the worker."""
 
 import asyncio
+from dataclasses import replace
 
-from tests.unit.gateway.failing import assert_serves, error_of, request_id_of
+from tests.unit.gateway.failing import assert_serves, error_of, request_id_of, run
+from tests.unit.gateway.fake_model import ids_of
 from tests.unit.gateway.fake_workers import update
-from tests.unit.gateway.world import FAST, World
+from tests.unit.gateway.test_adoption import adopts, another, begin, register
+from tests.unit.gateway.world import FAST, World, open_world
 
 from weir.core.clock import ManualClock
 from weir.core.errors import Unavailable, WeirError
 from weir.core.life import Attempt
+from weir.wire.v1 import worker_pb2
+from weir_gateway.driving.adoption import AdoptionSettings
 from weir_gateway.workers.connections import WorkerConnections
 
 
@@ -85,9 +90,37 @@ async def test_a_request_that_goes_on_after_its_cancel_was_confirmed_is_cancelle
 
 async def test_cancels_for_workers_that_never_come_back_are_not_kept_for_ever() -> None:
     clock = ManualClock()
-    connections = WorkerConnections("gateway-0-00000000", FAST.connections, clock)
+    connections = WorkerConnections(
+        "gateway-0-00000000", FAST.connections, clock, peers_of=lambda worker_id: [], is_wanted=lambda *attempt: False
+    )
     for index in range(3):
         connections.cancel(f"decode-{index}", "a", Attempt())
     assert connections.metrics()["cancels_unconfirmed"] == 3
     clock.advance(FAST.connections.cancel_kept_s)
     assert connections.metrics()["cancels_unconfirmed"] == 0
+
+
+async def test_what_another_worker_got_before_the_gateway_knows_it_is_not_cancelled() -> None:
+    patient = AdoptionSettings(wait_s=30, successor_wait_s=30)
+    async with open_world(replace(FAST, adoption=patient)) as world, another("first") as first, another() as next_one:
+        world.pair.stops_after = 4
+        await register(world, world.decode, first, next_one)
+        running = run(world)
+        await begin(world)
+        await world.decode.stop()
+        await world.until(lambda: first.named("resume") and next_one.named("resume"), "both are asked")
+        first.send(adopted(world, 4, "o", adoption=1))
+        await world.until(lambda: world.metric("adoptions_total") == 1, "the first one has it")
+        next_one.send(adopted(world, 5, " ", adoption=2))
+        next_one.send(update("0" * 32, 0))
+        await world.until(lambda: world.metric("unexpected_updates_total") == 1, "read")
+        adopts(next_one, adoption=2)
+        await first.stop()
+        assert (await running).text == "hello world"
+        assert (next_one.named("cancel"), len(world.scheduler.submits)) == ([], 1)
+
+
+def adopted(world: World, index: int, text: str, *, adoption: int) -> worker_pb2.SequenceUpdate:
+    sent = update(request_id_of(world), index, ids_of(text))
+    sent.attempt.adoption = adoption
+    return sent

@@ -144,7 +144,7 @@ async def test_the_first_ending_counts() -> None:
     phases: list[Phase] = []
     state = make_state(phases, ManualClock())
     state.cancel("first")
-    state.lose("second")
+    state.fail(Unavailable("second"))
     _, error = await read_until_end(state)
     assert error is not None
     assert error.message == "first"
@@ -158,7 +158,7 @@ async def test_tokens_that_came_before_an_error_are_handed_out_before_it() -> No
     state.grant(PLACEMENT)
     state.start()
     state.on_update("p", update(REQUEST_ID, 0, ANSWER[:3]))
-    state.lose("gone")
+    state.fail(Unavailable("gone"))
     text, error = await read_until_end(state)
     assert text == "hel"
     assert isinstance(error, Unavailable)

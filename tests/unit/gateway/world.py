@@ -27,7 +27,7 @@ from weir_gateway.frontends.grpc_frontend import InferenceServicer
 from weir_gateway.frontends.http_server import HttpSettings
 from weir_gateway.gateway import Gateway, GatewayProcess, GatewaySettings
 from weir_gateway.output_lengths import OutputLengths
-from weir_gateway.workers.connections import ConnectionSettings
+from weir_gateway.workers.connection import ConnectionSettings
 
 GATEWAY_ID = "gateway-0-00000000"
 

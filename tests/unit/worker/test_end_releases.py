@@ -18,6 +18,7 @@ from weir.engine.messages import (
     TokenSampled,
 )
 from weir.worker.requests.end_releases import EndReleases
+from weir.worker.requests.request_tables import Resume
 
 END = SequenceEnded(KEY, FinishReason.LENGTH, is_kept=True)
 
@@ -73,7 +74,7 @@ async def test_a_stream_that_breaks_right_after_taking_it_may_have_lost_it() -> 
     bench.manager.on_stream_end(bench.stream)
     assert bench.sweep_after(1.0) == []
     stream = bench.hub.attach(GATEWAY)
-    bench.manager.resume(stream, KEY, 0, awaits_hand_off=False)
+    bench.manager.resume(stream, Resume(KEY, 0))
     assert bench.sweep_after(1.0) == []
     frame = await frame_of(stream)
     assert list(frame.updates[0].token_ids) == [11]

@@ -12,7 +12,8 @@ from weir.core.clock import SystemClock
 from weir.core.life import Attempt
 from weir.core.tasks import end_tasks
 from weir.wire.v1 import worker_pb2
-from weir_gateway.workers.connections import ConnectionSettings, WorkerConnections, WorkerEndpoint
+from weir_gateway.workers.connection import ConnectionSettings, WorkerEndpoint
+from weir_gateway.workers.connections import WorkerConnections
 
 
 class Cable:
@@ -90,7 +91,13 @@ async def patient_rig() -> AsyncIterator[Rig]:
 
 @asynccontextmanager
 async def opened_connections(lost_after_s: float) -> AsyncIterator[WorkerConnections]:
-    connections = WorkerConnections(GATEWAY, ConnectionSettings(lost_after_s=lost_after_s), SystemClock())
+    connections = WorkerConnections(
+        GATEWAY,
+        ConnectionSettings(lost_after_s=lost_after_s),
+        SystemClock(),
+        peers_of=lambda worker_id: [],
+        is_wanted=lambda *attempt: False,
+    )
     try:
         yield connections
     finally:

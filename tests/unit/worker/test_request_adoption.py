@@ -7,6 +7,7 @@ from tests.unit.worker.test_request_manager import GATEWAY, KEY, Bench, arrival,
 from weir.core.life import Attempt
 from weir.engine.messages import Arrival, CancelSequence, SequenceKey, TokenSampled
 from weir.wire.v1 import types_pb2
+from weir.worker.requests.request_tables import Resume
 
 
 def adopted() -> Arrival:
@@ -19,7 +20,7 @@ async def test_what_was_adopted_is_sent_to_its_gateway_from_where_that_wants_to_
     assert bench.manager.try_take_over(adopted())
     bench.manager.on_event(TokenSampled(SequenceKey(KEY.request_id, Attempt(1, 1)), 1, 8), step=1)
     assert await sends_nothing(bench.stream)
-    bench.manager.resume(bench.stream, KEY, 1, awaits_hand_off=True)
+    bench.manager.resume(bench.stream, Resume(KEY, 1, awaits_hand_off=True))
     (update,) = (await frame_of(bench.stream)).updates
     assert (update.attempt.adoption, update.first_index, list(update.token_ids)) == (1, 1, [8])
 
@@ -38,7 +39,7 @@ async def test_what_was_adopted_and_nobody_asks_for_is_cancelled_in_time() -> No
 async def test_what_was_adopted_and_asked_for_once_runs_to_its_end_though_the_stream_breaks() -> None:
     bench = Bench(takes_hand_offs=True)
     assert bench.manager.try_take_over(adopted())
-    bench.manager.resume(bench.stream, KEY, 1, awaits_hand_off=True)
+    bench.manager.resume(bench.stream, Resume(KEY, 1, awaits_hand_off=True))
     bench.manager.pause(GATEWAY)
     bench.clock.advance(60)
     bench.manager.sweep()
@@ -47,7 +48,7 @@ async def test_what_was_adopted_and_asked_for_once_runs_to_its_end_though_the_st
 
 async def test_a_resume_waits_for_whatever_adoption_of_its_dispatch_comes() -> None:
     bench = Bench(takes_hand_offs=True)
-    bench.manager.resume(bench.stream, KEY, 0, awaits_hand_off=True)
+    bench.manager.resume(bench.stream, Resume(KEY, 0, awaits_hand_off=True))
     assert bench.manager.try_take_over(adopted())
     (update,) = (await frame_of(bench.stream)).updates
     assert (update.attempt.adoption, list(update.token_ids)) == (1, [9])

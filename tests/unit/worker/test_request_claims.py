@@ -10,6 +10,7 @@ from weir.core.life import Attempt, FinishReason
 from weir.core.sampling import SamplingParams, TokenLogprobs
 from weir.engine.messages import Arrival, CancelSequence, SequenceEnded, SequenceKey, TokenSampled
 from weir.wire.v1 import types_pb2, worker_pb2
+from weir.worker.requests.request_tables import Resume
 from weir.worker.requests.streams import GatewayStream
 
 OTHER = "gateway-1-11111111"
@@ -36,7 +37,7 @@ def lose_gateway(bench: Bench, after_s: float = GONE_S) -> None:
 
 async def claim(bench: Bench, next_index: int = 0, key: SequenceKey = CLAIM) -> GatewayStream:
     stream = bench.hub.get(OTHER) or bench.hub.attach(OTHER)
-    bench.manager.resume(stream, key, next_index, awaits_hand_off=True, claims=True)
+    bench.manager.resume(stream, Resume(key, next_index, awaits_hand_off=True, claims=True))
     return stream
 
 
@@ -134,7 +135,7 @@ async def test_who_has_claimed_it_commands_it_by_its_own_dispatch() -> None:
     running(bench)
     stream = await claim(bench)
     await frame_of(stream)
-    bench.manager.resume(stream, CLAIM, 1, awaits_hand_off=False, claims=True)
+    bench.manager.resume(stream, Resume(CLAIM, 1, claims=True))
     assert (await update_of(stream)).first_index == 1
     bench.manager.cancel(stream, CLAIM)
     assert cancelled(bench) == [KEY]
@@ -149,7 +150,7 @@ async def test_a_gateway_that_lives_is_told_that_another_one_has_its_sequence_an
     stream = await claim(bench)
     assert error_of(await update_of(bench.stream)) == worker_pb2.WORKER_ERROR_REASON_UNKNOWN_REQUEST
     await frame_of(stream)
-    bench.manager.resume(bench.stream, KEY, 0, awaits_hand_off=False)
+    bench.manager.resume(bench.stream, Resume(KEY, 0))
     assert error_of(await update_of(bench.stream)) == worker_pb2.WORKER_ERROR_REASON_UNKNOWN_REQUEST
     bench.manager.cancel(bench.stream, KEY)
     assert (await update_of(bench.stream)).finish_reason == types_pb2.FINISH_REASON_CANCELLED
@@ -168,7 +169,9 @@ async def test_the_next_gateway_claims_it_from_the_one_that_has() -> None:
     await frame_of(await claim(bench))
     lose_gateway(bench)
     third = bench.hub.attach("gateway-2-22222222")
-    bench.manager.resume(third, SequenceKey(KEY.request_id, Attempt(2001)), 2, awaits_hand_off=True, claims=True)
+    bench.manager.resume(
+        third, Resume(SequenceKey(KEY.request_id, Attempt(2001)), 2, awaits_hand_off=True, claims=True)
+    )
     update = await update_of(third)
     assert (update.attempt.dispatch, update.first_index, list(update.token_ids)) == (2001, 2, [102])
 
@@ -216,8 +219,28 @@ async def test_a_gateway_that_is_back_in_time_goes_on_with_its_own() -> None:
     running(bench)
     lose_gateway(bench)
     back = bench.hub.attach(GATEWAY)
-    bench.manager.resume(back, KEY, 1, awaits_hand_off=False)
+    bench.manager.resume(back, Resume(KEY, 1))
     assert list((await update_of(back)).token_ids) == [101, 102]
     bench.clock.advance(KEEP_S)
     bench.manager.sweep()
     assert cancelled(bench) == []
+
+
+async def test_a_claim_whose_answer_was_lost_with_its_stream_is_answered_again() -> None:
+    bench = Bench(takes_hand_offs=True)
+    running(bench)
+    stream = await claim(bench)
+    assert (await update_of(stream)).claimed
+    bench.manager.on_stream_end(stream)
+    again = await update_of(await claim(bench, next_index=3))
+    assert (again.claimed, list(again.token_ids)) == (True, [])
+    assert bench.manager.num_claimed == 1
+
+
+async def test_what_is_to_be_cancelled_once_the_engine_takes_it_is_not_claimed() -> None:
+    bench = Bench(takes_hand_offs=True)
+    running(bench)
+    bench.is_inbox_full = True
+    bench.manager.cancel(bench.stream, KEY)
+    assert await sends_nothing(await claim(bench))
+    assert bench.manager.num_claimed == 0

@@ -22,7 +22,7 @@ from weir.engine.messages import (
 )
 from weir.wire.v1 import types_pb2, worker_pb2
 from weir.worker.requests.request_manager import RequestLimits, RequestManager
-from weir.worker.requests.request_tables import OutputCollector, ending_to_pb
+from weir.worker.requests.request_tables import OutputCollector, Resume, ending_to_pb
 from weir.worker.requests.streams import MAX_ANSWERS, MAX_FRAME_TOKENS, GatewayStream, StreamHub
 
 GATEWAY = "gateway-0-00000000"
@@ -144,13 +144,13 @@ async def test_a_new_stream_of_a_gateway_ends_the_old_one_and_waits_for_resumes(
     assert bench.hub.get(GATEWAY) is newer
     bench.manager.on_event(TokenSampled(KEY, 0, 7), step=1)
     assert await sends_nothing(newer)
-    bench.manager.resume(newer, KEY, 0, awaits_hand_off=False)
+    bench.manager.resume(newer, Resume(KEY, 0))
     assert (await frame_of(newer)).updates[0].token_ids == [7]
 
 
 async def test_a_resume_before_the_hand_off_waits_and_is_honoured() -> None:
     bench = Bench(takes_hand_offs=True)
-    bench.manager.resume(bench.stream, KEY, 1, awaits_hand_off=True)
+    bench.manager.resume(bench.stream, Resume(KEY, 1, awaits_hand_off=True))
     assert bench.manager.num_expected == 1
     assert await sends_nothing(bench.stream)
     assert bench.manager.try_take_over(arrival())
@@ -170,7 +170,7 @@ async def test_a_hand_off_that_the_engine_has_no_room_for_ends_with_an_error_whe
     (update,) = (await frame_of(bench.stream)).updates
     assert (update.attempt.dispatch, list(update.token_ids)) == (2, [9])
     assert error_of(update) == worker_pb2.WORKER_ERROR_REASON_NO_CAPACITY
-    bench.manager.resume(bench.stream, SequenceKey(KEY.request_id, Attempt(2)), 1, awaits_hand_off=False)
+    bench.manager.resume(bench.stream, Resume(SequenceKey(KEY.request_id, Attempt(2)), 1))
     assert error_of((await frame_of(bench.stream)).updates[0]) == worker_pb2.WORKER_ERROR_REASON_NO_CAPACITY
     bench.is_inbox_full = False
     bench.manager.sweep()
@@ -188,7 +188,7 @@ async def test_without_a_resume_a_connected_gateway_is_sent_everything() -> None
 async def test_a_resume_of_what_is_not_here_is_answered(awaits_hand_off: bool, after_s: float) -> None:
     """At once where the worker had it, as the gateway knows; else it may still be on its way, for a while."""
     bench = Bench(takes_hand_offs=True)
-    bench.manager.resume(bench.stream, KEY, 1, awaits_hand_off=awaits_hand_off)
+    bench.manager.resume(bench.stream, Resume(KEY, 1, awaits_hand_off=awaits_hand_off))
     bench.clock.advance(after_s)
     bench.manager.sweep()
     assert error_of((await frame_of(bench.stream)).updates[0]) == worker_pb2.WORKER_ERROR_REASON_UNKNOWN_REQUEST
@@ -197,7 +197,7 @@ async def test_a_resume_of_what_is_not_here_is_answered(awaits_hand_off: bool, a
 async def test_pending_resumes_are_bounded() -> None:
     bench = Bench(takes_hand_offs=True)
     for index in range(5):
-        bench.manager.resume(bench.stream, SequenceKey(f"{index:032x}", Attempt()), 0, awaits_hand_off=True)
+        bench.manager.resume(bench.stream, Resume(SequenceKey(f"{index:032x}", Attempt()), 0, awaits_hand_off=True))
     assert bench.manager.num_expected == 2
 
 
@@ -324,13 +324,13 @@ async def test_ended_sequences_are_kept_for_a_while_and_only_so_many() -> None:
         bench.manager.on_event(SequenceForgotten(key), step=1)
     assert bench.manager.num_live == 0
     await frame_of(bench.stream)
-    bench.manager.resume(bench.stream, keys[0], 0, awaits_hand_off=False)
+    bench.manager.resume(bench.stream, Resume(keys[0], 0))
     assert error_of((await frame_of(bench.stream)).updates[0]) == worker_pb2.WORKER_ERROR_REASON_UNKNOWN_REQUEST
-    bench.manager.resume(bench.stream, keys[2], 0, awaits_hand_off=False)
+    bench.manager.resume(bench.stream, Resume(keys[2], 0))
     assert (await frame_of(bench.stream)).updates[0].handed_off
     bench.clock.advance(10)
     bench.manager.sweep()
-    bench.manager.resume(bench.stream, keys[2], 0, awaits_hand_off=False)
+    bench.manager.resume(bench.stream, Resume(keys[2], 0))
     assert error_of((await frame_of(bench.stream)).updates[0]) == worker_pb2.WORKER_ERROR_REASON_UNKNOWN_REQUEST
 
 

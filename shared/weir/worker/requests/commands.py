@@ -17,10 +17,12 @@ from weir.kv.records.record import SequenceParams
 from weir.rpc.conversions import attempt_from_pb, sampling_from_pb, sampling_problems, scheduling_from_pb
 from weir.wire.v1 import worker_pb2
 from weir.worker.engine.model_loading import ModelSpec
+from weir.worker.requests.request_tables import Resume
 
 _REQUEST_ID = re.compile(r"[0-9a-f]{32}")
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _MAX_KEEP_MS = 3_600_000
+_MAX_NEXT_INDEX = 2**31 - 1
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
@@ -38,6 +40,14 @@ def key_from_pb(command: str, message: worker_pb2.Start | worker_pb2.Cancel | wo
     if message.attempt.dispatch < 1:
         raise _invalid(f"{command}.attempt.dispatch", "must be at least 1")
     return SequenceKey(message.request_id, attempt_from_pb(message.attempt))
+
+
+def resume_from_pb(resume: worker_pb2.Resume) -> Resume:
+    """Raises InvalidRequest."""
+    key = key_from_pb("resume", resume)
+    if resume.next_index > _MAX_NEXT_INDEX:
+        raise _invalid("resume.next_index", f"must be at most {_MAX_NEXT_INDEX}")
+    return Resume(key, resume.next_index, resume.awaits_hand_off, resume.claims, resume.is_search)
 
 
 def start_from_pb(start: worker_pb2.Start, gateway_id: str, model: ModelSpec) -> Arrival:

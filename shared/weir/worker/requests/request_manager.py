@@ -30,7 +30,13 @@ from weir.engine.messages import (
     SequenceKey,
     TokenSampled,
 )
-from weir.worker.requests.request_tables import CancelledRequests, OutputCollector, PendingResumes, SequenceTable
+from weir.worker.requests.request_tables import (
+    CancelledRequests,
+    OutputCollector,
+    PendingResumes,
+    Resume,
+    SequenceTable,
+)
 from weir.worker.requests.streams import GatewayStream, StreamHub
 
 _log = logging.getLogger(__name__)
@@ -107,7 +113,7 @@ class RequestManager:
         for pending in self._pending_resumes.take_all():
             stream = self._hub.get(pending.gateway_id)
             if stream is not None:
-                stream.answer(_draining(pending.key))
+                stream.answer(_draining(pending.resume.key))
 
     def end_drain(self) -> None:
         """Takes prompts and hand-offs again."""
@@ -159,31 +165,20 @@ class RequestManager:
                 return
         stream.answer(SequenceEnded(key, FinishReason.CANCELLED))
 
-    def resume(
-        self,
-        stream: GatewayStream,
-        key: SequenceKey,
-        next_index: int,
-        *,
-        awaits_hand_off: bool,
-        claims: bool = False,
-        is_search: bool = False,
-    ) -> None:
-        """Sends everything from `next_index` on, now and later; `awaits_hand_off`: also if it comes only later;
-        `is_search`: others may get it as well. What was adopted since this attempt goes on for it; `claims`: and what
-        another gateway had under an earlier one."""
+    def resume(self, stream: GatewayStream, resume: Resume) -> None:
+        key = resume.key
         held = self._sequences.find_adoption(key)
         if held is not None and held.gateway_id == stream.gateway_id:
-            self._resume(stream, held, next_index)
+            self._resume(stream, held, resume.next_index)
         elif self._cancelled.covers(key):
             stream.answer(SequenceEnded(key, FinishReason.CANCELLED))
-        elif claims and (earlier := self._try_find_claimable(key, next_index)) is not None:
+        elif resume.claims and (earlier := self._try_find_claimable(key, resume.next_index)) is not None:
             self._claim(stream, earlier, key)
-            self._resume(stream, earlier, next_index)
-        elif awaits_hand_off and self._may_still_come(key):
-            self._pending_resumes.put(key, stream.gateway_id, next_index, claims=claims, is_search=is_search)
+            self._resume(stream, earlier, resume.next_index)
+        elif resume.awaits_hand_off and self._may_still_come(key):
+            self._pending_resumes.put(resume, stream.gateway_id)
         else:
-            is_drained = awaits_hand_off and self._is_draining
+            is_drained = resume.awaits_hand_off and self._is_draining
             stream.answer(_draining(key) if is_drained else self._unknown(key, stream.gateway_id))
 
     def on_stream_end(self, stream: GatewayStream) -> None:
@@ -216,12 +211,12 @@ class RequestManager:
         stream = self._hub.get(params.gateway_id if pending is None else pending.gateway_id)
         if stream is None:
             self._hub.expect(params.gateway_id)
-        elif pending is not None and pending.claims:
-            if collector.is_claimable_from(pending.next_index):
-                self._claim(stream, collector, pending.key)
-                collector.resume(pending.next_index)
+        elif pending is not None and pending.resume.claims:
+            if collector.is_claimable_from(pending.resume.next_index):
+                self._claim(stream, collector, pending.resume.key)
+                collector.resume(pending.resume.next_index)
         elif pending is not None:
-            collector.resume(pending.next_index)
+            collector.resume(pending.resume.next_index)
         elif not key.attempt.adoption:
             collector.resume(0)  # of what was adopted its gateway may not have missed the old worker yet: it asks
         if collector.next_index is None:
@@ -288,8 +283,8 @@ class RequestManager:
         self._sweep_unclaimed()
         for pending in self._pending_resumes.take_expired():
             stream = self._hub.get(pending.gateway_id)
-            if stream is not None and pending.next_index > 0:
-                stream.answer(self._unknown(pending.key, pending.gateway_id))
+            if stream is not None and pending.resume.next_index > 0:
+                stream.answer(self._unknown(pending.resume.key, pending.gateway_id))
         for gateway_id in self._hub.take_vanished(self._limits.gateway_gone_s):
             self._pending_resumes.drop_gateway(gateway_id)
             self._on_gateway_gone(gateway_id)
@@ -326,8 +321,9 @@ class RequestManager:
 
     def _try_find_claimable(self, key: SequenceKey, next_index: int) -> OutputCollector | None:
         held = self._sequences.find(key.request_id)
-        is_earlier = held is not None and held.wire_key.attempt.dispatch < key.attempt.dispatch
-        return held if held is not None and is_earlier and held.is_claimable_from(next_index) else None
+        if held is None or held.wire_key.attempt.dispatch >= key.attempt.dispatch or held.key in self._unposted:
+            return None
+        return held if held.is_claimable_from(next_index) else None
 
     def _claim(self, stream: GatewayStream, collector: OutputCollector, key: SequenceKey) -> None:
         """Its own gateway, should it live, is told that it has it no more."""

@@ -123,6 +123,7 @@ class OutputCollector:
         """The stream is gone; how much of it the gateway has got is not known."""
         self.next_index = None
         self._is_ending_sent = False
+        self._is_claim_sent = self.claimed_dispatch is None
 
     def add_token(self, index: int, token_id: int, logprobs: TokenLogprobs | None = None) -> None:
         assert index == len(self.token_ids), f"token {index} follows {len(self.token_ids)} tokens"
@@ -250,14 +251,26 @@ class SequenceTable:
                 self.drop(request_id)
 
 
-class PendingResume(NamedTuple):
-    """What a gateway wants of a sequence that may still come; `claims`: under whatever earlier dispatch it comes."""
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """What a gateway asks of a sequence: everything from `next_index` on, now and later.
+
+    `awaits_hand_off`: also if it comes only later; `is_search`: others may get it as well. What was adopted since this
+    attempt goes on for it; `claims`: and what another gateway had under an earlier one.
+    """
 
     key: SequenceKey
-    gateway_id: str
     next_index: int
-    claims: bool
-    is_search: bool
+    awaits_hand_off: bool = False
+    claims: bool = False
+    is_search: bool = False
+
+
+class PendingResume(NamedTuple):
+    """One of a sequence that may still come."""
+
+    resume: Resume
+    gateway_id: str
     expires_at_s: float
 
 
@@ -287,22 +300,19 @@ class PendingResumes:
     @property
     def num_expected(self) -> int:
         """Without those that others may get as well."""
-        return sum(not entry.is_search for entry in self._entries.values())
+        return sum(not entry.resume.is_search for entry in self._entries.values())
 
-    def put(
-        self, key: SequenceKey, gateway_id: str, next_index: int, *, claims: bool = False, is_search: bool = False
-    ) -> None:
-        place = _claim_of(key) if claims else _dispatch_of(key)
+    def put(self, resume: Resume, gateway_id: str) -> None:
+        place = _claim_of(resume.key) if resume.claims else _dispatch_of(resume.key)
         self._entries.pop(place, None)
-        expires_at_s = self._clock.now_s() + self._ttl_s
-        self._entries[place] = PendingResume(key, gateway_id, next_index, claims, is_search, expires_at_s)
+        self._entries[place] = PendingResume(resume, gateway_id, self._clock.now_s() + self._ttl_s)
         if len(self._entries) > self._max_entries:
             self._entries.popitem(last=False)
 
     def try_take(self, key: SequenceKey, gateway_id: str) -> PendingResume | None:
         """What the gateway that started it asked for, or another one that claims it."""
         claim = self._entries.get(_claim_of(key))
-        if claim is not None and claim.key.attempt.dispatch > key.attempt.dispatch:
+        if claim is not None and claim.resume.key.attempt.dispatch > key.attempt.dispatch:
             return self._entries.pop(_claim_of(key))
         entry = self._entries.pop(_dispatch_of(key), None)
         return entry if entry is not None and entry.gateway_id == gateway_id else None

@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 from weir.core.errors import DeadlineExceeded, FieldViolation, InvalidRequest, WeirError
 from weir.engine.messages import SequenceKey
 from weir.wire.v1 import worker_pb2, worker_pb2_grpc
-from weir.worker.requests.commands import gateway_id_from_pb, key_from_pb
+from weir.worker.requests.commands import gateway_id_from_pb, key_from_pb, resume_from_pb
 from weir.worker.requests.request_manager import RequestManager
 from weir.worker.requests.streams import GatewayStream, StreamHub
 
@@ -19,7 +19,6 @@ SERVICE_NAME = worker_pb2.DESCRIPTOR.services_by_name["Worker"].full_name
 
 _log = logging.getLogger(__name__)
 _HELLO_TIMEOUT_S = 5.0
-_MAX_NEXT_INDEX = 2**31 - 1
 _Requests = AsyncIterator[worker_pb2.ServeRequest]
 _Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -95,17 +94,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             case "cancel":
                 self._manager.cancel(stream, key_from_pb("cancel", request.cancel))
             case "resume":
-                key = key_from_pb("resume", request.resume)
-                if request.resume.next_index > _MAX_NEXT_INDEX:
-                    raise InvalidRequest([FieldViolation("resume.next_index", f"must be at most {_MAX_NEXT_INDEX}")])
-                self._manager.resume(
-                    stream,
-                    key,
-                    request.resume.next_index,
-                    awaits_hand_off=request.resume.awaits_hand_off,
-                    claims=request.resume.claims,
-                    is_search=request.resume.is_search,
-                )
+                self._manager.resume(stream, resume_from_pb(request.resume))
             case "hello":
                 raise InvalidRequest([FieldViolation("hello", "was sent already on this stream")])
             case _:
