@@ -299,7 +299,8 @@ class WorkerShell:
         except Exception as error:  # noqa: BLE001 - the boundary of a callback: the report's events are lost
             _log.exception("a report of the engine could not be processed")
             self._break(f"a report of the engine could not be processed: {type(error).__name__}: {error}")
-        self._drain.look_again()
+        if report.events or report.timing is not None:  # else it may but answer what a drain asked
+            self._drain.look_again()
         if report.fatal:
             self._break(report.fatal)
 
@@ -353,7 +354,6 @@ class WorkerShell:
                 with contextlib.suppress(InboxFull):  # posted at a later sweep
                     self._host.post(SetCost(cost))
                     posted_cost = cost
-            self._drain.look_again()
             await asyncio.sleep(_SWEEP_S)
 
     def _break(self, reason: str) -> None:
