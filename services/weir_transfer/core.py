@@ -91,8 +91,8 @@ class ArenaCore:
 
     def heartbeat(self, lease_id: int, attachment: int, *, is_draining: bool = False) -> None:
         """One of an attachment that has ended changes nothing. `is_draining`: it gets nothing that others leave."""
-        self._keeper.heartbeat(lease_id, attachment)
-        self._adopters.set_draining(lease_id, is_draining=is_draining)
+        if self._keeper.heartbeat(lease_id, attachment):
+            self._adopters.set_draining(lease_id, is_draining=is_draining)
 
     def break_stream(self, lease_id: int, attachment: int) -> None:
         """The stream of an attachment ended."""

@@ -94,11 +94,13 @@ class LeaseKeeper:
         if not self._is_attached(lease_id, attachment):
             raise StaleAttachment(f"attachment {attachment} of lease {lease_id} has ended")
 
-    def heartbeat(self, lease_id: int, attachment: int) -> None:
-        """A sign of life. One of an attachment that has ended changes nothing."""
-        if self._is_attached(lease_id, attachment):
+    def heartbeat(self, lease_id: int, attachment: int) -> bool:
+        """A sign of life. False: it is of an attachment that has ended, and changes nothing."""
+        is_attached = self._is_attached(lease_id, attachment)
+        if is_attached:
             self._countdowns.restart(lease_id)
             self._table.set_state(lease_id, LeaseState.ACTIVE)
+        return is_attached
 
     def break_stream(self, lease_id: int, attachment: int) -> None:
         """The stream of an attachment ended: the countdown begins, unless a newer one has taken its place."""

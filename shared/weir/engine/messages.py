@@ -280,8 +280,9 @@ class PromptScored:
 
 @dataclass(frozen=True, slots=True)
 class HandOffReady:
-    """The prompt is computed and its first token sampled. The engine leaves slot and pages alone until ForgetSequence
-    (the hand-off is committed), FailSequence or TakeBackSequence (it is refused) comes."""
+    """Another worker can go on with it from its record: the prompt is computed and its first token sampled, or it runs
+    and was to be handed over. The engine leaves slot and pages alone until ForgetSequence (the hand-off is committed),
+    FailSequence or TakeBackSequence (it is refused) comes."""
 
     key: SequenceKey
     slot: int

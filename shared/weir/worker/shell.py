@@ -142,6 +142,7 @@ class WorkerShell:
         self._host = EngineHost(LoopSettings(_INBOX_SIZE), clock, self._on_report)
         post = self._host.post
         self._arena = make_arena(self._on_handed_off)
+        self._arena_id, self._num_arena_pages = "", 0  # kept: the registry has them until after the arena has closed
         self._keeper = PageKeeper(self._arena, post, context.request_shutdown)
         self._prefixes = Prefixes(self._arena, self._keeper, post, context.request_shutdown)
         self._hub = StreamHub(clock)
@@ -154,13 +155,7 @@ class WorkerShell:
             max_kept_s=limits.max_ended_kept_s,
         )
         parts = RoleParts(
-            context.process_id,
-            self._arena,
-            self._keeper,
-            self._prefixes,
-            self._manager,
-            post,
-            context.request_shutdown,
+            context.process_id, self._arena, self._keeper, self._prefixes, self._manager, post, context.request_shutdown
         )
         self._role = make_role(parts)
         self._bounds = RunningBounds(context.process_id, context.config, post)
@@ -190,6 +185,7 @@ class WorkerShell:
         self._tasks.spawn(self._watch_lease(), "lease watch")
         memory = self._arena.memory
         geometry = memory.segment.geometry
+        self._arena_id, self._num_arena_pages = memory.segment.arena_id, num_reservable_pages(geometry.num_pages)
         longest = min(self._model.max_context_tokens, geometry.max_context_tokens)
         self._model = replace(self._model, max_context_tokens=longest)
         runner, warm_up = await asyncio.to_thread(self._make_runner, memory)
@@ -299,22 +295,23 @@ class WorkerShell:
         except Exception as error:  # noqa: BLE001 - the boundary of a callback: the report's events are lost
             _log.exception("a report of the engine could not be processed")
             self._break(f"a report of the engine could not be processed: {type(error).__name__}: {error}")
-        self._drain.look_again()
+        if report.events or report.timing is not None:  # else it may but answer what a drain asked
+            self._drain.look_again()
         if report.fatal:
             self._break(report.fatal)
 
     def _record(self) -> WorkerRecord:
         """What the registry says of this worker now."""
-        load, segment = self._host.report.load, self._arena.segment
+        load = self._host.report.load
         return WorkerRecord(
             worker_id=self._context.process_id,
             role=self._context.role,
             model=self._model.name,
             address=self._context.address,
-            host_id=segment.arena_id,
+            host_id=self._arena_id,
             max_context_tokens=self._model.max_context_tokens,
             page_tokens=PAGE_TOKENS,
-            num_arena_pages=num_reservable_pages(segment.geometry.num_pages),
+            num_arena_pages=self._num_arena_pages,
             max_num_seqs=self._bounds.now.max_num_seqs,
             num_running=load.num_running,
             num_waiting=load.num_waiting,
@@ -353,7 +350,6 @@ class WorkerShell:
                 with contextlib.suppress(InboxFull):  # posted at a later sweep
                     self._host.post(SetCost(cost))
                     posted_cost = cost
-            self._drain.look_again()
             await asyncio.sleep(_SWEEP_S)
 
     def _break(self, reason: str) -> None:

@@ -8,6 +8,7 @@ from tests.unit.engine.test_batchers import NUM_PAGES, RECORD_SLOTS, handed_off
 from tests.unit.engine.world import VOCAB_SIZE, Records, limits, params
 
 from weir.core.life import FinishReason, SchedulingParams
+from weir.engine.batching.own_rules import Batching, JoinSettings
 from weir.engine.batching.running import RunningBatcher, RunningSettings
 from weir.engine.memory.pages import PagePool
 from weir.engine.memory.preemption import PreemptionSettings
@@ -24,14 +25,22 @@ NUM_SWAP_SLOTS = 8
 class Decoding:
     """A decode engine with hand-offs of one page each, 15 prompt tokens: each wants a second page at its third step."""
 
-    def __init__(self, tmp_path: Path, *, num_free_pages: int, max_preemptions: int = 3, max_num_seqs: int = 8) -> None:
+    def __init__(
+        self,
+        tmp_path: Path,
+        *,
+        num_free_pages: int,
+        max_preemptions: int = 3,
+        max_num_seqs: int = 8,
+        num_swap_slots: int = NUM_SWAP_SLOTS,
+        batching: Batching = Batching.CONTINUOUS,
+    ) -> None:
         self.records = Records(2 * NUM_PAGES, RECORD_SLOTS)
         pool = PagePool(watermark_pages=0, watermark_slots=0)
         pool.give(PageBundle(tuple(range(NUM_PAGES, NUM_PAGES + num_free_pages))))
-        preemption = PreemptionSettings(after_s=0.5, max_preemptions=max_preemptions, num_swap_slots=NUM_SWAP_SLOTS)
-        self.batcher = RunningBatcher(
-            limits(max_num_seqs=max_num_seqs), pool, self.records.open, RunningSettings(preemption=preemption)
-        )
+        preemption = PreemptionSettings(after_s=0.5, max_preemptions=max_preemptions, num_swap_slots=num_swap_slots)
+        settings = RunningSettings(JoinSettings(batching), preemption)
+        self.batcher = RunningBatcher(limits(max_num_seqs=max_num_seqs), pool, self.records.open, settings)
         self.runner = HashRunner(2 * NUM_PAGES, VOCAB_SIZE)
         swap_file = SwapFile(tmp_path, self.runner.pages.shape[1], NUM_SWAP_SLOTS)
         self._swapping = SwappingRunner(self.runner, PageSwapper(HostPages(self.runner.pages), swap_file))

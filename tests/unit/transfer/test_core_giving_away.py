@@ -78,6 +78,17 @@ def test_it_goes_to_the_decode_worker_with_the_fewest_that_is_there_and_not_bein
     assert receiver_of(give(world, giver, run_sequence(world, giver))) == idle.lease_id
 
 
+def test_what_an_ended_attachment_says_of_being_emptied_is_not_heard(world: World) -> None:
+    giver, before = attach(world, "giver"), attach(world, "other")
+    other = world.core.attach(world.registration("other", before.lease_id))
+    world.core.heartbeat(before.lease_id, before.number, is_draining=True)
+    assert receiver_of(give(world, giver, run_sequence(world, giver))) == other.lease_id
+    world.core.heartbeat(other.lease_id, other.number, is_draining=True)
+    world.core.heartbeat(before.lease_id, before.number, is_draining=False)
+    with pytest.raises(ReceiverGone):
+        give(world, giver, run_sequence(world, giver, "r2"), "r2")
+
+
 def test_with_nobody_there_nothing_changes_and_it_can_be_given_once_somebody_is(world: World) -> None:
     giver, draining = attach(world, "giver"), attach(world, "draining")
     world.core.heartbeat(draining.lease_id, draining.number, is_draining=True)

@@ -152,15 +152,18 @@ class InMemoryArenaClient:
         self._arena = arena
         self._worker_id = worker_id
         self._on_handed_off = on_handed_off
+        self._is_open = False
         self.lost = asyncio.Event()
 
     @property
     def segment(self) -> Segment:
+        if not self._is_open:
+            raise RuntimeError("the segment is mapped between start() and close()")
         return self._arena.segment
 
     @property
     def memory(self) -> ArenaMemory:
-        return ArenaMemory(self._arena.segment)
+        return ArenaMemory(self.segment)
 
     @property
     def keeps_prefixes(self) -> bool:
@@ -168,6 +171,7 @@ class InMemoryArenaClient:
 
     async def start(self) -> None:
         self._arena.attach(self._worker_id, self._on_handed_off)
+        self._is_open = True
 
     def set_draining(self, *, is_draining: bool) -> None:
         self._arena.set_draining(self._worker_id, is_draining=is_draining)
@@ -209,6 +213,7 @@ class InMemoryArenaClient:
 
     async def close(self) -> None:
         self._arena.detach(self._worker_id)
+        self._is_open = False
 
     def _take_back(self, slot: int) -> None:
         """A hand-off in doubt was not committed here; a new attachment, which would not claim the slot, frees it."""

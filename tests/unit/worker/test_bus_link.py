@@ -327,3 +327,25 @@ async def test_without_a_bus_a_worker_does_not_start(monkeypatch: pytest.MonkeyP
     with pytest.raises(Unavailable, match="no NATS server answers"):
         async with running_rig():
             pass
+
+
+async def test_the_entry_may_be_put_again_by_a_worker_that_has_let_go_of_the_arena_already(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running_rig() as rig:
+        worker = rig.decode
+        close = worker.arena.close
+
+        async def close_and_put() -> None:
+            await close()
+            worker.shell._bus_link.put_now()
+            await asyncio.sleep(0.05)
+
+        monkeypatch.setattr(worker.arena, "close", close_and_put)
+        rig.workers.remove(worker)
+        await worker.shell.drain(0.5)
+        await worker.shell.stop()
+        await worker.server.stop(None)
+        assert worker.worker_id not in await registered(rig)
+        assert worker.metrics()["registry_failures_total"] == 0
+    assert "not in the registry" not in caplog.text

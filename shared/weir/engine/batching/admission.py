@@ -90,7 +90,7 @@ class BatchQueue:
 
     @classmethod
     def of(cls, ranked: list[Sequence]) -> "BatchQueue":
-        """`ranked`: all sequences of a batcher, in order."""
+        """`ranked`: all sequences of a batcher in order, but for those that are being handed over."""
         waiting: list[Sequence] = []
         batch: list[Sequence] = []
         num_open = None

@@ -5,6 +5,8 @@
            └───────────────────┴── ended: finished, cancelled, failed ──┘ (refused)
                                           └──> kept, without pages, until clients know (`kept_ends`)
 
+    WAITING or RUNNING, begun ── hand_over ──> HANDING_OFF ── take_back (nobody takes it) ──> as it was
+
 Order is by lane, the most urgent first, and in a lane that of `add`. Every sequence ends in exactly one SequenceEnded
 or SequenceForgotten.
 """

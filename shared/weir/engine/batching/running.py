@@ -117,7 +117,7 @@ class RunningBatcher(Batcher):
                 sequence.stage, sequence.stalled_since_s = Stage.HANDING_OFF, None
                 sequence.publish()
                 self._events.append(HandOffReady(sequence.key, sequence.slot, sequence.block_table))
-        self._order = None
+                self._order = None
 
     def take_back(self, key: SequenceKey) -> None:
         sequence, stage = self._sequences.get(key), self._stages_before.pop(key, None)
@@ -133,6 +133,7 @@ class RunningBatcher(Batcher):
         if sequence is not None:
             self._leave_batch(sequence)
         super().forget(key, is_adoption=is_adoption)
+        self._release_rows_of_ended_batch()
 
     def need(self) -> PageNeed:
         """The pages that the batch will want within LOOKAHEAD_TOKENS, then those of preempted and of waiting sequences;
@@ -243,6 +244,9 @@ class RunningBatcher(Batcher):
             self._held.add(sequence)
         else:
             super()._free(sequence, reason)
+        self._release_rows_of_ended_batch()
+
+    def _release_rows_of_ended_batch(self) -> None:
         if len(self._held) and not in_batch(self._ranked()):
             self._held.release()
 

@@ -57,7 +57,7 @@ class _Returning:
 class Preemption:
     """Decides for the running batch who is preempted and who comes back, and owns the slots of the swap file.
 
-    `ranked` is always all sequences of the batcher, in order.
+    `ranked` is always all sequences of the batcher in order, but for those that are being handed over.
     """
 
     def __init__(

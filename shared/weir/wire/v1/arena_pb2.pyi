@@ -603,6 +603,7 @@ class HandOffRequest(_message.Message):
     to_worker_id: _builtins.str
     """The new owner. Empty: the decode worker of this arena that holds the fewest sequences and is not being emptied; the
     sequence goes on under its next adoption, as if its worker had ended. NOT_FOUND: there is none.
+    FAILED_PRECONDITION: no worker of this arena takes what another one leaves.
     """
     attachment: _builtins.int
     """The attachment."""

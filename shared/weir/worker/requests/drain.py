@@ -7,6 +7,7 @@ SERVING ── begin ──> DRAINING ── handed over, ended, or interrupted 
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Callable
 from enum import Enum
 
@@ -14,7 +15,10 @@ from weir.worker.requests.request_manager import RequestManager
 from weir.worker.tasks import WorkerTasks
 
 _log = logging.getLogger(__name__)
-_HAND_OVER_AGAIN_S = 0.05
+_LOOK_AGAIN_S = 0.05
+"""So often at most the engine is asked what can be handed over: it leaves its steps for that."""
+_HAND_OVER_AGAIN_S = 0.5
+"""Where nothing has changed here: another worker may be free to take over by now."""
 _INTERRUPT_AGAIN_S = 1.0
 _INTERRUPTING_S = 1.0
 
@@ -65,7 +69,7 @@ class WorkerDrain:
         self.duty = Duty.SERVING
 
     def look_again(self) -> None:
-        """A sequence may have come or ended."""
+        """A sequence may have come, gone on or ended: what can be handed over may be different now."""
         self._has_changed.set()
 
     def begin(self, grace_s: float, expected_s: float | None = None, untaken: Untaken = Untaken.INTERRUPTED) -> None:
@@ -108,12 +112,13 @@ class WorkerDrain:
 
     async def _empty(self) -> None:
         loop = asyncio.get_running_loop()
-        hand_over_at_s = loop.time()
-        while self._is_awaited() and loop.time() < self._ends_at_s:
-            if loop.time() >= hand_over_at_s:  # what comes yet too
-                self._hand_over(Untaken.GOES_ON)
-                hand_over_at_s = loop.time() + _HAND_OVER_AGAIN_S
-            await self._wait_for_change(min(self._ends_at_s, hand_over_at_s))
+        asked_at_s, has_changed = -math.inf, False
+        while self._is_awaited() and (now_s := loop.time()) < self._ends_at_s:
+            if now_s >= asked_at_s + (_LOOK_AGAIN_S if has_changed else _HAND_OVER_AGAIN_S):
+                self._has_changed.clear()
+                self._hand_over(Untaken.GOES_ON)  # what comes yet too
+                asked_at_s, has_changed = now_s, False
+            has_changed |= await self._wait_for_change(self._ends_at_s)
         if self._manager.num_expected:
             _log.info("%d sequences that were announced did not come", self._manager.num_expected)
         self._manager.refuse_hand_offs()
@@ -131,11 +136,15 @@ class WorkerDrain:
         is_expecting = asyncio.get_running_loop().time() < self._expected_until_s
         return self._manager.num_live > 0 or (is_expecting and self._manager.num_expected > 0)
 
-    async def _wait_for_change(self, until_s: float) -> None:
-        self._has_changed.clear()
+    async def _wait_for_change(self, until_s: float) -> bool:
+        """False: the engine reported none. That is a reason to look as well: an end may wait for its pages to be
+        released, and what is expected may be given up."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(until_s):
+            async with asyncio.timeout_at(min(until_s, asyncio.get_running_loop().time() + _LOOK_AGAIN_S)):
                 await self._has_changed.wait()
+                self._has_changed.clear()
+                return True
+        return False
 
     def _enter(self, duty: Duty) -> None:
         _log.info("%s", duty.value)

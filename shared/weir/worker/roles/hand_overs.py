@@ -97,7 +97,8 @@ class HandOvers:
             _log.info("request %s is left to a successor of this worker: %s", key.request_id, error)
             return ForgetSequence(key, is_adoption=True)  # the lease keeps slot and pages until it ends
         summary = record.summarize()
-        if self._untaken is Untaken.GOES_ON and summary is not None and summary.attempt == key.attempt:
+        is_as_it_was = summary is not None and (summary.request_id, summary.attempt) == key
+        if self._untaken is Untaken.GOES_ON and is_as_it_was:
             self._again_at_s = asyncio.get_running_loop().time() + _RETRY_S
             _log.debug("request %s goes on here: %s", key.request_id, error)
             return TakeBackSequence(key)
