@@ -109,11 +109,13 @@ async def test_it_goes_on_where_it_is_if_its_record_is_as_it_was(giving: Giving)
     assert await giving.command(KEY) == TakeBackSequence(KEY)
 
 
-@pytest.mark.parametrize("record_of", [OTHER_REQUEST, OTHER_ATTEMPT, None])
-async def test_it_does_not_go_on_with_a_record_that_is_not_its_own(
-    giving: Giving, record_of: SequenceKey | None
-) -> None:
-    command = await giving.command(record_of)
+@pytest.mark.parametrize("record_of", [OTHER_REQUEST, OTHER_ATTEMPT])
+async def test_a_record_that_is_anothers_by_now_is_left_alone(giving: Giving, record_of: SequenceKey) -> None:
+    assert await giving.command(record_of) == ForgetSequence(KEY, is_adoption=True)
+
+
+async def test_it_does_not_go_on_without_a_record(giving: Giving) -> None:
+    command = await giving.command(None)
     assert isinstance(command, FailSequence)
     assert (command.key, command.failure.reason) == (KEY, FailureReason.DRAINING)
 

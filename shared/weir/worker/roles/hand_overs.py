@@ -97,8 +97,10 @@ class HandOvers:
             _log.info("request %s is left to a successor of this worker: %s", key.request_id, error)
             return ForgetSequence(key, is_adoption=True)  # the lease keeps slot and pages until it ends
         summary = record.summarize()
-        is_as_it_was = summary is not None and (summary.request_id, summary.attempt) == key
-        if self._untaken is Untaken.GOES_ON and is_as_it_was:
+        if summary is not None and (summary.request_id, summary.attempt) != key:
+            _log.warning("request %s: its slot is another sequence's by now: %s", key.request_id, error)
+            return ForgetSequence(key, is_adoption=True)
+        if self._untaken is Untaken.GOES_ON and summary is not None:
             self._again_at_s = asyncio.get_running_loop().time() + _RETRY_S
             _log.debug("request %s goes on here: %s", key.request_id, error)
             return TakeBackSequence(key)
