@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -11,7 +12,7 @@ import pytest
 from opentelemetry.context import Context
 from tests.unit.gateway.fake_scheduler import CALLER
 from tests.unit.gateway.fake_workers import update
-from tests.unit.gateway.world import World, open_world
+from tests.unit.gateway.world import FAST, World, open_world
 
 from weir.core.errors import DeadlineExceeded
 from weir.core.options import GenerateOptions
@@ -20,6 +21,13 @@ from weir.wire.v1 import inference_pb2_grpc
 from weir_gateway.frontends.http_frontend import EventStream
 from weir_gateway.requests.client_request import GRPC_NAMES, ClientRequest, Operation, Text
 
+PATIENT = replace(
+    FAST,
+    port=replace(FAST.port, outage_s=60.0),
+    driver=replace(FAST.driver, no_progress_s=60.0),
+    connections=replace(FAST.connections, lost_after_s=60.0),
+)
+"""Nothing but its deadline ends a request."""
 CANCELLED, EXPIRED = grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED
 PHASES = ("submitting", "queued", "connecting", "prefilling", "decoding")
 
@@ -80,7 +88,7 @@ async def check_deadline(phase: str, ask: Callable[[World, float], Coroutine[Any
     """`ask` returns when the deadline of its request has passed. The longer deadlines are for a machine on which the
     shortest passes before the request is in its phase."""
     for deadline_s in (0.3, 3.0, 30.0):
-        async with open_world() as world:
+        async with open_world(PATIENT) as world:
             is_there = hold_in(world, phase)
             running = asyncio.create_task(ask(world, deadline_s))
             await world.until(lambda: is_there() or running.done(), f"the request is {phase}", timeout_s=60)  # noqa: B023
