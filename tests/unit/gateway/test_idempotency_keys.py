@@ -161,6 +161,7 @@ async def test_a_client_that_comes_back_soon_finds_its_request_running(world: Wo
 
     coming = asyncio.create_task(answer_to(world, generate(resume_from=4)))
     await world.until(lambda: world.metric("keys_attached_total") == 1, "it is back")
+    assert world.metric("keys_kept") == 0
     send_rest(world)
     answer = await coming
     assert (answer.token_ids, answer.first_index) == (ids_of(ANSWER)[4:], 4)
