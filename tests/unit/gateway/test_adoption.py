@@ -31,7 +31,9 @@ def wait_s() -> float:
 
 @pytest.fixture
 async def world(wait_s: float) -> AsyncIterator[World]:
-    async with open_world(replace(FAST, adoption=AdoptionSettings(wait_s=wait_s, successor_wait_s=60.0))) as made:
+    adoption = AdoptionSettings(wait_s=wait_s, successor_wait_s=60.0)
+    driver = replace(FAST.driver, no_progress_s=60.0)  # which ends the search too
+    async with open_world(replace(FAST, adoption=adoption, driver=driver)) as made:
         yield made
 
 
