@@ -30,11 +30,16 @@ async def _answer(request: Request) -> PlainTextResponse:
 
 
 @pytest.fixture
-async def port() -> AsyncIterator[int]:
+def head_timeout_s() -> float:
+    return HEAD_TIMEOUT_S
+
+
+@pytest.fixture
+async def port(head_timeout_s: float) -> AsyncIterator[int]:
     app = Starlette(routes=[Route("/{pace}", _answer)])
     failures: list[str] = []
     settings = HttpSettings(
-        max_connections=1, max_idle_connections=MAX_IDLE, head_timeout_s=HEAD_TIMEOUT_S, send_timeout_s=SEND_TIMEOUT_S
+        max_connections=1, max_idle_connections=MAX_IDLE, head_timeout_s=head_timeout_s, send_timeout_s=SEND_TIMEOUT_S
     )
     server = HttpServer(app, settings, failures.append)
     await server.start()
@@ -113,6 +118,7 @@ async def test_one_that_reads_slowly_gets_its_whole_answer(port: int) -> None:
     writer.close()
 
 
+@pytest.mark.parametrize("head_timeout_s", [60.0])
 async def test_idle_connections_keep_nobody_out_and_over_their_bound_the_longest_idle_is_closed(port: int) -> None:
     first, first_writer = await asyncio.open_connection("127.0.0.1", port)
     others = [await asyncio.open_connection("127.0.0.1", port) for _ in range(MAX_IDLE - 1)]

@@ -42,11 +42,13 @@ async def test_thousands_of_idle_connections_keep_nobody_out(port_of: str) -> No
         answer = await http.post("/v1/completions", json={"model": "bytes", "prompt": "x", "max_tokens": 64})
         record = await stream(world.stub, greedy_request("y", max_tokens=64))
         num_open = sum(not reader.at_eof() for reader, _ in idle)
+        num_counted = world.metric("http_connections")
         is_within_time = time.monotonic() - began_s < FIRST_READ_TIMEOUT_S
         for _, writer in idle:
             writer.transport.abort()
     assert (answer.status_code, record.text) == (200, "hello world")
     if is_within_time:
         assert num_open == NUM_IDLE
+        assert num_counted == (NUM_IDLE if port_of == "http" else 0) + 1
     else:  # on a slow machine the first ones' time is over
         assert num_open > 0

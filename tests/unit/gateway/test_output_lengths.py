@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -213,22 +214,38 @@ async def test_prompts_that_come_meanwhile_are_one_batch_and_answers_are_their_o
     assert slow.batches == [8, 8, 4]
 
 
+class Held(Slow):
+    """Predicts nothing before it is released."""
+
+    def __init__(self) -> None:
+        super().__init__(0.0)
+        self.released = threading.Event()
+
+    def predict(self, prompts: Sequence[Sequence[int]]) -> Predictions:
+        assert self.released.wait(60)
+        return super().predict(prompts)
+
+
 async def test_a_late_prediction_is_not_waited_for() -> None:
-    slow = Slow(0.3)
+    held = Held()
     with ThreadPoolExecutor(1) as executor:
-        queue = PredictionQueue(slow.predict, 1.0, PredictionLimits(wait_s=0.02), executor)
+        queue = PredictionQueue(held.predict, 1.0, PredictionLimits(wait_s=0.02), executor)
         assert await queue.try_predict([1, 2]) is None
         assert queue.metrics()["predictions_late_total"] == 1
+        held.released.set()
 
 
 async def test_nothing_is_predicted_of_prompts_that_were_not_waited_for() -> None:
-    slow = Slow(0.1)
+    held = Held()
     with ThreadPoolExecutor(1) as executor:
-        queue = PredictionQueue(slow.predict, 1.0, PredictionLimits(wait_s=0.02, max_batch=1), executor)
+        queue = PredictionQueue(held.predict, 1.0, PredictionLimits(wait_s=0.02, max_batch=1), executor)
         assert await many(queue, 2) == [None, None]
         assert await queue.try_predict([1]) is None
-        await asyncio.sleep(0.3)
-    assert 0 not in slow.batches
+        held.released.set()
+        assert queue._pump is not None
+        await asyncio.wait_for(queue._pump, 30)
+    assert held.batches == [1]
+    assert queue.metrics()["predictions_late_total"] == 3
 
 
 async def test_too_many_that_wait_are_sent_on_without() -> None:

@@ -20,13 +20,15 @@ from weir_gateway.keys.keyed_requests import KeySettings
 KEY = {"Idempotency-Key": "order-66"}
 ANSWER = "hello wide world"
 NUM_BEFORE = 4
+SLOW = replace(FAST, keys=KeySettings(resume_s=60.0), driver=replace(FAST.driver, no_progress_s=60.0))
+"""However long the test takes, the request that it comes back to is there."""
 BODY: dict[str, Any] = {"prompt": "Say hello", "max_tokens": 40}
 PATH = "/v1/completions"
 
 
 @pytest.fixture
 async def world() -> AsyncIterator[World]:
-    async with open_world(replace(FAST, keys=KeySettings(resume_s=5.0))) as world:
+    async with open_world(SLOW) as world:
         world.pair.answer = ids_of(ANSWER)
         world.pair.stops_after = NUM_BEFORE
         yield world
@@ -46,9 +48,10 @@ async def end_all(world: World) -> None:
 
 async def send_rest(world: World, request_id: str) -> None:
     """Each token in a frame of its own."""
+    dispatch = world.pair.starts[request_id].attempt.dispatch
     for index in range(NUM_BEFORE, len(ANSWER)):
-        is_last = index == len(ANSWER) - 1
-        world.decode.send(update(request_id, index, ids_of(ANSWER[index]), finish=STOP if is_last else GOING_ON))
+        finish = STOP if index == len(ANSWER) - 1 else GOING_ON
+        world.decode.send(update(request_id, index, ids_of(ANSWER[index]), finish=finish, dispatch=dispatch))
         await asyncio.sleep(0.005)
 
 
@@ -108,7 +111,7 @@ async def test_coming_back_often_holds_no_more_than_one_request_does(world: Worl
 
 
 async def test_a_full_gateway_still_has_room_for_the_client_of_a_request_that_it_holds() -> None:
-    settings = replace(FAST, keys=KeySettings(resume_s=5.0), driver=replace(FAST.driver, max_requests=1))
+    settings = replace(SLOW, driver=replace(SLOW.driver, max_requests=1))
     async with open_world(settings) as world, httpx.AsyncClient(base_url=world.http_url, timeout=10) as http:
         world.pair.answer, world.pair.stops_after = ids_of(ANSWER), NUM_BEFORE
         await lose_connection(world, KEY, is_stream=True)

@@ -24,8 +24,14 @@ UNKNOWN = worker_pb2.WORKER_ERROR_REASON_UNKNOWN_REQUEST
 
 
 @pytest.fixture
-async def world() -> AsyncIterator[World]:
-    adoption = AdoptionSettings(wait_s=0.4, successor_wait_s=1.2, claim_wait_s=0.3)
+def claim_wait_s() -> float:
+    """Nobody waits for it where a worker has the sequence."""
+    return 60.0
+
+
+@pytest.fixture
+async def world(claim_wait_s: float) -> AsyncIterator[World]:
+    adoption = AdoptionSettings(wait_s=60.0, successor_wait_s=60.0, claim_wait_s=claim_wait_s)
     async with open_world(replace(FAST, keys=KeySettings(resume_s=0.3), adoption=adoption)) as world:
         world.pair.answer = ids_of(ANSWER)
         yield world
@@ -48,6 +54,10 @@ def claimed(
     sent.attempt.CopyFrom(attempt_to_pb(Attempt(1001, adoption)))
     sent.claimed = True
     return sent
+
+
+def claims_at(worker: FakeWorker) -> list[worker_pb2.Resume]:
+    return [resume for resume in worker.named("resume") if resume.claims]
 
 
 def on_claim(worker: FakeWorker, *answers: worker_pb2.SequenceUpdate) -> None:
@@ -75,7 +85,7 @@ async def test_it_goes_on_at_the_worker_that_has_it_and_nothing_is_submitted(wor
     assert answer.finish_reason == types_pb2.FINISH_REASON_STOP
     assert len(world.scheduler.submits) == num_before
     assert len(world.prefill.named("start")) == 1
-    (resume,) = [resume for resume in world.decode.named("resume") if resume.claims]
+    (resume,) = claims_at(world.decode)
     assert (resume.request_id, resume.attempt.dispatch, resume.next_index) == (record.request_id, 1001, 0)
     assert (world.metric("claims_total"), world.metric("claims_in_vain_total")) == (1, 0)
     assert (await until_recorded(world, KeyStatus.FINISHED)).num_output_tokens == len(whole)
@@ -88,7 +98,7 @@ async def test_while_it_runs_the_scheduler_hears_that_it_is_here_and_what_is_res
     whole = ids_of(ANSWER)
     await register(world, world.decode)
     on_claim(world.decode, claimed(record, whole[:6]))
-    call = world.stub.Generate(generate(), timeout=10)
+    call = world.stub.Generate(generate(), timeout=60)
 
     def is_held() -> bool:
         (held,) = (world.scheduler.helds[-1].requests if world.scheduler.helds else ()) or (None,)
@@ -123,6 +133,7 @@ async def test_a_text_that_ends_it_ends_it_though_more_was_drawn_meanwhile(world
     )
 
 
+@pytest.mark.parametrize("claim_wait_s", [0.3])
 async def test_where_no_worker_has_it_it_is_computed_under_the_dispatch_after_the_claim(world: World) -> None:
     record = await leave_behind(world)
     await register(world, world.decode)
@@ -146,8 +157,8 @@ async def test_of_two_workers_that_have_it_the_first_goes_on_and_the_other_one_i
     async with another() as other:
         await register(world, world.decode, other)
         world.decode.on_command = other.on_command = lambda command: None
-        call = world.stub.Generate(generate(), timeout=10)
-        await world.until(lambda: world.decode.named("resume") and other.named("resume"), "both are asked")
+        call = world.stub.Generate(generate(), timeout=60)
+        await world.until(lambda: claims_at(world.decode) and claims_at(other), "both are asked")
         world.decode.send(claimed(record, whole[:4]))
         await world.until(lambda: world.metric("claims_total") == 1, "one has it")
         other.send(claimed(record, whole[:6], adoption=2))
@@ -162,9 +173,10 @@ async def test_its_worker_may_be_lost_and_another_one_adopts_it(world: World) ->
     num_before = len(world.scheduler.submits)
     async with another() as adopter:
         await register(world, world.decode, adopter)
-        on_claim(world.decode, claimed(record, whole[:4]))
-        adopter.on_command = lambda command: None
-        call = world.stub.Generate(generate(), timeout=10)
+        world.decode.on_command = adopter.on_command = lambda command: None
+        call = world.stub.Generate(generate(), timeout=60)
+        await world.until(lambda: claims_at(world.decode) and claims_at(adopter), "both are asked")
+        world.decode.send(claimed(record, whole[:4]))
         await world.until(lambda: world.metric("claims_total") == 1, "it goes on")
 
         rest = claimed(record, whole[4:], STOP, adoption=1)
@@ -182,7 +194,7 @@ async def test_prompts_log_probabilities_are_computed_again_and_nobody_is_asked(
     record = await leave_behind(world, generate(prompt_logprobs=1))
     await register(world, world.decode)
     await answer_to(world, generate(prompt_logprobs=1))
-    assert [resume for resume in world.decode.named("resume") if resume.claims] == []
+    assert claims_at(world.decode) == []
     assert world.prefill.named("start")[-1].attempt.dispatch == 1001
     assert world.prefill.named("start")[-1].request_id == record.request_id
 
@@ -200,9 +212,8 @@ async def test_one_that_its_client_leaves_while_it_is_looked_for_is_cancelled_wh
     await leave_behind(world)
     await register(world, world.decode)
     world.decode.on_command = lambda command: None
-    request = generate()
-    request.options.deadline_ms = 100
-    call = world.stub.Generate(request, timeout=10)
-    await world.until(lambda: world.decode.named("cancel"), "what was asked for is cancelled")
+    call = world.stub.Generate(generate(), timeout=60)
+    await world.until(lambda: claims_at(world.decode), "it is asked for")
     call.cancel()
+    await world.until(lambda: world.decode.named("cancel"), "what was asked for is cancelled")
     assert world.decode.named("cancel")[-1].attempt.dispatch == 1001

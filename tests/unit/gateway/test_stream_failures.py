@@ -6,6 +6,7 @@ import pytest
 from tests.unit.gateway.failing import ONE_DISPATCH, assert_serves, error_of, request_id_of, run
 from tests.unit.gateway.fake_model import ids_of
 from tests.unit.gateway.fake_workers import LENGTH, update
+from tests.unit.gateway.test_interruptions import begin
 from tests.unit.gateway.world import FAST, World
 
 from weir.bus.messages import Outcome
@@ -20,8 +21,7 @@ class TestStreams:
     ) -> None:
         world.pair.stops_after = held_after
         running = run(world)
-        await world.until(lambda: world.pair.starts, "started")
-        await asyncio.sleep(0.05)
+        await begin(world, held_after)
         worker = getattr(world, side)
         worker.break_streams()
         world.pair.stops_after = None
@@ -41,8 +41,7 @@ class TestStreams:
     async def test_tokens_that_were_lost_with_a_stream_are_asked_for_by_index(self, world: World) -> None:
         world.pair.stops_after = 4
         running = run(world)
-        await world.until(lambda: world.metric("worker_subscriptions") == 2, "runs")
-        await asyncio.sleep(0.1)
+        await begin(world, 4)
         world.decode.break_streams()
         await world.until(lambda: world.decode.num_streams == 2, "connected again")
         await world.until(lambda: len(world.decode.named("resume")) >= 2, "resumed")
@@ -72,8 +71,7 @@ class TestStreams:
     async def test_a_worker_lost_after_tokens_says_how_many_were_sent_and_gives_no_hint(self, world: World) -> None:
         world.pair.stops_after = 4
         running = asyncio.create_task(error_of(world))
-        await world.until(lambda: world.pair.starts, "started")
-        await asyncio.sleep(0.05)
+        await begin(world, 4)
         await world.decode.stop()
         error, text = await running
         assert isinstance(error, Unavailable)
@@ -83,8 +81,7 @@ class TestStreams:
     async def test_a_prefill_worker_that_has_handed_off_is_not_missed(self, world: World) -> None:
         world.pair.stops_after = 4
         running = run(world)
-        await world.until(lambda: world.scheduler.prefilled, "handed off")
-        await asyncio.sleep(0.05)
+        await begin(world, 4)
         await world.prefill.stop()
         await asyncio.sleep(0.8)  # longer than a worker may be unreachable
         world.decode.send(update(request_id_of(world), 4, ids_of("o world"), finish=LENGTH))
@@ -94,8 +91,7 @@ class TestStreams:
     async def test_another_worker_at_the_address_means_that_everything_there_is_lost(self, world: World) -> None:
         world.pair.stops_after = 4
         running = asyncio.create_task(error_of(world))
-        await world.until(lambda: world.pair.starts, "started")
-        await asyncio.sleep(0.05)
+        await begin(world, 4)
         world.decode.worker_id = "decode-0-cccccccc"
         world.decode.break_streams()
         error, _ = await running

@@ -64,7 +64,7 @@ class World:
     def metric(self, name: str) -> float:
         return self.gateway.describe().metrics[name]
 
-    async def until(self, holds: Callable[[], object], what: str, timeout_s: float = 5.0) -> None:
+    async def until(self, holds: Callable[[], object], what: str, timeout_s: float = 20.0) -> None:
         """Raises TimeoutError naming `what` unless it becomes true in time."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
