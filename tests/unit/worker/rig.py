@@ -302,7 +302,7 @@ async def _start_worker(
         return arenas[0]
 
     def load_model(memory: ArenaMemory) -> LoadedModel:
-        return LoadedModel(_Hooked(runner, role, rig.on_run), lambda: None, HostPages(memory.segment.pages))
+        return LoadedModel(_Hooked(runner, role, rig.on_run), _warm_up, HostPages(memory.segment.pages))
 
     async def connect_bus() -> Bus:
         buses.append(rig.hub.connect())
@@ -321,6 +321,11 @@ async def _start_worker(
     rig.workers.append(RunningWorker(worker_id, address, shell, arenas[0], buses, server, shutdowns))
     await server.start()
     await shell.start()
+
+
+def _warm_up() -> None:
+    """As a real model does: what the first sampled token imports takes seconds on a busy machine."""
+    reference_tokens((1,), SamplingParams(temperature=0.9, top_p=0.9), 1, VOCAB_SIZE)
 
 
 @dataclass
