@@ -115,15 +115,12 @@ async def test_an_arena_that_does_not_answer_is_asked_again(bench: Bench, monkey
 async def test_the_engine_learns_when_the_arena_leaves_it_without_an_answer_and_when_it_is_back(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    is_back = asyncio.Event()
-    num_refusals = 3
+    is_back, has_room = asyncio.Event(), asyncio.Event()
 
     async def acquire(num_pages: int, num_slots: int) -> Acquired:
         """Away, then full: a refusal is an answer."""
-        nonlocal num_refusals
         await is_back.wait()
-        if num_refusals:
-            num_refusals -= 1
+        if not has_room.is_set():
             raise Overloaded("full")
         return Acquired((1, 2), ())
 
@@ -133,6 +130,8 @@ async def test_the_engine_learns_when_the_arena_leaves_it_without_an_answer_and_
     await eventually_posted(bench, SetArenaSilent(True))
     assert time.monotonic() - began_s > 0.4, "not for a moment without an answer"
     is_back.set()
+    await eventually_posted(bench, SetArenaSilent(True), SetArenaSilent(False))
+    has_room.set()
     await eventually_posted(bench, SetArenaSilent(True), SetArenaSilent(False), GivePages(PageBundle((1, 2))))
     assert bench.keeper.metrics()["arena_silences_total"] == 1
 
