@@ -7,29 +7,46 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.integration.arena_process import MODEL_DIGEST, PAGE_BYTES, TransferProcess, ended, sleeping_process
 
-from weir.kv.layout import PageState
 from weir.rpc.arena.client import ArenaClient
 from weir_transfer.fence import try_open_process
 
 _TTL_MS = 1000
+_LONG_TTL_MS = 600_000
 _IN_OWN_NAMESPACE = ("unshare", "--pid", "--fork", "--mount-proc")
 _REPOSITORY = Path(__file__).parents[2]
 
 
 @pytest.fixture
 async def transfer() -> AsyncIterator[TransferProcess]:
-    with tempfile.TemporaryDirectory(prefix="weir-") as directory:
-        process = TransferProcess(Path(directory), _TTL_MS)
-        await process.start()
+    async with _running(_TTL_MS) as process:
         yield process
-        process.close()
+
+
+@pytest.fixture
+async def patient_transfer() -> AsyncIterator[TransferProcess]:
+    """No lease of it ends by silence."""
+    async with _running(_LONG_TTL_MS) as process:
+        yield process
+
+
+@asynccontextmanager
+async def _running(lease_ttl_ms: int) -> AsyncIterator[TransferProcess]:
+    with tempfile.TemporaryDirectory(prefix="weir-") as directory:
+        process = TransferProcess(Path(directory), lease_ttl_ms)
+        try:
+            await process.start()
+            yield process
+        finally:
+            process.close()
 
 
 def _start_writer(transfer: TransferProcess) -> "subprocess.Popen[bytes]":
@@ -54,13 +71,14 @@ async def test_a_stopped_worker_is_fenced_before_its_pages_are_given_on(transfer
         segment = transfer.open_segment()
         generations = segment.page_rows["generation"].copy()
         before = segment.pages[page_ids].copy()
-        await asyncio.sleep(0.2)
-        assert (segment.pages[page_ids] != before).any(), "it writes"
+        async with asyncio.timeout(10):
+            while (segment.pages[page_ids] == before).all():  # noqa: ASYNC110 - it writes from another process
+                await asyncio.sleep(0.01)
 
+        stopped_at_s = time.monotonic()
         os.kill(writer.pid, signal.SIGSTOP)
-        await asyncio.sleep(0.4 * _TTL_MS / 1000)
-        assert (segment.page_rows["state"][page_ids] == PageState.LEASED).all(), "its time is not up"
         await transfer.wait_for("free_pages", (await transfer.describe())["total_pages"])
+        assert time.monotonic() - stopped_at_s >= 0.4 * _TTL_MS / 1000, "not before its time is up"
         contents = segment.pages[page_ids].copy()
         os.kill(writer.pid, signal.SIGCONT)
 
@@ -84,13 +102,15 @@ async def _the_next_owner_is_undisturbed(transfer: TransferProcess, page_ids: li
     await client.close()
 
 
-async def test_a_killed_worker_leaves_nothing_long_before_its_lease_would_end(transfer: TransferProcess) -> None:
-    with _start_writer(transfer) as writer, ended(writer):
+async def test_a_killed_worker_leaves_nothing_long_before_its_lease_would_end(
+    patient_transfer: TransferProcess,
+) -> None:
+    with _start_writer(patient_transfer) as writer, ended(writer):
         await _read_line(writer)
-        assert (await transfer.describe())["leases"] == 1
+        assert (await patient_transfer.describe())["leases"] == 1
         writer.kill()
-        await asyncio.sleep(0.4 * _TTL_MS / 1000)
-        metrics = await transfer.describe()
+        await patient_transfer.wait_for("leases", 0)
+        metrics = await patient_transfer.describe()
         assert (metrics["leases"], metrics["free_pages"]) == (0, metrics["total_pages"])
         assert (metrics["fenced_total"], metrics["orphaned_total"]) == (0, 1)
 

@@ -37,10 +37,12 @@ def test_a_part_that_fails_does_not_stop_the_next(tmp_path: Path) -> None:
 
 def test_a_part_that_hangs_is_ended_with_the_processes_that_it_started(tmp_path: Path) -> None:
     child = "import subprocess, sys; p = subprocess.Popen(['sleep', '60']); print(p.pid, flush=True); p.wait()"
-    verdicts = _run(tmp_path, Part("slow", ("-c", child), max_s=2.0))
-    assert verdicts == {"slow": "ended at its limit of 2 s"}
-    pid = int((tmp_path / "slow.log").read_text())
-    assert _ends(pid, within_s=5.0)
+    log, max_s = tmp_path / "slow.log", 1
+    while not log.exists() or not log.read_text():  # a busy machine may not come so far within the limit
+        max_s *= 2
+        verdicts = _run(tmp_path, Part("slow", ("-c", child), max_s=max_s))
+        assert verdicts == {"slow": f"ended at its limit of {max_s} s"}
+    assert _ends(int(log.read_text()), within_s=10.0)
 
 
 def test_what_has_no_time_left_is_skipped_and_named(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`weir up` for a stack of fake processes: FOLDER START_TIMEOUT_S SPECS, each spec [NAME, FLAG …]."""
+"""`weir up` for a stack of fake processes: FOLDER START_TIMEOUT_S GRACE_S SPECS, each spec [NAME, FLAG …]."""
 
 import asyncio
 import json
@@ -47,8 +47,8 @@ class LineReporter:
 
 def main() -> int:
     paths = InstancePaths(Path(sys.argv[1]))
-    specs = [fake_spec(paths, name, *flags) for name, *flags in json.loads(sys.argv[3])]
-    plan = fake_plan(paths, specs, start_timeout_s=float(sys.argv[2]))
+    specs = [fake_spec(paths, name, *flags) for name, *flags in json.loads(sys.argv[4])]
+    plan = fake_plan(paths, specs, start_timeout_s=float(sys.argv[2]), grace_s=float(sys.argv[3]))
     try:
         was_ready = asyncio.run(run_planned(paths, lambda: plan, LineReporter(), os.environ, FAST))
     except WeirError as error:

@@ -1,6 +1,7 @@
 """A service that does next to nothing, on the real spine: `weir.v1.Inference` with Tokenize alone."""
 
 import asyncio
+import contextlib
 import os
 import socket
 import sys
@@ -23,7 +24,7 @@ class FakeConfig(ServiceConfig):
     """A fake service."""
 
     start_s: float = setting(0.0, "Seconds of warm-up.")
-    drain_s: float = setting(0.0, "Seconds that draining takes.")
+    drain_s: float = setting(0.0, "Seconds that draining takes, unless a request ends it.")
     fail: str = setting("", "What goes wrong: build, setting, model, start, defect, drain, thread.")
     events_file: str = setting("", "Where to write what happens.")
 
@@ -32,6 +33,7 @@ class FakeService(inference_pb2_grpc.InferenceServicer):
     def __init__(self, context: ServiceContext[FakeConfig]) -> None:
         self._context = context
         self._config = context.config
+        self._is_drained = asyncio.Event()
 
     async def Tokenize(  # noqa: N802 - the method's name on the wire
         self, request: inference_pb2.TokenizeRequest, context: Any
@@ -43,6 +45,8 @@ class FakeService(inference_pb2_grpc.InferenceServicer):
                 raise KeyError("nobody thought of this")
             case "shut down":
                 self._context.request_shutdown("asked by a request")
+            case "drained":
+                self._is_drained.set()
             case "uncollected":
                 asyncio.get_running_loop().call_soon(lambda: 1 // 0)
         return inference_pb2.TokenizeResponse(token_ids=[len(request.text)])
@@ -57,7 +61,8 @@ class FakeService(inference_pb2_grpc.InferenceServicer):
 
     async def drain(self, deadline_s: float) -> None:
         self._note(f"drain {deadline_s:g}")
-        await asyncio.sleep(self._config.drain_s)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._is_drained.wait(), self._config.drain_s)
         if self._config.fail == "drain":
             raise RuntimeError("drain broke")
 

@@ -64,10 +64,18 @@ class FakeProcess:
 class Driver:
     """`drive_stack.py` in a process of its own: a supervisor that can be signalled and killed."""
 
-    def __init__(self, folder: Path, processes: Sequence[FakeProcess], *, start_timeout_s: float = 20.0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        processes: Sequence[FakeProcess],
+        *,
+        start_timeout_s: float = 20.0,
+        grace_s: float = 2.0,
+    ) -> None:
         self.paths = InstancePaths(folder)
-        specs = [[process.name, *process.flags] for process in processes]
-        command = [sys.executable, str(HERE / "drive_stack.py"), str(folder), str(start_timeout_s), json.dumps(specs)]
+        specs = json.dumps([[process.name, *process.flags] for process in processes])
+        times = (str(start_timeout_s), str(grace_s))
+        command = [sys.executable, str(HERE / "drive_stack.py"), str(folder), *times, specs]
         root = str(HERE.parents[2])
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join((root, os.environ.get("PYTHONPATH", "")))}
         self.process = subprocess.Popen(

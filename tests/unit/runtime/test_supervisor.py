@@ -4,7 +4,6 @@ import asyncio
 import os
 import shutil
 import signal
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -171,7 +170,10 @@ def test_a_stack_that_is_never_ready_says_who_is_late(folder: Path) -> None:
     with Driver(folder, (*ALL[:2], FakeProcess("decode-0", ("--never-ready",))), start_timeout_s=1.0) as driver:
         code, output = driver.wait()
     assert code == 1
-    assert "not ready within 1 s: decode-0;" in output
+    # On a busy machine others may be late too.
+    late = [name for name in ("nats", "transfer-0", "decode-0") if f"ready {name} " not in output]
+    assert "decode-0" in late
+    assert f"not ready within 1 s: {', '.join(late)};" in output
 
 
 def test_a_start_that_is_broken_off_leaves_nothing(folder: Path) -> None:
@@ -186,17 +188,14 @@ def test_a_start_that_is_broken_off_leaves_nothing(folder: Path) -> None:
 
 def test_a_second_signal_does_not_wait_for_anybody(folder: Path) -> None:
     deaf = [FakeProcess(p.name, ("--ignore-term",)) for p in ALL]
-    with Driver(folder, deaf) as driver:
+    with Driver(folder, deaf, grace_s=60.0) as driver:
         driver.wait_phase("ready")
         pids = driver.pids()
         driver.signal(signal.SIGINT)
         driver.wait_phase("stopping")
-        began = time.monotonic()
         driver.signal(signal.SIGINT)
-        code, output = driver.wait()
+        code, output = driver.wait(timeout_s=30.0)  # half of the grace period
     assert code == 0, output
-    # One deaf process alone would have taken its grace period and the margin: 8 s.
-    assert time.monotonic() - began < 4
     assert [name for name, pid in pids.items() if is_alive(pid)] == []
 
 
@@ -237,7 +236,9 @@ async def test_a_process_that_not_even_a_kill_ends_keeps_no_other_one_alive(
     assert state is not None
     os.kill(os.getpid(), signal.SIGTERM)
     assert await asyncio.wait_for(running, 20)
-    assert [identity for identity in identities_of(state) if is_running(identity)] == []
+    async with asyncio.timeout(10):  # a killed process takes a moment to go
+        while any(map(is_running, identities_of(state))):  # noqa: ASYNC110 - others' exits have no event
+            await asyncio.sleep(0.01)
 
 
 def test_children_outlive_a_killed_supervisor_and_the_next_start_replaces_them(folder: Path) -> None:

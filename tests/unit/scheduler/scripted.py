@@ -57,6 +57,11 @@ class ScriptedGateway:
         self._speaking: asyncio.Task[None] | None = None
         self._sequence = 0
 
+    @property
+    def granted_ids(self) -> list[str]:
+        """In the order of their first Grant: one whose answer takes long is sent again."""
+        return list(dict.fromkeys(grant.request_id for grant in self.grants))
+
     async def start(self) -> None:
         await self.endpoint.serve(SUBJECTS.grant(self.gateway_id), Grant, self._on_grant)
         await self.endpoint.serve(SUBJECTS.revoke(self.gateway_id), Revoke, self._on_revoke)
@@ -160,10 +165,18 @@ class Stack:
         self._living = asyncio.create_task(self._live())
 
     async def add_scheduler(self, scheduler_id: str = "s0", bus: Bus | None = None) -> SchedulerComponent:
+        component = self.make_scheduler(scheduler_id, bus)
+        await component.start()
+        self._schedulers.append(component)
+        return component
+
+    def make_scheduler(self, scheduler_id: str, bus: Bus | None = None) -> SchedulerComponent:
+        """One that the caller starts and stops."""
+
         async def connect() -> Bus:
             return bus or self.hub.connect()
 
-        component = SchedulerComponent(
+        return SchedulerComponent(
             connect,
             scheduler_id,
             SchedulerSettings("test", self.limits, self.limits_file, self.admin_key_file),
@@ -171,9 +184,6 @@ class Stack:
             clock=SystemClock(),
             request_shutdown=self.shutdowns.append,
         )
-        await component.start()
-        self._schedulers.append(component)
-        return component
 
     async def add_gateway(self, gateway_id: str = "g0") -> ScriptedGateway:
         gateway = ScriptedGateway(self.hub.connect(), gateway_id, self.tracer)

@@ -73,7 +73,7 @@ async def test_a_grant_that_the_gateway_declines_is_free_for_the_next(stack: Sta
     await eventually(lambda: scheduler.describe().metrics.get("ended_declined_total") == 1)
     gateway.accepts = True
     await gateway.submit("b")
-    await eventually(lambda: [grant.request_id for grant in gateway.grants] == ["a", "b"])
+    await eventually(lambda: gateway.granted_ids == ["a", "b"])
 
 
 async def test_a_worker_that_takes_its_record_back_gets_nothing_new_at_once_and_ends_nothing(stack: Stack) -> None:
@@ -146,7 +146,8 @@ async def test_the_queue_is_a_span_between_submit_and_grant(stack: Stack) -> Non
         await gateway.submit("a", "interactive")
     await eventually(lambda: gateway.grants != [])
     await eventually(lambda: scheduler.describe().metrics["messages_under_way"] == 0)
-    spans = {span.name: span for span in exporter.get_finished_spans()}
+    # The first of each name: what is not answered in time is sent again.
+    spans = {span.name: span for span in reversed(exporter.get_finished_spans())}
     names = {
         "process weir.{instance}.gateway.{gateway_id}.grant": "send weir.{instance}.gateway.{gateway_id}.grant",
         "send weir.{instance}.gateway.{gateway_id}.grant": "queue",
@@ -194,14 +195,15 @@ async def test_while_the_bus_is_away_everything_waits_and_then_goes_on(stack: St
     assert not submitting.done()
     stack.hub.start()
     assert (await submitting).queued
-    await eventually(lambda: [grant.request_id for grant in gateway.grants] == ["a", "b"])
+    await eventually(lambda: gateway.granted_ids == ["a", "b"])
     assert gateway.ends == {}
     assert scheduler.describe().metrics["granted"] == 2
     assert stack.shutdowns == []
 
 
 async def test_silence_while_the_bus_is_away_is_held_against_nobody() -> None:
-    stack = Stack(limits=make_limits(gather_s=0.1, worker_ttl_s=1.0, gateway_ttl_s=1.0))
+    # What this process stands still for is excused, so that only the outage can be held against somebody.
+    stack = Stack(limits=make_limits(gather_s=0.1, worker_ttl_s=1.0, gateway_ttl_s=1.0, max_stall_s=0.3))
     scheduler, gateway = await stack.add_scheduler(), await stack.add_gateway()
     await gateway.submit("a")
     await eventually(lambda: gateway.held["a"].placement is not None)

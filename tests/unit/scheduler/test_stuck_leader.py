@@ -94,7 +94,7 @@ async def test_a_stuck_leader_answers_nobody_says_that_it_does_not_lead_and_goes
     monkeypatch.setattr("weir_scheduler.leadership.STUCK_AFTER_S", 0.3)
     scheduler, gateway = await stack.add_scheduler(), await stack.add_gateway()
     await gateway.submit("before")
-    await eventually(lambda: len(gateway.grants) == 1)
+    await eventually(lambda: gateway.grants != [])
     listening, reports = BusEndpoint(stack.hub.connect(), stack.tracer), list[QueueReport]()
 
     async def on_report(report: QueueReport) -> None:
@@ -113,7 +113,7 @@ async def test_a_stuck_leader_answers_nobody_says_that_it_does_not_lead_and_goes
     ):
         with pytest.raises(BusTimeout):
             await listening.ask(subject, message, reply_type, timeout_s=0.3)
-    assert reports == []
+    assert len(reports) <= 1, "none but one that was under way"
     async with Served(scheduler) as served:
         with pytest.raises(Unavailable, match="the leader key cannot be written"):
             await served.describe()
@@ -123,7 +123,7 @@ async def test_a_stuck_leader_answers_nobody_says_that_it_does_not_lead_and_goes
     assert not submitting.done()
     disk.is_full = False
     assert (await asyncio.wait_for(submitting, 10)).queued
-    await eventually(lambda: [grant.request_id for grant in gateway.grants] == ["before", "during"])
+    await eventually(lambda: gateway.granted_ids == ["before", "during"])
     metrics = scheduler.describe().metrics
     assert (metrics["is_leader"], metrics["leader_key_is_stuck"], metrics["depositions_total"]) == (1, 0, 0)
     assert (gateway.ends, stack.shutdowns) == ({}, [])
@@ -148,7 +148,7 @@ async def test_a_bus_that_fails_as_a_scheduler_takes_over_is_tried_again(
     assert scheduler.describe().metrics["is_leader"] == 1
     assert len(bus.listeners(SUBJECTS.submit)) == 1, "what the failed tries had opened is closed"
     await gateway.submit("a")
-    await eventually(lambda: len(gateway.grants) == 1)
+    await eventually(lambda: gateway.grants != [])
 
 
 async def test_a_scheduler_that_cannot_begin_to_lead_still_ends_in_order(
@@ -166,8 +166,11 @@ async def test_a_scheduler_that_cannot_begin_to_lead_still_ends_in_order(
 
     with monkeypatch.context() as patched:
         patched.setattr(InMemoryBus, "subscribe", fail)
-        starting = asyncio.create_task(stack.add_scheduler("s0"))
+        component = stack.make_scheduler("s0")
+        starting = asyncio.create_task(component.start())
         await eventually(lambda: num_tries > 1)
         starting.cancel()
         await asyncio.wait([starting])
+        async with asyncio.timeout(10):
+            await component.stop()
         assert stack.shutdowns == []

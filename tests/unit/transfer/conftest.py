@@ -76,8 +76,14 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    made = World(tmp_path / "arena")
+def adoption_wait_ms() -> int:
+    """0: nobody adopts what a decode worker leaves. For tests to override."""
+    return 0
+
+
+@pytest.fixture
+def world(tmp_path: Path, adoption_wait_ms: int) -> Iterator[World]:
+    made = World(tmp_path / "arena", adoption_wait_ms=adoption_wait_ms)
     yield made
     assert made.core.integrity_errors() == ()
     made.segment.close()

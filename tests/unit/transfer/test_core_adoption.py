@@ -1,8 +1,6 @@
 """What a dead decode worker leaves goes to a living one, with all that is needed to go on; or is freed, in time."""
 
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from tests.unit.transfer.conftest import World
@@ -13,11 +11,8 @@ from weir_transfer.messages import Attachment, HandOffRequest
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    made = World(tmp_path / "arena", adoption_wait_ms=3000)
-    yield made
-    assert made.core.integrity_errors() == ()
-    made.segment.close()
+def adoption_wait_ms() -> int:
+    return 3000
 
 
 def attach(world: World, worker_id: str) -> Attachment:

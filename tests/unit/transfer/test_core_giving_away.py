@@ -1,6 +1,5 @@
 """A worker that is being emptied names nobody: the service chooses who goes on with its sequence."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,11 +19,8 @@ from weir_transfer.messages import (
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    made = World(tmp_path / "arena", adoption_wait_ms=3000)
-    yield made
-    assert made.core.integrity_errors() == ()
-    made.segment.close()
+def adoption_wait_ms() -> int:
+    return 3000
 
 
 def attach(world: World, worker_id: str, role: str = "decode") -> Attachment:

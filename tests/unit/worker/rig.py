@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -130,6 +131,13 @@ class Stream:
                 if request_id in ("", update.request_id):
                     return update
 
+    async def wait_taken(self) -> None:
+        """Until the worker has taken all that was sent here, which it does in order. Updates meanwhile are skipped."""
+        unknown = worker_pb2.Resume(request_id=uuid4().hex, attempt=types_pb2.Attempt(dispatch=1))
+        await self.send(resume=unknown)
+        update = await self.next_update(unknown.request_id)
+        assert update.error.reason == worker_pb2.WORKER_ERROR_REASON_UNKNOWN_REQUEST
+
     async def next_frame(self) -> worker_pb2.StepFrame:
         response = await asyncio.wait_for(self.call.read(), TIMEOUT_S)
         assert isinstance(response, worker_pb2.ServeResponse), "the stream has ended"
@@ -206,6 +214,21 @@ async def begin(streams: tuple[Stream, Stream], start: worker_pb2.Start) -> None
     await streams[0].send(start=start)
 
 
+async def begin_together(rig: Rig, streams: tuple[Stream, Stream], starts: list[worker_pb2.Start]) -> None:
+    """No decode step ends before all are handed over, and then each takes a while."""
+    num_hand_offs, are_there = rig.arena.num_hand_offs, threading.Event()
+
+    def step(plan: StepPlan) -> None:
+        hold(are_there)
+        time.sleep(0.02)
+
+    rig.on_run["decode"] = step
+    for start in starts:
+        await begin(streams, start)
+    await eventually(lambda: rig.arena.num_hand_offs == num_hand_offs + len(starts))
+    are_there.set()
+
+
 async def eventually(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(TIMEOUT_S):
         while not condition():  # noqa: ASYNC110 - what it waits for lies in other threads and processes
@@ -279,7 +302,7 @@ async def _start_worker(
         return arenas[0]
 
     def load_model(memory: ArenaMemory) -> LoadedModel:
-        return LoadedModel(_Hooked(runner, role, rig.on_run), lambda: None, HostPages(memory.segment.pages))
+        return LoadedModel(_Hooked(runner, role, rig.on_run), _warm_up, HostPages(memory.segment.pages))
 
     async def connect_bus() -> Bus:
         buses.append(rig.hub.connect())
@@ -298,6 +321,11 @@ async def _start_worker(
     rig.workers.append(RunningWorker(worker_id, address, shell, arenas[0], buses, server, shutdowns))
     await server.start()
     await shell.start()
+
+
+def _warm_up() -> None:
+    """As a real model does: what the first sampled token imports takes seconds on a busy machine."""
+    reference_tokens((1,), SamplingParams(temperature=0.9, top_p=0.9), 1, VOCAB_SIZE)
 
 
 @dataclass

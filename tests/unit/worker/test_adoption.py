@@ -1,7 +1,5 @@
 """A decode worker dies amid its sequences: another one goes on at the next token and computes none again."""
 
-import threading
-import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -12,17 +10,15 @@ from tests.unit.worker.rig import (
     Received,
     Rig,
     Stream,
-    begin,
+    begin_together,
     connected,
     eventually,
-    hold,
     resume_command,
     running_rig,
     start_command,
 )
 
 from weir.core.sampling import SamplingParams
-from weir.engine.plan import StepPlan
 from weir.rpc.conversions import sampling_to_pb
 from weir.testing.runner import reference_tokens
 from weir.wire.v1 import worker_pb2
@@ -40,21 +36,6 @@ MAX_TOKENS = 250
 async def rig() -> AsyncIterator[Rig]:
     async with running_rig(gateway_gone_s=0.3, num_decode=2) as made:
         yield made
-
-
-async def begin_together(rig: Rig, streams: tuple[Stream, Stream], starts: list[worker_pb2.Start]) -> None:
-    """No decode step ends before all are handed over, and then each takes a while."""
-    num_hand_offs, are_there = rig.arena.num_hand_offs, threading.Event()
-
-    def step(plan: StepPlan) -> None:
-        hold(are_there)
-        time.sleep(0.02)
-
-    rig.on_run["decode"] = step
-    for start in starts:
-        await begin(streams, start)
-    await eventually(lambda: rig.arena.num_hand_offs == num_hand_offs + len(starts))
-    are_there.set()
 
 
 def start_of(rig: Rig, sampling: SamplingParams) -> worker_pb2.Start:

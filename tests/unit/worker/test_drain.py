@@ -7,6 +7,7 @@ import time
 from tests.unit.worker.rig import (
     GATEWAY,
     INSTANCE,
+    TIMEOUT_S,
     Rig,
     Stream,
     begin,
@@ -80,6 +81,7 @@ async def test_what_is_prefilled_for_a_draining_worker_still_comes(rig: Rig, str
     start = start_command(rig.decode.worker_id)
     await begin(streams, start)
     await handing_off.wait()
+    await eventually(lambda: rig.decode.shell._manager.num_expected == 1)
     rig.decode.shell.begin_drain(20.0)
     await asyncio.sleep(0.1)
     assert rig.decode.shell.duty is Duty.DRAINING, "one is expected"
@@ -145,13 +147,14 @@ async def test_the_registry_says_that_it_drains_and_that_it_is_drained(rig: Rig)
         start = start_command(rig.decode.worker_id, max_tokens=300)
         await begin((prefill, decode_), start)
         await decode_.next_update(start.request_id)
-        rig.decode.shell.begin_drain(0.4)
-        async with asyncio.timeout(5):
+        rig.decode.shell.begin_drain(3600.0)
+        async with asyncio.timeout(TIMEOUT_S):
             while not (await record()).is_draining:  # noqa: ASYNC110 - a bucket has no event
                 await asyncio.sleep(0.02)
         assert (await record()).num_live == 1
         assert not (await record()).is_drained
-        async with asyncio.timeout(5):
+        rig.decode.shell.begin_drain(0.0)
+        async with asyncio.timeout(TIMEOUT_S):
             while not (await record()).is_drained:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         assert (await record()).num_live == 0

@@ -1,28 +1,36 @@
 """A decode worker is emptied amid its sequences: another one goes on at the next token and computes none again."""
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator
 
 import pytest
 from tests.unit.worker.rig import (
     GATEWAY,
+    TIMEOUT_S,
     VOCAB_SIZE,
     Received,
     Rig,
     RunningWorker,
     Stream,
+    begin_together,
+    cancel_command,
     connected,
     eventually,
+    hold,
     resume_command,
     running_rig,
     start_command,
 )
-from tests.unit.worker.test_adoption import KINDS, MAX_TOKENS, begin_together, read_all, read_some, start_of
+from tests.unit.worker.test_adoption import KINDS, MAX_TOKENS, read_all, read_some, start_of
 
 from weir.core.errors import DeadlineExceeded
+from weir.core.life import Attempt
+from weir.engine.messages import SequenceKey
+from weir.engine.plan import StepPlan
 from weir.testing.runner import reference_tokens
-from weir.wire.v1 import worker_pb2
+from weir.wire.v1 import types_pb2, worker_pb2
 from weir.worker.requests.drain import Duty
 
 DRAINING = worker_pb2.WORKER_ERROR_REASON_DRAINING
@@ -105,6 +113,7 @@ async def test_what_comes_while_it_drains_is_handed_over_too(rig: Rig) -> None:
         await stream.send(resume=resume_command(start))
         await prefill.send(start=start)
         await handing_off.wait()
+        await eventually(lambda: giver.shell._manager.num_expected == 1)
         giver.shell.begin_drain(20.0)
         go_on.set()
         received = {start.request_id: Received()}
@@ -121,18 +130,23 @@ async def test_with_the_others_draining_too_it_goes_on_and_is_interrupted_after_
     async with connected(rig.prefill, GATEWAY) as prefill, connected(giver, GATEWAY) as stream:
         await begin_together(rig, (prefill, stream), [start])
         received = await read_some(stream, [start], num_tokens=2)
-        giver.shell.begin_drain(0.5)
-        num_tokens = len(received[start.request_id].tokens)
+        giver.shell.begin_drain(3600.0)
+        await eventually(lambda: giver.metrics()["hand_overs_untaken_total"] >= 1)
+        num_steps = giver.metrics()["decode_steps_total"]
+        await eventually(lambda: giver.metrics()["decode_steps_total"] > num_steps + 5)
+        giver.shell.begin_drain(0.0)
         await read_to_the_end(stream, received)
         last = received[start.request_id].last
         assert (last.handed_off, last.error.reason) == (False, DRAINING)
-        assert len(received[start.request_id].tokens) > num_tokens + 5, "it went on meanwhile"
         await rig.wait_idle()
     assert giver.metrics()["hand_overs_untaken_total"] >= 2
     assert other.metrics()["adopted_total"] == 0
 
 
-async def test_one_that_ends_leaves_what_nobody_takes_to_its_successor(rig: Rig) -> None:
+async def test_one_that_ends_leaves_what_nobody_takes_to_its_successor(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weir.worker.requests.drain._INTERRUPTING_S", 30.0)  # leaving all of them may take a while
     starts = [start_of(rig, sampling) for sampling in KINDS.values()]
     ending, successor = rig.workers[1:]
     successor.shell.begin_drain(0.0)  # not there yet
@@ -180,9 +194,22 @@ async def test_one_that_is_cancelled_while_it_is_handed_over_ends_as_cancelled(r
     async with connected(rig.prefill, GATEWAY) as prefill, connected(giver, GATEWAY) as stream:
         await begin_together(rig, (prefill, stream), [start])
         await read_some(stream, [start], num_tokens=2)
-        await stream.send(cancel=worker_pb2.Cancel(request_id=start.request_id, attempt=start.attempt))
+        in_step, release = threading.Event(), threading.Event()
+
+        def wait(plan: StepPlan) -> None:
+            in_step.set()
+            hold(release)
+
+        rig.on_run["decode"] = wait
+        await asyncio.to_thread(in_step.wait, TIMEOUT_S)
         giver.shell.begin_drain(20.0)
+        await stream.send(cancel=cancel_command(start))
+        key = SequenceKey(start.request_id, Attempt(start.attempt.dispatch))
+        await eventually(lambda: not giver.shell._manager.is_wanted(key))
+        release.set()
+        assert (await stream.receive_all(start.request_id)).last.finish_reason == types_pb2.FINISH_REASON_CANCELLED
         await eventually(lambda: giver.shell.duty is Duty.DRAINED)
+    assert giver.metrics()["cancelled_total"] == 1
     assert adopter.metrics()["adopted_total"] == 0
 
 

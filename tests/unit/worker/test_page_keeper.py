@@ -1,6 +1,7 @@
 """The page keeper between the engine's pool and the arena."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -43,7 +44,16 @@ def wanted(num_pages: int, least_pages: int = 1) -> PagesWanted:
 
 
 async def settle() -> None:
-    await asyncio.sleep(0.05)
+    """Until all that waits for no time has happened."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+async def eventually_posted(bench: Bench, *commands: Command) -> None:
+    async with asyncio.timeout(10):
+        while len(bench.posted) < len(commands):  # noqa: ASYNC110 - a list has no event
+            await asyncio.sleep(0.01)
+    assert bench.posted == list(commands)
 
 
 async def test_demand_that_does_not_count_the_last_pages_yet_is_not_acquired_again(bench: Bench) -> None:
@@ -71,7 +81,7 @@ async def test_it_tries_again_until_others_have_given_back(bench: Bench) -> None
     await settle()
     assert bench.given == []
     bench.arena.release("another", [PageChain(held.page_ids)], ())
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(10):
         while not bench.given:  # noqa: ASYNC110 - a list has no event
             await asyncio.sleep(0.01)
 
@@ -99,52 +109,48 @@ async def test_an_arena_that_does_not_answer_is_asked_again(bench: Bench, monkey
 
     monkeypatch.setattr(bench.client, "acquire", acquire)
     bench.keeper.on_report(EngineReport(wanted=wanted(2)))
-    await asyncio.sleep(0.2)
-    assert bench.given == [PageBundle((1, 2))]
+    await eventually_posted(bench, GivePages(PageBundle((1, 2))))
 
 
 async def test_the_engine_learns_when_the_arena_leaves_it_without_an_answer_and_when_it_is_back(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    is_back = asyncio.Event()
-    num_refusals = 3
+    is_back, has_room = asyncio.Event(), asyncio.Event()
 
     async def acquire(num_pages: int, num_slots: int) -> Acquired:
         """Away, then full: a refusal is an answer."""
-        nonlocal num_refusals
-        if not is_back.is_set():
-            await asyncio.sleep(0.3)
-            await asyncio.wait_for(is_back.wait(), 5)
-        if num_refusals:
-            num_refusals -= 1
+        await is_back.wait()
+        if not has_room.is_set():
             raise Overloaded("full")
         return Acquired((1, 2), ())
 
     monkeypatch.setattr(bench.client, "acquire", acquire)
+    began_s = time.monotonic()
     bench.keeper.on_report(EngineReport(wanted=wanted(2)))
-    await asyncio.sleep(0.4)
-    assert bench.posted == []
-    await asyncio.sleep(0.3)
-    assert bench.posted == [SetArenaSilent(True)]
+    await eventually_posted(bench, SetArenaSilent(True))
+    assert time.monotonic() - began_s > 0.4, "not for a moment without an answer"
     is_back.set()
-    await asyncio.sleep(0.4)
-    assert bench.posted == [SetArenaSilent(True), SetArenaSilent(False), GivePages(PageBundle((1, 2)))]
+    await eventually_posted(bench, SetArenaSilent(True), SetArenaSilent(False))
+    has_room.set()
+    await eventually_posted(bench, SetArenaSilent(True), SetArenaSilent(False), GivePages(PageBundle((1, 2))))
     assert bench.keeper.metrics()["arena_silences_total"] == 1
 
 
 async def test_the_engine_is_not_left_believing_in_a_silence_that_nobody_waits_in(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    is_over = asyncio.Event()
+
     async def acquire(num_pages: int, num_slots: int) -> Acquired:
-        await asyncio.sleep(0.6)
+        await is_over.wait()
         raise Unavailable("no answer")
 
     monkeypatch.setattr(bench.client, "acquire", acquire)
     bench.keeper.on_report(EngineReport(wanted=wanted(2)))
-    await asyncio.sleep(0.55)
+    await eventually_posted(bench, SetArenaSilent(True))
     bench.keeper.on_report(EngineReport())
-    await asyncio.sleep(0.3)
-    assert bench.posted == [SetArenaSilent(True), SetArenaSilent(False)]
+    is_over.set()
+    await eventually_posted(bench, SetArenaSilent(True), SetArenaSilent(False))
 
 
 async def test_surplus_goes_back_and_what_was_never_owned_is_a_failure(bench: Bench) -> None:

@@ -11,6 +11,7 @@ from tests.unit.worker.rig import (
     Rig,
     Stream,
     begin,
+    begin_together,
     connected,
     eventually,
     expected_tokens,
@@ -53,12 +54,9 @@ async def test_a_request_of_one_token_ends_where_it_was_prefilled(rig: Rig, stre
 
 
 async def test_all_sequences_of_a_step_share_a_frame(rig: Rig, streams: tuple[Stream, Stream]) -> None:
-    rig.on_run["decode"] = lambda plan: time.sleep(0.02)
     starts = [start_command(rig.decode.worker_id, max_tokens=30) for _ in range(5)]
-    for start in starts:
-        await begin(streams, start)
-    for start in starts[:1]:
-        await streams[1].receive_all(start.request_id)
+    await begin_together(rig, streams, starts)
+    await streams[1].receive_all(starts[0].request_id)
     steps = [frame.step for frame in streams[1].frames if frame.step]
     assert len(steps) == len(set(steps)), "two frames of one step"
     assert max(len(frame.updates) for frame in streams[1].frames) == 5
@@ -127,7 +125,7 @@ async def test_older_attempts_are_refused_and_newer_ones_replace_them(rig: Rig, 
         rig.decode.worker_id, request_id=second.request_id, attempt=types_pb2.Attempt(dispatch=3), max_tokens=1
     )
     await streams[0].send(start=third)
-    await asyncio.sleep(0.1)
+    await streams[0].wait_taken()
     release.set()
     received = await streams[0].receive_all(second.request_id)
     assert received.last.attempt.dispatch == 3
@@ -162,8 +160,10 @@ async def test_a_prompt_that_comes_during_a_step_has_its_pages_at_the_next(
     starts = [start_command(rig.decode.worker_id, max_tokens=1) for _ in range(2)]
     await streams[0].send(start=starts[0])
     await asyncio.to_thread(in_step.wait, TIMEOUT_S)
+    num_free_pages = rig.arena.num_free_pages
     await streams[0].send(start=starts[1])
-    await asyncio.sleep(0.1)
+    await eventually(lambda: rig.arena.num_free_pages < num_free_pages)
+    await streams[0].wait_taken()
     release.set()
     await streams[0].receive_all(starts[1].request_id)
     assert rig.prefill.metrics()["steps_total"] == 3  # 32; 8 and 32; 8

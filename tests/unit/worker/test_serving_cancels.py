@@ -33,6 +33,13 @@ async def cancel_both(streams: tuple[Stream, Stream], start: worker_pb2.Start) -
         await stream.send(cancel=cancel_command(start))
 
 
+async def cancel_both_and_wait(streams: tuple[Stream, Stream], start: worker_pb2.Start) -> None:
+    """While a step or a hand-off is held: until both workers have the Cancel."""
+    await cancel_both(streams, start)
+    for stream in streams:
+        await stream.wait_taken()
+
+
 async def cancel_unknown(rig: Rig, streams: tuple[Stream, Stream], start: worker_pb2.Start) -> None:
     await cancel_both(streams, start)
     await streams[0].send(start=start)
@@ -47,8 +54,7 @@ async def cancel_waiting(rig: Rig, streams: tuple[Stream, Stream], start: worker
     others = [start_command(rig.decode.worker_id, max_tokens=1) for _ in range(8)]
     for each in (*others, start):
         await streams[0].send(start=each)
-    await cancel_both(streams, start)
-    await asyncio.sleep(0.05)
+    await cancel_both_and_wait(streams, start)
     release.set()
     update = await streams[0].next_update(start.request_id)
     assert update.finish_reason == types_pb2.FINISH_REASON_CANCELLED
@@ -65,8 +71,7 @@ async def cancel_prefilling(rig: Rig, streams: tuple[Stream, Stream], start: wor
     rig.on_run["prefill"] = wait
     await begin(streams, start)
     await asyncio.to_thread(in_step.wait, TIMEOUT_S)
-    await cancel_both(streams, start)
-    await asyncio.sleep(0.05)
+    await cancel_both_and_wait(streams, start)
     release.set()
     update = await streams[0].next_update(start.request_id)
     assert update.finish_reason == types_pb2.FINISH_REASON_CANCELLED
@@ -83,8 +88,7 @@ async def cancel_handing_off(rig: Rig, streams: tuple[Stream, Stream], start: wo
     rig.arena.before_hand_off = wait
     await begin(streams, start)
     await asyncio.wait_for(handing_off.wait(), TIMEOUT_S)
-    await cancel_both(streams, start)
-    await asyncio.sleep(0.05)
+    await cancel_both_and_wait(streams, start)
     go_on.set()
     await eventually(lambda: rig.decode.metrics()["unwanted_hand_offs_total"] == 1)
 

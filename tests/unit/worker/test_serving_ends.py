@@ -1,6 +1,5 @@
 """The record of a sequence that has ended outlives the moment in which its worker could die with the last tokens."""
 
-import asyncio
 from dataclasses import replace
 
 from tests.unit.engine.world import params
@@ -18,11 +17,23 @@ def records_of(rig: Rig) -> list[SequenceSnapshot]:
     return [snapshot for snapshot in snapshots if snapshot is not None]
 
 
+def hold_ends(rig: Rig) -> None:
+    """Until the test has looked: the decode worker keeps the records of what has ended."""
+    releases = rig.decode.shell._end_releases
+    releases._kept_s = releases._max_kept_s = 3600.0
+
+
+def let_ends_go(rig: Rig) -> None:
+    """Each as soon as its gateway's stream has taken it."""
+    rig.decode.shell._end_releases._kept_s = 0.0
+
+
 async def test_what_a_client_has_just_got_can_still_be_read_and_is_gone_a_moment_later(
     rig: Rig, streams: tuple[Stream, Stream]
 ) -> None:
     local, split = start_command(rig.decode.worker_id), start_command(rig.decode.worker_id, max_tokens=3)
     short = start_command(rig.decode.worker_id, max_tokens=1)
+    hold_ends(rig)
     await streams[1].send(start=local)
     received = [await streams[1].receive_all(local.request_id)]
     await begin(streams, split)
@@ -38,8 +49,8 @@ async def test_what_a_client_has_just_got_can_still_be_read_and_is_gone_a_moment
         assert snapshot.block_table == ()
         assert snapshot.params.decode_worker_id == rig.decode.worker_id
     assert (rig.decode.metrics()["num_kept_ends"], rig.prefill.metrics()["num_kept_ends"]) == (2, 0)
-    async with asyncio.timeout(4):
-        await rig.wait_idle()
+    let_ends_go(rig)
+    await rig.wait_idle()
     assert records_of(rig) == []
 
 
@@ -58,6 +69,7 @@ async def test_a_cancelled_request_leaves_no_record(rig: Rig, streams: tuple[Str
 async def test_the_end_that_a_dead_worker_left_is_sent_by_whoever_gets_its_record(
     rig: Rig, streams: tuple[Stream, Stream]
 ) -> None:
+    hold_ends(rig)
     (slot,) = rig.arena.acquire("ghost", 0, 1).slots
     record = rig.arena.segment.record(slot)
     record.begin(replace(params((1, 2, 3)), gateway_id=GATEWAY, attempt=Attempt(1, 1)))
@@ -73,5 +85,6 @@ async def test_the_end_that_a_dead_worker_left_is_sent_by_whoever_gets_its_recor
     assert received.last.finish_reason == types_pb2.FINISH_REASON_STOP
     assert rig.decode.metrics()["steps_total"] == 0
     assert [snapshot.finish_reason for snapshot in records_of(rig)] == [FinishReason.STOP]
+    let_ends_go(rig)
     await rig.wait_idle()
     assert records_of(rig) == []

@@ -1,10 +1,21 @@
 """A decode worker prefills prompts itself, beside sequences that are handed to it."""
 
 import asyncio
-import time
+import threading
 
-from tests.unit.worker.rig import Rig, Stream, begin, cancel_command, expected_tokens, resume_command, start_command
+from tests.unit.worker.rig import (
+    TIMEOUT_S,
+    Rig,
+    Stream,
+    begin,
+    cancel_command,
+    expected_tokens,
+    hold,
+    resume_command,
+    start_command,
+)
 
+from weir.engine.plan import StepPlan
 from weir.wire.v1 import types_pb2, worker_pb2
 
 
@@ -66,13 +77,22 @@ async def test_a_prompt_for_another_worker_is_refused_by_name(rig: Rig, streams:
 async def test_a_prompt_that_is_cancelled_during_its_prefill_leaves_nothing(
     rig: Rig, streams: tuple[Stream, Stream]
 ) -> None:
-    rig.on_run["decode"] = lambda plan: time.sleep(0.05)
+    in_step, release = threading.Event(), threading.Event()
+
+    def wait(plan: StepPlan) -> None:
+        in_step.set()
+        hold(release)
+
+    rig.on_run["decode"] = wait
     start = start_command(rig.decode.worker_id, prompt_token_ids=range(300), num_reserved_pages=25)
     await streams[1].send(start=start)
-    await asyncio.sleep(0.12)
+    await asyncio.to_thread(in_step.wait, TIMEOUT_S)
     await streams[1].send(cancel=cancel_command(start))
+    await streams[1].wait_taken()
+    release.set()
     received = await streams[1].receive_all(start.request_id)
     assert received.last.finish_reason == types_pb2.FINISH_REASON_CANCELLED
+    assert not received.tokens
     await rig.wait_idle()
 
 
