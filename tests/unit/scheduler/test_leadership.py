@@ -179,7 +179,7 @@ async def test_a_standby_takes_over_what_runs_and_what_waits() -> None:
     await first.stop()
     await eventually(lambda: standby.describe().metrics.get("granted") == 1)
     await gateway.submit("next")
-    await eventually(lambda: gateway.grants[-1].request_id == "next")
+    await eventually(lambda: gateway.granted_ids[-1:] == ["next"])
     assert gateway.grants[0].epoch < gateway.grants[-1].epoch
     assert gateway.ends == {}
     await stack.close()
@@ -206,7 +206,7 @@ async def test_a_leader_that_was_cut_off_steps_down_and_stands_by_until_it_leads
     await second.stop()
     await eventually(lambda: first.describe().metrics.get("granted") == 1)
     await gateway.submit("next")
-    await eventually(lambda: gateway.grants[-1].request_id == "next")
+    await eventually(lambda: gateway.granted_ids[-1:] == ["next"])
     assert gateway.grants[0].epoch < gateway.grants[-1].epoch
     assert (gateway.ends, stack.shutdowns) == ({}, [])
     await stack.close()
