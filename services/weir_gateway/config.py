@@ -11,6 +11,8 @@ from weir.runtime.config import ServiceConfig, setting
 _MAX_REQUESTS = 65_536
 _MAX_LOG_MB = 1 << 20
 _MIN_MESSAGE_BYTES = 1 << 16
+_MAX_ADOPTER_WAIT_S = 30  # what it looks at most where no other worker can go on
+_MAX_CLAIM_WAIT_S = 3600
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,12 @@ class GatewayConfig(ServiceConfig):
         120.0, "Seconds without a token, though all workers live, after which a request is dispatched again."
     )
     worker_lost_s: float = setting(3.0, "Seconds without a stream to a worker after which its requests go to others.")
+    adopter_wait_s: float = setting(
+        2.0, "Seconds to look for the worker that goes on with a lost worker's sequence, before it is computed again."
+    )
+    claim_wait_s: float = setting(
+        1.0, "Seconds to look for the sequence of a request that another gateway died with; then it is computed again."
+    )
     openai_priority: Literal["higher-first", "lower-first"] = setting(
         "higher-first", "Which way the field `priority` of HTTP requests goes: up or down the lanes from the default."
     )
@@ -80,6 +88,8 @@ class GatewayConfig(ServiceConfig):
         if self.max_bodies_bytes < self.message_bytes:
             limit = f"must be at least the {self.message_bytes} of one gRPC message"
             raise ValueError(f"max_bodies_bytes {self.max_bodies_bytes}: {limit}")
+        check_range(self, "adopter_wait_s", 0, _MAX_ADOPTER_WAIT_S)
+        check_range(self, "claim_wait_s", 0, _MAX_CLAIM_WAIT_S)
         check_range(self, "max_kept", 0, _MAX_REQUESTS)
         check_range(self, "max_kept_mb", 0, _MAX_LOG_MB)
         check_range(self, "request_log_mb", 1, _MAX_LOG_MB)

@@ -67,6 +67,7 @@ class GatewaySettings:
             driver=DriverSettings(
                 max_requests=config.max_requests, max_queue_s=config.max_queue_s, no_progress_s=config.no_progress_s
             ),
+            adoption=AdoptionSettings(wait_s=config.adopter_wait_s, claim_wait_s=config.claim_wait_s),
             connections=ConnectionSettings(lost_after_s=config.worker_lost_s),
             limits=Limits(
                 default_max_tokens=config.default_max_tokens,

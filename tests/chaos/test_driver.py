@@ -1,11 +1,14 @@
 """The driver of faults does what its reports say: it fills what it fills, and sees what is wrong with a stream."""
 
+import asyncio
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -15,8 +18,9 @@ from tests.chaos.driver.kinds import without_descriptors
 from tests.chaos.driver.memory import try_read_own_mib
 from tests.chaos.driver.requests import try_find_problem
 
-from weir.testing.load import StreamRecord
-from weir.wire.v1 import types_pb2
+from weir.testing.load import StreamRecord, follow
+from weir.testing.stack import ProcessView, Stack
+from weir.wire.v1 import inference_pb2, types_pb2
 
 LENGTH = types_pb2.FINISH_REASON_LENGTH
 WHOLE = StreamRecord(token_ids=[5, 6, 7], text="abc", finish_reasons=[LENGTH], logprobs=[-1.0, -2.0, -3.0])
@@ -99,6 +103,52 @@ def test_a_process_without_descriptors_opens_hardly_anything_and_afterwards_it_d
             assert process.stdout.readline() == "24\n"
         print("", file=process.stdin, flush=True)
         assert process.stdout.readline() == "opened\n"
+
+
+def test_a_process_that_is_just_being_restarted_is_not_killed_nor_is_whoever_asks(tmp_path: Path) -> None:
+    without_pid = ProcessView("decode-0", "decode", 0, "", "restarting", 1)
+    with pytest.raises(RuntimeError, match="decode-0 has no process now: it is restarting"):
+        Stack(tmp_path).kill(without_pid, signal.SIGCONT)
+
+
+class Responses:
+    """A call that sends a token a step and, once it is cancelled, no more."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self._num_tokens = num_tokens
+        self.num_sent = 0
+        self.num_cancels = 0
+
+    async def __aiter__(self) -> AsyncIterator[inference_pb2.GenerateResponse]:
+        for index in range(self._num_tokens):
+            if self.num_cancels:
+                raise asyncio.CancelledError
+            self.num_sent += 1
+            finish_reason = LENGTH if index == self._num_tokens - 1 else types_pb2.FINISH_REASON_UNSPECIFIED
+            yield inference_pb2.GenerateResponse(token_ids=[5], first_index=index, finish_reason=finish_reason)
+
+    def cancel(self) -> None:
+        self.num_cancels += 1
+
+    def cancelled(self) -> bool:
+        return self.num_cancels > 0
+
+
+@pytest.mark.parametrize(
+    ("cancel_after", "num_tokens", "code"),
+    [
+        (None, 3, grpc.StatusCode.OK),
+        (2, 2, grpc.StatusCode.CANCELLED),
+        (3, 3, grpc.StatusCode.OK),  # it has ended by itself
+    ],
+)
+async def test_a_client_goes_after_so_many_tokens_unless_that_is_all(
+    cancel_after: int | None, num_tokens: int, code: grpc.StatusCode
+) -> None:
+    call, record = Responses(3), StreamRecord()
+    is_cancelled = await follow(cast(Any, call), record, cancel_after_tokens=cancel_after)
+    assert (len(record.token_ids), record.code, is_cancelled) == (num_tokens, code, code is grpc.StatusCode.CANCELLED)
+    assert (record.num_terminal_events, record.num_index_errors, call.num_sent) == (1, 0, num_tokens)
 
 
 def test_the_memory_of_a_process_grows_by_what_it_fills() -> None:

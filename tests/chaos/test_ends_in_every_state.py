@@ -14,13 +14,17 @@ from tests.chaos.held.stack import HeldStack, wait_for
 from weir.testing.load import StreamRecord, open_stub
 from weir.wire.v1 import inference_pb2, types_pb2
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.timeout(240)
 
 TARGET_TOKENS = 300
 """Enough that a Cancel overtakes them once steps go on."""
 MANY_TOKENS = 400
 """Two requests with so many have more pages than the arena."""
-ENDED_S = 30.0
+ENDED_S = 60.0
+DEADLINE_MS = 6000
+"""Of the request that is to end: by then it is where it is to be held."""
+LATE_DEADLINE_MS = 15_000
+"""Where it needs some hundred steps before."""
 ARRIVED_S = 0.3
 """A Cancel is on its way: it is to find the worker as it is, before its steps go on."""
 
@@ -44,43 +48,49 @@ def stack(whole_stack: HeldStack) -> Iterator[HeldStack]:
 
 async def queued(scene: Scene) -> Client:
     """Behind another one, in a lane that runs one at a time."""
+    order = scene.stack.close_gate("decode", num_steps=3)
     scene.others.append(await scene.ask(lane="narrow"))
-    await scene.until_held("decode", num_steps=3)
-    target = await scene.ask(lane="narrow", deadline_ms=2500, max_tokens=TARGET_TOKENS)
+    await scene.until_held("decode", order)
+    target = await scene.ask(lane="narrow", deadline_ms=DEADLINE_MS, max_tokens=TARGET_TOKENS)
     await scene.until_metric("scheduler", "queued", 1)
     return target
 
 
 async def prefilling(scene: Scene) -> Client:
     """In the first step of its prompt."""
-    target = await scene.ask(deadline_ms=2500, max_tokens=TARGET_TOKENS)
-    await scene.until_held("prefill")
+    order = scene.stack.close_gate("prefill")
+    target = await scene.ask(deadline_ms=DEADLINE_MS, max_tokens=TARGET_TOKENS)
+    await scene.until_held("prefill", order)
     return target
 
 
 async def waiting_for_decode(scene: Scene) -> Client:
     """Handed to a worker that is amid a step and has not looked yet."""
+    order = scene.stack.close_gate("decode", num_steps=3)
     scene.others.append(await scene.ask())
-    await scene.until_held("decode", num_steps=3)
+    await scene.until_held("decode", order)
     num_before = scene.stack.metrics("transfer")["handoffs_total"]
-    target = await scene.ask(deadline_ms=2500, max_tokens=TARGET_TOKENS)
+    target = await scene.ask(deadline_ms=DEADLINE_MS, max_tokens=TARGET_TOKENS)
     await scene.until_metric("transfer", "handoffs_total", num_before + 1)
     await scene.until_metric("decode", "num_live", 2)
     return target
 
 
 async def decoding(scene: Scene) -> Client:
-    target = await scene.ask(deadline_ms=2500, max_tokens=TARGET_TOKENS)
-    await scene.until_held("decode", num_steps=5)
+    order = scene.stack.close_gate("decode", num_steps=5)
+    target = await scene.ask(deadline_ms=DEADLINE_MS, max_tokens=TARGET_TOKENS)
+    await scene.until_held("decode", order)
     return target
 
 
 async def swapped_out(scene: Scene) -> Client:
     """For a more urgent one: together they need more pages than there are."""
-    target = await scene.ask(max_tokens=MANY_TOKENS, deadline_ms=8000)
-    order = scene.stack.close_gate("decode", swapped_seed=target.request.options.sampling.seed)
+    scene.stack.close_gate("decode")  # until both are there
+    target = await scene.ask(max_tokens=MANY_TOKENS, deadline_ms=LATE_DEADLINE_MS)
     scene.others.append(await scene.ask(max_tokens=MANY_TOKENS, lane="urgent"))
-    await scene.until(lambda: scene.stack.gates["decode"].holds(order), "it is swapped out")
+    await scene.until_metric("decode", "num_live", 2)
+    order = scene.stack.close_gate("decode", swapped_seed=target.request.options.sampling.seed)
+    await scene.until_held("decode", order)
     metrics = scene.stack.metrics("decode")
     assert metrics["num_running"] == 2
     assert metrics["pages_swapped_out_total"] > metrics["pages_swapped_in_total"]
@@ -137,7 +147,7 @@ async def test_it_ends_once_and_leaves_nothing(stack: HeldStack, state: str, end
         stack.open_gates()
         if state == "draining":
             await asyncio.to_thread(stack.wait_gone, "decode")
-        stack.restart_missing()
+        await asyncio.to_thread(stack.restart_missing)
 
         if ending != "client gone":
             check(await asyncio.wait_for(target.running, ENDED_S), target, ending)

@@ -27,7 +27,9 @@ GATEWAY_MISSED_S = 25.0
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with Stack(tmp_path_factory.mktemp("run"), flags=("--gateways", "2")) as stack:
+    # However slow the machine: what can be claimed is not computed again.
+    environ = {"WEIR_CLAIM_WAIT_S": "30"}
+    with Stack(tmp_path_factory.mktemp("run"), flags=("--gateways", "2"), environ=environ) as stack:
         yield stack
 
 
@@ -67,7 +69,7 @@ async def amid_the_kill(
             await asyncio.sleep(0.01)  # what they have has no event
     stack.kill(victim)
     results = await asyncio.gather(*running)
-    await asyncio.to_thread(lambda: wait_until(lambda: stack.has_restarted(victim), timeout_s=40, what="it is back"))
+    await asyncio.to_thread(lambda: wait_until(lambda: stack.has_restarted(victim), timeout_s=90, what="it is back"))
     return list(results)
 
 
@@ -75,18 +77,6 @@ async def read_to_end(call: "grpc.aio.UnaryStreamCall[Any, Any]") -> None:
     """What was sent comes before the end. Raises AioRpcError if that is an error."""
     while await call.read() is not grpc.aio.EOF:
         pass
-
-
-def is_clean(stack: Stack) -> bool:
-    try:
-        transfer = stack.metrics(stack.processes("transfer")[0])
-        scheduler = stack.metrics(stack.processes("scheduler")[0])
-        in_flight = stack.metric("gateway", "requests_in_flight")
-    except (grpc.RpcError, IndexError):
-        return False
-    is_free = transfer["free_pages"] + transfer["cached_pages"] == transfer["total_pages"]
-    is_idle = scheduler["reserved_pages"] == 0 and scheduler["queued"] == 0 and in_flight == 0
-    return is_free and is_idle and stack.integrity_errors() == []
 
 
 def computed_tokens(stack: Stack) -> dict[str, float]:
@@ -114,6 +104,7 @@ async def test_grpc_streams_go_on_at_the_other_gateway_where_they_broke_and_noth
         request.options.idempotency_key = f"grpc-{number}"
     survivor = stack.processes("gateway")[1]
     before, submitted = await asyncio.to_thread(stack.metrics, survivor), stack.metric_of_leader("submitted_total")
+    names = ("claims_total", "claims_in_vain_total")
 
     results = await amid_the_kill(stack, [partial(stream_grpc, addresses, request) for request in requests])
 
@@ -121,15 +112,15 @@ async def test_grpc_streams_go_on_at_the_other_gateway_where_they_broke_and_noth
         assert seen.token_ids == expected.token_ids, (number, seen.errors)
         assert (seen.text, seen.finish_reasons) == (expected.text, expected.finish_reasons), number
         assert seen.num_index_errors == 0, number
-    broken = [count for seen in results for count in seen.broken_at]
-    assert any(0 < count < MAX_TOKENS for count in broken), "some broke amid their tokens"
-    after = await asyncio.to_thread(stack.metrics, survivor)
-    assert after["claims_total"] - before["claims_total"] == len(broken)
-    assert after["claims_in_vain_total"] == before["claims_in_vain_total"]
+    broken = [seen for seen in results if seen.broken_at]
+    assert any(0 < seen.broken_at[0] < MAX_TOKENS for seen in broken), "some broke amid their tokens"
+    # The killed one has begun to count anew: whom the survivor sends away at first may come to it.
+    claimed, in_vain = [await asyncio.to_thread(stack.metric, "gateway", name) - before[name] for name in names]
+    assert (claimed, in_vain) == (len(broken), 0)
     assert stack.metric_of_leader("submitted_total") == submitted + NUM_STREAMS, "none was submitted again"
     waited_ms = sorted(round(1000 * wait_s) for seen in results for wait_s in seen.waited_s)
     print(f"from the second send to the first new token, ms: {waited_ms}")  # noqa: T201 - shown by pytest -s
-    wait_until(lambda: is_clean(stack), timeout_s=30, what="nothing is left")
+    wait_until(stack.is_idle, timeout_s=90, what="nothing is left")
 
 
 @pytest.mark.long
@@ -162,8 +153,8 @@ async def test_what_has_a_key_is_kept_for_a_while_and_all_else_is_freed(stack: S
             request.options.idempotency_key = ""
         whole = await asyncio.gather(*(stream(stub, request) for request in requests[:2]))
     assert [seen.token_ids for seen in again] == [record.token_ids for record in whole]
-    await asyncio.to_thread(lambda: wait_until(lambda: stack.has_restarted(victim), timeout_s=40, what="it is back"))
-    wait_until(lambda: is_clean(stack), timeout_s=30, what="nothing is left")
+    await asyncio.to_thread(lambda: wait_until(lambda: stack.has_restarted(victim), timeout_s=90, what="it is back"))
+    wait_until(stack.is_idle, timeout_s=90, what="nothing is left")
 
 
 @pytest.mark.long
@@ -194,7 +185,7 @@ async def test_a_gateway_that_stood_still_meanwhile_does_not_disturb_the_one_tha
     async with channel:
         request.options.idempotency_key = ""
         assert seen.token_ids == (await stream(stub, request)).token_ids
-    wait_until(lambda: is_clean(stack), timeout_s=30, what="nothing is left")
+    wait_until(stack.is_idle, timeout_s=90, what="nothing is left")
 
 
 async def test_events_go_on_after_the_last_event_id(stack: Stack) -> None:
@@ -213,7 +204,7 @@ async def test_events_go_on_after_the_last_event_id(stack: Stack) -> None:
     for seen, text in zip(results, whole, strict=True):
         assert (seen.text, seen.finish_reasons) == (text, ["length"]), seen.errors
     assert any(0 < count < MAX_TOKENS for seen in results for count in seen.broken_at), "some broke amid their tokens"
-    wait_until(lambda: is_clean(stack), timeout_s=30, what="nothing is left")
+    wait_until(stack.is_idle, timeout_s=90, what="nothing is left")
 
 
 async def test_another_body_under_a_key_is_refused_by_either_gateway(stack: Stack) -> None:

@@ -50,6 +50,17 @@ def leads(scheduler: Served) -> bool:
     return scheduler.metrics()["is_leader"] == 1
 
 
+def make_first_lead(cut_off: CutOff) -> None:
+    """The second one leads after the test before, or because the first stood still for a moment: it makes way."""
+    wait_until(lambda: leads(cut_off.first) or leads(cut_off.second), timeout_s=30, what="one leads")
+    if not leads(cut_off.first):
+        cut_off.second.end()
+        wait_until(lambda: leads(cut_off.first), timeout_s=30, what="the first one leads")
+        cut_off.second = cut_off.cluster.serve("scheduler", index=1)
+        cut_off.second.wait_ready()
+        cut_off.cluster.schedulers[1] = cut_off.second
+
+
 async def run_all(cluster: Cluster, disturb: Callable[[], None] = lambda: None) -> list[StreamRecord]:
     """Some run and some wait when `disturb` is called, in a thread; some come after."""
     channel, stub = open_stub(cluster.grpc_address)
@@ -75,33 +86,27 @@ def assert_all_served(records: list[StreamRecord], expected: list[StreamRecord])
 @pytest.mark.parametrize("how", ["cut", pytest.param("refuse", marks=pytest.mark.long)])
 def test_a_leader_that_was_cut_off_stands_by_when_it_is_back(cut_off: CutOff, how: str) -> None:
     cluster = cut_off.cluster
-    wait_until(lambda: leads(cut_off.first) or leads(cut_off.second), timeout_s=20, what="one leads")
-    if not leads(cut_off.first):  # from the test before: the second one makes way
-        cut_off.second.end()
-        wait_until(lambda: leads(cut_off.first), timeout_s=20, what="the first one leads")
-        cut_off.second = cluster.serve("scheduler", index=1)
-        cut_off.second.wait_ready()
-        cluster.schedulers[1] = cut_off.second
     expected = asyncio.run(run_all(cluster))
+    make_first_lead(cut_off)
     depositions = cut_off.first.metrics()["depositions_total"]
     epoch = cut_off.first.metrics()["epoch"]
 
     def disturb() -> None:
         cut_off.relay.cut() if how == "cut" else cut_off.relay.refuse()
-        wait_until(lambda: leads(cut_off.second), timeout_s=20, what="the other one leads")
+        wait_until(lambda: leads(cut_off.second), timeout_s=30, what="the other one leads")
         cut_off.relay.restore()
 
     records = asyncio.run(run_all(cluster, disturb))
 
     assert_all_served(records, expected)
-    wait_until(lambda: not leads(cut_off.first), timeout_s=20, what="the first one has stepped down")
+    wait_until(lambda: not leads(cut_off.first), timeout_s=30, what="the first one has stepped down")
     assert leads(cut_off.second)
     assert cut_off.first.is_alive
     assert cut_off.first.metrics()["depositions_total"] == depositions + 1
     assert cut_off.second.metrics()["epoch"] > epoch
     assert cluster.metric("gateway", "scheduler_epoch") == cut_off.second.metrics()["epoch"]
     assert cluster.metric("gateway", "interruptions_total") == 0
-    wait_until(lambda: cut_off.second.metrics()["reserved_pages"] == 0, timeout_s=20, what="nothing is booked")
+    wait_until(lambda: cut_off.second.metrics()["reserved_pages"] == 0, timeout_s=30, what="nothing is booked")
     assert cluster.integrity_errors() == []
 
 

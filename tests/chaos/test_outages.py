@@ -27,8 +27,9 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HeldStack]:
 async def test_what_waits_outlives_the_outage(stack: HeldStack, away: str) -> None:
     async with AsyncExitStack() as channels:
         scene = Scene(stack, "worker gone", channels)
+        order = stack.close_gate("decode", num_steps=3)
         clients = [await scene.ask(lane="narrow")]
-        await scene.until_held("decode", num_steps=3)
+        await scene.until_held("decode", order)
         clients += [await scene.ask(lane="narrow") for _ in range(NUM_QUEUED)]
         await scene.until_metric("scheduler", "queued", NUM_QUEUED)
 

@@ -115,11 +115,15 @@ async def test_fewer_running_sequences_end_none_that_runs_and_a_bad_value_change
     channel, stub = open_stub(stack.grpc_address)
     async with channel:
         load = [
-            asyncio.create_task(stream(stub, greedy_request([300 + n] * 20, max_tokens=60, ignore_eos=True)))
+            asyncio.create_task(stream(stub, greedy_request([300 + n] * 20, max_tokens=150, ignore_eos=True)))
             for n in range(6)
         ]
         await asyncio.to_thread(
-            wait_until, lambda: stack.metrics(decode)["num_running"] >= 2, timeout_s=30, what="some run"
+            wait_until,
+            lambda: stack.metrics(decode)["num_running"] >= 2,
+            timeout_s=30,
+            what="some run",
+            interval_s=0.02,
         )
         made = await asyncio.to_thread(
             set_limits, stack, "workers.decode.max_num_seqs=1", "workers.prefill.max_num_batched_tokens=64"
@@ -130,7 +134,7 @@ async def test_fewer_running_sequences_end_none_that_runs_and_a_bad_value_change
         )
         records = await asyncio.gather(*load)
     assert [record.code for record in records] == [grpc.StatusCode.OK] * 6
-    assert {len(record.token_ids) for record in records} == {60}
+    assert {len(record.token_ids) for record in records} == {150}
     assert [record for record in records if record.num_terminal_events != 1 or record.num_index_errors] == []
     refused = await asyncio.to_thread(
         stack.weir,

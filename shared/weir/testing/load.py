@@ -25,6 +25,8 @@ class StreamRecord:
     logprobs: list[float] = field(default_factory=list)
     max_pause_s: float = 0.0
     """The longest wait between two responses."""
+    last_at_s: float | None = field(default=None, repr=False, compare=False)
+    """When the last response came; None: the next one follows no other."""
 
     @property
     def num_terminal_events(self) -> int:
@@ -32,6 +34,11 @@ class StreamRecord:
         return len(self.finish_reasons) + (self.code is not grpc.StatusCode.OK)
 
     def add(self, response: inference_pb2.GenerateResponse) -> None:
+        """It comes now."""
+        now_s = time.monotonic()
+        if self.last_at_s is not None:
+            self.max_pause_s = max(self.max_pause_s, now_s - self.last_at_s)
+        self.last_at_s = now_s
         if response.token_ids and response.first_index != len(self.token_ids):
             self.num_index_errors += 1
         self.token_ids.extend(response.token_ids)
@@ -72,23 +79,39 @@ async def stream(
     record = StreamRecord()
     started = time.monotonic()
     call = stub.Generate(request, timeout=timeout_s)
+
+    def cancel_unless_ended() -> None:
+        if not record.finish_reasons:
+            call.cancel()
+
     timer = None
     if cancel_after_s is not None:
-        timer = asyncio.get_running_loop().call_later(cancel_after_s, call.cancel)
-    last_at_s: float | None = None
+        timer = asyncio.get_running_loop().call_later(cancel_after_s, cancel_unless_ended)
+    try:
+        await follow(call, record, cancel_after_tokens=cancel_after_tokens)
+    finally:
+        if timer is not None:
+            timer.cancel()
+        record.elapsed_s = time.monotonic() - started
+    return record
+
+
+async def follow(
+    call: "grpc.aio.UnaryStreamCall[inference_pb2.GenerateRequest, inference_pb2.GenerateResponse]",
+    record: StreamRecord,
+    *,
+    cancel_after_tokens: int | None = None,
+) -> bool:
+    """Adds to `record` until the call has ended, and how it did. Returns whether it cancelled the call, which it does
+    once the record has so many tokens."""
+    is_cancelled = False
     try:
         async for response in call:
             record.add(response)
-            now_s = time.monotonic()
-            if last_at_s is not None:
-                record.max_pause_s = max(record.max_pause_s, now_s - last_at_s)
-            last_at_s = now_s
-            if record.finish_reasons:
-                # It has ended: a cancellation now would be a second end of the client's own making.
-                cancel_after_tokens = None
-                if timer is not None:
-                    timer.cancel()
-            if cancel_after_tokens is not None and len(record.token_ids) >= cancel_after_tokens:
+            if record.finish_reasons or cancel_after_tokens is None:
+                continue  # once it has ended, a cancellation would be a second end of the client's own making
+            if len(record.token_ids) >= cancel_after_tokens:
+                is_cancelled = True
                 call.cancel()
     except grpc.aio.AioRpcError as error:
         record.code, record.details = error.code(), error.details() or ""
@@ -97,11 +120,7 @@ async def stream(
         if not call.cancelled():
             raise
         record.code = grpc.StatusCode.CANCELLED
-    finally:
-        if timer is not None:
-            timer.cancel()
-        record.elapsed_s = time.monotonic() - started
-    return record
+    return is_cancelled
 
 
 def open_stub(address: str) -> "tuple[grpc.aio.Channel, inference_pb2_grpc.InferenceAsyncStub]":

@@ -143,7 +143,20 @@ class Stack:
             for error in self.describe(process).integrity_errors
         ]
 
+    def is_idle(self) -> bool:
+        """Whether all are ready, one scheduler leads, nobody holds a request or a page, and every book is in order. One
+        look, which starts one process: give it a minute or more."""
+        entries = [entry for entry in self.status()["processes"] if entry["role"] != "nats"]
+        return (
+            any(entry["metrics"].get("is_leader") for entry in entries)
+            and all(entry["state"] == "ready" and not entry["integrity_errors"] for entry in entries)
+            and all(_holds_nothing(entry["role"], entry["metrics"]) for entry in entries)
+        )
+
     def kill(self, process: ProcessView, number: signal.Signals = signal.SIGKILL) -> None:
+        """Raises RuntimeError for one that is just being restarted, and has no process."""
+        if process.pid <= 0:  # it would be pytest's own group
+            raise RuntimeError(f"{process.name} has no process now: it is {process.state}")
         os.kill(process.pid, number)
 
     def has_restarted(self, killed: ProcessView) -> bool:
@@ -163,6 +176,22 @@ class Stack:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+_HELD = {
+    "scheduler": ("queued", "granted", "reserved_pages"),
+    "gateway": ("requests_in_flight",),
+    "prefill": ("num_live",),
+    "decode": ("num_live",),
+}
+
+
+def _holds_nothing(role: str, metrics: Mapping[str, float]) -> bool:
+    """`metrics` lack what a standby scheduler does not count."""
+    if role == "transfer":
+        has_all_pages = metrics["free_pages"] + metrics["cached_pages"] == metrics["total_pages"]
+        return has_all_pages and metrics["free_slots"] == metrics["total_slots"]
+    return not any(metrics.get(name) for name in _HELD[role])
 
 
 def wait_until(holds: Callable[[], bool], *, timeout_s: float, what: str, interval_s: float = 0.1) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from weir.testing.load import StreamRecord
+from weir.testing.load import StreamRecord, follow
 from weir.wire.v1 import inference_pb2, inference_pb2_grpc
 
 PAUSE_S = 0.25
@@ -54,11 +54,9 @@ async def ask(stubs: "Sequence[inference_pb2_grpc.InferenceAsyncStub]", what: As
     answer = Answer(StreamRecord())
     ends_at_s = time.monotonic() + what.timeout_s
     gateway = what.first_gateway
-    last_at_s: list[float] = []
     while True:
         if not what.key:
             answer.record = StreamRecord(max_pause_s=answer.record.max_pause_s)
-            last_at_s.clear()
         record, began_s, num_had = answer.record, time.monotonic(), len(answer.record.token_ids)
         request = inference_pb2.GenerateRequest()
         request.CopyFrom(what.request)
@@ -66,22 +64,7 @@ async def ask(stubs: "Sequence[inference_pb2_grpc.InferenceAsyncStub]", what: As
         if num_had or (what.key and answer.breaks):
             request.options.resume_from = num_had
         call = stubs[gateway].Generate(request, timeout=max(1.0, ends_at_s - began_s))
-        try:
-            async for response in call:
-                record.add(response)
-                now_s = time.monotonic()
-                record.max_pause_s = max([record.max_pause_s, *(now_s - at_s for at_s in last_at_s)])
-                last_at_s[:] = [now_s]
-                is_over = bool(record.finish_reasons)
-                if not is_over and what.cancel_after is not None and len(record.token_ids) >= what.cancel_after:
-                    answer.is_cancelled = True
-                    call.cancel()
-        except grpc.aio.AioRpcError as error:
-            record.code, record.details = error.code(), error.details() or ""
-        except asyncio.CancelledError:
-            if not call.cancelled():
-                raise
-            record.code = grpc.StatusCode.CANCELLED
+        answer.is_cancelled = await follow(call, record, cancel_after_tokens=what.cancel_after)
         is_refused = record.code is _BUSY and not record.token_ids
         is_broken = record.code in _BROKEN or is_refused
         if not is_broken or answer.is_cancelled or record.finish_reasons or time.monotonic() > ends_at_s:

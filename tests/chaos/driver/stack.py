@@ -107,7 +107,8 @@ class ChaosStack:
     def signal(self, process: ProcessView, number: signal.Signals) -> None:
         """Nothing, if it is gone already."""
         with contextlib.suppress(ProcessLookupError):
-            os.kill(process.pid, number)
+            if process.pid > 0:  # 0 would be the driver's own group
+                os.kill(process.pid, number)
 
     def _worker_pids(self) -> set[int]:
         state = try_read_state(self._paths.state_file)

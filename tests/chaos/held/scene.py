@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Literal
 
+from tests.chaos.held.gate import Order
 from tests.chaos.held.stack import HeldStack, wait_for
 from tests.unit.gateway.fake_model import VOCAB_SIZE
 
@@ -19,7 +20,7 @@ from weir.wire.v1 import inference_pb2
 Ending = Literal["cancel", "deadline", "deadline, partial", "client gone", "worker gone", "gateway gone"]
 PROMPT_TOKENS = 40
 MAX_TOKENS = 60
-REACHED_S = 20.0
+REACHED_S = 60.0
 TARGET = "target"
 _SEEDS = itertools.count(1)
 """Another prompt with each: nothing of it is cached."""
@@ -78,12 +79,11 @@ class Scene:
         await writer.drain()
         return Client(request, expected, asyncio.create_task(_read_to_end(reader)), writer)
 
-    async def until_held(self, role: str, *, num_steps: int = 0) -> None:
-        order = self.stack.close_gate(role, num_steps=num_steps)
-        await self.until(lambda: self.stack.gates[role].holds(order), f"{role} stands still")
+    async def until_held(self, role: str, order: Order) -> None:
+        await self.until(lambda: self.stack.gates[role].holds(order), f"{role} stands still by {order}")
 
     async def until_metric(self, role: str, name: str, value: float) -> None:
-        await self.until(lambda: self.stack.metrics(role)[name] == value, f"{name} of {role} is {value:g}")
+        await self.until(lambda: self.stack.has_metric(role, name, value), f"{name} of {role} is {value:g}")
 
 
 async def _read_to_end(reader: asyncio.StreamReader) -> StreamRecord:

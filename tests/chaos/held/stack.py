@@ -17,6 +17,8 @@ from tests.chaos.held.process import MODEL_DIGEST, PAGE_BYTES, run_role
 from tests.unit.gateway.fake_model import MAX_CONTEXT
 
 from weir.bus.server import nats_server_command
+from weir.client.workers import WorkersClient
+from weir.core.errors import Unavailable
 from weir.core.ports import free_port
 from weir.kv.geometry import ArenaGeometry
 from weir.kv.layout import layout_of
@@ -39,7 +41,10 @@ max_wait_s = 60
 max_batch = 1
 """
 ROLES = ("transfer", "scheduler", "prefill", "decode", "gateway")
-_NUM_WORKERS = 2
+_WORKERS = ("prefill", "decode")
+_LEASE_TTL_MS = 8000
+"""Nobody starts a worker again at once that was killed for its silence on a busy machine."""
+_DESCRIBE_S = 20.0
 
 
 class _Child:
@@ -79,7 +84,7 @@ class HeldStack:
         self._nats_port = -1
         self._children: dict[str, _Child] = {}
         self.http_port = free_port()
-        self.gates = {role: Gate(directory, role) for role in ("prefill", "decode")}
+        self.gates = {role: Gate(directory, role) for role in _WORKERS}
 
     @property
     def grpc_address(self) -> str:
@@ -151,12 +156,15 @@ class HeldStack:
         wait_for(lambda: not self.is_running(role), f"{role} has ended", 30.0)
 
     def restart_missing(self) -> None:
-        """Whoever is gone has a successor, all are ready, and nothing is placed on a worker that is gone any more."""
+        """Whoever is gone has a successor, all are ready, and the scheduler places requests on the workers that there
+        are, and on no other."""
         for role in ROLES:
             if not self.is_running(role):
                 self.start(role)
         self.wait_ready()
-        wait_for(lambda: self.metrics("scheduler")["workers"] == _NUM_WORKERS, "the dead are missed", START_TIMEOUT_S)
+        addresses = {self._children[role].address for role in _WORKERS}
+        with WorkersClient([self._children["scheduler"].address]) as workers:
+            wait_for(lambda: _serving(workers) == addresses, "workers are known, the dead missed", START_TIMEOUT_S)
 
     # -- gates --
 
@@ -172,7 +180,15 @@ class HeldStack:
     # -- what they say of themselves --
 
     def metrics(self, role: str) -> dict[str, float]:
+        """Raises grpc.RpcError."""
         return dict(self._describe(role).metrics)
+
+    def has_metric(self, role: str, name: str, value: float) -> bool:
+        """False also while it does not answer."""
+        try:
+            return self.metrics(role)[name] == value
+        except grpc.RpcError:
+            return False
 
     def leftovers(self) -> dict[str, object]:
         """What is not as it is in an idle stack; empty: nothing is held anywhere, and every book is in order."""
@@ -192,11 +208,11 @@ class HeldStack:
 
     def num_finished(self) -> float:
         """Sequences that workers have computed to their ends since they started."""
-        return sum(self.metrics(role)["finished_total"] for role in ("prefill", "decode"))
+        return sum(self.metrics(role)["finished_total"] for role in _WORKERS)
 
     def num_gateways_missed(self) -> int:
         """How often workers have cancelled what a gateway had that was gone."""
-        logs = [(self._directory / f"{role}.log").read_text() for role in ("prefill", "decode")]
+        logs = [(self._directory / f"{role}.log").read_text() for role in _WORKERS]
         return sum(log.count("has gone: ") for log in logs)
 
     def describe_leftovers(self) -> str:
@@ -204,7 +220,7 @@ class HeldStack:
 
     def _describe(self, role: str) -> admin_pb2.DescribeResponse:
         with grpc.insecure_channel(self._children[role].address) as channel:
-            return admin_pb2_grpc.AdminStub(channel).Describe(admin_pb2.DescribeRequest(), timeout=5)
+            return admin_pb2_grpc.AdminStub(channel).Describe(admin_pb2.DescribeRequest(), timeout=_DESCRIBE_S)
 
     def _arguments(self, role: str) -> list[str]:
         socket = self._directory / "arena.sock"
@@ -217,17 +233,17 @@ class HeldStack:
         if role == "transfer":
             flags |= {"listen": f"unix:{socket}", "segment-dir": self._directory, "arena-bytes": _ARENA_BYTES}
             flags |= {"page-bytes": PAGE_BYTES, "max-context-tokens": MAX_CONTEXT, "model-digest": MODEL_DIGEST}
-            flags |= {"num-slots": NUM_SLOTS}
+            flags |= {"num-slots": NUM_SLOTS, "lease-ttl-ms": _LEASE_TTL_MS}
         elif role == "scheduler":
             limits_file = self._directory / "limits.toml"
             limits_file.write_text(LIMITS)
             flags |= {"limits-file": limits_file, "page-overcommit": 3}
-        if role in ("prefill", "decode"):
+        if role in _WORKERS:
             flags |= {"arena-socket": socket, "max-num-seqs": 8, "max-stall-s": 60}
         if role == "decode":
             flags |= {"swap-dir": self._directory, "swap-bytes": PAGE_BYTES * NUM_PAGES}
         if role == "gateway":
-            flags |= {"listen": "127.0.0.1:0", "http-port": self.http_port, "worker-lost-s": 1}
+            flags |= {"listen": "127.0.0.1:0", "http-port": self.http_port, "worker-lost-s": 3}
         pairs = [part for name, value in flags.items() for part in (f"--{name}", str(value))]
         return [*pairs, "--no-serves-locally"] if role == "decode" else pairs
 
@@ -247,6 +263,14 @@ def _missing(metrics: dict[str, float]) -> dict[str, float]:
     num_pages = metrics["total_pages"] - metrics["free_pages"] - metrics["cached_pages"]
     num_slots = metrics["total_slots"] - metrics["free_slots"]
     return {name: number for name, number in (("pages", num_pages), ("slots", num_slots)) if number}
+
+
+def _serving(workers: WorkersClient) -> set[str]:
+    """Addresses of those that take work; none while the scheduler does not answer."""
+    try:
+        return {worker.address for worker in workers.list() if worker.duty == "serving"}
+    except Unavailable:
+        return set()
 
 
 def wait_for(holds: Callable[[], bool], what: str | Callable[[], str], timeout_s: float) -> None:

@@ -19,6 +19,7 @@ from weir.model.errors import ModelNotFound
 from weir.rpc.port_guard import BodyBudget
 from weir.runtime.config import ConfigError, read_config
 from weir_gateway.config import GatewayConfig
+from weir_gateway.driving.adoption import AdoptionSettings
 from weir_gateway.gateway import GatewayComponent, GatewayLoaders, GatewayProcess, GatewaySettings
 from weir_gateway.requests.models import ServedModel, load_served_model
 
@@ -126,6 +127,8 @@ async def test_an_http_server_that_ends_by_itself_ends_the_process(
         (["--default-max-tokens", "0"], "default_max_tokens 0"),
         (["--scheduler-wait-s", "-1"], "scheduler_wait_s -1.0"),
         (["--no-progress-s", "nan"], "no_progress_s nan"),
+        (["--adopter-wait-s", "31"], r"adopter_wait_s 31.0: must be in \[0, 30\]"),
+        (["--claim-wait-s", "nan"], r"claim_wait_s nan: must be in \[0, 3600\]"),
         (["--http-host", ""], "http_host is empty"),
     ],
 )
@@ -135,16 +138,24 @@ def test_a_bad_setting_is_named_with_its_flag(flags: list[str], words: str) -> N
     assert flags[0] in refused.value.message
 
 
+def test_how_long_it_looks_for_a_sequence_is_set_by_the_environment_too() -> None:
+    config = read_config(GatewayConfig, [], environ={"WEIR_ADOPTER_WAIT_S": "0", "WEIR_CLAIM_WAIT_S": "30"})
+    assert (config.adopter_wait_s, config.claim_wait_s) == (0, 30)
+    assert GatewaySettings.of(GatewayConfig()).adoption == AdoptionSettings()
+
+
 def test_every_setting_reaches_the_part_that_it_is_for() -> None:
     config = GatewayConfig(
         max_requests=7, default_max_tokens=8, max_prompt_bytes=9, scheduler_wait_s=10, max_queue_s=11,
         no_progress_s=12, worker_lost_s=13, send_timeout_s=14, http_host="::1", http_port=15, instance="other",
+        adopter_wait_s=16, claim_wait_s=17,
     )  # fmt: skip
     settings = GatewaySettings.of(config)
     assert (settings.driver.max_requests, settings.driver.max_queue_s, settings.driver.no_progress_s) == (7, 11, 12)
     assert (settings.limits.default_max_tokens, settings.limits.max_prompt_bytes) == (8, 9)
     assert (settings.port.outage_s, settings.access_wait_s, settings.connections.lost_after_s) == (10, 10, 13)
     assert (settings.http.send_timeout_s, settings.instance) == (14, "other")
+    assert (settings.adoption.wait_s, settings.adoption.claim_wait_s) == (16, 17)
     http = settings.http
     assert (http.host, http.port, http.max_connections) == ("::1", 15, config.max_calls)
     assert not settings.is_lower_priority_first
