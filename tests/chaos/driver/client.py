@@ -34,8 +34,6 @@ class Answer:
     record: StreamRecord
     is_cancelled: bool = False
     breaks: list[Break] = field(default_factory=list)
-    num_index_errors: int = 0
-    """Of attempts that were given up."""
 
 
 @dataclass(frozen=True)
