@@ -97,6 +97,20 @@ async def swapped_out(scene: Scene) -> Client:
     return target
 
 
+async def being_adopted(scene: Scene) -> Client:
+    """Its worker is gone, and a successor has it that is in its first step."""
+    order = scene.stack.close_gate("decode", num_steps=5)
+    target = await scene.ask(deadline_ms=LATE_DEADLINE_MS, max_tokens=TARGET_TOKENS)
+    await scene.until_held("decode", order)
+    scene.stack.kill("decode")
+    await asyncio.to_thread(scene.stack.wait_gone, "decode")
+    order = scene.stack.close_gate("decode")
+    scene.stack.start("decode")
+    await asyncio.to_thread(scene.stack.wait_ready)
+    await scene.until_held("decode", order)
+    return target
+
+
 async def draining(scene: Scene) -> Client:
     """Decoding, at a worker that was asked to end."""
     target = await decoding(scene)
@@ -105,14 +119,14 @@ async def draining(scene: Scene) -> Client:
     return target
 
 
-# A state is a function here and, if it is not lost with the decode worker, a line in WORKERS. One that belongs to none
-# yet: "being adopted", between a worker's death and the first step of whoever goes on with its sequences.
+# A state is a function here and, if it is not lost with the decode worker, a line in WORKERS.
 STATES: dict[str, Callable[[Scene], Awaitable[Client]]] = {
     "queued": queued,
     "prefilling": prefilling,
     "waiting for decode": waiting_for_decode,
     "decoding": decoding,
     "swapped out": swapped_out,
+    "being adopted": being_adopted,
     "draining": draining,
 }
 WORKERS = {"prefilling": "prefill"}
@@ -138,9 +152,9 @@ CODES = {
 async def test_it_ends_once_and_leaves_nothing(stack: HeldStack, state: str, ending: Ending) -> None:
     async with AsyncExitStack() as channels:
         scene = Scene(stack, ending, channels)
-        num_finished = stack.num_finished()
         target = await STATES[state](scene)
         assert not target.running.done(), f"it ended before it could be ended: {target.running.result()}"
+        num_finished = stack.num_finished()
 
         await end(scene, target, WORKERS.get(state, "decode"))
         await asyncio.sleep(ARRIVED_S)
