@@ -14,8 +14,8 @@ PYTEST_FLAGS ?=
 up: setup ## Start a local stack with a real small model; Ctrl-C ends it.
 	$(BIN)/weir up $(UP_FLAGS)
 
-# Whole stacks, and forward passes of the real model, want the machine for themselves; all else runs three at a time on two
-# cores: many of these tests wait.
+# Whole stacks around a real model, and its forward passes, want the machine for themselves; all else runs three at a time
+# on two cores: many of these tests wait.
 test: check model ## Everything that CI runs.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not golden and not stack" \
 		--ignore tests/guard --ignore tests/golden $(PYTEST_FLAGS)
