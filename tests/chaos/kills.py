@@ -18,7 +18,7 @@ import grpc
 from tests.chaos.disturbances import HOWS, prepare
 from tests.chaos.resuming import Resumed, stream_grpc
 
-from weir.testing.load import StreamRecord, greedy_request, open_stub, stream
+from weir.testing.load import StreamRecord, follow, greedy_request, open_stub, stream
 from weir.testing.stack import ProcessView, Stack, wait_until
 from weir.wire.v1 import inference_pb2
 
@@ -77,7 +77,8 @@ class Series:
         self.tally = Tally()
 
     async def run(self, times: int) -> None:
-        expected = await asyncio.gather(*(self._stream(number, "") for number in range(self._num_streams)))
+        expected = [StreamRecord() for _ in range(self._num_streams)]
+        await asyncio.gather(*(self._stream(number, "", record) for number, record in enumerate(expected)))
         for index in range(times):
             await self._disturb_once(index, expected)
 
@@ -87,18 +88,23 @@ class Series:
         disturbance = await asyncio.to_thread(prepare, self._how, stack, self._role)
         counted = counts_of(stack, gateways)
         is_over = asyncio.Event()
+        first_records = [StreamRecord() for _ in range(self._num_streams)]
 
         async def client(number: int) -> None:
-            turn = 0
+            turn, record = 0, first_records[number]
             while not turn or (disturbance.is_long and not is_over.is_set()):
                 key = f"{self._how}-{index}-{number}-{turn}" if HOWS[self._how].is_keyed else ""
-                tally.add(await self._stream(number, key), expected[number])
-                turn += 1
+                await self._stream(number, key, record)
+                tally.add(record, expected[number])
+                turn, record = turn + 1, StreamRecord()
+
+        def are_all_decoded() -> bool:
+            """And every prompt is computed: decode workers may read one themselves."""
+            have_begun = all(record.token_ids for record in first_records)
+            return have_begun and num_decoding(stack, workers) == self._num_streams
 
         clients = [asyncio.create_task(client(number)) for number in range(self._num_streams)]
-        await asyncio.to_thread(
-            wait_until, lambda: num_decoding(stack, workers) == self._num_streams, timeout_s=60, what="all are decoded"
-        )
+        await asyncio.to_thread(wait_until, are_all_decoded, timeout_s=60, what="all are decoded")
         before = num_computed(stack, workers)
         first = asyncio.create_task(self._time_first_token()) if self._how == "leader" else None
         await asyncio.to_thread(disturbance.act)
@@ -116,13 +122,14 @@ class Series:
         tally.num_dispatched_again += max(0, after_counts[1] - counted[1])
         await asyncio.to_thread(disturbance.undo)
 
-    async def _stream(self, number: int, key: str) -> StreamRecord:
+    async def _stream(self, number: int, key: str, record: StreamRecord) -> None:
         """With a key: sent again, to the next gateway, whenever it breaks."""
         if key:
-            return await stream_again(self._addresses, make_request(number, key))
+            await stream_again(self._addresses, make_request(number, key), record)
+            return
         channel, stub = open_stub(self._stack.grpc_address)
         async with channel:
-            return await stream(stub, make_request(number), timeout_s=_STREAM_S)
+            await follow(stub.Generate(make_request(number), timeout=_STREAM_S), record)
 
     async def _time_first_token(self) -> float:
         """Of a prompt that nobody has sent, from just before the disturbance on."""
@@ -134,9 +141,9 @@ class Series:
         return time.monotonic() - began_s
 
 
-async def stream_again(addresses: list[str], request: inference_pb2.GenerateRequest) -> StreamRecord:
+async def stream_again(addresses: list[str], request: inference_pb2.GenerateRequest, record: StreamRecord) -> None:
     """A request with a key, sent to the next gateway with what it lacks whenever its stream breaks."""
-    seen, record, last_at_s, num_had = Resumed(), StreamRecord(), 0.0, 0
+    seen, last_at_s, num_had = Resumed(token_ids=record.token_ids), 0.0, 0
     running = asyncio.create_task(stream_grpc(addresses, request, seen))
     while not running.done():
         await asyncio.sleep(0.005)
@@ -145,10 +152,9 @@ async def stream_again(addresses: list[str], request: inference_pb2.GenerateRequ
             record.max_pause_s = max(record.max_pause_s, now_s - last_at_s if num_had else 0.0)
             num_had, last_at_s = seen.num_had, now_s
     await running
-    record.token_ids, record.num_index_errors = seen.token_ids, seen.num_index_errors
+    record.num_index_errors = seen.num_index_errors
     if not seen.finish_reasons:
         record.code, record.details = grpc.StatusCode.UNAVAILABLE, "; ".join(seen.errors[-1:])
-    return record
 
 
 def make_request(number: int, key: str = "") -> inference_pb2.GenerateRequest:
