@@ -134,7 +134,7 @@ class KeyedRequests:
             yield False
             return
         name = key_name(tenant, idempotency_key)
-        is_back = self.holds(tenant, idempotency_key) and name not in self._returning
+        is_back = name in self._held and name not in self._returning
         if is_back:
             self._returning.add(name)
         try:
