@@ -14,6 +14,7 @@ from weir.core.errors import Unavailable, WeirError
 from weir.core.life import Attempt
 from weir.wire.v1 import worker_pb2
 from weir_gateway.driving.adoption import AdoptionSettings
+from weir_gateway.workers.connection import WorkerEndpoint
 from weir_gateway.workers.connections import WorkerConnections
 
 
@@ -124,3 +125,17 @@ def adopted(world: World, index: int, text: str, *, adoption: int) -> worker_pb2
     sent = update(request_id_of(world), index, ids_of(text))
     sent.attempt.adoption = adoption
     return sent
+
+
+async def test_once_they_are_closed_no_connection_is_opened_for_a_cancel() -> None:
+    peer = WorkerEndpoint("decode-1", "127.0.0.1:1")
+    connections = WorkerConnections(
+        "gateway-0-00000000",
+        FAST.connections,
+        ManualClock(),
+        peers_of=lambda worker_id: [peer],
+        is_wanted=lambda *attempt: False,
+    )
+    await connections.close()
+    connections.cancel_at_peers("decode-0", "a", Attempt())
+    assert connections.metrics()["worker_connections"] == 0
