@@ -15,8 +15,8 @@ from weir.model.device_check import DeviceMissing, check_device, find_gpu
 class PretendedLibrary:
     """The calls of libcuda.so.1 that the check makes, for a GPU of this compute capability."""
 
-    def __init__(self, major: int, minor: int) -> None:
-        self._attributes = {75: major, 76: minor}
+    def __init__(self, major: int, minor: int, attributes: dict[int, int]) -> None:
+        self._attributes = {75: major, 76: minor, 20: 0, 102: 1, 103: 1} | attributes
 
     def cuDeviceGet(self, handle: Any, number: ctypes.c_int) -> int:  # noqa: N802
         handle._obj.value = 40 + number.value
@@ -33,8 +33,9 @@ class PretendedLibrary:
         return 0
 
 
-def driver(major: int, minor: int) -> Callable[[], CudaDriver]:
-    return lambda: CudaDriver(cast(ctypes.CDLL, PretendedLibrary(major, minor)))
+def driver(major: int, minor: int, attributes: dict[int, int] | None = None) -> Callable[[], CudaDriver]:
+    """`attributes`: by number, where they are not those of a GPU that will do."""
+    return lambda: CudaDriver(cast(ctypes.CDLL, PretendedLibrary(major, minor, attributes or {})))
 
 
 def pretend_torch(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
@@ -51,6 +52,24 @@ def test_a_gpu_that_is_too_old_is_named_with_what_is_needed(monkeypatch: pytest.
     pretend_torch(monkeypatch, "2.13.0")
     with pytest.raises(DeviceMissing, match=r"Pretended GPU, compute capability 7\.5; the kernels need 8\.0 or later"):
         find_gpu(driver(7, 5))
+
+
+@pytest.mark.parametrize(
+    ("attributes", "said"),
+    [
+        ({102: 0}, r"no virtual memory management \(attribute 102\).* pass the whole GPU through"),
+        ({103: 0}, r"exports no memory as a file descriptor \(attribute 103\).* not WSL"),
+        ({20: 3}, r"compute mode is EXCLUSIVE_PROCESS.* `nvidia-smi -i 0 -c DEFAULT`"),
+        ({20: 2}, r"compute mode is PROHIBITED.* `nvidia-smi -i 0 -c DEFAULT`"),
+        ({20: 7}, r"compute mode is number 7"),
+    ],
+)
+def test_a_gpu_whose_memory_processes_cannot_share_is_refused_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, attributes: dict[int, int], said: str
+) -> None:
+    pretend_torch(monkeypatch, "2.13.0")
+    with pytest.raises(DeviceMissing, match=rf"GPU 0 is Pretended GPU, compute capability 9\.0; its .*{said}"):
+        find_gpu(driver(9, 0, attributes))
 
 
 def test_a_pytorch_without_cuda_is_named_with_how_to_get_another(monkeypatch: pytest.MonkeyPatch) -> None:
