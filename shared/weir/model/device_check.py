@@ -38,6 +38,7 @@ class Gpu:
     has_virtual_memory: bool
     shares_by_descriptor: bool
     compute_mode: str
+    total_bytes: int
 
     def __str__(self) -> str:
         return f"{self.name}, compute capability {self.capability[0]}.{self.capability[1]}"
@@ -80,6 +81,9 @@ def read_gpu(driver: CudaDriver, number: int = 0) -> Gpu:
     driver.call("cuDeviceGet", ctypes.byref(handle), ctypes.c_int(number))
     driver.call("cuDeviceGetName", name, ctypes.c_int(_NAME_BYTES), handle)
 
+    total = ctypes.c_size_t()
+    driver.call("cuDeviceTotalMem_v2", ctypes.byref(total), handle)
+
     def attribute(which: int) -> int:
         value = ctypes.c_int()
         driver.call("cuDeviceGetAttribute", ctypes.byref(value), ctypes.c_int(which), handle)
@@ -92,6 +96,7 @@ def read_gpu(driver: CudaDriver, number: int = 0) -> Gpu:
         attribute(_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) != 0,
         attribute(_POSIX_FILE_DESCRIPTOR_SUPPORTED) != 0,
         _MODE_NAMES.get(mode, f"number {mode}"),
+        total.value,
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from weir.kv.memory.cuda import CudaDriver, CudaDriverError
-from weir.model.device_check import DeviceMissing, check_device, find_gpu
+from weir.model.device_check import DeviceMissing, Gpu, check_device, find_gpu, read_gpu
 
 
 class PretendedLibrary:
@@ -25,6 +25,11 @@ class PretendedLibrary:
     def cuDeviceGetName(self, name: Any, num_bytes: ctypes.c_int, handle: ctypes.c_int) -> int:  # noqa: N802
         assert (len(name), handle.value) == (num_bytes.value, 40)
         name.value = b"Pretended GPU"
+        return 0
+
+    def cuDeviceTotalMem_v2(self, value: Any, handle: ctypes.c_int) -> int:  # noqa: N802
+        assert handle.value == 40
+        value._obj.value = 80 << 30
         return 0
 
     def cuDeviceGetAttribute(self, value: Any, attribute: ctypes.c_int, handle: ctypes.c_int) -> int:  # noqa: N802
@@ -46,6 +51,11 @@ def test_a_gpu_that_will_do_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_torch(monkeypatch, "2.13.0")
     assert find_gpu(driver(9, 0)) == "Pretended GPU, compute capability 9.0"
     assert find_gpu(driver(8, 0)) == "Pretended GPU, compute capability 8.0"
+
+
+def test_what_the_driver_says_of_a_gpu() -> None:
+    expected = Gpu("Pretended GPU", (9, 0), True, False, "EXCLUSIVE_PROCESS", 80 << 30)
+    assert read_gpu(driver(9, 0, {20: 3, 103: 0})()) == expected
 
 
 def test_a_gpu_that_is_too_old_is_named_with_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
