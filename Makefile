@@ -47,8 +47,12 @@ chaos: setup-dev model ## Streams amid faults for MINUTES, from SEED; the report
 bench-sim: setup ## Experiments on the simulator, in full; traces from WEIR_TEST_DATA.
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.sim --size full --out shared/docs/results
 
-gpu: ## Tests and figures of the GPU path, with the python3 on the PATH as it is; tables go to $OUT (./out).
-	PYTHONPATH=shared $(PYTHON) -m benchmarks.gpu
+PART ?=
+gpu: ## Tests and figures of the GPU path by the python3 on the PATH; six files go to $OUT (./out). PART=step: one part.
+	PYTHONPATH=shared $(PYTHON) -m benchmarks.gpu --part "$(PART)"
+
+build/triton-%: setup-dev ## The oldest Triton that Weir takes, beside the installed one, for tests/kernels (190 MB).
+	$(BIN)/pip install -q --no-deps --target $@ triton==$*
 
 .PHONY: model
 model: setup ## The built-in model, in the model cache.
