@@ -46,6 +46,7 @@ class _RecordedTests:
         self._selection = selection
         self._to_skip = selection.names_to_skip()
         self._problem = ""
+        self._traceback = ""
         self._verdict = ""
         self._seconds = 0.0
 
@@ -57,28 +58,31 @@ class _RecordedTests:
             items[:] = [item for item in items if item not in unwanted]
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        self._verdict, self._problem, self._seconds = "ok", "", 0.0
+        self._verdict, self._problem, self._traceback, self._seconds = "ok", "", "", 0.0
         self._selection.note("begin", nodeid)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._seconds += report.duration
         if report.failed:
-            self._verdict, self._problem = "failed", self._problem + report.longreprtext
+            self._verdict, self._problem = "failed", self._problem or _message_of(report)
+            self._traceback += report.longreprtext
         elif report.skipped and self._verdict == "ok":
             self._verdict, self._problem = "skipped", _reason_of(report)
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         lost = _try_lost_context()
         if lost is not None:
-            self._verdict, self._problem = "failed", f"{self._problem}\n{lost}"
-        is_lost = lost is not None or (self._verdict == "failed" and is_sticky(self._problem))
+            self._verdict, self._problem = "failed", f"{self._problem} {lost}".strip()
+        is_lost = lost is not None or is_sticky(self._traceback)
         if self._out is not None:
             record: dict[str, Any] = {"part": _PART, "case": nodeid, "verdict": self._verdict}
             if self._problem:
-                record["problem"] = self._problem.strip()[-_MAX_PROBLEM_CHARS:]
+                record["problem"] = self._problem[:_MAX_PROBLEM_CHARS]
             append_record(self._out, record | {"seconds": round(self._seconds, 2)})
         if self._verdict == "failed":
-            print(f"\n{nodeid}\n{self._problem}", flush=True)  # pytest prints it at its end, which may never come
+            print(
+                f"\n{nodeid}: {self._problem}\n{self._traceback}", flush=True
+            )  # pytest prints it at its end, which may never come
         if is_lost:
             leave_at_once(STICKY_EXIT)
         self._selection.note("end", nodeid)
@@ -92,3 +96,9 @@ class _RecordedTests:
 def _reason_of(report: pytest.TestReport) -> str:
     longrepr = report.longrepr
     return longrepr[2] if isinstance(longrepr, tuple) else str(longrepr)
+
+
+def _message_of(report: pytest.TestReport) -> str:
+    """The error's own, without where it came from."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    return str(crash.message) if crash is not None else report.longreprtext

@@ -133,7 +133,7 @@ class _CommandRun:
     def _on_culprit(self, culprit: str, ended: Ended, arguments: Sequence[str], within: Budget) -> None:
         """Notes what it did, and runs it alone, if it may come to an end."""
         said = self._said(ended)
-        problem = f"{self._label}: the process {said} in this case; the others go on in a new one"
+        problem = f"{self._label}: the process {said} in this case; what is left goes on in a new one"
         append_record(self._folder, {"part": self._part.name, "case": culprit, "verdict": said, "problem": problem})
         self._logs.write(f"== {culprit}: {problem}\n", is_of_tests=self._part.are_tests)
         if ended.code is not None and within.left_s > _LEAST_S:
