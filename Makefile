@@ -9,7 +9,7 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 UP_FLAGS ?=
 PYTEST_FLAGS ?=
 
-.PHONY: up test check setup setup-dev golden long chaos bench-sim gpu format proto proto-baseline constraints clean
+.PHONY: up test check setup setup-dev golden long chaos bench-sim gpu triton-oldest format proto proto-baseline constraints clean
 
 up: setup ## Start a local stack with a real small model; Ctrl-C ends it.
 	$(BIN)/weir up $(UP_FLAGS)
@@ -51,8 +51,9 @@ PART ?=
 gpu: ## Tests and figures of the GPU path by the python3 on the PATH; six files go to $OUT (./out). PART=step: one part.
 	PYTHONPATH=shared $(PYTHON) -m benchmarks.gpu --part "$(PART)"
 
-build/triton-%: setup-dev ## The oldest Triton that Weir takes, beside the installed one, for tests/kernels (190 MB).
-	$(BIN)/pip install -q --no-deps --target $@ triton==$*
+OLDEST_TRITON := 3.6.0
+triton-oldest: setup-dev ## The oldest Triton that Weir takes, beside the installed one, for tests/kernels (190 MB).
+	$(BIN)/pip install -q --no-deps --upgrade --target build/triton-$(OLDEST_TRITON) triton==$(OLDEST_TRITON)
 
 .PHONY: model
 model: setup ## The built-in model, in the model cache.

@@ -1,7 +1,7 @@
 """Every kernel variant is compiled for GPUs that are not here, and its machine code held to their limits.
 
 By the Triton that is installed for each of them, and by the oldest that Weir takes for one, where it was unpacked:
-`make build/triton-3.6.0` (190 MB to get, 640 MB on the disk).
+`make triton-oldest` (190 MB to get, 640 MB on the disk).
 """
 
 import json
@@ -67,7 +67,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
 @pytest.fixture(scope="module")
 def compiled_by_oldest(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     if not (OLDEST_FOLDER / "triton").is_dir():
-        pytest.skip(f"{OLDEST_FOLDER} is not there: `make build/triton-{OLDEST}` gets 190 MB")
+        pytest.skip(f"{OLDEST_FOLDER} is not there: `make triton-oldest` gets 190 MB")
     return compile_all(OLDEST_ARCH, tmp_path_factory.mktemp("triton-oldest"), OLDEST_FOLDER)
 
 

@@ -18,7 +18,7 @@ _KILL_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EndedCommand:
     """How a command ended. `code` is negative for a signal, None if it was ended here: `verdict` says why."""
 
     verdict: str
@@ -36,7 +36,7 @@ def run_group(
     limit_s: float,
     on_line: Callable[[str], None],
     try_reason_to_end: Callable[[], str | None] = lambda: None,
-) -> Ended:
+) -> EndedCommand:
     """Until it ends, or after `limit_s`, or when there is a reason to end it.
 
     It then gets SIGABRT, upon which Python prints tracebacks where PYTHONFAULTHANDLER is set, and SIGKILL 3 s later.
@@ -65,10 +65,10 @@ def run_group(
     reader.join(1.0)  # what left the group may hold the pipe open
     seconds = time.monotonic() - started_s
     if not has_ended:
-        return Ended(f"{reason or 'ended'}, but the kernel does not end it", None, seconds)
+        return EndedCommand(f"{reason or 'ended'}, but the kernel does not end it", None, seconds)
     if reason is not None:
-        return Ended(reason, None, seconds)
-    return Ended(_verdict(process.returncode), process.returncode, seconds)
+        return EndedCommand(reason, None, seconds)
+    return EndedCommand(_verdict(process.returncode), process.returncode, seconds)
 
 
 def _wait(

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.gpu.case_loop import STICKY_EXIT, Progress, Selection
 from benchmarks.gpu.output import Logs, PartOutcome, append_record, write_summary
-from benchmarks.gpu.process_group import Ended, run_group
+from benchmarks.gpu.process_group import EndedCommand, run_group
 
 _LEAST_S = 2.0
 """What is left for a command that is not worth its start."""
@@ -127,10 +127,10 @@ class _CommandRun:
             Selection(progress).note("end", culprit)
         return first_bad
 
-    def _said(self, ended: Ended) -> str:
+    def _said(self, ended: EndedCommand) -> str:
         return "lost its CUDA context" if ended.code == STICKY_EXIT else ended.verdict
 
-    def _on_culprit(self, culprit: str, ended: Ended, arguments: Sequence[str], within: Budget) -> None:
+    def _on_culprit(self, culprit: str, ended: EndedCommand, arguments: Sequence[str], within: Budget) -> None:
         """Notes what it did, and runs it alone, if it may come to an end."""
         said = self._said(ended)
         problem = f"{self._label}: the process {said} in this case; what is left goes on in a new one"
@@ -143,7 +143,7 @@ class _CommandRun:
 
     def _start(
         self, arguments: Sequence[str], limit_s: float, environ: Mapping[str, str], progress: Path | None
-    ) -> Ended:
+    ) -> EndedCommand:
         def on_line(line: str) -> None:
             self._logs.write(f"[{self._label}] {line.rstrip()}\n", is_of_tests=self._part.are_tests)
 
