@@ -9,6 +9,7 @@ import argparse
 import importlib.util
 import os
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -52,7 +53,10 @@ def run(parts: Sequence[Part], root: Path, out: Path, budget: Budget, title: str
     paths = [str(root / "shared"), str(root / "services"), str(root), os.environ.get("PYTHONPATH", "")]
     environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1"}
     environ.pop("TRITON_INTERPRET", None)  # kernels are to run on the GPU
-    outcomes = Session(out, logs, environ, title).run(parts, budget)
+    session = Session(out, logs, environ, title)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: session.stop())
+    outcomes = session.run(parts, budget)
     print((out / SUMMARY).read_text())
     return 0 if all(outcome.is_good for outcome in outcomes) else 1
 

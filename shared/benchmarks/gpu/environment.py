@@ -7,6 +7,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -95,7 +96,7 @@ def _compiler() -> Iterator[Record]:
     found = next(
         (path for name in (os.environ.get("CC"), "gcc", "clang", "cc") if name and (path := shutil.which(name))), ""
     )
-    include = Path(__import__("sysconfig").get_paths()["include"]) / "Python.h"
+    include = Path(sysconfig.get_paths()["include"]) / "Python.h"
     has_triton = importlib.util.find_spec("triton") is not None
     verdict = "ok" if found and include.exists() and has_triton else "failed"
     yield {"verdict": verdict, "c_compiler": found or "none", "python_h": include.exists(), "triton": has_triton}

@@ -6,6 +6,7 @@ the case that did it, which is run once more alone, with CUDA_LAUNCH_BLOCKING=1,
 
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -68,6 +69,11 @@ class Session:
         self._environ = {**environ, "PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1"}
         self._title = title
         self._outcomes: list[PartOutcome] = []
+        self._is_stopped = threading.Event()
+
+    def stop(self) -> None:
+        """What runs is ended at once, and nothing more is started. May be called by a signal's handler."""
+        self._is_stopped.set()
 
     def run(self, parts: Sequence[Part], budget: Budget) -> list[PartOutcome]:
         """The summary is written before the first and after each."""
@@ -82,13 +88,16 @@ class Session:
 
     def _run_part(self, part: Part, budget: Budget) -> PartOutcome:
         left_s = budget.left_s
+        if self._is_stopped.is_set():
+            return PartOutcome(part.name, "skipped: stopped", 0.0)
         if left_s < _LEAST_S:
             return PartOutcome(part.name, "skipped: no time left", 0.0)
         started_s = time.monotonic()
         within = Budget(started_s + min(part.max_s, left_s))
         self._logs.write(f"== {part.name}: at most {within.left_s:.0f} s\n", is_of_tests=part.are_tests)
         with ThreadPoolExecutor(part.num_at_a_time) as threads, tempfile.TemporaryDirectory(prefix="weir-gpu-") as own:
-            runs = [_CommandRun(self._folder, self._logs, self._environ, part, command) for command in part.commands]
+            where = _Surroundings(self._folder, self._logs, self._environ, self._is_stopped)
+            runs = [_CommandRun(where, part, command) for command in part.commands]
             verdicts = list(threads.map(lambda run: run.run(Path(own), within), runs))
         bad = [verdict for verdict in verdicts if verdict != "ok"]
         outcome = PartOutcome(part.name, "; ".join(dict.fromkeys(bad)) or "ok", time.monotonic() - started_s)
@@ -96,13 +105,24 @@ class Session:
         return outcome
 
 
+@dataclass(frozen=True, slots=True)
+class _Surroundings:
+    """What the commands of a session share."""
+
+    folder: Path
+    logs: Logs
+    environ: Mapping[str, str]
+    is_stopped: threading.Event
+
+
 class _CommandRun:
     """A command of a part, as often as it has to be started."""
 
-    def __init__(self, folder: Path, logs: Logs, environ: Mapping[str, str], part: Part, command: Command) -> None:
-        self._folder = folder
-        self._logs = logs
-        self._environ = environ
+    def __init__(self, where: _Surroundings, part: Part, command: Command) -> None:
+        self._folder = where.folder
+        self._logs = where.logs
+        self._environ = where.environ
+        self._is_stopped = where.is_stopped
         self._part = part
         self._command = command
         self._label = f"{part.name}/{command.name}" if len(part.commands) > 1 else part.name
@@ -114,7 +134,7 @@ class _CommandRun:
             return self._start(arguments, within.left_s, {}, None).verdict
         progress, first_bad = own / f"{self._command.name}.progress", ""
         for _ in range(_MAX_RESTARTS + 1):
-            if within.left_s < _LEAST_S:
+            if within.left_s < _LEAST_S or self._is_stopped.is_set():
                 return first_bad or "skipped: no time left"
             ended = self._start([*arguments, "--progress", str(progress)], within.left_s, {}, progress)
             first_bad = first_bad or ("" if ended.verdict == "ok" else self._said(ended))
@@ -148,9 +168,13 @@ class _CommandRun:
             self._logs.write(f"[{self._label}] {line.rstrip()}\n", is_of_tests=self._part.are_tests)
 
         silence = _silence_of(progress, self._command.max_silence_s) if progress is not None else lambda: None
+
+        def try_reason_to_end() -> str | None:
+            return "stopped" if self._is_stopped.is_set() else silence()
+
         on_line(f"python3 {' '.join(arguments)}")
         environ = {**self._environ, LIMIT_VARIABLE: f"{limit_s:.0f}", **environ}
-        return run_group([sys.executable, *arguments], environ, limit_s, on_line, silence)
+        return run_group([sys.executable, *arguments], environ, limit_s, on_line, try_reason_to_end)
 
 
 def _silence_of(progress: Path, max_silence_s: float) -> Callable[[], str | None]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmarks.gpu.__main__ import run
 from benchmarks.gpu.case_loop import CaseLoop, CaseSkipped, Selection, add_options
 from benchmarks.gpu.output import Record
-from benchmarks.gpu.parts import PYTEST
+from benchmarks.gpu.parts import PYTEST, chosen
 from benchmarks.gpu.session import Budget, Command, Part
 
 ROOT = Path(__file__).parents[3]
@@ -113,8 +113,9 @@ def part_of_tests(*files: Path) -> Part:
     return Part("tests", commands, max_s=90.0, num_at_a_time=2, are_tests=True)
 
 
-def rehearse(out: Path, budget_s: float = 90.0) -> int:
-    """Every way to go wrong in one run."""
+def rehearse(out: Path, wanted: str, budget_s: float = 90.0) -> int:
+    """Every way to go wrong in one run, or the `wanted` ones."""
+    out.parent.mkdir(parents=True, exist_ok=True)
     case_file = out.parent / "case_rehearsal.py"
     case_file.write_text(TEST_FILE)
     parts = (
@@ -125,21 +126,22 @@ def rehearse(out: Path, budget_s: float = 90.0) -> int:
         part_of("sticky", "good", "sticky", "good-2"),
         part_of_tests(case_file),
         part_of("slow", "good", "hang", "good-2", max_s=10.0),
-        part_of("last", "good", "hang", max_silence_s=600.0, max_s=600.0),
+        part_of("hangs-long", "good", "hang", max_silence_s=600.0, max_s=600.0),
         part_of("late", "good"),
     )
-    return run(parts, ROOT, out, Budget(time.monotonic() + budget_s), "A rehearsal without a GPU")
+    return run(chosen(parts, wanted), ROOT, out, Budget(time.monotonic() + budget_s), "A rehearsal without a GPU")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", nargs="?", type=Path)
+    parser.add_argument("--parts", default="")
     parser.add_argument("--part", default="fake")
     parser.add_argument("--cases", default="")
     add_options(parser.add_argument)
     arguments = parser.parse_args()
     if not arguments.cases:
-        return rehearse(arguments.folder)
+        return rehearse(arguments.folder, arguments.parts)
     loop = CaseLoop(arguments.part, arguments.out, Selection(arguments.progress, arguments.only))
     for name in arguments.cases.split(","):
         loop.run(name, _CASES[name.partition("-")[0]])

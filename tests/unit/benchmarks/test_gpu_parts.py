@@ -4,6 +4,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -123,6 +125,25 @@ def test_what_has_no_time_left_is_skipped_and_named(tmp_path: Path) -> None:
     found = run(tmp_path, part_of("slow", "hang", max_s=50.0), part_of("late", "good"), budget_s=4.0)
     assert found["late"] == "skipped: no time left"
     assert "| late | skipped: no time left |" in (tmp_path / SUMMARY).read_text()
+
+
+def test_a_run_that_is_told_to_end_ends_what_it_has_started_and_leaves_its_summary(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", rehearsal.MODULE, str(out), "--parts", "hangs-long,late"]
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(rehearsal.ROOT / "shared"), str(rehearsal.ROOT)])}
+    process = subprocess.Popen(command, env=environ, cwd=rehearsal.ROOT, stdout=subprocess.DEVNULL)
+    try:
+        log = out / ALL_LOG
+        while not log.exists() or "case=good" not in log.read_text():
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.terminate()
+        assert process.wait(60) == 1
+    finally:
+        process.kill()
+    assert verdicts(out) == [("good", "ok"), ("hang", "stopped")]
+    assert "| hangs-long | stopped |" in (out / SUMMARY).read_text()
+    assert "| late | skipped: stopped |" in (out / SUMMARY).read_text()
 
 
 def test_the_summary_is_there_while_parts_run(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def test_a_view_reads_and_writes_the_same_bytes() -> None:
 
 def test_numpy_reads_it_too() -> None:
     memory = Bytes(10)
-    view = np.from_dlpack(memory)
+    view = np.from_dlpack(memory)  # type: ignore[arg-type]  # of another keyword
     memory.data[3] = 99
     assert view[3] == 99
 

@@ -98,6 +98,6 @@ def test_a_tensor_on_another_device_is_refused() -> None:
 
 def _as_tensor_without_dlpack(memory: PretendedMemory, device: torch.device) -> torch.Tensor:
     """As it was before it knew DLPack: by the CUDA array interface, or as a sequence."""
-    if hasattr(type(memory), "__cuda_array_interface__"):
+    if isinstance(memory, NotToBeFound):
         _ = memory.__cuda_array_interface__
     return torch.tensor(memory.data.tolist(), dtype=torch.uint8, device=device)
