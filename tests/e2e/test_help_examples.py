@@ -1,5 +1,5 @@
 """Every example of every help text, typed into a shell as it is printed: those that need no stack here, the others
-against one stack of a tiny model, and those that start a stack by themselves.
+against one stack, and those that start a stack by themselves, of a tiny model.
 
 What is appended makes a run small, or names ports that are free: the last of several equal options counts.
 """
@@ -8,8 +8,10 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.e2e.help_files import MODEL, write_files, write_predictor, write_program
@@ -53,9 +55,7 @@ ON_STACK: Mapping[str, str] = {
     "weir generate --input prompts.jsonl --output answers.jsonl --max-tokens 64": "",
     "weir chat": "",
     'weir chat --system "Answer in one sentence." --temperature 0': "",
-    "weir bench prefix --num-chats 50": (
-        f"--model {MODEL} --num-chats 1 --answer-tokens 4 --num-sharing 2 --shared-tokens 32"
-    ),
+    "weir bench prefix --num-chats 50": "--num-chats 1 --answer-tokens 4 --num-sharing 2 --shared-tokens 32",
     "weir bench serve --max-concurrency 32 --random-input-len 128 --random-output-len 64": "{http} --num-prompts 8",
     "weir bench serve --lane-mix interactive=0.2,batch=0.8 --tenant-mix a=1,b=3 --api-keys keys.txt": (
         "{http} --num-prompts 8"
@@ -159,8 +159,7 @@ def pairs(shell: Shell) -> Iterator[Stack]:
     of_example = "--grpc-port 50052 --http-port 8001"
     assert STARTS_TWO_PAIRS.endswith(of_example)
     ports = f"--grpc-port {stack.grpc_port} --http-port {stack.http_port}"
-    tiny = f"--load dummy --model-shape tiny --instance {stack.instance} --detach"
-    shell.run(f"{STARTS_TWO_PAIRS.replace(of_example, ports)} {tiny}")
+    shell.run(f"{STARTS_TWO_PAIRS.replace(of_example, ports)} --instance {stack.instance} --detach", timeout_s=180)
     try:
         yield stack
     finally:
@@ -171,13 +170,14 @@ def pairs(shell: Shell) -> Iterator[Stack]:
 @pytest.mark.parametrize(("example", "appended"), ON_STACK.items())
 def test_an_example_that_asks_a_stack(shell: Shell, pairs: Stack, example: str, appended: str) -> None:
     asking = Shell(shell.folder, {**shell.environ, "WEIR_ADDRESS": pairs.grpc_address, "WEIR_INSTANCE": pairs.instance})
-    http = f"--base-url {pairs.http_url} --model {MODEL}"
+    http = f"--base-url {pairs.http_url}"
     line = example.replace("weir-50052", pairs.instance)
     command, redirection, target = f"{line} ".partition(" > ")
     line = f"{command} {appended.format(http=http)}{redirection}{target}"
     if example.startswith("weir serve scheduler"):
         serve_for_a_moment(asking, line.replace("nats://127.0.0.1:4222", nats_url_of(pairs)))
     elif example == "weir profile --live":
+        ask_for_various_lengths(pairs)
         wait_until(lambda: is_told(asking, line), timeout_s=60, what="workers have fitted their costs")
     elif example.startswith("weir status"):
         # on a busy machine a process may be too slow to describe itself for a moment
@@ -193,6 +193,14 @@ def is_told(shell: Shell, line: str) -> bool:
         return False
 
 
+def ask_for_various_lengths(stack: Stack) -> None:
+    """Enough steps of various sizes to tell their costs by."""
+    options = GenerateOptions(temperature=0, max_tokens=12, ignore_eos=True)
+    with WeirClient(stack.grpc_address, timeout_s=100) as client, ThreadPoolExecutor(6) as threads:
+        asked = [threads.submit(list, client.generate([5] * (4 + 2 * number), options)) for number in range(48)]
+        assert all(answer.result() for answer in asked)
+
+
 def nats_url_of(stack: Stack) -> str:
     return f"nats://{stack.status()['endpoints']['NATS'].removeprefix('nats://')}"
 
@@ -206,9 +214,14 @@ def serve_for_a_moment(shell: Shell, line: str) -> None:
         assert served.wait(30) == 0
 
 
+def by_cost(example: str) -> Any:
+    """Weights of a billion numbers take a minute of CPU time to draw and to pack."""
+    return pytest.param(example, marks=pytest.mark.long) if "llama-3.2-1b" in example else example
+
+
 @of_stack
-@pytest.mark.timeout(400)
-@pytest.mark.parametrize("example", [example for example in STARTS if example != "weir down"])
+@pytest.mark.timeout(640)
+@pytest.mark.parametrize("example", [by_cost(example) for example in STARTS if example != "weir down"])
 def test_an_example_that_starts_a_stack(shell: Shell, tmp_path: Path, example: str) -> None:
     write_files(tmp_path)
     if "lengths.npz" in example:
@@ -222,7 +235,7 @@ def test_an_example_that_starts_a_stack(shell: Shell, tmp_path: Path, example: s
         if example == "weir up":
             run_in_the_foreground(starting, line, grpc_port)
         else:
-            starting.run(line, timeout_s=380)
+            starting.run(line, timeout_s=620)
             answer(grpc_port)
     finally:
         starting.run("weir down")

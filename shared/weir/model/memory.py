@@ -8,7 +8,7 @@ from weir.model.architecture import ModelConfig, tensor_shapes
 _INT8_BYTES = 36 / 32
 """Of a weight with its share of a group's scale (`weir.ops.cpu.linear_pack`)."""
 _BUFFER_ROWS = 128
-_PACKING_COPIES = 3
+_PACKING_COPIES = 4
 _WORKER_BYTES = 300 << 20
 _TORCH_BYTES = 400 << 20
 OTHERS_BYTES = 600 << 20

@@ -90,7 +90,9 @@ class StackConfig:
     log_level: Literal["debug", "info", "warning", "error"] = setting("info", "Least severe level that is logged.")
     log_format: Literal["text", "json"] = setting("text", "Form of the log lines.")
     grace_s: float = setting(10.0, "Seconds that running requests have to end after Ctrl-C or `weir down`.")
-    start_timeout_s: float = setting(600.0, "Seconds that the stack has to become ready; the first start packs weights.")
+    start_timeout_s: float = setting(
+        600.0, "Seconds that the stack has to become ready; the first start packs weights."
+    )
     runtime_dir: Path = field(
         default_factory=default_runtime_dir,
         metadata={"help": "Folder that holds the folder of each instance: sockets, logs, state."},
