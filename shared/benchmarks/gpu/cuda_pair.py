@@ -101,7 +101,8 @@ def main() -> int:
     prompts = _prompts(_NUM_REQUESTS, kind.vocab_size)
     alone = PairLoad(prompts[:_NUM_ALONE], _NUM_OUTPUT_TOKENS, _NUM_PAGES, _CHUNK_TOKENS, max_running=1)
     many = replace(alone, prompts=prompts, max_running=_LIMITS.max_sequences)
-    chunks = partial(look_at_unsampled_chunks, kind, _NUM_PAGES, _CHUNK_TOKENS, _NUM_LOOKS)
+    launched = replace(kind, uses_graphs=False)  # no decode is run: nothing is captured
+    chunks = partial(look_at_unsampled_chunks, launched, _NUM_PAGES, _CHUNK_TOKENS, _NUM_LOOKS)
     loop.run("chunks without samples, read by another process", chunks)
     loop.run("one request at a time", partial(_alone, kind, alone))
     loop.run("many requests at once", partial(_many, kind, many))

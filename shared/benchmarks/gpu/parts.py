@@ -18,7 +18,7 @@ def parts_of(root: Path) -> tuple[Part, ...]:
         _of_one_module("env", "benchmarks.gpu.environment", max_s=20.0),
         _of_one_module("driver", "benchmarks.gpu.driver", max_s=35.0),
         _of_one_module("smoke", "benchmarks.gpu.smoke", max_s=40.0),
-        _of_one_module("step-1B", "benchmarks.gpu.step", "--model-shape", "llama-3.2-1b", max_s=30.0),
+        _of_one_module("step-1B", "benchmarks.gpu.step", "--model-shape", "llama-3.2-1b", max_s=45.0),
         _of_one_module("step-8B", "benchmarks.gpu.step", "--model-shape", "llama-3.1-8b", max_s=100.0),
         Part("tests", tests, max_s=120.0, num_at_a_time=_FILES_AT_A_TIME, are_tests=True),
         _of_one_module("pair", "benchmarks.gpu.cuda_pair", max_s=80.0),

@@ -81,6 +81,24 @@ def test_a_case_that_segfaults_costs_only_itself(tmp_path: Path) -> None:
     assert verdicts(tmp_path) == [("good", "ok"), ("segfault", "died of SIGSEGV"), ("good-2", "ok")]
 
 
+DIES_AT_ITS_START = """
+import os, signal, sys
+from pathlib import Path
+progress = Path(sys.argv[sys.argv.index("--progress") + 1]) if "--progress" in sys.argv else None
+if progress is not None and not progress.exists():
+    progress.write_text('["begin", "first"]\\n')
+os.kill(os.getpid(), signal.SIGSEGV)
+"""
+
+
+def test_a_process_that_dies_before_its_next_case_blames_no_case_again(tmp_path: Path) -> None:
+    part = Part("one", (Command("one", ("-c", DIES_AT_ITS_START)),), 60.0)
+    assert run(tmp_path, part) == {"one": "died of SIGSEGV"}
+    assert verdicts(tmp_path) == [("first", "died of SIGSEGV")]
+    log = (tmp_path / ALL_LOG).read_text()
+    assert log.count("[one] python3 -c") == 3, "the first, its culprit alone, and the one behind it"
+
+
 def test_after_a_lost_context_the_rest_runs_anew_and_the_culprit_alone(tmp_path: Path) -> None:
     assert run(tmp_path, part_of("one", "good", "sticky", "good-2")) == {"one": "lost its CUDA context"}
     sticky = [record for record in records(tmp_path) if record["case"] == "sticky"]
