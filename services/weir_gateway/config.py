@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from weir.core.fields import check_range
+from weir.core.fields import ByteSize, check_range
 from weir.rpc.channel import MAX_MESSAGE_BYTES
 from weir.runtime.config import ServiceConfig, setting
 
@@ -27,14 +27,18 @@ class GatewayConfig(ServiceConfig):
         8192, "Connections of each port on which nothing is asked; over it HTTP closes the longest idle, gRPC refuses."
     )
     default_max_tokens: int = setting(512, "Output tokens of a request that names no max_tokens.")
-    max_prompt_bytes: int = setting(1 << 20, "Bytes of text that are tokenized at most; larger prompts are refused.")
-    max_message_bytes: int = setting(
+    max_prompt_bytes: ByteSize = setting(
+        1 << 20, "Bytes of text that are tokenized at most; larger prompts are refused."
+    )
+    max_message_bytes: ByteSize = setting(
         0, "Bytes of one gRPC message to the gateway at most. 0: twice max_prompt_bytes, and 2 MiB for all else."
     )
-    max_bodies_bytes: int = setting(
+    max_bodies_bytes: ByteSize = setting(
         256 << 20, "Bytes of requests that are being read at once at most, by gRPC and HTTP together."
     )
-    max_context_tokens: int = setting(0, "Prompt and output of a request together. 0: the model's context.")
+    max_context_tokens: int = setting(
+        0, "Prompt and output of a request together. 0: the model's context, or the workers'."
+    )
     max_prompt_logprobs: int = setting(
         65_536, "Log-probabilities of one prompt at most: its tokens times (1 + prompt_logprobs)."
     )

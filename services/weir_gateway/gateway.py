@@ -144,7 +144,10 @@ class Gateway:
         self._inbox = SchedulerInbox(self._port, self._driver.requests, report_interval_s=settings.report_interval_s)
         self._key_store = KeyStore(bus, self._endpoint, self._subjects)
         self._keys = KeyedRequests(self._gateway_id, self._key_store, settings.keys)
-        models, spans = ModelDirectory([model]), RequestSpans(process.tracer, clock)
+        models, spans = (
+            ModelDirectory([model], self._decode_workers.longest_context),
+            RequestSpans(process.tracer, clock),
+        )
         self.processor = InputProcessor(models, self._entry, settings.limits, lengths, self._driver, self._keys, spans)
         self._frontend = HttpFrontend(self.processor, settings.http, lambda: self._is_ready, process.bodies)
         self._http = HttpServer(self._frontend.make_app(), settings.http, process.request_shutdown)

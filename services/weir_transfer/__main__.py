@@ -1,6 +1,7 @@
 """`python -m weir_transfer`: the transfer service of one host."""
 
 import asyncio
+import logging
 import os
 import sys
 
@@ -18,12 +19,15 @@ from weir_transfer.fence import try_open_process
 from weir_transfer.prefix_events import PrefixEventPublisher
 from weir_transfer.service import TransferService
 
+_log = logging.getLogger(__name__)
 _SERVICE_NAME = arena_pb2.DESCRIPTOR.services_by_name["Arena"].full_name
 
 
 async def _build(context: ServiceContext[TransferConfig]) -> TransferService:
     # In a thread: pre-faulting takes seconds, in which the process must react to signals.
     arena = await asyncio.to_thread(claim_arena, context.config, try_open_process)
+    _log.info("%s", arena.size_text)
+    context.notes.append(arena.size_text)
     subjects, arena_id = Subjects(context.config.instance), arena.segment.arena_id
 
     async def connect() -> Bus:

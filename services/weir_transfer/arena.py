@@ -15,17 +15,20 @@ from weir.model.device_check import check_device
 from weir.runtime.config import ConfigError
 from weir_transfer.config import TransferConfig, with_model_shape
 from weir_transfer.fence import OpenProcess
+from weir_transfer.sizing import size_arena
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimedArena:
-    """`memory_server` and `slab_server` None: the pages are in the segment, and weights are in each worker."""
+    """`memory_server` and `slab_server` None: the pages are in the segment, and weights are in each worker. `size_text`:
+    one line on how large it is."""
 
     segment: Segment
     memory_server: MemoryServer | None
     slab_server: SlabServer | None = None
+    size_text: str = ""
 
 
 def claim_arena(config: TransferConfig, open_process: OpenProcess) -> ClaimedArena:
@@ -36,20 +39,25 @@ def claim_arena(config: TransferConfig, open_process: OpenProcess) -> ClaimedAre
     check_device(config.device)
     complete = with_model_shape(config)
     try:
-        geometry = complete.geometry
+        size = size_arena(config, complete)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     try:
-        return _claim(complete, geometry, open_process)
+        segment, memory_server = _claim(complete, size.geometry, open_process)
     except (SegmentError, CudaDriverError) as error:
         raise Unavailable(str(error)) from error
+    kind = try_memory_kind(config.device)
+    slab_server = SlabServer(config.weights_socket_path, kind) if kind is not None else None
+    return ClaimedArena(segment, memory_server, slab_server, size.text)
 
 
-def _claim(config: TransferConfig, geometry: ArenaGeometry, open_process: OpenProcess) -> ClaimedArena:
+def _claim(
+    config: TransferConfig, geometry: ArenaGeometry, open_process: OpenProcess
+) -> tuple[Segment, MemoryServer | None]:
     path, kind = config.segment_path, try_memory_kind(config.device)
     claimed = claim_segment(path, geometry, config.model_digest)
     if kind is None:
-        return ClaimedArena(claimed.segment, None)
+        return claimed.segment, None
     if not claimed.is_new and not _has_living_worker(claimed.segment, open_process):
         _log.warning("left-over %s removed: the memory of its pages went with the last of its workers", path)
         claimed.segment.unlink()
@@ -62,11 +70,7 @@ def _claim(config: TransferConfig, geometry: ArenaGeometry, open_process: OpenPr
         segment.unlink()
         segment.close()
         raise
-    return ClaimedArena(
-        segment,
-        MemoryServer(config.memory_socket_path, segment.arena_id, num_bytes, kind.open, memory),
-        SlabServer(config.weights_socket_path, kind),
-    )
+    return segment, MemoryServer(config.memory_socket_path, segment.arena_id, num_bytes, kind.open, memory)
 
 
 def _has_living_worker(segment: Segment, open_process: OpenProcess) -> bool:

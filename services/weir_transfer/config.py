@@ -3,10 +3,9 @@
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from weir.core.fields import ByteSize, check_range
 from weir.kv.arena.segment import DEFAULT_DIRECTORY, segment_path
-from weir.kv.geometry import ArenaGeometry
-from weir.kv.layout import MAX_LEASES, geometry_within
-from weir.kv.memory.device import try_memory_kind
+from weir.kv.layout import MAX_LEASES
 from weir.kv.memory.slabs import WEIGHTS_SOCKET
 from weir.model.files.config import load_model_config
 from weir.model.files.digest import model_digest
@@ -25,7 +24,10 @@ class TransferConfig(ServiceConfig):
     `page_bytes` and `model_digest` come from the model unless both are given, together with `max_context_tokens`.
     """
 
-    arena_bytes: int = setting(2 << 30, "Memory for pages, taken at once: of /dev/shm, or of the workers' device.")
+    arena_bytes: ByteSize = setting(
+        0,
+        "Memory for pages, taken at once: of /dev/shm, or of the workers' device. 0: what the model can use, if free.",
+    )
     num_slots: int = setting(512, "Sequences that can be in the arena at a time.")
     heartbeat_interval_ms: int = setting(200, "How often a worker sends a sign of life.")
     lease_ttl_ms: int = setting(2000, "Silence after which a worker's process is killed.")
@@ -37,14 +39,16 @@ class TransferConfig(ServiceConfig):
     segment_dir: Path = field(
         default=DEFAULT_DIRECTORY, metadata={"help": "Where the arena's file is made; must be memory (tmpfs)."}
     )
-    page_bytes: int = setting(0, "Bytes of a page. 0: what the model needs.")
-    max_context_tokens: int = setting(0, "Longest sequence; workers keep to it. 0: the model's context.")
+    page_bytes: ByteSize = setting(0, "Bytes of a page. 0: what the model needs.")
+    max_context_tokens: int = setting(0, "Longest sequence; workers keep to it. 0: the model's context, or what fits.")
     model_digest: str = setting("", "Digest that workers must show. Empty: the model's.")
+    workers_on_machine: int = setting(2, "Workers beside which the arena has to fit, where arena_bytes is 0.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, smallest in (
-            ("arena_bytes", 1),
+            ("arena_bytes", 0),
+            ("page_bytes", 0),
             ("num_slots", 1),
             ("heartbeat_interval_ms", 10),
             ("prefix_wait_ms", 0),
@@ -59,6 +63,7 @@ class TransferConfig(ServiceConfig):
             )
         if self.max_context_tokens < 0:
             raise ValueError(f"max_context_tokens {self.max_context_tokens}: must not be negative")
+        check_range(self, "workers_on_machine", 1, MAX_LEASES)
         explicit = (self.page_bytes > 0, bool(self.model_digest))
         if any(explicit) and not (all(explicit) and self.max_context_tokens):
             raise ValueError("page_bytes and model_digest: give both, and max_context_tokens with them, or neither")
@@ -92,17 +97,6 @@ class TransferConfig(ServiceConfig):
             self.prefix_cache,
             self.prefix_wait_ms,
             self.adoption_wait_ms,
-        )
-
-    @property
-    def geometry(self) -> ArenaGeometry:
-        """Raises ValueError if not one sequence fits. Only for a config `with_model_shape`."""
-        return geometry_within(
-            self.arena_bytes,
-            self.page_bytes,
-            self.num_slots,
-            self.max_context_tokens,
-            pages_on_device=try_memory_kind(self.device) is not None,
         )
 
 

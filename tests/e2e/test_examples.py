@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.e2e.help_files import write_program
 from tests.guard import documents
 
 from weir.client import GenerateOptions, WeirClient
@@ -43,12 +44,7 @@ def run_example(name: str, *arguments: str) -> str:
 
 @pytest.fixture
 def weir_on_path(tmp_path: Path) -> dict[str, str]:
-    """An environment whose `weir` is the one under test."""
-    program = tmp_path / "bin" / "weir"
-    program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m weir.cli.main "$@"\n')
-    program.chmod(0o755)
-    return {"PATH": f"{program.parent}:{os.environ['PATH']}"}
+    return write_program(tmp_path)
 
 
 @of_stack

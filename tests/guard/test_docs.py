@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer.main
+import typer
 from tests.guard import documents
 from tests.guard.documents import MANUALS, RECORDS, Block, Command
+from tests.guard.help_texts import PROGRAM, all_commands
 from tests.guard.sources import ROOT, modules
 from tests.guard.test_layers import FLOORS
 
-from weir.cli.app import app
 from weir.policy.registry import PolicySpec
 from weir.runtime.config import ROLES, ServiceConfig, resolve_config
 from weir.runtime.stack.plan import StackConfig
@@ -25,7 +25,6 @@ from weir.scheduling.limits import CoreLimits
 from weir.scheduling.limits_file import parse_limits
 from weir.worker.roles.kinds import KINDS
 
-PROGRAM: Any = typer.main.get_command(app)
 OTHER_PROGRAMS = {"cd", "curl", "docker", "git", "touch"}
 OTHER_OPTIONS = {"--config", "--help", "--scale"}
 """That every program has, and of `docker compose`."""
@@ -160,12 +159,8 @@ def test_a_wrong_command_is_noticed() -> None:
 
 def commands_of_help() -> Iterator[Command]:
     """The examples in the help of every command, and that of every command itself."""
-    waiting = [("weir", PROGRAM)]
-    while waiting:
-        path, command = waiting.pop()
-        waiting += [(f"{path} {name}", child) for name, child in getattr(command, "commands", {}).items()]
-        lines = re.findall(r"^(?:\w+=\S+ )*weir .*$", command.help or "", re.MULTILINE)
-        yield from documents.parse_commands("\n".join([f"{path} --help", *lines]), f"{path} --help")
+    for path, examples in all_commands():
+        yield from documents.parse_commands("\n".join([f"{path} --help", *examples]), f"{path} --help")
 
 
 @pytest.mark.parametrize("command", list(commands_of_help()), ids=str)

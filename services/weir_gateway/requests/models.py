@@ -1,7 +1,7 @@
 """The gateway's part of the models that it serves: limits, tokenizer, chat template. No weights, no torch."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from weir.core.device import Device, Precision
@@ -52,23 +52,33 @@ class ServedModel:
 
 
 class ModelDirectory:
-    """Finds the models that are served."""
+    """Finds the models that are served. `context_of`: the longest sequence that a worker of a model takes; None: no
+    worker of it is known, and the context is the model's."""
 
-    def __init__(self, models: Sequence[ServedModel]) -> None:
+    def __init__(
+        self, models: Sequence[ServedModel], context_of: Callable[[str], int | None] = lambda name: None
+    ) -> None:
         self._models = {model.name: model for model in models}
+        self._context_of = context_of
 
     def list_models(self) -> list[ServedModel]:
-        return list(self._models.values())
+        return [self._within_workers(model) for model in self._models.values()]
 
     def find(self, name: str, field: str) -> ServedModel:
         """Empty: the only model served. Raises NotFound, naming `field`."""
         if not name and len(self._models) == 1:
-            return next(iter(self._models.values()))
+            return self._within_workers(next(iter(self._models.values())))
         model = self._models.get(name)
         if model is None:
             shown = repr(name[:100]) if name else "no name"
             raise NotFound(field, f"{field}: {shown} is not served here; one of {', '.join(self._models)} is")
-        return model
+        return self._within_workers(model)
+
+    def _within_workers(self, model: ServedModel) -> ServedModel:
+        longest = self._context_of(model.name)
+        if longest is None or longest >= model.max_context_tokens:
+            return model
+        return replace(model, max_context_tokens=longest)
 
 
 def load_served_model(

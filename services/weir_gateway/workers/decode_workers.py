@@ -47,6 +47,12 @@ class DecodeWorkers:
         """Those of the model, as far as they were heard when anybody was heard last."""
         return [_endpoint(entry) for entry in self._heard() if entry.record.model == model]
 
+    def longest_context(self, model: str) -> int | None:
+        """Tokens of the longest sequence that one of them takes; None: none is known."""
+        return max(
+            (entry.record.max_context_tokens for entry in self._heard() if entry.record.model == model), default=None
+        )
+
     def peers_of(self, worker_id: str) -> list[WorkerEndpoint]:
         """The others that share its memory: where its sequences can be. None if it is not known."""
         known = self._entries.get(worker_id)

@@ -20,11 +20,13 @@ from weir.cli import EXIT_FAILED, options
 from weir.cli.console import stdout
 from weir.model.files.catalog import CATALOG, model_cache_dir
 from weir.runtime.extras import DISTRIBUTION, ExtraMissing, check_extra, install_command
+from weir.runtime.machine_memory import available_bytes
 
 _GIB = 2**30
 _LEAST_MEMORY_GIB = 4
-LEAST_SHM_GIB = 2.5
-"""Of a stack of one decode worker: the arena, and a quarter of it for what each decode worker swaps out."""
+_DEFAULT_SHAPE = "smollm2-135m"
+NUM_SLOTS = 512
+"""Of a transfer service with its own settings."""
 NUM_DESCRIPTORS = 19_776
 """What the bounds of a gateway come to, which needs the most."""
 _PORTS = {"gRPC": 50051, "HTTP": 8000}
@@ -110,8 +112,7 @@ def _cpu_flags() -> set[str]:
 
 
 def _memory() -> Iterator[Finding]:
-    fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    available_gib = int(fields["MemAvailable"].split()[0]) * 1024 / _GIB
+    available_gib = available_bytes() / _GIB
     enough = available_gib >= _LEAST_MEMORY_GIB
     yield Finding(
         "memory",
@@ -120,17 +121,32 @@ def _memory() -> Iterator[Finding]:
         "" if enough else f"a stack of two workers wants about {_LEAST_MEMORY_GIB} GiB; use a smaller --arena-bytes",
     )
     shm = shutil.disk_usage("/dev/shm")
-    enough = shm.free / _GIB >= LEAST_SHM_GIB
+    least_gib = default_shm_bytes() / _GIB
+    enough = shm.free / _GIB >= least_gib
     yield Finding(
         "/dev/shm",
-        f"{shm.free / _GIB:.1f} GiB free of {shm.total / _GIB:.1f}; a stack of default size needs {LEAST_SHM_GIB:g}",
+        f"{shm.free / _GIB:.1f} GiB free of {shm.total / _GIB:.1f}; a stack of the default model wants {least_gib:.1f}",
         "ok" if enough else "warning",
-        "" if enough else "make it larger (mount -o remount,size=4g /dev/shm) or give weir up a smaller --arena-bytes",
+        ""
+        if enough
+        else "a stack takes less, and shortens contexts where it must; to have more: mount -o remount,size=4g /dev/shm",
     )
     left = [path.name for path in Path("/dev/shm").glob("weir-*")]
     if left:
         remedy = "of running instances, or of one that was killed: weir down --instance NAME removes it"
         yield Finding("segments", " ".join(left), "note", remedy)
+
+
+def default_shm_bytes() -> int:
+    """Of a stack of the default model: the arena, and what its decode worker swaps out."""
+    from weir.kv.arena_size import shm_bytes_for, wanted_arena_bytes
+    from weir.kv.geometry import ArenaGeometry
+    from weir.model.files.dummy import shape_named
+    from weir.model.precision import page_geometry
+
+    shape = shape_named(_DEFAULT_SHAPE)
+    page_bytes = page_geometry(shape, "int8").page_bytes
+    return shm_bytes_for(wanted_arena_bytes(ArenaGeometry(page_bytes, 0, NUM_SLOTS, shape.max_context_tokens)))
 
 
 def _open_files() -> Finding:

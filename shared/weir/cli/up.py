@@ -65,7 +65,7 @@ def up(
     instance: Annotated[str | None, _option("instance")] = None,
     limits_file: Annotated[str | None, _option("limits_file")] = None,
     policy: Annotated[str | None, _option("policy")] = None,
-    arena_bytes: Annotated[int | None, _option("arena_bytes")] = None,
+    arena_bytes: Annotated[str | None, _option("arena_bytes")] = None,
     max_context_tokens: Annotated[int | None, _option("max_context_tokens")] = None,
     log_level: Annotated[str | None, _option("log_level")] = None,
     log_format: Annotated[str | None, _option("log_format")] = None,
@@ -85,7 +85,7 @@ def up(
     weir up --gateways 2 --schedulers 2
     weir up --limits-file limits.toml --policy ltr
     weir up --load dummy --model-shape llama-3.2-1b
-    weir up --device cuda --model ./Llama-3.1-8B-Instruct --arena-bytes 17179869184
+    weir up --device cuda --model ./Llama-3.1-8B-Instruct --arena-bytes 16GiB
     weir up --detach && weir status
     """
     given = {name: value for name, value in locals().items() if name in _stack_fields() and value is not None}
@@ -290,6 +290,9 @@ class _ConsoleReporter:
     def process_ready(self, name: str, after_s: float) -> None:
         stderr.print(f"  {name:<12} ready after {after_s:.1f} s", markup=False)
 
+    def note(self, text: str) -> None:
+        stderr.print(f"  {text}", markup=False, highlight=False, soft_wrap=True)
+
     def process_died(self, name: str, log_path: str) -> None:
         line = f"  {name:<12} died; starting it again (log: {log_path})"
         stderr.print(line, style="yellow", markup=False, soft_wrap=True)
@@ -323,6 +326,10 @@ class _DetachedProgress:
             if name not in self._shown:
                 self._shown.add(name)
                 stderr.print(f"  {name:<12} ready after {time.time() - state.started_at:.1f} s", markup=False)
+        for text in state.notes:
+            if text not in self._shown:
+                self._shown.add(text)
+                stderr.print(f"  {text}", markup=False, highlight=False, soft_wrap=True)
         waiting = [process.name for process in state.processes if process.name not in ready]
         self._status.update(f"waiting for {', '.join(waiting)}" if waiting else "all processes are ready")
 

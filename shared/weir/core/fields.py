@@ -1,15 +1,32 @@
 """Fields of settings: parsed from the text of a flag, of an environment variable or from TOML, and held to what
 they may be."""
 
+import re
 import types
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from enum import Enum
+from fractions import Fraction
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+ByteSize = Annotated[int, "bytes"]
+"""A field that counts bytes: a plain number, or one with a unit such as 16GiB."""
 
 _TRUE = frozenset({"true", "1", "yes", "on"})
 _FALSE = frozenset({"false", "0", "no", "off"})
+_UNITS: Mapping[str, int] = {
+    "KiB": 1 << 10,
+    "MiB": 1 << 20,
+    "GiB": 1 << 30,
+    "TiB": 1 << 40,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)")
 _SCALAR_NAMES: dict[Any, str] = {
+    ByteSize: f"a number of bytes, or one with a unit: 16GiB, 1.5GB ({', '.join(_UNITS)})",
     int: "a whole number",
     float: "a number",
     bool: "true or false",
@@ -43,6 +60,8 @@ def parse_text(kind: Any, text: str) -> Any:
     """The value that `text` stands for; a tuple's items are separated by commas. Raises ValueError."""
     if kind is bool:
         return _parse_bool(text)
+    if kind == ByteSize:
+        return parse_size(text)
     if kind in (int, float, str, Path):
         return kind(text.strip()) if kind in (int, float) else kind(text)
     if choices_of(kind):
@@ -56,6 +75,9 @@ def parse_text(kind: Any, text: str) -> Any:
 
 def parse_toml(kind: Any, value: Any) -> Any:
     """A TOML value as the field's type: no text where a number is meant, no 1 for true. Raises ValueError."""
+    if kind == ByteSize and isinstance(value, str):
+        return parse_size(value)
+    kind = int if kind == ByteSize else kind
     if kind in (bool, int, str):
         if type(value) is not kind:
             raise ValueError
@@ -73,6 +95,26 @@ def parse_toml(kind: Any, value: Any) -> Any:
             raise ValueError
         return tuple(parse_toml(_item_type(kind), item) for item in value)
     return None if value == "" else parse_toml(_optional_inner(kind), value)
+
+
+def parse_size(text: str) -> int:
+    """Bytes of `16GiB`, `1.5 GB` or `1024`; parts of a byte are cut off. Raises ValueError."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        return int(text)
+    number, unit = match.groups()
+    num_bytes = {name.lower(): factor for name, factor in _UNITS.items()}.get(unit.lower())
+    if num_bytes is None:
+        raise ValueError(text)
+    return int(Fraction(number) * num_bytes)
+
+
+def format_size(num_bytes: int) -> str:
+    """As people read it, in the largest unit of 1024 that it has one of; one decimal: `1.5 GiB`."""
+    for unit in ("GiB", "MiB", "KiB"):
+        if num_bytes >= _UNITS[unit]:
+            return f"{num_bytes / _UNITS[unit]:.1f}".removesuffix(".0") + f" {unit}"
+    return f"{num_bytes} bytes"
 
 
 def check_range(settings: object, name: str, low: float, high: float, *, of: str = "") -> None:

@@ -73,3 +73,9 @@ def num_reservable_pages(num_arena_pages: int) -> int:
     """Pages that requests may reserve: what is reserved must be there although workers hold up to twice their
     watermark."""
     return num_arena_pages - num_arena_pages // _UNRESERVABLE_SHARE
+
+
+def least_arena_pages(num_reserved_pages: int) -> int:
+    """Pages of the smallest arena in which requests may reserve so many."""
+    share = _UNRESERVABLE_SHARE
+    return (num_reserved_pages - 1) * share // (share - 1) + 1

@@ -19,7 +19,8 @@ from enum import IntEnum
 
 import numpy as np
 
-from weir.kv.geometry import ArenaGeometry
+from weir.core.fields import format_size
+from weir.kv.geometry import ArenaGeometry, least_arena_pages, num_reservable_pages
 
 LAYOUT_VERSION = 9
 MAX_LEASES = 256
@@ -165,32 +166,42 @@ def geometry_within(
     arena_bytes: int, page_bytes: int, num_slots: int, max_context_tokens: int, *, pages_on_device: bool = False
 ) -> ArenaGeometry:
     """The geometry with the most pages whose segment, or whose memory on a device, takes at most `arena_bytes`; annexes
-    take theirs when they are written. Raises ValueError if not even one sequence of `max_context_tokens` would fit.
+    take theirs when they are written. Raises ValueError if no request of `max_context_tokens` could ever reserve what
+    it needs.
     """
     if pages_on_device:
         return _geometry_on_device(arena_bytes, page_bytes, num_slots, max_context_tokens)
     smallest = ArenaGeometry(page_bytes, 0, num_slots, max_context_tokens)
     room_bytes = arena_bytes - layout_of(smallest).memory_bytes - _ALIGNMENT_BYTES
     num_pages = room_bytes // (page_bytes + PAGE_DTYPE.itemsize)
-    if num_pages < smallest.max_pages_per_sequence:
-        least = ArenaGeometry(page_bytes, smallest.max_pages_per_sequence + 1, num_slots, max_context_tokens)
-        raise ValueError(
-            f"arena_bytes {arena_bytes}: too small for one sequence of {max_context_tokens} tokens "
-            f"in pages of {page_bytes} bytes; give at least {layout_of(least).memory_bytes + _ALIGNMENT_BYTES}, "
-            "or a smaller max_context_tokens"
-        )
+    if num_reservable_pages(max(0, num_pages)) < smallest.max_pages_per_sequence:
+        raise ValueError(_too_small(arena_bytes, smallest))
     return ArenaGeometry(page_bytes, num_pages, num_slots, max_context_tokens)
+
+
+def bytes_for_pages(geometry: ArenaGeometry) -> int:
+    """The least `arena_bytes` within which `geometry_within` finds at least the pages of `geometry`."""
+    if geometry.pages_on_device:
+        return geometry.page_memory_bytes
+    return layout_of(geometry).memory_bytes + _ALIGNMENT_BYTES
+
+
+def _too_small(arena_bytes: int, shape: ArenaGeometry) -> str:
+    least = replace(shape, num_pages=least_arena_pages(shape.max_pages_per_sequence) + 1)
+    least_bytes = bytes_for_pages(least)
+    where = " on the device" if shape.pages_on_device else ""
+    return (
+        f"arena_bytes {arena_bytes}: too small for one sequence of {shape.max_context_tokens} tokens in pages of "
+        f"{shape.page_bytes} bytes{where}; give at least {least_bytes} ({format_size(least_bytes)}), or a smaller "
+        "max_context_tokens"
+    )
 
 
 def _geometry_on_device(arena_bytes: int, page_bytes: int, num_slots: int, max_context_tokens: int) -> ArenaGeometry:
     num_pages = arena_bytes // page_bytes
     geometry = ArenaGeometry(page_bytes, num_pages, num_slots, max_context_tokens, pages_on_device=True)
-    if num_pages < geometry.max_pages_per_sequence:
-        raise ValueError(
-            f"arena_bytes {arena_bytes}: too small for one sequence of {max_context_tokens} tokens "
-            f"in pages of {page_bytes} bytes on the device; give at least "
-            f"{geometry.max_pages_per_sequence * page_bytes}, or a smaller max_context_tokens"
-        )
+    if num_reservable_pages(num_pages) < geometry.max_pages_per_sequence:
+        raise ValueError(_too_small(arena_bytes, geometry))
     return geometry
 
 

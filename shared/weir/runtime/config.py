@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar, get_type_hints
 from weir.core.credentials import masked_url
 from weir.core.device import DEVICE_HELP, PRECISION_HELP, check_precision
 from weir.core.errors import WeirError
-from weir.core.fields import check_range, choices_of, describe_type, parse_text, parse_toml
+from weir.core.fields import ByteSize, check_range, choices_of, describe_type, format_size, parse_text, parse_toml
 from weir.model.files.source import DUMMY_PREFIX
 
 ROLES = ("transfer", "scheduler", "prefill", "decode", "gateway")
@@ -26,7 +26,7 @@ _INSTANCE = re.compile(r"[A-Za-z0-9_-]{1,40}")
 _ENVIRONMENT_PREFIX = "WEIR_"
 _MAX_UNIX_PATH_BYTES = 107
 _NUM_OWN_DESCRIPTORS = 256
-_METAVARS: dict[Any, str] = {int: "N", float: "X", Path: "PATH"}
+_METAVARS: dict[Any, str] = {int: "N", float: "X", Path: "PATH", ByteSize: "SIZE"}
 _ConfigT = TypeVar("_ConfigT")
 _T = TypeVar("_T")
 
@@ -233,7 +233,9 @@ def resolve_config(
 
 
 def _kinds_of(cls: type[Any]) -> dict[str, Any]:
-    return {name: kind for name, kind in get_type_hints(cls).items() if name in _config_fields(cls)}
+    return {
+        name: kind for name, kind in get_type_hints(cls, include_extras=True).items() if name in _config_fields(cls)
+    }
 
 
 def _config_fields(cls: type[Any]) -> dict[str, Field[Any]]:
@@ -255,7 +257,9 @@ def _make_parser(cls: type[Any], kinds: Mapping[str, Any]) -> argparse.ArgumentP
     )
     parser.add_argument("--config", metavar="FILE", help="TOML file with any of these settings (or: WEIR_CONFIG).")
     for name, entry in _config_fields(cls).items():
-        text = f"{entry.metadata.get('help', '')} Default: {_default_text(entry)}".replace("%", "%%").strip()
+        text = f"{entry.metadata.get('help', '')} Default: {_default_text(entry, kinds[name])}".replace(
+            "%", "%%"
+        ).strip()
         flag = "--" + name.replace("_", "-")
         if kinds[name] is bool:
             parser.add_argument(flag, dest=name, action=argparse.BooleanOptionalAction, help=text)
@@ -265,9 +269,11 @@ def _make_parser(cls: type[Any], kinds: Mapping[str, Any]) -> argparse.ArgumentP
     return parser
 
 
-def _default_text(entry: Field[Any]) -> str:
+def _default_text(entry: Field[Any], kind: Any) -> str:
     default = entry.default_factory() if entry.default_factory is not MISSING else entry.default
     value = getattr(default, "value", default)
+    if kind == ByteSize and isinstance(value, int) and value > 0:
+        return format_size(value)
     return "(must be given)" if default is MISSING else f"{value!r}" if isinstance(value, str) else f"{value}"
 
 

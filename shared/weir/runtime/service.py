@@ -77,6 +77,7 @@ class ServiceContext(Generic[_ConfigT]):
 
     `admin` is served already; what a role can do beside describing itself is given to it.
     `request_shutdown(reason)` ends the process in order, with exit code 1: for a component that cannot go on.
+    `notes`: lines for whoever started the process, who gets them when it is ready.
     `resources` is closed at the very end, when nothing is served any more: for what keeps another process from serving
     the same.
     """
@@ -90,6 +91,7 @@ class ServiceContext(Generic[_ConfigT]):
     request_shutdown: Callable[[str], None]
     admin: AdminService
     resources: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    notes: list[str] = field(default_factory=list)
 
     def in_role(self, role: str, process_id: str, config: _OtherConfigT) -> "ServiceContext[_OtherConfigT]":
         """For a part of the process that is known under a role and an id of its own."""
@@ -103,6 +105,7 @@ class ServiceContext(Generic[_ConfigT]):
             self.request_shutdown,
             self.admin,
             self.resources,
+            self.notes,
         )
 
 
@@ -164,6 +167,7 @@ class _Service(Generic[_ConfigT]):
         self._component: Component | None = None
         self._listening: Listening | None = None
         self._resources = contextlib.ExitStack()
+        self._notes: list[str] = []
         self._has_ready_file = False
         self._errors = ErrorGuard()
         self._loop_errors = LoopErrors()
@@ -206,6 +210,7 @@ class _Service(Generic[_ConfigT]):
                 request_shutdown=lambda reason: self._ending.ask(reason, 1),
                 admin=self._admin,
                 resources=self._resources,
+                notes=self._notes,
             )
         )
         await self._server.start()
@@ -255,7 +260,13 @@ class _Service(Generic[_ConfigT]):
         if not self._config.ready_file:
             return
         path = Path(self._config.ready_file)
-        fields = {"pid": os.getpid(), "address": address, "role": self._role, "process_id": self._process_id}
+        fields = {
+            "pid": os.getpid(),
+            "address": address,
+            "role": self._role,
+            "process_id": self._process_id,
+            "notes": self._notes,
+        }
         unfinished = path.with_name(f"{path.name}.{os.getpid()}.new")
         unfinished.write_text(json.dumps(fields))
         unfinished.replace(path)

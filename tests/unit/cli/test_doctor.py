@@ -5,10 +5,13 @@ import resource
 import pytest
 
 from weir.cli import doctor
+from weir.kv.arena_size import FreeMemory
+from weir.kv.layout import layout_of
 from weir.worker.roles.config import DecodeConfig, PrefillConfig
 from weir_gateway.config import GatewayConfig
 from weir_scheduler.config import SchedulerConfig
-from weir_transfer.config import TransferConfig
+from weir_transfer.config import TransferConfig, with_model_shape
+from weir_transfer.sizing import size_arena
 
 
 def test_the_descriptors_that_it_names_are_those_of_the_process_that_needs_most() -> None:
@@ -18,7 +21,11 @@ def test_the_descriptors_that_it_names_are_those_of_the_process_that_needs_most(
 
 def test_the_room_in_dev_shm_is_that_of_the_arena_and_of_one_decode_workers_swapped_pages() -> None:
     assert DecodeConfig().swap_bytes == -1, "a quarter of the arena"
-    assert TransferConfig().arena_bytes * 1.25 / 2**30 == doctor.LEAST_SHM_GIB
+    assert TransferConfig().num_slots == doctor.NUM_SLOTS
+    config = TransferConfig(load="dummy", model_shape=TransferConfig().model)
+    plenty = FreeMemory.of_size(1 << 40)
+    geometry = size_arena(config, with_model_shape(config), lambda config: plenty).geometry
+    assert doctor.default_shm_bytes() == pytest.approx(1.25 * layout_of(geometry).memory_bytes, rel=0.001)
 
 
 @pytest.mark.parametrize(

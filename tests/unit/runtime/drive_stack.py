@@ -29,6 +29,9 @@ class LineReporter:
     def process_ready(self, name: str, after_s: float) -> None:
         say("ready", name, after_s)
 
+    def note(self, text: str) -> None:
+        say("note:", text)
+
     def process_died(self, name: str, log_path: str) -> None:
         say("died", name, log_path)
 

@@ -24,6 +24,7 @@ def main() -> None:
     parser.add_argument("--never-ready", action="store_true")
     parser.add_argument("--socket", type=Path)
     parser.add_argument("--ended-file", type=Path)
+    parser.add_argument("--note", action="append", default=[])
     flags = parser.parse_args()
     sys.stdout.write(f"I am {os.getpid()}\n")
     signal.signal(signal.SIGTERM, signal.SIG_IGN if flags.ignore_term else lambda *_: end(flags.ended_file))
@@ -33,7 +34,7 @@ def main() -> None:
         listener.bind(str(flags.socket))
     if not flags.never_ready:
         unfinished = flags.ready_file.with_suffix(".new")
-        unfinished.write_text(json.dumps({"pid": os.getpid(), "address": f"fake:{os.getpid()}"}))
+        unfinished.write_text(json.dumps({"pid": os.getpid(), "address": f"fake:{os.getpid()}", "notes": flags.note}))
         unfinished.replace(flags.ready_file)
     if flags.crash_s is not None:
         time.sleep(flags.crash_s)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weir.core.fields import parse_text
+from weir.core.fields import ByteSize, format_size, parse_size, parse_text
 from weir.runtime.config import ConfigError, ServiceConfig, load_config, read_config, resolve_config, setting
 
 
@@ -29,6 +29,7 @@ class PaintConfig(ServiceConfig):
     is_outdoor: bool = setting(False, "Whether it rains on it.")
     brushes: tuple[int, ...] = setting((), "Widths.")
     primer: str | None = setting(None, "What goes below, 100 % of the surface.")
+    bucket_bytes: ByteSize = setting(4 << 20, "Size of a bucket.")
     derived: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
@@ -88,6 +89,39 @@ def test_every_type_is_read_from_text_and_from_toml(tmp_path: Path) -> None:
     assert read("--primer", "").primer is None
 
 
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [
+        ("0", 0),
+        ("-1", -1),
+        (" 4096 ", 4096),
+        ("16GiB", 16 << 30),
+        ("1.5 gib", 3 << 29),
+        ("0.1KiB", 102),
+        ("2TiB", 2 << 40),
+        ("3MB", 3_000_000),
+        ("1kb", 1000),
+    ],
+)
+def test_a_size_may_have_a_unit_wherever_it_is_given(tmp_path: Path, text: str, num_bytes: int) -> None:
+    assert read("--bucket-bytes", text).bucket_bytes == num_bytes
+    assert read(environ={"WEIR_BUCKET_BYTES": text}).bucket_bytes == num_bytes
+    assert read(toml=write(tmp_path, f'bucket_bytes = "{text}"\n')).bucket_bytes == num_bytes
+    assert read(toml=write(tmp_path, f"bucket_bytes = {num_bytes}\n")).bucket_bytes == num_bytes
+
+
+@given(st.integers(0, 1 << 50))
+def test_a_size_is_shown_as_it_could_be_given(num_bytes: int) -> None:
+    shown = format_size(num_bytes)
+    assert parse_size(shown.removesuffix("bytes")) == pytest.approx(num_bytes, rel=0.06)
+
+
+def test_help_shows_sizes_with_their_units(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        read("--help")
+    assert "--bucket-bytes SIZE Size of a bucket. Default: 4 MiB" in " ".join(capsys.readouterr().out.split())
+
+
 @given(st.lists(st.integers()), st.booleans(), st.floats(allow_nan=False))
 def test_values_survive_being_written_as_text(numbers: list[int], flag: bool, number: float) -> None:
     assert parse_text(tuple[int, ...], ",".join(map(str, numbers))) == tuple(numbers)
@@ -103,6 +137,8 @@ def test_values_survive_being_written_as_text(numbers: list[int], flag: bool, nu
         ((), {"WEIR_COLOUR": "pink"}, "WEIR_COLOUR='pink': must be one of red, blue"),
         ((), {"WEIR_IS_OUTDOOR": "maybe"}, "WEIR_IS_OUTDOOR='maybe': must be true or false"),
         (("--brushes", "1,b"), {}, "--brushes '1,b': must be a list, each a whole number"),
+        (("--bucket-bytes", "16 buckets"), {}, "--bucket-bytes '16 buckets': must be a number of bytes, or one with"),
+        ((), {"WEIR_BUCKET_BYTES": "GiB"}, "WEIR_BUCKET_BYTES='GiB': must be a number of bytes, or one with a unit: "),
         (("--num-coats", "0"), {}, "num_coats 0: must be at least 1 (from --num-coats)"),
         ((), {"WEIR_NUM_COATS": "0"}, "num_coats 0: must be at least 1 (from WEIR_NUM_COATS)"),
         ((), {"WEIR_GRACE_S": "nan"}, "grace_s nan: must be in [0, 3600] (from WEIR_GRACE_S)"),
@@ -122,6 +158,8 @@ def test_a_bad_value_is_named_with_its_source(argv: tuple[str, ...], environ: di
     [
         ("num_coats = 'two'", "num_coats = 'two': must be a whole number"),
         ("num_coats = true", "num_coats = True: must be a whole number"),
+        ("bucket_bytes = '1 PiB'", "bucket_bytes = '1 PiB': must be a number of bytes, or one with a unit: 16GiB, "),
+        ("bucket_bytes = 1.5", "bucket_bytes = 1.5: must be a number of bytes"),
         ("num_coats = 0", "num_coats 0: must be at least 1 (from "),
         ("is_outdoor = 1", "is_outdoor = 1: must be true or false"),
         ("brushes = 3", "brushes = 3: must be a list, each a whole number"),

@@ -32,6 +32,7 @@ STATE = StackState(
         ProcessState("nats", "nats", "ready", ProcessIdentity(11, 101), 0, 13.0, "127.0.0.1:2", "/log"),
         ProcessState("decode-0", "decode", "restarting", None, 3, 14.0, "", "/log"),
     ),
+    notes=("the arena is large",),
 )
 
 

@@ -57,6 +57,21 @@ def test_a_stack_starts_is_written_down_and_ends_without_a_trace(folder: Path) -
     assert sorted(path.name for path in folder.iterdir()) == ["lock", "logs"]
 
 
+def test_what_a_process_says_of_itself_is_told_once_and_written_down(folder: Path) -> None:
+    processes = [*ALL[:1], FakeProcess("transfer-0", ("--note", "the well is deep", "--note", "and wide")), *ALL[2:]]
+    with Driver(folder, processes) as driver:
+        state = driver.wait_phase("ready")
+        assert state.notes == ("the well is deep", "and wide")
+        killed = driver.pids()["transfer-0"]
+        os.kill(killed, signal.SIGKILL)
+        wait_until(lambda: driver.pids().get("transfer-0") not in (None, killed) and driver.state().notes != ())
+        driver.wait_phase("ready")
+        driver.signal(signal.SIGTERM)
+        code, output = driver.wait()
+    assert code == 0, output
+    assert output.count("note: the well is deep\n") == output.count("note: and wide\n") == 1
+
+
 def test_a_stack_whose_folder_was_cleaned_away_still_ends_as_a_whole(folder: Path) -> None:
     with Driver(folder, ALL) as driver:
         driver.wait_phase("ready")

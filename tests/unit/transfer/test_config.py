@@ -21,7 +21,6 @@ def test_a_shorter_context_makes_shorter_sequences() -> None:
     config = TransferConfig(load="dummy", model_shape="tiny", max_context_tokens=160)
     complete = with_model_shape(config)
     assert complete.max_context_tokens == 160
-    assert complete.geometry.max_pages_per_sequence == 10
     assert complete.model_digest == with_model_shape(TINY).model_digest
 
 
@@ -31,22 +30,14 @@ def test_a_longer_context_than_the_models_is_refused() -> None:
         with_model_shape(config)
 
 
-def test_an_arena_too_small_for_the_context_says_what_would_do() -> None:
-    config = with_model_shape(TransferConfig(load="dummy", model_shape="llama-3.1-8b", arena_bytes=1 << 30))
-    with pytest.raises(ValueError, match=r"too small for one sequence of 131072 tokens .*smaller max_context_tokens"):
-        _ = config.geometry
-    shorter = TransferConfig(
-        load="dummy", model_shape="llama-3.1-8b", arena_bytes=1 << 30, num_slots=8, max_context_tokens=2048
-    )
-    assert with_model_shape(shorter).geometry.num_pages > 128
-
-
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
         ({"page_bytes": 4096}, "page_bytes and model_digest: give both"),
         ({"page_bytes": 4096, "model_digest": "ab"}, "and max_context_tokens with them"),
         ({"model_digest": "ab", "max_context_tokens": 64}, "page_bytes and model_digest: give both"),
+        ({"arena_bytes": -1}, "arena_bytes -1: must be at least 0"),
+        ({"workers_on_machine": 0}, r"workers_on_machine 0: must be in \[1, 256\]"),
         ({"max_context_tokens": -1}, "max_context_tokens -1: must not be negative"),
         ({"load": "dummy"}, "load 'dummy': needs a model_shape"),
         ({"model_shape": "tiny"}, "model_shape 'tiny': is for load 'dummy' only"),

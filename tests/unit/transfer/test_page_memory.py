@@ -177,6 +177,6 @@ async def test_a_worker_waits_for_memory_and_keeps_the_lease_it_was_given(host: 
 
 
 def test_an_arena_that_no_sequence_fits_into_is_refused(config: TransferConfig) -> None:
-    with pytest.raises(ConfigError, match=r"arena_bytes 4096: too small .* on the device; give at least 65536"):
+    with pytest.raises(ConfigError, match=r"arena_bytes 4096: too small .* on the device; give at least 77824"):
         claim_arena(replace(config, arena_bytes=4096), lambda identity: None)
     assert not config.segment_path.exists()

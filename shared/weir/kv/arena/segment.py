@@ -56,6 +56,7 @@ __all__ = [
     "claim_segment",
     "segment_path",
     "try_find_mismatch",
+    "try_read_header",
 ]
 
 _log = logging.getLogger(__name__)
@@ -248,13 +249,25 @@ def claim_segment(path: Path, geometry: ArenaGeometry, model_digest: str) -> Cla
 def try_find_mismatch(path: Path) -> str | None:
     """Why this program could not go on with the segment at `path`. None: it could, or there is none. Only looks."""
     try:
-        with path.open("rb") as file:
-            unpack_header(file.read(HEADER_BYTES), path.stat().st_size)
+        _read_header(path)
     except FileNotFoundError:
         return None
     except SegmentMismatch as mismatch:
         return str(mismatch)
     return None
+
+
+def try_read_header(path: Path) -> SegmentHeader | None:
+    """Of the segment at `path`. None: there is none that this program could go on with. Only looks."""
+    try:
+        return _read_header(path)
+    except (OSError, SegmentMismatch):
+        return None
+
+
+def _read_header(path: Path) -> SegmentHeader:
+    with path.open("rb") as file:
+        return unpack_header(file.read(HEADER_BYTES), path.stat().st_size)
 
 
 def _remove_left_over(path: Path, reason: str, workers: str) -> None:

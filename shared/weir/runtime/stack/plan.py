@@ -12,7 +12,7 @@ from typing import Literal
 from weir.bus.server import nats_server_command
 from weir.core.credentials import masked_url
 from weir.core.device import DEVICE_HELP, PRECISION_HELP, check_precision
-from weir.core.fields import check_range
+from weir.core.fields import ByteSize, check_range
 from weir.core.ports import LOOPBACK
 from weir.runtime.config import (
     LOAD_HELP,
@@ -81,12 +81,18 @@ class StackConfig:
     )
     limits_file: str = setting("", "TOML file of lanes and tenants, followed while it changes. Empty: three lanes.")
     policy: str = setting("fcfs", "Scheduling policy: NAME or NAME:KEY=VALUE,…")
-    arena_bytes: int = setting(0, "Memory for pages, in /dev/shm or on the device. 0: the transfer service's default.")
-    max_context_tokens: int = setting(0, "Prompt and output of a request together. 0: the model's context.")
+    arena_bytes: ByteSize = setting(
+        0, "Memory for pages, in /dev/shm or on the device, such as 16GiB. 0: what the model can use, if it is free."
+    )
+    max_context_tokens: int = setting(
+        0, "Prompt and output of a request together. 0: the model's context, or what fits in the arena."
+    )
     log_level: Literal["debug", "info", "warning", "error"] = setting("info", "Least severe level that is logged.")
     log_format: Literal["text", "json"] = setting("text", "Form of the log lines.")
     grace_s: float = setting(10.0, "Seconds that running requests have to end after Ctrl-C or `weir down`.")
-    start_timeout_s: float = setting(180.0, "Seconds that the stack has to become ready.")
+    start_timeout_s: float = setting(
+        600.0, "Seconds that the stack has to become ready; the first start packs weights."
+    )
     runtime_dir: Path = field(
         default_factory=default_runtime_dir,
         metadata={"help": "Folder that holds the folder of each instance: sockets, logs, state."},
@@ -204,7 +210,7 @@ def _plan_processes(
     context = ("--max-context-tokens", str(config.max_context_tokens))
     arena_size = ("--arena-bytes", str(config.arena_bytes)) if config.arena_bytes else ()
     specs = [] if config.nats else [_nats_spec(config, nats_port)]
-    specs.append(_service_spec(config, nats_url, "transfer", 0, arena, (*arena_size, *context)))
+    specs.append(_service_spec(config, nats_url, "transfer", 0, arena, (*arena_size, *context, *neighbours)))
     for index in range(config.schedulers):
         specs.append(_service_spec(config, nats_url, "scheduler", index, f"{LOOPBACK}:0", _scheduler_flags(config)))
     for role, number in (("prefill", config.prefill), ("decode", config.decode)):

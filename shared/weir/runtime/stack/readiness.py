@@ -21,6 +21,14 @@ class Probe(Protocol):
         ...
 
 
+def read_notes(ready_file: Path) -> tuple[str, ...]:
+    """What the process that has written the file tells its supervisor, a line each; nothing if it is gone."""
+    try:
+        return tuple(str(line) for line in json.loads(ready_file.read_text()).get("notes", ()))
+    except (OSError, ValueError):
+        return ()
+
+
 class GrpcProbe:
     """Ready: the process itself has written its ready file, and its health service says SERVING."""
 

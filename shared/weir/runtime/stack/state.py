@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from weir.core.process import ProcessIdentity
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 """Of the file's form. A file of another version names no process here: the tags of the processes do."""
 
 Phase = Literal["starting", "ready", "stopping"]
@@ -33,6 +33,7 @@ class ProcessState:
 class StackState:
     """One instance. `boot_id` tells pids of this boot from those of an earlier one.
 
+    `notes`: what its processes say of themselves, a line each.
     `stop_limit_s`: how long its supervisor takes at most to end it.
     """
 
@@ -44,6 +45,7 @@ class StackState:
     stop_limit_s: float
     endpoints: Mapping[str, str]
     processes: tuple[ProcessState, ...]
+    notes: tuple[str, ...] = ()
 
 
 def read_boot_id() -> str:
@@ -89,6 +91,7 @@ def _from_json(document: Any) -> StackState:
         **{
             **document,
             "supervisor": ProcessIdentity(**document["supervisor"]),
+            "notes": tuple(document["notes"]),
             "processes": tuple(_process_from_json(entry) for entry in document["processes"]),
         }
     )

@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, Protocol
 
 from weir.core.errors import WeirError
@@ -13,6 +14,7 @@ from weir.core.tasks import end_tasks
 from weir.runtime.stack.leftovers import Removed, remove_leftovers
 from weir.runtime.stack.plan import IDLE_GRACE_S, STOP_ORDER, StackPlan
 from weir.runtime.stack.processes import tag
+from weir.runtime.stack.readiness import read_notes
 from weir.runtime.stack.state import Phase, StackState, read_boot_id, write_state
 from weir.runtime.stack.supervised import Shortage, StartPolicy, SupervisedProcess
 
@@ -31,6 +33,10 @@ class Reporter(Protocol):
     def found_leftovers(self, removed: Removed) -> None: ...
 
     def process_ready(self, name: str, after_s: float) -> None: ...
+
+    def note(self, text: str) -> None:
+        """What a process says of itself when it is ready, such as how large its arena is."""
+        ...
 
     def process_died(self, name: str, log_path: str) -> None: ...
 
@@ -64,6 +70,8 @@ class Supervisor:
         self._reporter = reporter
         self._phase: Phase = "starting"
         self._is_state_written = True
+        self._notes: dict[str, tuple[str, ...]] = {}
+        """By the process's name."""
         self._started_at = time.time()
         self._boot_id = read_boot_id()
         self._identity = own_identity()
@@ -173,14 +181,23 @@ class Supervisor:
         self._asked_to_stop.set()
 
     def _on_change(self, process: SupervisedProcess) -> None:
-        self._write_state()
         state, error = process.state, process.start_error
+        new_notes = self._take_notes(process) if state.phase == "ready" else ()
+        self._write_state()
         if state.phase == "ready":
             self._report(lambda: self._reporter.process_ready(state.name, time.time() - state.started_at))
+            for text in new_notes:
+                self._report(partial(self._reporter.note, text))
         elif state.phase == "restarting" and error is not None:
             self._on_trouble(f"{state.name} could not be started", error)
         elif state.phase == "restarting":
             self._report(lambda: self._reporter.process_died(state.name, state.log_path))
+
+    def _take_notes(self, process: SupervisedProcess) -> tuple[str, ...]:
+        """Those that it did not have when it was ready before."""
+        name, notes = process.spec.name, read_notes(process.spec.ready_file)
+        known, self._notes[name] = self._notes.get(name, ()), notes
+        return tuple(text for text in notes if text not in known)
 
     def _on_trouble(self, what: str, error: Shortage) -> None:
         self._report(lambda: self._reporter.warn(f"{what} ({error}); trying again"))
@@ -200,6 +217,7 @@ class Supervisor:
             stop_limit_s=_STOP_MARGIN_S + sum(self._stage_limit_s(number) for number in range(len(STOP_ORDER))),
             endpoints=self._plan.endpoints,
             processes=tuple(process.state for process in self._processes),
+            notes=tuple(text for notes in self._notes.values() for text in notes),
         )
         try:
             write_state(self._plan.paths.state_file, state)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from weir.core.fields import check_range
+from weir.core.fields import ByteSize, check_range
 from weir.engine.batching.admission import PauseSettings
 from weir.engine.batching.own_rules import Batching, JoinSettings, PrefillBatchSettings
 from weir.engine.batching.running import RunningSettings
@@ -44,7 +44,7 @@ class DecodeConfig(WorkerConfig):
     prefill_batches: bool = setting(False, "Prefill in batches of its own while prompts are long and outputs short.")
     max_pauses: int = setting(3, "Times that a sequence is paused for a more urgent one. 0: never.")
     max_preemptions: int = setting(3, "Times that one sequence gives its pages up for others. 0: never.")
-    swap_bytes: int = setting(-1, "Memory for the pages of such sequences. -1: a quarter of the arena, 0: none.")
+    swap_bytes: ByteSize = setting(-1, "Memory for the pages of such sequences. -1: a quarter of the arena, 0: none.")
     swap_dir: Path = field(
         default=DEFAULT_DIRECTORY, metadata={"help": "Where that memory is taken from, page by page as it is needed."}
     )

@@ -1,0 +1,105 @@
+"""How large an arena the transfer service makes, for sequences of which length, and what it says of that."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from weir.kv.arena.segment import Segment
+from weir.kv.arena_size import LEAST_CONTEXT_TOKENS, FreeMemory
+from weir.kv.geometry import num_pages_for, num_reservable_pages
+from weir.kv.layout import layout_of
+from weir.runtime.config import ConfigError, read_config
+from weir_transfer.arena import claim_arena
+from weir_transfer.config import TransferConfig, with_model_shape
+from weir_transfer.sizing import ArenaSize, look_at_machine, size_arena
+
+MIB, GIB = 1 << 20, 1 << 30
+LLAMA = TransferConfig(load="dummy", model_shape="llama-3.2-1b")
+
+
+def size(config: TransferConfig, *, left: int = 64 * GIB, shm: int = 64 * GIB) -> ArenaSize:
+    return size_arena(config, with_model_shape(config), lambda config: FreeMemory(left, shm))
+
+
+def test_with_memory_a_model_has_its_whole_context() -> None:
+    made = size(replace(LLAMA, model_shape="smollm2-135m"))
+    assert made.geometry.max_context_tokens == 8192
+    assert re.fullmatch(r"arena of 1\.\d GiB, room for 65,\d{3} tokens; max_context_tokens 8192", made.text)
+
+
+def test_with_little_memory_the_context_is_what_fits_and_that_is_said() -> None:
+    made = size(LLAMA, left=2 * GIB)
+    assert layout_of(made.geometry).memory_bytes <= GIB
+    bounded = made.geometry.max_context_tokens
+    assert LEAST_CONTEXT_TOKENS < bounded < 131_072
+    assert num_reservable_pages(made.geometry.num_pages) >= num_pages_for(bounded)
+    assert f"max_context_tokens is {bounded}, not the model's 131072: --arena-bytes " in made.text
+    named = re.search(r"--arena-bytes (\d+MiB), where that is free, would hold it", made.text)
+    assert named is not None
+    asked = replace(LLAMA, arena_bytes=int(named[1].removesuffix("MiB")) * MIB)
+    assert size(asked, left=0).geometry.max_context_tokens == 131_072
+
+
+def test_an_arena_of_a_given_size_bounds_the_context_too() -> None:
+    made = size(replace(LLAMA, arena_bytes=2 * GIB), left=0, shm=0)
+    assert 50_000 < made.geometry.max_context_tokens < 60_000
+    assert "would hold it" in made.text
+
+
+@pytest.mark.parametrize("arena_bytes", [0, 2 * GIB])
+def test_a_context_that_is_asked_for_and_does_not_fit_is_an_error_with_the_numbers(arena_bytes: int) -> None:
+    asked = replace(LLAMA, max_context_tokens=100_000, arena_bytes=arena_bytes)
+    with pytest.raises(ValueError, match=r"too small for one sequence of 100000 tokens") as caught:
+        size(asked, left=4 * GIB)
+    least = re.search(
+        r"give at least (\d+) \(3\.\d GiB\), or a smaller max_context_tokens; (\d+) would fit", str(caught.value)
+    )
+    assert least is not None
+    assert size(replace(asked, arena_bytes=int(least[1]))).geometry.max_context_tokens == 100_000
+    assert size(replace(asked, max_context_tokens=int(least[2])), left=4 * GIB).geometry.num_pages
+    assert ("what the memory that is free allows" in str(caught.value)) == (arena_bytes == 0)
+
+
+def test_a_context_that_is_asked_for_gets_its_arena_where_memory_is_free() -> None:
+    made = size(replace(LLAMA, max_context_tokens=131_072))
+    assert made.geometry.max_context_tokens == 131_072
+    assert layout_of(made.geometry).memory_bytes > 4 * GIB
+
+
+def test_a_context_of_a_few_tokens_is_not_chosen_in_silence() -> None:
+    with pytest.raises(ValueError, match="too small for one sequence of 131072 tokens"):
+        size(LLAMA, shm=16 * MIB)
+
+
+def test_a_segment_that_is_there_keeps_the_size_that_was_chosen_for_it(tmp_path: Path) -> None:
+    config = TransferConfig(load="dummy", model_shape="tiny", instance="kept", segment_dir=tmp_path, num_slots=4)
+    complete = with_model_shape(config)
+    chosen = size(config, left=2 * 20 * MIB, shm=20 * MIB).geometry
+    Segment.create(complete.segment_path, chosen, complete.model_digest).close()
+    assert size(config).geometry == chosen
+    assert size(replace(config, num_slots=5)).geometry != chosen
+    assert size(replace(config, precision="fp32")).geometry.page_bytes != chosen.page_bytes
+    asked = replace(config, arena_bytes=8 * MIB)
+    assert layout_of(size(asked).geometry).memory_bytes <= 8 * MIB
+
+
+def test_what_workers_will_take_is_not_counted_as_free() -> None:
+    one, four = (look_at_machine(replace(LLAMA, workers_on_machine=number)) for number in (1, 4))
+    assert one.left_bytes - four.left_bytes > 500 * MIB
+
+
+def test_an_arena_that_cannot_be_is_an_error_of_the_configuration(tmp_path: Path) -> None:
+    config = replace(LLAMA, segment_dir=tmp_path, arena_bytes=MIB)
+    with pytest.raises(ConfigError, match=f"arena_bytes {MIB}: too small for one sequence"):
+        claim_arena(config, lambda identity: None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_sizes_take_units(tmp_path: Path) -> None:
+    toml = tmp_path / "weir.toml"
+    toml.write_text('[transfer]\narena_bytes = "1.5GiB"\n')
+    assert read_config(TransferConfig, ["--arena-bytes", "16 GiB"], environ={}).arena_bytes == 16 * GIB
+    assert read_config(TransferConfig, [], environ={"WEIR_ARENA_BYTES": "3MB"}).arena_bytes == 3_000_000
+    assert read_config(TransferConfig, ["--config", str(toml)], environ={}).arena_bytes == GIB * 3 // 2
