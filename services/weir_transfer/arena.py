@@ -22,8 +22,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ClaimedArena:
-    """`memory_server` and `slab_server` None: the pages are in the segment, and weights are in each worker. `size_text`:
-    one line on how large it is."""
+    """`memory_server` and `slab_server` None: the pages are in the segment, and weights are in each worker.
+
+    `size_text`: one line on how large it is.
+    """
 
     segment: Segment
     memory_server: MemoryServer | None
