@@ -10,6 +10,7 @@ from weir.kv.geometry import ArenaGeometry
 from weir.kv.memory.cuda import CudaDriverError
 from weir.kv.memory.device import try_memory_kind
 from weir.kv.memory.server import MemoryServer
+from weir.kv.memory.slabs import SlabServer
 from weir.model.device_check import check_device
 from weir.runtime.config import ConfigError
 from weir_transfer.config import TransferConfig, with_model_shape
@@ -21,10 +22,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ClaimedArena:
-    """`memory_server` None: the pages are in the segment. `size_text`: one line on how large it is."""
+    """`memory_server` and `slab_server` None: the pages are in the segment, and weights are in each worker.
+
+    `size_text`: one line on how large it is.
+    """
 
     segment: Segment
     memory_server: MemoryServer | None
+    slab_server: SlabServer | None = None
     size_text: str = ""
 
 
@@ -43,7 +48,9 @@ def claim_arena(config: TransferConfig, open_process: OpenProcess) -> ClaimedAre
         segment, memory_server = _claim(complete, size.geometry, open_process)
     except (SegmentError, CudaDriverError) as error:
         raise Unavailable(str(error)) from error
-    return ClaimedArena(segment, memory_server, size.text)
+    kind = try_memory_kind(config.device)
+    slab_server = SlabServer(config.weights_socket_path, kind) if kind is not None else None
+    return ClaimedArena(segment, memory_server, slab_server, size.text)
 
 
 def _claim(

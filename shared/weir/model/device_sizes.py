@@ -1,8 +1,8 @@
 """How much of a GPU is for pages, and how many sequences a worker decodes on it, where nobody has said.
 
-    GPU   | kept free | of each worker: weights, buffers, what CUDA takes | pages                              |
+    GPU   | kept free | weights, once | of each worker: buffers, what CUDA takes | pages                       |
 
-Every worker has weights of its own. An estimate by the model's shapes, on the safe side; what is asked for by name
+An estimate by the model's shapes, on the safe side; what is asked for by name
 (`arena_bytes`, `max_num_seqs`) is taken as it is.
 """
 
@@ -40,16 +40,19 @@ def max_num_seqs_on_gpu(total_bytes: int) -> int:
 
 
 def worker_bytes_on_gpu(config: ModelConfig, arithmetic: Arithmetic, bounds: StepBounds) -> int:
-    """What a worker takes of a GPU beside the pages."""
+    """What a worker takes of a GPU beside the pages and the weights, which all workers of a GPU map."""
     number_bytes = _NUM_BYTES[arithmetic]
-    weights = number_bytes * sum(math.prod(shape) for shape in tensor_shapes(config).values())
     heads_width = (config.num_heads + config.num_kv_heads) * 2 * config.head_dim
     row = number_bytes * (3 * config.hidden_size + heads_width + 3 * config.intermediate_size)
     logits = (number_bytes + 4) * config.vocab_size  # as they are computed, and in fp32
     splits = 4 * config.num_heads * (config.head_dim + 2) * -(-bounds.max_context_tokens // _SPLIT_TOKENS)
     angles = 4 * config.max_context_tokens * config.head_dim
     buffers = bounds.max_num_batched_tokens * row + bounds.max_num_seqs * (logits + splits) + angles
-    return weights + buffers + _CUDA_BYTES
+    return buffers + _CUDA_BYTES
+
+
+def weight_bytes_on_gpu(config: ModelConfig, arithmetic: Arithmetic) -> int:
+    return _NUM_BYTES[arithmetic] * sum(math.prod(shape) for shape in tensor_shapes(config).values())
 
 
 def arena_bytes_on_gpu(
@@ -59,13 +62,16 @@ def arena_bytes_on_gpu(
 
     Raises ModelError where they leave no room for one page.
     """
-    worker_bytes = worker_bytes_on_gpu(config, arithmetic, bounds)
-    left_bytes = free_bytes - free_bytes // _KEPT_SHARE - num_workers * worker_bytes
+    worker_bytes, weight_bytes = (
+        worker_bytes_on_gpu(config, arithmetic, bounds),
+        weight_bytes_on_gpu(config, arithmetic),
+    )
+    left_bytes = free_bytes - free_bytes // _KEPT_SHARE - weight_bytes - num_workers * worker_bytes
     page_bytes = page_geometry(config, arithmetic).page_bytes
     if left_bytes < page_bytes:
         raise ModelError(
-            f"GPU 0 has {free_bytes / _GIB:.1f} GiB free, and each of {num_workers} workers takes "
-            f"{worker_bytes / _GIB:.1f} GiB of it: no page of {PAGE_TOKENS} tokens fits; start fewer workers, choose a "
-            "smaller model, or give --arena-bytes if this estimate is wrong"
+            f"GPU 0 has {free_bytes / _GIB:.1f} GiB; weights take {weight_bytes / _GIB:.1f} of them and each of "
+            f"{num_workers} workers {worker_bytes / _GIB:.1f}: no page of {PAGE_TOKENS} tokens fits; start fewer "
+            "workers, choose a smaller model, or give --arena-bytes if this estimate is wrong"
         )
     return left_bytes // page_bytes * page_bytes

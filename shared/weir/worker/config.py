@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from weir.kv.memory.cuda import CudaDriver
+from weir.kv.memory.slabs import WEIGHTS_SOCKET
 from weir.model.device_check import read_gpu
 from weir.model.device_sizes import max_num_seqs_on_gpu
 from weir.policy.registry import PolicySpec
@@ -61,6 +62,11 @@ class WorkerConfig(ServiceConfig):
     @property
     def arena_socket_path(self) -> Path:
         return Path(self.arena_socket) if self.arena_socket else self.instance_dir / "arena.sock"
+
+    @property
+    def weights_socket_path(self) -> Path:
+        """Where the transfer service shares the weights on a device."""
+        return self.arena_socket_path.with_name(WEIGHTS_SOCKET)
 
     @property
     def core_budget_path(self) -> Path:
