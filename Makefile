@@ -9,7 +9,7 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 UP_FLAGS ?=
 PYTEST_FLAGS ?=
 
-.PHONY: up test check setup setup-dev golden long chaos bench-sim gpu format proto proto-baseline constraints clean
+.PHONY: up test check setup setup-dev golden long chaos bench-sim gpu triton-oldest format proto proto-baseline constraints clean
 
 up: setup ## Start a local stack with a real small model; Ctrl-C ends it.
 	$(BIN)/weir up $(UP_FLAGS)
@@ -47,8 +47,13 @@ chaos: setup-dev model ## Streams amid faults for MINUTES, from SEED; the report
 bench-sim: setup ## Experiments on the simulator, in full; traces from WEIR_TEST_DATA.
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.sim --size full --out shared/docs/results
 
-gpu: ## Tests and figures of the GPU path, with the python3 on the PATH as it is; tables go to $OUT (./out).
-	PYTHONPATH=shared $(PYTHON) -m benchmarks.gpu
+PART ?=
+gpu: ## Tests and figures of the GPU path by the python3 on the PATH; six files go to $OUT (./out). PART=step: one part.
+	PYTHONPATH=shared $(PYTHON) -m benchmarks.gpu --part "$(PART)"
+
+OLDEST_TRITON := 3.6.0
+triton-oldest: setup-dev ## The oldest Triton that Weir takes, beside the installed one, for tests/kernels (190 MB).
+	$(BIN)/pip install -q --no-deps --upgrade --target build/triton-$(OLDEST_TRITON) triton==$(OLDEST_TRITON)
 
 .PHONY: model
 model: setup ## The built-in model, in the model cache.

@@ -12,9 +12,12 @@ from weir.kv.arena_size import (
     bytes_for_context,
     longest_context,
 )
-from weir.kv.geometry import PAGE_TOKENS, ArenaGeometry, num_reservable_pages
+from weir.kv.geometry import PAGE_TOKENS, ArenaGeometry, least_arena_pages, num_reservable_pages
 from weir.kv.layout import bytes_for_pages, geometry_within
+from weir.kv.memory.cuda import CudaDriver
 from weir.kv.memory.device import try_memory_kind
+from weir.model.device_check import read_gpu
+from weir.model.device_sizes import StepBounds, arena_bytes_on_gpu, max_num_seqs_on_gpu
 from weir.model.files.config import load_model_config
 from weir.model.files.source import resolve_model
 from weir.model.memory import stack_bytes
@@ -22,7 +25,9 @@ from weir.model.precision import choose_arithmetic
 from weir.runtime.machine_memory import available_bytes, free_disk_bytes
 from weir_transfer.config import TransferConfig
 
-_GPU_ARENA_BYTES = 2 << 30
+_UNKNOWN_MODEL_BYTES = 2 << 30
+"""Of an arena on a GPU for a model of which only the page size is known."""
+_MOST_BATCHED_TOKENS = 2048  # of a worker, by default
 _MIB = 1 << 20
 
 
@@ -35,9 +40,13 @@ class ArenaSize:
 
 
 def size_arena(
-    config: TransferConfig, complete: TransferConfig, look: Callable[[TransferConfig], FreeMemory] | None = None
+    config: TransferConfig,
+    complete: TransferConfig,
+    look: Callable[[TransferConfig], FreeMemory] | None = None,
+    ask_gpu: Callable[[], int] | None = None,
 ) -> ArenaSize:
-    """`config` as it was given, `complete` with the model's page size, context and digest. `look`: at this machine.
+    """`config` as it was given, `complete` with the model's page size, context and digest. `look`: at this machine;
+    `ask_gpu`: for the bytes of its memory.
 
     A segment that is there already keeps the size that was chosen for it, so that a transfer service that starts again
     finds its arena. Raises ValueError: what was asked for does not fit.
@@ -55,21 +64,41 @@ def size_arena(
     kept = _try_find_kept(complete, shape, is_context_asked=is_context_asked)
     if kept is not None:
         return ArenaSize(kept, _text(kept, shape, is_size_asked=False))
-    free = (look or look_at_machine)(config)
-    arena_bytes = arena_bytes_for(shape, free, is_context_asked=is_context_asked)
+    if config.device == "cuda":
+        arena_bytes = _gpu_arena_bytes(config, shape, (ask_gpu or _gpu_bytes)())
+    else:
+        arena_bytes = arena_bytes_for(shape, (look or look_at_machine)(config), is_context_asked=is_context_asked)
     return _within(arena_bytes, shape, is_context_asked=is_context_asked, is_size_asked=False)
 
 
 def look_at_machine(config: TransferConfig) -> FreeMemory:
-    """What is free for the pages of the workers' device; a GPU's memory is not looked at."""
-    if config.device == "cuda":
-        return FreeMemory.of_size(_GPU_ARENA_BYTES)
+    """What is free for pages in the memory of this host."""
     taken_bytes = 0
     if not config.model_digest:
         model = load_model_config(resolve_model(config.model_reference))
         arithmetic = choose_arithmetic(config.precision, model, config.device)
         taken_bytes = stack_bytes(model, arithmetic, config.device, config.workers_on_machine)
     return FreeMemory(available_bytes() - taken_bytes, free_disk_bytes(config.segment_dir))
+
+
+def _gpu_bytes() -> int:
+    """All of its memory: what is free changes while workers load, which they do at the same time."""
+    return read_gpu(CudaDriver.load()).total_bytes
+
+
+def _gpu_arena_bytes(config: TransferConfig, shape: ArenaGeometry, gpu_bytes: int) -> int:
+    """What the workers leave of the GPU, but no more than all slots can fill. Raises ModelError if they leave nothing.
+
+    Nothing is touched when it is taken, so that it costs no time, and nothing else is meant to be on the GPU.
+    """
+    if config.model_digest:
+        return _UNKNOWN_MODEL_BYTES
+    model = load_model_config(resolve_model(config.model_reference))
+    arithmetic = choose_arithmetic(config.precision, model, config.device)
+    bounds = StepBounds(_MOST_BATCHED_TOKENS, max_num_seqs_on_gpu(gpu_bytes), shape.max_context_tokens)
+    left_bytes = arena_bytes_on_gpu(model, arithmetic, bounds, gpu_bytes, config.workers_on_machine)
+    most_pages = least_arena_pages(shape.num_slots * shape.max_pages_per_sequence) + 1
+    return min(left_bytes, most_pages * shape.page_bytes)
 
 
 def _within(arena_bytes: int, shape: ArenaGeometry, *, is_context_asked: bool, is_size_asked: bool) -> ArenaSize:

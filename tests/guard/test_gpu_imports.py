@@ -1,5 +1,6 @@
 """`make gpu` runs where little is installed: what it imports may need no more."""
 
+import json
 import os
 import subprocess
 import sys
@@ -7,18 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu.__main__ import parts_of
+from benchmarks.gpu.parts import chosen, parts_of
 
 pytest.importorskip("triton", reason="Triton is installed on Linux only")
 
 _REPOSITORY = Path(__file__).parents[2]
 _INSTALLED_THERE = ("torch", "triton", "numpy", "grpcio", "msgpack", "tokenizers", "safetensors", "pytest")
 _MODULES = (
-    "benchmarks.gpu.__main__",
-    "benchmarks.gpu.cuda_pair",
     "benchmarks.kernels.__main__",
-    "benchmarks.gpu.step",
-    "benchmarks.gpu.kernels",
+    *(f"benchmarks.gpu.{path.stem}" for path in sorted((_REPOSITORY / "shared/benchmarks/gpu").glob("[!_]*.py"))),
+    "benchmarks.gpu.__main__",
 )
 _CASES = sorted(path.stem for path in (_REPOSITORY / "tests/kernels/triton_cases").glob("case_*.py"))
 
@@ -54,7 +53,7 @@ class Refuse:
             raise ModuleNotFoundError(f"{name} is not installed on a machine with little more than torch", name=name)
 
 sys.meta_path.insert(0, Refuse())
-assert {"numba", "nats", "hypothesis"} <= refused
+assert {"numba", "nats", "hypothesis", "opentelemetry"} <= refused
 """
 _IMPORT = """
 for module in sys.argv[2:]:
@@ -63,6 +62,11 @@ for module in sys.argv[2:]:
 _COLLECT = """
 import pytest
 sys.exit(pytest.main(sys.argv[2:]))
+"""
+_RUN = """
+import runpy
+sys.argv[1:] = sys.argv[2:]
+runpy.run_module("{module}", run_name="__main__")
 """
 
 
@@ -82,12 +86,34 @@ def test_the_gpu_path_imports_nothing_that_such_a_machine_lacks(other_tests: Pat
 
 
 def test_make_gpu_collects_its_tests_on_such_a_machine(other_tests: Path) -> None:
-    (part,) = (part for part in parts_of(other_tests) if part.name == "tests")
-    assert part.arguments[:2] == ("-m", "pytest")
-    child = _run(_REFUSE + _COLLECT, ["--collect-only", *part.arguments[2:]], [_REPOSITORY / "shared", other_tests])
+    (part,) = chosen(parts_of(_REPOSITORY), "tests")
+    arguments = [command.arguments for command in part.commands]
+    assert {each[:2] for each in arguments} == {("-m", "pytest")}
+    files = [each[-1] for each in arguments]
+    assert {Path(path).stem for path in files} == set(_CASES)
+    # all files in one process here, for they are collected in seconds
+    search_path = [_REPOSITORY / "shared", other_tests]
+    child = _run(_REFUSE + _COLLECT, ["--collect-only", *arguments[0][2:-1], *files], search_path)
     assert child.returncode == 0, child.stdout[-2000:] + child.stderr[-2000:]
-    collected = {line.rpartition("::")[2] for line in child.stdout.splitlines() if "::" in line}
-    assert collected == {f"test_on_the_gpu[{case}]" for case in _CASES}
+    collected = {line.partition("::")[0] for line in child.stdout.splitlines() if "::" in line}
+    assert collected == set(files)
+
+
+def test_every_part_is_a_module_that_is_there() -> None:
+    modules = {each.arguments[1] for part in parts_of(_REPOSITORY) for each in part.commands}
+    assert modules - {"pytest"} <= set(_MODULES)
+    assert len(modules) > 6
+
+
+def test_without_what_a_stack_needs_its_part_is_skipped_and_says_what_is_missing(tmp_path: Path) -> None:
+    arguments = ["--out", str(tmp_path)]
+    code = _REFUSE + _RUN.format(module="benchmarks.gpu.whole_stack")
+    child = _run(code, arguments, [_REPOSITORY / "shared"])
+    assert child.returncode == 0, child.stderr[-2000:]
+    (record,) = map(json.loads, (tmp_path / "results.jsonl").read_text().splitlines())
+    assert record["verdict"] == "skipped"
+    assert "nats" in record["problem"]
+    assert "opentelemetry" in record["problem"]
 
 
 def _run(code: str, arguments: list[str], search_path: list[Path]) -> "subprocess.CompletedProcess[str]":

@@ -78,7 +78,7 @@ def run_gpu_kernels() -> KernelReport:
     )
 
 
-def makers_of_cases(device: torch.device, compute_capability: int) -> list[Callable[[], KernelCase]]:
+def makers_of_cases(device: torch.device, compute_capability: int) -> list["partial[KernelCase]"]:
     """Makers, so that a case's memory is free before the next is made.
 
     Few have rivals: FlexAttention compiles for ten seconds or more a shape.
@@ -114,21 +114,21 @@ def measure(makers: Iterable[Callable[[], KernelCase]], timer: Timer, ceilings: 
     """A case that computes something else than its reference is reported, not timed."""
     for make in makers:
         case = make()
-        error = case.error()
-        is_right = error <= MAX_ERROR  # False for NaN
-        yield KernelTime(
-            case.op,
-            case.shape,
-            case.num_bytes,
-            case.num_flops,
-            error,
-            ceilings.floor_us(case.num_bytes, case.num_flops),
-            timer.time(case.run) if is_right else None,
-            tuple(_time_rival(name, rival, timer) for name, rival in case.rivals.items()),
-        )
+        rivals = tuple(time_rival(name, rival, timer) for name, rival in case.rivals.items())
+        yield dataclasses.replace(measure_own(case, timer, ceilings), rivals=rivals)
 
 
-def _time_rival(name: str, make: Callable[[], Callable[[], object]], timer: Timer) -> RivalTime:
+def measure_own(case: KernelCase, timer: Timer, ceilings: Ceilings) -> KernelTime:
+    """Without its rivals."""
+    error = case.error()
+    is_right = error <= MAX_ERROR  # False for NaN
+    floor_us = ceilings.floor_us(case.num_bytes, case.num_flops)
+    timing = timer.time(case.run) if is_right else None
+    return KernelTime(case.op, case.shape, case.num_bytes, case.num_flops, error, floor_us, timing, ())
+
+
+def time_rival(name: str, make: Callable[[], Callable[[], object]], timer: Timer) -> RivalTime:
+    """Whatever keeps a rival from running is said in its `problem`."""
     try:
         return RivalTime(name, timer.time(make()).median_us)
     except Exception as problem:  # noqa: BLE001  a rival may lack a package, a compiler, or this GPU: the table says so

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import pairwise
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -81,11 +82,27 @@ class PairResult:
     """`hand_off_s` is the change of owner alone; times are seconds from the first prompt's start."""
 
     token_ids: dict[int, list[int]] = field(default_factory=dict)
-    first_token_s: dict[int, float] = field(default_factory=dict)
+    token_s: dict[int, list[float]] = field(default_factory=dict)
+    """When each token was reported."""
     hand_off_s: list[float] = field(default_factory=list)
     num_handed_off_pages: int = 0
     duration_s: float = 0.0
     num_free_pages_at_end: int = 0
+
+    @property
+    def first_token_s(self) -> list[float]:
+        return [times[0] for times in self.token_s.values()]
+
+    def inter_token_s(self, *, while_prefilling: bool) -> list[float]:
+        """Times between two tokens of a request, but for that of the hand-off: those before the last prompt's first
+        token, while both workers use the device, or those after it."""
+        prefilled_s = max(self.first_token_s)
+        return [
+            later - earlier
+            for times in self.token_s.values()
+            for earlier, later in pairwise(times[1:])
+            if (later <= prefilled_s) == while_prefilling
+        ]
 
 
 class RunnerKind(Protocol):
@@ -167,7 +184,8 @@ class _Pair:
         self._table = OwnershipTable(segment.page_rows, segment.slot_rows)
         self._pipes = pipes
         self._load = load
-        self._result = PairResult({number: [] for number in range(len(load.prompts))})
+        numbers = range(len(load.prompts))
+        self._result = PairResult({number: [] for number in numbers}, {number: [] for number in numbers})
         self._open = set(self._result.token_ids)
         self._started_s = 0.0
         self._wanted: dict[str, PagesWanted] = {}
@@ -212,7 +230,7 @@ class _Pair:
             if isinstance(event, TokenSampled):
                 number = int(event.key.request_id, 16)
                 self._result.token_ids[number].append(event.token_id)
-                self._result.first_token_s.setdefault(number, time.monotonic() - self._started_s)
+                self._result.token_s[number].append(time.monotonic() - self._started_s)
             elif isinstance(event, HandOffReady):
                 self._hand_off(event)
             elif isinstance(event, SequenceEnded):

@@ -11,7 +11,7 @@ import torch
 _REPEATS = 30
 _WARM_UPS = 3
 _FLUSH_BYTES = 256 << 20  # several times the second-level cache of any GPU so far
-_COPY_BYTES = 4 << 30
+_MOST_COPY_BYTES = 4 << 30
 _MATMUL_SIZE = 8192
 
 
@@ -34,6 +34,12 @@ class Ceilings:
     def floor_us(self, num_bytes: int, num_flops: int) -> float:
         """No kernel that moves these bytes and does these operations is faster."""
         return max(num_bytes / self.copy_bytes_a_second, num_flops / self.matmul_flops_a_second) * 1e6
+
+    def as_record(self) -> dict[str, float]:
+        return {
+            "copy_gb_a_second": self.copy_bytes_a_second / 1e9,
+            "bf16_tflops": self.matmul_flops_a_second / 1e12,
+        }
 
 
 class Timer(Protocol):
@@ -76,7 +82,9 @@ def _event() -> torch.cuda.Event:
 
 def measure_ceilings(timer: Timer) -> Ceilings:
     """Random data: a matrix product of zeros is faster than any real one."""
-    source = torch.randn(_COPY_BYTES // 4, device="cuda")
+    free_bytes, _ = torch.cuda.mem_get_info()
+    copy_bytes = min(_MOST_COPY_BYTES, free_bytes // 4)
+    source = torch.randn(copy_bytes // 4, device="cuda")
     target = torch.empty_like(source)
     copy_us = timer.time(partial(target.copy_, source)).median_us
     del source, target
@@ -86,4 +94,4 @@ def measure_ceilings(timer: Timer) -> Ceilings:
     )
     product = torch.empty_like(left)
     matmul_us = timer.time(partial(torch.mm, left, right, out=product)).median_us
-    return Ceilings(2 * _COPY_BYTES / copy_us * 1e6, 2 * _MATMUL_SIZE**3 / matmul_us * 1e6)
+    return Ceilings(2 * copy_bytes / copy_us * 1e6, 2 * _MATMUL_SIZE**3 / matmul_us * 1e6)

@@ -22,7 +22,7 @@ class RunningBounds:
     def __init__(self, worker_id: str, config: WorkerConfig, post: Callable[[Command], None]) -> None:
         self._worker_id = worker_id
         self._post = post
-        self.most = SetBounds(config.max_num_seqs, config.max_num_batched_tokens)
+        self.most = SetBounds(config.most_num_seqs, config.max_num_batched_tokens)
         """As it was started: buffers and captured graphs have that size."""
         self.now = self.most
 

@@ -4,10 +4,14 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from weir.kv.memory.cuda import CudaDriver
 from weir.kv.memory.slabs import WEIGHTS_SOCKET
+from weir.model.device_check import read_gpu
+from weir.model.device_sizes import max_num_seqs_on_gpu
 from weir.policy.registry import PolicySpec
 from weir.runtime.config import ServiceConfig, setting
 
+_CPU_NUM_SEQS = 32
 _GROUP = re.compile(r"[a-z0-9_-]{0,32}")
 
 
@@ -16,7 +20,7 @@ class WorkerConfig(ServiceConfig):
     """Bounds of a step, of waiting, and of what a worker may use of its machine."""
 
     arena_socket: str = setting("", "Unix socket of the host's transfer service. Empty: arena.sock of the instance.")
-    max_num_seqs: int = setting(32, "Sequences in the batch.")
+    max_num_seqs: int = setting(0, "Sequences in the batch. 0: 32, on a GPU what its memory is good for.")
     max_num_batched_tokens: int = setting(2048, "Tokens computed in a step, all sequences together.")
     chunk_tokens: int = setting(512, "Tokens of one prompt computed in a step.")
     target_step_ms: float = setting(100.0, "Steps get no more prompt tokens than last about so long. 0: all that fit.")
@@ -29,7 +33,7 @@ class WorkerConfig(ServiceConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, smallest in (
-            ("max_num_seqs", 1),
+            ("max_num_seqs", 0),
             ("max_num_batched_tokens", 1),
             ("chunk_tokens", 1),
             ("num_threads", 0),
@@ -45,6 +49,15 @@ class WorkerConfig(ServiceConfig):
             raise ValueError(f"target_step_ms {self.target_step_ms:g}: must be in [0, 600000]; 0 is no target")
         if not 0 < self.max_stall_s <= 600:
             raise ValueError(f"max_stall_s {self.max_stall_s}: must be in (0, 600]")
+
+    @property
+    def most_num_seqs(self) -> int:
+        """What `max_num_seqs` comes to on this machine. Raises CudaDriverError if its GPU cannot be asked."""
+        if self.max_num_seqs:
+            return self.max_num_seqs
+        if self.device != "cuda":
+            return _CPU_NUM_SEQS
+        return max_num_seqs_on_gpu(read_gpu(CudaDriver.load()).total_bytes)
 
     @property
     def arena_socket_path(self) -> Path:

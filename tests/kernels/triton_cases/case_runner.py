@@ -28,6 +28,9 @@ from weir.model.triton.graphs import cuda_graph_capture, graph_shapes
 from weir.model.triton.runner import TritonRunner
 
 CPU = torch.device("cpu")
+# The library's products round differently for other numbers of rows: numpy's a little, a GPU's by whole other kernels,
+# whose sums the second layer makes larger.
+ROW_COUNT_TOLERANCE = 1e-5 if IS_INTERPRETED else 2e-3
 KERNEL_TYPE: Any = InterpretedFunction if IS_INTERPRETED else JITFunction
 CONFIG = replace(shape_named("tiny"), max_context_tokens=256, query_key_value_bias=True)
 LIMITS = TritonLimits(max_rows=64, max_sequences=4, max_context_tokens=256)
@@ -171,9 +174,8 @@ def test_a_prompt_cut_anywhere_gives_the_same_keys_and_values(weights: Weights) 
             runner.run(StepPlan(0, (ChunkPlan(0, start, tuple(prompt[start:end]), table[: num_pages_for(end)], None),)))
         return pages
 
-    # the library's products may round differently for other numbers of rows
     whole, cut = pages_after([0, 37]), pages_after([0, 1, 17, 18, 37])
-    torch.testing.assert_close(whole, cut, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(whole, cut, atol=ROW_COUNT_TOLERANCE, rtol=ROW_COUNT_TOLERANCE)
 
 
 @pytest.fixture

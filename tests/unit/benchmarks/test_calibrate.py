@@ -36,7 +36,7 @@ OVERHEADS = Overheads(message_ms=2.0, hand_off_ms=3.0, idle_ttft_ms=0.0, idle_it
 
 
 def sizes_of(config: WorkerConfig, chunk_tokens: int) -> tuple[int, int, int]:
-    return config.max_num_seqs, config.max_num_batched_tokens, chunk_tokens
+    return config.most_num_seqs, config.max_num_batched_tokens, chunk_tokens
 
 
 def test_figures_are_those_of_a_round_by_hand() -> None:

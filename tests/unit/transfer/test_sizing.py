@@ -10,6 +10,7 @@ from weir.kv.arena.segment import Segment
 from weir.kv.arena_size import LEAST_CONTEXT_TOKENS, FreeMemory
 from weir.kv.geometry import num_pages_for, num_reservable_pages
 from weir.kv.layout import layout_of
+from weir.model.errors import ModelError
 from weir.runtime.config import ConfigError, read_config
 from weir_transfer.arena import claim_arena
 from weir_transfer.config import TransferConfig, with_model_shape
@@ -103,3 +104,38 @@ def test_sizes_take_units(tmp_path: Path) -> None:
     assert read_config(TransferConfig, ["--arena-bytes", "16 GiB"], environ={}).arena_bytes == 16 * GIB
     assert read_config(TransferConfig, [], environ={"WEIR_ARENA_BYTES": "3MB"}).arena_bytes == 3_000_000
     assert read_config(TransferConfig, ["--config", str(toml)], environ={}).arena_bytes == GIB * 3 // 2
+
+
+def on_gpu(gpu_gib: int, model_shape: str, **settings: int) -> ArenaSize:
+    config = TransferConfig(load="dummy", model_shape=model_shape, device="cuda", **settings)  # type: ignore[arg-type]
+    return size_arena(config, with_model_shape(config), look_at_nothing, lambda: gpu_gib * GIB)
+
+
+def look_at_nothing(config: TransferConfig) -> FreeMemory:
+    raise AssertionError(f"the host's memory is none of the pages of device {config.device}")
+
+
+def test_on_a_gpu_pages_get_what_the_workers_leave() -> None:
+    made = on_gpu(80, "llama-3.1-8b")
+    assert made.geometry.pages_on_device
+    assert made.geometry.max_context_tokens == 131_072
+    assert 45 * GIB < made.geometry.page_memory_bytes < 60 * GIB
+    assert on_gpu(80, "llama-3.1-8b", workers_on_machine=9).geometry.page_memory_bytes < 40 * GIB
+
+
+def test_on_a_small_gpu_the_context_is_what_fits() -> None:
+    made = on_gpu(24, "llama-3.1-8b", workers_on_machine=1)
+    assert LEAST_CONTEXT_TOKENS < made.geometry.max_context_tokens < 131_072
+    with pytest.raises(ModelError, match="start fewer workers, choose a smaller model, or give --arena-bytes"):
+        on_gpu(16, "llama-3.1-8b")
+
+
+def test_a_small_model_takes_no_more_of_a_gpu_than_all_its_slots_can_fill() -> None:
+    made = on_gpu(80, "tiny", num_slots=10)
+    assert num_reservable_pages(made.geometry.num_pages) == pytest.approx(10 * num_pages_for(2048), abs=2)
+
+
+def test_a_size_that_was_asked_for_asks_no_gpu() -> None:
+    config = TransferConfig(load="dummy", model_shape="tiny", device="cuda", arena_bytes=GIB)
+    made = size_arena(config, with_model_shape(config), look_at_nothing, lambda: 1 // 0)
+    assert made.geometry.page_memory_bytes == GIB

@@ -10,6 +10,8 @@ import os
 from ctypes import byref, c_char_p, c_int, c_size_t, c_ubyte, c_uint64, c_ushort, c_void_p
 from dataclasses import dataclass
 
+from weir.kv.memory.dlpack import CUDA, byte_capsule
+
 _PINNED = 1
 _ON_DEVICE = 1
 _POSIX_FD = 1
@@ -99,9 +101,9 @@ class CudaMemory:
         self._pointer = _map(driver, handle, num_bytes, device, access)
 
     @classmethod
-    def create(cls, num_bytes: int, device: int = 0) -> "CudaMemory":
+    def create(cls, num_bytes: int, device: int = 0, driver: CudaDriver | None = None) -> "CudaMemory":
         """At least `num_bytes`, rounded up to the device's granularity. Raises CudaDriverError."""
-        driver = CudaDriver.load()
+        driver = driver or CudaDriver.load()
         driver.make_context_current(device)
         prop = _AllocationProp(type=_PINNED, requested_handle_types=_POSIX_FD, location=_Location(_ON_DEVICE, device))
         granularity = c_size_t()
@@ -117,9 +119,9 @@ class CudaMemory:
             raise
 
     @classmethod
-    def open(cls, fd: int, num_bytes: int, device: int = 0) -> "CudaMemory":
+    def open(cls, fd: int, num_bytes: int, device: int = 0, driver: CudaDriver | None = None) -> "CudaMemory":
         """Memory that another process made. `fd` is this object's then. Raises CudaDriverError."""
-        return cls._open(fd, num_bytes, device, _READ_WRITE)
+        return cls._open(fd, num_bytes, device, _READ_WRITE, driver)
 
     @classmethod
     def open_to_read(cls, fd: int, num_bytes: int, device: int = 0) -> "CudaMemory":
@@ -127,8 +129,8 @@ class CudaMemory:
         return cls._open(fd, num_bytes, device, _READ)
 
     @classmethod
-    def _open(cls, fd: int, num_bytes: int, device: int, access: int) -> "CudaMemory":
-        driver = CudaDriver.load()
+    def _open(cls, fd: int, num_bytes: int, device: int, access: int, driver: CudaDriver | None = None) -> "CudaMemory":
+        driver = driver or CudaDriver.load()
         driver.make_context_current(device)
         handle = c_uint64()
         driver.call("cuMemImportFromShareableHandle", byref(handle), c_void_p(fd), c_int(_POSIX_FD))
@@ -154,6 +156,13 @@ class CudaMemory:
     def __cuda_array_interface__(self) -> dict[str, object]:
         """So that `torch.as_tensor(memory, device="cuda")` is a view: uint8 [num_bytes]."""
         return {"shape": (self._num_bytes,), "typestr": "|u1", "data": (self._pointer, False), "version": 3}
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return CUDA, self._device
+
+    def __dlpack__(self, **_: object) -> object:
+        """The same view for who does not find out whose memory it is: DLPack names the device. On any stream."""
+        return byte_capsule(self._pointer, self._num_bytes, (CUDA, self._device), self)
 
     def close(self) -> None:
         """No view of the memory may be used any more."""

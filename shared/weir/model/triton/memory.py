@@ -1,15 +1,18 @@
 """Memory on a device: page memory as tensors, single pages of it as bytes on the host, a step's arrays on their way."""
 
+import logging
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.utils.dlpack import from_dlpack
 
 from weir.kv.geometry import PAGE_TOKENS
 from weir.kv.memory.device import DeviceMemory, HostMemory
 from weir.model.architecture import ModelConfig
 
+_log = logging.getLogger(__name__)
 _ALIGN_BYTES = 16
 """Of each array: Triton compiles a kernel of its own for pointers that are aligned less."""
 
@@ -17,10 +20,35 @@ HostArray = npt.NDArray[np.int32] | npt.NDArray[np.float32] | npt.NDArray[np.flo
 
 
 def memory_tensor(memory: DeviceMemory, device: torch.device) -> torch.Tensor:
-    """A view: uint8 [num_bytes]. `device` is the memory's."""
+    """A view: uint8 [num_bytes]. `device` is the memory's.
+
+    Raises RuntimeError if PyTorch makes no view of it.
+    """
     if isinstance(memory, HostMemory):
         return torch.frombuffer(memory.buffer, dtype=torch.uint8)
-    return torch.as_tensor(memory, device=device)  # by its __cuda_array_interface__
+    tensor = _try_as_tensor(memory, device)
+    if tensor is None:
+        tensor = from_dlpack(memory)
+    if tensor.data_ptr() != memory.pointer or tensor.device != device:
+        raise RuntimeError(
+            f"PyTorch {torch.__version__} makes no view of device memory at {memory.pointer:#x}: "
+            f"its tensor is at {tensor.data_ptr():#x} on {tensor.device}, expected {device}"
+        )
+    return tensor
+
+
+def _try_as_tensor(memory: DeviceMemory, device: torch.device) -> torch.Tensor | None:
+    """By its __cuda_array_interface__. PyTorch then asks the CUDA runtime whose memory it is, which may know nothing of
+    what the driver's virtual memory calls have mapped. DLPack names the device itself."""
+    try:
+        tensor = torch.as_tensor(memory, device=device)
+    except (RuntimeError, TypeError, ValueError) as error:
+        _log.warning("torch.as_tensor makes no tensor of device memory, DLPack is used: %s", error)
+        return None
+    if tensor.data_ptr() != memory.pointer:
+        _log.warning("torch.as_tensor makes a copy of device memory, DLPack is used")
+        return None
+    return tensor
 
 
 def page_tensor(

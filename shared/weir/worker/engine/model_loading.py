@@ -46,7 +46,7 @@ class ModelSpec:
 
     def batch_limits(self, config: WorkerConfig) -> BatchLimits:
         return BatchLimits(
-            max_num_seqs=config.max_num_seqs,
+            max_num_seqs=config.most_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             chunk_tokens=config.chunk_tokens,
             max_context_tokens=self.max_context_tokens,
@@ -151,7 +151,7 @@ def _over_device(weights: "Future[DeviceWeights]", arena: ArenaMemory, config: W
         arena.pages,
         arena.segment.geometry,
         max_rows=config.max_num_batched_tokens,
-        max_sequences=config.max_num_seqs,
+        max_sequences=config.most_num_seqs,
     )
     return LoadedModel(runner, runner.warm_up, runner.pages)
 

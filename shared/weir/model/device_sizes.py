@@ -1,0 +1,77 @@
+"""How much of a GPU is for pages, and how many sequences a worker decodes on it, where nobody has said.
+
+    GPU   | kept free | weights, once | of each worker: buffers, what CUDA takes | pages                       |
+
+An estimate by the model's shapes, on the safe side; what is asked for by name
+(`arena_bytes`, `max_num_seqs`) is taken as it is.
+"""
+
+import math
+from dataclasses import dataclass
+
+from weir.core.device import Arithmetic
+from weir.kv.geometry import PAGE_TOKENS
+from weir.model.architecture import ModelConfig, tensor_shapes
+from weir.model.errors import ModelError
+from weir.model.precision import page_geometry
+
+_GIB = 1 << 30
+_KEPT_SHARE = 20  # a twentieth: fragments, and what others of this machine show on it
+_CUDA_BYTES = 1 << 30
+"""Of a process: context, code of the kernels, workspaces of matrix products, captured graphs."""
+_SPLIT_TOKENS = 256
+"""The least that a part of a decode's keys may be; each part keeps sums of its own."""
+_NUM_BYTES = {"fp32": 4, "bf16": 2, "int8": 2}
+_SEQUENCES_BY_GIB = ((40, 128), (16, 64), (0, 32))
+
+
+@dataclass(frozen=True, slots=True)
+class StepBounds:
+    """Tokens and sequences of one step, for which a worker has buffers."""
+
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    max_context_tokens: int
+
+
+def max_num_seqs_on_gpu(total_bytes: int) -> int:
+    """Sequences in the batch of a decode worker. A step reads the weights once, for however many."""
+    return next(count for gib, count in _SEQUENCES_BY_GIB if total_bytes >= gib * _GIB)
+
+
+def worker_bytes_on_gpu(config: ModelConfig, arithmetic: Arithmetic, bounds: StepBounds) -> int:
+    """What a worker takes of a GPU beside the pages and the weights, which all workers of a GPU map."""
+    number_bytes = _NUM_BYTES[arithmetic]
+    heads_width = (config.num_heads + config.num_kv_heads) * 2 * config.head_dim
+    row = number_bytes * (3 * config.hidden_size + heads_width + 3 * config.intermediate_size)
+    logits = (number_bytes + 4) * config.vocab_size  # as they are computed, and in fp32
+    splits = 4 * config.num_heads * (config.head_dim + 2) * -(-bounds.max_context_tokens // _SPLIT_TOKENS)
+    angles = 4 * config.max_context_tokens * config.head_dim
+    buffers = bounds.max_num_batched_tokens * row + bounds.max_num_seqs * (logits + splits) + angles
+    return buffers + _CUDA_BYTES
+
+
+def weight_bytes_on_gpu(config: ModelConfig, arithmetic: Arithmetic) -> int:
+    return _NUM_BYTES[arithmetic] * sum(math.prod(shape) for shape in tensor_shapes(config).values())
+
+
+def arena_bytes_on_gpu(
+    config: ModelConfig, arithmetic: Arithmetic, bounds: StepBounds, free_bytes: int, num_workers: int
+) -> int:
+    """Whole pages in what `num_workers` leave of `free_bytes`, which is free before the first of them starts.
+
+    Raises ModelError where they leave no room for one page.
+    """
+    worker_bytes, weight_bytes = (
+        worker_bytes_on_gpu(config, arithmetic, bounds),
+        weight_bytes_on_gpu(config, arithmetic),
+    )
+    left_bytes = free_bytes - free_bytes // _KEPT_SHARE - weight_bytes - num_workers * worker_bytes
+    page_bytes = page_geometry(config, arithmetic).page_bytes
+    if left_bytes < page_bytes:
+        raise ModelError(
+            f"GPU 0 has {free_bytes / _GIB:.1f} GiB; weights take {weight_bytes / _GIB:.1f} of them and each of "
+            f"{num_workers} workers {worker_bytes / _GIB:.1f}: no page of {PAGE_TOKENS} tokens fits; start fewer "
+            "workers, choose a smaller model, or give --arena-bytes if this estimate is wrong"
+        )
+    return left_bytes // page_bytes * page_bytes
