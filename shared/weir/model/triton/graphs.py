@@ -9,7 +9,14 @@ from dataclasses import dataclass
 import torch
 
 from weir.kv.geometry import num_pages_for
-from weir.model.triton.batch import DeviceBatch, HostBatch, TritonLimits, is_sampled_on_device, padded_decodes
+from weir.model.triton.batch import (
+    EMPTY_BATCH,
+    DeviceBatch,
+    HostBatch,
+    TritonLimits,
+    is_sampled_on_device,
+    padded_decodes,
+)
 from weir.model.triton.memory import StepUpload
 
 _WIDTH_STEP = 4
@@ -69,9 +76,6 @@ def cuda_graph_capture() -> Capture:
     return capture
 
 
-_NOTHING = HostBatch((), (), (), ())
-
-
 class DecodeGraphs:
     """`run_step` computes a batch and returns the sampled tokens, int32 [rows], in memory that stays where it is."""
 
@@ -91,7 +95,7 @@ class DecodeGraphs:
     def capture_all(self) -> None:
         """Largest first, so that the others find its memory."""
         for shape in reversed(self._shapes):
-            index = padded_decodes(_NOTHING, shape.num_rows, shape.table_width, self._upload)
+            index = padded_decodes(EMPTY_BATCH, shape.num_rows, shape.table_width, self._upload)
             self._replays[shape] = self._capture(lambda index=index: self._run_step(index))  # type: ignore[misc]
 
     def try_run(self, batch: HostBatch) -> torch.Tensor | None:
@@ -103,7 +107,7 @@ class DecodeGraphs:
             or not all(is_sampled_on_device(row.spec) for row in batch.sampled)
         ):
             return None
-        width = max(num_pages_for(chunk.end) for chunk in batch.decodes)
+        width = int(batch.decodes.num_pages[-1])  # the longest is the last
         shape = next((s for s in self._shapes if s.num_rows >= len(batch.decodes) and s.table_width >= width), None)
         if shape is None:
             return None

@@ -15,11 +15,11 @@ from weir.model.architecture import ModelConfig
 from weir.model.rows import SampledRow, ScoredRows, check_logits
 from weir.model.torch.weights import Weights
 from weir.model.triton.batch import (
+    BatchMaker,
     DeviceBatch,
     SampleIndex,
     TritonLimits,
     device_batch,
-    host_batch,
     is_sampled_on_device,
 )
 from weir.model.triton.decoder import TritonDecoder
@@ -55,6 +55,7 @@ class TritonRunner:
         self._page_tensor = pages
         self.pages = DevicePages(pages)
         """For swapping, in the thread that runs steps."""
+        self._batches = BatchMaker(len(pages), config.vocab_size, limits)
         self._decoder = TritonDecoder(config, weights, pages, limits)
         self._upload = StepUpload(limits.upload_bytes, pages.device)
         self._scratch = sampling_scratch(limits.max_sequences, config.vocab_size, pages.device)
@@ -101,7 +102,7 @@ class TritonRunner:
             self._wait_for_device()
 
     def _run(self, plan: StepPlan) -> StepResult:
-        batch = host_batch(plan, len(self._page_tensor), self._config.vocab_size, self._limits)
+        batch = self._batches.make(plan)
         token_ids = self._graphs.try_run(batch) if self._graphs is not None else None
         if token_ids is not None:
             return StepResult(_by_slot(token_ids.tolist(), batch.sampled))
