@@ -1,4 +1,7 @@
-"""What the host does before a decode step on a GPU, without one: `python -m benchmarks.gpu.prepare`."""
+"""What the host does for a decode step on a GPU, without one: `python -m benchmarks.gpu.prepare`.
+
+The arrays of the forward pass are made before it is launched; those of sampling after that, while the GPU computes.
+"""
 
 import argparse
 import statistics
@@ -13,6 +16,7 @@ from weir.engine.plan import ChunkPlan, SampleSpec, StepPlan
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
 from weir.model.triton.batch import BatchMaker, TritonLimits, padded_decodes
 from weir.model.triton.memory import StepUpload
+from weir.model.triton.sampling import draw_arrays
 
 _VOCAB_SIZE = 128_256
 _NUM_PAGES = 40_000
@@ -23,13 +27,10 @@ _WARM_UPS = 20
 
 @dataclass(frozen=True, slots=True)
 class PrepareTime:
-    """Of one step: from its plan to the arrays in the staging buffer."""
+    """Of one step: from its plan to the arrays of the forward pass in the staging buffer, and of sampling."""
 
-    kind: str
-    num_rows: int
-    median_us: float
-    fastest_us: float
-    slowest_us: float
+    forward_us: tuple[float, ...]
+    sampling_us: tuple[float, ...]
 
 
 def decode_steps(num_rows: int, context: int, num_steps: int, params: SamplingParams) -> list[StepPlan]:
@@ -50,17 +51,20 @@ def decode_steps(num_rows: int, context: int, num_steps: int, params: SamplingPa
     return steps
 
 
-def measure(kind: str, steps: list[StepPlan]) -> PrepareTime:
+def measure(steps: list[StepPlan]) -> PrepareTime:
     num_rows = len(steps[0].chunks)
     batches = BatchMaker(_NUM_PAGES, _VOCAB_SIZE, _LIMITS)
     upload = StepUpload(_LIMITS.upload_bytes, torch.device("cpu"))
-    times_us = []
+    forward_us, sampling_us = [], []
     for plan in steps:
         started_ns = time.perf_counter_ns()
-        padded_decodes(batches.make(plan), num_rows, _TABLE_WIDTH, upload)
-        times_us.append((time.perf_counter_ns() - started_ns) / 1000)
-    times_us = times_us[_WARM_UPS:]
-    return PrepareTime(kind, num_rows, statistics.median(times_us), min(times_us), max(times_us))
+        batch = batches.make(plan)
+        padded_decodes(batch, num_rows, _TABLE_WIDTH, upload)
+        made_ns = time.perf_counter_ns()
+        draw_arrays([row.spec for row in batch.sampled])
+        forward_us.append((made_ns - started_ns) / 1000)
+        sampling_us.append((time.perf_counter_ns() - made_ns) / 1000)
+    return PrepareTime(tuple(forward_us[_WARM_UPS:]), tuple(sampling_us[_WARM_UPS:]))
 
 
 def main() -> int:
@@ -73,9 +77,12 @@ def main() -> int:
     for num_rows in arguments.rows:
         for kind, temperature in (("greedy", 0.0), ("temperature", 0.8)):
             params = SamplingParams(temperature=temperature)
-            found = measure(kind, decode_steps(num_rows, arguments.context, arguments.steps + _WARM_UPS, params))
-            figures = (found.median_us, found.fastest_us, found.slowest_us, found.median_us / num_rows)
-            print(f"| {kind}, {num_rows} rows | {' | '.join(f'{figure:.4g}' for figure in figures)} |", flush=True)
+            found = measure(decode_steps(num_rows, arguments.context, arguments.steps + _WARM_UPS, params))
+            for part, times_us in (("forward", found.forward_us), ("sampling", found.sampling_us)):
+                median_us = statistics.median(times_us)
+                figures = (median_us, min(times_us), max(times_us), median_us / num_rows)
+                cells = " | ".join(f"{figure:.4g}" for figure in figures)
+                print(f"| {kind}, {num_rows} rows, {part} | {cells} |", flush=True)
     return 0
 
 

@@ -20,6 +20,7 @@ from weir.kv.geometry import PAGE_TOKENS, num_pages_for
 from weir.model.rows import ordered_chunks, rows_with_logits, whole
 from weir.model.triton.batch import BatchMaker, DeviceBatch, TritonLimits, device_batch, padded_decodes
 from weir.model.triton.memory import StepUpload
+from weir.model.triton.sampling import draw_arrays
 from weir.ops.gpu.paged_prefill import tiles_of
 from weir.ops.gpu.sampling import philox_uniforms
 
@@ -71,13 +72,7 @@ def plain_form(plan: StepPlan) -> tuple[Arrays, list[ChunkPlan], list[ChunkPlan]
             "tiles": np.array(tiles_of(lengths, ends, QUERIES_PER_TILE), np.int32),
         }
     if sampled:
-        params = [row.spec.params for row in sampled]
-        uniforms = [plain_uniform(row.spec.params.seed, row.spec.output_index) for row in sampled]
-        found |= {
-            "rows": np.array([row.row for row in sampled], np.int32),
-            "temperatures": np.array([0.0 if each.is_greedy else each.temperature for each in params], np.float32),
-            "uniforms": np.array([0.0 if p.is_greedy else u for p, u in zip(params, uniforms, strict=True)]),
-        }
+        found["rows"] = np.array([row.row for row in sampled], np.int32)
     return found, decodes, prefills
 
 
@@ -89,9 +84,8 @@ def arrays_of(index: DeviceBatch) -> Arrays:
         prefill = index.prefill
         found |= {"prefill tables": prefill.block_tables, "first rows": prefill.first_rows}
         found |= {"prefill ends": prefill.ends, "tiles": prefill.tile_list}
-    if index.sample is not None:
-        sample = index.sample
-        found |= {"rows": sample.rows, "temperatures": sample.temperatures, "uniforms": sample.uniforms}
+    if index.sampled_rows is not None:
+        found["rows"] = index.sampled_rows
     return {name: tensor.numpy() for name, tensor in found.items()}
 
 
@@ -180,7 +174,7 @@ def test_decodes_are_filled_up_to_the_shape_of_a_graph() -> None:
     assert found["decode tables"].tolist() == [[3, 4, 0, 0, 0, 0], [7, 8, 9, 0, 0, 0], [0] * 6, [0] * 6]
     assert found["decode ends"].tolist() == [18, 41, 1, 1]
     assert found["slot_mapping"].tolist() == [4 * PAGE_TOKENS + 1, 9 * PAGE_TOKENS + 8, -1, -1]
-    for name in ("token_ids", "positions", "uniforms"):
+    for name in ("token_ids", "positions"):
         assert np.array_equal(found[name][:2], expected[name]), name
 
 
@@ -216,6 +210,13 @@ def test_a_page_that_is_not_there_is_refused_when_it_is_appended() -> None:
     batches.make(StepPlan(0, (decode(0, 15, (1,)),)))
     with pytest.raises(InternalError, match=r"block table \(1, 99\)"):
         batches.make(StepPlan(0, (decode(0, 16, (1, 99)),)))
+
+
+def test_only_rows_that_draw_get_a_uniform_number() -> None:
+    params = [SamplingParams(temperature=t, seed=7 + number) for number, t in enumerate([0.0, 0.5, 1e-6, 2.0] * 5)]
+    temperatures, uniforms = draw_arrays([SampleSpec(each, 4) for each in params])
+    assert temperatures.tolist() == [0.0, 0.5, 0.0, 2.0] * 5
+    assert uniforms.tolist() == [0.0 if p.is_greedy else plain_uniform(p.seed, 4) for p in params]
 
 
 @settings(max_examples=50, deadline=None)

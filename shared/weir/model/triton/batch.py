@@ -16,15 +16,18 @@ import numpy.typing as npt
 import torch
 
 from weir.core.errors import InternalError
-from weir.engine.plan import ChunkPlan, SampleSpec, StepPlan
+from weir.engine.plan import ChunkPlan, StepPlan
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
 from weir.model.rows import SampledRow, ScoredRows, ordered_chunks, rows_with_logits, whole
 from weir.model.triton.memory import HostArray, StepUpload
 from weir.model.triton.tables import Ints, TableRows, num_pages_of
 from weir.ops.gpu.paged_prefill import tiles_of
-from weir.ops.gpu.sampling import philox_uniforms
 
 _new = tuple.__new__  # of named tuples: their own constructors look at keywords first
+
+
+SCORED_ROWS = 64
+"""Of a prompt, whose logits are there at a time: all of them may be gigabytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +39,15 @@ class TritonLimits:
     max_context_tokens: int
 
     @property
+    def max_logit_rows(self) -> int:
+        """Of one pass to the logits; a prompt that is scored takes several."""
+        return max(self.max_sequences, SCORED_ROWS)
+
+    @property
     def upload_bytes(self) -> int:
         """An upper bound of what `device_batch` sends."""
         pages = self.max_sequences * num_pages_for(self.max_context_tokens)
-        return 4 * (5 * self.max_rows + pages) + 32 * self.max_sequences + 1024
+        return 4 * (5 * self.max_rows + pages) + 16 * self.max_sequences + 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +69,9 @@ class PrefillIndex:
 
 
 @dataclass(frozen=True, slots=True)
-class SampleIndex:
-    """Of each sampled row: its number in the flat batch (int32), temperature (fp32, 0 is greedy), uniform (fp64)."""
-
-    rows: torch.Tensor
-    temperatures: torch.Tensor
-    uniforms: torch.Tensor
-
-
-@dataclass(frozen=True, slots=True)
 class DeviceBatch:
-    """On the device: `token_ids`, `positions`, `slot_mapping` int32 [rows], and who attends to what.
+    """On the device: `token_ids`, `positions`, `slot_mapping` int32 [rows], who attends to what, and the numbers of the
+    rows whose logits are wanted (int32).
 
     `slot_mapping` says where a row's key and value go (`weir.ops.reference`); a request's slot is something else.
     """
@@ -81,7 +81,7 @@ class DeviceBatch:
     slot_mapping: torch.Tensor
     decode: DecodeIndex | None
     prefill: PrefillIndex | None
-    sample: SampleIndex | None
+    sampled_rows: torch.Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,27 +200,13 @@ def _is_decode(chunk: ChunkPlan) -> bool:
     return len(chunk.token_ids) == 1 and chunk.sample is not None and chunk.sample.output_index > 0
 
 
-def is_sampled_on_device(spec: SampleSpec) -> bool:
-    """Greedy, or a temperature and nothing else."""
-    params = spec.params
-    return not (
-        spec.masked_token_ids
-        or params.top_k > 0
-        or params.top_p < 1.0
-        or params.min_p > 0.0
-        or params.has_penalties
-        or params.logit_bias
-        or params.logprobs is not None
-    )
-
-
 def device_batch(batch: HostBatch, upload: StepUpload, queries_per_tile: int) -> DeviceBatch:
     """One copy to the device; the views are valid until the next."""
     arrays = [
         *_row_arrays(batch),
         *(_decode_arrays(batch.decodes) if batch.decodes else ()),
         *(_prefill_arrays(batch.prefills, queries_per_tile) if batch.prefills else ()),
-        *(_sample_arrays(batch.sampled) if batch.sampled else ()),
+        *((np.array([row.row for row in batch.sampled], np.int32),) if batch.sampled else ()),
     ]
     views = iter(upload.send(arrays))
     return DeviceBatch(
@@ -229,7 +215,7 @@ def device_batch(batch: HostBatch, upload: StepUpload, queries_per_tile: int) ->
         next(views),
         DecodeIndex(next(views), next(views)) if batch.decodes else None,
         PrefillIndex(next(views), next(views), next(views), next(views)) if batch.prefills else None,
-        SampleIndex(next(views), next(views), next(views)) if batch.sampled else None,
+        next(views) if batch.sampled else None,
     )
 
 
@@ -237,7 +223,7 @@ def padded_decodes(batch: HostBatch, num_rows: int, table_width: int, upload: St
     """As `device_batch`, for a batch of decodes alone, filled up to `num_rows` rows and `table_width` pages a row.
 
     Batches of one such shape lie at the same addresses. A row that fills up writes to no page (its slot mapping is -1)
-    and reads one position of page 0; what is sampled for it means nothing.
+    and reads one position of page 0; its logits mean nothing.
     """
     filled: list[HostArray] = [
         np.zeros(num_rows, np.int32),  # token ids
@@ -246,22 +232,20 @@ def padded_decodes(batch: HostBatch, num_rows: int, table_width: int, upload: St
         np.zeros((num_rows, table_width), np.int32),
         np.ones(num_rows, np.int32),  # lengths
         np.arange(num_rows, dtype=np.int32),
-        np.zeros(num_rows, np.float32),  # temperatures
-        np.zeros(num_rows, np.float64),  # uniforms
     ]
     if batch.decodes:
         tables, lengths = _decode_arrays(batch.decodes)
-        found: list[HostArray] = [*_row_arrays(batch), tables, lengths, *_sample_arrays(batch.sampled)]
-        for target, source in zip(filled, found, strict=True):
+        found: list[HostArray] = [*_row_arrays(batch), tables, lengths]
+        for target, source in zip(filled, found, strict=False):
             target[tuple(slice(length) for length in source.shape)] = source
-    token_ids, positions, slot_mapping, block_tables, ends, rows, temperatures, uniforms = upload.send(filled)
+    token_ids, positions, slot_mapping, block_tables, ends, rows = upload.send(filled)
     return DeviceBatch(
         token_ids,
         positions,
         slot_mapping,
         DecodeIndex(block_tables, ends),
         None,
-        SampleIndex(rows, temperatures, uniforms),
+        rows,
     )
 
 
@@ -305,19 +289,3 @@ def _prefill_arrays(chunks: Sequence[ChunkPlan], queries_per_tile: int) -> tuple
     for row, (chunk, count) in enumerate(zip(chunks, counts, strict=True)):
         tables[row, :count] = chunk.block_table[:count]
     return tables, first_rows, np.array(ends, np.int32), tiles
-
-
-def _sample_arrays(
-    sampled: Sequence[SampledRow],
-) -> tuple[Ints, npt.NDArray[np.float32], npt.NDArray[np.float64]]:
-    """A greedy row's uniform number is 0: nothing is drawn."""
-    specs = [row.spec for row in sampled]
-    temperatures = [0.0 if spec.params.is_greedy else spec.params.temperature for spec in specs]
-    drawn = [place for place, temperature in enumerate(temperatures) if temperature]
-    uniforms = np.zeros(len(specs), np.float64)
-    if drawn:
-        uniforms[drawn] = philox_uniforms(
-            np.array([specs[place].params.seed for place in drawn], np.uint64),
-            np.array([specs[place].output_index for place in drawn], np.uint64),
-        )
-    return np.array([row.row for row in sampled], np.int32), np.array(temperatures, np.float32), uniforms
