@@ -28,7 +28,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from weir.ops.gpu.adjust_logits import AdjustIndex, adjust_logits
-from weir.ops.gpu.paged_decode import decode_scratch, decode_tiles, paged_decode
+from weir.ops.gpu.paged_decode import decode_scratch, decode_tiles, decode_work, paged_decode
 from weir.ops.gpu.paged_prefill import paged_prefill, prefill_tiles
 from weir.ops.gpu.rms_norm import rms_norm
 from weir.ops.gpu.rotary_kv_write import rotary_kv_write
@@ -60,8 +60,8 @@ def launch_decode(model: str, dtype: torch.dtype, _arch: int) -> None:
     tiles = decode_tiles(head_dim, dtype)
     scratch = decode_scratch(4, num_heads, head_dim, 4096, tiles, CPU)
     tables, lengths = torch.zeros(4, 64, dtype=torch.int32), torch.ones(4, dtype=torch.int32)
-    queries = query_key_value[:, :num_heads]
-    paged_decode(queries, pages[:, 0, 0], pages[:, 0, 1], tables, lengths, 0.125, out, scratch, tiles)
+    queries, work = query_key_value[:, :num_heads], decode_work(tables, lengths, tiles)
+    paged_decode(queries, pages[:, 0, 0], pages[:, 0, 1], work, 0.125, out, scratch, tiles)
 
 
 def launch_prefill(model: str, dtype: torch.dtype, arch: int) -> None:

@@ -22,7 +22,6 @@ KERNELS = {
     "token_logprobs_kernel",
     "block_weights_kernel",
     "sample_token_kernel",
-    "merge_splits_kernel",
     "paged_decode_kernel",
     "paged_prefill_kernel",
     "rms_norm_kernel",

@@ -17,11 +17,14 @@ from weir.kv.geometry import PAGE_TOKENS, num_pages_for
 from weir.model.triton.batch import BatchMaker, TritonLimits, padded_decodes
 from weir.model.triton.memory import StepUpload
 from weir.model.triton.sampling import draw_arrays
+from weir.ops.gpu.paged_decode import WorkSize, decode_tiles
 
 _VOCAB_SIZE = 128_256
 _NUM_PAGES = 40_000
 _LIMITS = TritonLimits(max_rows=2048, max_sequences=256, max_context_tokens=4096)
-_TABLE_WIDTH = 128
+_TILES = decode_tiles(128, torch.bfloat16)
+_MOST_WORK = WorkSize(1, 1)
+"""Concerns launches only."""
 _WARM_UPS = 20
 
 
@@ -59,7 +62,7 @@ def measure(steps: list[StepPlan]) -> PrepareTime:
     for plan in steps:
         started_ns = time.perf_counter_ns()
         batch = batches.make(plan)
-        padded_decodes(batch, num_rows, _TABLE_WIDTH, upload)
+        padded_decodes(batch, num_rows, upload, _TILES, _MOST_WORK)
         made_ns = time.perf_counter_ns()
         draw_arrays([row.spec for row in batch.sampled])
         forward_us.append((made_ns - started_ns) / 1000)

@@ -24,7 +24,7 @@ from weir.model.torch.decoder import Decoder
 from weir.model.torch.paged_kv import PagedKv
 from weir.model.torch.weights import LayerWeights, Weights, dummy_tensor_on
 from weir.model.triton.batch import TritonLimits
-from weir.model.triton.graphs import cuda_graph_capture, graph_shapes
+from weir.model.triton.graphs import cuda_graph_capture, graph_sizes
 from weir.model.triton.runner import TritonRunner
 
 CPU = torch.device("cpu")
@@ -114,10 +114,9 @@ PROMPTS = [[7 * i % 1024 for i in range(37)], [5], [(11 * i + 3) % 1024 for i in
 SCHEDULE = [(20, 1, 0), (16, 1, 20), (1, 1, 1), *[(1, 1, 1)] * 3]
 
 
-def triton_runner(
-    weights: Weights, dtype: torch.dtype = torch.float32, unwritten: float = float("nan")
-) -> TritonRunner:
-    pages = empty_pages(CONFIG, NUM_PAGES, DEVICE, dtype).fill_(unwritten)
+def triton_runner(weights: Weights, dtype: torch.dtype = torch.float32) -> TritonRunner:
+    """Over pages that are NaN until they are written."""
+    pages = empty_pages(CONFIG, NUM_PAGES, DEVICE, dtype).fill_(float("nan"))
     return TritonRunner(CONFIG, weights_on(weights, DEVICE, dtype), pages, LIMITS)
 
 
@@ -237,8 +236,7 @@ def run_again(step: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
 
 
 def test_replayed_decodes_sample_what_steps_of_their_own_sample(weights: Weights) -> None:
-    # a row that fills a batch up reads page 0, and the interpreter's numpy warns of numbers that are none
-    runner = triton_runner(weights, unwritten=0.0)
+    runner = triton_runner(weights)
     runner.capture_decodes(run_again if IS_INTERPRETED else cuda_graph_capture())
     expected, found = Conversation(triton_runner(weights), PROMPTS), Conversation(runner, PROMPTS)
     for lengths in [*SCHEDULE, (1, 0, 1), (0, 1, 0)]:
@@ -246,7 +244,7 @@ def test_replayed_decodes_sample_what_steps_of_their_own_sample(weights: Weights
 
 
 def test_no_parameter_of_a_row_keeps_a_batch_from_its_graph(weights: Weights, launches: list[str]) -> None:
-    runner = triton_runner(weights, unwritten=0.0)
+    runner = triton_runner(weights)
     num_captured = 0
 
     def capture(step: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
@@ -277,8 +275,5 @@ def test_capturing_writes_to_no_page(weights: Weights) -> None:
     assert bool((pages == 7.0).all())
 
 
-def test_a_batch_takes_the_smallest_graph_that_holds_it() -> None:
-    shapes = graph_shapes(TritonLimits(max_rows=64, max_sequences=6, max_context_tokens=4096))
-    assert {shape.num_rows for shape in shapes} == {1, 2, 4, 6}
-    assert {shape.table_width for shape in shapes} == {32, 128, 256}
-    assert list(shapes) == sorted(shapes)
+def test_graphs_are_made_for_powers_of_two_rows_and_for_the_most() -> None:
+    assert [graph_sizes(most) for most in (1, 4, 6)] == [(1,), (1, 2, 4), (1, 2, 4, 6)]

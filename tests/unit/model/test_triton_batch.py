@@ -18,14 +18,25 @@ from weir.core.sampling import SamplingParams
 from weir.engine.plan import ChunkPlan, SampleSpec, ScoreSpec, StepPlan
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
 from weir.model.rows import ordered_chunks, rows_with_logits, whole
-from weir.model.triton.batch import BatchMaker, DeviceBatch, TritonLimits, device_batch, padded_decodes
+from weir.model.triton.batch import (
+    EMPTY_BATCH,
+    BatchMaker,
+    DecodeIndex,
+    DeviceBatch,
+    TritonLimits,
+    device_batch,
+    padded_decodes,
+)
 from weir.model.triton.memory import StepUpload
 from weir.model.triton.sampling import draw_arrays
+from weir.ops.gpu.paged_decode import DecodeTiles, WorkSize
 from weir.ops.gpu.paged_prefill import tiles_of
 from weir.ops.gpu.sampling import philox_uniforms
 
 LIMITS = TritonLimits(max_rows=64, max_sequences=4, max_context_tokens=200)
 NUM_PAGES, VOCAB_SIZE, QUERIES_PER_TILE, NUM_SLOTS = 40, 50, 8, 7
+TILES = DecodeTiles(split_tokens=32, block_tokens=16, num_warps=4, num_stages=2)
+MOST_WORK = WorkSize(99, 9)
 Arrays = dict[str, npt.NDArray[np.generic]]
 
 
@@ -49,6 +60,29 @@ def plain_slot_mapping(chunk: ChunkPlan) -> list[int]:
     ]
 
 
+Work = list[tuple[int, int, int, tuple[int, ...]]]
+"""Row, split, length and table of each item."""
+
+
+def plain_work(decodes: Sequence[ChunkPlan]) -> Work:
+    """By row; the kernel takes items in any order."""
+    return [
+        (row, split, chunk.end, tuple(chunk.block_table[: num_pages_for(chunk.end)]))
+        for row, chunk in enumerate(decodes)
+        for split in range(-(-chunk.end // TILES.split_tokens))
+    ]
+
+
+def work_of(index: DecodeIndex) -> Work:
+    """As the kernel reads it."""
+    ints = index.work.items.tolist()
+    work = []
+    for item in range(int(index.work.num_items[0])):
+        row, split, place, length = ints[4 * item : 4 * item + 4]
+        work.append((row, split, length, tuple(ints[place : place + num_pages_for(length)])))
+    return sorted(work)
+
+
 def plain_form(plan: StepPlan) -> tuple[Arrays, list[ChunkPlan], list[ChunkPlan]]:
     """The arrays by name, the decodes and the other chunks, in the order of the flat batch."""
     short, long = ordered_chunks(plan, NUM_PAGES, VOCAB_SIZE, LIMITS.max_context_tokens)
@@ -62,7 +96,7 @@ def plain_form(plan: StepPlan) -> tuple[Arrays, list[ChunkPlan], list[ChunkPlan]
         "slot_mapping": np.array([place for chunk in chunks for place in plain_slot_mapping(chunk)], np.int32),
     }
     if decodes:
-        found |= {"decode tables": plain_tables(decodes), "decode ends": np.array([c.end for c in decodes], np.int32)}
+        found["decode work"] = np.array(plain_work(decodes), dtype=object)
     if prefills:
         lengths, ends = [len(chunk.token_ids) for chunk in prefills], [chunk.end for chunk in prefills]
         found |= {
@@ -79,21 +113,25 @@ def plain_form(plan: StepPlan) -> tuple[Arrays, list[ChunkPlan], list[ChunkPlan]
 def arrays_of(index: DeviceBatch) -> Arrays:
     found = {"token_ids": index.token_ids, "positions": index.positions, "slot_mapping": index.slot_mapping}
     if index.decode is not None:
-        found |= {"decode tables": index.decode.block_tables, "decode ends": index.decode.lengths}
+        assert index.decode.num_rows == len({item[0] for item in work_of(index.decode)})
+        assert index.decode.work.size.max_items == int(index.decode.work.num_items[0])
     if index.prefill is not None:
         prefill = index.prefill
         found |= {"prefill tables": prefill.block_tables, "first rows": prefill.first_rows}
         found |= {"prefill ends": prefill.ends, "tiles": prefill.tile_list}
     if index.sampled_rows is not None:
         found["rows"] = index.sampled_rows
-    return {name: tensor.numpy() for name, tensor in found.items()}
+    arrays: Arrays = {name: tensor.numpy() for name, tensor in found.items()}
+    if index.decode is not None:
+        arrays["decode work"] = np.array(work_of(index.decode), dtype=object)
+    return arrays
 
 
 def check_same(found: Arrays, expected: Arrays) -> None:
     assert found.keys() == expected.keys()
     for name, array in expected.items():
         assert found[name].dtype == array.dtype, name
-        assert np.array_equal(found[name], array), name
+        assert found[name].tolist() == array.tolist(), name
 
 
 @dataclass
@@ -160,22 +198,62 @@ def test_step_after_step_the_arrays_are_those_of_the_plain_form(data: st.DataObj
         batch = batches.make(plan)
         assert [*batch.decodes.chunks, *batch.prefills] == [*decodes, *prefills]
         assert (batch.sampled, batch.scored) == rows_with_logits(whole([*decodes, *prefills]))
-        check_same(arrays_of(device_batch(batch, step_upload, QUERIES_PER_TILE)), expected)
+        check_same(arrays_of(device_batch(batch, step_upload, QUERIES_PER_TILE, TILES)), expected)
 
 
 def decode(slot: int, start: int, table: Sequence[int], token_id: int = 1) -> ChunkPlan:
     return ChunkPlan(slot, start, (token_id,), tuple(table), SampleSpec(SamplingParams(), 3))
 
 
-def test_decodes_are_filled_up_to_the_shape_of_a_graph() -> None:
+def test_decodes_are_filled_up_to_the_rows_of_a_graph_at_the_same_addresses() -> None:
+    step_upload, batches = upload(), maker()
+
+    def padded(plan: StepPlan) -> DeviceBatch:
+        return padded_decodes(batches.make(plan), 4, step_upload, TILES, MOST_WORK)
+
     plan = StepPlan(0, (decode(5, 40, (7, 8, 9)), decode(2, 17, (3, 4))))
-    expected, _, _ = plain_form(plan)
-    found = arrays_of(padded_decodes(maker().make(plan), 4, 6, upload()))
-    assert found["decode tables"].tolist() == [[3, 4, 0, 0, 0, 0], [7, 8, 9, 0, 0, 0], [0] * 6, [0] * 6]
-    assert found["decode ends"].tolist() == [18, 41, 1, 1]
-    assert found["slot_mapping"].tolist() == [4 * PAGE_TOKENS + 1, 9 * PAGE_TOKENS + 8, -1, -1]
-    for name in ("token_ids", "positions"):
-        assert np.array_equal(found[name][:2], expected[name]), name
+    index = padded(plan)
+    assert index.slot_mapping.tolist() == [4 * PAGE_TOKENS + 1, 9 * PAGE_TOKENS + 8, -1, -1]
+    assert index.positions.tolist() == [17, 40, 0, 0]
+    assert index.sampled_rows is not None
+    assert index.sampled_rows.tolist() == [0, 1, 2, 3]
+    assert index.decode is not None
+    assert index.decode.num_rows == 4
+    assert index.decode.work.size == MOST_WORK
+    assert work_of(index.decode) == [(0, 0, 18, (3, 4)), (1, 0, 41, (7, 8, 9)), (1, 1, 41, (7, 8, 9))]
+    longer = padded(StepPlan(0, (decode(1, 199, tuple(range(13))),)))
+    assert longer.decode is not None
+    assert addresses(longer) == addresses(index)
+
+
+def addresses(index: DeviceBatch) -> list[int]:
+    assert index.decode is not None
+    assert index.sampled_rows is not None
+    work = index.decode.work
+    assert work.items.data_ptr() != 0
+    tensors = (index.token_ids, index.positions, index.slot_mapping, index.sampled_rows, work.items, work.num_items)
+    return [tensor.data_ptr() for tensor in tensors]
+
+
+def test_an_empty_batch_fills_up_at_the_same_addresses_and_has_no_work() -> None:
+    step_upload = upload()
+    full = padded_decodes(maker().make(StepPlan(0, (decode(5, 40, (7, 8, 9)),))), 2, step_upload, TILES, MOST_WORK)
+    index = padded_decodes(EMPTY_BATCH, 2, step_upload, TILES, MOST_WORK)
+    assert addresses(index) == addresses(full)
+    assert index.slot_mapping.tolist() == [-1, -1]
+    assert index.decode is not None
+    assert index.decode.work.num_items.tolist() == [0]
+
+
+def test_the_upload_holds_the_largest_step_there_may_be() -> None:
+    limits = TritonLimits(max_rows=4, max_sequences=4, max_context_tokens=32 * 64 * 3)
+    batches = BatchMaker(600, VOCAB_SIZE, limits)
+    longest = tuple(range(num_pages_for(limits.max_context_tokens)))
+    plan = StepPlan(0, tuple(decode(slot, limits.max_context_tokens - 1, longest) for slot in range(4)))
+    step_upload = StepUpload(limits.upload_bytes, torch.device("cpu"))
+    index = padded_decodes(batches.make(plan), 4, step_upload, TILES, MOST_WORK)
+    assert index.decode is not None
+    assert index.decode.work.num_items.tolist() == [4 * 64], "splits grow with the row, and are no more than 64"
 
 
 def test_scored_prompts_keep_the_rows_of_their_tokens() -> None:
@@ -202,7 +280,7 @@ def test_a_decode_that_must_not_run_is_refused_and_the_next_step_runs(chunk: Chu
     with pytest.raises(InternalError, match=problem):
         batches.make(StepPlan(0, (other, chunk)))
     good = StepPlan(0, (other, decode(3, 16, (1, 2))))
-    check_same(arrays_of(device_batch(batches.make(good), upload(), QUERIES_PER_TILE)), plain_form(good)[0])
+    check_same(arrays_of(device_batch(batches.make(good), upload(), QUERIES_PER_TILE, TILES)), plain_form(good)[0])
 
 
 def test_a_page_that_is_not_there_is_refused_when_it_is_appended() -> None:

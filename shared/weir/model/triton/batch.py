@@ -9,7 +9,7 @@ on how its prompt was cut, and the two kernels add in different orders.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,8 @@ from weir.engine.plan import ChunkPlan, StepPlan
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
 from weir.model.rows import SampledRow, ScoredRows, ordered_chunks, rows_with_logits, whole
 from weir.model.triton.memory import HostArray, StepUpload
-from weir.model.triton.tables import Ints, TableRows, num_pages_of
+from weir.model.triton.tables import Ints, TableRows, flat_tables, num_pages_of
+from weir.ops.gpu.paged_decode import ITEM_INTS, MAX_SPLITS, DecodeTiles, DecodeWork, WorkSize, decode_items
 from weir.ops.gpu.paged_prefill import tiles_of
 
 _new = tuple.__new__  # of named tuples: their own constructors look at keywords first
@@ -47,15 +48,16 @@ class TritonLimits:
     def upload_bytes(self) -> int:
         """An upper bound of what `device_batch` sends."""
         pages = self.max_sequences * num_pages_for(self.max_context_tokens)
-        return 4 * (5 * self.max_rows + pages) + 16 * self.max_sequences + 1024
+        items = self.max_sequences * MAX_SPLITS
+        return 4 * (5 * self.max_rows + pages + ITEM_INTS * items) + 16 * self.max_sequences + 1024
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeIndex:
-    """Rows [0, decodes) of the flat batch: `block_tables` [decodes, width] and `lengths` [decodes], int32."""
+    """Rows [0, num_rows) of the flat batch."""
 
-    block_tables: torch.Tensor
-    lengths: torch.Tensor
+    num_rows: int
+    work: DecodeWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,53 +202,60 @@ def _is_decode(chunk: ChunkPlan) -> bool:
     return len(chunk.token_ids) == 1 and chunk.sample is not None and chunk.sample.output_index > 0
 
 
-def device_batch(batch: HostBatch, upload: StepUpload, queries_per_tile: int) -> DeviceBatch:
+def device_batch(batch: HostBatch, upload: StepUpload, queries_per_tile: int, tiles: DecodeTiles) -> DeviceBatch:
     """One copy to the device; the views are valid until the next."""
+    decodes = batch.decodes
+    work = _decode_work(decodes, tiles) if decodes else None
     arrays = [
         *_row_arrays(batch),
-        *(_decode_arrays(batch.decodes) if batch.decodes else ()),
+        *((work.num_items, work.items) if work is not None else ()),
         *(_prefill_arrays(batch.prefills, queries_per_tile) if batch.prefills else ()),
         *((np.array([row.row for row in batch.sampled], np.int32),) if batch.sampled else ()),
     ]
     views = iter(upload.send(arrays))
+    token_ids, positions, slot_mapping = next(views), next(views), next(views)
     return DeviceBatch(
-        next(views),
-        next(views),
-        next(views),
-        DecodeIndex(next(views), next(views)) if batch.decodes else None,
+        token_ids,
+        positions,
+        slot_mapping,
+        DecodeIndex(len(decodes), work.sent(next(views), next(views))) if work is not None else None,
         PrefillIndex(next(views), next(views), next(views), next(views)) if batch.prefills else None,
         next(views) if batch.sampled else None,
     )
 
 
-def padded_decodes(batch: HostBatch, num_rows: int, table_width: int, upload: StepUpload) -> DeviceBatch:
-    """As `device_batch`, for a batch of decodes alone, filled up to `num_rows` rows and `table_width` pages a row.
+def padded_decodes(
+    batch: HostBatch, num_rows: int, upload: StepUpload, tiles: DecodeTiles, most: WorkSize
+) -> DeviceBatch:
+    """As `device_batch`, for a batch of decodes alone, filled up to `num_rows` rows. `most`: of any such batch.
 
-    Batches of one such shape lie at the same addresses. A row that fills up writes to no page (its slot mapping is -1)
-    and reads one position of page 0; its logits mean nothing.
+    Batches of so many rows lie at the same addresses, however long their sequences are: what varies in size comes last.
+    A row that fills up writes to no page (its slot mapping is -1) and attends to nothing; its logits mean nothing.
     """
+    work = _decode_work(batch.decodes, tiles)
     filled: list[HostArray] = [
         np.zeros(num_rows, np.int32),  # token ids
         np.zeros(num_rows, np.int32),  # positions
         np.full(num_rows, -1, np.int32),  # slot mapping
-        np.zeros((num_rows, table_width), np.int32),
-        np.ones(num_rows, np.int32),  # lengths
         np.arange(num_rows, dtype=np.int32),
     ]
-    if batch.decodes:
-        tables, lengths = _decode_arrays(batch.decodes)
-        found: list[HostArray] = [*_row_arrays(batch), tables, lengths]
-        for target, source in zip(filled, found, strict=False):
-            target[tuple(slice(length) for length in source.shape)] = source
-    token_ids, positions, slot_mapping, block_tables, ends, rows = upload.send(filled)
-    return DeviceBatch(
-        token_ids,
-        positions,
-        slot_mapping,
-        DecodeIndex(block_tables, ends),
-        None,
-        rows,
-    )
+    for target, source in zip(filled, _row_arrays(batch), strict=False):
+        target[: len(source)] = source
+    token_ids, positions, slot_mapping, rows, num_items, items = upload.send([*filled, work.num_items, work.items])
+    index = DecodeIndex(num_rows, replace(work, size=most).sent(num_items, items))
+    return DeviceBatch(token_ids, positions, slot_mapping, index, None, rows)
+
+
+@dataclass(frozen=True, slots=True)
+class _HostWork:
+    """`DecodeWork` before it is sent."""
+
+    items: Ints
+    num_items: Ints
+    size: WorkSize
+
+    def sent(self, num_items: torch.Tensor, items: torch.Tensor) -> DecodeWork:
+        return DecodeWork(items, num_items, self.size)
 
 
 def _row_arrays(batch: HostBatch) -> tuple[Ints, Ints, Ints]:
@@ -270,13 +279,14 @@ def _slot_mapping(chunk: ChunkPlan) -> Ints:
     return slot_mapping
 
 
-def _decode_arrays(decodes: DecodeRows) -> tuple[Ints, Ints]:
-    """Tables padded with page 0, which no kernel reads: lengths end before."""
+def _decode_work(decodes: DecodeRows, tiles: DecodeTiles) -> _HostWork:
     counts = decodes.num_pages
-    columns = np.arange(counts.max(), dtype=np.int32)
-    tables: Ints = decodes.page_ids[decodes.table_rows, : len(columns)]
-    tables *= columns < counts[:, None]
-    return tables, decodes.ends
+    items = decode_items(decodes.ends, np.cumsum(counts) - counts, tiles)
+    tables = flat_tables(decodes.page_ids, decodes.table_rows, counts)
+    size = WorkSize(len(items), int(items[:, 1].max(initial=0)) + 1)
+    # never empty: a tensor without elements has no address, and a graph is captured with no decodes
+    ints = np.concatenate([items.reshape(-1), tables, np.zeros(1, np.int32)])
+    return _HostWork(ints, np.array([len(items)], np.int32), size)
 
 
 def _prefill_arrays(chunks: Sequence[ChunkPlan], queries_per_tile: int) -> tuple[Ints, Ints, Ints, Ints]:

@@ -16,11 +16,13 @@ from weir.model.torch.weights import Weights
 from weir.model.triton.batch import (
     BatchMaker,
     DeviceBatch,
+    HostBatch,
     TritonLimits,
     device_batch,
+    padded_decodes,
 )
 from weir.model.triton.decoder import TritonDecoder
-from weir.model.triton.graphs import Capture, DecodeGraphs, cuda_graph_capture, graph_shapes
+from weir.model.triton.graphs import Capture, DecodeGraphs, cuda_graph_capture, graph_sizes
 from weir.model.triton.memory import DevicePages, StepUpload
 from weir.model.triton.sampling import DeviceSampler
 
@@ -58,7 +60,7 @@ class TritonRunner:
     def warm_up(self) -> None:
         """Compiles every kernel and, on a GPU, captures the graphs of decode steps.
 
-        Pages of the arena may be others' already: none is written, and only page 0 is read, whatever is in it.
+        Pages of the arena may be others' already: none is read or written.
         """
         length = min(_WARM_UP_TOKENS, self._limits.max_rows, self._limits.max_context_tokens - 1)
         table = tuple(range(num_pages_for(length + 1)))
@@ -74,9 +76,10 @@ class TritonRunner:
             self.capture_decodes()
 
     def capture_decodes(self, capture: Capture | None = None) -> None:
-        """From here on steps of decodes alone are replayed, by default as CUDA graphs. Reads page 0 and writes none."""
+        """From here on steps of decodes alone are replayed, by default as CUDA graphs. Reads and writes no page."""
         capture = capture or cuda_graph_capture()
-        graphs = DecodeGraphs(graph_shapes(self._limits), self._upload, self._decode_step, capture)
+        sizes = graph_sizes(self._limits.max_sequences)
+        graphs = DecodeGraphs(sizes, self._padded_decodes, self._decode_step, capture)
         with torch.inference_mode():
             graphs.capture_all()
         self._graphs = graphs
@@ -99,13 +102,17 @@ class TritonRunner:
         logits = self._graphs.try_run(batch) if self._graphs is not None else None
         if logits is not None:
             return self._sampler.sample(logits, batch.sampled)
-        index = device_batch(batch, self._upload, self._decoder.queries_per_tile)
+        index = device_batch(batch, self._upload, self._decoder.queries_per_tile, self._decoder.decode_tiles)
         self._decoder.forward(index)
         scores = {scored.slot: self._prompt_logprobs(scored, index.token_ids.device) for scored in batch.scored}
         if index.sampled_rows is None:
             return StepResult({}, prompt_logprobs=scores)
         result = self._sampler.sample(self._decoder.logits(index.sampled_rows), batch.sampled)
         return replace(result, prompt_logprobs=scores)
+
+    def _padded_decodes(self, batch: HostBatch, num_rows: int) -> DeviceBatch:
+        decoder = self._decoder
+        return padded_decodes(batch, num_rows, self._upload, decoder.decode_tiles, decoder.most_work(num_rows))
 
     def _decode_step(self, index: DeviceBatch) -> torch.Tensor:
         """The logits, fp32 [rows, vocabulary]: what a graph is made of."""
