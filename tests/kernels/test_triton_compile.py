@@ -65,7 +65,7 @@ def blocks_a_multiprocessor(params: dict[str, Any]) -> int:
 @pytest.mark.parametrize("arch", SHARED_KIB)
 def test_every_kernel_compiles(compiled: dict[int, list[dict[str, Any]]], arch: int) -> None:
     assert {params["kernel"] for params in compiled[arch]} == KERNELS
-    assert len(compiled[arch]) >= 30
+    assert len(compiled[arch]) >= 28
 
 
 @pytest.mark.parametrize("arch", SHARED_KIB)

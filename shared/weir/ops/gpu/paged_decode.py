@@ -23,7 +23,7 @@ Ints = npt.NDArray[np.int32]
 MAX_SPLITS = 64
 """Of a row: those of longer ones are longer."""
 _MIN_DOT_ROWS = 16
-_MERGE_ELEMENTS = 8192
+_MERGE_ELEMENTS = 4096
 _PROGRAMS_PER_MULTIPROCESSOR = 3
 """As many as run side by side on sm_90 by their shared memory. Results do not depend on it."""
 _PROGRAMS_WITHOUT_GPU = 64
@@ -76,6 +76,38 @@ def merge_splits(
 
 
 @triton.jit
+def attend_split(
+    b_q,
+    p_keys,
+    p_values,
+    p_table,
+    start,
+    end,
+    scale_log2,
+    stride_page,
+    stride_token,
+    BLOCK_N: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PAGE: tl.constexpr,
+):
+    """Of positions [start, end): the result [BLOCK_M, BLOCK_D] and the base-2 logarithm of the sum of exponentials
+    [BLOCK_M]. Of no position it is 0."""
+    o_n = tl.arange(0, BLOCK_N)
+    b_max = tl.full([b_q.shape[0]], float("-inf"), tl.float32)
+    b_sum = tl.zeros([b_q.shape[0]], tl.float32)
+    b_acc = tl.zeros([b_q.shape[0], BLOCK_D], tl.float32)
+    for first in range(start, end, BLOCK_N):
+        o_t = first + o_n
+        m_n = o_t < end
+        b_k = load_page_rows(p_keys, p_table, o_t, m_n, stride_page, stride_token, HEAD_DIM, BLOCK_D, PAGE, True)
+        b_v = load_page_rows(p_values, p_table, o_t, m_n, stride_page, stride_token, HEAD_DIM, BLOCK_D, PAGE, True)
+        b_max, b_sum, b_acc = attend_block(b_q, b_k, b_v, b_max, b_sum, b_acc, m_n[None, :], scale_log2, True)
+    b_sum = tl.where(b_sum > 0, b_sum, 1.0)
+    return b_acc / b_sum[:, None], tl.fma(b_max, scale_log2, tl.log2(b_sum))
+
+
+@triton.jit
 def paged_decode_kernel(
     p_queries,
     p_keys,
@@ -95,6 +127,7 @@ def paged_decode_kernel(
     stride_out_row,
     stride_out_head,
     max_splits,
+    NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -106,22 +139,23 @@ def paged_decode_kernel(
     MAX_SPLITS: tl.constexpr,
     PAGE: tl.constexpr,
 ):
-    """Program (key head, number) takes each num_programs(1)-th item: row, split, place of the row's table, its length.
+    """Program (number) takes each num_programs-th pair of a key head and an item: row, split, place of the row's table,
+    its length.
 
     It attends to the positions of that split. A row of one split is finished here. Of more, each split leaves its
     result and the base-2 logarithm of its sum of exponentials: partial [rows, heads, max_splits, HEAD_DIM], lse [rows,
     heads, max_splits], both fp32. Whoever finds that all others of the row are there adds them up.
     """
-    i_kv_head = tl.program_id(0).to(tl.int64)
-    num_kv_heads = tl.num_programs(0)
     o_m = tl.arange(0, BLOCK_M)
     o_d = tl.arange(0, BLOCK_D)
-    o_n = tl.arange(0, BLOCK_N)
-    o_head = i_kv_head * GROUP + o_m
-    m_q = (o_m < GROUP)[:, None] & (o_d < HEAD_DIM)[None, :]
-    p_k = p_keys + i_kv_head * stride_kv_head
-    p_v = p_values + i_kv_head * stride_kv_head
-    for i_item in range(tl.program_id(1), tl.load(p_num_items), tl.num_programs(1)):
+    for i_pair in range(tl.program_id(0), tl.load(p_num_items) * NUM_KV_HEADS, tl.num_programs(0)):
+        i_item = i_pair // NUM_KV_HEADS
+        i_kv_head = i_pair % NUM_KV_HEADS
+        o_head = i_kv_head * GROUP + o_m
+        m_head = o_head < (i_kv_head + 1) * GROUP
+        m_q = m_head[:, None] & (o_d < HEAD_DIM)[None, :]
+        p_k = p_keys + i_kv_head * stride_kv_head
+        p_v = p_values + i_kv_head * stride_kv_head
         i_row = tl.load(p_work + 4 * i_item).to(tl.int64)
         i_split = tl.load(p_work + 4 * i_item + 1)
         p_table = p_work + tl.load(p_work + 4 * i_item + 2)
@@ -131,46 +165,27 @@ def paged_decode_kernel(
         end = tl.minimum(start + split_tokens, length)
         p_q = p_queries + i_row * stride_query_row + o_head[:, None] * stride_query_head + o_d[None, :]
         b_q = tl.load(p_q, mask=m_q, other=0.0)  # [BLOCK_M, BLOCK_D]
-        b_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
-        b_sum = tl.zeros([BLOCK_M], tl.float32)
-        b_acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-        for first in range(start, end, BLOCK_N):
-            o_t = first + o_n
-            m_n = o_t < end
-            b_k = load_page_rows(p_k, p_table, o_t, m_n, stride_page, stride_token, HEAD_DIM, BLOCK_D, PAGE, True)
-            b_v = load_page_rows(p_v, p_table, o_t, m_n, stride_page, stride_token, HEAD_DIM, BLOCK_D, PAGE, True)
-            b_max, b_sum, b_acc = attend_block(b_q, b_k, b_v, b_max, b_sum, b_acc, m_n[None, :], scale_log2, True)
-
-        # a row of no length has one split, which writes zeros
-        b_out = b_acc / tl.where(b_sum > 0, b_sum, 1.0)[:, None]
+        b_out, b_lse = attend_split(
+            b_q, p_k, p_v, p_table, start, end, scale_log2, stride_page, stride_token, BLOCK_N, HEAD_DIM, BLOCK_D, PAGE
+        )
         p_row_out = p_out + i_row * stride_out_row
         if length <= split_tokens:
             p_o = p_row_out + o_head[:, None] * stride_out_head + o_d[None, :]
             tl.store(p_o, b_out.to(p_out.dtype.element_ty), mask=m_q)
         else:
-            o_split = (i_row * num_kv_heads * GROUP + o_head) * max_splits + i_split  # [BLOCK_M]
+            o_split = (i_row * NUM_KV_HEADS * GROUP + o_head) * max_splits + i_split  # [BLOCK_M]
             tl.store(p_partial + o_split[:, None] * HEAD_DIM + o_d[None, :], b_out, mask=m_q)
-            tl.store(p_lse + o_split, tl.fma(b_max, scale_log2, tl.log2(b_sum)), mask=o_m < GROUP)
+            tl.store(p_lse + o_split, b_lse, mask=m_head)
             num_splits = tl.cdiv(length, split_tokens)
-            p_done = p_num_done + i_row * num_kv_heads + i_kv_head
+            p_done = p_num_done + i_row * NUM_KV_HEADS + i_kv_head
             tl.debug_barrier()  # all threads have written before one of them says so
             if tl.atomic_add(p_done, 1, sem="acq_rel", scope="gpu") == num_splits - 1:
-                first_split = (i_row * num_kv_heads + i_kv_head) * GROUP * max_splits
+                first_split = (i_row * NUM_KV_HEADS + i_kv_head) * GROUP * max_splits
                 p_merged = p_row_out + i_kv_head * GROUP * stride_out_head
                 merge_splits(
-                    p_partial,
-                    p_lse,
-                    first_split,
-                    num_splits,
-                    p_merged,
-                    stride_out_head,
-                    max_splits,
-                    GROUP,
-                    HEAD_DIM,
-                    BLOCK_D,
-                    BLOCK_G,
-                    BLOCK_S,
-                )
+                    p_partial, p_lse, first_split, num_splits, p_merged, stride_out_head, max_splits, GROUP, HEAD_DIM,
+                    BLOCK_D, BLOCK_G, BLOCK_S
+                )  # fmt: skip
                 tl.store(p_done, 0)  # for the next launch, which may be the same graph again
 
 
@@ -189,8 +204,7 @@ class DecodeTiles:
 @dataclass(frozen=True, slots=True)
 class DecodeScratch:
     """Room for the splits' results, reused by every layer and step: `partial` [rows, heads, splits, head_dim] and
-    `lse` [rows, heads, splits], fp32. `num_done` int32 is 0 between launches. `num_programs`: at most, of all key heads
-    together."""
+    `lse` [rows, heads, splits], fp32. `num_done` int32 is 0 between launches. `num_programs`: of a launch, at most."""
 
     partial: torch.Tensor
     lse: torch.Tensor
@@ -313,8 +327,8 @@ def paged_decode(
     if work.size.max_items == 0:
         return
     block_d, block_g = triton.next_power_of_2(head_dim), triton.next_power_of_2(group)
-    num_programs = min(work.size.max_items, max(1, scratch.num_programs // num_kv_heads))
-    paged_decode_kernel[num_kv_heads, num_programs](
+    num_programs = min(work.size.max_items * num_kv_heads, scratch.num_programs)
+    paged_decode_kernel[num_programs,](
         queries,
         keys,
         values,
@@ -333,6 +347,7 @@ def paged_decode(
         out.stride(0),
         out.stride(1),
         scratch.lse.shape[2],
+        NUM_KV_HEADS=num_kv_heads,
         GROUP=group,
         HEAD_DIM=head_dim,
         BLOCK_D=block_d,
@@ -346,6 +361,8 @@ def paged_decode(
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
         enable_fp_fusion=False,
+        # two programs a multiprocessor: the assembler aims at three, and spills for it
+        **({} if head_dim <= 128 else {"maxnreg": 224}),
     )
 
 
