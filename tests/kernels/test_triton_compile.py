@@ -21,9 +21,11 @@ ROOT = Path(__file__).parents[2]
 SHARED_KIB = {80: (163, 164), 90: (227, 228), 100: (227, 228)}
 REGISTERS = 65536
 KERNELS = {
+    "adjust_logits_kernel",
+    "sample_filtered_kernel",
+    "token_logprobs_kernel",
     "block_weights_kernel",
     "sample_token_kernel",
-    "merge_splits_kernel",
     "paged_decode_kernel",
     "paged_prefill_kernel",
     "rms_norm_kernel",
@@ -92,7 +94,7 @@ def blocks_a_multiprocessor(params: dict[str, Any]) -> int:
 @pytest.mark.parametrize("arch", SHARED_KIB)
 def test_every_kernel_compiles(compiled: Compiled, arch: int) -> None:
     assert {params["kernel"] for params in compiled[arch]} == KERNELS
-    assert len(compiled[arch]) >= 30
+    assert len(compiled[arch]) >= 28
 
 
 @pytest.mark.parametrize("arch", SHARED_KIB)

@@ -109,7 +109,8 @@ def decode_case(
     out = torch.empty_like(queries)
     scratch = decode.decode_scratch(batch, shape.num_heads, shape.head_dim, max(lengths) + PAGE_TOKENS, tiles, device)
     ends = torch.tensor(lengths, device=device, dtype=torch.int32)
-    run = partial(decode.paged_decode, queries, kv.keys, kv.values, kv.block_tables, ends, scale, out, scratch, tiles)
+    work = decode.decode_work(kv.block_tables, ends, tiles)
+    run = partial(decode.paged_decode, queries, kv.keys, kv.values, work, scale, out, scratch, tiles)
 
     def error() -> float:
         run()

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from tests.kernels.triton_cases.support import (
@@ -12,7 +14,17 @@ from tests.kernels.triton_cases.support import (
 )
 
 from weir.ops import reference
-from weir.ops.gpu.paged_decode import DecodeTiles, decode_scratch, decode_tiles, paged_decode
+from weir.ops.gpu.paged_decode import (
+    MAX_SPLITS,
+    DecodeScratch,
+    DecodeTiles,
+    DecodeWork,
+    WorkSize,
+    decode_scratch,
+    decode_tiles,
+    decode_work,
+    paged_decode,
+)
 
 ODD_LENGTHS = [1, 15, 17, 63, 500]
 SHAPES = [
@@ -20,6 +32,7 @@ SHAPES = [
     pytest.param(Heads(32, 8, 128), id="32on8x128"),
     pytest.param(Heads(4, 4, 80), id="4on4x80"),
     pytest.param(Heads(20, 1, 64), id="20on1x64"),
+    pytest.param(Heads(4, 2, 256), id="4on2x256"),
 ]
 # several splits and blocks in few tokens, so that the merge and its own blocks are passed through
 SMALL = DecodeTiles(split_tokens=32, block_tokens=16, num_warps=4, num_stages=2)
@@ -28,13 +41,20 @@ SMALL = DecodeTiles(split_tokens=32, block_tokens=16, num_warps=4, num_stages=2)
 def decoded(
     queries: torch.Tensor, cache: Cache, heads: Heads, tiles: DecodeTiles, max_context_tokens: int = 4096
 ) -> torch.Tensor:
-    scratch = decode_scratch(len(queries), heads.num_heads, heads.head_dim, max_context_tokens, tiles, DEVICE)
+    scratch = scratch_of(len(queries), heads, tiles, max_context_tokens)
+    out = poisoned(*queries.shape, dtype=queries.dtype)
+    work = decode_work(cache.block_tables, cache.lengths, tiles)
+    paged_decode(queries, cache.keys, cache.values, work, heads.scale, out, scratch, tiles)
+    assert not bool(scratch.num_done.any()), "the next launch begins to count from 0"
+    return out
+
+
+def scratch_of(num_rows: int, heads: Heads, tiles: DecodeTiles, max_context_tokens: int = 4096) -> DecodeScratch:
+    """What nobody has written is NaN."""
+    scratch = decode_scratch(num_rows, heads.num_heads, heads.head_dim, max_context_tokens, tiles, DEVICE)
     scratch.partial.fill_(float("nan"))
     scratch.lse.fill_(float("nan"))
-    out = poisoned(*queries.shape, dtype=queries.dtype)
-    tables, lengths = cache.block_tables, cache.lengths
-    paged_decode(queries, cache.keys, cache.values, tables, lengths, heads.scale, out, scratch, tiles)
-    return out
+    return scratch
 
 
 @pytest.mark.parametrize(("dtype", "atol", "rtol"), DOT_TOLERANCES)
@@ -89,6 +109,60 @@ def test_a_row_is_the_same_to_the_bit_in_every_batch(tiles: DecodeTiles) -> None
         assert torch.equal(decoded(queries[row : row + 1], alone, heads, tiles, context)[0], together[row]), row
 
 
+def shuffled(work: DecodeWork, order: list[int]) -> DecodeWork:
+    count = work.size.max_items
+    items = work.items.clone()
+    items[: 4 * count] = work.items[: 4 * count].view(count, 4)[order].reshape(-1)
+    return replace(work, items=items)
+
+
+@pytest.mark.parametrize("num_programs", [1, 7, 10_000], ids=["one", "seven", "one-an-item"])
+def test_neither_the_order_in_which_splits_end_nor_who_does_them_changes_a_bit(num_programs: int) -> None:
+    torch.manual_seed(23)
+    heads = Heads(9, 3, 64)
+    cache = filled_cache(heads, [130, 1, 260, 33], torch.float32)
+    queries = normal(4, heads.num_heads, heads.head_dim)
+    expected = decoded(queries, cache, heads, SMALL)
+    work = decode_work(cache.block_tables, cache.lengths, SMALL)
+    count = work.size.max_items
+    assert count == 5 + 1 + 9 + 2
+    scratch = replace(scratch_of(4, heads, SMALL), num_programs=num_programs)
+    for order in (list(reversed(range(count))), torch.randperm(count).tolist()):
+        out = poisoned(*queries.shape)
+        again = shuffled(work, order)
+        paged_decode(queries, cache.keys, cache.values, again, heads.scale, out, scratch, SMALL)
+        assert torch.equal(out, expected)
+        assert not bool(scratch.num_done.any())
+
+
+def test_a_launch_for_more_work_than_there_is_does_only_what_there_is() -> None:
+    torch.manual_seed(29)
+    heads = Heads(4, 2, 64)
+    cache = filled_cache(heads, [70, 20], torch.float32)
+    queries = normal(3, heads.num_heads, heads.head_dim)
+    work = replace(decode_work(cache.block_tables, cache.lengths, SMALL), size=WorkSize(5000, 64))
+    out = poisoned(*queries.shape)
+    paged_decode(queries, cache.keys, cache.values, work, heads.scale, out, scratch_of(3, heads, SMALL), SMALL)
+    assert torch.equal(out[:2], decoded(queries[:2], cache, heads, SMALL))
+    assert bool(out[2].isnan().all()), "a row that the work does not name is left"
+
+
+def test_a_row_of_more_than_the_most_splits_has_longer_ones() -> None:
+    torch.manual_seed(31)
+    heads = Heads(2, 1, 64)
+    tiles = replace(SMALL, split_tokens=16)
+    lengths = [16 * MAX_SPLITS, 16 * MAX_SPLITS + 1, 2500]
+    cache = filled_cache(heads, lengths, torch.float32)
+    queries = normal(3, heads.num_heads, heads.head_dim)
+    work = decode_work(cache.block_tables, cache.lengths, tiles)
+    assert work.size == WorkSize(64 + 33 + 53, 64)
+    out = decoded(queries, cache, heads, tiles)
+    expected = reference.paged_decode(queries, cache.keys, cache.values, cache.block_tables, cache.lengths, heads.scale)
+    torch.testing.assert_close(out, expected, atol=2e-5, rtol=2e-5)
+    alone = Cache(cache.pages, cache.block_tables[2:], cache.lengths[2:])
+    assert torch.equal(decoded(queries[2:], alone, heads, tiles)[0], out[2])
+
+
 def test_queries_may_be_part_of_a_wider_row() -> None:
     torch.manual_seed(3)
     heads = Heads(9, 3, 64)
@@ -113,15 +187,18 @@ def test_misfits_are_named() -> None:
     cache = filled_cache(heads, [40, 1], torch.float32)
     scratch = decode_scratch(1, 9, 64, 4096, SMALL, DEVICE)
     queries, out = normal(2, 9, 64), poisoned(2, 9, 64)
+    work = decode_work(cache.block_tables, cache.lengths, SMALL)
 
-    def launch(queries: torch.Tensor = queries, tables: torch.Tensor = cache.block_tables) -> None:
-        paged_decode(queries, cache.keys, cache.values, tables, cache.lengths, 0.125, out, scratch, SMALL)
+    def launch(queries: torch.Tensor = queries, work: DecodeWork = work) -> None:
+        paged_decode(queries, cache.keys, cache.values, work, 0.125, out, scratch, SMALL)
 
-    with pytest.raises(ValueError, match="room for 1 rows of 128 splits, this batch needs 2"):
+    with pytest.raises(ValueError, match="room for 1 rows of 64 splits, this batch needs 2"):
         launch()
     with pytest.raises(ValueError, match="10 query heads are no multiple of 3 key heads"):
         launch(queries=normal(2, 10, 64))
     with pytest.raises(ValueError, match=r"queries has shape \[2, 9, 80\], expected \[any, any, 64\]"):
         launch(queries=normal(2, 9, 80))
-    with pytest.raises(ValueError, match=r"block_tables is torch.int64, expected torch.int32"):
-        launch(tables=cache.block_tables.long())
+    with pytest.raises(ValueError, match=r"work.items is torch.int64, expected torch.int32"):
+        launch(work=replace(work, items=work.items.long()))
+    with pytest.raises(ValueError, match="a row has 97 positions, its table has 6 pages of 16"):
+        decode_work(cache.block_tables, ints([97, 1]), SMALL)

@@ -15,7 +15,7 @@ from triton.runtime.jit import JITFunction
 
 from weir.core.errors import InternalError
 from weir.core.sampling import SamplingParams
-from weir.engine.plan import ChunkPlan, ModelRunner, SampleSpec, ScoreSpec, StepPlan, StepResult
+from weir.engine.plan import ChunkPlan, ModelRunner, SampleSpec, ScoreSpec, StepPlan, StepResult, TokenHistory
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
 from weir.model.architecture import ModelConfig, tensor_shapes
 from weir.model.files.dummy import shape_named
@@ -24,7 +24,7 @@ from weir.model.torch.decoder import Decoder
 from weir.model.torch.paged_kv import PagedKv
 from weir.model.torch.weights import LayerWeights, Weights, dummy_tensor_on
 from weir.model.triton.batch import TritonLimits
-from weir.model.triton.graphs import cuda_graph_capture, graph_shapes
+from weir.model.triton.graphs import cuda_graph_capture, graph_sizes
 from weir.model.triton.runner import TritonRunner
 
 CPU = torch.device("cpu")
@@ -117,10 +117,9 @@ PROMPTS = [[7 * i % 1024 for i in range(37)], [5], [(11 * i + 3) % 1024 for i in
 SCHEDULE = [(20, 1, 0), (16, 1, 20), (1, 1, 1), *[(1, 1, 1)] * 3]
 
 
-def triton_runner(
-    weights: Weights, dtype: torch.dtype = torch.float32, unwritten: float = float("nan")
-) -> TritonRunner:
-    pages = empty_pages(CONFIG, NUM_PAGES, DEVICE, dtype).fill_(unwritten)
+def triton_runner(weights: Weights, dtype: torch.dtype = torch.float32) -> TritonRunner:
+    """Over pages that are NaN until they are written."""
+    pages = empty_pages(CONFIG, NUM_PAGES, DEVICE, dtype).fill_(float("nan"))
     return TritonRunner(CONFIG, weights_on(weights, DEVICE, dtype), pages, LIMITS)
 
 
@@ -239,12 +238,36 @@ def run_again(step: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
 
 
 def test_replayed_decodes_sample_what_steps_of_their_own_sample(weights: Weights) -> None:
-    # a row that fills a batch up reads page 0, and the interpreter's numpy warns of numbers that are none
-    runner = triton_runner(weights, unwritten=0.0)
+    runner = triton_runner(weights)
     runner.capture_decodes(run_again if IS_INTERPRETED else cuda_graph_capture())
     expected, found = Conversation(triton_runner(weights), PROMPTS), Conversation(runner, PROMPTS)
     for lengths in [*SCHEDULE, (1, 0, 1), (0, 1, 0)]:
-        assert found.step([GREEDY, WARM, GREEDY], lengths) == expected.step([GREEDY, WARM, GREEDY], lengths)
+        assert found.step([GREEDY, WARM, FILTERED], lengths) == expected.step([GREEDY, WARM, FILTERED], lengths)
+
+
+def test_no_parameter_of_a_row_keeps_a_batch_from_its_graph(weights: Weights, launches: list[str]) -> None:
+    runner = triton_runner(weights)
+    num_captured = 0
+
+    def capture(step: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+        nonlocal num_captured
+        num_captured += 1
+        logits = step().clone()
+
+        def replay() -> torch.Tensor:
+            return logits.clone()
+
+        return replay
+
+    runner.capture_decodes(capture)
+    assert num_captured > 2
+    launches.clear()
+    everything = replace(FILTERED, logit_bias=((3, 1.0),), presence_penalty=0.5, min_p=0.01)
+    spec = SampleSpec(everything, 2, (7,), TokenHistory(np.arange(40, dtype=np.int32), 30))
+    result = runner.run(StepPlan(0, (ChunkPlan(3, 39, (1,), (4, 5, 6), spec),)))
+    assert result.logprobs.keys() == {3}
+    drawn = ["block_weights_kernel", "sample_token_kernel", "sample_filtered_kernel"]
+    assert launches == ["adjust_logits_kernel", *drawn, "token_logprobs_kernel"]
 
 
 def test_capturing_writes_to_no_page(weights: Weights) -> None:
@@ -254,8 +277,5 @@ def test_capturing_writes_to_no_page(weights: Weights) -> None:
     assert bool((pages == 7.0).all())
 
 
-def test_a_batch_takes_the_smallest_graph_that_holds_it() -> None:
-    shapes = graph_shapes(TritonLimits(max_rows=64, max_sequences=6, max_context_tokens=4096))
-    assert {shape.num_rows for shape in shapes} == {1, 2, 4, 6}
-    assert {shape.table_width for shape in shapes} == {32, 128, 256}
-    assert list(shapes) == sorted(shapes)
+def test_graphs_are_made_for_powers_of_two_rows_and_for_the_most() -> None:
+    assert [graph_sizes(most) for most in (1, 4, 6)] == [(1,), (1, 2, 4), (1, 2, 4, 6)]

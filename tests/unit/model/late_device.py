@@ -12,6 +12,7 @@ from weir.model.files.dummy import shape_named
 from weir.model.torch.weights import dummy_weights_on
 from weir.model.triton import runner as triton_runner
 from weir.model.triton.batch import DeviceBatch, TritonLimits
+from weir.ops.gpu.paged_decode import decode_tiles
 
 WRITTEN = 7.0
 _CPU = torch.device("cpu")
@@ -39,6 +40,7 @@ class LateDecoder:
     """In place of `TritonDecoder`: keys and values are `WRITTEN`, and late. It has no logits."""
 
     queries_per_tile = 16
+    decode_tiles = decode_tiles(32, torch.float32)
 
     def __init__(self, pages: torch.Tensor, stream: LateStream) -> None:
         self._pages = pages

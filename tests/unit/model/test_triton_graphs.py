@@ -10,11 +10,12 @@ pytest.importorskip("triton", reason="Triton is installed on Linux only")
 
 import torch
 
-from weir.model.triton.batch import DeviceBatch, TritonLimits
-from weir.model.triton.graphs import DecodeGraphs, cuda_graph_capture, graph_shapes
+from weir.model.triton.batch import DeviceBatch, HostBatch, TritonLimits, padded_decodes
+from weir.model.triton.graphs import DecodeGraphs, cuda_graph_capture, graph_sizes
 from weir.model.triton.memory import StepUpload
+from weir.ops.gpu.paged_decode import WorkSize, decode_tiles
 
-LIMITS = TritonLimits(max_rows=64, max_sequences=4, max_context_tokens=1024)
+LIMITS = TritonLimits(max_rows=64, max_sequences=12, max_context_tokens=1024)
 
 
 class FakeStream:
@@ -79,7 +80,7 @@ class FakeCuda:
 
     def step(self) -> torch.Tensor:
         self.events.append(f"step on {self.current.name}")
-        return torch.zeros(1, dtype=torch.int32)
+        return torch.zeros(1, 8)
 
 
 @pytest.fixture
@@ -98,10 +99,14 @@ def test_all_graphs_share_a_pool_and_a_stream(cuda: FakeCuda) -> None:
     def run_step(index: DeviceBatch) -> torch.Tensor:
         return cuda.step()[: len(index.token_ids)]
 
-    shapes = graph_shapes(LIMITS)
-    upload = StepUpload(LIMITS.upload_bytes, torch.device("cpu"))
-    DecodeGraphs(shapes, upload, run_step, cuda_graph_capture()).capture_all()
-    assert len(cuda.captures) == len(shapes) > 4
+    upload, tiles = StepUpload(LIMITS.upload_bytes, torch.device("cpu")), decode_tiles(64, torch.float32)
+
+    def prepare(batch: HostBatch, num_rows: int) -> DeviceBatch:
+        return padded_decodes(batch, num_rows, upload, tiles, WorkSize(8, 2))
+
+    sizes = graph_sizes(LIMITS.max_sequences)
+    DecodeGraphs(sizes, prepare, run_step, cuda_graph_capture()).capture_all()
+    assert len(cuda.captures) == len(sizes) == 5
     assert set(cuda.captures) == {((0, 1), "side 1", "thread_local")}
     assert (cuda.num_pools, cuda.num_streams) == (1, 1)
 

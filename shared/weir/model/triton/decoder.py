@@ -11,7 +11,7 @@ from weir.kv.geometry import PAGE_TOKENS
 from weir.model.architecture import ModelConfig, rotary_frequencies
 from weir.model.torch.weights import LayerWeights, Weights
 from weir.model.triton.batch import DeviceBatch, PrefillIndex, TritonLimits
-from weir.ops.gpu.paged_decode import decode_scratch, decode_tiles, paged_decode
+from weir.ops.gpu.paged_decode import DecodeTiles, WorkSize, decode_scratch, decode_tiles, most_splits, paged_decode
 from weir.ops.gpu.paged_prefill import paged_prefill, prefill_tiles
 from weir.ops.gpu.rms_norm import rms_norm
 from weir.ops.gpu.rotary_kv_write import rotary_kv_write
@@ -45,7 +45,7 @@ def _make_buffers(config: ModelConfig, max_rows: int, device: torch.device, dtyp
         2 * config.intermediate_size,
         config.intermediate_size,
     )
-    return _Buffers(*(torch.empty(max_rows, width, device=device, dtype=dtype) for width in widths))
+    return _Buffers(*(torch.zeros(max_rows, width, device=device, dtype=dtype) for width in widths))
 
 
 def _rotary_tables(config: ModelConfig, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
@@ -78,6 +78,7 @@ class TritonDecoder:
         self._config = config
         self._weights = weights
         self._layer_pages = [(pages[:, layer, 0], pages[:, layer, 1]) for layer in range(config.num_layers)]
+        self._max_context_tokens = limits.max_context_tokens
         self._scale = config.head_dim**-0.5
         device, dtype = pages.device, pages.dtype
         capability = 90 if device.type == "cpu" else 10 * torch.cuda.get_device_capability(device)[0]
@@ -93,10 +94,20 @@ class TritonDecoder:
         )
         self._cos, self._sin = _rotary_tables(config, device)
         self._buffers = _make_buffers(config, limits.max_rows, device, dtype)
+        self._logits = torch.empty(limits.max_logit_rows, config.vocab_size, dtype=torch.float32, device=device)
 
     @property
     def queries_per_tile(self) -> int:
         return self._prefill_tiles.queries_per_tile(self._config.num_heads, self._config.num_kv_heads)
+
+    @property
+    def decode_tiles(self) -> DecodeTiles:
+        return self._decode_tiles
+
+    def most_work(self, num_rows: int) -> WorkSize:
+        """Of decoding so many rows."""
+        splits = most_splits(self._max_context_tokens, self._decode_tiles)
+        return WorkSize(num_rows * splits, splits)
 
     def forward(self, batch: DeviceBatch) -> None:
         """Writes the batch's keys and values into their pages and keeps its last hidden states."""
@@ -114,12 +125,17 @@ class TritonDecoder:
             _linear(buffers.gated, layer.down, None, buffers.delta)
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
-        """fp32 [rows, vocabulary] of rows (int32) of the last `forward`."""
+        """fp32 [rows, vocabulary] of rows (int32) of the last `forward`; they are there until the next call.
+
+        All graphs leave them at one place: buffers of their own would take the memory of many steps.
+        """
         delta = self._buffers.delta.index_select(0, rows)
         residual = self._buffers.residual.index_select(0, rows)
         normed = torch.empty_like(delta)
         rms_norm(delta, self._weights.final_norm, self._config.rms_norm_eps, normed, residual)
-        return torch.mm(normed, self._weights.output.t()).float()
+        logits = self._logits[: len(rows)]
+        logits.copy_(torch.mm(normed, self._weights.output.t()))
+        return logits
 
     def _attention(self, number: int, layer: LayerWeights, batch: DeviceBatch, buffers: _Buffers) -> None:
         head_dim, num_heads = self._config.head_dim, self._config.num_heads
@@ -130,13 +146,12 @@ class TritonDecoder:
         queries, out = heads[:, :num_heads], buffers.attended.view(-1, num_heads, head_dim)
         num_decodes = 0
         if batch.decode is not None:
-            index, num_decodes = batch.decode, len(batch.decode.lengths)
+            num_decodes = batch.decode.num_rows
             paged_decode(
                 queries[:num_decodes],
                 keys,
                 values,
-                index.block_tables,
-                index.lengths,
+                batch.decode.work,
                 self._scale,
                 out[:num_decodes],
                 self._scratch,

@@ -1,43 +1,30 @@
-"""Decode steps as CUDA graphs, one a bucket of batch shapes: a step of small kernels costs its kernels, not launches.
+"""Decode steps as CUDA graphs, one a number of rows: a step of small kernels costs its kernels, not launches.
 
-A graph replays the same kernels on the same addresses, so a batch is filled up to its bucket's shape.
+A graph ends with the logits. Sampling follows it in launches, which the host makes while the graph runs, so that no
+parameter of a row keeps a batch from its graph.
+
+A graph replays the same kernels on the same addresses, so a batch is filled up to its graph's rows. How long
+the sequences are is data: attention goes through a list of work.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 
-from weir.kv.geometry import num_pages_for
-from weir.model.triton.batch import DeviceBatch, HostBatch, TritonLimits, is_sampled_on_device, padded_decodes
-from weir.model.triton.memory import StepUpload
+from weir.model.triton.batch import EMPTY_BATCH, DeviceBatch, HostBatch
 
-_WIDTH_STEP = 4
-_LEAST_WIDTH = 32
 _WARM_UPS = 2
 
 Capture = Callable[[Callable[[], torch.Tensor]], Callable[[], torch.Tensor]]
 """Takes a step that was run before, and gives back what runs it again on the same memory."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class GraphShape:
-    """Rows, and pages that the longest sequence may have."""
-
-    table_width: int
-    num_rows: int
-
-
-def graph_shapes(limits: TritonLimits) -> tuple[GraphShape, ...]:
-    """Rows by powers of two, widths by powers of four, and the limits themselves; the smallest first."""
-    rows = [1]
-    while rows[-1] < limits.max_sequences:
-        rows.append(min(2 * rows[-1], limits.max_sequences))
-    most_pages = num_pages_for(limits.max_context_tokens)
-    widths = [min(_LEAST_WIDTH, most_pages)]
-    while widths[-1] < most_pages:
-        widths.append(min(_WIDTH_STEP * widths[-1], most_pages))
-    return tuple(sorted(GraphShape(width, count) for width in widths for count in rows))
+def graph_sizes(max_sequences: int) -> tuple[int, ...]:
+    """Rows by powers of two, and the limit itself; the smallest first."""
+    sizes = [1]
+    while sizes[-1] < max_sequences:
+        sizes.append(min(2 * sizes[-1], max_sequences))
+    return tuple(sizes)
 
 
 def cuda_graph_capture() -> Capture:
@@ -69,43 +56,35 @@ def cuda_graph_capture() -> Capture:
     return capture
 
 
-_NOTHING = HostBatch((), (), (), ())
-
-
 class DecodeGraphs:
-    """`run_step` computes a batch and returns the sampled tokens, int32 [rows], in memory that stays where it is."""
+    """`run_step` computes a batch and returns its logits [rows, vocabulary], in memory that stays where it is."""
 
     def __init__(
         self,
-        shapes: Sequence[GraphShape],
-        upload: StepUpload,
+        sizes: Sequence[int],
+        prepare: Callable[[HostBatch, int], DeviceBatch],
         run_step: Callable[[DeviceBatch], torch.Tensor],
         capture: Capture,
     ) -> None:
-        self._shapes = tuple(shapes)
-        self._upload = upload
+        """`prepare`: a batch of decodes on the device, filled up to so many rows, at the same addresses each time."""
+        self._sizes = tuple(sizes)
+        self._prepare = prepare
         self._run_step = run_step
         self._capture = capture
-        self._replays: dict[GraphShape, Callable[[], torch.Tensor]] = {}
+        self._replays: dict[int, Callable[[], torch.Tensor]] = {}
 
     def capture_all(self) -> None:
         """Largest first, so that the others find its memory."""
-        for shape in reversed(self._shapes):
-            index = padded_decodes(_NOTHING, shape.num_rows, shape.table_width, self._upload)
-            self._replays[shape] = self._capture(lambda index=index: self._run_step(index))  # type: ignore[misc]
+        for num_rows in reversed(self._sizes):
+            index = self._prepare(EMPTY_BATCH, num_rows)
+            self._replays[num_rows] = self._capture(lambda index=index: self._run_step(index))  # type: ignore[misc]
 
     def try_run(self, batch: HostBatch) -> torch.Tensor | None:
-        """The sampled tokens, int32 [rows of the bucket]; None for a batch that is more than decodes sampled there."""
-        if (
-            not batch.decodes
-            or batch.prefills
-            or batch.scored
-            or not all(is_sampled_on_device(row.spec) for row in batch.sampled)
-        ):
+        """The logits [decodes, vocabulary], until the next run; None for a batch that is more than decodes, or larger
+        than any graph."""
+        count = len(batch.decodes)
+        num_rows = next((size for size in self._sizes if size >= count), None)
+        if count == 0 or batch.prefills or num_rows is None:
             return None
-        width = max(num_pages_for(chunk.end) for chunk in batch.decodes)
-        shape = next((s for s in self._shapes if s.num_rows >= len(batch.decodes) and s.table_width >= width), None)
-        if shape is None:
-            return None
-        padded_decodes(batch, shape.num_rows, shape.table_width, self._upload)
-        return self._replays[shape]()
+        self._prepare(batch, num_rows)
+        return self._replays[num_rows]()[:count]

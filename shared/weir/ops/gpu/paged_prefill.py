@@ -118,7 +118,9 @@ def prefill_tiles(
         block_rows, block_tokens, num_warps, num_stages = 32, 32, 4, 2
     elif head_dim > 128:
         block_rows, block_tokens = 64, 32
-    elif head_dim > 64 and compute_capability < 90:
+    elif compute_capability >= 90:
+        num_stages = 5  # a page's keys lie at a loaded address, which halves the stages: two blocks on their way
+    elif head_dim > 64:
         block_tokens = 32
     group = num_heads // num_kv_heads
     return PrefillTiles(max(block_rows, triton.next_power_of_2(group)), block_tokens, num_warps, num_stages)
