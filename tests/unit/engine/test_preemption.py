@@ -198,7 +198,7 @@ def test_a_step_that_fails_takes_nobodys_pages(tmp_path: Path) -> None:
     plan = decoding.batcher.decide(0.5)
     assert plan is not None
     assert plan.swap.outs
-    decoding.batcher.fail_step(Failure(FailureReason.INTERNAL, "on purpose"))
+    decoding.batcher.fail_step(plan, Failure(FailureReason.INTERNAL, "on purpose"))
     assert decoding.batcher.check_integrity() == ()
     assert decoding.ends() == []
     assert decoding.snapshot(1).num_computed_tokens == 16
@@ -218,7 +218,7 @@ def test_a_step_that_fails_while_one_comes_back_leaves_it_preempted_and_its_new_
     plan = decoding.batcher.decide(0.6)
     assert plan is not None
     assert plan.swap.ins
-    decoding.batcher.fail_step(Failure(FailureReason.INTERNAL, "on purpose"))
+    decoding.batcher.fail_step(plan, Failure(FailureReason.INTERNAL, "on purpose"))
     assert decoding.batcher.check_integrity() == ()
     assert decoding.batcher.pool.num_free_pages == 2
     decoding.step(0.7)
