@@ -55,7 +55,7 @@ class LoopSettings:
     """Free pages are kept this long after the last sequence has ended, then all of them are returned."""
     max_failed_steps: int = 3
     """After this many failed steps in a row the engine gives up: the next would fail too."""
-    plans_ahead: bool = False
+    async_scheduling: bool = False
     """Launches the next step while one runs (`weir.engine.batching.ahead`). The runner must be able to."""
 
 
@@ -87,7 +87,7 @@ class EngineCore:
         self._settings = settings
         self._clock = clock
         self._launch: Callable[[StepPlan], Callable[[], StepResult]] | None = None
-        if settings.plans_ahead:
+        if settings.async_scheduling:
             if not isinstance(runner, LaunchingRunner):
                 raise TypeError(f"{type(runner).__name__} cannot plan ahead: it has no launch()")
             self._launch = runner.launch
@@ -183,7 +183,7 @@ class EngineCore:
     def _launched(self, plan: StepPlan, decided_at_s: float) -> _LaunchedStep:
         """Without `launch` it begins when it is waited for."""
         launched_ns = time.time_ns()
-        wait = partial(self._runner.run, plan)
+        wait: Callable[[], StepResult] = partial(self._runner.run, plan)
         if self._launch is not None:
             try:
                 wait = self._launch(plan)

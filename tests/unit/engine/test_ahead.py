@@ -41,7 +41,7 @@ class Core:
         self.batcher = RunningBatcher(
             limits(max_num_seqs=8), PagePool(watermark_pages=NUM_PAGES, watermark_slots=8), Records(NUM_PAGES, 8).open
         )
-        settings = LoopSettings(64, plans_ahead=True)
+        settings = LoopSettings(64, async_scheduling=True)
         self.engine = EngineCore(self.batcher, self.runner, self._see, settings, ManualClock())
         self.engine.apply(GivePages(PageBundle(tuple(range(num_pages)), tuple(range(8)))))
 
@@ -193,4 +193,4 @@ def test_when_it_is_closed_the_step_that_runs_is_waited_for() -> None:
 def test_a_runner_that_cannot_launch_is_refused() -> None:
     batcher = Core().batcher
     with pytest.raises(TypeError, match="cannot plan ahead"):
-        EngineCore(batcher, HashRunner(4, VOCAB_SIZE), print, LoopSettings(4, plans_ahead=True), ManualClock())
+        EngineCore(batcher, HashRunner(4, VOCAB_SIZE), print, LoopSettings(4, async_scheduling=True), ManualClock())

@@ -100,8 +100,8 @@ SCHEDULES = st.builds(
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(SCHEDULES, st.booleans())
-def test_tokens_do_not_depend_on_the_schedule(schedule: Schedule, plans_ahead: bool) -> None:
-    world = World(schedule, plans_ahead=plans_ahead)
+def test_tokens_do_not_depend_on_the_schedule(schedule: Schedule, async_scheduling: bool) -> None:
+    world = World(schedule, async_scheduling=async_scheduling)
     world.run()
     for index, request in enumerate(schedule.requests):
         check(request, world.outcomes[SequenceKey(f"{index:032x}", Attempt())])

@@ -76,8 +76,8 @@ def check(request: Request, outcome: Outcome) -> None:
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(SCHEDULES, st.booleans())
-def test_tokens_do_not_depend_on_the_schedule_and_nothing_leaks(schedule: Schedule, plans_ahead: bool) -> None:
-    world = World(schedule, plans_ahead=plans_ahead)
+def test_tokens_do_not_depend_on_the_schedule_and_nothing_leaks(schedule: Schedule, async_scheduling: bool) -> None:
+    world = World(schedule, async_scheduling=async_scheduling)
     world.run()
     for index, request in enumerate(schedule.requests):
         check(request, world.outcomes[SequenceKey(f"{index:032x}", Attempt())])
@@ -90,8 +90,8 @@ def test_tokens_do_not_depend_on_the_schedule_and_nothing_leaks(schedule: Schedu
     assert prefill.page_fingerprint == decode.page_fingerprint
 
 
-@pytest.mark.parametrize("plans_ahead", [False, True])
-def test_an_ample_arena_serves_every_request_to_its_end(plans_ahead: bool) -> None:
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_an_ample_arena_serves_every_request_to_its_end(async_scheduling: bool) -> None:
     """The property above would hold for an engine that fails everything."""
     made = tuple(
         Request(
@@ -100,10 +100,10 @@ def test_an_ample_arena_serves_every_request_to_its_end(plans_ahead: bool) -> No
         for length, max_tokens in [(1, 1), (5, 20), (16, 17), (17, 1), (48, 30), (33, 16)]
     )
     schedule = Schedule(made, 200, 12, limits(), limits(), watermark_pages=2, seed=3)
-    world = World(schedule, plans_ahead=plans_ahead)
+    world = World(schedule, async_scheduling=async_scheduling)
     world.run()
     refused = world.prefill.counters.failed
-    assert bool(world.decode_runner.num_launched_ahead) == plans_ahead
+    assert bool(world.decode_runner.num_launched_ahead) == async_scheduling
     assert world.prefill.counters.finished == 2
     assert world.decode.counters.finished == 4 - refused
     assert refused <= 1

@@ -125,8 +125,8 @@ class Outcome:
 class World:
     """Runs a schedule to its end; `outcomes` is what came out."""
 
-    def __init__(self, schedule: Schedule, *, plans_ahead: bool = False) -> None:
-        """`plans_ahead`: the decode engine launches a step while one runs."""
+    def __init__(self, schedule: Schedule, *, async_scheduling: bool = False) -> None:
+        """`async_scheduling`: the decode engine launches a step while one runs."""
         self.schedule = schedule
         self.clock = ManualClock()
         self.records = Records(schedule.num_pages, schedule.num_slots)
@@ -147,7 +147,7 @@ class World:
             schedule.decode_limits, PagePool(watermark_pages=watermark, watermark_slots=0), self.records.open
         )
         self._reports: list[EngineReport] = []
-        settings = LoopSettings(inbox_size=64, plans_ahead=plans_ahead)
+        settings = LoopSettings(inbox_size=64, async_scheduling=async_scheduling)
         self._decode_core = EngineCore(self.decode, self.decode_runner, self._reports.append, settings, self.clock)
         self.outcomes: dict[SequenceKey, Outcome] = defaultdict(Outcome)
         self._random = random.Random(schedule.seed)
