@@ -27,12 +27,15 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from weir.ops.gpu.adjust_logits import AdjustIndex, adjust_logits
 from weir.ops.gpu.paged_decode import decode_scratch, decode_tiles, paged_decode
 from weir.ops.gpu.paged_prefill import paged_prefill, prefill_tiles
 from weir.ops.gpu.rms_norm import rms_norm
 from weir.ops.gpu.rotary_kv_write import rotary_kv_write
 from weir.ops.gpu.sampling import sample, sampling_scratch
+from weir.ops.gpu.sampling_filters import FilterIndex, sample_filtered
 from weir.ops.gpu.silu_mul import silu_mul
+from weir.ops.gpu.token_logprobs import num_columns_of, token_logprobs
 
 CPU = torch.device("cpu")
 # name: query heads, key heads, head_dim
@@ -97,7 +100,14 @@ def launch_sampling(vocab_size: int, _arch: int) -> None:
     logits, temperatures = torch.empty(4, vocab_size), torch.empty(4)
     token_ids = torch.empty(4, dtype=torch.int32)
     scratch = sampling_scratch(4, vocab_size, CPU)
-    sample(logits, temperatures, torch.empty(4, dtype=torch.float64), token_ids, scratch)
+    uniforms = torch.empty(4, dtype=torch.float64)
+    sample(logits, temperatures, uniforms, token_ids, scratch)
+    ints, wide = torch.zeros(4, dtype=torch.int32), torch.ones(4, dtype=torch.float64)
+    sample_filtered(logits, FilterIndex(ints, temperatures, ints, wide, wide), uniforms, token_ids)
+    token_logprobs(logits, ints, ints, ints, torch.empty(4, num_columns_of(20), dtype=torch.float64))
+    firsts, penalties = torch.zeros(5, dtype=torch.int32), torch.ones(4, 3, dtype=torch.float64)
+    adjust = AdjustIndex(ints, firsts, ints, temperatures, firsts, ints, ints, penalties, firsts, ints)
+    adjust_logits(logits, adjust, torch.zeros(4, vocab_size, dtype=torch.int32))
 
 
 def all_launches() -> dict[str, Callable[[int], None]]:

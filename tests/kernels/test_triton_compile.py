@@ -17,6 +17,9 @@ ROOT = Path(__file__).parents[2]
 SHARED_KIB = {80: (163, 164), 90: (227, 228), 100: (227, 228)}
 REGISTERS = 65536
 KERNELS = {
+    "adjust_logits_kernel",
+    "sample_filtered_kernel",
+    "token_logprobs_kernel",
     "block_weights_kernel",
     "sample_token_kernel",
     "merge_splits_kernel",

@@ -62,11 +62,13 @@ def ordered_chunks(
     return decodes, [chunk for chunk in plan.chunks if len(chunk.token_ids) > 1]
 
 
-def rows_with_logits(pieces: Iterable[Piece]) -> tuple[tuple[SampledRow, ...], tuple[ScoredRows, ...]]:
-    """Of pieces in this order from row 0. A chunk is sampled after its last token, and scored piece by piece."""
+def rows_with_logits(
+    pieces: Iterable[Piece], first_row: int = 0
+) -> tuple[tuple[SampledRow, ...], tuple[ScoredRows, ...]]:
+    """Of pieces in this order, which begin at `first_row`. A chunk is sampled after its last token, and scored piece by
+    piece."""
     sampled: list[SampledRow] = []
     scored: list[ScoredRows] = []
-    first_row = 0
     for chunk, start, end in pieces:
         if chunk.score is not None:
             next_token_ids = chunk.score.next_token_ids[start - chunk.start : end - chunk.start]

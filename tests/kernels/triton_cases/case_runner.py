@@ -15,7 +15,7 @@ from triton.runtime.jit import JITFunction
 
 from weir.core.errors import InternalError
 from weir.core.sampling import SamplingParams
-from weir.engine.plan import ChunkPlan, ModelRunner, SampleSpec, ScoreSpec, StepPlan, StepResult
+from weir.engine.plan import ChunkPlan, ModelRunner, SampleSpec, ScoreSpec, StepPlan, StepResult, TokenHistory
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
 from weir.model.architecture import ModelConfig, tensor_shapes
 from weir.model.files.dummy import shape_named
@@ -242,7 +242,32 @@ def test_replayed_decodes_sample_what_steps_of_their_own_sample(weights: Weights
     runner.capture_decodes(run_again if IS_INTERPRETED else cuda_graph_capture())
     expected, found = Conversation(triton_runner(weights), PROMPTS), Conversation(runner, PROMPTS)
     for lengths in [*SCHEDULE, (1, 0, 1), (0, 1, 0)]:
-        assert found.step([GREEDY, WARM, GREEDY], lengths) == expected.step([GREEDY, WARM, GREEDY], lengths)
+        assert found.step([GREEDY, WARM, FILTERED], lengths) == expected.step([GREEDY, WARM, FILTERED], lengths)
+
+
+def test_no_parameter_of_a_row_keeps_a_batch_from_its_graph(weights: Weights, launches: list[str]) -> None:
+    runner = triton_runner(weights, unwritten=0.0)
+    num_captured = 0
+
+    def capture(step: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+        nonlocal num_captured
+        num_captured += 1
+        logits = step().clone()
+
+        def replay() -> torch.Tensor:
+            return logits.clone()
+
+        return replay
+
+    runner.capture_decodes(capture)
+    assert num_captured > 2
+    launches.clear()
+    everything = replace(FILTERED, logit_bias=((3, 1.0),), presence_penalty=0.5, min_p=0.01)
+    spec = SampleSpec(everything, 2, (7,), TokenHistory(np.arange(40, dtype=np.int32), 30))
+    result = runner.run(StepPlan(0, (ChunkPlan(3, 39, (1,), (4, 5, 6), spec),)))
+    assert result.logprobs.keys() == {3}
+    drawn = ["block_weights_kernel", "sample_token_kernel", "sample_filtered_kernel"]
+    assert launches == ["adjust_logits_kernel", *drawn, "token_logprobs_kernel"]
 
 
 def test_capturing_writes_to_no_page(weights: Weights) -> None:

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 from tests.kernels.triton_cases.support import DEVICE, ints, normal
@@ -5,7 +6,7 @@ from tests.kernels.triton_cases.support import DEVICE, ints, normal
 from weir.core.sampling import SamplingParams
 from weir.engine.plan import SampleSpec
 from weir.ops import reference
-from weir.ops.gpu.sampling import NOT_A_NUMBER, philox_uniform, sample, sampling_scratch
+from weir.ops.gpu.sampling import NOT_A_NUMBER, philox_uniforms, sample, sampling_scratch
 
 
 def sampled(logits: torch.Tensor, temperatures: list[float], uniforms: list[float]) -> list[int]:
@@ -42,7 +43,7 @@ def test_a_seed_gives_the_token_that_the_cpu_samples(vocab_size: int, temperatur
     torch.manual_seed(vocab_size)
     logits = normal(24, vocab_size) * 3
     params = SamplingParams(temperature=temperature, seed=1234)
-    uniforms = [philox_uniform(params.seed, index) for index in range(24)]
+    uniforms = philox_uniforms(np.full(24, params.seed, np.uint64), np.arange(24, dtype=np.uint64)).tolist()
     assert uniforms == [uniform(params.seed, index) for index in range(24)]
     specs = [SampleSpec(params, index) for index in range(24)]
     expected = sample_tokens(scan_of(logits.cpu().numpy()), specs)

@@ -228,6 +228,10 @@ def test_filters_of_a_large_vocabulary_are_those_of_sorting_it_all(spread: float
         SamplingParams(min_p=0.03, seed=9): int((logits >= logits.max() + math.log(0.03)).sum()),
         SamplingParams(top_k=vocab_size, top_p=0.99999, seed=9): size_of_nucleus(logits, 0.99999),
     }
+    # the top 200 are the whole of which top_p is a part, also those less likely than min_p
+    best = np.sort(logits)[::-1][:200]
+    size = min(size_of_nucleus(best, 0.9), int((best >= best[0] + math.log(0.05)).sum()))
+    sizes[SamplingParams(top_k=200, top_p=0.9, min_p=0.05, seed=9)] = size
     for params, size in sizes.items():
         for index in range(40):
             expected, distance = ordered_sample(logits, size, uniform(9, index))

@@ -16,14 +16,18 @@ import numpy.typing as npt
 import torch
 
 from weir.core.errors import InternalError
-from weir.engine.plan import ChunkPlan, SampleSpec, StepPlan
+from weir.engine.plan import ChunkPlan, StepPlan
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
 from weir.model.rows import SampledRow, ScoredRows, ordered_chunks, rows_with_logits, whole
 from weir.model.triton.memory import HostArray, StepUpload
+from weir.model.triton.tables import Ints, TableRows, num_pages_of
 from weir.ops.gpu.paged_prefill import tiles_of
-from weir.ops.gpu.sampling import philox_uniform
 
-Ints = npt.NDArray[np.int32]
+_new = tuple.__new__  # of named tuples: their own constructors look at keywords first
+
+
+SCORED_ROWS = 64
+"""Of a prompt, whose logits are there at a time: all of them may be gigabytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +39,15 @@ class TritonLimits:
     max_context_tokens: int
 
     @property
+    def max_logit_rows(self) -> int:
+        """Of one pass to the logits; a prompt that is scored takes several."""
+        return max(self.max_sequences, SCORED_ROWS)
+
+    @property
     def upload_bytes(self) -> int:
         """An upper bound of what `device_batch` sends."""
         pages = self.max_sequences * num_pages_for(self.max_context_tokens)
-        return 4 * (5 * self.max_rows + pages) + 32 * self.max_sequences + 1024
+        return 4 * (5 * self.max_rows + pages) + 16 * self.max_sequences + 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +69,9 @@ class PrefillIndex:
 
 
 @dataclass(frozen=True, slots=True)
-class SampleIndex:
-    """Of each sampled row: its number in the flat batch (int32), temperature (fp32, 0 is greedy), uniform (fp64)."""
-
-    rows: torch.Tensor
-    temperatures: torch.Tensor
-    uniforms: torch.Tensor
-
-
-@dataclass(frozen=True, slots=True)
 class DeviceBatch:
-    """On the device: `token_ids`, `positions`, `slot_mapping` int32 [rows], and who attends to what.
+    """On the device: `token_ids`, `positions`, `slot_mapping` int32 [rows], who attends to what, and the numbers of the
+    rows whose logits are wanted (int32).
 
     `slot_mapping` says where a row's key and value go (`weir.ops.reference`); a request's slot is something else.
     """
@@ -80,58 +81,132 @@ class DeviceBatch:
     slot_mapping: torch.Tensor
     decode: DecodeIndex | None
     prefill: PrefillIndex | None
-    sample: SampleIndex | None
+    sampled_rows: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRows:
+    """The decodes of a step in the order of the flat batch: shortest context first."""
+
+    chunks: tuple[ChunkPlan, ...]
+    token_ids: Ints
+    positions: Ints
+    page_ids: Ints
+    """Those of `TableRows`: table i is row `table_rows[i]`. Valid until the next step."""
+    table_rows: npt.NDArray[np.intp]
+
+    def __len__(self) -> int:
+        return len(self.chunks)
+
+    @property
+    def ends(self) -> Ints:
+        return self.positions + np.int32(1)
+
+    @property
+    def slot_mapping(self) -> Ints:
+        pages = self.page_ids[self.table_rows, self.positions // PAGE_TOKENS]
+        slot_mapping: Ints = pages * PAGE_TOKENS + self.positions % PAGE_TOKENS
+        return slot_mapping
+
+    @property
+    def num_pages(self) -> Ints:
+        return num_pages_of(self.ends)
+
+
+_NO_INTS = np.empty(0, np.int32)
+NO_DECODES = DecodeRows((), _NO_INTS, _NO_INTS, _NO_INTS.reshape(0, 0), np.empty(0, np.intp))
 
 
 @dataclass(frozen=True, slots=True)
 class HostBatch:
     """The plan's chunks in the order of the flat batch."""
 
-    decodes: tuple[ChunkPlan, ...]
+    decodes: DecodeRows
     prefills: tuple[ChunkPlan, ...]
     sampled: tuple[SampledRow, ...]
     scored: tuple[ScoredRows, ...]
 
 
-def host_batch(plan: StepPlan, num_pages: int, vocab_size: int, limits: TritonLimits) -> HostBatch:
-    """Raises InternalError if the plan would read or write where it must not, or is too large."""
-    short, long = ordered_chunks(plan, num_pages, vocab_size, limits.max_context_tokens)
-    decodes = tuple(chunk for chunk in short if _is_decode(chunk))
-    prefills = (*(chunk for chunk in short if not _is_decode(chunk)), *long)
-    if plan.num_tokens > limits.max_rows or len(plan.chunks) > limits.max_sequences:
-        raise InternalError(
-            f"step plan: {plan.num_tokens} tokens of {len(plan.chunks)} sequences, the runner has room for "
-            f"{limits.max_rows} of {limits.max_sequences}"
+EMPTY_BATCH = HostBatch(NO_DECODES, (), (), ())
+
+
+class BatchMaker:
+    """Makes the batches of a runner's steps. What a step has in common with the one before is not made again."""
+
+    def __init__(self, num_pages: int, vocab_size: int, limits: TritonLimits) -> None:
+        self._num_pages = num_pages
+        self._vocab_size = vocab_size
+        self._limits = limits
+        self._tables = TableRows(limits.max_sequences, num_pages_for(limits.max_context_tokens), num_pages)
+
+    def make(self, plan: StepPlan) -> HostBatch:
+        """Raises InternalError if the plan would read or write where it must not, or is too large."""
+        if len({chunk.slot for chunk in plan.chunks}) < len(plan.chunks):
+            self._ordered(plan.chunks)  # raises
+        decodes: list[ChunkPlan] = []
+        others: list[ChunkPlan] = []
+        for chunk in plan.chunks:
+            (decodes if _is_decode(chunk) else others).append(chunk)
+        short, long = self._ordered(others) if others else ([], [])
+        prefills = (*short, *long)
+        self._check_size(len(decodes) + sum(len(chunk.token_ids) for chunk in prefills), len(plan.chunks))
+        rows = self._decode_rows(decodes) if decodes else NO_DECODES
+        sampled = [_new(SampledRow, (chunk.slot, row, chunk.sample)) for row, chunk in enumerate(rows.chunks)]
+        if not prefills:
+            return HostBatch(rows, (), tuple(sampled), ())
+        more_sampled, scored = rows_with_logits(whole(prefills), first_row=len(rows))
+        return HostBatch(rows, prefills, (*sampled, *more_sampled), scored)
+
+    def _decode_rows(self, chunks: list[ChunkPlan]) -> DecodeRows:
+        starts = np.array([chunk.start for chunk in chunks], np.int64)
+        order = np.argsort(starts, kind="stable")
+        ordered = [chunks[place] for place in order.tolist()]
+        starts = starts[order]
+        token_ids = np.array([chunk.token_ids[0] for chunk in ordered], np.int64)
+        lengths = np.array([len(chunk.block_table) for chunk in ordered], np.int64)
+        fits = (
+            (starts >= 0).all()
+            and starts[-1] < self._limits.max_context_tokens
+            and (lengths * PAGE_TOKENS > starts).all()
+            and (token_ids >= 0).all()
+            and (token_ids < self._vocab_size).all()
         )
-    return HostBatch(decodes, prefills, *rows_with_logits(whole((*decodes, *prefills))))
+        table_rows = self._tables.try_rows_of(ordered) if fits else None
+        if table_rows is None:
+            self._ordered(chunks)  # raises, and says what is wrong
+            raise InternalError("step plan: a decode that the general check finds nothing wrong with was refused")
+        return DecodeRows(
+            tuple(ordered),
+            token_ids.astype(np.int32),
+            starts.astype(np.int32),
+            self._tables.page_ids,
+            np.array(table_rows, np.intp),
+        )
+
+    def _ordered(self, chunks: Sequence[ChunkPlan]) -> tuple[list[ChunkPlan], list[ChunkPlan]]:
+        plan = StepPlan(0, tuple(chunks))
+        return ordered_chunks(plan, self._num_pages, self._vocab_size, self._limits.max_context_tokens)
+
+    def _check_size(self, num_tokens: int, num_sequences: int) -> None:
+        if num_tokens > self._limits.max_rows or num_sequences > self._limits.max_sequences:
+            raise InternalError(
+                f"step plan: {num_tokens} tokens of {num_sequences} sequences, the runner has room for "
+                f"{self._limits.max_rows} of {self._limits.max_sequences}"
+            )
 
 
 def _is_decode(chunk: ChunkPlan) -> bool:
     """Of chunks of one token: the next of an output, not the last of a prompt."""
-    return chunk.sample is not None and chunk.sample.output_index > 0
-
-
-def is_sampled_on_device(spec: SampleSpec) -> bool:
-    """Greedy, or a temperature and nothing else."""
-    params = spec.params
-    return not (
-        spec.masked_token_ids
-        or params.top_k > 0
-        or params.top_p < 1.0
-        or params.min_p > 0.0
-        or params.has_penalties
-        or params.logit_bias
-        or params.logprobs is not None
-    )
+    return len(chunk.token_ids) == 1 and chunk.sample is not None and chunk.sample.output_index > 0
 
 
 def device_batch(batch: HostBatch, upload: StepUpload, queries_per_tile: int) -> DeviceBatch:
     """One copy to the device; the views are valid until the next."""
     arrays = [
-        *_row_arrays((*batch.decodes, *batch.prefills)),
+        *_row_arrays(batch),
         *(_decode_arrays(batch.decodes) if batch.decodes else ()),
         *(_prefill_arrays(batch.prefills, queries_per_tile) if batch.prefills else ()),
-        *(_sample_arrays(batch.sampled) if batch.sampled else ()),
+        *((np.array([row.row for row in batch.sampled], np.int32),) if batch.sampled else ()),
     ]
     views = iter(upload.send(arrays))
     return DeviceBatch(
@@ -140,7 +215,7 @@ def device_batch(batch: HostBatch, upload: StepUpload, queries_per_tile: int) ->
         next(views),
         DecodeIndex(next(views), next(views)) if batch.decodes else None,
         PrefillIndex(next(views), next(views), next(views), next(views)) if batch.prefills else None,
-        SampleIndex(next(views), next(views), next(views)) if batch.sampled else None,
+        next(views) if batch.sampled else None,
     )
 
 
@@ -148,7 +223,7 @@ def padded_decodes(batch: HostBatch, num_rows: int, table_width: int, upload: St
     """As `device_batch`, for a batch of decodes alone, filled up to `num_rows` rows and `table_width` pages a row.
 
     Batches of one such shape lie at the same addresses. A row that fills up writes to no page (its slot mapping is -1)
-    and reads one position of page 0; what is sampled for it means nothing.
+    and reads one position of page 0; its logits mean nothing.
     """
     filled: list[HostArray] = [
         np.zeros(num_rows, np.int32),  # token ids
@@ -157,52 +232,51 @@ def padded_decodes(batch: HostBatch, num_rows: int, table_width: int, upload: St
         np.zeros((num_rows, table_width), np.int32),
         np.ones(num_rows, np.int32),  # lengths
         np.arange(num_rows, dtype=np.int32),
-        np.zeros(num_rows, np.float32),  # temperatures
-        np.zeros(num_rows, np.float64),  # uniforms
     ]
     if batch.decodes:
         tables, lengths = _decode_arrays(batch.decodes)
-        found: list[HostArray] = [*_row_arrays(batch.decodes), tables, lengths, *_sample_arrays(batch.sampled)]
-        for target, source in zip(filled, found, strict=True):
+        found: list[HostArray] = [*_row_arrays(batch), tables, lengths]
+        for target, source in zip(filled, found, strict=False):
             target[tuple(slice(length) for length in source.shape)] = source
-    token_ids, positions, slot_mapping, block_tables, ends, rows, temperatures, uniforms = upload.send(filled)
+    token_ids, positions, slot_mapping, block_tables, ends, rows = upload.send(filled)
     return DeviceBatch(
         token_ids,
         positions,
         slot_mapping,
         DecodeIndex(block_tables, ends),
         None,
-        SampleIndex(rows, temperatures, uniforms),
+        rows,
     )
 
 
-def _row_arrays(chunks: Sequence[ChunkPlan]) -> tuple[Ints, Ints, Ints]:
+def _row_arrays(batch: HostBatch) -> tuple[Ints, Ints, Ints]:
     """Token ids, positions and slot mapping."""
+    decodes, prefills = batch.decodes, batch.prefills
+    if not prefills:
+        return decodes.token_ids, decodes.positions, decodes.slot_mapping
     return (
-        np.concatenate([np.array(chunk.token_ids, np.int32) for chunk in chunks]),
-        np.concatenate([np.arange(chunk.start, chunk.end, dtype=np.int32) for chunk in chunks]),
-        np.concatenate([_slot_mapping(chunk) for chunk in chunks]),
+        np.concatenate([decodes.token_ids, *(np.array(chunk.token_ids, np.int32) for chunk in prefills)]),
+        np.concatenate([decodes.positions, *(np.arange(chunk.start, chunk.end, dtype=np.int32) for chunk in prefills)]),
+        np.concatenate([decodes.slot_mapping, *(_slot_mapping(chunk) for chunk in prefills)]),
     )
 
 
 def _slot_mapping(chunk: ChunkPlan) -> Ints:
+    """The pages before `start` are another step's."""
+    first_page = chunk.start // PAGE_TOKENS
+    pages = np.array(chunk.block_table[first_page : num_pages_for(chunk.end)], np.int32)
     positions = np.arange(chunk.start, chunk.end, dtype=np.int32)
-    pages = np.array(chunk.block_table, np.int32)[positions // PAGE_TOKENS]
-    slot_mapping: Ints = pages * PAGE_TOKENS + positions % PAGE_TOKENS
+    slot_mapping: Ints = pages[positions // PAGE_TOKENS - first_page] * PAGE_TOKENS + positions % PAGE_TOKENS
     return slot_mapping
 
 
-def _tables(chunks: Sequence[ChunkPlan]) -> Ints:
-    """Padded with page 0, which no kernel reads: lengths end before."""
-    counts = [num_pages_for(chunk.end) for chunk in chunks]
-    tables = np.zeros((len(chunks), max(counts)), np.int32)
-    for row, (chunk, count) in enumerate(zip(chunks, counts, strict=True)):
-        tables[row, :count] = chunk.block_table[:count]
-    return tables
-
-
-def _decode_arrays(chunks: Sequence[ChunkPlan]) -> tuple[Ints, Ints]:
-    return _tables(chunks), np.array([chunk.end for chunk in chunks], np.int32)
+def _decode_arrays(decodes: DecodeRows) -> tuple[Ints, Ints]:
+    """Tables padded with page 0, which no kernel reads: lengths end before."""
+    counts = decodes.num_pages
+    columns = np.arange(counts.max(), dtype=np.int32)
+    tables: Ints = decodes.page_ids[decodes.table_rows, : len(columns)]
+    tables *= columns < counts[:, None]
+    return tables, decodes.ends
 
 
 def _prefill_arrays(chunks: Sequence[ChunkPlan], queries_per_tile: int) -> tuple[Ints, Ints, Ints, Ints]:
@@ -210,15 +284,8 @@ def _prefill_arrays(chunks: Sequence[ChunkPlan], queries_per_tile: int) -> tuple
     ends = [chunk.end for chunk in chunks]
     first_rows = np.cumsum([0, *lengths]).astype(np.int32)
     tiles = np.array(tiles_of(lengths, ends, queries_per_tile), np.int32)
-    return _tables(chunks), first_rows, np.array(ends, np.int32), tiles
-
-
-def _sample_arrays(
-    sampled: Sequence[SampledRow],
-) -> tuple[Ints, npt.NDArray[np.float32], npt.NDArray[np.float64]]:
-    params = [row.spec.params for row in sampled]
-    return (
-        np.array([row.row for row in sampled], np.int32),
-        np.array([0.0 if each.is_greedy else each.temperature for each in params], np.float32),
-        np.array([philox_uniform(row.spec.params.seed, row.spec.output_index) for row in sampled], np.float64),
-    )
+    counts = [num_pages_for(end) for end in ends]
+    tables = np.zeros((len(chunks), max(counts)), np.int32)
+    for row, (chunk, count) in enumerate(zip(chunks, counts, strict=True)):
+        tables[row, :count] = chunk.block_table[:count]
+    return tables, first_rows, np.array(ends, np.int32), tiles

@@ -93,6 +93,7 @@ class TritonDecoder:
         )
         self._cos, self._sin = _rotary_tables(config, device)
         self._buffers = _make_buffers(config, limits.max_rows, device, dtype)
+        self._logits = torch.empty(limits.max_logit_rows, config.vocab_size, dtype=torch.float32, device=device)
 
     @property
     def queries_per_tile(self) -> int:
@@ -114,12 +115,17 @@ class TritonDecoder:
             _linear(buffers.gated, layer.down, None, buffers.delta)
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
-        """fp32 [rows, vocabulary] of rows (int32) of the last `forward`."""
+        """fp32 [rows, vocabulary] of rows (int32) of the last `forward`; they are there until the next call.
+
+        All graphs leave them at one place: buffers of their own would take the memory of many steps.
+        """
         delta = self._buffers.delta.index_select(0, rows)
         residual = self._buffers.residual.index_select(0, rows)
         normed = torch.empty_like(delta)
         rms_norm(delta, self._weights.final_norm, self._config.rms_norm_eps, normed, residual)
-        return torch.mm(normed, self._weights.output.t()).float()
+        logits = self._logits[: len(rows)]
+        logits.copy_(torch.mm(normed, self._weights.output.t()))
+        return logits
 
     def _attention(self, number: int, layer: LayerWeights, batch: DeviceBatch, buffers: _Buffers) -> None:
         head_dim, num_heads = self._config.head_dim, self._config.num_heads

@@ -1,5 +1,8 @@
 """Decode steps as CUDA graphs, one a bucket of batch shapes: a step of small kernels costs its kernels, not launches.
 
+A graph ends with the logits. Sampling follows it in launches, which the host makes while the graph runs, so that no
+parameter of a row keeps a batch from its graph.
+
 A graph replays the same kernels on the same addresses, so a batch is filled up to its bucket's shape.
 """
 
@@ -9,7 +12,13 @@ from dataclasses import dataclass
 import torch
 
 from weir.kv.geometry import num_pages_for
-from weir.model.triton.batch import DeviceBatch, HostBatch, TritonLimits, is_sampled_on_device, padded_decodes
+from weir.model.triton.batch import (
+    EMPTY_BATCH,
+    DeviceBatch,
+    HostBatch,
+    TritonLimits,
+    padded_decodes,
+)
 from weir.model.triton.memory import StepUpload
 
 _WIDTH_STEP = 4
@@ -69,11 +78,8 @@ def cuda_graph_capture() -> Capture:
     return capture
 
 
-_NOTHING = HostBatch((), (), (), ())
-
-
 class DecodeGraphs:
-    """`run_step` computes a batch and returns the sampled tokens, int32 [rows], in memory that stays where it is."""
+    """`run_step` computes a batch and returns its logits [rows, vocabulary], in memory that stays where it is."""
 
     def __init__(
         self,
@@ -91,21 +97,17 @@ class DecodeGraphs:
     def capture_all(self) -> None:
         """Largest first, so that the others find its memory."""
         for shape in reversed(self._shapes):
-            index = padded_decodes(_NOTHING, shape.num_rows, shape.table_width, self._upload)
+            index = padded_decodes(EMPTY_BATCH, shape.num_rows, shape.table_width, self._upload)
             self._replays[shape] = self._capture(lambda index=index: self._run_step(index))  # type: ignore[misc]
 
     def try_run(self, batch: HostBatch) -> torch.Tensor | None:
-        """The sampled tokens, int32 [rows of the bucket]; None for a batch that is more than decodes sampled there."""
-        if (
-            not batch.decodes
-            or batch.prefills
-            or batch.scored
-            or not all(is_sampled_on_device(row.spec) for row in batch.sampled)
-        ):
+        """The logits [decodes, vocabulary], until the next run; None for a batch that is more than decodes, or larger
+        than any graph."""
+        if not batch.decodes or batch.prefills:
             return None
-        width = max(num_pages_for(chunk.end) for chunk in batch.decodes)
+        width = int(batch.decodes.num_pages[-1])  # the longest is the last
         shape = next((s for s in self._shapes if s.num_rows >= len(batch.decodes) and s.table_width >= width), None)
         if shape is None:
             return None
         padded_decodes(batch, shape.num_rows, shape.table_width, self._upload)
-        return self._replays[shape]()
+        return self._replays[shape]()[: len(batch.decodes)]

@@ -56,6 +56,11 @@ class DevicePages:
         return True
 
 
+def upload_bytes_of(arrays: Sequence[HostArray]) -> int:
+    """What `StepUpload` needs for them."""
+    return sum(-(-array.nbytes // _ALIGN_BYTES) * _ALIGN_BYTES for array in arrays)
+
+
 class StepUpload:
     """Carries a step's arrays to the device in one copy.
 
@@ -67,6 +72,10 @@ class StepUpload:
         self._staging = torch.empty(capacity_bytes, dtype=torch.uint8, pin_memory=is_cuda)
         self._arrived = torch.empty(capacity_bytes, dtype=torch.uint8, device=device)
         self._copied: torch.cuda.Event | None = torch.cuda.Event() if is_cuda else None  # type: ignore[no-untyped-call]
+
+    @property
+    def capacity_bytes(self) -> int:
+        return len(self._staging)
 
     def send(self, arrays: Sequence[HostArray]) -> list[torch.Tensor]:
         """Views of the device's buffer, of the arrays' shapes and types; valid until the next `send`.

@@ -1,7 +1,6 @@
 """Runs a step's plan on a GPU."""
 
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -9,33 +8,27 @@ import numpy as np
 import torch
 
 from weir.core.sampling import SamplingParams, TokenLogprobs
-from weir.engine.plan import ChunkPlan, SampleSpec, StepPlan, StepResult
+from weir.engine.plan import ChunkPlan, SampleSpec, StepPlan, StepResult, TokenHistory
 from weir.kv.geometry import num_pages_for
 from weir.model.architecture import ModelConfig
-from weir.model.rows import SampledRow, ScoredRows, check_logits
+from weir.model.rows import ScoredRows
 from weir.model.torch.weights import Weights
 from weir.model.triton.batch import (
+    BatchMaker,
     DeviceBatch,
-    SampleIndex,
     TritonLimits,
     device_batch,
-    host_batch,
-    is_sampled_on_device,
 )
 from weir.model.triton.decoder import TritonDecoder
 from weir.model.triton.graphs import Capture, DecodeGraphs, cuda_graph_capture, graph_shapes
 from weir.model.triton.memory import DevicePages, StepUpload
-from weir.ops.gpu.sampling import NOT_A_NUMBER, sample, sampling_scratch
+from weir.model.triton.sampling import DeviceSampler
 
-_log = logging.getLogger(__name__)
 _WARM_UP_TOKENS = 40
 
 
 class TritonRunner:
-    """Implements `weir.model.load.Runner` over pages on a device, as `page_tensor` makes them.
-
-    Greedy tokens and those by temperature alone are sampled there; the logits of others come to the host.
-    """
+    """Implements `weir.model.load.Runner` over pages on a device, as `page_tensor` makes them."""
 
     def __init__(
         self,
@@ -55,10 +48,10 @@ class TritonRunner:
         self._page_tensor = pages
         self.pages = DevicePages(pages)
         """For swapping, in the thread that runs steps."""
+        self._batches = BatchMaker(len(pages), config.vocab_size, limits)
         self._decoder = TritonDecoder(config, weights, pages, limits)
         self._upload = StepUpload(limits.upload_bytes, pages.device)
-        self._scratch = sampling_scratch(limits.max_sequences, config.vocab_size, pages.device)
-        self._token_ids = torch.empty(limits.max_sequences, dtype=torch.int32, device=pages.device)
+        self._sampler = DeviceSampler(limits, config.vocab_size, pages.device)
         self._wait_for_device = wait_for_device or partial(_wait_for_stream, pages.device)
         self._graphs: DecodeGraphs | None = None
 
@@ -67,7 +60,6 @@ class TritonRunner:
 
         Pages of the arena may be others' already: none is written, and only page 0 is read, whatever is in it.
         """
-        _compile_host_sampling()
         length = min(_WARM_UP_TOKENS, self._limits.max_rows, self._limits.max_context_tokens - 1)
         table = tuple(range(num_pages_for(length + 1)))
         scratch = self._page_tensor.new_zeros((len(table), *self._page_tensor.shape[1:]))
@@ -75,7 +67,9 @@ class TritonRunner:
         runner = TritonRunner(self._config, self._weights, scratch, limits)
         greedy = SamplingParams(temperature=0.0)
         runner.run(StepPlan(0, (ChunkPlan(0, 0, (0,) * length, table, SampleSpec(greedy, 0)),)))
-        runner.run(StepPlan(0, (ChunkPlan(0, length, (0,), table, SampleSpec(greedy, 1)),)))
+        everything = SamplingParams(top_k=8, top_p=0.5, min_p=0.1, presence_penalty=1.0, logprobs=1)
+        spec = SampleSpec(everything, 1, history=TokenHistory(np.zeros(length, np.int32), length))
+        runner.run(StepPlan(0, (ChunkPlan(0, length, (0,), table, spec),)))
         if scratch.is_cuda:
             self.capture_decodes()
 
@@ -101,67 +95,31 @@ class TritonRunner:
             self._wait_for_device()
 
     def _run(self, plan: StepPlan) -> StepResult:
-        batch = host_batch(plan, len(self._page_tensor), self._config.vocab_size, self._limits)
-        token_ids = self._graphs.try_run(batch) if self._graphs is not None else None
-        if token_ids is not None:
-            return StepResult(_by_slot(token_ids.tolist(), batch.sampled))
+        batch = self._batches.make(plan)
+        logits = self._graphs.try_run(batch) if self._graphs is not None else None
+        if logits is not None:
+            return self._sampler.sample(logits, batch.sampled)
         index = device_batch(batch, self._upload, self._decoder.queries_per_tile)
         self._decoder.forward(index)
         scores = {scored.slot: self._prompt_logprobs(scored, index.token_ids.device) for scored in batch.scored}
-        if index.sample is None:
+        if index.sampled_rows is None:
             return StepResult({}, prompt_logprobs=scores)
-        result = self._sample_rows(self._decoder.logits(index.sample.rows), batch.sampled, index.sample)
+        result = self._sampler.sample(self._decoder.logits(index.sampled_rows), batch.sampled)
         return replace(result, prompt_logprobs=scores)
 
     def _decode_step(self, index: DeviceBatch) -> torch.Tensor:
-        """The sampled tokens, int32 [rows]: what a graph is made of."""
-        assert index.sample is not None, "decodes are sampled"
+        """The logits, fp32 [rows, vocabulary]: what a graph is made of."""
+        assert index.sampled_rows is not None, "decodes are sampled"
         self._decoder.forward(index)
-        return self._sample(self._decoder.logits(index.sample.rows), index.sample)
-
-    def _sample(self, logits: torch.Tensor, index: SampleIndex) -> torch.Tensor:
-        token_ids = self._token_ids[: len(logits)]
-        sample(logits, index.temperatures, index.uniforms, token_ids, self._scratch)
-        return token_ids
-
-    def _sample_rows(self, logits: torch.Tensor, rows: Sequence[SampledRow], index: SampleIndex) -> StepResult:
-        by_slot = _by_slot(self._sample(logits, index).tolist(), rows)
-        on_host = [number for number, row in enumerate(rows) if not is_sampled_on_device(row.spec)]
-        if not on_host:
-            return StepResult(by_slot)
-        # here and not above: it needs numba, which a machine that samples greedily or by temperature may lack
-        from weir.model.sampler import sample_step, scan_of  # noqa: PLC0415
-
-        host_logits = np.ascontiguousarray(logits[on_host].cpu().numpy())
-        result = sample_step(scan_of(host_logits), [rows[number] for number in on_host])
-        return replace(result, token_ids=by_slot | dict(result.token_ids))
+        return self._decoder.logits(index.sampled_rows)
 
     def _prompt_logprobs(self, scored: ScoredRows, device: torch.device) -> tuple[TokenLogprobs, ...]:
-        from weir.model.sampler import Logits, prompt_logprobs  # noqa: PLC0415 - as for `_sample_rows`
+        def logits_of(rows: range) -> torch.Tensor:
+            return self._decoder.logits(torch.arange(rows.start, rows.stop, dtype=torch.int32, device=device))
 
-        def logits_of(rows: range) -> Logits:
-            logits = self._decoder.logits(torch.arange(rows.start, rows.stop, dtype=torch.int32, device=device))
-            return logits.cpu().numpy()
-
-        return prompt_logprobs(scored, logits_of)
-
-
-def _compile_host_sampling() -> None:
-    """Of sampling other than greedy or by temperature. It needs numba, which a machine that does without may lack."""
-    try:
-        from weir.model.sampler import compile_kernels  # noqa: PLC0415
-    except ImportError as error:
-        _log.warning("only greedy sampling and sampling by temperature will work, the rest needs numba: %s", error)
-        return
-    compile_kernels()
+        return self._sampler.prompt_logprobs(scored, logits_of)
 
 
 def _wait_for_stream(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
-
-
-def _by_slot(token_ids: Sequence[int], rows: Sequence[SampledRow]) -> dict[int, int]:
-    """Token ids behind those of `rows` fill a batch up."""
-    check_logits([number for number, _ in enumerate(rows) if token_ids[number] == NOT_A_NUMBER], len(rows))
-    return {row.slot: token_id for row, token_id in zip(rows, token_ids, strict=False)}

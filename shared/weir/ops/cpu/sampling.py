@@ -44,7 +44,9 @@ def sample_token(
     wanted_mass = np.inf
     if top_k == 0 and top_p < 1.0:
         wanted_mass = top_p * sum_exp(values, highest, inverse, np.empty(block_maxima.shape[0], np.float64))
-    count = _collect(values, block_maxima, highest, temperature, top_k, wanted_mass, min_p, keys[0])
+    # of the top k, those that are less likely than min_p belong to the mass of which top_p is a part
+    least_p = min_p if top_k == 0 or top_p >= 1.0 else 0.0
+    count = _collect(values, block_maxima, highest, temperature, top_k, wanted_mass, least_p, keys[0])
     ordered = sort_keys(keys, count)
     count = top_k if 0 < top_k < count else count
     cumulative = np.empty(count, np.float64)

@@ -1,0 +1,226 @@
+"""What a step uploads is what the plain form of it here makes, chunk by chunk."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("triton", reason="Triton is installed on Linux only")
+
+import torch
+
+from weir.core.errors import InternalError
+from weir.core.sampling import SamplingParams
+from weir.engine.plan import ChunkPlan, SampleSpec, ScoreSpec, StepPlan
+from weir.kv.geometry import PAGE_TOKENS, num_pages_for
+from weir.model.rows import ordered_chunks, rows_with_logits, whole
+from weir.model.triton.batch import BatchMaker, DeviceBatch, TritonLimits, device_batch, padded_decodes
+from weir.model.triton.memory import StepUpload
+from weir.model.triton.sampling import draw_arrays
+from weir.ops.gpu.paged_prefill import tiles_of
+from weir.ops.gpu.sampling import philox_uniforms
+
+LIMITS = TritonLimits(max_rows=64, max_sequences=4, max_context_tokens=200)
+NUM_PAGES, VOCAB_SIZE, QUERIES_PER_TILE, NUM_SLOTS = 40, 50, 8, 7
+Arrays = dict[str, npt.NDArray[np.generic]]
+
+
+def plain_uniform(seed: int, output_index: int) -> float:
+    key = np.array([seed, output_index], dtype=np.uint64)
+    return float(np.random.Generator(np.random.Philox(key=key)).random())
+
+
+def plain_tables(chunks: Sequence[ChunkPlan]) -> npt.NDArray[np.int32]:
+    counts = [num_pages_for(chunk.end) for chunk in chunks]
+    tables = np.zeros((len(chunks), max(counts)), np.int32)
+    for row, (chunk, count) in enumerate(zip(chunks, counts, strict=True)):
+        tables[row, :count] = chunk.block_table[:count]
+    return tables
+
+
+def plain_slot_mapping(chunk: ChunkPlan) -> list[int]:
+    return [
+        chunk.block_table[position // PAGE_TOKENS] * PAGE_TOKENS + position % PAGE_TOKENS
+        for position in range(chunk.start, chunk.end)
+    ]
+
+
+def plain_form(plan: StepPlan) -> tuple[Arrays, list[ChunkPlan], list[ChunkPlan]]:
+    """The arrays by name, the decodes and the other chunks, in the order of the flat batch."""
+    short, long = ordered_chunks(plan, NUM_PAGES, VOCAB_SIZE, LIMITS.max_context_tokens)
+    decodes = [chunk for chunk in short if chunk.sample is not None and chunk.sample.output_index > 0]
+    prefills = [chunk for chunk in short if chunk not in decodes] + long
+    chunks = [*decodes, *prefills]
+    sampled, _ = rows_with_logits(whole(chunks))
+    found: Arrays = {
+        "token_ids": np.array([token for chunk in chunks for token in chunk.token_ids], np.int32),
+        "positions": np.array([place for chunk in chunks for place in range(chunk.start, chunk.end)], np.int32),
+        "slot_mapping": np.array([place for chunk in chunks for place in plain_slot_mapping(chunk)], np.int32),
+    }
+    if decodes:
+        found |= {"decode tables": plain_tables(decodes), "decode ends": np.array([c.end for c in decodes], np.int32)}
+    if prefills:
+        lengths, ends = [len(chunk.token_ids) for chunk in prefills], [chunk.end for chunk in prefills]
+        found |= {
+            "prefill tables": plain_tables(prefills),
+            "first rows": np.cumsum([0, *lengths]).astype(np.int32),
+            "prefill ends": np.array(ends, np.int32),
+            "tiles": np.array(tiles_of(lengths, ends, QUERIES_PER_TILE), np.int32),
+        }
+    if sampled:
+        found["rows"] = np.array([row.row for row in sampled], np.int32)
+    return found, decodes, prefills
+
+
+def arrays_of(index: DeviceBatch) -> Arrays:
+    found = {"token_ids": index.token_ids, "positions": index.positions, "slot_mapping": index.slot_mapping}
+    if index.decode is not None:
+        found |= {"decode tables": index.decode.block_tables, "decode ends": index.decode.lengths}
+    if index.prefill is not None:
+        prefill = index.prefill
+        found |= {"prefill tables": prefill.block_tables, "first rows": prefill.first_rows}
+        found |= {"prefill ends": prefill.ends, "tiles": prefill.tile_list}
+    if index.sampled_rows is not None:
+        found["rows"] = index.sampled_rows
+    return {name: tensor.numpy() for name, tensor in found.items()}
+
+
+def check_same(found: Arrays, expected: Arrays) -> None:
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        assert found[name].dtype == array.dtype, name
+        assert np.array_equal(found[name], array), name
+
+
+@dataclass
+class Simulated:
+    """A sequence as an engine has it: its table grows, is cut for a step, or is another one after a preemption."""
+
+    num_computed: int
+    table: tuple[int, ...]
+    params: SamplingParams
+    has_prompt: bool
+
+
+@dataclass
+class Engine:
+    """Draws steps of up to four sequences in seven slots, which come, go, and come again."""
+
+    draw: st.DataObject
+    sequences: dict[int, Simulated] = field(default_factory=dict)
+
+    def plan(self) -> StepPlan:
+        slots = self.draw.draw(st.lists(st.integers(0, NUM_SLOTS - 1), min_size=1, max_size=4, unique=True))
+        return StepPlan(0, tuple(self._chunk(slot) for slot in slots))
+
+    def _chunk(self, slot: int) -> ChunkPlan:
+        draw = self.draw.draw
+        if slot not in self.sequences or draw(st.integers(0, 9)) == 0:
+            temperature = draw(st.sampled_from([0.0, 1e-6, 0.7, 1.5]))
+            params = SamplingParams(temperature=temperature, seed=draw(st.integers(0, 2**64 - 1)))
+            self.sequences[slot] = Simulated(draw(st.integers(0, 150)), (), params, draw(st.booleans()))
+        sequence = self.sequences[slot]
+        length = 1 if not sequence.has_prompt else draw(st.integers(1, 12))
+        end = min(sequence.num_computed + length, LIMITS.max_context_tokens)
+        start = min(sequence.num_computed, end - 1)
+        is_new = not sequence.table or draw(st.integers(0, 9)) == 0
+        kept = () if is_new else sequence.table
+        num_ahead = draw(st.integers(0, 1))
+        pages = st.integers(0, NUM_PAGES - 1)
+        while len(kept) < num_pages_for(end) + num_ahead:
+            kept += (draw(pages),)
+        sequence.table, sequence.num_computed = kept, end
+        table = kept[: num_pages_for(end)] if draw(st.booleans()) else kept
+        token_ids = tuple(draw(st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=end - start, max_size=end - start)))
+        output_index = draw(st.integers(0, 3)) if sequence.has_prompt else draw(st.integers(1, 2**33))
+        sample = None if sequence.has_prompt and draw(st.booleans()) else SampleSpec(sequence.params, output_index)
+        sequence.has_prompt = sequence.has_prompt and sample is None
+        return ChunkPlan(slot, start, token_ids, table, sample)
+
+
+def maker() -> BatchMaker:
+    return BatchMaker(NUM_PAGES, VOCAB_SIZE, LIMITS)
+
+
+def upload() -> StepUpload:
+    return StepUpload(1 << 16, torch.device("cpu"))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_step_after_step_the_arrays_are_those_of_the_plain_form(data: st.DataObject) -> None:
+    engine, batches, step_upload = Engine(data), maker(), upload()
+    for _ in range(data.draw(st.integers(1, 8))):
+        plan = engine.plan()
+        expected, decodes, prefills = plain_form(plan)
+        batch = batches.make(plan)
+        assert [*batch.decodes.chunks, *batch.prefills] == [*decodes, *prefills]
+        assert (batch.sampled, batch.scored) == rows_with_logits(whole([*decodes, *prefills]))
+        check_same(arrays_of(device_batch(batch, step_upload, QUERIES_PER_TILE)), expected)
+
+
+def decode(slot: int, start: int, table: Sequence[int], token_id: int = 1) -> ChunkPlan:
+    return ChunkPlan(slot, start, (token_id,), tuple(table), SampleSpec(SamplingParams(), 3))
+
+
+def test_decodes_are_filled_up_to_the_shape_of_a_graph() -> None:
+    plan = StepPlan(0, (decode(5, 40, (7, 8, 9)), decode(2, 17, (3, 4))))
+    expected, _, _ = plain_form(plan)
+    found = arrays_of(padded_decodes(maker().make(plan), 4, 6, upload()))
+    assert found["decode tables"].tolist() == [[3, 4, 0, 0, 0, 0], [7, 8, 9, 0, 0, 0], [0] * 6, [0] * 6]
+    assert found["decode ends"].tolist() == [18, 41, 1, 1]
+    assert found["slot_mapping"].tolist() == [4 * PAGE_TOKENS + 1, 9 * PAGE_TOKENS + 8, -1, -1]
+    for name in ("token_ids", "positions"):
+        assert np.array_equal(found[name][:2], expected[name]), name
+
+
+def test_scored_prompts_keep_the_rows_of_their_tokens() -> None:
+    prompt = ChunkPlan(1, 0, (4, 5, 6), (2,), None, ScoreSpec((5, 6), 1))
+    batch = maker().make(StepPlan(0, (prompt, decode(3, 20, (1, 2)))))
+    assert [(scored.slot, scored.first_row) for scored in batch.scored] == [(1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("chunk", "problem"),
+    [
+        (decode(3, -1, (1,)), "slot 3: 1 tokens from position -1"),
+        (decode(3, 200, (1,) * 13), "reaches position 201, the model's context is 200"),
+        (decode(3, 16, (1,)), "1 pages for 17 positions"),
+        (decode(3, 16, (1, NUM_PAGES)), r"block table \(1, 40\) with 40 pages"),
+        (decode(3, 0, (-1,)), r"block table \(-1,\) with 40 pages"),
+        (decode(3, 0, (0,), VOCAB_SIZE), "a token id is outside the vocabulary of 50"),
+        (decode(3, 0, (0,), -1), "a token id is outside the vocabulary of 50"),
+        (decode(1, 0, (0,)), "a slot has two chunks"),
+    ],
+)
+def test_a_decode_that_must_not_run_is_refused_and_the_next_step_runs(chunk: ChunkPlan, problem: str) -> None:
+    batches, other = maker(), decode(1, 5, (6,))
+    with pytest.raises(InternalError, match=problem):
+        batches.make(StepPlan(0, (other, chunk)))
+    good = StepPlan(0, (other, decode(3, 16, (1, 2))))
+    check_same(arrays_of(device_batch(batches.make(good), upload(), QUERIES_PER_TILE)), plain_form(good)[0])
+
+
+def test_a_page_that_is_not_there_is_refused_when_it_is_appended() -> None:
+    batches = maker()
+    batches.make(StepPlan(0, (decode(0, 15, (1,)),)))
+    with pytest.raises(InternalError, match=r"block table \(1, 99\)"):
+        batches.make(StepPlan(0, (decode(0, 16, (1, 99)),)))
+
+
+def test_only_rows_that_draw_get_a_uniform_number() -> None:
+    params = [SamplingParams(temperature=t, seed=7 + number) for number, t in enumerate([0.0, 0.5, 1e-6, 2.0] * 5)]
+    temperatures, uniforms = draw_arrays([SampleSpec(each, 4) for each in params])
+    assert temperatures.tolist() == [0.0, 0.5, 0.0, 2.0] * 5
+    assert uniforms.tolist() == [0.0 if p.is_greedy else plain_uniform(p.seed, 4) for p in params]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1)), max_size=40))
+def test_uniform_numbers_are_those_of_numpys_generator(keys: list[tuple[int, int]]) -> None:
+    seeds, indices = (np.array([key[part] for key in keys], np.uint64) for part in (0, 1))
+    assert philox_uniforms(seeds, indices).tolist() == [plain_uniform(*key) for key in keys]
