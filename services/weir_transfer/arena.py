@@ -10,6 +10,7 @@ from weir.kv.geometry import ArenaGeometry
 from weir.kv.memory.cuda import CudaDriverError
 from weir.kv.memory.device import try_memory_kind
 from weir.kv.memory.server import MemoryServer
+from weir.kv.memory.slabs import SlabServer
 from weir.model.device_check import check_device
 from weir.runtime.config import ConfigError
 from weir_transfer.config import TransferConfig, with_model_shape
@@ -20,10 +21,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ClaimedArena:
-    """`memory_server` None: the pages are in the segment."""
+    """`memory_server` and `slab_server` None: the pages are in the segment, and weights are in each worker."""
 
     segment: Segment
     memory_server: MemoryServer | None
+    slab_server: SlabServer | None = None
 
 
 def claim_arena(config: TransferConfig, open_process: OpenProcess) -> ClaimedArena:
@@ -61,7 +63,9 @@ def _claim(config: TransferConfig, geometry: ArenaGeometry, open_process: OpenPr
         segment.close()
         raise
     return ClaimedArena(
-        segment, MemoryServer(config.memory_socket_path, segment.arena_id, num_bytes, kind.open, memory)
+        segment,
+        MemoryServer(config.memory_socket_path, segment.arena_id, num_bytes, kind.open, memory),
+        SlabServer(config.weights_socket_path, kind),
     )
 
 

@@ -7,12 +7,15 @@ from weir.kv.arena.segment import DEFAULT_DIRECTORY, segment_path
 from weir.kv.geometry import ArenaGeometry
 from weir.kv.layout import MAX_LEASES, geometry_within
 from weir.kv.memory.device import try_memory_kind
+from weir.kv.memory.slabs import WEIGHTS_SOCKET
 from weir.model.files.config import load_model_config
 from weir.model.files.digest import model_digest
 from weir.model.files.source import resolve_model
 from weir.model.precision import choose_arithmetic, page_geometry
 from weir.runtime.config import ServiceConfig, setting
 from weir_transfer.messages import ArenaSettings
+
+_UNIX = "unix:"
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,13 @@ class TransferConfig(ServiceConfig):
     def memory_socket_path(self) -> Path:
         """Where page memory on a device is handed out."""
         return self.instance_dir / "pages.sock"
+
+    @property
+    def weights_socket_path(self) -> Path:
+        """Where workers share weights on a device: beside the socket that they know."""
+        is_socket = self.listen.startswith(_UNIX)
+        folder = Path(self.listen.removeprefix(_UNIX)).parent if is_socket else self.instance_dir
+        return folder / WEIGHTS_SOCKET
 
     @property
     def arena_settings(self) -> ArenaSettings:

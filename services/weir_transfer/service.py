@@ -39,7 +39,7 @@ class TransferService:
     ) -> None:
         """`make_publisher` makes what publishes the cached prefixes; None: nobody is interested."""
         self._segment = arena.segment
-        self._memory_server = arena.memory_server
+        self._memory_server, self._slab_server = arena.memory_server, arena.slab_server
         self._request_shutdown = request_shutdown
         mover, settled = SharedMemoryMover(arena.segment.geometry.num_pages), ChangeSignal()
         countdowns = Countdowns(SystemClock(), _TICK_S)
@@ -65,6 +65,8 @@ class TransferService:
         """Countdowns run from here on."""
         if self._memory_server is not None:
             self._memory_server.start()
+        if self._slab_server is not None:
+            self._slab_server.start()
         self._ticking = asyncio.create_task(self._tick_for_ever())
         self._ticking.add_done_callback(self._on_tick_end)
         if self._publisher is not None:
@@ -87,6 +89,8 @@ class TransferService:
         self._fence.close()
         if self._memory_server is not None:
             await asyncio.to_thread(self._memory_server.close)
+        if self._slab_server is not None:
+            await asyncio.to_thread(self._slab_server.close)
 
     def release(self) -> None:
         """Removes the segment, unless somebody still has a lease: then the next transfer service goes on with it.
@@ -102,7 +106,9 @@ class TransferService:
 
     def describe(self) -> Description:
         events = self._publisher.metrics() if self._publisher is not None else {}
-        return Description({**self._core.metrics(), **events}, self._core.integrity_errors())
+        slabs = self._slab_server
+        weights = {} if slabs is None else {"weights_bytes": slabs.num_bytes, "weights_users": slabs.num_users}
+        return Description({**self._core.metrics(), **events, **weights}, self._core.integrity_errors())
 
     async def _tick_for_ever(self) -> None:
         while True:
@@ -110,6 +116,8 @@ class TransferService:
             for lease_id in self._core.tick():
                 _log.warning("lease %d has been silent for too long: its process is killed", lease_id)
                 self._fence.kill(lease_id)
+            if self._slab_server is not None:
+                self._slab_server.drop_unused()
             if not self._core.leases():
                 self._nobody_left.set()
                 if self._memory_server is not None and not self._memory_server.has_memory:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from weir.client import GenerateOptions, WeirClient
 from weir.core.sampling import SamplingParams
@@ -16,7 +17,7 @@ from weir.kv.geometry import num_pages_for
 from weir.model.files.config import load_model_config
 from weir.model.files.source import resolve_model
 from weir.model.torch.runner import TorchRunner
-from weir.model.torch.weights import load_weights
+from weir.model.torch.weights import load_weights, weights_bytes
 from weir.testing.stack import ProcessView, Stack, wait_until
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
@@ -93,6 +94,12 @@ def test_tokens_are_those_of_the_cpu_and_no_page_is_copied(interpreter_stack: St
     assert by_role["prefill"]["hand_off_bytes_copied_total"] == 0
     assert by_role["decode"]["taken_over_total"] == 3
     assert interpreter_stack.integrity_errors() == []
+
+
+def test_workers_map_one_copy_of_the_weights(interpreter_stack: Stack) -> None:
+    config = load_model_config(resolve_model("dummy:tiny"))
+    assert interpreter_stack.metric("transfer", "weights_bytes") == weights_bytes(config, torch.float32)
+    assert interpreter_stack.metric("transfer", "weights_users") == 2
 
 
 @pytest.mark.golden

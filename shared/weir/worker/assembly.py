@@ -17,7 +17,7 @@ from weir.runtime.address import find_unreachable
 from weir.runtime.service import ServiceContext
 from weir.worker.arena.arena import Arena
 from weir.worker.config import WorkerConfig
-from weir.worker.engine.model_loading import LoadedModel, ModelSpec, begin_loading, read_model_spec
+from weir.worker.engine.model_loading import LoadedModel, ModelSpec, begin_loading, read_model_spec, start_in_thread
 from weir.worker.requests.request_manager import RequestLimits
 from weir.worker.role import Role, RoleParts
 from weir.worker.shell import WorkerShell
@@ -40,8 +40,9 @@ async def load_worker_model(config: WorkerConfig) -> WorkerModel:
 
     Raises ModelError, ExtraMissing, DeviceMissing.
     """
-    loading = begin_loading(config)
-    spec = await asyncio.to_thread(read_model_spec, config)
+    reading = start_in_thread(lambda: read_model_spec(config), "model spec")
+    loading = begin_loading(config, reading)
+    spec = await asyncio.wrap_future(reading)
     await asyncio.to_thread(loading.wait_for_imports)
 
     async def connect_bus(name: str) -> Bus:

@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from weir.kv.memory.slabs import WEIGHTS_SOCKET
 from weir.policy.registry import PolicySpec
 from weir.runtime.config import ServiceConfig, setting
 
@@ -59,6 +60,11 @@ class WorkerConfig(ServiceConfig):
     @property
     def arena_socket_path(self) -> Path:
         return Path(self.arena_socket) if self.arena_socket else self.instance_dir / "arena.sock"
+
+    @property
+    def weights_socket_path(self) -> Path:
+        """Where the transfer service shares the weights on a device."""
+        return self.arena_socket_path.with_name(WEIGHTS_SOCKET)
 
     @property
     def core_budget_path(self) -> Path:

@@ -49,6 +49,7 @@ from weir.worker.bounds import RunningBounds
 from weir.worker.bus_link import BusLink
 from weir.worker.config import WorkerConfig
 from weir.worker.engine.cost_meter import CostMeter
+from weir.worker.engine.gpu_meter import GpuMeter, try_gpu_meter
 from weir.worker.engine.model_loading import LoadedModel, ModelSpec
 from weir.worker.requests.commands import start_from_pb
 from weir.worker.requests.drain import Duty, Untaken, WorkerDrain
@@ -138,6 +139,7 @@ class WorkerShell:
         self._config: WorkerConfig = context.config
         self._model = model
         self._load_model = load_model
+        self._gpu_meter: GpuMeter | None = None
 
         self._host = EngineHost(
             LoopSettings(_INBOX_SIZE, async_scheduling=self._config.is_async_scheduling), clock, self._on_report
@@ -260,6 +262,8 @@ class WorkerShell:
         metrics = counters | {name: float(value) for name, value in gauges.items()}
         for maker in (self._keeper, self._prefixes, self._role, self._bus_link, self._bounds, self._cost_meter):
             metrics |= maker.metrics()
+        if self._gpu_meter is not None:
+            metrics |= self._gpu_meter.metrics()
         return Description(metrics, report.integrity_errors)
 
     def _follow_rules(self, rules: WorkerRules) -> None:
@@ -270,6 +274,7 @@ class WorkerShell:
     def _make_runner(self, memory: ArenaMemory) -> tuple[ModelRunner, Callable[[], None]]:
         """In a thread of its own."""
         loaded = self._load_model(memory)
+        self._gpu_meter = try_gpu_meter(self._config.device)
         return self._role.make_runner(loaded, memory.segment), loaded.warm_up
 
     def _on_start(self, stream: GatewayStream, key: SequenceKey, start: worker_pb2.Start) -> None:

@@ -1,7 +1,9 @@
 """Every file form gives the weights that it holds, and says by name what it lacks."""
 
 import json
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -12,11 +14,13 @@ import torch
 from tests.unit.model.gguf_copy import write_gguf
 from tests.unit.model.tiny import LogitsProbe, TinyLlama, chunk, prompt_ids, save_tiny_llama
 
+from weir.model.architecture import tensor_shapes
 from weir.model.errors import ModelError
 from weir.model.files.config import load_model_config
+from weir.model.files.dummy import shape_named
 from weir.model.files.quant_blocks import try_split_blocks
 from weir.model.files.source import resolve_model
-from weir.model.torch.weights import load_weights
+from weir.model.torch.weights import fill_weights, load_weights, weights_bytes, weights_over
 
 KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
 
@@ -47,6 +51,46 @@ def test_a_folder_of_several_files_is_one_model(tmp_path: Path) -> None:
     tiny = save_tiny_llama(tmp_path)
     rewrite(tmp_path, lambda tensors: None, num_files=3)
     assert_logits_equal(tmp_path, tiny)
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_every_tensor_has_a_place_of_its_own_in_one_memory(tied: bool) -> None:
+    config = replace(
+        shape_named("tiny"), query_key_value_bias=True, attention_output_bias=True, tie_word_embeddings=tied
+    )
+    shapes = tensor_shapes(config)
+    numbers = {name: float(number) for number, name in enumerate(shapes, 1)}
+    memory = torch.zeros(weights_bytes(config, torch.float32), dtype=torch.uint8)
+    weights = weights_over(memory, torch.float32, config)
+    fill_weights(weights, config, lambda name: torch.full(shapes[name], numbers[name]))
+    found = weights_over(memory, torch.float32, config)
+    assert torch.unique(found.output).tolist() == [numbers["model.embed_tokens.weight" if tied else "lm_head.weight"]]
+    layer, prefix = found.layers[1], "model.layers.1.self_attn"
+    query = config.num_heads * config.head_dim
+    assert torch.unique(layer.query_key_value[:query]).tolist() == [numbers[f"{prefix}.q_proj.weight"]]
+    assert torch.unique(layer.query_key_value[query]).tolist() == [numbers[f"{prefix}.k_proj.weight"]]
+    assert torch.unique(layer.query_key_value[-1]).tolist() == [numbers[f"{prefix}.v_proj.weight"]]
+    assert layer.query_key_value_bias is not None
+    assert layer.query_key_value_bias[-1].item() == numbers[f"{prefix}.v_proj.bias"]
+    values = torch.cat([torch.full((math.prod(shapes[name]),), number) for name, number in numbers.items()])
+    filled = memory.view(torch.float32)
+    assert torch.equal(filled[filled != 0].sort().values, values.sort().values), "nothing is overwritten"
+
+
+def test_bfloat16_is_not_widened_on_its_way_to_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton", reason="Triton is installed on Linux only")
+    from weir.model.triton.load import load_on_device  # noqa: PLC0415
+
+    tiny = save_tiny_llama(tmp_path, dtype=torch.bfloat16)
+
+    def widen(*_: object) -> None:
+        raise AssertionError("a copy in fp32")
+
+    monkeypatch.setattr("weir.model.files.safetensors.SafetensorsFolder.read", widen)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    loaded = load_on_device(resolve_model(str(tmp_path)), "fp32", "interpreter", num_threads=1)
+    meant = tiny.model.get_input_embeddings().weight
+    assert torch.equal(loaded.weights.embedding, meant.float())
 
 
 def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], None], num_files: int = 1) -> None:

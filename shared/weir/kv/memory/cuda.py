@@ -13,7 +13,7 @@ from dataclasses import dataclass
 _PINNED = 1
 _ON_DEVICE = 1
 _POSIX_FD = 1
-_READ_WRITE = 3
+_READ, _READ_WRITE = 1, 3
 _RECOMMENDED = 1
 
 
@@ -87,14 +87,16 @@ class CudaDriver:
 class CudaMemory:
     """One mapping of a device's memory into this process. Implements `DeviceMemory`."""
 
-    def __init__(self, driver: CudaDriver, handle: c_uint64, fd: int, num_bytes: int, device: int) -> None:
+    def __init__(
+        self, driver: CudaDriver, handle: c_uint64, fd: int, num_bytes: int, device: int, access: int = _READ_WRITE
+    ) -> None:
         """Maps `handle`, which and whose `fd` are this object's from here on."""
         self._driver = driver
         self._handle = handle
         self._fd = fd
         self._num_bytes = num_bytes
         self._device = device
-        self._pointer = _map(driver, handle, num_bytes, device)
+        self._pointer = _map(driver, handle, num_bytes, device, access)
 
     @classmethod
     def create(cls, num_bytes: int, device: int = 0) -> "CudaMemory":
@@ -117,12 +119,21 @@ class CudaMemory:
     @classmethod
     def open(cls, fd: int, num_bytes: int, device: int = 0) -> "CudaMemory":
         """Memory that another process made. `fd` is this object's then. Raises CudaDriverError."""
+        return cls._open(fd, num_bytes, device, _READ_WRITE)
+
+    @classmethod
+    def open_to_read(cls, fd: int, num_bytes: int, device: int = 0) -> "CudaMemory":
+        """As `open`; the device refuses to write to it."""
+        return cls._open(fd, num_bytes, device, _READ)
+
+    @classmethod
+    def _open(cls, fd: int, num_bytes: int, device: int, access: int) -> "CudaMemory":
         driver = CudaDriver.load()
         driver.make_context_current(device)
         handle = c_uint64()
         driver.call("cuMemImportFromShareableHandle", byref(handle), c_void_p(fd), c_int(_POSIX_FD))
         try:
-            return cls(driver, handle, fd, num_bytes, device)
+            return cls(driver, handle, fd, num_bytes, device, access)
         except BaseException:
             driver.call("cuMemRelease", handle)
             raise
@@ -157,13 +168,13 @@ class CudaMemory:
         _release(self._driver, self._handle, self._fd)
 
 
-def _map(driver: CudaDriver, handle: c_uint64, num_bytes: int, device: int) -> int:
+def _map(driver: CudaDriver, handle: c_uint64, num_bytes: int, device: int, flags: int) -> int:
     address, size = c_uint64(), c_size_t(num_bytes)
     driver.call("cuMemAddressReserve", byref(address), size, c_size_t(0), c_uint64(0), c_uint64(0))
     try:
         driver.call("cuMemMap", address, size, c_size_t(0), handle, c_uint64(0))
         try:
-            access = _AccessDesc(_Location(_ON_DEVICE, device), _READ_WRITE)
+            access = _AccessDesc(_Location(_ON_DEVICE, device), flags)
             driver.call("cuMemSetAccess", address, size, byref(access), c_size_t(1))
         except BaseException:
             driver.call("cuMemUnmap", address, size)

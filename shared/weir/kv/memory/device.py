@@ -45,11 +45,11 @@ _MemoryT = TypeVar("_MemoryT", bound=DeviceMemory)
 class HostMemory:
     """Anonymous shared memory of the host, for tests and for machines without a GPU."""
 
-    def __init__(self, fd: int, num_bytes: int) -> None:
+    def __init__(self, fd: int, num_bytes: int, access: int = mmap.ACCESS_WRITE) -> None:
         """Maps `fd`, and owns it from here on."""
         self._fd = fd
         self._num_bytes = num_bytes
-        self._mapping = mmap.mmap(fd, num_bytes)
+        self._mapping = mmap.mmap(fd, num_bytes, access=access)
 
     @classmethod
     def create(cls, num_bytes: int) -> "HostMemory":
@@ -65,10 +65,14 @@ class HostMemory:
     @classmethod
     def open(cls, fd: int, num_bytes: int) -> "HostMemory":
         """Raises ValueError if the memory is smaller than that. `fd` is this object's then."""
-        found = os.fstat(fd).st_size
-        if found < num_bytes:
-            raise ValueError(f"num_bytes {num_bytes}: the memory behind the descriptor has {found}")
+        _check_size(fd, num_bytes)
         return cls(fd, num_bytes)
+
+    @classmethod
+    def open_to_read(cls, fd: int, num_bytes: int) -> "HostMemory":
+        """As `open`; a page that is written here becomes this process's own."""
+        _check_size(fd, num_bytes)
+        return cls(fd, num_bytes, mmap.ACCESS_COPY)
 
     @property
     def num_bytes(self) -> int:
@@ -93,20 +97,28 @@ class HostMemory:
             self._fd = -1
 
 
+def _check_size(fd: int, num_bytes: int) -> None:
+    found = os.fstat(fd).st_size
+    if found < num_bytes:
+        raise ValueError(f"num_bytes {num_bytes}: the memory behind the descriptor has {found}")
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryKind:
-    """How page memory of a device is made, `create(num_bytes)`, and mapped elsewhere, `open(fd, num_bytes)`."""
+    """How memory of a device is made, `create(num_bytes)`, and mapped elsewhere, `open(fd, num_bytes)`."""
 
     create: Callable[[int], DeviceMemory]
     open: Callable[[int, int], DeviceMemory]
+    open_to_read: Callable[[int, int], DeviceMemory]
+    """As `open`; what is written there by mistake reaches nobody else."""
 
 
 def try_memory_kind(device: Device) -> MemoryKind | None:
     """None: the pages are in the segment."""
     if device == "cuda":
-        return MemoryKind(CudaMemory.create, CudaMemory.open)
+        return MemoryKind(CudaMemory.create, CudaMemory.open, CudaMemory.open_to_read)
     if device == "interpreter":
-        return MemoryKind(HostMemory.create, HostMemory.open)
+        return MemoryKind(HostMemory.create, HostMemory.open, HostMemory.open_to_read)
     return None
 
 

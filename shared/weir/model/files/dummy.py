@@ -143,6 +143,9 @@ class DummyTensors:
         values -= SPREAD
         return values
 
+    def try_view(self, name: str) -> None:
+        """None: there is no file."""
+
     def try_read_blocks(self, name: str) -> QuantBlocks | None:
         """None: these are floating-point numbers."""
         return None

@@ -60,6 +60,9 @@ class GgufTensors:
         loaded = np.array(values, dtype=np.float32) if kind.name == "F32" else np.ascontiguousarray(values, np.float32)
         return self._in_order(name, loaded)
 
+    def try_view(self, name: str) -> None:
+        """None: rows of queries and keys may have another order there, and numbers are quantized."""
+
     def try_read_blocks(self, name: str) -> QuantBlocks | None:
         kind, raw = self._raw(self._tensors[name])
         blocks = try_split_blocks(kind.name, raw)

@@ -14,6 +14,10 @@ from weir.model.files.quant_blocks import QuantBlocks
 _SUPPORTED = ("F32", "F16", "BF16")
 _INDEX = "model.safetensors.index.json"
 
+StoredValues = npt.NDArray[np.float32] | npt.NDArray[np.float16] | npt.NDArray[np.int16]
+"""As a file has them. numpy has no bfloat16: int16 are its bits."""
+_STORED = {"F32": "<f4", "F16": "<f2", "BF16": "<i2"}
+
 
 def safetensors_files(folder: Path) -> list[Path]:
     """Those that the folder's index names; without one, all but the `consolidated*` copies in Mistral's own naming.
@@ -70,25 +74,24 @@ class SafetensorsFolder:
         return {name: entry.shape for name, entry in self._entries.items()}
 
     def read(self, name: str) -> npt.NDArray[np.float32]:
+        stored = self._stored(name)
+        if stored.dtype == np.int16:  # bfloat16 is the upper half of a float32
+            return (stored.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
+        return np.array(stored, dtype=np.float32)
+
+    def try_view(self, name: str) -> StoredValues | None:
+        return self._stored(name)
+
+    def _stored(self, name: str) -> StoredValues:
+        """Writes to it, which nobody makes, would be this process's own."""
         entry = self._entries[name]
-        width = 4 if entry.dtype == "F32" else 2
-        num_bytes = int(np.prod(entry.shape)) * width
-        raw = np.memmap(entry.path, dtype=np.uint8, mode="r", offset=entry.offset, shape=(num_bytes,))
-        return _widened(raw, entry.dtype).reshape(entry.shape)
+        mapped = np.memmap(entry.path, dtype=_STORED[entry.dtype], mode="c", offset=entry.offset, shape=entry.shape)
+        stored: StoredValues = np.asarray(mapped)
+        return stored
 
     def try_read_blocks(self, name: str) -> QuantBlocks | None:
         """None: these files hold floating-point numbers."""
         return None
-
-
-def _widened(raw: npt.NDArray[np.uint8], dtype: str) -> npt.NDArray[np.float32]:
-    match dtype:
-        case "F32":
-            return np.array(raw.view("<f4"), dtype=np.float32)
-        case "F16":
-            return raw.view("<f2").astype(np.float32)
-    # bfloat16 is the upper half of a float32
-    return (raw.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 def _read_header(path: Path) -> dict[str, _Entry]:

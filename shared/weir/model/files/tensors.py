@@ -9,7 +9,7 @@ from weir.model.architecture import ModelConfig, tensor_shapes
 from weir.model.errors import ModelError
 from weir.model.files.dummy import DummyTensors
 from weir.model.files.quant_blocks import QuantBlocks
-from weir.model.files.safetensors import SafetensorsFolder
+from weir.model.files.safetensors import SafetensorsFolder, StoredValues
 from weir.model.files.source import ModelKind, ModelSource
 
 
@@ -22,6 +22,10 @@ class TensorFile(Protocol):
 
     def read(self, name: str) -> npt.NDArray[np.float32]:
         """A copy of its own, in fp32, with the rows of queries and keys in the order of Hugging Face."""
+        ...
+
+    def try_view(self, name: str) -> StoredValues | None:
+        """The file's own bytes, not copied; None where they have another order or another type."""
         ...
 
     def try_read_blocks(self, name: str) -> QuantBlocks | None:

@@ -1,7 +1,7 @@
 """Weights as the decoders of PyTorch want them: from a model's files in fp32, or random ones made on a device."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,37 +63,101 @@ def load_weights(source: ModelSource, config: ModelConfig) -> Weights:
     """
     tensors = open_tensors(source, config)
     check_memory(source, config, bytes_a_weight=4)
-    return stack_weights(lambda name: torch.from_numpy(tensors.read(name)), config)
+    return filled_weights(torch.device("cpu"), torch.float32, config, lambda name: torch.from_numpy(tensors.read(name)))
 
 
-def stack_weights(read_tensor: Callable[[str], torch.Tensor], config: ModelConfig) -> Weights:
-    """Of tensors by the names of `tensor_shapes`, each read once, on the device that they are on."""
-    embedding = read_tensor("model.embed_tokens.weight")
-    return Weights(
-        embedding=embedding,
-        layers=tuple(_stack_layer(read_tensor, config, layer) for layer in range(config.num_layers)),
-        final_norm=read_tensor("model.norm.weight"),
-        output=embedding if config.tie_word_embeddings else read_tensor("lm_head.weight"),
+def weights_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Of `weights_over`, gaps included."""
+    layout = _Layout(torch.empty(0, dtype=dtype, device="meta"))
+    _lay_out(layout, config)
+    return layout.num_bytes
+
+
+def weights_over(memory: torch.Tensor, dtype: torch.dtype, config: ModelConfig) -> Weights:
+    """Views of `memory`, uint8 [at least `weights_bytes`], whatever is in it. The same places for the same model."""
+    return _lay_out(_Layout(memory.view(dtype)), config)
+
+
+def filled_weights(
+    device: torch.device, dtype: torch.dtype, config: ModelConfig, read_tensor: Callable[[str], torch.Tensor]
+) -> Weights:
+    """In memory of their own. `read_tensor` as for `fill_weights`."""
+    memory = torch.empty(weights_bytes(config, dtype), dtype=torch.uint8, device=device)
+    weights = weights_over(memory, dtype, config)
+    fill_weights(weights, config, read_tensor)
+    return weights
+
+
+def fill_weights(weights: Weights, config: ModelConfig, read_tensor: Callable[[str], torch.Tensor]) -> None:
+    """`read_tensor` gives tensors by the names of `tensor_shapes`, each once, on any device and of any type."""
+    shapes = tensor_shapes(config)
+    for name, target in _parts(weights, config):
+        target.copy_(read_tensor(name).view(shapes[name]))
+
+
+_ALIGN_BYTES = 256
+
+
+class _Layout:
+    """Hands out views of a flat tensor one after the other; of an empty one on the device "meta" it only counts."""
+
+    def __init__(self, flat: torch.Tensor) -> None:
+        self._flat = flat
+        self.num_bytes = 0
+
+    def take(self, *shape: int) -> torch.Tensor:
+        start, num_elements = self.num_bytes // self._flat.itemsize, math.prod(shape)
+        self.num_bytes += -(-num_elements * self._flat.itemsize // _ALIGN_BYTES) * _ALIGN_BYTES
+        if self._flat.is_meta:
+            return torch.empty(shape, dtype=self._flat.dtype, device="meta")
+        return self._flat[start : start + num_elements].view(shape)
+
+
+def _lay_out(layout: _Layout, config: ModelConfig) -> Weights:
+    hidden, take = config.hidden_size, layout.take
+    query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    stacked = query + 2 * key
+    embedding = take(config.vocab_size, hidden)
+    layers = tuple(
+        LayerWeights(
+            attention_norm=take(hidden),
+            query_key_value=take(stacked, hidden),
+            query_key_value_bias=take(stacked) if config.query_key_value_bias else None,
+            attention_output=take(hidden, query),
+            attention_output_bias=take(hidden) if config.attention_output_bias else None,
+            mlp_norm=take(hidden),
+            gate_up=take(2 * config.intermediate_size, hidden),
+            down=take(hidden, config.intermediate_size),
+        )
+        for _ in range(config.num_layers)
     )
+    final_norm = take(hidden)
+    output = embedding if config.tie_word_embeddings else take(config.vocab_size, hidden)
+    return Weights(embedding, layers, final_norm, output)
 
 
-def _stack_layer(read_tensor: Callable[[str], torch.Tensor], config: ModelConfig, layer: int) -> LayerWeights:
-    def read(name: str) -> torch.Tensor:
-        return read_tensor(f"model.layers.{layer}.{name}")
-
-    def read_bias(*names: str, exists: bool) -> torch.Tensor | None:
-        return torch.cat([read(f"self_attn.{name}.bias") for name in names]) if exists else None
-
-    return LayerWeights(
-        attention_norm=read("input_layernorm.weight"),
-        query_key_value=torch.cat([read(f"self_attn.{part}_proj.weight") for part in "qkv"]),
-        query_key_value_bias=read_bias("q_proj", "k_proj", "v_proj", exists=config.query_key_value_bias),
-        attention_output=read("self_attn.o_proj.weight"),
-        attention_output_bias=read_bias("o_proj", exists=config.attention_output_bias),
-        mlp_norm=read("post_attention_layernorm.weight"),
-        gate_up=torch.cat([read("mlp.gate_proj.weight"), read("mlp.up_proj.weight")]),
-        down=read("mlp.down_proj.weight"),
-    )
+def _parts(weights: Weights, config: ModelConfig) -> Iterator[tuple[str, torch.Tensor]]:
+    """Where each tensor of `tensor_shapes` goes."""
+    query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    yield "model.embed_tokens.weight", weights.embedding
+    for number, layer in enumerate(weights.layers):
+        prefix, attention = f"model.layers.{number}", f"model.layers.{number}.self_attn"
+        yield f"{prefix}.input_layernorm.weight", layer.attention_norm
+        matrices = torch.split(layer.query_key_value, [query, key, key])
+        yield from zip((f"{attention}.{part}_proj.weight" for part in "qkv"), matrices, strict=True)
+        if layer.query_key_value_bias is not None:
+            biases = torch.split(layer.query_key_value_bias, [query, key, key])
+            yield from zip((f"{attention}.{part}_proj.bias" for part in "qkv"), biases, strict=True)
+        yield f"{attention}.o_proj.weight", layer.attention_output
+        if layer.attention_output_bias is not None:
+            yield f"{attention}.o_proj.bias", layer.attention_output_bias
+        yield f"{prefix}.post_attention_layernorm.weight", layer.mlp_norm
+        gate, up = layer.gate_up.chunk(2)
+        yield from ((f"{prefix}.mlp.gate_proj.weight", gate), (f"{prefix}.mlp.up_proj.weight", up))
+        yield f"{prefix}.mlp.down_proj.weight", layer.down
+    yield "model.norm.weight", weights.final_norm
+    if not config.tie_word_embeddings:
+        yield "lm_head.weight", weights.output
 
 
 def dummy_tensor_on(
@@ -112,7 +176,7 @@ def dummy_tensor_on(
 def dummy_weights_on(device: torch.device, dtype: torch.dtype, config: ModelConfig, seed: int = DUMMY_SEED) -> Weights:
     """A whole model, each tensor as `dummy_tensor_on` makes it."""
     shapes = tensor_shapes(config)
-    return stack_weights(lambda name: dummy_tensor_on(device, dtype, name, shapes[name], seed), config)
+    return filled_weights(device, dtype, config, lambda name: dummy_tensor_on(device, dtype, name, shapes[name], seed))
 
 
 def check_memory(source: ModelSource, config: ModelConfig, bytes_a_weight: float) -> None:

@@ -1,31 +1,53 @@
 """From a model's files to something that runs steps by the Triton kernels: on a GPU, or in Triton's interpreter."""
 
+import logging
 import math
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from weir.core.device import Arithmetic, Device, Precision
 from weir.kv.geometry import ArenaGeometry
-from weir.kv.memory.device import DeviceMemory
+from weir.kv.memory.device import DeviceMemory, try_memory_kind
+from weir.kv.memory.slabs import SharedSlab, SlabRefused, SlabsAway, fetch_slab
 from weir.model.architecture import ModelConfig, tensor_shapes
 from weir.model.errors import ModelError
 from weir.model.files.config import load_model_config
 from weir.model.files.source import ModelKind, ModelSource
 from weir.model.files.tensors import open_tensors
 from weir.model.precision import choose_arithmetic
-from weir.model.torch.weights import Weights, dummy_weights_on, stack_weights
-from weir.model.triton.memory import page_tensor
+from weir.model.torch.weights import (
+    Weights,
+    dummy_tensor_on,
+    fill_weights,
+    filled_weights,
+    weights_bytes,
+    weights_over,
+)
+from weir.model.triton.memory import memory_tensor, page_tensor
 
 # Triton decides while it is imported whether kernels are interpreted: see `_begin`.
 if TYPE_CHECKING:
     from weir.model.triton.runner import TritonRunner
 
 _INTERPRET = "TRITON_INTERPRET"
+_LAYOUT = 1
+"""To be raised when `weights_over` puts anything elsewhere."""
+_log = logging.getLogger(__name__)
 _DTYPES: dict[Arithmetic, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class SharedWeights:
+    """Where weights are shared (`weir.kv.memory.slabs`). `digest`: of the model."""
+
+    socket_path: Path
+    digest: str
 
 
 @dataclass(frozen=True)
@@ -36,6 +58,8 @@ class DeviceWeights:
     weights: Weights
     arithmetic: Arithmetic
     device: torch.device
+    slab: SharedSlab | None = None
+    """What the weights are views of. None: of memory of this process alone."""
 
     @property
     def num_bytes(self) -> int:
@@ -67,8 +91,12 @@ def start_device(device: Device, num_threads: int) -> None:
     import weir.model.triton.runner  # noqa: F401, PLC0415 - and with it Triton, which `_begin` has to come before
 
 
-def load_on_device(source: ModelSource, precision: Precision, device: Device, num_threads: int) -> DeviceWeights:
-    """Reads the weights onto the device, tensor by tensor. `num_threads`: of the interpreter's matrix products.
+def load_on_device(
+    source: ModelSource, precision: Precision, device: Device, num_threads: int, shared: SharedWeights | None = None
+) -> DeviceWeights:
+    """The weights that another worker has loaded onto the device; else reads them there, tensor by tensor.
+
+    `num_threads`: of the interpreter's matrix products. `shared` None: the weights are this process's own.
 
     Raises:
         ModelError: the files are not a model that Weir serves, or not on this device or in this precision; there is no
@@ -78,13 +106,46 @@ def load_on_device(source: ModelSource, precision: Precision, device: Device, nu
     arithmetic = choose_arithmetic(precision, config, device)
     target = _begin(device, num_threads)
     dtype = _DTYPES[arithmetic]
+    kind = try_memory_kind(device)
+    if shared is not None and kind is not None:
+        num_bytes = weights_bytes(config, dtype)
+
+        def fill(memory: DeviceMemory) -> None:
+            weights = weights_over(memory_tensor(memory, target)[:num_bytes], dtype, config)
+            fill_weights(weights, config, _reader(source, config, target, dtype))
+            if target.type == "cuda":
+                torch.cuda.synchronize(target)  # others read it as soon as this returns
+
+        try:
+            slab = fetch_slab(shared.socket_path, f"{shared.digest}/{arithmetic}/{_LAYOUT}", num_bytes, kind, fill)
+        except (SlabsAway, SlabRefused) as error:
+            _log.warning("weights are not shared with other workers of this device: %s", error)
+        else:
+            weights = weights_over(memory_tensor(slab.memory, target)[:num_bytes], dtype, config)
+            return DeviceWeights(config, weights, arithmetic, target, slab)
     if target.type == "cuda":
         _check_memory(source, config, target, dtype)
-        if source.kind is ModelKind.DUMMY:  # gigabytes of random numbers are made quicker there
-            return DeviceWeights(config, dummy_weights_on(target, dtype, config), arithmetic, target)
-    tensors = open_tensors(source, config)
-    weights = stack_weights(lambda name: torch.from_numpy(tensors.read(name)).to(target, dtype), config)
+    weights = filled_weights(target, dtype, config, _reader(source, config, target, dtype))
     return DeviceWeights(config, weights, arithmetic, target)
+
+
+def _reader(
+    source: ModelSource, config: ModelConfig, device: torch.device, dtype: torch.dtype
+) -> Callable[[str], torch.Tensor]:
+    """Tensors by name; in the file's own type where that is possible, so that nothing is widened on its way."""
+    if device.type == "cuda" and source.kind is ModelKind.DUMMY:  # random numbers are made quicker there
+        shapes = tensor_shapes(config)
+        return lambda name: dummy_tensor_on(device, dtype, name, shapes[name])
+    tensors = open_tensors(source, config)
+
+    def read(name: str) -> torch.Tensor:
+        stored = tensors.try_view(name)
+        if stored is None:
+            return torch.from_numpy(tensors.read(name))
+        tensor = torch.from_numpy(stored)
+        return tensor.view(torch.bfloat16) if tensor.dtype is torch.int16 else tensor
+
+    return read
 
 
 def _begin(device: Device, num_threads: int) -> torch.device:

@@ -91,8 +91,10 @@ class Loading:
         self.imports.result(_LOAD_TIMEOUT_S)
 
 
-def begin_loading(config: WorkerConfig) -> Loading:
+def begin_loading(config: WorkerConfig, spec: "Future[ModelSpec]") -> Loading:
     """Begins at once, in threads of its own: it takes seconds, in which the transfer service makes its arena.
+
+    Weights on a device wait for `spec`: its digest says whether another worker has them already.
 
     Raises ExtraMissing and DeviceMissing at once.
     """
@@ -103,7 +105,7 @@ def begin_loading(config: WorkerConfig) -> Loading:
         weights = start_in_thread(lambda: _load(config, imports), "weights")
         return Loading(imports, lambda arena: _over_segment(weights, arena))
     imports = start_in_thread(lambda: _import_for_device(config), "imports")
-    on_device = start_in_thread(lambda: _load_on_device(config, imports), "weights")
+    on_device = start_in_thread(lambda: _load_on_device(config, imports, spec), "weights")
     return Loading(imports, lambda arena: _over_device(on_device, arena, config))
 
 
@@ -160,19 +162,22 @@ def _import_for_device(config: WorkerConfig) -> None:
     start_device(config.device, core_share_of(config, "fp32").most)
 
 
-def _load_on_device(config: WorkerConfig, imports: "Future[None]") -> "DeviceWeights":
+def _load_on_device(config: WorkerConfig, imports: "Future[None]", spec: "Future[ModelSpec]") -> "DeviceWeights":
     imports.result(_LOAD_TIMEOUT_S)
-    from weir.model.triton.load import load_on_device  # noqa: PLC0415 - imported by another thread
+    from weir.model.triton.load import SharedWeights, load_on_device  # noqa: PLC0415 - imported by another thread
 
     source = resolve_model(config.model_reference)
     share = core_share_of(config, "fp32")
-    weights = load_on_device(source, config.precision, config.device, share.most)
+    shared = SharedWeights(config.weights_socket_path, spec.result(_LOAD_TIMEOUT_S).digest)
+    weights = load_on_device(source, config.precision, config.device, share.most, shared)
+    is_read_here = weights.slab is None or weights.slab.was_filled_here
     _log.info(
-        "%s in %s by Triton kernels, device %s, %.0f MB",
+        "%s in %s by Triton kernels, device %s, %.0f MB, %s",
         source.name,
         weights.arithmetic,
         config.device,
         weights.num_bytes / 1e6,
+        "read here" if is_read_here else "of another worker",
     )
     return weights
 
