@@ -100,7 +100,7 @@ def test_all_graphs_share_a_pool_and_a_stream(cuda: FakeCuda) -> None:
 
     shapes = graph_shapes(LIMITS)
     upload = StepUpload(LIMITS.upload_bytes, torch.device("cpu"))
-    DecodeGraphs(shapes, upload, run_step, cuda_graph_capture()).capture_all()
+    DecodeGraphs(shapes, upload, run_step, cuda_graph_capture(), lambda *_: None).capture_all()
     assert len(cuda.captures) == len(shapes) > 4
     assert set(cuda.captures) == {((0, 1), "side 1", "thread_local")}
     assert (cuda.num_pools, cuda.num_streams) == (1, 1)

@@ -14,6 +14,7 @@ import torch
 from weir.kv.geometry import num_pages_for
 from weir.model.triton.batch import (
     EMPTY_BATCH,
+    DecodeRows,
     DeviceBatch,
     HostBatch,
     TritonLimits,
@@ -87,7 +88,10 @@ class DecodeGraphs:
         upload: StepUpload,
         run_step: Callable[[DeviceBatch], torch.Tensor],
         capture: Capture,
+        fill_in: Callable[[DecodeRows, torch.Tensor], None],
     ) -> None:
+        """`fill_in` is called before each replay, with the batch's decodes and the token ids that the step reads."""
+        self._fill_in = fill_in
         self._shapes = tuple(shapes)
         self._upload = upload
         self._run_step = run_step
@@ -109,5 +113,6 @@ class DecodeGraphs:
         shape = next((s for s in self._shapes if s.num_rows >= len(batch.decodes) and s.table_width >= width), None)
         if shape is None:
             return None
-        padded_decodes(batch, shape.num_rows, shape.table_width, self._upload)
+        index = padded_decodes(batch, shape.num_rows, shape.table_width, self._upload)
+        self._fill_in(batch.decodes, index.token_ids)
         return self._replays[shape]()[: len(batch.decodes)]
