@@ -35,7 +35,8 @@ PARAMS = [
 def interpreter_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     model = ("--load", "dummy", "--model-shape", "tiny", "--max-context-tokens", "128")
     flags = ("--device", "interpreter", *model, "--arena-bytes", str(8 << 20))
-    environ = {"WEIR_SERVES_LOCALLY": "false"}
+    # as on a GPU, where it is the default
+    environ = {"WEIR_SERVES_LOCALLY": "false", "WEIR_ASYNC_SCHEDULING": "on"}
     with Stack(tmp_path_factory.mktemp("run"), flags=flags, environ=environ) as stack:
         yield stack
 

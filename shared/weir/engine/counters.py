@@ -47,6 +47,8 @@ class EngineCounters:
     """Steps in which a decision of the policy was impossible and not followed."""
     held_rows_computed: int = 0
     """Rows of static batches that were computed after their sequences had ended."""
+    late_rows_computed: int = 0
+    """Rows of steps planned ahead whose sequences the step before had ended."""
     page_fingerprint: int = 0
     """XOR of `fingerprint_of` over all hand-offs. XORed over workers, it is the same for all prefill workers as for all
     decode workers exactly when the same requests went out and came in with the same pages."""

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 
 from weir.core.clock import Clock
 from weir.engine.batching.batcher import Batcher
@@ -35,7 +36,7 @@ from weir.engine.messages import (
     StepTiming,
     TakeBackSequence,
 )
-from weir.engine.plan import ModelRunner, StepPlan
+from weir.engine.plan import LaunchingRunner, ModelRunner, StepPlan, StepResult
 from weir.engine.recording import StepDefect
 
 _log = logging.getLogger(__name__)
@@ -54,6 +55,18 @@ class LoopSettings:
     """Free pages are kept this long after the last sequence has ended, then all of them are returned."""
     max_failed_steps: int = 3
     """After this many failed steps in a row the engine gives up: the next would fail too."""
+    async_scheduling: bool = False
+    """Launches the next step while one runs (`weir.engine.batching.ahead`). The runner must be able to."""
+
+
+@dataclass(frozen=True, slots=True)
+class _LaunchedStep:
+    """`wait` until it has ended, for its result."""
+
+    plan: StepPlan
+    decided_at_s: float
+    launched_ns: int
+    wait: Callable[[], StepResult]
 
 
 class EngineCore:
@@ -73,6 +86,14 @@ class EngineCore:
         self._outbox = outbox
         self._settings = settings
         self._clock = clock
+        self._launch: Callable[[StepPlan], Callable[[], StepResult]] | None = None
+        if settings.async_scheduling:
+            if not isinstance(runner, LaunchingRunner):
+                raise TypeError(f"{type(runner).__name__} cannot plan ahead: it has no launch()")
+            self._launch = runner.launch
+        self._ahead: _LaunchedStep | None = None
+        """A step that runs although nobody has waited for it yet."""
+        self._ended_at_s, self._ended_ns = 0.0, 0
         self._num_gives = 0
         self._num_failed_in_a_row = 0
         self._idle_since_s: float | None = None
@@ -84,6 +105,18 @@ class EngineCore:
         match command:
             case AddSequence(arrival):
                 self._batcher.add(arrival)
+            case ReleaseEnds(keys):
+                self._batcher.kept_ends.release(keys)
+            case GivePages(bundle):
+                self._num_gives += 1
+                self._batcher.pool.give(bundle)
+            case _:
+                self._finish_ahead()
+                self._apply_between_steps(command)
+
+    def _apply_between_steps(self, command: Command) -> None:
+        """What ends or moves sequences, or changes the rules: not while a step runs."""
+        match command:
             case CancelSequence(key):
                 self._batcher.cancel(key)
             case FailSequence(key, failure):
@@ -96,11 +129,6 @@ class EngineCore:
                 self._batcher.take_back(key)
             case FailAllSequences(failure):
                 self._batcher.fail_all(failure)
-            case ReleaseEnds(keys):
-                self._batcher.kept_ends.release(keys)
-            case GivePages(bundle):
-                self._num_gives += 1
-                self._batcher.pool.give(bundle)
             case _:
                 self._apply_setting(command)
 
@@ -119,6 +147,9 @@ class EngineCore:
 
     def turn(self) -> bool:
         """One step, if anything can be computed. False: nothing is to be done before a command or `next_deadline_s`."""
+        if self._ahead is not None:
+            self._end_step(self._ahead)
+            return True
         decided_at_s = self._clock.now_s()
         plan = self._batcher.decide(decided_at_s)
         # What ended has left pages, with which others may go on at once.
@@ -129,8 +160,7 @@ class EngineCore:
         self._idle_since_s = None  # also of a sequence that comes and ends in one turn
         if self._batcher.has_events or self._batcher.wanted() is not None:
             self._report(None, self._take_surplus())  # a step can be long: pages come meanwhile, ends are out at once
-        timing = self._run_step(plan, decided_at_s)
-        self._report(timing, self._take_surplus())
+        self._end_step(self._launched(plan, decided_at_s))
         return has_worked
 
     @property
@@ -143,33 +173,72 @@ class EngineCore:
 
     def close(self) -> None:
         """The last report, with all free pages. No end is kept any longer: that was for a death without a close."""
+        self._finish_ahead()
         if self.fatal:
             self._batcher.fail_all(Failure(FailureReason.INTERNAL, self.fatal))
         self._batcher.kept_ends.release_all()
         self._integrity_errors = self._batcher.check_integrity()
         self._report(None, self._batcher.pool.take_all_free())
 
-    def _run_step(self, plan: StepPlan, decided_at_s: float) -> StepTiming:
-        started_ns = time.time_ns()
+    def _launched(self, plan: StepPlan, decided_at_s: float) -> _LaunchedStep:
+        """Without `launch` it begins when it is waited for."""
+        launched_ns = time.time_ns()
+        wait: Callable[[], StepResult] = partial(self._runner.run, plan)
+        if self._launch is not None:
+            try:
+                wait = self._launch(plan)
+            except Exception as error:  # noqa: BLE001 - raised again where the step's end is awaited
+                wait = partial(_raise, error)
+        return _LaunchedStep(plan, decided_at_s, launched_ns, wait)
+
+    def _finish_ahead(self) -> None:
+        """Nothing runs when this returns."""
+        if self._ahead is not None:
+            step, self._ahead = self._ahead, None
+            self._report(self._record(step), self._take_surplus())
+
+    def _end_step(self, step: _LaunchedStep) -> None:
+        """While it runs, the step after it is launched, if that can be planned already."""
+        self._ahead = None
+        if self._launch is not None:
+            now_s = self._clock.now_s()
+            ahead = self._batcher.decide_ahead(step.plan, now_s)
+            self._ahead = None if ahead is None else self._launched(ahead, now_s)
+        self._report(self._record(step), self._take_surplus())
+
+    def _throw_ahead_away(self, failure: Failure) -> None:
+        """It goes on from tokens that there are not."""
+        if self._ahead is None:
+            return
+        with contextlib.suppress(Exception):  # whatever it comes to, nobody is there to be told
+            self._ahead.wait()
+        self._batcher.fail_step(self._ahead.plan, failure)
+        self._ahead = None
+
+    def _record(self, step: _LaunchedStep) -> StepTiming:
+        plan = step.plan
         try:
-            result = self._runner.run(plan)
-            self._batcher.record(plan, result, self._clock.now_s())
+            self._batcher.record(plan, step.wait(), self._clock.now_s())
             self._num_failed_in_a_row = 0
         except Exception as error:  # noqa: BLE001 - a step's boundary: its sequences fail, the engine goes on
             _log.exception("step %d failed (%d sequences)", plan.step, len(plan.chunks))
             what = str(error) if isinstance(error, StepDefect) else f"{type(error).__name__}: {error}"
-            self._batcher.fail_step(Failure(FailureReason.INTERNAL, f"step {plan.step} failed: {what}"))
+            failure = Failure(FailureReason.INTERNAL, f"step {plan.step} failed: {what}")
+            self._batcher.fail_step(plan, failure)
+            self._throw_ahead_away(failure)
             self._num_failed_in_a_row += 1
             if self._num_failed_in_a_row >= self._settings.max_failed_steps:
                 self.fatal = f"{self._num_failed_in_a_row} steps failed in a row, the last with {what}"
+        began_at_s, began_ns = max(step.decided_at_s, self._ended_at_s), max(step.launched_ns, self._ended_ns)
+        self._ended_at_s, self._ended_ns = self._clock.now_s(), time.time_ns()
         return StepTiming(
             plan.step,
-            started_ns,
-            time.time_ns(),
+            began_ns,
+            self._ended_ns,
             len(plan.chunks),
             plan.num_tokens,
             plan.load,
-            self._clock.now_s() - decided_at_s,
+            self._ended_at_s - began_at_s,
         )
 
     def _take_surplus(self) -> PageBundle:
@@ -198,6 +267,10 @@ class EngineCore:
                 fatal=self.fatal,
             )
         )
+
+
+def _raise(error: Exception) -> StepResult:
+    raise error
 
 
 class EngineLoop:

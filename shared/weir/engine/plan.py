@@ -3,9 +3,9 @@
 What there is one of for every token is a named tuple: a frozen dataclass takes four times as long to make.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,13 +45,18 @@ class ScoreSpec:
     num_top: int
 
 
+SAMPLED_BEFORE = -1
+"""Instead of a token id: the one that the step before this one samples for the same slot."""
+
+
 class ChunkPlan(NamedTuple):
     """One sequence's share of a step: compute the keys, values and hidden states of positions [start, end).
 
     positions   0 ........ start ............ end
                 |-- in pages --|-- token_ids --|        end = start + len(token_ids)
 
-    `block_table` names the pages of positions [0, end), in order: page i holds [16 i, 16 i + 16).
+    `block_table` names the pages of positions [0, end), in order: page i holds [16 i, 16 i + 16). The only token of a
+    step that is launched before the one before it has ended is `SAMPLED_BEFORE`.
     """
 
     slot: int
@@ -85,6 +90,9 @@ class SwapPlan:
         return bool(self.outs or self.ins)
 
 
+NO_SWAP = SwapPlan()
+
+
 class StepLoad(NamedTuple):
     """What a step computed, in the terms of `weir.core.cost`: a chunk of one token counts as a decode."""
 
@@ -105,7 +113,7 @@ class StepPlan:
 
     step: int
     chunks: tuple[ChunkPlan, ...]
-    swap: SwapPlan = SwapPlan()
+    swap: SwapPlan = NO_SWAP
 
     @property
     def num_tokens(self) -> int:
@@ -147,4 +155,17 @@ class ModelRunner(Protocol):
 
     def run(self, plan: StepPlan) -> StepResult:
         """Writes the chunks' keys and values into their pages, and samples. The order of chunks does not matter."""
+        ...
+
+
+@runtime_checkable
+class LaunchingRunner(ModelRunner, Protocol):
+    """One that goes on by itself, on a device that the host need not wait for."""
+
+    def launch(self, plan: StepPlan) -> Callable[[], StepResult]:
+        """Starts a step. The function returns, or raises, once all that it writes is written.
+
+        At most one other step has been launched by then and not waited for. The chunks of such a plan may have
+        `SAMPLED_BEFORE` for the slots that the other step samples. Steps are waited for in the order of launching.
+        """
         ...

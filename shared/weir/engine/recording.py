@@ -1,12 +1,14 @@
-"""Takes the result of a step in: checked against its plan first, then recorded in sequences, counters and events."""
+"""Steps from plan to result: checked against the plan first, then recorded in sequences, counters and events."""
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from weir.core.life import FinishReason
 from weir.engine.counters import EngineCounters
-from weir.engine.messages import ChunkComputed, Event, PromptScored, TokenSampled
-from weir.engine.plan import ChunkPlan, StepPlan, StepResult
+from weir.engine.memory.pages import PagePool
+from weir.engine.messages import ChunkComputed, Event, PromptScored, SequenceKey, TokenSampled
+from weir.engine.plan import NO_SWAP, ChunkPlan, StepPlan, StepResult, SwapPlan
 from weir.engine.sequence import Sequence
 
 _new = tuple.__new__  # of named tuples: their own constructors look at keywords first
@@ -54,6 +56,59 @@ class Sampled:
     begun: list[Sequence] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class StepInFlight:
+    """A step that was decided and is not recorded yet."""
+
+    owners: Seq[Sequence | None]
+    """The sequence of each chunk; None for one that has ended."""
+    decided_at_s: float
+    is_ahead: bool
+    """It was planned while the step before it ran."""
+
+
+class StepsInFlight:
+    """The step that runs, and one that is planned ahead of its result. They end in order."""
+
+    def __init__(self, pool: PagePool, counters: EngineCounters, sequences: Mapping[SequenceKey, Sequence]) -> None:
+        """Counts steps in `counters`; looks into `sequences` for who is still there."""
+        self._pool = pool
+        self._counters = counters
+        self._sequences = sequences
+        self._steps: dict[int, StepInFlight] = {}  # and the one that ended last
+
+    def owners(self, plan: StepPlan) -> Seq[Sequence | None]:
+        return self._steps[plan.step].owners
+
+    def begin(
+        self,
+        chunks: Seq[ChunkPlan],
+        owners: Seq[Sequence | None],
+        now_s: float,
+        swap: SwapPlan = NO_SWAP,
+        *,
+        is_ahead: bool = False,
+    ) -> StepPlan:
+        """From here on until a step planned ahead has ended, nothing is released that it may write to."""
+        self._counters.steps += 1
+        number = self._counters.steps
+        for ended in [step for step in self._steps if step < number - 1]:
+            del self._steps[ended]
+        self._steps[number] = StepInFlight(owners, now_s, is_ahead)
+        if is_ahead:
+            self._pool.launched(number)
+        return StepPlan(number, tuple(chunks), swap)
+
+    def end(self, plan: StepPlan) -> StepInFlight:
+        """It writes to nothing any more. Its owners are those that no step before it has ended. May be said twice."""
+        step = self._steps[plan.step]
+        if not step.is_ahead:
+            return step
+        self._pool.completed(plan.step)
+        owners = [s if s is not None and self._sequences.get(s.key) is s else None for s in step.owners]
+        return replace(step, owners=owners)
+
+
 class Recorder:
     """Changes `counters` and `events` of its batcher."""
 
@@ -62,17 +117,16 @@ class Recorder:
         self._events = events
         self._max_context_tokens = max_context_tokens
 
-    def record(self, plan: StepPlan, owners: Seq[Sequence | None], result: StepResult, ended_at_s: float) -> Sampled:
-        """`owners`: the sequence of each chunk; None for one that has ended. The result has been checked.
+    def record(self, plan: StepPlan, step: StepInFlight, result: StepResult, ended_at_s: float) -> Sampled:
+        """The result has been checked.
 
         Most chunks are the next token of an output and nothing else: those are recorded here, others apart.
         """
         sampled, counters, events = Sampled(), self._counters, self._events
         num_prompt, num_output = counters.prompt_tokens_computed, counters.output_tokens_computed
         token_ids, longest, num_decoded, num_sampled = result.token_ids, self._max_context_tokens, 0, 0
-        for chunk, sequence in zip(plan.chunks, owners, strict=True):
+        for chunk, sequence in zip(plan.chunks, step.owners, strict=True):
             if sequence is None:
-                counters.held_rows_computed += 1
                 continue
             sequence.served_at_s = ended_at_s
             start, sample = chunk.start, chunk.sample
@@ -87,6 +141,10 @@ class Recorder:
             events.append(_new(TokenSampled, (sequence.key, end - sequence.num_prompt_tokens, token_id, None)))
             if token_id in sequence.stop_token_ids or end + 1 >= sequence.max_num_tokens or end + 1 >= longest:
                 sampled.ended.append((sequence, _reason_of(sequence, longest)))
+        if step.is_ahead:
+            counters.late_rows_computed += step.owners.count(None)
+        else:
+            counters.held_rows_computed += step.owners.count(None)
         counters.output_tokens_computed += num_decoded
         counters.tokens_generated += num_sampled
         counters.prefill_steps += counters.prompt_tokens_computed > num_prompt

@@ -21,7 +21,7 @@ import numpy as np
 from weir.core.life import FinishReason
 from weir.core.sampling import TokenLogprobs
 from weir.engine.messages import Arrival, SequenceKey, SequenceLog
-from weir.engine.plan import ChunkPlan, SampleSpec, ScoreSpec, TokenHistory
+from weir.engine.plan import SAMPLED_BEFORE, ChunkPlan, SampleSpec, ScoreSpec, TokenHistory
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
 from weir.kv.records.record import SequenceParams
 
@@ -274,6 +274,15 @@ class Sequence:
         if len(table) != num_pages:
             table = table[:num_pages]
         return _new(ChunkPlan, (self.slot, start, (self.token_ids[start],), table, sample, None))
+
+    def plan_decode_ahead(self) -> ChunkPlan:
+        """`plan_decode` of the next position, while a step samples the token that it reads. There is no history."""
+        assert self.slot is not None, "only a sequence with a slot can be computed"
+        start, stop = self.num_computed + 1, self.params.stop
+        output_index = start + 1 - self.num_prompt_tokens
+        masked = stop.stop_token_ids if output_index < stop.min_tokens else ()
+        sample = SampleSpec(self.params.sampling, output_index, masked)
+        return ChunkPlan(self.slot, start, (SAMPLED_BEFORE,), self.block_table[: num_pages_for(start + 1)], sample)
 
     def _sample_spec(self) -> SampleSpec:
         stop, output_index = self.params.stop, self.num_output_tokens

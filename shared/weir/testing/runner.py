@@ -1,13 +1,15 @@
 """A model that is a hash: fast, deterministic, and wrong as soon as a page is."""
 
 import zlib
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from weir.core.sampling import SamplingParams, TokenLogprobs
-from weir.engine.plan import ChunkPlan, SampleSpec, ScoreSpec, StepPlan, StepResult, TokenHistory
+from weir.engine.plan import SAMPLED_BEFORE, ChunkPlan, SampleSpec, ScoreSpec, StepPlan, StepResult, TokenHistory
 from weir.kv.geometry import PAGE_TOKENS
 from weir.model.rows import SampledRow
 from weir.model.sampler import sample_step, scan_of, token_logprobs
@@ -73,6 +75,54 @@ class HashRunner:
 
     def _read(self, chunk: ChunkPlan) -> npt.NDArray[np.int64]:
         return self._memory[list(chunk.block_table)].reshape(-1)[: chunk.end]
+
+
+class LaunchingHashRunner(HashRunner):
+    """Launches steps as a slow device does: each is computed as late as it may be, when it is waited for.
+
+    Fails when a launched step writes to a page that was given away, when more than two are launched, and when they are
+    waited for out of order.
+    """
+
+    def __init__(
+        self,
+        num_pages: int,
+        vocab_size: int,
+        on_run: Callable[[StepPlan], None] | None = None,
+        memory: npt.NDArray[np.int64] | None = None,
+    ) -> None:
+        super().__init__(num_pages, vocab_size, on_run, memory)
+        self._launched: deque[StepPlan] = deque()
+        self._sampled_before: Mapping[int, int] = {}
+        self.num_launched_ahead = 0
+
+    def launch(self, plan: StepPlan) -> Callable[[], StepResult]:
+        self.num_launched_ahead += bool(self._launched)
+        self._launched.append(plan)
+        assert len(self._launched) <= 2, "one step runs, one is ahead of it"
+        return lambda: self._finish(plan)
+
+    def spoil(self, page_ids: tuple[int, ...]) -> None:
+        for plan in self._launched:
+            for chunk in plan.chunks:
+                pages = {chunk.block_table[position // PAGE_TOKENS] for position in range(chunk.start, chunk.end)}
+                assert pages.isdisjoint(page_ids), f"slot {chunk.slot} of step {plan.step} is still to be written"
+        super().spoil(page_ids)
+
+    def _finish(self, plan: StepPlan) -> StepResult:
+        assert self._launched.popleft() is plan, "steps end in order"
+        try:
+            result = self.run(replace(plan, chunks=tuple(map(self._resolved, plan.chunks))))
+        except BaseException:
+            self._sampled_before = {}
+            raise
+        self._sampled_before = result.token_ids
+        return result
+
+    def _resolved(self, chunk: ChunkPlan) -> ChunkPlan:
+        if chunk.token_ids != (SAMPLED_BEFORE,):
+            return chunk
+        return chunk._replace(token_ids=(self._sampled_before[chunk.slot],))
 
 
 def reference_tokens(

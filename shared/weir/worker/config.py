@@ -25,6 +25,7 @@ class WorkerConfig(ServiceConfig):
     chunk_tokens: int = setting(512, "Tokens of one prompt computed in a step.")
     target_step_ms: float = setting(100.0, "Steps get no more prompt tokens than last about so long. 0: all that fit.")
     max_stall_s: float = setting(5.0, "A sequence that gets no page for this long fails.")
+    async_scheduling: str = setting("auto", "Launch a step while one runs: on, off, or auto, which is on on a GPU.")
     num_threads: int = setting(0, "Threads of the forward pass. 0: int8 what busy workers leave, fp32 an equal share.")
     group: str = setting("", "Lanes that name this group have the worker to themselves. Empty: it serves any lane.")
     policy: str = setting("", "NAME or NAME:KEY=VALUE,…: makes the batches until the scheduler chooses one.")
@@ -41,6 +42,12 @@ class WorkerConfig(ServiceConfig):
         ):
             if getattr(self, name) < smallest:
                 raise ValueError(f"{name} {getattr(self, name)}: must be at least {smallest}")
+        if self.async_scheduling not in ("auto", "on", "off"):
+            raise ValueError(f"async_scheduling {self.async_scheduling!r}: must be auto, on or off")
+        if self.async_scheduling == "on" and self.device == "cpu":
+            raise ValueError(
+                "async_scheduling on: steps run in the engine's own threads with device cpu; set it to auto"
+            )
         if self.policy:
             PolicySpec.parse(self.policy)
         if not _GROUP.fullmatch(self.group):
@@ -58,6 +65,10 @@ class WorkerConfig(ServiceConfig):
         if self.device != "cuda":
             return _CPU_NUM_SEQS
         return max_num_seqs_on_gpu(read_gpu(CudaDriver.load()).total_bytes)
+
+    @property
+    def is_async_scheduling(self) -> bool:
+        return self.async_scheduling == "on" or (self.async_scheduling == "auto" and self.device == "cuda")
 
     @property
     def arena_socket_path(self) -> Path:

@@ -141,7 +141,9 @@ class WorkerShell:
         self._load_model = load_model
         self._gpu_meter: GpuMeter | None = None
 
-        self._host = EngineHost(LoopSettings(_INBOX_SIZE), clock, self._on_report)
+        self._host = EngineHost(
+            LoopSettings(_INBOX_SIZE, async_scheduling=self._config.is_async_scheduling), clock, self._on_report
+        )
         post = self._host.post
         self._arena = make_arena(self._on_handed_off)
         self._arena_id, self._num_arena_pages = "", 0  # kept: the registry has them until after the arena has closed

@@ -14,7 +14,7 @@ from weir.core.sampling import SamplingParams
 from weir.engine.plan import SampleSpec, ScoreSpec, StepResult, TokenHistory
 from weir.model.rows import SampledRow, ScoredRows
 from weir.model.triton.batch import TritonLimits
-from weir.model.triton.sampling import DeviceSampler
+from weir.model.triton.sampling import DeviceSampler, PendingSamples
 from weir.ops.gpu.sampling import philox_uniforms
 
 VOCAB_SIZE = 777
@@ -91,7 +91,13 @@ def by_definition(logits: torch.Tensor, spec: SampleSpec) -> int:
 
 
 def sampled(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> StepResult:
-    return sampler(logits.shape[1]).sample(logits.clone(), rows_of(specs))
+    return waited_for(sampler(logits.shape[1]).launch(logits.clone(), rows_of(specs)))
+
+
+def waited_for(samples: PendingSamples) -> StepResult:
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+    return samples.result()
 
 
 ALL_SPECS = [
@@ -201,7 +207,7 @@ def test_a_long_history_is_counted_and_the_counts_are_cleared() -> None:
     spec = SampleSpec(params, 0, (), history_of(prompt, output))
     logits, device_sampler = logits_of(3), sampler()
     changed = logits.clone()
-    device_sampler.sample(changed, rows_of([spec_of(WARM, 0), spec, spec_of(WARM, 0)]))
+    device_sampler.launch(changed, rows_of([spec_of(WARM, 0), spec, spec_of(WARM, 0)]))
     expected = np.array(adjusted_logits(logits[1].cpu().numpy(), params, prompt, output), np.float32)
     np.testing.assert_array_equal(changed[1].cpu().numpy(), expected)
     assert torch.equal(changed[[0, 2]], logits[[0, 2]])

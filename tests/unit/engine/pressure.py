@@ -17,7 +17,7 @@ from weir.engine.batching.own_rules import JoinSettings
 from weir.engine.batching.running import RunningBatcher, RunningSettings
 from weir.engine.memory.pages import PagePool
 from weir.engine.memory.preemption import PreemptionSettings
-from weir.engine.memory.swapping import HostPages, PageSwapper, SwappingRunner
+from weir.engine.memory.swapping import HostPages, PageSwapper, swapping_runner
 from weir.engine.messages import (
     Arrival,
     Event,
@@ -145,10 +145,10 @@ class PressedEngine:
                 self.swap_file.slots[self._random.choice(plan.swap.ins).swap_slot, 0] ^= 1
             if self._random.random() < self.pressure.failure_rate:
                 self.num_failed_steps += 1
-                self.batcher.fail_step(Failure(FailureReason.INTERNAL, "on purpose"))
+                self.batcher.fail_step(plan, Failure(FailureReason.INTERNAL, "on purpose"))
             elif self.swap_file is not None:
                 mover = PageSwapper(HostPages(self.runner.pages), self.swap_file)
-                self.batcher.record(plan, SwappingRunner(self.runner, mover).run(plan), self._ended_at_s())
+                self.batcher.record(plan, swapping_runner(self.runner, mover).run(plan), self._ended_at_s())
             else:
                 assert not plan.swap
                 self.batcher.record(plan, self.runner.run(plan), self._ended_at_s())

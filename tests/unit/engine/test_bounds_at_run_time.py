@@ -33,7 +33,7 @@ def step(batcher: Batcher) -> set[int]:
     plan = batcher.decide(0.0)
     if plan is None:
         return set()
-    owners = {int(owner.key.request_id, 16) for owner in batcher._owners if owner is not None}
+    owners = {int(owner.key.request_id, 16) for owner in batcher._steps.owners(plan) if owner is not None}
     batcher.record(plan, RUNNER.run(plan))
     assert batcher.check_integrity() == ()
     return owners

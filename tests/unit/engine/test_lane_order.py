@@ -40,7 +40,7 @@ def owners_of(batcher: Batcher) -> list[tuple[int, int]]:
     """(number, tokens) of each chunk in the next step, decodes too."""
     plan = step(batcher)
     assert plan is not None
-    owners = [int(owner.key.request_id, 16) for owner in batcher._owners if owner is not None]
+    owners = [int(owner.key.request_id, 16) for owner in batcher._steps.owners(plan) if owner is not None]
     return [(owner, len(chunk.token_ids)) for owner, chunk in zip(owners, plan.chunks, strict=True)]
 
 

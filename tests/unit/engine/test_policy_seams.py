@@ -130,7 +130,7 @@ def step(batcher: RunningBatcher, now_s: float) -> list[tuple[int, int]]:
     plan = batcher.decide(now_s)
     if plan is None:
         return []
-    owners = [int(owner.key.request_id, 16) for owner in batcher._owners if owner is not None]
+    owners = [int(owner.key.request_id, 16) for owner in batcher._steps.owners(plan) if owner is not None]
     batcher.record(plan, StepResult({chunk.slot: 7 for chunk in plan.chunks if chunk.sample}), now_s + 0.5)
     return [(owner, len(chunk.token_ids)) for owner, chunk in zip(owners, plan.chunks, strict=True)]
 

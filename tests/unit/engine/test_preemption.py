@@ -12,12 +12,12 @@ from weir.engine.batching.own_rules import Batching, JoinSettings
 from weir.engine.batching.running import RunningBatcher, RunningSettings
 from weir.engine.memory.pages import PagePool
 from weir.engine.memory.preemption import PreemptionSettings
-from weir.engine.memory.swapping import HostPages, PageSwapper, SwappingRunner
+from weir.engine.memory.swapping import HostPages, PageSwapper, swapping_runner
 from weir.engine.messages import Failure, FailureReason, PageBundle, SequenceEnded, SequenceKey
-from weir.engine.plan import StepPlan
+from weir.engine.plan import LaunchingRunner, StepPlan
 from weir.kv.memory.swap import SwapFile
 from weir.kv.records.record import SequenceSnapshot
-from weir.testing.runner import HashRunner
+from weir.testing.runner import HashRunner, LaunchingHashRunner
 
 NUM_SWAP_SLOTS = 8
 
@@ -43,7 +43,7 @@ class Decoding:
         self.batcher = RunningBatcher(limits(max_num_seqs=max_num_seqs), pool, self.records.open, settings)
         self.runner = HashRunner(2 * NUM_PAGES, VOCAB_SIZE)
         swap_file = SwapFile(tmp_path, self.runner.pages.shape[1], NUM_SWAP_SLOTS)
-        self._swapping = SwappingRunner(self.runner, PageSwapper(HostPages(self.runner.pages), swap_file))
+        self._swapping = swapping_runner(self.runner, PageSwapper(HostPages(self.runner.pages), swap_file))
 
     def add(self, slot: int, lane_priority: int = 0, max_tokens: int = 30, prefix_seed: bytes = b"") -> SequenceKey:
         made = params(tuple(range(15)), slot, max_tokens=max_tokens)
@@ -198,7 +198,7 @@ def test_a_step_that_fails_takes_nobodys_pages(tmp_path: Path) -> None:
     plan = decoding.batcher.decide(0.5)
     assert plan is not None
     assert plan.swap.outs
-    decoding.batcher.fail_step(Failure(FailureReason.INTERNAL, "on purpose"))
+    decoding.batcher.fail_step(plan, Failure(FailureReason.INTERNAL, "on purpose"))
     assert decoding.batcher.check_integrity() == ()
     assert decoding.ends() == []
     assert decoding.snapshot(1).num_computed_tokens == 16
@@ -218,7 +218,7 @@ def test_a_step_that_fails_while_one_comes_back_leaves_it_preempted_and_its_new_
     plan = decoding.batcher.decide(0.6)
     assert plan is not None
     assert plan.swap.ins
-    decoding.batcher.fail_step(Failure(FailureReason.INTERNAL, "on purpose"))
+    decoding.batcher.fail_step(plan, Failure(FailureReason.INTERNAL, "on purpose"))
     assert decoding.batcher.check_integrity() == ()
     assert decoding.batcher.pool.num_free_pages == 2
     decoding.step(0.7)
@@ -255,3 +255,11 @@ def test_pages_that_are_shared_with_others_stay(tmp_path: Path, num_kept: int) -
     decoding.step(0.5)
     assert decoding.snapshot(6).block_table == arrival.block_table[:num_kept]
     assert decoding.snapshot(6).num_computed_tokens == 16 * num_kept
+
+
+@pytest.mark.parametrize("can_launch", [False, True])
+def test_a_runner_that_swaps_launches_steps_if_the_one_that_it_wraps_does(tmp_path: Path, can_launch: bool) -> None:
+    inner = (LaunchingHashRunner if can_launch else HashRunner)(4, VOCAB_SIZE)
+    swap_file = SwapFile(tmp_path, inner.pages.shape[1], 1)
+    runner = swapping_runner(inner, PageSwapper(HostPages(inner.pages), swap_file))
+    assert isinstance(runner, LaunchingRunner) == can_launch

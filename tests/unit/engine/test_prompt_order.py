@@ -28,7 +28,7 @@ def step(batcher: PrefillBatcher) -> list[tuple[int, int]]:
     plan = batcher.decide(0.0)
     if plan is None:
         return []
-    owners = [int(owner.key.request_id, 16) for owner in batcher._owners if owner is not None]
+    owners = [int(owner.key.request_id, 16) for owner in batcher._steps.owners(plan) if owner is not None]
     batcher.record(plan, HashRunner(100, VOCAB_SIZE).run(plan))
     assert batcher.check_integrity() == ()
     return [(owner, len(chunk.token_ids)) for owner, chunk in zip(owners, plan.chunks, strict=True)]

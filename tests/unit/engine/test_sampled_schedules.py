@@ -99,9 +99,9 @@ SCHEDULES = st.builds(
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-@given(SCHEDULES)
-def test_tokens_do_not_depend_on_the_schedule(schedule: Schedule) -> None:
-    world = World(schedule)
+@given(SCHEDULES, st.booleans())
+def test_tokens_do_not_depend_on_the_schedule(schedule: Schedule, async_scheduling: bool) -> None:
+    world = World(schedule, async_scheduling=async_scheduling)
     world.run()
     for index, request in enumerate(schedule.requests):
         check(request, world.outcomes[SequenceKey(f"{index:032x}", Attempt())])

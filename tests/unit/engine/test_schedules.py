@@ -1,5 +1,6 @@
 """Random schedules through both engines: whatever happens, tokens are those of the request alone."""
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.unit.engine.world import MAX_CONTEXT_TOKENS, VOCAB_SIZE, Outcome, Request, Schedule, World, limits
@@ -74,9 +75,9 @@ def check(request: Request, outcome: Outcome) -> None:
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-@given(SCHEDULES)
-def test_tokens_do_not_depend_on_the_schedule_and_nothing_leaks(schedule: Schedule) -> None:
-    world = World(schedule)
+@given(SCHEDULES, st.booleans())
+def test_tokens_do_not_depend_on_the_schedule_and_nothing_leaks(schedule: Schedule, async_scheduling: bool) -> None:
+    world = World(schedule, async_scheduling=async_scheduling)
     world.run()
     for index, request in enumerate(schedule.requests):
         check(request, world.outcomes[SequenceKey(f"{index:032x}", Attempt())])
@@ -89,7 +90,8 @@ def test_tokens_do_not_depend_on_the_schedule_and_nothing_leaks(schedule: Schedu
     assert prefill.page_fingerprint == decode.page_fingerprint
 
 
-def test_an_ample_arena_serves_every_request_to_its_end() -> None:
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_an_ample_arena_serves_every_request_to_its_end(async_scheduling: bool) -> None:
     """The property above would hold for an engine that fails everything."""
     made = tuple(
         Request(
@@ -98,9 +100,10 @@ def test_an_ample_arena_serves_every_request_to_its_end() -> None:
         for length, max_tokens in [(1, 1), (5, 20), (16, 17), (17, 1), (48, 30), (33, 16)]
     )
     schedule = Schedule(made, 200, 12, limits(), limits(), watermark_pages=2, seed=3)
-    world = World(schedule)
+    world = World(schedule, async_scheduling=async_scheduling)
     world.run()
     refused = world.prefill.counters.failed
+    assert bool(world.decode_runner.num_launched_ahead) == async_scheduling
     assert world.prefill.counters.finished == 2
     assert world.decode.counters.finished == 4 - refused
     assert refused <= 1

@@ -103,7 +103,7 @@ def step(batcher: Batcher) -> dict[int, int]:
     plan = batcher.decide(0.0)
     if plan is None:
         return {}
-    owners = [int(owner.key.request_id, 16) for owner in batcher._owners if owner is not None]
+    owners = [int(owner.key.request_id, 16) for owner in batcher._steps.owners(plan) if owner is not None]
     batcher.record(plan, HashRunner(100, VOCAB_SIZE).run(plan))
     assert batcher.check_integrity() == ()
     return dict(zip(owners, (len(chunk.token_ids) for chunk in plan.chunks), strict=True))

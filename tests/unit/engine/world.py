@@ -3,6 +3,9 @@
 import random
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
+from functools import partial
+
+import numpy as np
 
 from weir.core.clock import ManualClock
 from weir.core.life import Attempt
@@ -10,23 +13,29 @@ from weir.core.sampling import SamplingParams, StopRules, TokenLogprobs
 from weir.engine.batching.batcher import Batcher, BatchLimits
 from weir.engine.batching.prefill import PrefillBatcher
 from weir.engine.batching.running import RunningBatcher
+from weir.engine.loop import EngineCore, LoopSettings
 from weir.engine.memory.pages import PagePool
 from weir.engine.messages import (
+    AddSequence,
     Arrival,
+    CancelSequence,
+    EngineReport,
     Event,
     Failure,
     FailureReason,
     HandOffReady,
     PageBundle,
     PromptScored,
+    ReleaseEnds,
     SequenceEnded,
     SequenceKey,
     TokenSampled,
 )
-from weir.kv.geometry import ArenaGeometry
+from weir.engine.plan import StepPlan
+from weir.kv.geometry import PAGE_TOKENS, ArenaGeometry
 from weir.kv.layout import layout_of
 from weir.kv.records.record import SequenceParams, SequenceRecord
-from weir.testing.runner import HashRunner
+from weir.testing.runner import HashRunner, LaunchingHashRunner
 
 VOCAB_SIZE = 50
 MAX_CONTEXT_TOKENS = 160
@@ -116,11 +125,18 @@ class Outcome:
 class World:
     """Runs a schedule to its end; `outcomes` is what came out."""
 
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, schedule: Schedule, *, async_scheduling: bool = False) -> None:
+        """`async_scheduling`: the decode engine launches a step while one runs."""
         self.schedule = schedule
         self.clock = ManualClock()
         self.records = Records(schedule.num_pages, schedule.num_slots)
-        self.runner = HashRunner(schedule.num_pages, VOCAB_SIZE)
+        memory = np.full((schedule.num_pages, PAGE_TOKENS), -1, np.int64)
+        self.prefill_runner = HashRunner(
+            schedule.num_pages, VOCAB_SIZE, partial(_check_limits, schedule.prefill_limits), memory
+        )
+        self.decode_runner = LaunchingHashRunner(
+            schedule.num_pages, VOCAB_SIZE, partial(_check_limits, schedule.decode_limits), memory
+        )
         self.free_pages = set(range(schedule.num_pages))
         self.free_slots = set(range(schedule.num_slots))
         watermark = schedule.watermark_pages
@@ -130,6 +146,9 @@ class World:
         self.decode = RunningBatcher(
             schedule.decode_limits, PagePool(watermark_pages=watermark, watermark_slots=0), self.records.open
         )
+        self._reports: list[EngineReport] = []
+        settings = LoopSettings(inbox_size=64, async_scheduling=async_scheduling)
+        self._decode_core = EngineCore(self.decode, self.decode_runner, self._reports.append, settings, self.clock)
         self.outcomes: dict[SequenceKey, Outcome] = defaultdict(Outcome)
         self._random = random.Random(schedule.seed)
         self._cancelled: set[SequenceKey] = set()
@@ -141,14 +160,15 @@ class World:
         while self.tick <= last_tick or not (self.prefill.is_idle and self.decode.is_idle):
             self._arrive_and_cancel()
             self._settle_hand_offs()
-            for batcher in (self.prefill, self.decode):
-                self._turn(batcher)
+            self._turn_prefill()
+            self._turn_decode()
             self.tick += 1
             self.clock.advance(TICK_S)
             assert self.tick < max_ticks, "a sequence never ends"
-        for batcher in (self.prefill, self.decode):
-            batcher.kept_ends.release_all()
-            self._take_back(batcher.pool.take_all_free())
+        self.prefill.kept_ends.release_all()
+        self._take_back(self.prefill.pool.take_all_free())
+        self._decode_core.close()
+        self._see_reports()
 
     def _arrive_and_cancel(self) -> None:
         for index, request in enumerate(self.schedule.requests):
@@ -159,7 +179,7 @@ class World:
             if request.cancelled_at == self.tick and request.arrives_at <= self.tick:
                 self._cancelled.add(key)
                 self.prefill.cancel(key)
-                self.decode.cancel(key)
+                self._decode_core.apply(CancelSequence(key))
 
     def _params_of(self, index: int, request: Request) -> SequenceParams:
         return params(
@@ -184,25 +204,37 @@ class World:
             snapshot = record.read()
             assert snapshot is not None
             assert snapshot.block_table == ready.page_ids
-            self.decode.add(Arrival.of_record(ready.slot, record, snapshot))
+            self._decode_core.apply(AddSequence(Arrival.of_record(ready.slot, record, snapshot)))
             if ready.key in self._cancelled:
-                self.decode.cancel(ready.key)
+                self._decode_core.apply(CancelSequence(ready.key))
 
-    def _turn(self, batcher: Batcher) -> None:
-        self._grant(batcher)
-        kept = [key for key in self.outcomes if self._random.random() < 0.3]
-        batcher.kept_ends.release(kept)
-        plan = batcher.decide(self.clock.now_s())
+    def _turn_prefill(self) -> None:
+        self._grant(self.prefill)
+        self.prefill.kept_ends.release(self._some_keys())
+        plan = self.prefill.decide(self.clock.now_s())
         if plan is not None:
-            assert plan.num_tokens <= batcher.limits.max_num_batched_tokens
-            assert all(len(chunk.token_ids) <= batcher.limits.chunk_tokens for chunk in plan.chunks)
-            assert len(plan.chunks) <= batcher.limits.max_num_seqs
-            batcher.record(plan, self.runner.run(plan))
-        for event in batcher.take_events():
+            self.prefill.record(plan, self.prefill_runner.run(plan))
+        for event in self.prefill.take_events():
             self._see(event)
-        self._check_kept(batcher)
-        self._take_back(batcher.take_surplus())
-        assert batcher.check_integrity() == ()
+        self._take_back(self.prefill.take_surplus())
+        self._check(self.prefill)
+
+    def _turn_decode(self) -> None:
+        self._grant(self.decode)
+        self._decode_core.apply(ReleaseEnds(self._some_keys()))
+        self._decode_core.turn()
+        self._see_reports()
+
+    def _see_reports(self) -> None:
+        for report in self._reports:
+            for event in report.events:
+                self._see(event)
+            self._take_back(report.surplus)
+        self._reports.clear()
+        self._check(self.decode)
+
+    def _some_keys(self) -> tuple[SequenceKey, ...]:
+        return tuple(key for key in self.outcomes if self._random.random() < 0.3)
 
     def _grant(self, batcher: Batcher) -> None:
         wanted = batcher.wanted()
@@ -221,11 +253,11 @@ class World:
     def _take_back(self, bundle: PageBundle) -> None:
         assert self.free_pages.isdisjoint(bundle.all_page_ids)
         assert self.free_slots.isdisjoint(bundle.slots)
-        self.runner.spoil(bundle.all_page_ids)
+        self.decode_runner.spoil(bundle.all_page_ids)
         self.free_pages.update(bundle.all_page_ids)
         self.free_slots.update(bundle.slots)
 
-    def _check_kept(self, batcher: Batcher) -> None:
+    def _check(self, batcher: Batcher) -> None:
         """The record of each end that is kept has all that its client is to get, and nothing else."""
         for slot in batcher.kept_ends.slots:
             snapshot = self.records.open(slot).read()
@@ -233,6 +265,7 @@ class World:
             outcome = self.outcomes[SequenceKey.of(snapshot.params)]
             assert (list(snapshot.output_token_ids), snapshot.block_table) == (outcome.token_ids, ())
             assert snapshot.finish_reason == outcome.ends[-1].reason
+        assert batcher.check_integrity() == ()
 
     def _see(self, event: Event) -> None:
         match event:
@@ -252,3 +285,9 @@ class World:
                 self._hand_offs.append(event)
             case _:
                 pass
+
+
+def _check_limits(limits: BatchLimits, plan: StepPlan) -> None:
+    assert plan.num_tokens <= limits.max_num_batched_tokens
+    assert all(len(chunk.token_ids) <= limits.chunk_tokens for chunk in plan.chunks)
+    assert len(plan.chunks) <= limits.max_num_seqs

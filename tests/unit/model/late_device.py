@@ -67,4 +67,4 @@ def late_runner(
     pages = empty_pages(config, num_pages, _CPU, torch.float32)
     monkeypatch.setattr(triton_runner, "TritonDecoder", lambda *_: LateDecoder(pages, stream))
     weights = dummy_weights_on(_CPU, torch.float32, config)
-    return triton_runner.TritonRunner(config, weights, pages, limits, stream.synchronize), pages
+    return triton_runner.TritonRunner(config, weights, pages, limits, lambda: stream.synchronize), pages

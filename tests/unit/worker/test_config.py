@@ -27,6 +27,14 @@ def test_rule_and_window_come_from_flags() -> None:
     assert held.running_settings(0, 9).join.holds_rows
 
 
+@pytest.mark.parametrize(
+    ("flags", "is_on"),
+    [((), False), (("--device", "cuda"), True), (("--device", "cuda", "--async-scheduling", "off"), False)],
+)
+def test_steps_are_launched_ahead_on_a_gpu_alone(flags: tuple[str, ...], is_on: bool) -> None:
+    assert read_config(DecodeConfig, list(flags), environ={}).is_async_scheduling == is_on
+
+
 def test_pauses_and_prefill_batches_come_from_flags() -> None:
     config = read_config(DecodeConfig, ["--max-pauses", "0"], environ={"WEIR_PREFILL_BATCHES": "true"})
     settings = config.running_settings(0, 9)
@@ -44,6 +52,8 @@ def test_pauses_and_prefill_batches_come_from_flags() -> None:
         ("--max-pauses", "-1", "max_pauses -1: must be in [0, 1000]"),
         ("--policy", "luck", "policy 'luck': must be one of"),
         ("--chunk-tokens", "0", "chunk_tokens 0: must be at least 1"),
+        ("--async-scheduling", "yes", "async_scheduling 'yes': must be auto, on or off"),
+        ("--async-scheduling", "on", "async_scheduling on: steps run in the engine's own threads with device cpu"),
         ("--target-step-ms", "-1", "target_step_ms -1: must be in [0, 600000]"),
     ],
 )

@@ -14,7 +14,6 @@ or SequenceForgotten.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
 from weir.core.cost import StepCost
@@ -38,8 +37,8 @@ from weir.engine.messages import (
     SequenceKey,
     SetBounds,
 )
-from weir.engine.plan import ChunkPlan, StepPlan, StepResult, SwapPlan
-from weir.engine.recording import Recorder, check_result
+from weir.engine.plan import NO_SWAP, ChunkPlan, StepPlan, StepResult, SwapPlan
+from weir.engine.recording import Recorder, StepsInFlight, check_result
 from weir.engine.sequence import OpenLog, Sequence, Stage
 from weir.kv.geometry import PAGE_TOKENS
 from weir.policy.seams import Policy
@@ -81,7 +80,7 @@ class Batcher(ABC):
         self._events: list[Event] = []
         self._recorder = Recorder(self.counters, self._events, limits.max_context_tokens)
         self._order: list[Sequence] | None = None  # None: it has changed
-        self._owners: Seq[Sequence | None] = ()  # of the chunks of the step that runs now
+        self._steps = StepsInFlight(pool, self.counters, self._sequences)
         self._decided_at_s = 0.0
         self._may_be_overdue = False
         self._stall_clock = StallClock(limits.max_stall_s)
@@ -187,35 +186,41 @@ class Batcher(ABC):
     def decide(self, now_s: float) -> StepPlan | None:
         """The next step, or None when nothing can be computed now. Fails one sequence that has stalled too long."""
         self._decided_at_s = now_s
-        chunks, self._owners = self._plan_chunks(now_s)
+        chunks, owners = self._plan_chunks(now_s)
         swap = self._swap_plan()
         if self._may_be_overdue:
             self._end_latest_overdue(now_s)
         if not chunks and swap is None:
             return None
-        self.counters.steps += 1
-        return StepPlan(self.counters.steps, tuple(chunks), swap or SwapPlan())
+        return self._steps.begin(chunks, owners, now_s, swap or NO_SWAP)
+
+    def decide_ahead(self, plan: StepPlan, now_s: float) -> StepPlan | None:
+        """The step after `plan`, which runs (`weir.engine.batching.ahead`). None: its result has to be known first.
+        Between the two only `record`, `add`, `pool.give` and `kept_ends.release` may be called."""
+        del plan, now_s
+        return None
 
     def record(self, plan: StepPlan, result: StepResult, now_s: float | None = None) -> None:
-        """Takes in the result of the step that was decided last. It ended at `now_s`; None: it took no time.
+        """Takes in the result of the oldest step that was decided. It ended at `now_s`; None: it took no time.
 
         Raises StepDefect, having changed nothing, if the result does not fit.
         """
         check_result(plan, result, self.limits.vocab_size)
+        step = self._steps.end(plan)
         self._record_swap(result)
-        ended_at_s = self._decided_at_s if now_s is None else now_s
-        self.pace.stepped(ended_at_s - self._decided_at_s)
-        sampled = self._recorder.record(plan, self._owners, result, ended_at_s)
+        ended_at_s = step.decided_at_s if now_s is None else now_s
+        self.pace.stepped(ended_at_s - step.decided_at_s)
+        sampled = self._recorder.record(plan, step, result, ended_at_s)
         for sequence in sampled.begun:
             self._begun(sequence)
         for sequence, reason in sampled.ended:
             self._end(sequence, reason=reason)
 
-    def fail_step(self, failure: Failure) -> None:
+    def fail_step(self, plan: StepPlan, failure: Failure) -> None:
         """The step did not run: its sequences end, the others go on."""
         self.counters.failed_steps += 1
         self._undo_swap()
-        for sequence in self._owners:
+        for sequence in self._steps.end(plan).owners:
             if sequence is not None and sequence.key in self._sequences and sequence.stage is Stage.RUNNING:
                 self._end(sequence, failure=failure)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from weir.core.cost import StepCost
 from weir.core.life import FinishReason
 from weir.engine.batching.admission import MAX_OVERBOOKING, BatchAdmission, BatchQueue, PauseSettings, Pausing
+from weir.engine.batching.ahead import going_on, try_plan_ahead
 from weir.engine.batching.batcher import Batcher, BatchLimits
 from weir.engine.batching.followed_policy import FollowedPolicy
 from weir.engine.batching.own_rules import HeldRows, JoinSettings, PrefillBatches, PrefillBatchSettings, make_gate
@@ -187,6 +188,17 @@ class RunningBatcher(Batcher):
     def record(self, plan: StepPlan, result: StepResult, now_s: float | None = None) -> None:
         super().record(plan, result, now_s)
         self._policy.stepped(0.0 if now_s is None else now_s - self._decided_at_s)
+
+    def decide_ahead(self, plan: StepPlan, now_s: float) -> StepPlan | None:
+        policy = self._policy
+        if plan.swap or len(self._held) or policy.gate is not None or policy.step_budget is not None:
+            return None
+        decoding = going_on(plan.chunks, self._steps.owners(plan), self._ranked())
+        planned = None if decoding is None else try_plan_ahead(decoding, self.pool, self.limits.max_context_tokens)
+        if planned is None:
+            return None
+        chunks, owners = planned
+        return self._steps.begin(chunks, owners, now_s, is_ahead=True)
 
     def _plan_chunks(self, now_s: float) -> tuple[list[ChunkPlan], list[Sequence | None]]:
         ranked, running = self._ranked(), Stage.RUNNING

@@ -29,6 +29,17 @@ class PageNeed:
     head_slots: int
 
 
+@dataclass(frozen=True, slots=True)
+class _PutBack:
+    """What `PagePool.put_back` was asked, for when `step` has ended."""
+
+    step: int
+    slot: int | None
+    page_ids: tuple[int, ...]
+    token_ids: Sequence[int]
+    prefix_seed: bytes
+
+
 class PagePool:
     """Ids only; the bytes are in the arena. Slots, and pages that were `give`n, are free or in use by one sequence;
     pages that came with sequences may be in use by several, none of which changes them.
@@ -45,6 +56,9 @@ class PagePool:
         self._pages_in_use: Counter[int] = Counter()
         self._slots_in_use: set[int] = set()
         self._used: list[UsedPages] = []
+        self._last_launched = self._last_completed = 0
+        self._put_back_later: list[_PutBack] = []
+        """Put back while steps ran that may still write to them; in use until these have ended."""
 
     @property
     def num_free_pages(self) -> int:
@@ -96,13 +110,25 @@ class PagePool:
     ) -> None:
         """A sequence does not use these any more. The slot is free; the pages go back to the arena with the next
         surplus, and the arena keeps those that `token_ids` fill from position 0 on as a prefix, unless the seed is
-        empty."""
-        page_ids = tuple(page_ids)
-        self._leave_use(slot, page_ids)
-        if page_ids:
-            self._used.append(UsedPages(page_ids, tuple(token_ids) if prefix_seed else (), prefix_seed))
-        if slot is not None:
-            self._free_slots.append(slot)
+        empty. While a step runs that was `launched`, all this is put off until it has ended."""
+        entry = _PutBack(self._last_launched, slot, tuple(page_ids), token_ids, prefix_seed)
+        if self._last_launched > self._last_completed:
+            self._put_back_later.append(entry)
+        else:
+            self._put_back(entry)
+
+    def launched(self, step: int) -> None:
+        """What is put back from here on may be written to until `step` has ended."""
+        self._last_launched = step
+
+    def completed(self, step: int) -> None:
+        """It writes to nothing any more, nor does any step before it."""
+        self._last_completed = step
+        later = self._put_back_later
+        self._put_back_later = [entry for entry in later if entry.step > step]
+        for entry in later:
+            if entry.step <= step:
+                self._put_back(entry)
 
     def put_back_unused(self, slot: int | None, page_ids: Iterable[int]) -> None:
         """Undoes `try_take`: nobody else can know these pages, so they are free at once."""
@@ -152,6 +178,8 @@ class PagePool:
     def check_integrity(self, page_ids_in_use: Sequence[int], slots_in_use: Sequence[int]) -> list[str]:
         """Compares what is in use here with what sequences use; what is wrong, in sentences."""
         errors = []
+        page_ids_in_use = [*page_ids_in_use, *(page for entry in self._put_back_later for page in entry.page_ids)]
+        slots_in_use = [*slots_in_use, *(entry.slot for entry in self._put_back_later if entry.slot is not None)]
         for what, free, in_use, used in (
             ("page", list(self._free_pages), self._pages_in_use, page_ids_in_use),
             ("slot", self._free_slots, Counter(self._slots_in_use), slots_in_use),
@@ -164,6 +192,14 @@ class PagePool:
             if differing := {index for index in in_use | counted if in_use[index] != counted[index]}:
                 errors.append(f"{what}s in use by more or fewer sequences than counted: {sorted(differing)[:8]}")
         return errors
+
+    def _put_back(self, entry: _PutBack) -> None:
+        self._leave_use(entry.slot, entry.page_ids)
+        if entry.page_ids:
+            token_ids = tuple(entry.token_ids) if entry.prefix_seed else ()
+            self._used.append(UsedPages(entry.page_ids, token_ids, entry.prefix_seed))
+        if entry.slot is not None:
+            self._free_slots.append(entry.slot)
 
     def _take_free_pages_above(self, need: int) -> tuple[int, ...]:
         num_surplus = len(self._free_pages) - need - self._watermark_pages

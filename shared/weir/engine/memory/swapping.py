@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from weir.engine.plan import ModelRunner, StepPlan, StepResult, SwapPlan
+from weir.engine.plan import LaunchingRunner, ModelRunner, StepPlan, StepResult, SwapPlan
 from weir.kv.memory.swap import SwapFile
 
 
@@ -60,9 +60,14 @@ class PageSwapper:
         return frozenset(failed)
 
 
-class SwappingRunner:
-    """Implements `weir.engine.plan.ModelRunner`."""
+def swapping_runner(runner: ModelRunner, swapper: PageSwapper) -> ModelRunner:
+    """Makes the copies of a step's plan before `runner` runs it. Launches steps if that one does."""
+    if isinstance(runner, LaunchingRunner):
+        return _LaunchingSwappingRunner(runner, swapper)
+    return _SwappingRunner(runner, swapper)
 
+
+class _SwappingRunner:
     def __init__(self, runner: ModelRunner, swapper: PageSwapper) -> None:
         self._runner = runner
         self._swapper = swapper
@@ -73,3 +78,13 @@ class SwappingRunner:
         failed_swap_slots = self._swapper.swap(plan.swap)
         result = self._runner.run(plan) if plan.chunks else StepResult({})
         return replace(result, failed_swap_slots=failed_swap_slots)
+
+
+class _LaunchingSwappingRunner(_SwappingRunner):
+    def __init__(self, runner: LaunchingRunner, swapper: PageSwapper) -> None:
+        super().__init__(runner, swapper)
+        self._launch = runner.launch
+
+    def launch(self, plan: StepPlan) -> Callable[[], StepResult]:
+        """A step with copies runs alone: none is planned ahead of it, and it is not planned ahead."""
+        return partial(self.run, plan) if plan.swap else self._launch(plan)

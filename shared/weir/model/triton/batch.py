@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from weir.core.errors import InternalError
-from weir.engine.plan import ChunkPlan, StepPlan
+from weir.engine.plan import SAMPLED_BEFORE, ChunkPlan, StepPlan
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
 from weir.model.rows import SampledRow, ScoredRows, ordered_chunks, rows_with_logits, whole
 from weir.model.triton.memory import HostArray, StepUpload
@@ -88,7 +88,8 @@ class DeviceBatch:
 
 @dataclass(frozen=True, slots=True)
 class DecodeRows:
-    """The decodes of a step in the order of the flat batch: shortest context first."""
+    """The decodes of a step in the order of the flat batch: shortest context first. All of the token ids are
+    `SAMPLED_BEFORE`, or none."""
 
     chunks: tuple[ChunkPlan, ...]
     token_ids: Ints
@@ -170,7 +171,7 @@ class BatchMaker:
             (starts >= 0).all()
             and starts[-1] < self._limits.max_context_tokens
             and (lengths * PAGE_TOKENS > starts).all()
-            and (token_ids >= 0).all()
+            and ((token_ids >= 0).all() or (token_ids == SAMPLED_BEFORE).all())
             and (token_ids < self._vocab_size).all()
         )
         table_rows = self._tables.try_rows_of(ordered) if fits else None

@@ -24,13 +24,15 @@ from weir.model.triton.batch import (
 from weir.model.triton.decoder import TritonDecoder
 from weir.model.triton.graphs import Capture, DecodeGraphs, cuda_graph_capture, graph_sizes
 from weir.model.triton.memory import DevicePages, StepUpload
-from weir.model.triton.sampling import DeviceSampler
+from weir.model.triton.sampled_before import SampledBefore
+from weir.model.triton.sampling import DeviceSampler, PendingSamples
 
 _WARM_UP_TOKENS = 40
 
 
 class TritonRunner:
-    """Implements `weir.model.load.Runner` over pages on a device, as `page_tensor` makes them."""
+    """Implements `weir.model.load.Runner` and `weir.engine.plan.LaunchingRunner` over pages on a device, as
+    `page_tensor` makes them."""
 
     def __init__(
         self,
@@ -38,11 +40,12 @@ class TritonRunner:
         weights: Weights,
         pages: torch.Tensor,
         limits: TritonLimits,
-        wait_for_device: Callable[[], None] | None = None,
+        mark_stream: Callable[[], Callable[[], None]] | None = None,
     ) -> None:
         """`weights` and `pages` are on the device, of one type. Raises ValueError for pages of another geometry.
 
-        `wait_for_device`: until everything that this thread has launched is done; by default the current stream.
+        `mark_stream`: returns what waits until all is done that this thread has launched so far; by default on the
+        current stream.
         """
         self._config = config
         self._weights = weights
@@ -54,7 +57,8 @@ class TritonRunner:
         self._decoder = TritonDecoder(config, weights, pages, limits)
         self._upload = StepUpload(limits.upload_bytes, pages.device)
         self._sampler = DeviceSampler(limits, config.vocab_size, pages.device)
-        self._wait_for_device = wait_for_device or partial(_wait_for_stream, pages.device)
+        self._sampled_before = SampledBefore(limits.max_sequences, pages.device)
+        self._mark_stream = mark_stream or partial(_mark_current_stream, pages.device)
         self._graphs: DecodeGraphs | None = None
 
     def warm_up(self) -> None:
@@ -89,30 +93,55 @@ class TritonRunner:
 
         Raises InternalError on a plan that makes no sense, or if the logits are not numbers.
         """
+        return self.launch(plan)()
+
+    def launch(self, plan: StepPlan) -> Callable[[], StepResult]:
+        """Returns while the device computes. What is returned waits, and then returns or raises as `run` does.
+
+        Raises as `run` does too, once nothing runs any more.
+        """
         if not plan.chunks:
-            return StepResult({})
+            return lambda: StepResult({})
         try:
             with torch.inference_mode():
-                return self._run(plan)
-        finally:
-            self._wait_for_device()
+                finish = self._launch(plan)
+        except BaseException:
+            self._mark_stream()()
+            raise
+        wait = self._mark_stream()
 
-    def _run(self, plan: StepPlan) -> StepResult:
+        def result() -> StepResult:
+            wait()
+            return finish()
+
+        return result
+
+    def _launch(self, plan: StepPlan) -> Callable[[], StepResult]:
+        """What is returned is to be called once the device has done it."""
         batch = self._batches.make(plan)
         logits = self._graphs.try_run(batch) if self._graphs is not None else None
         if logits is not None:
-            return self._sampler.sample(logits, batch.sampled)
+            return self._sampled(logits, batch).result
         index = device_batch(batch, self._upload, self._decoder.queries_per_tile, self._decoder.decode_tiles)
+        self._sampled_before.fill_in(batch.decodes, index.token_ids)
         self._decoder.forward(index)
         scores = {scored.slot: self._prompt_logprobs(scored, index.token_ids.device) for scored in batch.scored}
         if index.sampled_rows is None:
-            return StepResult({}, prompt_logprobs=scores)
-        result = self._sampler.sample(self._decoder.logits(index.sampled_rows), batch.sampled)
-        return replace(result, prompt_logprobs=scores)
+            self._sampled_before.forget()
+            return lambda: StepResult({}, prompt_logprobs=scores)
+        samples = self._sampled(self._decoder.logits(index.sampled_rows), batch)
+        return lambda: replace(samples.result(), prompt_logprobs=scores)
+
+    def _sampled(self, logits: torch.Tensor, batch: HostBatch) -> PendingSamples:
+        samples = self._sampler.launch(logits, batch.sampled)
+        self._sampled_before.note(samples.rows, samples.token_ids)
+        return samples
 
     def _padded_decodes(self, batch: HostBatch, num_rows: int) -> DeviceBatch:
         decoder = self._decoder
-        return padded_decodes(batch, num_rows, self._upload, decoder.decode_tiles, decoder.most_work(num_rows))
+        index = padded_decodes(batch, num_rows, self._upload, decoder.decode_tiles, decoder.most_work(num_rows))
+        self._sampled_before.fill_in(batch.decodes, index.token_ids)
+        return index
 
     def _decode_step(self, index: DeviceBatch) -> torch.Tensor:
         """The logits, fp32 [rows, vocabulary]: what a graph is made of."""
@@ -127,6 +156,9 @@ class TritonRunner:
         return self._sampler.prompt_logprobs(scored, logits_of)
 
 
-def _wait_for_stream(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.current_stream(device).synchronize()
+def _mark_current_stream(device: torch.device) -> Callable[[], None]:
+    if device.type != "cuda":
+        return lambda: None  # what is launched is done
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(device))
+    return event.synchronize

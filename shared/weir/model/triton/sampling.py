@@ -5,6 +5,7 @@ greedy rows and those with nothing but a temperature take two launches.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -26,6 +27,36 @@ _FIRST_UPLOAD_BYTES = 1 << 20
 _NO_HISTORY = TokenHistory(np.empty(0, np.int32), 0)
 
 
+@dataclass(frozen=True, slots=True)
+class ToldLogprobs:
+    """Of the rows with these numbers so many each; `values` on the host, as `token_logprobs` writes them."""
+
+    numbers: Sequence[int]
+    num_tops: Sequence[int]
+    values: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PendingSamples:
+    """What was launched. `token_ids` int32 [rows] on the device, until the next launch; `host_token_ids` are on their
+    way to the host."""
+
+    rows: Sequence[SampledRow]
+    token_ids: torch.Tensor
+    host_token_ids: torch.Tensor
+    told: ToldLogprobs | None = None
+
+    def result(self) -> StepResult:
+        """Once the device has done it. Raises InternalError: a logit is NaN or infinite."""
+        by_slot = _by_slot(self.host_token_ids.tolist(), self.rows)
+        told = self.told
+        if told is None:
+            return StepResult(by_slot)
+        slots = [self.rows[number].slot for number in told.numbers]
+        found = _told(told.values, [by_slot[slot] for slot in slots], told.num_tops)
+        return StepResult(by_slot, logprobs=dict(zip(slots, found, strict=True)))
+
+
 class DeviceSampler:
     """Holds no state of any sequence."""
 
@@ -37,11 +68,10 @@ class DeviceSampler:
         self._token_ids = torch.empty(limits.max_logit_rows, dtype=torch.int32, device=device)
         self._upload = StepUpload(_FIRST_UPLOAD_BYTES, device)
 
-    def sample(self, logits: torch.Tensor, rows: Sequence[SampledRow]) -> StepResult:
+    def launch(self, logits: torch.Tensor, rows: Sequence[SampledRow]) -> PendingSamples:
         """Row i of `logits` fp32 [rows, vocabulary] is that of `rows[i]`. Changes the logits.
 
-        Raises:
-            InternalError: a logit is NaN or infinite, or a row with penalties comes without its tokens.
+        Raises InternalError: a row with penalties comes without its tokens.
         """
         specs = [row.spec for row in rows]
         adjusted = [number for number, spec in enumerate(specs) if _is_adjusted(spec)]
@@ -63,12 +93,11 @@ class DeviceSampler:
         if filtered:
             sample_filtered(logits, FilterIndex(*(next(views) for _ in FilterIndex.__slots__)), uniforms, token_ids)
         if not told:
-            return StepResult(_by_slot(token_ids.tolist(), rows))
+            return PendingSamples(rows, token_ids, _on_host(token_ids))
         told_rows, num_tops = next(views), next(views)
         out = self._logprobs(own_logits, told_rows, token_ids.index_select(0, told_rows), num_tops, MAX_LOGPROBS)
-        by_slot = _by_slot(token_ids.tolist(), rows)
-        found = _told(out, [by_slot[rows[n].slot] for n in told], _num_tops(told, specs, self._vocab_size))
-        return StepResult(by_slot, logprobs={rows[number].slot: each for number, each in zip(told, found, strict=True)})
+        tops = _num_tops(told, specs, self._vocab_size)
+        return PendingSamples(rows, token_ids, _on_host(token_ids), ToldLogprobs(told, tops, _on_host(out)))
 
     def prompt_logprobs(
         self, scored: ScoredRows, logits_of: Callable[[range], torch.Tensor]
@@ -117,6 +146,11 @@ class DeviceSampler:
         out = torch.empty(len(rows), num_columns_of(max_top), dtype=torch.float64, device=logits.device)
         token_logprobs(logits, rows, token_ids, num_tops, out)
         return out
+
+
+def _on_host(values: torch.Tensor) -> torch.Tensor:
+    """A copy that is on its way when this returns: to pinned memory, from a GPU."""
+    return values.to("cpu", copy=True, non_blocking=True)
 
 
 def _is_adjusted(spec: SampleSpec) -> bool:

@@ -11,7 +11,7 @@ from weir.engine.batching.batcher import Batcher, BatchLimits
 from weir.engine.batching.running import RunningBatcher
 from weir.engine.counters import fingerprint_of
 from weir.engine.memory.pages import PagePool
-from weir.engine.memory.swapping import PageSwapper, SwappingRunner
+from weir.engine.memory.swapping import PageSwapper, swapping_runner
 from weir.engine.messages import (
     Arrival,
     EngineReport,
@@ -65,7 +65,7 @@ class DecodeRole:
         if num_slots == 0:
             return model.runner
         swap_file = SwapFile(self._config.swap_dir, segment.geometry.page_bytes, num_slots)
-        return SwappingRunner(model.runner, PageSwapper(model.pages, swap_file))
+        return swapping_runner(model.runner, PageSwapper(model.pages, swap_file))
 
     def make_batcher(self, segment: Segment, limits: BatchLimits) -> Batcher:
         geometry = segment.geometry
