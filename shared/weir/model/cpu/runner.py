@@ -12,7 +12,7 @@ from weir.model.cpu.forward import forward
 from weir.model.cpu.packed_weights import PackedWeights
 from weir.model.cpu.slices import SliceArrays, StepSlice, cut_slices
 from weir.model.cpu.threads import ThreadTeam, most_chunks
-from weir.model.cpu.workspace import MAX_SLICE_ROWS, BrainFloats, Extent, Workspace, make_model
+from weir.model.cpu.workspace import MAX_SLICE_ROWS, BrainFloats, Extent, Longs, Workspace, make_model
 from weir.model.precision import page_geometry
 from weir.model.rows import ordered_chunks
 from weir.model.sampler import Scan, compile_kernels, sample_step, token_logprobs
@@ -27,11 +27,15 @@ _ROW_LAYERS_A_CALL = 256
 class CpuDecoder:
     """A model over paged keys and values in int8 arithmetic. Holds no state of any sequence."""
 
-    def __init__(self, config: ModelConfig, packed: PackedWeights, share: CoreShare) -> None:
+    def __init__(
+        self, config: ModelConfig, packed: PackedWeights, share: CoreShare, times_ns: Longs | None = None
+    ) -> None:
+        """`times_ns` [most_chunks(share.most), NUM_TIMES]: what the chunks of each stage take is added there."""
         self._config = config
         self._model = make_model(config, packed)
         self._workspace = Workspace(config, most_chunks(share.most))
         self._team = ThreadTeam(share)
+        self._times_ns = times_ns
 
     def compute(self, step_slice: StepSlice, pages: BrainFloats) -> Scan:
         """Writes keys and values into `pages`, the view that `page_numbers` makes.
@@ -49,10 +53,10 @@ class CpuDecoder:
         return scan.first_rows(len(step_slice.arrays.logit_rows))
 
     def _call(self, arrays: SliceArrays, pages: BrainFloats, extent: Extent) -> None:
-        model, buffers = self._model, self._workspace.buffers
+        model, buffers, times_ns = self._model, self._workspace.buffers, self._times_ns
 
         def work(state: PhaseState, base: int, num_chunks: int) -> None:
-            forward(model, buffers, arrays, pages, extent, state, base, num_chunks)
+            forward(model, buffers, arrays, pages, extent, times_ns, state, base, num_chunks)
 
         self._team.run(work, len(arrays.token_ids))
 
@@ -61,12 +65,17 @@ class CpuRunner:
     """Implements `weir.engine.plan.ModelRunner` over pages [num_pages, page_bytes] uint8, which stay where they are."""
 
     def __init__(
-        self, config: ModelConfig, packed: PackedWeights, pages: npt.NDArray[np.uint8], share: CoreShare
+        self,
+        config: ModelConfig,
+        packed: PackedWeights,
+        pages: npt.NDArray[np.uint8],
+        share: CoreShare,
+        times_ns: Longs | None = None,
     ) -> None:
-        """Raises ValueError for pages of another geometry."""
+        """`times_ns` as for `CpuDecoder`. Raises ValueError for pages of another geometry."""
         self._config = config
         self._pages = page_numbers(config, pages)
-        self._decoder = CpuDecoder(config, packed, share)
+        self._decoder = CpuDecoder(config, packed, share, times_ns)
 
     def run(self, plan: StepPlan) -> StepResult:
         """Raises InternalError on a plan that makes no sense, or if the logits are not numbers."""
