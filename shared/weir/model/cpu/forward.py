@@ -64,7 +64,9 @@ def forward(
     """
     phase = 0
     for layer in range(extent.first_layer, extent.last_layer):
-        for stage in range(NUM_STAGES):
+        first_stage = extent.first_stage if layer == extent.first_layer else 0
+        last_stage = extent.last_stage if layer == extent.last_layer - 1 else NUM_STAGES
+        for stage in range(first_stage, last_stage):
             chunk = take_chunk(state, base, phase, num_chunks)
             while chunk >= 0:
                 if times_ns is not None:
@@ -78,7 +80,8 @@ def forward(
                 chunk_is_done(state)
                 chunk = take_chunk(state, base, phase, num_chunks)
             phase = wait_for_phase(state, base, phase, num_chunks)
-    if extent.last_layer < model.layer_parts.shape[0] or arrays.logit_rows.size == 0:
+    is_whole = extent.last_layer == model.layer_parts.shape[0] and extent.last_stage == NUM_STAGES
+    if not is_whole or arrays.logit_rows.size == 0:
         return
     for stage in range(NUM_LOGITS_STAGES):
         chunk = take_chunk(state, base, phase, num_chunks)
