@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tests.kernels.whole_ops import dequantized
 
+from weir.ops.cpu.linear_block import make_block
 from weir.ops.cpu.linear_pack import (
     BLOCK_OUTPUTS,
     PackedMatrix,
@@ -15,7 +16,6 @@ from weir.ops.cpu.linear_pack import (
     pack_q4_1,
     pack_q8_0,
 )
-from weir.ops.cpu.linear_tile import make_block
 from weir.ops.cpu.quantized_rows import GROUP, empty_rows, num_groups_of, records_of
 from weir.ops.simd.features import InstructionSet, cpu_features
 

@@ -8,8 +8,8 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from weir.ops.cpu.linear_block import make_block, most_tile_rows
 from weir.ops.cpu.linear_pack import BLOCK_OUTPUTS, SCALES_BYTES, PackedMatrix, WeightKind
-from weir.ops.cpu.linear_tile import make_block, most_tile_rows
 from weir.ops.cpu.quantized_rows import GROUP, RECORD_BYTES, row_bytes
 from weir.ops.simd.features import instruction_set
 from weir.ops.simd.jit import kernel, parallel_kernel

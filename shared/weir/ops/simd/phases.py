@@ -114,9 +114,7 @@ def now_ns(typing_context: Any) -> Any:
         kind = ir.FunctionType(clock, [clock, word.as_pointer()])
         function = cgutils.get_or_insert_function(builder.module, kind, "clock_gettime")
         builder.call(function, [ir.Constant(clock, time.CLOCK_MONOTONIC), place])
-        seconds, nanoseconds = (
-            builder.load(builder.gep(place, [ir.Constant(clock, index)])) for index in range(2)
-        )
+        seconds, nanoseconds = (builder.load(builder.gep(place, [ir.Constant(clock, index)])) for index in range(2))
         return builder.add(builder.mul(seconds, ir.Constant(word, 1_000_000_000)), nanoseconds)
 
     return types.int64(), generate
