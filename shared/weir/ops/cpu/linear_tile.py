@@ -93,7 +93,7 @@ def tile_function(module: ir.Module, shape: TileShape) -> ir.Function:
 def block_function(
     module: ir.Module, key: tuple[object, ...], emit: Callable[[ir.IRBuilder, BlockArguments], None]
 ) -> ir.Function:
-    """The function of `BlockArguments` with this key: one name for one code, also across the modules that numba links."""
+    """Of `BlockArguments`, under this key: one name for one code, also across the modules that numba links."""
     name = "_".join(str(value) for value in key)
     if name in module.globals:
         return module.globals[name]
