@@ -30,11 +30,13 @@ from weir.ops.simd.integer import (
     emit_prefetch_for_write,
     int_vector,
 )
-from weir.ops.simd.loops import Values, emit_loop
+from weir.ops.simd.loops import Values, emit_index, emit_loop
 
 MOST_ROWS = 32
 """Of a call: their records and sums stay in the first cache."""
 LEAST_ROWS = 12
+PAIR = 2
+"""Blocks that rows meet at once: what is loaded of a row serves twice. 16 registers of weights, 8 of sums."""
 _ROWS_AT_ONCE = 4
 _QUAD_BYTES = BLOCK_OUTPUTS * 4
 _LINE_BYTES = 64
@@ -46,13 +48,13 @@ def has_many(instruction_set: InstructionSet) -> bool:
     return instruction_set is InstructionSet.AVX512_VNNI
 
 
-def many_function(module: ir.Module, kind: WeightKind, instruction_set: InstructionSet) -> ir.Function:
-    """Of `BlockArguments`, for 1 to MOST_ROWS rows."""
+def many_function(module: ir.Module, kind: WeightKind, instruction_set: InstructionSet, num_blocks: int) -> ir.Function:
+    """Of `BlockArguments`, for 1 to MOST_ROWS rows and this many neighbouring blocks."""
 
     def emit(builder: ir.IRBuilder, arguments: BlockArguments) -> None:
-        _emit_many(builder, kind, instruction_set, arguments)
+        _emit_many(builder, kind, instruction_set, num_blocks, arguments)
 
-    return block_function(module, ("weir_many", kind, instruction_set), emit)
+    return block_function(module, ("weir_many", kind, instruction_set, num_blocks), emit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,72 +68,89 @@ class _Group:
 
 
 def _emit_many(
-    builder: ir.IRBuilder, kind: WeightKind, instruction_set: InstructionSet, arguments: BlockArguments
+    builder: ir.IRBuilder,
+    kind: WeightKind,
+    instruction_set: InstructionSet,
+    num_blocks: int,
+    arguments: BlockArguments,
 ) -> None:
-    dot, zero_index = dot_product(instruction_set, kind), ir.Constant(INT64, 0)
+    dot, num_rows, row_stride = dot_product(instruction_set, kind), arguments.num_rows, arguments.row_stride
     zero = emit_constant(vector_type(dot.width), 0.0)
-    sums = builder.ptrtoint(cgutils.alloca_once(builder, zero.type, size=MOST_ROWS), INT64)
-    with cgutils.for_range(builder, arguments.num_rows, intp=INT64) as loop:
-        emit_store(builder, zero, at(builder, sums, loop.index, _LINE_BYTES))
+    sums = builder.ptrtoint(cgutils.alloca_once(builder, zero.type, size=MOST_ROWS * num_blocks), INT64)
+
+    def sum_of(row: ir.Value, block: int) -> ir.Value:
+        return offset(builder, at(builder, sums, row, num_blocks * _LINE_BYTES), block * _LINE_BYTES)
+
+    with cgutils.for_range(builder, num_rows, intp=INT64) as loop:
         emit_prefetch_for_write(builder, builder.add(arguments.out, builder.mul(loop.index, arguments.out_stride)))
+        for block in range(num_blocks):
+            emit_store(builder, zero, sum_of(loop.index, block))
     with cgutils.for_range(builder, arguments.num_groups, intp=INT64) as loop:
-        address = at(builder, arguments.weights, loop.index, group_bytes(kind))
-        group = _emit_unpack(builder, kind, instruction_set, address)
+        first = at(builder, arguments.weights, loop.index, group_bytes(kind))
+        block_bytes = builder.mul(arguments.num_groups, emit_index(group_bytes(kind)))
+        places = [builder.add(first, builder.mul(block_bytes, emit_index(block))) for block in range(num_blocks)]
+        groups = [_emit_unpacked(builder, kind, instruction_set, place) for place in places]
         records = at(builder, arguments.rows, loop.index, RECORD_BYTES)
 
-        def rows_body(count: int) -> Callable[[ir.Value, Values], Values]:
+        def meet(count: int) -> Callable[[ir.Value, Values], Values]:
             def body(row: ir.Value, _: Values) -> Values:
-                first = builder.add(records, builder.mul(row, arguments.row_stride))
-                places = [builder.add(first, builder.mul(arguments.row_stride, INT64(n))) for n in range(count)]
-                _emit_rows(builder, dot, group, places, at(builder, sums, row, _LINE_BYTES))
+                numbers = [builder.add(row, emit_index(number)) for number in range(count)]
+                rows = [builder.add(records, builder.mul(number, row_stride)) for number in numbers]
+                row_sums = [[sum_of(number, block) for block in range(num_blocks)] for number in numbers]
+                _emit_rows(builder, dot, groups, rows, row_sums)
                 return []
 
             return body
 
-        whole = builder.and_(arguments.num_rows, ir.Constant(INT64, -_ROWS_AT_ONCE))
-        emit_loop(builder, zero_index, whole, _ROWS_AT_ONCE, [], rows_body(_ROWS_AT_ONCE))
-        emit_loop(builder, whole, arguments.num_rows, 1, [], rows_body(1))
-    with cgutils.for_range(builder, arguments.num_rows, intp=INT64) as loop:
-        value = emit_load(builder, at(builder, sums, loop.index, _LINE_BYTES), dot.width)
-        emit_result(builder, arguments, loop.index, zero_index, value)
+        whole = builder.and_(num_rows, emit_index(-_ROWS_AT_ONCE))
+        emit_loop(builder, emit_index(0), whole, _ROWS_AT_ONCE, [], meet(_ROWS_AT_ONCE))
+        emit_loop(builder, whole, num_rows, 1, [], meet(1))
+    with cgutils.for_range(builder, num_rows, intp=INT64) as loop:
+        for block in range(num_blocks):
+            value = emit_load(builder, sum_of(loop.index, block), dot.width)
+            emit_result(builder, arguments, loop.index, emit_index(block * BLOCK_OUTPUTS), value)
 
 
-def _emit_unpack(builder: ir.IRBuilder, kind: WeightKind, instruction_set: InstructionSet, group: ir.Value) -> _Group:
+def _emit_unpacked(builder: ir.IRBuilder, kind: WeightKind, instruction_set: InstructionSet, group: ir.Value) -> _Group:
     dot = dot_product(instruction_set, kind)
     weights: list[tuple[ir.Value, ...]] = []
-    for line in range(GROUP * kind // 8 // 4):
-        address = offset(builder, group, SCALES_BYTES + line * _QUAD_BYTES)
-        weights += dot.prepare(builder, emit_load_lanes(builder, address, dot.width, _LINE_BYTES))
-    scale, minimum = emit_scales(builder, kind, instruction_set, group, ir.Constant(INT64, 0))
+    for address in range(SCALES_BYTES, group_bytes(kind), _QUAD_BYTES):
+        stored = emit_load_lanes(builder, offset(builder, group, address), dot.width, _LINE_BYTES)
+        weights += dot.prepare(builder, stored)
+    scale, minimum = emit_scales(builder, kind, instruction_set, group, emit_index(0))
     shift = None if minimum is None else builder.fmul(scale, emit_constant(scale.type, -_FLOAT_START))
     return _Group(weights, scale, minimum, shift)
 
 
-def _emit_rows(builder: ir.IRBuilder, dot: DotProduct, group: _Group, records: list[ir.Value], sums: ir.Value) -> None:
-    """Adds a group's part to the sums of neighbouring rows."""
-    width = dot.width
-    start = emit_int_constant(int_vector(width), _START_BITS)
-    firsts = [
-        start
-        if group.shift is not None
-        else emit_load_splat(builder, offset(builder, record, CORRECTION_OFFSET), INT32, width)
-        for record in records
-    ]
-    totals = [dot.start(builder, first) for first in firsts]
-    for quad, weights in enumerate(group.weights):
-        for number, record in enumerate(records):
-            splat = emit_load_splat(builder, offset(builder, record, 4 * quad), INT32, width)
-            totals[number] = dot.add(builder, totals[number], weights, splat)
-    for number, (record, first) in enumerate(zip(records, firsts, strict=True)):
-        total = dot.finish(builder, totals[number], first)
-        place = offset(builder, sums, number * _LINE_BYTES)
-        row_scale = emit_load_splat(builder, offset(builder, record, SCALE_OFFSET), FLOAT, width)
-        if group.shift is None:
-            scaled = builder.fmul(builder.sitofp(total, vector_type(width)), group.scale)
-        else:
-            scaled = emit_fma(builder, builder.bitcast(total, vector_type(width)), group.scale, group.shift)
-        result = emit_fma(builder, scaled, row_scale, emit_load(builder, place, width))
-        if group.minimum is not None:
-            scaled_sum = emit_load_splat(builder, offset(builder, record, SCALED_SUM_OFFSET), FLOAT, width)
-            result = emit_fma(builder, group.minimum, scaled_sum, result)
-        emit_store(builder, result, place)
+def _emit_rows(
+    builder: ir.IRBuilder, dot: DotProduct, groups: list[_Group], records: list[ir.Value], sums: list[list[ir.Value]]
+) -> None:
+    """Adds what a group of each block gives to the sums [rows][blocks] of some rows."""
+    width, starts_as_float = dot.width, groups[0].shift is not None
+
+    def splat(record: ir.Value, num_bytes: int, element: ir.Type) -> ir.Value:
+        return emit_load_splat(builder, offset(builder, record, num_bytes), element, width)
+
+    def first_of(record: ir.Value) -> ir.Value:
+        start_bits = emit_int_constant(int_vector(width), _START_BITS)
+        return start_bits if starts_as_float else splat(record, CORRECTION_OFFSET, INT32)
+
+    firsts = [first_of(record) for record in records]
+    totals = [[dot.start(builder, first) for _ in groups] for first in firsts]
+    for quad in range(GROUP // 4):
+        for record, row_totals in zip(records, totals, strict=True):
+            values = splat(record, 4 * quad, INT32)
+            for block, group in enumerate(groups):
+                row_totals[block] = dot.add(builder, row_totals[block], group.weights[quad], values)
+    for record, first, row_totals, row_sums in zip(records, firsts, totals, sums, strict=True):
+        row_scale = splat(record, SCALE_OFFSET, FLOAT)
+        for group, total, place in zip(groups, row_totals, row_sums, strict=True):
+            value = dot.finish(builder, total, first)
+            if group.shift is None:
+                scaled = builder.fmul(builder.sitofp(value, vector_type(width)), group.scale)
+            else:
+                scaled = emit_fma(builder, builder.bitcast(value, vector_type(width)), group.scale, group.shift)
+            result = emit_fma(builder, scaled, row_scale, emit_load(builder, place, width))
+            if group.minimum is not None:
+                result = emit_fma(builder, group.minimum, splat(record, SCALED_SUM_OFFSET, FLOAT), result)
+            emit_store(builder, result, place)
