@@ -13,16 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weir.kv.geometry import PAGE_TOKENS
-from weir.ops.simd.attention import (
-    TILE_ROWS,
-    WIDE_SCORE_ROWS,
-    score_tile,
-    score_wide_tile,
-    soften_row,
-    weigh_tile,
-    weigh_wide_tile,
-    widen_page,
-)
+from weir.ops.simd.attention import TILE_ROWS, score_tile, soften_row, weigh_tile
 from weir.ops.simd.bf16 import BF16_BYTES
 from weir.ops.simd.float import FLOAT_BYTES
 from weir.ops.simd.jit import kernel
@@ -34,7 +25,6 @@ STATS_FLOATS = 2
 """A row's largest score and the sum of its weights."""
 
 _SCORE_STRIDE = BLOCK_TOKENS * FLOAT_BYTES
-_PAGE_SCORES = PAGE_TOKENS * FLOAT_BYTES
 
 _LOG2_E = 1.4426950408889634
 
@@ -74,32 +64,17 @@ def score_block(
     ahead: int,
     head_dim: int,
     scores: int,
-    wide: int,
 ) -> None:
     """Scores of rows against one block, each row's at `scores + row * BLOCK_TOKENS * 4`.
 
     The first `rows_per_token` rows see `num_tokens` tokens of the block, the next as many one more, and so on.
-    `page_ids` are those of the block. `ahead`: what will be read next. `wide`: memory for a page in float32, where
-    each is widened before all rows meet it; or 0.
+    `page_ids` are those of the block. `ahead`: what will be read next.
     """
     last_tokens = min(num_tokens + (num_rows - 1) // rows_per_token, BLOCK_TOKENS)
     num_pages = (last_tokens + PAGE_TOKENS - 1) // PAGE_TOKENS
     for page in range(num_pages):
         keys = head.keys + page_ids[page] * head.stride
         fetched = ahead if page + 1 == num_pages else head.keys + page_ids[page + 1] * head.stride
-        if wide != 0:
-            widen_page(keys, PAGE_TOKENS * head_dim, fetched, wide)
-            hidden_tokens = max(0, page * PAGE_TOKENS + 1 - num_tokens)
-            _score_wide_page(
-                queries,
-                query_stride,
-                hidden_tokens * rows_per_token,
-                num_rows,
-                wide,
-                head_dim,
-                scores + page * _PAGE_SCORES,
-            )
-            continue
         for first in range(0, num_rows, TILE_ROWS):
             rows = min(num_rows - first, TILE_ROWS)
             if num_tokens + (first + rows - 1) // rows_per_token > page * PAGE_TOKENS:
@@ -110,27 +85,10 @@ def score_block(
                     keys,
                     fetched,
                     head_dim,
-                    scores + first * _SCORE_STRIDE + page * _PAGE_SCORES,
+                    scores + first * _SCORE_STRIDE + page * PAGE_TOKENS * FLOAT_BYTES,
                     _SCORE_STRIDE,
                 )
                 fetched = keys
-
-
-@kernel
-def _score_wide_page(
-    queries: int, query_stride: int, first_row: int, num_rows: int, keys: int, head_dim: int, scores: int
-) -> None:
-    """Rows from `first_row` on, which see some of the page."""
-    for first in range(first_row, num_rows, WIDE_SCORE_ROWS):
-        score_wide_tile(
-            min(num_rows - first, WIDE_SCORE_ROWS),
-            queries + first * query_stride,
-            query_stride,
-            keys,
-            head_dim,
-            scores + first * _SCORE_STRIDE,
-            _SCORE_STRIDE,
-        )
 
 
 @kernel
@@ -144,7 +102,6 @@ def weigh_block(
     head_dim: int,
     weights: int,
     sums: int,
-    wide: int,
 ) -> None:
     """The weighted values of one block: `sums` [num_rows, head_dim]. Arguments as those of `score_block`."""
     last_tokens = min(num_tokens + (num_rows - 1) // rows_per_token, BLOCK_TOKENS)
@@ -152,29 +109,13 @@ def weigh_block(
     for page in range(num_pages):
         values = head.values + page_ids[page] * head.stride
         fetched = ahead if page + 1 == num_pages else head.values + page_ids[page + 1] * head.stride
-        if wide != 0:
-            widen_page(values, PAGE_TOKENS * head_dim, fetched, wide)
-            values = wide
         for first in range(0, num_rows, TILE_ROWS):
             rows = min(num_rows - first, TILE_ROWS)
             seen = min(num_tokens + (first + rows - 1) // rows_per_token, BLOCK_TOKENS) - page * PAGE_TOKENS
-            if seen <= 0:
-                continue
-            if wide != 0:
-                weigh_wide_tile(
-                    rows,
-                    weights + first * _SCORE_STRIDE + page * _PAGE_SCORES,
-                    _SCORE_STRIDE,
-                    values,
-                    head_dim,
-                    min(seen, PAGE_TOKENS),
-                    sums + first * head_dim * FLOAT_BYTES,
-                    page == 0,
-                )
-            else:
+            if seen > 0:
                 weigh_tile(
                     rows,
-                    weights + first * _SCORE_STRIDE + page * _PAGE_SCORES,
+                    weights + first * _SCORE_STRIDE + page * PAGE_TOKENS * FLOAT_BYTES,
                     _SCORE_STRIDE,
                     values,
                     fetched,

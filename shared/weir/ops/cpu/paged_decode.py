@@ -121,7 +121,6 @@ def decode_blocks(
             first_values,
             head_dim,
             scores,
-            0,
         )
         soften_block(scores, group_heads, group_heads, num_tokens, scale, sums + group_heads * head_bytes)
         weigh_block(
@@ -134,7 +133,6 @@ def decode_blocks(
             head_dim,
             scores,
             sums,
-            0,
         )
 
 

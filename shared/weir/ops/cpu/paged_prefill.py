@@ -21,7 +21,7 @@ from weir.ops.cpu.attention import (
     softmax_scale,
     weigh_block,
 )
-from weir.ops.simd.attention import WIDENS_PAGES, copy_floats, finish_row, merge_row
+from weir.ops.simd.attention import copy_floats, finish_row, merge_row
 from weir.ops.simd.float import FLOAT_BYTES
 from weir.ops.simd.jit import kernel
 from weir.ops.simd.loops import address_of
@@ -63,9 +63,8 @@ def plan_prefill(chunk_tokens: NDArray[np.int32], num_kv_heads: int, group_heads
 
 @kernel
 def prefill_scratch_floats(group_heads: int, head_dim: int) -> int:
-    """Floats of a thread's row of `scratch`: for each row of an item its query, scores, two sums, two stats; a page."""
-    rows = item_tokens(group_heads) * group_heads
-    return rows * (3 * head_dim + BLOCK_TOKENS + 2 * STATS_FLOATS) + PAGE_TOKENS * head_dim
+    """Floats of a thread's row of `scratch`: for each row of an item its query, scores, two sums, two stats."""
+    return item_tokens(group_heads) * group_heads * (3 * head_dim + BLOCK_TOKENS + 2 * STATS_FLOATS)
 
 
 @kernel
@@ -121,10 +120,7 @@ def paged_prefill(
 
 
 class _Buffers(NamedTuple):
-    """Addresses of an item's rows: packed queries, weighted values and stats of all blocks and of one, scores.
-
-    `wide`: of a page in float32, or 0 where tiles widen pages themselves.
-    """
+    """Addresses of an item's rows: packed queries, weighted values and stats of all blocks and of one, scores."""
 
     queries: int
     sums: int
@@ -132,7 +128,6 @@ class _Buffers(NamedTuple):
     block_sums: int
     block_stats: int
     scores: int
-    wide: int
 
 
 @kernel
@@ -142,9 +137,9 @@ def _buffers(scratch: NDArray[np.float32], num_rows: int, head_dim: int) -> _Buf
     block_sums = queries + 2 * rows_bytes
     stats = block_sums + rows_bytes
     block_stats = stats + num_rows * _STATS_BYTES
-    scores = block_stats + num_rows * _STATS_BYTES
-    wide = scores + num_rows * BLOCK_TOKENS * FLOAT_BYTES if WIDENS_PAGES else 0
-    return _Buffers(queries, queries + rows_bytes, stats, block_sums, block_stats, scores, wide)
+    return _Buffers(
+        queries, queries + rows_bytes, stats, block_sums, block_stats, block_stats + num_rows * _STATS_BYTES
+    )
 
 
 @kernel
@@ -171,10 +166,9 @@ def _attend_block(
     # read again and again by the other items: no need to fetch ahead of the block
     ahead = head.keys + page_ids[0] * head.stride
     queries = buffers.queries + skipped * row_bytes
-    wide = buffers.wide
-    score_block(queries, row_bytes, shown, group_heads, seen, head, page_ids, ahead, head_dim, buffers.scores, wide)
+    score_block(queries, row_bytes, shown, group_heads, seen, head, page_ids, ahead, head_dim, buffers.scores)
     soften_block(buffers.scores, shown, group_heads, seen, scale, stats)
-    weigh_block(shown, group_heads, seen, head, page_ids, ahead, head_dim, buffers.scores, sums, wide)
+    weigh_block(shown, group_heads, seen, head, page_ids, ahead, head_dim, buffers.scores, sums)
     if not is_first:
         for row in range(skipped, num_rows):
             merge_row(

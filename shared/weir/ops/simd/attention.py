@@ -9,7 +9,6 @@ that.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from llvmlite import ir
@@ -39,15 +38,12 @@ from weir.ops.simd.loops import Values, emit_index, emit_loop, emit_offset, emit
 
 TILE_ROWS = 6
 """Most rows of a tile."""
-_HAS_WIDE_REGISTERS = instruction_set() is InstructionSet.AVX512_VNNI
-WIDENS_PAGES = _HAS_WIDE_REGISTERS
-"""Whether many rows meet a page that was widened for all of them: where widening takes turns from multiply-adds."""
-WIDE_SCORE_ROWS = 12
-"""Most rows of a tile of scores over a widened page: as many independent sums as two multiply-adds a cycle need."""
 _LINE_BYTES = 64
+_KEY_STRIDE = PAGE_TOKENS * BF16_BYTES
 _UNROLLED_DIMENSIONS = CPU_HEAD_DIM_STEP
 # The second level takes more lines at once than the first: measured 15 against 11 GB/s a core on Zen 4.
 _AHEAD_LEVEL = 2
+_HAS_WIDE_REGISTERS = instruction_set() is InstructionSet.AVX512_VNNI
 _VALUE_LANES = 16 if _HAS_WIDE_REGISTERS else 8
 # Dimensions at a time: the sums of a tile, TILE_ROWS times as many, have to stay in registers.
 _VALUE_SLICES = (64, 16, CPU_HEAD_DIM_STEP) if _HAS_WIDE_REGISTERS else (16, CPU_HEAD_DIM_STEP)
@@ -55,28 +51,11 @@ _LANES = 16
 _SLICES = (16, CPU_HEAD_DIM_STEP)
 
 
-@dataclass(frozen=True, slots=True)
-class _Numbers:
-    """How keys and values lie where a tile reads them."""
-
-    num_bytes: int
-    load: Callable[[ir.IRBuilder, ir.Value, int], ir.Value]
-
-    @property
-    def key_stride(self) -> int:
-        return PAGE_TOKENS * self.num_bytes
-
-
-_IN_PAGES, _WIDENED = _Numbers(BF16_BYTES, emit_load_bf16), _Numbers(FLOAT_BYTES, emit_load)
-
-
-def _emit_rows_switch(
-    builder: ir.IRBuilder, num_rows: ir.Value, emit: Callable[[int], None], most_rows: int = TILE_ROWS
-) -> None:
-    """`emit(n)` for the n in 1 … `most_rows` that `num_rows` is."""
+def _emit_rows_switch(builder: ir.IRBuilder, num_rows: ir.Value, emit: Callable[[int], None]) -> None:
+    """`emit(n)` for the n in 1 … TILE_ROWS that `num_rows` is."""
     after = builder.append_basic_block("tiled")
     switch = builder.switch(num_rows, after)
-    for rows in range(1, most_rows + 1):
+    for rows in range(1, TILE_ROWS + 1):
         case = builder.append_basic_block(f"rows{rows}")
         switch.add_case(emit_index(rows), case)
         builder.position_at_end(case)
@@ -85,17 +64,16 @@ def _emit_rows_switch(
     builder.position_at_end(after)
 
 
-def _emit_score_tile(builder: ir.IRBuilder, rows: int, numbers: _Numbers, args: Values, ahead: ir.Value | None) -> None:
-    """What is `ahead` is fetched meanwhile."""
-    queries, query_stride, keys, head_dim, scores, score_stride = args
+def _emit_score_tile(builder: ir.IRBuilder, rows: int, args: Values) -> None:
+    queries, query_stride, keys, ahead, head_dim, scores, score_stride = args
     query_rows = [emit_offset(builder, queries, emit_index(row), query_stride) for row in range(rows)]
 
     def dimensions(first: ir.Value, sums: Values) -> Values:
         for number in range(_UNROLLED_DIMENSIONS):
             dimension = builder.add(first, emit_index(number))
-            if ahead is not None and number * numbers.key_stride % _LINE_BYTES == 0:
-                emit_prefetch(builder, emit_offset(builder, ahead, dimension, numbers.key_stride), _AHEAD_LEVEL)
-            key = numbers.load(builder, emit_offset(builder, keys, dimension, numbers.key_stride), PAGE_TOKENS)
+            if number * _KEY_STRIDE % _LINE_BYTES == 0:
+                emit_prefetch(builder, emit_offset(builder, ahead, dimension, _KEY_STRIDE), _AHEAD_LEVEL)
+            key = emit_load_bf16(builder, emit_offset(builder, keys, dimension, _KEY_STRIDE), PAGE_TOKENS)
             for row in range(rows):
                 query = emit_load(builder, emit_offset(builder, query_rows[row], dimension, FLOAT_BYTES), 1)
                 sums[row] = emit_fma(builder, emit_splat(builder, query, PAGE_TOKENS), key, sums[row])
@@ -125,86 +103,31 @@ def score_tile(
     """
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Values) -> ir.Value:
-        num_rows, queries, query_stride, keys, ahead, *rest = args
-        tile = [queries, query_stride, keys, *rest]
-        _emit_rows_switch(builder, num_rows, lambda rows: _emit_score_tile(builder, rows, _IN_PAGES, tile, ahead))
+        _emit_rows_switch(builder, args[0], lambda rows: _emit_score_tile(builder, rows, args[1:]))
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 8), generate
 
 
-@simd
-def score_wide_tile(
-    typing_context: Any,
-    num_rows: Any,
-    queries: Any,
-    query_stride: Any,
-    keys: Any,
-    head_dim: Any,
-    scores: Any,
-    score_stride: Any,
-) -> Any:
-    """`score_tile` of up to WIDE_SCORE_ROWS rows over keys that `widen_page` has made float32."""
-
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Values) -> ir.Value:
-        def emit(rows: int) -> None:
-            _emit_score_tile(builder, rows, _WIDENED, args[1:], None)
-
-        _emit_rows_switch(builder, args[0], emit, WIDE_SCORE_ROWS)
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 7), generate
-
-
-@simd
-def widen_page(typing_context: Any, page: Any, count: Any, ahead: Any, target: Any) -> Any:
-    """`count` bfloat16 numbers, a multiple of 32, as float32; as many at `ahead` are fetched into the caches."""
-
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Values) -> ir.Value:
-        page, count, ahead, target = args
-
-        def widen_line(first: ir.Value, _: Values) -> Values:
-            emit_prefetch(builder, emit_offset(builder, ahead, first, BF16_BYTES), _AHEAD_LEVEL)
-            for part in range(0, _LINE_BYTES // BF16_BYTES, _LANES):
-                index = builder.add(first, emit_index(part))
-                loaded = emit_load_bf16(builder, emit_offset(builder, page, index, BF16_BYTES), _LANES)
-                emit_store(builder, loaded, emit_offset(builder, target, index, FLOAT_BYTES))
-            return []
-
-        emit_loop(builder, emit_index(0), count, _LINE_BYTES // BF16_BYTES, [], widen_line)
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 4), generate
-
-
-def _emit_weigh_slice(
-    builder: ir.IRBuilder,
-    rows: int,
-    first: ir.Value,
-    num_dimensions: int,
-    numbers: _Numbers,
-    args: Values,
-    ahead: ir.Value | None,
-) -> None:
-    weights, weight_stride, values, head_dim, num_tokens, sums, is_first = args
+def _emit_weigh_slice(builder: ir.IRBuilder, rows: int, first: ir.Value, num_dimensions: int, args: Values) -> None:
+    weights, weight_stride, values, ahead, head_dim, num_tokens, sums, is_first = args
     lanes = min(num_dimensions, _VALUE_LANES)
     parts = range(0, num_dimensions, lanes)
-    lines = range(0, num_dimensions * numbers.num_bytes, _LINE_BYTES) if ahead is not None else ()
-    values = emit_offset(builder, values, first, numbers.num_bytes)
-    fetched = emit_offset(builder, ahead or values, first, numbers.num_bytes)
+    lines = range(0, num_dimensions * BF16_BYTES, _LINE_BYTES)
+    values, ahead = (emit_offset(builder, base, first, BF16_BYTES) for base in (values, ahead))
     sums = emit_offset(builder, sums, first, FLOAT_BYTES)
-    value_stride, row_stride = (builder.mul(head_dim, emit_index(size)) for size in (numbers.num_bytes, FLOAT_BYTES))
+    value_stride, row_stride = (builder.mul(head_dim, emit_index(size)) for size in (BF16_BYTES, FLOAT_BYTES))
     weight_rows = [emit_offset(builder, weights, emit_index(row), weight_stride) for row in range(rows)]
     sum_rows = [emit_offset(builder, sums, emit_index(row), row_stride) for row in range(rows)]
     places = [builder.add(sum_row, emit_index(part * FLOAT_BYTES)) for sum_row in sum_rows for part in parts]
 
     def token_body(token: ir.Value, totals: Values) -> Values:
         for line in lines:
-            place = builder.add(emit_offset(builder, fetched, token, value_stride), emit_index(line))
+            place = builder.add(emit_offset(builder, ahead, token, value_stride), emit_index(line))
             emit_prefetch(builder, place, _AHEAD_LEVEL)
         start = emit_offset(builder, values, token, value_stride)
-        starts = [builder.add(start, emit_index(part * numbers.num_bytes)) for part in parts]
-        loaded = [numbers.load(builder, place, lanes) for place in starts]
+        starts = [builder.add(start, emit_index(part * BF16_BYTES)) for part in parts]
+        loaded = [emit_load_bf16(builder, place, lanes) for place in starts]
         previous = iter(totals)
         results = []
         for row in range(rows):
@@ -241,44 +164,16 @@ def weigh_tile(
     """
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Values) -> ir.Value:
-        num_rows, weights, weight_stride, values, ahead, *rest = args
-        _emit_weigh_tile(builder, num_rows, _IN_PAGES, [weights, weight_stride, values, *rest], ahead)
+        def emit(rows: int) -> None:
+            def emit_slice(first: ir.Value, width: int) -> None:
+                _emit_weigh_slice(builder, rows, first, width, args[1:])
+
+            emit_slices(builder, args[5], _VALUE_SLICES, emit_slice)
+
+        _emit_rows_switch(builder, args[0], emit)
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 9), generate
-
-
-@simd
-def weigh_wide_tile(
-    typing_context: Any,
-    num_rows: Any,
-    weights: Any,
-    weight_stride: Any,
-    values: Any,
-    head_dim: Any,
-    num_tokens: Any,
-    sums: Any,
-    is_first: Any,
-) -> Any:
-    """`weigh_tile` over values that `widen_page` has made float32."""
-
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Values) -> ir.Value:
-        _emit_weigh_tile(builder, args[0], _WIDENED, args[1:], None)
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 8), generate
-
-
-def _emit_weigh_tile(
-    builder: ir.IRBuilder, num_rows: ir.Value, numbers: _Numbers, args: Values, ahead: ir.Value | None
-) -> None:
-    def emit(rows: int) -> None:
-        def emit_slice(first: ir.Value, width: int) -> None:
-            _emit_weigh_slice(builder, rows, first, width, numbers, args, ahead)
-
-        emit_slices(builder, args[3], _VALUE_SLICES, emit_slice)
-
-    _emit_rows_switch(builder, num_rows, emit)
 
 
 def _emit_masked_scores(builder: ir.IRBuilder, scores: ir.Value, first: ir.Value, num_tokens: ir.Value) -> ir.Value:
