@@ -34,7 +34,8 @@ from weir.ops.simd.loops import Values, emit_index, emit_loop
 
 MOST_ROWS = 32
 """Of a call: their records and sums stay in the first cache."""
-LEAST_ROWS = 12
+LEAST_ROWS = 8
+"""From here on faster than tiles; below, memory is what rows wait for, and tiles fetch it ahead."""
 PAIR = 2
 """Blocks that rows meet at once: what is loaded of a row serves twice. 16 registers of weights, 8 of sums."""
 _ROWS_AT_ONCE = 4
