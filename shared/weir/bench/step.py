@@ -85,7 +85,7 @@ def main(model: str, json_output: bool = False, num_threads: int | None = None, 
 def measure(model: str, num_threads: int, precision: Precision = "auto") -> StepReport:
     """Raises ModelError, WeirError.
 
-    Takes some 20 s for the built-in model, and a minute where kernels are compiled first."""
+    Takes a minute or two for the built-in model, and longer where kernels are compiled first."""
     source = resolve_model(model)
     torch.set_num_threads(num_threads)
     weights = load_model(source, precision, FixedShare(num_threads))

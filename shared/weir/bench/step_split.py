@@ -60,7 +60,7 @@ class _TimedShare(FixedShare):
 def measure_splits(
     weights: Int8Weights, shapes: Mapping[str, StepShape], pages: Pages, num_threads: int
 ) -> tuple[StepSplit, ...]:
-    """Of each step under its name. The clocks make a step of one token some 2 % longer."""
+    """Of each step under its name. The clocks, two calls a chunk, are in the times of the chunks."""
     share = _TimedShare(num_threads)
     times_ns = np.zeros((most_chunks(num_threads), forward.NUM_TIMES), np.int64)
     runner = CpuRunner(weights.config, weights.packed, pages, share, times_ns)
