@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -69,7 +70,7 @@ def measure_splits(
     for name, shape in shapes.items():
         plan = shape.plan(weights.config.vocab_size)
         runner.run(plan)
-        found = [_measure_once(name, lambda plan=plan: runner.run(plan), times_ns, share) for _ in range(_REPEATS)]
+        found = [_measure_once(name, partial(runner.run, plan), times_ns, share) for _ in range(_REPEATS)]
         splits.append(sorted(found, key=lambda split: split.whole_ms)[_REPEATS // 2])
     return tuple(splits)
 
