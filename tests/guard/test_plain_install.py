@@ -44,7 +44,7 @@ for root in ("weir_gateway", "weir_scheduler", "weir_transfer", "weir_prefill", 
              "weir.cli", "weir.sim", "weir.bench"):
     package = importlib.import_module(root)
     names += [module.name for module in pkgutil.walk_packages(package.__path__, root + ".")]
-needs_extra = {"weir.sim.results.plots", "weir.bench.step", "weir.bench.decode_split"}
+needs_extra = {"weir.sim.results.plots", "weir.bench.step", "weir.bench.step_split"}
 for name in set(names) - needs_extra:
     importlib.import_module(name)
 print(len(names))

@@ -7,15 +7,14 @@ import numpy as np
 from numpy.typing import NDArray
 from tests.kernels.whole_ops import dequantized
 
+from weir.ops.cpu.linear_block import make_blocks
 from weir.ops.cpu.linear_pack import (
-    BLOCK_OUTPUTS,
     PackedMatrix,
     WeightKind,
     block_bytes,
     pack_q4_1,
     pack_q8_0,
 )
-from weir.ops.cpu.linear_tile import make_block
 from weir.ops.cpu.quantized_rows import GROUP, empty_rows, num_groups_of, records_of
 from weir.ops.simd.features import InstructionSet, cpu_features
 
@@ -74,7 +73,7 @@ class LinearLayers:
     """Both kinds of linear layer in one instruction set, whichever `weir.ops` has chosen for this process."""
 
     def __init__(self, instruction_set: InstructionSet) -> None:
-        self._drivers = {kind: _driver(make_block(kind, instruction_set)) for kind in KINDS}
+        self._drivers = {kind: _driver(make_blocks(kind, instruction_set)) for kind in KINDS}
 
     def __call__(
         self, rows: NDArray[np.uint8], matrix: PackedMatrix, out: NDArray[np.float32] | None = None, added: int = 0
@@ -86,7 +85,7 @@ class LinearLayers:
         return out
 
 
-def _driver(block: Any) -> Any:
+def _driver(blocks: Any) -> Any:
     def run(
         rows: NDArray[np.uint8],
         data: NDArray[np.uint8],
@@ -96,19 +95,18 @@ def _driver(block: Any) -> Any:
         added: int,
     ) -> None:
         num_rows, num_outputs = out.shape
-        for index in range(data.size // stride):
-            first = index * BLOCK_OUTPUTS
-            block(
-                data.ctypes.data + index * stride,
-                num_groups,
-                rows.ctypes.data,
-                rows.shape[1],
-                num_rows,
-                out.ctypes.data + 4 * first,
-                4 * num_outputs,
-                num_outputs - first,
-                added,
-            )
+        blocks(
+            data.size // stride,
+            data.ctypes.data,
+            num_groups,
+            rows.ctypes.data,
+            rows.shape[1],
+            num_rows,
+            out.ctypes.data,
+            4 * num_outputs,
+            num_outputs,
+            added,
+        )
 
-    # not through the cache on disk, whose key does not know for which instruction set `block` emits code
+    # not through the cache on disk, whose key does not know for which instruction set `blocks` emits code
     return numba.njit(nogil=True)(run)

@@ -20,7 +20,7 @@ from weir.ops.cpu.linear_pack import WeightKind
 from weir.ops.cpu.quantize import quantize_rows
 from weir.ops.simd.features import InstructionSet
 
-NUM_ROWS = (1, 2, 3, 7, 8, 15, 32, 33)
+NUM_ROWS = (1, 2, 3, 7, 8, 15, 32, 33, 71)
 SHAPES = ((1, 32), (16, 64), (17, 96), (40, 160), (95, 576))
 
 

@@ -23,14 +23,19 @@ from weir.engine.plan import StepPlan
 from weir.model.cpu.core_share import FixedShare
 from weir.model.errors import ModelError
 from weir.model.files.source import resolve_model
-from weir.model.load import Int8Weights, Runner, load_model
+from weir.model.load import Int8Weights, LoadedWeights, Runner, load_model
 
 if TYPE_CHECKING:
-    from weir.bench.decode_split import DecodeSplit
+    from weir.bench.step_split import StepSplit
 
 _DECODE_CONTEXT = 160
 _PREFILL_TOKENS = (128, 512)
 _DECODE_SEQUENCES = (1, 8, 32)
+_LONG_CONTEXT = 4000
+_LONG_PREFILL_TOKENS = 512
+_LONG_DECODE_SEQUENCES = (1, 8)
+_MOST_PAGES_BYTES = 1 << 30
+"""Long contexts that take more are left out."""
 _REPEATS = 9
 _BANDWIDTH_BYTES = 256 << 20
 
@@ -61,8 +66,8 @@ class StepReport:
     weights_bytes: int
     bandwidth_bytes_a_second: float
     steps: tuple[StepTime, ...]
-    splits: "tuple[DecodeSplit, ...]"
-    """Of int8 only."""
+    splits: "tuple[StepSplit, ...]"
+    """Of the same steps; of int8 only."""
 
 
 def main(model: str, json_output: bool = False, num_threads: int | None = None, precision: Precision = "auto") -> int:
@@ -80,29 +85,46 @@ def main(model: str, json_output: bool = False, num_threads: int | None = None, 
 def measure(model: str, num_threads: int, precision: Precision = "auto") -> StepReport:
     """Raises ModelError, WeirError.
 
-    Takes some 20 s for the built-in model, and a minute where kernels are compiled first."""
+    Takes a minute or two for the built-in model, and longer where kernels are compiled first."""
     source = resolve_model(model)
     torch.set_num_threads(num_threads)
     weights = load_model(source, precision, FixedShare(num_threads))
     bandwidth = memory_bandwidth()
-    lengths = sorted({min(length, weights.config.max_context_tokens) for length in _PREFILL_TOKENS})
-    decodes = [StepShape(num_decodes=number, context_tokens=_DECODE_CONTEXT + 1) for number in _DECODE_SEQUENCES]
-    shapes = {f"prefill, {length}": StepShape(length) for length in lengths}
-    shapes |= {f"decode, {shape.num_decodes}": shape for shape in decodes}
-    # zeros are valid keys and values; the time of a step does not depend on what they are
-    num_pages = max(shape.num_pages for shape in shapes.values())
-    runner = weights.runner_over(np.zeros((num_pages, weights.page_geometry.page_bytes), dtype=np.uint8))
+    shapes = _shapes(weights)
+    # written, for memory that nobody has written is one page of zeros, which caches hold; what is in it does not matter
+    pages = np.empty((max(shape.num_pages for shape in shapes.values()), weights.page_geometry.page_bytes), np.uint8)
+    pages.fill(0)
+    runner = weights.runner_over(pages)
     runner.warm_up()
     floor_ms = weights.num_bytes / bandwidth * 1e3
     steps = [time_step(name, shape.plan(weights.config.vocab_size), runner, floor_ms) for name, shape in shapes.items()]
-    splits: list[DecodeSplit] = []
+    splits: tuple[StepSplit, ...] = ()
     if isinstance(weights, Int8Weights):
-        from weir.bench.decode_split import measure_split  # noqa: PLC0415 - compiled kernels, which fp32 does without
+        from weir.bench.step_split import measure_splits  # noqa: PLC0415 - compiled kernels, which fp32 does without
 
-        splits = [measure_split(weights, runner, FixedShare(num_threads), shape) for shape in decodes]
-    return StepReport(
-        source.name, weights.arithmetic, num_threads, weights.num_bytes, bandwidth, tuple(steps), tuple(splits)
-    )
+        splits = measure_splits(weights, shapes, pages, num_threads)
+    return StepReport(source.name, weights.arithmetic, num_threads, weights.num_bytes, bandwidth, tuple(steps), splits)
+
+
+def _shapes(weights: LoadedWeights) -> dict[str, StepShape]:
+    """Steps by name; those of long contexts where the model, and this machine's memory, has room for them."""
+    most_tokens = weights.config.max_context_tokens
+    lengths = sorted({min(length, most_tokens) for length in _PREFILL_TOKENS})
+    shapes = {f"prefill, {length}": StepShape(length) for length in lengths}
+    shapes |= {
+        f"decode, {number}": StepShape(num_decodes=number, context_tokens=_DECODE_CONTEXT + 1)
+        for number in _DECODE_SEQUENCES
+    }
+    after = f"after {_LONG_CONTEXT}"
+    long = {f"prefill, {_LONG_PREFILL_TOKENS} {after}": StepShape(_LONG_PREFILL_TOKENS, _LONG_CONTEXT)}
+    long |= {
+        f"decode, {number} {after}": StepShape(num_decodes=number, context_tokens=_LONG_CONTEXT + 1)
+        for number in _LONG_DECODE_SEQUENCES
+    }
+    most_pages = _MOST_PAGES_BYTES // weights.page_geometry.page_bytes
+    if most_tokens < _LONG_CONTEXT + _LONG_PREFILL_TOKENS or any(one.num_pages > most_pages for one in long.values()):
+        return shapes
+    return shapes | long
 
 
 def time_step(name: str, plan: StepPlan, runner: Runner, floor_ms: float) -> StepTime:
@@ -148,13 +170,13 @@ def as_table(report: StepReport) -> Table:
     return table
 
 
-def split_table(splits: "Sequence[DecodeSplit]") -> Table:
-    """One row a number of sequences."""
-    table = Table(title="where a decode step's milliseconds go")
-    table.add_column("sequences", justify="right")
-    for column in ("linear", "head", "attention", "other"):
-        table.add_column(column, justify="right")
+def split_table(splits: "Sequence[StepSplit]") -> Table:
+    """One column a step."""
+    table = Table(title="where a step's milliseconds go")
+    table.add_column("part")
     for split in splits:
-        parts = (split.linear_ms, split.head_ms, split.attention_ms, split.other_ms)
-        table.add_row(str(split.num_sequences), *(f"{part:.2f}" for part in parts))
+        table.add_column(split.name, justify="right")
+    for part in splits[0].parts_ms:
+        table.add_row(part, *(f"{split.parts_ms[part]:.2f}" for split in splits))
+    table.add_row("all", *(f"{split.whole_ms:.2f}" for split in splits))
     return table

@@ -29,7 +29,7 @@ def weights() -> Weights:
 @pytest.fixture(scope="module")
 def expected(weights: Weights) -> list[StepResult]:
     """One step after the other."""
-    runner = triton_runner(weights, unwritten=0.0)
+    runner = triton_runner(weights)
     results = [runner.run(prompts_step())]
     for index in range(NUM_STEPS):
         token_ids = [results[-1].token_ids[slot] for slot in range(3)]
@@ -61,7 +61,7 @@ def decodes_step(index: int, token_ids: Sequence[int], slots: Sequence[int] = (0
 def test_steps_that_are_launched_ahead_sample_the_same_tokens(
     weights: Weights, expected: list[StepResult], has_graphs: bool
 ) -> None:
-    runner = triton_runner(weights, unwritten=0.0)
+    runner = triton_runner(weights)
     if has_graphs:
         runner.capture_decodes((lambda step: step) if IS_INTERPRETED else cuda_graph_capture())
     waiting = runner.launch(prompts_step())
@@ -79,7 +79,7 @@ def test_steps_that_are_launched_ahead_sample_the_same_tokens(
 def test_who_is_left_out_of_the_step_ahead_changes_nobody_elses_token(
     weights: Weights, expected: list[StepResult]
 ) -> None:
-    runner = triton_runner(weights, unwritten=0.0)
+    runner = triton_runner(weights)
     first = runner.launch(prompts_step())
     second = runner.launch(decodes_step(0, [SAMPLED_BEFORE] * 2, slots=(2, 1)))
     first()
@@ -89,14 +89,14 @@ def test_who_is_left_out_of_the_step_ahead_changes_nobody_elses_token(
 
 
 def test_a_slot_that_the_step_before_has_not_sampled_is_named(weights: Weights) -> None:
-    runner = triton_runner(weights, unwritten=0.0)
+    runner = triton_runner(weights)
     runner.run(decodes_step(0, [1, 2], slots=(0, 1)))
     with pytest.raises(InternalError, match=r"slots \[2\] go on from tokens that the step before has not sampled"):
         runner.launch(decodes_step(1, [SAMPLED_BEFORE] * 3))
 
 
 def test_a_step_that_fails_takes_the_one_ahead_of_it_with_it(weights: Weights) -> None:
-    runner = triton_runner(weights)  # positions that nobody has written are no numbers
+    runner = triton_runner(weights)  # its pages are no numbers until they are written
     with np.errstate(all="ignore"):
         broken = runner.launch(decodes_step(3, [1], slots=(0,)))
         ahead = runner.launch(decodes_step(4, [SAMPLED_BEFORE], slots=(0,)))

@@ -34,6 +34,16 @@ def test_the_weights_a_step_reads_are_counted_once(tiny: TinyLlama) -> None:
     assert report.weights_bytes == 4 * sum(parameter.numel() for parameter in tiny.model.parameters())
 
 
+@pytest.mark.timeout(600)  # compiles a forward pass with clocks
+def test_the_parts_of_an_int8_step_add_up_to_the_step(tiny: TinyLlama) -> None:
+    report = step.measure(str(tiny.folder), num_threads=2, precision="int8")
+    assert [split.name for split in report.splits] == [found.name for found in report.steps]
+    for split in report.splits:
+        assert sum(split.parts_ms.values()) == pytest.approx(split.whole_ms)
+        idle = {"waiting", "Python"}
+        assert all(part_ms > 0 for part, part_ms in split.parts_ms.items() if part not in idle), split.name
+
+
 def test_a_table_is_printed_for_people(tiny: TinyLlama, capsys: pytest.CaptureFixture[str]) -> None:
     assert step.main(str(tiny.folder), num_threads=1) == 0
     printed = capsys.readouterr().out

@@ -38,10 +38,11 @@ from weir.ops.cpu.rotary_kv_write import rotary_kv_write
 from weir.ops.cpu.sampling_scan import scan_rows
 from weir.ops.cpu.silu_mul import silu_mul_quantize_range
 from weir.ops.simd.jit import inlined, kernel
-from weir.ops.simd.phases import PhaseState, chunk_is_done, take_chunk, wait_for_phase
+from weir.ops.simd.phases import PhaseState, chunk_is_done, now_ns, take_chunk, wait_for_phase
 
 NORM, QKV, ROTARY, ATTEND, MERGE, OUTPUT, MLP_NORM, GATES, ACTIVATE, MLP_OUTPUT, NUM_STAGES = range(11)
 LAST_NORM, LOGITS, SCAN, NUM_LOGITS_STAGES = range(4)
+NUM_TIMES = NUM_STAGES + NUM_LOGITS_STAGES
 
 
 @kernel
@@ -51,29 +52,45 @@ def forward(
     arrays: SliceArrays,
     pages: BrainFloats,
     extent: Extent,
+    times_ns: Longs | None,
     state: PhaseState,
     base: int,
     num_chunks: int,
 ) -> None:
-    """What one thread of a team runs. `pages` [num_pages, num_layers, 2, num_kv_heads, PAGE_TOKENS * head_dim]."""
+    """What one thread of a team runs. `pages` [num_pages, num_layers, 2, num_kv_heads, PAGE_TOKENS * head_dim].
+
+    The time that a chunk's work takes is added to `times_ns` [chunks, NUM_TIMES]: those of a layer's stages, then those
+    of the logits'. With None, what serves, nothing of that is compiled.
+    """
     phase = 0
     for layer in range(extent.first_layer, extent.last_layer):
-        for stage in range(NUM_STAGES):
+        first_stage = extent.first_stage if layer == extent.first_layer else 0
+        last_stage = extent.last_stage if layer == extent.last_layer - 1 else NUM_STAGES
+        for stage in range(first_stage, last_stage):
             chunk = take_chunk(state, base, phase, num_chunks)
             while chunk >= 0:
+                if times_ns is not None:
+                    times_ns[chunk, stage] -= now_ns()
                 if stage <= MERGE:
                     _attention_stage(stage, model, buffers, arrays, pages, extent, layer, chunk, num_chunks)
                 else:
                     _mlp_stage(stage, model, buffers, arrays.token_ids.size, layer, chunk, num_chunks)
+                if times_ns is not None:
+                    times_ns[chunk, stage] += now_ns()
                 chunk_is_done(state)
                 chunk = take_chunk(state, base, phase, num_chunks)
             phase = wait_for_phase(state, base, phase, num_chunks)
-    if extent.last_layer < model.layer_parts.shape[0] or arrays.logit_rows.size == 0:
+    is_whole = extent.last_layer == model.layer_parts.shape[0] and extent.last_stage == NUM_STAGES
+    if not is_whole or arrays.logit_rows.size == 0:
         return
     for stage in range(NUM_LOGITS_STAGES):
         chunk = take_chunk(state, base, phase, num_chunks)
         while chunk >= 0:
+            if times_ns is not None:
+                times_ns[chunk, NUM_STAGES + stage] -= now_ns()
             _logits_stage(stage, model, buffers, arrays.logit_rows, chunk, num_chunks)
+            if times_ns is not None:
+                times_ns[chunk, NUM_STAGES + stage] += now_ns()
             chunk_is_done(state)
             chunk = take_chunk(state, base, phase, num_chunks)
         phase = wait_for_phase(state, base, phase, num_chunks)

@@ -8,11 +8,11 @@ from weir.engine.plan import ChunkPlan, SampleSpec, StepPlan, StepResult
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
 from weir.model.architecture import ModelConfig
 from weir.model.cpu.core_share import CoreShare
-from weir.model.cpu.forward import forward
+from weir.model.cpu.forward import ATTEND, NUM_STAGES, forward
 from weir.model.cpu.packed_weights import PackedWeights
 from weir.model.cpu.slices import SliceArrays, StepSlice, cut_slices
 from weir.model.cpu.threads import ThreadTeam, most_chunks
-from weir.model.cpu.workspace import MAX_SLICE_ROWS, BrainFloats, Extent, Workspace, make_model
+from weir.model.cpu.workspace import MAX_SLICE_ROWS, BrainFloats, Extent, Ints, Longs, Workspace, make_model
 from weir.model.precision import page_geometry
 from weir.model.rows import ordered_chunks
 from weir.model.sampler import Scan, compile_kernels, sample_step, token_logprobs
@@ -22,37 +22,62 @@ from weir.ops.simd.phases import PhaseState
 _WARM_UP_TOKENS = 40
 _ROW_LAYERS_A_CALL = 256
 """Rows times layers after which the share of cores is looked at again: some milliseconds."""
+_LEAST_NARROWING = 4
+"""Rows beside one with logits from which on only those go through the last layer, each with an attention of its own."""
 
 
 class CpuDecoder:
     """A model over paged keys and values in int8 arithmetic. Holds no state of any sequence."""
 
-    def __init__(self, config: ModelConfig, packed: PackedWeights, share: CoreShare) -> None:
+    def __init__(
+        self, config: ModelConfig, packed: PackedWeights, share: CoreShare, times_ns: Longs | None = None
+    ) -> None:
+        """`times_ns` [most_chunks(share.most), NUM_TIMES]: what the chunks of each stage take is added there."""
         self._config = config
         self._model = make_model(config, packed)
         self._workspace = Workspace(config, most_chunks(share.most))
         self._team = ThreadTeam(share)
+        self._times_ns = times_ns
 
     def compute(self, step_slice: StepSlice, pages: BrainFloats) -> Scan:
         """Writes keys and values into `pages`, the view that `page_numbers` makes.
 
         Returns the logits [logit rows, vocabulary], scanned; the next call overwrites them.
         """
-        extent = self._workspace.plan_attention(step_slice.arrays)
-        num_layers = self._config.num_layers
-        layers_a_call = max(1, _ROW_LAYERS_A_CALL // step_slice.num_rows)
+        arrays = step_slice.arrays
+        num_rows, num_logits, num_layers = step_slice.num_rows, len(arrays.logit_rows), self._config.num_layers
+        # of the last layer all rows' keys and values are wanted, the rest only where there are logits
+        is_narrow = num_logits * _LEAST_NARROWING <= num_rows
+        layers_a_call = max(1, _ROW_LAYERS_A_CALL // num_rows)
+        extent = self._workspace.plan_attention(arrays)
         for first in range(0, num_layers, layers_a_call):
             last = min(first + layers_a_call, num_layers)
-            self._call(step_slice.arrays, pages, extent._replace(first_layer=first, last_layer=last))
+            last_stage = ATTEND if is_narrow and last == num_layers else NUM_STAGES
+            here = extent._replace(first_layer=first, last_layer=last, last_stage=last_stage)
+            self._call(arrays, pages, here)
+        if is_narrow and num_logits > 0:
+            self._finish(arrays.of_logit_rows(), arrays.logit_rows, pages)
         buffers = self._workspace.buffers
         scan = Scan(buffers.logits, buffers.block_maxima, buffers.highest, buffers.argmax)
-        return scan.first_rows(len(step_slice.arrays.logit_rows))
+        return scan.first_rows(num_logits)
+
+    def _finish(self, arrays: SliceArrays, rows: Ints, pages: BrainFloats) -> None:
+        """The last layer from its attention on, and logits, of `rows` of the slice before."""
+        extent, num_layers = self._workspace.plan_attention(arrays), self._config.num_layers
+        self._workspace.gather(rows)
+        self._call(
+            arrays,
+            pages,
+            extent._replace(
+                first_layer=num_layers - 1, last_layer=num_layers, first_stage=ATTEND, last_stage=NUM_STAGES
+            ),
+        )
 
     def _call(self, arrays: SliceArrays, pages: BrainFloats, extent: Extent) -> None:
-        model, buffers = self._model, self._workspace.buffers
+        model, buffers, times_ns = self._model, self._workspace.buffers, self._times_ns
 
         def work(state: PhaseState, base: int, num_chunks: int) -> None:
-            forward(model, buffers, arrays, pages, extent, state, base, num_chunks)
+            forward(model, buffers, arrays, pages, extent, times_ns, state, base, num_chunks)
 
         self._team.run(work, len(arrays.token_ids))
 
@@ -61,12 +86,17 @@ class CpuRunner:
     """Implements `weir.engine.plan.ModelRunner` over pages [num_pages, page_bytes] uint8, which stay where they are."""
 
     def __init__(
-        self, config: ModelConfig, packed: PackedWeights, pages: npt.NDArray[np.uint8], share: CoreShare
+        self,
+        config: ModelConfig,
+        packed: PackedWeights,
+        pages: npt.NDArray[np.uint8],
+        share: CoreShare,
+        times_ns: Longs | None = None,
     ) -> None:
-        """Raises ValueError for pages of another geometry."""
+        """`times_ns` as for `CpuDecoder`. Raises ValueError for pages of another geometry."""
         self._config = config
         self._pages = page_numbers(config, pages)
-        self._decoder = CpuDecoder(config, packed, share)
+        self._decoder = CpuDecoder(config, packed, share, times_ns)
 
     def run(self, plan: StepPlan) -> StepResult:
         """Raises InternalError on a plan that makes no sense, or if the logits are not numbers."""

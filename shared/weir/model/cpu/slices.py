@@ -43,6 +43,25 @@ class SliceArrays(NamedTuple):
     block_tables: Ints
     logit_rows: Ints
 
+    def of_logit_rows(self) -> "SliceArrays":
+        """The rows whose logits are wanted and no others, in their order, each as a decode at its position."""
+        rows = self.logit_rows
+        decodes = len(self.decode_rows)
+        pieces = np.where(rows < decodes, rows, decodes + np.searchsorted(self.first_rows, rows, side="right") - 1)
+        there = np.arange(len(rows), dtype=np.int32)
+        return SliceArrays(
+            token_ids=self.token_ids[rows],
+            positions=self.positions[rows],
+            page_ids=self.page_ids[rows],
+            decode_rows=there,
+            decode_lengths=self.positions[rows] + np.int32(1),
+            first_rows=_NO_INTS,
+            num_tokens=_NO_INTS,
+            ends=_NO_INTS,
+            block_tables=self.block_tables[pieces],
+            logit_rows=there,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class StepSlice:

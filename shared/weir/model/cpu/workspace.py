@@ -86,12 +86,18 @@ class Buffers(NamedTuple):
 
 
 class Extent(NamedTuple):
-    """How much of a slice one call computes: layers [first_layer, last_layer), and logits after the last of all."""
+    """How much of a slice one call computes: layers [first_layer, last_layer), and logits after the last of all.
+
+    The first of them begins with `first_stage`, the last one ends before `last_stage` (`weir.model.cpu.forward`), and
+    logits come only after a whole layer.
+    """
 
     num_decode_items: int
     num_prefill_items: int
     first_layer: int
     last_layer: int
+    first_stage: int
+    last_stage: int
 
 
 def make_model(config: ModelConfig, packed: PackedWeights) -> Model:
@@ -132,14 +138,19 @@ class Workspace:
         self.buffers = _make_buffers(config, num_chunks)
 
     def plan_attention(self, arrays: SliceArrays) -> Extent:
-        """Lists the work items of the slice's attention in the buffers. Its layers are still none."""
+        """Lists the work items of the slice's attention in the buffers. Its layers and stages are still none."""
         decodes = num_decode_items(arrays.decode_lengths, self._num_kv_heads)
         prefills = num_prefill_items(arrays.num_tokens, self._num_kv_heads, self._group_heads)
         self._make_room(decodes, prefills)
         buffers = self.buffers
         plan_decode(arrays.decode_lengths, self._num_kv_heads, buffers.decode_items)
         plan_prefill(arrays.num_tokens, self._num_kv_heads, self._group_heads, buffers.prefill_items)
-        return Extent(decodes, prefills, 0, 0)
+        return Extent(decodes, prefills, 0, 0, 0, 0)
+
+    def gather(self, rows: Ints) -> None:
+        """Makes `rows` the first rows of what the last layer's attention and all behind it read."""
+        for numbers in (self.buffers.hidden, self.buffers.qkv):
+            numbers[: len(rows)] = numbers[rows]
 
     def _make_room(self, num_decodes: int, num_prefills: int) -> None:
         buffers = self.buffers

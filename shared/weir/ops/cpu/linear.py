@@ -8,16 +8,16 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from weir.ops.cpu.linear_block import make_blocks, most_tile_rows
 from weir.ops.cpu.linear_pack import BLOCK_OUTPUTS, SCALES_BYTES, PackedMatrix, WeightKind
-from weir.ops.cpu.linear_tile import make_block, most_tile_rows
 from weir.ops.cpu.quantized_rows import GROUP, RECORD_BYTES, row_bytes
 from weir.ops.simd.features import instruction_set
 from weir.ops.simd.jit import kernel, parallel_kernel
 
 _SPAN_BYTES = 128 << 10
 _TILE_ROWS = most_tile_rows(instruction_set())
-_int4_block = make_block(WeightKind.INT4, instruction_set())
-_int8_block = make_block(WeightKind.INT8, instruction_set())
+_int4_blocks = make_blocks(WeightKind.INT4, instruction_set())
+_int8_blocks = make_blocks(WeightKind.INT8, instruction_set())
 
 
 @kernel
@@ -44,17 +44,17 @@ def linear_range(
     row_stride, out_stride = rows.shape[1], num_outputs * 4
     added = 1 if is_added else 0
     for start in range(first_block, last_block, span):
+        count = min(span, last_block - start)
+        blocks_at = weights.ctypes.data + start * block_bytes
+        left = num_outputs - start * BLOCK_OUTPUTS
         for row in range(0, num_rows, _TILE_ROWS):
             taken = min(_TILE_ROWS, num_rows - row)
             rows_at = rows.ctypes.data + row * row_stride
-            for block in range(start, min(start + span, last_block)):
-                block_at = weights.ctypes.data + block * block_bytes
-                out_at = out.ctypes.data + row * out_stride + block * (BLOCK_OUTPUTS * 4)
-                left = num_outputs - block * BLOCK_OUTPUTS
-                if bits == 4:
-                    _int4_block(block_at, num_groups, rows_at, row_stride, taken, out_at, out_stride, left, added)
-                else:
-                    _int8_block(block_at, num_groups, rows_at, row_stride, taken, out_at, out_stride, left, added)
+            out_at = out.ctypes.data + row * out_stride + start * (BLOCK_OUTPUTS * 4)
+            if bits == 4:
+                _int4_blocks(count, blocks_at, num_groups, rows_at, row_stride, taken, out_at, out_stride, left, added)
+            else:
+                _int8_blocks(count, blocks_at, num_groups, rows_at, row_stride, taken, out_at, out_stride, left, added)
 
 
 @parallel_kernel

@@ -11,11 +11,10 @@ are taken in tiles: weights are loaded once a tile and used for all its rows, wh
 """
 
 from collections.abc import Callable
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import astuple, dataclass, fields
 from typing import Any
 
 from llvmlite import ir
-from numba import types
 from numba.core import cgutils
 
 from weir.ops.cpu.linear_pack import BLOCK_OUTPUTS, SCALES_BYTES, WeightKind, group_bytes
@@ -32,7 +31,6 @@ from weir.ops.simd.integer import (
     emit_prefetch_for_write,
     emit_store_first,
 )
-from weir.ops.simd.jit import simd
 
 _QUADS = GROUP // 4
 _QUAD_BYTES = BLOCK_OUTPUTS * 4
@@ -83,61 +81,20 @@ def tile_shapes(kind: WeightKind, instruction_set: InstructionSet) -> list[TileS
     return [TileShape(kind, instruction_set, *tile, _PREFETCH_BYTES if tile[0] <= 3 else 0) for tile in tiles]
 
 
-def most_tile_rows(instruction_set: InstructionSet) -> int:
-    """Rows of the largest tile: given so many, a block is one call of it."""
-    return max(tile_shapes(kind, instruction_set)[0].num_rows for kind in WeightKind)
-
-
-def make_block(kind: WeightKind, instruction_set: InstructionSet) -> Callable[..., Any]:
-    """A function for kernels that takes `BlockArguments` in order, all int64; 1 in `is_added` adds to what is there."""
-
-    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:
-        _emit_block(builder, tile_shapes(kind, instruction_set), BlockArguments(*values))
-        return context.get_dummy_value()
-
-    # numba wants every argument by name
-    def block(
-        typing_context: Any,
-        weights: Any,
-        num_groups: Any,
-        rows: Any,
-        row_stride: Any,
-        num_rows: Any,
-        out: Any,
-        out_stride: Any,
-        num_outputs: Any,
-        is_added: Any,
-    ) -> Any:
-        return types.void(*[types.int64] * 9), codegen
-
-    return simd(block)
-
-
-def _emit_block(builder: ir.IRBuilder, shapes: list[TileShape], arguments: BlockArguments) -> None:
-    """As many of the largest tiles as fit, then one of each smaller size that fits into the rows left."""
-
-    def emit_at(shape: TileShape, row: ir.Value) -> None:
-        rows = builder.add(arguments.rows, builder.mul(row, arguments.row_stride))
-        out = builder.add(arguments.out, builder.mul(row, arguments.out_stride))
-        here = replace(arguments, rows=rows, out=out)
-        builder.call(_tile_function(builder.module, shape), [getattr(here, field.name) for field in fields(here)])
-
-    largest, *smaller = shapes
-    size = ir.Constant(INT64, largest.num_rows)
-    with cgutils.for_range(builder, builder.udiv(arguments.num_rows, size), intp=INT64) as loop:
-        emit_at(largest, builder.mul(loop.index, size))
-    num_left = cgutils.alloca_once_value(builder, builder.urem(arguments.num_rows, size))
-    for shape in smaller:
-        left, taken = builder.load(num_left), ir.Constant(INT64, shape.num_rows)
-        with builder.if_then(builder.icmp_unsigned(">=", left, taken)):
-            emit_at(shape, builder.sub(arguments.num_rows, left))
-            builder.store(builder.sub(left, taken), num_left)
-
-
-def _tile_function(module: ir.Module, shape: TileShape) -> ir.Function:
+def tile_function(module: ir.Module, shape: TileShape) -> ir.Function:
     """A function of its own for each tile: inlined into one, they would compete for registers."""
-    # one name for one code, also across the modules that numba links
-    name = "_".join(str(value) for value in ("weir_tile", *astuple(shape)))
+
+    def emit(builder: ir.IRBuilder, arguments: BlockArguments) -> None:
+        _emit_tile(builder, shape, arguments)
+
+    return block_function(module, ("weir_tile", *astuple(shape)), emit)
+
+
+def block_function(
+    module: ir.Module, key: tuple[object, ...], emit: Callable[[ir.IRBuilder, BlockArguments], None]
+) -> ir.Function:
+    """Of `BlockArguments`, under this key: one name for one code, also across the modules that numba links."""
+    name = "_".join(str(value) for value in key)
     if name in module.globals:
         return module.globals[name]
     parameters = [INT64] * len(fields(BlockArguments))
@@ -145,7 +102,7 @@ def _tile_function(module: ir.Module, shape: TileShape) -> ir.Function:
     function.linkage = "linkonce_odr"
     function.attributes.add("noinline")
     builder = ir.IRBuilder(function.append_basic_block("entry"))
-    _emit_tile(builder, shape, BlockArguments(*function.args))
+    emit(builder, BlockArguments(*function.args))
     builder.ret_void()
     return function
 
@@ -154,7 +111,7 @@ def _emit_tile(builder: ir.IRBuilder, shape: TileShape, arguments: BlockArgument
     lanes = dot_product(shape.instruction_set, shape.kind).width * shape.num_vectors
     for row in range(shape.num_rows):
         # results go to a line that no cache holds yet: it is there when the sums are
-        emit_prefetch_for_write(builder, _at(builder, arguments.out, arguments.out_stride, row))
+        emit_prefetch_for_write(builder, at(builder, arguments.out, arguments.out_stride, row))
     with cgutils.for_range(builder, ir.Constant(INT64, BLOCK_OUTPUTS // lanes), intp=INT64) as part:
         first = builder.mul(part.index, ir.Constant(INT64, lanes))
         results = _emit_groups(builder, shape, arguments, first)
@@ -174,9 +131,9 @@ def _emit_groups(
         for result in row_results:
             builder.store(zero, result)
     with cgutils.for_range(builder, arguments.num_groups, intp=INT64) as loop:
-        group = _at(builder, arguments.weights, loop.index, group_bytes(shape.kind))
-        first_row = _at(builder, arguments.rows, loop.index, RECORD_BYTES)
-        rows = [_at(builder, first_row, arguments.row_stride, row) for row in range(shape.num_rows)]
+        group = at(builder, arguments.weights, loop.index, group_bytes(shape.kind))
+        first_row = at(builder, arguments.rows, loop.index, RECORD_BYTES)
+        rows = [at(builder, first_row, arguments.row_stride, row) for row in range(shape.num_rows)]
         _emit_group(builder, shape, group, first, rows, results)
     return results
 
@@ -188,11 +145,11 @@ def _emit_group(
     dot, is_8_bit = dot_product(shape.instruction_set, shape.kind), shape.kind is WeightKind.INT8
     width, vectors = dot.width, range(shape.num_vectors)
     firsts = [
-        emit_load_splat(builder, _offset(builder, row, CORRECTION_OFFSET), INT32, width) if is_8_bit else None
+        emit_load_splat(builder, offset(builder, row, CORRECTION_OFFSET), INT32, width) if is_8_bit else None
         for row in rows
     ]
     totals = [[_allocate(builder, dot.start(builder, first)) for _ in vectors] for first in firsts]
-    weights = _at(builder, _offset(builder, group, SCALES_BYTES), first_output, 4)
+    weights = at(builder, offset(builder, group, SCALES_BYTES), first_output, 4)
     num_steps = _QUADS * shape.kind // 8
     steps_a_round = num_steps // shape.num_rounds
     step_inputs = GROUP // num_steps
@@ -200,34 +157,35 @@ def _emit_group(
     is_loop = shape.num_rounds > 1
     with cgutils.for_range(builder, emit_opaque(builder, num_rounds) if is_loop else num_rounds, intp=INT64) as loop:
         number = emit_opaque(builder, loop.index) if is_loop else loop.index
-        round_rows = [_at(builder, row, number, steps_a_round * step_inputs) for row in rows]
-        round_weights = _at(builder, weights, number, steps_a_round * _QUAD_BYTES)
+        round_rows = [at(builder, row, number, steps_a_round * step_inputs) for row in rows]
+        round_weights = at(builder, weights, number, steps_a_round * _QUAD_BYTES)
         for step in range(steps_a_round):
-            step_rows = [_offset(builder, row, step * step_inputs) for row in round_rows]
-            _emit_step(builder, shape, _offset(builder, round_weights, step * _QUAD_BYTES), step_rows, totals)
+            step_rows = [offset(builder, row, step * step_inputs) for row in round_rows]
+            _emit_step(builder, shape, offset(builder, round_weights, step * _QUAD_BYTES), step_rows, totals)
     for vector in vectors:
-        scale, minimum = _emit_scales(builder, shape, group, _offset(builder, first_output, width * vector))
+        output = offset(builder, first_output, width * vector)
+        scale, minimum = emit_scales(builder, shape.kind, shape.instruction_set, group, output)
         for row, first, row_totals, row_results in zip(rows, firsts, totals, results, strict=True):
             total = dot.finish(builder, tuple(builder.load(part) for part in row_totals[vector]), first)
             scaled = builder.fmul(builder.sitofp(total, vector_type(width)), scale)
-            row_scale = emit_load_splat(builder, _offset(builder, row, SCALE_OFFSET), FLOAT, width)
+            row_scale = emit_load_splat(builder, offset(builder, row, SCALE_OFFSET), FLOAT, width)
             result = emit_fma(builder, scaled, row_scale, builder.load(row_results[vector]))
             if minimum is not None:
-                scaled_sum = emit_load_splat(builder, _offset(builder, row, SCALED_SUM_OFFSET), FLOAT, width)
+                scaled_sum = emit_load_splat(builder, offset(builder, row, SCALED_SUM_OFFSET), FLOAT, width)
                 result = emit_fma(builder, minimum, scaled_sum, result)
             builder.store(result, row_results[vector])
 
 
-def _emit_scales(
-    builder: ir.IRBuilder, shape: TileShape, group: ir.Value, output: ir.Value
+def emit_scales(
+    builder: ir.IRBuilder, kind: WeightKind, instruction_set: InstructionSet, group: ir.Value, output: ir.Value
 ) -> tuple[ir.Value, ir.Value | None]:
-    """Scales of a vector of outputs, and minima where the kind has them."""
-    width = dot_product(shape.instruction_set, shape.kind).width
-    if shape.kind is WeightKind.INT8:
-        return emit_load(builder, _at(builder, group, output, 4), width), None
-    minima = _offset(builder, group, 2 * BLOCK_OUTPUTS)
+    """Scales of a vector of outputs from `output` on, and minima where the kind has them."""
+    width = dot_product(instruction_set, kind).width
+    if kind is WeightKind.INT8:
+        return emit_load(builder, at(builder, group, output, 4), width), None
+    minima = offset(builder, group, 2 * BLOCK_OUTPUTS)
     scale, minimum = (
-        emit_load_half(builder, _at(builder, base, output, 2), width, shape.instruction_set) for base in (group, minima)
+        emit_load_half(builder, at(builder, base, output, 2), width, instruction_set) for base in (group, minima)
     )
     return scale, minimum
 
@@ -236,28 +194,30 @@ def _emit_step(builder: ir.IRBuilder, shape: TileShape, weights: ir.Value, rows:
     """64 bytes of weights: one quad of inputs, or two of 4 bits."""
     dot = dot_product(shape.instruction_set, shape.kind)
     if shape.prefetch_bytes:
-        emit_prefetch(builder, _offset(builder, weights, shape.prefetch_bytes))
+        emit_prefetch(builder, offset(builder, weights, shape.prefetch_bytes))
     parts = [
         dot.prepare(
             builder,
-            emit_load_lanes(builder, _offset(builder, weights, 4 * dot.width * vector), dot.width, 4 * dot.width),
+            emit_load_lanes(builder, offset(builder, weights, 4 * dot.width * vector), dot.width, 4 * dot.width),
         )
         for vector in range(shape.num_vectors)
     ]
     for quad in range(8 // shape.kind):
         for row, row_totals in zip(rows, totals, strict=True):
-            splat = emit_load_splat(builder, _offset(builder, row, 4 * quad), INT32, dot.width)
+            splat = emit_load_splat(builder, offset(builder, row, 4 * quad), INT32, dot.width)
             for quads, memory in zip(parts, row_totals, strict=True):
                 total = tuple(builder.load(part) for part in memory)
                 for part, value in zip(memory, dot.add(builder, total, quads[quad], splat), strict=True):
                     builder.store(value, part)
 
 
-def _at(builder: ir.IRBuilder, address: ir.Value, index: ir.Value, stride: int) -> ir.Value:
+def at(builder: ir.IRBuilder, address: ir.Value, index: ir.Value, stride: int) -> ir.Value:
+    """address + index * stride."""
     return builder.add(address, builder.mul(index, ir.Constant(INT64, stride)))
 
 
-def _offset(builder: ir.IRBuilder, address: ir.Value, num_bytes: int) -> ir.Value:
+def offset(builder: ir.IRBuilder, address: ir.Value, num_bytes: int) -> ir.Value:
+    """address + num_bytes."""
     return builder.add(address, ir.Constant(INT64, num_bytes))
 
 
@@ -272,19 +232,24 @@ def _allocate(builder: ir.IRBuilder, values: tuple[ir.Value, ...]) -> list[ir.Va
 def _emit_results(
     builder: ir.IRBuilder, shape: TileShape, arguments: BlockArguments, first: ir.Value, results: list[list[Any]]
 ) -> None:
-    """Writes them, or adds them to what is there."""
     width = dot_product(shape.instruction_set, shape.kind).width
-    is_added = builder.icmp_signed("!=", arguments.is_added, ir.Constant(INT64, 0))
     for row, row_results in enumerate(results):
         for vector, memory in enumerate(row_results):
             lane = builder.add(first, ir.Constant(INT64, width * vector))
-            line = builder.add(arguments.out, builder.mul(arguments.out_stride, ir.Constant(INT64, row)))
-            address = builder.add(line, builder.mul(lane, ir.Constant(INT64, 4)))
-            num_left = builder.sub(arguments.num_outputs, lane)
-            value = builder.load(memory)
-            with builder.if_else(is_added) as (then, otherwise):
-                with then:
-                    there = emit_load_first(builder, address, width, num_left)
-                    emit_store_first(builder, builder.fadd(there, value), address, num_left)
-                with otherwise:
-                    emit_store_first(builder, value, address, num_left)
+            emit_result(builder, arguments, ir.Constant(INT64, row), lane, builder.load(memory))
+
+
+def emit_result(
+    builder: ir.IRBuilder, arguments: BlockArguments, row: ir.Value, lane: ir.Value, value: ir.Value
+) -> None:
+    """Writes a row's outputs from `lane` on, or adds them to what is there."""
+    width = value.type.count
+    line = builder.add(arguments.out, builder.mul(arguments.out_stride, row))
+    address = builder.add(line, builder.mul(lane, ir.Constant(INT64, 4)))
+    num_left = builder.sub(arguments.num_outputs, lane)
+    with builder.if_else(builder.icmp_signed("!=", arguments.is_added, ir.Constant(INT64, 0))) as (then, otherwise):
+        with then:
+            there = emit_load_first(builder, address, width, num_left)
+            emit_store_first(builder, builder.fadd(there, value), address, num_left)
+        with otherwise:
+            emit_store_first(builder, value, address, num_left)

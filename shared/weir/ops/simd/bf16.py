@@ -4,15 +4,11 @@ Widening is exact and two integer instructions on any processor. Narrowing round
 number stays none.
 """
 
-from typing import Any
-
 import numpy as np
 from llvmlite import ir
-from numba import types
 from numpy.typing import NDArray
 
 from weir.ops.simd.float import FLOAT, INT32, emit_constant
-from weir.ops.simd.jit import simd
 
 BF16_BYTES = 2
 
@@ -28,22 +24,19 @@ def emit_load_bf16(builder: ir.IRBuilder, address: ir.Value, width: int) -> ir.V
     return builder.bitcast(builder.shl(widened, emit_constant(integers, 16)), ir.VectorType(FLOAT, width))
 
 
-@simd
-def bf16_of(typing_context: Any, value: Any) -> Any:
-    """One float32 as bfloat16 (uint16); LLVM makes vectors of a plain loop of them."""
+def emit_bf16(builder: ir.IRBuilder, values: ir.Value) -> ir.Value:
+    """`<N x float>` as bfloat16, `<N x i16>`."""
+    width = values.type.count
+    wide, narrow = ir.VectorType(INT32, width), ir.VectorType(_INT16, width)
+    bits = builder.bitcast(values, wide)
+    is_odd = builder.and_(builder.lshr(bits, _every(wide, 16)), _every(wide, 1))
+    to_even = builder.add(builder.add(bits, is_odd), _every(wide, 0x7FFF))
+    rounded = builder.trunc(builder.lshr(to_even, _every(wide, 16)), narrow)
+    return builder.select(builder.fcmp_unordered("uno", values, values), _every(narrow, _NOT_A_NUMBER), rounded)
 
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: list[ir.Value]) -> ir.Value:
-        (value,) = args
-        bits = builder.bitcast(value, INT32)
-        upper = builder.lshr(bits, emit_constant(INT32, 16))
-        is_odd = builder.and_(upper, emit_constant(INT32, 1))
-        to_even = builder.add(builder.add(bits, is_odd), emit_constant(INT32, 0x7FFF))
-        rounded = builder.trunc(builder.lshr(to_even, emit_constant(INT32, 16)), _INT16)
-        return builder.select(
-            builder.fcmp_unordered("uno", value, value), emit_constant(_INT16, _NOT_A_NUMBER), rounded
-        )
 
-    return types.uint16(types.float32), generate
+def _every(kind: ir.VectorType, value: int) -> ir.Constant:
+    return ir.Constant(kind, [value] * kind.count)
 
 
 def bf16_from(values: NDArray[np.float32]) -> NDArray[np.uint16]:
