@@ -342,6 +342,8 @@ class RequestState:
         self.end(RequestEnd(Phase.FINISHED, finish_reason=self.output.finish_reason))
 
     def _advance_phase(self, worker_id: str, update: worker_pb2.SequenceUpdate) -> None:
+        if self.phase is Phase.DECODING and self.prefilled.done():
+            return
         if self.has_new_tokens and not self.prefilled.done():
             self.prefilled.set_result(None)
             if self.phase is Phase.PREFILLING:

@@ -72,6 +72,9 @@ class TokenOrder:
         end_index = first_index + len(token_ids)
         if end_index > self._max_tokens:
             raise TokenConflict(f"token {end_index - 1} of at most {self._max_tokens}")
+        if first_index == len(self._token_ids) and not self._ahead and self._end_index is None is finish_reason:
+            self._token_ids.extend(token_ids)  # what nearly all updates are
+            return list(token_ids)
         for index, token_id in enumerate(token_ids, start=first_index):
             self._keep(index, token_id)
         if finish_reason is not None:

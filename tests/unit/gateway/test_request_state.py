@@ -18,6 +18,7 @@ from weir.core.life import IllegalTransition, Phase
 from weir.core.options import GenerateOptions
 from weir.wire.v1 import types_pb2, worker_pb2
 from weir_gateway.driving.open_request import OpenRequest
+from weir_gateway.driving.output_pace import OutputPace
 from weir_gateway.driving.request_span import RequestSpan
 from weir_gateway.requests.client_request import GRPC_NAMES, ClientRequest, Operation, Text
 from weir_gateway.requests.request_state import RequestState
@@ -52,7 +53,7 @@ async def read_all(state: RequestState) -> str:
 async def read_until_end(state: RequestState) -> tuple[str, WeirError | None]:
     clock = ManualClock()
     span = RequestSpan(NoOpTracerProvider().get_tracer("test"), CLIENT_REQUEST, Context(), 0.0)
-    opened = OpenRequest([state], span, clock)
+    opened = OpenRequest([state], span, clock, OutputPace(clock))
     text = ""
     try:
         while True:
