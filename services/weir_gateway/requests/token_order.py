@@ -66,9 +66,10 @@ class TokenOrder:
             TokenConflict: an index past max_tokens or past the end, another token where one was before, or more than
                 max_ahead tokens after a gap.
         """
-        if attempt < self._attempt:
-            return []
-        self._attempt = attempt
+        if attempt is not self._attempt:
+            if attempt < self._attempt:
+                return []
+            self._attempt = attempt
         end_index = first_index + len(token_ids)
         if end_index > self._max_tokens:
             raise TokenConflict(f"token {end_index - 1} of at most {self._max_tokens}")

@@ -1,5 +1,7 @@
 """`python -m benchmarks.wire`: processor time a token, of each process, printed as a table."""
 
+import signal
+import sys
 from dataclasses import replace
 from typing import Annotated
 
@@ -37,6 +39,7 @@ def wire(
         fail(f"--frontend {frontend!r}: must be http, grpc or both")
     load = StreamLoad(model, num_requests, concurrency, input_len, output_len)
     found: dict[Frontend, list[Round]] = {one: [] for one in chosen}
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the stack is ended
     try:
         with null_target(model, step_ms) if null else served_target(model) as target:
             for number in range(rounds):
@@ -44,7 +47,7 @@ def wire(
                     found[one].append(measure(target, one, replace(load, seed=_SEED_STRIDE * (number + 1))))
     except (RuntimeError, OSError, ExceptionGroup) as error:
         fail(f"python -m benchmarks.wire: {error}")
-    print("\n\n".join(table(one, rounds) for one, rounds in found.items()))
+    print("\n\n".join(table(one, of_one) for one, of_one in found.items()))
 
 
 if __name__ == "__main__":

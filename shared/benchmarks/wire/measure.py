@@ -6,7 +6,7 @@ import statistics
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -43,10 +43,11 @@ def null_target(model: str, step_ms: float) -> Iterator[Target]:
 
 @contextmanager
 def served_target(model: str) -> Iterator[Target]:
-    with tempfile.TemporaryDirectory(prefix="weir-wire-") as folder:
-        with Stack(Path(folder), flags=("--model", model)) as stack:
-            pids = {view.name: view.pid for view in stack.processes()}
-            yield Target({"http": stack.http_port, "grpc": stack.grpc_port}, pids)
+    with ExitStack() as held:
+        folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="weir-wire-")))
+        stack = held.enter_context(Stack(folder, flags=("--model", model)))
+        pids = {view.name: view.pid for view in stack.processes()}
+        yield Target({"http": stack.http_port, "grpc": stack.grpc_port}, pids)
 
 
 def measure(target: Target, frontend: Frontend, load: StreamLoad) -> Round:

@@ -1,6 +1,7 @@
-"""`python -m benchmarks.wire.null_worker`: a decode worker that computes nothing, and gives each sequence a token a step.
+"""`python -m benchmarks.wire.null_worker`: a decode worker that computes nothing.
 
-It stands in the registry and speaks `weir.v1.Worker` like any other, so gateway and scheduler cannot tell.
+It gives each sequence a token a step. It stands in the registry and speaks `weir.v1.Worker` like any other, so that
+gateway and scheduler cannot tell.
 """
 
 import asyncio
