@@ -12,10 +12,10 @@ import asyncio
 from weir.core.clock import Clock
 
 WINDOW_S = 0.25
-MUCH, LITTLE = 0.4, 0.15
+MUCH, LITTLE = 0.5, 0.2
 """Shares of the time. Less than half of MUCH is LITTLE: a hold that is halved does not grow again at once."""
 FIRST_HOLD_S = 0.01
-MAX_HOLD_S = 0.1
+MAX_HOLD_S = 0.05
 
 
 class OutputPace:

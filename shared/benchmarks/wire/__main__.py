@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.wire.clients import Frontend, StreamLoad
-from benchmarks.wire.measure import Round, measure, null_target, served_target, table
+from benchmarks.wire.measure import WireRound, measure, null_target, served_target, table
 from weir.cli.console import fail
 
 _SEED_STRIDE = 1000
@@ -38,7 +38,7 @@ def wire(
     if not chosen:
         fail(f"--frontend {frontend!r}: must be http, grpc or both")
     load = StreamLoad(model, num_requests, concurrency, input_len, output_len)
-    found: dict[Frontend, list[Round]] = {one: [] for one in chosen}
+    found: dict[Frontend, list[WireRound]] = {one: [] for one in chosen}
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the stack is ended
     try:
         with null_target(model, step_ms) if null else served_target(model) as target:

@@ -38,7 +38,7 @@ class StreamLoad:
 
 
 @dataclass(slots=True)
-class Received:
+class StreamsReceived:
     """What all clients saw. `gaps_s`: between two pieces of one stream."""
 
     num_tokens: int = 0
@@ -47,9 +47,9 @@ class Received:
     duration_s: float = 0.0
 
 
-async def run_streams(frontend: Frontend, port: int, load: StreamLoad) -> Received:
+async def run_streams(frontend: Frontend, port: int, load: StreamLoad) -> StreamsReceived:
     """Raises RuntimeError when a stream is not whole."""
-    received = Received()
+    received = StreamsReceived()
     began_s = time.monotonic()
     if frontend == "http":
         await _in_loop(load, lambda prompt, _: _one_over_http(port, load, prompt, received))
@@ -84,7 +84,7 @@ async def _in_loop(load: StreamLoad, one: Callable[[list[int], int], Awaitable[N
             group.create_task(client(number))
 
 
-async def _read_grpc(call: "grpc.aio.UnaryStreamCall[Any, Any]", output_len: int, received: Received) -> None:
+async def _read_grpc(call: "grpc.aio.UnaryStreamCall[Any, Any]", output_len: int, received: StreamsReceived) -> None:
     num_tokens, last_s = 0, 0.0
     async for response in call:
         now_s = time.monotonic()
@@ -101,7 +101,7 @@ async def _read_grpc(call: "grpc.aio.UnaryStreamCall[Any, Any]", output_len: int
 class _SseClient(asyncio.Protocol):
     """One request on a connection of its own, which the server closes at the end."""
 
-    def __init__(self, received: Received) -> None:
+    def __init__(self, received: StreamsReceived) -> None:
         self._received = received
         self._last_s = 0.0
         self.tail = b""
@@ -123,7 +123,7 @@ class _SseClient(asyncio.Protocol):
             self.ended.set_result(None)
 
 
-async def _one_over_http(port: int, load: StreamLoad, prompt: list[int], received: Received) -> None:
+async def _one_over_http(port: int, load: StreamLoad, prompt: list[int], received: StreamsReceived) -> None:
     fields = {
         "model": load.model,
         "prompt": prompt,

@@ -4,7 +4,7 @@ import multiprocessing
 import os
 import statistics
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -12,15 +12,16 @@ from pathlib import Path
 
 import uvloop
 
-from benchmarks.wire.clients import Frontend, Received, StreamLoad, run_streams
-from benchmarks.wire.cpu_time import cpu_times_s
+from benchmarks.wire.clients import Frontend, StreamLoad, StreamsReceived, run_streams
 from benchmarks.wire.null_stack import NullStack
 from weir.bench.serving.serve import p99
 from weir.testing.stack import Stack
 
+_TICKS_A_S = os.sysconf("SC_CLK_TCK")
+
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class MeasuredStack:
     """A stack that runs: its ports, and the processes that are measured."""
 
     ports: dict[Frontend, int]
@@ -28,29 +29,29 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class WireRound:
     """One run of the load. `us_a_token` by process."""
 
     us_a_token: dict[str, float]
-    received: Received
+    received: StreamsReceived
 
 
 @contextmanager
-def null_target(model: str, step_ms: float) -> Iterator[Target]:
+def null_target(model: str, step_ms: float) -> Iterator[MeasuredStack]:
     with tempfile.TemporaryDirectory(prefix="weir-wire-") as folder, NullStack(Path(folder), model, step_ms) as stack:
-        yield Target({"http": stack.http_port, "grpc": stack.grpc_port}, stack.pids)
+        yield MeasuredStack({"http": stack.http_port, "grpc": stack.grpc_port}, stack.pids)
 
 
 @contextmanager
-def served_target(model: str) -> Iterator[Target]:
+def served_target(model: str) -> Iterator[MeasuredStack]:
     with ExitStack() as held:
         folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="weir-wire-")))
         stack = held.enter_context(Stack(folder, flags=("--model", model)))
         pids = {view.name: view.pid for view in stack.processes()}
-        yield Target({"http": stack.http_port, "grpc": stack.grpc_port}, pids)
+        yield MeasuredStack({"http": stack.http_port, "grpc": stack.grpc_port}, pids)
 
 
-def measure(target: Target, frontend: Frontend, load: StreamLoad) -> Round:
+def measure(target: MeasuredStack, frontend: Frontend, load: StreamLoad) -> WireRound:
     """The clients are in a process of their own, which is measured too."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as clients:
         client_pid = clients.submit(os.getpid).result()
@@ -61,14 +62,14 @@ def measure(target: Target, frontend: Frontend, load: StreamLoad) -> Round:
         received = clients.submit(_run, frontend, target.ports[frontend], load).result()
         after_s = cpu_times_s(pids)
     us = {name: 1e6 * (after_s[name] - before_s[name]) / received.num_tokens for name in pids}
-    return Round(us, received)
+    return WireRound(us, received)
 
 
-def _run(frontend: Frontend, port: int, load: StreamLoad) -> Received:
+def _run(frontend: Frontend, port: int, load: StreamLoad) -> StreamsReceived:
     return uvloop.run(run_streams(frontend, port, load))
 
 
-def table(frontend: Frontend, rounds: Sequence[Round]) -> str:
+def table(frontend: Frontend, rounds: Sequence[WireRound]) -> str:
     """Medians, and lowest to highest."""
     received = [one.received for one in rounds]
     rows = [(f"{name}, µs a token", [one.us_a_token[name] for one in rounds]) for name in rounds[0].us_a_token]
@@ -84,3 +85,20 @@ def table(frontend: Frontend, rounds: Sequence[Round]) -> str:
         for name, values in rows
     ]
     return "\n".join(lines)
+
+
+def cpu_times_s(pids: Mapping[str, int]) -> dict[str, float]:
+    """User and system time of each process so far, all of its threads; in ticks of 10 ms on most machines.
+
+    Raises RuntimeError for a process that is gone: figures of the others would say nothing.
+    """
+    return {name: _cpu_time_s(name, pid) for name, pid in pids.items()}
+
+
+def _cpu_time_s(name: str, pid: int) -> float:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise RuntimeError(f"{name} (pid {pid}) has ended while it was measured") from error
+    fields = stat.rpartition(")")[2].split()  # the name before it may have spaces; utime and stime are 14 and 15
+    return (int(fields[11]) + int(fields[12])) / _TICKS_A_S

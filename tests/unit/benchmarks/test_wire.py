@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from benchmarks.wire.cpu_time import cpu_times_s
+from benchmarks.wire.measure import cpu_times_s
 from benchmarks.wire.null_worker import NullEngine
 from weir.wire.v1 import types_pb2, worker_pb2
 

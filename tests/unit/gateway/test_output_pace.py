@@ -17,12 +17,12 @@ def run_window(pace: OutputPace, clock: ManualClock, share: float, num_passes: i
 def test_the_hold_grows_to_its_bound_while_passes_take_most_of_the_time_and_shrinks_to_nothing_after() -> None:
     clock = ManualClock()
     pace, holds = OutputPace(clock), []
-    for share in (0.9,) * 6 + (0.3,) * 2 + (0.05,) * 5:
+    for share in (0.9,) * 5 + (0.3,) * 2 + (0.05,) * 4:
         run_window(pace, clock, share, num_passes=16)
         holds.append(pace.hold_s)
-    assert holds[:6] == pytest.approx([0.01, 0.02, 0.04, 0.08, 0.1, 0.1])
-    assert holds[6:8] == [MAX_HOLD_S, MAX_HOLD_S]
-    assert holds[8:] == pytest.approx([0.05, 0.025, 0.0125, 0.00625, 0.0])
+    assert holds[:5] == pytest.approx([0.01, 0.02, 0.04, 0.05, 0.05])
+    assert holds[5:7] == [MAX_HOLD_S, MAX_HOLD_S]
+    assert holds[7:] == pytest.approx([0.025, 0.0125, 0.00625, 0.0])
 
 
 def test_one_long_pass_among_short_ones_holds_nothing_up() -> None:
