@@ -16,6 +16,7 @@ from weir.core.options import MAX_CHOICES, GenerateOptions
 from weir_gateway.access import Caller
 from weir_gateway.driving.driver import Driver
 from weir_gateway.driving.open_request import OpenRequest, choice_of, request_id_of
+from weir_gateway.driving.output_pace import OutputPace
 from weir_gateway.driving.request_span import RequestSpan, RequestSpans
 from weir_gateway.entry.entry import Entry
 from weir_gateway.entry.queue_view import QueueKey, Ticket
@@ -159,6 +160,7 @@ class InputProcessor:
         self._keys = keys
         self._spans = spans
         self._clock = spans.clock
+        self._pace = OutputPace(self._clock)
         self._tokenizer = PromptTokenizer()
         self._metrics = RequestMetrics()
         self._by_client_id: dict[tuple[str, str], OpenRequest] = {}
@@ -358,7 +360,7 @@ class InputProcessor:
         ]
         for state in states:
             state.succeed(succession)
-        opened = OpenRequest(states, span, self._clock)
+        opened = OpenRequest(states, span, self._clock, self._pace)
         key = (checked.scope.tenant, opened.client_id)
         self._by_client_id[key] = opened
         opened.ended.add_done_callback(lambda _: self._on_end(key, opened))

@@ -294,6 +294,8 @@ class ArenaCore:
         if not self._are_orphans_wanted or not self._settings.adoption_wait_ms:
             return []
         roles = {lease.lease_id: lease.role for lease in self._leases.all() if lease.state == LeaseState.ORPHANED}
+        if not roles:  # at nearly every tick
+            return []
         return [
             slot
             for slot in self._table.orphaned_slots()

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from weir.core.clock import Clock
 from weir.core.errors import WeirError
+from weir_gateway.driving.output_pace import OutputPace
 from weir_gateway.driving.request_span import RequestSpan
 from weir_gateway.requests.output import OutputDelta
 from weir_gateway.requests.request_end import RequestEnd
@@ -22,14 +23,18 @@ class OpenRequest:
     there was at its deadline, and the first error ends all. Their states share one `has_output`.
     """
 
-    def __init__(self, states: Sequence[RequestState], span: RequestSpan, clock: Clock) -> None:
+    def __init__(self, states: Sequence[RequestState], span: RequestSpan, clock: Clock, pace: OutputPace) -> None:
         self.states = tuple(states)
         """Choice 0 is what a request with n = 1 would be."""
         self._span = span
         self._clock = clock
+        self._pace = pace
+        self._has_begun = False
         self._has_output = states[0].has_output
         self._unfinished = dict(enumerate(self.states))
         """Choices whose last delta was not handed out; the one that was served longest ago comes first."""
+        self._are_admitted = False
+        """Whether each is queued, or has ended with what there was: once so, always so."""
         self._error: WeirError | None = None
         self.ended: asyncio.Future[RequestEnd] = asyncio.get_running_loop().create_future()
         """All have ended: the first error's ending, or that of choice 0."""
@@ -64,13 +69,18 @@ class OpenRequest:
         return max(state.num_cached_tokens for state in self.states)
 
     async def next_delta(self) -> OutputDelta:
-        """Waits for something to send. Raises the first error, after everything before it was handed out.
+        """Waits for something to send, and for more of it while the event loop is behind. Raises the first error, after
+        everything before it was handed out.
 
         Nothing is handed out if one choice was not admitted.
         """
+        if self._has_begun and not self.ended.done() and (hold_s := self._pace.hold_s):
+            await asyncio.sleep(hold_s)
         while (delta := self._try_next()) is None:
             self._has_output.clear()
             await self._has_output.wait()
+        self._has_begun = True
+        self._pace.on_wake()
         return delta
 
     def mark_sent(self) -> None:
@@ -94,7 +104,9 @@ class OpenRequest:
         self.leave()
 
     def _try_next(self) -> OutputDelta | None:
-        if all(state.is_admitted or state.output.finish_reason is not None for state in self.states):
+        if not self._are_admitted:
+            self._are_admitted = all(state.is_admitted or state.output.finish_reason for state in self.states)
+        if self._are_admitted:
             for choice, state in list(self._unfinished.items()):
                 delta = state.output.try_take()
                 if delta is not None:

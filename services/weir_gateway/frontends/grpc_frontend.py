@@ -16,6 +16,7 @@ from weir.rpc.errors import abort_with
 from weir.wire.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 from weir_gateway.access import Caller
 from weir_gateway.driving.open_request import OpenRequest
+from weir_gateway.frontends.send_watch import SendWatch
 from weir_gateway.input_processor import InputProcessor
 from weir_gateway.requests.client_request import (
     GRPC_NAMES,
@@ -118,15 +119,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         )
         # The call's end ends the request at once, whenever the generator that waits in a write is collected.
         context.add_done_callback(lambda _: opened.leave())  # type: ignore[arg-type]  # the stub knows no functions
-        loop = asyncio.get_running_loop()
-        with opened:
+        watch = SendWatch(self._send_timeout_s, lambda: self._give_up_client(opened, context))
+        with opened, contextlib.closing(watch):
             while True:
                 delta = await opened.next_delta()
-                timer = loop.call_later(self._send_timeout_s, self._give_up_client, opened, context)
-                try:
-                    yield opened, delta
-                finally:
-                    timer.cancel()
+                watch.begin()
+                yield opened, delta
+                watch.end()
                 opened.mark_sent()
                 if delta.is_last:
                     return

@@ -8,6 +8,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from weir.core.errors import Unavailable
 from weir_gateway.frontends.openai_render import error_body, error_headers, error_status
+from weir_gateway.frontends.send_batch import BatchedTransport, SendBatch
 
 _BUSY_RETRY_S = 2.0
 
@@ -60,7 +61,9 @@ class ConnectionBook:
 
 def protocol_with_bounds(book: ConnectionBook, head_timeout_s: float) -> type[asyncio.Protocol]:
     """HTTP/1.1 that closes connections on which no whole head of a request comes in time; uvicorn bounds only the pause
-    between two requests. Its own bound counts connections that rest."""
+    between two requests. Its own bound counts connections that rest. What they write in one pass of the event loop is
+    sent together."""
+    batch = SendBatch()
     error = Unavailable("as many requests as this port takes are open; try again later", retry_after_s=_BUSY_RETRY_S)
     refusal = JSONResponse(error_body(error), error_status(error), headers=error_headers(error))
 
@@ -68,6 +71,7 @@ def protocol_with_bounds(book: ConnectionBook, head_timeout_s: float) -> type[as
         _head_timer: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+            transport = BatchedTransport(transport, batch)
             super().connection_made(transport)
             book.open()
             book.rest(self, transport.close)

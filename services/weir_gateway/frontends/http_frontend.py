@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 import logging
 import re
 import uuid
@@ -39,6 +38,8 @@ from weir_gateway.frontends.openai_schema import (
     completion_request,
     parse_body,
 )
+from weir_gateway.frontends.send_watch import SendWatch
+from weir_gateway.frontends.sse import DONE, ChunkEvents, event
 from weir_gateway.input_processor import InputProcessor
 from weir_gateway.requests.client_request import ClientRequest
 from weir_gateway.requests.output import OutputDelta, joined
@@ -47,7 +48,6 @@ logger = logging.getLogger(__name__)
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _REQUEST_ID_HEADER = "X-Request-Id"
-_DONE = b"data: [DONE]\n\n"
 
 
 class _BadBody(Exception):
@@ -183,14 +183,15 @@ class HttpFrontend:
     ) -> AsyncIterator[bytes]:
         """After an error comes an error event, and the end of the stream is seen in either case."""
         is_going_on = asked.options.resume_from is not None
-        head = b"" if is_going_on else b"".join(_event(chunk) for chunk in renderer.opening())
+        head = b"" if is_going_on else b"".join(event(chunk) for chunk in renderer.opening())
+        chunks = ChunkEvents(renderer)
         num_chars = [state.output.num_skipped_chars for state in opened.states]
         delta = first
         try:
             while True:
                 if (delta.text or delta.logprobs or delta.finish_reason is not None) and not asked.had_end:
                     event_id = event_id_of(delta) if asked.options.idempotency_key else ""
-                    yield head + _event(renderer.chunk(delta, num_chars[delta.choice]), event_id)
+                    yield head + chunks.event(delta, num_chars[delta.choice], event_id)
                     head = b""
                     num_chars[delta.choice] += len(delta.text)
                     opened.mark_sent()
@@ -198,12 +199,12 @@ class HttpFrontend:
                     break
                 delta = await opened.next_delta()
         except WeirError as error:
-            yield head + _event(error_body(error)) + _DONE
+            yield head + event(error_body(error)) + DONE
             return
         except Exception as error:  # noqa: BLE001 - the boundary of one stream, whose status has been sent
-            yield head + _event(error_body(self._internal_error("the stream of an answer", error))) + _DONE
+            yield head + event(error_body(self._internal_error("the stream of an answer", error))) + DONE
             return
-        yield b"".join(_event(chunk) for chunk in renderer.closing()) + _DONE
+        yield b"".join(event(chunk) for chunk in renderer.closing()) + DONE
 
     def _internal_error(self, what: str, error: Exception) -> InternalError:
         self.num_internal_errors += 1
@@ -220,12 +221,6 @@ async def _whole_answer(opened: OpenRequest, renderer: AnswerRenderer) -> dict[s
             break
     opened.leave()
     return renderer.whole([joined(choice) for choice in deltas])
-
-
-def _event(data: dict[str, Any], event_id: str = "") -> bytes:
-    """One server-sent event."""
-    head = f"id: {event_id}\n".encode() if event_id else b""
-    return head + b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
 @contextlib.asynccontextmanager
@@ -260,21 +255,29 @@ class EventStream(Response):
         self._send_timeout_s = send_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        loop = asyncio.get_running_loop()
         try:
-            async with _watched(receive, self._leave):
-                await self._send(send, {"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-                async for data in self._events:
-                    await self._send(send, {"type": "http.response.body", "body": data, "more_body": True})
-                await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
+            async with asyncio.timeout(None) as giving_up, _watched(receive, self._leave):
+                watch = SendWatch(self._send_timeout_s, lambda: giving_up.reschedule(loop.time()))
+                with contextlib.closing(watch):
+                    await self._send_all(send, watch)
         except TimeoutError:
             # Returning before the body's end makes the server close the connection.
             logger.warning("a client has not read its stream for %g s and is given up", self._send_timeout_s)
         finally:
             self._leave()
 
-    async def _send(self, send: Send, message: dict[str, Any]) -> None:
-        async with asyncio.timeout(self._send_timeout_s):
-            await send(message)
+    async def _send_all(self, send: Send, watch: SendWatch) -> None:
+        watch.begin()
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        watch.end()
+        async for data in self._events:
+            watch.begin()
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+            watch.end()
+        watch.begin()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        watch.end()
 
 
 def _plain_error(message: str, kind: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ class KeyedAnswer(OpenRequest):
     """Leaving it does not cancel the request: that is for whoever keeps it to decide."""
 
     def __init__(self, running: OpenRequest, body: KeyedBody, on_leave: Callable[["KeyedAnswer"], None]) -> None:
-        super().__init__(running.states, running._span, running._clock)
+        super().__init__(running.states, running._span, running._clock, running._pace)
         self._body = body
         self._on_leave = on_leave
         self._has_left = False

@@ -164,7 +164,7 @@ class Output:
         """Returns whether there is something new for the client. Raises TokenConflict."""
         if self._finish_reason is not None:
             return False
-        end = output_end_from_pb(update.finish_reason)
+        end = output_end_from_pb(update.finish_reason) if update.finish_reason else None
         ready = self._order.push(attempt_from_pb(update.attempt), update.first_index, update.token_ids, end)
         self._keep_logprobs(update)
         self._append(ready)
@@ -223,8 +223,10 @@ class Output:
             for index, logprobs in enumerate(all_logprobs_from_pb(update.logprobs), start=update.first_index):
                 if index >= self._num_tokens:
                     self._logprobs[index] = logprobs
+        if self._num_tokens:
+            return
         num_known = len(self._prompt_logprobs)
-        if self._num_tokens == 0 and 1 <= update.first_prompt_index <= num_known + 1:
+        if 1 <= update.first_prompt_index <= num_known + 1:
             new = update.prompt_logprobs[num_known + 1 - update.first_prompt_index :]
             self._prompt_logprobs.extend(all_logprobs_from_pb(new))
 
@@ -241,8 +243,12 @@ class Output:
     def _add(self, token_ids: Sequence[int]) -> None:
         if not self._stops.is_active:
             self._pending.text += self._detokenizer.push(token_ids)
-            for token_id in token_ids:
-                self._add_token(token_id)
+            if self._has_logprobs:
+                for token_id in token_ids:
+                    self._add_token(token_id)
+            else:
+                self._pending.token_ids.extend(token_ids)
+                self._num_tokens += len(token_ids)
             return
         for token_id in token_ids:
             self._add_token(token_id)

@@ -15,7 +15,7 @@ from dataclasses import replace
 from weir.bus.messages import Placement
 from weir.core.clock import Clock
 from weir.core.errors import Cancelled, DeadlineExceeded, InternalError, Unavailable, WeirError
-from weir.core.life import Attempt, FinishReason, Phase, check_transition
+from weir.core.life import Attempt, FinishReason, Phase, attempt_of, check_transition
 from weir.rpc.conversions import attempt_from_pb
 from weir.wire.v1 import types_pb2, worker_pb2
 from weir_gateway.requests.dispatch_count import DispatchCount
@@ -99,7 +99,7 @@ class RequestState:
     @property
     def attempt(self) -> Attempt:
         """Updates of older attempts are dropped."""
-        return Attempt(self.dispatch, self.adoption)
+        return attempt_of(self.dispatches.present, self.adoption)
 
     @property
     def age_s(self) -> float:
@@ -293,20 +293,20 @@ class RequestState:
         return [self.resume_command()]
 
     def _take_update(self, worker_id: str, update: worker_pb2.SequenceUpdate) -> None:
-        attempt = attempt_from_pb(update.attempt)
-        if attempt < self.attempt:
+        attempt, present, has_error = attempt_from_pb(update.attempt), self.attempt, update.HasField("error")
+        if attempt is not present and attempt < present:
             return
-        if update.claimed and self.is_claimed and self.placement is None:
+        if self.is_claimed and self.placement is None and update.claimed:
             self._bind_claim(worker_id)
         if self._is_of_another_claim(worker_id):
             return
-        if attempt.dispatch > self.dispatch:
+        if attempt.dispatch > present.dispatch:
             raise TokenConflict(f"attempt {attempt.dispatch}, and {self.dispatch} was granted")
-        if attempt.adoption > self.adoption:
+        if attempt.adoption > present.adoption:
             self.adoption = attempt.adoption
             if not self.adopted.done():
                 self.adopted.set_result(worker_id)
-        if update.HasField("error") and not update.handed_off:
+        if has_error and not update.handed_off:
             self._end_by_worker(worker_id, update.error)
             return
         if not self._num_given_tokens:
@@ -315,11 +315,11 @@ class RequestState:
             self.silence.end()
             self.has_output.set()
         self._advance_phase(worker_id, update)
-        self.lost_worker_id = worker_id if update.HasField("error") else self.lost_worker_id
+        self.lost_worker_id = worker_id if has_error else self.lost_worker_id
         if self.output.finish_reason is not None:
             self.is_over_at_workers = output_end_from_pb(update.finish_reason) is not None
             self._finish()
-        elif update.HasField("error"):
+        elif has_error:
             self._end_by_worker(worker_id, update.error)
         elif update.finish_reason == types_pb2.FINISH_REASON_CANCELLED:
             self.interrupt(Unavailable(f"worker {worker_id} cancelled the request", retry_after_s=RETRY_AFTER_S))
@@ -342,13 +342,13 @@ class RequestState:
         self.end(RequestEnd(Phase.FINISHED, finish_reason=self.output.finish_reason))
 
     def _advance_phase(self, worker_id: str, update: worker_pb2.SequenceUpdate) -> None:
-        if self.has_new_tokens and not self.prefilled.done():
+        if not self.prefilled.done() and self.has_new_tokens:
             self.prefilled.set_result(None)
             if self.phase is Phase.PREFILLING:
                 self._enter(Phase.HANDING_OFF)
         # Either worker may be the first to report that the decode worker has it.
-        is_handed_off = update.handed_off or self._has_decoded(worker_id)
-        if is_handed_off and self.phase in (Phase.PREFILLING, Phase.HANDING_OFF):
+        is_before = self.phase in (Phase.PREFILLING, Phase.HANDING_OFF)
+        if is_before and (update.handed_off or self._has_decoded(worker_id)):
             self._enter(Phase.DECODING)
 
     def _end_by_worker(self, worker_id: str, error: worker_pb2.WorkerError) -> None:

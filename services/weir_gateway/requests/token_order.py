@@ -66,12 +66,16 @@ class TokenOrder:
             TokenConflict: an index past max_tokens or past the end, another token where one was before, or more than
                 max_ahead tokens after a gap.
         """
-        if attempt < self._attempt:
-            return []
-        self._attempt = attempt
+        if attempt is not self._attempt:
+            if attempt < self._attempt:
+                return []
+            self._attempt = attempt
         end_index = first_index + len(token_ids)
         if end_index > self._max_tokens:
             raise TokenConflict(f"token {end_index - 1} of at most {self._max_tokens}")
+        if first_index == len(self._token_ids) and not self._ahead and self._end_index is None is finish_reason:
+            self._token_ids.extend(token_ids)  # what nearly all updates are
+            return list(token_ids)
         for index, token_id in enumerate(token_ids, start=first_index):
             self._keep(index, token_id)
         if finish_reason is not None:

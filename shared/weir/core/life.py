@@ -12,6 +12,7 @@ of the four terminal phases, and the gateway that drives it decides which.
 
 from dataclasses import dataclass
 from enum import Enum, StrEnum
+from functools import lru_cache
 
 
 class Phase(Enum):
@@ -76,6 +77,12 @@ class Attempt:
 
     dispatch: int = 1
     adoption: int = 0
+
+
+@lru_cache(maxsize=1024)
+def attempt_of(dispatch: int, adoption: int) -> Attempt:
+    """Mostly the same object for the same numbers: each token's message names one of few attempts."""
+    return Attempt(dispatch, adoption)
 
 
 @dataclass(frozen=True, slots=True)

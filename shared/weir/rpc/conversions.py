@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from weir.core.errors import FieldViolation, InvalidRequest
-from weir.core.life import Attempt, FinishReason, SchedulingParams
+from weir.core.life import Attempt, FinishReason, SchedulingParams, attempt_of
 from weir.core.options import LOGIT_BIAS_RULE, NUMBER_RULES, GenerateOptions, NumberRule
 from weir.core.sampling import SamplingParams, TokenLogprobs
 from weir.wire.v1 import inference_pb2, types_pb2
@@ -29,7 +29,7 @@ def attempt_to_pb(attempt: Attempt) -> types_pb2.Attempt:
 
 
 def attempt_from_pb(message: types_pb2.Attempt) -> Attempt:
-    return Attempt(message.dispatch, message.adoption)
+    return attempt_of(message.dispatch, message.adoption)
 
 
 def options_to_pb(options: GenerateOptions) -> inference_pb2.RequestOptions:

@@ -18,6 +18,7 @@ from weir.core.life import IllegalTransition, Phase
 from weir.core.options import GenerateOptions
 from weir.wire.v1 import types_pb2, worker_pb2
 from weir_gateway.driving.open_request import OpenRequest
+from weir_gateway.driving.output_pace import OutputPace
 from weir_gateway.driving.request_span import RequestSpan
 from weir_gateway.requests.client_request import GRPC_NAMES, ClientRequest, Operation, Text
 from weir_gateway.requests.request_state import RequestState
@@ -49,11 +50,16 @@ async def read_all(state: RequestState) -> str:
     return text
 
 
-async def read_until_end(state: RequestState) -> tuple[str, WeirError | None]:
+def open_alone(state: RequestState, hold_s: float = 0.0) -> OpenRequest:
     clock = ManualClock()
+    pace = OutputPace(clock)
+    pace.hold_s = hold_s
     span = RequestSpan(NoOpTracerProvider().get_tracer("test"), CLIENT_REQUEST, Context(), 0.0)
-    opened = OpenRequest([state], span, clock)
-    text = ""
+    return OpenRequest([state], span, clock, pace)
+
+
+async def read_until_end(state: RequestState, hold_s: float = 0.0) -> tuple[str, WeirError | None]:
+    opened, text = open_alone(state, hold_s), ""
     try:
         while True:
             delta = await opened.next_delta()
@@ -106,7 +112,7 @@ async def test_a_request_ends_exactly_once_and_its_client_gets_a_prefix(seed: in
     source = random.Random(seed)
     phases: list[Phase] = []
     state = make_state(phases, ManualClock())
-    reading = asyncio.create_task(read_until_end(state))
+    reading = asyncio.create_task(read_until_end(state, hold_s=0.001 * (seed % 2)))
     state.grant(PLACEMENT)
     state.start()
     for _ in range(source.randrange(1, 60)):
@@ -204,3 +210,37 @@ async def test_a_revocation_after_the_deadline_is_the_deadline() -> None:
         state.revoke(Overloaded("waited too long"))
     errors = [state.ended.result().error for state in (early, late)]
     assert [type(error) for error in errors] == [Overloaded, DeadlineExceeded]
+
+
+async def test_while_the_loop_is_behind_the_tokens_of_a_stream_gather_but_its_first_one_waits_for_nothing() -> None:
+    state = make_state([], ManualClock())
+    opened = open_alone(state, hold_s=0.01)
+    state.grant(PLACEMENT)
+    state.start()
+    state.on_update("p", update(REQUEST_ID, 0, ANSWER[:1]))
+    pieces = [await opened.next_delta()]
+    waiting = asyncio.create_task(opened.next_delta())
+    for index in range(1, 4):
+        await asyncio.sleep(0)
+        state.on_update("d", update(REQUEST_ID, index, ANSWER[index : index + 1]))
+    pieces.append(await waiting)
+    state.on_update("d", update(REQUEST_ID, 4, ANSWER[4:], finish=LENGTH))
+    pieces.append(await opened.next_delta())
+    assert [(piece.first_index, piece.token_ids, piece.is_last) for piece in pieces] == [
+        (0, ANSWER[:1], False),
+        (1, ANSWER[1:4], False),
+        (4, ANSWER[4:], True),
+    ]
+    assert "".join(piece.text for piece in pieces) == "hello world"
+
+
+async def test_an_answer_that_has_ended_is_not_held_up() -> None:
+    state = make_state([], ManualClock())
+    opened = open_alone(state, hold_s=3600.0)
+    state.grant(PLACEMENT)
+    state.start()
+    state.on_update("p", update(REQUEST_ID, 0, ANSWER[:1]))
+    await opened.next_delta()
+    state.on_update("d", update(REQUEST_ID, 1, ANSWER[1:], finish=LENGTH))
+    await asyncio.sleep(0)
+    assert (await asyncio.wait_for(opened.next_delta(), 30)).is_last

@@ -48,6 +48,9 @@ class LeaseTable:
     def __init__(self, rows: NDArray[Any], counters: NDArray[Any]) -> None:
         self._rows = rows
         self._counters = counters
+        self._read_bytes = b""
+        self._read: list[Lease] = []
+        """The rows, as they were when they were these bytes: they are looked at often and change seldom."""
 
     def try_add(self, worker_id: str, role: str, process: ProcessIdentity) -> int | None:
         """A new active lease; None when the table is full. Ids are never used again in the life of a segment.
@@ -80,8 +83,11 @@ class LeaseTable:
 
     def all(self) -> list[Lease]:
         """Every lease, in the order of their ids."""
-        indices = np.flatnonzero(self._rows["state"] != LeaseState.EMPTY)
-        return sorted((self._lease(int(index)) for index in indices), key=lambda lease: lease.lease_id)
+        if (present_bytes := self._rows.tobytes()) != self._read_bytes:
+            indices = np.flatnonzero(self._rows["state"] != LeaseState.EMPTY)
+            self._read = sorted((self._lease(int(index)) for index in indices), key=lambda lease: lease.lease_id)
+            self._read_bytes = present_bytes
+        return list(self._read)
 
     def set_state(self, lease_id: int, state: LeaseState) -> None:
         """Raises KeyError if there is no such lease."""

@@ -1,0 +1,58 @@
+"""Tokens of a stream gather while the event loop is behind: a message costs as much with one token as with ten.
+
+    frame of a worker ─> wakes the streams that it has tokens for ─> they send, one after the other ─> back to the loop
+                         |<------------------------- a pass: how long that takes -------------------------->|
+
+What a stream waits for after each message grows while passes take much of the time, and shrinks again when they take
+little. Tokens that come more slowly than that, as they do unless streams are many, wait for nothing.
+"""
+
+import asyncio
+
+from weir.core.clock import Clock
+
+WINDOW_S = 0.25
+MUCH, LITTLE = 0.5, 0.2
+"""Shares of the time. Less than half of MUCH is LITTLE: a hold that is halved does not grow again at once."""
+FIRST_HOLD_S = 0.01
+MAX_HOLD_S = 0.05
+
+
+class OutputPace:
+    """Of one event loop."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._window_began_s = clock.now_s()
+        self._in_passes_s = 0.0
+        """Of the present window."""
+        self._is_in_pass = False
+        self.hold_s = 0.0
+        """How long a stream that has just sent something lets tokens gather."""
+
+    def on_wake(self) -> None:
+        """A stream has something to send. The first one begins a pass, which ends when all that are ready by now, and
+        what they leave to be sent, have run."""
+        if not self._is_in_pass:
+            self._is_in_pass = True
+            loop = asyncio.get_running_loop()
+            loop.call_soon(loop.call_soon, self._end_pass, self._clock.now_s())
+
+    def note_pass(self, pass_s: float) -> None:
+        """It ends now."""
+        now_s = self._clock.now_s()
+        self._in_passes_s += pass_s
+        window_s = now_s - self._window_began_s
+        if window_s < WINDOW_S:
+            return
+        share = self._in_passes_s / window_s
+        if share > MUCH:
+            self.hold_s = min(max(FIRST_HOLD_S, 2 * self.hold_s), MAX_HOLD_S)
+        elif share < LITTLE:
+            is_over = self.hold_s <= FIRST_HOLD_S or window_s > 4 * WINDOW_S
+            self.hold_s = 0.0 if is_over else self.hold_s / 2
+        self._window_began_s, self._in_passes_s = now_s, 0.0
+
+    def _end_pass(self, began_s: float) -> None:
+        self._is_in_pass = False
+        self.note_pass(self._clock.now_s() - began_s)

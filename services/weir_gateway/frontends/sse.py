@@ -1,0 +1,48 @@
+"""Server-sent events of an answer."""
+
+import json
+from json.encoder import encode_basestring
+
+from weir_gateway.frontends.openai_render import AnswerRenderer, Json
+from weir_gateway.requests.output import OutputDelta
+
+DONE = b"data: [DONE]\n\n"
+
+_PLACE = "\ufdd0"  # a noncharacter: no name of a model has it, and where it is the text goes
+
+
+def event(data: Json, event_id: str = "") -> bytes:
+    """One event."""
+    return _head(event_id) + b"data: " + _dump(data).encode() + b"\n\n"
+
+
+class ChunkEvents:
+    """The chunks of one answer. Most differ in nothing but their text, which is put into what is rendered once."""
+
+    def __init__(self, renderer: AnswerRenderer) -> None:
+        self._renderer = renderer
+        self._around_text: dict[int, tuple[str, str]] = {}
+        """By choice."""
+
+    def event(self, delta: OutputDelta, text_offset: int, event_id: str = "") -> bytes:
+        """`text_offset`: characters of the choice before it."""
+        if delta.logprobs or delta.finish_reason is not None or not delta.text:
+            return event(self._renderer.chunk(delta, text_offset), event_id)
+        around = self._around_text.get(delta.choice)
+        if around is None:
+            around = self._around_text[delta.choice] = self._split(delta.choice)
+        before, after = around
+        return _head(event_id) + f"{before}{encode_basestring(delta.text)}{after}".encode()
+
+    def _split(self, choice: int) -> tuple[str, str]:
+        chunk = self._renderer.chunk(OutputDelta(0, text=_PLACE, choice=choice), 0)
+        before, _, after = _dump(chunk).partition(_dump(_PLACE))
+        return f"data: {before}", f"{after}\n\n"
+
+
+def _head(event_id: str) -> bytes:
+    return f"id: {event_id}\n".encode() if event_id else b""
+
+
+def _dump(data: object) -> str:
+    return json.dumps(data, ensure_ascii=False, separators=(",", ":"))

@@ -1,0 +1,104 @@
+"""Rounds of a load on a stack, and what they cost each process."""
+
+import multiprocessing
+import os
+import statistics
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import uvloop
+
+from benchmarks.wire.clients import Frontend, StreamLoad, StreamsReceived, run_streams
+from benchmarks.wire.null_stack import NullStack
+from weir.bench.serving.serve import p99
+from weir.testing.stack import Stack
+
+_TICKS_A_S = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredStack:
+    """A stack that runs: its ports, and the processes that are measured."""
+
+    ports: dict[Frontend, int]
+    pids: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class WireRound:
+    """One run of the load. `us_a_token` by process."""
+
+    us_a_token: dict[str, float]
+    received: StreamsReceived
+
+
+@contextmanager
+def null_target(model: str, step_ms: float) -> Iterator[MeasuredStack]:
+    with tempfile.TemporaryDirectory(prefix="weir-wire-") as folder, NullStack(Path(folder), model, step_ms) as stack:
+        yield MeasuredStack({"http": stack.http_port, "grpc": stack.grpc_port}, stack.pids)
+
+
+@contextmanager
+def served_target(model: str) -> Iterator[MeasuredStack]:
+    with ExitStack() as held:
+        folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="weir-wire-")))
+        stack = held.enter_context(Stack(folder, flags=("--model", model)))
+        pids = {view.name: view.pid for view in stack.processes()}
+        yield MeasuredStack({"http": stack.http_port, "grpc": stack.grpc_port}, pids)
+
+
+def measure(target: MeasuredStack, frontend: Frontend, load: StreamLoad) -> WireRound:
+    """The clients are in a process of their own, which is measured too."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as clients:
+        client_pid = clients.submit(os.getpid).result()
+        pids = {**target.pids, "clients": client_pid}
+        warm_up = replace(load, num_requests=load.concurrency, output_len=min(8, load.output_len), seed=load.seed + 1)
+        clients.submit(_run, frontend, target.ports[frontend], warm_up).result()
+        before_s = cpu_times_s(pids)
+        received = clients.submit(_run, frontend, target.ports[frontend], load).result()
+        after_s = cpu_times_s(pids)
+    us = {name: 1e6 * (after_s[name] - before_s[name]) / received.num_tokens for name in pids}
+    return WireRound(us, received)
+
+
+def _run(frontend: Frontend, port: int, load: StreamLoad) -> StreamsReceived:
+    return uvloop.run(run_streams(frontend, port, load))
+
+
+def table(frontend: Frontend, rounds: Sequence[WireRound]) -> str:
+    """Medians, and lowest to highest."""
+    received = [one.received for one in rounds]
+    rows = [(f"{name}, µs a token", [one.us_a_token[name] for one in rounds]) for name in rounds[0].us_a_token]
+    rows += [
+        ("tokens/s", [one.num_tokens / one.duration_s for one in received]),
+        ("tokens a piece", [one.num_tokens / one.num_pieces for one in received]),
+        ("gap p50, ms", [1e3 * statistics.median(one.gaps_s) for one in received]),
+        ("gap p99, ms", [1e3 * p99(one.gaps_s) for one in received]),
+    ]
+    lines = [f"| {frontend} | median | of {len(rounds)} |", "|---|---|---|"]
+    lines += [
+        f"| {name} | {statistics.median(values):.1f} | {min(values):.1f} to {max(values):.1f} |"
+        for name, values in rows
+    ]
+    return "\n".join(lines)
+
+
+def cpu_times_s(pids: Mapping[str, int]) -> dict[str, float]:
+    """User and system time of each process so far, all of its threads; in ticks of 10 ms on most machines.
+
+    Raises RuntimeError for a process that is gone: figures of the others would say nothing.
+    """
+    return {name: _cpu_time_s(name, pid) for name, pid in pids.items()}
+
+
+def _cpu_time_s(name: str, pid: int) -> float:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise RuntimeError(f"{name} (pid {pid}) has ended while it was measured") from error
+    fields = stat.rpartition(")")[2].split()  # the name before it may have spaces; utime and stime are 14 and 15
+    return (int(fields[11]) + int(fields[12])) / _TICKS_A_S

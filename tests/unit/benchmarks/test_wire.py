@@ -1,0 +1,38 @@
+"""The worker that computes nothing gives every sequence its tokens, in order; processor time is read from /proc."""
+
+import os
+import time
+
+import pytest
+
+from benchmarks.wire.measure import cpu_times_s
+from benchmarks.wire.null_worker import NullEngine
+from weir.wire.v1 import types_pb2, worker_pb2
+
+
+async def test_each_sequence_gets_one_token_a_step_until_its_end_and_none_after() -> None:
+    engine = NullEngine(0.0)
+    tokens: dict[str, int] = {"a": 0, "b": 0}
+    for name, max_tokens in (("a", 3), ("b", 5)):
+        engine.start(worker_pb2.Start(request_id=name, attempt=types_pb2.Attempt(dispatch=2), max_tokens=max_tokens))
+    ended = []
+    for step in range(1, 6):
+        frame = await engine.next_frame()
+        assert frame.step == step
+        for update in frame.updates:
+            assert (update.first_index, len(update.token_ids)) == (tokens[update.request_id], 1)
+            assert update.attempt.dispatch == 2
+            tokens[update.request_id] += 1
+            if update.finish_reason == types_pb2.FINISH_REASON_LENGTH:
+                ended.append((step, update.request_id))
+    assert ended == [(3, "a"), (5, "b")]
+
+
+def test_processor_time_is_that_of_the_process_and_one_that_is_gone_is_named() -> None:
+    before_s = cpu_times_s({"me": os.getpid()})["me"]
+    began_s = time.process_time()
+    while time.process_time() - began_s < 0.05:
+        pass
+    assert cpu_times_s({"me": os.getpid()})["me"] - before_s >= 0.03  # in ticks of 10 ms
+    with pytest.raises(RuntimeError, match="gone"):
+        cpu_times_s({"gone": 2**22 + 1})
