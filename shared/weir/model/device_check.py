@@ -6,6 +6,7 @@ import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
+from uuid import UUID
 
 from weir.core.device import Device
 from weir.core.errors import WeirError
@@ -98,6 +99,14 @@ def read_gpu(driver: CudaDriver, number: int = 0) -> Gpu:
         _MODE_NAMES.get(mode, f"number {mode}"),
         total.value,
     )
+
+
+def gpu_uuid(driver: CudaDriver, number: int = 0) -> str:
+    """As NVIDIA's tools write it, "GPU-" and 32 hex digits in groups. Raises CudaDriverError."""
+    handle, found = ctypes.c_int(), (ctypes.c_ubyte * 16)()
+    driver.call("cuDeviceGet", ctypes.byref(handle), ctypes.c_int(number))
+    driver.call("cuDeviceGetUuid", ctypes.byref(found), handle)
+    return f"GPU-{UUID(bytes=bytes(found))}"
 
 
 def _obstacle(gpu: Gpu) -> str:

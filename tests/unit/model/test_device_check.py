@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from weir.kv.memory.cuda import CudaDriver, CudaDriverError
-from weir.model.device_check import DeviceMissing, Gpu, check_device, find_gpu, read_gpu
+from weir.model.device_check import DeviceMissing, Gpu, check_device, find_gpu, gpu_uuid, read_gpu
 
 
 class PretendedLibrary:
@@ -30,6 +30,11 @@ class PretendedLibrary:
     def cuDeviceTotalMem_v2(self, value: Any, handle: ctypes.c_int) -> int:  # noqa: N802
         assert handle.value == 40
         value._obj.value = 80 << 30
+        return 0
+
+    def cuDeviceGetUuid(self, value: Any, handle: ctypes.c_int) -> int:  # noqa: N802
+        assert handle.value == 40
+        value._obj[:] = range(16)
         return 0
 
     def cuDeviceGetAttribute(self, value: Any, attribute: ctypes.c_int, handle: ctypes.c_int) -> int:  # noqa: N802
@@ -56,6 +61,10 @@ def test_a_gpu_that_will_do_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_the_driver_says_of_a_gpu() -> None:
     expected = Gpu("Pretended GPU", (9, 0), True, False, "EXCLUSIVE_PROCESS", 80 << 30)
     assert read_gpu(driver(9, 0, {20: 3, 103: 0})()) == expected
+
+
+def test_a_gpu_is_known_to_other_tools_by_its_uuid() -> None:
+    assert gpu_uuid(driver(9, 0)()) == "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"
 
 
 def test_a_gpu_that_is_too_old_is_named_with_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:

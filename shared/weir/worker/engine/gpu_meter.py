@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from weir.core.device import Device
+from weir.kv.memory.cuda import CudaDriver, CudaDriverError
+from weir.model.device_check import gpu_uuid
 
 _log = logging.getLogger(__name__)
 
@@ -64,16 +66,18 @@ def try_gpu_meter(device: Device) -> GpuMeter | None:
     except ImportError as error:
         _log.warning("no figures of the GPU: %s; pip install nvidia-ml-py", error)
         return None
-    import torch  # noqa: PLC0415 - here a GPU is in use
-
-    return try_open_meter(nvml, str(torch.cuda.get_device_properties(0).uuid))
+    try:
+        return try_open_meter(nvml, gpu_uuid(CudaDriver.load()))
+    except CudaDriverError as error:
+        _log.warning("no figures of the GPU: %s", error)
+        return None
 
 
 def try_open_meter(nvml: Nvml, uuid: str) -> GpuMeter | None:
-    """`uuid` as PyTorch has it: without the `GPU-` that NVML puts before it."""
+    """Of the GPU with that UUID."""
     try:
         nvml.nvmlInit()
-        return GpuMeter(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}"))
+        return GpuMeter(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid))
     except nvml.NVMLError as error:
         _log.warning("no figures of the GPU: NVML says %s", error)
         return None
