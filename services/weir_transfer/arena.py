@@ -36,13 +36,18 @@ class ClaimedArena:
 def claim_arena(config: TransferConfig, open_process: OpenProcess) -> ClaimedArena:
     """Takes over what an earlier transfer service left, or makes a new arena. Takes seconds.
 
-    Raises DeviceMissing, ModelError, ConfigError for an arena too small for the model, Unavailable without memory.
+    Raises DeviceMissing, ModelError, ConfigError for an arena too small for the model, Unavailable if there is too
+    little memory.
     """
     check_device(config.device)
     complete = with_model_shape(config)
     try:
         size = size_arena(config, complete)
+    except CudaDriverError as error:
+        raise Unavailable(str(error)) from error
     except ValueError as error:
+        if not config.arena_bytes:  # of what is free now: it may be more in a moment
+            raise Unavailable(str(error)) from error
         raise ConfigError(str(error)) from error
     try:
         segment, memory_server = _claim(complete, size.geometry, open_process)

@@ -117,7 +117,7 @@ class TransferService:
                 _log.warning("lease %d has been silent for too long: its process is killed", lease_id)
                 self._fence.kill(lease_id)
             if self._slab_server is not None:
-                self._slab_server.drop_unused()
+                await asyncio.to_thread(self._slab_server.drop_unused)  # giving memory of a GPU back takes a while
             if not self._core.leases():
                 self._nobody_left.set()
                 if self._memory_server is not None and not self._memory_server.has_memory:

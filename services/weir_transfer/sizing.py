@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from glob import escape
 
 from weir.core.fields import format_size
 from weir.kv.arena.segment import try_read_header
@@ -18,8 +19,10 @@ from weir.kv.memory.cuda import CudaDriver
 from weir.kv.memory.device import try_memory_kind
 from weir.model.device_check import read_gpu
 from weir.model.device_sizes import StepBounds, arena_bytes_on_gpu, max_num_seqs_on_gpu
+from weir.model.files.catalog import model_cache_dir
 from weir.model.files.config import load_model_config
-from weir.model.files.source import resolve_model
+from weir.model.files.digest import model_digest
+from weir.model.files.source import ModelKind, ModelSource, resolve_model
 from weir.model.memory import stack_bytes
 from weir.model.precision import choose_arithmetic
 from weir.runtime.machine_memory import available_bytes, free_disk_bytes
@@ -72,13 +75,23 @@ def size_arena(
 
 
 def look_at_machine(config: TransferConfig) -> FreeMemory:
-    """What is free for pages in the memory of this host."""
+    """What is free for pages in the memory of this host, beside the workers that will start there."""
     taken_bytes = 0
     if not config.model_digest:
-        model = load_model_config(resolve_model(config.model_reference))
+        source = resolve_model(config.model_reference)
+        model = load_model_config(source)
         arithmetic = choose_arithmetic(config.precision, model, config.device)
-        taken_bytes = stack_bytes(model, arithmetic, config.device, config.workers_on_machine)
+        packs_floats = source.kind is not ModelKind.GGUF and not _is_packed(source, config)
+        taken_bytes = stack_bytes(
+            model, arithmetic, config.device, config.workers_on_machine, packs_floats=packs_floats
+        )
     return FreeMemory(available_bytes() - taken_bytes, free_disk_bytes(config.segment_dir))
+
+
+def _is_packed(source: ModelSource, config: TransferConfig) -> bool:
+    """Whether an earlier start has packed the weights, in any version of the format."""
+    name = escape(f"{source.name}-{model_digest(source, config.precision)}")
+    return any((model_cache_dir() / "packed").glob(f"{name}-*.weights"))
 
 
 def _gpu_bytes() -> int:

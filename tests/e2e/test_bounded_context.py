@@ -19,10 +19,10 @@ TINY = ("--load", "dummy", "--model-shape", "tiny")
 def test_the_context_that_is_told_is_the_one_that_is_served_to_the_last_token(tmp_path: Path) -> None:
     stack = Stack(tmp_path / "run")
     ports = ("--grpc-port", str(stack.grpc_port), "--http-port", str(stack.http_port))
-    started = stack.weir(
-        *("up", "--detach", "--instance", stack.instance, *ports, *TINY, "--arena-bytes", "8.5MiB"), timeout_s=180
-    )
     try:
+        started = stack.weir(
+            *("up", "--detach", "--instance", stack.instance, *ports, *TINY, "--arena-bytes", "8.5MiB"), timeout_s=180
+        )
         assert started.returncode == 0, started.stderr
         told = re.search(r"max_context_tokens is (\d+), not the model's 2048: --arena-bytes \d+MiB", started.stderr)
         assert told is not None, started.stderr
@@ -49,8 +49,10 @@ def test_a_context_that_is_asked_for_and_does_not_fit_starts_nothing_and_says_wh
     stack = Stack(tmp_path / "run")
     ports = ("--grpc-port", str(free_port()), "--http-port", str(free_port()))
     asked = ("--arena-bytes", "8.5MiB", "--max-context-tokens", "2048")
-    shown = stack.weir("up", "--instance", stack.instance, *ports, *TINY, *asked, timeout_s=180)
-    stack.stop()
+    try:
+        shown = stack.weir("up", "--instance", stack.instance, *ports, *TINY, *asked, timeout_s=180)
+    finally:
+        stack.stop()
     assert shown.returncode == 1
     assert "too small for one sequence of 2048 tokens" in shown.stderr
     assert re.search(r"give at least \d+ \([\d.]+ MiB\), or a smaller max_context_tokens; \d+ would fit", shown.stderr)

@@ -29,7 +29,9 @@ class OpenRequest:
         self._span = span
         self._clock = clock
         self._pace = pace
-        self._has_begun = False
+        self._num_since_hold = 0
+        """Deltas handed out since tokens were last let gather, from the first one with text on: each choice is to have
+        its turn before they are again."""
         self._has_output = states[0].has_output
         self._unfinished = dict(enumerate(self.states))
         """Choices whose last delta was not handed out; the one that was served longest ago comes first."""
@@ -74,12 +76,13 @@ class OpenRequest:
 
         Nothing is handed out if one choice was not admitted.
         """
-        if self._has_begun and not self.ended.done() and (hold_s := self._pace.hold_s):
-            await asyncio.sleep(hold_s)
+        if self._num_since_hold >= len(self._unfinished) and (hold_s := self._pace.hold_s):
+            self._num_since_hold = 0
+            await asyncio.wait([self.ended], timeout=hold_s)
         while (delta := self._try_next()) is None:
             self._has_output.clear()
             await self._has_output.wait()
-        self._has_begun = True
+        self._num_since_hold += bool(self._num_since_hold or delta.text or delta.finish_reason)
         self._pace.on_wake()
         return delta
 

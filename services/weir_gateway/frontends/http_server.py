@@ -86,6 +86,7 @@ class HttpServer:
             log_config=None,
             access_log=False,
             lifespan="off",
+            ws="none",
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=_CLOSE_CONNECTIONS_S,
         )

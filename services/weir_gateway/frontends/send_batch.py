@@ -7,8 +7,10 @@ that is woken once reads on while the others are sent.
 """
 
 import asyncio
+import logging
 from typing import Any
 
+_log = logging.getLogger(__name__)
 _MAX_WAITING_BYTES = 64 << 10
 """Of one connection; more are sent at once."""
 
@@ -27,7 +29,11 @@ class SendBatch:
     def _flush(self) -> None:
         waiting, self._waiting = self._waiting, []
         for transport in waiting:
-            transport.flush()
+            try:
+                transport.flush()
+            except Exception:  # noqa: BLE001 - one connection's failure must not keep the others from being sent
+                _log.exception("a connection could not be written to, and is dropped")
+                transport.abort()
 
 
 class BatchedTransport(asyncio.Transport):

@@ -35,13 +35,15 @@ def keyed_body(checked: CheckedRequest) -> KeyedBody:
 
 def body_digest(checked: CheckedRequest) -> bytes:
     """The same by whichever API it came. Values at their defaults do not count, so that a gateway which knows one more
-    option makes the same digest of a request without it."""
+    option makes the same digest of a request without it. Numbers of tokens are those asked for: what the context leaves
+    of them depends on the workers that a gateway has heard of."""
     request, options = checked.client_request, checked.client_request.options
     digest = hashlib.blake2b(digest_size=BODY_DIGEST_BYTES, person=b"weir body")
     parts: list[tuple[str, object]] = [("operation", request.operation.value), ("model", checked.model.name)]
     parts += [("seed", options.seed), ("stop", options.stop), ("include_stop", options.include_stop)]
     parts += [entry for entry in _given(checked.sampling) if entry[0] != "seed"]
-    parts += _given(checked.stop_rules)
+    parts += [("max_tokens", options.max_tokens), ("min_tokens", options.min_tokens or 0)]
+    parts += [("stop_token_ids", checked.stop_rules.stop_token_ids)]
     for name, value in parts:
         digest.update(f"{name}={_plain(value)!r};".encode("utf-8", "surrogatepass"))
     digest.update(array.array("I", checked.prompt_token_ids).tobytes())

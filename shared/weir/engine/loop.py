@@ -212,7 +212,7 @@ class EngineCore:
             return
         with contextlib.suppress(Exception):  # whatever it comes to, nobody is there to be told
             self._ahead.wait()
-        self._batcher.fail_step(self._ahead.plan, failure)
+        self._batcher.drop_step(self._ahead.plan, failure)
         self._ahead = None
 
     def _record(self, step: _LaunchedStep) -> StepTiming:

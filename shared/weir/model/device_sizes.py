@@ -21,6 +21,8 @@ _CUDA_BYTES = 1 << 30
 """Of a process: context, code of the kernels, workspaces of matrix products, captured graphs."""
 _SPLIT_TOKENS = 256
 """The least that a part of a decode's keys may be; each part keeps sums of its own."""
+_MOST_SPLITS = 64
+"""Parts of one row: `weir.ops.gpu.paged_decode`, which cannot be imported here."""
 _NUM_BYTES = {"fp32": 4, "bf16": 2, "int8": 2}
 _SEQUENCES_BY_GIB = ((40, 128), (16, 64), (0, 32))
 
@@ -44,8 +46,10 @@ def worker_bytes_on_gpu(config: ModelConfig, arithmetic: Arithmetic, bounds: Ste
     number_bytes = _NUM_BYTES[arithmetic]
     heads_width = (config.num_heads + config.num_kv_heads) * 2 * config.head_dim
     row = number_bytes * (3 * config.hidden_size + heads_width + 3 * config.intermediate_size)
-    logits = (number_bytes + 4) * config.vocab_size  # as they are computed, and in fp32
-    splits = 4 * config.num_heads * (config.head_dim + 2) * -(-bounds.max_context_tokens // _SPLIT_TOKENS)
+    # as they are computed, and in fp32; the sampler's counts, and a copy of its own
+    logits = (number_bytes + 4 + 8) * config.vocab_size
+    num_splits = min(_MOST_SPLITS, -(-bounds.max_context_tokens // _SPLIT_TOKENS))
+    splits = 4 * config.num_heads * (config.head_dim + 2) * num_splits
     angles = 4 * config.max_context_tokens * config.head_dim
     buffers = bounds.max_num_batched_tokens * row + bounds.max_num_seqs * (logits + splits) + angles
     return buffers + _CUDA_BYTES

@@ -15,16 +15,18 @@ OTHERS_BYTES = 600 << 20
 """Of gateway, scheduler, transfer service, NATS and supervisor."""
 
 
-def stack_bytes(config: ModelConfig, arithmetic: Arithmetic, device: Device, num_workers: int) -> int:
+def stack_bytes(
+    config: ModelConfig, arithmetic: Arithmetic, device: Device, num_workers: int, *, packs_floats: bool = True
+) -> int:
     """Weights, buffers and processes of `num_workers` workers and of what every stack has.
 
-    int8 weights are mapped by all workers, and made by one of them, matrix by matrix in fp32; PyTorch's are each
-    worker's own.
+    int8 weights are mapped by all workers, and made by one of them, with `packs_floats` matrix by matrix in fp32;
+    PyTorch's are each worker's own.
     """
     sizes = [math.prod(shape) for shape in tensor_shapes(config).values()]
     on_gpu = device == "cuda"
     if arithmetic == "int8" and not on_gpu:
-        shared = round(_INT8_BYTES * sum(sizes)) + 4 * _PACKING_COPIES * max(sizes)
+        shared = round(_INT8_BYTES * sum(sizes)) + packs_floats * 4 * _PACKING_COPIES * max(sizes)
         return shared + num_workers * (_WORKER_BYTES + _buffer_bytes(config)) + OTHERS_BYTES
     own = 0 if on_gpu else 4 * sum(sizes) + _buffer_bytes(config)
     return num_workers * (_WORKER_BYTES + _TORCH_BYTES + own) + OTHERS_BYTES

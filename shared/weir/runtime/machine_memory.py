@@ -11,7 +11,8 @@ def available_bytes(root: Path = _ROOT) -> int:
     """What new processes can take before something is swapped out or killed: MemAvailable, or what a cgroup of this
     process leaves if that is less. A file system's cache counts as free. `root`: where `proc` and `sys` are."""
     fields = dict(line.split(":", 1) for line in (root / "proc/meminfo").read_text().splitlines())
-    available = int(fields["MemAvailable"].split()[0]) * 1024
+    names = ("MemAvailable",) if "MemAvailable" in fields else ("MemFree", "Cached")  # emulated kernels lack the first
+    available = 1024 * sum(int(fields[name].split()[0]) for name in names)
     return max(0, min([available, *_left_in_cgroups(root)]))
 
 
@@ -25,13 +26,14 @@ def _left_in_cgroups(root: Path) -> Iterator[int]:
     """Of each cgroup with a limit that this process is in, its parents included. Version 1 and 2."""
     for folder in _memory_cgroups(root):
         for limit, usage, cache in (
-            ("memory.max", "memory.current", "inactive_file"),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+            ("memory.max", "memory.current", ("inactive_file", "active_file")),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),
         ):
             limit_bytes = _try_read_number(folder / limit)
             usage_bytes = _try_read_number(folder / usage)
             if limit_bytes is not None and usage_bytes is not None:
-                yield limit_bytes - usage_bytes + _statistic(folder / "memory.stat", cache)
+                cached_bytes = sum(_statistic(folder / "memory.stat", name) for name in cache)
+                yield limit_bytes - usage_bytes + cached_bytes
 
 
 def _memory_cgroups(root: Path) -> Iterator[Path]:

@@ -175,6 +175,7 @@ def test_a_step_that_fails_ends_its_sequences_and_the_one_ahead_of_it_is_thrown_
     failure = core.ends[key(1)].failure
     assert failure is not None
     assert "on purpose" in failure.message
+    assert core.batcher.counters.failed_steps == 1
     assert core.batcher.counters.late_rows_computed == 0, "it lacked the token to go on from, so it failed too"
     assert core.batcher.check_integrity() == ()
     core.add(2, max_tokens=10)

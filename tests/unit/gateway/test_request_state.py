@@ -234,6 +234,43 @@ async def test_while_the_loop_is_behind_the_tokens_of_a_stream_gather_but_its_fi
     assert "".join(piece.text for piece in pieces) == "hello world"
 
 
+async def test_an_end_that_comes_while_tokens_gather_is_told_at_once() -> None:
+    state = make_state([], ManualClock())
+    opened = open_alone(state, hold_s=3600.0)
+    state.grant(PLACEMENT)
+    state.start()
+    state.on_update("p", update(REQUEST_ID, 0, ANSWER[:1]))
+    await opened.next_delta()
+    waiting = asyncio.create_task(opened.next_delta())
+    await asyncio.sleep(0)
+    state.on_update("d", update(REQUEST_ID, 1, ANSWER[1:], finish=LENGTH))
+    assert (await asyncio.wait_for(waiting, 30)).is_last
+
+
+async def test_of_several_choices_each_has_its_turn_before_tokens_gather_again() -> None:
+    states = [make_state([], ManualClock()) for _ in range(3)]
+    for state in states[1:]:
+        state.has_output = states[0].has_output
+    clock = ManualClock()
+    pace = OutputPace(clock)
+    pace.hold_s = 3600.0
+    span = RequestSpan(NoOpTracerProvider().get_tracer("test"), CLIENT_REQUEST, Context(), 0.0)
+    opened = OpenRequest(states, span, clock, pace)
+    for state in states:
+        state.grant(PLACEMENT)
+        state.start()
+        state.on_update("p", update(REQUEST_ID, 0, ANSWER[:1]))
+    first = [await asyncio.wait_for(opened.next_delta(), 30) for _ in range(3)]
+    assert [delta.choice for delta in first] == [0, 1, 2]
+    waiting = asyncio.create_task(opened.next_delta())
+    for state in states:
+        state.on_update("d", update(REQUEST_ID, 1, ANSWER[1:2]))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not waiting.done(), "their next ones gather"
+    waiting.cancel()
+
+
 async def test_an_answer_that_has_ended_is_not_held_up() -> None:
     state = make_state([], ManualClock())
     opened = open_alone(state, hold_s=3600.0)

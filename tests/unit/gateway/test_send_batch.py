@@ -31,6 +31,13 @@ class RecordingTransport(asyncio.Transport):
         return 100
 
 
+class BrokenTransport(RecordingTransport):
+    """Takes nothing."""
+
+    def write(self, data: Any) -> None:
+        raise RuntimeError("the handle is closed")
+
+
 def make_pair() -> tuple[BatchedTransport, BatchedTransport, list[tuple[str, bytes]]]:
     sent: list[tuple[str, bytes]] = []
     batch = SendBatch()
@@ -49,6 +56,19 @@ async def test_writes_of_one_pass_go_out_once_a_connection_after_all_that_was_re
     first.write(b"4")
     await asyncio.sleep(0)
     assert sent[2:] == [("a", b"4")]
+
+
+async def test_a_connection_that_cannot_be_written_to_is_dropped_and_the_others_are_sent() -> None:
+    sent: list[tuple[str, bytes]] = []
+    batch, broken_below = SendBatch(), BrokenTransport("a", sent)
+    broken, second = BatchedTransport(broken_below, batch), BatchedTransport(RecordingTransport("b", sent), batch)
+    broken.write(b"1")
+    second.write(b"2")
+    await asyncio.sleep(0)
+    assert (sent, broken_below.is_closed) == ([("b", b"2")], True)
+    second.write(b"3")
+    await asyncio.sleep(0)
+    assert sent == [("b", b"2"), ("b", b"3")]
 
 
 async def test_what_was_written_before_a_close_is_sent_and_before_an_abort_is_not() -> None:

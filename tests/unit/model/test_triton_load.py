@@ -44,10 +44,9 @@ def test_a_gpu_that_is_not_there_is_said_to_be_missing(monkeypatch: pytest.Monke
         start_device("cuda", num_threads=1)
 
 
-def test_a_numba_that_cannot_be_imported_costs_its_sampling_and_no_start(tmp_path: Path) -> None:
+def test_a_numba_that_cannot_be_imported_is_not_missed(tmp_path: Path) -> None:
     (tmp_path / "numba").mkdir()
     (tmp_path / "numba/__init__.py").write_text("raise ImportError('Numba needs NumPy 2.4 or less')\n")
     code = f"import sys\nsys.path[:0] = {[str(tmp_path), *sys.path]!r}\n{_WARM_UP}"
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=100)
     assert child.returncode == 0, child.stderr[-2000:]
-    assert "the rest needs numba: Numba needs NumPy 2.4 or less" in child.stderr

@@ -197,7 +197,6 @@ class Batcher(ABC):
     def decide_ahead(self, plan: StepPlan, now_s: float) -> StepPlan | None:
         """The step after `plan`, which runs (`weir.engine.batching.ahead`). None: its result has to be known first.
         Between the two only `record`, `add`, `pool.give` and `kept_ends.release` may be called."""
-        del plan, now_s
         return None
 
     def record(self, plan: StepPlan, result: StepResult, now_s: float | None = None) -> None:
@@ -219,6 +218,10 @@ class Batcher(ABC):
     def fail_step(self, plan: StepPlan, failure: Failure) -> None:
         """The step did not run: its sequences end, the others go on."""
         self.counters.failed_steps += 1
+        self.drop_step(plan, failure)
+
+    def drop_step(self, plan: StepPlan, failure: Failure) -> None:
+        """As `fail_step`, of a step planned ahead of one that failed."""
         self._undo_swap()
         for sequence in self._steps.end(plan).owners:
             if sequence is not None and sequence.key in self._sequences and sequence.stage is Stage.RUNNING:

@@ -125,7 +125,7 @@ class CudaMemory:
 
     @classmethod
     def open_to_read(cls, fd: int, num_bytes: int, device: int = 0) -> "CudaMemory":
-        """As `open`; the device refuses to write to it."""
+        """As `open`; the device refuses to write to it, where the driver knows such mappings of shared memory."""
         return cls._open(fd, num_bytes, device, _READ)
 
     @classmethod
@@ -183,8 +183,7 @@ def _map(driver: CudaDriver, handle: c_uint64, num_bytes: int, device: int, flag
     try:
         driver.call("cuMemMap", address, size, c_size_t(0), handle, c_uint64(0))
         try:
-            access = _AccessDesc(_Location(_ON_DEVICE, device), flags)
-            driver.call("cuMemSetAccess", address, size, byref(access), c_size_t(1))
+            _set_access(driver, address, size, _AccessDesc(_Location(_ON_DEVICE, device), flags))
         except BaseException:
             driver.call("cuMemUnmap", address, size)
             raise
@@ -192,6 +191,17 @@ def _map(driver: CudaDriver, handle: c_uint64, num_bytes: int, device: int, flag
         driver.call("cuMemAddressFree", address, size)
         raise
     return int(address.value)
+
+
+def _set_access(driver: CudaDriver, address: c_uint64, size: c_size_t, access: _AccessDesc) -> None:
+    """Where a driver refuses a mapping that is only read, one that is also written: nobody writes to it."""
+    try:
+        driver.call("cuMemSetAccess", address, size, byref(access), c_size_t(1))
+    except CudaDriverError:
+        if access.flags != _READ:
+            raise
+        access.flags = _READ_WRITE
+        driver.call("cuMemSetAccess", address, size, byref(access), c_size_t(1))
 
 
 def _release(driver: CudaDriver, handle: c_uint64, fd: int) -> None:

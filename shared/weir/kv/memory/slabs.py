@@ -37,6 +37,7 @@ _REQUEST_TIMEOUT_S = 5.0
 _MAX_USERS = 256
 _MAX_SLABS = 8
 _CONNECT_PAUSE_S = 0.05
+_ACCEPT_PAUSE_S = 0.2
 
 
 class SlabRefused(Exception):
@@ -141,8 +142,12 @@ class SlabServer:
         while True:
             try:
                 connection, _ = listening.accept()
-            except OSError:
-                return  # closed
+            except OSError as error:
+                if self._is_closed:
+                    return
+                _log.error("no connection for weights could be taken: %s", error)
+                time.sleep(_ACCEPT_PAUSE_S)  # without descriptors it would fail again at once
+                continue
             with self._has_changed:
                 if self._is_closed or len(self._connections) >= _MAX_USERS:
                     connection.close()
@@ -233,7 +238,10 @@ class SlabServer:
     def _drop(self, key: bytes) -> None:
         slab = self._slabs.pop(key)
         if slab.memory is not None:
-            slab.memory.close()
+            try:
+                slab.memory.close()
+            except Exception:  # noqa: BLE001 - of a device that is lost, say: nobody uses it any more
+                _log.exception("memory of weights could not be given back")
         self._has_changed.notify_all()
 
 

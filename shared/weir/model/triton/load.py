@@ -13,6 +13,7 @@ import torch
 
 from weir.core.device import Arithmetic, Device, Precision
 from weir.kv.geometry import ArenaGeometry
+from weir.kv.memory.cuda import CudaDriverError
 from weir.kv.memory.device import DeviceMemory, try_memory_kind
 from weir.kv.memory.slabs import SharedSlab, SlabRefused, SlabsAway, fetch_slab
 from weir.model.architecture import ModelConfig, tensor_shapes
@@ -118,7 +119,7 @@ def load_on_device(
 
         try:
             slab = fetch_slab(shared.socket_path, f"{shared.digest}/{arithmetic}/{_LAYOUT}", num_bytes, kind, fill)
-        except (SlabsAway, SlabRefused) as error:
+        except (SlabsAway, SlabRefused, CudaDriverError) as error:
             _log.warning("weights are not shared with other workers of this device: %s", error)
         else:
             weights = weights_over(memory_tensor(slab.memory, target)[:num_bytes], dtype, config)

@@ -82,7 +82,7 @@ class TritonRunner:
     def capture_decodes(self, capture: Capture | None = None) -> None:
         """From here on steps of decodes alone are replayed, by default as CUDA graphs. Reads and writes no page."""
         capture = capture or cuda_graph_capture()
-        sizes = graph_sizes(self._limits.max_sequences)
+        sizes = graph_sizes(min(self._limits.max_sequences, self._limits.max_rows))
         graphs = DecodeGraphs(sizes, self._padded_decodes, self._decode_step, capture)
         with torch.inference_mode():
             graphs.capture_all()
@@ -106,6 +106,7 @@ class TritonRunner:
             with torch.inference_mode():
                 finish = self._launch(plan)
         except BaseException:
+            self._sampled_before.forget()
             self._mark_stream()()
             raise
         wait = self._mark_stream()

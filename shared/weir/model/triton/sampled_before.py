@@ -9,14 +9,14 @@ from weir.core.errors import InternalError
 from weir.engine.plan import SAMPLED_BEFORE
 from weir.model.rows import SampledRow
 from weir.model.triton.batch import DecodeRows
-from weir.model.triton.memory import StepUpload
+from weir.model.triton.memory import StepUpload, upload_bytes_of
 
 
 class SampledBefore:
     """Of the step that was launched last."""
 
     def __init__(self, max_sequences: int, device: torch.device) -> None:
-        self._upload = StepUpload(max(64, 4 * max_sequences), device)
+        self._upload = StepUpload(upload_bytes_of([np.empty(max_sequences, np.int32)]), device)
         self._token_ids = torch.empty(0, dtype=torch.int32, device=device)
         self._place_of: dict[int, int] = {}
 

@@ -118,7 +118,7 @@ def prefill_tiles(
         block_rows, block_tokens, num_warps, num_stages = 32, 32, 4, 2
     elif head_dim > 128:
         block_rows, block_tokens = 64, 32
-    elif compute_capability >= 90:
+    elif 90 <= compute_capability < 120:  # 12.x has 99 KB of shared memory, too little for five stages
         num_stages = 5  # a page's keys lie at a loaded address, which halves the stages: two blocks on their way
     elif head_dim > 64:
         block_tokens = 32

@@ -1,8 +1,7 @@
 """Greedy and temperature sampling in two passes: blocks of the vocabulary, then the rows.
 
-Weights are fp64, as in `weir.model.sampler`: the same number on the host then samples the same token. On the host are
-the uniform number of each row (`philox_uniforms`), and rows that ask for more than a temperature (top-k, top-p, min-p,
-penalties, a bias, log-probabilities), whose logits go to `weir.model.sampler`.
+Weights are as in `weir.model.sampler`: the same number on the host then samples the same token. The uniform number of
+each row is made on the host (`philox_uniforms`); rows with filters go on in `weir.ops.gpu.sampling_filters`.
 """
 
 from dataclasses import dataclass

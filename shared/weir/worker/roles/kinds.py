@@ -39,7 +39,7 @@ class WorkerKind:
 
 
 def _prefill_limits(config: PrefillConfig) -> RequestLimits:
-    return RequestLimits(max_live=config.max_num_seqs + config.max_num_waiting, takes_hand_offs=False)
+    return RequestLimits(max_live=config.most_num_seqs + config.max_num_waiting, takes_hand_offs=False)
 
 
 def _decode_limits(config: DecodeConfig) -> RequestLimits:
